@@ -132,10 +132,13 @@ class Member:
     high: float | None = None
     allowed: tuple[str, ...] = ()
     outcomes: set[str] = field(default_factory=set)  # taken, unavailable, wrong
+    asked_text: bool = False  # it was a string in the body that is read now
+    taken_text: bool = False  # it was a string in a body that was taken
 
     @property
     def type(self) -> str:
-        return TYPES.get(self.how, self.how)
+        named = TYPES.get(self.how, self.how)
+        return f"string or {named}" if self.how in ("array", "objects") and self.taken_text else named
 
     @property
     def state(self) -> str:
@@ -165,6 +168,7 @@ def watched(found: Members) -> Iterator[None]:
         def asking(self: Fields, name: str, *args: Any, **kwargs: Any) -> Any:
             path = COUNTED.sub("[]", self.path(name))
             member = found.setdefault(path, Member(path))
+            member.asked_text |= isinstance(self._data.get(name), str)
             if member.how in ("raw", "array") and how not in ("has", "null", "raw"):
                 member.how = how
                 low, high = (*args[1:3], None, None)[:2] if how in ("integer", "number") else (None, None)
@@ -213,12 +217,12 @@ def members(route: Route) -> Members:
         return found  # the members of an inference are tensors: the inputs of the model, which generate has as members
     base = next((body for body in WANTED if ending(route, body) == "taken"), {})
     with watched(found):
-        ending(route, base)
+        _ending(route, base, found)
         done: set[tuple[str, str]] = set()  # a member whose type is only asked for where it is there is probed again
         while fresh := [member for member in found.values() if (member.path, member.how) not in done]:
             done |= {(member.path, member.how) for member in fresh}
             for member in fresh:
-                _probe(route, base, member)
+                _probe(route, base, member, found)
     for path, member in found.items():  # what can only be refused inside is refused
         inside = {each.state for each in found.values() if each.path.startswith(path + ".")}
         if member.state == ALONE and "refused" in inside and not inside & {"yes", "in part"}:
@@ -226,7 +230,17 @@ def members(route: Route) -> Members:
     return found
 
 
-def _probe(route: Route, base: dict[str, Any], member: Member) -> None:
+def _ending(route: Route, body: dict[str, Any], found: Members) -> str:
+    """How a reader ends; notes which members are strings in a body that it takes."""
+    for member in found.values():
+        member.asked_text = False
+    end = ending(route, body)
+    for member in found.values():
+        member.taken_text |= member.asked_text and end == "taken"
+    return end
+
+
+def _probe(route: Route, base: dict[str, Any], member: Member, found: Members) -> None:
     """Give the member one value after another, and see how the reader ends."""
     *parents, name = member.path.split(".")
     values = [*SHAPES.get(name, []), *member.allowed, *VALUES[member.how]]
@@ -242,7 +256,7 @@ def _probe(route: Route, base: dict[str, Any], member: Member) -> None:
             inner = inner.setdefault(parent, _holding(parent, child))
         if isinstance(inner, dict):
             inner[name] = value
-            member.outcomes.add(ending(route, body))
+            member.outcomes.add(_ending(route, body, found))
 
 
 def _holding(parent: str, child: str) -> dict[str, Any]:

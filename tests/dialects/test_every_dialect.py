@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from parley.dialects.dialect import Dialect, Head, Reply, Route
+from parley.dialects.triton.rpc import infer
 from parley.errors import ParleyError
 from parley.server.surfaces import INNER, PLANES, SURFACES
 
@@ -35,15 +36,24 @@ WAYS: list[Any] = [  # in which a member may hold a prompt
     [{"name": "text_input"} | TENSOR], [{"name": "input0", "datatype": "UINT32", "shape": [1, 3], "data": IDS}],
 ]  # fmt: skip
 
+BESIDE: list[dict[str, Any]] = [{}, {"model": "m"}, {"outputs": [{"name": "output0"}]}]  # what a body needs besides
+
 
 def generating(dialect: Dialect) -> Iterator[Route]:
     return (route for route in dialect.routes if route.kind == "generate" and route.method == "POST")
 
 
+def message() -> bytes:
+    """A request over gRPC."""
+    made = infer.REQUEST(model_name="tiny")
+    made.inputs.add(name="text_input", datatype="BYTES", shape=[1], contents={"bytes_contents": [TEXT.encode()]})
+    return made.SerializeToString()
+
+
 def readings(route: Route, member: str) -> Iterator[tuple[bool, dict[str, Any]]]:
-    """Whether each body with this member alone is read as one whose prompt stands in it; and the members asked for."""
+    """Whether each body with this member is read as one whose prompt stands in it; and the members asked for."""
     for way in WAYS:
-        for more in ({}, {"model": "m"}):
+        for more in BESIDE:
             found: dict[str, Any] = {}
             with watched(found):
                 said = prompts(route, {**more, member: way})
@@ -93,7 +103,8 @@ def test_a_coordinator_finds_every_prompt(name: str) -> None:
     dialect = DIALECTS[name]
     declared = {*dialect.members.conversations, *dialect.members.prompts}
     if dialect.members.message is not None:
-        return  # its bodies are no JSON; tests/instance/test_prefix.py has them
+        assert dialect.members.message(message()) == ("tiny", TEXT.encode())
+        return  # its bodies are no JSON
     for route in generating(dialect):
         carriers = carrying(route)
         assert carriers, f"{route.path}: no member was found that holds a prompt; add its form to WAYS"
