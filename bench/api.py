@@ -26,12 +26,14 @@ import uvloop
 from meter import Meter, table
 
 from parley import wire
+from parley.boot.parts import Parts
 from parley.dialects.openai import completions
 from parley.engine.fake import FAKE
 from parley.engine.messages import Cancel, Outputs, Ready, Submit, ToEngine
 from parley.engine.protocol import Engine
 from parley.engine.remote import RemoteEngine
-from parley.engine.stream import Stream
+from parley.engine.stream import StreamGroup
+from parley.kv.peer import Peer
 from parley.server import app, life, logs, operations
 from parley.server.cycle import Cycle
 from parley.server.generation import Generation
@@ -39,7 +41,6 @@ from parley.server.limits import Protocol
 from parley.server.model import Model
 from parley.server.options import ServerOptions
 from parley.server.respond import Exchange
-from parley.server.service import Service
 from parley.server.start import Server, http, settle
 from parley.server.tally import Tally
 from parley.text import Choice, Language
@@ -105,8 +106,8 @@ def advance(entry: list) -> Output:
     return Output(work.id, 0, [token], finish="length" if entry[1] >= work.max_tokens else None)
 
 
-def instrument(meter: Meter) -> None:
-    """Charge the API process's functions to the meter's names."""
+def instrument(meter: Meter, parts: Parts) -> None:
+    """Charge the functions of the API process to the meter's names."""
     meter.wrap(Protocol, "data_received", "HTTP: parse, start of the task")
     for name in ("send", "part"):
         meter.wrap(Cycle, name, "HTTP: write")
@@ -114,7 +115,7 @@ def instrument(meter: Meter) -> None:
     meter.wrap(app.App, "__call__", "app: route, key, limits")
     meter.wrap(operations, "generate", "life of a request")
     meter.wrap(life, "generate", "life of a request")
-    operations.HANDLERS["generate"] = life.generate
+    parts.handlers["generate"] = life.generate
     for name in ("__post_init__", "body", "while_connected", "answer", "write", "part"):
         meter.wrap(Exchange, name, "exchange")
     meter.wrap(completions, "decode", "JSON")
@@ -130,8 +131,8 @@ def instrument(meter: Meter) -> None:
         meter.wrap(Tally, name, "metrics")
     meter.wrap(app, "access", "access log")
     meter.wrap(Engine, "submit", "submit")
-    meter.wrap(Stream, "feed", "stream")
-    meter.wrap(Stream, "_wake", "stream")
+    for name in ("feed", "wake"):
+        meter.wrap(StreamGroup, name, "stream")
     meter.wrap(Engine, "_deliver", "deliver")
     meter.wrap(RemoteEngine, "_listen", "receive frames")
 
@@ -219,14 +220,15 @@ async def measure(options: argparse.Namespace) -> None:
     settings, server_options = Settings(model=str(options.model)), ServerOptions()
     model = Model(("model",), settings, Scripted(settings, options.pause), server_options)
     sock = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    server = Server(http(server_options, app.build(Service(server_options, [model]))))
+    parts = Parts(server_options, [model], Peer())
+    server = Server(http(server_options, parts.build()))
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     await model.load()
     settle()
     port = sock.getsockname()[1]
     meter = Meter()
     whole = [await loaded(port, options, *kind) for _, *kind in LOADS]
-    instrument(meter)
+    instrument(meter, parts)
     columns = []
     for title, *kind in LOADS:
         cost = await loaded(port, options, *kind, meter)

@@ -23,12 +23,12 @@ from typing import Any
 import msgspec
 
 from parley import hub
+from parley.boot.parts import Parts
 from parley.engine.fake import FAKE, FakeEngine
+from parley.kv.peer import Peer
 from parley.server import start
-from parley.server.app import build
 from parley.server.model import Model
 from parley.server.options import ServerOptions
-from parley.server.service import Service
 from parley.types import Settings, Work
 
 TEXT = "time year people way day man thing woman life child world school state family student group country problem"
@@ -85,10 +85,11 @@ class Thread(threading.Thread):
         super().__init__(daemon=True)
         engine = FakeEngine(answer, info=msgspec.structs.replace(FAKE, vocab_size=1 << 20))
         options = ServerOptions(port=0, access_log=False)
-        self.service = Service(options, [Model(("model",), Settings(model=folder), engine, options)])
+        parts = Parts(options, [Model(("model",), Settings(model=folder), engine, options)], Peer())
+        self.service = parts.service
         self._sock = start.listen(options.host, 0)
         self.port = self._sock.getsockname()[1]
-        self._server = start.Server(start.http(options, build(self.service)))
+        self._server = start.Server(start.http(options, parts.build()))
         self._ready = threading.Event()
         self.start()
         self._ready.wait()

@@ -1,17 +1,18 @@
-"""The outputs of one work, as they are read in the API process: by waiting for them, or by being fed.
+"""The outputs of works, as the API process reads them: those of one by waiting, those of several step by step.
 
-Knows one work, and of its engine only that it can be told of cancels.
+Knows of the engine only that it takes cancels.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 from parley.types import Output, Work
 
-Take = Callable[[list[Output]], bool]
+Arrived = list[tuple[int, list[Output]]]  # of a step: the number of a stream, and the outputs that it has got
+Take = Callable[[Arrived], bool]
 
 
 class Engine(Protocol):
@@ -38,7 +39,12 @@ class Stream:
         self._engine = engine
         self._pending: list[Output] = []
         self._waiter: asyncio.Future[bool] | None = None
-        self._take: Take | None = None
+        self._group: StreamGroup | None = None
+        self._number = 0  # in its group
+
+    def join(self, group: StreamGroup, number: int) -> None:
+        """Belong to this group, which is told of every output and of the end."""
+        self._group, self._number = group, number
 
     async def next(self) -> list[Output]:
         """All outputs that have arrived, at least one; an empty list once every choice has ended."""
@@ -50,20 +56,17 @@ class Stream:
                 await self._waiter
             finally:
                 self._waiter = None
+        return self.drain()
+
+    def drain(self) -> list[Output]:
+        """All outputs that have arrived and were not read."""
         outputs, self._pending = self._pending, []
         return outputs
 
-    async def feed(self, take: Take) -> bool:
-        """Let ``take`` have the outputs of each step when they arrive, without waking the caller's task for them.
-
-        False as soon as it returned False, True when every choice has ended. Raises what it raises.
-        """
-        self._waiter, self._take = asyncio.get_running_loop().create_future(), take
-        try:
-            self.wake()
-            return await self._waiter
-        finally:
-            self._waiter = self._take = None
+    @property
+    def unread(self) -> bool:
+        """Whether outputs have arrived that were not read."""
+        return bool(self._pending)
 
     @property
     def ended(self) -> bool:
@@ -77,6 +80,8 @@ class Stream:
             return
         self.open -= gone
         self._pending = [output for output in self._pending if output.index not in gone]
+        if self._group is not None and not self.open:
+            self._group.ended_one(self._number)
         self._engine.cancelled(self, -1 if not self.open else index)
         self.wake()
 
@@ -92,23 +97,73 @@ class Stream:
         if output.finish is not None:
             self.open.discard(output.index)
         self._pending.append(output)
+        if self._group is not None:
+            self._group.touch(self._number)
+            if not self.open:
+                self._group.ended_one(self._number)
 
     def wake(self) -> None:
         """The engine: whoever reads is to have what has come."""
-        waiter = self._waiter
-        if waiter is None or waiter.done():
-            return
-        if self._take is None:
-            waiter.set_result(True)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(True)
+        if self._group is not None:
+            self._group.wake()
+
+
+class StreamGroup:
+    """Streams that are read together: those of one request. A stream's number is its place among them."""
+
+    def __init__(self, streams: Sequence[Stream]):
+        self._streams = streams
+        self._open = {number for number, stream in enumerate(streams) if stream.open}
+        # Those that have got outputs since the last reading, in the order in which they did.
+        self._touched = {number: None for number, stream in enumerate(streams) if stream.unread}
+        self._waiter: asyncio.Future[bool] | None = None
+        self._take: Take | None = None
+        for number, stream in enumerate(streams):
+            stream.join(self, number)
+
+    @property
+    def ended(self) -> bool:
+        """Whether all outputs of all streams have been read."""
+        return not self._open and not any(self._streams[number].unread for number in self._touched)
+
+    async def feed(self, take: Take) -> bool:
+        """Give ``take`` the outputs of each step when they arrive, without waking the caller's task for them.
+
+        Returns False as soon as ``take`` does, True when every choice has ended. Raises what ``take`` raises.
+        """
+        self._waiter, self._take = asyncio.get_running_loop().create_future(), take
+        try:
+            self.wake()
+            return await self._waiter
+        finally:
+            self._waiter = self._take = None
+
+    def touch(self, number: int) -> None:
+        """A stream: it has got an output."""
+        self._touched[number] = None
+
+    def ended_one(self, number: int) -> None:
+        """A stream: nothing more comes."""
+        self._open.discard(number)
+
+    def wake(self) -> None:
+        """A stream: the outputs of a step have arrived, of this stream and of all others."""
+        waiter, take = self._waiter, self._take
+        if waiter is None or take is None or waiter.done():
             return
         more = True
-        if self._pending:
-            outputs, self._pending = self._pending, []
+        if arrived := self._arrived():
             try:
-                more = self._take(outputs)
+                more = take(arrived)
             except Exception as error:  # of one reader; others wait for the same step
                 if not waiter.done():
                     waiter.set_exception(error)
                 return
-        if not (more and self.open) and not waiter.done():
+        if not (more and self._open) and not waiter.done():
             waiter.set_result(more)
+
+    def _arrived(self) -> Arrived:
+        touched, self._touched = self._touched, {}
+        return [(number, outputs) for number in touched if (outputs := self._streams[number].drain())]

@@ -7,11 +7,11 @@ Whatever happens, ``close`` cancels what still runs and gives the places back. W
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from functools import partial
 
 from parley.dialects.dialect import Timings
+from parley.engine.stream import Arrived, StreamGroup
 from parley.errors import EngineError, Expired, InUse, ParleyError, excerpt
 from parley.server.aside import off_loop
 from parley.server.branch import Branch
@@ -44,10 +44,8 @@ class Generation:
         self._tally = tally
         self._tenant = tenant
         self._branches: list[Branch] = []
-        self._pumps: list[asyncio.Task[None]] = []  # with several prompts: they bring their outputs together
-        self._pumping = 0  # of them, how many will bring more
-        self._queue: asyncio.Queue[tuple[Branch, list[Output]]]
-        self._fresh: list[Event] = []  # made by begin, given by the first next
+        self._streams = StreamGroup(())  # of the branches
+        self._fresh: list[Event] = []  # that no reader has got yet
         self._left = request.n * len(request.prompts)  # choices without their last event
         self._error: ParleyError | None = None
         self._closed = False
@@ -89,16 +87,14 @@ class Generation:
             self._branches.append(branch)
             self.usage.prompt_tokens += len(work.token_ids)
             self._fresh += branch.accepted(work)
+        streams = [branch.stream for branch in self._branches]
+        self._streams = StreamGroup(streams)
         if self._leg is not None:
-            self._leg.submitted([branch.stream for branch in self._branches])
+            self._leg.submitted(streams)
         begun = self._leg is not None and self._leg.past is not None
         if self._stopped and not begun:
             self.stop(self._stopped)
         self._tally.submit(request, self.usage, begun=begun)
-        if len(self._branches) > 1:
-            self._pumping = len(self._branches)
-            self._queue = asyncio.Queue()
-            self._pumps = [asyncio.create_task(self._pump(branch)) for branch in self._branches]
 
     def replay(self) -> Iterator[list[Event]]:
         """The events of what was done elsewhere, as they came there; to be asked for before all others."""
@@ -118,38 +114,11 @@ class Generation:
         if self._stopped:
             self.stop(self._stopped)
 
-    async def next(self) -> list[Event]:
-        """The events since the last time, at least one; none when no more come. Raises ParleyError."""
-        while True:
-            if self._fresh:
-                events, self._fresh = self._fresh, []
-                return events
-            if self._error is not None:
-                raise self._error
-            if not self.live:
-                return []
-            if len(self._branches) == 1:
-                arrived = [(self._branches[0], await self._branches[0].stream.next())]
-            else:
-                arrived = [await self._queue.get()]
-                while not self._queue.empty():
-                    arrived.append(self._queue.get_nowait())
-            for branch, outputs in arrived:
-                self._pumping -= not outputs
-                if not outputs and not self._leaves and not self._error and any(not c.ended for c in branch.choices):
-                    raise EngineError(UNANSWERED)
-                self._fresh += self._take(branch, outputs)
-
     async def feed(self, take: Callable[[list[Event]], bool]) -> None:
-        """Let ``take`` have the events of each step when they come, until it returns False or there are no more.
+        """Give ``take`` the events of each step when they arrive, until it returns False or no more come.
 
-        For one prompt, whose steps do not wake this task. Raises ParleyError, and what ``take`` raises.
+        A step does not wake the caller's task. Raises ParleyError, and what ``take`` raises.
         """
-        if len(self._branches) > 1:
-            while (events := await self.next()) and take(events):
-                pass
-            return
-        (branch,) = self._branches
         more = True
         while more:
             if self._fresh:
@@ -159,10 +128,21 @@ class Generation:
                 raise self._error
             elif not self.live:
                 return
-            elif branch.stream.ended:
+            elif self._streams.ended:
                 raise EngineError(UNANSWERED)
             else:
-                more = await branch.stream.feed(lambda outputs: take(self._take(branch, outputs)))
+                more = await self._streams.feed(lambda arrived: take(self._take(arrived)))
+
+    async def next(self) -> list[Event]:
+        """The events since the last time, at least one; none when no more come. Raises ParleyError."""
+        events: list[Event] = []
+
+        def keep(made: list[Event]) -> bool:
+            events.extend(made)
+            return not events
+
+        await self.feed(keep)
+        return events
 
     @property
     def ended(self) -> bool:
@@ -173,7 +153,7 @@ class Generation:
     def live(self) -> bool:
         """Are events to come? Not when it is gone on with elsewhere."""
         if self._leaves and not self._fresh and self._branches:
-            return self._pumping > 0 if len(self._branches) > 1 else not self._branches[0].stream.ended
+            return not self._streams.ended
         return not self.ended
 
     async def leave(self) -> None:
@@ -229,8 +209,6 @@ class Generation:
         self._closed = True
         if self._clock is not None:
             self._clock.stop()
-        for task in self._pumps:
-            task.cancel()
         for branch in self._branches:
             branch.stream.cancel()
         self._model.free(self._request.places, self._tenant)
@@ -241,16 +219,16 @@ class Generation:
         if self._leg is not None:
             self._leg.close()
 
-    async def _pump(self, branch: Branch) -> None:
-        while outputs := await branch.stream.next():
-            self._queue.put_nowait((branch, outputs))
-        self._queue.put_nowait((branch, []))
-
-    def _take(self, branch: Branch, outputs: list[Output]) -> list[Event]:
-        branch.count(outputs)
-        if self._leg is not None:
-            self._leg.took(branch.number, outputs)
-        return self._render(branch, outputs)
+    def _take(self, arrived: Arrived) -> list[Event]:
+        """The events of a step's outputs."""
+        events: list[Event] = []
+        for number, outputs in arrived:
+            branch = self._branches[number]
+            branch.count(outputs)
+            if self._leg is not None:
+                self._leg.took(number, outputs)
+            events += self._render(branch, outputs)
+        return events
 
     def _render(self, branch: Branch, outputs: list[Output]) -> list[Event]:
         try:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from parley.engine.fake import FakeEngine
 from parley.engine.protocol import EngineFailed
-from parley.engine.stream import Stream
+from parley.engine.stream import Arrived, Stream, StreamGroup
 from parley.types import Output, Work
 
 
@@ -108,6 +108,7 @@ def test_feed_and_next_deliver_each_token_once_in_order(n, limit, wishes):
     async def scenario() -> None:
         engine = await started()
         stream = engine.submit(Work(id="a", token_ids=[1, 2, 3], max_tokens=limit, n=n))
+        group = StreamGroup([stream])
         got: dict[int, list[int]] = {index: [] for index in range(n)}
         gone: set[int] = set()
         script = iter(wishes)
@@ -125,10 +126,11 @@ def test_feed_and_next_deliver_each_token_once_in_order(n, limit, wishes):
             return wish in ("more", "cancel")
 
         while not stream.ended:
-            await stream.feed(take)
+            await group.feed(lambda arrived: take(arrived[0][1]))
             if not stream.ended and next(script, "more") == "next":
                 take(await stream.next() or [Output("a", 0)])
-        await stream.feed(take)  # returns at once
+        await group.feed(lambda arrived: take(arrived[0][1]))  # returns at once
+        assert group.ended
         for index, ids in got.items():
             whole = [k % 3 + 1 for k in range(limit)]
             assert ids == whole if index not in gone else ids == whole[: len(ids)]
@@ -141,13 +143,15 @@ def test_feed_and_next_deliver_each_token_once_in_order(n, limit, wishes):
 async def test_failing_reader_does_not_disturb_other_streams():
     engine = await started()
 
-    def fail(outputs: list[Output]) -> bool:
+    def fail(arrived: Arrived) -> bool:
         raise RuntimeError("This reader is broken.")
 
     broken, whole = (engine.submit(Work(id=id, token_ids=[1], max_tokens=4)) for id in "ab")
     seen: list[int] = []
     results = await asyncio.gather(
-        broken.feed(fail), whole.feed(lambda outputs: seen.append(len(outputs)) is None), return_exceptions=True
+        StreamGroup([broken]).feed(fail),
+        StreamGroup([whole]).feed(lambda arrived: seen.append(len(arrived[0][1])) is None),
+        return_exceptions=True,
     )
     assert isinstance(results[0], RuntimeError) and results[1] is True
     assert sum(seen) == 4 and whole.ended
@@ -156,11 +160,49 @@ async def test_failing_reader_does_not_disturb_other_streams():
     await engine.close()
 
 
+async def test_the_streams_of_a_group_are_fed_once_for_each_step():
+    engine = await started()
+    lengths = (2, 4, 3)
+    works = [Work(id=str(number), token_ids=[1], max_tokens=length) for number, length in enumerate(lengths)]
+    group = StreamGroup([engine.submit(work) for work in works])
+    steps: list[list[tuple[int, int]]] = []
+
+    def take(arrived: Arrived) -> bool:
+        steps.append([(number, len(outputs)) for number, outputs in arrived])
+        return len(steps) != 2
+
+    assert not await group.feed(take) and not group.ended  # it has had enough for now
+    assert await group.feed(take) and group.ended
+    open_after = [[number for number, length in enumerate(lengths) if length > step] for step in range(4)]
+    assert steps == [[(number, 1) for number in numbers] for numbers in open_after]
+    assert await group.feed(take) and len(steps) == 4  # returns at once
+    await engine.close()
+
+
+async def test_cancelling_every_stream_of_a_group_ends_feeding():
+    engine = await started(tick=0.001)
+    streams = [engine.submit(Work(id=id, token_ids=[1], max_tokens=4000, n=2)) for id in "ab"]
+    group = StreamGroup(streams)
+    feeding = asyncio.create_task(group.feed(lambda arrived: True))
+    await asyncio.sleep(0.01)
+    streams[0].cancel()
+    streams[1].cancel(0)
+    await asyncio.sleep(0.01)
+    assert not feeding.done() and not group.ended
+    streams[1].cancel(1)
+    assert await feeding and group.ended
+    assert engine.in_flight == 0
+    await engine.close()
+
+
 async def test_engine_crash_or_reader_cancellation_ends_feed():
     engine = await started(tick=0.001)
     outputs: list[Output] = []
     stream, other = (engine.submit(Work(id=id, token_ids=[1], max_tokens=4000)) for id in "ab")
-    feeding = [asyncio.create_task(each.feed(lambda new: outputs.extend(new) is None)) for each in (stream, other)]
+    feeding = [
+        asyncio.create_task(StreamGroup([each]).feed(lambda arrived: outputs.extend(arrived[0][1]) is None))
+        for each in (stream, other)
+    ]
     await asyncio.sleep(0.01)
     feeding[1].cancel()
     await asyncio.gather(feeding[1], return_exceptions=True)
