@@ -51,7 +51,7 @@ test-clients: setup
 	@$(VENV)/bin/python tests/clients/run.py $(ARGS)
 
 fuzz: setup
-	@PARLEY_FUZZ=20000 $(VENV)/bin/python -m pytest tests/server/test_fuzz.py tests/server/test_triton_fuzz.py -k odd $(ARGS)
+	@PARLEY_FUZZ=20000 $(VENV)/bin/python -m pytest tests/apis/test_fuzz.py tests/apis/test_triton_fuzz.py -k odd $(ARGS)
 
 lint: setup
 	@$(VENV)/bin/ruff format --check .
@@ -89,8 +89,8 @@ load: setup
 sanitize: setup
 	@PARLEY_SANITIZE=1 ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 		LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
-		$(VENV)/bin/python -m pytest -p no:cacheprovider tests/model/test_kernels.py tests/model/test_compiled.py \
-		tests/model/test_int4.py tests/model/test_int8.py tests/model/test_layers.py tests/model/test_lora_kernel.py \
+		$(VENV)/bin/python -m pytest -p no:cacheprovider tests/native/test_kernels.py tests/native/test_compiled.py \
+		tests/native/test_int4.py tests/native/test_int8.py tests/native/test_layers.py tests/native/test_lora_kernel.py \
 		-k "not promise and not off" $(ARGS)
 
 clean:

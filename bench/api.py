@@ -27,24 +27,25 @@ from meter import Meter, table
 
 from parley import wire
 from parley.boot.parts import Parts
+from parley.boot.server import Server, http, settle
 from parley.dialects.openai import completions
+from parley.disagg.kv.peer import Peer
 from parley.engine.fake import FAKE
 from parley.engine.messages import Cancel, Outputs, Ready, Submit, ToEngine
 from parley.engine.protocol import Engine
 from parley.engine.remote import RemoteEngine
 from parley.engine.stream import StreamGroup
-from parley.kv.peer import Peer
-from parley.server import app, life, logs, operations
-from parley.server.cycle import Cycle
-from parley.server.generation import Generation
-from parley.server.limits import Protocol
-from parley.server.model import Model
-from parley.server.options import ServerOptions
-from parley.server.respond import Exchange
-from parley.server.start import Server, http, settle
-from parley.server.tally import Tally
+from parley.serving import app, generate, handlers
+from parley.serving.generation import Generation
+from parley.serving.options import ServerOptions
+from parley.serving.request_metrics import Tally
+from parley.serving.served_model import Model
 from parley.text import Choice, Language
 from parley.types import Output, Settings, Stats, Work
+from parley.web import logs
+from parley.web.connection import Cycle
+from parley.web.exchange import Exchange
+from parley.web.http_protocol import Protocol
 
 INFO = msgspec.structs.replace(FAKE, vocab_size=1 << 24)
 PROMPT = 8
@@ -113,9 +114,9 @@ def instrument(meter: Meter, parts: Parts) -> None:
         meter.wrap(Cycle, name, "HTTP: write")
     meter.wrap(Cycle, "receive", "HTTP: receive")
     meter.wrap(app.App, "__call__", "app: route, key, limits")
-    meter.wrap(operations, "generate", "life of a request")
-    meter.wrap(life, "generate", "life of a request")
-    parts.handlers["generate"] = life.generate
+    meter.wrap(handlers, "generate", "life of a request")
+    meter.wrap(generate, "generate", "life of a request")
+    parts.handlers["generate"] = generate.generate
     for name in ("__post_init__", "body", "while_connected", "answer", "write", "part"):
         meter.wrap(Exchange, name, "exchange")
     meter.wrap(completions, "decode", "JSON")

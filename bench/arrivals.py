@@ -16,10 +16,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from parley.commands.client import Address
-from parley.commands.load import Connection, Load, Sample
+from parley.cli.client import Address
+from parley.cli.load import Connection, Load, Sample
 from parley.dialects.bench import Shape
-from parley.engine.simulated import Costs
+from parley.worker.simulated import Costs
 
 LONGEST = 6000  # tokens of a prompt
 MOST = 1000  # of an output

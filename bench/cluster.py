@@ -31,7 +31,7 @@ from loads import vocabulary
 from report import table
 
 from parley import demo
-from parley.engine.simulated import Costs, read
+from parley.worker.simulated import Costs, read
 
 COSTS = Path(__file__).parent / "costs"
 ENOUGH = 0.9  # share of the requests that must be in time

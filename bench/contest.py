@@ -21,7 +21,7 @@ from loads import Driver, Mix, prompts
 from machine import memory
 from peers import Peer
 
-from parley.commands.load import Sample, summary
+from parley.cli.load import Sample, summary
 from parley.dialects.bench import Shape
 
 STARTING = 900.0  # seconds; compilation takes long on a busy machine

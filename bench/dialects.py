@@ -23,12 +23,12 @@ from typing import Any
 import msgspec
 
 from parley import hub
+from parley.boot import server as start
 from parley.boot.parts import Parts
+from parley.disagg.kv.peer import Peer
 from parley.engine.fake import FAKE, FakeEngine
-from parley.kv.peer import Peer
-from parley.server import start
-from parley.server.model import Model
-from parley.server.options import ServerOptions
+from parley.serving.options import ServerOptions
+from parley.serving.served_model import Model
 from parley.types import Settings, Work
 
 TEXT = "time year people way day man thing woman life child world school state family student group country problem"

@@ -24,10 +24,10 @@ from parley import native, wire
 from parley.core.loop import Loop
 from parley.core.scheduler import Scheduler
 from parley.engine.messages import Outputs
-from parley.model.kv import PagedKV
-from parley.model.loader import load
+from parley.model.load.loader import load
+from parley.model.networks.paged_kv import PagedKV
 from parley.model.runner import Runner
-from parley.model.sampler import Sampler
+from parley.model.sampling.sampler import Sampler
 from parley.types import Sampling, Settings, Work
 
 KERNELS = {

@@ -34,14 +34,14 @@ from safetensors.torch import save_file
 
 from parley import demo
 from parley.core.sequence import Sequence
-from parley.engine.host import LIBRARIES
-from parley.model.grammar import Grammars
+from parley.model.sampling.grammar_mask import Grammars
 from parley.text.choice import Choice
-from parley.text.grammar import Compiler
+from parley.text.grammar.compiler import Compiler
 from parley.text.prompt import Prepared
-from parley.text.stops import Stops
-from parley.text.tokenizer import Tokenizer
+from parley.text.tokens.stop_strings import Stops
+from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import Beam, Grammar, Output, Request, Sampling, Settings, Stop, Text, Work
+from parley.worker.process import LIBRARIES
 
 PROMPT = 33  # tokens
 LONG = 100_000  # max_tokens: no sequence ends by itself

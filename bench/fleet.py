@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from parley.engine.simulated import Costs
+from parley.worker.simulated import Costs
 
 START = 60.0  # seconds until all processes must be ready
 CHUNK = 512  # prompt tokens per step of a prefill instance

@@ -18,8 +18,8 @@ from install import MODELS, ROOT
 from limits import Limits, measure
 
 from parley import native
-from parley.model.loader import load
-from parley.model.network import Batch
+from parley.model.load.loader import load
+from parley.model.networks.network import Batch
 from parley.model.runner import Runner
 from parley.native.layout import Span
 from parley.types import Settings

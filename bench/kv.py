@@ -23,8 +23,8 @@ from collections import defaultdict
 
 from install import ROOT
 
-from parley.kv.peer import Peer
-from parley.kv.taker import Taker
+from parley.disagg.kv.peer import Peer
+from parley.disagg.kv.receiver import Taker
 from parley.types import Arena, Region
 
 LAYERS, SIZE = 24, 8192

@@ -16,9 +16,9 @@ from typing import Any
 
 import uvloop
 
-from parley.commands.apis import APIS
-from parley.commands.client import Address
-from parley.commands.load import Load, Sample, percentile, summary
+from parley.cli.apis import APIS
+from parley.cli.client import Address
+from parley.cli.load import Load, Sample, percentile, summary
 from parley.dialects.bench import Api, Shape
 
 Prompts = list[list[int]]

@@ -18,7 +18,7 @@ from survey import Member, Members, survey
 
 from parley.dialects import tgi
 from parley.dialects.dialect import Dialect
-from parley.server.surfaces import SURFACES
+from parley.dialects.mounts import SURFACES
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "compatibility.md"

@@ -11,7 +11,7 @@ PAGE = Path(__file__).with_name("composition.md")
 INTRODUCTION = """\
 # What composes with what
 
-<!-- Made by docs/composition.py from tests/system/features.py; change it there. -->
+<!-- Made by docs/composition.py from tests/support/request_features.py; change it there. -->
 
 Every feature with every other, at once and in one request. A dot means: the answer is, token by token and
 log-probability by log-probability, the one that the same request gets alone, from an engine without prefix cache

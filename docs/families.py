@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from parley.text.calls import written
-from parley.text.families import CALLS, THOUGHTS, Signs
-from parley.text.markup import names
+from parley.text.parsing.calls import writer
+from parley.text.parsing.families import CALLS, THOUGHTS, Signs
+from parley.text.parsing.markup import names
 
 CALL = ("id", "f", {"a": 1})  # how each form writes it is shown
 
@@ -20,7 +20,7 @@ NAMES = Path(__file__).parents[1] / "parley" / "settings" / "families.json"
 INTRODUCTION = """\
 # Families of models
 
-<!-- Made by docs/families.py from parley/text/families.py; change it there. -->
+<!-- Made by docs/families.py from parley/text/parsing/families.py; change it there. -->
 
 Models write reasoning and tool calls in ways of their own. parley reads each of these while it arrives and gives it
 out in the form of whatever API is spoken: reasoning apart from content, calls with names and JSON arguments, piece by
@@ -64,7 +64,7 @@ def page() -> str:
     rows = [INTRODUCTION, "## Tool calls\n", "| Name | A call | Told by |", "|---|---|---|"]
     for row in CALLS:
         called = ", ".join(f"`{name}`" for name in (row.name, *row.aliases))
-        forms = "<br>".join(cell(written(form, [CALL])) for form in row.forms)
+        forms = "<br>".join(cell(writer(form, [CALL])) for form in row.forms)
         rows.append(f"| {called} | {forms} | {told(row.signs)} |")
     rows += ["\n(↵ stands for a line break. Of several forms all are read and the first is written.)\n"]
     rows += ["## Reasoning\n", "| Name | Marks | Told by |", "|---|---|---|"]

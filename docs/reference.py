@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from parley.cluster.config import Options, Static, Tls, rows
-from parley.config import SERVE
-from parley.options import Option
+from parley.coordinator.config import Options, Static, Tls, rows
+from parley.settings.config import SERVE
+from parley.settings.options import Option
 
 ESCAPED = r"\|"  # a bar inside a cell
 PAGE = Path(__file__).with_name("configuration.md")
@@ -16,7 +16,7 @@ CLUSTER = Path(__file__).with_name("cluster.md")
 INTRODUCTION = """\
 # Configuration of `parley serve`
 
-<!-- Made by docs/reference.py from parley/config.py; change it there. -->
+<!-- Made by docs/reference.py from parley/settings/config.py; change it there. -->
 
 Every option has three spellings: a flag (`--kv-memory 4GB`), an environment variable (`PARLEY_KV_MEMORY=4GB`) and a
 key of a TOML file (`kv-memory = "4GB"`), which `--config FILE` or `PARLEY_CONFIG` names. A flag wins over a variable,
@@ -53,7 +53,7 @@ api-key-file = "/etc/parley/keys"
 FILE = """\
 # The file of `parley coordinator`
 
-<!-- Made by docs/reference.py from parley/cluster/config.py; change it there. -->
+<!-- Made by docs/reference.py from parley/coordinator/config.py; change it there. -->
 
 TOML, given by `--config FILE`. Names and ranges are MindIE's where it has the key. Unknown keys and values out of range
 end the start with a sentence that names key, value and range; hyphens are as good as underscores. Files that it names

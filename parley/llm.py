@@ -24,17 +24,17 @@ from parley.dialects.fields import Fields
 from parley.dialects.openai.chat import ChatReply
 from parley.dialects.openai.completions import CompletionReply
 from parley.dialects.openai.embeddings import EmbeddingReply
-from parley.engine.local import LocalEngine
 from parley.engine.protocol import Engine
 from parley.engine.remote import RemoteEngine
 from parley.errors import Invalid, WrongType
 from parley.hub import resolve, served_name
-from parley.server.generation import Generation
-from parley.server.logs import Note
-from parley.server.model import Model
-from parley.server.options import ServerOptions
-from parley.server.tally import Tally
+from parley.serving.generation import Generation
+from parley.serving.options import ServerOptions
+from parley.serving.request_metrics import Tally
+from parley.serving.served_model import Model
 from parley.types import Delta, Done, Event, Grammar, Reason, Request, Scored, Settings, Token, ToolCall, Usage, Vector
+from parley.web.logs import Note
+from parley.worker.thread import LocalEngine
 
 T = TypeVar("T")
 Input = str | list[int]  # text or token ids

@@ -13,4 +13,6 @@ settings.load_profile("untimed")
 os.environ.pop("HF_HUB_OFFLINE", None)
 
 # gRPC is an extra; the lock files have it, an environment of somebody's own may not.
-collect_ignore = [] if find_spec("grpc") else ["dialects/test_triton_rpc.py", "server/test_triton_grpc.py"]
+pytest_plugins = ["support.server_fixtures"]
+
+collect_ignore = [] if find_spec("grpc") else ["dialects/test_triton_rpc.py", "apis/test_triton_grpc.py"]

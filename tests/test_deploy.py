@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from parley.config import SERVE
-from parley.kinds import duration
-from parley.options import read_flags
+from parley.settings.config import SERVE
+from parley.settings.kinds import duration
+from parley.settings.options import read_flags
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 FILES = ["coordinator.yaml", "prefill.yaml", "decode.yaml"]
@@ -53,7 +53,7 @@ def test_instances_are_started_with_flags_that_there_are():
 
 
 def test_pods_are_not_killed_while_their_requests_may_end():
-    from parley.cluster.coordinator import DRAIN, GRACE
+    from parley.coordinator.coordinator import DRAIN, GRACE
 
     for pod in [*documents("StatefulSet"), *documents("Deployment")]:
         command, *flags = container(pod)["args"]
@@ -65,7 +65,7 @@ def test_pods_are_not_killed_while_their_requests_may_end():
 
 
 def test_the_coordinator_knows_every_replica():
-    from parley.cluster.config import read
+    from parley.coordinator.config import read
 
     content = tomllib.loads((DEPLOY / "k8s/coordinator.toml").read_text("utf-8"))
     content["secret"] = content.pop("secret_file")  # which is only there in the pod

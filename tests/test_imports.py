@@ -1,8 +1,9 @@
-"""Imports make no circle, not even those for type checkers, and only the engine's process imports torch."""
+"""Imports point downwards, make no circle (types-only imports included), and torch stays in the engine process."""
 
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,26 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "parley"
 FILES = {".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts): file for file in PACKAGE.rglob("*.py")}
 MODULES = {name.removesuffix(".__init__"): file for name, file in FILES.items()}
-# What cluster/ takes of instances: data, not the life of a request.
-PURE = {"frames", "handover", "heads", "prefix", "layout"}
+# The rooms of the house from the ground up. A file imports from its own room and from floors below it, nothing else.
+FLOORS = (
+    ("types", "errors", "wire", "version", "watermark", "demo"),
+    ("metrics", "text", "core", "settings", "hub"),
+    ("dialects", "engine", "native", "cluster"),
+    ("web", "disagg", "model"),
+    ("serving", "worker"),
+    ("instance", "llm"),
+    ("boot",),
+    ("coordinator",),
+    ("cli",),
+)
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS, 1) for room in rooms}
+TORCH_ROOMS = {"model", "native", "demo"}
 HEAVY = {"torch", "transformers"}
-LIGHT = ("boot", "cluster", "core", "dialects", "instance", "kv", "metrics", "server", "settings", "text", "web")
+
+
+def room_of(module: str) -> str:
+    """Return the folder, or the file at the top, that a module of parley belongs to."""
+    return module.split(".")[1] if "." in module else ""
 
 
 def imported(file: Path) -> set[str]:
@@ -59,13 +76,38 @@ def test_imports_make_no_circle():
     assert circles(graph) == []
 
 
-@pytest.mark.parametrize("folder", LIGHT)
-def test_nothing_beside_the_model_imports_torch(folder):
-    for file in (PACKAGE / folder).rglob("*.py"):
-        assert not {name.split(".")[0] for name in imported(file)} & HEAVY, file
+def test_every_room_has_a_floor():
+    rooms = {room_of(name) for name in MODULES} - {"", "__main__"}
+    assert rooms == set(FLOOR_OF)
 
 
-def test_a_coordinator_knows_what_instances_say_and_not_how_they_live():
-    for file in (PACKAGE / "cluster").glob("*.py"):
-        names = (name.split(".") for name in imported(file))
-        assert {name[2] for name in names if name[:2] in (["parley", "instance"], ["parley", "kv"])} <= PURE, file
+@pytest.mark.parametrize("room", FLOOR_OF)
+def test_room_imports_only_from_floors_below(room: str):
+    upward = [
+        f"{name} imports {other}"
+        for name, file in MODULES.items()
+        if room_of(name) == room
+        for other in imported(file) & MODULES.keys()
+        if room_of(other) != room and FLOOR_OF.get(room_of(other), 99) >= FLOOR_OF[room]
+    ]
+    assert upward == []
+
+
+def test_architecture_page_lists_these_floors():
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text("utf-8")
+    rows = re.findall(r"^\| (\d+) \| (`[^|]*`) \|", page, re.MULTILINE)
+    assert tuple(tuple(re.findall(r"`([a-z]+)(?:/|\.py)?`", rooms)) for _, rooms in rows) == FLOORS
+    assert [int(number) for number, _ in rows] == list(range(1, len(FLOORS) + 1))
+
+
+@pytest.mark.parametrize("room", sorted(set(FLOOR_OF) - TORCH_ROOMS))
+def test_room_does_not_import_torch(room: str):
+    for name, file in MODULES.items():
+        if room_of(name) == room:
+            assert not {other.split(".")[0] for other in imported(file)} & HEAVY, file
+
+
+def test_coordinator_does_not_import_the_life_of_an_instance():
+    for name, file in MODULES.items():
+        if room_of(name) == "coordinator":
+            assert not [other for other in imported(file) if room_of(other) in ("instance", "worker")], file

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import msgspec
 
 from parley.engine.fake import FAKE, FakeEngine
-from parley.engine.local import LocalEngine
 from parley.engine.protocol import Engine
 from parley.engine.remote import OWN_HOST, RemoteEngine
-from parley.server.options import EngineKind, Offer
+from parley.serving.options import EngineKind, Offer
 from parley.types import Settings
+from parley.worker.thread import LocalEngine
 
 EngineFactory = Callable[[Settings, str], Engine]  # the second argument is the model's name in the log
 

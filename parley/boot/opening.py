@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from parley.dialects.dialect import Dialect
-from parley.server.auth import is_loopback
-from parley.server.banner import warning
-from parley.server.options import Offer, ServerOptions
-from parley.server.surfaces import PLANES
+from parley.dialects.mounts import PLANES
+from parley.serving.options import Offer, ServerOptions
 from parley.version import __version__
+from parley.web.auth import is_loopback
+from parley.web.banner import warning
 
 
 def opening(

@@ -7,19 +7,19 @@ from functools import partial
 
 from starlette.types import ASGIApp
 
-from parley.instance import routes
+from parley.dialects.mounts import Surface, universal
+from parley.disagg.kv.peer import Peer
+from parley.instance import handlers as instance_handlers
 from parley.instance.entry import Intake
 from parley.instance.links import Links
 from parley.instance.member import Member
 from parley.instance.node import Node
-from parley.kv.peer import Peer
-from parley.server import operations
-from parley.server.app import App
-from parley.server.model import Model
-from parley.server.options import ServerOptions
-from parley.server.port import crossed
-from parley.server.service import Service
-from parley.server.surfaces import Surface, universal
+from parley.serving import handlers
+from parley.serving.app import App
+from parley.serving.options import ServerOptions
+from parley.serving.registry import Service
+from parley.serving.served_model import Model
+from parley.web.port import crossed
 
 
 class Parts:
@@ -40,7 +40,7 @@ class Parts:
         self.service = Service(options, models, (self.node, self.links), stop)
         self.member = Member(self.node, peer)
         self.intake = Intake(self.member)
-        self.handlers = {**operations.HANDLERS, **routes.handlers(self.node, self.intake)}
+        self.handlers = {**handlers.HANDLERS, **instance_handlers.handlers(self.node, self.intake)}
 
     def app(self, surfaces: Sequence[Surface], host: str) -> App:
         """What answers at one port."""

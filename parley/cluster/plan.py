@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from parley.kinds import size
-from parley.options import ConfigError, nearest, read_toml
+from parley.settings.kinds import size
+from parley.settings.options import ConfigError, nearest, read_toml
 
 ROLES = ("mixed", "prefill", "decode", "flex")
 KEYS = ("name", "address", "coordinator", "instances")

@@ -19,21 +19,21 @@ import logging
 from collections.abc import Callable
 from time import perf_counter
 
-from parley.core.beam import Search, capacity
-from parley.core.blocks import BlockPool, extend, root
+from parley.core.adapter_cache import Fetch, Shelf
+from parley.core.admission import Intake, Prepare, at_once, refusal
+from parley.core.counters import Meter
+from parley.core.encoder_scheduler import Whole
 from parley.core.finish import allowance, verdict
-from parley.core.holds import Holds
-from parley.core.intake import Intake, Prepare, at_once, refusal
-from parley.core.lookup import Lookup, Predicted
-from parley.core.meter import Meter
-from parley.core.pace import Fixed, Pace, Timed
-from parley.core.quota import Quota
+from parley.core.guess.ngram import Lookup, Predicted
+from parley.core.guess.speculation import Speculation, Tried
+from parley.core.pages.block_pool import BlockPool, extend, root
+from parley.core.prefill_share import Quota
 from parley.core.scheduler import Scheduler
-from parley.core.searches import Searches
+from parley.core.search.beam import Search, capacity
+from parley.core.search.searches import Searches
 from parley.core.sequence import BLOCK_SIZE, Adapter, Row, Runner, Sampled, Sequence, Status, Step
-from parley.core.shelf import Fetch, Shelf
-from parley.core.speculation import Speculation, Tried
-from parley.core.whole import Whole
+from parley.core.shared_pages.pinned import Holds
+from parley.core.step_budget import Fixed, Pace, Timed
 from parley.types import Finish, Output, Settings, Stats, Work
 
 log = logging.getLogger("parley.engine")

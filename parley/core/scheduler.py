@@ -50,13 +50,13 @@ from collections.abc import Callable, Collection, Sized
 from math import inf
 from operator import attrgetter
 
-from parley.core.blocks import BlockPool, pages
-from parley.core.pace import Pace
-from parley.core.queue import Queue
-from parley.core.quota import Quota
+from parley.core.guess.speculation import Speculation
+from parley.core.pages.block_pool import BlockPool, pages
+from parley.core.pages.block_tables import Tables
+from parley.core.prefill_share import Quota
 from parley.core.sequence import BLOCK_SIZE, Row, Sequence, Status, Step
-from parley.core.speculation import Speculation
-from parley.core.tables import Tables
+from parley.core.step_budget import Pace
+from parley.core.wait_queue import Queue
 
 _rank = attrgetter("rank")
 

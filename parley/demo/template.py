@@ -4,7 +4,7 @@
 an optional thinking block) with shorter tool instructions. One thing differs from Qwen3: earlier assistant turns keep
 their empty thinking block, so that the prompt of the next turn starts with exactly the tokens of the previous one and
 the prefix cache can reuse all of them. `render_pieces` builds the same text in pieces for training;
-tests/test_demo_corpus.py checks that both agree.
+tests/demo/test_demo_corpus.py checks that both agree.
 """
 
 from __future__ import annotations

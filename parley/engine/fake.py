@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 
-from parley.core.quota import Quota
+from parley.core.prefill_share import Quota
 from parley.engine.messages import (
     Cancel,
     Changed,

@@ -36,7 +36,7 @@ HEALTHY_S = 60.0  # an engine that served this long may be restarted again
 CLOSE_S = 2.0  # seconds that a closing engine usually has to end by itself
 
 
-OWN_HOST = (sys.executable, "-m", "parley.engine.host")  # the command that runs parley's own engine
+OWN_HOST = (sys.executable, "-m", "parley.worker.process")  # the command that runs parley's own engine
 
 
 class RemoteEngine(Engine):

@@ -14,17 +14,17 @@ from starlette.types import Message
 
 from parley.dialects.dialect import Answer
 from parley.dialects.instance_plane import Origin
+from parley.disagg.kv.receiver import Taker
+from parley.disagg.kv.transport import Lost
+from parley.disagg.wire import handover
 from parley.engine.stream import Stream
 from parley.errors import EngineError, Malformed, Overloaded, ParleyError
-from parley.instance import handover
 from parley.instance.member import Member
-from parley.instance.outlet import Outlet
-from parley.kv.taker import Taker
-from parley.kv.transport import Lost
-from parley.server.app import App
-from parley.server.cycle import CYCLE
-from parley.server.leg import Leg, RunningRequest
+from parley.instance.remote_writer import Outlet
+from parley.serving.app import App
+from parley.serving.stage import Leg, RunningRequest
 from parley.types import Batch, Output, Request, Work
+from parley.web.connection import CYCLE
 
 UNFINISHED = "Pull kv failed irreversibly."  # as the coordinators of MindIE know it
 PATIENCE = 5.0  # seconds without a page, after which the rest is computed

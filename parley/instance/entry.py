@@ -9,16 +9,17 @@ import time
 from collections.abc import Sequence
 
 from parley.dialects.dialect import Route
-from parley.instance import decode, handover
-from parley.instance.heads import Order
+from parley.dialects.mounts import INSTANCE_PLANE
+from parley.disagg.kv.receiver import Taker
+from parley.disagg.wire import handover
+from parley.disagg.wire.headers import Order
+from parley.instance import decode
 from parley.instance.member import Member
 from parley.instance.prefill import Prefill
-from parley.kv.taker import Taker
-from parley.server.app import App
-from parley.server.life import generate
-from parley.server.respond import Exchange
-from parley.server.service import Service
-from parley.server.surfaces import INSTANCE_PLANE
+from parley.serving.app import App
+from parley.serving.generate import generate
+from parley.serving.registry import Service
+from parley.web.exchange import Exchange
 
 
 class Intake:

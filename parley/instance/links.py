@@ -7,12 +7,12 @@ import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from parley.instance.role import Address
-from parley.kv.memory import BadArena
-from parley.kv.peer import Peer
-from parley.kv.taker import Taker
-from parley.kv.transport import LinkError
-from parley.server.model import Model
+from parley.disagg.kv.arena import BadArena
+from parley.disagg.kv.peer import Peer
+from parley.disagg.kv.receiver import Taker
+from parley.disagg.kv.transport import LinkError
+from parley.disagg.wire.role import Address
+from parley.serving.served_model import Model
 from parley.types import Arena, ModelInfo
 
 log = logging.getLogger("parley.instance")

@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+from parley.disagg.kv.peer import Peer
 from parley.instance.node import Node
-from parley.kv.peer import Peer
 
 
 class Member:

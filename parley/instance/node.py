@@ -9,16 +9,16 @@ import secrets
 from collections.abc import Mapping
 from functools import partial
 
-from parley.instance import heads
-from parley.instance.heads import Order
+from parley.disagg.wire import headers as heads
+from parley.disagg.wire.headers import Order
+from parley.disagg.wire.prompt_hash import Known, look
+from parley.disagg.wire.role import Address, Name, Role
 from parley.instance.links import Links
-from parley.instance.prefix import Known, look
 from parley.instance.rates import Rates
 from parley.instance.results import Results
-from parley.instance.role import Address, Name, Role
-from parley.server.model import Model
-from parley.server.options import ServerOptions
-from parley.server.respond import Exchange
+from parley.serving.options import ServerOptions
+from parley.serving.served_model import Model
+from parley.web.exchange import Exchange
 
 MAPPED = "::ffff:"  # before an IPv4 address, where a socket takes both kinds
 

@@ -15,18 +15,18 @@ import msgspec
 
 from parley.dialects.dialect import Answer, Headers
 from parley.dialects.instance_plane import Origin
+from parley.disagg.kv.sender import Giver, Refused
+from parley.disagg.kv.transport import LinkError
+from parley.disagg.wire import handover
+from parley.disagg.wire.headers import LOST, SHORT, UNKNOWN, Order
 from parley.engine.stream import Stream
 from parley.errors import ContextLength, EngineDied, NotReady, ParleyError, Stopping
-from parley.instance import handover
-from parley.instance.heads import LOST, SHORT, UNKNOWN, Order
 from parley.instance.member import Member
-from parley.instance.outlet import Opening
-from parley.kv.giver import Giver, Refused
-from parley.kv.transport import LinkError
-from parley.server.cycle import CYCLE
-from parley.server.leg import Leg, RunningRequest
-from parley.server.respond import Exchange
+from parley.instance.remote_writer import Opening
+from parley.serving.stage import Leg, RunningRequest
 from parley.types import Batch, Output, Request, Work
+from parley.web.connection import CYCLE
+from parley.web.exchange import Exchange
 
 log = logging.getLogger("parley.instance")
 

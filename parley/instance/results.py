@@ -11,11 +11,11 @@ import asyncio
 import secrets
 from collections.abc import Callable
 
+from parley.disagg.wire import result_frames
+from parley.disagg.wire.replay_buffer import KEEP, History
 from parley.errors import InUse, excerpt
-from parley.instance import frames
-from parley.instance.channel import Channel
-from parley.instance.history import KEEP, History
-from parley.instance.line import Line, Sink
+from parley.instance.result_channel import Channel
+from parley.instance.result_connection import Line, Sink
 
 WAITING = 8 << 20  # bytes of unsent frames from which requests have to wait
 
@@ -77,7 +77,7 @@ class Client:
         does not know the epoch, a new one begins, and the requests of the old one are lost.
         """
         if self._line is not None:
-            self._line.end(frames.CLOSE)
+            self._line.end(result_frames.CLOSE)
         if self._lease is not None:
             self._lease.cancel()
             self._lease = None
@@ -87,7 +87,7 @@ class Client:
             if again is None:
                 self._renew()
                 again = b""
-            first = frames.epoch(self.epoch) + again
+            first = result_frames.epoch(self.epoch) + again
         self._line = Line(self, sink)
         return self._line, first
 

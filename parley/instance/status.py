@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from parley.disagg.wire.role import Address
 from parley.instance.node import Node
-from parley.instance.role import Address
-from parley.server.service import Service
+from parley.serving.registry import Service
 
 
 def status(service: Service, node: Node, address: Address, version: int) -> dict[str, Any]:

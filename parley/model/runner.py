@@ -15,15 +15,15 @@ import torch
 
 from parley import native
 from parley.core.sequence import BLOCK_SIZE, Proposer, Row, Sampled, Sequence, Step
-from parley.model import lora
-from parley.model.grammar import Grammars
-from parley.model.kv import PagedKV
-from parley.model.network import Batch, Network
-from parley.model.pooling import Recipe
-from parley.model.sampler import Sampler
-from parley.model.score import score
-from parley.model.staging import Staging
-from parley.model.verify import BROKEN, Trial, verify
+from parley.model.networks import lora
+from parley.model.networks.kv_staging import Staging
+from parley.model.networks.network import Batch, Network
+from parley.model.networks.paged_kv import PagedKV
+from parley.model.networks.pooling import Recipe
+from parley.model.sampling.grammar_mask import Grammars
+from parley.model.sampling.logprobs import score
+from parley.model.sampling.sampler import Sampler
+from parley.model.sampling.verify import BROKEN, Trial, verify
 from parley.native.layout import Span
 from parley.types import Score, Work
 

@@ -1,6 +1,7 @@
 """Names of model families, as the options for their parsers accept them.
 
-``families.json`` holds the names of ``parley.text.families``, whose tables are slow to import. ``make docs`` writes it.
+``families.json`` holds the names of ``parley.text.parsing.families``, whose tables are slow to import.
+``make docs`` writes it.
 """
 
 from __future__ import annotations

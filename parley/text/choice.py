@@ -10,17 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from parley.text.parsing.harmony_parser import Channels, reader
+from parley.text.parsing.markup import PLAIN
+from parley.text.parsing.output_parser import Region, Regions
+from parley.text.prompt import Prepared
+from parley.text.tokens.detokenizer import Detokenizer
+from parley.text.tokens.prediction import Follower
+from parley.text.tokens.repetition import Repeats
+from parley.text.tokens.stop_strings import Scanner, Stops
+from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import CallDelta, Cost, Delta, Done, Event, Output, Part, Reason, Request, Score, Scored, Token, Usage
-
-from .channels import Channels, reader
-from .detokenizer import Detokenizer
-from .markup import PLAIN
-from .predicted import Follower
-from .prompt import Prepared
-from .regions import Region, Regions
-from .repeats import Repeats
-from .stops import Scanner, Stops
-from .tokenizer import Tokenizer
 
 
 class Choice:

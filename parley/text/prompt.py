@@ -14,15 +14,15 @@ from pathlib import Path
 import msgspec
 
 from parley.errors import Invalid, excerpt
+from parley.text.grammar import answer_grammar
+from parley.text.grammar.compiler import Compiler
+from parley.text.parsing.calls import Tools
+from parley.text.parsing.chat_template import ChatTemplate
+from parley.text.parsing.markup import AUTO, PLAIN, Markup, begins_thinking, detect, switch
+from parley.text.tokens import truncation
+from parley.text.tokens.prediction import Predicted
+from parley.text.tokens.tokenizer import Tokenizer, read_json
 from parley.types import Chat, Grammar, Keep, Message, Pooling, Prompt, Text, Thinking
-
-from . import answer, length
-from .calls import Tools
-from .grammar import Compiler
-from .markup import AUTO, PLAIN, Markup, begins_thinking, detect, switch
-from .predicted import Predicted
-from .template import ChatTemplate
-from .tokenizer import Tokenizer, read_json
 
 ADVICE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 TAIL = 16  # tokens at the end of a prompt that are searched for a closing mark
@@ -124,7 +124,7 @@ class Language:
         tokens around a prompt count towards ``cut`` if its head is kept or it is embedded (``pooling``).
         """
         marked = keep == "head" or pooling is not None
-        encode = partial(length.encode, self.tokenizer, limit=limit, cut=cut, keep=keep, marked=marked)
+        encode = partial(truncation.encode, self.tokenizer, limit=limit, cut=cut, keep=keep, marked=marked)
         if pooling is not None and isinstance(prompt, Text):
             prompt = Text(self.customs.apply(prompt.text, pooling.prompt), prompt.special, prompt.turn)
         if isinstance(prompt, Text) and prompt.turn and self.template:
@@ -136,9 +136,9 @@ class Language:
                 return Prepared(ids)
             if keep == "head" and cut is not None:  # the start of the answer depends on the text that is left
                 text = self.tokenizer.decode(ids, skip_special=False)
-            markup = answer.readable(self.markup, prompt)
+            markup = answer_grammar.readable(self.markup, prompt)
             thinking = begins_thinking(markup, text, prompt.continue_final)
-            tools = Tools(answer.callable_tools(prompt))
+            tools = Tools(answer_grammar.callable_tools(prompt))
             return Prepared(ids, markup, thinking, tools, not prompt.parallel or prompt.only is not None)
         if isinstance(prompt, Text):
             return Prepared(encode(prompt.text, prompt.special))
@@ -146,12 +146,14 @@ class Language:
 
     def predict(self, text: str, limit: int) -> Predicted | None:
         """Encode a predicted output, at most ``limit`` tokens of it. None for an empty text."""
-        return Predicted(self.tokenizer.encode(text[: length.PROBE * limit], special=False)[:limit]) if text else None
+        return (
+            Predicted(self.tokenizer.encode(text[: truncation.PROBE * limit], special=False)[:limit]) if text else None
+        )
 
     def render(self, chat: Chat) -> str:
         """Render a conversation as the model reads it. Raises BadRequest."""
         if _forced(chat) and chat.tools and not self.markup.calls and "tools" not in self.template.text:
-            chat = answer.told(chat)
+            chat = answer_grammar.told(chat)
         thinking = chat.options.get("enable_thinking") if chat.thinking is None else chat.thinking
         options = switch(self.template.variables, chat.options, thinking, chat.effort)
         return self.template.render(msgspec.structs.replace(chat, options=options))
@@ -162,7 +164,7 @@ class Language:
         Writing the grammar of a hundred tools is slow, so it is looked up by a digest of its inputs.
         """
         if isinstance(prompt, Chat) and prompt.tools:
-            if grammar is None and answer.unbound(prompt):
+            if grammar is None and answer_grammar.unbound(prompt):
                 return ""
             key = _key(prompt, grammar)
             made = None if key is None else self.grammars.recall(key)
@@ -192,7 +194,7 @@ class Language:
             form = self._form(prompt, grammar)
             return self.grammars.get(form) if form is not None else ""
         except Invalid:
-            loose = answer.unfit(prompt, self.grammars.get) if isinstance(prompt, Chat) else None
+            loose = answer_grammar.unfit(prompt, self.grammars.get) if isinstance(prompt, Chat) else None
             if not loose:
                 raise
             form = self._form(prompt, grammar, loose)
@@ -202,8 +204,8 @@ class Language:
     def _form(self, prompt: Prompt, grammar: Grammar | None, loose: Collection[str] = ()) -> Grammar | None:
         if not isinstance(prompt, Chat) or not (prompt.tools or grammar):
             return grammar
-        markup = answer.readable(self.markup, prompt)
-        return answer.compose(markup, self.grammars.lark, prompt, grammar, loose)
+        markup = answer_grammar.readable(self.markup, prompt)
+        return answer_grammar.compose(markup, self.grammars.lark, prompt, grammar, loose)
 
     def spellings(self, words: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each word at the start of a text and after a blank, if these differ."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from parley.server.room import Room
+from parley.web.connection_limit import Room
 
 
 class Tls(NamedTuple):

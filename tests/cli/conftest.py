@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from outside import clean, free_port, send
+from support.cli_process import clean, free_port, send
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # models.py, the makers that all areas share
 
@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # models.py, the makers that
 def tiny(tmp_path_factory) -> Path:
     """A folder that is complete to look at: real tokenizer and template, weights of one number."""
     import numpy
-    from models import write_tokenizer
     from safetensors.numpy import save_file
+    from support.tiny_models import write_tokenizer
 
     folder = tmp_path_factory.mktemp("models") / "tiny"
     folder.mkdir()

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from outside import clean, free_port
+from support.cli_process import clean, free_port
 
 # The server runs in the main thread, as it always does; a second thread asks, reports what is loaded, and ends it.
 SCRIPT = """
@@ -52,7 +52,7 @@ sys.exit(main(words))
 def test_a_server_at_work_has_loaded_neither_torch_nor_transformers(tiny, tmp_path, engine):
     model, port = tiny, free_port()
     if engine == "process":
-        from models import write_model
+        from support.tiny_models import write_model
 
         model = write_model(tmp_path / "model", "llama")
     flags = ["--fake-engine"] if engine == "scripted" else ["--kv-memory", "8MiB", "--threads", "1"]

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from parley import __version__
-from parley.cli import COMMANDS, main
+from parley.cli.main import COMMANDS, main
 
 HEAVY = {"torch", "transformers", "starlette", "uvicorn", "tokenizers", "huggingface_hub", "msgspec", "numpy", "jinja2"}
 
@@ -131,5 +131,5 @@ def test_ctrl_c_is_an_exit_code_and_no_traceback(monkeypatch):
     def interrupted(config):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("parley.commands.bench.run", interrupted)
+    monkeypatch.setattr("parley.cli.bench.run", interrupted)
     assert main(["bench"]) == 130

@@ -10,10 +10,10 @@ from socket import SHUT_RDWR
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from outside import send, stream
+from support.cli_process import send, stream
 
-from parley.commands.apis import APIS
-from parley.commands.load import Sample, percentile, summary
+from parley.cli.apis import APIS
+from parley.cli.load import Sample, percentile, summary
 from parley.dialects.bench import Shape, events
 
 EVENT = b'{"choices":[{"text":"a"}]}'

@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 
 import pytest
-from outside import clean, send, stream
+from support.cli_process import clean, send, stream
 
-from parley.commands.chat import Chat
-from parley.commands.client import Address, Client, ClientError
-from parley.options import ConfigError
+from parley.cli.chat import Chat
+from parley.cli.client import Address, Client, ClientError
+from parley.settings.options import ConfigError
 
 
 def test_one_question_is_answered_and_printed(parley, url):

@@ -6,11 +6,11 @@ import shutil
 import socket
 
 import pytest
-from outside import free_port
+from support.cli_process import free_port
 
-from parley.commands import doctor
-from parley.config import SERVE
-from parley.options import resolve
+from parley.cli import doctor
+from parley.settings.config import SERVE
+from parley.settings.options import resolve
 
 
 def findings(check, *flags: str) -> dict[str, doctor.Finding]:

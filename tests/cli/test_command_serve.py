@@ -10,12 +10,12 @@ import sys
 import urllib.request
 
 import pytest
-from outside import clean
+from support.cli_process import clean
 
-from parley.commands.serve import keys_of, offers, server_options
-from parley.config import SERVE
-from parley.options import ConfigError, resolve
-from parley.server.options import Listen, Offer, ServerOptions
+from parley.cli.serve import keys_of, offers, server_options
+from parley.serving.options import Listen, Offer, ServerOptions
+from parley.settings.config import SERVE
+from parley.settings.options import ConfigError, resolve
 
 
 def options(*flags: str) -> ServerOptions:
@@ -60,11 +60,11 @@ def test_every_option_of_the_server_arrives(tmp_path):
 
 
 def test_the_port_for_grpc_needs_its_packages(monkeypatch):
-    monkeypatch.setattr("parley.commands.serve.find_spec", lambda name: name)
+    monkeypatch.setattr("parley.cli.serve.find_spec", lambda name: name)
     made = options("--grpc-port", "8001", "--listen", "grpc=[::]:8002,tgi=h:3")
     assert made.grpc == (Listen("grpc", "127.0.0.1", 8001), Listen("grpc", "::", 8002))
     assert made.listen == (Listen("tgi", "h", 3),)
-    monkeypatch.setattr("parley.commands.serve.find_spec", lambda name: None)
+    monkeypatch.setattr("parley.cli.serve.find_spec", lambda name: None)
     assert options().grpc == ()
     for flags in (("--grpc-port", "8001"), ("--listen", "grpc=h:1")):
         with pytest.raises(ConfigError, match=r"parley\[grpc\]"):

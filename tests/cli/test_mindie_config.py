@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from parley import hub
-from parley.commands import mindie
-from parley.commands.serve import offers, server_options
-from parley.config import SERVE
+from parley.cli import mindie
+from parley.cli.serve import offers, server_options
 from parley.dialects.mindie.rules import Rules
-from parley.kinds import Named
-from parley.options import ConfigError, resolve
-from parley.server.options import Listen
+from parley.serving.options import Listen
+from parley.settings.config import SERVE
+from parley.settings.kinds import Named
+from parley.settings.options import ConfigError, resolve
 from parley.web.options import Tls
 
 MODEL = "BackendConfig.ModelDeployConfig.ModelConfig[0]."

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parley import config
-from parley.config import CLIENT, SERVE, VARIABLES, settings
-from parley.kinds import Kind, choice, duration, integer, number, show_size, size, switch, text
-from parley.options import ConfigError, Option, explain, nearest, read_file, resolve, show
+from parley.settings import config
+from parley.settings.config import CLIENT, SERVE, VARIABLES, settings
+from parley.settings.kinds import Kind, choice, duration, integer, number, show_size, size, switch, text
+from parley.settings.options import ConfigError, Option, explain, nearest, read_file, resolve, show
 
 TABLE = [
     Option("alpha", integer(-5, 500), "A number.", 1, section="one", variable=True),
@@ -278,7 +278,7 @@ def test_defaults_of_settings_are_those_of_the_engine():
 
 
 def test_the_reference_page_is_made_from_the_table():
-    script = runpy.run_path(str(Path(config.__file__).parents[1] / "docs" / "reference.py"))
+    script = runpy.run_path(str(Path(config.__file__).parents[2] / "docs" / "reference.py"))
     page = script["PAGE"].read_text("utf-8")
     assert page == script["page"](), "docs/configuration.md is old: make docs"
     assert all(option.help in page for option in SERVE if not option.hidden)
@@ -289,7 +289,7 @@ def test_nearest_is_silent_about_words_that_are_far_away():
 
 
 def test_options_of_a_cluster(tmp_path):
-    from parley.commands.serve import offers, server_options
+    from parley.cli.serve import offers, server_options
 
     def options(*flags):
         return server_options(resolve(SERVE, list(flags), {}))

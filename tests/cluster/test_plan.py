@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parley.cluster.plan import Needs, read, written
-from parley.options import ConfigError
+from parley.settings.options import ConfigError
 
 
 def plan(folder, text):

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from ledger import VOCAB, Bench, Violation, alone
+from support.invariant_ledger import VOCAB, Bench, Violation, alone
 
-from parley.core.beam import capacity
+from parley.core.search.beam import capacity
 from parley.types import Beam, Output, Pooling, Work
 
 COMMON = [(7 * i + 3) % VOCAB for i in range(200)]  # the beginning of prompts with a shared prefix

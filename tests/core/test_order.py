@@ -7,10 +7,10 @@ from itertools import count
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ledger import Bench, alone
+from support.invariant_ledger import Bench, alone
 
-from parley.core.queue import Queue
 from parley.core.sequence import Sequence
+from parley.core.wait_queue import Queue
 from parley.types import Work
 
 

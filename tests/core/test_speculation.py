@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ledger import Bench, Guesser, Violation, alone, draw, histories
+from support.invariant_ledger import Bench, Guesser, Violation, alone, draw, histories
 
-from parley.core.lookup import ENOUGH, LEAST, Lookup
+from parley.core.guess.ngram import ENOUGH, LEAST, Lookup
+from parley.core.guess.speculation import DEAR, Costs, Speculation
 from parley.core.sequence import Row, Sequence
-from parley.core.speculation import DEAR, Costs, Speculation
 from parley.types import Output, Sampling, Work
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from parley.dialects.dialect import Dialect, Head, Reply, Route
+from parley.dialects.mounts import INNER, PLANES, SURFACES
 from parley.dialects.triton.rpc import infer
 from parley.errors import ParleyError
-from parley.server.surfaces import INNER, PLANES, SURFACES
 
 ROOT = Path(__file__).parents[2]
 watched = runpy.run_path(str(ROOT / "docs" / "survey.py"))["watched"]  # notes the members that a reader asks for

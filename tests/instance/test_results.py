@@ -10,10 +10,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from parley.disagg.wire import replay_buffer
+from parley.disagg.wire import result_frames as frames
+from parley.disagg.wire.result_frames import Frame, Reader
 from parley.errors import InUse
-from parley.instance import frames, history, results
-from parley.instance.channel import Gone
-from parley.instance.frames import Frame, Reader
+from parley.instance import results
+from parley.instance.result_channel import Gone
 from parley.instance.results import Results
 
 
@@ -111,8 +113,10 @@ async def test_an_id_is_one_requests() -> None:
 
 
 async def test_heartbeats_come_into_silence_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parley.instance.line.CHECK", 0.01)
-    monkeypatch.setattr("parley.instance.line.SILENCE", 0.3)  # more than a busy machine holds a loop up for
+    monkeypatch.setattr("parley.instance.result_connection.CHECK", 0.01)
+    monkeypatch.setattr(
+        "parley.instance.result_connection.SILENCE", 0.3
+    )  # more than a busy machine holds a loop up for
     async with hub() as made:
         wire = Wire(made).begin()
         channel = made.channel("", "1")
@@ -120,7 +124,7 @@ async def test_heartbeats_come_into_silence_alone(monkeypatch: pytest.MonkeyPatc
             channel.write(b"x\n")
             await asyncio.sleep(0.005)
         assert b"ka:" not in wire.data
-        monkeypatch.setattr("parley.instance.line.SILENCE", 0.05)
+        monkeypatch.setattr("parley.instance.result_connection.SILENCE", 0.05)
         while bytes(wire.data).count(frames.HEARTBEAT) < 2:
             await asyncio.sleep(0.01)
         assert {frame.kind for frame in wire.frames()} == {"data", "ka"}
@@ -268,7 +272,7 @@ async def take(reader: Reader, data: bytes, seen: dict[str, bytes]) -> None:
 
 @pytest.mark.parametrize("which", ["too old", "too new", "of another epoch"])
 async def test_what_cannot_be_sent_again_begins_anew(monkeypatch: pytest.MonkeyPatch, which: str) -> None:
-    monkeypatch.setattr(history, "KEPT", 100)  # bytes: two frames
+    monkeypatch.setattr(replay_buffer, "KEPT", 100)  # bytes: two frames
     async with hub() as made:
         wire = Wire(made, "a").begin()
         await rest()

@@ -1,9 +1,9 @@
 """The same code on a GPU: what it draws and scores is what the CPU draws and scores, in float32."""
 
-import models
 import pytest
 import torch
-from serving import serve, start
+from support import tiny_models
+from support.run_model import serve, start
 
 from parley.types import Sampling, Work
 
@@ -15,7 +15,7 @@ pytestmark = [
 WORKS = [
     Work(
         str(k),
-        [3 + (7 * k + i * i) % (models.VOCAB - 3) for i in range(1 + 23 * k)],
+        [3 + (7 * k + i * i) % (tiny_models.VOCAB - 3) for i in range(1 + 23 * k)],
         12,
         Sampling(temperature=(k % 3) * 0.4, top_p=0.9, top_k=20 * (k % 2), repetition_penalty=1.1),
         seed=k,
@@ -29,7 +29,7 @@ WORKS = [
 @pytest.mark.parametrize("lowering", [True, False])
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3", "gemma2", "qwen3_moe", "gpt2"])
 def test_a_gpu_answers_as_the_cpu_does(architecture, lowering):
-    folder = models.model(architecture)
+    folder = tiny_models.model(architecture)
     answers = []
     for device in ("cpu", "cuda"):
         runner, info = start(folder, device=device, dtype="float32", lowering=lowering)
@@ -43,7 +43,7 @@ def test_a_gpu_answers_as_the_cpu_does(architecture, lowering):
 
 
 def test_bf16_on_a_gpu_gives_finite_scores_and_every_answer_an_end():
-    runner, _ = start(models.model("qwen3"), device="cuda")
+    runner, _ = start(tiny_models.model("qwen3"), device="cuda")
     answers, stats = serve(runner, WORKS, step=64, blocks=120)
     assert all(score.logprob <= 0 for answer in answers.values() for score in answer.scores)
     assert stats.generated_tokens == sum(len(answer.token_ids) for answer in answers.values())

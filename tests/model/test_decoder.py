@@ -6,19 +6,21 @@ import json
 import shutil
 import struct
 
-import models
 import pytest
 import torch
+from support import tiny_models
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parley import native
 from parley.core.sequence import BLOCK_SIZE, Row, Sequence, Step
-from parley.model import loader, lowering, quantisation, reference
-from parley.model.checkpoint import Checkpoint, LoadError, read_config
-from parley.model.kv import PagedKV
-from parley.model.loader import load
-from parley.model.network import Batch
-from parley.model.shape import Unfit, read_shape
+from parley.model.checkpoint import quantization
+from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
+from parley.model.load import fuse as lowering
+from parley.model.load import loader, reference
+from parley.model.load.loader import load
+from parley.model.networks.config import Unfit, read_shape
+from parley.model.networks.network import Batch
+from parley.model.networks.paged_kv import PagedKV
 from parley.native.layout import Span
 from parley.types import Sampling, Settings, Work
 
@@ -40,7 +42,7 @@ LLAMA_SHAPED = [
 ]
 
 
-PLAIN = quantisation.read({}, "none")
+PLAIN = quantization.read({}, "none")
 
 
 def lower(checkpoint, shape, dtype):
@@ -95,11 +97,11 @@ def expected(folder, prompt: list[int], count: int) -> list[tuple[int, float]]:
 
 @pytest.mark.parametrize(("architecture", "overrides"), LLAMA_SHAPED)
 def test_lowered_is_what_transformers_runs(architecture, overrides, tmp_path):
-    folder = models.write_model(tmp_path, architecture, **overrides)
+    folder = tiny_models.write_model(tmp_path, architecture, **overrides)
     runner, info = start(folder)
     assert info.lowered
     generator = torch.Generator().manual_seed(1)
-    prompts = [torch.randint(3, models.VOCAB, (size,), generator=generator).tolist() for size in (1, 7, 70, 190)]
+    prompts = [torch.randint(3, tiny_models.VOCAB, (size,), generator=generator).tolist() for size in (1, 7, 70, 190)]
     for prompt, got in zip(prompts, generate(runner, prompts, 6), strict=True):
         want = expected(folder, prompt, 6)
         assert [token for token, _ in got] == [token for token, _ in want]
@@ -108,7 +110,7 @@ def test_lowered_is_what_transformers_runs(architecture, overrides, tmp_path):
 
 @pytest.mark.parametrize("architecture", ["llama3", "mistral", "qwen2", "qwen3", "phi3"])
 def test_lowered_is_not_lowered(architecture):
-    folder = models.model(architecture)
+    folder = tiny_models.model(architecture)
     prompts = [list(range(5, 5 + length)) for length in (3, 61, 100)]
     lowered, plain = start(folder), start(folder, lowering=False)
     assert lowered[1].lowered and not plain[1].lowered
@@ -121,7 +123,7 @@ def test_lowered_is_not_lowered(architecture):
 def test_shards_and_other_dtypes_load_alike(tmp_path):
     from transformers import AutoModelForCausalLM
 
-    folder = models.model("qwen3")
+    folder = tiny_models.model("qwen3")
     prompts = [[5, 6, 7, 8, 9]]
     want = generate(start(folder)[0], prompts, 5)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -152,7 +154,7 @@ class Counter(TorchDispatchMode):
 @pytest.mark.parametrize(("architecture", "most"), [("llama", 28), ("qwen2", 28), ("qwen3", 30)])
 def test_few_operators_per_layer(architecture, most):
     def count(layers: int) -> list[str]:
-        runner, info = start(models.model(architecture, num_hidden_layers=layers), dtype="bfloat16")
+        runner, info = start(tiny_models.model(architecture, num_hidden_layers=layers), dtype="bfloat16")
         assert info.lowered
         place = torch.arange(3)
         spans = [Span(i, 1, 1, [i]) for i in range(3)]
@@ -168,7 +170,7 @@ def test_few_operators_per_layer(architecture, most):
 
 
 def test_a_decoder_that_computes_something_else_is_not_used(monkeypatch, caplog):
-    folder = models.model("qwen3")
+    folder = tiny_models.model("qwen3")
     parts = lowering.Names.parts
 
     def swapped(self, layer):
@@ -195,7 +197,7 @@ def test_a_decoder_that_computes_something_else_is_not_used(monkeypatch, caplog)
 def test_weights_that_are_not_numbers_are_no_proof(tmp_path):
     from safetensors.torch import load_file, save_file
 
-    folder = shutil.copytree(models.model("llama"), tmp_path / "m")
+    folder = shutil.copytree(tiny_models.model("llama"), tmp_path / "m")
     tensors = load_file(folder / "model.safetensors")
     tensors["model.norm.weight"][3] = float("nan")
     save_file(tensors, folder / "model.safetensors")
@@ -219,7 +221,7 @@ def test_weights_that_are_not_numbers_are_no_proof(tmp_path):
     ],
 )
 def test_what_is_not_known_is_not_lowered(change):
-    config = read_config(models.model("qwen3")) | change
+    config = read_config(tiny_models.model("qwen3")) | change
     with pytest.raises(Unfit):
         read_shape(config)
 
@@ -227,7 +229,7 @@ def test_what_is_not_known_is_not_lowered(change):
 def test_a_tensor_without_a_use_prevents_lowering(tmp_path):
     from safetensors.torch import load_file, save_file
 
-    folder = shutil.copytree(models.model("llama"), tmp_path / "m")
+    folder = shutil.copytree(tiny_models.model("llama"), tmp_path / "m")
     tensors = load_file(folder / "model.safetensors")
     save_file(tensors | {"model.layers.0.self_attn.q_norm.weight": torch.ones(16)}, folder / "model.safetensors")
     shape = read_shape(read_config(folder))
@@ -237,7 +239,7 @@ def test_a_tensor_without_a_use_prevents_lowering(tmp_path):
 
 def test_what_loading_tells():
     seen = []
-    folder = models.model("qwen3")
+    folder = tiny_models.model("qwen3")
     settings = Settings(model=str(folder), dtype="float32", kv_memory=1 << 20)
     runner, info = load(settings, lambda stage, fraction: seen.append(fraction))
     assert seen == sorted(seen) and seen[0] == 0.0 and seen[-1] == 1.0 and len(seen) > 5
@@ -245,11 +247,11 @@ def test_what_loading_tells():
     assert info.kv_blocks == runner.blocks == runner.pages.blocks
     assert info.kv_bytes <= 1 << 20
     assert 0 <= info.weights_bytes - 4 * info.parameters < 4000  # the weights of a norm of heads are repeated for each
-    assert info.vocab_size == models.VOCAB
+    assert info.vocab_size == tiny_models.VOCAB
 
 
 def test_the_context_is_what_the_cache_holds(caplog):
-    folder = models.model("llama")
+    folder = tiny_models.model("llama")
     with caplog.at_level("INFO"):
         runner, info = start(folder, kv_memory=100_000)
     assert info.max_model_len == runner.blocks * BLOCK_SIZE < 2048
@@ -265,14 +267,14 @@ def test_a_model_that_also_sees_says_its_context_further_inside(inner):
 
 
 def test_the_cache_is_never_larger_than_useful():
-    runner, _ = start(models.model("llama"), kv_memory=1 << 40, max_batch=2, max_model_len=100)
+    runner, _ = start(tiny_models.model("llama"), kv_memory=1 << 40, max_batch=2, max_model_len=100)
     assert runner.blocks == 2 * 7
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("lowering", [True, False])
 def test_keys_and_values_of_int8_take_less_and_change_little(dtype, lowering):
-    folder = models.model("qwen3")
+    folder = tiny_models.model("qwen3")
     plain, info = start(folder, kv_memory=100_000, max_batch=64, dtype=dtype, lowering=lowering)
     runner, small = start(folder, kv_memory=100_000, max_batch=64, dtype=dtype, lowering=lowering, kv_dtype="int8")
     assert small.kv_bytes <= 100_000 and small.kv_blocks >= 1.5 * info.kv_blocks and small.kv_dtype == "int8"
@@ -288,7 +290,7 @@ def damage(folder, tmp_path):
 
 
 def test_errors_are_sentences(tmp_path):
-    folder = damage(models.model("llama"), tmp_path)
+    folder = damage(tiny_models.model("llama"), tmp_path)
     weights, config = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
     whole = weights.read_bytes()
 
@@ -360,7 +362,7 @@ def test_errors_are_sentences(tmp_path):
 def test_weights_that_do_not_fit_are_refused_before_they_are_read(monkeypatch):
     monkeypatch.setattr(loader, "free", lambda device: 100_000)
     with pytest.raises(LoadError, match="only 0 MiB of memory are free"):
-        start(models.model("llama"))
+        start(tiny_models.model("llama"))
 
 
 def test_memory_is_not_taken_before_it_is_used():
@@ -388,7 +390,7 @@ def test_auto_dtype_follows_the_config():
 
 
 def test_rows_with_broken_logits_fail_alone():
-    runner, _ = start(models.model("qwen3"))
+    runner, _ = start(tiny_models.model("qwen3"))
     logits = runner.network.logits
 
     def broken(hidden):
@@ -409,8 +411,8 @@ def test_rows_with_broken_logits_fail_alone():
 
 
 def test_prompt_scores_in_chunks_and_across_them():
-    runner, _ = start(models.model("qwen3"))
-    prompt = torch.randint(3, models.VOCAB, (150,), generator=torch.Generator().manual_seed(2)).tolist()
+    runner, _ = start(tiny_models.model("qwen3"))
+    prompt = torch.randint(3, tiny_models.VOCAB, (150,), generator=torch.Generator().manual_seed(2)).tolist()
     work = Work("a", prompt, 1, prompt_logprobs=2)
 
     def scores(chunks):
@@ -429,7 +431,7 @@ def test_prompt_scores_in_chunks_and_across_them():
     assert len(whole) == 149  # nothing precedes the first token, and the last one predicts no prompt token
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(models.model("qwen3"), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(tiny_models.model("qwen3"), dtype=torch.float32)
     with torch.inference_mode():
         want = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
     for i, each in enumerate(whole):

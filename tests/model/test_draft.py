@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 
-import models
 import pytest
-from serving import serve, start
+from support import tiny_models
+from support.run_model import serve, start
 
+from parley.core.guess.speculation import Speculation
 from parley.core.sequence import Sequence
-from parley.core.speculation import Speculation
-from parley.model.kv import PagedKV
-from parley.model.loader import LoadError
+from parley.model.load.loader import LoadError
+from parley.model.networks.paged_kv import PagedKV
 from parley.types import Sampling, Work
 
 
@@ -20,7 +20,7 @@ from parley.types import Sampling, Work
 def eager(monkeypatch):
     """As many guesses as there may be, whether they pay or not."""
     monkeypatch.setattr(Speculation, "length", lambda self, sequence: self.most)
-    monkeypatch.setattr("parley.core.speculation.Costs.best", lambda self, rows, chances: len(chances))
+    monkeypatch.setattr("parley.core.guess.speculation.Costs.best", lambda self, rows, chances: len(chances))
 
 
 def works(sampling: Sampling) -> list[Work]:
@@ -29,7 +29,7 @@ def works(sampling: Sampling) -> list[Work]:
 
 
 def test_a_model_guesses_its_own_greedy_answer_to_the_end():
-    folder = models.model("qwen3")
+    folder = tiny_models.model("qwen3")
     plain, _ = start(folder)
     drafted, _ = start(folder, speculate=f"draft={folder}")
     asked = works(Sampling(temperature=0.0))
@@ -44,8 +44,8 @@ def test_a_model_guesses_its_own_greedy_answer_to_the_end():
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.0, repetition_penalty=1.3)])
 def test_any_other_decoder_may_guess(small, sampling):
     """Fused or through Transformers, with few pages for both, and guesses that are nearly all wrong but for its own."""
-    want, _ = serve(start(models.model("qwen3"))[0], works(sampling))
-    runner, _ = start(models.model("qwen3"), speculate=f"draft={models.model(small)}")
+    want, _ = serve(start(tiny_models.model("qwen3"))[0], works(sampling))
+    runner, _ = start(tiny_models.model("qwen3"), speculate=f"draft={tiny_models.model(small)}")
     draft = runner.proposer
     draft.pool.__init__(6)
     draft.kv = PagedKV(draft.kv.layers, 6, draft.kv.dtype)
@@ -56,7 +56,7 @@ def test_any_other_decoder_may_guess(small, sampling):
 
 
 def test_its_share_of_memory_and_its_context_are_its_own():
-    folder, small = models.model("qwen3"), models.model("llama", max_position_embeddings=64)
+    folder, small = tiny_models.model("qwen3"), tiny_models.model("llama", max_position_embeddings=64)
     _, alone = start(folder)
     runner, info = start(folder, speculate=f"draft={small}")
     assert info.kv_blocks == runner.proposer.pool.size < alone.kv_blocks
@@ -69,7 +69,7 @@ def test_its_share_of_memory_and_its_context_are_its_own():
 
 
 def test_a_long_text_is_read_little_by_little():
-    folder = models.model("qwen3")
+    folder = tiny_models.model("qwen3")
     draft = start(folder, speculate=f"draft={folder}")[0].proposer
     work = Work("a", [3 + i % 600 for i in range(1500)], 40)
     sequence = Sequence("a", 0, work, [*work.token_ids, 7], 1500, 0, 0)
@@ -87,7 +87,7 @@ def test_a_long_text_is_read_little_by_little():
 
 
 def test_one_with_other_tokens_is_refused(tmp_path):
-    folder = models.model("qwen3")
+    folder = tiny_models.model("qwen3")
     shutil.copytree(folder, tmp_path / "other")
     data = json.loads((tmp_path / "other" / "tokenizer.json").read_text("utf-8"))
     first, second = list(data["model"]["vocab"])[10:12]

@@ -5,18 +5,18 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
-import models
 import numpy as np
 import pytest
 import torch
-from serving import serve, start
+from support import tiny_models
+from support.run_model import serve, start
 from test_pooling import describe, vectors
 
-from parley.model.checkpoint import LoadError
+from parley.model.checkpoint.files import LoadError
 from parley.types import Pooling, Work
 
 SIZES = {
-    "vocab_size": models.VOCAB,
+    "vocab_size": tiny_models.VOCAB,
     "hidden_size": 48,
     "intermediate_size": 112,
     "num_hidden_layers": 3,
@@ -24,7 +24,7 @@ SIZES = {
     "max_position_embeddings": 130,
     "pad_token_id": 1,
 }
-SMALL = {"dim": 48, "hidden_dim": 112, "n_layers": 3, "n_heads": 4, "vocab_size": models.VOCAB,
+SMALL = {"dim": 48, "hidden_dim": 112, "n_layers": 3, "n_heads": 4, "vocab_size": tiny_models.VOCAB,
          "max_position_embeddings": 130}  # fmt: skip
 KINDS = {"bert": SIZES, "roberta": SIZES, "xlm-roberta": SIZES, "camembert": SIZES, "distilbert": SMALL, "mpnet": SIZES}
 LENGTHS = (1, 2, 2, 7, 40, 3, 2, 128, 7, 1, 90)
@@ -42,12 +42,12 @@ def write(folder, kind, head="AutoModel", **overrides):
             scale = 0.2 if parameter.dim() == 1 else 0.5 if "embedding" in name or "bias" in name else 0.25
             parameter.add_(torch.randn_like(parameter) * scale)
     model.save_pretrained(folder)
-    models.write_tokenizer(folder)
+    tiny_models.write_tokenizer(folder)
     return getattr(model, model.base_model_prefix, model)
 
 
 def texts():
-    return [[(11 * i + j * (i + 5)) % (models.VOCAB - 3) + 3 for j in range(n)] for i, n in enumerate(LENGTHS)]
+    return [[(11 * i + j * (i + 5)) % (tiny_models.VOCAB - 3) + 3 for j in range(n)] for i, n in enumerate(LENGTHS)]
 
 
 def works(wish=None):
@@ -204,7 +204,7 @@ def test_settings_that_are_not_understood_are_refused(tmp_path, kinds, pooling, 
 
 def test_weights_that_compute_something_else_are_noticed(tmp_path, monkeypatch):
     """The proof is alive: an encoder that leaves something out is not served."""
-    from parley.model.encoder import Encoder
+    from parley.model.networks.encoder import Encoder
 
     write(tmp_path, "bert")
     whole = Encoder._attend

@@ -7,16 +7,16 @@ from __future__ import annotations
 import functools
 import random
 
-import models
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from unpack import spoil
+from support import tiny_models
+from support.unpack_int4 import spoil
 
 from parley.core.loop import Loop
-from parley.core.pace import Fixed
-from parley.model.kv import PagedKV
-from parley.model.loader import load
+from parley.core.step_budget import Fixed
+from parley.model.load.loader import load
+from parley.model.networks.paged_kv import PagedKV
 from parley.model.runner import Runner
 from parley.native import library
 from parley.types import Output, Sampling, Settings, Stats, Work
@@ -34,7 +34,7 @@ ROOMY = 200  # pages
 
 @functools.cache
 def network(architecture: str, size: str = "tiny"):
-    folder = models.model(architecture, **SIZES[size])
+    folder = tiny_models.model(architecture, **SIZES[size])
     kind = size.split()[-1] if "int" in size else "none"
     settings = Settings(model=str(folder), kv_memory=1 << 20, quantization=kind)
     runner, info = load(settings, lambda stage, fraction: None)
@@ -82,7 +82,7 @@ class Guesser:
     def _guess(self, sequence, length: int) -> list[int]:
         known = self.known.get((tuple(sequence.work.token_ids), sequence.seed), [])
         right = known[sequence.generated : sequence.generated + length] or [7] * length
-        return [id if self.random.random() < 0.8 else self.random.randrange(-2, models.VOCAB + 2) for id in right]
+        return [id if self.random.random() < 0.8 else self.random.randrange(-2, tiny_models.VOCAB + 2) for id in right]
 
     def forget(self, sequence) -> None:
         pass
@@ -125,7 +125,9 @@ class Engine:
 def prompt(family: int, length: int) -> list[int]:
     """Families share their first 40 tokens, so that hits end in the middle of a page as well as at its edge."""
     start, rest = random.Random(99), random.Random(family)
-    ids = [start.randrange(3, models.VOCAB) for _ in range(40)] + [rest.randrange(3, models.VOCAB) for _ in range(200)]
+    ids = [start.randrange(3, tiny_models.VOCAB) for _ in range(40)] + [
+        rest.randrange(3, tiny_models.VOCAB) for _ in range(200)
+    ]
     return ids[:length]
 
 

@@ -11,31 +11,31 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
-import models
 import pytest
-from adapters import write_adapter
 from msgspec.structs import replace
-from serving import serve, start
+from support import tiny_models
+from support.lora_adapters import write_adapter
+from support.run_model import serve, start
 
-from parley.engine.local import LocalEngine
+from parley.disagg.kv.arena import Memory
+from parley.disagg.kv.mapped_files import Maps
+from parley.disagg.kv.shared_memory import Proof, Shared
 from parley.engine.protocol import Engine
 from parley.engine.stream import Stream
-from parley.kv.maps import Maps
-from parley.kv.memory import Memory
-from parley.kv.shared import Proof, Shared
 from parley.text import Language
 from parley.types import Grammar, ModelInfo, Output, Sampling, Settings, Thinking, Work
+from parley.worker.thread import LocalEngine
 
 EXACT = Sampling(temperature=0.8, repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.1)
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
-    return Random(seed).choices(range(3, models.VOCAB), k=length)
+    return Random(seed).choices(range(3, tiny_models.VOCAB), k=length)
 
 
 @cache
 def runner():
-    folder = models.model("qwen3")
+    folder = tiny_models.model("qwen3")
     return start(folder, kv_memory=16 << 20, threads=1)[0], Language.load(folder)
 
 
@@ -144,7 +144,7 @@ async def settled(engine: Engine) -> None:
     ],
 )
 async def test_pages_of_one_engine_serve_another(architecture, kv, adapted, staging, tmp_path):
-    folder, length = models.model(architecture), 91
+    folder, length = tiny_models.model(architecture), 91
     adapters = {"a": str(write_adapter(tmp_path, folder, 5))} if adapted else {}
     first, second = await pair(folder, staging, kv_dtype=kv, adapters=adapters)
     adapter = "a" if adapted else ""
@@ -193,7 +193,7 @@ async def test_pages_of_one_engine_serve_another(architecture, kv, adapted, stag
 
 
 async def test_without_a_prefix_cache_nothing_is_taken_and_nothing_held():
-    first, second = await pair(models.model("llama"), prefix_cache=False)
+    first, second = await pair(tiny_models.model("llama"), prefix_cache=False)
     try:
         assert "no prefixes" in (await second.reserve("key", prompt(40))).error
         stream = first.submit(Work("w", prompt(40), 3, lease=True))
@@ -213,7 +213,7 @@ async def test_the_layout_is_told_where_nothing_can_be_kept(monkeypatch, tmp_pat
         if not kept:
             monkeypatch.delenv("HOME")
             monkeypatch.setattr(os, "getuid", lambda: 3_000_000_000)  # whom nobody knows
-        engine = LocalEngine(Settings(model=str(models.model("llama")), kv_memory=1 << 20, shared=True, threads=1))
+        engine = LocalEngine(Settings(model=str(tiny_models.model("llama")), kv_memory=1 << 20, shared=True, threads=1))
         await engine.start()
         layouts.add((await engine.ready()).arena.layout)
         await engine.close()

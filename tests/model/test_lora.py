@@ -12,28 +12,28 @@ import signal
 import tempfile
 from pathlib import Path
 
-import models
 import pytest
 import torch
-from adapters import ALL, merged, write_adapter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from support import tiny_models
+from support.lora_adapters import ALL, merged, write_adapter
 
 from parley.core.loop import Loop
-from parley.core.pace import Fixed
+from parley.core.step_budget import Fixed
 from parley.engine.protocol import EngineFailed
 from parley.engine.remote import RemoteEngine
 from parley.errors import UnknownModel
 from parley.llm import LLM
-from parley.model import lora
-from parley.model.checkpoint import LoadError
-from parley.model.draft import Draft
-from parley.model.kv import PagedKV
-from parley.model.loader import load
+from parley.model.checkpoint.files import LoadError
+from parley.model.draft_model import Draft
+from parley.model.load.loader import load
+from parley.model.networks import lora
+from parley.model.networks.paged_kv import PagedKV
 from parley.model.runner import Runner
-from parley.server.model import Model
-from parley.server.options import ServerOptions
+from parley.serving.options import ServerOptions
+from parley.serving.served_model import Model
 from parley.types import Beam, Sampling, Settings, Work
 
 HOME = Path(tempfile.mkdtemp(prefix="parley-adapters-"))
@@ -51,17 +51,17 @@ def home():
 @functools.cache
 def adapter(base: str, seed: int, **fields) -> Path:
     made = {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
-    return write_adapter(HOME / f"{base}-{seed}-{len(list(HOME.iterdir()))}", models.model(base), seed, **made)
+    return write_adapter(HOME / f"{base}-{seed}-{len(list(HOME.iterdir()))}", tiny_models.model(base), seed, **made)
 
 
 @functools.cache
 def start(base: str, dtype: str = "float32", quantization: str = "none") -> Runner:
-    settings = Settings(model=str(models.model(base)), kv_memory=8 << 20, dtype=dtype, quantization=quantization)
+    settings = Settings(model=str(tiny_models.model(base)), kv_memory=8 << 20, dtype=dtype, quantization=quantization)
     return load(settings, lambda stage, fraction: None)[0]
 
 
 def prompt(seed: int, length: int = 40) -> list[int]:
-    return random.Random(seed).choices(range(3, models.VOCAB), k=length)
+    return random.Random(seed).choices(range(3, tiny_models.VOCAB), k=length)
 
 
 class Engine:
@@ -137,7 +137,7 @@ def check(base: str, folder: Path, *, merge: bool = True) -> None:
     answers = engine.finish()
     assert not engine.errors
     assert answers["with/0"] != answers["without/0"]
-    model = merged(models.model(base), folder, merge=merge)
+    model = merged(tiny_models.model(base), folder, merge=merge)
     tokens = prompt(0) + answers["with/0"][0]
     want = expected(model, tokens, 40)
     assert scores_of(answers["with/0"]) == pytest.approx(want, abs=1e-4)
@@ -185,7 +185,7 @@ def test_every_kind_of_model(base):
 )
 def test_what_the_config_says_of_ranks_scales_and_layers(fields):
     folder = HOME / f"config-{len(list(HOME.iterdir()))}"
-    check("llama", write_adapter(folder, models.model("llama"), 1, **fields))
+    check("llama", write_adapter(folder, tiny_models.model("llama"), 1, **fields))
 
 
 # -- many in one batch
@@ -476,7 +476,7 @@ def test_an_adapter_of_another_model_and_a_rank_that_is_not_allowed_are_refused(
 
 def test_a_script_chooses_an_adapter_by_its_name():
     folders = {name: str(folder) for name, folder in crowd("llama").items()}
-    with LLM(str(models.model("llama")), adapters=folders, max_adapters=2, kv_memory=8 << 20) as llm:
+    with LLM(str(tiny_models.model("llama")), adapters=folders, max_adapters=2, kv_memory=8 << 20) as llm:
         options = {"max_tokens": 9, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
         for name in ("a1", "a5", "a1", None):
             answer = llm.generate(prompt(0, 17), adapter=name, logprobs=1, **options)
@@ -485,11 +485,13 @@ def test_a_script_chooses_an_adapter_by_its_name():
         with pytest.raises(UnknownModel, match="no adapter"):
             llm.generate("a", adapter="none-such")
     with pytest.raises(EngineFailed, match="wrong cannot be loaded: There is no adapter folder"):
-        LLM(str(models.model("llama")), adapters={"wrong": "/nowhere"}, kv_memory=8 << 20)
+        LLM(str(tiny_models.model("llama")), adapters={"wrong": "/nowhere"}, kv_memory=8 << 20)
 
 
 async def test_an_engine_that_is_started_again_knows_its_adapters():
-    plan = Settings(model=str(models.model("llama")), kv_memory=8 << 20, adapters={"a1": str(crowd("llama")["a1"])})
+    plan = Settings(
+        model=str(tiny_models.model("llama")), kv_memory=8 << 20, adapters={"a1": str(crowd("llama")["a1"])}
+    )
     engine = RemoteEngine(plan)
     model = Model(("m",), plan, engine, ServerOptions())
 

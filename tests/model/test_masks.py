@@ -8,16 +8,16 @@ from functools import cache
 from random import Random
 
 import jsonschema
-import models
 import pytest
 from msgspec.structs import replace
-from serving import Answer, serve, start
+from support import tiny_models
+from support.run_model import Answer, serve, start
 
+from parley.core.guess.speculation import Speculation
 from parley.core.loop import Loop
-from parley.core.pace import Fixed
 from parley.core.sequence import Sequence
-from parley.core.speculation import Speculation
-from parley.model.grammar import Form, Grammars
+from parley.core.step_budget import Fixed
+from parley.model.sampling.grammar_mask import Form, Grammars
 from parley.text import Language
 from parley.types import Grammar, Sampling, Settings, Tag, Tags, Thinking, Work
 
@@ -47,7 +47,7 @@ TEXTS = [
 
 @cache
 def model():
-    folder = models.model("qwen3")
+    folder = tiny_models.model("qwen3")
     return start(folder, kv_memory=16 << 20, threads=1)[0], Language.load(folder)
 
 
@@ -98,7 +98,7 @@ def test_much_may_come_next():
 
 
 def test_a_grammar_that_was_prepared_is_there():
-    grammars = Grammars(models.model("qwen3"), 512)
+    grammars = Grammars(tiny_models.model("qwen3"), 512)
     made = model()[1].grammars.compile(Grammar("choice", ["yes"]))
     assert not grammars.kept(made)
     grammars.prepare(made)
@@ -166,7 +166,7 @@ def test_a_row_is_the_same_however_many_tokens_may_come(monkeypatch):
         for number, way in enumerate(ways)
     ]
     listed = run(*made)
-    monkeypatch.setattr("parley.model.grammar.FEW", -1)
+    monkeypatch.setattr("parley.model.sampling.grammar_mask.FEW", -1)
     assert run(*made) == listed
 
 
@@ -201,7 +201,7 @@ def test_masks_are_only_made_where_no_likely_token_may_come(monkeypatch):
     made[0] = 0
     assert run(*greedy()) == eager
     assert 0 < made[0] < all_masks
-    monkeypatch.setattr("parley.model.sampler.TRIED", 1 << 20)  # whatever may come is found
+    monkeypatch.setattr("parley.model.sampling.sampler.TRIED", 1 << 20)  # whatever may come is found
     made[0] = 0
     assert run(*greedy()) == eager
     assert made[0] < 0.1 * all_masks
@@ -212,7 +212,7 @@ def test_a_mask_that_cannot_be_made_ends_its_own_choice(monkeypatch, drafts):
     runner = model()[0]
     monkeypatch.setattr(runner.sampler, "_lazy", True)
     monkeypatch.setattr(Speculation, "length", lambda self, sequence: self.most)
-    monkeypatch.setattr("parley.core.speculation.Costs.best", lambda self, rows, chances: len(chances))
+    monkeypatch.setattr("parley.core.guess.speculation.Costs.best", lambda self, rows, chances: len(chances))
     form = work("form", Grammar("json", PERSON), sampling=Sampling(temperature=0.0))
     plain = work("plain", max_tokens=30, stop_ids=[])
     want = run(form, plain)
@@ -237,7 +237,7 @@ def test_a_mask_that_cannot_be_made_ends_its_own_choice(monkeypatch, drafts):
 
 def test_a_token_may_come_alone_where_the_mask_lets_it():
     """Over random walks through every kind of grammar."""
-    grammars, random = Grammars(models.model("qwen3"), models.VOCAB), Random(3)
+    grammars, random = Grammars(tiny_models.model("qwen3"), tiny_models.VOCAB), Random(3)
     kinds = [Grammar("json", PERSON), Grammar("json", SCHEMAS[4]), Grammar("regex", ".*"), *(each for each, _ in TEXTS)]
     for grammar in kinds:
         each = work(grammar=grammar)
@@ -245,8 +245,8 @@ def test_a_token_may_come_alone_where_the_mask_lets_it():
         form, lazy = grammars.begin(row), grammars.begin(row, lazy=True)
         for _ in range(20):
             assert form.ready() is None and lazy.ready() is None and lazy.due and not form.due
-            may = [id for id in range(models.VOCAB) if int(form._bits[id // 8]) >> id % 8 & 1]
-            alone = [id for id in range(models.VOCAB) if lazy.allows(id)]
+            may = [id for id in range(tiny_models.VOCAB) if int(form._bits[id // 8]) >> id % 8 & 1]
+            alone = [id for id in range(tiny_models.VOCAB) if lazy.allows(id)]
             assert alone == may or not alone  # a mark that nothing else can come beside is the mask's to say
             token = random.choice(may)
             form.append(token)
@@ -267,7 +267,7 @@ class Guesser:
 
     def _guess(self, sequence, length: int) -> list[int]:
         right = self.answers[sequence.id, sequence.index].token_ids[sequence.generated : sequence.generated + length]
-        return [id if self.random.random() < 0.8 else self.random.randrange(models.VOCAB) for id in right]
+        return [id if self.random.random() < 0.8 else self.random.randrange(tiny_models.VOCAB) for id in right]
 
     def forget(self, sequence):
         pass
@@ -276,7 +276,7 @@ class Guesser:
 def test_drafts_are_followed_through_the_grammar_and_change_nothing(monkeypatch):
     """Also of rows whose reasoning is cut short."""
     monkeypatch.setattr(Speculation, "length", lambda self, sequence: self.most)
-    monkeypatch.setattr("parley.core.speculation.Costs.best", lambda self, rows, chances: len(chances))
+    monkeypatch.setattr("parley.core.guess.speculation.Costs.best", lambda self, rows, chances: len(chances))
     many = cases()
     close = model()[1].tokenizer.encode("</think>", special=False)
     for budget in (0, 5):

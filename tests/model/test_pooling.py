@@ -4,10 +4,10 @@ import json
 import shutil
 import struct
 
-import models
 import pytest
 import torch
-from serving import serve, start
+from support import tiny_models
+from support.run_model import serve, start
 
 from parley.types import Pooling, Work
 
@@ -17,7 +17,7 @@ def vectors(answers):
             for (id, _), answer in answers.items() if answer.vector is not None}  # fmt: skip
 
 
-def prompts(count, vocab=models.VOCAB):
+def prompts(count, vocab=tiny_models.VOCAB):
     return [[(7 * i + j * (i + 3)) % (vocab - 3) + 3 for j in range(1 + 13 * i % 90)] for i in range(count)]
 
 
@@ -31,7 +31,7 @@ def reference(folder, ids):
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2"])
 def test_the_vector_is_the_last_tokens_state(architecture):
-    folder = models.model(architecture)
+    folder = tiny_models.model(architecture)
     runner, info = start(folder, dtype="float32")
     assert info.generates and info.dimensions == 64
     texts = prompts(4)
@@ -48,7 +48,7 @@ def test_the_vector_is_the_last_tokens_state(architecture):
 
 def test_bits_do_not_depend_on_company_chunks_cache_or_preemption_and_text_beside_it_is_the_same():
     """One model, both kinds of work: each gives what it gives alone."""
-    runner, _ = start(models.model("qwen2"))
+    runner, _ = start(tiny_models.model("qwen2"))
     texts = prompts(10)
     works = []
     for i, ids in enumerate(texts):
@@ -72,7 +72,7 @@ def test_bits_do_not_depend_on_company_chunks_cache_or_preemption_and_text_besid
 
 @pytest.fixture
 def folder(tmp_path):
-    return shutil.copytree(models.model("llama"), tmp_path / "m")
+    return shutil.copytree(tiny_models.model("llama"), tmp_path / "m")
 
 
 def describe(folder, *, normalize=True, **pooling):
@@ -99,11 +99,11 @@ def test_a_body_that_was_saved_without_its_head(tmp_path):
     """As models for embeddings are; a tied head is the embedding itself."""
     from safetensors.torch import load_file, save_file
 
-    folder = shutil.copytree(models.model("qwen3"), tmp_path / "m")
+    folder = shutil.copytree(tiny_models.model("qwen3"), tmp_path / "m")
     bare = {name.removeprefix("model."): tensor for name, tensor in load_file(folder / "model.safetensors").items()}
     save_file(bare, folder / "model.safetensors")
     runner, info = start(folder, dtype="float32")
-    whole, _ = start(models.model("qwen3"), dtype="float32")
+    whole, _ = start(tiny_models.model("qwen3"), dtype="float32")
     assert info.lowered
     works = [Work("v", [5, 6, 7], 0, pooling=Pooling()), Work("t", [5, 6, 7], 4)]
     assert serve(runner, works)[0] == serve(whole, works)[0]

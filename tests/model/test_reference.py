@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import models
 import pytest
 import torch
-from serving import Answer, serve, start
+from support import tiny_models
+from support.run_model import Answer, serve, start
 from transformers import AutoModelForCausalLM
 
 from parley.types import Sampling, Score, Work
@@ -27,15 +27,15 @@ LOWERED = {"llama", "llama3", "mistral", "qwen2", "qwen3", "phi3"}
 
 def prompts() -> list[list[int]]:
     generator = torch.Generator().manual_seed(11)
-    made = [torch.randint(3, models.VOCAB, (length,), generator=generator).tolist() for length in LENGTHS]
+    made = [torch.randint(3, tiny_models.VOCAB, (length,), generator=generator).tolist() for length in LENGTHS]
     made[-1][:512] = made[-3]  # a shared prefix
     return made
 
 
-@pytest.mark.parametrize("architecture", models.ARCHITECTURES)
+@pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)
 def test_tokens_and_logprobs_are_those_of_transformers(architecture, tmp_path):
     assert len(LENGTHS) >= 50
-    folder = models.write_model(tmp_path / architecture, architecture, dtype="float32")
+    folder = tiny_models.write_model(tmp_path / architecture, architecture, dtype="float32")
     want = reference(folder)
     works = [work(str(i), prompt) for i, prompt in enumerate(prompts())]
     for lowering in [True, False] if architecture in LOWERED else [True]:
@@ -49,7 +49,7 @@ def test_tokens_and_logprobs_are_those_of_transformers(architecture, tmp_path):
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 def test_a_warm_prefix_changes_none_of_them(architecture, tmp_path):
-    folder = models.write_model(tmp_path / architecture, architecture, dtype="float32")
+    folder = tiny_models.write_model(tmp_path / architecture, architecture, dtype="float32")
     some = [44, 48, 50]  # of 200, 512 and 600 tokens, the last two with the same beginning
     expected, texts = reference(folder, some), prompts()
     cold = [work(f"cold {i}", texts[i]) for i in some]

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper, TypicalLogitsWarper
 
 from parley.core.sequence import Sequence
-from parley.model.draw import GOLDEN, draw, draw_cut, draw_typical, mix, uniform
-from parley.model.sampler import Sampler
-from parley.model.score import score
+from parley.model.sampling.draw import GOLDEN, draw, draw_cut, draw_typical, mix, uniform
+from parley.model.sampling.logprobs import score
+from parley.model.sampling.sampler import Sampler
 from parley.types import Sampling, Work
 
 

@@ -11,10 +11,10 @@ import torch
 
 from parley import native
 from parley.core.sequence import BLOCK_SIZE
-from parley.model.decoder import Decoder, Layer
-from parley.model.kv import PagedKV
-from parley.model.network import Batch
-from parley.model.shape import Rope, Shape
+from parley.model.networks.config import Rope, Shape
+from parley.model.networks.decoder import Decoder, Layer
+from parley.model.networks.network import Batch
+from parley.model.networks.paged_kv import PagedKV
 from parley.native.layout import Span
 
 COUNTS = [*range(1, 65), 100, 128, 256, 512]

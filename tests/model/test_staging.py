@@ -8,9 +8,9 @@ from random import Random
 import pytest
 import torch
 
-from parley.model import staging
-from parley.model.kv import PagedKV
-from parley.model.staging import Staging
+from parley.model.networks import kv_staging
+from parley.model.networks.kv_staging import Staging
+from parley.model.networks.paged_kv import PagedKV
 from parley.native.layout import LayerKV
 
 CUDA = pytest.param(
@@ -39,7 +39,7 @@ def content(pages: PagedKV) -> list[list[bytes]]:
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("batch", [1, 9000, 1 << 20])
 def test_pages_come_as_they_are(device: str, int8: bool, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "BATCH", batch)
+    monkeypatch.setattr(kv_staging, "BATCH", batch)
     random = Random(f"{device} {int8} {batch}")
     torch.manual_seed(random.randrange(99))
     source, target = cache(30, device, int8), cache(20, device, int8)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import models
 import pytest
 import torch
-from serving import serve, start
-from unpack import spoil, unpack
+from support import tiny_models
+from support.run_model import serve, start
+from support.unpack_int4 import spoil, unpack
 
-from parley.core.speculation import Speculation
-from parley.model.network import Batch
+from parley.core.guess.speculation import Speculation
+from parley.model.networks.network import Batch
 from parley.types import Sampling, Work
 
 BAD = 13
@@ -27,7 +27,7 @@ class Stubborn:
 
 @pytest.mark.parametrize("options", [{}, {"kv_dtype": "int8"}, {"dtype": "float32"}])
 def test_a_draft_that_is_not_a_number_is_wrong_and_leaves_nothing(options, monkeypatch):
-    runner, _ = start(models.model("qwen3"), **options)
+    runner, _ = start(tiny_models.model("qwen3"), **options)
     works = [
         Work(str(seed), list(range(20 + seed, 40)), 40, Sampling(logit_bias={BAD: -100.0}), seed, logprobs=1)
         for seed in range(3)
@@ -46,7 +46,7 @@ def test_a_draft_that_is_not_a_number_is_wrong_and_leaves_nothing(options, monke
         return result
 
     monkeypatch.setattr(Speculation, "length", lambda self, sequence: 1 + sequence.generated % 7)
-    monkeypatch.setattr("parley.core.speculation.Costs.best", lambda self, rows, chances: len(chances))
+    monkeypatch.setattr("parley.core.guess.speculation.Costs.best", lambda self, rows, chances: len(chances))
     runner.network.hidden = breaking
     runner.proposer = Stubborn()
     got, stats = serve(runner, works)
@@ -57,7 +57,7 @@ def test_a_draft_that_is_not_a_number_is_wrong_and_leaves_nothing(options, monke
 
 @pytest.mark.parametrize("options", [{}, {"kv_dtype": "int8"}, {"dtype": "float32"}])
 def test_single_tokens_are_wiped_and_no_others(options):
-    pages = start(models.model("qwen3"), **options)[0].pages
+    pages = start(tiny_models.model("qwen3"), **options)[0].pages
     for layer in range(len(pages.layers)):
         spoil(pages.pool(layer))
     pages.clear([2])

@@ -20,9 +20,9 @@ from typing import Any
 
 import httpx
 import pytest
-from adapters import write_adapter
-from features import ASKED, FEATURES, body, refusals
 from safetensors.torch import load_file, save_file
+from support.lora_adapters import write_adapter
+from support.request_features import ASKED, FEATURES, body, refusals
 
 import parley
 

@@ -16,8 +16,8 @@ import time
 
 import httpx
 import pytest
-from clustered import SECRET, Cluster
-from mixture import MIXTURE, Answer, read, undisturbed, verdicts, well
+from support.cluster_processes import SECRET, Cluster
+from support.request_mixture import MIXTURE, Answer, read, undisturbed, verdicts, well
 
 pytestmark = pytest.mark.skipif(not os.environ.get("PARLEY_NIGHTLY"), reason="takes a minute: PARLEY_NIGHTLY=1")
 

@@ -6,20 +6,20 @@ import asyncio
 import os
 import time
 
-import hosts
 import pytest
-from clustered import Cluster
-from mixture import MIXTURE, ask, undisturbed, verdicts, well
+from support import network_hosts
+from support.cluster_processes import Cluster
+from support.request_mixture import MIXTURE, ask, undisturbed, verdicts, well
 
 pytestmark = [
-    hosts.needed,
+    network_hosts.needed,
     pytest.mark.skipif(not os.environ.get("PARLEY_NIGHTLY"), reason="takes minutes: PARLEY_NIGHTLY=1"),
 ]
 
 
 @pytest.fixture(scope="module")
 def apart():
-    made = hosts.Hosts(4)
+    made = network_hosts.Hosts(4)
     yield made
     made.close()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
-from clustered import Cluster, free
+from support.cluster_processes import Cluster, free
 
 from parley.dialects.triton.calls import STREAM
 from parley.dialects.triton.rpc import infer

@@ -20,8 +20,8 @@ from collections import Counter
 
 import httpx
 import pytest
-from clustered import SECRET, Cluster, Process
-from mixture import MIXTURE, Answer, ask, undisturbed, until, verdicts, well
+from support.cluster_processes import SECRET, Cluster, Process
+from support.request_mixture import MIXTURE, Answer, ask, undisturbed, until, verdicts, well
 
 pytestmark = pytest.mark.skipif(not os.environ.get("PARLEY_NIGHTLY"), reason="takes an hour: PARLEY_NIGHTLY=1")
 

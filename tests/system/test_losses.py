@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clustered import Cluster, Process
-from mixture import MIXTURE, Answer, Told, ask, undisturbed, until, verdicts, well
+from support.cluster_processes import Cluster, Process
+from support.request_mixture import MIXTURE, Answer, Told, ask, undisturbed, until, verdicts, well
 
 nightly = pytest.mark.skipif(not os.environ.get("PARLEY_NIGHTLY"), reason="takes a minute: PARLEY_NIGHTLY=1")
 

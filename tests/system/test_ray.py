@@ -7,9 +7,9 @@ import os
 import time
 
 import pytest
-from mixture import Answer, ask
+from support.request_mixture import Answer, ask
 
-from parley.cluster import place
+from parley.cluster import ray_client
 from parley.cluster.plan import read
 
 pytestmark = pytest.mark.skipif(not os.environ.get("PARLEY_NIGHTLY"), reason="takes a minute: PARLEY_NIGHTLY=1")
@@ -54,7 +54,7 @@ def nodes(monkeypatch):
     for _ in range(2):
         made.add_node(num_cpus=1, resources={"work": 2})
     yield made
-    place.ray.shutdown()
+    ray_client.ray.shutdown()
     made.shutdown()
 
 
@@ -68,22 +68,22 @@ def wait(what, seconds=120.0):
 
 def placed(keeper, *unlike):
     """Where each process is, once all are, with other process ids than those."""
-    seen, _ = place.look(keeper)
+    seen, _ = ray_client.look(keeper)
     there = {each.name: each for each in seen if each.pid and each.pid not in unlike}
     return there if len(there) == 3 else None
 
 
 async def test_a_killed_node(nodes, tmp_path):
     (tmp_path / "plan.toml").write_text(PLAN)
-    place.connect(nodes.address)
-    keeper = place.up(read(str(tmp_path / "plan.toml")))
-    wait(lambda: place.ready(keeper))
+    ray_client.connect(nodes.address)
+    keeper = ray_client.up(read(str(tmp_path / "plan.toml")))
+    wait(lambda: ray_client.ready(keeper))
     there = wait(lambda: placed(keeper))
     front, *workers = (node.node_id for node in nodes.list_all_nodes())
     assert there["coordinator"].node == front
     assert {there["prefill-1"].node, there["decode-2"].node} <= set(workers)
 
-    url = place.address(keeper)
+    url = ray_client.address(keeper)
     whole = await ask(url, *ASKED)
     assert whole.whole and whole.count > 100, whole
 
@@ -103,39 +103,39 @@ async def test_a_killed_node(nodes, tmp_path):
 
     there = await asyncio.to_thread(wait, lambda: placed(keeper, *gone))
     assert there["decode-2"].node in set(workers) - {lost}
-    wait(lambda: place.ready(keeper))
+    wait(lambda: ray_client.ready(keeper))
     again = await ask(url, *ASKED)
     assert again.verdict(whole.told()) == "exact", again
-    await asyncio.to_thread(place.down, keeper)
-    assert place.names() == []
+    await asyncio.to_thread(ray_client.down, keeper)
+    assert ray_client.names() == []
 
 
 async def test_an_instance_that_is_taken_away_ends_what_it_has_begun_and_nobody_waits_for_it(nodes, tmp_path):
     (tmp_path / "plan.toml").write_text(PLAN)
-    place.connect(nodes.address)
-    keeper = place.up(read(str(tmp_path / "plan.toml")))
-    wait(lambda: place.ready(keeper))
+    ray_client.connect(nodes.address)
+    keeper = ray_client.up(read(str(tmp_path / "plan.toml")))
+    wait(lambda: ray_client.ready(keeper))
     wait(lambda: placed(keeper))
-    url = place.address(keeper)
+    url = ray_client.address(keeper)
     heard = Answer()
     running = asyncio.create_task(ask(url, *ASKED, heard))
     while not heard.count:
         await asyncio.sleep(0.01)
     # Nodes have room for four instances; nobody is kept waiting by those that find none.
-    assert await asyncio.to_thread(place.scale, keeper, "prefill", 40) == ""
-    assert await asyncio.to_thread(place.scale, keeper, "prefill", 1) == ""
-    assert await asyncio.to_thread(place.scale, keeper, "decode", 0) == ""
+    assert await asyncio.to_thread(ray_client.scale, keeper, "prefill", 40) == ""
+    assert await asyncio.to_thread(ray_client.scale, keeper, "prefill", 1) == ""
+    assert await asyncio.to_thread(ray_client.scale, keeper, "decode", 0) == ""
     await asyncio.sleep(2.0)
-    seen, wanted = await asyncio.to_thread(place.look, keeper)
+    seen, wanted = await asyncio.to_thread(ray_client.look, keeper)
     assert wanted == {"prefill": 1, "decode": 0}
     assert not heard.over and "decode-2" in [each.name for each in seen]
-    assert await asyncio.to_thread(place.scale, keeper, "decode", 1) == ""
+    assert await asyncio.to_thread(ray_client.scale, keeper, "decode", 1) == ""
     await asyncio.wait_for(running, 150)
     assert heard.whole and b'"error"' not in heard.body, heard.body[-500:]
 
-    await asyncio.to_thread(wait, lambda: "decode-2" not in [each.name for each in place.look(keeper)[0]])
-    await asyncio.to_thread(wait, lambda: place.ready(keeper) and placed(keeper))
+    await asyncio.to_thread(wait, lambda: "decode-2" not in [each.name for each in ray_client.look(keeper)[0]])
+    await asyncio.to_thread(wait, lambda: ray_client.ready(keeper) and placed(keeper))
     again = await ask(url, *ASKED)
     assert again.verdict(heard.told()) == "exact", again
-    await asyncio.to_thread(place.down, keeper)
-    assert place.names() == []
+    await asyncio.to_thread(ray_client.down, keeper)
+    assert ray_client.names() == []

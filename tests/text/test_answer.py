@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
-from parts import read
+from support.answer_parts import read
 
 from parley.demo import folder
 from parley.errors import Invalid
-from parley.text import Choice, Language, Markup, answer, detect
-from parley.text.calls import Tools
-from parley.text.channels import reader
-from parley.text.families import CALLS
+from parley.text import Choice, Language, Markup, detect
+from parley.text.grammar import answer_grammar
+from parley.text.parsing.calls import Tools
+from parley.text.parsing.families import CALLS
+from parley.text.parsing.harmony_parser import reader
 from parley.types import Chat, Delta, Done, Grammar, Message, Output, Request
 
 LLAMA = next(row for row in CALLS if row.name == "llama3_json")
@@ -200,7 +201,7 @@ def test_a_model_without_calls_is_told_of_the_tools_and_made_to_call(allows, lan
     text = '[{"name": "f", "parameters": {"city": "Rome"}}, {"name": "f", "parameters": {"city": "Oslo"}}]'
     assert allows(chat, text, language=plain) and not allows(chat, "[]", language=plain)
     assert plain.compile(ask(tool("f", strict=True)), None) == ""  # it cannot begin a call
-    shown = answer.told(chat)
+    shown = answer_grammar.told(chat)
     assert shown.messages[-1].content.startswith("Hi") and '"city"' in shown.messages[-1].content
     done = list(events(plain, chat, text))
     assert [delta.call.name for delta in done[:-1] if delta.call and delta.call.name] == ["f", "f"]

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_tokenizers import KINDS, byte_level
+from support.tiny_tokenizers import KINDS, byte_level
 
 from parley.text import Choice, Markup, Prepared, Tokenizer, scored
-from parley.text.families import HERMES
+from parley.text.parsing.families import HERMES
 from parley.types import CallDelta, Chat, Cost, Delta, Done, Message, Output, Request, Score, Stop, Want
 
 QWEN = Markup(("<think>", "</think>"), (HERMES,))

@@ -8,16 +8,15 @@ import re
 import threading
 
 import llguidance
-import models
 import pytest
-import tiny_tokenizers
-from hostile import HOSTILE, deep
+from support import tiny_models, tiny_tokenizers
+from support.hostile_grammars import HOSTILE, deep
 
 from parley import LLM
 from parley.errors import BadRequest, Invalid
-from parley.model.grammar import Grammars, Pieces
-from parley.text.grammar import KEPT, SIZE, Compiler
-from parley.text.schema import DEPTH, MEMBERS, ready
+from parley.model.sampling.grammar_mask import Grammars, Pieces
+from parley.text.grammar.compiler import KEPT, SIZE, Compiler
+from parley.text.grammar.json_schema import DEPTH, MEMBERS, ready
 from parley.types import Grammar, Tag, Tags
 
 KINDS = [tiny_tokenizers.byte_level, tiny_tokenizers.byte_fallback]
@@ -205,7 +204,7 @@ def test_what_was_compiled_is_kept_within_bounds(monkeypatch):
     for number in range(20):
         compiler.compile(Grammar("choice", [f"{number}{text}"]))
     assert compiler.find(first) == made
-    monkeypatch.setattr("parley.text.grammar.KEPT", 5000)
+    monkeypatch.setattr("parley.text.grammar.compiler.KEPT", 5000)
     for number in range(20, 25):
         compiler.compile(Grammar("choice", [f"{number}{text}"]))
     assert compiler.find(first) is None and compiler.find(Grammar("choice", [f"24{text}"])) is not None
@@ -230,7 +229,7 @@ def test_a_tokenizer_whose_tokens_have_no_bytes_of_their_own_is_refused():
 
 async def test_other_streams_go_on_while_grammars_mean_harm():
     """Each is refused, or answered, or given up for its own sake, and meanwhile tokens and the event loop move on."""
-    with LLM(str(models.model("qwen3")), threads=1, kv_memory=16 << 20) as llm:
+    with LLM(str(tiny_models.model("qwen3")), threads=1, kv_memory=16 << 20) as llm:
         pieces, turns, done = [0], [0], threading.Event()
 
         async def follow():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_tokenizers import KINDS, TEXT, byte_fallback, byte_level, suffixed
+from support.tiny_tokenizers import KINDS, TEXT, byte_fallback, byte_level, suffixed
 
 from parley.text import Detokenizer, Tokenizer
 

@@ -14,16 +14,16 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parts import Parts, cut, read
-from tiny_tokenizers import byte_level
+from support.answer_parts import Parts, cut, read
+from support.tiny_tokenizers import byte_level
 from tokenizers import AddedToken
 
 from parley.settings.families import FILE
 from parley.text import Choice, Markup, Prepared, Tokenizer
-from parley.text.calls import Tools, written
-from parley.text.channels import reader
-from parley.text.families import CALLS, THOUGHTS, Calls
-from parley.text.markup import begins_thinking, detect, names, switch
+from parley.text.parsing.calls import Tools, writer
+from parley.text.parsing.families import CALLS, THOUGHTS, Calls
+from parley.text.parsing.harmony_parser import reader
+from parley.text.parsing.markup import begins_thinking, detect, names, switch
 from parley.types import Delta, Done, Output, Request
 
 TOOLS = Tools(
@@ -612,7 +612,7 @@ def test_what_is_written_is_read_back(row: Calls) -> None:
     arguments = {"s": "a\nb", "n": 3, "x": None, "b": True, "l": ["é", [1.5]], "o": {"k": {"z": "w"}}}
     for form in row.forms:
         calls = [("a1b2c3d4e5", "f", arguments), ("b1b2c3d4e5", "get_weather", {})][: 1 if form.alone else 2]
-        text = written(form, calls)
+        text = writer(form, calls)
         _, content, found = parse(list(text), family(row.name))
         assert [(name, json.loads(said)) for name, said in found] == [call[1:] for call in calls] and not content, text
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import llguidance
 import pytest
-import tiny_tokenizers
+from support import tiny_tokenizers
 
 from parley.errors import Invalid
-from parley.text.grammar import Compiler
+from parley.text.grammar.compiler import Compiler
 from parley.types import Grammar
 
 BYTES = llguidance.LLTokenizer("byte")

@@ -7,14 +7,14 @@ from itertools import product
 
 import llguidance
 import pytest
-import tiny_tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import tiny_tokenizers
 
 from parley.errors import Invalid
-from parley.text.gbnf import read
-from parley.text.grammar import Compiler
-from parley.text.productions import Either, Letter, Name, Node, Repeat, Row, Text
+from parley.text.grammar.compiler import Compiler
+from parley.text.grammar.gbnf import read
+from parley.text.grammar.productions import Either, Letter, Name, Node, Repeat, Row, Text
 from parley.types import Grammar
 
 BYTES = llguidance.LLTokenizer("byte")

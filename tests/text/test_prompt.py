@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from models import write_tokenizer
-from tiny_tokenizers import byte_level, word_level
+from support.tiny_models import write_tokenizer
+from support.tiny_tokenizers import byte_level, word_level
 
 from parley.demo.template import CHAT_TEMPLATE
 from parley.errors import BadRequest, ContextLength, Invalid

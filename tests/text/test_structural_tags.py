@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-import tiny_tokenizers
+from support import tiny_tokenizers
 from test_compile import fits
 
 from parley.dialects.fields import Fields
 from parley.dialects.forms import MAX_DEPTH, tags
 from parley.errors import BadRequest, Invalid
-from parley.text.grammar import Compiler
+from parley.text.grammar.compiler import Compiler
 from parley.types import Grammar
 
 JSON = {"type": "json_schema", "json_schema": {"type": "integer"}}

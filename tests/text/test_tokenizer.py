@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_tokenizers import KINDS, TEXT, byte_fallback, byte_level, word_piece
+from support.tiny_tokenizers import KINDS, TEXT, byte_fallback, byte_level, word_piece
 from tokenizers import processors
 
 from parley.text import BadTokenizer, Tokenizer

@@ -1,0 +1,232 @@
+"""``parley cluster``: a coordinator and its instances on the machines of a Ray cluster.
+
+``parley.cluster.ray_client`` and Ray decide where processes run and restart them. This module is the terminal side.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from parley.errors import excerpt
+from parley.settings.kinds import duration, integer, switch, text
+from parley.settings.options import Config, ConfigError, Option, read_content
+
+if TYPE_CHECKING:
+    from parley.cluster.plan import Plan
+
+USAGE = """\
+usage: parley cluster up FILE [--detach]     start the cluster that FILE describes, and wait until it is ready
+       parley cluster status [NAME]          show the processes and their nodes
+       parley cluster scale [NAME] GROUP=N   change a group to N instances
+       parley cluster down [NAME]            stop the cluster
+
+Runs a coordinator and instances on the machines of a Ray cluster: the one at --address, or the one that this machine
+belongs to. Without one, `up` starts one for this machine and keeps it until Ctrl-C or `down`."""
+
+OPTIONS = [
+    Option("action", text("up|status|scale|down"), "Action to take.", positional=True),
+    Option("first", text("FILE or NAME"), "A plan (up), or the name of a cluster.", positional=True),
+    Option("second", text("GROUP=N"), "scale: the group and its number of instances.", positional=True),
+    Option("address", text("ADDRESS"), "Address of the Ray cluster.", unset="the file's, or this machine's"),
+    Option("detach", switch(), "Exit when the cluster is ready, and leave it running.", False),
+    Option("timeout", duration(), "Give up if it is not ready by then.", 120.0),
+]
+
+
+def run(config: Config) -> int:
+    """Run the action that the options name. Return the exit code."""
+    actions = {"up": _up, "status": _status, "scale": _scale, "down": _down}
+    action = actions.get(config["action"] or "")
+    if action is None:
+        raise ConfigError("The action is missing: up FILE, status, scale GROUP=N or down.")
+    if find_spec("ray") is None:
+        raise ConfigError("Ray is missing; install it with: pip install 'parley[ray]'.")
+    try:
+        return action(config)
+    except (LookupError, ConnectionError) as error:
+        print(f"parley: {_said(error)}", file=sys.stderr)
+        return 1
+
+
+def _up(config: Config) -> int:
+    from parley.cluster import plan
+
+    if not config["first"]:
+        raise ConfigError("up needs a file: parley cluster up FILE.")
+    wanted = plan.read(config["first"])
+    _check(wanted, config["first"])
+    address = config["address"] or wanted.address
+    from parley.cluster import ray_client as place
+
+    if config["detach"] and not _exists(address):
+        return _behind(config)
+    began = time.monotonic()
+    ours = place.connect(address, begin=True)
+    if wanted.name in place.names():
+        raise LookupError(f"The cluster {wanted.name} is running already; stop it: parley cluster down {wanted.name}")
+    print(f"cluster {wanted.name} on {'a Ray of this machine' if ours else 'Ray'}", flush=True)
+    keeper = place.up(wanted)
+    try:
+        url = _wait(place, keeper, config["timeout"])
+        if url is None:
+            place.down(keeper)
+            return 1
+        print(f"ready in {time.monotonic() - began:.1f} s: {url}", flush=True)
+        print(f"status page: {place.page(keeper)}", flush=True)
+        if not ours:
+            print(f"stop it with `parley cluster down {wanted.name}`", flush=True)
+            return 0
+        _until_stopped(place, wanted.name)
+    except KeyboardInterrupt:
+        print("stopping", flush=True)
+    if wanted.name in place.names():
+        place.down(keeper)
+    return 0
+
+
+def _check(wanted: Plan, path: str) -> None:
+    """Check the options of all programs: one that cannot start would be restarted forever. Raises ConfigError."""
+    from parley.coordinator.config import read
+    from parley.settings.config import SERVE
+
+    read(wanted.coordinator, f"{path}: coordinator")
+    known = {option.name: option for option in SERVE}
+    for group in wanted.groups:
+        for name, (raw, source) in read_content(SERVE, group.options, f"{path}: {group.name}").items():
+            known[name].read(raw, f"{source}: {name}")
+
+
+def _status(config: Config) -> int:
+    from parley.cluster import ray_client as place
+
+    place.connect(config["address"] or "")
+    names = [config["first"]] if config["first"] else place.names()
+    if not names:
+        print("no cluster is running")
+    for name in names:
+        keeper = place.find(name)
+        seen, wanted = place.look(keeper)
+        rows = [_row(each, place, keeper) for each in seen]
+        print(f"{name}: " + ", ".join(f"{group} {count}" for group, count in wanted.items()))
+        print(_table([("", "role", "where", "node", "pid", "needs"), *rows]))
+    return 0
+
+
+def _scale(config: Config) -> int:
+    words = [config["first"] or "", config["second"] or ""]
+    name, change = words if words[1] else ("", words[0])
+    group, equals, count = change.rpartition("=")
+    if not equals:
+        raise ConfigError("scale needs a group and a number: parley cluster scale [NAME] GROUP=N.")
+    from parley.cluster import plan
+
+    try:
+        number = integer(0, plan.MOST).read(count)
+    except ValueError as wanted:
+        raise ConfigError(f"scale: {excerpt(count)} is not {wanted}.") from None
+    from parley.cluster import ray_client as place
+
+    place.connect(config["address"] or "")
+    if refused := place.scale(place.find(name), group, number):
+        raise LookupError(refused)
+    print(f"{group}: {number} wanted; `parley cluster status` shows them come and go")
+    return 0
+
+
+def _down(config: Config) -> int:
+    from parley.cluster import ray_client as place
+
+    place.connect(config["address"] or "")
+    place.down(place.find(config["first"] or ""))
+    return 0
+
+
+def _exists(address: str) -> bool:
+    """Whether there is a Ray cluster at ``address`` (empty: the default one). Raises ConnectionError."""
+    from parley.cluster import ray_client as place
+
+    try:
+        place.connect(address)
+    except ConnectionError:
+        if address:
+            raise
+        return False
+    return True
+
+
+def _behind(config: Config) -> int:
+    """Run the same command in a process that keeps running. Return when it reports that the cluster is ready."""
+    with tempfile.NamedTemporaryFile(prefix="parley-cluster-", suffix=".log", delete=False) as log:
+        command = [
+            sys.executable,
+            "-m",
+            "parley",
+            "cluster",
+            "up",
+            config["first"],
+            "--timeout",
+            f"{config['timeout']}s",
+        ]
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    with open(log.name, encoding="utf-8", errors="replace") as lines:
+        while True:
+            ended = child.poll() is not None
+            for line in lines:
+                print(line, end="", flush=True)
+                if line.startswith("status page:"):
+                    print(f"it runs in the background; its log is {log.name}")
+                    return 0
+            if ended:
+                return child.returncode or 1
+            time.sleep(0.1)
+
+
+def _wait(place: Any, keeper: Any, timeout: float) -> str | None:
+    """Wait until the coordinator takes requests. Return its address for clients, or None after ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
+    shown: set[str] = set()
+    while True:
+        seen, _ = place.look(keeper)
+        for each in seen:
+            if each.pid and each.name not in shown:
+                shown.add(each.name)
+                print("  " + "  ".join(part for part in _row(each, place, keeper)[:4] if part), flush=True)
+        if place.ready(keeper):
+            return place.address(keeper)
+        if time.monotonic() > deadline:
+            missing = ", ".join(f"{each.name} ({each.needs})" for each in seen if not each.pid)
+            why = f"no node has the resources for: {missing}" if missing else "the instances did not become ready"
+            print(f"parley: not ready after {timeout:g} s: {why}; the cluster has {place.has()}", file=sys.stderr)
+            return None
+        time.sleep(0.1)
+
+
+def _until_stopped(place: Any, name: str) -> None:
+    """Wait for a signal, or until the cluster has been stopped by another process."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    while name in place.names():
+        time.sleep(1.0)
+
+
+def _row(seen: Any, place: Any, keeper: Any) -> tuple[str, ...]:
+    if not seen.pid:
+        return seen.name, seen.role, "not placed", "", "", seen.needs
+    where = seen.url("port") if "port" in seen.ports else place.address(keeper)  # clients use the coordinator's
+    return seen.name, seen.role, where, f"node {seen.node[:8]}", f"{seen.pid}", seen.needs
+
+
+def _table(rows: list[tuple[str, ...]]) -> str:
+    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, wide, strict=True)).rstrip() for row in rows
+    )
+
+
+def _said(error: Exception) -> str:
+    return str(error).strip("'\"").splitlines()[0]

@@ -1,0 +1,38 @@
+"""``parley coordinator``: one port in front of several servers. ``parley.coordinator`` implements it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.util import find_spec
+
+from parley.settings.kinds import choice, integer, switch, text
+from parley.settings.options import Config, ConfigError, Option
+
+USAGE = """\
+usage: parley coordinator --config FILE [options]
+
+Takes requests of every API and has them answered by the instances that the file or a controller names.
+GET /health/ready is 200 once a prefill and a decode instance are ready, or one that does both."""
+
+OPTIONS = [
+    Option("config", text("FILE"), "TOML file with keys and [[instances]].", unset="none: a controller names them"),
+    Option("host", text("ADDRESS"), "Address of all ports without an address.", unset="from the file"),
+    Option("port", integer(0, 65_535), "Port for inference; 0: any free one.", unset="from the file, or 1025"),
+    Option("quiet", switch(), "Do not log requests.", False, section="output"),
+    Option("log-format", choice("text", "json"), "Format of log lines.", "text", section="output"),
+]
+
+
+def run(config: Config) -> int:
+    """Run the coordinator with these options. Return the exit code."""
+    from parley.coordinator import coordinator
+    from parley.coordinator.config import Options, load
+
+    options = load(config["config"]) if config["config"] else Options()
+    if config["host"] is not None:
+        options = replace(options, host=config["host"])
+    if config["port"] is not None:
+        options = replace(options, predict_port=config["port"])
+    if options.grpc_port is not None and not all(map(find_spec, ("grpc", "google", "google.protobuf"))):
+        raise ConfigError("Packages for gRPC are missing; install them with: pip install 'parley[grpc]'.")
+    return coordinator.run(options, config["log-format"], access_log=not config["quiet"])

@@ -1,0 +1,272 @@
+"""``parley doctor``: checks whether ``parley serve`` with these options would work here. It changes nothing.
+
+Every check is a function that yields findings and never raises. ``CHECKS`` lists them.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from parley import hub
+from parley.cli.serve import keys_of, offers
+from parley.settings.config import SERVE
+from parley.settings.options import Config, ConfigError
+
+OPTIONS = SERVE
+USAGE = """\
+usage: parley doctor [MODEL] [options of serve]
+
+Checks whether this machine, the installation and the model have what `parley serve` with the same options needs.
+Exit code 1 if it would fail."""
+
+Level = Literal["ok", "warn", "fail"]
+COLOURS = {"ok": "\x1b[32m", "warn": "\x1b[33m", "fail": "\x1b[31m"}
+PROBE = "import torch; print(torch.__version__, torch.get_num_threads(), torch.cuda.is_available())"
+SPARE = 1 << 30  # bytes that a server needs in addition to weights and KV cache
+
+
+class Finding(NamedTuple):
+    """One line of output: the level, the subject, the observation, and a hint how to fix it."""
+
+    level: Level
+    subject: str
+    seen: str
+    hint: str = ""
+
+
+def run(config: Config) -> int:
+    """Print the findings of all checks. Return 1 if any of them is a failure, else 0."""
+    worst = 0
+    for check in CHECKS:
+        for finding in check(config):
+            print(line(finding, sys.stdout.isatty()), flush=True)
+            worst |= finding.level == "fail"
+    return worst
+
+
+def line(finding: Finding, colour: bool) -> str:
+    """Return a finding as text."""
+    level = f"{finding.level:<4}"
+    level = f"{COLOURS[finding.level]}{level}\x1b[0m" if colour else level
+    return f"{level}  {finding.subject:<11}  {finding.seen}" + (f"\n{'':19}-> {finding.hint}" if finding.hint else "")
+
+
+def python(config: Config) -> Iterator[Finding]:
+    """Check the version of Python."""
+    level: Level = "ok" if sys.version_info >= (3, 11) else "fail"
+    yield Finding(level, "python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+
+
+def torch(config: Config) -> Iterator[Finding]:
+    """Check torch, in a separate process because a broken torch may kill its process instead of raising."""
+    try:
+        answer = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=120, check=True)
+        version, threads, cuda = answer.stdout.split()
+    except (OSError, subprocess.SubprocessError, ValueError):
+        yield Finding(
+            "fail", "torch", "cannot be imported", "Install parley again: pip install --force-reinstall torch"
+        )
+        return
+    yield Finding("ok", "torch", f"{version}, {threads} threads, {'CUDA' if cuda == 'True' else 'CPU only'}")
+    if config["device"].startswith("cuda") and cuda != "True":
+        yield Finding("fail", "device", f"{config['device']} is not available", "Leave out --device to run on the CPU.")
+
+
+def packages(config: Config) -> Iterator[Finding]:
+    """Check installed versions against the lock file in a checkout, else against the package's requirements."""
+    lock = Path(__file__).parents[2] / "requirements.lock"
+    try:
+        lines = lock.read_text("utf-8").splitlines() if lock.is_file() else importlib.metadata.requires("parley") or []
+    except (OSError, importlib.metadata.PackageNotFoundError) as error:
+        yield Finding("warn", "packages", f"nothing to compare with ({type(error).__name__})")
+        return
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    wrong, count = [], 0
+    for text in lines:
+        try:
+            wanted = Requirement(text.partition("#")[0])
+        except InvalidRequirement:
+            continue
+        if wanted.marker and not wanted.marker.evaluate({"extra": ""}):
+            continue
+        count += 1
+        try:
+            have = importlib.metadata.version(wanted.name)
+        except importlib.metadata.PackageNotFoundError:
+            have = ""
+        if not have or not wanted.specifier.contains(have, prereleases=True):
+            wrong.append(f"{wanted.name} {have or 'is missing'} (wanted {wanted.specifier})")
+    if wrong:
+        yield Finding("warn", "packages", "; ".join(wrong[:5]), "make setup installs the versions that are tested.")
+    else:
+        yield Finding("ok", "packages", f"{count} as {'locked' if lock.is_file() else 'required'}")
+
+
+def processor(config: Config) -> Iterator[Finding]:
+    """Check the CPU's cores and vector extensions."""
+    try:
+        info = Path("/proc/cpuinfo").read_text("utf-8")
+    except OSError:
+        yield Finding("warn", "processor", f"{os.cpu_count()} cores of an unknown kind")
+        return
+    found = re.search(r"^(?:flags|Features)\s*:(.*)$", info, re.M)
+    flags = set(found[1].split()) if found else set()
+    useful = [name for name in ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "bf16", "asimd") if name in flags]
+    cores = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} cores"
+    if flags & {"avx512_bf16", "amx_bf16", "bf16"} or config["dtype"] == "fp32":
+        yield Finding("ok", "processor", f"{cores}, {', '.join(useful) or 'no vector extensions'}")
+    else:
+        yield Finding(
+            "warn", "processor", f"{cores}, no bf16 arithmetic", "bf16 is emulated; --dtype fp32 may be faster."
+        )
+
+
+def models(config: Config) -> Iterator[Finding]:
+    """Check every model, and whether all of them fit into memory."""
+    try:
+        wanted = offers(config)
+    except ConfigError as error:
+        yield Finding("fail", "model", str(error))
+        return
+    need, whole = 0, True
+    for _, settings, _ in wanted:
+        folder = hub.find(settings.model)
+        size = yield from _model(settings.model or hub.BUILT_IN, folder)
+        wide = settings.dtype == "float32" and folder is not None and _saved(folder) != "float32"
+        need += size * (2 if wide else 1) + (settings.kv_memory or 0)
+        whole = whole and bool(size)
+    if whole:
+        yield from _memory(need, all(settings.kv_memory for _, settings, _ in wanted))
+
+
+def _model(name: str, folder: Path | None) -> Generator[Finding, None, int]:
+    """Check one model. Return the bytes of its weights, or 0 if it cannot be served from this machine."""
+    if folder is None:
+        yield Finding("warn", "model", f"{name} is not on this machine", "serve will download it from the hub.")
+        return 0
+    if lacking := hub.missing(folder):
+        yield Finding("fail", "model", f"{name}: {lacking}", "Give a folder in Hugging Face format.")
+        return 0
+    weights = sorted(folder.glob("*.safetensors"))
+    if broken := [file.name for file in weights if not _whole(file)]:
+        yield Finding("fail", "model", f"{name}: {broken[0]} is incomplete or damaged", "Copy or download it again.")
+        return 0
+    size = sum(file.stat().st_size for file in weights)
+    yield Finding("ok", "model", f"{name}, {len(weights)} weight file{'s' * (len(weights) != 1)}, {_about(size)}")
+    yield from _tokenizer(folder)
+    return size
+
+
+def _whole(file: Path) -> bool:
+    """Whether the length of a weight file matches its header."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="numpy"):
+            return True
+    except (SafetensorError, OSError):
+        return False
+
+
+def _tokenizer(folder: Path) -> Iterator[Finding]:
+    from tokenizers import Tokenizer
+
+    try:
+        size = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size()
+    except Exception as error:  # the library raises plain Exception
+        yield Finding("fail", "tokenizer", f"tokenizer.json cannot be read ({str(error)[:80]})", "Download it again.")
+        return
+    yield Finding("ok", "tokenizer", f"{size} tokens")
+    try:
+        settings = (folder / "tokenizer_config.json").read_text("utf-8")
+    except (OSError, UnicodeDecodeError):
+        settings = ""
+    if not (folder / "chat_template.jinja").is_file() and '"chat_template"' not in settings:
+        yield Finding("warn", "template", "the model has no chat template", "It completes text, but cannot chat.")
+
+
+def _memory(models: int, cached: bool) -> Iterator[Finding]:
+    """Check memory for ``models`` bytes. ``cached``: these include the KV caches."""
+    try:
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text("utf-8"), re.M)
+        free = int(found[1]) * 1024 if found else None
+    except OSError:
+        free = None
+    if free is None:
+        yield Finding("warn", "memory", "the amount of free memory is unknown")
+        return
+    need = models + SPARE
+    seen = f"{_about(free)} free, about {_about(need)} needed"
+    seen += "" if cached else " plus the KV cache"
+    if need > free:
+        yield Finding("fail", "memory", seen, "Take a smaller model or --kv-memory, or end other programs.")
+    else:
+        yield Finding("ok", "memory", seen)
+
+
+def _saved(folder: Path) -> str:
+    """Return the dtype of the saved weights, according to the model's configuration."""
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        return str(config.get("dtype") or config.get("torch_dtype"))
+    except (OSError, ValueError, AttributeError):
+        return "unknown"
+
+
+def network(config: Config) -> Iterator[Finding]:
+    """Check that the port is free, and that API keys protect a public address."""
+    host, port = config["host"], config["port"]
+    try:
+        family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        hint = "Choose another with --port, or --port 0." if port else "Check --host."
+        yield Finding("fail", "port", f"{host}:{port}: {error.strerror or 'no such address'}", hint)
+    else:
+        yield Finding("ok", "port", f"{host}:{port} is free")
+    try:
+        keys = len(config["api-key"]) + len(keys_of(config["api-key-file"], "api-key-file"))
+        keys_of(config["admin-key-file"], "admin-key-file")
+    except ConfigError as error:
+        yield Finding("fail", "keys", str(error))
+        return
+    if not keys and host not in ("127.0.0.1", "::1", "localhost"):
+        yield Finding("warn", "keys", f"none, and {host} can be reached from outside", "Set PARLEY_API_KEY.")
+    else:
+        yield Finding("ok", "keys", f"{keys} set" if keys else "none needed: only this machine can connect")
+
+
+def files(config: Config) -> Iterator[Finding]:
+    """Check the limit of open files."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # a server raises its limit to this one
+    if most == resource.RLIM_INFINITY:
+        yield Finding("ok", "open files", "unlimited")
+    elif most < 1024:
+        yield Finding("warn", "open files", f"at most {most}", "Every client needs one: ulimit -Hn 4096")
+    else:
+        yield Finding("ok", "open files", f"at most {most}")
+
+
+def _about(count: int) -> str:
+    """Return a number of bytes, rounded for reading."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"
+
+
+CHECKS = (python, torch, packages, processor, models, network, files)

@@ -1,0 +1,176 @@
+"""Checks of a JSON file's objects, member by member, with error messages. It knows no member by name."""
+
+from __future__ import annotations
+
+import codecs
+import ipaddress
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from parley.settings.options import ConfigError
+
+MAX_FILE = 10 << 20
+
+Check = Callable[[Any], Any]  # returns the value, or raises ValueError with a description of valid values
+
+
+def whole(low: int, high: int | None = None) -> Check:
+    """Return a check for integers from ``low`` to ``high``."""
+    wanted = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
+
+    def check(value: Any) -> int:
+        if type(value) is not int or value < low or (high is not None and value > high):
+            raise ValueError(wanted)
+        return value
+
+    return check
+
+
+def size(value: Any) -> float:
+    """Check a memory size in GB, or -1."""
+    if type(value) not in (int, float) or (value != -1 and not value > 0):
+        raise ValueError("-1 or a number of GB above 0")
+    return value
+
+
+def flag(value: Any) -> bool:
+    """Check a boolean."""
+    if type(value) is not bool:
+        raise ValueError("true or false")
+    return value
+
+
+def text(value: Any) -> str:
+    """Check a string."""
+    if not isinstance(value, str):
+        raise ValueError("a string")
+    return value
+
+
+def one(*allowed: Any) -> Check:
+    """Return a check for a value equal to one of ``allowed``, and of the same type."""
+
+    def check(value: Any) -> Any:
+        if not any(value is each or (type(value) is type(each) and value == each) for each in allowed):
+            raise ValueError(f"one of {', '.join(str(msgspec.json.encode(each), 'utf-8') for each in allowed)}")
+        return value
+
+    return check
+
+
+def address(value: Any) -> str:
+    """Check an IP address. Return its canonical form."""
+    try:
+        return str(ipaddress.ip_address(text(value)))
+    except ValueError:
+        raise ValueError("an IPv4 or IPv6 address") from None
+
+
+def name(value: Any) -> str:
+    """Check a model or adapter name."""
+    marks = set("-._")
+    good = isinstance(value, str) and 0 < len(value) <= 256 and value.isascii()
+    if (
+        not good
+        or not set(value[0] + value[-1]).isdisjoint(marks)
+        or not "".join(c for c in value if c not in marks).isalnum()
+    ):
+        raise ValueError("1 to 256 letters, digits, - . and _, none of these marks at the ends")
+    return value
+
+
+def files(value: Any) -> list[str]:
+    """Check a list of file names."""
+    if (
+        not isinstance(value, list)
+        or not 1 <= len(value) <= 3
+        or not all(isinstance(each, str) and each for each in value)
+    ):
+        raise ValueError("a list of 1 to 3 file names")
+    return value
+
+
+def adapters(value: Any) -> list[tuple[str, str]]:
+    """Check a list of LoRA adapters. Return names and folders. Their model is ignored, because there is only one."""
+    if not isinstance(value, list):
+        raise ValueError("a list of objects")
+    made = []
+    for each in value:
+        if not isinstance(each, dict) or not isinstance(path := each.get("path"), str) or not path:
+            raise ValueError("a list of objects with name and path")
+        made.append((name(each.get("name")), path))
+    return made
+
+
+@dataclass
+class Section:
+    """An object of the file. It remembers the members read, so that the others can be listed."""
+
+    path: str
+    members: Mapping[str, Any]
+    asked: set[str] = field(default_factory=set)
+
+    def given(self, member: str) -> bool:
+        """Whether the member is present and not null."""
+        return self.members.get(member) is not None
+
+    def get(self, member: str, check: Check, default: Any) -> Any:
+        """Return a member's value, or ``default`` if it is absent. Raises ConfigError."""
+        self.asked.add(member)
+        value = self.members.get(member)
+        if value is None:
+            return default
+        try:
+            return check(value)
+        except ValueError as wanted:
+            raise self.wrong(member, f"{shown(value)} is not {wanted}") from None
+
+    def look(self, member: str, check: Check) -> None:
+        """Check a member that has no effect. It counts as unread. Raises ConfigError."""
+        self.get(member, check, None)
+        self.asked.discard(member)
+
+    def inside(self, member: str) -> Section:
+        """Return a member that is an object, empty if absent. Raises ConfigError."""
+        self.asked.add(member)
+        value = self.members.get(member)
+        if value is None:
+            value = {}
+        if not isinstance(value, dict):
+            raise self.wrong(member, f"{shown(value)} is not an object")
+        return Section(f"{self.path}{member}.", value)
+
+    def wrong(self, member: str, reason: str) -> ConfigError:
+        """Return the error for a member's value."""
+        return ConfigError(f"{self.path}{member}: {reason}.")
+
+    def rest(self) -> list[str]:
+        """Return the members that were not read."""
+        return [self.path + member for member in self.members if member not in self.asked]
+
+
+def shown(value: Any) -> str:
+    """Return a value as JSON, cut to 60 characters."""
+    told = msgspec.json.encode(value).decode()
+    return told if len(told) <= 60 else told[:59] + "…"
+
+
+def load(file: str) -> dict[str, Any]:
+    """Return the JSON object in a file. Raises ConfigError."""
+    try:
+        with Path(file).open("rb") as opened:
+            data = opened.read(MAX_FILE + 1)
+        if len(data) > MAX_FILE:
+            raise ConfigError(f"{file} has more than {MAX_FILE >> 20} MB.")
+        content = msgspec.json.decode(data.removeprefix(codecs.BOM_UTF8))
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} is not valid JSON: {error}.") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file} holds no JSON object.")
+    return content

@@ -1,0 +1,50 @@
+"""``parley routes``: lists every path of a server and its API, from the server's own tables."""
+
+from __future__ import annotations
+
+import json
+
+from parley.cli.serve import listen_of
+from parley.settings.config import SERVE
+from parley.settings.kinds import endpoint, switch
+from parley.settings.options import Config, Option
+
+USAGE = """\
+usage: parley routes [options]
+
+Lists the routes of a server: method, path, API, and the surface that serves it. "all" is the surface of the main port,
+which serves every API; the others serve one API, under its prefix or on its own port."""
+
+OPTIONS = [
+    Option("json", switch(), "Print JSON, one line per route.", False),
+    *(option for option in SERVE if option.name in ("listen", "strict", "tgi-compat")),
+]
+
+
+def table(config: Config) -> list[dict[str, str]]:
+    """Return one entry per port, method and path, with api and surface. If several APIs answer, the body decides."""
+    from parley.dialects import mounts
+
+    ports = [("all", mounts.universal(config["strict"], config["tgi-compat"]))]
+    ports += [(endpoint().show(each[:3]), mounts.alone(each.api)) for each in listen_of(config)]
+    rows = []
+    for name, mounted in ports:
+        for (method, path), answering in mounts.table(mounted).items():
+            apis = ", ".join(surface.dialect.name for _, surface in answering)
+            surface = answering[0][1].prefix or name
+            rows.append({"method": method, "path": path, "api": apis, "surface": surface})
+    return rows
+
+
+def run(config: Config) -> int:
+    """Print the routes. Return the exit code."""
+    rows = table(config)
+    if config["json"]:
+        for row in rows:
+            print(json.dumps(row))
+        return 0
+    head = {name: name.upper() for name in rows[0]}
+    wide = {name: max(len(row[name]) for row in [head, *rows]) for name in head}
+    for row in [head, *rows]:
+        print("  ".join(row[name].ljust(wide[name]) for name in head).rstrip())
+    return 0

@@ -1,0 +1,92 @@
+"""A server that runs only as long as a command: started on a free port, awaited, and stopped with the command.
+
+The server is a separate ``parley serve`` in its own process group, so that Ctrl-C in the terminal does not reach it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import IO
+
+from parley.cli.client import Address, Client, ClientError
+
+PR_SET_PDEATHSIG = 1
+
+
+@contextlib.contextmanager
+def start(model: str | None, *flags: str) -> Iterator[Client]:
+    """Run a server for ``model`` (None: the built-in one), and yield a client once it is ready. Raises ClientError.
+
+    Only this client can use the server, because its API key is random and secret.
+    """
+    port, key = _free_port(), secrets.token_urlsafe()
+    client = Client(Address("http", "127.0.0.1", port, ""), key)
+    command = [sys.executable, "-m", "parley", "serve", *([model] if model else []), "--host", "127.0.0.1"]
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            [*command, "--port", str(port), *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=os.environ | {"PARLEY_API_KEY": key},  # not a flag: every user of the machine can read flags
+            start_new_session=True,
+            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+        )
+        try:
+            _wait(process, client, log)
+            yield client
+        finally:
+            _end(process)
+
+
+def _wait(process: subprocess.Popen[bytes], client: Client, log: IO[bytes]) -> None:
+    """Wait until the server is ready. Shows its progress in a terminal. Raises ClientError if it exits."""
+    shown = ""
+    while True:
+        if process.poll() is not None:
+            log.seek(0)
+            lines = log.read().decode(errors="replace").strip().splitlines()
+            raise ClientError(f"The server did not start: {lines[-1] if lines else 'it printed nothing'}")
+        try:
+            client.call("GET", "/health/ready", timeout=5)
+            break
+        except ClientError as error:
+            if error.status not in (0, 503):
+                raise
+            if sys.stderr.isatty() and error.status and (text := str(error)) != shown:
+                sys.stderr.write(f"\r\x1b[K{text}")
+                shown = text
+        time.sleep(0.05)
+    if shown:
+        sys.stderr.write("\r\x1b[K")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Stop the server: two requests to terminate, then a kill."""
+    for act in (process.terminate, process.terminate, process.kill):
+        if process.poll() is not None:
+            return
+        act()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(5)
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to terminate this process when its parent has gone, for any reason."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,1 @@
+"""The coordinator's other ports: management, metrics and the status page."""

@@ -1,0 +1,1 @@
+"""Carries requests to instances and results to clients, and resumes requests that lost their instance."""

@@ -1,0 +1,1 @@
+"""Speculative decoding: proposes draft tokens and decides how many are worth computing."""

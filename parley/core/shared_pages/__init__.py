@@ -1,0 +1,1 @@
+"""KV pages shared with other processes: leases, reservations, pinned pages and staging."""

@@ -1,0 +1,1 @@
+"""Prefill/decode disaggregation: the wire between instances and the transfer of KV pages. Knows no server."""

@@ -1,0 +1,1 @@
+"""Reads checkpoint files: safetensors, quantization formats and how each weight is stored."""

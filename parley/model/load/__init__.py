@@ -1,0 +1,1 @@
+"""Loads a model, picks its network, checks it numerically and measures memory."""

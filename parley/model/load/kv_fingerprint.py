@@ -1,0 +1,50 @@
+"""Fingerprint of everything that decides the bytes of a KV page, as one line: equal lines, equal bytes per token.
+
+Instances that exchange pages compare these lines and report which part differs. The line covers the content of the
+weights, how weights and pages are stored, and the software that computes, because bits may differ between kernels.
+On an accelerator bits also differ between batches, so any two such instances count as equal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from parley import native
+from parley.core.sequence import BLOCK_SIZE
+from parley.model.load import packed_cache
+from parley.model.networks.paged_kv import PagedKV
+from parley.native import library
+
+
+def fingerprint(
+    folder: Path, files: Sequence[Path], pages: PagedKV, *, quantization: str, lowered: bool, length: int
+) -> str:
+    """Return the fingerprint. ``files``: the weight files of the folder. ``length``: the longest context, which
+    decides the rotary embeddings of some Transformers models. Raises OSError."""
+    parts = {
+        "model": _short(*packed_cache.digests(_known(folder), [folder / "config.json", *files])),
+        "weights": f"{quantization or 'none'} {str(pages.dtype).removeprefix('torch.')}",
+        "pages": f"{BLOCK_SIZE} {'int8' if pages.int8 else 'plain'} {_short(*map(repr, pages.formats))}",
+        "runs": "fused" if lowered else f"transformers {length}",
+        "kernels": native.identity() or "torch" if pages.device.type == "cpu" else pages.device.type,
+        "torch": torch.__version__,
+    }
+    return ";".join(f"{name}={value}" for name, value in parts.items())
+
+
+def _known(folder: Path) -> Path | None:
+    """Return the folder that caches digests of the model's files, so they are not reread; None if it cannot exist."""
+    try:
+        known = library.cache() / "contents" / hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+        known.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return known
+    except OSError:
+        return None
+
+
+def _short(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]

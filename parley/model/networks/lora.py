@@ -1,0 +1,223 @@
+"""Reads a LoRA adapter (arXiv 2106.09685) from a folder in PEFT's format: adapter_config.json and safetensors.
+
+A config option that is not computed here is refused by name, as is a tensor that fits no layer: an adapter applied in
+part would produce answers that were never trained. Pickle files are never read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from parley import native
+from parley.model.checkpoint.files import HEADER_LIMIT, Checkpoint, LoadError
+from parley.model.networks.network import Place
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PICKLES = ("adapter_model.bin", "adapter_model.pt")
+HIGHEST = 256  # the largest supported rank
+CONFIG_LIMIT = 4 << 20  # bytes
+
+# base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight. Some writers omit the prefix, some insert the
+# adapter's name.
+TENSOR = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
+
+# Config members that change the computation, and their meaning. Empty values count as absent.
+FOREIGN = {
+    "use_dora": "DoRA",
+    "use_qalora": "QALoRA",
+    "use_bdlora": "BD-LoRA",
+    "lora_bias": "biases of adapters",
+    "modules_to_save": "whole modules besides the adapter",
+    "trainable_token_indices": "trained tokens",
+    "target_parameters": "adapters of parameters outside linear layers",
+    "layer_replication": "replicated layers",
+    "alora_invocation_tokens": "activated LoRA",
+    "megatron_config": "Megatron's layers",
+    "arrow_config": "Arrow",
+    "kasa_config": "KaSA",
+    "monteclora_config": "MonteCLoRA",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """``core.sequence.Adapter``: weights in the kernels' layout, and a digest of the files they come from."""
+
+    weights: native.Adapter
+    digest: bytes
+    rank: int
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the weights in bytes."""
+        return self.weights.nbytes
+
+
+def read(folder: Path, linears: Mapping[str, Place], highest: int, dtype: torch.dtype, device: torch.device) -> Adapter:
+    """Read the adapter in a folder, for a network with these linear layers. Raises LoadError."""
+    if not linears:
+        raise LoadError("Adapters are not available for this kind of model.")
+    if not folder.is_dir():
+        raise LoadError(f"There is no adapter folder {folder.name}.")
+    raw, config = _config(folder / CONFIG)
+    _check(config, highest)
+    path = folder / WEIGHTS
+    if not path.is_file():
+        if any((folder / name).exists() for name in PICKLES):
+            raise LoadError(f"{folder.name} has weights in a pickle file only, which is never read; save it anew with "
+                            "safe_serialization=True.")  # fmt: skip
+        raise LoadError(f"{folder.name} has no {WEIGHTS}.")
+    largest = HEADER_LIMIT + 8 * highest * sum(place.into + place.out for place in linears.values())
+    if path.stat().st_size > largest:
+        raise LoadError(f"{WEIGHTS} is larger than an adapter of rank {highest} for this model can be.")
+    checkpoint = Checkpoint(folder, [path], mapped=False)
+    pairs = _pairs(checkpoint, linears)
+    _complete(config, pairs, linears)
+    sites: list[list[native.LowRank]] = [[] for _ in range(1 + max(place.site for place in linears.values()))]
+    scale = _scale(config)
+    top = 0
+    for name, (a, b) in sorted(pairs.items(), key=lambda pair: linears[pair[0]].first):
+        place = linears[name]
+        rank, each = scale(name)
+        if rank > highest:
+            raise LoadError(f"The adapter has rank {rank} at {name}; at most {highest} is allowed here.")
+        top = max(top, rank)
+        down, up = _tensor(checkpoint, a, dtype, rank, place.into), _tensor(checkpoint, b, dtype, place.out, rank)
+        sites[place.site].append(native.LowRank(place.first, down, up, each))
+    digest = sha256(raw + checkpoint.digest).digest()
+    return Adapter(native.adapter(sites, dtype, device), digest, top)
+
+
+def _config(path: Path) -> tuple[bytes, dict[str, Any]]:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(CONFIG_LIMIT + 1)
+        config = json.loads(raw)
+    except FileNotFoundError:
+        raise LoadError(f"{path.parent.name} has no {CONFIG}, so it is not a PEFT adapter folder.") from None
+    except OSError as error:
+        raise LoadError(f"{CONFIG} cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError):
+        raise LoadError(f"{CONFIG} is not valid JSON.") from None
+    if not isinstance(config, dict):
+        raise LoadError(f"{CONFIG} does not hold a JSON object.")
+    return raw, config
+
+
+def _check(config: dict[str, Any], highest: int) -> None:
+    """Raise LoadError for every config option that would change the computation."""
+    if config.get("peft_type", "LORA") != "LORA":
+        raise LoadError(f"The adapter is of kind {str(config['peft_type'])[:40]}; only LORA is supported.")
+    for name, meaning in FOREIGN.items():
+        if config.get(name):
+            raise LoadError(f"The adapter's {name} asks for {meaning}, which is not supported.")
+    if config.get("bias", "none") != "none":
+        raise LoadError(f"The adapter's bias is {str(config['bias'])[:40]}; only none is supported.")
+    _rank(config.get("r"), "r", highest)
+    _alpha(config.get("lora_alpha"), "lora_alpha")
+
+
+def _rank(value: Any, field: str, highest: int) -> int:
+    if type(value) is not int or not 1 <= value <= highest:
+        raise LoadError(f"The adapter's {field} is {str(value)[:40]}; it must be a whole number from 1 to {highest}.")
+    return value
+
+
+def _alpha(value: Any, field: str) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 1e9:
+        raise LoadError(f"The adapter's {field} is {str(value)[:40]}; it must be a number.")
+    return float(value)
+
+
+def _scale(config: dict[str, Any]) -> Callable[[str], tuple[int, float]]:
+    """Return a function from a linear layer's name to its rank and scale, by the config's patterns."""
+    ranks, alphas = (_patterns(config, name) for name in ("rank_pattern", "alpha_pattern"))
+    rooted = bool(config.get("use_rslora"))
+
+    def scale(name: str) -> tuple[int, float]:
+        rank = _rank(_match(ranks, name, config["r"]), "rank_pattern", HIGHEST)
+        alpha = _alpha(_match(alphas, name, config["lora_alpha"]), "alpha_pattern")
+        return rank, alpha / (math.sqrt(rank) if rooted else rank)
+
+    return scale
+
+
+def _patterns(config: dict[str, Any], field: str) -> list[tuple[re.Pattern[str], Any]]:
+    """Compile a field's name patterns, each with its value. An expression that could run forever is refused."""
+    given = config.get(field) or {}
+    if not isinstance(given, dict):
+        raise LoadError(f"The adapter's {field} is not an object.")
+    made = []
+    for key, value in given.items():
+        if len(key) > 200 or len(re.findall(r"[*+?{]", key)) > 3 or re.search(r"\)[*+?{]", key):
+            raise LoadError(f"The adapter's {field} has an expression that is too complex: {key[:60]}")
+        try:
+            made.append((re.compile(rf"(.*\.)?({key})$"), value))
+        except (re.error, RecursionError):
+            raise LoadError(f"The adapter's {field} has an invalid expression: {key[:60]}") from None
+    return made
+
+
+def _match(patterns: list[tuple[re.Pattern[str], Any]], name: str, otherwise: Any) -> Any:
+    return next((value for pattern, value in patterns if pattern.match(name)), otherwise)
+
+
+def _pairs(checkpoint: Checkpoint, linears: Mapping[str, Place]) -> dict[str, tuple[str, str]]:
+    """Return the names of the two tensors (lora_A, lora_B) of each linear layer that the adapter changes."""
+    found: dict[str, dict[str, str]] = {}
+    for tensor in checkpoint.names:
+        match = TENSOR.fullmatch(tensor)
+        if match is None:
+            raise LoadError(f"The adapter has a tensor {tensor[:120]}, which is not supported.")
+        name = match[1] if match[1] in linears else f"model.{match[1]}"  # trained on the model without its head
+        if name not in linears:
+            raise LoadError(
+                f"The adapter changes {match[1][:120]}, which is not a linear layer that adapters may change here."
+            )
+        if match[2] in found.setdefault(name, {}):
+            raise LoadError(f"The adapter has two tensors lora_{match[2]} for {name}.")
+        found[name][match[2]] = tensor
+    for name, pair in found.items():
+        if len(pair) < 2:
+            raise LoadError(f"The adapter has only one of lora_A and lora_B for {name}.")
+    if not found:
+        raise LoadError("The adapter has no tensors.")
+    return {name: (pair["A"], pair["B"]) for name, pair in found.items()}
+
+
+def _complete(config: dict[str, Any], pairs: Mapping[str, object], linears: Mapping[str, Place]) -> None:
+    """Raise LoadError if a layer that the config names has no tensors: half a file must not pass for an adapter."""
+    targets = config.get("target_modules")
+    if config.get("exclude_modules") or config.get("layers_to_transform") is not None:
+        return
+    if targets == "all-linear":
+        wanted = list(linears)
+    elif isinstance(targets, list):
+        ends = tuple(f".{target}" for target in targets if isinstance(target, str))
+        wanted = [name for name in linears if f".{name}".endswith(ends)]
+    else:
+        return
+    missing = sorted(set(wanted) - set(pairs))
+    if missing:
+        raise LoadError(f"The adapter's config names {missing[0]}, but its file has no tensors for it.")
+
+
+def _tensor(checkpoint: Checkpoint, name: str, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    if checkpoint.shape(name) != shape:
+        raise LoadError(
+            f"Tensor {name} of the adapter has shape {list(checkpoint.shape(name))}, but {list(shape)} fits the model: "
+            "it was made for another model."
+        )
+    tensor = checkpoint.tensor(name, *shape).to(dtype)
+    if not tensor.isfinite().all():
+        raise LoadError(f"Tensor {name} of the adapter holds a value that is infinite or not a number.")
+    return tensor

@@ -1,0 +1,103 @@
+"""Pools a text's hidden states into one vector, as a model folder in sentence-transformers format specifies.
+
+The folder's modules.json lists the stages after the network: a pooling with its own config.json, then an optional
+normalisation. Without that file the kind of network decides. Sums cover one text's rows only, so a vector does not
+depend on the rest of the step.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from parley.model.checkpoint.files import LoadError
+from parley.types import Pooling
+
+Rows = npt.NDArray[np.float32]  # hidden states of one text: [tokens, hidden]
+
+# Pooling functions by their names in sentence-transformers. Its results are concatenated in this order.
+MODES: dict[str, Callable[[Rows], Rows]] = {
+    "cls": lambda rows: rows[0],
+    "max": lambda rows: rows.max(0),
+    "mean": lambda rows: rows.sum(0) / np.float32(len(rows)),
+    "mean_sqrt_len_tokens": lambda rows: rows.sum(0) / np.sqrt(np.float32(len(rows))),
+    "weightedmean": lambda rows: (rows * _weights(len(rows))).sum(0),
+    "lasttoken": lambda rows: rows[-1],
+}
+FLAG = "pooling_mode_"
+FLAGS = {"cls_token": "cls", "max_tokens": "max", "mean_tokens": "mean"}  # older configs use these longer names
+TINY = 1e-12
+
+
+def _weights(count: int) -> Rows:
+    """Return weights that grow with the position (SGPT, arXiv 2202.08904, section 3): [count, 1], sum 1."""
+    steps = np.arange(1, count + 1, dtype=np.float32)
+    return (steps / steps.sum())[:, None]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """``modes``: of POOLING_MODES, concatenated in that order. ``max_text_tokens``: text length seen in training."""
+
+    modes: tuple[str, ...]
+    normalize: bool = True
+    longest: int | None = None
+
+    @property
+    def last(self) -> bool:
+        """Whether only the last token's row is needed."""
+        return self.modes == ("lasttoken",)
+
+    def pool(self, rows: Rows, wish: Pooling) -> bytes | None:
+        """Return the requested vector as little-endian float32 bytes; None if it is not finite."""
+        vector = np.concatenate([MODES[mode](rows) for mode in self.modes])[: wish.dimensions]
+        length = float(np.sqrt(np.square(vector, dtype=np.float64).sum()))
+        if not np.isfinite(length):
+            return None
+        if self.normalize if wish.normalize is None else wish.normalize:
+            vector = vector / np.float32(max(length, TINY))
+        return vector.astype("<f4").tobytes()
+
+
+def read_recipe(folder: Path) -> Recipe | None:
+    """Read the folder's pooling; None if it specifies none. Raises LoadError if it is not supported."""
+    if not (folder / "modules.json").is_file():
+        return None
+    modules = _read(folder / "modules.json", list)
+    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules if isinstance(module, dict)]
+    if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]):
+        raise LoadError(f"modules.json lists {', '.join(kinds)}; only Transformer, Pooling, Normalize can be served.")
+    settings = _read(folder / str(modules[1].get("path", "")) / "config.json", dict)
+    modes = settings.get("pooling_mode")
+    if modes is None:
+        named = {name.removeprefix(FLAG) for name, on in settings.items() if name.startswith(FLAG) and on}
+        modes = {FLAGS.get(name, name) for name in named}
+    modes = {modes} if isinstance(modes, str) else set(modes)
+    if not modes or modes - MODES.keys():
+        raise LoadError(f"The pooling {', '.join(sorted(map(str, modes))) or 'without a mode'} is not known.")
+    if settings.get("include_prompt") is False:
+        raise LoadError("The model's pooling leaves its prompts out, which is not supported.")
+    longest = None
+    for path in sorted(folder.glob("sentence_*_config.json")):  # older folders name it after the family
+        longest = _read(path, dict).get("max_seq_length")
+    return Recipe(
+        tuple(mode for mode in MODES if mode in modes),
+        normalize="Normalize" in kinds,
+        longest=longest if type(longest) is int and longest > 0 else None,
+    )
+
+
+def _read(path: Path, kind: type) -> Any:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise LoadError(f"{path.parent.name}/{path.name} cannot be read: {error}") from None
+    if not isinstance(value, kind):
+        raise LoadError(f"{path.name} does not hold a value of the expected JSON type.")
+    return value

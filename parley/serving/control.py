@@ -1,0 +1,67 @@
+"""Routes that act on the server: one token tried, requests held back, the end. One function per kind of route."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from parley.dialects.dialect import Route
+from parley.dialects.wishes import Command, Told
+from parley.errors import Forbidden
+from parley.serving.generate import head
+from parley.serving.registry import Service
+from parley.types import Pooling, Text, Work
+from parley.web.exchange import Exchange
+from parley.web.offload import off_loop
+
+SOON = 5.0  # seconds that running answers have when the server is to end at once
+HOLDS: dict[Command, str] = {"hold": "held", "prepare": "prepared", "release": ""}
+
+
+async def trial(service: Service, route: Route, exchange: Exchange) -> None:
+    """One token, or the vector of one. A model that makes steps while one waits is well, too: it is only busy."""
+    assert route.read is not None and route.write is not None
+    model = service.main
+    seconds: float = route.read(head(model, exchange))
+    model.require()
+    before = model.engine.stats.steps
+    ids = model.language.prepare(Text("a")).token_ids[-1:]
+    work = Work(exchange.unique, ids, max_tokens=1, pooling=None if model.info.generates else Pooling())
+    stream = model.engine.submit(work)
+    try:
+        async with asyncio.timeout(seconds):
+            good = all(output.finish != "error" for output in await stream.next())
+    except TimeoutError:
+        good = model.engine.stats.steps > before
+    finally:
+        stream.cancel()
+    answer = route.write(good)
+    await exchange.answer(answer.body, answer.status, answer.type)
+
+
+async def order(service: Service, route: Route, exchange: Exchange) -> None:
+    assert route.read is not None
+    body = await exchange.body()
+    read = partial(route.read, body, head(service.main, exchange), service.facts())
+    told: Told = await off_loop(len(body), read)
+    if told.command is not None:
+        service.hold_back(HOLDS[told.command])
+    await exchange.answer(told.answer.body, told.answer.status, told.answer.type)
+
+
+async def stop(service: Service, route: Route, exchange: Exchange) -> None:
+    """Answered when the running requests have ended, or at once if that is wished. Raises Forbidden."""
+    assert route.read is not None and route.write is not None
+    if exchange.headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
+        raise Forbidden("A web page of another origin may not stop this server.")
+    force: bool = route.read(head(service.main, exchange))
+    first = not service.draining
+    service.shut()
+    if first and not force:
+        await service.drain()
+    answer = route.write(first)
+    await exchange.answer(answer.body, answer.status, answer.type)
+    if first:
+        if force:
+            await service.drain(SOON)
+        service.stop()

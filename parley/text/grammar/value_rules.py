@@ -1,0 +1,112 @@
+"""Translate a schema's rules for a single value into parts of a Lark grammar: allowed values, length, pattern, type.
+
+Depends on schemas, not on call formats or grammar rules.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import llguidance
+
+from parley.text.grammar.lark import quoted
+from parley.text.grammar.refused import Refused
+from parley.text.grammar.regex import rust
+from parley.text.parsing.calls import follow, kinds
+
+DEPTH = 8  # references followed
+ALTERNATIVES = 4096
+Schema = dict[str, Any]
+
+
+def literal(value: Any) -> str:
+    """Return a value as it is written between marks: strings as they are, other values as JSON."""
+    return quoted(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+
+
+def properties(schema: Schema) -> dict[str, Any]:
+    """Return the properties of a schema, or an empty dict."""
+    properties = schema.get("properties")
+    return properties if isinstance(properties, dict) else {}
+
+
+def needed(schema: Schema) -> set[str]:
+    """Return the names of the required properties."""
+    required = schema.get("required")
+    return {each for each in required if isinstance(each, str)} if isinstance(required, list) else set()
+
+
+def bounds(schema: Schema, what: str) -> tuple[int | None, int | None]:
+    """Return the minimum and maximum of ``measured`` ("Length", "Items"); None where there is no integer."""
+    least, most = schema.get(f"min{what}"), schema.get(f"max{what}")
+    return least if type(least) is int else None, most if type(most) is int else None
+
+
+def choices(schema: Any) -> list[Any]:
+    """Return the values of const or enum if all are scalars, otherwise an empty list."""
+    if not isinstance(schema, dict):
+        return []
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    plain = isinstance(values, list) and not any(isinstance(value, dict | list) for value in values)
+    return values if plain and isinstance(values, list) else []
+
+
+def pattern(schema: Schema) -> str:
+    """Return the pattern as a further condition on a terminal.
+
+    Empty if there is no pattern, or if its anchors are anywhere but at both ends of the whole pattern.
+    """
+    said = schema.get("pattern")
+    if not isinstance(said, str):
+        return ""
+    try:
+        pattern = rust(said, schema=True)
+    except Refused:
+        return ""
+    begins, ends = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
+    inner = pattern[begins : len(pattern) - ends]
+    outer = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "", inner)
+    if re.search(r"[$^]", outer):
+        return ""
+    while (shorter := re.sub(r"\([^()]*\)", "", outer)) != outer:
+        outer = shorter
+    if (begins or ends) and "|" in outer:
+        return ""
+    whole = f"{'' if begins else '(?s:.*)'}(?:{inner}){'' if ends else '(?s:.*)'}"
+    try:
+        return f" & /{llguidance.regex_to_lark(whole, '')}/"
+    except ValueError:
+        return ""
+
+
+def limits(schema: Schema) -> str:
+    """Return the length limits as a quantifier of a regular expression."""
+    least, most = bounds(schema, "Length")
+    return f"{{{least or 0},{most if most is not None else ''}}}" if least or most is not None else "*"
+
+
+def resolved(schema: Any, root: Schema) -> Any:
+    """Follow references from a schema that is only a reference to another part of ``root``."""
+    for _ in range(DEPTH):
+        if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
+            break
+        schema = follow(schema["$ref"], root)
+    return schema
+
+
+def typed(schema: Any, types: list[str], root: Schema, most: int = ALTERNATIVES) -> Schema:
+    """Narrow a schema to the given types, which it must allow.
+
+    ``budget`` limits nested alternatives, which may be recursive; beyond it, any value of these types is allowed.
+    """
+    schema = resolved(schema, root)
+    if not isinstance(schema, dict) or not most:
+        return {"type": types}
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list):
+            fitting = [each for each in schema[key] if kinds(each, root) & set(types)]
+            parts = [typed(each, types, root, most // (len(fitting) + 1)) for each in fitting]
+            return parts[0] if len(parts) == 1 else {"anyOf": parts}
+    return schema if isinstance(schema.get("type"), str) else schema | {"type": types}

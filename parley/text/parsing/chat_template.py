@@ -1,0 +1,335 @@
+"""The model's chat template: turns a conversation into the text that the model was trained on.
+
+Templates are Jinja programs that come with the model, so they run in a sandbox and on a budget: no attributes that lead
+out of the sandbox, no changes to their inputs, a deadline that is checked in every loop turn and at every call, and a
+limit on the output. The budget does not cover a single operation that takes long or much memory (joining, doubling or
+padding a string). Such a template can harm the process, but only the provider of the model can write one: a request
+cannot bring its own.
+
+Rendering follows Transformers' ``apply_chat_template``. Handles no tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sized
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2 import meta, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from parley.errors import BadRequest, Invalid, excerpt
+from parley.text.parsing.history import turns
+from parley.text.tokens.tokenizer import BadTokenizer, Tokenizer, read_json
+from parley.types import Chat
+
+MAX_CHARACTERS = 64 << 20  # of rendered text; far more than any context holds
+MAX_SECONDS = 10.0
+MAX_REFUSAL = 500  # characters of a template's own error message, which may quote the conversation
+CONTINUE = "<|parley-continues-here|> "  # marks the end of the last turn while it is rendered
+
+# Parameters of the rendering call, which a request must not set through the template's variables.
+RESERVED = {
+    "messages", "conversation", "tools", "add_generation_prompt", "continue_final_message", "tokenize",
+    "chat_template", "return_tensors", "return_dict", "return_assistant_tokens_mask", "padding", "truncation",
+    "max_length", "tokenizer_kwargs", "sanitize_control_tokens", "self", "loop", "caller", "varargs", "kwargs",
+}  # fmt: skip
+
+
+class _Refused(jinja2.TemplateError):
+    """The template itself called raise_exception."""
+
+
+class _Exhausted(jinja2.TemplateError):
+    pass
+
+
+class _Budget(threading.local):
+    """The deadline of the rendering in this thread (monotonic seconds)."""
+
+    deadline = float("inf")
+
+    def check(self) -> None:
+        """Raise _BudgetExceeded after the deadline."""
+        if time.monotonic() > self.deadline:
+            raise _Exhausted(f"rendering took longer than {MAX_SECONDS:g} seconds")
+
+
+_budget = _Budget()
+
+
+class _Paced:
+    """The items of a loop, with a check of the deadline in every turn."""
+
+    def __init__(self, items: Iterable[Any]):
+        self._items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self._items:
+            _budget.check()
+            yield item
+
+
+class _PacedSized(_Paced):
+    _items: Any
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+@jinja2.pass_context  # keeps the compiler from applying it to constants at compile time
+def _pace(_: Any, items: Any) -> _Paced:
+    return (_PacedSized if isinstance(items, Sized) else _Paced)(items)
+
+
+class _Generation(Extension):
+    """``{% generation %}`` marks the text to train on; in a prompt it has no effect."""
+
+    tags = {"generation"}  # noqa: RUF012  # declared so by the base class
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Names(Namespace):
+    """``namespace()`` that refuses names with a leading underscore."""
+
+    def __init__(self, /, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+        for name, value in dict(*args, **kwargs).items():
+            self[name] = value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"the name {name!r} may not be set")
+        super().__setitem__(name, value)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """A sandboxed environment that checks the deadline in loops and calls and limits ``*`` and ``**``."""
+
+    intercepted_binops = frozenset(["*", "**"])
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for loop in tree.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, "__pace", [], [], None, None)
+        return tree
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        _budget.check()
+        return super().call(*args, **kwargs)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**" and not (abs(left) < 2**32 and abs(right) < 64):
+            raise _Exhausted("a power is too large")
+        if operator == "*":
+            for many, times in ((left, right), (right, left)):
+                if isinstance(many, Sized) and isinstance(times, int) and len(many) * times > MAX_CHARACTERS:
+                    raise _Exhausted("a repeated text is too long")
+        return super().call_binop(context, operator, left, right)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    if indent is not None and not 0 <= int(indent) <= 16:
+        raise _Exhausted("the indent is too wide")
+    if isinstance(value, Iterator):  # filters turn lists into iterators
+        value = list(value)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _refuse(message: Any) -> None:
+    raise _Refused(str(message))
+
+
+def _environment() -> _Environment:
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    environment.filters.update({"tojson": _tojson, "__pace": _pace})
+    del environment.globals["lipsum"]
+    environment.globals.update(
+        raise_exception=_refuse,
+        strftime_now=lambda format: datetime.now().strftime(format),
+        namespace=_Names,
+        dict=lambda *args, **kwargs: dict(*args, **kwargs),
+    )
+    return environment
+
+
+class ChatTemplate:
+    """The chat templates of one model: "default", and "tool_use" if there is a separate one for tools.
+
+    ``names``: the special tokens that templates refer to. ``variables``: all names that they read. Raises
+    BadTokenizer if a template is not valid Jinja.
+    """
+
+    def __init__(self, sources: dict[str, str], names: dict[str, str] | None = None):
+        self.sources = sources
+        self._names = names or {}
+        self._environment = _environment()
+        try:
+            self._templates = {name: self._environment.from_string(source) for name, source in sources.items()}
+            read = (meta.find_undeclared_variables(self._environment.parse(each)) for each in sources.values())
+            self.variables = frozenset[str]().union(*read)
+        except jinja2.TemplateError as error:
+            raise BadTokenizer(f"The model's chat template is not valid: {error}") from error
+
+    @classmethod
+    def load(cls, folder: str | Path, tokenizer: Tokenizer) -> ChatTemplate:
+        """Load the templates of a model folder; there may be none. Raises BadTokenizer."""
+        return cls(_read_sources(Path(folder)), tokenizer.names)
+
+    def __bool__(self) -> bool:
+        """Whether it can render a conversation."""
+        return "default" in self._templates
+
+    @property
+    def text(self) -> str:
+        """Return all sources joined, to search for marks."""
+        return "\n".join(self.sources.values())
+
+    def render(self, chat: Chat) -> str:
+        """Return the prompt's text. It includes BOS and other special tokens: encode it with ``special=False``.
+
+        Raises BadRequest if there is no template or it refuses the conversation, Invalid for a reserved option.
+        """
+        options = self._options(chat)
+        name = "tool_use" if chat.tools and "tool_use" in self._templates else "default"
+        template = self._templates.get(name)
+        if template is None:
+            raise BadRequest(
+                "This model has no chat template, so it cannot chat; send a plain prompt to a completions route.",
+                field="messages",
+            )
+        if not chat.messages:
+            raise BadRequest("A conversation needs at least one message.", field="messages")
+        messages = turns(chat.messages, self.sources[name])
+        if chat.continue_final:
+            _mark(messages[-1], self.sources[name])
+        values = {
+            **self._names,
+            **options,
+            "messages": messages,
+            "tools": [_described(tool) for tool in chat.tools] or None,
+            "add_generation_prompt": chat.add_generation_prompt and not chat.continue_final,
+        }
+        values.setdefault("documents", None)
+        text = _run_either(template, values)
+        return _cut(text, chat.messages[-1].content or "") if chat.continue_final else text
+
+    def _options(self, chat: Chat) -> dict[str, Any]:
+        for name in chat.options:
+            taken = name in RESERVED or name in self._names or name in self._environment.globals
+            if taken or not name.isidentifier() or name.startswith("_"):
+                raise Invalid(
+                    f"chat_template_kwargs cannot set {excerpt(name)}: that name is reserved.",
+                    field="chat_template_kwargs",
+                )
+        return chat.options
+
+
+def _read_sources(folder: Path) -> dict[str, str]:
+    """Return the template sources by name. Files take precedence over tokenizer_config.json, as in Transformers."""
+    files = {"default": folder / "chat_template.jinja"}
+    files |= {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    try:
+        sources = {name: path.read_text(encoding="utf-8") for name, path in files.items() if path.is_file()}
+    except (OSError, ValueError) as error:
+        raise BadTokenizer(f"The model's chat template cannot be read: {error}") from error
+    if sources:
+        return sources
+    written = read_json(folder / "tokenizer_config.json").get("chat_template")
+    if isinstance(written, str):
+        return {"default": written}
+    if isinstance(written, list):
+        return {entry["name"]: entry["template"] for entry in written if isinstance(entry, dict) and len(entry) >= 2}
+    return {}
+
+
+def _described(tool: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool as the model should read it: without "strict", which concerns only the server."""
+    return {**tool, "function": {name: value for name, value in tool["function"].items() if name != "strict"}}
+
+
+def _mark(message: dict[str, Any], source: str) -> None:
+    """Mark the end of the final message's content. Raises BadRequest if it has none or the template ignores it."""
+    if "content" not in message or "content" not in source:
+        raise BadRequest("The final message has no content to continue.", field="continue_final_message")
+    message["content"] += CONTINUE
+
+
+def _cut(text: str, content: str) -> str:
+    """Cut the rendered text where the final message's content ends, even if the template strips the content."""
+    bare = CONTINUE.strip()
+    at = text.rfind(bare)
+    if at < 0 or content.strip() not in text:
+        raise BadRequest(
+            "The final message cannot be continued: the model's chat template does not keep it as it is.",
+            field="continue_final_message",
+        )
+    return text[:at] if text.startswith(CONTINUE, at) else text[:at].rstrip()
+
+
+def _run_either(template: jinja2.Template, values: dict[str, Any]) -> str:
+    """Render, with retries for templates that need more than the turns give.
+
+    If rendering fails, turns without content (they only call tools) get None and then "" as their content. If there are
+    no tools, the last retry gives an empty list of tools, for templates that count them.
+    """
+    silent = [turn for turn in values["messages"] if "content" not in turn]
+    try:
+        return _run(template, values)
+    except BadRequest:
+        for content in (None, "") if silent else ():
+            for turn in silent:
+                turn["content"] = content
+            with contextlib.suppress(BadRequest):
+                return _run(template, values)
+        if values["tools"] is None:
+            with contextlib.suppress(BadRequest):
+                return _run(template, {**values, "tools": []})
+        raise
+
+
+def _run(template: jinja2.Template, values: dict[str, Any]) -> str:
+    """Render within the budget. Raises BadRequest for any error of the template."""
+    parts: list[str] = []
+    size = 0
+    _budget.deadline = time.monotonic() + MAX_SECONDS
+    try:
+        for part in template.generate(values):
+            parts.append(part)
+            size += len(part)
+            if size > MAX_CHARACTERS:
+                raise _Exhausted(f"the text is longer than {MAX_CHARACTERS} characters")
+            _budget.check()
+    except _Refused as error:
+        raise BadRequest(str(error)[:MAX_REFUSAL], field="messages") from error
+    except RecursionError as error:
+        raise BadRequest(
+            "The conversation is nested too deeply for the model's chat template.", field="messages"
+        ) from error
+    except (
+        Exception
+    ) as error:  # a template is a program: it can raise anything for a conversation that it does not expect
+        raise BadRequest(
+            f"The model's chat template cannot render this conversation: {excerpt(str(error), 200)}", field="messages"
+        ) from error
+    finally:
+        _budget.deadline = float("inf")
+    return "".join(parts)

@@ -1,0 +1,84 @@
+"""Tentative calls: calls inside open reasoning. They are real if the answer ends with them, else part of the reasoning.
+
+Models that reason may call a tool without closing their reasoning first, and others write in their reasoning how they
+could call. Only the text that follows decides, so everything is held until then. Knows call forms and texts, but not
+the answer around them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from parley.text.parsing.calls import CallReader, Form, Tools
+from parley.types import CallDelta
+
+BLANKS = " \t\r\n"
+
+
+class Draft:
+    """Blocks of calls with nothing between them. ``refuted``: one is not a call, or other text follows.
+
+    The text starts with the trigger of one of the ``forms``; of those with the same trigger the first is used.
+    ``index``: the number of the first call.
+    """
+
+    def __init__(self, forms: Sequence[Form], index: int, new_id: Callable[[], str], tools: Tools):
+        self.refuted = False
+        self._forms = {form.trigger: form for form in reversed(forms)}
+        self._index = index
+        self._new_id = new_id
+        self._tools = tools
+        self._calls = 0
+        self._reader: CallReader | None = None
+        self._deltas: list[CallDelta] = []
+        self._held: list[str] = []
+        self._text = ""
+        self._at = 0
+
+    @property
+    def text(self) -> str:
+        """Return all text read so far, as it was written."""
+        return "".join(self._held)
+
+    def read(self, text: str, start: int) -> int:
+        """Read from ``start``. Return the position reached; pass the rest again next time, unless refuted."""
+        self._text, self._at = text, start
+        while self._at < len(text) and not self.refuted and (self._block() if self._reader else self._between()):
+            pass
+        self._held.append(text[start : self._at])
+        return self._at
+
+    def finish(self, rest: str) -> list[CallDelta]:
+        """Return the calls if the text ends with them; none if ``rest``, the text left unread, is not part of them."""
+        if self._reader is not None:
+            deltas, rest = self._reader.finish(rest)
+            self._take(deltas)
+        return [] if self.refuted or rest.strip() else self._deltas
+
+    def _block(self) -> bool:
+        """Read a block of calls. Return whether it ended."""
+        reader = self._reader
+        assert reader is not None
+        self._at, deltas = reader.read(self._text, self._at)
+        self._take(deltas)
+        if reader.ended:
+            self.refuted = self.refuted or not reader.calls or bool(reader.raw.strip())
+            self._reader = None
+        return reader.ended
+
+    def _between(self) -> bool:
+        """Skip blanks. Return whether another block starts after them; if none can, the calls are refuted."""
+        rest = self._text[self._at :].lstrip(BLANKS)
+        self._at = len(self._text) - len(rest)
+        trigger = next((trigger for trigger in self._forms if rest.startswith(trigger)), "")
+        if trigger:
+            self._reader = CallReader(self._forms[trigger], self._index + self._calls, self._new_id, self._tools)
+        elif not any(trigger.startswith(rest) for trigger in self._forms):
+            self.refuted = True
+        return bool(trigger)
+
+    def _take(self, deltas: list[CallDelta]) -> None:
+        names = [delta.name for delta in deltas if delta.name is not None]
+        self._calls += len(names)
+        self.refuted = self.refuted or any(name not in self._tools for name in names)
+        self._deltas += deltas

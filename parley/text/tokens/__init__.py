@@ -1,0 +1,1 @@
+"""Token ids to text and back: tokenizer, detokenizer, stop strings, truncation."""

@@ -1,0 +1,54 @@
+"""Encodes only as much of a text as can be used: a megabyte for a context of some thousand tokens is not read whole.
+
+Knows texts and tokens, but not prompts.
+"""
+
+from __future__ import annotations
+
+from parley.errors import ContextLength
+from parley.text.tokens.tokenizer import Tokenizer
+from parley.types import Keep
+
+PROBE = 32  # characters per allowed token: a part of this size of a longer text is encoded first
+
+
+def encode(
+    tokenizer: Tokenizer, text: str, special: bool, *, limit: int | None, cut: int | None, keep: Keep, marked: bool
+) -> list[int]:
+    """Return the tokens of a text. Raises ContextLength for a text that has over twice ``limit`` tokens.
+
+    ``cut``: return at most ``cut`` tokens, of the end named by ``keep``; with ``marked``, the special tokens around the
+    text are among them.
+    """
+    if cut is not None and (limit is None or cut <= limit):  # a larger cut would not fit the context anyway
+        return _marked(tokenizer, text, special, cut, keep) if marked else _end(tokenizer, text, special, limit, cut)
+    size = PROBE * limit if limit is not None else len(text)
+    while limit is not None and size < len(text):
+        # The rest cannot halve the token count of the beginning: a token's end depends on little of the text after it.
+        if len(tokenizer.encode(text[:size], special=False)) > 2 * limit:
+            raise ContextLength(
+                f"This model's maximum context length is {limit} tokens, and the prompt has over twice as many.",
+                field="prompt",
+            )
+        size *= PROBE
+    return tokenizer.encode(text, special)
+
+
+def _marked(tokenizer: Tokenizer, text: str, special: bool, count: int, keep: Keep) -> list[int]:
+    size = PROBE * count
+    while size < len(text):
+        part = text[:size] if keep == "head" else text[-size:]
+        if len(tokenizer.encode(part, special=False)) > 2 * count:  # twice: as in ``_encode_tail``
+            return tokenizer.encode_cut(part, special, count, keep)
+        size *= PROBE
+    return tokenizer.encode_cut(text, special, count, keep)
+
+
+def _end(tokenizer: Tokenizer, text: str, special: bool, limit: int | None, count: int) -> list[int]:
+    size = PROBE * limit if limit is not None else len(text)
+    while size < len(text):
+        ids = tokenizer.encode(text[-size:], special)
+        if len(ids) > 2 * count:  # twice: the first tokens after the cut may be divided differently
+            return ids[-count:]
+        size *= PROBE
+    return tokenizer.encode(text, special)[-count:]

@@ -1,0 +1,1 @@
+"""The engine process: receives messages, runs the loop and sends outputs."""

@@ -1,0 +1,68 @@
+"""An engine in a thread of this process: for notebooks, scripts and tests. The server's own is ``remote``."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+
+from parley.engine.messages import (
+    Fatal,
+    FromEngine,
+    Ready,
+    Shutdown,
+    ToEngine,
+)
+from parley.engine.protocol import Engine
+from parley.types import Settings
+from parley.worker.messages_loop import Inbox
+
+
+class LocalEngine(Engine):
+    """Runs the model in a thread. Imports torch when it starts, and shares the interpreter's lock with the caller."""
+
+    def __init__(self, settings: Settings):
+        super().__init__()
+        self.settings = settings
+        self._inbox: Inbox = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    async def start(self) -> None:
+        from parley.worker.process import work
+
+        loop = asyncio.get_running_loop()
+        self._begin()
+
+        def send(message: FromEngine) -> None:
+            try:
+                loop.call_soon_threadsafe(self._receive, message)
+            except RuntimeError:  # the event loop is closed: nobody is left to tell
+                self._inbox.put(Shutdown())
+
+        self._thread = threading.Thread(
+            target=work, args=(self.settings, self._inbox, send), name="parley-engine", daemon=True
+        )
+        self._thread.start()
+
+    async def close(self) -> None:
+        if self.state == "closed":
+            return
+        self.state = "closed"
+        self._inbox.put(Shutdown())
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+        self._closed("The engine was closed.")
+
+    def _send(self, message: ToEngine) -> None:
+        self._inbox.put(message)
+
+    def _receive(self, message: FromEngine) -> None:
+        if self.state == "closed":
+            return
+        match message:
+            case Ready(info):
+                self._serve(info)
+            case Fatal(reason):
+                self._give_up(reason)
+            case _:
+                super()._receive(message)

@@ -1,0 +1,269 @@
+"""Databricks through the whole server: each of its paths, answers with the documented members, keys, streams."""
+
+import asyncio
+import base64
+import json
+
+import msgspec
+import pytest
+from support.http_client import INFO
+
+from parley.engine.fake import FakeEngine
+from parley.serving.options import ServerOptions
+from parley.serving.served_model import Model
+from parley.types import Settings
+
+ROOT = "/api/2.0/serving-endpoints"
+TALK = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
+TEXT = {"prompt": "Hi", "max_tokens": 3}
+INPUT = {"input": ["Hi", "there"]}
+USAGE = {"prompt_tokens", "completion_tokens", "total_tokens"}
+MESSAGE = {"role", "content"}
+# What the documentation's tables say that an answer has; log-probabilities stand there as null.
+DOCUMENTED = {
+    "chat": {
+        "": {"id", "choices", "object", "created", "model", "usage"},
+        "choices": {"index", "message", "finish_reason", "logprobs"},
+        "choices.message": MESSAGE,
+        "usage": USAGE,
+    },
+    "chunk": {
+        "": {"id", "choices", "object", "created", "model", "usage"},
+        "choices": {"index", "delta", "finish_reason"},
+        "usage": USAGE,
+    },
+    "completion": {
+        "": {"id", "choices", "object", "created", "usage"},
+        "choices": {"index", "text", "finish_reason"},
+        "usage": USAGE,
+    },
+    "embedding": {
+        "": {"id", "object", "model", "data", "usage"},
+        "data": {"object", "index", "embedding"},
+        "usage": USAGE - {"completion_tokens"},
+    },
+}
+PATHS = {
+    "chat": ("/chat/completions", "/v1/chat/completions", "/tiny/invocations", "/tiny/served-models/tiny/invocations"),
+    "completion": ("/completions", "/v1/completions", "/tiny/invocations", "/tiny/served-models/tiny"),
+    "embedding": ("/embeddings", "/v1/embeddings", "/tiny/invocations", "/tiny/served-models/tiny/invocations"),
+}
+BODIES = {"chat": TALK, "completion": TEXT, "embedding": INPUT}
+
+
+def fits(told, kind):
+    """Has an answer exactly the documented members?"""
+    for place, names in DOCUMENTED[kind].items():
+        value = told
+        for name in filter(None, place.split(".")):
+            value = value[name][0] if isinstance(value[name], list) else value[name]
+        assert set(value) == names, (kind, place)
+
+
+@pytest.mark.parametrize("kind", BODIES)
+async def test_every_path_gives_what_is_documented(serve, kind):
+    served = await serve()
+    for path in PATHS[kind]:
+        named = {} if path.startswith("/tiny") else {"model": "system.ai.tiny"}
+        answer = await served.post("/databricks/serving-endpoints" + path, BODIES[kind] | named)
+        assert answer.status == 200, answer.body
+        assert answer.headers["served-model-name"] == "tiny"
+        fits(answer.json, kind)
+        lenient = await served.post("/serving-endpoints" + path, BODIES[kind] | named | {"unheard_of": 1})
+        assert lenient.json.keys() >= answer.json.keys()
+        if path.startswith("/v1"):
+            for base in ("mlflow", "openai"):
+                gateway = await served.post(f"/databricks/ai-gateway/{base}{path}", BODIES[kind] | named)
+                assert gateway.json.keys() == answer.json.keys()
+        refused = await served.post("/databricks/serving-endpoints" + path, BODIES[kind] | named | {"unheard_of": 1})
+        assert (refused.status, refused.json["error_code"]) == (400, "BAD_REQUEST")
+
+
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+async def test_streams_frame_by_frame(serve, kind):
+    served = await serve(reply=lambda work, index: [70] * work.max_tokens)
+    for path in PATHS[kind]:
+        answer = await served.post("/databricks/serving-endpoints" + path, BODIES[kind] | {"stream": True})
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        told = answer.events
+        for event in told:
+            fits(event, "chunk" if kind == "chat" else kind)
+        ends = [event["choices"][0]["finish_reason"] for event in told]
+        assert ends == [None] * (len(told) - 1) + ["length"]
+        counts = [event["usage"]["completion_tokens"] for event in told]
+        assert counts == sorted(counts) and counts[-1] == 3
+        roles = [event["choices"][0].get("delta", {}).get("role") for event in told]
+        assert roles == ["assistant" if kind == "chat" else None] + [None] * (len(told) - 1)
+
+
+async def test_a_silent_stream_stays_silent(serve):
+    served = await serve(reply=lambda work, index: [70] * work.max_tokens, tick=0.05, ping_interval=0.01)
+    answer = await served.post("/serving-endpoints/tiny/invocations", TALK | {"stream": True})
+    lines = answer.body.decode().split("\n")
+    assert all(line.startswith("data: ") for line in lines if line), "MLflow's client raises at anything else"
+    assert answer.events[-1]["choices"][0]["finish_reason"] == "length"
+
+
+async def test_time_that_is_over(serve):
+    served = await serve(reply=lambda work, index: [70] * work.max_tokens, tick=0.001, timeout=0.1)
+    prompt = {"prompt": "Hi", "max_tokens": 4000}
+    late = await served.post("/databricks/serving-endpoints/completions", prompt)
+    assert (late.status, late.json["error_code"]) == (504, "DEADLINE_EXCEEDED")
+    cut = await served.post("/databricks/serving-endpoints/completions", prompt | {"error_behavior": "truncate"})
+    assert cut.status == 200 and cut.json["choices"][0]["finish_reason"] == "length"
+
+
+async def test_a_context_that_is_full(serve):
+    served = await serve(reply=lambda work, index: [70] * work.max_tokens)
+    prompt = {"prompt": "Hi", "max_tokens": 5000}
+    answer = await served.post("/databricks/serving-endpoints/completions", prompt)
+    assert (answer.status, answer.json["error_code"]) == (400, "BAD_REQUEST")
+    assert "maximum context length is 4096 tokens" in answer.json["message"]
+    cut = await served.post("/databricks/serving-endpoints/completions", prompt | {"error_behavior": "truncate"})
+    assert cut.json["choices"][0]["finish_reason"] == "length"
+    assert cut.json["usage"]["total_tokens"] == 4096
+
+
+async def test_prompts_go_through_the_template_unless_they_are_raw(serve):
+    served = await serve()
+    counts = []
+    for raw in (True, False):
+        body = TEXT | {"use_raw_prompt": raw, "echo": True, "suffix": " End."}
+        told = (await served.post("/serving-endpoints/completions", body)).json
+        text = told["choices"][0]["text"]
+        assert text.startswith("Hi") and text.endswith(" End.") and "<|" not in text[:2]
+        counts.append(told["usage"]["prompt_tokens"])
+    plain = (await served.post("/tokenize", {"prompt": "Hi"})).json["count"]
+    turn = (await served.post("/tokenize", {"messages": TALK["messages"]})).json["count"]
+    assert counts == [plain, turn] and turn > plain
+
+
+async def test_an_instruction_stands_before_each_text(serve):
+    served = await serve()
+    told = (await served.post("/serving-endpoints/embeddings", INPUT | {"instruction": "Find:"})).json
+    whole = {"input": ["Find: Hi", "Find: there"]}
+    same = (await served.post("/serving-endpoints/embeddings", whole)).json
+    assert told["data"] == same["data"] and told["usage"] == same["usage"]
+
+
+async def test_keys(serve):
+    key = "dapi-0123456789abcdef"
+    served = await serve(api_keys=(key,))
+    path = "/databricks/serving-endpoints/tiny/invocations"
+    basic = "Basic " + base64.b64encode(f"token:{key}".encode()).decode()
+    for headers in ({"authorization": f"Bearer {key}"}, {"authorization": basic}):
+        assert (await served.call("POST", path, TALK, headers)).status == 200
+    nothing = await served.call("POST", path, TALK)
+    assert (nothing.status, nothing.json["error_code"]) == (401, "UNAUTHENTICATED")
+    wrong = await served.call("POST", path, TALK, {"authorization": "Bearer dapi-wrong"})
+    assert (wrong.status, wrong.json) == (403, {"error_code": "PERMISSION_DENIED", "message": "Invalid access token."})
+    managed = await served.get("/api/2.0/serving-endpoints")
+    assert (managed.status, managed.json["error_code"]) == (401, "UNAUTHENTICATED")
+
+
+async def test_what_is_not_there(serve):
+    served = await serve()
+    for path, code in (
+        ("/serving-endpoints/none/invocations", "RESOURCE_DOES_NOT_EXIST"),
+        ("/serving-endpoints/dummy/invocations", "RESOURCE_DOES_NOT_EXIST"),
+        ("/serving-endpoints/tiny/served-models/none/invocations", "RESOURCE_DOES_NOT_EXIST"),
+        ("/serving-endpoints/tiny/nothing", "ENDPOINT_NOT_FOUND"),
+        ("/api/2.0/serving-endpoints/none/config", "ENDPOINT_NOT_FOUND"),
+    ):
+        answer = await served.post("/databricks" + path, TALK)
+        assert answer.status in (404, 405) and list(answer.json) == ["error_code", "message"]
+        assert answer.json["error_code"] in (code, "BAD_REQUEST"), path
+    large = json.dumps(TALK | {"client_request_id": "x" * (4 << 20)}).encode()
+    assert (await served.post("/databricks/serving-endpoints/tiny/invocations", large)).status == 413
+    metrics = await served.get("/api/2.0/serving-endpoints/tiny/metrics")
+    assert metrics.headers["content-type"].startswith("text/plain") and b"parley:" in metrics.body
+
+
+async def test_a_full_queue_says_when_to_come_back(serve):
+    served = await serve(reply=lambda work, index: [70] * work.max_tokens, tick=0.02, max_batch=1, max_queue=0)
+    asking = asyncio.create_task(served.post("/serving-endpoints/tiny/invocations", TALK | {"max_tokens": 30}))
+    await served.until(lambda: bool(served.service.open))
+    for prefix in ("", "/databricks"):
+        answer = await served.post(prefix + "/serving-endpoints/tiny/invocations", TALK)
+        assert (answer.status, answer.json["error_code"]) == (429, "REQUEST_LIMIT_EXCEEDED")
+        assert answer.headers["retry-after"].isdigit(), "the SDK reads nothing else"
+    assert (await asking).status == 200
+
+
+# -- several models
+
+
+def says(token):
+    return lambda work, index: [token] * work.max_tokens
+
+
+@pytest.fixture
+async def three(serve, folder):
+    """Two models that generate and one that only embeds."""
+
+    def beside(name, **what):
+        info = msgspec.structs.replace(INFO, **what)
+        settings = Settings(model=str(folder), max_batch=8)
+        return Model((name,), settings, FakeEngine(says(301), info=info), ServerOptions())
+
+    others = [beside("large"), beside("vectors", generates=False, dimensions=8)]
+    return await serve(says(300), names=("small", "org/alias"), beside=others)
+
+
+async def test_an_endpoint_over_two_models(three):
+    entities = [{"entity_name": name, "name": name[0]} for name in ("small", "large")]
+    routes = [
+        {"served_model_name": "s", "traffic_percentage": 0},
+        {"served_model_name": "l", "traffic_percentage": 100},
+    ]
+    config = {"served_entities": entities, "traffic_config": {"routes": routes}}
+    made = await three.post(ROOT, {"name": "ab", "config": config})
+    assert made.status == 200 and made.json["task"] == "llm/v1/chat"
+    spoken = {
+        name: three.model.language.tokenizer.decode([token] * 3) for name, token in (("small", 300), ("large", 301))
+    }
+    for path, name in (
+        ("/ab/invocations", "large"),
+        ("/ab/served-models/s/invocations", "small"),
+        ("/small/invocations", "small"),
+        ("/large/invocations", "large"),
+    ):
+        answer = await three.post("/databricks/serving-endpoints" + path, TALK)
+        assert (answer.json["model"], answer.json["choices"][0]["message"]["content"]) == (name, spoken[name]), path
+        assert answer.headers["served-model-name"] in (name, name[0])
+    by_body = await three.post("/serving-endpoints/chat/completions", TALK | {"model": "org/alias"})
+    assert by_body.json["model"] == "org/alias"
+    listed = (await three.get(ROOT)).json["endpoints"]
+    assert [each["name"] for each in listed] == ["ab", "small", "org/alias", "large", "vectors"]
+    assert [each["task"] for each in listed] == ["llm/v1/chat"] * 4 + ["llm/v1/embeddings"]
+
+
+async def test_models_of_one_endpoint_do_the_same(three):
+    entities = [{"entity_name": name} for name in ("small", "vectors")]
+    routes = [{"served_model_name": f"{name}-1", "traffic_percentage": 50} for name in ("small", "vectors")]
+    config = {"served_entities": entities, "traffic_config": {"routes": routes}}
+    refused = await three.post(ROOT, {"name": "ab", "config": config})
+    assert (refused.status, refused.json["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
+    assert "llm/v1/chat, llm/v1/embeddings" in refused.json["message"]
+    made = await three.post(ROOT, {"name": "v", "config": {"served_entities": [{"entity_name": "vectors"}]}})
+    assert made.json["task"] == "llm/v1/embeddings"
+    assert (await three.post("/serving-endpoints/v/invocations", INPUT)).status == 200
+    wrong = await three.post("/serving-endpoints/v/invocations", TALK)
+    assert (wrong.status, wrong.json["error_code"]) == (400, "BAD_REQUEST")
+
+
+async def test_a_model_that_comes_and_goes(three, folder):
+    settings = Settings(model=str(folder), max_batch=8)
+    late = Model(("late",), settings, FakeEngine(says(302), info=INFO), ServerOptions())
+    entity = {"served_entities": [{"entity_name": "late"}]}
+    assert (await three.post(ROOT, {"name": "e", "config": entity})).status == 400
+    await three.service.add(late)
+    assert (await three.post(ROOT, {"name": "e", "config": entity})).status == 200
+    assert (await three.post("/serving-endpoints/e/invocations", TALK)).json["model"] == "late"
+    assert (await three.get(f"{ROOT}/e")).json["state"]["ready"] == "READY"
+    await three.service.remove(late)
+    told = (await three.get(f"{ROOT}/e")).json
+    assert told["state"]["ready"] == "NOT_READY"
+    assert told["config"]["served_entities"][0]["state"]["deployment"] == "DEPLOYMENT_FAILED"
+    assert (await three.post("/serving-endpoints/e/invocations", TALK)).status == 404
+    assert (await three.post("/serving-endpoints/late/invocations", TALK)).status == 404

@@ -1,0 +1,382 @@
+"""Bodies that nobody would send: the answer is never the server's fault, and nothing is left behind."""
+
+import json
+import os
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.http_client import HELLO
+from support.strategies import scalars, schemas, texts, values, wanted
+
+BODIES = int(os.environ.get("PARLEY_FUZZ", "1000"))  # of all tests of this kind together
+ROUTES = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize", "/pooling"]
+VLLM = ["/vllm/v1/chat/completions", "/vllm/v1/completions", "/vllm/invocations", "/vllm/tokenize", "/vllm/detokenize",
+        "/vllm/generate", "/generate", "/vllm/v1/embeddings", "/vllm/pooling"]  # fmt: skip
+TGI = ["/", "/generate", "/generate_stream", "/invocations", "/tokenize", "/chat_tokenize"]
+
+names = st.sampled_from(
+    ["model", "messages", "prompt", "tokens", "temperature", "top_p", "top_k", "min_p", "n", "best_of", "seed", "stop",
+     "stop_token_ids", "max_tokens", "max_completion_tokens", "min_tokens", "logprobs", "top_logprobs", "logit_bias",
+     "prompt_logprobs", "presence_penalty", "frequency_penalty", "repetition_penalty", "stream", "stream_options",
+     "echo", "suffix", "tools", "tool_choice", "functions", "function_call", "response_format", "reasoning_effort",
+     "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "ignore_eos", "cache_salt",
+     "guided_json", "structured_outputs", "modalities", "audio", "user", "return_token_ids", "parallel_tool_calls",
+     "bad_words", "skip_special_tokens", "include_stop_str_in_output", "add_special_tokens", "return_token_strs",
+     "documents", "truncate_prompt_tokens", "truncation_side", "request_id", "priority", "vllm_xargs", "echo",
+     "kv_transfer_params", "repetition_detection", "stream_interval", "allowed_token_ids",
+     "mm_processor_kwargs", "use_beam_search", "input", "dimensions", "encoding_format", "embed_dtype", "endianness",
+     "normalize", "use_activation", "padding", "task", "data", "guided_regex", "guided_choice", "guided_grammar",
+     "guided_whitespace_pattern", "guided_json_object", "length_penalty", "early_stopping", "typical_p", "watermark",
+     "no_repeat_ngram_size", "thinking_token_budget", "enable_thinking", "include_reasoning", "lora_name", "timeout"]
+)  # fmt: skip
+message = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "system", "assistant", "tool", "developer", "function", "x"]) | scalars},
+    optional={"content": values, "name": scalars, "tool_calls": values, "tool_call_id": scalars, "reasoning": scalars},
+)
+near = st.fixed_dictionaries(
+    {}, optional={"messages": st.lists(message, max_size=3), "prompt": st.text(max_size=9) | values}
+)
+good = st.sampled_from([{}, {"messages": HELLO["messages"], "prompt": "a", "tokens": [5], "input": ["a", "b"]}])
+odd = st.dictionaries(names | st.text(max_size=5), values, max_size=4)
+bodies = st.builds(lambda *parts: parts[0] | parts[1] | parts[2] | parts[3], good, near, odd, st.just({}) | wanted)
+raw = st.binary(max_size=60) | st.text(max_size=60).map(lambda text: text.encode("utf-8", "surrogatepass"))
+
+
+wishes = st.sampled_from(
+    ["best_of", "temperature", "repetition_penalty", "frequency_penalty", "top_k", "top_p", "typical_p", "do_sample",
+     "max_new_tokens", "return_full_text", "stop", "truncate", "watermark", "details", "decoder_input_details", "seed",
+     "top_n_tokens", "grammar", "adapter_id"]
+)  # fmt: skip
+plausible = st.one_of(st.booleans(), st.integers(1, 5), st.floats(0.1, 0.9), st.just(["a"]), st.none())
+grammars = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.sampled_from(["json", "regex", "json_schema", "x"]) | scalars,
+        "value": schemas | texts | values,
+    },
+)
+parameters = st.one_of(
+    st.dictionaries(wishes, plausible, max_size=6),
+    st.dictionaries(wishes | st.text(max_size=5), plausible | values, max_size=6),
+    st.builds(lambda grammar: {"grammar": grammar}, grammars),
+    scalars,
+)
+generations = st.fixed_dictionaries(
+    {"inputs": st.text(min_size=1, max_size=9) | values},
+    optional={"parameters": parameters, "stream": scalars, "messages": st.lists(message, max_size=3)},
+)
+
+
+def encode(body: Any) -> bytes:
+    return json.dumps(body).encode("utf-8", "surrogatepass")
+
+
+async def check(served, path: str, body: bytes) -> None:
+    answer = await served.post(path, body)
+
+    assert answer.status < 500, (path, body, answer.body)
+    if answer.status >= 400:
+        error = answer.error
+        assert set(error) == {"message", "type", "param", "code"}
+        assert 0 < len(error["message"]) < 2000
+        assert "0x" not in error["message"] and "Traceback" not in error["message"]
+    elif not answer.headers["content-type"].startswith("text/event-stream"):
+        assert answer.json
+    else:
+        assert all("error" not in event for event in answer.events), (path, body)
+
+
+async def test_no_body_is_too_odd(serve):
+    served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
+    before = await served.control()
+
+    @settings(max_examples=BODIES // 4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(path=st.sampled_from(ROUTES), body=bodies.map(encode) | raw)
+    async def fuzz(path, body):
+        await check(served, path, body)
+
+    await run(fuzz)
+    await served.idle()
+    assert await served.control() == before
+
+
+async def check_tgi(served, path: str, body: bytes) -> None:
+    answer = await served.post(path, body)
+
+    kind = answer.headers["content-type"]
+    if kind.startswith("text/plain"):
+        assert answer.status in (400, 422) and answer.body.startswith(b"Failed to "), (path, body, answer.body)
+        assert len(answer.body) < 2000
+    elif kind == "text/event-stream":
+        *frames, last = answer.body.decode().removesuffix("\n\n").split("\n\n")
+        end = json.loads(last.removeprefix("data: "))
+        if list(end) == ["error", "error_type"]:
+            assert path.startswith("/tgi") and not frames
+            return
+        assert end["generated_text"] is not None, (path, body)
+        assert all(json.loads(frame.removeprefix("data: "))["generated_text"] is None for frame in frames)
+    elif answer.status == 422:
+        assert list(answer.json) == ["error", "error_type"] and len(answer.json["error"]) < 2000
+        assert answer.json["error"].startswith("Input validation error: ")
+    elif "error" in answer.json:
+        assert (path, answer.status, set(answer.error)) == ("/tokenize", 400, {"message", "type", "param", "code"})
+    else:
+        assert answer.status == 200, (path, body, answer.body)
+
+
+async def test_no_generation_is_too_odd(serve):
+    served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
+    before = await served.control()
+
+    @settings(max_examples=BODIES // 4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(prefix=st.sampled_from(["", "/tgi"]), path=st.sampled_from(TGI), body=generations.map(encode) | raw)
+    async def fuzz(prefix, path, body):
+        await check_tgi(served, prefix + path, body)
+
+    await run(fuzz)
+    await served.idle()
+    assert await served.control() == before
+
+
+async def check_vllm(served, path: str, body: bytes) -> None:
+    answer = await served.post(path, body, **{"content-type": "application/json"})
+
+    kind = answer.headers.get("content-type")
+    if path == "/vllm/generate" and answer.status == 500:
+        assert (kind, answer.body) == ("text/plain; charset=utf-8", b"Internal Server Error"), (path, body)
+    elif path == "/generate" and kind and kind.startswith("text/plain"):
+        assert answer.body.startswith(b"Failed to ")
+    elif kind is None:
+        assert all(json.loads(record)["text"] for record in answer.body.splitlines())
+    elif kind.startswith("text/event-stream"):
+        assert all("max allowed" in e["error"]["message"] for e in answer.events if "error" in e), (path, body)
+    elif answer.status == 200:
+        assert answer.json, (path, body)
+    else:
+        assert answer.status in (400, 404), (path, body, answer.body)
+        assert set(answer.error) == {"message", "type", "param", "code"} and answer.error["code"] == answer.status
+        assert 0 < len(answer.error["message"]) < 2000
+
+
+async def test_no_body_is_too_odd_for_vllm(serve):
+    served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
+    before = await served.control()
+
+    @settings(max_examples=BODIES // 4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(path=st.sampled_from(VLLM), body=bodies.map(encode) | raw)
+    async def fuzz(path, body):
+        await check_vllm(served, path, body)
+
+    await run(fuzz)
+    await served.idle()
+    assert await served.control() == before
+
+
+async def check_flavour(served, path: str, body: bytes) -> None:
+    answer = await served.post(path, body)
+
+    kind = answer.headers["content-type"]
+    if kind.startswith("text/plain"):
+        assert answer.status in (400, 422) and answer.body.startswith(b"Failed to "), (path, body, answer.body)
+    elif kind == "text/event-stream":
+        assert answer.events, (path, body)
+    elif answer.status == 500:  # the original's only answer to what is wrong with an instance
+        assert path == "/tgi/vertex" and answer.json["error_type"] == "Incomplete generation"
+    elif answer.status != 200:
+        assert answer.status in (422, 424) and list(answer.json) == ["error", "error_type"], (path, body, answer.body)
+    else:
+        assert answer.json.keys() & {"choices", "predictions"}, (path, body)
+
+
+async def test_no_body_in_openais_form_is_too_odd_for_tgi(serve):
+    served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
+    before = await served.control()
+    instances = st.builds(lambda items: {"instances": items}, st.lists(generations | bodies, max_size=3) | values)
+
+    @settings(max_examples=BODIES // 4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(path=st.sampled_from(["/v1/chat/completions", "/v1/completions"]), body=bodies.map(encode) | raw)
+    async def fuzz(path, body):
+        await check_flavour(served, "/tgi" + path, body)
+
+    @settings(max_examples=BODIES // 8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(prefix=st.sampled_from(["", "/tgi"]), body=instances.map(encode) | raw)
+    async def fuzz_instances(prefix, body):
+        await check_flavour(served, prefix + "/vertex", body)
+
+    await run(fuzz)
+    await run(fuzz_instances)
+    await served.idle()
+    assert await served.control() == before
+
+
+mindie = st.one_of(
+    generations,
+    st.fixed_dictionaries({}, optional={
+        "prompt": st.just("a b") | values, "text_input": st.just("a b") | values, "id": st.just("i") | scalars,
+        "input_id": st.just([5, 6]) | values, "inputs": st.just("a b") | values, "parameters": parameters,
+        "do_decode": scalars, "outputs": st.just([{"name": "o"}]) | values, "stream": st.booleans() | scalars,
+        "stop_token_ids": values, "n": st.integers(1, 3) | scalars, "best_of": st.integers(1, 3) | scalars,
+        "max_tokens": st.integers(1, 5) | scalars, "timeout": st.integers(1, 9) | scalars, "priority": scalars,
+    }),
+    st.fixed_dictionaries({"inputs": st.lists(st.fixed_dictionaries({}, optional={
+        "name": st.just("i") | scalars, "shape": st.sampled_from([[2], [1, 2]]) | values,
+        "datatype": st.just("UINT32") | scalars, "data": st.just([5, 6]) | values, "parameters": parameters,
+    }) | scalars, max_size=2), "outputs": st.just([{"name": "o"}]) | values}),
+)  # fmt: skip
+MINDIE = ["/", "/generate", "/generate_stream", "/infer", "/infer_token", "/v1/tokenizer", "/v2/models/tiny/infer",
+          "/v2/models/tiny/generate", "/v2/models/tiny/generate_stream", "/v2/models/tiny/stopInfer"]  # fmt: skip
+
+
+async def test_nothing_is_too_odd_for_mindie(serve):
+    served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
+    before = await served.control()
+
+    @settings(max_examples=BODIES // 5, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(path=st.sampled_from(MINDIE), body=mindie.map(encode) | raw)
+    async def fuzz(path, body):
+        answer = await served.post("/mindie" + path, body)
+        if answer.status != 200:
+            assert answer.status in (422, 424) or (answer.status, path[-9:]) == (404, "stopInfer"), (path, answer.body)
+            assert list(answer.json) == ["error", "error_type"] and len(answer.json["error"]) < 2000
+        elif path == "/generate" and b"\0" in answer.body:
+            assert all(json.loads(part)["text"] for part in answer.body.decode().removesuffix("\0").split("\0"))
+        elif answer.headers["content-type"] == "text/event-stream":
+            frames = answer.body.decode().removesuffix("\n\n").split("\n\n")
+            last = json.loads(frames[-1].removeprefix("data:"))
+            assert last.get("generated_text", last.get("text_output")) is not None, (path, body)
+        else:
+            assert answer.json, (path, body)
+
+    await run(fuzz)
+    await served.idle()
+    assert await served.control() == before
+
+
+async def test_nothing_is_too_odd_for_its_openai_interfaces(serve):
+    served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
+    before = await served.control()
+
+    @settings(max_examples=BODIES // 8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(
+        path=st.sampled_from(["/v1/chat/completions", "/v1/completions"]),
+        body=bodies.map(lambda body: encode({"model": "tiny"} | body)) | raw,
+    )
+    async def fuzz(path, body):
+        answer = await served.post("/mindie" + path, body)
+        if answer.status != 200:
+            assert answer.status in (422, 424), (path, body, answer.body)
+            assert list(answer.json) == ["error", "error_type"] and len(answer.json["error"]) < 2000
+        elif answer.headers["content-type"] == "text/event-stream":
+            assert "usage" in answer.events[-1], (path, body)
+        else:
+            assert answer.json["choices"], (path, body)
+
+    await run(fuzz)
+    await served.idle()
+    assert await served.control() == before
+
+
+configs = st.fixed_dictionaries(
+    {},
+    optional={
+        "served_entities": st.lists(
+            st.fixed_dictionaries({"entity_name": st.just("tiny") | scalars}, optional={"name": scalars}), max_size=3
+        )
+        | values,
+        "served_models": values,
+        "traffic_config": st.builds(
+            lambda routes: {"routes": routes},
+            st.lists(
+                st.fixed_dictionaries({"served_model_name": scalars, "traffic_percentage": st.just(100) | scalars}),
+                max_size=2,
+            ),
+        )
+        | values,
+    },
+)
+creations = st.builds(lambda config, more: {"name": "e", "config": config} | more, configs | values, odd)
+thoughts = st.fixed_dictionaries({}, optional={"thinking": values, "usage_context": values, "error_behavior": scalars})
+
+
+async def check_databricks(served, method: str, path: str, body: bytes) -> None:
+    answer = await served.call(method, path, body, {"content-type": "application/json"})
+
+    if answer.status != 200:
+        assert answer.status in (400, 403, 404, 409), (path, body, answer.body)
+        assert list(answer.json) == ["error_code", "message"] and 0 < len(answer.json["message"]) < 2000
+        assert "0x" not in answer.json["message"]
+    elif answer.headers["content-type"].startswith("text/event-stream"):
+        assert all("error_code" not in event for event in answer.events), (path, body)
+    else:
+        assert answer.json.keys() & {"choices", "data", "config", "tags"}, (path, body)
+
+
+async def test_nothing_is_too_odd_for_databricks(serve):
+    served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
+    before = await served.control()
+    asked = st.sampled_from(
+        ["/tiny/invocations", "/chat/completions", "/completions", "/embeddings", "/e/served-models/x/invocations"]
+    )
+    managed = st.sampled_from([("POST", ""), ("PUT", "/e/config"), ("PATCH", "/e/tags"), ("PUT", "/tiny/config")])
+    wholes = st.builds(lambda body, more: body | more, bodies, thoughts)
+
+    @settings(max_examples=BODIES // 8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(prefix=st.sampled_from(["", "/databricks"]), path=asked, body=wholes.map(encode) | raw)
+    async def fuzz(prefix, path, body):
+        await check_databricks(served, "POST", f"{prefix}/serving-endpoints{path}", body)
+
+    @settings(max_examples=BODIES // 8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(call=managed, body=(creations | configs).map(encode) | raw)
+    async def fuzz_endpoints(call, body):
+        await check_databricks(served, call[0], "/api/2.0/serving-endpoints" + call[1], body)
+
+    await run(fuzz)
+    await run(fuzz_endpoints)
+    await served.idle()
+    assert await served.control() == before
+
+
+async def run(test) -> None:
+    """Run a hypothesis test of coroutines inside the running event loop."""
+    import asyncio
+    import functools
+
+    loop = asyncio.get_running_loop()
+    inner = test.hypothesis.inner_test
+
+    @functools.wraps(inner)
+    def sync(*args, **kwargs):
+        asyncio.run_coroutine_threadsafe(inner(*args, **kwargs), loop).result()
+
+    test.hypothesis.inner_test = sync
+    await asyncio.to_thread(test)
+
+
+async def test_large_lists_are_refused_at_once(serve):
+    served = await serve()
+    for body in (
+        {"prompt": "a", "stop": ["x"] * 100_000},
+        {"prompt": "a", "logit_bias": {str(n): 1 for n in range(300_000)}},
+        {"prompt": ["a"] * 100_000},
+        {"prompt": "a", "n": 10**9},
+        {"prompt": "a", **{f"k{n}": n for n in range(100_000)}, "temperature": "x"},
+    ):
+        answer = await served.post("/v1/completions", body)
+        assert answer.status == 400, str(body)[:50]
+    messages = [{"role": "user", "content": "a"}] * 100_000
+    assert (await served.post("/v1/chat/completions", {"messages": messages})).status == 400
+    for body in (
+        {"stop": ["x"] * 100_000},
+        {"stop": ["x" * 20_000]},
+        {"best_of": 10**9, "do_sample": True},
+        {"truncate": 10**18},
+        {f"k{n}": n for n in range(100_000)} | {"temperature": "x"},
+    ):
+        assert (await served.post("/generate", {"inputs": "a", "parameters": body})).status == 422
+    for path in TGI[:4]:
+        assert (await served.post(path, b'{"inputs":' + b"[" * 100_000)).status == 400
+    deep = b'{"messages":' + b"[" * 100_000
+    for path in ROUTES:
+        assert (await served.post(path, deep)).status == 400
+    assert await served.control()

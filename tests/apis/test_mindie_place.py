@@ -1,0 +1,282 @@
+"""MindIE's service plane through a running server: its document's examples, the limits of its configuration file, and
+all planes in MindIE's place."""
+
+import json
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.certificates import authority, certificate
+from test_examples import members
+
+from parley import hub
+from parley.dialects import mindie
+from parley.dialects.mindie.rules import Rules
+from parley.dialects.mounts import OWN, Surface
+
+STRICT, OLD = Rules("strict", vllm=False), Rules("strict-old", vllm=False)
+LAST = '"best_of": 1, "n": 1, "logprobs": false, "top_logprobs":null }'
+WISHES = (
+    '"stream": %s, "presence_penalty": 1.03, "frequency_penalty": 1.0, "repetition_penalty": 1.0, "temperature": 0.5, '
+    '"top_p": 0.95, "top_k": %d, "seed": null, "stop": ["stop1", "stop2"], "stop_token_ids": [2, 13], '
+    '"include_stop_str_in_output": false, "skip_special_tokens": true, "ignore_eos": false, "max_tokens": 20, '
+)
+ONE = '{ "model": "tiny", "messages": [{ "role": "user", "content": "You are a helpful assistant." }], '
+SINGLE = ONE + WISHES + LAST
+FIRST = (
+    '{ "model": "tiny", "messages": [ {"role": "system", "content": "You are a helpful customer support assistant."}, '
+    '{"role": "user", "content": "Hi, can you tell me what is the best city in China? Just tell me the answer."}%s ], '
+)
+NEXT = (
+    ', {"role": "assistant", "content": "The best city in China is subjective and depends on personal preferences, but '
+    "**Shanghai** is often considered one of the most vibrant and dynamic cities in the country. It is a global "
+    'financial hub, known for its modern skyline, cultural diversity, and international influence."}, {"role": "user", '
+    '"content": "What is the best thing in this city?"}'
+)
+THINKING = '"chat_template_kwargs": {"enable_thinking": false} }'
+MEDIA = (
+    '{ "model": "tiny", "messages": [{ "role": "user", "content": [ {"type": "text", "text": "My name is Olivier and '
+    'I"}, {"type": "image_url", "image_url": "/xxxx/test.png"} ] }], ' + WISHES % ("false", 0) +
+    '"best_of": null, "n": null, "logprobs": false, "top_logprobs":null }'
+)  # fmt: skip
+USAGE = {
+    "usage",
+    *(f"usage.{name}" for name in (
+        "prompt_tokens", "prompt_tokens_details", "prompt_tokens_details.cached_tokens", "completion_tokens",
+        "total_tokens", "batch_size", "queue_wait_time",
+    )),
+}  # fmt: skip
+ENVELOPE = {"id", "object", "created", "model", "choices", "choices.index", "choices.finish_reason"}
+MESSAGE = {"choices.message", "choices.message.role", "choices.message.content"}
+DELTA = {"choices.delta", "choices.delta.role", "choices.delta.content"}
+TIMES = {"prefill_time", "decode_time_arr"}
+BESIDE = {"choices.message.tool_calls", "choices.logprobs"}
+
+
+def plane(rules: Rules) -> tuple[Surface, ...]:
+    return (Surface("", mindie.service(rules)), OWN)
+
+
+async def send(served: Any, body: str) -> Any:
+    return await served.call("POST", "/v1/chat/completions", body.encode(), {"content-type": "application/json"})
+
+
+async def test_the_documents_examples_in_one_piece(serve):
+    single = SINGLE % ("false", 0)
+    wishes = WISHES % ("false", 1)
+    rounds = [FIRST % "" + wishes + THINKING, FIRST % NEXT + wishes + '"best_of": null, ' + THINKING]
+    for rules, bodies, expected in ((OLD, [single], MESSAGE), (STRICT, [single, *rounds], MESSAGE | BESIDE)):
+        served = await serve(surfaces=plane(rules))
+        for body in bodies:
+            answer = await send(served, body)
+            assert answer.status == 200, answer.body
+            assert members(answer.json) == ENVELOPE | USAGE | TIMES | expected
+            usage = answer.json["usage"]
+            count = usage["completion_tokens"]
+            assert len(usage["batch_size"]) == len(usage["queue_wait_time"]) == count
+            assert len(answer.json["decode_time_arr"]) == count - 1
+        answer = await send(served, MEDIA)
+        assert (answer.status, list(answer.json)) == (422, ["error", "error_type"])
+
+
+async def test_the_documents_examples_frame_by_frame(serve):
+    for full in (False, True):
+        served = await serve(surfaces=plane(Rules("strict-old", vllm=False, full_text=full)))
+        answer = await send(served, SINGLE % ("true", 0))
+        assert answer.headers["content-type"] == "text/event-stream"
+        *pieces, last = answer.events
+        assert pieces and all(members(piece) == ENVELOPE | DELTA for piece in pieces)
+        assert members(last) == ENVELOPE | DELTA | USAGE | ({"full_text"} if full else set())
+        assert list(last)[-2:] == ["usage", "choices"] and last["choices"][0]["finish_reason"] == "length"
+        texts = [event["choices"][0]["delta"]["content"] for event in answer.events]
+        assert last["full_text"] == texts[-1] and texts[1].startswith(texts[0]) if full else texts[1] != texts[0]
+
+
+async def test_which_flavour_it_is(serve):
+    cold = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+    for vllm, hot, cool in ((True, 200, 422), (False, 422, 200)):
+        served = await serve(surfaces=plane(Rules("strict", vllm=vllm)))
+        assert (await served.post("/v1/chat/completions", cold | {"temperature": 3})).status == hot
+        assert (await served.post("/v1/chat/completions", cold | {"top_k": 0})).status == cool
+        assert (await served.post("/v1/completions", {"model": "tiny", "prompt": "a", "max_tokens": 2})).status == 200
+
+
+async def test_the_model_of_a_body_and_of_a_path(serve):
+    served = await serve(surfaces=plane(Rules("strict")))
+    answer = await served.post("/v1/completions", {"model": "x", "prompt": "a"})
+    assert answer.json == {
+        "error": "Not found given model, please check modelName in config file.",
+        "error_type": "Input Validation Error",
+    }
+    assert answer.status == 422
+    assert (await served.get("/v1/models/x")).status == 404
+    assert (await served.get("/v1/models/tiny")).json["owned_by"] == "MindIE Server"
+    assert (await served.get("/v1/models")).body.startswith(b'{\n    "data": [\n')
+
+
+async def test_embeddings_are_there_where_nobody_insists(serve):
+    served = await serve(surfaces=plane(Rules("extended")))
+    body = (await served.post("/v1/embeddings", {"model": "tiny", "input": ["a", "b"]})).json
+    assert [vector["index"] for vector in body["data"]] == [0, 1]
+    wrong = await served.post("/v1/embeddings", {"model": "tiny"})
+    assert (wrong.status, list(wrong.json)) == (422, ["error", "error_type"])
+    served = await serve(surfaces=plane(STRICT))
+    assert (await served.post("/v1/embeddings", {"model": "tiny", "input": "a"})).status == 404
+
+
+async def test_the_limits_of_lengths(serve):
+    def body(length: int, **more: Any) -> dict[str, Any]:
+        return {"model": "tiny", "prompt": [70] * length, **more}
+
+    served = await serve(surfaces=plane(STRICT), max_prompt=5, max_output=7)
+    answer = await served.post("/v1/completions", body(5))
+    assert answer.json["usage"]["completion_tokens"] == 7
+    assert answer.json["choices"][0]["finish_reason"] == "length"
+    assert (await served.post("/v1/completions", body(5, max_tokens=3))).json["usage"]["completion_tokens"] == 3
+    refused = await served.post("/v1/completions", body(6))
+    assert refused.status == 424 and refused.json["error"].endswith("be greater than 5,the input ids length is 6")
+    for overlong, kept in (("tail", [3, 4, 5, 6, 7]), ("head", [1, 2, 3, 4, 5])):
+        seen: list[list[int]] = []
+        served = await serve(
+            surfaces=plane(Rules("strict", truncation=overlong)),
+            max_prompt=5,
+            reply=lambda work, index, seen=seen: seen.append(work.token_ids) or [70],
+        )
+        answer = await served.post("/v1/completions", {"model": "tiny", "prompt": [1, 2, 3, 4, 5, 6, 7]})
+        assert answer.status == 200 and answer.json["usage"]["prompt_tokens"] == 5 and seen == [kept]
+        long = await served.post("/v1/completions", {"model": "tiny", "prompt": "a b " * 20_000, "max_tokens": 1})
+        assert long.json["usage"]["prompt_tokens"] == 5
+
+
+async def test_an_answer_that_takes_too_long(serve):
+    body = {"model": "tiny", "prompt": "a", "max_tokens": 3000}
+    for limit in ({"timeout": 0.2}, {"token_timeout": 0.1}):
+        served = await serve(surfaces=plane(STRICT), tick=0.01 if "timeout" in limit else 0.5, **limit)
+        answer = await served.post("/v1/completions", body)
+        assert (answer.status, answer.json["error_type"]) == (500, "Incomplete Generation")
+        if "timeout" in limit:  # a stream that has begun ends with the bare text
+            answer = await served.post("/v1/completions", body | {"stream": True})
+            assert answer.status == 200 and not answer.body.endswith(b"\n\n") and b"[DONE]" not in answer.body
+        await served.idle()
+
+
+# -- in MindIE's place
+
+
+@pytest.fixture
+def weights() -> Path:
+    found = hub.find(hub.BUILT_IN)
+    assert found is not None
+    return found
+
+
+def free() -> list[int]:
+    """Three ports of the range that the file allows."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+    ports = [sock.getsockname()[1] for sock in sockets]
+    for sock in sockets:
+        sock.close()
+    return ports
+
+
+def configured(root: Path, model: Path, instance: str = "StandardMock", **server: Any) -> Path:
+    file = root / "conf" / "config.json"
+    file.parent.mkdir(exist_ok=True)
+    model_ = {"modelName": "qwen", "modelWeightPath": str(model), "modelInstanceType": instance}
+    deploy = {"maxSeqLen": 256, "ModelConfig": [model_]}
+    file.write_text(json.dumps({"ServerConfig": server, "BackendConfig": {"ModelDeployConfig": deploy}}))
+    return file
+
+
+def start(*flags: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "parley", "serve", *map(str, flags)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="the openssl command makes the certificates")
+def test_a_server_in_mindies_place(tmp_path, weights):
+    root = tmp_path / "mindie"
+    for folder in ("security/ca", "security/certs", "security/keys"):
+        (root / folder).mkdir(parents=True)
+    authority(tmp_path, "ours")
+    certificate(tmp_path, "server", "ours")
+    certificate(tmp_path, "friend", "ours")
+    for name, place in (("ours", "ca/ca.pem"), ("server", "certs/server.pem")):
+        shutil.copy(tmp_path / f"{name}.pem", root / "security" / place)
+    shutil.copy(tmp_path / "server.key", root / "security" / "keys" / "server.key.pem")
+    ports = dict(zip(("port", "managementPort", "metricsPort"), free(), strict=True))
+    process = start("--mindie-config", configured(root, weights, ipAddress="127.0.0.1", someThing=1, **ports))
+    lines: list[str] = []
+    ready = threading.Event()
+
+    def watch() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            if line.startswith("ready in"):
+                ready.set()
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        assert ready.wait(60), lines
+        secure = ssl.create_default_context(cafile=tmp_path / "ours.pem")
+        secure.load_cert_chain(tmp_path / "friend.pem", tmp_path / "friend.key")
+
+        def call(port: str, path: str, body: Any = None) -> tuple[int, bytes]:
+            data = None if body is None else json.dumps(body).encode()
+            url = f"https://127.0.0.1:{ports[port]}{path}"
+            try:
+                answer = urllib.request.urlopen(urllib.request.Request(url, data), timeout=30, context=secure)
+            except urllib.error.HTTPError as error:
+                return error.code, error.read()
+            return answer.status, answer.read()
+
+        text = {"model": "qwen", "prompt": "a", "max_tokens": 3}
+        status, body = call("port", "/v1/completions", text)
+        assert status == 200 and json.loads(body)["model"] == "qwen"
+        assert call("managementPort", "/health/timed-5") == (200, b'{"status":"healthy"}')
+        assert b'generation_tokens_total{model_name="qwen"} 4\n' in call("metricsPort", "/metrics")[1]
+        assert call("port", "/stopService")[0] == 404 and call("metricsPort", "/stopService")[0] == 404
+        assert json.loads(call("managementPort", "/info")[1])["models"][0]["max_total_tokens"] == 256
+        assert call("managementPort", "/stopService") == (200, b"")
+        assert process.wait(30) == 0
+        assert any("without effect here: ServerConfig.someThing" in line for line in lines)
+        assert not any(":8000" in line for line in lines)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    "server,text",
+    [
+        ({"port": 5}, "ServerConfig.port: 5 is not a whole number from 1024 to 65535."),
+        (
+            {"httpsEnabled": True},
+            r"cannot encrypt 127.0.0.1 port \d+: .*security/certs/server.pem cannot be read: No such",
+        ),
+        ({}, "cannot listen on 127.0.0.1 port {}: Address already in use."),
+    ],
+)
+def test_what_is_said_of_a_start_that_fails(tmp_path, weights, server, text):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        given = {"httpsEnabled": False, "ipAddress": "127.0.0.1", "port": port} | server
+        process = start("--mindie-config", configured(tmp_path, weights, **given))
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode in (1, 2) and re.search(text.format(port) if "{}" in text else text, out), out
+
+
+def test_a_weight_path_that_is_not_there(tmp_path):
+    process = start("--mindie-config", configured(tmp_path, tmp_path / "none", "Standard"))
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 2 and "ModelConfig[0].modelWeightPath" in out and "there is no such folder" in out

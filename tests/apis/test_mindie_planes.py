@@ -1,0 +1,294 @@
+"""MindIE's management and metrics planes through a running server: what they tell in each state, and what they do."""
+
+import asyncio
+import json
+import re
+from typing import Any
+
+import msgspec
+import pytest
+from support.http_client import INFO, Answer
+
+from parley.dialects import mindie
+from parley.dialects.dialect import Head
+from parley.dialects.facts import Card, Facts, Vitals
+from parley.dialects.mindie import upkeep
+from parley.dialects.mindie.rules import Rules
+from parley.dialects.mounts import ALONE, alone, table, universal
+from parley.types import ModelInfo, Stats
+
+PLANES = alone("mindie-management", "mindie-metrics", "mindie")
+LONG = {"inputs": "a", "parameters": {"max_new_tokens": 3000}}
+COMMAND = "/v1/engine-server/fault-handling-command"
+
+
+@pytest.fixture
+def planes(serve):
+    return lambda **options: serve(surfaces=PLANES, **options)
+
+
+def told(answer: Answer) -> tuple[int, Any]:
+    return answer.status, answer.json if answer.body else ""
+
+
+def test_who_reaches_the_port_of_all_apis_does_not_reach_the_management_plane():
+    everywhere = table(universal()) | table(alone("mindie"))
+    assert not {"/stopService", "/metrics-json", COMMAND} & {path for _, path in everywhere}
+    assert ALONE["mindie-management"] is mindie.MANAGEMENT
+
+
+async def test_health_while_all_is_well(planes):
+    served = await planes(names=("m",))
+    for path in ("/health", "/v2/health/live", "/v2/health/ready", "/v2/models/m/ready"):
+        assert told(await served.get(path)) == (200, "")
+    for path in ("/health/timed", "/health/timed-1", "/health/timed-600"):
+        answer = await served.get(path)
+        assert (answer.status, answer.body) == (200, b'{"status":"healthy"}')
+    await served.idle()
+    assert served.engine.stats.generated_tokens == 3
+    wrong = {"error": "Wait time should be in range of [1, 600], input is not valid", "error_type": "NotFoundError"}
+    for seconds in ("0", "601", "x", "-1", "1.5"):
+        assert told(await served.get(f"/health/timed-{seconds}")) == (404, wrong)
+    long = await served.get("/health/timed-1000")
+    assert long.json["error"] == "Max wait time is 600, input is invalid or too long"
+    unknown = await served.get("/v2/models/other/ready")
+    assert told(unknown) == (404, {"error": "Model other not found.", "error_type": "NotFoundError"})
+
+
+async def test_a_model_that_makes_vectors_only_is_tried_with_one(planes):
+    served = await planes(info=msgspec.structs.replace(INFO, generates=False))
+    assert (await served.get("/health/timed-5")).status == 200
+    await served.idle()
+
+
+async def test_health_in_other_states(planes):
+    served = await planes(load=60, wait=False)
+    assert told(await served.get("/v2/health/ready")) == (503, "")
+    assert (await served.get("/health/timed-1")).status == 503
+
+    served = await planes(max_batch=1, max_queue=0, tick=0.01)
+    running = asyncio.create_task(served.post("/generate", LONG))
+    await served.until(lambda: served.model.held)
+    assert told(await served.get("/v2/health/live")) == (200, {"message": "Service is alive but busy"})
+    busy = {"message": "Service is alive but busy. Consider reducing request frequency"}
+    assert told(await served.get("/v2/health/ready")) == (503, busy)
+    assert (await served.get("/v1/engine-server/running-status")).json["status"] == 5
+    assert told(await served.get("/health/timed-1")) == (200, {"status": "healthy"})  # it makes steps
+    running.cancel()
+    await served.idle()
+
+    served.engine.gate.clear()  # no step is made from here on
+    assert told(await served.get("/health/timed-1")) == (500, {"status": "abnormal"})
+    served.engine.gate.set()
+    await served.idle()
+    served.engine.crash()
+    for path in ("/health", "/v2/health/live", "/v2/health/ready"):
+        assert told(await served.get(path)) == (500, {"message": "Service is abnormal"})
+    assert (await served.get("/v1/engine-server/running-status")).json == {"status": 2, "errors": []}
+
+
+async def test_probes_need_no_key_and_commands_do(planes):
+    served = await planes(api_keys=("k" * 16,))
+    assert (await served.get("/v2/health/ready")).status == 200
+    for path in ("/stopService", "/info", "/health/timed"):
+        assert (await served.get(path)).status == 401
+    assert not served.service.draining
+
+
+async def test_what_the_server_is(planes):
+    served = await planes(names=("m",), max_batch=7)
+    info = (await served.get("/info")).json
+    assert list(info) == [
+        "docker_label", "max_batch_total_tokens", "max_best_of", "max_concurrent_requests", "max_stop_sequences",
+        "max_waiting_tokens", "sha", "validation_workers", "version", "waiting_served_ratio", "models",
+        "max_input_length",
+    ]  # fmt: skip
+    assert (info["max_concurrent_requests"], info["max_best_of"], info["max_input_length"]) == (7, 1, 4095)
+    assert info["models"] == [
+        {
+            "model_device_type": "npu",
+            "model_dtype": "none",
+            "model_id": "m",
+            "model_pipeline_tag": "text-generation",
+            "model_sha": None,
+            "max_total_tokens": 4096,
+        }
+    ]
+    assert (await served.get("/v1/config")).json == {
+        "modelName": "m",
+        "maxSeqLen": 4096,
+        "npuMemSize": -1,
+        "cpuMemSize": 5,
+        "worldSize": 1,
+        "maxOutputLen": 4096,
+        "cacheBlockSize": served.model.info.block_size,
+    }
+    slots = (await served.get("/v2/models/m/getSlotCount")).json
+    assert list(slots) == ["total_slots", "free_slots", "available_tokens_length"]
+    assert (slots["total_slots"], slots["free_slots"]) == (7, 7)
+    assert (await served.get("/v2/models/x/getSlotCount")).status == 404
+
+
+def test_what_a_configuration_file_says_is_told():
+    rules = Rules("extended", max_seq_len=100, max_input_token_len=50, max_iter_times=20, npu_mem_size=3)
+    facts = Facts("1", [Card("m", 1, 100)], True, Vitals())
+    head = Head("0f", 1, "fp", context=90)
+    info = json.loads(upkeep.info(rules, b"", head, facts).body)
+    assert (info["max_input_length"], info["models"][0]["max_total_tokens"], info["max_best_of"]) == (50, 100, 128)
+    config = json.loads(upkeep.config(rules, b"", head, facts).body)
+    assert (config["maxSeqLen"], config["maxOutputLen"], config["npuMemSize"]) == (100, 20, 3)
+
+
+async def test_statistics(planes):
+    served = await planes(names=("m",), tick=0.02)
+    answer = await served.post("/generate", {"inputs": "a", "parameters": {"max_new_tokens": 4}})
+    assert answer.status == 200
+    body = (await served.get("/metrics-json")).json
+    assert body["resultType"] == "vector"
+    values = {}
+    for entry in body["result"]:
+        (labels,) = entry["metric"]
+        assert (labels["job"], labels["instance"]) == ("node", "localhost") and list(entry) == ["metric", "value"]
+        values[labels["__name__"]] = entry["value"]
+    waiting, running, blocks = "waitingInferRequestNum", "processingInferRequestNum", "remainBlocks"
+    assert list(values) == ["TTFT", "TBT", waiting, running, blocks]
+    assert int(values["TTFT"]) >= 20 and int(values["TBT"]) >= 20 and values[waiting] == values[running] == "0"
+
+
+async def test_metrics_have_their_names_and_no_others(planes):
+    served = await planes(names=("m",))
+    for _ in range(3):
+        await served.post("/generate", {"inputs": "a", "parameters": {"max_new_tokens": 4}})
+    await served.post("/generate", {})
+    answer = await served.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain") and answer.status == 200
+    text = answer.body.decode()
+    kinds = dict(re.findall(r"# TYPE (\S+) (\w+)", text))
+    counters = ("request_received_total", "request_success_total", "request_failed_total", "num_preemptions_total",
+                "prompt_tokens_total", "generation_tokens_total")  # fmt: skip
+    gauges = ("num_requests_running", "num_requests_waiting", "num_requests_swapped",
+              "avg_prompt_throughput_toks_per_s", "avg_generation_throughput_toks_per_s", "failed_request_perc",
+              "npu_cache_usage_perc", "cpu_cache_usage_perc", "npu_prefix_cache_hit_rate", "all_radix_match_num",
+              "npu_radix_match_hit_num")  # fmt: skip
+    histograms = ("time_to_first_token_seconds", "time_per_output_token_seconds", "e2e_request_latency_seconds",
+                  "request_prompt_tokens", "request_generation_tokens")  # fmt: skip
+    assert kinds == dict.fromkeys(counters, "counter") | dict.fromkeys(gauges, "gauge") | dict.fromkeys(
+        histograms, "histogram"
+    )
+    for line in ("request_received_total 4", "request_success_total 3", "request_failed_total 1",
+                 "failed_request_perc 0.25", "generation_tokens_total 12", "request_generation_tokens_count 3",
+                 "time_per_output_token_seconds_count 9"):  # fmt: skip
+        name, value = line.split()
+        assert f'\n{name}{{model_name="m"}} {value}\n' in "\n" + text
+    bounds = re.findall(r'request_prompt_tokens_bucket\{model_name="m",le="([^"]+)"\}', text)
+    assert bounds[:3] == ["10", "50", "100"] and bounds[-2:] == ["128000", "+Inf"]
+
+
+async def test_without_the_monitor_variable_a_strict_server_tells_none(serve):
+    (page,) = mindie.metrics_plane(Rules("strict", monitored=False)).routes
+    facts = Facts("1", [], True)
+    assert page.read is not None and page.read(b"", Head("0f", 1, "fp"), facts).status == 500
+    assert mindie.metrics_plane(Rules("extended", monitored=False)).routes == mindie.METRICS.routes
+
+
+async def test_an_engine_is_paused_and_started_again(planes):
+    served = await planes(tick=0.005)
+
+    async def order(number: Any) -> tuple[int, Any]:
+        return told(await served.post(COMMAND, {"cmd": number}))
+
+    async def status() -> int:
+        return (await served.get("/v1/engine-server/running-status")).json["status"]
+
+    done = {"status": True, "message": "success", "reason": [{"device_id": 0, "result": True, "message": "success"}]}
+    wrong = {"error": "Command is not consistent with current status.", "error_type": "Bad Request"}
+    running = asyncio.create_task(served.post("/generate", LONG | {"parameters": {"max_new_tokens": 300}}))
+    await served.until(lambda: served.engine.stats.running)
+    assert await status() == 1
+    for number in (1, 2, 4, -1):
+        assert await order(number) == (400, wrong)
+    assert await order(0) == (200, done) and await status() == 3
+    assert (await served.post("/generate", {"inputs": "a"})).status == 503
+    assert await order(0) == await order(3) == (400, wrong)
+    assert await order(1) == (200, done) and await status() == 0
+    assert (await served.post("/generate", {"inputs": "a"})).status == 503
+    assert await order(2) == (200, done) and await status() == 1
+    assert (await served.post("/generate", {"inputs": "a"})).status == 200
+    assert await order(3) == (200, done) and await order(2) == (200, done)
+    assert (await running).status == 200  # what ran when it was paused was not lost
+    for body in ({}, {"cmd": None}, {"cmd": "0"}, [], b"{"):
+        answer = await served.post(COMMAND, body)
+        assert answer.status == 422 and json.loads(answer.json["error"])["error_type"] == "validation"
+
+
+async def test_adapters(planes):
+    served = await planes()
+    for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+        good = await served.post(path, {"lora_name": "a", "lora_path": "/x/y", "master_model": "tiny"})
+        assert good.status == 200 and b"--lora-root" in good.body
+        answer = await served.post(path, b"{")
+        assert answer.status == 200 and b"wanted" in answer.body
+        assert (await served.post(path, {"lora_name": "a b"})).json["error"] == "Input invalid lora name"
+        answer = await served.post(path, {"lora_name": "a", "lora_path": "../x"})
+        assert told(answer) == (503, {"error": "Input invalid lora path", "error_type": "Service Unavailable"})
+    assert upkeep.adapter(Rules("extended"), True, b"{}", Head("0f", 1, "fp")).status == 400
+
+
+async def test_a_stop_waits_for_what_runs_and_refuses_the_rest(planes):
+    served = await planes(tick=0.005)
+    ended = asyncio.Event()
+    served.service.stop = ended.set
+    running = asyncio.create_task(served.post("/generate", LONG | {"parameters": {"max_new_tokens": 60}}))
+    await served.until(lambda: served.engine.stats.running)
+    stopping = asyncio.create_task(served.get("/stopService"))
+    await served.until(lambda: served.service.draining)
+    assert (await served.post("/generate", {"inputs": "a"})).status == 503
+    for path in ("/health", "/v2/health/live"):
+        answer = await served.get(path)
+        assert told(answer) == (503, {"error": "The service has been stopped.", "error_type": "Service Unavailable"})
+    assert (await served.get("/stopService")).status == 500
+    assert not stopping.done() and not ended.is_set()
+    assert (await running).status == 200
+    assert told(await stopping) == (200, "")
+    await served.until(ended.is_set)
+
+
+async def test_a_forced_stop_is_answered_at_once(planes):
+    served = await planes(tick=0.005)
+    ended = asyncio.Event()
+    served.service.stop = ended.set
+    running = asyncio.create_task(served.post("/generate", LONG | {"parameters": {"max_new_tokens": 60}}))
+    await served.until(lambda: served.engine.stats.running)
+    assert (await served.get("/stopService?mode=Force")).status == 200
+    assert not running.done()
+    assert (await running).status == 200  # it had the seconds that it needed
+    await served.until(ended.is_set)
+
+
+@pytest.mark.parametrize("path", ["/stopService", "/stopService?mode=Force"])
+async def test_a_stop_does_not_wait_for_ever(planes, monkeypatch, path):
+    monkeypatch.setattr("parley.serving.control.SOON", 0.1)
+    served = await planes(tick=0.01, drain=0.1)
+    ended = asyncio.Event()
+    served.service.stop = ended.set
+    running = asyncio.create_task(served.post("/generate", LONG))
+    await served.until(lambda: served.engine.stats.running)
+    assert (await served.get(path)).status == 200
+    assert (await running).status == 503
+    await served.until(ended.is_set)
+
+
+async def test_no_web_page_stops_the_server(planes):
+    served = await planes()
+    for site in ("cross-site", "same-site"):
+        assert (await served.get("/stopService", **{"sec-fetch-site": site})).status == 403
+    assert not served.service.draining
+
+
+def test_a_device_that_is_none_of_theirs_is_told_where_nobody_insists():
+    info = ModelInfo(architecture="a", dtype="bfloat16", device="cuda", parameters=1, vocab_size=1, max_model_len=1,
+                     weights_bytes=1, kv_bytes=1, kv_blocks=1, block_size=1, lowered=True)  # fmt: skip
+    facts = Facts("1", [Card("m", 1, 1)], True, Vitals(info=info, stats=Stats()))
+    for profile, device in (("strict", "npu"), ("extended", "cuda")):
+        body = json.loads(upkeep.info(Rules(profile), b"", Head("0f", 1, "fp", context=9), facts).body)
+        assert (body["models"][0]["model_device_type"], body["models"][0]["model_dtype"]) == (device, "bfloat16")

@@ -1,0 +1,324 @@
+"""MindIE's service plane through a running server: its paths and frames, stopping by id, time limits, true figures."""
+
+import asyncio
+import itertools
+import json
+from typing import Any
+
+import pytest
+from support.http_client import Answer, Served
+
+from parley.dialects.mindie import service
+from parley.dialects.mindie.rules import Rules
+from parley.dialects.mounts import ALONE, Surface
+
+INPUTS = "My name is Olivier and I"
+LONG = {"text_input": "a b", "parameters": {"max_new_tokens": 3000}}
+PARAMETERS = {  # of the document's example
+    "details": True, "do_sample": True, "max_new_tokens": 20, "repetition_penalty": 1.03, "return_full_text": False,
+    "seed": None, "temperature": 0.5, "top_k": 10, "top_p": 0.95, "truncate": None, "typical_p": 0.5,
+    "watermark": False, "stop": ["stop1", "stop2"], "adapter_id": "None",
+}  # fmt: skip
+TGI_FRAME = ["token", "generated_text", "details"]
+TOKEN = ["id", "text", "logprob", "special"]
+
+
+def frames(answer: Answer, lead: str = "data: ") -> list[Any]:
+    assert answer.status == 200 and answer.headers["content-type"] == "text/event-stream"
+    parts = answer.body.decode().split("\n\n")
+    assert parts.pop() == "" and all(part.startswith(lead) for part in parts)
+    return [json.loads(part.removeprefix(lead)) for part in parts]
+
+
+def error(answer: Answer) -> tuple[int, str, str]:
+    assert list(answer.json) == ["error", "error_type"]
+    return answer.status, answer.json["error"], answer.json["error_type"]
+
+
+@pytest.mark.parametrize("path", ["/mindie", "/mindie-old"])
+async def test_a_stream_has_the_documented_members_frame_by_frame(serve, path):
+    served = await serve()
+    body = {"inputs": INPUTS, "parameters": PARAMETERS | {"decoder_input_details": False}, "stream": True}
+    told = frames(await served.post(path, body))
+    assert all(list(frame) == TGI_FRAME and list(frame["token"]) == TOKEN for frame in told)
+    assert all(len(frame["token"]["id"]) == 1 for frame in told)
+    assert all(frame["generated_text"] is frame["details"] is None for frame in told[:-1])
+    last = told[-1]
+    assert last["generated_text"] == "".join(frame["token"]["text"] for frame in told)
+    assert list(last["details"]) == ["prompt_tokens", "finish_reason", "generated_tokens", "seed"]
+    assert last["details"]["generated_tokens"] == len(told) == 20 and last["details"]["finish_reason"] == "length"
+
+
+async def test_with_full_text_each_frame_repeats_what_was_said(serve):
+    full = service(Rules(full_text=True))
+    served = await serve(surfaces=(Surface("", full),))
+    told = frames(await served.post("/", {"inputs": INPUTS, "stream": True}))
+    texts = [frame["token"]["text"] for frame in told]
+    assert texts[-1] == told[-1]["generated_text"] and len(texts) == 20
+    assert all(after.startswith(before) for before, after in itertools.pairwise(texts))
+    told = frames(await served.post("/v2/models/tiny/generate_stream", {"text_input": INPUTS}), "data:")
+    assert told[-1]["text_output"] == texts[-1]
+
+
+async def test_the_paths_that_no_other_api_has_are_at_the_root_too(serve):
+    served = await serve()
+    for root in ("", "/mindie", "/mindie-old"):
+        for path in ("/infer", "/infer_token"):
+            answer = await served.post(root + path, {"inputs": INPUTS, "parameters": {"details": True}})
+            told = answer.json
+            assert list(told) == ["generated_text", "details"], answer.body
+            assert list(told["details"]) == ["finish_reason", "generated_tokens", "generated_token_ids", "seed"]
+            assert answer.headers["requestuuid"]
+            again = await served.post(root + path, {"input_id": told["details"]["generated_token_ids"]})
+            assert list(again.json) == ["generated_text"]
+        told = (await served.post(root + "/v1/tokenizer", {"inputs": "a b"})).json
+        assert told["token_number"] == len(told["tokens"]) and "".join(told["tokens"]) == "a b"
+        bare = await served.post(root + "/v1/tokenizer", {"inputs": "a b", "do_decode": False})
+        assert bare.json == {"token_number": told["token_number"], "tokens": []}
+        slots = (await served.get(root + "/v2/models/tiny/getSlotCount")).json
+        assert list(slots) == ["total_slots", "free_slots", "available_tokens_length"]
+
+
+async def test_the_body_tells_whose_generate_it_is(serve):
+    served = await serve()
+    record = await served.post("/mindie/generate", {"prompt": "a b", "inputs": "c", "max_tokens": 3})
+    assert list(record.json) == ["text"] and record.json["text"][0].startswith("a b ")
+    assert list((await served.post("/mindie/generate", {"prompt": None, "inputs": "c"})).json) == ["generated_text"]
+    for body in ({}, {"inputs": None}, b"{", b"[]"):
+        status, text, kind = error(await served.post("/mindie/generate", body))
+        assert (status, kind) == (422, "Input Validation Error")
+        assert json.loads(text)["Error"].startswith("`inputs` or `prompt` must be necessary")
+    answer = await served.post("/mindie/generate", {"prompt": "a b", "max_tokens": 3, "stream": True})
+    parts = answer.body.decode().split("\0")
+    assert parts.pop() == "" and not answer.body.startswith(b"data")
+    said = "".join(json.loads(part)["text"][0] for part in parts)
+    assert record.json["text"] == ["a b " + said]
+
+
+async def test_metadata_and_unknown_models(serve):
+    served = await serve()
+    for path in ("/v2", "/v2/models/tiny", "/v2/models/tiny/config"):
+        assert (await served.get("/mindie" + path)).status == 200
+    unknown = (404, "Model x not found.", "NotFoundError")
+    for path in ("/generate", "/generate_stream", "/infer", "/stopInfer"):
+        assert error(await served.post("/mindie/v2/models/x" + path, b"no JSON")) == unknown
+    assert error(await served.get("/mindie/v2/models/x")) == unknown
+
+
+async def test_prompts_that_cannot_be_served(serve):
+    served = await serve(max_prompt=10)
+    limit = (
+        "Failed to enqueue inferRequest. This model's maximum input ids length cannot be greater than 10,the input ids "
+        "length is 11"
+    )
+    assert (await served.post("/mindie/infer", {"input_id": [5] * 10})).status == 200
+    assert error(await served.post("/mindie/infer", {"input_id": [5] * 11})) == (424, limit, "Generation Error")
+    ids = await served.post("/mindie/infer", {"input_id": [100_000]})
+    assert error(ids) == (424, "Failed to enqueue inferRequest. Invalid Input Ids", "Generation Error")
+    assert (await served.post("/generate", {"inputs": "a b c d e f g h i j k l m n o p"})).status == 422  # TGI's
+
+
+@pytest.mark.parametrize("kept", ["head", "tail"])
+async def test_a_prompt_that_is_too_long_may_be_cut(serve, kept):
+    served = await serve(max_prompt=4, surfaces=(Surface("", service(Rules(truncation=kept))),))
+    body = {"input_id": [5, 6, 7, 8, 9, 10], "parameters": {"max_new_tokens": 4, "details": True}}
+    told = (await served.post("/infer", body)).json["details"]["generated_token_ids"]
+    assert told == ([5, 6, 7, 8] if kept == "head" else [7, 8, 9, 10])
+    assert (await served.post("/infer", {"inputs": "a b c " * 20_000})).status == 200
+    await served.idle()
+
+
+async def test_answers_are_cut_where_the_server_says(serve):
+    served = await serve(max_output=3)
+    body = {"inputs": INPUTS, "parameters": {"max_new_tokens": 9, "details": True}}
+    details = (await served.post("/mindie/infer", body)).json["details"]
+    assert (details["generated_tokens"], details["finish_reason"]) == (3, "length")
+
+
+async def test_extended_every_interface_takes_what_strict_ones_refuse(serve):
+    served = await serve(surfaces=(Surface("", service(Rules("extended"))),))
+    lax = {"temperature": 0, "top_p": 1.0, "top_k": 0, "max_new_tokens": 4, "details": True}
+    wish = lax | {"truncate": 0, "decoder_input_details": True}
+    (told,) = (await served.post("/", {"inputs": "a b", "parameters": wish})).json
+    assert list(told["details"]["tokens"][0]) == ["id", "logprob", "special", "text"]
+    assert all(token["logprob"] is not None for token in told["details"]["tokens"])
+    assert told["details"]["prefill"][-1]["logprob"] is not None
+    last = frames(await served.post("/generate_stream", {"inputs": "a b", "parameters": wish}))[-1]
+    assert [token["id"] for token in last["details"]["prefill"]] == [t["id"] for t in told["details"]["prefill"]]
+    for path, body in (
+        ("/infer", {"inputs": "a b", "parameters": lax}),
+        ("/v2/models/tiny/versions/9/generate", {"text_input": "a b", "parameters": lax}),
+    ):
+        details = (await served.post(path, body)).json["details"]
+        assert details["generated_tokens"] == 4
+    assert len(details["decode_cost"]) == 3 and details["first_token_cost"] >= 0
+    tensor = {"name": "i", "shape": [1, 2], "datatype": "INT64", "data": [5, 6], "parameters": lax}
+    answer = await served.post("/v2/models/tiny/infer", {"inputs": [tensor], "outputs": [{"name": "o"}]})
+    assert answer.json["outputs"] == [{"name": "o", "shape": [1, 4], "datatype": "INT64", "data": [5, 6, 5, 6]}]
+    both = await served.post("/generate", {"prompt": "a", "n": 2, "max_tokens": 3})
+    assert len(both.json["text"]) == 2
+    served.engine.crash()
+    assert served.engine.state == "failed"
+    assert error(await served.post("/infer", {"inputs": "a"}))[2] == "Service Unavailable"
+
+
+async def test_an_engine_that_dies_ends_a_stream_with_a_bare_text(serve):
+    served = await serve(tick=0.001)
+    ways = {"inputs": "a", "parameters": {"max_new_tokens": 3000}, "stream": True}
+    streams = [asyncio.create_task(served.post(root + "/infer", ways)) for root in ("/mindie", "")]
+    await begun(served)
+    await served.until(lambda: served.model.held == 2 and served.engine.stats.running == 2)
+    served.engine.crash("It was killed.")
+    strict, lax = [(await stream).body.decode().split("\n\n") for stream in streams]
+    assert strict[-1] == "It was killed."
+    assert lax[-1] == "" and json.loads(lax[-2].removeprefix("data: "))["error"] == "It was killed."
+
+
+# -- stopping
+
+
+async def begun(served: Served) -> None:
+    await served.until(lambda: served.engine.stats.generated_tokens > 3)
+
+
+async def test_a_request_is_stopped_by_its_id(serve):
+    served = await serve(tick=0.001)
+    body = LONG | {"id": "mine"}
+    body["parameters"] = LONG["parameters"] | {"details": True}
+    stream = asyncio.create_task(served.post("/mindie/v2/models/tiny/generate_stream", body))
+    await begun(served)
+    whole = asyncio.create_task(served.post("/mindie/v2/models/tiny/generate", body))  # the same id again
+    await served.until(lambda: served.model.held == 2)
+    stop = b'{"id" : "mine"}'
+    answer = await served.post("/mindie/v2/models/tiny/stopInfer", stop)
+    assert (answer.status, answer.body) == (200, stop)
+    assert frames(await stream, "data:")[-1]["details"]["finish_reason"] == "stop_sequence"
+    assert not whole.done()  # the older one is stopped first
+    await asyncio.sleep(0.01)
+    assert (await served.post("/v2/models/tiny/stopInfer", stop)).status == 200
+    details = (await whole).json["details"]
+    assert details["finish_reason"] == "stop_sequence"
+    assert len(details["batch_size"]) == len(details["queue_wait_time"]) == details["generated_tokens"]
+    await served.idle()
+    gone = await served.post("/mindie/v2/models/tiny/stopInfer", stop)
+    assert error(gone) == (404, "RequestId is mine not found.", "NotFoundError")
+
+
+async def test_a_request_is_stopped_before_its_first_token(serve):
+    served = await serve()
+    served.engine.gate.clear()
+    waiting = asyncio.create_task(served.post("/mindie/v2/models/tiny/generate", LONG | {"id": "mine"}))
+    await served.until(lambda: served.model.held == 1 and bool(served.engine.in_flight))
+    assert (await served.post("/mindie/v2/models/tiny/stopInfer", {"id": "mine"})).status == 200
+    answer = await waiting
+    assert (answer.status, answer.json["text_output"]) == (200, "")
+    served.engine.gate.set()
+    await served.idle()
+
+
+async def test_a_name_in_the_header_is_for_one_request_at_a_time(serve):
+    served = await serve(tick=0.001)
+    first = asyncio.create_task(served.call("POST", "/mindie/infer", {"inputs": "a", "parameters": {
+        "max_new_tokens": 3000}}, {"req-id": "mine"}))  # fmt: skip
+    await begun(served)
+    second = await served.call("POST", "/mindie/infer", {"inputs": "a"}, {"req-id": "mine"})
+    used = "Failed to enqueue inferRequest. Runtime request has been used before."
+    assert error(second) == (500, used, "Incomplete Generation")
+    assert (await served.call("POST", "/mindie/infer", {"inputs": "a"}, {"req-id": "other"})).status == 200
+    assert (await served.post("/mindie/v2/models/tiny/stopInfer", {"id": "mine"})).status == 200
+    assert (await first).status == 200
+    assert (await served.call("POST", "/mindie/infer", {"inputs": "a"}, {"req-id": "mine"})).status == 200
+    await served.idle()
+
+
+# -- time limits
+
+
+async def test_requests_that_take_too_long(serve):
+    wish = {"max_new_tokens": 3000, "timeout": 1}
+    text = "Engine callback timeout: "
+    for options, parameters, told in (
+        ({"tick": 0.01}, wish, text + "client timeout"),
+        ({"tick": 0.01, "timeout": 0.1}, wish, text + "server e2eTimeout"),
+        ({"tick": 0.2, "token_timeout": 0.05}, wish, text + "server tokenTimeout"),
+    ):
+        served = await serve(**options)
+        body = {"inputs": "a", "parameters": parameters}
+        whole, stream = await asyncio.gather(
+            served.post("/mindie/infer", body), served.post("/mindie/infer", body | {"stream": True})
+        )
+        assert error(whole) == (500, told, "Incomplete Generation")
+        if stream.status == 200:  # it had begun: the bare text ends it
+            assert stream.body.decode().split("\n\n")[-1] == told
+        else:
+            assert error(stream) == (500, told, "Incomplete Generation")
+        await served.idle()
+
+
+async def test_every_api_says_that_it_took_too_long(serve):
+    served = await serve(tick=0.01, timeout=0.05)
+    late = await served.post("/v1/completions", {"prompt": "a", "max_tokens": 3000})
+    assert (late.status, late.error["type"]) == (504, "server_error")
+    streams = await served.post("/v1/completions", {"prompt": "a", "max_tokens": 3000, "stream": True})
+    assert "within the time" in streams.events[-1]["error"]["message"]
+    await served.idle()
+
+
+async def test_a_body_that_is_too_large(serve):
+    served = await serve(body_limit=1000)
+    answer = await served.post("/mindie/infer", {"inputs": "a" * 2000})
+    assert (answer.status, answer.body) == (
+        413, b'{"message":"Request body too large. Maximum allowed size is 40MB."}'
+    )  # fmt: skip
+
+
+async def test_tokens_that_keep_coming_are_in_time(serve):
+    served = await serve(tick=0.01, token_timeout=0.5, timeout=60)
+    answer = await served.post("/mindie/infer", {"inputs": "a", "parameters": {"max_new_tokens": 80}})
+    assert answer.status == 200  # longer in all than a token may take
+    assert (await served.post("/v1/completions", {"prompt": "a", "max_tokens": 3})).status == 200
+    await served.idle()
+
+
+# -- figures
+
+
+async def test_figures_are_those_of_the_engine_s_steps(serve):
+    served = await serve(max_batch=3)
+    steps: list[tuple[int, set[str]]] = []  # how many rows, and whose
+    deliver = served.engine._deliver
+
+    def log(message: Any) -> None:
+        if message.stats.step_tokens:
+            steps.append((message.stats.step_rows, {output.id for output in message.outputs if output.token_ids}))
+        deliver(message)
+
+    served.engine._deliver = log
+
+    async def ask(number: int) -> None:
+        parameters = {"max_new_tokens": 5 + 3 * number, "details": True}
+        body = {"text_input": "a b", "id": f"r{number}", "parameters": parameters}
+        if number % 2:
+            answer = await served.post("/mindie/v2/models/tiny/generate", body)
+            rows, waits = answer.json["details"]["batch_size"], answer.json["details"]["queue_wait_time"]
+        else:
+            told = frames(await served.post("/mindie/v2/models/tiny/generate_stream", body), "data:")
+            rows = [frame["details"]["batch_size"] for frame in told]
+            waits = [frame["details"]["queue_wait_time"] for frame in told]
+            assert [frame["prefill_time"] is None for frame in told] == [False] + [True] * (len(told) - 1)
+            assert [frame["decode_time"] is None for frame in told] == [True] + [False] * (len(told) - 1)
+        assert len(rows) == len(waits) == 5 + 3 * number and all(wait >= 0 for wait in waits)
+        asked[number] = rows
+
+    asked: dict[int, list[int]] = {}
+    await asyncio.gather(*map(ask, range(8)))
+    of_work: dict[str, list[int]] = {}
+    for rows, ids in steps:
+        for id in ids:
+            of_work.setdefault(id, []).append(rows)
+    assert sorted(of_work.values()) == sorted(asked.values())
+    assert max(max(rows) for rows in asked.values()) == 3
+
+
+def test_two_manners_have_a_port_of_their_own():
+    assert {"mindie", "mindie-old"} <= set(ALONE)

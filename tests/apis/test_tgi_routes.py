@@ -1,0 +1,458 @@
+"""TGI through the whole server: its routes, the path it shares, and Hugging Face's own client."""
+
+import asyncio
+import json
+import re
+
+import pytest
+from huggingface_hub import AsyncInferenceClient
+from huggingface_hub.errors import OverloadedError, ValidationError
+from support.http_client import HELLO, request
+
+EOS = 2
+INPUTS = "Hello there, my friend"
+
+
+def ending(work, index):
+    """The prompt's tokens, then the end."""
+    return [*work.token_ids, EOS][: work.max_tokens]
+
+
+def events(answer):
+    assert answer.headers["content-type"] == "text/event-stream"
+    *frames, rest = answer.body.decode().split("\n\n")
+    assert rest == ""
+    return [json.loads(frame.removeprefix("data: ")) for frame in frames if frame != ":"]
+
+
+@pytest.fixture
+async def served(serve):
+    return await serve(reply=ending)
+
+
+async def test_one_path_after_another(served):
+    body = {"inputs": INPUTS, "parameters": {"return_full_text": False}}
+    for prefix in ("", "/tgi"):
+        assert (await served.post(f"{prefix}/generate", body)).json == {"generated_text": INPUTS}
+        for path in ("/", "/invocations"):
+            assert (await served.post(prefix + path, body)).json == [{"generated_text": INPUTS}]
+            told = events(await served.post(prefix + path, body | {"stream": True}))
+            assert told == events(await served.post(f"{prefix}/generate_stream", body))
+        for path in ("/health", "/", "/ping"):
+            answer = await served.get(prefix + path)
+            assert (answer.status, answer.body) == (200, b"")
+
+
+async def test_an_answer_with_everything(served):
+    parameters = {"details": True, "decoder_input_details": True, "top_n_tokens": 2, "temperature": 0.5, "seed": 7}
+    answer = await served.post("/tgi/generate", {"inputs": INPUTS, "parameters": parameters})
+    ids = served.model.language.tokenizer.encode(INPUTS)
+    details = answer.json["details"]
+    assert details["finish_reason"] == "eos_token"
+    assert details["generated_tokens"] == len(ids) + 1
+    assert details["seed"] == 7
+    assert [token["id"] for token in details["prefill"]] == ids
+    assert [token["logprob"] for token in details["prefill"]] == [None] + [-0.5] * (len(ids) - 1)
+    assert [token["id"] for token in details["tokens"]] == [*ids, EOS]
+    assert "".join(token["text"] for token in details["tokens"]) == INPUTS + "<|im_end|>"
+    assert [token["special"] for token in details["tokens"]] == [False] * len(ids) + [True]
+    assert all(len(top) == 2 for top in details["top_tokens"])
+    headers = answer.headers
+    assert headers["content-type"] == "application/json"
+    assert headers["x-compute-type"] == "none+optimized"
+    assert re.fullmatch(r"\d+\.\d{9}", headers["x-compute-time"])
+    assert headers["x-compute-characters"] == str(len(INPUTS))
+    assert (headers["x-prompt-tokens"], headers["x-generated-tokens"]) == (str(len(ids)), str(len(ids) + 1))
+    for name in ("total", "validation", "queue", "inference"):
+        assert headers[f"x-{name}-time"].isdigit()
+    assert headers["x-time-per-token"].isdigit()
+
+
+async def test_a_stream_with_details(served):
+    answer = await served.post("/generate_stream", {"inputs": "Zwölf", "parameters": {"details": True}})
+    told = events(answer)
+    ids = served.model.language.tokenizer.encode("Zwölf")
+    assert [event["token"]["id"] for event in told] == [*ids, EOS]
+    assert [event["index"] for event in told] == list(range(1, len(ids) + 2))
+    assert "".join(event["token"]["text"] for event in told) == "Zwölf<|im_end|>"
+    assert all(event["generated_text"] is event["details"] is None for event in told[:-1])
+    assert told[-1]["generated_text"] == "Zwölf"
+    details = told[-1]["details"]
+    assert list(details) == ["finish_reason", "generated_tokens", "seed", "input_length"]
+    assert (details["input_length"], details["generated_tokens"]) == (len(ids), len(ids) + 1)
+    assert isinstance(details["seed"], int) or details["seed"] is None
+    assert answer.headers["x-compute-characters"] == "5"
+    assert "x-compute-time" not in answer.headers
+    assert (answer.headers["cache-control"], answer.headers["x-accel-buffering"]) == ("no-cache", "no")
+
+
+async def test_the_seed_that_was_drawn_draws_the_same_again(serve):
+    served = await serve(reply=lambda work, index: [70 + work.seed % 7, EOS])
+    body = {"inputs": "a", "parameters": {"details": True, "do_sample": True}}
+    first = (await served.post("/generate", body)).json
+    again = body | {"parameters": body["parameters"] | {"seed": first["details"]["seed"]}}
+    assert (await served.post("/generate", again)).json == first
+
+
+async def test_a_stop_string_stays_and_a_limit_is_kept(served):
+    body = {"inputs": "one two three", "parameters": {"details": True, "stop": ["two"]}}
+    told = (await served.post("/generate", body)).json
+    assert told["generated_text"] == "one two"
+    assert told["details"]["finish_reason"] == "stop_sequence"
+    streamed = events(await served.post("/generate_stream", body))
+    assert streamed[-1]["generated_text"] == "one two"
+    short = await served.post("/generate", {"inputs": "one two", "parameters": {"details": True, "max_new_tokens": 1}})
+    assert (short.json["details"]["finish_reason"], short.json["details"]["generated_tokens"]) == ("length", 1)
+
+
+async def test_text_that_may_become_a_stop_string_is_not_held_back(serve):
+    served = await serve(reply=ending)
+    served.engine.gate.clear()
+    connection = await served.connect()
+    body = {"inputs": "one two", "parameters": {"stop": ["one two three"]}}
+    await connection.send(request("POST", "/generate_stream", body))
+    await served.until(lambda: served.engine.in_flight == 1)
+    served.engine.gate.set()
+    told = events(await connection.answer())
+    connection.close()
+    assert [event["token"]["text"] for event in told][-1] == "<|im_end|>"
+    assert len(told) == len(served.model.language.tokenizer.encode("one two")) + 1
+
+
+async def test_truncation_keeps_the_end(served):
+    ids = served.model.language.tokenizer.encode("one two three four")
+    for truncate in (1, 3, len(ids), 500):
+        body = {"inputs": "one two three four", "parameters": {"details": True, "truncate": truncate}}
+        told = (await served.post("/generate", body)).json["details"]
+        assert [token["id"] for token in told["tokens"]] == [*ids[-truncate:], EOS]
+    huge = {"inputs": "one two three four " * 8000 + "five", "parameters": {"truncate": 4}}
+    answer = await served.post("/generate", huge)
+    assert answer.status == 200 and answer.json["generated_text"].endswith("five")
+    assert (await served.post("/generate", {"inputs": huge["inputs"]})).status == 422
+
+
+async def test_the_best_of_three(served):
+    body = {"inputs": "a", "parameters": {"best_of": 3, "do_sample": True, "details": True}}
+    told = (await served.post("/generate", body)).json
+    assert len(told["details"]["best_of_sequences"]) == 2
+    assert (await served.post("/tgi/generate", body)).status == 422
+    await served.idle()
+
+
+async def test_more_tokens_than_fit_are_cut_at_the_context(serve):
+    served = await serve()
+    body = {"inputs": "abc", "parameters": {"max_new_tokens": 100_000, "details": True}}
+    told = await served.post("/generate", body)
+    prompt = len(served.model.language.tokenizer.encode("abc"))
+    details = told.json["details"]
+    assert (details["finish_reason"], details["generated_tokens"]) == ("length", 4096 - prompt)
+    for length, count, text in (
+        (
+            4000,
+            97,
+            "`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 4000 `inputs` tokens and 97 `max_new_tokens`",
+        ),
+        (
+            3500,
+            9999,
+            "`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 3500 `inputs` tokens and 1024 `max_new_tokens`",
+        ),
+        (4096, None, "`inputs` must have less than 4095 tokens. Given: 4096"),
+        (5000, 5, "`inputs` must have less than 4095 tokens. Given: 5000"),
+    ):
+        inputs = "<|im_start|>" * length
+        answer = await served.post("/generate", {"inputs": inputs, "parameters": {"max_new_tokens": count}})
+        assert (answer.status, answer.json["error"]) == (422, f"Input validation error: {text}")
+
+
+async def test_errors_keep_their_layers(served):
+    wrong = await served.post("/generate", {"inputs": 5})
+    assert (wrong.status, wrong.headers["content-type"]) == (422, "text/plain; charset=utf-8")
+    broken = await served.post("/tgi/generate", b"{")
+    assert (broken.status, broken.headers["content-type"]) == (400, "text/plain; charset=utf-8")
+    for path in ("/generate", "/generate_stream"):
+        refused = await served.post(path, {"inputs": ""})
+        assert (refused.status, refused.json) == (
+            422, {"error": "Input validation error: `inputs` cannot be empty", "error_type": "validation"}
+        )  # fmt: skip
+    strict = await served.post("/tgi/generate_stream", {"inputs": ""})
+    assert (strict.status, events(strict)) == (200, [refused.json])
+    assert (await served.get("/tgi/generate")).status == 405
+    nowhere = await served.post("/tgi/nowhere", {})
+    assert (nowhere.status, nowhere.body) == (404, b"")
+
+
+async def test_a_body_must_be_called_json(served):
+    body = {"inputs": "a", "parameters": {"max_new_tokens": 1}}
+    for kind, status in (
+        ("application/json; charset=utf-8", 200),
+        ("application/vnd.x+json", 200),
+        ("text/json", 415),
+        ("application/x-www-form-urlencoded", 415),
+    ):
+        headers = {"content-type": kind}
+        assert (await served.call("POST", "/tgi/generate", body, headers)).status == status
+        assert (await served.call("POST", "/generate", body, headers)).status == 200
+    answer = await served.call("POST", "/tgi/v1/chat/completions", HELLO, {"content-type": "text/plain"})
+    assert (answer.status, answer.headers["content-type"]) == (415, "text/plain; charset=utf-8")
+    assert answer.body == b"Expected request with `Content-Type: application/json`"
+
+
+async def test_a_full_server(serve):
+    served = await serve(max_batch=1, max_queue=0)
+    served.engine.gate.clear()
+    connection = await served.connect()
+    await connection.send(request("POST", "/generate", {"inputs": "a"}))
+    await served.until(lambda: served.engine.in_flight == 1)
+    answer = await served.post("/generate_stream", {"inputs": "a"})
+    assert (answer.status, answer.json) == (429, {"error": "Model is overloaded", "error_type": "overloaded"})
+    strict = await served.post("/tgi", {"inputs": "a", "stream": True})
+    assert (strict.status, events(strict)) == (200, [answer.json])
+    connection.close()
+    await served.until(lambda: not served.service.open)
+
+
+@pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
+async def test_an_engine_that_fails(serve, path):
+    served = await serve(tick=0.001)
+    connection = await served.connect()
+    await connection.send(request("POST", path, {"inputs": "abc", "parameters": {"max_new_tokens": 4000}}))
+    await served.until(lambda: served.engine.stats.generated_tokens > 5)
+    served.engine.crash("It was killed.")
+    answer = await connection.answer()
+    connection.close()
+    error = {"error": "Request failed during generation: It was killed.", "error_type": "generation"}
+    if path == "/generate":
+        assert (answer.status, answer.json) == (424, error)
+    else:
+        assert (answer.status, events(answer)[-1]) == (200, error)
+    health = await served.get("/tgi/health")
+    assert (health.status, health.body) == (503, b'{"error":"unhealthy","error_type":"healthcheck"}')
+
+
+async def test_a_strict_refusal_does_not_say_when_to_come_back(serve):
+    served = await serve(max_batch=1, max_queue=0)
+    served.engine.gate.clear()
+    running = asyncio.create_task(served.post("/generate", {"inputs": "a"}))
+    await served.until(lambda: served.engine.in_flight == 1)
+    lenient, strict = (
+        await served.post("/generate", {"inputs": "a"}),
+        await served.post("/tgi/generate", {"inputs": "a"}),
+    )
+    assert lenient.body == strict.body == b'{"error":"Model is overloaded","error_type":"overloaded"}'
+    assert (lenient.status, strict.status) == (429, 429)
+    assert "retry-after" in lenient.headers and "retry-after" not in strict.headers
+    served.engine.gate.set()
+    await running
+
+
+async def test_a_strict_body_has_a_limit_of_its_own(served):
+    too_large = (413, "text/plain; charset=utf-8", b"Failed to buffer the request body: length limit exceeded")
+    for path, size in (("/tgi/generate", 2_000_000), ("/tgi-0.9.4/generate", 2 << 20)):
+        body = b'{"inputs":"a"}'.ljust(size)
+        assert (await served.call("POST", path, body, {"content-type": "application/json"})).status == 200
+        refused = await served.call("POST", path, body + b" ", {"content-type": "application/json"})
+        assert (refused.status, refused.headers["content-type"], refused.body) == too_large
+    assert (await served.call("POST", "/generate", body + b" ")).status == 200
+
+
+async def test_a_silent_stream_is_kept_alive(serve):
+    served = await serve(ping_interval=0.02)
+    served.engine.gate.clear()
+    connection = await served.connect()
+    await connection.send(request("POST", "/generate_stream", {"inputs": "ab", "parameters": {"max_new_tokens": 1}}))
+    await connection.head()
+    assert await connection.reader.readexactly(8) == b"3\r\n:\n\n\r\n"
+    connection.close()
+
+
+# -- the path that several APIs have
+
+
+async def test_the_body_tells_whose_tokenize_is_meant(served):
+    vllm = (await served.post("/tokenize", {"prompt": "héy"})).json
+    tgi = (await served.post("/tokenize", {"inputs": "héy"})).json
+    assert [token["id"] for token in tgi] == vllm["tokens"]
+    places = [(token["text"], token["start"], token["stop"]) for token in tgi]
+    assert places == [("h", 0, 1), ("é", 1, 3), ("é", 1, 3), ("y", 3, 4)]  # two tokens have a byte of it each
+    assert (await served.post("/tokenize", {"messages": HELLO["messages"]})).json["count"] > 0
+    assert (await served.post("/tokenize", {"inputs": "a", "prompt": "a"})).json["tokens"]
+    assert (await served.post("/tokenize", {"inputs": None, "prompt": "a"})).json["tokens"]
+    assert isinstance((await served.post("/tgi/tokenize", {"inputs": "a", "prompt": "a"})).json, list)
+    for body in ({}, b"[", b"", b"[]", b'{"inputs":', b'{"a":' + b"[" * 100_000):
+        answer = await served.post("/tokenize", body)
+        assert (answer.status, set(answer.error)) == (400, {"message", "type", "param", "code"})
+    large = "word " * 5000
+    assert len((await served.post("/tokenize", {"inputs": large})).json) > 5000
+
+
+async def test_tokens_of_a_text_and_of_a_conversation(served):
+    last = (await served.post("/tgi/tokenize", {"inputs": "a b c", "parameters": {"truncate": 1}})).json
+    assert [(token["text"], token["start"], token["stop"]) for token in last] == [("c", 4, 5)]
+    chat = (await served.post("/chat_tokenize", {"messages": HELLO["messages"]})).json
+    assert list(chat) == ["tokenize_response", "templated_text"]
+    assert chat["templated_text"] == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+    assert "".join(token["text"] for token in chat["tokenize_response"]) == chat["templated_text"]
+    assert (await served.post("/tgi/chat_tokenize", {"messages": []})).status == 422
+
+
+async def test_info(served):
+    told = (await served.get("/info")).json
+    assert (told["model_id"], told["max_total_tokens"], told["max_input_tokens"]) == ("tiny", 4096, 4095)
+    assert told["max_stop_sequences"] == 1024
+    assert (await served.get("/tgi/info")).json["max_stop_sequences"] == 4
+
+
+async def test_no_key_no_answer(serve):
+    served = await serve(api_keys=("k" * 16,))
+    answer = await served.post("/generate", {"inputs": "a"})
+    assert (answer.status, answer.body) == (401, b"")
+    assert (await served.post("/generate", {"inputs": "a"}, authorization="Bearer " + "k" * 16)).status == 200
+
+
+# -- Hugging Face's client
+
+
+def client(served, path=""):
+    return AsyncInferenceClient(model=served.url + path)
+
+
+@pytest.mark.parametrize("path", ["", "/generate", "/tgi", "/tgi/", "/invocations"])
+async def test_a_text(served, path):
+    said = await client(served, path).text_generation(INPUTS, return_full_text=False)
+    assert said == INPUTS
+
+
+async def test_a_text_with_its_prompt(served):
+    assert await client(served).text_generation(INPUTS) == INPUTS * 2
+    assert await client(served).text_generation(INPUTS, return_full_text=False, stop=["my"]) == "Hello there, my"
+
+
+async def test_details(served):
+    told = await client(served).text_generation(
+        INPUTS, details=True, decoder_input_details=True, top_n_tokens=2, do_sample=True, seed=9, return_full_text=False
+    )
+    assert told.generated_text == INPUTS
+    assert (told.details.finish_reason, told.details.seed) == ("eos_token", 9)
+    assert told.details.generated_tokens == len(told.details.tokens) == len(told.details.top_tokens)
+    assert told.details.tokens[-1].special and told.details.tokens[-1].text == "<|im_end|>"
+    assert told.details.prefill[0].logprob is None
+
+
+async def test_a_stream(served):
+    c = client(served)  # owns the stream
+    stream = await c.text_generation(INPUTS, stream=True)
+    assert "".join([text async for text in stream]) == INPUTS + "<|im_end|>"
+
+
+async def test_a_stream_with_its_details(served):
+    c = client(served)  # owns the stream
+    stream = await c.text_generation(INPUTS, stream=True, details=True, return_full_text=False)
+    told = [event async for event in stream]
+    assert "".join(event.token.text for event in told) == INPUTS + "<|im_end|>"
+    assert [event.index for event in told] == list(range(1, len(told) + 1))
+    assert told[-1].generated_text == INPUTS
+    assert told[-1].details.finish_reason == "eos_token"
+    assert told[-1].details.generated_tokens == len(told)
+
+
+async def test_errors_have_their_types(serve):
+    served = await serve(reply=ending, max_batch=1, max_queue=0)
+    for path in ("", "/tgi"):
+        for stream in (False, True):
+            c = client(served, path)
+            with pytest.raises(ValidationError, match="`temperature` must be strictly positive"):
+                await drained(c.text_generation("a", temperature=-1, stream=stream))
+    served.engine.gate.clear()
+    running = asyncio.create_task(client(served).text_generation("a"))
+    await served.until(lambda: served.engine.in_flight == 1)
+    with pytest.raises(OverloadedError, match="Model is overloaded"):
+        await client(served).text_generation("a")
+    served.engine.gate.set()
+    assert await running == "aa"
+
+
+async def drained(call):
+    answer = await call
+    return [event async for event in answer] if hasattr(answer, "__aiter__") else answer
+
+
+# -- its flavour of OpenAI's routes
+
+
+async def test_a_conversation(served):
+    answer = await served.post("/tgi/v1/chat/completions", HELLO | {"model": "tgi", "max_tokens": 200})
+    said = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"  # the scripted model repeats its prompt
+    ids = served.model.language.tokenizer.encode(said, special=False)
+    told = answer.json
+    assert list(told) == ["object", "id", "created", "model", "system_fingerprint", "choices", "usage"]
+    assert (told["id"], told["model"]) == ("", "tiny")
+    assert told["usage"]["prompt_tokens"] == len(ids)
+    assert answer.headers["x-prompt-tokens"] == str(len(ids))
+    assert answer.headers["x-generated-tokens"] == str(told["usage"]["completion_tokens"])
+    assert "x-compute-time" in answer.headers
+    streamed = await served.post(
+        "/tgi/v1/chat/completions",
+        HELLO | {"max_tokens": 200, "stream": True, "stream_options": {"include_usage": True}},
+    )
+    *chunks, last = streamed.events
+    assert last["usage"] == told["usage"] and last["choices"] == []
+    assert len(chunks) == told["usage"]["completion_tokens"]
+    assert (
+        "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks)
+        == (told["choices"][0]["message"]["content"])
+    )
+    ends = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+    assert ends == [None] * (len(chunks) - 1) + [told["choices"][0]["finish_reason"]]
+
+
+async def test_texts_and_their_stream(served):
+    body = {"prompt": ["one two", "three"], "temperature": 0}
+    told = (await served.post("/tgi/v1/completions", body)).json
+    assert {choice["index"]: choice["text"] for choice in told["choices"]} == {0: "one two", 1: "three"}
+    assert {choice["finish_reason"] for choice in told["choices"]} == {"stop"}
+    events_ = (await served.post("/tgi/v1/completions", body | {"stream": True})).events
+    texts = {0: "", 1: ""}
+    for event in events_:
+        texts[event["choices"][0]["index"]] += event["choices"][0]["text"]
+    assert texts == {0: "one two", 1: "three"}
+    ends = [event for event in events_ if "usage" in event]
+    assert [event["choices"][0]["finish_reason"] for event in ends] == ["eos_token"] * 2
+    assert sum(event["usage"]["total_tokens"] for event in ends) == told["usage"]["total_tokens"]
+
+
+async def test_errors_of_a_conversation_keep_their_layers(served):
+    for stream, status in ((False, 422), (True, 200)):
+        for body in (
+            HELLO | {"temperature": -1, "stream": stream},
+            {"messages": [{"role": "user", "content": "<|im_end|>" * 5000}], "stream": stream},
+        ):
+            answer = await served.post("/tgi/v1/chat/completions", body)
+            assert answer.status == status
+            if stream:
+                (event,) = answer.events
+                assert event["error"]["http_status_code"] == 422
+                assert event["error"]["message"].startswith("Input validation error: ")
+            else:
+                assert answer.json["error_type"] == "validation"
+    unknown = await served.post("/tgi/v1/chat/completions", HELLO | {"model": "lora"})
+    assert (unknown.status, unknown.json["error_type"]) == (424, "generation")
+    assert (await served.get("/tgi/v1/models")).json["data"][0]["created"] == 0
+    assert (await served.get("/v1/models")).json["data"][0]["created"] > 0
+
+
+async def test_instances_of_vertex(served):
+    body = {"instances": [{"inputs": "one"}, {"inputs": "two three"}]}
+    for prefix in ("", "/tgi"):
+        assert (await served.post(prefix + "/vertex", body)).json == {"predictions": ["one", "two three"]}
+    assert (await served.post("/tgi/vertex", {"instances": [{"inputs": ""}]})).status == 500
+    assert (await served.post("/vertex", {"instances": [{"inputs": ""}]})).status == 422
+
+
+async def test_the_chat_of_hugging_faces_client(served):
+    for path in ("/tgi", "/tgi/v1/chat/completions"):
+        told = await client(served, path).chat_completion(HELLO["messages"], max_tokens=4)
+        assert told.choices[0].finish_reason == "length" and told.model == "dummy"
+    c = client(served, "/tgi")  # owns the stream
+    stream = await c.chat_completion(HELLO["messages"], max_tokens=4, stream=True)
+    assert [event.choices[0].delta.role async for event in stream] == ["assistant"] * 4

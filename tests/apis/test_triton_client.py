@@ -1,0 +1,43 @@
+"""NVIDIA's own client against the server, in the environment that has it.
+
+``TRITONCLIENT_PYTHON`` names the interpreter of such an environment; without it, and without the client here, this is
+skipped: the client brings gevent and more, which are no business of the other tests.
+"""
+
+import asyncio
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parent.parent / "clients"
+HERE = sys.executable if importlib.util.find_spec("tritonclient") else ""
+PYTHON = os.environ.get("TRITONCLIENT_PYTHON", HERE)
+
+
+@pytest.mark.skipif(not PYTHON, reason="no interpreter has tritonclient; TRITONCLIENT_PYTHON may name one")
+async def test_everything_that_the_client_can_do(serve):
+    served = await serve()
+    await run("triton_http.py", f"127.0.0.1:{served.port}")
+
+
+@pytest.mark.skipif(not PYTHON, reason="no interpreter has tritonclient; TRITONCLIENT_PYTHON may name one")
+async def test_everything_that_the_client_can_do_over_grpc(serve):
+    rpc = pytest.importorskip("parley.serving.grpc_port", exc_type=ImportError)
+    served = await serve(tick=0.001)
+    port = rpc.Port(served.service)
+    (address,) = await port.start([("127.0.0.1", 0)])
+    await run("triton_grpc.py", address)
+    await served.idle()
+    await port.stop(0)
+
+
+async def run(script: str, address: str) -> None:
+    command = (PYTHON, str(SCRIPTS / script), address, "tiny")
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == 0 and output.endswith(b"good\n"), output.decode()

@@ -1,0 +1,275 @@
+"""Triton's API as a client meets it: paths, statuses, headers, frames on the wire."""
+
+import json
+import struct
+import zlib
+
+import pytest
+from support.http_client import HELLO, Served, concrete, request
+from support.metrics_page import value
+
+from parley import __version__
+from parley.dialects.triton import DIALECT
+
+GENERATE = "/v2/models/tiny/generate"
+KEY = "sk-right-key-0123456789"
+
+
+async def said(served: Served, text: str, **members: object) -> str:
+    """What the model says behind a prompt, by another API."""
+    answer = await served.post("/v1/completions", {"prompt": text} | members)
+    return answer.json["choices"][0]["text"]
+
+
+@pytest.mark.parametrize("prefix", ["", "/triton"])
+@pytest.mark.parametrize("version", ["", "/versions/1"])
+async def test_the_documented_example(serve, prefix, version):
+    served = await serve()
+    body = b'{"id": "42", "text_input": "client input", "parameters": {"stream": false, "temperature": 0}}'
+    answer = await served.post(f"{prefix}/v2/models/tiny{version}/generate", body)
+    assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
+    assert list(answer.json) == ["id", "model_name", "model_version", "text_output"]
+    assert answer.json == {
+        "id": "42",
+        "model_name": "tiny",
+        "model_version": "1",
+        "text_output": "client input" + await said(served, "client input"),
+    }
+
+
+async def test_a_stream_is_the_same_text_in_pieces(serve):
+    served = await serve()
+    answer = await served.post(GENERATE + "_stream", {"text_input": "a b c", "stream": True, "max_tokens": 8})
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert answer.headers["transfer-encoding"] == "chunked"
+    lines = answer.body.decode().split("\n\n")
+    assert lines.pop() == "" and len(lines) > 2
+    events = [json.loads(line.removeprefix("data: ")) for line in lines]
+    assert all(list(event) == ["model_name", "model_version", "text_output"] for event in events)
+    assert "".join(event["text_output"] for event in events) == await said(served, "a b c", max_tokens=8)
+
+
+async def test_scores_and_counts_agree_with_the_other_api(serve):
+    served = await serve()
+    wish = {"text_input": "a b c", "max_tokens": 5, "logprobs": 2, "exclude_input_in_output": True}
+    flags = {f"return_{name}": True for name in ("logprobs", "cumulative_logprob", "num_input_tokens",
+             "num_output_tokens", "finish_reason", "log_probs")}  # fmt: skip
+    answer = (await served.post(GENERATE, wish | flags)).json
+    other = (await served.post("/v1/completions", {"prompt": "a b c", "max_tokens": 5, "logprobs": 2})).json
+    assert answer["num_input_tokens"] == other["usage"]["prompt_tokens"]
+    assert answer["num_output_tokens"] == 5 and answer["finish_reason"] == "length"
+    scores = other["choices"][0]["logprobs"]["token_logprobs"]
+    assert [next(iter(token.values()))["logprob"] for token in json.loads(answer["logprobs"])] == scores
+    assert answer["cumulative_logprob"] == pytest.approx(sum(scores)) == pytest.approx(answer["cum_log_probs"])
+
+
+async def test_infer_with_bytes_both_ways(serve):
+    served = await serve()
+    text = b"a b c"
+    inputs = [{"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "parameters": {"binary_data_size": 9}}]
+    document = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True, "max_tokens": 4}}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(document))}
+    answer = await served.post("/v2/models/tiny/infer", document + struct.pack("<I", 5) + text, **headers)
+    assert (answer.status, answer.headers["content-type"]) == (200, "application/octet-stream")
+    size = int(answer.headers["inference-header-content-length"])
+    output = json.loads(answer.body[:size])["outputs"][0]
+    assert output["parameters"]["binary_data_size"] == len(answer.body) - size
+    assert answer.body[size + 4 :].decode() == "a b c" + await said(served, "a b c", max_tokens=4)
+
+
+@pytest.mark.parametrize(("coding", "bits"), [("gzip", 31), ("deflate", 15)])
+async def test_infer_is_compressed_if_asked_for(serve, coding, bits):
+    served = await serve()
+    tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["a b c"]}
+    plain, binary = (json.dumps({"inputs": [tensor], "parameters": wish}).encode()
+                     for wish in ({"max_tokens": 4}, {"max_tokens": 4, "binary_data_output": True}))  # fmt: skip
+    for body in (plain, binary):
+        bare = await served.post("/v2/models/tiny/infer", body)
+        packed = await served.call("POST", "/v2/models/tiny/infer", body, {"accept-encoding": coding})
+        assert "content-encoding" not in bare.headers and packed.headers["content-encoding"] == coding
+        assert int(packed.headers["content-length"]) == len(packed.body)
+        assert zlib.decompress(packed.body, bits) == bare.body
+        length = "inference-header-content-length"  # of the JSON as it was before
+        assert packed.headers.get(length) == bare.headers.get(length)
+    generated = await served.call("POST", GENERATE, {"text_input": "a"}, {"accept-encoding": coding})
+    assert "content-encoding" not in generated.headers
+
+
+async def test_an_unknown_coding_of_a_body(serve):
+    answer = await (await serve()).call("POST", "/v2/models/tiny/infer", b"x", {"content-encoding": "br"})
+    assert (answer.status, answer.body) == (501, b'{"error":"Unsupported compression type"}')
+    assert answer.headers["accept-encoding"] == "gzip, deflate"
+
+
+async def test_generate_reads_a_compressed_body_only_if_it_is_lenient(serve):
+    served = await serve()
+    body = zlib.compress(b'{"text_input":"a"}')
+    lenient = await served.call("POST", GENERATE, body, {"content-encoding": "deflate"})
+    strict = await served.call("POST", f"/triton{GENERATE}", body, {"content-encoding": "deflate"})
+    assert lenient.status == 200
+    assert (strict.status, strict.body) == (
+        400, b'{"error":"Unsupported content-encoding, only \'identity\' is supported."}'
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "error"),
+    [
+        ("POST", "/v2/models/other/generate", 404, "Request for unknown model: 'other' is not found"),
+        ("POST", "/v2/models/other/generate_stream", 404, "Request for unknown model: 'other' is not found"),
+        ("POST", "/v2/models/other/infer", 404, "Request for unknown model: 'other' is not found"),
+        ("GET", "/v2/models/other", 404, "Request for unknown model: 'other' is not found"),
+        ("POST", "/v2/models/tiny/versions/2/infer", 404, "Request for unknown model: 'tiny' version 2 is not found"),
+        ("POST", "/v2/models/tiny/versions/x/generate", 404, "Not Found"),
+        ("GET", GENERATE, 405, "Method Not Allowed"),
+        ("POST", "/v2", 405, "Method Not Allowed"),
+        ("GET", "/v2/nowhere", 404, "Not Found"),
+        ("GET", "/v2/", 404, "Not Found"),
+        ("GET", "/v2/models/tiny/", 404, "Not Found"),
+        ("GET", "/triton/nowhere", 404, "Not Found"),
+        ("POST", GENERATE, 500, "failed to parse the request JSON buffer: The document is empty. at 0"),
+        ("POST", "/v2/models/tiny/unload", 404, "Not Found"),
+    ],
+)
+async def test_what_leads_nowhere(serve, method, path, status, error):
+    answer = await (await serve()).call(method, path)
+    assert (answer.status, answer.json) == (status, {"error": error})
+
+
+async def test_a_model_that_is_not_there_is_said_before_the_body_is_read(serve):
+    served = await serve()
+    connection = await served.connect()
+    await connection.send(b"POST /v2/models/x/generate HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3000000\r\n\r\n")
+    assert (await connection.head())[0] == 404
+    connection.close()
+
+
+async def test_errors_of_the_engines_side_have_its_form(serve):
+    served = await serve()
+    for members in ({"text_input": "a" * 5000}, {"text_input": "a", "stop_token_ids": [10_000]}):
+        answer = await served.post(GENERATE, members | {"stream": True})
+        assert (answer.status, list(answer.json)) == (400, ["error"])
+        assert answer.headers["content-type"] == "application/json"
+        stream = await served.post(GENERATE + "_stream", members | {"stream": True})
+        assert (stream.status, stream.headers["content-type"]) == (400, "text/event-stream; charset=utf-8")
+        assert stream.body == b"data: " + answer.body + b"\n\n"
+    assert "not in the vocabulary" in answer.json["error"]
+
+
+async def test_a_request_whose_time_is_over(serve):
+    served = await serve(tick=0.001)
+    tensors = [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["a"]}]
+    body = {"inputs": tensors, "parameters": {"timeout": 50_000, "max_tokens": 3000}}
+    late = await served.post("/v2/models/tiny/infer", body)
+    assert (late.status, late.json) == (503, {"error": "Request timeout expired"})
+    body["parameters"] = {"timeout": 50_000_000, "max_tokens": 3}
+    assert (await served.post("/v2/models/tiny/infer", body)).status == 200
+    await served.idle()
+
+
+async def test_an_engine_that_dies_ends_the_stream_with_an_error(serve):
+    served = await serve(tick=0.01)
+    connection = await served.connect()
+    body = json.dumps({"text_input": "a b", "stream": True, "max_tokens": 1000}).encode()
+    head = f"POST {GENERATE}_stream HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+    await connection.send(head.encode() + body)
+    assert (await connection.head())[0] == 200
+    await served.engine.close()
+    rest = (await connection.reader.readuntil(b"0\r\n\r\n")).decode()
+    assert rest.rstrip("0\r\n").endswith("}") and '\ndata: {"error":"' in rest
+    connection.close()
+
+
+async def test_health_before_and_after_loading(serve):
+    served = await serve(load=0.3, wait=False, api_keys=(KEY,))
+    assert (await served.get("/v2/health/live")).status == 200
+    ready = await served.get("/v2/health/ready")
+    assert (ready.status, ready.body) == (400, b'{"ready":false}')
+    ready = await served.get("/triton/v2/health/ready")
+    assert (ready.status, ready.body, ready.headers.get("content-type")) == (400, b"", None)
+    key = {"x-api-key": KEY}
+    assert (await served.get("/v2/models/tiny/ready", **key)).status == 400
+    assert (await served.call("POST", GENERATE, b"no JSON", key)).status == 503
+    index = await served.call("POST", "/v2/repository/index", b"", key)
+    assert index.json == [{"name": "tiny", "version": "1", "state": "LOADING"}]
+    await served.until(lambda: served.service.refusal() is None)
+    assert (await served.get("/v2/health/ready")).status == 200
+    ready = await served.get("/v2/models/tiny/ready", **key)
+    assert (ready.status, ready.body, ready.headers.get("content-type")) == (200, b"", None)
+
+
+async def test_every_get_route_answers_and_names_the_model(serve):
+    served = await serve()
+    for route in DIALECT.routes:
+        if route.method == "GET":
+            path = concrete(route.path)
+            answer = await served.get(path)
+            assert answer.status == (404 if path.endswith("/region/x/status") else 200), path
+            bare = path.startswith("/v2/health/")
+            assert (await served.get("/triton" + path)).body == (b"" if bare else answer.body)
+    assert (await served.get("/v2")).json["version"] == __version__
+    assert (await served.get("/v2/models/tiny/versions/1")).json["name"] == "tiny"
+    assert (await served.get("/v2/models/stats")).json["model_stats"][0]["name"] == "tiny"
+
+
+async def test_what_is_counted(serve):
+    served = await serve(max_batch=1, max_queue=0, tick=0.005)
+    await served.post(GENERATE, {"text_input": "a", "max_tokens": 3})
+    await served.post("/v1/chat/completions", HELLO)
+    served.engine.gate.clear()
+    connection = await served.connect()
+    body = b'{"text_input":"a"}'
+    await connection.send(
+        f"POST {GENERATE} HTTP/1.1\r\nhost: x.localhost\r\ncontent-length: 18\r\n\r\n".encode() + body
+    )
+    await served.until(lambda: bool(served.service.open))
+    busy = await served.post(GENERATE, {"text_input": "a"})
+    assert busy.status == 503 and "retry-after" in busy.headers
+    connection.close()
+    await served.until(lambda: not served.service.open)
+    served.engine.gate.set()
+    stats = (await served.get("/v2/models/tiny/stats")).json["model_stats"][0]
+    assert stats["inference_count"] == stats["inference_stats"]["success"]["count"] == 2
+    assert stats["inference_stats"]["fail"]["count"] == 1 and stats["last_inference"] > 1.6e12
+    parts = [stats["inference_stats"][name]["ns"] for name in ("compute_input", "queue", "compute_infer")]
+    assert sum(parts) == pytest.approx(stats["inference_stats"]["success"]["ns"], abs=3)
+    page = (await served.get("/metrics")).body.decode()
+    common = 'model="tiny",version="1"'
+    assert value(page, f"nv_inference_request_success{{{common}}}") == 2
+    assert value(page, f'nv_inference_request_failure{{{common},reason="REJECTED"}}') == 1
+    assert value(page, f'nv_inference_request_failure{{{common},reason="CANCELED"}}') == 1
+    assert value(page, f'nv_inference_request_failure{{{common},reason="BACKEND"}}') == 0
+    whole = value(page, f"nv_inference_request_duration_us{{{common}}}")
+    assert whole == pytest.approx(stats["inference_stats"]["success"]["ns"] / 1000, abs=1)
+    assert value(page, f"nv_inference_pending_request_count{{{common}}}") == 0
+    assert value(page, f'nv_trt_llm_request_metrics{{{common},request_type="active"}}') == 0
+    blocks = {kind: value(page, f'nv_trt_llm_kv_cache_block_metrics{{{common},kv_cache_block_type="{kind}"}}')
+              for kind in ("max", "used", "free", "fraction")}  # fmt: skip
+    assert blocks["max"] == blocks["used"] + blocks["free"] > 0 and 0 <= blocks["fraction"] < 1
+
+
+async def test_the_load_comes_as_a_header(serve):
+    served = await serve()
+    answer = await served.post(GENERATE, {"text_input": "a"}, **{"endpoint-load-metrics-format": "json"})
+    named = json.loads(answer.headers["endpoint-load-metrics"].removeprefix("json "))["named_metrics"]
+    assert named["max_token_capacity"] == served.engine.info.kv_blocks * served.engine.info.block_size
+    assert 0 <= named["kv_cache_utilization"] < 1
+    assert "endpoint-load-metrics" not in (await served.post(GENERATE, {"text_input": "a"})).headers
+
+
+async def test_what_waits_is_told(serve):
+    served = await serve(max_batch=1, tick=0.005)
+    served.engine.gate.clear()
+    connections = [await served.connect() for _ in range(3)]
+    for connection in connections:
+        await connection.send(request("POST", GENERATE, {"text_input": "a"}))
+    await served.until(lambda: len(served.service.open) == 3)
+    served.engine.gate.set()
+    await served.until(lambda: served.engine.stats.waiting > 0)
+    served.engine.gate.clear()
+    page = (await served.get("/metrics")).body.decode()
+    assert value(page, 'nv_inference_pending_request_count{model="tiny",version="1"}') > 0
+    assert value(page, 'nv_trt_llm_request_metrics{model="tiny",version="1",request_type="scheduled"}') == 1
+    served.engine.gate.set()
+    for connection in connections:
+        connection.close()

@@ -1,0 +1,246 @@
+"""vLLM's API through the whole server: its routes, the path it shares, and what of it all other APIs' clients see."""
+
+import asyncio
+
+import pytest
+from openai import APIError, AsyncOpenAI, BadRequestError
+from support.http_client import HELLO, request
+
+from parley.errors import EngineError
+
+EOS = 2
+PROMPT = "Hello there, my friend"
+
+
+def ending(work, index):
+    """The prompt's tokens, then the end."""
+    return [*work.token_ids, EOS][: work.max_tokens]
+
+
+@pytest.fixture
+async def served(serve):
+    return await serve(reply=ending)
+
+
+# -- the demo server
+
+
+async def test_one_path_for_three_apis(served):
+    whole = {"text": [PROMPT + PROMPT]}
+    for body in ({"prompt": PROMPT}, {"prompt": PROMPT, "inputs": "b"}, {"prompt": PROMPT, "inputs": None}):
+        assert (await served.post("/generate", body)).json == whole
+    parameters = {"return_full_text": False}
+    assert (await served.post("/generate", {"inputs": "a", "parameters": parameters})).json == {"generated_text": "a"}
+    assert (await served.post("/generate", {"inputs": "a", "prompt": None})).status == 200
+    for body in ({}, b"{", b"[]"):
+        assert (await served.post("/generate", body)).body.startswith(b"Failed to ")
+    answer = await served.post("/generate", {"prompt": 5})
+    assert (answer.status, answer.error["type"]) == (400, "Bad Request")
+    for prefix in ("/vllm", "/vllm-0.6.3"):
+        assert (await served.post(prefix + "/generate", {"prompt": PROMPT})).json == whole
+        answer = await served.post(prefix + "/generate", {"inputs": "a"})
+        assert (answer.status, answer.body) == (500, b"Internal Server Error")
+    too_long = {"prompt": "a" * 5000, "max_tokens": 1}
+    assert (await served.post("/vllm/generate", too_long)).status == 500
+    answer = await served.post("/generate", too_long)
+    assert (answer.status, answer.error["param"]) == (400, "input_tokens")
+
+
+@pytest.mark.parametrize(("prefix", "end"), [("", b"\n"), ("/vllm", b"\n"), ("/vllm-0.6.3", b"\0")])
+async def test_records_of_a_stream(served, prefix, end):
+    answer = await served.post(prefix + "/generate", {"prompt": "Zwölf", "stream": True, "n": 2})
+    assert answer.status == 200 and "content-type" not in answer.headers
+    *records, rest = answer.body.split(end)
+    assert rest == b"" and len(records) > 1
+    assert records[-1] == b'{"text": ["Zw\\u00f6lfZw\\u00f6lf", "Zw\\u00f6lfZw\\u00f6lf"]}'
+    assert all(record.startswith(b'{"text": ["Zw\\u00f6lf') for record in records)
+
+
+async def test_a_stream_that_fails_is_broken_off(serve):
+    served = await serve()
+    served.engine.gate.clear()
+    connection = await served.connect()
+    await connection.send(request("POST", "/generate", {"prompt": "a", "stream": True}))
+    await served.until(lambda: served.engine.in_flight == 1)
+    served.engine.gate.set()
+    await connection.head()
+    for generation in list(served.service.open):
+        generation.abort(EngineError("gone"))
+    assert not (await connection.ended()).endswith(b"0\r\n\r\n")
+    connection.close()
+
+
+# -- control
+
+
+async def test_the_prefix_cache_is_reset_only_when_nothing_runs_or_may_be_put_back(serve):
+    served = await serve()
+    for prefix in ("", "/vllm"):
+        assert (await served.post(prefix + "/reset_prefix_cache")).json == {"success": True}
+    served.engine.gate.clear()
+    waiting = asyncio.create_task(served.post("/v1/chat/completions", HELLO))
+    await served.until(lambda: served.engine.in_flight == 1)
+    served.engine.gate.set()
+    await waiting
+    answer = await served.post("/reset_prefix_cache?reset_running_requests=perhaps")
+    assert (answer.status, answer.error["param"]) == (400, "body.reset_running_requests")
+    assert (await served.post("/reset_prefix_cache?reset_running_requests=true&x=1")).json == {"success": True}
+
+
+async def test_a_reset_that_nobody_answers_ends_with_the_engine(serve):
+    served = await serve()
+    served.engine._send = lambda message: None
+    asked = asyncio.create_task(served.post("/reset_prefix_cache"))
+    await served.until(lambda: served.engine._questions)
+    served.engine.crash()
+    assert (await asked).json == {"success": False}
+    assert (await served.post("/reset_prefix_cache")).status == 503
+
+
+# -- its OpenAI server
+
+JSON = {"content-type": "application/json"}
+STREAM = {"stream": True, "stream_options": {"include_usage": True}}
+
+
+async def test_chats_and_texts(served):
+    whole = await served.post("/vllm/v1/chat/completions", HELLO | {"max_tokens": 4096}, **JSON)
+    (choice,) = whole.json["choices"]
+    assert (whole.status, choice["finish_reason"]) == (200, "stop")
+    streamed = (await served.post("/vllm/v1/chat/completions", HELLO | STREAM | {"max_tokens": 4096}, **JSON)).events
+    assert streamed[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in streamed[:-1])
+    assert text == choice["message"]["content"]
+    assert streamed[-1]["usage"]["total_tokens"] == whole.json["usage"]["total_tokens"]
+    body = {"prompt": PROMPT, "max_tokens": 4096}
+    text = (await served.post("/vllm/v1/completions", body, **JSON)).json["choices"][0]["text"]
+    assert text == PROMPT
+    told = (await served.post("/vllm/v1/completions", body | {"stream": True}, **JSON)).events
+    assert "".join(chunk["choices"][0]["text"] for chunk in told) == PROMPT
+    assert (await served.post("/vllm/invocations", body, **JSON)).json["object"] == "text_completion"
+    assert (await served.post("/vllm/invocations", HELLO, **JSON)).json["object"] == "chat.completion"
+
+
+async def test_lists_of_the_whole_vocabulary_are_bounded_over_all_that_a_request_makes(served):
+    """They are made in one go, and nobody else gets a token meanwhile."""
+    asked = {"model": "tiny", "prompt": "ab", "max_tokens": 204}
+    assert (await served.post("/v1/completions", asked | {"logprobs": -1, "n": 2})).status == 200
+    for members in ({"logprobs": -1, "n": 2, "max_tokens": 205}, {"prompt": "a" * 410, "prompt_logprobs": -1}):
+        answer = await served.post("/v1/completions", asked | members)
+        assert answer.status == 400 and "at most 409 tokens" in answer.error["message"], answer.body[:300]
+        assert answer.error["param"] in members
+
+
+@pytest.mark.parametrize("prefix", ["", "/vllm"])
+async def test_either_end_of_a_prompt_is_left_out(served, prefix):
+    wish = {"max_tokens": 1, "return_token_ids": True}
+    whole = (await served.post(prefix + "/v1/chat/completions", HELLO | wish)).json["prompt_token_ids"]
+    for side, kept in (("left", slice(-4, None)), ("right", slice(4))):
+        cut = wish | {"truncate_prompt_tokens": 4, "truncation_side": side}
+        answer = await served.post(prefix + "/v1/chat/completions", HELLO | cut)
+        assert answer.json["prompt_token_ids"] == whole[kept]
+        answer = await served.post(prefix + "/v1/completions", {"prompt": whole} | cut)
+        assert answer.json["choices"][0]["prompt_token_ids"] == whole[kept]
+
+
+@pytest.mark.parametrize("prefix", ["", "/vllm"])
+async def test_several_conversations_in_one_request(served, prefix):
+    several = [HELLO["messages"], [{"role": "user", "content": "Bye"}]]
+    alone = [(await served.post(prefix + "/v1/chat/completions", {"messages": messages})).json for messages in several]
+    told = (await served.post(prefix + "/v1/chat/completions/batch", {"messages": several})).json
+    contents = [choice["message"]["content"] for choice in told["choices"]]
+    assert contents == [each["choices"][0]["message"]["content"] for each in alone]
+    assert told["usage"]["total_tokens"] == sum(each["usage"]["total_tokens"] for each in alone)
+    long = {"messages": [several[0], [{"role": "user", "content": "b " * 9000}]]}
+    refused = await served.post(prefix + "/v1/chat/completions/batch", long)
+    assert refused.status == 400 and "maximum context length" in refused.error["message"]
+    await served.idle()
+
+
+async def test_refusals_in_its_own_form(served):
+    async def refused(body, path="/vllm/v1/completions", **headers):
+        answer = await served.post(path, body, **(JSON | headers))
+        return answer.status, answer.json
+
+    status, body = await refused({"prompt": "a", "model": "nope"})
+    assert (status, body["error"]["message"]) == (404, "The model `nope` does not exist. Valid aliases: tiny.")
+    status, body = await refused({"prompt": [5] * 5000})
+    assert status == 400 and "prompt contains at least 5000 input tokens" in body["error"]["message"]
+    assert (await refused({"prompt": [5] * 5000, "stream": True}))[0] == 400
+    assert (await refused({"prompt": [5] * 4095, "max_tokens": 100}))[0] == 200
+    status, body = await refused({"prompt": [9999]})
+    assert (status, body["error"]["param"]) == (400, "prompt")
+    assert (await refused({}, **{"content-type": "text/plain"}))[0] == 400
+    assert await refused({}, "/vllm/v1/classify") == (404, {"detail": "Not Found"})
+    assert (await served.get("/vllm/v1/completions")).json == {"detail": "Method Not Allowed"}
+    for path in ("/vllm/v1/responses", "/vllm/v1/messages", "/vllm/v1/responses/r/cancel"):
+        status, body = await refused({}, path)
+        assert (status, body["error"]["type"], body["error"]["code"]) == (501, "NotImplementedError", 501)
+
+
+async def test_the_key_is_missing(serve):
+    served = await serve(api_keys=("sk-0123456789abcdef",))
+    answer = await served.get("/vllm/v1/models")
+    assert (answer.status, answer.body) == (401, b'{"error":"Unauthorized"}')
+
+
+async def test_small_routes(served):
+    assert (await served.get("/vllm/version")).json == {"version": "0.32.0"}
+    assert (await served.get("/vllm/load")).json == {"server_load": 0}
+    for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
+        answer = await served.call(method, "/vllm" + path)
+        assert (answer.status, answer.body) == (200, b"")
+    (card,) = (await served.get("/vllm/v1/models")).json["data"]
+    assert (card["id"], card["max_model_len"], card["permission"][0]["organization"]) == ("tiny", 4096, "*")
+    assert (await served.get("/vllm/v1/models/tiny")).json == {"detail": "Not Found"}
+    assert b"vllm:num_requests_running" in (await served.get("/vllm/metrics")).body
+    made = (await served.post("/vllm/tokenize", {"prompt": "Zwölf", "return_token_strs": True})).json
+    assert list(made) == ["count", "max_model_len", "tokens", "token_strs"]
+    assert (await served.post("/vllm/detokenize", {"tokens": [*made["tokens"], 9999]})).json == {"prompt": "Zwölf"}
+    chat = (await served.post("/vllm/tokenize", {"messages": HELLO["messages"]})).json
+    assert chat["count"] > 1 and chat["token_strs"] is None
+    answer = await served.post("/vllm/tokenize", {})
+    assert (answer.status, answer.error["param"]) == (400, "body.prompt")
+    assert (await served.get("/vllm/tokenizer_info")).json == {"detail": "Not Found"}
+
+
+async def test_the_official_client_with_all_extras(serve):
+    served = await serve(reply=ending)
+    extras = {
+        "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "ignore_eos": False, "min_tokens": 1, "priority": 3,
+        "stop_token_ids": [7], "include_stop_str_in_output": True, "return_token_ids": True,
+        "skip_special_tokens": True,
+        "spaces_between_special_tokens": True, "truncate_prompt_tokens": -1, "cache_salt": "tenant", "echo": True,
+        "chat_template_kwargs": {"enable_thinking": False}, "documents": [{"text": "a"}], "prompt_logprobs": 1,
+        "request_id": "mine", "vllm_xargs": {"a": 1}, "add_special_tokens": False, "use_beam_search": False,
+        "return_prompt_text": True,
+    }  # fmt: skip
+    base = {"model": "tiny", "messages": HELLO["messages"], "extra_body": extras, "logprobs": True, "top_logprobs": 2}
+    async with AsyncOpenAI(base_url=f"{served.url}/vllm/v1", api_key="none", max_retries=0) as client:
+        answer = await client.chat.completions.create(**base)
+        assert answer.id == "chatcmpl-mine"
+        assert answer.prompt_token_ids and answer.choices[0].token_ids and answer.prompt_logprobs[0] is None
+        assert len(answer.choices[0].logprobs.content[0].top_logprobs) == 2
+        assert HELLO["messages"][-1]["content"] in answer.prompt_text
+        stream = await client.chat.completions.create(
+            **base | {"extra_body": {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}},
+            stream=True,
+        )
+        chunks = [chunk async for chunk in stream]
+        counts = [chunk.usage.completion_tokens for chunk in chunks]
+        assert counts[0] == 0 and counts == sorted(counts) and counts[-2] == counts[-1] > 5
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        assert text == answer.choices[0].message.content
+        assert (await client.models.list()).data[0].owned_by == "vllm"
+        for wish in ({"guided_json": "{"}, {"structured_outputs": {"regex": "(?=a)"}}, {"logits_processors": ["x"]}):
+            with pytest.raises(BadRequestError, match=next(iter(wish))):
+                await client.chat.completions.create(**base | {"extra_body": wish})
+        with pytest.raises(BadRequestError, match="temperature must be in"):
+            await client.completions.create(model="tiny", prompt="a", temperature=3)
+        with pytest.raises(APIError, match="max allowed: 20"):
+            async for _ in await client.completions.create(model="tiny", prompt="a", logprobs=30, stream=True):
+                raise AssertionError("nothing may come")
+    async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+        shared = await client.chat.completions.create(**base)
+        assert (shared.id, shared.choices[0].token_ids) == ("chatcmpl-mine", answer.choices[0].token_ids)
+        assert shared.prompt_logprobs == answer.prompt_logprobs

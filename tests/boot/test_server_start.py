@@ -1,0 +1,314 @@
+"""The server as a process: its first lines, its signals, its exit codes, and what it never loads."""
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.http_client import INFO, Answer, Connection, request
+from support.server_process import Process
+
+from parley.boot import engines
+from parley.boot import server as start_module
+from parley.boot.opening import opening
+from parley.engine.fake import FakeEngine
+from parley.serving.options import Listen, Offer, ServerOptions
+from parley.types import ModelInfo, Settings
+from parley.web.banner import address, loaded
+
+
+@pytest.fixture
+def start(folder: Path) -> Iterator[Callable[..., Process]]:
+    running: list[Process] = []
+
+    def begin(*flags: str, model: Path | None = None) -> Process:
+        running.append(Process(model or folder, *flags))
+        return running[-1]
+
+    yield begin
+    for one in running:
+        one.process.kill()
+        one.process.wait()
+
+
+def test_it_says_where_it_is_and_ends_on_a_signal(start):
+    server = start().ready()
+    text = "\n".join(server.lines)
+    assert server.lines[0].startswith("parley ")
+    assert "tiny" in text
+    assert f"{server.url}/v1" in text
+    assert server.get("/health/ready") == 200
+    server.process.send_signal(signal.SIGTERM)
+    assert server.end() == 0
+
+
+def test_the_first_signal_lets_running_streams_end(start):
+    server = start().ready()
+    with server.stream(3000) as stream:
+        first = stream.readline()
+        server.process.send_signal(signal.SIGINT)
+        rest = stream.read()
+    assert first.startswith(b"data: ") and rest.endswith(b"data: [DONE]\n\n")
+    assert b'"finish_reason":"length"' in rest
+    assert server.end() == 0
+
+
+class Inside:
+    """The same in this process, with an engine that takes its time."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, load: float = 0.0, **options: Any):
+        self.engine = FakeEngine(info=INFO, tick=0.005, load=load)
+        monkeypatch.setitem(engines.ENGINES, "scripted", lambda settings, name: self.engine)
+        given = ServerOptions(port=0, **options)
+        sockets = [start_module.listen(place.host, place.port) for place in start_module.places(given)]
+        offer = Offer(("tiny",), Settings(model=str(folder)), "scripted")
+        self.instance = start_module.Instance([offer], given, sockets)
+        self.port, *self.others = (sock.getsockname()[1] for sock in sockets)
+
+    async def stream(self) -> Connection:
+        """A connection on which a long answer has begun."""
+        connection = Connection(*await asyncio.open_connection("127.0.0.1", self.port))
+        body = {"prompt": "a", "max_tokens": 3000, "stream": True}
+        await connection.send(request("POST", "/v1/completions", body))
+        assert (await connection.head())[0] == 200
+        return connection
+
+
+async def test_after_the_drain_the_rest_is_told_and_the_exit_is_clean(folder, monkeypatch):
+    server = Inside(folder, monkeypatch, drain=0.1)
+    running = asyncio.create_task(server.instance.live())
+    while server.instance.service.refusal():
+        await asyncio.sleep(0.01)
+    connection = await server.stream()
+    os.kill(os.getpid(), signal.SIGTERM)
+    rest = await connection.ended()
+    assert b"shutting down" in rest and b"data: [DONE]\n\n" in rest
+    assert await running == 0
+    assert server.engine.state == "closed"
+
+
+async def test_a_port_of_its_own_is_strict_and_drains_with_the_rest(folder, monkeypatch, capsys):
+    listen = (Listen("tgi", "127.0.0.1", 0), Listen("triton", "127.0.0.1", 0))
+    server = Inside(folder, monkeypatch, listen=listen, drain=0.1, api_keys=("k" * 16,))
+    running = asyncio.create_task(server.instance.live())
+    while server.instance.service.refusal():
+        await asyncio.sleep(0.01)
+
+    async def ask(port: int, method: str, path: str, body: Any = None, key: str = "k" * 16) -> Answer:
+        connection = Connection(*await asyncio.open_connection("127.0.0.1", port))
+        await connection.send(request(method, path, body, {"authorization": f"Bearer {key}"}))
+        answer = await connection.answer()
+        connection.close()
+        return answer
+
+    tgi, triton = server.others
+    zero = {"inputs": "a", "parameters": {"temperature": 0}}
+    assert (await ask(server.port, "POST", "/generate", zero)).status == 200
+    assert "strictly positive" in (await ask(tgi, "POST", "/generate", zero)).json["error"]
+    assert (await ask(tgi, "POST", "/generate", zero, key="wrong")).status == 401
+    assert (await ask(tgi, "GET", "/info")).json["max_best_of"] == 2
+    assert (await ask(tgi, "GET", "/health/live")).status == 200
+    nowhere = await ask(tgi, "GET", "/v2")
+    assert (nowhere.status, nowhere.body) == (404, b"")
+    assert (await ask(triton, "GET", "/v2")).json["name"]
+    assert (await ask(triton, "POST", "/generate", zero)).status == 404
+    assert re.search(rf"^  TGI +http://127\.0\.0\.1:{tgi}$", capsys.readouterr().out, re.MULTILINE)
+
+    connection = Connection(*await asyncio.open_connection("127.0.0.1", tgi))
+    long = {"inputs": "a", "parameters": {"max_new_tokens": 3000}}
+    await connection.send(request("POST", "/generate_stream", long, {"authorization": "Bearer " + "k" * 16}))
+    assert (await connection.head())[0] == 200
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert b'"error_type":"healthcheck"' in await connection.ended()
+    assert await running == 0
+    for port in (server.port, *server.others):
+        with pytest.raises(OSError):
+            await asyncio.open_connection("127.0.0.1", port)
+
+
+async def test_the_second_signal_ends_at_once(folder, monkeypatch):
+    server = Inside(folder, monkeypatch, drain=1000.0)
+    running = asyncio.create_task(server.instance.live())
+    while server.instance.service.refusal():
+        await asyncio.sleep(0.01)
+    connection = await server.stream()
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.05)
+    assert await running == 128 + signal.SIGTERM
+    assert b'"error"' in await connection.ended()
+    assert server.engine.state == "closed"
+
+
+async def test_a_signal_while_it_loads_ends_it(folder, monkeypatch):
+    server = Inside(folder, monkeypatch, load=1000.0)
+    running = asyncio.create_task(server.instance.live())
+    while server.engine.state != "loading":
+        await asyncio.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await running == 0
+    assert server.engine.state == "closed"
+
+
+async def test_an_engine_that_is_lost_for_good_ends_the_server(folder, monkeypatch, capsys):
+    server = Inside(folder, monkeypatch)
+    running = asyncio.create_task(server.instance.live())
+    while server.instance.service.refusal():
+        await asyncio.sleep(0.01)
+    connection = await server.stream()
+    server.engine.crash("The engine process was killed by SIGKILL.")
+    assert b"SIGKILL" in await connection.ended()
+    assert await running == 1
+    assert "SIGKILL" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_taken_port_is_said_in_one_sentence(start):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = start("--port", str(port))
+        assert server.end() == 1
+    assert server.lines == [f"parley: cannot listen on 127.0.0.1 port {port}: Address already in use."]
+
+
+def test_so_is_a_taken_port_of_one_api(start):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = start("--listen", f"tgi=127.0.0.1:{port}")
+        assert server.end() == 1
+    assert server.lines == [f"parley: cannot listen on 127.0.0.1 port {port}: Address already in use."]
+
+
+def test_so_is_a_taken_port_for_hand_overs(start):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = start("--role", "decode", "--peer-port", str(port))
+        assert server.end() == 1
+    told = f"cannot listen on 127.0.0.1 port {port} for hand-overs: Address already in use"
+    assert server.lines == [f"parley: {told}. Choose another with --peer-port."]
+
+
+def test_a_folder_without_a_tokenizer_is_said_last(start, tmp_path):
+    server = start(model=tmp_path)
+    assert server.end() == 1
+    assert "tokenizer" in server.lines[-1] and server.lines[-1].startswith("parley: ")
+    assert not any("Traceback" in line for line in server.lines)
+
+
+def test_the_api_process_loads_neither_torch_nor_transformers():
+    code = (
+        "import sys, parley.boot.server, parley.cli.serve\n"
+        "print([name for name in sys.modules if name.split('.')[0] in ('torch', 'transformers')])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_urls_work_on_this_machine():
+    assert address("0.0.0.0", 80) == "http://127.0.0.1:80"
+    assert address("::", 80) == "http://[::1]:80"
+    assert address("llm.local", 80) == "http://llm.local:80"
+
+
+def test_an_open_server_is_warned_of():
+    def text(**options):
+        return opening(ServerOptions(**options), [Offer(("m",), Settings(model="m"))], "http://x", ())
+
+    assert "--api-key" in text(host="0.0.0.0")
+    assert "--api-key" not in text(host="0.0.0.0", api_keys=("k",))
+    assert "--api-key" not in text(host="127.0.0.1")
+    assert "--api-key" not in text(host="::1")
+    assert "--api-key" in text(listen=(Listen("tgi", "0.0.0.0", 80),))
+    for role in ("none", "prefill", "decode", "flex"):
+        assert "--cluster-secret" in text(host="0.0.0.0", role=role, api_keys=("k",))
+        assert "warning" not in text(host="0.0.0.0", role=role, cluster_secret="s" * 16)
+        assert "warning" not in text(host="127.0.0.1", role=role)
+        for plane in ("mindie-management", "mindie-metrics"):  # which take no orders, and need no secret
+            known = {"role": role, "cluster_secret": "s" * 16, "listen": (Listen(plane, "0.0.0.0", 80),)}
+            assert "--api-key" in text(**known)
+            assert "warning" not in text(**known, api_keys=("k",))
+    told = text(host="10.0.0.1", listen=(Listen("tgi", "10.0.0.2", 80), Listen("mindie", "10.0.0.1", 81)))
+    assert "10.0.0.1 or 10.0.0.2 may use" in told
+
+
+def test_the_line_of_a_loaded_model_has_its_memory_plan():
+    info = ModelInfo(
+        architecture="Qwen3ForCausalLM", dtype="bfloat16", device="cpu", parameters=494_032_768, vocab_size=9,
+        max_model_len=32768, weights_bytes=988 << 20, kv_bytes=3 << 30, kv_blocks=1000, block_size=16, lowered=True,
+    )  # fmt: skip
+    text = loaded("chat", info)
+    for part in (
+        "chat: ",
+        "494M parameters",
+        "988 MiB",
+        "3.00 GiB",
+        "16,000 tokens",
+        "32,768 tokens",
+        "bfloat16 on cpu",
+    ):
+        assert part in text
+
+
+def spawn(folder: Path, port: int, **streams: Any) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "parley", "serve", str(folder), "--fake-engine", "--port", str(port)]
+    process = subprocess.Popen(command, **streams)
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=10)
+            return process
+        except OSError:
+            time.sleep(0.02)
+    process.kill()
+    raise AssertionError("it is never ready")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return sock.getsockname()[1]
+
+
+def test_a_log_that_nobody_reads_stops_nothing(folder):
+    reader, writer = os.pipe()
+    port = free_port()
+    process = spawn(folder, port, stdout=subprocess.DEVNULL, stderr=writer)
+    try:
+        head = f"GET /{'a' * 190} HTTP/1.1\r\nhost: localhost\r\n".encode()
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
+            sock.sendall((head + b"\r\n") * 600 + head + b"connection: close\r\n\r\n")  # a pipe holds 64 KiB
+            answers = b"".join(iter(lambda: sock.recv(65536), b""))
+        assert answers.count(b" 404 ") == 601
+        process.terminate()
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(reader)
+        os.close(writer)
+
+
+def test_closed_standard_streams_are_not_taken_by_sockets(folder):
+    process = spawn(folder, free_port(), preexec_fn=lambda: os.closerange(0, 3))
+    try:
+        if sys.platform == "linux":
+            assert {os.readlink(f"/proc/{process.pid}/fd/{number}") for number in range(3)} == {os.devnull}
+        process.terminate()
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
+def test_all_addresses_of_both_kinds():
+    with start_module.listen("::", 0) as sock:
+        for host in ("127.0.0.1", "::1"):
+            socket.create_connection((host, sock.getsockname()[1]), timeout=5).close()

@@ -1,0 +1,39 @@
+"""How a keeper asks the coordinator: directly, and whatever answers."""
+
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+pytest.importorskip("ray")
+from parley.cluster.ray_actor import _answers
+
+
+class Coordinator(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        if self.path == "/odd":
+            self.wfile.write(b"no HTTP\r\n\r\n")
+        else:
+            self.send_response(200 if self.path == "/well" else 503)
+            self.end_headers()
+
+    def log_message(self, *said: object) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.parametrize(("path", "well"), [("/well", True), ("/not", False), ("/odd", False)])
+def test_no_proxy_stands_between_the_nodes_of_a_cluster(monkeypatch: pytest.MonkeyPatch, path: str, well: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        closed = nobody.getsockname()[1]
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{closed}")
+    monkeypatch.delenv("no_proxy", raising=False)
+    with HTTPServer(("127.0.0.1", 0), Coordinator) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        assert _answers(f"http://127.0.0.1:{server.server_port}{path}") == well
+
+
+def test_one_that_is_not_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        closed = nobody.getsockname()[1]
+    assert not _answers(f"http://127.0.0.1:{closed}/well")

@@ -1,0 +1,372 @@
+"""The inference port: what is refused and how, who answers what, and HTTP itself. Instances are scripted."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+
+import pytest
+from support.coordinator_client import told
+from support.scripted_instance import Asked, Script, Scripted
+
+from parley.coordinator import refusals
+from parley.coordinator.config import Options, Tls
+from parley.coordinator.coordinator import Coordinator
+from parley.coordinator.proxy.paths import WITHIN, Paths
+from parley.dialects.mindie import coordinator
+from parley.dialects.mounts import table, universal
+from parley.web.port import listen
+
+CHAT = Script([b"data: 0\n\n", b"data: 1\n\n"])
+BODY = b'{"model":"m","messages":[]}'
+TEXT = "text/plain; charset=utf-8"
+
+
+# -- refusals
+
+
+@pytest.mark.parametrize("strict", [False, True])
+async def test_nobody_is_there(cluster, strict):
+    running = await cluster(strict=strict)
+    answer = await running.post("/mindie/generate", BODY)
+    assert (answer.status, answer.headers["content-type"]) == (503, TEXT)
+    assert answer.body == b"MindIE-MS Coordinator is not ready\r\n"
+    answer = await running.post("/v1/chat/completions", BODY)
+    if strict:
+        assert (answer.status, answer.body) == (503, b"MindIE-MS Coordinator is not ready\r\n")
+    else:
+        said = json.loads(answer.body)["error"]
+        assert (answer.status, said["message"]) == (503, refusals.NOT_READY) and "retry-after" in answer.headers
+    assert (await running.get("/health/live")).status == 200
+    ready = await running.get("/health/ready")
+    assert ready.status == 503 and json.loads(ready.body)["status"] == "waiting"
+    assert (await running.get("/health")).status == 503
+    assert (await running.get("/v1/models")).status == 503
+
+
+async def test_too_many(cluster):
+    p = Scripted("prefill")
+    running = await cluster(p, Scripted("decode"), max_requests=1)
+    waiting = asyncio.Event()
+
+    async def wait(asked: Asked) -> None:
+        waiting.set()
+        await asyncio.sleep(5)
+
+    p.before = wait
+    first = asyncio.create_task(running.post("/v1/completions", BODY))
+    await waiting.wait()
+    answer = await running.post("/mindie/generate", BODY)
+    assert (answer.status, answer.body) == (429, b"Too many requests\r\n")
+    answer = await running.post("/v1/completions", BODY)
+    assert answer.status == 429 and answer.headers["retry-after"] == "1"
+    first.cancel()
+
+
+@pytest.mark.parametrize(
+    "path,body",
+    [
+        ("/v1/chat/completions",
+         b'{"error":{"message":"Memory limit exceeded","type":"server_error","code":429}}'),
+        ("/generate_stream", b'{"error":"Memory limit exceeded","error_type":"overloaded"}'),
+        ("/v2/models/m/generate", b'{"error":"Memory limit exceeded","code":429}'),
+    ],
+)  # fmt: skip
+async def test_no_memory(cluster, path, body):
+    running = await cluster(Scripted(), memory_limit=1 << 20, body_limit=4 << 20, strict=True)
+    answer = await running.post(path, b" " * (2 << 20))
+    assert (answer.status, answer.body) == (429, body)
+
+
+async def test_paths_that_there_are_not(cluster):
+    running = await cluster(Scripted())
+    answer = await running.get("/mindie/nowhere")
+    assert (answer.status, answer.body) == (400, b"Invalid request\r\n")
+    assert answer.headers["connection"] == "close"
+    answer = await running.get("/v1/nowhere")
+    assert answer.status == 404 and "error" in json.loads(answer.body)
+    answer = await running.get("/v1/chat/completions")
+    assert answer.status == 405 and answer.headers["allow"] == "POST"
+
+
+async def test_bodies_that_are_not_taken(cluster):
+    running = await cluster(Scripted(script=CHAT), body_limit=1024)
+    answer = await running.post("/v1/completions", BODY, "content-encoding: br")
+    assert answer.status == 400 and "error" in json.loads(answer.body)
+    answer = await running.post("/v1/completions", gzip.compress(b" " * 1025), "content-encoding: gzip")
+    assert answer.status == 413
+    answer = await running.post("/v1/completions", b" " * 1025)
+    assert answer.status == 413
+    assert (await running.post("/v1/completions", BODY, "content-encoding: identity")).status == 200
+    assert (await running.post("/v1/completions", gzip.compress(BODY), "content-encoding: gzip")).status == 200
+
+
+async def test_pages_of_other_origins(cluster):
+    running = await cluster(Scripted(script=CHAT))
+    assert (await running.post("/v1/completions", BODY, "origin: http://evil.example")).status == 403
+    running = await cluster(Scripted(script=CHAT), cors_origin=("http://good.example",))
+    answer = await running.post("/v1/completions", BODY, "origin: http://good.example")
+    assert answer.status == 200 and answer.headers["access-control-allow-origin"] == "http://good.example"
+
+
+REFUSED = [
+    ("/v1/chat/completions", b"{", coordinator.FORMAT),
+    ("/v1/chat/completions", b"[1]", coordinator.FORMAT),
+    ("/v1/chat/completions", b"{}", coordinator.NEITHER),
+    ("/v1/chat/completions", b'{"messages":[],"stream":1}', coordinator.FORMAT),
+    ("/v1/completions", b'{"prompt":[1]}', coordinator.FORMAT),
+    ("/generate", b'{"inputs":1,"prompt":"a"}', coordinator.FORMAT),
+    ("/infer", b'{"inputs":"a","input_id":[1]}', coordinator.FORMAT),
+    ("/infer", b"{}", coordinator.FORMAT),
+    ("/v2/models/m/generate", b'{"inputs":"a"}', coordinator.FORMAT),
+    ("/v2/models/m/infer", b'{"inputs":[{"datatype":"BYTES"}]}', coordinator.FORMAT),
+    ("/v1/completions", b'{"prompt":"a"}', ""),
+    ("/generate", b'{"prompt":"a"}', ""),
+    ("/infer_token", b'{"input_id":[1]}', ""),
+    ("/v2/models/m/infer", b'{"inputs":[{"datatype":"UINT32"}]}', ""),
+    ("/v2/models/m/generate_stream", b'{"text_input":"a"}', ""),
+]
+
+
+async def test_a_strict_one_looks_at_bodies(cluster):
+    running = await cluster(Scripted(script=CHAT), strict=True)
+    for path, body, text in REFUSED:
+        answer = await running.post(path, body)
+        expected = (400, refusals.plain(text)) if text else (200, b"".join(CHAT.parts))
+        assert (answer.status, answer.body) == expected, (path, body)
+    loose = await cluster(Scripted(script=CHAT))
+    assert all([(await loose.post(path, body)).status == 200 for path, body, _ in REFUSED])
+
+
+async def test_one_connection_too_many_is_closed(cluster):
+    running = await cluster(Scripted(script=CHAT), max_requests=2, strict=True)
+    held = [await running.send(b"") for _ in range(2)]
+    reader, writer = await running.send(b"")
+    assert await reader.read() == b""
+    writer.close()
+    for _, each in held:
+        each.close()
+
+
+async def test_a_connection_that_was_used_too_often_is_closed_by_a_strict_one(cluster):
+    strict, loose = await cluster(Scripted(script=CHAT), max_requests=3, strict=True), await cluster(Scripted())
+    one = b"POST /generate HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n" + b'{"prompt":"a"}'
+    reader, writer = await strict.send(one * 4)
+    for _ in range(3):
+        assert (await told(reader)).body == b"".join(CHAT.parts)
+    last = await told(reader)
+    assert (last.status, last.body) == (429, b"Connection request out of limit, max is 3\r\n")
+    assert last.headers["content-type"] == TEXT and last.headers["connection"] == "close"
+    assert await reader.read() == b""
+    writer.close()
+    assert (await strict.post("/generate", b'{"prompt":"a"}')).status == 200
+    reader, writer = await loose.send(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n" * 10)
+    assert {(await told(reader)).status for _ in range(10)} == {200}
+    writer.close()
+
+
+async def test_tokens_that_do_not_come_in_time(cluster):
+    slow = Scripted()
+    running = await cluster(slow, tokenizer_timeout=0.05)
+
+    async def wait(asked: Asked) -> None:
+        await asyncio.sleep(5)
+
+    slow.before = wait
+    answer = await running.post("/mindie/v1/tokenizer", b'{"inputs":"a"}')
+    assert (answer.status, answer.body) == (408, b"Request tokenizer timeout\r\n")
+    answer = await running.post("/tokenize", b'{"prompt":"a"}')
+    assert answer.status == 408 and json.loads(answer.body)["error"]["message"] == "Request tokenizer timeout"
+
+
+# -- HTTP
+
+
+async def test_connections_are_kept_and_requests_may_come_together(cluster):
+    running = await cluster(Scripted(script=CHAT))
+    one = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}"
+    reader, writer = await running.send(one * 5)
+    for _ in range(5):
+        assert (await told(reader)).body == b"".join(CHAT.parts)
+    writer.write(one)
+    assert (await told(reader)).status == 200
+    writer.close()
+
+
+async def test_an_old_client_gets_no_chunks(cluster):
+    running = await cluster(Scripted(script=CHAT))
+    reader, writer = await running.send(b"POST /v1/completions HTTP/1.0\r\ncontent-length: 2\r\n\r\n{}")
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    assert b"chunked" not in head and body == b"".join(CHAT.parts)
+    writer.close()
+
+
+async def test_a_client_that_waits_to_be_asked_for_its_body(cluster):
+    running = await cluster(Scripted(script=CHAT))
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n"
+    reader, writer = await running.send(head)
+    assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    writer.write(b"{}")
+    assert (await told(reader)).body == b"".join(CHAT.parts)
+    writer.close()
+
+
+async def test_a_body_in_chunks(cluster):
+    mixed = Scripted(script=CHAT)
+    running = await cluster(mixed)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    reader, writer = await running.send(head + b"1\r\n{\r\n1\r\n}\r\n0\r\n\r\n")
+    assert (await told(reader)).status == 200
+    assert mixed.asked[0].body == b"{}" and mixed.asked[0].headers["content-length"] == "2"
+    writer.close()
+
+
+# -- who answers
+
+
+async def test_what_the_coordinator_says_of_itself(cluster):
+    running = await cluster(Scripted())
+    assert (await running.get("/health/ready")).body == b'{"status":"ready"}'
+    assert (await running.get("/health")).status == 200
+    assert b"parley:cluster_ready 1" in (await running.get("/metrics")).body
+    assert "version" in json.loads((await running.get("/version")).body)
+
+
+async def test_what_is_asked_goes_to_one_and_what_changes_goes_to_all(cluster):
+    one, two = Scripted(label="one"), Scripted(label="two")
+    running = await cluster(one, two)
+    answer = await running.get("/v1/models")
+    assert json.loads(answer.body) == {"instance": "one", "method": "GET", "path": "/v1/models"}
+    assert (await running.get("/v1/models", "HEAD")).status == 200
+    answer = await running.post("/v1/load_lora_adapter", b'{"lora_name":"a","lora_path":"b"}')
+    assert json.loads(answer.body)["path"] == "/v1/load_lora_adapter"
+    assert [[asked.target for asked in each.asked][-1] for each in (one, two)] == ["/v1/load_lora_adapter"] * 2
+
+    async def refuse(asked: Asked) -> bytes:
+        return b"HTTP/1.1 409 X\r\ncontent-length: 2\r\n\r\nno"
+
+    two.before = refuse
+    answer = await running.post("/v1/load_lora_adapter", b"{}")
+    assert (answer.status, answer.body) == (409, b"no")
+
+
+async def test_what_is_asked_is_asked_of_another_where_one_is_lost(cluster):
+    one, two = Scripted(label="one"), Scripted(label="two")
+    running = await cluster(one, two)
+    one.hangs_up = True
+    for path in ("/v1/models/m", "/v2/models/m/config"):
+        assert json.loads((await running.get(path)).body)["instance"] == "two"
+    await one.stop()
+    assert json.loads((await running.post("/tokenize", b'{"prompt":"a"}')).body)["instance"] == "two"
+    two.hangs_up = True
+    assert (await running.get("/v1/models/m")).status >= 500
+
+
+async def test_what_is_counted_is_added_up(cluster):
+    running = await cluster(*(each := [Scripted(), Scripted(), Scripted()]))
+
+    def counts(name: str, times: int, last: int) -> bytes:
+        stats = {"success": {"count": times, "ns": 5}}
+        batches = [{"batch_size": 1, "compute_infer": {"count": times, "ns": 2}}] if times else []
+        return json.dumps({"model_stats": [{"name": name, "version": "1", "last_inference": last,
+                                            "inference_stats": stats, "batch_stats": batches}]}).encode()  # fmt: skip
+
+    pages = [counts("m", 2, 90), counts("m", 3, 100), counts("other", 0, 0)]
+    for one, page in zip(each, pages, strict=True):
+
+        async def tell(asked: Asked, page: bytes = page) -> bytes:
+            return b"HTTP/1.1 200 X\r\ncontent-length: %d\r\n\r\n%b" % (len(page), page)
+
+        one.before = tell
+    told = json.loads((await running.get("/v2/models/stats")).body)
+    sums = json.loads(counts("m", 5, 100))["model_stats"][0]
+    sums["inference_stats"]["success"]["ns"], sums["batch_stats"][0]["compute_infer"]["ns"] = 10, 4
+    assert told == {"model_stats": [sums, *json.loads(pages[2])["model_stats"]]}
+    each[1].before = None
+    assert (await running.get("/v2/models/stats", "HEAD")).status == 200
+
+
+async def test_instances_of_different_models(cluster):
+    one, two = Scripted(), Scripted()
+    two.models = ["m", "other"]
+    running = await cluster(one, two)
+
+    def listing(*names: str) -> bytes:
+        return json.dumps({"object": "list", "data": [{"id": name, "created": 5} for name in names]}).encode()
+
+    for each in (one, two):
+
+        async def tell(asked: Asked, page: bytes = listing(*each.models)) -> bytes:
+            return b"HTTP/1.1 200 X\r\ncontent-length: %d\r\n\r\n%b" % (len(page), page)
+
+        each.before = tell
+    assert json.loads((await running.get("/v1/models")).body) == json.loads(listing("m", "other"))
+    one.before = two.before = None
+    for asked in (running.get("/v1/models/other"), running.get("/v2/models/other/config"),
+                  running.post("/tokenize", b'{"model":"other","prompt":"a"}')):  # fmt: skip
+        assert (await asked).status == 200
+    assert len(two.asked) == 4 and len(one.asked) == 1
+
+
+async def test_a_large_answer_goes_at_the_clients_pace(cluster):
+    mixed = Scripted()
+    running = await cluster(mixed)
+    size = 8 << 20
+
+    async def much(asked: Asked) -> bytes:
+        return b"HTTP/1.1 200 X\r\ncontent-length: %d\r\n\r\n%b" % (size, b"x" * size)
+
+    mixed.before = much
+    answer = await running.get("/v1/models")
+    assert (answer.status, len(answer.body), answer.headers["content-length"]) == (200, size, str(size))
+
+
+async def test_nobody_is_a_coordinator_through_one(cluster):
+    instance = Scripted()
+    running = await cluster(instance, secret="s")
+    for path in ("/dresult", "/dresult?client=x", "/v1/status", "/v2/status"):
+        assert (await running.get(path)).status == 404
+    for path in ("/v1/role/decode", "/v2/role/prefill", "/v1/dresult/flow"):
+        assert (await running.post(path, b"{}")).status == 404
+    assert (await running.get("/v1/models")).status == 200
+    assert "parley-secret" not in instance.asked[-1].headers
+
+
+@pytest.mark.parametrize(
+    ("port", "where", "given", "changes", "sees"),
+    [
+        ("management", "0.0.0.0", {}, True, True),
+        ("management", "::", {}, True, True),
+        ("management", "127.0.0.1", {}, False, False),
+        ("management", "0.0.0.0", {"secret": "s" * 32}, False, True),
+        ("management", "0.0.0.0", {"tls": Tls(clients="ca.pem")}, False, False),
+        ("metrics", "0.0.0.0", {"secret": "s" * 32}, False, True),
+        ("metrics", "127.0.0.1", {}, False, False),
+        ("status", "0.0.0.0", {}, False, True),
+    ],
+)
+async def test_who_may_change_or_see_the_cluster_is_said_at_the_start(capsys, port, where, given, changes, sees):
+    sockets = {"predict": ("127.0.0.1", listen("127.0.0.1", 0)), port: (where, listen(where, 0))}
+    coordinator = Coordinator(Options(**given), sockets)
+    task, told = asyncio.create_task(coordinator.run(signals=False)), ""
+    while port not in told:
+        await asyncio.sleep(0.01)
+        told += capsys.readouterr().out
+    coordinator.stop()
+    await task
+    assert (f"everybody who reaches {where} may add and remove instances" in told) == changes, told
+    assert (f"everybody who reaches {where} may see the instances and their activity" in told) == sees, told
+
+
+def test_every_route_of_a_server_is_found():
+    paths = Paths(universal())
+    for (method, path), answering in table(universal()).items():
+        if answering[0][0].kind in WITHIN:
+            continue
+        written = "/".join("x" if part.startswith("{") else part for part in path.split("/"))
+        if "{" in written:
+            continue
+        found, parts = paths.find(method, written)
+        assert found.route in [route for route, _ in answering] or "{" in path
+        assert all(value for value in parts.values())

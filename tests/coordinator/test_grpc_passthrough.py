@@ -1,0 +1,101 @@
+"""gRPC through the coordinator: messages, metadata, status, cancels, as the instance gives and gets them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from parley.coordinator.config import Options, Static
+from parley.coordinator.proxy.grpc_port import Port
+from parley.coordinator.routing.instance_table import Table
+
+
+class Echo(grpc.GenericRpcHandler):
+    """An instance that sends back what comes, and says what it was told."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, dict[str, Any]]] = []
+        self.cancelled = asyncio.Event()
+
+    def service(self, details: Any) -> Any:
+        async def answer(requests: AsyncIterator[bytes], context: Any) -> None:
+            self.seen.append((details.method, dict(context.invocation_metadata())))
+            context.set_trailing_metadata((("x-end", "1"),))
+            try:
+                async for message in requests:
+                    if message == b"fail":
+                        await context.abort(grpc.StatusCode.NOT_FOUND, "no such thing")
+                    if message == b"wait":
+                        await asyncio.sleep(10)
+                    await context.write(message + b"!")
+            except asyncio.CancelledError:
+                self.cancelled.set()
+                raise
+
+        return grpc.stream_stream_rpc_method_handler(answer)
+
+
+async def nobody(scope: Any, receive: Any, send: Any) -> None:
+    raise AssertionError("it is no call for the coordinator")
+
+
+@pytest.fixture
+async def passed() -> AsyncIterator[tuple[Echo, grpc.aio.Channel, Table]]:
+    echo, server = Echo(), grpc.aio.server()
+    server.add_generic_rpc_handlers((echo,))
+    place = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    table = Table(Options(instances=(Static(id=1, url="http://127.0.0.1:1", grpc=place),)))
+    table.heard(table.instances[1])
+    port = Port(table, nobody, table.options)
+    async with grpc.aio.insecure_channel(await port.start("127.0.0.1", 0)) as channel:
+        yield echo, channel, table
+    await port.stop(0)
+    await server.stop(0)
+
+
+async def test_one_message_and_many(passed):
+    echo, channel, _ = passed
+    metadata = (("x-mine", "1"), ("parley-secret", "no"))
+    call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(b"a", metadata=metadata)
+    assert await call == b"a!"
+    assert ("x-end", "1") in tuple(await call.trailing_metadata())
+    method, seen = echo.seen[0]
+    assert method == "/inference.GRPCInferenceService/ModelInfer"
+    assert seen["x-mine"] == "1" and "parley-secret" not in seen
+
+    async def several() -> AsyncIterator[bytes]:
+        for number in range(5):
+            yield b"%d" % number
+
+    answers = [message async for message in channel.stream_stream("/a/b")(several())]
+    assert answers == [b"0!", b"1!", b"2!", b"3!", b"4!"]
+
+
+async def test_what_fails_there_fails_here(passed):
+    _, channel, table = passed
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await channel.unary_unary("/a/b")(b"fail")
+    assert (refused.value.code(), refused.value.details()) == (grpc.StatusCode.NOT_FOUND, "no such thing")
+    place, table.instances[1].grpc = table.instances[1].grpc, ""
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await channel.unary_unary("/a/b")(b"a")
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED and "grpc" in refused.value.details()
+    table.instances[1].grpc = place
+    table.attach(table.instances[1], False)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await channel.unary_unary("/a/b")(b"a")
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_client_that_leaves_is_gone_there_too(passed):
+    echo, channel, _ = passed
+    call = channel.unary_unary("/a/b")(b"wait")
+    while not echo.seen:
+        await asyncio.sleep(0.01)
+    call.cancel()
+    await asyncio.wait_for(echo.cancelled.wait(), 5)

@@ -1,0 +1,460 @@
+"""The management, status and metrics ports over real sockets: documented bytes, and refusals of what is wrong.
+
+What instances answer is in a dictionary.
+"""
+
+import asyncio
+import json
+import math
+import re
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+from support.simulated_cluster import Clock, Net, cluster, lose, up
+
+from parley.coordinator.ports import port as plane
+from parley.coordinator.ports.management import Management
+from parley.coordinator.ports.metrics import Metrics
+from parley.coordinator.ports.status import Status
+from parley.coordinator.routing.admission import Choice
+from parley.coordinator.routing.health import Health
+from parley.coordinator.routing.instance_table import Table
+from parley.coordinator.routing.policies import Wanted
+from parley.serving.options import ServerOptions
+from parley.web.port import Server, http, listen
+
+ITEM = {
+    "id": 1, "ip": "10.0.0.1", "port": "1025", "metric_port": "1027", "inter_comm_port": "1121", "model_name": "llama",
+    "static_info": {"group_id": 0, "max_seq_len": 2560, "max_output_len": 512, "total_slots_num": 200,
+                    "total_block_num": 1024, "block_size": 128, "label": 2, "role": 80, "virtual_id": 0,
+                    "p_percentage": 0},
+    "dynamic_info": {"avail_slots_num": 200, "avail_block_num": 1000, "waiting_request_num": 3,
+                     "running_request_num": 4, "swapped_request_num": 0, "free_npu_block_nums": 0,
+                     "free_cpu_block_nums": 0, "total_npu_block_nums": 0, "total_cpu_block_nums": 0, "peers": [2],
+                     "prefix_hash": [7, 8]},
+}  # fmt: skip
+
+
+def item(id=1, role=80, **static):
+    made = json.loads(json.dumps(ITEM))
+    made["id"], made["ip"] = id, f"10.0.0.{id}"
+    made["static_info"] |= {"role": role, **static}
+    made["dynamic_info"]["peers"] = [1, 2]
+    return made
+
+
+def body(*items, ids=None):
+    return json.dumps({"ids": [each["id"] for each in items] if ids is None else ids, "instances": list(items)})
+
+
+@asynccontextmanager
+async def served(app):
+    """A client's side: what a request is answered, all bytes."""
+    sock = listen("127.0.0.1", 0)
+    server = Server(http(ServerOptions(), app))
+    serving = asyncio.create_task(server.serve(sockets=[sock]))
+    port = sock.getsockname()[1]
+
+    async def say(method, target, content="", *headers, length=None):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        size = len(content) if length is None else length
+        lines = [f"{method} {target} HTTP/1.1", f"Host: 127.0.0.1:{port}", f"Content-Length: {size}", *headers]
+        writer.write("\r\n".join([*lines, "", content]).encode())
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        size = int(next(line for line in head.splitlines() if line.startswith("content-length")).split()[1])
+        told = await reader.readexactly(size)
+        closed = "connection: close" in head
+        if closed:
+            assert await reader.read() == b""
+        writer.close()
+        return int(head.split()[1]), told, closed
+
+    try:
+        yield say
+    finally:
+        server.should_exit = True
+        await serving
+
+
+def empty():
+    table, choice = cluster(clock=Clock())
+    return table, choice, Management(table, choice, Net())
+
+
+async def test_a_list_makes_keeps_changes_and_removes_instances():
+    table, choice, management = empty()
+    async with served(management.app) as say:
+        assert await say("GET", "/v1/coordinator_info") == (503, b"", False)
+        assert await say("POST", "/v1/instances/offline", '{"ids":[1]}') == (503, b"", False)
+        assert await say("POST", "/backup_info", '{"is_master":true,"is_abnormal":false}') == (503, b"", False)
+        assert await say("POST", "/v1/instances/refresh", body(item(1), item(2, 68))) == (200, b"", False)
+        one, _ = table
+        assert (one.role, one.url, one.peer, one.block_size) == (
+            "prefill",
+            "http://10.0.0.1:1025",
+            "10.0.0.1;1121",
+            128,
+        )
+        assert (one.used, one.waiting, one.running, one.hashes) == (24, 3, 4, {7, 8})
+        assert table.ready() and table.ready("llama") and not table.ready("other")
+        chosen = await choice.choose(Wanted(1000))
+        assert await say("GET", "/v1/coordinator_info") == (
+            200,
+            b'{"schedule_info":[{"id":1,"allocated_slots":1,"allocated_blocks":8},'
+            b'{"id":2,"allocated_slots":1,"allocated_blocks":8}],"request_num":1,'
+            b'"request_length_info":{"input_len":0,"output_len":0}}',
+            False,
+        )
+        assert await say("GET", "/v1/instances/tasks?id=2&id=9&id=x&id=1&id=-1") == (
+            200,
+            b'{"tasks":[1,-1,-1,1,-1]}',
+            False,
+        )
+        assert await say("GET", "/v1/instances/tasks") == (200, b'{"tasks":[]}', False)
+        asked = '{"p_id":1,"d_id":2,"role_change_type":%d}'
+        assert await say("POST", "/v1/instances/query_tasks", asked % 0) == (200, b'{"is_end":false}', False)
+        chosen.first()
+        assert await say("POST", "/v1/instances/query_tasks", asked % 0) == (200, b'{"is_end":true}', False)
+        assert await say("POST", "/v1/instances/query_tasks", asked % 1) == (200, b'{"is_end":false}', False)
+        chosen.end()
+        assert await say("POST", "/v1/instances/query_tasks", asked % 1) == (200, b'{"is_end":true}', False)
+        assert await say("GET", "/recvs_info") == (200, b'{"is_master":true,"recv_flow":1}', False)
+        changed = item(1, 70, p_percentage=30)
+        assert await say("POST", "/v1/instances/refresh", body(changed, item(3, 68), ids=[1, 2])) == (200, b"", False)
+        assert [each.id for each in table] == [1, 2] and table.get(1) is one  # 3 is not among the ids
+        assert (one.role, one.p_percentage) == ("flex", 30)
+        await say("POST", "/v1/instances/refresh", body(item(2, 68)))
+        assert [each.id for each in table] == [2] and not table.ready()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "", "[]", "{", '{"ids":[]}', '{"instances":[]}', '{"ids":{},"instances":[]}', '{"ids":[],"instances":5}',
+        '{"ids":[1],"instances":[{"static_info":{"role":80}}]}', '{"ids":[1],"instances":[{"id":1,"static_info":{}}]}',
+        '{"ids":[1],"instances":[{"id":1}]}', '{"ids":[1],"instances":[5]}',
+        '{"ids":[1],"instances":[{"id":-1,"static_info":{"role":80}}]}',
+        json.dumps({"ids": list(range(4097)), "instances": []}),
+    ],
+)  # fmt: skip
+async def test_a_list_that_is_none_is_refused(content):
+    table, _, management = empty()
+    async with served(management.app) as say:
+        assert await say("POST", "/v1/instances/refresh", content) == (400, b"", False)
+    assert not len(table)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ip": "somewhere"},
+        {"ip": "0.0.0.0"},
+        {"ip": 5},
+        {"port": 1025},
+        {"port": "0"},
+        {"port": "70000"},
+        {"port": "\u0661"},
+        {"model_name": 5},
+        {"inter_comm_port": None},
+        {"total_slots_num": 0},
+        {"total_slots_num": 5001},
+        {"block_size": 129},
+        {"block_size": "8"},
+        {"role": 81},
+        {"role": "P"},
+        {"role": True},
+        {"label": 5},
+        {"p_percentage": 101},
+        {"total_block_num": -1},
+    ],
+)
+async def test_an_instance_that_fails_its_checks_is_skipped(wrong):
+    table, _, management = empty()
+    made = item(1)
+    for name, value in wrong.items():
+        (made if name in made else made["static_info"])[name] = value
+    async with served(management.app) as say:
+        assert await say("POST", "/v1/instances/refresh", body(made, item(2))) == (200, b"", False)
+    assert [each.id for each in table] == [2]
+
+
+async def test_instances_go_out_of_service_and_back():
+    table, choice = cluster("prefill", "prefill", "decode")
+    management = Management(table, choice, Net())
+    async with served(management.app) as say:
+        for content in ("", "{}", '{"ids":5}', '{"ids":["1"]}', json.dumps({"ids": list(range(4097))})):
+            assert await say("POST", "/v1/instances/offline", content) == (400, b"", False)
+            assert await say("POST", "/v1/instances/online", content) == (400, b"", False)
+        assert await say("POST", "/v1/instances/offline", '{"ids":[1,77]}') == (200, b"", False)
+        assert {(await choice.choose(Wanted(10))).p.id for _ in range(4)} == {2}
+        assert await say("POST", "/v1/instances/offline", '{"ids":[2]}') == (200, b"", False)
+        assert not table.ready()
+        assert await say("POST", "/v1/instances/online", '{"ids":[1]}') == (200, b"", False)
+        assert (await choice.choose(Wanted(10))).p.id == 1
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"p_id":1,"d_id":2,"role_change_type":2}',
+                '{"p_id":"1","d_id":2,"role_change_type":0}',
+                '{"p_id":1,"d_id":2,"role_change_type":true}'],
+)  # fmt: skip
+async def test_a_question_that_is_none_is_answered_as_if_all_had_ended(content):
+    _, _, management = empty()
+    async with served(management.app) as say:
+        assert await say("POST", "/v1/instances/query_tasks", content) == (400, b'{"is_end":true}', False)
+        good = '{"p_id":1,"d_id":2,"role_change_type":0}'
+        assert await say("POST", "/v1/instances/query_tasks", good) == (200, b'{"is_end":true}', False)
+
+
+async def test_what_has_no_route_is_refused_and_the_connection_closed():
+    table, choice = cluster("mixed")
+    management = Management(table, choice, Net())
+    apps = (management.app, Status(table, choice, management).app, Metrics(table, choice, Net()).app)
+    for app in apps:
+        async with served(app) as say:
+            for method, path in (("GET", "/nothing"), ("DELETE", "/metrics"), ("POST", "/v2/models//ready")):
+                assert await say(method, path) == (400, b"Invalid request\r\n", True)
+            status, told, _ = await say("GET", "/metrics", "", "Origin: http://elsewhere.example")
+            assert status == 403 and b"elsewhere" not in told
+
+
+async def test_a_standby_is_alive_but_not_ready():
+    table, choice = cluster("prefill", "decode")
+    up(table, table.instances[2], models=["llama"])
+    management = Management(table, choice, Net())
+    async with served(management.app) as say, served(Status(table, choice, management).app) as ask:
+        for path in ("/v1/readiness", "/v2/health/ready", "/health/ready"):
+            assert await ask("GET", path) == (200, b"", False)
+        assert (await ask("GET", "/v2/models/other/ready"))[0] == 503
+        assert (await ask("GET", "/v2/models/llama/ready"))[0] == 200
+        for content in ("", "{}", '{"is_master":1,"is_abnormal":false}'):
+            assert await say("POST", "/backup_info", content) == (400, b'{"update_successfully":false}', False)
+        good = '{"is_master":false,"is_abnormal":false}'
+        assert await say("POST", "/backup_info", good) == (200, b'{"update_successfully":true}', False)
+        for path in ("/v1/readiness", "/v2/health/ready", "/health/ready", "/v2/models/llama/ready"):
+            assert await ask("GET", path) == (503, b"", False)
+        for path in ("/v1/startup", "/v1/health", "/v2/health/live"):
+            assert await ask("GET", path) == (200, b"", False)
+
+
+async def test_alarms_come_in_and_its_own_beside_them_and_old_ones_go():
+    table, choice = cluster("mixed", "mixed")
+    management = Management(table, choice, Net())
+    lose(table, table.instances[2])
+    table.fault(table.instances[1], "no connection")
+    async with served(management.app) as say:
+        assert await say("POST", "/v1/alarm/llm_engine", '{"id":"x","level":"error"}') == (200, b"", False)
+        assert (await say("POST", "/v1/alarm/coordinator", "5"))[0] == 400
+        for path in ("/v1/startup", "/v1/health"):
+            status, body, _ = await say("GET", path)
+            assert (status, json.loads(body)) == (200, {"message": "", "status": "0"})
+        alarms = json.loads((await say("GET", "/v1/alarms"))[1])["alarms"]
+        assert [each["id"] for each in alarms] == ["instance-2-lost", "instance-1-faulty", "x"]
+        assert "no connection" in alarms[1]["detail"]
+        for _ in range(150):
+            await say("POST", "/v1/alarm/llm_engine", "{}")
+        assert len(json.loads((await say("GET", "/v1/alarms"))[1])["alarms"]) == 100
+
+
+async def test_a_controller_is_told_to_end_an_instance():
+    table, choice = cluster(clock=Clock())
+    net = Net()
+    async with served(Management(table, choice, net).app) as say:
+        assert (await say("POST", "/v1/instances/refresh", body(item(1), item(2))))[0] == 200
+        table.instances[2].management = "http://10.0.0.2:1026"
+
+        async def terminate(**members):
+            return (await say("POST", "/v1/terminate-service", json.dumps(members)))[:2]
+
+        for members in ({}, {"ip": "10.0.0.2"}, {"ip": "10.0.0.2", "port": 1025}, {"ip": ["10.0.0.2"], "port": "1"}):
+            assert await terminate(**members) == (400, b"")
+        assert (await say("POST", "/v1/terminate-service", "[]"))[0] == 400
+        assert await terminate(ip="10.0.0.3", port="1025") == await terminate(ip="10.0.0.2", port="1026") == (500, b"")
+        assert not net.asked
+        where = "http://10.0.0.2:1026/stopService?mode=Force"
+        for answer, status in ((None, 500), ((404, b""), 500), ((200, b""), 200)):
+            net.answers[where] = answer
+            assert (await terminate(ip="10.0.0.2", port="1025"))[0] == status
+        assert net.asked == [("GET", where, b"")] * 3
+
+
+PAGE = """# HELP num_requests_running Sequences.
+# TYPE num_requests_running gauge
+num_requests_running{{model_name="m"}} {0}
+# TYPE npu_cache_usage_perc gauge
+npu_cache_usage_perc{{model_name="m"}} {1}
+# TYPE npu_prefix_cache_hit_rate gauge
+npu_prefix_cache_hit_rate{{model_name="m"}} 0.123
+# TYPE all_radix_match_num gauge
+all_radix_match_num{{model_name="m"}} {2}
+# TYPE npu_radix_match_hit_num gauge
+npu_radix_match_hit_num{{model_name="m"}} 30
+# TYPE latency histogram
+latency_bucket{{le="1"}} 2
+latency_bucket{{le="+Inf"}} 3
+latency_sum 1.5
+latency_count 3
+what is this
+"""
+
+
+async def test_metrics_are_sums_over_instances_and_reused_for_a_while():
+    clock = Clock()
+    table, choice = cluster("mixed", "mixed", "mixed", clock=clock)
+    one, two, _ = table
+    one.blocks, two.blocks = 300, 100
+    net = Net()
+    net.answers = {
+        "http://10.0.0.1:8000/metrics": (200, PAGE.format(2, 0.5, 100).encode()),
+        "http://10.0.0.2:8000/metrics": (200, PAGE.format(5, 0.1, 200).encode()),
+    }
+    with await choice.choose(Wanted(100)) as chosen:
+        clock.now += 0.25
+        chosen.first()
+        for _ in range(4):
+            clock.now += 0.01
+            chosen.token()
+    async with served(Metrics(table, choice, net).app) as say:
+        page = (await say("GET", "/metrics"))[1].decode()
+        lines = page.splitlines()
+        for expected in (
+            'num_requests_running{model_name="m"} 7',
+            'npu_cache_usage_perc{model_name="m"} 0.40000000000000002',
+            'npu_prefix_cache_hit_rate{model_name="m"} 0.20000000000000001',
+            'latency_bucket{le="+Inf"} 6',
+            "latency_sum 3",
+            "parley:cluster_requests_total 1",
+            'parley:cluster_requests_ended_total{how="ok"} 1',
+            "parley:cluster_ttft_seconds_count 1",
+            'parley:cluster_ttft_seconds_bucket{le="0.25"} 1',
+            'parley:cluster_tpot_seconds_bucket{le="0.025"} 1',
+            'parley:cluster_instances{state="ready"} 3',
+            'parley:cluster_instance_tasks{instance="1",role="mixed"} 0',
+        ):
+            assert expected in lines, page
+        assert lines.count("# TYPE num_requests_running gauge") == 1 and "what is this" not in lines
+        assert len(net.asked) == 3
+        clock.now += 2.9
+        await asyncio.gather(*(say("GET", "/metrics") for _ in range(3)))
+        assert len(net.asked) == 3
+        clock.now += 0.2
+        await asyncio.gather(*(say("GET", "/metrics") for _ in range(3)))
+        assert len(net.asked) == 6
+
+
+async def test_the_page_needs_nothing_else_and_its_data_has_what_it_reads():
+    table, choice = cluster("prefill", "decode", "flex")
+    management = Management(table, choice, Net())
+    await choice.choose(Wanted(100))
+    async with served(Status(table, choice, management).app) as say:
+        status, page, _ = await say("GET", "/")
+        assert status == 200
+        for outside in (b"http:", b"https:", b"src=", b"@import", b"url("):
+            assert outside not in page
+        data = json.loads((await say("GET", "/data"))[1])
+    assert data["open"] == 1 and [each["role"] for each in data["instances"]] == ["prefill", "decode", "flex"]
+    assert set(re.findall(r"\b[dx]\.([a-z_]+)", page.decode())) <= set(data)
+    assert set(re.findall(r"\bi\.([a-z_]+)", page.decode())) <= set(data["instances"][0])
+
+
+async def test_an_instance_whose_load_the_list_does_not_tell_is_asked():
+    table, choice, management = empty()
+    net = Net()
+    health = Health(table, net)
+    health.start()
+    made = {key: value for key, value in item(1, 85).items() if key != "dynamic_info"}
+    url = "http://10.0.0.1:1025/v1/status"
+    status = {"service": {"currentRole": "mixed"}, "parley": {"epoch": "a", "role": "mixed", "ready": False}}
+    net.answers[url] = status
+    async with served(management.app) as say:
+        assert (await say("POST", "/v1/instances/refresh", body(made)))[0] == 200
+        async with asyncio.timeout(10):
+            while not net.asked:
+                await asyncio.sleep(0.01)
+        assert not choice.possible()  # it is loading
+        status["parley"]["ready"] = True
+        async with asyncio.timeout(10):
+            while not choice.possible():
+                await asyncio.sleep(0.01)
+        assert (await say("POST", "/v1/instances/refresh", body(made)))[0] == 200
+        assert choice.possible() and table.get(1).extended  # what it said stays
+    await health.close()
+
+
+async def test_an_instance_that_only_answers_late_is_not_lost():
+    table, _ = cluster("mixed", misses=3)
+    (one,) = table
+    heard = [math.inf]
+    health = Health(table, Net(), lambda instance: heard[0])
+    for _ in range(10):
+        assert not await health.look(one)
+    assert one.usable(table.clock())
+    heard[0] = time.monotonic()
+    for missed in range(3):
+        assert not one.lost and one.misses == missed
+        assert not await health.look(one)
+    assert one.lost
+
+
+async def test_an_instance_that_stops_answering_is_lost_and_found_again():
+    table = Table(cluster("mixed", heartbeat=0.05, misses=3)[0].options)
+    choice = Choice(table)
+    (one,) = table
+    news = []
+    table.watchers.append(lambda instance, what: news.append(what))
+    net = Net()
+    health = Health(table, net)
+    status = {
+        "service": {"roleStatus": "RoleReady", "currentRole": "decode"},
+        "parley": {"epoch": "a", "role": "mixed"},
+    }
+
+    async def until(what):
+        async with asyncio.timeout(10):
+            while what not in news:
+                await asyncio.sleep(0.01)
+
+    health.start()
+    await asyncio.sleep(0.3)
+    assert one.state(table.clock()) == "joining" and not table.ready()
+    net.answers["http://10.0.0.1:8000/v1/status"] = status
+    await until("ready")
+    assert one.extended and choice.possible()
+    net.answers["http://10.0.0.1:8000/v1/status"] = (500, b"")
+    await until("lost")
+    assert not choice.possible()
+    status["parley"]["epoch"] = "b"
+    net.answers["http://10.0.0.1:8000/v1/status"] = status
+    await until("restarted")
+    assert choice.possible()
+    table.fault(one)
+    assert not choice.possible()
+    news.clear()
+    await until("ready")
+    table.remove(1)
+    asked = len(net.asked)
+    await asyncio.sleep(0.2)
+    assert len(net.asked) <= asked + 1
+    await health.close()
+
+
+async def test_who_changes_something_shows_the_secret_where_there_is_one():
+    table, choice = cluster("mixed", clock=Clock(), secret="s")
+    async with served(Management(table, choice, Net()).app) as say:
+        for headers in ((), ("parley-secret: t",)):
+            status, told, _ = await say("POST", "/v1/instances/refresh", '{"ids":[],"instances":[]}', *headers)
+            assert status == 401 and b"parley-secret" in told
+        assert (await say("GET", "/v1/coordinator_info"))[0] == 200
+        assert (await say("POST", "/v1/instances/refresh", '{"ids":[],"instances":[]}', "parley-secret: s"))[0] == 200
+    clients = cluster("mixed", clock=Clock(), secret="s", tls={"certificate": "c", "key": "k", "clients": "a"})
+    async with served(Management(*clients, Net()).app) as say:  # those are known by their certificates
+        assert (await say("POST", "/v1/instances/refresh", '{"ids":[],"instances":[]}'))[0] == 200
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(plane, "PATIENCE", 0.05)
+    _, _, management = empty()
+    async with served(management.app) as say:
+        status, told, closed = await say("POST", "/v1/instances/refresh", "{", length=9)
+        assert (status, told, closed) == (408, b"The body did not come in time.\r\n", True)

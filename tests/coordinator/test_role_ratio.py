@@ -1,0 +1,136 @@
+"""The split between prefill and decode, in a simulated clock: it gets where it should and stays there."""
+
+import random
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parley.coordinator.routing.role_ratio import BETTER, STEP, Ratio, Shares, Work, shared, split
+
+AMOUNT = st.floats(0, 50)
+
+
+@given(st.integers(2, 40), AMOUNT, AMOUNT)
+def test_no_other_split_is_less_busy(instances, prefill, decode):
+    work = Work(prefill, decode)
+    p = split(instances, work)
+    assert 1 <= p < instances
+    least = min(max(prefill / k, decode / (instances - k)) for k in range(1, instances))
+    assert max(prefill / p, decode / (instances - p)) <= least + 1e-6
+
+
+def test_a_given_ratio_is_kept_as_well_as_numbers_allow():
+    assert [shared(n, 1, 3) for n in (2, 3, 4, 8, 9)] == [1, 1, 1, 2, 2]
+    assert shared(4, 100, 1) == 3
+
+
+def simulate(ratio, p, d, work, seconds, now=0.0, noise=0.0, seed=0):
+    """Let time pass: ``work`` gives what there is to do at a time. The changes that were made, by when."""
+    draw, changes = random.Random(seed), []
+    for _ in range(int(seconds)):
+        now += 1
+        each = work(now)
+        ratio.observe(now, Work(*(max(0.0, value * (1 + draw.uniform(-noise, noise))) for value in each)))
+        step = ratio.change(now, p, d)
+        if step:
+            p, d = p + step, d - step
+            changes.append((now, step))
+        assert p >= 1 and d >= 1
+    return p, d, changes
+
+
+@given(st.integers(3, 16), st.floats(0.5, 15), st.floats(0.5, 15), st.integers(0, 2**32), st.data())
+@settings(max_examples=20, deadline=None)
+def test_it_converges_and_does_not_swing(instances, prefill, decode, seed, data):
+    before = p = data.draw(st.integers(1, instances - 1))
+    work = Work(prefill, decode)
+    p, d, changes = simulate(Ratio(30), p, instances - p, lambda now: work, 4000, noise=0.5, seed=seed)
+    assert len({step for _, step in changes}) <= 1  # never there and back
+    best = split(instances, work)
+    assert len(changes) <= abs(best - before) + 1  # measurements are not exact: two splits may be alike
+    if work.utilisation(p, d) >= 0.5:  # short of the best by less than would be worth a change
+        near = (best > p) - (best < p)
+        assert not near or work.utilisation(p + near, d - near) > 0.9 * BETTER * work.utilisation(p, d)
+
+
+def test_each_change_was_wanted_for_the_whole_period():
+    *_, changes = simulate(Ratio(300), 1, 7, lambda now: Work(6, 1), 4000)
+    times = [now for now, _ in changes]
+    assert times and times[0] >= 300
+    assert all(later - earlier >= 300 for earlier, later in pairwise(times))
+
+
+def test_it_follows_a_load_that_changes_for_good_and_not_one_that_flickers():
+    def day(now):
+        return Work(4, 1) if now < 5000 else Work(1, 4)
+
+    p, d, changes = simulate(Ratio(120), 3, 3, day, 10_000)
+    assert p < d and {step for _, step in changes} == {1, -1}
+    assert simulate(Ratio(120), 3, 3, lambda now: Work(4, 1) if now % 100 < 50 else Work(1, 4), 10_000)[2] == []
+
+
+def test_nobody_changes_for_little_work_or_the_last_of_a_kind():
+    assert simulate(Ratio(10), 1, 5, lambda now: Work(0.2, 0), 1000)[2] == []
+    assert simulate(Ratio(10), 1, 1, lambda now: Work(9, 0), 1000)[2] == []
+
+
+def share(shares, p, d, share, work, seconds, noise=0.0, seed=0):
+    """One flex instance beside ``p`` and ``d`` others; ``work`` gives what there is at a time and a share. All shares
+    that it had."""
+    draw, had = random.Random(seed), [share]
+    shares.observe(0, Work(0, 0))
+    for now in range(1, int(seconds) + 1):
+        each = work(now, had[-1] / 100)
+        shares.observe(now, Work(*(value * (1 + draw.uniform(-noise, noise)) for value in each)))
+        found = shares.change(now, [had[-1]], p + had[-1] / 100, d + 1 - had[-1] / 100)
+        if found is not None:
+            had.append(found[1])
+    return had
+
+
+@given(
+    st.integers(0, 3), st.integers(0, 3), st.integers(1, 99), st.floats(0.2, 5), st.floats(0.2, 5), st.booleans(),
+    st.integers(0, 2**32),
+)  # fmt: skip
+@settings(max_examples=25, deadline=None)
+def test_shares_level_both_kinds_and_do_not_swing(p, d, begun, prefill, decode, slows, seed):
+    """Also where answers stay longer, the less of the time they have."""
+
+    def work(now, part):
+        return Work(prefill, decode / (d + 1 - part) if slows else decode)
+
+    had = share(Shares(30, 30), p, d, begun, work, 1500, noise=0.3, seed=seed)
+    steps = [after - before for before, after in pairwise(had)]
+    assert all(0 < abs(step) <= STEP for step in steps)
+    turns = sum(before * after < 0 for before, after in pairwise(steps))
+    assert turns <= slows and len(steps) <= 19 + turns  # once: how long answers stay is known late
+    last = had[-1] / 100
+
+    def ahead(part):
+        """Of prefill, by how much it is the busier kind."""
+        return work(0, part).prefill / (p + part) / (work(0, part).decode / (d + 1 - part))
+
+    if work(0, last).utilisation(p + last, d + 1 - last) >= 0.4:
+        assert ahead(last) <= 1.1 or ahead(min(0.999, last + 2 * STEP / 100)) < 1.1 or had[-1] + STEP > 100 - STEP
+        assert ahead(last) >= 0.9 or ahead(max(0.001, last - 2 * STEP / 100)) > 0.9 or had[-1] - STEP < STEP
+
+
+def test_a_share_follows_work_that_changes_for_good_and_not_what_flickers():
+    def day(now, part):
+        return Work(0.6, 0.1) if now < 1000 else Work(0.1, 0.6)
+
+    had = share(Shares(30, 30), 0, 0, 50, day, 3000)
+    top = had.index(max(had))
+    assert had[: top + 1] == sorted(had[: top + 1]) and had[top:] == sorted(had[top:], reverse=True)
+    assert had[top] >= 80 and had[-1] <= 20
+    flicker = share(
+        Shares(30, 30), 0, 0, 50, lambda now, part: Work(0.6, 0.3) if now % 10 < 5 else Work(0.3, 0.6), 3000
+    )
+    assert flicker == [50]
+    assert share(Shares(30, 30), 0, 0, 50, lambda now, part: Work(0.1, 0.01), 1000) == [50]  # too little to matter
+
+
+def test_a_share_never_becomes_all_or_nothing():
+    for work, begun, end in ((Work(9, 0), 50, 95), (Work(0, 9), 50, 5), (Work(9, 0), 99, 99), (Work(0, 9), 1, 1)):
+        assert share(Shares(1, 30), 0, 0, begun, lambda now, part, work=work: work, 1000)[-1] == end

@@ -1,0 +1,155 @@
+"""The prefill share: prompts get their share of the time during decodes, no more, no less on demand, and never starve.
+
+Seconds are simulated, per step or by the ledger's formula.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.invariant_ledger import Bench, alone
+
+from parley.core.prefill_share import LONGEST, Quota
+from parley.types import Work
+
+PARTS = st.sampled_from([0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99])
+
+
+def step(quota: Quota, answers: int, wanted: int, seconds: float) -> float:
+    """Run one step with the wanted prompt tokens if it is open to prompts; return the seconds they took."""
+    quota.begin(answers)
+    taken = wanted if quota.open else 0
+    quota.take(taken)
+    tokens = answers + taken
+    if not tokens:
+        return 0.0
+    quota.observe(seconds, tokens)
+    return seconds * taken / tokens
+
+
+@given(
+    PARTS,
+    st.lists(st.tuples(st.integers(0, 40), st.sampled_from([0, 1, 16, 500]), st.floats(0.001, 0.3)), max_size=200),
+)
+@settings(deadline=None, max_examples=150)
+def test_prefill_never_exceeds_its_share_in_any_interval(part: float, steps: list[tuple[int, int, float]]) -> None:
+    quota, spans = Quota(part), [(0.0, 0.0)]
+    for answers, wanted, seconds in steps:
+        prompts = step(quota, answers, wanted, seconds)
+        if answers:
+            spans.append((spans[-1][0] + prompts, spans[-1][1] + seconds))
+    for start in range(0, len(spans), 10):
+        for prompts, both in spans[start:]:
+            had, time = prompts - spans[start][0], both - spans[start][1]
+            assert had <= part * time + 2 * 0.3 + 1e-9
+
+
+@given(PARTS, st.lists(st.tuples(st.integers(1, 40), st.floats(0.001, 0.3)), min_size=1, max_size=300))
+@settings(deadline=None, max_examples=150)
+def test_prefill_gets_its_full_share_under_demand(part: float, steps: list[tuple[int, float]]) -> None:
+    quota, had, time = Quota(part), 0.0, 0.0
+    for answers, seconds in steps:
+        had += step(quota, answers, 100_000, seconds)
+        time += seconds
+        assert abs(had - part * time) <= 0.3 + 1e-9
+
+
+@given(PARTS, st.floats(0.001, 1000), st.floats(0.05, 0.3))
+@settings(deadline=None, max_examples=60)
+def test_prefill_debt_is_capped_and_paid(part: float, slow: float, seconds: float) -> None:
+    """The debt of a slow step is capped: a pause of the whole machine does not block prompts for long."""
+    quota, waited = Quota(part), 0.0
+    step(quota, 1, 10_000, slow)
+    while not step(quota, 1, 1, seconds):
+        waited += seconds
+    assert waited <= min(slow, LONGEST) / part + seconds
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 500), st.floats(0.001, 0.3)), max_size=60))
+def test_prefill_share_of_one_and_zero(steps: list[tuple[int, int, float]]) -> None:
+    everything, nothing = Quota(1.0), Quota(0.0)
+    for answers, wanted, seconds in steps:
+        assert step(everything, answers, wanted, seconds) > 0 or not wanted
+        assert step(nothing, answers, wanted, seconds) == 0
+        assert step(nothing, 0, wanted, seconds) > 0 or not wanted
+
+
+def test_changed_prefill_share_applies_at_once() -> None:
+    quota = Quota(0.01)
+    step(quota, 1, 500, 0.3)
+    assert step(quota, 1, 500, 0.1) == 0
+    quota.divide(0.5)
+    assert step(quota, 1, 500, 0.1) > 0
+    quota.divide(0.0)
+    assert step(quota, 1, 500, 0.1) == 0
+
+
+def work(number: int, prompt: int, answer: int, **more: object) -> Work:
+    return Work(f"w{number}", [(number * 11 + k) % 50 for k in range(prompt)], max_tokens=answer, **more)  # type: ignore[arg-type]
+
+
+@given(
+    st.sampled_from([0.25, 0.5, 0.75, 0.9]),
+    st.lists(st.tuples(st.integers(20, 200), st.integers(0, 20)), min_size=6, max_size=10),
+    st.sampled_from([48, 128, 512]),
+    st.integers(1, 3),
+)
+@settings(deadline=None, max_examples=15)
+def test_loop_keeps_prefill_share(part: float, prompts: list[tuple[int, int]], budget: int, streams: int) -> None:
+    """Decodes run as long as prompts wait: each side keeps its share to within some steps."""
+    bench = Bench(blocks=500, slots=16, budgets=(budget,), prefix_cache=False, share=part)
+    for number in range(streams):
+        bench.loop.add(work(number, 3, 2000))
+    bench.step()
+    bench.step()
+    works = [work(100 + number, *each) for number, each in enumerate(prompts)]
+    for each in works:
+        bench.loop.add(each)
+    meter = bench.quota
+    meter.prompts = meter.beside = 0.0
+    while any((each.id, 0) not in bench.outputs for each in works):
+        bench.step()
+        assert meter.prompts <= part * meter.beside + meter.most + 1e-9
+        if len(works) - sum((each.id, 0) in bench.outputs for each in works) > 3:  # enough prompts left to fill steps
+            assert meter.prompts >= part * meter.beside - 2 * meter.most
+    for number in range(streams):
+        bench.loop.cancel(f"w{number}")
+    bench.drain()
+    for each in works:
+        assert bench.result(each.id).token_ids == alone(each).token_ids
+
+
+def test_zero_share_delays_prefill_until_decodes_end() -> None:
+    bench = Bench(slots=4, budgets=(500,), share=0.0)
+    bench.loop.add(work(0, 40, 30))
+    bench.step()
+    bench.loop.add(work(1, 100, 2))
+    bench.drain()
+    rows = [{id for id, *_ in step} for step in bench.runner.steps]
+    assert rows == [{"w0"}] * 30 + [{"w1"}] * 2
+
+
+@pytest.mark.parametrize("part", [0.0, 0.01])
+def test_handed_over_answer_is_exempt_from_prefill_share(part: float) -> None:
+    bench = Bench(slots=4, budgets=(500,), share=part)
+    bench.loop.add(work(0, 40, 60))
+    for _ in range(3):
+        bench.step()
+    begun = alone(work(1, 100, 5)).token_ids
+    bench.loop.add(work(1, 100, 5, given=[begun[:2]]))
+    bench.step()
+    assert bench.outputs["w1", 0][0].token_ids == begun[2:3]
+    bench.drain()
+
+
+def test_decode_only_and_prefill_only_steps_make_no_debt() -> None:
+    bench = Bench(slots=4, budgets=(500,), share=0.01)
+    for number in range(3):  # no decodes yet
+        bench.loop.add(work(number, 200, 1))
+    bench.step()
+    assert bench.quota.held == 0
+    bench.loop.add(work(3, 20, 50))
+    bench.loop.add(work(4, 20, 1))
+    bench.drain()
+    assert bench.quota.held == 0

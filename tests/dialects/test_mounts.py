@@ -1,0 +1,48 @@
+"""What answers where: the shared port, the prefixes, and the manner in which each API is there."""
+
+from parley.dialects.mounts import ALONE, INNER, SURFACES, alone, table, universal
+
+
+def answering(surfaces, method, path):
+    return [(surface.dialect, route) for route, surface in table(surfaces)[method, path]]
+
+
+def test_strict_is_the_manner_below_the_prefix():
+    """Each route at the root is then one that the API has below its prefix, and no other."""
+    for (method, path), found in table(universal(strict=True)).items():
+        for route, surface in found:
+            if surface not in INNER and not surface.prefix:
+                assert surface.dialect is ALONE[surface.dialect.name]
+                assert route in surface.dialect.routes, (method, path)
+    assert table(universal(strict=True)).keys() >= table(universal()).keys()
+
+
+def test_without_it_the_root_is_lenient():
+    for name in ("tgi", "triton"):
+        root = next(surface.dialect for surface in SURFACES if not surface.prefix and surface.dialect.name == name)
+        assert root is not ALONE[name]
+        assert root in {surface.dialect for surface in universal()}
+
+
+def test_alone_an_api_has_every_path_it_has_below_its_prefix():
+    for name, dialect in ALONE.items():
+        here = table(alone(name))
+        for route in dialect.routes:
+            assert (route, alone(name)[0]) in here[route.method, route.path]
+
+
+async def test_a_strict_server_refuses_what_the_original_refuses(serve):
+    for strict, status in ((False, 200), (True, 422)):
+        served = await serve(strict=strict)
+        body = {"inputs": "a", "parameters": {"temperature": 0}}
+        assert (await served.post("/generate", body)).status == status
+        assert (await served.post("/tgi/generate", body)).status == 422
+
+
+async def test_an_older_version_of_tgi_takes_its_place_at_the_root(serve):
+    served = await serve(tgi_compat="0.9.4")
+    body = {"inputs": "a", "parameters": {"max_new_tokens": 2}}
+    here, there = [await served.post(path, body) for path in ("/generate_stream", "/tgi-0.9.4/generate_stream")]
+    assert here.status == 200 and here.body == there.body
+    assert here.body != (await served.post("/tgi/generate_stream", body)).body
+    assert (await served.post("/v1/completions", {"prompt": "a"})).status == 200  # the others are where they were

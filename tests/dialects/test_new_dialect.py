@@ -1,0 +1,139 @@
+"""An API is added by its package and one line in the table of surfaces; and no other file knows an API by name."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import made_up_dialect
+
+from parley.cli.apis import benched
+from parley.cli.client import Address
+from parley.cli.load import Load
+from parley.coordinator.proxy.paths import Paths
+from parley.dialects import mounts
+from parley.dialects.bench import Shape
+from parley.dialects.mounts import INNER, Surface, universal
+from parley.disagg.wire.prompt_hash import PromptReader
+from parley.serving import metrics_page
+
+LINE = Surface("", made_up_dialect.DIALECT)
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> tuple[Surface, ...]:
+    """The table with one more line."""
+    table = (*mounts.SURFACES, LINE)
+    for module in (mounts, metrics_page):
+        monkeypatch.setattr(module, "SURFACES", table)
+    return table
+
+
+async def test_a_new_api_is_served_and_counted(serve, registered):
+    served = await serve(surfaces=universal())
+    answer = await served.post("/repeat", {"question": "Hello", "length": 4})
+    assert answer.status == 200 and b'{"over": {"read": 5, "written": 4}}' in answer.body
+    answer = await served.post("/repeat", {"question": 5})
+    assert answer.status == 400 and set(answer.json) == {"wrong"}
+    assert b"parrot_words 4" in (await served.get("/metrics")).body
+
+
+async def test_a_new_api_is_benched(serve, registered):
+    served = await serve(surfaces=universal())
+    api = benched(registered)["parrot"]
+    load = Load(Address("http", "127.0.0.1", served.port, ""), None, Shape("tiny", 3, 10.0), api)
+    samples, _ = await load.run(["Hello", "Hello again"], 2)
+    assert [(each.error, each.tokens) for each in samples] == [("", 3)] * 2
+
+
+def test_a_new_api_is_routed_by_prefix(registered):
+    path, _ = Paths(universal()).find("POST", "/repeat")
+    assert (path.kind, path.dialect) == ("generate", made_up_dialect.DIALECT)
+    reader = PromptReader(surface.dialect for surface in (*registered, *INNER))
+    one, two = (reader.look(json.dumps({"question": "x" * 300 + end}).encode()) for end in ("a", "b"))
+    assert one.length == two.length == 303 // 4.02
+    assert one.marks and one.marks == two.marks
+    other = reader.look(json.dumps({"question": "y" * 300}).encode())
+    assert other.marks[0].hash != one.marks[0].hash
+
+
+# -- names
+
+PACKAGE = Path(__file__).parents[2] / "parley"
+APIS = sorted(file.parent.name for file in (PACKAGE / "dialects").glob("*/__init__.py"))
+NAME = re.compile(rf"(?<![a-z])({'|'.join(APIS)})(?![a-z])", re.IGNORECASE)
+TABLE = "dialects/mounts.py"
+KNOWING = {  # files that know an API by its name, and why
+    "cli/client.py": "the commands are clients of OpenAI's API",
+    "cli/bench.py": "the API that is asked unless another is named",
+    "cli/load.py": "the same",
+    "llm.py": "scripts write requests in OpenAI's form",
+    "cli/mindie.py": "reads MindIE's configuration file",
+    "cli/serve.py": "options",
+    "cli/routes.py": "options",
+    "coordinator/config.py": "options",
+    "config.py": "options",
+    "kinds.py": "an example in the help of an option",
+    "serving/app.py": "options",
+    "serving/options.py": "options",
+    "boot/server.py": "options",
+    "serving/registry.py": "a pattern of model names",
+    "serving/grpc_port.py": "the port for gRPC, which is Triton's protocol",
+    "serving/grpc_call.py": "the same",
+    "coordinator/proxy/grpc_port.py": "the same, of a coordinator",
+    "coordinator/proxy/grpc_call.py": "the same",
+    "coordinator/refusals.py": "the texts of MindIE's coordinator",
+    "metrics/recorded.py": "the bounds of histograms",
+    "text/parsing/families.py": "a family of models has this name",
+}
+IMPORTING = {
+    "cli/mindie.py",
+    "llm.py",
+    "serving/grpc_port.py",
+    "serving/grpc_call.py",
+    "coordinator/proxy/grpc_port.py",
+    "coordinator/proxy/grpc_call.py",
+}
+
+
+def outside() -> Iterator[tuple[str, ast.Module]]:
+    """Every file of the package but those of APIs and the table."""
+    for file in PACKAGE.rglob("*.py"):
+        path = file.relative_to(PACKAGE).as_posix()
+        if path != TABLE and not any(path.startswith(f"dialects/{api}/") for api in APIS):
+            yield path, ast.parse(file.read_text("utf-8"))
+
+
+def names(tree: ast.Module) -> Iterator[str]:
+    """All names and texts in code; docstrings and comments may speak of anything."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value = ast.Constant(None)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
+            yield node.value if isinstance(node.value, str) else node.value.decode("latin-1")
+        for attribute in ("id", "attr", "name", "arg", "module"):
+            if isinstance(name := getattr(node, attribute, None), str):
+                yield name
+
+
+def test_no_other_file_knows_an_api_by_name():
+    found = {path for path, tree in outside() if any(map(NAME.search, names(tree)))}
+    assert found == set(KNOWING)
+
+
+def imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{each.name}" for each in node.names)
+
+
+def test_no_other_file_imports_an_api():
+    package = re.compile(rf"parley\.dialects\.({'|'.join(APIS)})\b")
+    assert {path for path, tree in outside() if any(map(package.match, imports(tree)))} == IMPORTING

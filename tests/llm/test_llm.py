@@ -1,0 +1,166 @@
+"""LLM in scripts: the same answers as alone and as the server's, from any thread or loop, and nothing left behind."""
+
+import asyncio
+import math
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from support import tiny_models
+
+from parley import LLM, ParleyError
+from parley.engine.protocol import EngineFailed
+from parley.hub import ModelMissing
+
+TALK = [{"role": "user", "content": "the quick brown fox"}]
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM(str(tiny_models.model("qwen3")), threads=1, kv_memory=8 << 20) as llm:
+        yield llm
+
+
+def used(llm: LLM) -> int:
+    return llm._model.engine.stats.blocks_used
+
+
+def test_text_and_its_token_ids_are_the_same_prompt(llm):
+    text = llm.generate("the quick brown", max_tokens=6, temperature=0, return_token_ids=True)
+    ids = llm._model.language.tokenizer.encode("the quick brown")
+    again = llm.generate(ids, max_tokens=6, temperature=0)
+    assert text.text == again.text and text.completions[0].finish == "length"
+    assert text.usage.prompt_tokens == len(ids) and text.usage.completion_tokens == 6
+    assert len(text.completions[0].tokens) == 6
+
+
+def test_many_prompts_and_choices_are_as_each_alone(llm):
+    prompts = [f"the quick brown fox {k} jumps" for k in range(12)]
+    together = llm.generate(prompts, n=2, seed=7, max_tokens=5)
+    for prompt, answer in zip(prompts, together, strict=True):
+        for k, completion in enumerate(answer.completions):
+            assert llm.generate(prompt, seed=7 + k, max_tokens=5).text == completion.text
+    assert llm.generate([]) == []
+
+
+def test_a_prediction_changes_nothing_but_what_usage_says_of_it(llm):
+    wish = {"max_tokens": 40, "temperature": 0.8, "seed": 3, "ignore_eos": True, "n": 2}
+    plain = llm.chat(TALK, **wish)
+    assert plain.usage.accepted_tokens == plain.usage.rejected_tokens == 0
+    for content in (plain.text, [{"type": "text", "text": plain.text}], "the lazy dog", ""):
+        given = llm.chat(TALK, prediction={"type": "content", "content": content}, **wish)
+        assert [each.text for each in given.completions] == [each.text for each in plain.completions]
+        usage = given.usage
+        predicted = llm._model.language.tokenizer.encode(content if isinstance(content, str) else plain.text, False)
+        assert usage.accepted_tokens + usage.rejected_tokens == 2 * len(predicted)
+    for wrong in ({"content": 5}, {"type": "other", "content": "a"}, {"type": "content"}, "text"):
+        with pytest.raises(ParleyError, match="prediction"):
+            llm.chat(TALK, prediction=wrong)
+
+
+def test_scores_of_tokens_that_are_named(llm):
+    wish = {"max_tokens": 6, "temperature": 0.9, "seed": 4, "ignore_eos": True}
+    every = llm.generate("the quick brown", logprobs=-1, **wish).completions[0]
+    named = llm.generate("the quick brown", logprobs=2, logprob_token_ids=[300, 5, every.tokens[1].id], **wish)
+    assert named.completions[0].text == every.text
+    for token, whole in zip(named.completions[0].tokens, every.tokens, strict=True):
+        ids = list(dict.fromkeys([token.id, 300, 5, every.tokens[1].id]))
+        known = {each.id: each.logprob for each in whole.top} | {token.id: whole.logprob}
+        assert [(each.id, each.logprob) for each in token.top] == [(id, known[id]) for id in ids]
+        assert (token.id, token.logprob, token.rank) == (whole.id, whole.logprob, whole.rank)
+    with pytest.raises(ParleyError, match="vocabulary"):
+        llm.generate("a", logprobs=1, logprob_token_ids=[10**6])
+    with pytest.raises(ParleyError, match=r"logprob_token_ids.*use_beam_search"):
+        llm.generate("a", logprobs=1, logprob_token_ids=[5], use_beam_search=True, n=2)
+
+
+def test_vectors_come_in_order_and_are_as_each_alone(llm):
+    texts = ["the quick brown fox", "jumps", "the quick brown fox"]
+    first, second, third = llm.embed(texts)
+    assert first == third != second and [second] == llm.embed(["jumps"]) and len(first) == 64
+    assert math.isclose(sum(x * x for x in llm.embed([[5, 6, 7]], dimensions=16)[0]), 1, rel_tol=1e-5)
+    assert len(llm.embed(["the quick brown fox " * 2000], truncate_prompt_tokens=-1)) == 1
+    assert llm.embed([]) == []
+    assert asyncio.run(llm.aembed(texts)) == [first, second, third]
+    with pytest.raises(ParleyError, match="no option 'dimension'"):
+        llm.embed(texts, dimension=16)
+
+
+def test_a_stream_is_the_answer_in_pieces_and_leaving_it_frees_its_pages(llm):
+    whole = llm.chat(TALK, max_tokens=20, temperature=0)
+    assert "".join(llm.stream(TALK, max_tokens=20, temperature=0)) == whole.text
+    pieces = llm.stream(TALK, max_tokens=1500, temperature=0, ignore_eos=True)
+    next(pieces)
+    pieces.close()
+    llm.generate("x", max_tokens=1)
+    assert used(llm) == 0
+
+
+def test_prompt_scores_and_log_probabilities(llm):
+    answer = llm.generate("the quick brown fox", echo=True, logprobs=2, max_tokens=2, temperature=0)
+    assert answer.prompt[0].logprob is None and all(token.logprob <= 0 for token in answer.prompt[1:])
+    for token in answer.completions[0].tokens:
+        assert token.logprob == token.top[0].logprob and token.rank == 1 and len(token.top) == 2
+        assert math.isfinite(token.logprob)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"temprature": 1}, "'temperature'"),
+        ({"temperature": -1}, "at least 0"),
+        ({"max_tokens": 10**6}, "context"),
+        ({"logit_bias": {"100000": 1}}, "vocabulary"),
+        ({"n": 0}, "at least 1"),
+    ],
+)
+def test_a_wrong_option_is_told_in_a_sentence(llm, options, named):
+    with pytest.raises(ParleyError, match=named):
+        llm.generate("x", **options)
+
+
+def test_asynchronous_forms_work_in_a_loop_of_the_callers(llm):
+    async def scenario() -> None:
+        alone = llm.chat(TALK, max_tokens=8, temperature=0).text
+        answers = await asyncio.gather(*(llm.achat(TALK, max_tokens=8, temperature=0) for _ in range(5)))
+        assert {answer.text for answer in answers} == {alone}
+        assert (await llm.agenerate("x", max_tokens=1)).usage.completion_tokens == 1
+        assert "".join([piece async for piece in llm.astream(TALK, max_tokens=8, temperature=0)]) == alone
+        doomed = asyncio.ensure_future(llm.achat(TALK, max_tokens=1500, temperature=0, ignore_eos=True))
+        await asyncio.sleep(0.2)
+        doomed.cancel()
+        await asyncio.gather(doomed, return_exceptions=True)
+
+    asyncio.run(scenario())
+    llm.generate("x", max_tokens=1)
+    assert used(llm) == 0
+
+
+def test_threads_may_share_a_model(llm):
+    alone = llm.generate("the quick", max_tokens=8, temperature=0).text
+    with ThreadPoolExecutor(8) as pool:
+        answers = pool.map(lambda _: llm.generate("the quick", max_tokens=8, temperature=0).text, range(16))
+    assert set(answers) == {alone}
+
+
+def test_what_cannot_be_loaded_is_said_and_leaves_no_thread(tmp_path):
+    with pytest.raises(ModelMissing, match="no such folder"):
+        LLM(str(tmp_path / "nothing"))
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text((tiny_models.model("qwen3") / "tokenizer.json").read_text())
+    (tmp_path / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0broken!!")
+    with pytest.raises(EngineFailed):
+        LLM(str(tmp_path))
+
+
+def test_an_engine_process_gives_the_same_answer(llm):
+    with LLM(str(tiny_models.model("qwen3")), in_process=False, threads=1, kv_memory=8 << 20) as other:
+        theirs, ours = (each.chat(TALK, max_tokens=12, temperature=0) for each in (other, llm))
+        assert theirs.completions == ours.completions
+        left, wanted = (other.stream(TALK, max_tokens=1500, ignore_eos=True) for _ in range(2))
+        assert next(left) and next(wanted)
+        other.close()
+    left.close()  # as when it is forgotten
+    with pytest.raises(RuntimeError, match="closed"):
+        next(wanted)
+    with pytest.raises(RuntimeError, match="closed"):
+        other.generate("x")

@@ -1,0 +1,131 @@
+"""Beam search as clients see it: with stops, grammars, streams and logprobs; refused where it has no meaning."""
+
+import asyncio
+import json
+
+import pytest
+from support import tiny_models
+
+from parley import LLM, ParleyError
+from parley.dialects.dialect import Head
+from parley.dialects.fields import decode
+from parley.dialects.openai.completions import CompletionReply
+from parley.types import Delta, Done
+
+WIDE = {"use_beam_search": True, "best_of": 3, "n": 2, "max_tokens": 12}
+PROMPT = "the quick brown"
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM(str(tiny_models.model("qwen3")), threads=1, kv_memory=8 << 20, max_batch=8) as llm:
+        yield llm
+
+
+def test_nothing_is_drawn(llm):
+    first = llm.generate(PROMPT, **WIDE)
+    assert first == llm.generate(PROMPT, temperature=1.7, seed=5, **WIDE)
+    assert len({c.text for c in first.completions}) == 2
+    assert first.usage.completion_tokens == 24 and first.usage.prompt_tokens == 3
+
+
+def test_the_best_is_likelier_than_what_is_greedily_written(llm):
+    def chance(completion):
+        return sum(token.logprob for token in completion.tokens)
+
+    greedy = llm.generate(PROMPT, temperature=0, max_tokens=12, logprobs=0).completions[0]
+    found = llm.generate(PROMPT, logprobs=0, **WIDE | {"best_of": 8, "ignore_eos": True}).completions
+    assert chance(found[0]) >= max(chance(found[1]), chance(greedy))
+    one = llm.generate(PROMPT, use_beam_search=True, max_tokens=12, logprobs=0, repetition_penalty=1.2)
+    assert one == llm.generate(PROMPT, temperature=0, max_tokens=12, logprobs=0, repetition_penalty=1.2)
+
+
+def test_a_stop_string_cuts_what_was_found(llm):
+    whole = llm.generate(PROMPT, logprobs=0, **WIDE).completions[0]
+    stop = whole.text[5]
+    cut = llm.generate(PROMPT, stop=stop, logprobs=0, **WIDE).completions[0]
+    assert cut.text == whole.text[: whole.text.index(stop)] and (cut.finish, cut.stop) == ("stop", stop)
+    assert cut.tokens == whole.tokens[: len(cut.tokens)]
+
+
+def test_a_stream_comes_at_the_end(llm):
+    body = {"prompt": [PROMPT, "fox"], "stream": True, "logprobs": 1, "echo": True, **WIDE}
+    reply = CompletionReply(decode(json.dumps(body).encode()), Head("1", 0, "", llm._model.info.max_model_len))
+
+    async def collect():
+        async with llm._generation(reply.request) as generation:
+            assert llm._model.held == 6
+            events = []
+            while made := await generation.next():
+                events += made
+            return events
+
+    events = llm._wait(collect())
+    assert llm._model.held == 0 and sum(isinstance(event, Done) for event in events) == 4
+    for index, single in enumerate(c for p in body["prompt"] for c in llm.generate(p, **WIDE).completions):
+        (delta,) = (event for event in events if isinstance(event, Delta) and event.index == index)
+        assert delta.text == single.text and all(token.top for token in delta.tokens)
+
+
+def test_every_output_has_its_form(llm):
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": [1, 22, 333]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    wish = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+    found = llm.generate(PROMPT, **WIDE | wish | {"max_tokens": 60, "n": 3, "best_of": 5}).completions
+    for each in found:
+        assert each.finish == "stop" and json.loads(each.text)["a"] in (1, 22, 333)
+    assert len({each.text for each in found}) == 3
+    one = {"guided_choice": ["fox"], "max_tokens": 20}
+    assert [each.text for each in llm.generate(PROMPT, **WIDE | one).completions] == ["fox", "fox"]
+
+
+@pytest.mark.parametrize(
+    ("members", "named"),
+    [
+        ({"top_p": 0.5}, ["top_p", "use_beam_search"]),
+        ({"top_k": 5}, ["top_k", "use_beam_search"]),
+        ({"min_p": 0.5}, ["min_p", "use_beam_search"]),
+        ({"best_of": 9}, ["use_beam_search", "9 beams"]),
+        ({"max_tokens": 1500, "best_of": 8}, ["use_beam_search", "KV cache"]),
+    ],
+    ids=str,
+)
+def test_what_has_no_meaning_or_room_is_refused_by_name(llm, members, named):
+    with pytest.raises(ParleyError) as caught:
+        llm.generate("a " * 400, **WIDE | members)
+    assert caught.value.status == 400 and all(name in caught.value.message for name in named)
+    assert llm._model.held == 0
+
+
+def test_when_its_time_is_over_the_best_is_given_of_what_was_found(llm):
+    long = {"use_beam_search": True, "best_of": 4, "n": 2, "max_tokens": 900, "ignore_eos": True}
+    reply = CompletionReply(decode(json.dumps({"prompt": PROMPT} | long).encode()), Head("1", 0, "", 1 << 20))
+
+    async def collect():
+        before, events = llm._model.engine.stats.steps, []
+        async with llm._generation(reply.request) as generation:
+            while llm._model.engine.stats.steps < before + 9:
+                await asyncio.sleep(0.001)
+            generation.stop("length")
+            while made := await generation.next():
+                events += made
+        return events
+
+    events = llm._wait(collect())
+    ended = [event for event in events if isinstance(event, Done)]
+    assert [event.reason for event in ended] == ["length"] * 2
+    length = ended[0].usage.completion_tokens
+    whole = llm.generate(PROMPT, **long | {"max_tokens": length}).completions
+    assert length > 5 and [event.text for event in events if isinstance(event, Delta)] == [w.text for w in whole]
+
+
+def test_beams_that_nobody_waits_for_leave_nothing(llm):
+    pieces = llm.stream(PROMPT, use_beam_search=True, best_of=4, max_tokens=200, ignore_eos=True)
+    assert next(pieces)
+    pieces.close()
+    llm.generate("x", max_tokens=1)
+    assert llm._model.engine.stats.blocks_used == 0

@@ -1,0 +1,138 @@
+"""What may not be drawn, against naive definitions; and the watermark: it is there, and chance does not make one."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_sampler import sample, sequence
+from transformers.generation.logits_process import NoRepeatNGramLogitsProcessor
+
+from parley import watermark
+from parley.model.sampling.bans import Grams, Phrases
+from parley.model.sampling.sampler import Sampler
+from parley.types import Sampling
+
+VOCAB = 40
+tokens = st.lists(st.integers(0, 3), min_size=1, max_size=20)
+
+
+def noise(seed: int, rows: int = 1, vocab: int = VOCAB) -> torch.Tensor:
+    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def draw(logits: torch.Tensor, sampling: Sampling, before=(1, 2), prompt_len=1, seed=0, **work) -> int:
+    return sample(logits, [sequence(before, prompt_len, seed, sampling, **work)])[0][0]
+
+
+@given(
+    ids=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=8),
+    seed=st.integers(0, 2**32),
+    kind=st.sampled_from([{}, {"temperature": 0.0}, {"top_p": 0.5}, {"top_k": 3}, {"typical_p": 0.6}, {"min_p": 0.1}]),
+)
+@settings(max_examples=100, deadline=None)
+def test_only_allowed_tokens_are_drawn_as_if_there_were_no_others(ids, seed, kind):
+    logits = noise(seed)
+    alone = torch.full_like(logits, float("-inf"))
+    alone[:, ids] = logits[:, ids]
+    assert draw(logits, Sampling(allowed=ids, **kind), seed=seed) == draw(alone, Sampling(**kind), seed=seed)
+
+
+@given(tokens, st.lists(st.lists(st.integers(0, 3), max_size=4), max_size=5), st.integers(0, 20))
+@settings(max_examples=300, deadline=None)
+def test_phrases_against_a_search_of_the_whole_output(sequence, phrases, start):
+    start = min(start, len(sequence))
+    found = Phrases(phrases).next(sequence, start)
+    for token in range(4):
+        output = [*sequence[start:], token]
+        assert (token in found) == any(phrase and output[-len(phrase) :] == phrase for phrase in phrases)
+
+
+@given(tokens, st.integers(1, 5), st.lists(st.integers(0, 3), max_size=6))
+@settings(max_examples=300, deadline=None)
+def test_repeated_n_grams_are_those_of_transformers(sequence, size, more):
+    grams, processor = Grams(size), NoRepeatNGramLogitsProcessor(size)
+    for token in [None, *more]:
+        if token is not None:
+            sequence.append(token)
+        masked = processor(torch.tensor([sequence]), torch.zeros(1, 4))[0]
+        assert grams.next(sequence) == set(torch.isneginf(masked).nonzero().flatten().tolist())
+
+
+def test_a_long_output_never_contains_what_is_banned():
+    banned, size = [[3], [5, 7], [9, 9, 9]], 3
+    sampling = Sampling(banned=banned, no_repeat_ngram=size, allowed=list(range(12)))
+    row = sequence((9,), 1, 5, sampling)
+    sampler = Sampler(VOCAB, 1)
+    sampler.admit(0, row)
+    for step in range(150):
+        row.tokens.append(sampler.sample(noise(step), [0], [step])[0][0])
+        if step == 70:  # it gives up its place, and comes back with what it has
+            sampler.release(0)
+            sampler.admit(0, row)
+    output = row.tokens[1:]
+    text = f" {' '.join(map(str, output))} "
+    assert set(output) <= set(range(12)) - {3}
+    assert " 5 7 " not in text and " 9 9 9 " not in text
+    grams = [tuple(row.tokens[i : i + size]) for i in range(len(row.tokens) - size + 1)]
+    assert len(set(grams)) == len(grams)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "work", "want"),
+    [
+        (Sampling(banned=[[id] for id in range(VOCAB)], temperature=0.0), {}, 17),
+        (Sampling(banned=[[4], [6]], allowed=[4, 6], temperature=0.0), {}, 4),
+        (Sampling(allowed=[8], temperature=0.0), {"stop_ids": [8], "min_tokens": 99}, 8),
+        (Sampling(banned=[[VOCAB], [-1], []], temperature=0.0), {}, 17),
+    ],
+)
+def test_what_would_leave_nothing_does_not_count(sampling, work, want):
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 17], logits[0, 4] = 2, 1
+    assert draw(logits, sampling, **work) == want
+
+
+# -- the watermark
+
+
+def test_half_of_a_vocabulary_is_green_and_which_one_depends_on_the_token_before():
+    ids = torch.arange(150_000).numpy()
+    halves = [watermark.green(previous, ids) for previous in range(20)]
+    for half in halves:
+        assert abs(half.mean() - 0.5) < 0.01
+    for one, other in pairwise(halves):
+        assert abs((one == other).mean() - 0.5) < 0.01
+
+
+def chain(sampling: Sampling, count: int, seed: int) -> list[int]:
+    row = sequence((0,), 1, seed, sampling)
+    sampler = Sampler(1000, 1)
+    sampler.admit(0, row)
+    for step in range(count):
+        row.tokens.append(sampler.sample(noise(1000 * seed + step, vocab=1000), [0], [step])[0][0])
+    return row.tokens[1:]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_marked_tokens_are_told_from_plain_ones(seed):
+    marked = watermark.detect(chain(Sampling(watermark=True), 200, seed))
+    assert marked.z > 4 and marked.marked and marked.chance < 1e-4
+    plain = watermark.detect(chain(Sampling(), 200, seed))
+    assert plain.z < 2 and not plain.marked
+
+
+def test_plain_texts_are_spread_as_chance_says():
+    found = [watermark.detect(random.Random(seed).choices(range(5000), k=200)).z for seed in range(400)]
+    mean = sum(found) / len(found)
+    assert abs(mean) < 0.2 and 0.8 < sum((z - mean) ** 2 for z in found) / len(found) < 1.2
+
+
+def test_what_a_text_repeats_is_counted_once():
+    text = [1, 2] * 500
+    assert watermark.detect(text).pairs == 2 and not watermark.detect(text).marked
+    assert watermark.detect([]).z == watermark.detect([7]).z == 0

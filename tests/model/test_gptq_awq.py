@@ -1,0 +1,280 @@
+"""Checkpoints with 4-bit weights: written here bit by bit, read by the real loader, compared with Transformers running
+what they stand for. And 4 bits made while loading.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support import tiny_models
+from support.run_model import serve, start
+from transformers import AutoModelForCausalLM
+
+from parley import native
+from parley.model.load.loader import LoadError
+from parley.types import Sampling, Work
+
+SIZES = {"hidden_size": 192, "intermediate_size": 320}
+GPTQ = {
+    "quant_method": "gptq",
+    "bits": 4,
+    "group_size": 64,
+    "desc_act": False,
+    "sym": False,
+    "checkpoint_format": "gptq",
+}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "zero_point": True}
+PROMPTS = [
+    torch.randint(3, tiny_models.VOCAB, (size,), generator=torch.Generator().manual_seed(size)).tolist()
+    for size in (1, 20, 70)
+]
+
+
+def word(numbers) -> int:
+    """Eight numbers in an int32, the first one lowest."""
+    value = sum(int(number) << (4 * i) for i, number in enumerate(numbers))
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+def words(rows) -> torch.Tensor:
+    return torch.from_numpy(np.array([[word(row[i : i + 8]) for i in range(0, len(row), 8)] for row in rows], np.int32))
+
+
+def quantise(weight: torch.Tensor, group: int):
+    """values [in, out], scales and zeros [groups, out], and the weight [out, in] that they stand for."""
+    table = weight.float().T.reshape(-1, group, weight.shape[0])
+    low, high = table.amin(1), table.amax(1)
+    scales = ((high - low) / 15).half()
+    zeros = (-low / scales.float()).round().clamp(0, 15)
+    values = (table / scales.float()[:, None] + zeros[:, None]).round().clamp(0, 15)
+    stands = ((values - zeros[:, None]) * scales.float()[:, None]).reshape(-1, weight.shape[0]).T
+    return values.reshape(-1, weight.shape[0]).int().numpy(), scales, zeros.int().numpy(), stands
+
+
+def as_gptq(weight: torch.Tensor, config: dict, order: torch.Tensor | None):
+    group = weight.shape[1] if config["group_size"] == -1 else config["group_size"]
+    if order is not None:
+        weight = weight[:, order]
+    values, scales, zeros, stands = quantise(weight, group)
+    index = torch.arange(weight.shape[1], dtype=torch.int32) // group
+    if order is not None:  # the file keeps the inputs where they were
+        back = order.argsort()
+        values, stands, index = values[back], stands[:, back], index[back]
+    packed = words(zeros.tolist())
+    if config["checkpoint_format"] == "gptq":
+        packed = packed - 0x11111111
+    fields = {"qweight": words(values.T.tolist()).T, "qzeros": packed, "scales": scales, "g_idx": index}
+    return fields, stands
+
+
+def as_awq(weight: torch.Tensor, config: dict, order: None):
+    values, scales, zeros, stands = quantise(weight, config["group_size"])
+    mixed = np.arange(weight.shape[0]).reshape(-1, 8)[:, [0, 2, 4, 6, 1, 3, 5, 7]].ravel()
+    return {
+        "qweight": words(values[:, mixed].tolist()),
+        "qzeros": words(zeros[:, mixed].tolist()),
+        "scales": scales,
+    }, stands
+
+
+def write(folder, config, architecture="llama", *, reorder=False, keep=lambda name: "proj" not in name, drop=()):
+    """A quantised checkpoint in ``folder / "q"``, and what it stands for, plainly, in ``folder / "plain"``."""
+    source = tiny_models.model(architecture, **SIZES)
+    quantised, plain = folder / "q", folder / "plain"
+    form = as_awq if config["quant_method"] == "awq" else as_gptq
+    tensors, wide = {}, {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        wide[name] = tensor.float()
+        if tensor.dim() != 2 or not name.endswith(".weight") or keep(name):
+            tensors[name] = tensor
+            continue
+        order = torch.randperm(tensor.shape[1], generator=torch.Generator().manual_seed(5)) if reorder else None
+        fields, wide[name] = form(tensor, config, order)
+        for part, value in fields.items():
+            if part not in drop:
+                tensors[name.removesuffix("weight") + part] = value.contiguous()
+    for target, content, change in (
+        (quantised, tensors, {"quantization_config": config}),
+        (plain, {name: tensor.contiguous() for name, tensor in wide.items()}, {"dtype": "float32"}),
+    ):
+        shutil.copytree(source, target)
+        save_file(content, target / "model.safetensors", {"format": "pt"})
+        fields = json.loads((target / "config.json").read_text())
+        (target / "config.json").write_text(json.dumps(fields | change))
+    return quantised, plain
+
+
+def answer(folder, **settings):
+    """Greedy tokens, their scores and the prompts' scores, from the loader to the loop."""
+    runner, info = start(folder, **settings)
+    assert info.lowered
+    works = [
+        Work(str(i), prompt, 8, Sampling(temperature=0), logprobs=0, prompt_logprobs=0)
+        for i, prompt in enumerate(PROMPTS)
+    ]
+    answers, _ = serve(runner, works, step=40)
+    return [answers[str(i), 0] for i in range(len(PROMPTS))], info
+
+
+@torch.inference_mode()
+def check(folder, answers, tolerance: float) -> None:
+    """Answers against Transformers' own forward pass over the same tokens."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    for prompt, got in zip(PROMPTS, answers, strict=True):
+        ids = torch.tensor([prompt + got.token_ids])
+        scores = model(ids, use_cache=False).logits[0].log_softmax(-1)
+        told = torch.tensor([each.logprob for each in [*got.prompt_scores[1:], *got.scores]])
+        assert (scores[:-1].gather(1, ids[0, 1:, None])[:, 0] - told).abs().max() < tolerance
+        chosen = scores[len(prompt) - 1 : -1]
+        assert (chosen.max(-1).values - chosen.gather(1, ids[0, len(prompt) :, None])[:, 0] < 2 * tolerance).all()
+
+
+KINDS = {
+    "gptq": (GPTQ, {}),
+    "gptq-v2": (GPTQ | {"checkpoint_format": "gptq_v2"}, {}),
+    "gptq-32": (GPTQ | {"group_size": 32}, {"architecture": "qwen2"}),
+    "gptq-whole": (GPTQ | {"group_size": -1}, {}),
+    "gptq-act-order": (GPTQ | {"desc_act": True}, {"reorder": True}),
+    "gptq-merged": (GPTQ, {"architecture": "phi3"}),
+    "gptq-head": (GPTQ | {"lm_head": True}, {"keep": lambda name: "embed" in name}),
+    "gptq-no-index": (GPTQ, {"drop": ("g_idx",)}),
+    "awq": (AWQ, {}),
+    "awq-32": (AWQ | {"group_size": 32, "version": "GEMM"}, {"architecture": "qwen2"}),
+    "awq-kept": (
+        AWQ | {"modules_to_not_convert": ["layers.0.mlp"]},
+        {"keep": lambda name: "proj" not in name or "layers.0.mlp" in name},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_read_is_what_transformers_would_run(kind, tmp_path):
+    config, options = KINDS[kind]
+    quantised, plain = write(tmp_path, config, **options)
+    answers, info = answer(quantised, dtype="float32")
+    check(plain, answers, 2e-4)
+    assert info.parameters == start(plain)[1].parameters
+    answers, info = answer(quantised)
+    check(plain, answers, 0.3)
+    assert info.quantization == config["quant_method"]
+
+
+def test_zero_points_less_one_may_borrow_from_their_neighbours(tmp_path):
+    """A zero point of 0 is stored as 15, and the number above it one less."""
+    quantised, plain = write(tmp_path, GPTQ)
+    tensors = load_file(quantised / "model.safetensors")
+    stored = torch.stack([(tensors["model.layers.0.mlp.up_proj.qzeros"] >> 4 * i) & 15 for i in range(8)])
+    assert not (stored == 15).any()
+    name = "model.layers.0.mlp.up_proj."
+    tensors[name + "qzeros"] = words([[0] * tensors[name + "scales"].shape[1]] * 3) - 0x11111111
+    save_file(tensors, quantised / "model.safetensors", {"format": "pt"})
+    values = torch.stack([(tensors[name + "qweight"] >> 4 * i) & 15 for i in range(8)], 1).flatten(0, 1).float()
+    wide = load_file(plain / "model.safetensors")
+    wide[name + "weight"] = (values * tensors[name + "scales"].float().repeat_interleave(64, 0)).T.contiguous()
+    save_file(wide, plain / "model.safetensors", {"format": "pt"})
+    answers, _ = answer(quantised, dtype="float32")
+    check(plain, answers, 5e-4)
+
+
+def test_biases_of_zeros_and_indices_of_zeros_mean_nothing(tmp_path):
+    quantised, plain = write(tmp_path, GPTQ)
+    tensors = load_file(quantised / "model.safetensors")
+    for name in list(tensors):
+        if name.endswith("g_idx"):
+            tensors[name] = torch.zeros_like(tensors[name])
+            tensors[name.removesuffix("g_idx") + "bias"] = torch.zeros(
+                tensors[name.removesuffix("g_idx") + "scales"].shape[1]
+            )
+    save_file(tensors, quantised / "model.safetensors", {"format": "pt"})
+    answers, _ = answer(quantised, dtype="float32")
+    check(plain, answers, 2e-4)
+    tensors["model.layers.1.mlp.down_proj.bias"][3] = 0.5
+    save_file(tensors, quantised / "model.safetensors", {"format": "pt"})
+    with pytest.raises(LoadError, match=r"down_proj\.bias"):
+        start(quantised)
+
+
+@pytest.mark.parametrize(
+    ("config", "match"),
+    [
+        (GPTQ | {"bits": 8}, "bits is 8; only 4"),
+        (GPTQ | {"bits": "4"}, "bits is 4"),
+        (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format is marlin; only gptq or gptq_v2"),
+        (GPTQ | {"is_marlin_format": True}, "is_marlin_format"),
+        (GPTQ | {"pack_dtype": "int64"}, "pack_dtype"),
+        (GPTQ | {"group_size": 20}, "group_size is 20"),
+        (GPTQ | {"group_size": 0}, "group_size is 0"),
+        (GPTQ | {"group_size": None}, "group_size is None"),
+        (GPTQ | {"dynamic": {".*up_proj": {"bits": 8}}}, "dynamic is .*up_proj"),
+        (GPTQ | {"dynamic": {"-:(": {}}}, "dynamic"),
+        (GPTQ | {"modules_in_block_to_quantize": 3}, "modules_in_block_to_quantize is 3"),
+        (GPTQ | {"group_size": 32}, "shape"),
+        (GPTQ | {"modules_in_block_to_quantize": [["self_attn.q_proj"]]}, "no tensor"),
+        (AWQ | {"w_bit": 4, "bits": 3}, "bits is 3"),
+        (AWQ | {"version": "gemv"}, "version is gemv; only gemm"),
+        (AWQ | {"version": "marlin"}, "marlin"),
+        (AWQ | {"zero_point": False}, "zero_point is False"),
+        (AWQ | {"modules_to_not_convert": {"a": 1}}, "modules_to_not_convert"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
+        ({"quant_method": "fp8"}, "fp8"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_name(config, match, tmp_path_factory):
+    folder = tmp_path_factory.getbasetemp() / "refused"
+    if not folder.exists():
+        write(folder, GPTQ)
+    fields = json.loads((folder / "q" / "config.json").read_text())
+    (folder / "q" / "config.json").write_text(json.dumps(fields | {"quantization_config": config}))
+    with pytest.raises(LoadError, match=match):
+        start(folder / "q")
+
+
+def test_an_index_that_fills_groups_unevenly_or_differs_among_merged_layers(tmp_path):
+    quantised, _ = write(tmp_path, GPTQ)
+    tensors = load_file(quantised / "model.safetensors")
+    name = "model.layers.0.self_attn.k_proj.g_idx"
+    tensors[name] = tensors[name].flip(0)
+    save_file(tensors, quantised / "model.safetensors", {"format": "pt"})
+    with pytest.raises(LoadError, match=r"k_proj.*not all quantised alike"):
+        start(quantised)
+    tensors[name] = tensors[name].clamp(max=1)
+    save_file(tensors, quantised / "model.safetensors", {"format": "pt"})
+    with pytest.raises(LoadError, match="g_idx does not put 64"):
+        start(quantised)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_four_bits_made_while_loading(dtype, tmp_path):
+    source, plain = tiny_models.model("qwen2", **SIZES), tmp_path / "plain"
+    shutil.copytree(source, plain)
+    tensors = {name: tensor.float() for name, tensor in load_file(source / "model.safetensors").items()}
+    for name in tensors:
+        if name.endswith("proj.weight"):
+            tensors[name] = native.widen(native.round_int4(tensors[name], 128)).contiguous()
+    save_file(tensors, plain / "model.safetensors", {"format": "pt"})
+    answers, info = answer(source, quantization="int4", dtype=dtype)
+    assert info.quantization == "int4"
+    check(plain, answers, 0.3)  # the head is in int8
+
+
+def test_a_quantised_checkpoint_is_not_quantised_again(tmp_path):
+    with pytest.raises(LoadError, match="already"):
+        start(write(tmp_path, GPTQ)[0], quantization="int8")
+
+
+def test_the_head_of_a_quantised_checkpoint_becomes_int8_on_demand(tmp_path):
+    quantised, _ = write(tmp_path, AWQ)
+    plain, stored = answer(quantised)
+    got, small = answer(quantised, quantization="int4")
+    assert stored.weights_bytes - small.weights_bytes > tiny_models.VOCAB * 192 * 0.9
+    gap = [
+        abs(a.logprob - b.logprob)
+        for one, two in zip(got, plain, strict=True)
+        for a, b in zip(one.prompt_scores[1:], two.prompt_scores[1:], strict=True)
+    ]
+    assert 0 < max(gap) < 0.3

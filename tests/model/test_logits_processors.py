@@ -1,0 +1,77 @@
+"""What changes logits, against Transformers' processors on random logits and histories, alone and together."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_sampler import sequence
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+)
+
+from parley.model.sampling.logit_edits import Edit
+from parley.types import Sampling
+
+VOCAB = 60
+ids = st.integers(0, 9)
+histories = st.lists(ids, min_size=1, max_size=25)
+# No word is longer than the output's beginning can reach into the prompt: there Transformers looks, and we do not.
+words = st.lists(st.lists(ids, min_size=1, max_size=1), max_size=4)
+
+
+def noise(seed: int) -> torch.Tensor:
+    return torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)) * 4
+
+
+@given(
+    history=histories,
+    before=st.integers(1, 25),
+    seed=st.integers(0, 2**31),
+    penalty=st.sampled_from([1.0, 0.5, 1.1, 2.0]),
+    size=st.sampled_from([0, 0, 1, 2, 3]),
+    banned=words,
+    least=st.sampled_from([0, 0, 5]),
+    bias=st.dictionaries(ids, st.floats(-20, 20, width=32).filter(bool), max_size=3),
+)
+@settings(max_examples=250, deadline=None)
+def test_logits_are_those_of_transformers(history, before, seed, penalty, size, banned, least, bias):
+    before = min(before, len(history))
+    ends = [58, 59]
+    processors = LogitsProcessorList()
+    if bias:
+        processors.append(SequenceBiasLogitsProcessor([[[id], value] for id, value in bias.items()]))
+    if size:
+        processors.append(NoRepeatNGramLogitsProcessor(size))
+    if banned:
+        processors.append(NoBadWordsLogitsProcessor(banned, eos_token_id=torch.tensor(ends)))
+    if least:
+        processors.append(MinNewTokensLengthLogitsProcessor(before, least, torch.tensor(ends), device="cpu"))
+    if penalty != 1.0:
+        processors.append(RepetitionPenaltyLogitsProcessor(penalty))
+    want = processors(torch.tensor([history]), noise(seed)[None].clone())[0]
+
+    options = Sampling(repetition_penalty=penalty, no_repeat_ngram=size, banned=banned, logit_bias=bias)
+    row = sequence(history, before, sampling=options, min_tokens=least, stop_ids=ends)
+    got = noise(seed)
+    if Edit.wanted(row.work):
+        edit = Edit(row, VOCAB)
+        if edit.changes(row.generated):
+            edit.apply(got, row.generated)
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+
+
+@given(histories, histories, st.lists(st.lists(ids, min_size=1, max_size=4), min_size=1, max_size=6))
+@settings(max_examples=150, deadline=None)
+def test_words_of_several_tokens_are_those_of_transformers(prompt, output, banned):
+    """Where the whole word lies in the output; in the prompt only the engine of the original looks."""
+    processor = NoBadWordsLogitsProcessor(banned, eos_token_id=torch.tensor([VOCAB - 1]))
+    want = processor(torch.tensor([output]), torch.zeros(1, VOCAB))[0]
+    got = torch.zeros(VOCAB)
+    Edit(sequence(prompt + output, len(prompt), sampling=Sampling(banned=banned)), VOCAB).apply(got, len(output))
+    assert torch.equal(torch.isneginf(got), torch.isneginf(want))

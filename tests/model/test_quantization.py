@@ -1,0 +1,246 @@
+"""Quantised weights through the real loader: what checkpoints may say, what is refused, and that answers stay near."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support import tiny_models
+
+from parley.core.sequence import BLOCK_SIZE, Row, Sequence, Step
+from parley.model.checkpoint import quantization as quantisation
+from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
+from parley.model.checkpoint.weights import Int8
+from parley.model.load import fuse, reference
+from parley.model.load.loader import load
+from parley.model.networks.config import read_shape
+from parley.native import torch_int8
+from parley.types import Sampling, Settings, Work
+
+INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "observer": "minmax", "group_size": None}
+W8A8 = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "quantization_status": "compressed",
+    "ignore": ["lm_head"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": INT8 | {"strategy": "channel", "dynamic": False},
+            "input_activations": INT8 | {"strategy": "token", "dynamic": True, "observer": None},
+            "output_activations": None,
+        }
+    },
+}
+
+
+def write_w8a8(source, folder, config=W8A8, keep=lambda name: "proj" not in name, scale=torch.bfloat16, flat=False):
+    """The checkpoint with int8 weights where ``keep`` does not say otherwise."""
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+    tensors = {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        if not name.endswith(".weight") or tensor.dim() != 2 or keep(name):
+            tensors[name] = tensor
+            continue
+        scales = (tensor.float().abs().amax(1, keepdim=True) / 127).to(scale)
+        tensors[name] = (tensor.float() / scales.float()).round().clamp(-128, 127).to(torch.int8)
+        tensors[name + "_scale"] = scales.flatten() if flat else scales
+    save_file(tensors, folder / "model.safetensors")
+    write_config(folder, config)
+    return folder
+
+
+def write_config(folder, quantization):
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(fields | {"quantization_config": quantization}))
+
+
+def changed(path: str, value) -> dict:
+    """W8A8 with one field set, or deleted where the value is ``...``."""
+    config = json.loads(json.dumps(W8A8))
+    *outer, last = path.split(".")
+    fields = config
+    for key in outer:
+        fields = fields[key]
+    if value is ...:
+        del fields[last]
+    else:
+        fields[last] = value
+    return config
+
+
+def start(folder, **settings):
+    settings = {"kv_memory": 4 << 20, "max_batch": 8} | settings
+    return load(Settings(model=str(folder), **settings), lambda stage, fraction: None)
+
+
+def scores(runner, prompt: list[int]) -> torch.Tensor:
+    """The log-probability of each token of a prompt but the first."""
+    work = Work("a", prompt, 1, Sampling(temperature=0.0), prompt_logprobs=0)
+    blocks = list(range(-(-len(prompt) // BLOCK_SIZE)))
+    sequence = Sequence("a", 0, work, list(prompt), len(prompt), 0, 0, blocks=blocks, slot=0)
+    runner.admit(sequence)
+    (sampled,) = runner.run(Step([Row(sequence, 0, len(prompt), False, score_from=1)], blocks))
+    runner.release(sequence)
+    return torch.tensor([each.logprob for each in sampled.prompt_scores])
+
+
+PROMPT = torch.randint(3, tiny_models.VOCAB, (100,), generator=torch.Generator().manual_seed(1)).tolist()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "phi3"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_int8_at_load_and_from_a_checkpoint_are_near_the_model(architecture, dtype, tmp_path):
+    folder = tiny_models.model(architecture)
+    runner, info = start(folder, dtype=dtype)
+    plain = scores(runner, PROMPT)
+    shape = read_shape(read_config(folder))
+    head = shape.vocab * shape.hidden
+    runner, small = start(folder, dtype=dtype, quantization="int8")
+    assert small.lowered and small.parameters == info.parameters and small.quantization == "int8"
+    table, rest = head * getattr(torch, dtype).itemsize, info.parameters - head * (not shape.tied)
+    assert table + rest < small.weights_bytes < table + 1.25 * rest
+    own = scores(runner, PROMPT)
+    runner, stored = start(write_w8a8(folder, tmp_path / "m"), dtype=dtype)
+    assert stored.lowered and stored.parameters == info.parameters and stored.quantization == "compressed-tensors"
+    for got in (own, scores(runner, PROMPT)):
+        assert 0 < (got - plain).abs().mean() < plain.std() / 10
+
+
+DOWN = "model.layers.1.mlp.down_proj"
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        (W8A8, {"scale": torch.float32}),
+        (W8A8, {"flat": True}),
+        (changed("config_groups.group_0.targets", ["re:.*_proj$"]), {}),
+        (changed("ignore", ["re:.*lm_head", "re:.*\\.0\\.mlp"]), {"keep": lambda n: "proj" not in n or "0.mlp" in n}),
+        (changed("ignore", ["lm_head", "model.layers.1.self_attn"]), {}),  # no layer's own name, so it says nothing
+        (changed("ignore", ["lm_head", DOWN]), {"keep": lambda n: "proj" not in n or n == DOWN + ".weight"}),
+        (changed("ignore", []), {"keep": lambda name: "embed" in name}),
+        (changed("ignore", ...) | {"version": "0.9", "sparsity_config": {}}, {"keep": lambda name: "embed" in name}),
+    ],
+)  # fmt: skip
+def test_what_a_checkpoint_may_say(config, options, tmp_path):
+    folder = write_w8a8(tiny_models.model("llama"), tmp_path, config, **options)
+    runner, info = start(folder)
+    assert info.lowered
+    assert (scores(runner, PROMPT) - scores(start(tiny_models.model("llama"))[0], PROMPT)).abs().mean() < 0.2
+
+
+GROUP = "config_groups.group_0."
+
+
+@pytest.mark.parametrize(
+    ("config", "match"),
+    [
+        (changed("format", "pack-quantized"), "format is pack-quantized"),
+        (changed("quantization_status", "frozen"), "quantization_status"),
+        (changed("kv_cache_scheme", {"num_bits": 8}), "kv_cache_scheme"),
+        (changed("sparsity_config", {"format": "sparse-24-bitmask"}), "sparse-24"),
+        (changed("config_groups", {}), "no config_groups"),
+        (changed("config_groups", [1]), "no config_groups"),
+        (changed("config_groups", {"a": 3}), "no config_groups"),
+        (changed(GROUP + "weights", None), "weights is nothing"),
+        (changed(GROUP + "weights.num_bits", 4), r"weights\.num_bits is 4; only 8"),
+        (changed(GROUP + "weights.num_bits", True), r"weights\.num_bits is True"),
+        (changed(GROUP + "weights.type", "float"), r"weights\.type is float"),
+        (changed(GROUP + "weights.symmetric", False), r"weights\.symmetric is False"),
+        (changed(GROUP + "weights.strategy", "group"), r"weights\.strategy is group; only channel"),
+        (changed(GROUP + "weights.group_size", 128), "group_size is 128"),
+        (changed(GROUP + "input_activations", None), "input_activations is nothing"),
+        (changed(GROUP + "input_activations.dynamic", False), r"input_activations\.dynamic is False"),
+        (changed(GROUP + "input_activations.strategy", "tensor"), r"input_activations\.strategy is tensor"),
+        (changed(GROUP + "input_activations.symmetric", False), r"input_activations\.symmetric is False"),
+        (changed(GROUP + "output_activations", {"num_bits": 8}), "output_activations"),
+        (changed(GROUP + "targets", "Linear"), "targets is not a list"),
+        (changed("ignore", ["re:("]), r"broken pattern re:\("),
+        (changed("ignore", ["lm_head", "model.layers.0.self_attn.q_proj"]), "has a tensor .*q_proj.weight_scale"),
+        ({"quant_method": "bitsandbytes"}, "bitsandbytes"),
+        ({"bits": 4}, "somehow"),
+        ("x", "somehow"),
+    ],
+)
+def test_what_is_refused_says_why(config, match, tmp_path):
+    folder = write_w8a8(tiny_models.model("llama"), tmp_path, config)
+    with pytest.raises(LoadError, match=match) as failure:
+        start(folder)
+    assert str(failure.value).endswith(".") and "\n" not in str(failure.value)
+
+
+def test_the_first_of_these_checkpoints_had_another_name_for_it(tmp_path):
+    folder = write_w8a8(tiny_models.model("llama"), tmp_path)
+    fields = json.loads((folder / "config.json").read_text())
+    fields["compression_config"] = fields.pop("quantization_config")
+    (folder / "config.json").write_text(json.dumps(fields))
+    assert start(folder)[1].quantization == "compressed-tensors"
+
+
+def test_settings_that_do_not_fit_are_refused(tmp_path):
+    def fails(match, folder, **settings):
+        with pytest.raises(LoadError, match=match):
+            start(folder, **settings)
+
+    folder = write_w8a8(tiny_models.model("llama"), tmp_path)
+    fails("int5 is unknown; it must be one of none, int8", tiny_models.model("llama"), quantization="int5")
+    fails("quantised already", folder, quantization="int8")
+    fails("lowering is off", folder, lowering=False)
+    fails("model type gpt2 has no fused decoder", tiny_models.model("gpt2"), quantization="int8")
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    for change, match in (
+        ({name + "_scale": torch.ones(3)}, "weight_scale has shape"),
+        ({name + "_scale": torch.ones(160, 2)}, "weight_scale has shape"),
+        ({name + "_scale": torch.ones(160, dtype=torch.int32)}, "weight_scale holds int32"),
+        ({name: torch.ones(160, 64)}, "holds float32"),
+        ({name + "_zero_point": torch.zeros(160, 1, dtype=torch.int8)}, "weight_zero_point"),
+    ):
+        save_file(tensors | change, folder / "model.safetensors")
+        fails(match, folder)
+    del tensors[name + "_scale"]
+    save_file(tensors, folder / "model.safetensors")
+    fails("no tensor model.layers.1.mlp.up_proj.weight_scale", folder)
+
+
+def test_parts_of_one_layer_are_quantised_alike_or_refused(tmp_path):
+    config = changed("ignore", ["lm_head", "model.layers.1.mlp.up_proj"])
+    folder = write_w8a8(tiny_models.model("llama"), tmp_path, config, lambda n: "proj" not in n or "1.mlp.up" in n)
+    with pytest.raises(LoadError, match="up_proj are computed as one"):
+        start(folder)
+
+
+def test_a_wrong_scale_is_no_proof(tmp_path):
+    folder = write_w8a8(tiny_models.model("qwen3"), tmp_path)
+    checkpoint, config = Checkpoint(folder), read_config(folder)
+    stored = quantisation.read(config, "none")
+    decoder = fuse.lower(
+        checkpoint, read_shape(config), stored, torch.bfloat16, torch.device("cpu"), 64, lambda fraction: None
+    )
+    allowed = reference.TOLERANCE[torch.bfloat16] + stored.noise
+    assert reference.deviation(decoder, checkpoint, stored) < allowed / 2
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.gate_proj.weight_scale"
+    tensors[name] = tensors[name].flip(0) * 1.5
+    save_file(tensors, folder / "model.safetensors")
+    assert reference.deviation(decoder, Checkpoint(folder), stored) > allowed
+
+
+def test_weights_become_the_nearest_int8():
+    weight = torch.randn(300, 77, generator=torch.Generator().manual_seed(3)).bfloat16()
+    weight[7] = 0
+    made = Int8.of(weight)
+    assert made.values[7].count_nonzero() == 0 and made.values.abs().amax(1)[:7].eq(127).all()
+    off = (made.values * made.scales[:, None] - weight.float()).abs()
+    assert (off <= made.scales[:, None] * 0.5001).all()
+    assert made.scales.dtype == torch.float32 and made.values.shape == weight.shape
+    some = made.select(torch.tensor([5, 3]))
+    x = torch.randn(4, 77, generator=torch.Generator().manual_seed(4))
+    assert torch.allclose(some.product(x), made.product(x)[:, [5, 3]], rtol=1e-5)
+    rows = torch_int8.quantise(x)
+    exact = (rows.values * rows.scales[:, None]).double() @ (made.values * made.scales[:, None]).double().T
+    assert torch.allclose(made.product(x).double(), exact, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,455 @@
+"""Every kernel against its definition, and the promise behind batching: a row's bits do not depend on other rows."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from support.unpack_int4 import spoil, unpack
+
+from parley import native
+from parley.core.sequence import BLOCK_SIZE
+from parley.model.networks.network import Batch
+from parley.model.networks.paged_kv import PagedKV
+from parley.native import build, compiled, library, torch_attention
+from parley.native.layout import LayerKV, Span
+
+ROWS = [1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 33, 64, 100, 128, 257]
+
+
+@pytest.fixture(scope="module", autouse=True, params=["off", *(build.usable() if library.load() else [])])
+def form(request):
+    """Once with torch's forms behind the names, and once with the compiled ones of each level that this CPU has."""
+    kernels = None if request.param == "off" else compiled.Kernels(library.open_level(request.param))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "_compiled", lambda: kernels)
+        yield request.param
+
+
+@pytest.fixture(autouse=True)
+def _inference():
+    with torch.inference_mode():
+        yield
+
+
+def empty(pages: int, layer: LayerKV, int8: bool = False) -> native.Pool:
+    format = native.format(layer, torch.bfloat16, torch.device("cpu"), int8=int8)
+    return native.Pool(torch.zeros(pages, *format.shape, dtype=format.dtype), format)
+
+
+def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def same_alone(kernel, *inputs: torch.Tensor) -> torch.Tensor:
+    """Rows in batches of many sizes and places have the bits of the row alone; returns the results."""
+    alone = torch.cat([kernel(*(each[i : i + 1] for each in inputs)) for i in range(len(inputs[0]))])
+    for rows in ROWS:
+        for first in {0, 3, len(alone) - rows}:
+            if first >= 0 and first + rows <= len(alone):
+                part = slice(first, first + rows)
+                assert torch.equal(kernel(*(each[part] for each in inputs)), alone[part]), (rows, first)
+    return alone
+
+
+@pytest.mark.parametrize(("inner", "outer"), [(16, 24), (64, 128), (160, 64), (200, 333), (896, 1152), (1024, 640)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear(inner, outer, bias):
+    x, weight = noise(257, inner), noise(outer, inner, seed=1)
+    offset = noise(outer, seed=2) if bias else None
+    packed = native.pack(weight, offset)
+    got = same_alone(lambda rows: native.linear(rows, packed), x)
+    exact = x.double() @ weight.double().T + (offset.double() if bias else 0)
+    assert ((got - exact).abs() <= exact.abs() * 2**-8 + inner * 2**-20).all()
+
+
+def test_linear_float32_is_plain():
+    x, weight, bias = (noise(*shape, dtype=torch.float32) for shape in ((5, 48), (31, 48), (31,)))
+    assert torch.allclose(native.linear(x, native.pack(weight, bias)), x @ weight.T + bias, atol=1e-5)
+
+
+@pytest.mark.parametrize("width", [16, 64, 96, 100, 896])
+def test_add_rms_norm(width):
+    x, residual, weight = noise(257, width), noise(257, width, seed=1), noise(width, seed=2)
+
+    def kernel(a, b):
+        return torch.cat(native.add_rms_norm(a, b, weight, 1e-5), -1)
+
+    got = same_alone(kernel, x, residual)
+    total = x + residual
+    wide = total.double()
+    exact = wide / (wide.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    assert torch.equal(got[:, width:], total)
+    assert ((got[:, :width] - exact).abs() <= exact.abs() * 2**-7 + 1e-6).all()
+
+
+@pytest.mark.parametrize("width", [8, 50, 160, 333])
+def test_silu_mul(width):
+    x = noise(257, 2 * width) * 4
+    got = same_alone(native.silu_mul, x)
+    gate, up = x.double().chunk(2, -1)
+    exact = gate * torch.sigmoid(gate) * up
+    assert ((got - exact).abs() <= exact.abs() * 2**-7 + 1e-6).all()
+
+
+def test_embed():
+    table = noise(50, 12)
+    ids = torch.tensor([3, 3, 49, 0])
+    assert torch.equal(native.embed(ids, table), table[ids])
+
+
+@pytest.mark.parametrize("rotary", [32, 20])
+@pytest.mark.parametrize("norm", [False, True])
+def test_rope_write(rotary, norm):
+    heads, kv_heads, dim, count = 6, 2, 32, 257
+    qkv = noise(count, (heads + 2 * kv_heads) * dim)
+    angles = torch.rand(count, 1, rotary // 2, generator=torch.Generator().manual_seed(3)) * 6
+    cos = torch.cat((angles.cos(), angles.cos()), -1)
+    sin = torch.cat((-angles.sin(), angles.sin()), -1)
+    weight = noise(heads + kv_heads, dim, seed=4, dtype=torch.float32) if norm else None
+    pages = 20
+    slots = torch.randperm(pages * BLOCK_SIZE, generator=torch.Generator().manual_seed(5))[:count]
+
+    def kernel(rows, cos, sin, slots):
+        pool = empty(pages, LayerKV(kv_heads, dim, dim))
+        places = native.places(slots, pool.format)
+        queries = native.rope_write(rows.clone(), cos, sin, pool, places, head_norm=weight, eps=1e-6)
+        stored = [part[slots // BLOCK_SIZE, slots % BLOCK_SIZE] for part in unpack(pool)]
+        assert pool.data.count_nonzero() <= 2 * len(rows) * kv_heads * dim
+        return torch.cat((queries, *stored), 1)
+
+    got = same_alone(kernel, qkv, cos, sin, slots)
+    exact = qkv.double().view(count, -1, dim)
+    turn = exact[:, : heads + kv_heads]
+    if weight is not None:
+        turn = turn / (turn.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
+    pairs = torch.complex(turn[..., : rotary // 2], turn[..., rotary // 2 : rotary])
+    pairs = pairs * torch.polar(torch.ones_like(angles.double()), angles.double())
+    exact = torch.cat((torch.cat((pairs.real, pairs.imag, turn[..., rotary:]), -1), exact[:, heads + kv_heads :]), 1)
+    assert ((got - exact).abs() <= exact.abs() * 2**-8 + 1e-5).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(0, 4),
+    vocab=st.one_of(st.integers(1, 300), st.sampled_from([1000, 4096, 70_001])),
+    count=st.integers(1, 300),
+    kind=st.sampled_from(["ties", "noise", "holes"]),
+    seed=st.integers(0, 99),
+)
+def test_the_largest_logits(form, rows, vocab, count, kind, seed):
+    logits = noise(rows, vocab, seed=seed, dtype=torch.float32)
+    if kind == "ties":
+        logits = (logits * 5).round()
+    if kind == "holes":
+        logits[:, ::2] = float("-inf")
+    values, ids = native.argmax(logits)
+    order = logits.sort(dim=-1, descending=True, stable=True)
+    assert torch.equal(values, order.values[:, 0]) and torch.equal(ids, order.indices[:, 0])
+    values, ids = native.top_k(logits, count)
+    assert torch.equal(values, order.values[:, :count]) and torch.equal(logits.gather(1, ids), values)
+    assert all(len(set(row)) == min(count, vocab) for row in ids.tolist())
+    if form != "off":  # torch's takes any of several equal ones
+        assert torch.equal(ids, order.indices[:, :count])
+
+
+@pytest.mark.parametrize("vocab", [5, 64, 1000])
+def test_what_is_not_a_number_is_the_largest_logit(vocab):
+    logits = noise(3, vocab, dtype=torch.float32)
+    logits[1, 3] = logits[1, vocab - 1] = float("nan")
+    logits[1, 0] = logits[2, 4] = float("inf")
+    values, ids = native.argmax(logits)
+    assert values[1].isnan() and ids.tolist()[1:] == [3, 4] and not values[0].isnan()
+    values, ids = native.top_k(logits, 3)
+    assert {3, vocab - 1} <= set(ids[1].tolist()) and ids[2, 0] == 4
+
+
+@pytest.mark.parametrize("vocab", [1, 8, 13, 1000, 4099, 70_001])
+@pytest.mark.parametrize("kind", ["noise", "flat", "steep", "holes"])
+def test_what_a_row_weighs(vocab, kind):
+    logits = noise(9, vocab, dtype=torch.float32) * {"steep": 1000.0, "flat": 0.0}.get(kind, 4.0) - 3.0
+    if kind == "holes":
+        logits[:, 1::2] = float("-inf")
+    peaks = logits.amax(-1)
+    sums = native.totals(logits, peaks)
+    exact = (logits.double() - peaks.double()[:, None]).exp().sum(-1) * 2.0**40
+    assert ((sums - exact).abs() <= exact * 1e-6 + vocab).all()  # at most a whole one less for each number
+    if kind == "flat":
+        assert (sums == vocab << 40).all()
+    alone = [native.totals(logits[[row]], peaks[[row]]) for row in range(9)]
+    assert torch.equal(torch.cat(alone), sums)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert torch.equal(native.totals(logits, peaks), sums)
+    finally:
+        torch.set_num_threads(before)
+    assert len(native.totals(logits[:0], peaks[:0])) == 0
+
+
+@pytest.mark.parametrize("vocab", [1, 8, 13, 1000, 4099])
+def test_what_is_struck_out_cannot_come(vocab):
+    logits = noise(3, vocab, dtype=torch.float32)
+    for seed, share in enumerate((0.0, 0.02, 0.5, 0.98, 1.0)):
+        keep = torch.rand(vocab, generator=torch.Generator().manual_seed(seed)) < share
+        row = logits.clone()
+        native.strike(row[1], np.packbits(keep.numpy(), bitorder="little"))
+        expected = logits.clone()
+        expected[1, ~keep] = float("-inf")
+        assert torch.equal(row, expected)
+
+
+@pytest.mark.parametrize("vocab", [1, 8, 13, 64, 1000, 4099])
+def test_the_best_of_those_that_may_come(vocab):
+    logits = (noise(3, vocab, dtype=torch.float32) * 2).round()
+    logits[2] = float("-inf")
+    for seed, share in enumerate((0.0, 0.02, 0.5, 0.98, 1.0)):
+        keep = torch.rand(vocab, generator=torch.Generator().manual_seed(seed)) < share
+        keep[seed * 7 % vocab] = True
+        bits = np.packbits(keep.numpy(), bitorder="little")
+        for row in logits:
+            may = keep.nonzero()[:, 0].tolist()
+            assert native.best(row, bits) == max(may, key=lambda id, row=row: (row[id].item(), -id))
+
+
+# --- attention ------------------------------------------------------------------------------------------------
+
+
+def definition(q, k, v, scale, window=None, softcap=None, sinks=None):
+    """Causal attention of one sequence in float64, as the formulas say."""
+    count, heads = q.shape[:2]
+    k, v = (each.double().repeat_interleave(heads // each.shape[1], 1) for each in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    distance = torch.arange(count)[:, None] - torch.arange(count)
+    unseen = distance < 0
+    if window is not None:
+        unseen |= distance >= window
+    scores = scores.masked_fill(unseen, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.double().view(-1, 1, 1).expand(-1, count, 1)), -1)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., :count], v)
+
+
+class Stage:
+    """Sequences with random queries, keys and values, in pages that strangers left full of NaN."""
+
+    def __init__(self, lengths, heads, layer, dtype, seed=0, int8=False):
+        self.layer, self.heads, self.dtype, self.int8 = layer, heads, dtype, int8
+        self.random = random.Random(seed)
+        shapes = ((heads, layer.dim), (layer.heads, layer.dim), (layer.heads, layer.value_dim))
+        self.data = [
+            tuple(noise(length, *shape, seed=seed + 3 * i + j, dtype=dtype) * 2 for j, shape in enumerate(shapes))
+            for i, length in enumerate(lengths)
+        ]
+        self.lengths = lengths
+
+    def compute(self, chunk, together, **options) -> list[torch.Tensor]:
+        """Feed all sequences: ``chunk(left)`` rows at a time, ``together(active)`` chooses who is in a batch."""
+        need = [-(-length // BLOCK_SIZE) for length in self.lengths]
+        pages = PagedKV([self.layer], sum(need) + 2, self.dtype, int8=self.int8)
+        spoil(pages.pool(0))
+        free = list(range(pages.blocks))
+        self.random.shuffle(free)
+        tables = [[free.pop() for _ in range(count)] for count in need]
+        done = [0] * len(tables)
+        outputs = [[] for _ in tables]
+        while active := [i for i, length in enumerate(self.lengths) if done[i] < length]:
+            spans, slots, rows, parts = [], [], 0, []
+            for i in together(active):
+                count = chunk(self.lengths[i] - done[i])
+                past, done[i] = done[i], done[i] + count
+                # A page is cleared when it is handed out, not before.
+                pages.clear(tables[i][-(-past // BLOCK_SIZE) : -(-done[i] // BLOCK_SIZE)])
+                spans.append(Span(rows, count, done[i], tables[i][: -(-done[i] // BLOCK_SIZE)]))
+                slots += [tables[i][p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(past, done[i])]
+                parts.append((i, past, count))
+                rows += count
+            batch = Batch(torch.zeros(rows, dtype=torch.int64), torch.zeros(rows), torch.tensor(slots), spans)
+            q, k, v = (torch.cat([self.data[i][j][past : past + count] for i, past, count in parts]) for j in range(3))
+            pages.write(0, k, v, batch)
+            attended = pages.attend(0, q, batch, **options)
+            for (i, _, _), part in zip(parts, attended.split([count for _, _, count in parts]), strict=True):
+                outputs[i].append(part)
+        return [torch.cat(each) for each in outputs]
+
+    def alone(self, **options):
+        return self.compute(lambda left: left, lambda active: active[:1], **options)
+
+    def mixed(self, **options):
+        return self.compute(
+            lambda left: min(left, self.random.choice([1, 1, 2, 3, 7, 16, 31, 64, 100])),
+            lambda active: self.random.sample(active, self.random.randint(1, len(active))),
+            **options,
+        )
+
+
+def eighth(data):
+    """The same with keys and values as int8 holds them."""
+
+    def near(rows):
+        most = rows.float().abs().amax(-1, keepdim=True)
+        return (rows.float() * torch.full_like(most, 127).div(most)).round() * (most / 127)
+
+    return data[0], near(data[1]), near(data[2])
+
+
+def allowed(data) -> float:
+    """Error of bfloat16 attention: the probabilities and the result are rounded, each to 2^-9 of the largest value."""
+    return float(data[2].abs().max()) * 2**-7
+
+
+LENGTH = st.sampled_from([1, 2, 5, 15, 16, 17, 47, 63, 64, 65, 130, 256, 300])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(LENGTH, min_size=1, max_size=6),
+    dim=st.sampled_from([16, 32, 64, 80, 96, 128, 256, 17, 50]),
+    kv_heads=st.sampled_from([1, 2, 4]),
+    fold=st.sampled_from([1, 2, 3, 7]),
+    window=st.sampled_from([None, None, 1, 5, 40, 200]),
+    softcap=st.sampled_from([None, None, 20.0]),
+    sink=st.booleans(),
+    value_dim=st.sampled_from([None, None, 16, 96, 33]),
+    int8=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+@example([300], 16, 2, 1, None, None, False, None, False, 298)  # one row alone met another kernel for its values,
+@example([17, 1, 63, 1, 47, 300], 32, 1, 7, None, None, False, None, False, 0)  # and so did the last of many
+def test_attention_of_a_row_never_changes(lengths, dim, kv_heads, fold, window, softcap, sink, value_dim, int8, seed):
+    stage = Stage(lengths, kv_heads * fold, LayerKV(kv_heads, dim, value_dim or dim), torch.bfloat16, seed, int8)
+    sinks = noise(kv_heads * fold, dtype=torch.float32) if sink else None
+    options = {"scale": dim**-0.5, "window": window, "softcap": softcap, "sinks": sinks}
+    alone = stage.alone(**options)
+    for got, data in zip(alone, stage.data, strict=True):
+        exact = definition(*(eighth(data) if int8 else data), **options)
+        assert (got.double() - exact).abs().max() < allowed(data)
+    for got, expected in zip(stage.mixed(**options), alone, strict=True):
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize(("window", "int8"), [(None, False), (700, False), (None, True)])
+def test_attention_over_several_chunks_of_values(window, int8):
+    stage = Stage([1400, 513, 1025], 4, LayerKV(2, 64, 64), torch.bfloat16, int8=int8)
+    alone = stage.alone(scale=0.125, window=window)
+    one_by_one = stage.compute(
+        lambda left: 500 if left > 500 else min(left, 13), lambda active: active, scale=0.125, window=window
+    )
+    for got, expected, data in zip(one_by_one, alone, stage.data, strict=True):
+        assert torch.equal(got, expected)
+        exact = definition(*(eighth(data) if int8 else data), 0.125, window)
+        assert (got.double() - exact).abs().max() < allowed(data)
+
+
+@pytest.mark.parametrize(("kv_heads", "window", "sink"), [(1, None, False), (2, None, True), (1, 1500, False)])
+def test_a_long_context_is_shared_by_threads_and_its_bits_stay(kv_heads, window, sink):
+    stage = Stage([3300], 2 * kv_heads, LayerKV(kv_heads, 16, 16), torch.bfloat16)
+    options = {"scale": 0.25, "window": window, "sinks": noise(2 * kv_heads, dtype=torch.float32) if sink else None}
+    before = torch.get_num_threads()
+    results = []
+    for number, last in ((1, 3300), (1, 3), (2, 3), (3, 1)):
+        torch.set_num_threads(number)
+        results += stage.compute(lambda left, last=last: left - last or last, lambda active: active, **options)
+    torch.set_num_threads(before)
+    assert all(torch.equal(each, results[0]) for each in results[1:])
+    exact = definition(*stage.data[0], **options)
+    assert (results[0].double() - exact).abs().max() < allowed(stage.data[0])
+
+
+def test_threads_do_not_change_attention():
+    before = torch.get_num_threads()
+    results = []
+    for number in (1, 2, 3):
+        torch.set_num_threads(number)
+        results.append(Stage([200, 3, 90, 64], 14, LayerKV(2, 64, 64), torch.bfloat16).mixed(scale=0.125))
+    torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize(("heads", "dim", "value_dim"), [(100, 8, 8), (2, 15, 15), (2, 16, 600), (1, 600, 24)])
+def test_attention_of_unusual_heads(heads, dim, value_dim):
+    stage = Stage([30, 70], heads, LayerKV(1, dim, value_dim), torch.bfloat16)
+    alone = stage.alone(scale=dim**-0.5)
+    for got, expected, data in zip(stage.mixed(scale=dim**-0.5), alone, stage.data, strict=True):
+        assert torch.equal(got, expected)
+        assert (got.double() - definition(*data, dim**-0.5)).abs().max() < allowed(data)
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_attention_float32(int8):
+    stage = Stage([70, 9], 6, LayerKV(2, 24, 24), torch.float32, int8=int8)
+    for got, data in zip(stage.mixed(scale=0.2), stage.data, strict=True):
+        exact = definition(*(eighth(data) if int8 else data), 0.2)
+        assert (got.double() - exact).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize(("dim", "value_dim"), [(64, 64), (5, 18)])
+def test_what_is_written_is_read(dim, value_dim, int8):
+    layer = LayerKV(3, dim, value_dim)
+    pool = empty(4, layer, int8)
+    slots = torch.tensor([0, 33, 34, 63, 17, 5])
+    keys, values = noise(6, 3, dim), noise(6, 3, value_dim, seed=1) * 50
+    keys[1], values[2, 1], keys[3] = 0, 0, keys[3] * 1e-20
+    native.write(keys, values, pool, native.places(slots, pool.format))
+    for got, rows in zip(unpack(pool), (keys, values), strict=True):
+        got = got[slots // BLOCK_SIZE, slots % BLOCK_SIZE]
+        if int8:
+            step = rows.float().abs().amax(-1, keepdim=True) / 127
+            assert ((got - rows).abs() <= step * 0.51).all()
+        else:
+            assert torch.equal(got, rows.float())
+    assert pool.data.count_nonzero() <= 6 * 3 * (dim + value_dim + 8)
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+def test_what_is_not_a_number_reaches_its_own_sequence_only(odd, int8):
+    stage = Stage([40, 50], 4, LayerKV(2, 32, 32), torch.bfloat16, int8=int8)
+    clean = stage.compute(lambda left: min(left, 20), lambda active: active, scale=0.2)
+    stage.data[0][1][10, :, 3] = stage.data[0][2][10, :, 3] = odd
+    spoilt, other = stage.compute(lambda left: min(left, 20), lambda active: active, scale=0.2)
+    assert spoilt[10:, :, 3].isnan().all() and torch.equal(other, clean[1])
+
+
+def test_scores_too_large_for_bfloat16_are_told_apart():
+    # Keys with a large common part, as biases make them: the scores are around 4000 and differ by about 1.
+    stage = Stage([40], 2, LayerKV(1, 64, 64), torch.bfloat16)
+    q, k, v = stage.data[0]
+    stage.data[0] = (q.abs() + 4, k + 64, v)
+    got = stage.alone(scale=0.25)[0]
+    assert (got.double() - definition(*stage.data[0], 0.25)).abs().max() < allowed(stage.data[0])
+
+
+def test_a_large_batch_is_computed_in_groups_of_bounded_size():
+    table = list(range(64))
+    spans = [Span(i, 1, 1000, table) for i in range(500)]
+    groups = torch_attention.plan(
+        spans, heads=4, kv_heads=2, dim=64, window=None, zero_page=64, device=torch.device("cpu")
+    )
+    assert sum(group.tiles for group in groups) == 500
+    assert all(group.tiles * group.keys * 2 * 64 <= 1 << 19 for group in groups)
+
+
+def test_a_window_reads_only_the_pages_it_needs():
+    spans = [Span(0, 1, 5000, list(range(400)))]
+    (group,) = torch_attention.plan(
+        spans, heads=1, kv_heads=1, dim=8, window=100, zero_page=400, device=torch.device("cpu")
+    )
+    assert group.keys <= 1024
+    assert int(group.pages[0]) // 2 * BLOCK_SIZE <= 4900
+
+
+def test_masks_stay_small_in_long_contexts():
+    spans = [Span(0, 2048, 32768, list(range(2048)))]
+    groups = torch_attention.plan(
+        spans, heads=2, kv_heads=1, dim=64, window=None, zero_page=2048, device=torch.device("cpu")
+    )
+    assert sum(group.mask.numel() for group in groups) < 1 << 20

@@ -1,0 +1,227 @@
+"""Adapters over HTTP: how each API names one, how they are listed, come and go, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from support.http_client import Served
+
+from parley.dialects.mounts import alone
+from parley.engine.fake import FakeEngine
+from parley.engine.protocol import EngineFailed
+from parley.serving.options import ServerOptions
+from parley.serving.registry import Service
+from parley.serving.served_model import Model
+from parley.types import Settings, Work
+
+BASE, ADAPTED = 300, 301  # the token that is said all the time, without an adapter and with one
+PROMPT = {"prompt": "a", "max_tokens": 2, "ignore_eos": True, "temperature": 0}
+
+
+def says(work: Work, index: int) -> list[int]:
+    return [ADAPTED if work.adapter else BASE] * work.max_tokens
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A folder of adapters, beside one that is not below it."""
+    for name in ("root/one", "root/two", "root/deep/three", "outside"):
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        (folder / "adapter_config.json").write_text("{}")
+    (tmp_path / "root" / "bare").mkdir()
+    (tmp_path / "root" / "link").symlink_to(tmp_path / "outside")
+    (tmp_path / "root" / "near").symlink_to(tmp_path / "root" / "two")
+    (tmp_path / "root" / "circle").symlink_to(tmp_path / "root" / "circle")
+    return tmp_path / "root"
+
+
+@pytest.fixture
+async def open_to(serve, root) -> Served:
+    """A server that lets clients load adapters."""
+    return await serve(says, lora_root=str(root))
+
+
+async def load(served: Served, name: str, path: str, prefix: str = "", **more):
+    return await served.post(f"{prefix}/v1/load_lora_adapter", {"lora_name": name, "lora_path": path} | more)
+
+
+def text(served: Served, token: int) -> str:
+    return served.model.language.tokenizer.decode([token] * 2)
+
+
+async def test_each_api_names_an_adapter_in_its_own_way(open_to):
+    served = open_to
+    assert (await load(served, "mine", "one")).status == 200
+    own, base = text(served, ADAPTED), text(served, BASE)
+
+    for prefix in ("", "/openai", "/vllm"):
+        for name, wanted in (("mine", own), ("tiny", base)):
+            answer = (await served.post(f"{prefix}/v1/completions", PROMPT | {"model": name})).json
+            assert (answer["model"], answer["choices"][0]["text"]) == (name, wanted)
+    chat = {"model": "mine", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+    assert (await served.post("/v1/chat/completions", chat)).json["choices"][0]["message"]["content"] == own
+    assert (await served.post("/tgi/v1/chat/completions", chat)).json["choices"][0]["message"]["content"] == own
+
+    for prefix in ("", "/tgi"):
+        body = {"inputs": "a", "parameters": {"max_new_tokens": 2, "adapter_id": "mine"}}
+        assert (await served.post(f"{prefix}/generate", body)).json["generated_text"] == own
+    body = {"inputs": "a", "parameters": {"max_new_tokens": 2, "adapter_id": "mine"}}
+    assert (await served.post("/mindie/generate", body)).json["generated_text"] == own
+    body["parameters"]["adapter_id"] = "None"
+    assert (await served.post("/mindie/generate", body)).json["generated_text"] == base
+    records = await served.post("/mindie/generate", {"prompt": "a", "max_tokens": 2, "model": "mine"})
+    assert records.json["text"] == ["a " + own]
+
+    body = {"text_input": "a", "max_tokens": 2, "lora_name": "mine", "exclude_input_in_output": True}
+    for prefix in ("", "/triton"):
+        assert (await served.post(f"{prefix}/v2/models/tiny/generate", body)).json["text_output"] == own
+    del body["lora_name"]
+    assert (await served.post("/v2/models/mine/generate", body)).json["text_output"] == own
+
+
+async def test_an_unknown_adapter_is_each_api_s_own_refusal(open_to):
+    served = open_to
+    parameters = {"max_new_tokens": 2, "adapter_id": "none-such"}
+    answer = await served.post("/tgi/generate", {"inputs": "a", "parameters": parameters})
+    assert (answer.status, answer.json["error_type"]) == (424, "generation")
+    answer = await served.post("/mindie/generate", {"inputs": "a", "parameters": parameters})
+    assert (answer.status, answer.json["error"]) == (404, "Model none-such not found.")
+    body = {"text_input": "a", "max_tokens": 2, "lora_name": "none-such"}
+    answer = await served.post("/triton/v2/models/tiny/generate", body)
+    assert (answer.status, answer.json["error"]) == (404, "LoRA feature is not enabled.")  # none is loaded
+    for prefix in ("", "/openai", "/vllm"):
+        answer = await served.post(f"{prefix}/v1/completions", PROMPT | {"model": "none-such"})
+        assert answer.status == 404 and "none-such" in answer.error["message"]
+    await served.idle()
+
+
+async def test_adapters_are_listed_with_their_model(open_to, root):
+    served = open_to
+    await load(served, "mine", "one")
+    _, told = (await served.get("/v1/models")).json["data"]
+    assert (told["id"], told["parent"], told["root"]) == ("mine", "tiny", str(root / "one"))
+    base, told = (await served.get("/vllm/v1/models")).json["data"]
+    assert (base["parent"], base["root"]) == (None, "tiny")
+    assert (told["id"], told["parent"], told["root"], told["max_model_len"]) == (
+        "mine",
+        "tiny",
+        str(root / "one"),
+        None,
+    )
+    base, told = (await served.get("/mindie/v1/models")).json["data"]
+    assert (base["parent"], told["parent"], told["root"]) == ("null", "tiny", str(root / "one"))
+    assert (await served.get("/v1/models/mine")).json["parent"] == "tiny"
+
+
+async def test_they_come_and_go_as_with_vllm(open_to, root):
+    served = open_to
+    answer = await load(served, "mine", "one", "/vllm", is_3d_lora_weight=False)
+    assert (answer.status, answer.body) == (200, b"Success: LoRA adapter 'mine' added successfully.")
+    assert answer.headers["content-type"].startswith("text/plain")
+
+    again = await load(served, "mine", "two", "/vllm")
+    assert (again.status, again.error["type"]) == (400, "InvalidUserInput")
+    assert "already been loaded" in again.error["message"]
+    assert (await load(served, "mine", "deep/three", load_inplace=True)).status == 200
+    assert served.model.settings.adapters == {"mine": str(root / "deep/three")}
+    assert (await load(served, "near", "near")).status == 200  # a link to another one below
+
+    taken = await load(served, "tiny", "one", "/vllm")
+    assert (taken.status, taken.error["type"]) == (400, "InvalidUserInput")
+    for body in ({}, {"lora_name": "a"}, {"lora_path": "one"}, {"lora_name": "", "lora_path": ""}):
+        answer = await served.post("/vllm/v1/load_lora_adapter", body)
+        assert (answer.status, answer.error["type"]) == (400, "InvalidUserInput")
+        assert answer.error["message"] == "Both 'lora_name' and 'lora_path' must be provided."
+    for name in ("a b", "a\nb", "x" * 257, "\x1b[31m"):
+        assert (await load(served, name, "one")).error["type"] == "InvalidUserInput"
+
+    answer = await served.post("/vllm/v1/unload_lora_adapter", {"lora_name": "mine", "lora_int_id": None})
+    assert (answer.status, answer.body) == (200, b"Success: LoRA adapter 'mine' removed successfully.")
+    answer = await served.post("/vllm/v1/unload_lora_adapter", {"lora_name": "mine"})
+    assert (answer.status, answer.error["type"]) == (404, "NotFoundError")
+    assert answer.error["message"] == "The lora adapter 'mine' cannot be found."
+    assert (await served.post("/vllm/v1/completions", PROMPT | {"model": "mine"})).status == 404
+    assert served.model.settings.adapters == {"near": str(root / "two")}
+
+
+async def test_paths_lead_nowhere_but_below_the_folder(open_to, tmp_path):
+    served = open_to
+    for path in ("../outside", str(tmp_path / "outside"), "/etc", "link", "one/../../outside", "deep/../link"):
+        answer = await load(served, "a", path, "/vllm")
+        assert (answer.status, answer.error["type"]) == (400, "InvalidUserInput"), path
+        assert str(tmp_path) not in answer.error["message"]
+    for path in ("one\0", "x" * 5000, "circle"):
+        answer = await load(served, "a", path)
+        assert answer.status in (400, 404) and answer.error["type"] in ("InvalidUserInput", "NotFoundError"), path
+    assert (await load(served, "a", "none-such", "/vllm")).error["type"] == "NotFoundError"
+    assert (await load(served, "a", "bare")).status == 400  # what the engine says of it
+    assert not served.model.adapters
+
+
+async def test_nothing_is_loaded_from_anywhere_unless_that_is_wished(serve, root):
+    served = await serve(says)
+    answer = await load(served, "a", str(root / "one"))
+    assert answer.status == 404 and "--lora-root" in answer.error["message"]
+    assert (await load(served, "a", str(root / "one"), "/vllm")).json == {"detail": "Not Found"}
+    answer = await served.post("/vllm/v1/unload_lora_adapter", {"lora_name": "a"})
+    assert answer.json == {"detail": "Not Found"}
+
+
+async def test_mindie_tells_in_words_and_always_with_200(serve, root):
+    served = await serve(says, lora_root=str(root), surfaces=alone("mindie-management", "mindie"))
+
+    async def ask(path: str, **body: str):
+        answer = await served.post(f"/v1/{path}_lora_adapter", body)
+        return answer.status, answer.body.decode()
+
+    status, told = await ask("load", lora_name="mine", lora_path=str(root / "one"), master_model="tiny")
+    assert status == 200 and "success" in told and "mine" in served.model.adapters
+    status, told = await ask("load", lora_name="other", lora_path="/etc", master_model="tiny")
+    assert status == 200 and "not below" in told
+    status, told = await ask("load", lora_name="other", lora_path=str(root / "two"), master_model="none-such")
+    assert status == 200 and "none-such" in told
+    assert (await ask("unload", lora_name="mine"))[0] == 200 and not served.model.adapters
+    status, told = await ask("unload", lora_name="mine")
+    assert status == 200 and "cannot be found" in told
+
+
+async def test_unloaded_while_it_streams(serve, root):
+    served = await serve(says, tick=0.002, lora_root=str(root))
+    await load(served, "mine", "one")
+    running = asyncio.create_task(served.post("/v1/completions", PROMPT | {"model": "mine", "max_tokens": 60}))
+    await served.until(lambda: served.engine.stats.running)
+    assert (await served.post("/v1/unload_lora_adapter", {"lora_name": "mine"})).status == 200
+    assert (await served.post("/v1/completions", PROMPT | {"model": "mine"})).status == 404
+    assert not running.done()
+    await load(served, "other", "two")
+    await served.until(lambda: not next(iter(served.service.open)).adapter[1])
+    page = (await served.get("/metrics")).body.decode()
+    assert 'max_lora="8",waiting_lora_adapters="",running_lora_adapters="mine"} ' in page
+    assert (await running).json["usage"]["completion_tokens"] == 60
+    await served.idle()
+
+
+async def test_one_change_at_a_time(open_to):
+    served = open_to
+    answers = await asyncio.gather(*(load(served, "mine", name) for name in ("one", "two", "one", "two")))
+    assert sorted(answer.status for answer in answers) == [200, 400, 400, 400]
+
+
+async def test_those_of_the_start_are_there_at_the_start_or_there_is_none(serve, folder, root):
+    def model(**adapters: Path) -> Model:
+        plan = Settings(model=str(folder), adapters={name: str(path) for name, path in adapters.items()})
+        return Model(("second",), plan, FakeEngine(says), ServerOptions())
+
+    served = await serve(says, beside=[model(mine=root / "one")])
+    answer = (await served.post("/v1/completions", PROMPT | {"model": "mine"})).json
+    assert answer["choices"][0]["text"] == text(served, ADAPTED)
+    assert [card["parent"] for card in (await served.get("/v1/models")).json["data"]] == [None, None, "second"]
+    with pytest.raises(EngineFailed, match="The adapter mine cannot be loaded"):
+        await model(mine=root / "bare").load()
+    with pytest.raises(ValueError, match="second"):
+        Service(ServerOptions(), [model(), model(mine=root / "one")])
+    with pytest.raises(ValueError, match="mine"):
+        await served.service.add(Model(("mine",), Settings(model=str(folder)), FakeEngine(says), ServerOptions()))

@@ -1,0 +1,173 @@
+"""Embeddings through the whole server, with the scripted engine and OpenAI's client."""
+
+import base64
+import struct
+
+import pytest
+from openai import AsyncOpenAI, BadRequestError
+from support.http_client import INFO
+
+from parley.types import ModelInfo
+
+TEXTS = ["The quick brown fox", "jumps", "over the lazy dog"]
+
+
+def only(**what) -> ModelInfo:
+    import msgspec
+
+    return msgspec.structs.replace(INFO, **what)
+
+
+@pytest.mark.parametrize("prefix", ["", "/openai"])
+async def test_texts_and_their_ids_give_the_same(serve, prefix):
+    served = await serve()
+    body = {"model": "tiny", "input": TEXTS}
+    whole = (await served.post(prefix + "/v1/embeddings", body)).json
+    ids = [(await served.post("/tokenize", {"prompt": text})).json["tokens"] for text in TEXTS]
+    again = (await served.post(prefix + "/v1/embeddings", body | {"input": ids})).json
+    assert whole == again and whole["usage"]["total_tokens"] == sum(map(len, ids))
+    assert [entry["index"] for entry in whole["data"]] == [0, 1, 2]
+    coded = (await served.post(prefix + "/v1/embeddings", body | {"encoding_format": "base64", "dimensions": 5})).json
+    for entry, other in zip(whole["data"], coded["data"], strict=True):
+        assert struct.unpack("<5f", base64.b64decode(other["embedding"])) == tuple(entry["embedding"][:5])
+    one = (await served.post(prefix + "/v1/embeddings", body | {"input": ids[1]})).json
+    assert one["data"][0]["embedding"] == whole["data"][1]["embedding"]
+    await served.idle()
+
+
+async def test_many_inputs_come_in_order(serve):
+    served = await serve(max_batch=7)
+    answer = await served.post("/v1/embeddings", {"input": [[i % 8, i // 8 % 8] for i in range(2048)]})
+    for i, entry in enumerate(answer.json["data"]):
+        expected = [0.5 * (i % 8 == k) + 0.5 * (i // 8 % 8 == k) for k in range(8)]
+        assert entry["index"] == i and entry["embedding"] == expected
+    assert answer.json["usage"]["prompt_tokens"] == 4096
+    await served.idle()
+
+
+@pytest.mark.parametrize("prefix", ["", "/vllm"])
+async def test_texts_are_ranked_by_their_vectors(serve, prefix):
+    served = await serve(max_batch=2)
+    documents = ["river", TEXTS[0], "dog"]
+    ranked = []
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        answer = await served.post(prefix + path, {"model": "tiny", "query": TEXTS[0], "documents": documents})
+        ranked.append(answer.json["results"])
+    scored = {each["index"]: each["relevance_score"] for each in ranked[0]}
+    assert ranked[0] == ranked[1] == ranked[2] and sorted(scored.values(), reverse=True) == list(scored.values())
+    for path in ("/score", "/v1/score"):
+        told = (await served.post(prefix + path, {"text_1": TEXTS[0], "text_2": documents})).json
+        assert {entry["index"]: entry["score"] for entry in told["data"]} == scored
+    long = await served.post(prefix + "/rerank", {"query": "b " * 9000, "documents": documents})
+    assert long.status == 400 and "Please reduce the length of the input prompt" in long.error["message"]
+    unknown = await served.post(prefix + "/score", {"model": "nope", "text_1": "a", "text_2": "b"})
+    assert (unknown.status, unknown.error["type"]) == (404, "NotFoundError")
+    await served.idle()
+
+
+@pytest.mark.parametrize("prefix", ["", "/vllm"])
+async def test_cohere_gets_the_same_vectors(serve, prefix):
+    served = await serve()
+    plain = (await served.post(prefix + "/v1/embeddings", {"input": TEXTS})).json
+    told = (await served.post(prefix + "/v2/embed", {"model": "tiny", "texts": TEXTS})).json
+    assert told["embeddings"]["float"] == [entry["embedding"] for entry in plain["data"]]
+    assert told["meta"]["billed_units"]["input_tokens"] == plain["usage"]["prompt_tokens"]
+    long = {"texts": ["b " * 9000]}
+    assert (await served.post(prefix + "/v2/embed", long)).json["meta"]["billed_units"]["input_tokens"] == 4096
+    assert (await served.post(prefix + "/v2/embed", long | {"truncate": "NONE"})).status == 400
+    for more, name in (({"input_type": "search_query"}, "input_type"), ({"output_dimension": 9}, "output_dimension")):
+        wrong = await served.post(prefix + "/v2/embed", {"texts": TEXTS} | more)
+        assert (wrong.status, wrong.error["param"]) == (400, name)
+    await served.idle()
+
+
+async def test_the_official_client(serve):
+    served = await serve()
+    async with AsyncOpenAI(base_url=served.url + "/v1", api_key="none", max_retries=0) as client:
+        plain = await client.embeddings.create(model="tiny", input=TEXTS, encoding_format="float")
+        coded = await client.embeddings.create(model="tiny", input=TEXTS)
+        assert plain.data == coded.data and len(plain.data[0].embedding) == 8
+        with pytest.raises(BadRequestError, match="have 8, but 9 were requested") as caught:
+            await client.embeddings.create(model="tiny", input="a", dimensions=9)
+        assert caught.value.param == "dimensions"
+        with pytest.raises(BadRequestError, match="maximum context length is 4096") as caught:
+            await client.embeddings.create(model="tiny", input=["a", "b " * 9000])
+        assert (caught.value.param, caught.value.code) == ("input", "context_length_exceeded")
+        cut = await client.embeddings.create(model="tiny", input="b " * 9000, extra_body={"truncate_prompt_tokens": -1})
+        assert cut.usage.prompt_tokens == 4096
+    await served.idle()
+
+
+async def test_a_model_is_asked_only_for_what_it_can_do(serve):
+    """Refused in each API's own shape, and nothing is queued."""
+    reader = await serve(info=only(generates=False))
+    calls = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+        "/v1/completions": {"prompt": "a"},
+        "/generate": {"inputs": "a"},
+        "/generate_stream": {"inputs": "a"},
+        "/v2/models/tiny/generate": {"text_input": "a", "max_tokens": 1},
+        "/mindie/generate": {"inputs": "a"},
+    }
+    reader.engine.gate.clear()
+    for path, body in calls.items():
+        answer = await reader.post(path, body)
+        assert 400 <= answer.status < 500 and b"does not generate text" in answer.body, (path, answer.body)
+        assert not reader.engine.in_flight
+    answer = await reader.post("/vllm/v1/chat/completions", calls["/v1/chat/completions"])
+    assert (answer.status, answer.body) == (404, b'{"detail":"Not Found"}')
+    reader.engine.gate.set()
+    assert (await reader.post("/v1/embeddings", {"input": "a"})).status == 200
+    writer = await serve(info=only(dimensions=0))
+    answer = await writer.post("/v1/embeddings", {"input": "a"})
+    assert (answer.status, answer.error["param"], answer.error["code"]) == (400, "model", "unsupported_model")
+    await reader.idle()
+    await writer.idle()
+
+
+async def test_cut_and_dead(serve):
+    """A client that leaves takes its works along; an engine that dies is an error in the API's shape."""
+    served = await serve()
+    served.engine.gate.clear()
+    connection = await served.connect()
+    from support.http_client import request
+
+    await connection.send(request("POST", "/v1/embeddings", {"input": TEXTS}))
+    await served.until(lambda: served.engine.in_flight == 3)
+    connection.close()
+    await served.idle()
+    connection = await served.connect()
+    await connection.send(request("POST", "/v1/embeddings", {"input": TEXTS}))
+    await served.until(lambda: served.engine.in_flight == 3)
+    served.engine.crash()
+    answer = await connection.answer()
+    assert answer.status == 503 and answer.error["type"] == "service_unavailable"
+    connection.close()
+
+
+async def test_vllms_form(serve):
+    served = await serve()
+    answer = await served.post("/vllm/v1/embeddings", {"input": [[1, 2], [3]]}, **{"x-request-id": "mine"})
+    usage = {"prompt_tokens": 3, "total_tokens": 3, "completion_tokens": 0, "prompt_tokens_details": None,
+             "completion_tokens_details": None}  # fmt: skip
+    told = answer.json
+    assert told.pop("created") > 0 and [entry.pop("embedding")[:4] for entry in told["data"]] == [
+        [0.0, 0.5, 0.5, 0.0],
+        [0.0, 0.0, 0.0, 1.0],
+    ]
+    data = [{"object": "embedding", "index": 0}, {"object": "embedding", "index": 1}]
+    assert told == {"id": "embd-mine", "object": "list", "model": "tiny", "data": data, "usage": usage}
+    assert (await served.post("/vllm/invocations", {"input": "a"})).json["id"].startswith("embd-")
+    for path in ("/pooling", "/vllm/pooling"):
+        (pooled,) = (await served.post(path, {"input": [3]})).json["data"]
+        assert pooled == {"index": 0, "object": "pooling", "data": [0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0]}
+        assert (await served.post(path, {"input": "a", "task": "classify"})).status == 400
+    for input, said in (("", "The decoder prompt cannot be empty"), ([], "You must pass at least one prompt")):
+        answer = await served.post("/vllm/v1/embeddings", {"input": input})
+        assert (answer.status, answer.error["message"]) == (400, said)
+    answer = await served.post("/vllm/v1/embeddings", {"input": "a", "encoding_format": "bytes"})
+    assert answer.headers["content-type"] == "application/octet-stream" and len(answer.body) == 32
+    assert '"shape":[8]' in answer.headers["metadata"]
+    chat = await served.post("/vllm/v1/embeddings", {"messages": [{"role": "user", "content": "a"}]})
+    assert chat.json["usage"]["prompt_tokens"] > 1
+    await served.idle()

@@ -1,0 +1,331 @@
+"""Several models in one server: which of them a request reaches, what each API tells of them, how they come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from support.http_client import HELLO, INFO, Served
+
+from parley.boot.engines import make_engine
+from parley.engine.fake import FakeEngine
+from parley.engine.protocol import EngineFailed
+from parley.errors import NotReady, UnknownModel
+from parley.hub import ModelMissing
+from parley.serving.options import Offer, ServerOptions
+from parley.serving.registry import Service
+from parley.serving.served_model import Model, share
+from parley.types import Settings, Work
+
+MAIN, OTHER = ("main", "org/alias"), ("small", "tiny")
+FIRST, SECOND = 300, 301  # the token that each model says all the time
+
+
+def says(token: int) -> Callable[[Work, int], list[int]]:
+    return lambda work, index: [token] * work.max_tokens
+
+
+@pytest.fixture
+def made(folder: Path) -> Callable[..., Model]:
+    """A further model over a scripted engine of its own."""
+
+    def make(*names: str, queue: int = 1024, token: int = SECOND, context: int = 512, **engine: Any) -> Model:
+        options = ServerOptions(max_queue=queue)
+        info = msgspec.structs.replace(INFO, max_model_len=context)
+        settings = Settings(model=str(folder), max_batch=2)
+        return Model(names or OTHER, settings, FakeEngine(says(token), info=info, max_batch=2, **engine), options)
+
+    return make
+
+
+@pytest.fixture
+async def two(serve, made) -> Served:
+    return await serve(says(FIRST), names=MAIN, beside=[made()])
+
+
+def text(served: Served, token: int, count: int = 2) -> str:
+    return served.model.language.tokenizer.decode([token] * count)
+
+
+def body(model: str | None, **members: Any) -> dict[str, Any]:
+    named = {} if model is None else {"model": model}
+    return {**named, "prompt": "a", "max_tokens": 2, "ignore_eos": True, **members}
+
+
+async def test_only_the_model_s_own_requests_are_stopped(serve, made):
+    served = await serve(says(FIRST), tick=0.001, names=MAIN, beside=[made(tick=0.001)])
+    wish = {"id": "mine", "text_input": "a", "parameters": {"max_new_tokens": 3000}}
+    running = asyncio.create_task(served.post("/mindie/v2/models/main/generate", wish))
+    await served.until(lambda: served.engine.stats.generated_tokens > 3)
+    assert (await served.post("/v2/models/small/stopInfer", {"id": "mine"})).status == 404
+    assert (await served.post("/v2/models/main/stopInfer", {"id": "mine"})).status == 200
+    assert (await running).json["model_name"] == "main"
+
+
+# Name asked for, model that answers, name that the answer carries.
+NAMES = [
+    (None, FIRST, "main"),
+    ("", FIRST, "main"),
+    ("tgi", FIRST, "main"),
+    ("https://host/x", FIRST, "main"),
+    ("main", FIRST, "main"),
+    ("org/alias", FIRST, "org/alias"),
+    ("small", SECOND, "small"),
+    ("tiny", SECOND, "tiny"),
+]
+
+
+@pytest.mark.parametrize("path", ["/v1", "/openai/v1", "/vllm/v1", "/tgi/v1"])
+@pytest.mark.parametrize(("name", "token", "told"), NAMES)
+async def test_the_name_in_a_body_decides(two, path, name, token, told):
+    answer = await two.post(f"{path}/completions", body(name))
+    assert answer.status == 200, answer.body
+    assert answer.json["choices"][0]["text"] == text(two, token) and answer.json["model"] in (told, name)
+    talk = HELLO | {"max_tokens": 2, "stream": False, "model": name}
+    assert (await two.post(f"{path}/chat/completions", talk)).json["choices"][0]["message"]["content"] == text(
+        two, token
+    )
+
+
+async def test_so_it_does_in_streams(two):
+    for name, token in (("small", SECOND), ("org/alias", FIRST)):
+        events = (await two.post("/v1/completions", body(name, stream=True))).events
+        assert {event["model"] for event in events} == {name}
+        assert "".join(event["choices"][0]["text"] for event in events) == text(two, token)
+
+
+async def test_the_name_in_a_path_decides(two):
+    for name, token in (("main", FIRST), ("tiny", SECOND)):
+        answer = await two.post(f"/v2/models/{name}/generate", {"text_input": "a", "max_tokens": 2})
+        assert answer.json["model_name"] == name and answer.json["text_output"].endswith(text(two, token))
+
+
+async def test_apis_that_name_no_model_speak_of_the_main_one(two):
+    for members in ({}, {"model": "small"}, {"model": "nothing"}):  # the original does not heed such a member
+        for path in ("/generate", "/tgi/generate", "/mindie/generate", "/invocations"):
+            answer = await two.post(path, {"inputs": "a", "parameters": {"max_new_tokens": 2}} | members)
+            assert answer.status == 200, answer.body
+            told = answer.json[0] if isinstance(answer.json, list) else answer.json
+            assert told["generated_text"].endswith(text(two, FIRST)), (path, told)
+    assert (await two.get("/info")).json["model_id"] == "main"
+    answer = await two.post("/vllm/generate", {"prompt": "a", "max_tokens": 2, "ignore_eos": True})
+    assert answer.json["text"][0].endswith(text(two, FIRST))
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "told"),
+    [
+        ("/v1/completions", body("nope"), ("error", "code")),
+        ("/v1/chat/completions", HELLO | {"model": "nope"}, ("error", "code")),
+        ("/vllm/v1/completions", body("nope"), ("error", "type")),
+        ("/tgi/v1/chat/completions", HELLO | {"model": "nope"}, ("error_type",)),
+        ("/v2/models/nope/generate", {"text_input": "a"}, ("error",)),
+        ("/v2/models/nope/infer", {"inputs": []}, ("error",)),
+        ("/tokenize", {"model": "nope", "prompt": "a"}, ("error", "code")),
+        ("/detokenize", {"model": "nope", "tokens": [1]}, ("error", "code")),
+    ],
+)
+async def test_another_name_is_not_found_in_each_apis_own_form(two, path, given, told):
+    answer = await two.post(path, given)
+    assert answer.status == (424 if path.startswith("/tgi") else 404), answer.body  # TGI knows no 404 for a model
+    value = answer.json
+    for member in told:
+        value = value[member]
+    assert isinstance(value, str)
+    assert "small" in answer.body.decode() or "unknown model" in answer.body.decode()
+
+
+async def test_a_wrong_body_is_told_of_before_a_wrong_name(two):
+    answer = await two.post("/v1/completions", body("nope", max_tokens="x"))
+    assert answer.status == 400 and answer.error["param"] == "max_tokens"
+
+
+async def test_limits_are_those_of_the_model_that_is_asked(two):
+    """The main model has a context of 4,096 tokens, the other one of 512."""
+    for path in ("/v1", "/vllm/v1"):
+        assert (await two.post(f"{path}/completions", body("main", max_tokens=1000))).status == 200
+        refused = await two.post(f"{path}/completions", body("small", max_tokens=1000))
+        assert refused.status == 400 and "512" in refused.error["message"]
+    assert (await two.post("/tokenize", {"model": "small", "prompt": "a"})).json["max_model_len"] == 512
+    assert (await two.post("/tokenize", {"prompt": "a"})).json["max_model_len"] == 4096
+
+
+async def test_lists_have_every_name(two):
+    cards = (await two.get("/v1/models")).json["data"]
+    assert [card["id"] for card in cards] == [*MAIN, *OTHER]
+    assert [card["max_model_len"] for card in cards] == [4096, 4096, 512, 512]
+    assert [card["root"] for card in (await two.get("/vllm/v1/models")).json["data"]] == ["main"] * 2 + ["small"] * 2
+    assert (await two.get("/v1/models/org/alias")).json["id"] == "org/alias"
+    assert (await two.get("/v1/models/small")).json["max_model_len"] == 512
+    assert (await two.get("/v1/models/nope")).status == 404
+    index = (await two.post("/v2/repository/index")).json
+    assert [model["name"] for model in index] == [*MAIN, *OTHER]
+    assert (await two.get("/v2/models/tiny")).json["name"] == "tiny"
+    assert (await two.post("/v2/repository/models/small/load")).status == 200
+    assert (await two.post("/v2/repository/models/nope/load")).status == 400
+
+
+async def test_each_model_counts_for_itself(two):
+    for name, times in (("main", 2), ("org/alias", 1), ("small", 4)):
+        for _ in range(times):
+            assert (await two.post("/v1/completions", body(name))).status == 200
+    await two.post("/v1/completions", body("small", max_tokens=0, logit_bias={"9999": 1}))
+    await two.idle()
+    page = (await two.get("/metrics")).body.decode()
+    for name, count in (("main", 3), ("small", 4)):
+        assert (
+            f'vllm:request_success_total{{model_name="{name}",engine="0",finished_reason="length"}} {count}\n' in page
+        )
+        assert f'vllm:e2e_request_latency_seconds_count{{model_name="{name}",engine="0"}} {count}\n' in page
+        assert f'nv_inference_request_success{{model="{name}",version="1"}} {count}\n' in page
+        counts = (await two.get(f"/v2/models/{name}/stats")).json["model_stats"]
+        assert [each["inference_count"] for each in counts] == [count]
+    assert "\ntgi_request_success 3\n" in page
+    assert page.count("# TYPE vllm:request_success_total") == 1
+    types = [line for line in page.splitlines() if line.startswith("# TYPE")]
+    assert len(types) == len(set(types))
+
+
+async def test_a_full_queue_of_one_model_is_no_concern_of_the_other(serve, made):
+    served = await serve(names=MAIN, beside=[made(queue=0, tick=0.01)])
+    other = served.service.models[1]
+    running = [asyncio.create_task(served.post("/v1/completions", body("small", max_tokens=100))) for _ in range(2)]
+    await served.until(lambda: other.held == 2)
+    assert (await served.post("/v1/completions", body("small"))).status == 429
+    assert (await served.post("/v1/completions", body("main"))).status == 200
+    assert {answer.status for answer in await asyncio.gather(*running)} == {200}
+
+
+async def test_many_requests_to_both_reach_the_right_one(two):
+    names = [name for name, _, _ in NAMES] * 10
+    answers = await asyncio.gather(*(two.post("/v1/completions", body(name)) for name in names))
+    wanted = {name: text(two, token) for name, token, _ in NAMES}
+    assert [answer.json["choices"][0]["text"] for answer in answers] == [wanted[name] for name in names]
+    await two.idle()
+    assert all(model.held == 0 for model in two.service.models)
+
+
+async def test_one_that_loads_holds_up_nobody_but_is_told_of(serve, made):
+    served = await serve(says(FIRST), names=MAIN, beside=[made(load=0.5)], wait=False)
+    await served.until(lambda: served.model.refusal() is None)
+    assert (await served.post("/v1/completions", body("main"))).status == 200
+    late = await served.post("/v1/completions", body("small"))
+    assert late.status == 503 and "small is still loading" in late.error["message"]
+    probe = await served.get("/health/ready")
+    assert probe.status == 503 and probe.json["model"] == "small"
+    assert probe.json["models"] == {"main": "ready", "small": "loading"}
+    assert (await served.get("/v2/models/main/ready")).status == 200
+    assert (await served.get("/v2/models/small/ready")).status == 400
+    ready = await served.post("/v2/repository/index", {"ready": True})
+    assert [model["name"] for model in ready.json] == [*MAIN]
+    await served.until(lambda: served.service.refusal() is None)
+    assert (await served.get("/health/ready")).status == 200
+
+
+async def test_one_whose_engine_is_lost_takes_nobody_with_it(serve, made):
+    served = await serve(says(FIRST), tick=0.01, names=MAIN, beside=[made(tick=0.01)])
+    lost = served.service.models[1]
+    streams = {name: asyncio.create_task(served.post("/v1/completions", body(name, max_tokens=40, stream=True)))
+               for name in ("main", "small")}  # fmt: skip
+    await served.until(lambda: len(served.service.open) == 2 and all(m.engine.in_flight for m in served.service.models))
+    lost.engine._give_up("The engine process was killed.")
+    answers = {name: await stream for name, stream in streams.items()}
+    assert answers["main"].events[-1]["choices"][0]["finish_reason"] == "length"
+    assert "killed" in answers["small"].body.decode()
+    assert (await served.post("/v1/completions", body("small"))).status == 503
+    assert (await served.post("/v1/completions", body("main"))).status == 200
+    assert (await served.get("/health/ready")).json["models"] == {"main": "ready", "small": "failed"}
+
+
+async def test_models_come_and_go_while_the_server_runs(serve, made):
+    served = await serve(says(FIRST), names=MAIN)
+    service, other = served.service, made(tick=0.005, load=0.05)
+    adding = asyncio.create_task(service.add(other))
+    await served.until(lambda: other in service.models)
+    assert (await served.post("/v1/completions", body("small"))).status == 503
+    with pytest.raises(ValueError, match="tiny"):
+        await service.add(made("another", "tiny"))
+    await adding
+    assert (await served.post("/v1/completions", body("tiny"))).json["choices"][0]["text"] == text(served, SECOND)
+    running = asyncio.create_task(served.post("/v1/completions", body("small", max_tokens=50)))
+    await served.until(lambda: len(other.open) == 1)
+    removing = asyncio.create_task(service.remove(other))
+    await served.until(lambda: bool(other.ending))
+    assert (await served.post("/v1/completions", body("small"))).status == 404
+    assert (await running).json["usage"]["completion_tokens"] == 50
+    await removing
+    assert other.engine.state == "closed" and service.models == [served.model]
+    with pytest.raises(ValueError, match="main"):
+        await service.remove(served.model)
+
+
+async def test_what_a_removed_model_cannot_finish_gets_an_error(serve, made):
+    served = await serve(names=MAIN, beside=[made(tick=0.01)], drain=0.05)
+    running = asyncio.create_task(served.post("/v1/completions", body("small", max_tokens=500)))
+    await served.until(lambda: bool(served.service.open))
+    await served.service.remove(served.service.models[1])
+    answer = await running
+    assert answer.status == 503 and "small is being removed" in answer.error["message"]
+
+
+async def test_one_that_cannot_be_loaded_is_not_served(serve, made, folder):
+    served = await serve(names=MAIN)
+    with pytest.raises(EngineFailed):
+        await served.service.add(made(failure="It has no weights."))
+    offer = Offer(("gone",), Settings(model=str(folder / "gone")))
+    missing = Model(offer.names, offer.settings, make_engine(offer), ServerOptions())
+    with pytest.raises(ModelMissing):
+        await served.service.add(missing)
+    assert [model.name for model in served.service.models] == ["main"]
+    await served.service.drain()
+    with pytest.raises(NotReady):
+        await served.service.add(made())
+
+
+async def test_removing_a_model_that_still_loads_ends_its_loading(serve, made):
+    served = await serve(names=MAIN)
+    other = made(load=30.0)
+    adding = asyncio.create_task(served.service.add(other))
+    await served.until(lambda: other.engine.state == "loading")
+    await served.service.remove(other)
+    with pytest.raises(EngineFailed):
+        await adding
+    assert other not in served.service.models
+
+
+def test_no_name_is_given_twice(made):
+    with pytest.raises(ValueError, match="tiny"):
+        Service(ServerOptions(), [made(), made("x", "tiny")])
+
+
+async def test_a_name_goes_before_what_it_could_stand_for(made):
+    service = Service(ServerOptions(), [made("main"), made("tgi")])
+    assert service.find("tgi").name == "tgi" and service.find("dummy").name == "main"
+    with pytest.raises(UnknownModel) as error:
+        service.find("nope")
+    assert error.value.served == ["main", "tgi"]
+
+
+def test_memory_is_shared_by_those_that_are_not_told_how_much(made, tmp_path):
+    models = [made("a"), made("b"), made("c")]
+    for model, size in zip(models, (100, 20, 3), strict=True):
+        model.settings.model = str(tmp_path / model.name)
+        (tmp_path / model.name).mkdir()
+        (tmp_path / model.name / "model.safetensors").write_bytes(bytes(size))
+    models[2].settings.kv_memory = 1000
+    share(models)
+    assert [model.settings.kv_share for model in models] == [0.5] * 3
+    assert [model.settings.set_aside for model in models] == [20 + 1003, 1003, 0]
+
+
+def test_a_name_is_looked_up_without_reading_the_rest():
+    from parley.dialects.dialect import named
+
+    assert named(json.dumps({"prompt": [[1, 2]] * 99, "model": "m"}).encode()) == "m"
+    for wrong in (b"", b"[]", b"{", b'{"model":1}', b'{"model":null}', b'{"x":"\xff"}', b"[" * 100_000):
+        assert named(wrong) == ""

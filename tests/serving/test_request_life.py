@@ -1,0 +1,565 @@
+"""One request and many: order, limits, departure at every moment, failure of the engine, and the end of the server."""
+
+import asyncio
+import json
+import random
+import resource
+from pathlib import Path
+
+import msgspec
+import pytest
+from support.http_client import HELLO, INFO, concrete, request
+
+from parley.dialects.mounts import table, universal
+from parley.engine.messages import Outputs
+from parley.errors import NotReady
+from parley.text import ChatTemplate, Tokenizer, detect
+from parley.types import Output
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+LONG = HELLO | {"max_tokens": 3000, "ignore_eos": True}
+
+
+async def test_a_client_that_leaves_before_its_body_is_whole(serve):
+    served = await serve()
+    connection = await served.connect()
+    await connection.send(request("POST", CHAT, HELLO)[:-5])
+    await asyncio.sleep(0.05)
+    connection.close()
+    await served.until(lambda: not served.server.server_state.tasks)
+    assert await served.control()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_client_that_leaves_while_it_waits(serve, stream, n):
+    served = await serve(max_batch=1)
+    before = await served.control()
+    served.engine.gate.clear()
+    first, second = await served.connect(), await served.connect()
+    await first.send(request("POST", CHAT, LONG | {"stream": stream}))
+    await second.send(request("POST", CHAT, LONG | {"stream": stream, "n": n}))
+    await served.until(lambda: served.engine.in_flight == 2)
+    second.close()
+    await served.until(lambda: served.engine.in_flight == 1)
+    first.close()
+    await served.until(lambda: served.engine.in_flight == 0)
+    served.engine.gate.set()
+    await served.idle()
+    assert await served.control() == before
+
+
+@pytest.mark.parametrize("body", [LONG, LONG | {"n": 4}], ids=["one", "four"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_between_tokens(serve, stream, body):
+    served = await serve(tick=0.001)
+    before = await served.control()
+    connection = await served.connect()
+    await connection.send(request("POST", CHAT, body | {"stream": stream}))
+    await served.until(lambda: served.engine.stats.generated_tokens > 40)
+    connection.close()
+    await served.until(lambda: served.engine.in_flight == 0)
+    steps = served.engine.stats.steps
+    await served.idle()
+    assert served.engine.stats.steps - steps <= 2
+    assert await served.control() == before
+
+
+async def test_a_client_that_leaves_with_many_prompts_under_way(serve):
+    served = await serve(tick=0.001)
+    connection = await served.connect()
+    await connection.send(request("POST", TEXT, {"prompt": ["a", "b", "c"] * 20, "max_tokens": 3000, "stream": True}))
+    await served.until(lambda: served.engine.stats.generated_tokens > 100)
+    connection.close()
+    await served.idle()
+
+
+async def test_clients_that_leave_at_random_moments(serve):
+    served = await serve(tick=0.001, max_batch=8)
+    before = await served.control()
+
+    async def visit(number):
+        connection = await served.connect()
+        body = LONG | {"stream": number % 2 == 0, "n": 1 + number % 3}
+        await connection.send(request("POST", CHAT, body)[: None if number % 7 else -20])
+        await asyncio.sleep(0.0007 * (number % 50))
+        connection.close()
+
+    await asyncio.gather(*(visit(number) for number in range(150)))
+    await served.idle()
+    await served.until(lambda: not served.server.server_state.tasks)
+    assert await served.control() == before
+
+
+async def test_a_full_queue_is_said_at_once(serve):
+    served = await serve(max_batch=1, max_queue=1)
+    served.engine.gate.clear()
+    waiting = [asyncio.create_task(served.post(CHAT, HELLO)) for _ in range(2)]
+    await served.until(lambda: served.model.held == 2)
+    answer = await served.post(CHAT, HELLO)
+    assert answer.status == 429
+    assert answer.error["code"] == "rate_limit_exceeded"
+    assert int(answer.headers["retry-after"]) >= 1
+    served.engine.gate.set()
+    assert [a.status for a in await asyncio.gather(*waiting)] == [200, 200]
+    await served.idle()
+    assert await served.control()
+
+
+async def test_one_tenant_cannot_take_all_places_from_another(serve):
+    served = await serve(max_batch=1, max_queue=3, api_keys=("one", "two"))
+    served.engine.gate.clear()
+    one, two = {"authorization": "Bearer one"}, {"x-api-key": "two"}
+    waiting = [asyncio.create_task(served.post(CHAT, HELLO, **one)) for _ in range(4)]
+    await served.until(lambda: served.model.held == 4)
+    assert (await served.post(CHAT, HELLO, **one)).status == 429
+    waiting += [asyncio.create_task(served.post(CHAT, HELLO | {"n": 2}, **two))]
+    await served.until(lambda: served.model.held == 6)
+    assert (await served.post(CHAT, HELLO, **two)).status == 429
+    assert (await served.post(CHAT, HELLO, **one)).status == 429
+    served.engine.gate.set()
+    assert [answer.status for answer in await asyncio.gather(*waiting)] == [200] * 5
+    await served.until(lambda: not served.model.holders)
+    assert served.model.held == 0
+
+
+async def test_prompts_and_choices_have_their_own_places(serve):
+    served = await serve(max_batch=4, max_queue=0)
+    served.engine.gate.clear()
+    waiting = asyncio.create_task(served.post(TEXT, {"prompt": ["a", "b"], "n": 2, "max_tokens": 2}))
+    await served.until(lambda: served.model.held == 4)
+    assert (await served.post(CHAT, HELLO)).status == 429
+    served.engine.gate.set()
+    assert len((await waiting).json["choices"]) == 4
+    await served.idle()
+
+
+async def test_concurrent_requests_get_their_own_answers(serve):
+    served = await serve(max_batch=16)
+
+    async def ask(number):
+        text = f"number {number}"
+        answer = await served.post(TEXT, {"prompt": text, "max_tokens": 40, "stream": number % 2 == 0})
+        if number % 2:
+            return answer.json["choices"][0]["text"]
+        return "".join(event["choices"][0]["text"] for event in answer.events)
+
+    texts = await asyncio.gather(*(ask(number) for number in range(60)))
+    for number, text in enumerate(texts):
+        assert text.startswith(f"number {number}"), text
+    await served.idle()
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({"prompt": "a", "max_tokens": 5000}, "prompt", "context_length_exceeded"),
+        ({"prompt": [5] * 4097, "max_tokens": 1}, "prompt", "context_length_exceeded"),
+        ({"prompt": [5] * 4096}, "prompt", "context_length_exceeded"),
+        ({"prompt": [5, 640], "max_tokens": 1}, "prompt", "invalid_value"),
+        ({"prompt": ["a", "b" * 100_000], "max_tokens": 1}, "prompt", "context_length_exceeded"),
+        ({"prompt": "a", "logit_bias": {"640": 1}}, "logit_bias", "invalid_value"),
+        ({"prompt": "a", "stop_token_ids": [640]}, "stop_token_ids", "invalid_value"),
+    ],
+    ids=str,
+)
+async def test_what_the_model_cannot_hold_is_refused(serve, body, param, code):
+    served = await serve()
+    answer = await served.post(TEXT, body)
+    assert (answer.status, answer.error["param"], answer.error["code"]) == (400, param, code)
+    assert served.engine.stats.steps == 0
+    await served.idle()
+
+
+async def test_the_context_can_be_filled_exactly(serve):
+    served = await serve()
+    answer = await served.post(TEXT, {"prompt": [5] * 4095, "max_tokens": 1})
+    assert answer.json["usage"]["total_tokens"] == 4096
+    answer = await served.post(TEXT, {"prompt": [5] * 4096, "max_tokens": 0, "echo": True})
+    assert answer.json["usage"]["completion_tokens"] == 0
+
+
+async def test_without_max_tokens_a_chat_may_fill_the_context(serve):
+    served = await serve(reply=lambda work, index: [70] * work.max_tokens)
+    usage = (await served.post(CHAT, {"messages": HELLO["messages"]})).json["usage"]
+    assert usage["total_tokens"] == 4096
+
+
+async def test_the_stop_string_is_named_and_left_out(serve):
+    served = await serve(tick=0.001)
+    answer = await served.post(TEXT, {"prompt": "The quick fox ", "max_tokens": 3000, "stop": ["zzz", "ick"]})
+    choice = answer.json["choices"][0]
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("The qu", "stop", "ick")
+    await served.idle()
+    assert served.engine.stats.generated_tokens < 100
+
+
+async def test_seeds_of_the_engine_are_the_clients_or_drawn(serve):
+    seen = []
+
+    def reply(work, index):
+        seen.append(work.seed)
+        return [70]
+
+    served = await serve(reply=reply)
+    await served.post(TEXT, {"prompt": ["a", "b"], "seed": -1})
+    assert seen == [2**64 - 1] * 2
+    await served.post(TEXT, {"prompt": ["a", "b"]})
+    assert seen[2] != seen[3]
+
+
+async def test_scores_of_the_prompt_come_before_any_text(serve):
+    served = await serve()
+    body = {"prompt": "The quick", "max_tokens": 2, "n": 3, "echo": True, "logprobs": 0, "stream": True}
+    events = (await served.post(TEXT, body)).events
+    for index in range(3):
+        own = [event["choices"][0] for event in events if event["choices"][0]["index"] == index]
+        assert own[0]["text"] == "The quick"
+        assert own[0]["logprobs"]["token_logprobs"][0] is None
+
+
+# -- the engine fails
+
+
+async def test_an_error_of_the_engine_before_the_first_byte_is_a_status(serve):
+    served = await serve()
+    served.engine.gate.clear()
+    for stream in (False, True):
+        asking = asyncio.create_task(served.post(CHAT, LONG | {"stream": stream}))
+        await served.until(lambda: served.engine.in_flight == 1)
+        (id,) = served.engine._streams
+        output = Output(id, 0, finish="error", error="The logits were not numbers.")
+        served.engine._deliver(Outputs([output], served.engine.stats))
+        answer = await asking
+        assert (answer.status, answer.error["type"]) == (500, "server_error")
+        assert answer.error["message"] == "The logits were not numbers."
+        served.engine._waiting.clear()
+    await served.idle()
+
+
+async def test_one_failing_choice_fails_the_request_and_frees_the_others(serve):
+    served = await serve(tick=0.001)
+    asking = asyncio.create_task(served.post(CHAT, LONG | {"stream": True, "n": 3}))
+    await served.until(lambda: served.engine.stats.generated_tokens > 60)
+    (id,) = served.engine._streams
+    served.engine._deliver(Outputs([Output(id, 1, finish="error", error="Broken.")], served.engine.stats))
+    answer = await asking
+    assert answer.events[-1] == {"error": {"message": "Broken.", "type": "server_error", "param": None, "code": None}}
+    await served.idle()
+
+
+async def test_a_dead_engine_ends_every_stream_and_is_said(serve):
+    served = await serve(tick=0.001)
+    streams = [asyncio.create_task(served.post(CHAT, LONG | {"stream": True})) for _ in range(20)]
+    whole = asyncio.create_task(served.post(CHAT, LONG))
+    await served.until(lambda: served.engine.stats.generated_tokens > 500)
+    served.engine.crash("The engine process was killed by SIGKILL.")
+    for answer in await asyncio.gather(*streams):
+        assert answer.status == 200
+        assert "SIGKILL" in answer.events[-1]["error"]["message"]
+    assert (await whole).status == 503
+    assert (await served.post(CHAT, HELLO)).status == 503
+    assert (await served.get("/health/ready")).status == 503
+    assert (await served.get("/health/live")).status == 200
+    await served.until(lambda: not served.service.open)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_every_request_ends_exactly_once(serve, seed):
+    """Random requests, and an engine that dies at some moment: each choice gets one end, or the request an error."""
+    rng = random.Random(seed)
+    served = await serve(max_batch=5, tick=0.001)
+
+    async def ask():
+        await asyncio.sleep(rng.random() * 0.2)
+        body = {
+            "prompt": [f"prompt {n}" for n in range(rng.choice([1, 1, 3]))],
+            "n": rng.choice([1, 2]),
+            "max_tokens": rng.choice([0, 1, 7, 40]),
+            "stream": rng.random() < 0.6,
+            "stop": rng.choice([None, ["pro"], ["mpt 1", "zz"]]),
+            "echo": True,
+            "logprobs": rng.choice([None, 1]),
+        }
+        answer = await served.post(TEXT, body)
+        choices = range(len(body["prompt"]) * body["n"])
+        if not body["stream"]:
+            assert answer.status == 503 or [c["index"] for c in answer.json["choices"]] == list(choices)
+            return
+        if answer.status == 503:
+            return
+        events = answer.events
+        failed = "error" in events[-1]
+        ends = [e["choices"][0]["index"] for e in events[: -1 if failed else None] if e["choices"][0]["finish_reason"]]
+        assert len(set(ends)) == len(ends)
+        assert failed or sorted(ends) == list(choices)
+        assert not any("error" in event for event in events[:-1])
+
+    asking = [asyncio.create_task(ask()) for _ in range(40)]
+    await asyncio.sleep(0.05 + 0.1 * seed)
+    if seed:
+        served.engine.crash()
+    await asyncio.gather(*asking)
+    await served.until(lambda: not served.service.open)
+    assert served.model.held == 0 and not served.engine.in_flight
+
+
+# -- the end of the server
+
+
+async def test_while_it_drains_running_streams_end_and_new_requests_are_refused(serve):
+    served = await serve(tick=0.001)
+    running = asyncio.create_task(served.post(CHAT, LONG | {"max_tokens": 200, "stream": True}))
+    await served.until(lambda: served.engine.stats.generated_tokens > 20)
+    draining = asyncio.create_task(served.service.drain())
+    await served.until(lambda: served.service.draining)
+    refused = await served.post(CHAT, HELLO)
+    assert (refused.status, "retry-after" in refused.headers) == (503, True)
+    ready = await served.get("/health/ready")
+    assert (ready.status, ready.json["status"]) == (503, "draining")
+    assert (await served.get("/health/live")).status == 200
+    events = (await running).events
+    assert events[-1]["choices"][0]["finish_reason"] == "length"
+    await draining
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_does_not_end_in_time_is_told_so(serve, stream):
+    served = await serve(tick=0.001, drain=0.05)
+    bodies = [
+        (CHAT, LONG | {"stream": stream}),
+        (TEXT, {"prompt": ["a", "b"], "max_tokens": 3000, "stream": stream}),
+    ]
+    running = [asyncio.create_task(served.post(path, body)) for path, body in bodies]
+    await served.until(lambda: served.engine.stats.generated_tokens > 60)
+    await served.service.drain()
+    for answer in await asyncio.gather(*running):
+        error = answer.events[-1]["error"] if stream else answer.error
+        assert "shutting down" in error["message"]
+        assert answer.status == (200 if stream else 503)
+    await served.idle()
+
+
+async def test_what_waits_when_draining_ends_is_told_so(serve):
+    served = await serve(drain=0.01)
+    served.engine.gate.clear()
+    waiting = asyncio.create_task(served.post(CHAT, HELLO | {"stream": True}))
+    await served.until(lambda: served.engine.in_flight == 1)
+    await served.service.drain()
+    assert (await waiting).status == 503
+    assert served.engine.in_flight == 0
+
+
+async def test_an_aborted_request_gives_its_reason(serve):
+    served = await serve()
+    served.engine.gate.clear()
+    waiting = asyncio.create_task(served.post(CHAT, HELLO))
+    await served.until(lambda: len(served.service.open) == 1)
+    next(iter(served.service.open)).abort(NotReady("Because."))
+    assert (await waiting).error["message"] == "Because."
+
+
+# -- slow and silent clients
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("body", [LONG, LONG | {"n": 2}], ids=["one", "two"])
+async def test_a_request_that_is_stopped_from_outside_ends_with_what_it_has(serve, stream, body):
+    served = await serve(tick=0.001)
+    asked = asyncio.create_task(served.post(CHAT, body | {"stream": stream}))
+    await served.until(lambda: served.engine.stats.generated_tokens > 40)
+    (generation,) = served.service.open
+    generation.stop()
+    answer = await asked
+    assert answer.status == 200
+    assert answer.body.count(b'"finish_reason":"abort"') == body.get("n", 1)
+    await served.idle()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_whose_time_is_over_ends_with_what_there_is(serve, stream):
+    served = await serve(tick=0.001)
+    answer = await served.post(CHAT, LONG | {"stream": stream, "max_time": 0.1})
+    assert answer.status == 200 and answer.body.count(b'"finish_reason":"length"') == 1
+    await served.idle()
+    ranked = {"prompt": "a", "max_tokens": 3000, "best_of": 3, "n": 1, "stream": stream, "max_time": 0.1}
+    assert (await served.post(TEXT, ranked)).body.count(b'"finish_reason":"length"') == 1
+    searched = {"prompt": "a", "max_tokens": 900, "use_beam_search": True, "best_of": 4, "n": 2, "stream": stream}
+    for more in ({}, {"prompt_logprobs": 1}, {"prompt": ["a", "b"]}):
+        answer = await served.post(TEXT, searched | {"max_time": 0.05} | more)
+        ended = answer.body.count(b'"finish_reason":"length"')
+        assert (answer.status, ended) == (200, 4 if "prompt" in more else 2), answer.body
+    served.engine.gate.clear()  # it is not begun in time
+    none = await served.post(CHAT, LONG | {"max_time": 0.05, "n": 2})
+    assert [choice["finish_reason"] for choice in none.json["choices"]] == ["length"] * 2
+    assert none.json["usage"]["completion_tokens"] == 0
+    served.engine.gate.set()
+    await served.idle()
+
+
+async def test_a_header_limits_the_time_of_a_request(serve):
+    served = await serve(tick=0.001)
+    late = await served.call("POST", CHAT, LONG, {"x-request-timeout": "0.05"})
+    assert late.status == 408 and "the time that the request allowed" in late.error["message"]
+    for path, body in (("/tgi/generate", {"inputs": "a", "parameters": {"max_new_tokens": 3000}}), (CHAT, LONG)):
+        served.engine.gate.clear()  # also while it waits
+        assert (await served.call("POST", path, body, {"x-request-timeout": "0.05"})).status == 408
+        served.engine.gate.set()
+    assert (await served.call("POST", CHAT, HELLO, {"x-request-timeout": "60"})).status == 200
+    for wrong in ("0", "-1", "soon", "1e3", "9" * 40):
+        refused = await served.call("POST", CHAT, HELLO, {"x-request-timeout": wrong})
+        assert refused.status == 400 and "X-Request-Timeout" in refused.error["message"]
+        assert wrong[:20] in refused.error["message"] and "1000000000" in refused.error["message"]
+    await served.idle()
+
+
+async def test_a_client_that_does_not_read_is_cut_off(serve):
+    served = await serve(
+        reply=lambda work, index: [70] * work.max_tokens,
+        write_timeout=0.2,
+        info=msgspec.structs.replace(INFO, max_model_len=1 << 17),
+        body_limit=1 << 26,
+    )
+    before = await served.control()
+    connection = await served.connect()
+    connection.writer.transport.pause_reading()
+    body = {"prompt": [70] * 1000, "max_tokens": 60_000, "stream": True, "logprobs": 5}
+    await connection.send(request("POST", TEXT, body))
+    await served.until(lambda: served.engine.in_flight == 1)
+    for _ in range(100):
+        if not served.engine.in_flight:
+            break
+        await asyncio.sleep(0.1)
+    await served.idle()
+    connection.writer.transport.resume_reading()
+    assert not (await connection.ended()).endswith(b"[DONE]\n\n\r\n0\r\n\r\n")
+    assert await served.control() == before
+
+
+async def test_comments_keep_a_silent_stream_alive(serve):
+    served = await serve(ping_interval=0.02)
+    served.engine.gate.clear()
+    connection = await served.connect()
+    await connection.send(request("POST", CHAT, HELLO | {"stream": True}))
+    assert (await connection.head())[0] == 200
+    assert b": ping\n\n" in await connection.reader.readuntil(b"ping\n\n")
+    served.engine.gate.set()
+    rest = await connection.reader.readuntil(b"[DONE]\n\n")
+    assert b'"finish_reason":"length"' in rest
+    connection.close()
+
+
+async def test_several_requests_on_one_connection(serve):
+    served = await serve()
+    connection = await served.connect()
+    for stream in (True, False, True):
+        await connection.send(request("POST", CHAT, HELLO | {"stream": stream}))
+        answer = await connection.answer()
+        assert answer.status == 200
+        assert answer.events if stream else answer.json
+    connection.close()
+
+
+async def test_requests_sent_at_once_are_answered_in_order(serve):
+    served = await serve()
+    connection = await served.connect()
+    bodies = [{"prompt": f"p{number}", "max_tokens": 2} for number in range(3)]
+    await connection.send(b"".join(request("POST", TEXT, body) for body in bodies))
+    texts = [json.loads((await connection.answer()).body)["choices"][0]["text"] for _ in bodies]
+    assert texts == ["p0", "p1", "p2"]
+    connection.close()
+
+
+# -- the parts of an answer
+
+THINKER = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+    "{% if not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% if tools %}<tool_call></tool_call>{% endif %}"
+)
+CALLING = (
+    '<think>\nWhat is it?\n</think>\n\nLet me see.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+)
+
+
+@pytest.fixture
+async def thinker(serve, folder):
+    """A server whose model thinks and calls a tool."""
+    tokenizer = Tokenizer.load(folder)
+    served = await serve(reply=lambda work, index: tokenizer.encode(CALLING, False))
+    served.model.language.template = ChatTemplate({"default": THINKER})
+    served.model.language.markup = detect(THINKER)
+    return served
+
+
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}]
+
+
+async def test_reasoning_and_calls_in_one_piece(thinker):
+    body = HELLO | {"tools": TOOLS, "max_tokens": 500, "chat_template_kwargs": {"enable_thinking": True}}
+    choice = (await thinker.post(CHAT, body)).json["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    message = choice["message"]
+    assert message["reasoning_content"].strip() == "What is it?"
+    assert message["content"].strip() == "Let me see."
+    (call,) = message["tool_calls"]
+    assert call["function"]["name"] == "add"
+    assert json.loads(call["function"]["arguments"]) == {"a": 1}
+
+
+async def test_reasoning_and_calls_as_a_stream_are_the_same(thinker):
+    body = HELLO | {"tools": TOOLS, "max_tokens": 500, "reasoning_effort": "high"}
+    message = (await thinker.post(CHAT, body)).json["choices"][0]["message"]
+    events = (await thinker.post(CHAT, body | {"stream": True, "stream_options": {"include_usage": True}})).events
+    deltas = [event["choices"][0]["delta"] for event in events[:-1]]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == message["reasoning_content"]
+    assert "".join(delta.get("content", "") for delta in deltas) == message["content"]
+    calls = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
+    assert [call["function"].get("name") for call in calls if "id" in call] == ["add"]
+    arguments = "".join(call["function"].get("arguments", "") for call in calls)
+    assert arguments == message["tool_calls"][0]["function"]["arguments"]
+    assert events[-2]["choices"][0]["finish_reason"] == "tool_calls"
+    assert events[-1]["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+
+
+CHATS = [concrete(path) for way, path in table(universal()) if way == "POST" and path.endswith("chat/completions")]
+
+
+@pytest.mark.parametrize("path", CHATS)
+async def test_a_call_that_the_limit_cuts_ends_by_it_in_every_api(thinker, folder, path):
+    cut = len(Tokenizer.load(folder).encode(CALLING[: CALLING.index("1}}")], False))
+    for tokens, reasons in ((cut, {"length"}), (500, {"tool_calls", "stop"})):
+        body = HELLO | {"tools": TOOLS, "max_tokens": tokens}
+        (choice,) = (await thinker.post(path, body)).json["choices"]
+        assert choice["finish_reason"] in reasons and choice["message"]["tool_calls"][0]["function"]["name"] == "add"
+        events = (await thinker.post(path, body | {"stream": True})).events
+        told = [each["finish_reason"] for event in events for each in event["choices"] if each["finish_reason"]]
+        assert set(told) <= reasons and (told or "tgi" in path)  # whose calls end without saying how
+
+
+async def test_without_tools_a_call_is_text(thinker):
+    message = (await thinker.post(CHAT, HELLO | {"max_tokens": 500})).json["choices"][0]["message"]
+    assert "<tool_call>" in message["content"] and "tool_calls" not in message
+    answer = await thinker.post(CHAT, HELLO | {"max_tokens": 500, "tools": TOOLS, "tool_choice": "none"})
+    assert "tool_calls" not in answer.json["choices"][0]["message"]
+
+
+async def test_completions_do_not_tell_parts_apart(thinker):
+    choice = (await thinker.post(TEXT, {"prompt": "a", "max_tokens": 500})).json["choices"][0]
+    assert choice["text"] == CALLING
+
+
+# -- huge texts
+
+
+async def test_the_memory_of_a_huge_text_is_given_back(serve):
+    """A hundred times its size and more while it is tokenized, little once it is answered."""
+    served = await serve()
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    body = json.dumps({"prompt": "a b c " * 180_000}).encode()
+    before = resident()
+    assert (await served.call("POST", "/tokenize", body)).status == 200
+    assert resident() - before < 50 << 20  # what the C library would keep is three times that

@@ -1,0 +1,428 @@
+"""Every route: who may enter, what it answers, and what comes of a path or method that does not exist."""
+
+import asyncio
+import base64
+import re
+import threading
+
+import pytest
+from support.http_client import HELLO, Served, concrete
+from support.metrics_page import value
+
+from parley import __version__
+from parley.dialects.mounts import alone, universal
+from parley.engine.protocol import EngineFailed
+from parley.serving import handlers
+from parley.serving.app import App
+
+KEY = "sk-right-key-0123456789"
+
+
+def table(served: Served) -> list[tuple[str, str, str]]:
+    """Method, path and kind of every route that there is."""
+    app = App(served.service, universal(), "127.0.0.1")
+    return [(method, concrete(path), e.route.kind) for (method, path), e in app.endpoints.items()]
+
+
+async def test_no_route_but_the_probes_is_open_without_a_key(serve):
+    served = await serve(api_keys=(KEY,))
+    assert len(table(served)) > 20
+    for method, path, kind in table(served):
+        answer = await served.call(method, path)
+        if kind in ("live", "ready") or path.endswith(("/health", "/ping")):
+            assert answer.status == 200, path
+        else:
+            assert answer.status == 401, (method, path)
+            assert answer.headers["www-authenticate"] == "bearer"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/nowhere", "//v1/models", "/v1/../metrics", "/v1/%2e%2e/metrics", "/V1/models", "/v1/models/", "/metrics/",
+     "/health/live/", "/health/live/../../metrics", "/health/live%2f..%2fmetrics", "/v1/models?api_key=" + KEY],
+)  # fmt: skip
+async def test_tricks_with_paths_do_not_help(serve, path):
+    served = await serve(api_keys=(KEY,))
+    assert (await served.get(path)).status == 401
+    for method in ("OPTIONS", "HEAD", "PUT", "DELETE", "TRACE"):
+        assert (await served.call(method, path)).status == 401
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": f"Bearer {KEY}"},
+        {"authorization": f"bearer   {KEY}"},
+        {"api-key": KEY},
+        {"x-api-key": KEY},
+        {"authorization": "Bearer ", "x-api-key": KEY},
+        {"authorization": "Basic " + base64.b64encode(f"token:{KEY}".encode()).decode()},
+        {"authorization": "basic  " + base64.b64encode(f"token:{KEY}".encode()).decode()},
+        {"authorization": "Basic !", "x-api-key": KEY},
+    ],
+    ids=str,
+)
+async def test_keys_are_taken_from_the_known_headers(serve, headers):
+    served = await serve(api_keys=("another", KEY))
+    assert (await served.get("/v1/models", **headers)).status == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": KEY},
+        {"authorization": f"Basic {KEY}"},
+        {"authorization": "Basic " + base64.b64encode(f"other:{KEY}".encode()).decode()},
+        {"authorization": "Basic " + base64.b64encode(b"token:").decode()},
+        {"authorization": "Basic " + base64.b64encode(KEY.encode()).decode()},
+        {"authorization": "Basic \xff\xfe"},
+        {"authorization": f"Bearer Bearer {KEY}"},
+        {"authorization": f"Bearer {KEY}x"},
+        {"authorization": f"Bearer {KEY[:-1]}"},
+        {"authorization": "Bearer " + "x" * 5000},
+        {"authorization": "Bearer \xff\xfe\x80"},
+        {"x-api-key": ""},
+    ],
+    ids=lambda h: str(h)[:50],
+)
+async def test_wrong_keys_are_refused_and_never_repeated(serve, headers):
+    served = await serve(api_keys=(KEY,))
+    answer = await served.get("/v1/models", **headers)
+    assert answer.status == 401
+    assert answer.error["type"] == "invalid_request_error"
+    assert KEY not in answer.body.decode() and len(answer.body) < 400
+
+
+async def test_a_refused_key_does_not_make_the_server_read_the_body(serve):
+    served = await serve(api_keys=(KEY,))
+    connection = await served.connect()
+    await connection.send(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 30000000\r\n\r\n")
+    assert (await connection.head())[0] == 401
+    connection.close()
+
+
+CHANGES = [
+    ("POST", "/v1/load_lora_adapter"),
+    ("POST", "/v1/unload_lora_adapter"),
+    ("POST", "/reset_prefix_cache"),
+    ("POST", "/api/2.0/serving-endpoints"),
+    ("DELETE", "/api/2.0/serving-endpoints/e"),
+]
+
+
+@pytest.mark.parametrize("place", CHANGES, ids=str)
+async def test_only_admins_change_the_server(serve, place):
+    served = await serve(api_keys=(KEY,), admin_keys=("chief", "deputy"), lora_root="/")
+    assert (await served.call(*place)).status == 401
+    refused = await served.call(*place, {}, {"x-api-key": KEY})
+    assert refused.status == 403 and b"--admin-key-file" in refused.body
+    for key in ("chief", "deputy"):
+        assert (await served.call(*place, {}, {"x-api-key": key})).status not in (401, 403)
+        assert (await served.get("/v1/models", **{"x-api-key": key})).status == 200
+
+
+async def test_with_admin_keys_alone_others_need_none(serve):
+    served = await serve(admin_keys=("chief",))
+    assert (await served.post("/v1/chat/completions", HELLO)).status == 200
+    assert (await served.get("/api/2.0/serving-endpoints")).status == 200
+    assert (await served.post("/reset_prefix_cache")).status == 401
+    assert (await served.post("/reset_prefix_cache", **{"x-api-key": KEY})).status == 403
+    assert (await served.post("/reset_prefix_cache", **{"x-api-key": "chief"})).status == 200
+
+
+async def test_orders_and_the_end_are_for_admins(serve):
+    served = await serve(api_keys=(KEY,), admin_keys=("chief",), surfaces=alone("mindie-management"))
+    for method, path in (("POST", "/v1/engine-server/fault-handling-command"), ("GET", "/stopService")):
+        answer = await served.call(method, path, None, {"x-api-key": KEY})
+        assert answer.status == 403 and "--admin-key-file" in answer.json["error"], path
+    assert (await served.get("/health", **{"x-api-key": KEY})).status == 200 and not served.service.draining
+
+
+async def test_a_missing_key_is_told_from_a_wrong_one(serve):
+    served = await serve(api_keys=(KEY,))
+    assert (await served.get("/v1/models")).error["code"] is None
+    assert (await served.get("/v1/models", authorization="Bearer no")).error["code"] == "invalid_api_key"
+
+
+# -- paths and methods
+
+
+async def test_a_path_that_is_not_there(serve):
+    served = await serve()
+    answer = await served.post("/v1/chat/completion", HELLO)
+    assert (answer.status, answer.error["code"]) == (404, "unknown_url")
+    assert "POST" in answer.error["message"] and "/v1/chat/completion" in answer.error["message"]
+
+
+async def test_what_is_wrong_with_a_path_is_said_as_its_api_has_it(serve):
+    served = await serve(api_keys=(KEY,))
+    keyed = {"authorization": f"Bearer {KEY}"}
+    for path in ("/api/2.0/nothing", "/ai-gateway/nothing", "/serving-endpoints/nothing/at/all"):
+        assert (await served.get(path, **keyed)).json["error_code"] == "ENDPOINT_NOT_FOUND"
+    one = "/api/2.0/serving-endpoints/tiny"
+    assert (await served.get(one)).json["error_code"] == "UNAUTHENTICATED"
+    assert (await served.call("POST", one, headers=keyed)).json["error_code"] == "BAD_REQUEST"
+    assert (await served.get("/v2/nothing", **keyed)).json == {"error": "Not Found"}
+
+
+async def test_a_method_that_does_not_fit(serve):
+    served = await serve()
+    answer = await served.get("/v1/chat/completions")
+    assert (answer.status, answer.headers["allow"]) == (405, "post")
+    assert answer.error["code"] == "method_not_allowed"
+
+
+async def test_a_path_of_several_methods_names_them_all(serve):
+    served = await serve()
+    for path, allowed in (("/", "get, head, post"), ("/v2/logging", "get, head, post"), ("/v1/models", "get, head")):
+        answer = await served.call("DELETE", path)
+        assert (answer.status, answer.headers["allow"]) == (405, allowed)
+
+
+async def test_names_with_slashes(serve):
+    served = await serve(names=("org/model", "alias"))
+    listed = (await served.get("/v1/models")).json
+    assert [model["id"] for model in listed["data"]] == ["org/model", "alias"]
+    for path in ("org/model", "org%2Fmodel", "alias"):
+        assert (await served.get(f"/v1/models/{path}")).status == 200
+    assert (await served.get("/v1/models/")).status == 404
+    answer = await served.get("/v1/models/org%2Fother")
+    assert (answer.status, answer.error["code"]) == (404, "model_not_found")
+    said = await served.post("/v1/chat/completions", HELLO | {"model": "alias"})
+    assert said.json["model"] == "alias"
+    assert (await served.post("/v1/chat/completions", HELLO | {"model": None})).json["model"] == "org/model"
+    assert (await served.post("/v1/chat/completions", HELLO)).status == 404
+
+
+async def test_the_api_below_its_own_prefix(serve):
+    served = await serve()
+    assert (await served.get("/openai/v1/models")).json["data"][0]["id"] == "tiny"
+    assert (await served.post("/openai/v1/chat/completions", HELLO)).status == 200
+    assert (await served.get("/openai/nowhere")).error["code"] == "unknown_url"
+
+
+# -- headers
+
+
+async def test_answers_say_how_to_find_them(serve):
+    served = await serve()
+    answer = await served.post("/v1/chat/completions", HELLO)
+    assert re.fullmatch(r"req_[0-9a-f]{32}", answer.headers["x-request-id"])
+    assert answer.headers["openai-version"] == "2020-10-01"
+    assert answer.headers["openai-processing-ms"].isdigit()
+    assert answer.headers["content-type"] == "application/json"
+    stream = await served.post("/v1/chat/completions", HELLO | {"stream": True})
+    assert stream.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert stream.headers["cache-control"] == "no-cache"
+
+
+async def test_a_clients_request_id_is_given_back_if_it_is_one(serve):
+    served = await serve()
+    assert (await served.get("/version", **{"x-request-id": "my-id.1/2"})).headers["x-request-id"] == "my-id.1/2"
+    for odd in ("a b", "é", "x" * 129, "", 'a"b', "a\tb"):
+        answer = await served.get("/version", **{"x-request-id": odd})
+        assert answer.headers["x-request-id"].startswith("req_")
+
+
+async def test_foreign_web_pages_are_kept_out(serve):
+    served = await serve()
+    own = f"http://localhost:{served.port}"
+    headers = {"host": f"localhost:{served.port}"}
+
+    async def status(origin):
+        connection = await served.connect()
+        body = b'{"prompt":"a"}'
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: {headers['host']}\r\norigin: {origin}\r\n"
+        await connection.send(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        answer = await connection.answer()
+        connection.close()
+        return answer.status
+
+    assert await status(own) == 200
+    assert await status("https://evil.example") == 403
+    assert await status("null") == 403
+    assert await status("http://[") == 403
+    assert (await served.get("/v1/models", host="evil.example")).status in (400, 403)
+
+
+async def test_rebound_names_are_kept_out_on_loopback(serve):
+    served = await serve(hosts=("llm.local",))
+
+    async def status(host):
+        connection = await served.connect()
+        await connection.send(f"GET /v1/models HTTP/1.1\r\nhost: {host}\r\n\r\n".encode())
+        answer = await connection.answer()
+        connection.close()
+        return answer.status
+
+    for good in ("localhost", "127.0.0.1:8000", "[::1]:80", "LOCALHOST:1", "llm.local:8000"):
+        assert await status(good) == 200, good
+    for bad in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "169.254.1.1"):
+        assert await status(bad) == 403, bad
+
+
+async def test_with_keys_a_proxy_may_pass_any_host_and_origin(serve):
+    served = await serve(api_keys=(KEY,))
+    headers = f"host: llm.example\r\norigin: https://app.example\r\nauthorization: Bearer {KEY}"
+    connection = await served.connect()
+    await connection.send(f"GET /v1/models HTTP/1.1\r\n{headers}\r\n\r\n".encode())
+    assert (await connection.answer()).status == 200
+    connection.close()
+
+
+async def test_names_that_stand_for_no_model_mean_the_one_that_is_served(serve):
+    served = await serve()
+    for name in ("tgi", "dummy", "", "https://example.com/v1\n"):
+        answer = await served.post("/tokenize", {"prompt": "a", "model": name})
+        assert answer.status == 200, name
+    for name in ("TGI", "dummy2", "ftp://example.com"):
+        assert (await served.post("/tokenize", {"prompt": "a", "model": name})).status == 404, name
+
+
+async def test_allowed_origins_get_cors_and_others_do_not(serve):
+    served = await serve(cors=("https://app.example",), api_keys=(KEY,))
+    ask = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    answer = await served.call("OPTIONS", "/v1/models", None, {"origin": "https://app.example", **ask})
+    assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, "https://app.example")
+    answer = await served.get("/v1/models", origin="https://app.example", authorization=f"Bearer {KEY}")
+    assert answer.headers["access-control-allow-origin"] == "https://app.example"
+    answer = await served.get("/v1/models", origin="https://evil.example", authorization=f"Bearer {KEY}")
+    assert "access-control-allow-origin" not in answer.headers
+
+
+# -- the small routes
+
+
+async def test_small_answers(serve):
+    served = await serve()
+    assert (await served.get("/version")).json == {"version": __version__}
+    assert (await served.get("/load")).json == {"server_load": 0}
+    for path in ("/health", "/ping"):
+        assert ((await served.get(path)).status, (await served.get(path)).body) == (200, b"")
+    assert (await served.post("/ping")).status == 200
+    assert (await served.get("/health/live")).json == {"status": "live"}
+    assert (await served.get("/health/ready")).json == {"status": "ready"}
+
+
+async def test_tokens_there_and_back(serve):
+    served = await serve()
+    text = "The quick 🦊 said “hé”"
+    made = (await served.post("/tokenize", {"prompt": text, "return_token_strs": True})).json
+    assert made["count"] == len(made["tokens"]) == len(made["token_strs"])
+    assert made["max_model_len"] == 4096
+    assert (await served.post("/detokenize", {"tokens": made["tokens"]})).json == {"prompt": text}
+    chat = (await served.post("/tokenize", {"messages": HELLO["messages"]})).json
+    usage = (await served.post("/v1/chat/completions", HELLO)).json["usage"]
+    assert chat["count"] == usage["prompt_tokens"]
+    assert (await served.post("/tokenize", {"prompt": ""})).json["count"] == 0
+    answer = await served.post("/detokenize", {"tokens": [5, 10_000]})
+    assert (answer.status, answer.error["param"]) == (400, "tokens")
+    assert (await served.post("/tokenize", {"prompt": "a", "model": "other"})).status == 404
+
+
+async def test_huge_texts_are_tokenized_one_at_a_time_and_others_beside_them(serve, monkeypatch):
+    """For each takes a hundred times its size of memory."""
+    served, running, small = await serve(), [], threading.Event()
+    tokenized, most = handlers._tokenized, []
+
+    def counted(model, wish):
+        if len(wish.prompt.text) > handlers.HUGE:
+            running.append(wish)
+            most.append(len(running))
+            assert small.wait(30)
+            running.pop()
+        return tokenized(model, wish)
+
+    monkeypatch.setattr(handlers, "_tokenized", counted)
+    monkeypatch.setattr(handlers, "HUGE", 20_000)
+    huge = [
+        asyncio.create_task(served.post("/tokenize", {"prompt": "a" * handlers.HUGE + letters}))
+        for letters in ("b", "bc", "bcd")
+    ]
+    assert (await served.post("/tokenize", {"prompt": "abc"})).json["count"] == 3
+    while not most:
+        await asyncio.sleep(0.01)
+    small.set()
+    assert [(await task).json["count"] - handlers.HUGE for task in huge] == [1, 2, 3] and most == [1, 1, 1]
+
+
+async def test_the_tokenizers_configuration_only_if_allowed(serve):
+    assert (await (await serve()).get("/tokenizer_info")).status == 404
+    info = (await (await serve(tokenizer_info=True)).get("/tokenizer_info")).json
+    assert info["eos_token"] == "<|im_end|>" and "messages" in info["chat_template"]
+
+
+# -- health and metrics
+
+
+async def test_while_it_loads_it_is_live_and_not_ready(serve):
+    served = await serve(load=0.3, wait=False)
+    assert (await served.get("/health/live")).status == 200
+    ready = await served.get("/health/ready")
+    assert (ready.status, ready.json["status"], ready.headers["retry-after"]) == (503, "loading", "1")
+    assert 0 <= ready.json["progress"] <= 1
+    for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
+        answer = await served.post(path, b"not even JSON")
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        assert "loading" in answer.error["message"]
+    assert (await served.get("/health")).status == 503
+    assert (await served.get("/v1/models")).json["data"][0]["max_model_len"] is None
+    assert b"parley:ready{" in (await served.get("/metrics")).body
+    await served.until(lambda: served.service.refusal() is None)
+    assert await served.control()
+    assert (await served.get("/v1/models")).json["data"][0]["max_model_len"] == 4096
+
+
+async def test_an_engine_that_cannot_start_is_said(serve):
+    served = await serve(failure="The weights are broken.", wait=False)
+    await served.until(lambda: served.engine.state == "failed")
+    with pytest.raises(EngineFailed):
+        await served.engine.ready()
+    ready = await served.get("/health/ready")
+    assert (ready.status, ready.json["status"]) == (503, "failed")
+
+
+async def test_what_is_counted(serve):
+    served = await serve()
+    await served.post("/v1/chat/completions", HELLO)
+    await served.post("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 3, "n": 2})
+    await served.post("/v1/completions", {"prompt": 5})
+    page = (await served.get("/metrics")).body.decode()
+    common = 'model_name="tiny",engine="0"'
+    assert value(page, f'vllm:request_success_total{{{common},finished_reason="length"}}') == 5
+    assert value(page, f"vllm:time_to_first_token_seconds_count{{{common}}}") == 2
+    assert value(page, f'vllm:time_to_first_token_seconds_bucket{{{common},le="+Inf"}}') == 2
+    assert value(page, f"vllm:request_generation_tokens_sum{{{common}}}") == 8 + 4 * 3
+    assert value(page, f"vllm:inter_token_latency_seconds_count{{{common}}}") == 7 + 4 * 2
+    assert value(page, f"vllm:generation_tokens_total{{{common}}}") == 20
+    assert value(page, f"vllm:num_requests_running{{{common}}}") == 0
+    assert value(page, f"vllm:kv_cache_usage_perc{{{common}}}") == 0
+    assert value(page, 'parley:http_responses_total{status="400"}') == 1
+    assert value(page, 'parley:ready{model_name="tiny"}') == 1
+
+
+async def test_the_page_is_in_prometheus_format(serve):
+    served = await serve(names=('a "quoted" \\ name',))
+    answer = await served.get("/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    line = re.compile(r'(# (HELP|TYPE) \S+ .+|[a-z0-9_:]+(\{(\w+="(\\.|[^"\\])*",?)+\})? [-+0-9.e]+)')
+    lines = answer.body.decode().splitlines()
+    assert [text for text in lines if not line.fullmatch(text)] == []
+    names = [text.split()[2] for text in lines if text.startswith("# TYPE")]
+    assert len(names) == len(set(names))
+
+
+async def test_access_lines_cannot_be_forged(serve, caplog):
+    from parley.web.logs import Json, Plain
+
+    served = await serve(access_log=True)
+    with caplog.at_level("INFO", logger="parley.access"):
+        await served.get("/x%0a12:00:00%20forged%1b[31m")
+        await served.post("/v1/chat/completions", HELLO)
+        await served.until(lambda: len(caplog.records) == 2)
+    missing, chat = caplog.records
+    for form in (Plain(), Json()):
+        text = form.format(missing)
+        assert "\n" not in text and "\x1b" not in text
+    assert "status=200" in Plain().format(chat) and "out=8" in Plain().format(chat)
+    assert "Hello" not in Json().format(chat)

@@ -1,0 +1,281 @@
+"""Endpoints through a running server: the split over models, changes under load, and the file that keeps them."""
+
+import asyncio
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+from support.http_client import request
+
+from parley.dialects.dialect import Answer
+from parley.dialects.facts import Endpoint, Share
+from parley.dialects.wishes import Change
+from parley.errors import NotFound, NotReady, ParleyError
+from parley.serving import traffic_split
+from parley.serving.traffic_split import BadFile, Endpoints, Kept
+
+ROOT = "/api/2.0/serving-endpoints"
+BODY = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+
+
+def split(**percent: int) -> dict:
+    """A configuration in which names of the one model share requests."""
+    return {
+        "served_entities": [{"entity_name": "tiny", "name": name} for name in percent],
+        "traffic_config": {
+            "routes": [{"served_model_name": name, "traffic_percentage": part} for name, part in percent.items()]
+        },
+    }
+
+
+def put(name: str, **percent: int) -> Change:
+    return Change(Answer(), put=Endpoint(name, [Share(each, "tiny", part) for each, part in percent.items()]))
+
+
+def sigmas(count: int, total: int, part: float) -> float:
+    """How far a count is from what is expected of it."""
+    return abs(count - total * part) / (total * part * (1 - part)) ** 0.5
+
+
+async def test_ten_thousand_requests_are_split_as_asked():
+    known = Endpoints()
+    await known.change(lambda made: put("e", a=70, b=30, c=0))
+    draw = random.Random(5).random
+    chosen = Counter(known.choose("e", draw=draw).name for _ in range(10_000))
+    assert sigmas(chosen["a"], 10_000, 0.7) < 3
+    assert chosen["a"] + chosen["b"] == 10_000
+    assert known.choose("e", "c").name == "c", "by name also what gets no share"
+    with pytest.raises(NotFound):
+        known.choose("e", "d")
+    assert known.choose("tiny") == Share("tiny", "tiny", 100)
+    for edge, name in ((0.0, "a"), (0.6999, "a"), (0.7, "b"), (0.999999, "b")):
+        assert known.choose("e", draw=lambda edge=edge: edge).name == name
+
+
+async def test_the_split_over_http(serve):
+    served = await serve(reply=lambda work, index: [70, 71][: work.max_tokens])
+    assert (await served.post(ROOT, {"name": "e", "config": split(a=70, b=30)})).status == 200
+    connection = await served.connect()
+    chosen: Counter[str] = Counter()
+    for _ in range(600):
+        await connection.send(request("POST", "/serving-endpoints/e/invocations", BODY))
+        answer = await connection.answer("POST")
+        assert answer.status == 200
+        chosen[answer.headers["served-model-name"]] += 1
+    connection.close()
+    assert set(chosen) == {"a", "b"}
+    assert sigmas(chosen["a"], 600, 0.7) < 5  # by chance it is more once in a million runs
+    for path in ("", "/databricks"):
+        one = await served.post(f"{path}/serving-endpoints/e/served-models/b/invocations", BODY)
+        assert one.headers["served-model-name"] == "b"
+        by_body = await served.post(f"{path}/serving-endpoints/chat/completions", BODY | {"model": "e", "stream": True})
+        assert by_body.headers["served-model-name"] in "ab"
+        assert all(event["model"] == "tiny" for event in by_body.events)
+
+
+async def test_changing_the_split_under_load_loses_no_request(serve):
+    served = await serve(reply=lambda work, index: [70] * work.max_tokens, tick=0.001)
+    await served.post(ROOT, {"name": "e", "config": split(a=50, b=50)})
+    stopped = False
+    statuses: Counter[int] = Counter()
+
+    async def client(streams: bool) -> None:
+        while not stopped:
+            body = BODY | {"max_tokens": 8, "stream": streams}
+            answer = await served.post("/serving-endpoints/e/invocations", body)
+            statuses[answer.status] += 1
+            if streams:
+                assert answer.events[-1]["choices"][0]["finish_reason"] == "length"
+            else:
+                assert answer.json["usage"]["completion_tokens"] == 8
+
+    clients = [asyncio.create_task(client(bool(number % 2))) for number in range(16)]
+    for number in range(40):
+        names = {f"n{number}": 30, f"m{number}": 70}
+        answer = await served.call("PUT", f"{ROOT}/e/config", split(**names))
+        assert answer.status == 200 and answer.json["config"]["config_version"] == number + 2
+        told = await served.post("/serving-endpoints/e/invocations", BODY)
+        assert told.headers["served-model-name"] in names, "from the answer on it is so"
+    stopped = True
+    await asyncio.gather(*clients)
+    assert set(statuses) == {200} and statuses[200] >= 40
+    await served.idle()
+
+
+async def test_changes_at_once_are_made_one_after_another(serve):
+    served = await serve()
+    made = [served.post(ROOT, {"name": f"e{number % 10}", "config": split(a=100)}) for number in range(30)]
+    statuses = Counter(answer.status for answer in await asyncio.gather(*made))
+    assert statuses == {200: 10, 409: 20}
+    listed = (await served.get(ROOT + "/")).json["endpoints"]
+    assert sorted(each["name"] for each in listed) == [*(f"e{number}" for number in range(10)), "tiny"]
+
+
+async def test_a_model_that_is_gone_is_told(serve, tmp_path):
+    file = tmp_path / "endpoints.json"
+    kept = Kept([Endpoint("e", [Share("a", "other", 100)])])
+    file.write_bytes(msgspec.json.encode(kept))
+    served = await serve(endpoints=str(file))
+    answer = await served.post("/serving-endpoints/e/invocations", BODY)
+    assert (answer.status, answer.json["error_code"]) == (404, "RESOURCE_DOES_NOT_EXIST")
+    told = (await served.get(f"{ROOT}/e")).json
+    assert told["state"]["ready"] == "NOT_READY"
+
+
+# -- the file
+
+
+async def test_what_is_made_is_there_after_a_restart(tmp_path):
+    file = str(tmp_path / "endpoints.json")
+    first = Endpoints(file)
+    await first.change(lambda made: put("e", a=70, b=30))
+    await first.change(lambda made: put("f", a=100))
+    await first.change(lambda made: Change(Answer(), drop="f"))
+    with pytest.raises(BadFile, match="in use"):
+        Endpoints(file)
+    first.close()
+    with pytest.raises(NotReady):
+        await first.change(lambda made: Change(Answer(), drop="e"))
+    second = Endpoints(file)
+    assert second.made == first.made and list(second.made) == ["e"]
+    second.close()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"{", b"[]", b"\xff", b'{"endpoints": [{"name": "e"}]}', b'{"endpoints": [{"name": "e", "shares": []}]}',
+     b'{"endpoints": [{"name": "e", "shares": [{"name": "a", "model": "m", "percent": 99}]}]}'],
+)  # fmt: skip
+def test_a_file_that_holds_none_is_not_written_over(tmp_path, content):
+    file = tmp_path / "endpoints.json"
+    file.write_bytes(content)
+    with pytest.raises(BadFile, match="endpoints"):
+        Endpoints(str(file))
+    assert file.read_bytes() == content
+
+
+def test_a_place_that_cannot_be_written_is_told_at_the_start(tmp_path):
+    with pytest.raises(BadFile):
+        Endpoints(str(tmp_path / "none" / "endpoints.json"))
+
+
+async def test_what_the_disk_does_not_take_is_not_made(tmp_path, monkeypatch):
+    known = Endpoints(str(tmp_path / "endpoints.json"))
+    await known.change(lambda made: put("e", a=100))
+    (tmp_path / "endpoints.json.new").mkdir()  # in the way of the fresh file
+    with pytest.raises(ParleyError, match="could not be written"):
+        await known.change(lambda made: put("f", a=100))
+    assert list(known.made) == ["e"]
+    (tmp_path / "endpoints.json.new").rmdir()
+    await known.change(lambda made: put("f", a=100))
+    assert list(known.made) == ["e", "f"]
+    known.close()
+
+
+async def test_a_change_that_nobody_waits_for_is_whole(tmp_path, monkeypatch):
+    known = Endpoints(str(tmp_path / "endpoints.json"))
+    entered = asyncio.Event()
+    loop, write = asyncio.get_running_loop(), traffic_split.replace
+
+    def slow(file: Path, content: bytes) -> None:
+        loop.call_soon_threadsafe(entered.set)
+        time.sleep(0.05)
+        write(file, content)
+
+    monkeypatch.setattr(traffic_split, "replace", slow)
+    leaving = asyncio.create_task(known.change(lambda made: put("e", a=100)))
+    await entered.wait()
+    leaving.cancel()
+    await known.change(lambda made: put("f", a=100))
+    assert list(known.made) == ["e", "f"]
+    known.close()
+    again = Endpoints(str(tmp_path / "endpoints.json"))
+    assert again.made == known.made
+    again.close()
+
+
+WRITER = """
+import asyncio, sys
+from parley.dialects.dialect import Answer
+from parley.dialects.facts import Endpoint, Share
+from parley.dialects.wishes import Change
+from parley.serving.traffic_split import Endpoints
+
+async def main():
+    known = Endpoints(sys.argv[1])
+    last = known.made.get("e")
+    version = int(last.about["version"]) if last else 0
+    while True:
+        version += 1
+        about = {"version": version, "filling": ["x" * 100] * (version % 977)}
+        made = Endpoint("e", [Share("a", "m", version % 101), Share("b", "m", 100 - version % 101)], about)
+        await known.change(lambda _: Change(Answer(), put=made))
+        sys.stdout.write(f"{version}\\n")
+        sys.stdout.flush()
+
+asyncio.run(main())
+"""
+
+
+def test_the_file_is_old_or_new_whenever_its_writer_is_killed(tmp_path):
+    file = tmp_path / "endpoints.json"
+    chance = random.Random(3)
+    acknowledged = 0
+    for _ in range(20):
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(file)], stdout=subprocess.PIPE)
+        assert writer.stdout is not None
+        assert int(writer.stdout.readline()) > 0, "it found a whole file, and no lock that outlived its holder"
+        time.sleep(chance.uniform(0, 0.03))
+        writer.send_signal(signal.SIGKILL)
+        told = writer.stdout.read().split(b"\n")[:-1]
+        writer.stdout.close()
+        writer.wait()
+        (kept,) = msgspec.json.decode(file.read_bytes(), type=Kept).endpoints
+        version = kept.about["version"]
+        assert [share.percent for share in kept.shares] == [version % 101, 100 - version % 101]
+        assert len(kept.about["filling"]) == version % 977
+        if told:
+            assert version in (int(told[-1]), int(told[-1]) + 1), "what was told is kept, and at most one more"
+        assert version >= acknowledged
+        acknowledged = version
+    assert acknowledged > 20
+
+
+def test_a_server_that_is_killed_has_its_endpoints_again(tmp_path):
+    file = tmp_path / "endpoints.json"
+    command = [sys.executable, "-m", "parley", "serve", "--fake-engine", "--port", "0", "--endpoints", str(file)]
+    for number in range(2):
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        try:
+            assert server.stdout is not None
+            port = next(int(line.rpartition(b":")[2].split(b"/")[0]) for line in server.stdout if b"Databricks" in line)
+            made = asyncio.run(_made(port, f"e{number}", expected=number))
+            assert made == 200
+        finally:
+            server.send_signal(signal.SIGKILL)
+            server.wait()
+            server.stdout.close()
+    kept = msgspec.json.decode(file.read_bytes(), type=Kept).endpoints
+    assert [each.name for each in kept] == ["e0", "e1"]
+
+
+async def _made(port: int, name: str, expected: int) -> int:
+    """The status with which an endpoint was made, at a server that has some already."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request("GET", ROOT))
+    head = await reader.readuntil(b"\r\n\r\n")
+    size = int(next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")).split()[1])
+    listed = json.loads(await reader.readexactly(size))["endpoints"]
+    assert len(listed) == expected + 1
+    config = {"served_entities": [{"entity_name": listed[-1]["name"]}]}
+    writer.write(request("POST", ROOT, {"name": name, "config": config}))
+    status = int((await reader.readuntil(b"\r\n\r\n")).split()[1])
+    writer.close()
+    return status

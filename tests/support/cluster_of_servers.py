@@ -1,0 +1,25 @@
+"""Servers as members of a cluster and a coordinator before them, all in one process."""
+
+from __future__ import annotations
+
+from support.http_client import Served
+
+from parley.coordinator.coordinator import Coordinator
+from parley.instance.member import Member
+
+
+class Cluster:
+    """Members and a coordinator before them."""
+
+    def __init__(self, instances: list[Served], members: list[Member], coordinator: Coordinator, port: int):
+        self.instances, self.members, self.coordinator = instances, members, coordinator
+        self.front = Served(instances[0].parts, instances[0].engine, instances[0].server, port)
+
+    async def idle(self) -> None:
+        """Nothing is left of any request anywhere."""
+        await self.front.until(lambda: not self.coordinator.front.open and not self.coordinator.choice.open)
+        for served, member in zip(self.instances, self.members, strict=True):
+            await served.idle()
+            await served.until(lambda served=served: not served.engine._leases and not served.engine._reservations)
+            channels = [channel for client in member.node.results.clients.values() for channel in client.channels]
+            assert not channels

@@ -1,0 +1,175 @@
+"""A cluster of real processes, as tests start, kill and look at it: a coordinator and instances, perhaps on hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from support import network_hosts
+
+SECRET = secrets.token_hex(8)
+PREDICT, MANAGEMENT, METRICS, STATUS = 0, 1, 2, 3  # places in a cluster's range of ports
+INSTANCE, RANGE = 10, 100  # where those of the first instance are, each ten further on
+
+
+def free() -> int:
+    """The first of RANGE ports that nobody listens on, below those that the system gives away by itself."""
+    for base in range(17_000, 32_000, RANGE):
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(base, base + RANGE):
+                each = stack.enter_context(socket.socket())
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                each.bind(("127.0.0.1", port))
+            return base
+    raise RuntimeError("no ports are free")
+
+
+class Process:
+    """One process of parley. ``words``: how it is called; it can be killed and started again."""
+
+    def __init__(self, words: list[str], url: str, log: Path, role: str = ""):
+        self.words, self.url, self.log, self.role = words, url, log, role
+        self.process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            self.words,
+            stdin=subprocess.DEVNULL,
+            stdout=self.log.open("a"),
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "PARLEY_CLUSTER_SECRET": SECRET},
+            start_new_session=True,
+        )
+
+    @property
+    def group(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def signal(self, number: int) -> None:
+        """To the process and its engine."""
+        os.killpg(self.group, number)
+
+    def end(self) -> None:
+        if self.process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.group, signal.SIGKILL)
+        self.process.wait()
+        self.process = None
+
+    def restart(self) -> None:
+        self.end()
+        self.start()
+
+    def get(self, path: str) -> tuple[int, Any]:
+        """Status and body, JSON if it is that; 0 while nothing answers."""
+        request = urllib.request.Request(self.url + path, headers={"parley-secret": SECRET})
+        try:
+            with urllib.request.urlopen(request, timeout=5) as answer:
+                status, body = answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            status, body = error.code, error.read()
+        except OSError:
+            return 0, None
+        try:
+            return status, json.loads(body)
+        except ValueError:
+            return status, body
+
+    @property
+    def held(self) -> dict[str, int]:
+        """What an instance has under way: all 0 when it is idle."""
+        status, told = self.get("/v1/status")
+        assert status == 200, told
+        more = told["parley"]
+        return {name: more[name] for name in ("running", "waiting", "pinned", "reserved")}
+
+
+class Cluster:
+    """A coordinator and an instance for each of ``roles``, all on this host; with ``hosts`` each on one of its own, the
+    coordinator on the first of them. ``flags`` are of every instance, ``own`` of some, by their number from 0 on;
+    ``peers``: where the coordinator takes hand-overs to these to go; ``options`` are keys of its file. To be closed."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *roles: str,
+        on: network_hosts.Hosts | None = None,
+        flags: Sequence[str] = ("--kv-memory", "24MiB"),
+        own: Mapping[int, Sequence[str]] = MappingProxyType({}),
+        peers: Mapping[int, str] = MappingProxyType({}),
+        **options: Any,
+    ):
+        self.folder = folder
+        base = free()
+        place = (
+            [on.addresses[number + 1] for number in range(len(roles) + 1)] if on else ["127.0.0.1"] * (len(roles) + 1)
+        )
+        at = [on.command(number + 1) if on else [] for number in range(len(roles) + 1)]
+        lines = {
+            "host": place[0],
+            "predict_port": base + PREDICT,
+            "management_port": base + MANAGEMENT,
+            "metrics_port": base + METRICS,
+            "status_port": base + STATUS,
+            "secret": SECRET,
+            **options,
+        }
+        text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items())
+        self.instances: list[Process] = []
+        for number, role in enumerate(roles):
+            host, port = place[number + 1], base + INSTANCE * (number + 1)
+            url = f"http://{host}:{port}"
+            text += f'\n[[instances]]\nurl = "{url}"\nrole = "{role}"\n'
+            text += f'peer = "{peers[number]}"\n' if number in peers else ""
+            words = [*at[number + 1], sys.executable, "-m", "parley", "serve", "--role", role, "--host", host]
+            words += ["--port", str(port), "--peer-port", str(port + 1), *own.get(number, flags)]
+            self.instances.append(Process(words, url, folder / f"{role}-{number}.log", role))
+        file = folder / "coordinator.toml"
+        file.write_text(text)
+        words = [*at[0], sys.executable, "-m", "parley", "coordinator", "--config", str(file)]
+        self.coordinator = Process(words, f"http://{place[0]}:{base + PREDICT}", folder / "coordinator.log")
+        try:
+            self.ready()
+        except BaseException:
+            self.close()
+            raise
+
+    def ready(self, seconds: float = 90.0) -> None:
+        """Wait until every instance serves, and the coordinator has noticed."""
+        deadline = time.monotonic() + seconds
+        while not (
+            all(each.get("/health/ready")[0] == 200 for each in self.instances)
+            and self.coordinator.get("/health/ready")[0] == 200
+        ):
+            assert time.monotonic() < deadline, self.logs()
+            time.sleep(0.1)
+
+    def idle(self, seconds: float = 40.0) -> None:
+        """Wait until nothing is held anywhere, as must be some time after the last request."""
+        deadline = time.monotonic() + seconds
+        while any(any(each.held.values()) for each in self.instances):
+            assert time.monotonic() < deadline, [each.held for each in self.instances]
+            time.sleep(0.1)
+
+    def logs(self) -> str:
+        return "\n".join(f"== {path.name}\n{path.read_text()[-2000:]}" for path in sorted(self.folder.glob("*.log")))
+
+    def close(self) -> None:
+        for each in [self.coordinator, *self.instances]:
+            each.end()

@@ -1,0 +1,79 @@
+"""A coordinator that runs in a test, and raw requests to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from parley.coordinator.coordinator import Coordinator
+
+
+@dataclass
+class Running:
+    """``port``: where clients go."""
+
+    coordinator: Coordinator
+    port: int
+    task: asyncio.Task[int]
+
+    async def until(self, fact: Callable[[], Any], seconds: float = 10.0) -> None:
+        async with asyncio.timeout(seconds):
+            while not fact():
+                await asyncio.sleep(0.005)
+
+    async def send(self, raw: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(raw)
+        return reader, writer
+
+    async def post(self, path: str = "/v1/chat/completions", body: bytes = b"{}", *extra: str) -> Told:
+        """The whole answer to one request."""
+        head = [f"POST {path} HTTP/1.1", "host: localhost", f"content-length: {len(body)}", "connection: close", *extra]
+        reader, writer = await self.send("\r\n".join(head).encode() + b"\r\n\r\n" + body)
+        try:
+            async with asyncio.timeout(20):
+                return await told(reader)
+        finally:
+            writer.close()
+
+    async def get(self, path: str, method: str = "GET") -> Told:
+        head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+        reader, writer = await self.send(head.encode())
+        try:
+            async with asyncio.timeout(20):
+                return await told(reader, silent=method == "HEAD")
+        finally:
+            writer.close()
+
+
+@dataclass
+class Told:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    whole: bool = True  # it came to its proper end
+
+
+async def told(reader: asyncio.StreamReader, *, silent: bool = False) -> Told:
+    """One answer, without its chunks."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    headers = {}
+    for line in head[1:]:
+        if line:
+            name, _, value = line.partition(": ")
+            headers[name.lower()] = value
+    status = int(head[0].split(" ")[1])
+    if silent:
+        return Told(status, headers, b"")
+    if "content-length" in headers:
+        return Told(status, headers, await reader.readexactly(int(headers["content-length"])))
+    body = b""
+    try:
+        while size := int((await reader.readuntil(b"\r\n"))[:-2], 16):
+            body += (await reader.readexactly(size + 2))[:-2]
+        await reader.readexactly(2)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return Told(status, headers, body, whole=False)
+    return Told(status, headers, body)

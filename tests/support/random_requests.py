@@ -1,0 +1,109 @@
+"""Requests by chance to every route that generates, with wishes of its API that have a meaning there, mostly."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+from support.http_client import concrete
+
+from parley.dialects.mounts import table, universal
+from parley.dialects.triton.calls import SERVICE
+from parley.dialects.triton.rpc import infer
+
+Members = dict[str, Any]
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {}}}}}
+SAMPLING: list[Members] = [
+    {"temperature": 0}, {"temperature": 0.7}, {"top_p": 0.5}, {"top_k": 7}, {"seed": 5}, {"repetition_penalty": 1.2},
+    {"frequency_penalty": 0.3}, {"presence_penalty": 0.4}, {"stop": ["e"]}, {"stop": ["a", " b", "he"]},
+    {"stop": "0"}, {"ignore_eos": True}, {"min_tokens": 6}, {"stop_token_ids": [70, 80, 90, 100]},
+    {"include_stop_str_in_output": True}, {"skip_special_tokens": False}, {"logit_bias": {"70": 2}},
+]  # fmt: skip
+CHAT: list[Members] = [
+    {"n": 2}, {"n": 3}, {"best_of": 3}, {"use_beam_search": True, "best_of": 2, "n": 2, "temperature": 0},
+    {"logprobs": True}, {"logprobs": True, "top_logprobs": 2}, {"prompt_logprobs": 1}, {"echo": True},
+    {"stream_options": {"include_usage": True}}, {"tools": [TOOL]}, {"tools": [TOOL], "tool_choice": "required"},
+    {"return_token_ids": True}, {"stream_interval": 3}, {"response_format": {"type": "json_object"}},
+    {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}, {"priority": 2},
+]  # fmt: skip
+COMPLETIONS: list[Members] = [
+    {"n": 2}, {"best_of": 3}, {"best_of": 3, "n": 2}, {"use_beam_search": True, "best_of": 3, "temperature": 0},
+    {"logprobs": 2}, {"prompt_logprobs": 1}, {"echo": True}, {"echo": True, "logprobs": 1},
+    {"echo": True, "max_tokens": 0, "logprobs": 1}, {"prompt": ["one", "two and more", "three"]},
+    {"prompt": ["one", "two"], "n": 2, "echo": True}, {"prompt": [70, 71, 72, 73]}, {"suffix": "."},
+    {"stream_options": {"include_usage": True}}, {"return_token_ids": True}, {"stream_interval": 2},
+]  # fmt: skip
+TGI: list[Members] = [
+    {"temperature": 0.7}, {"do_sample": True}, {"do_sample": True, "seed": 3}, {"details": True}, {"best_of": 2},
+    {"best_of": 2, "do_sample": True}, {"decoder_input_details": True}, {"return_full_text": True}, {"stop": ["e"]},
+    {"top_n_tokens": 2}, {"truncate": 3}, {"typical_p": 0.5}, {"repetition_penalty": 1.3}, {"watermark": True},
+]  # fmt: skip
+TRITON: list[Members] = [
+    {"temperature": 0.7}, {"seed": 9}, {"details": True}, {"top_k": 3}, {"do_sample": True}, {"batch_size": 1},
+    {"bad_words_list": ["a"]}, {"stop_words_list": ["e"]}, {"perf_stat": True},
+]  # fmt: skip
+
+
+def message(text: str, stream: bool, wishes: Members) -> bytes:
+    """A request over gRPC, as far as its parameters have these wishes."""
+    made = infer.REQUEST(model_name="tiny", id="7")
+    made.inputs.add(name="text_input", datatype="BYTES", shape=[1], contents={"bytes_contents": [text.encode()]})
+    made.inputs.add(name="stream", datatype="BOOL", shape=[1], contents={"bool_contents": [stream]})
+    kinds = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
+    for name, wish in wishes.items():
+        if type(wish) in kinds:
+            setattr(made.parameters[name], kinds[type(wish)], wish)
+    return made.SerializeToString()
+
+
+def routes() -> list[tuple[str, str]]:
+    """Path and dialect of every route that makes text."""
+    found = {}
+    for (method, path), ends in table(universal()).items():
+        for route, surface in ends:
+            if method == "POST" and route.kind == "generate":
+                found[concrete(path)] = surface.dialect.name
+    return list(found.items())
+
+
+def body(path: str, rng: random.Random) -> bytes:
+    """A request to this path."""
+    length = rng.choice((1, 2, 5, 12, 30))
+    text = rng.choice(("Hello", "What is the weather in Paris and London? " * rng.randint(1, 8), "a"))
+
+    def some(*lists: list[Members]) -> Members:
+        pool = [each for members in lists for each in members]
+        made: Members = {}
+        for each in rng.sample(pool, rng.choice((0, 1, 1, 2, 3))):
+            made |= each
+        return made
+
+    if path.startswith(SERVICE):
+        return message(text, rng.random() < 0.7, {"max_tokens": length} | some(TRITON, SAMPLING))
+    if path.endswith("/infer") and "/mindie" not in path and path != "/infer":  # of Triton, of vLLM's backend
+        inputs = [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [text]}]
+        inputs += [{"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [length]}] * rng.randint(0, 1)
+        return json.dumps({"id": "7", "inputs": inputs}).encode()
+    stream: Members = {"stream": True} if rng.random() < 0.6 else {}
+    if "/v2/models" in path:
+        return json.dumps({"text_input": text, "parameters": {"max_tokens": length} | some(TRITON, SAMPLING)}).encode()
+    if path.endswith(("/infer", "/infer_token")):
+        key = "input_id" if path.endswith("token") else "inputs"
+        given = [70, 71, 72] if path.endswith("token") else text
+        return json.dumps({key: given, "parameters": {"max_new_tokens": length} | some(TGI)} | stream).encode()
+    if path.endswith("/vertex"):
+        return json.dumps({"instances": [{"inputs": text, "parameters": {"max_new_tokens": length}}]}).encode()
+    tgi = path.endswith(("/generate_stream", "/generate", "/", "/tgi", "/tgi-0.9.4", "/mindie", "/mindie-old"))
+    if (tgi or path.endswith("invocations")) and "vllm" not in path and rng.random() < 0.7:
+        return json.dumps({"inputs": text, "parameters": {"max_new_tokens": length} | some(TGI)} | stream).encode()
+    made: Members = {"model": "tiny", "max_tokens": length}
+    if path.endswith("/batch"):
+        turns = [[{"role": "user", "content": said}] for said in (text, "Hello!", text + "?")]
+        return json.dumps(made | {"messages": turns} | some(SAMPLING)).encode()
+    if ("completions" in path and "chat" not in path) or path.endswith("generate") or rng.random() < 0.2:
+        made |= {"prompt": text} | some(COMPLETIONS, SAMPLING)
+    else:
+        made |= {"messages": [{"role": "user", "content": text}]} | some(CHAT, SAMPLING)
+    return json.dumps(made | stream).encode()

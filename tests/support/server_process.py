@@ -1,0 +1,58 @@
+"""A server as a process of its own."""
+
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+
+class Process:
+    """``parley serve`` with the scripted engine."""
+
+    def __init__(self, folder: Path, *flags: str):
+        command = [sys.executable, "-m", "parley", "serve", str(folder), "--fake-engine", "--port", "0", *flags]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        self.lines += (line.rstrip() for line in self.process.stdout)
+
+    def see(self, pattern: str) -> re.Match[str]:
+        end = time.monotonic() + 30
+        while time.monotonic() < end:
+            for line in list(self.lines):
+                if found := re.search(pattern, line):
+                    return found
+            time.sleep(0.01)
+        raise AssertionError(self.lines)
+
+    @property
+    def url(self) -> str:
+        return self.see(r"http://127\.0\.0\.1:\d+")[0]
+
+    def ready(self) -> "Process":
+        self.see(r"^ready in ")
+        return self
+
+    def get(self, path: str) -> int:
+        try:
+            return urllib.request.urlopen(self.url + path, timeout=10).status
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    def stream(self, tokens: int):
+        body = {"prompt": "a", "max_tokens": tokens, "stream": True}
+        return urllib.request.urlopen(self.url + "/v1/completions", json.dumps(body).encode(), timeout=30)
+
+    def end(self) -> int:
+        code = self.process.wait(20)
+        self._reader.join(5)
+        return code

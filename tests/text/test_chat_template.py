@@ -1,0 +1,265 @@
+"""Rendering agrees with Transformers on templates of many styles, and hostile templates end on a budget."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.tiny_tokenizers import byte_level
+
+from parley.demo.template import CHAT_TEMPLATE as DEMO
+from parley.errors import BadRequest, Invalid
+from parley.text import BadTokenizer, ChatTemplate
+from parley.text.parsing import chat_template as module
+from parley.types import Chat, Message, ToolCall
+
+CHATML = """{% for message in messages %}
+    {%- if loop.first and message['role'] != 'system' %}{{ '<|im_start|>system\\nBe kind.<|im_end|>\\n' }}{% endif %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
+{%- endfor %}
+{% if add_generation_prompt %}
+{{ '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+STRICT = """{{ bos_token }}{% for m in messages %}
+{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Not your turn: ' ~ m.role) }}{% endif %}
+{% if m['role'] == 'user' %}{{ '[Q] ' + m['content'] | trim + ' [/Q]' }}{% elif m['role'] == 'assistant' %}
+{{ ' ' + m['content'] | trim + eos_token }}{% else %}{{ raise_exception('Only user and assistant!') }}{% endif %}
+{% endfor %}"""
+TOOLED = """{{- bos_token }}
+{%- if documents %}{{ documents | length }}{% endif %}
+{%- set ns = namespace(last=-1, text='') %}
+{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
+{%- for t in tools or [] %}{{ t | tojson(indent=4) }}
+{% endfor %}
+{%- for m in messages %}
+{%- if m.role == 'skip' %}{% continue %}{% endif %}
+{%- if m.role == 'end' %}{% break %}{% endif %}
+<|{{ m.role | upper }}|>{% if m.name is defined %}({{ m.name }}){% endif %}
+{%- if m.reasoning_content is string and loop.index0 > ns.last %}<think>{{ m.reasoning_content }}</think>{% endif %}
+{%- generation %}{{ m.content if m.content is defined else '-' }}{% endgeneration %}
+{%- for call in m.tool_calls or [] %}
+call {{ call.id }} {{ call.function.name }}({{ call.function.arguments | tojson }}
+{%- for key, value in call.function.arguments | items %}{{ ' ' ~ key ~ '=' ~ value }}{% endfor %})
+{%- endfor %}
+{%- if m.tool_call_id is defined %} -> {{ m.tool_call_id }}{% endif %}
+{%- if not loop.last %}|{{ loop.length ~ loop.revindex ~ loop.nextitem.role }}{{ loop.cycle('a', 'b') }}{% endif %}
+{%- endfor %}
+{%- for n in range(3) %}{{ n }}{% else %}none{% endfor %}
+{%- if add_generation_prompt %}<|A|>{{ '' if enable_thinking is undefined or enable_thinking else '<x>' }}{% endif %}
+{%- if strftime_now is defined %}{{ strftime_now('%Y') }}{% endif %}"""
+TEMPLATES = {"chatml": CHATML, "strict": STRICT, "tooled": TOOLED, "demo": DEMO}
+
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "description": 'How\'s the <weather> in "Köln"?', "parameters": {"type": "object"}},
+}
+CALL = ToolCall("call_1", "weather", '{"city": "Zürich & <b>", "days": [1, 2.5, null]}')
+CHATS = {
+    "one": Chat([Message("user", "Hi, <|im_end|> you\n")]),
+    "turns": Chat([Message("user", " a "), Message("assistant", "b "), Message("user", "c\n\n")]),
+    "closed": Chat([Message("user", "a"), Message("assistant", "b")], add_generation_prompt=False),
+    "options": Chat([Message("user", "a")], options={"enable_thinking": False, "custom": [1, {"x": None}]}),
+    "named": Chat(
+        [Message("system", "S"), Message("user", "a", name="Ann"), Message("skip", "x"), Message("user", "b")]
+    ),
+    "tools": Chat(
+        [
+            Message("user", "weather?"),
+            Message("assistant", None, reasoning="hm\n", tool_calls=[CALL, ToolCall("call_2", "weather", "{}")]),
+            Message("tool", "sunny", tool_call_id="call_1"),
+            Message("tool", "rain", name="weather", tool_call_id="call_2"),
+        ],
+        tools=[WEATHER],
+    ),
+    "continued": Chat([Message("user", "a"), Message("assistant", "Once upon ")], continue_final=True),
+    "continued trimmed": Chat([Message("user", "a"), Message("assistant", " Once  ")], continue_final=True),
+}
+
+
+def hugging(chat: Chat, template: str, silent: str | None = None) -> str:
+    """``silent``: the content of turns that have none."""
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level().backend, bos_token="<s>", eos_token="</s>")
+    messages: list[dict[str, Any]] = []
+    called = {call.id: call.name for message in chat.messages for call in message.tool_calls}
+    for message in chat.messages:
+        content = silent if message.content is None else message.content
+        name = called.get(message.tool_call_id or "") if message.name is None else message.name
+        entry: dict[str, Any] = {"role": message.role, "content": content, "name": name}
+        entry |= {"reasoning_content": message.reasoning, "tool_call_id": message.tool_call_id}
+        if message.tool_calls:
+            entry["tool_calls"] = [
+                {"type": "function", "id": c.id, "function": {"name": c.name, "arguments": json.loads(c.arguments)}}
+                for c in message.tool_calls
+            ]
+        messages.append(entry)
+    return tokenizer.apply_chat_template(
+        messages,
+        tools=chat.tools or None,
+        chat_template=template,
+        add_generation_prompt=chat.add_generation_prompt and not chat.continue_final,
+        continue_final_message=chat.continue_final,
+        tokenize=False,
+        **chat.options,
+    )
+
+
+@pytest.mark.parametrize("style", TEMPLATES)
+@pytest.mark.parametrize("chat", CHATS)
+def test_renders_what_transformers_renders(style: str, chat: str) -> None:
+    template = ChatTemplate({"default": TEMPLATES[style]}, byte_level().names)
+    try:
+        try:
+            expected = hugging(CHATS[chat], TEMPLATES[style])
+        except Exception:
+            expected = hugging(CHATS[chat], TEMPLATES[style], "")
+    except Exception as error:
+        with pytest.raises(BadRequest) as refused:
+            template.render(CHATS[chat])
+        assert str(error) in refused.value.message or "cannot" in refused.value.message
+    else:
+        assert template.render(CHATS[chat]) == expected
+
+
+def render(source: str, chat: Chat | None = None, **names: str) -> str:
+    return ChatTemplate({"default": source}, names).render(chat or CHATS["one"])
+
+
+def test_tools_choose_their_own_template() -> None:
+    template = ChatTemplate({"default": "D", "tool_use": "T"})
+    assert template.render(CHATS["one"]) == "D"
+    assert template.render(CHATS["tools"]) == "T"
+
+
+def test_arguments_that_are_no_object_stay_text() -> None:
+    source = "{% for c in messages[0].tool_calls %}{{ c.function.arguments is string }} {% endfor %}"
+    calls = [ToolCall("1", "f", text) for text in ("{}", "", "[1]", "{", "[" * 100_000)]
+    assert render(source, Chat([Message("assistant", None, tool_calls=calls)])) == "False False True True True "
+
+
+def test_the_template_refuses_in_its_own_words() -> None:
+    with pytest.raises(BadRequest) as refused:
+        render(STRICT, CHATS["named"])
+    assert refused.value.message == "Not your turn: system"
+    with pytest.raises(BadRequest) as refused:
+        render("{{ raise_exception(messages[0].content * 9999) }}")
+    assert len(refused.value.message) < 1000
+
+
+def test_no_template_and_no_messages() -> None:
+    with pytest.raises(BadRequest, match="no chat template"):
+        ChatTemplate({}).render(CHATS["one"])
+    with pytest.raises(BadRequest, match="at least one message"):
+        render(CHATML, Chat([]))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template",
+        "__class__", "_private", "not a name", "", "bos_token", "raise_exception", "range", "namespace",
+        "conversation", "self",
+    ],
+)  # fmt: skip
+def test_reserved_options_are_refused(name: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        render(CHATML, Chat(CHATS["one"].messages, options={name: True}), bos_token="<s>")
+    assert refused.value.field == "chat_template_kwargs"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.__class__.__base__.__subclasses__() }}",
+        "{{ (messages | attr('__class__')).mro() }}",
+        "{{ '{0.__class__.__mro__}'.format(messages) }}",
+        "{{ '{0.__class__}' | format(messages) ~ ('%s' | attr('__class__')) }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ strftime_now.__globals__['json'] }}",
+        "{{ dict.__init__ }}",
+        "{{ namespace(__class__=1) }}",
+        "{% set ns = namespace() %}{% set ns.__init__ = 1 %}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update({'role': 'system'}) }}",
+        "{{ messages[0].content.join.__func__ }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+        "{{ lipsum.__globals__ }}",
+        "{% include '/etc/passwd' %}",
+        "{% import 'os' as os %}",
+    ],
+)
+def test_nothing_leads_out_of_the_sandbox(source: str) -> None:
+    try:
+        text = render(source)
+    except BadRequest as refused:
+        assert "0x" not in refused.message
+    else:
+        assert "class" not in text and "root:" not in text and "uid=" not in text
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for a in range(99999) %}{% for b in range(99999) %}{{ b }}{% endfor %}{% endfor %}",
+        "{% set l = range(9999) | list %}{% for a in l %}{% for b in l %}{% if a %}{% endif %}{% endfor %}{% endfor %}",
+        "{% for a in 'abcdefgh' %}" * 12 + "{% endfor %}" * 12,
+        "{% macro f(n) %}{% for x in range(2) %}{{ f(n) if n else '' }}{% endfor %}{% endmacro %}{{ f(9) }}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{{ range(10 ** 9) | list }}",
+        "{{ 'x' * 10 ** 10 }}",
+        "{{ [0] * 10 ** 10 }}",
+        "{{ 10 ** 10 ** 10 }}",
+        "{{ lipsum(10 ** 9) }}",
+        "{{ messages | tojson(indent=10 ** 9) }}",
+        "{{ 'x' * 10 ** 7 }}" * 9,
+    ],
+)
+def test_hostile_templates_end_on_a_budget(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_SECONDS", 0.3)
+    template = ChatTemplate({"default": source})
+    began = time.monotonic()
+    with pytest.raises(BadRequest):
+        template.render(CHATS["one"])
+    assert time.monotonic() - began < 60  # the point is that it ends at all
+    assert render("{{ messages[0].role }}") == "user"
+
+
+def test_many_messages_render_in_time() -> None:
+    chat = Chat([Message("user" if n % 2 == 0 else "assistant", "x") for n in range(20_001)])
+    assert render(STRICT, chat, bos_token="<s>", eos_token="</s>").count("[Q]") == 10_001
+
+
+def test_what_cannot_be_continued() -> None:
+    upper = "{% for m in messages %}{{ m.content | upper }}{% endfor %}"
+    for source in (upper, "{{ messages[0].content }}", "no messages"):
+        with pytest.raises(BadRequest) as refused:
+            render(source, CHATS["continued"])
+        assert refused.value.field == "continue_final_message"
+    with pytest.raises(BadRequest):
+        render(CHATML, Chat([Message("assistant", None)], continue_final=True))
+
+
+def test_loading_from_a_folder(tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    assert ChatTemplate.load(tmp_path, tokenizer).sources == {}
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({"chat_template": "{{ bos_token }}A"}))
+    assert ChatTemplate.load(tmp_path, tokenizer).render(CHATS["one"]) == "<s>A"
+    config.write_text(
+        json.dumps({"chat_template": [{"name": "default", "template": "B"}, {"name": "tool_use", "template": "C"}]})
+    )
+    assert ChatTemplate.load(tmp_path, tokenizer).sources == {"default": "B", "tool_use": "C"}
+    (tmp_path / "chat_template.jinja").write_text("D")
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("E")
+    assert ChatTemplate.load(tmp_path, tokenizer).sources == {"default": "D", "tool_use": "E"}
+    (tmp_path / "chat_template.jinja").write_text("{% if %}")
+    with pytest.raises(BadTokenizer, match="not valid"):
+        ChatTemplate.load(tmp_path, tokenizer)

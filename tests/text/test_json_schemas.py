@@ -1,0 +1,152 @@
+"""JSON schemas kept as data: what is accepted is followed to the letter, what is refused is refused with its reason.
+
+Every schema that is accepted is given to a model with random weights and to the built-in one, all at once, and what
+they write is looked at by ``jsonschema``, which shares no code with the engine. ``make test`` takes a third of them,
+``make test-nightly`` all.
+"""
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import Iterator
+from datetime import date
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any
+
+import llguidance
+import pytest
+from jsonschema import Draft202012Validator, FormatChecker
+from jsonschema.protocols import Validator
+from jsonschema.validators import validator_for
+from support import tiny_models
+
+from parley import LLM
+from parley.errors import Invalid
+from parley.text.grammar.compiler import Compiler
+from parley.text.grammar.string_formats import FORMATS
+from parley.types import Grammar
+
+DATA = Path(__file__).parents[1] / "data" / "schemas"
+ROWS: list[dict[str, Any]] = [
+    row for file in sorted(DATA.glob("*.json")) for row in json.loads(file.read_text("utf-8"))
+]
+ACCEPTED = [row for row in ROWS if "refused" not in row]
+REFUSED = [row for row in ROWS if "refused" in row]
+TAKEN = ACCEPTED if os.environ.get("PARLEY_NIGHTLY") else ACCEPTED[::3]
+TOKENS = 240  # of an answer; what has no end of its own is cut there
+PLACES = 192  # answers at once
+CLOSING = re.compile(r'["}\]][]},"]*')
+HOST = re.compile(
+    r"(?!.{254})([a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?)(\.[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?)*"
+)
+TIME = re.compile(r"([01]\d|2[0-3]):[0-5]\d:([0-5]\d|60)(\.\d+)?([zZ]|[+-]([01]\d|2[0-3]):[0-5]\d)")
+SPAN = re.compile(r"P(?=.)(\d+W|(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+S)?)?)")
+
+
+def formats() -> FormatChecker:
+    """A checker of what the grammar promises. jsonschema itself leaves many formats to packages that are not here."""
+    checker = FormatChecker(formats=FORMATS & FormatChecker.checkers.keys())
+
+    def check(name: str, holds: Any) -> None:
+        checker.checks(name, raises=ValueError)(lambda value: not isinstance(value, str) or bool(holds(value)))
+
+    check("date", date.fromisoformat)
+    check("time", TIME.fullmatch)
+    check("date-time", lambda text: TIME.fullmatch(text[11:]) and text[10] in "Tt" and date.fromisoformat(text[:10]))
+    check("duration", SPAN.fullmatch)
+    check("hostname", HOST.fullmatch)
+    check("email", re.compile(r"[^@\s]+@[^@\s]+").fullmatch)
+    check("uri", re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:[^\s<>\"{}|\\^`]*").fullmatch)
+    check("json-pointer", re.compile(r"(/([^/~]|~0|~1)*)*").fullmatch)
+    check("relative-json-pointer", re.compile(r"(0|[1-9]\d*)(#|(/([^/~]|~0|~1)*)*)").fullmatch)
+    return checker
+
+
+CHECKER = formats()
+
+
+def exact(text: str) -> Any:
+    """JSON with its decimals as they are written: in binary 9.88 is no multiple of 0.01."""
+
+    def number(digits: str) -> Any:
+        try:
+            return Decimal(digits)
+        except InvalidOperation:  # an exponent that nobody reads
+            return float(digits)
+
+    return json.loads(text, parse_float=number)
+
+
+def validator(schema: Any) -> Validator:
+    """By the draft that the schema declares."""
+    schema = exact(json.dumps(schema))
+    kind = validator_for(schema, default=Draft202012Validator)
+    kind.check_schema(schema)
+    return kind(schema, format_checker=CHECKER)
+
+
+@pytest.fixture(scope="module", params=["random", "built-in"])
+def llm(request) -> Iterator[LLM]:
+    folder = str(tiny_models.model("qwen3")) if request.param == "random" else None
+    with LLM(folder, threads=1, kv_memory=192 << 20, max_batch=PLACES) as llm:
+        yield llm
+
+
+def test_there_are_enough_and_names_are_unique():
+    names = [row["name"] for row in ROWS]
+    assert len(ACCEPTED) >= 400 and len(REFUSED) >= 50
+    assert len({(row["name"], "refused" in row) for row in ROWS}) == len(names)
+
+
+def test_what_is_refused_is_refused_before_it_is_queued_with_the_reason(llm):
+    before = llm._model.engine.stats.prompt_tokens
+    for row in REFUSED:
+        with pytest.raises(Invalid) as caught:
+            llm.generate("a", guided_json=row["schema"], max_tokens=1)
+        assert row["refused"] in caught.value.message, row["name"]
+        assert caught.value.field == "guided_json" and "guided_json" in caught.value.message
+    assert llm._model.engine.stats.prompt_tokens == before
+
+
+def bias(llm: LLM) -> dict[str, float]:
+    """Towards the ends of strings, lists, objects and answers: these models would rather go on."""
+    tokenizer = llm._model.language.tokenizer
+    texts = ((id, tokenizer.backend.decode([id])) for id in range(tokenizer.vocab_size))
+    towards = {str(id): 9.0 if text[0] == '"' else 3.0 for id, text in texts if CLOSING.fullmatch(text)}
+    return towards | {str(id): 6.0 for id in tokenizer.eos_ids}
+
+
+def test_every_answer_validates(llm):
+    closing = bias(llm)
+
+    async def write() -> list[Any]:
+        options = {"max_tokens": TOKENS, "temperature": 0.8, "frequency_penalty": 0.5, "logit_bias": closing}
+        return await asyncio.gather(
+            *(
+                llm.agenerate("JSON: ", guided_json=row["schema"], seed=seed, **options)
+                for seed, row in enumerate(TAKEN)
+            )
+        )
+
+    answers = asyncio.run(write())
+    cut = 0
+    for row, answer in zip(TAKEN, answers, strict=True):
+        text = answer.text
+        if answer.completions[0].finish == "length":
+            cut += 1
+            assert begins(llm, row["schema"], text), (row["name"], text)
+        else:
+            assert answer.completions[0].finish == "stop", row["name"]
+            faults = [fault.message for fault in validator(row["schema"]).iter_errors(exact(text))]
+            assert not faults, (row["name"], text, faults)
+    assert cut <= len(TAKEN) / 10
+
+
+def begins(llm: LLM, schema: Any, text: str) -> bool:
+    """Is it a beginning of an answer, read byte by byte?"""
+    grammar = Compiler(llm._model.language.tokenizer).compile(Grammar("json", schema))
+    matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar, log_level=0)
+    letters = list(text.removesuffix("\ufffd").encode())
+    return matcher.try_consume_tokens(letters) == len(letters)

@@ -1,0 +1,203 @@
+"""The region parser: examples of what models write, and the property that cutting never changes anything."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.answer_parts import Parts, cut, read
+
+from parley.text import Markup, Regions, detect
+from parley.text.parsing.families import HERMES, HERMES_LIST
+from parley.text.parsing.markup import begins_thinking
+
+QWEN = Markup(("<think>", "</think>"), (HERMES, HERMES_LIST))
+TOOLS = Markup(None, (HERMES,))
+THINK = Markup(("<think>", "</think>"))
+BEGUN = Markup(("<think>", "</think>"), (HERMES,), begun=True)
+
+
+def parse(pieces: list[str], markup: Markup = QWEN, thinking: bool = False) -> Parts:
+    numbers = itertools.count()
+    return read(Regions(markup, thinking, lambda: f"call_{next(numbers)}"), pieces)
+
+
+def call(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+QUOTING = '{"x":"\\"</tool_call>\\\\"}'
+EXAMPLES: list[tuple[str, Parts]] = [
+    ("", ("", "", [])),
+    ("Hello.\n", ("", "Hello.\n", [])),
+    ("\n\nHello.", ("", "\n\nHello.", [])),
+    ("<think>\nhm\n\nso\n</think>\n\nYes.\n", ("hm\n\nso", "Yes.\n", [])),
+    ("\n<think>\n\n</think>\n\nYes", ("", "Yes", [])),
+    ("<think>never closed\n", ("never closed\n", "", [])),
+    ("<think", ("", "<think", [])),
+    ("<thinking> is a word", ("", "<thinking> is a word", [])),
+    ("I <think> so</think>", ("", "I <think> so</think>", [])),
+    ("<think>a </thin b</think>c", ("a </thin b", "c", [])),
+    ("<think>x</think>\n\n" + call("f", "{}"), ("x", "", [("f", "{}")])),
+    ("Ok \n \n" + call("f", '{"a": [1, {"b": "}"}]}'), ("", "Ok ", [("f", '{"a": [1, {"b": "}"}]}')])),
+    (call("f", "{}") + "\n" + call("g", QUOTING), ("", "", [("f", "{}"), ("g", QUOTING)])),
+    (call("f", "{}") + "\n", ("", "", [("f", "{}")])),
+    (call("f", "{}") + "\nDone.", ("", "Done.", [("f", "{}")])),
+    ("Ok." + call("f", "{}") + "\nDone.", ("", "Ok.\nDone.", [("f", "{}")])),
+    (" \n\t" + call("f", "{}") + "\n \n", ("", "", [("f", "{}")])),
+    ("<think>hm\n \t</think>So  <b> ", ("hm", "So  <b> ", [])),
+    ('<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', ("", "", [("f", '{"a": 1}')])),
+    ('<tool_call>{"id": [0, "x"], "name": "f", "parameters": {}, "z": 0}</tool_call>', ("", "", [("f", "{}")])),
+    ('<tool_call>{"name": "f"}</tool_call>', ("", "", [("f", "{}")])),
+    ('<tool_call>{"name": "f", "arguments": null}</tool_call>', ("", "", [("f", "null")])),
+    ('<tool_call>{"name": "\\u00e9\\"", "arguments": {}}</tool_call>', ("", "", [('é"', "{}")])),
+    # cut by a length limit
+    ("Ok\n<tool_call>\n", ("", "Ok\n<tool_call>\n", [])),
+    ('<tool_call>\n{"name": "f', ("", '<tool_call>\n{"name": "f', [])),
+    ('<tool_call>\n{"name": "f"', ("", "", [("f", "")])),
+    ('<tool_call>\n{"name": "f", "arguments": {"a": "b', ("", "", [("f", '{"a": "b')])),
+    ('<tool_call>\n{"name": "f", "arguments": {"a": "b\\', ("", "", [("f", '{"a": "b\\')])),
+    ("a</tool_call", ("", "a</tool_call", [])),
+    # not a call
+    ("<tool_call> is a mark", ("", "<tool_call> is a mark", [])),
+    ("<tool_call>\n<tool_call>\n{}</tool_call>", ("", "<tool_call>\n<tool_call>\n{}</tool_call>", [])),
+    ('<tool_call>{"name": 5}</tool_call>', ("", '<tool_call>{"name": 5}</tool_call>', [])),
+    ('<tool_call>{"name": ""}</tool_call>', ("", '<tool_call>{"name": ""}</tool_call>', [])),
+    ('<tool_call>{"arguments": {}}</tool_call>', ("", '<tool_call>{"arguments": {}}</tool_call>', [])),
+    ("<tool_call>{name: f}</tool_call>" + call("g", "{}"), ("", "<tool_call>{name: f}</tool_call>", [("g", "{}")])),
+    ("<tool_call>\n" + call("g", "{}"), ("", "<tool_call>", [("g", "{}")])),
+    # slips of small models
+    ('<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>!', ("", "!", [("f", '{"a": 1}')])),
+    ('<tool_call>{"name": "f", "arguments": {"a": 1}}}\n</tool_call>!', ("", "!", [("f", '{"a": 1}')])),
+    ('<tool_call>{"name": "f", "arguments": {"a": 1\n</tool_call>!', ("", "!", [("f", '{"a": 1\n')])),
+    ('<tool_call>{"name": "f", "arguments": {"a": "b}}\n</tool_call>!', ("", "!", [("f", '{"a": "b}}\n')])),
+    ('<tool_call>{"name": "f", "arguments": {}} and so', ("", " and so", [("f", "{}")])),
+    ('<tool_call>{"name": "f", "arguments": {},}</tool_call>', ("", "", [("f", "{}")])),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "expected"), EXAMPLES)
+def test_examples_whole_by_character_and_in_two(text: str, expected: Parts) -> None:
+    assert parse([text]) == expected
+    assert parse(list(text)) == expected
+    for middle in range(len(text)):
+        assert parse([text[:middle], text[middle:]]) == expected
+
+
+FRAGMENTS = [
+    "<think>", "</think>", "<tool_call>", "</tool_call>", "\n", "{", "}", '"', "\\", "name", '"name"', ":", ",",
+    '"arguments"', '{"name": "f", "arguments": {', '"a": 1', "[", "]", "<", "/", " ", "x", "€", "null",
+    "}}\n</tool_call>", "\x00",
+]  # fmt: skip
+texts = st.lists(st.sampled_from(FRAGMENTS), max_size=30).map("".join)
+
+
+@given(
+    texts,
+    st.lists(st.integers(1, 9), min_size=1, max_size=8),
+    st.sampled_from([QWEN, TOOLS, THINK, BEGUN]),
+    st.booleans(),
+)
+@settings(max_examples=200, deadline=None)
+def test_any_cutting_gives_the_same_parts(text: str, sizes: list[int], markup: Markup, thinking: bool) -> None:
+    thinking = thinking and markup.think is not None
+    pieces = cut(text, sizes)
+    whole = parse([text], markup, thinking)
+    assert parse(pieces, markup, thinking) == whole
+    assert parse([part for piece in pieces for part in (piece, "")], markup, thinking) == whole
+
+
+@given(texts)
+@settings(max_examples=200, deadline=None)
+def test_without_marks_in_play_the_text_is_the_content(text: str) -> None:
+    if "<think>" not in text and not text.lstrip("\n").startswith("</think>"):
+        assert parse([text], THINK) == ("", text, [])
+    if "<tool_call>" not in text:
+        assert parse(list(text), TOOLS) == ("", text, [])
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=8,
+)
+arguments = st.dictionaries(st.text(max_size=6), json_values, max_size=3)
+
+
+@given(st.text(min_size=1, max_size=8), arguments, st.booleans(), st.sampled_from([None, 1]))
+@settings(max_examples=200, deadline=None)
+def test_arguments_come_exactly_as_written(
+    name: str, value: dict[str, object], ascii: bool, indent: int | None
+) -> None:
+    written = json.dumps(value, ensure_ascii=ascii, indent=indent)
+    text = f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {written}}}\n</tool_call>'
+    assert parse(list(text)) == ("", "", [(name, written)])
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "<tool_call>", "<tool_call>\n", "<", "\n", "<tool_call>{", '<tool_call>{"',
+        '<tool_call>{"name": "f", "arguments": {',
+        '{"a":', "<think>", "</think>", "<tool_cal", "[", '"', "\\",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("start", ["", "<think>", '<tool_call>{"name": "f", "arguments": ', '<tool_call>{"a": '])
+def test_a_megabyte_of_marks_is_read_once(unit: str, start: str) -> None:
+    text = start + unit * (200_000 // len(unit))
+    regions = Regions(QWEN)
+    count = 0
+    for at in range(0, len(text), 7):
+        count += sum(
+            len(piece) + len(call.arguments if call else "") for _, piece, call in regions.push(text[at : at + 7])
+        )
+        assert len(regions._text) - regions._at <= len("</tool_call>")
+    count += sum(len(piece) + len(call.arguments if call else "") for _, piece, call in regions.flush())
+    assert count <= len(text) + 2 * regions.calls
+
+
+def test_families_are_told_by_their_templates() -> None:
+    assert detect("… <think> … <tool_call> …") == QWEN
+    assert detect("{{ content.split('</think>') }}") == THINK
+    assert detect("plain") == Markup()
+
+
+def test_a_prompt_that_leaves_reasoning_open() -> None:
+    assert begins_thinking(QWEN, "<|assistant|>\n<think>\n", False)
+    assert not begins_thinking(QWEN, "<|assistant|>\n<think>\n\n</think>\n\n", False)
+    assert not begins_thinking(QWEN, "what does <think> mean?<|assistant|>", False)
+    assert begins_thinking(QWEN, "<|assistant|>\n<think>\nLet me", True)
+    assert not begins_thinking(QWEN, "<|assistant|>\n<think>\nLet me</think>So", True)
+    assert not begins_thinking(TOOLS, "<think>", False)
+    assert parse(["\nhm", "\n</think>\n", "\nso"], QWEN, thinking=True) == ("hm", "so", [])
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("hm\n</think>\n\nYes.", ("hm", "Yes.", [])),
+        ("<think>\nhm</think>Yes.", ("hm", "Yes.", [])),
+        ("\n<think>hm", ("hm", "", [])),
+        ("never closed", ("never closed", "", [])),
+        ("<thi", ("<thi", "", [])),
+        ("a <think> b</think>c", ("a <think> b", "c", [])),
+        ("</think>Yes.", ("", "Yes.", [])),
+        ("", ("", "", [])),
+        (call("f", "{}") + "</think>" + call("f", "{}"), (call("f", "{}"), "", [("f", "{}")])),
+    ],
+)
+def test_reasoning_that_nothing_opens(text, parts):
+    assert parse([text], BEGUN, True) == parts == parse(list(text), BEGUN, True)
+
+
+def test_which_answers_begin_with_reasoning_that_nothing_opens():
+    assert detect("{{ '<think>' }}", reasoning="deepseek-r1").begun and not detect("{{ '<think>' }}").begun
+    for prompt, continued, begun in [
+        ("<|assistant|>", False, True), ("<|assistant|>\n<think>\n", False, True),
+        ("<|assistant|>\n<think>\n\n</think>\n\n", False, False), ("<|assistant|>Let me", True, False),
+        ("<|assistant|><think>Let me", True, True),
+    ]:  # fmt: skip
+        assert begins_thinking(BEGUN, prompt, continued) == begun

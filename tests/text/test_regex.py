@@ -1,0 +1,110 @@
+"""Regular expressions: what is let through is what Python takes them for, and in a JSON schema ECMAScript as well."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import llguidance
+import pytest
+from support import tiny_tokenizers
+
+from parley.errors import Invalid
+from parley.text.grammar.compiler import Compiler
+from parley.text.grammar.regex import rust
+from parley.types import Grammar
+
+LETTERS = "aAbkzK\u212aß\u017féñ٣05_-.,+*?&~[]{}()|^$\\/ \t\n\r\x0b\x1c\x85\xa0\u0301\u203f\u2028\ufeff日🐲<>#:"
+TEXTS = ["", *LETTERS, *(f"a{letter}" for letter in LETTERS), "ab", "aab", "aaa", "a0", "a.b", "{a}", "a{2", "<a>",
+         "[a", "a]", "2024-02", "\N{OX}", "\x08", "\x01", "\0",
+         ".+*?()|[]{}^$-"]  # fmt: skip
+
+SAME = [
+    r"a", r"a|b", r"^a$", r"(^a$)|(^b$)", r"a*?", r"[ab]+", r".", r"(?s).", r"(?s:a.)", r"a.", r"\d", r"\D", r"\w",
+    r"\W", r"\s", r"\S", r"[\s\S]", r"[^\s]", r"[\w.-]", r"[^\W\d_]", r"[\D5]", r"[\w\W]", r"[[a]", r"[a&&b]",
+    r"[a~~b]", r"[+--]", r"[a\-b]", r"[\b]", r"[]a]", r"[^]a]", r"[\]\[]", r"[\^a]", r"{a}", r"a{2", r"a{,2}",
+    r"a{2}", r"a{1,}", r"(?P<n>a)(?:b)?", r"(?#any)a", r"(?i)k", r"(?i)A", r"(?i:a)b", r"\Aa\Z", r"\x61", r"\u0061",
+    r"\U0001F402", r"\0", r"\/", r"/", r"\<a\>", r"\.\+\*\?\(\)\|\[\]\{\}\^\$\-", r"\_", r"\t|\n|\r|\f|\v|\a",
+    r"[é-ñ]", r"日|🐲", r"()", r"a||b", r"(a*)*", r"(?-i:a)", r"\d{4}-\d\d", "a\nb|a", r"[\x01-\x08]", r"\012", r"\101",
+    r"[\t-\r]", r"(?u)a",
+]  # fmt: skip
+REFUSED = [
+    (r"(a)\1", "backreferences"), (r"(?P<n>a)(?P=n)", "backreferences"), (r"(?=a)a", "look-ahead"),
+    (r"(?<!a)b", "look-"), (r"\ba", r"\b"), (r"a++", "possessive"), (r"a{2}+", "possessive"), (r"(?>a)", "atomic"),
+    (r"(?x) a", "flag x"), (r"(?L)a", "flag L"), (r"a\q", "escape"), (r"[\q]", "escape"), (r"[b-a]", "range"),
+    (r"[a-\d]", "range"), (r"[a", "class"), (r"(a", "group"), (r"a)", "group"), (r"(?#a", "comment"),
+    (r"*a", "repetition"), ("a\\", "backslash"), ("[\\", "backslash"), (r"\ud800", "surrogate"),
+    (r"\U00110000", "character"), (r"a$b", "^ and $"), (r"[^\s\S]", "no text"), (r"b(?i)a", "flags"),
+]  # fmt: skip
+BYTES = llguidance.LLTokenizer("byte")
+
+
+def reader(compiler: Compiler, grammar: Grammar) -> Callable[[str], bool]:
+    """Whether a text has the form, read byte by byte."""
+    beginning = llguidance.LLMatcher(BYTES, compiler.compile(grammar), log_level=0)
+
+    def fits(text: str) -> bool:
+        matcher, read = beginning.deep_copy(), list(text.encode())
+        return bool(matcher.try_consume_tokens(read) == len(read) and matcher.is_accepting())
+
+    return fits
+
+
+def written(compiler: Compiler, schema: dict[str, Any]) -> Callable[[str], bool]:
+    fits = reader(compiler, Grammar("json", schema))
+    return lambda text: fits(json.dumps(text, ensure_ascii=False))
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    return Compiler(tiny_tokenizers.byte_level())
+
+
+@pytest.mark.filterwarnings("ignore:Possible")
+@pytest.mark.parametrize("expression", SAME)
+def test_what_is_let_through_matches_for_python(compiler, expression):
+    fits = reader(compiler, Grammar("regex", expression))
+    found = {text for text in TEXTS if fits(text)}
+    assert found
+    assert [text for text in found if not re.fullmatch(expression, text)] == []
+    left = [text for text in TEXTS if text.isascii() and re.fullmatch(expression, text) and text not in found]
+    assert set("".join(left)) <= {"\x0b", "\x1c"}  # white space in a narrow sense
+
+
+@pytest.mark.parametrize(
+    ("pattern", "good", "bad"),
+    [
+        (r"^\w$", "a5_", "é٣-"), (r"^\W$", "-. ", "aé٣"), (r"^\d$", "05", "٣a"), (r"^\D$", "aé", "5٣"),
+        (r"^\s$", " \n\xa0\u2028", "\x85\x1ca"), (r"^\S$", "aé.", " \ufeff\x85\xa0"), (r"^.$", "a\t🐲", "\n\r\u2028"),
+        (r"^[^a]$", "b\n🐲", "a"), (r"^[\s\S]$", "a\n\ufeff🐲", ""), (r"^\ud83d\udc32$", "🐲", "a"), (r"b", "b", "a"),
+        (r"^\cI$", "\t", "I"), (r"^[\x00-\x1f]$", "\n\t\b", '"\\a'), (r"^[\x00-\x7f]$", 'a"\\\n', "é"),
+        (r"^(?s:.)$", "a\n", ""), (r"^[\w-.]$", "a-.", "+"), (r"^\p{Lu}$", "AK", "a"),
+    ],
+)  # fmt: skip
+def test_patterns_of_schemas_mean_what_all_readers_take_them_for(compiler, pattern, good, bad):
+    fits = written(compiler, {"type": "string", "pattern": pattern})
+    assert all(map(fits, good)) and not any(map(fits, bad))
+
+
+def test_characters_that_json_writes_by_number_are_never_passed_over(compiler):
+    for pattern in ("^a\\x01$", "^a\x01b$", "[0-9]+\\x00", "^\\u007f$"):
+        with pytest.raises(Invalid, match="pattern"):
+            compiler.compile(Grammar("json", {"type": "string", "pattern": pattern}))
+    fits = written(compiler, {"type": "string", "pattern": "^(a\\x01|b)$"})
+    assert fits("b") and not fits("a")
+    fits = reader(compiler, Grammar("json", {"enum": ["a\x01b", "a\x7fb"]}))
+    assert fits(r'"a\u0001b"') and fits(r'"a\u007fb"') and not fits('"ab"')
+
+
+@pytest.mark.parametrize(("expression", "told"), REFUSED)
+def test_what_is_refused_is_told(compiler, expression, told):
+    with pytest.raises(Invalid) as caught:
+        compiler.compile(Grammar("regex", expression, field="guided_regex"))
+    assert told in caught.value.message and caught.value.field == "guided_regex"
+
+
+def test_what_is_written_for_rust_stays_as_it_is():
+    made = rust(r"[\W\d].\s", schema=True)
+    assert rust(made, schema=True) is made and rust(made, schema=False) is made

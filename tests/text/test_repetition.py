@@ -1,0 +1,38 @@
+"""Patterns that an output repeats, against a look at every size; and what becomes of an answer that does."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_choice import answer, encode
+
+from parley.text.tokens.repetition import Repeats
+from parley.types import Repetition, Stop
+
+tokens = st.lists(st.integers(0, 2), max_size=60) | st.lists(st.integers(0, 2), min_size=1, max_size=5).map(
+    lambda pattern: pattern * 12
+)
+
+
+@given(tokens, st.integers(1, 4), st.integers(0, 6), st.integers(2, 5))
+@settings(max_examples=300, deadline=None)
+def test_against_a_look_at_every_size(ids: list[int], least: int, more: int, count: int) -> None:
+    wish = Repetition(least, least + more, count)
+    repeats = Repeats(wish)
+    for end, id in enumerate(ids, 1):
+        sizes = (size for size in range(wish.least, wish.most + 1) if size * count <= end)
+        expected = any(ids[end - size * count : end] == ids[end - size : end] * count for size in sizes)
+        assert repeats.push(id) == expected
+
+
+def test_an_answer_ends_where_it_repeats_itself() -> None:
+    ids = encode("One. ") + encode("ab") * 9
+    pattern = len(encode("ab"))
+    wish = Stop(repetition=Repetition(1, 8, 3))
+    for sizes in ([1], [100]):
+        result = answer(ids, sizes, stop=wish)
+        assert result.done is not None and (result.done.reason, result.done.stop) == ("repetition", None)
+        assert result.usage[1] == len(encode("One. ")) + 3 * pattern
+        assert result.text["content"] == "One. ababab"
+    late = answer(ids, stop=Stop(repetition=Repetition(1, 8, 3), min_tokens=len(ids) - pattern))
+    assert late.text["content"] == "One. " + "ab" * 8

@@ -1,0 +1,350 @@
+"""HTTP as an attacker writes it: heads, chunks and bodies that are too large, too slow or wrong."""
+
+import asyncio
+import gzip
+import json
+import resource
+import zlib
+
+import pytest
+from support.http_client import HELLO, Connection, request
+
+from parley.web.connection_limit import Room
+
+CHAT = "/v1/chat/completions"
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
+BODY = json.dumps(HELLO).encode()
+
+
+async def status(connection: Connection) -> int:
+    return (await connection.answer()).status
+
+
+async def test_a_head_may_not_be_large(serve):
+    served = await serve(header_limit=4096)
+    connection = await served.connect()
+    await connection.send(request("POST", CHAT, HELLO, {"x-fill": "a" * 5000}))
+    answer = await connection.answer()
+    assert (answer.status, answer.error["type"]) == (431, "invalid_request_error")
+    assert (await served.get("/v1/" + "a" * 5000)).status == 431
+    assert await served.control()
+
+
+async def test_a_head_may_not_have_many_headers(serve):
+    served = await serve(header_count=20)
+    assert (await served.get("/v1/models", **{f"x-{n}": "1" for n in range(25)})).status == 431
+    assert (await served.get("/v1/models", **{f"x-{n}": "1" for n in range(15)})).status == 200
+
+
+@pytest.mark.parametrize("line", [b"x-fill: ", b"GET /", b"x: y\r\n"], ids=["one header", "one line", "many headers"])
+async def test_an_endless_head_is_cut_off_long_before_its_end(serve, line):
+    served = await serve()
+    connection = await served.connect()
+    start = b"" if line.startswith(b"GET") else HEAD
+    sent = 0
+    try:
+        await connection.send(start + line)
+        while sent < 100 << 20:
+            piece = line * 10_000 if line.endswith(b"\n") else b"a" * 65_536
+            await connection.send(piece)
+            sent += len(piece)
+    except ConnectionError:
+        pass
+    assert sent < 16 << 20
+    connection.close()
+    assert await served.control()
+
+
+async def test_a_slow_head_is_not_waited_for(serve):
+    served = await serve(header_timeout=0.1)
+    for start in (b"", b"POST", HEAD):
+        connection = await served.connect()
+        await connection.send(start)
+        assert b" 408 " in (await connection.ended())[:16]
+    assert await served.control()
+
+
+async def test_a_slow_body_is_not_waited_for(serve):
+    served = await serve(body_timeout=0.1)
+    connection = await served.connect()
+    await connection.send(HEAD + b"content-length: 100\r\n\r\n{")
+    assert await status(connection) == 408
+    connection.close()
+    assert await served.control()
+
+
+async def test_a_large_body_is_refused_before_it_is_read(serve):
+    served = await serve(body_limit=1000)
+    connection = await served.connect()
+    await connection.send(HEAD + b"content-length: 100000000\r\n\r\n")
+    answer = await connection.answer()
+    assert answer.status == 413
+    assert "1000" in answer.error["message"]
+    connection.close()
+
+
+async def test_a_large_body_without_a_length_is_refused_on_the_way(serve):
+    served = await serve(body_limit=1000)
+    connection = await served.connect()
+    await connection.send(HEAD + b"transfer-encoding: chunked\r\n\r\n" + b"64\r\n" + b" " * 100 + b"\r\n" * 1)
+    for _ in range(20):
+        await connection.send(b"64\r\n" + b" " * 100 + b"\r\n")
+    assert await status(connection) == 413
+    connection.close()
+    assert await served.control()
+
+
+async def test_who_goes_on_sending_a_refused_body_is_cut_off(serve, monkeypatch):
+    monkeypatch.setattr("parley.web.http_protocol.LINGER", 0.1)
+    served = await serve(body_limit=1000)
+    connection = await served.connect()
+    await connection.send(HEAD + b"content-length: 100000000\r\n\r\n")
+    assert await status(connection) == 413
+    with pytest.raises(ConnectionError):
+        while True:
+            await connection.send(b" " * 1000)
+            await asyncio.sleep(0.01)
+
+
+async def test_a_body_that_comes_behind_another_request_has_its_time(serve, monkeypatch):
+    """It is not what is left of the request that is answered meanwhile."""
+    monkeypatch.setattr("parley.web.http_protocol.LINGER", 0.1)
+    served = await serve(tick=0.05)
+    connection = await served.connect()
+    stream = {**HELLO, "stream": True, "max_tokens": 12}
+    both = request("POST", CHAT, HELLO) + request("POST", CHAT, stream)
+    await connection.send(both[:-1])
+    assert await status(connection) == 200
+    await asyncio.sleep(0.2)
+    await connection.send(both[-1:])
+    assert (await connection.answer()).events
+    connection.close()
+
+
+@pytest.mark.parametrize("between", [0, 1])
+async def test_a_head_that_comes_behind_another_request_has_its_time(serve, monkeypatch, between):
+    """It is not read while others before it are answered, and says nothing in the midst of their answers."""
+    monkeypatch.setattr("parley.web.http_protocol.LINGER", 0.1)
+    served = await serve(tick=0.05, header_timeout=0.3)
+    connection = await served.connect()
+    stream = {**HELLO, "stream": True, "max_tokens": 12}
+    last = request("POST", CHAT, HELLO)
+    await connection.send(request("POST", CHAT, stream) * (1 + between) + last[:30])
+    for _ in range(1 + between):
+        assert (await connection.answer()).events
+    await asyncio.sleep(0.15)
+    await connection.send(last[30:])
+    assert await status(connection) == 200
+    await connection.send(last[:30])
+    assert b" 408 " in (await connection.ended())[:16]
+
+
+@pytest.mark.parametrize(
+    "between, wrong",
+    [(0, b"no HTTP\r\n\r\n"), (1, b"no HTTP\r\n\r\n"), (0, b"GET / HTTP/1.1\r\nx: " + b"a" * 70_000)],
+    ids=["none", "none behind another", "endless"],
+)
+async def test_what_is_wrong_behind_a_request_is_not_said_inside_its_answer(serve, between, wrong):
+    served = await serve(tick=0.02)
+    connection = await served.connect()
+    stream = request("POST", CHAT, {**HELLO, "stream": True})
+    await connection.send(stream)
+    assert (await connection.head())[0] == 200
+    await connection.send(stream * between + wrong[:20])
+    await asyncio.sleep(0.02)
+    await connection.send(wrong[20:])
+    assert b"HTTP/1.1" not in await connection.ended()
+    assert await served.control()
+
+
+def test_there_is_room_for_as_many_as_the_system_may_give():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before[0] // 2, before[1]))
+        alone = Room.greatest(1)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+        assert Room.greatest(2).served <= alone.served < alone.full < before[1] or before[1] == resource.RLIM_INFINITY
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+async def test_clients_that_there_are_no_descriptors_for_are_told_so(serve):
+    room = Room(2, 3)
+    served, beside = await serve(room=room, tick=0.02), await serve(room=room)
+    idle, busy, late = [await port.connect() for port in (served, served, beside)]
+    await busy.send(request("POST", CHAT, {**HELLO, "stream": True}))
+    await busy.head()
+    await late.send(request("POST", CHAT, HELLO))
+    answer = await late.answer()
+    assert (answer.status, answer.error["code"], answer.headers["connection"]) == (429, "rate_limit_exceeded", "close")
+    assert await late.ended() == b""
+    await idle.send(request("GET", "/v1/models"))
+    assert await status(idle) == 200
+    another = await served.connect()  # in place of the one that waits for nothing
+    assert await idle.ended() == b""
+    await another.send(request("POST", CHAT, HELLO))
+    assert await status(another) == 200
+    assert b"[DONE]" in await asyncio.wait_for(busy.reader.readuntil(b"[DONE]"), 10)
+    for each in (busy, another):
+        each.close()
+
+
+def chunked(data: bytes, size: int) -> bytes:
+    pieces = [data[at : at + size] for at in range(0, len(data), size)]
+    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+
+
+async def test_seventy_thousand_chunks_of_one_byte(serve):
+    served = await serve()
+    body = BODY[:-1] + b" " * 70_000 + b"}"
+    connection = await served.connect()
+    await connection.send(HEAD + b"transfer-encoding: chunked\r\n\r\n" + chunked(body, 1))
+    assert await status(connection) == 200
+    connection.close()
+
+
+SMUGGLED = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        HEAD + b"content-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
+        HEAD + b"transfer-encoding: chunked\r\ncontent-length: 4\r\n\r\n0\r\n\r\n" + SMUGGLED,
+        HEAD + b"content-length: 0\r\ncontent-length: 44\r\n\r\n" + SMUGGLED,
+        HEAD + b"content-length: 5, 5\r\n\r\n{}   " + SMUGGLED,
+        HEAD + b"content-length: -5\r\n\r\n{}   " + SMUGGLED,
+        HEAD + b"content-length: 0x5\r\n\r\n{}   " + SMUGGLED,
+        HEAD + b"transfer-encoding: chunked\r\n\r\nZZ\r\n{}\r\n0\r\n\r\n" + SMUGGLED,
+        HEAD + b"transfer-encoding: chunked\r\n\r\n-1\r\n{}\r\n0\r\n\r\n" + SMUGGLED,
+        HEAD + b"transfer-encoding: chunked\r\n\r\nfffffffffffffffff\r\n{}\r\n0\r\n\r\n" + SMUGGLED,
+        HEAD + b"transfer-encoding: xchunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
+        HEAD + b"content-length : 2\r\n\r\n{}" + SMUGGLED,
+        HEAD + b" folded: x\r\n\r\n" + SMUGGLED,
+        b"POST /v1/completions HTTP/9.9\r\n\r\n" + SMUGGLED,
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 100,
+        b"CONNECT example.com:80 HTTP/1.1\r\nhost: x\r\n\r\n" + SMUGGLED,
+        b"POST http://[::bad HTTP/1.1\r\nhost: localhost\r\n\r\n" + SMUGGLED,
+    ],
+    ids=range(16),
+)
+async def test_ambiguous_framing_is_refused_and_nothing_behind_it_is_answered(serve, sent):
+    served = await serve(header_timeout=1, keep_alive=1)
+    connection = await served.connect()
+    await connection.send(sent)
+    answered = await connection.ended()
+    assert answered.startswith(b"HTTP/1.1 4")
+    assert b'"object":"list"' not in answered
+    assert answered.count(b"HTTP/1.1 ") == 1
+    assert await served.control()
+
+
+async def test_rubbish_behind_a_running_answer_does_not_get_into_it(serve):
+    served = await serve(tick=0.001)
+    connection = await served.connect()
+    await connection.send(request("POST", CHAT, HELLO | {"stream": True, "max_tokens": 2000, "ignore_eos": True}))
+    await served.until(lambda: served.engine.stats.generated_tokens > 10)
+    await connection.send(b"\x00\x01 rubbish\r\n\r\n")
+    answered = await connection.ended()
+    assert answered.count(b"HTTP/1.1") == 1
+    await served.idle()
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "x-gzip", "GZIP"])
+async def test_compressed_bodies_are_read(serve, coding):
+    served = await serve()
+    packed = zlib.compress(BODY) if coding == "deflate" else gzip.compress(BODY)
+    answer = await served.call("POST", CHAT, packed, {"content-encoding": coding})
+    assert answer.status == 200
+
+
+async def test_compressed_bodies_cannot_become_too_large(serve):
+    served = await serve(body_limit=1 << 20)
+    bomb = gzip.compress(b" " * (64 << 20))
+    assert len(bomb) < 1 << 20
+    assert (await served.call("POST", CHAT, bomb, {"content-encoding": "gzip"})).status == 413
+
+
+@pytest.mark.parametrize(
+    ("packed", "coding"),
+    [
+        (b"not gzip", "gzip"),
+        (gzip.compress(BODY)[:-9], "gzip"),
+        (gzip.compress(BODY) + b"more", "gzip"),
+        (b"", "gzip"),
+        (BODY, "br"),
+        (BODY, "gzip, gzip"),
+    ],
+    ids=range(6),
+)
+async def test_what_cannot_be_decompressed_is_the_clients_fault(serve, packed, coding):
+    served = await serve()
+    assert (await served.call("POST", CHAT, packed, {"content-encoding": coding})).status == 400
+
+
+async def test_silent_readers_do_not_disturb_others(serve):
+    served = await serve(tick=0.001, write_timeout=0.5)
+    quiet = [await served.connect() for _ in range(50)]
+    for connection in quiet:
+        connection.writer.transport.pause_reading()
+        await connection.send(request("POST", CHAT, HELLO | {"stream": True, "max_tokens": 3000, "ignore_eos": True}))
+    await served.until(lambda: served.engine.in_flight == 50)
+    for _ in range(5):
+        assert await served.control()
+    for connection in quiet:
+        connection.close()
+    await served.idle()
+
+
+async def test_hundred_continue(serve):
+    served = await serve()
+    connection = await served.connect()
+    await connection.send(HEAD + b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(BODY))
+    assert await connection.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    await connection.send(BODY)
+    assert await status(connection) == 200
+    connection.close()
+
+
+@pytest.mark.parametrize("cut", [None, 1, 60, -len(BODY), -1], ids=str)
+async def test_an_offer_of_another_protocol_is_ignored(serve, cut):
+    served = await serve()
+    offer = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "AAMAAABkAAQ"}
+    data = request("POST", CHAT, HELLO, offer)
+    connection = await served.connect()
+    for _ in range(2):
+        await connection.send(data[:cut])
+        if cut is not None:
+            await asyncio.sleep(0.02)
+            await connection.send(data[cut:])
+        assert await status(connection) == 200
+    await connection.send(data * 50 + request("GET", "/v1/models"))
+    assert [await status(connection) for _ in range(51)] == [200] * 51
+    connection.close()
+    await served.idle()
+
+
+async def test_connect_is_refused(serve):
+    served = await serve()
+    for target in (b"/v1/models", b"localhost:80"):
+        connection = await served.connect()
+        await connection.send(
+            b"CONNECT %b HTTP/1.1\r\nhost: localhost\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n" % target
+        )
+        assert await status(connection) in (400, 405)
+        connection.close()
+    assert await served.control()
+
+
+async def test_many_requests_at_once_are_no_large_head(serve):
+    served = await serve(header_limit=4096)
+    connection = await served.connect()
+    one = request("GET", "/v1/models", None, {"x-fill": "a" * 1000})
+    many = one * 100
+    await connection.send(many[:500])
+    await asyncio.sleep(0.02)
+    await connection.send(many[500:-500])  # begins and ends within a head
+    await asyncio.sleep(0.02)
+    await connection.send(many[-500:])
+    assert [await status(connection) for _ in range(100)] == [200] * 100
+    connection.close()
