@@ -1,1 +1,1 @@
-"""Facts about a server's work, recorded without the names under which an API shows them."""
+"""Facts about a server's work, recorded without any API's names for them."""
