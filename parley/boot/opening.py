@@ -1,4 +1,4 @@
-"""The first lines that a server prints: what it serves, and where."""
+"""The first lines that a server prints: its models, and the addresses of its APIs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of a server, made in the order in which one needs another."""
+"""The parts of a server, each made before the parts that need it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from parley.web.port import crossed
 
 
 class Parts:
-    """A service, and what makes it a member of a cluster. ``peer`` reaches the other members, ``stop`` ends the server.
+    """A service and its place in a cluster. ``peer`` reaches the other members, ``stop`` ends the server.
 
     ``handlers`` answer the routes of every port.
     """
@@ -43,7 +43,7 @@ class Parts:
         self.handlers = {**handlers.HANDLERS, **instance_handlers.handlers(self.node, self.intake)}
 
     def app(self, surfaces: Sequence[Surface], host: str) -> App:
-        """What answers at one port."""
+        """An application for one port, without CORS."""
         return App(self.service, surfaces, host, self.handlers, self.node)
 
     def build(self, surfaces: Sequence[Surface] = (), host: str = "") -> ASGIApp:

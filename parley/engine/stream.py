@@ -43,7 +43,7 @@ class Stream:
         self._number = 0  # in its group
 
     def join(self, group: StreamGroup, number: int) -> None:
-        """Belong to this group, which is told of every output and of the end."""
+        """Belong to a group, and report every output and the end to it."""
         self._group, self._number = group, number
 
     async def next(self) -> list[Output]:
@@ -103,7 +103,7 @@ class Stream:
                 self._group.ended_one(self._number)
 
     def wake(self) -> None:
-        """The engine: whoever reads is to have what has come."""
+        """The engine: the reader may have all outputs now."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(True)
         if self._group is not None:
@@ -116,7 +116,7 @@ class StreamGroup:
     def __init__(self, streams: Sequence[Stream]):
         self._streams = streams
         self._open = {number for number, stream in enumerate(streams) if stream.open}
-        # Those that have got outputs since the last reading, in the order in which they did.
+        # Streams with outputs that were not read, ordered by their first one.
         self._touched = {number: None for number, stream in enumerate(streams) if stream.unread}
         self._waiter: asyncio.Future[bool] | None = None
         self._take: Take | None = None

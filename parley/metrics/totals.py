@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Totals:
-    """What was done with a model since its start. Counts are requests; seconds are summed over those that succeeded."""
+    """A model's requests since its start. Counts are requests; seconds are summed over those that succeeded."""
 
     succeeded: int = 0
     failed: int = 0  # by the engine

@@ -1,1 +1,1 @@
-"""What can be set, and how a value is found."""
+"""Options and the values that they accept."""

@@ -22,7 +22,7 @@ def family_names(table: Literal["calls", "thoughts"]) -> list[str]:
 
 
 def find_family(name: str, table: Literal["calls", "thoughts"]) -> str | None:
-    """The name in the table that this one stands for, whatever its hyphens and capitals; None if there is none."""
+    """The table's spelling of a name, which may differ in hyphens and capitals; None for an unknown name."""
     plain = _plain(name)
     return next((known for known in family_names(table) if _plain(known) == plain), None)
 

@@ -24,6 +24,11 @@ def table(served: Served) -> list[tuple[str, str, str]]:
     return [(method, concrete(path), e.route.kind) for (method, path), e in app.endpoints.items()]
 
 
+async def test_every_route_has_a_handler(serve):
+    served = await serve()
+    assert {kind for _, _, kind in table(served)} <= served.parts.handlers.keys()
+
+
 async def test_no_route_but_the_probes_is_open_without_a_key(serve):
     served = await serve(api_keys=(KEY,))
     assert len(table(served)) > 20
