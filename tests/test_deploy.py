@@ -1,4 +1,4 @@
-"""The files in deploy/ fit together, and what they start exists."""
+"""The files in deploy/ fit together, and the commands and flags they use exist."""
 
 import tomllib
 from pathlib import Path
@@ -24,7 +24,7 @@ def container(document):
     return only
 
 
-def test_services_find_their_pods_and_probes_their_ports():
+def test_services_select_pods_and_probes_use_existing_ports():
     pods = [each for each in documents() if each["kind"] in ("Deployment", "StatefulSet")]
     assert len(pods) == 3
     for service in documents("Service"):
@@ -42,7 +42,7 @@ def test_services_find_their_pods_and_probes_their_ports():
         assert {mount["name"] for mount in container(pod)["volumeMounts"]} <= volumes
 
 
-def test_instances_are_started_with_flags_that_there_are():
+def test_manifests_start_instances_with_existing_flags():
     for pod in documents("StatefulSet"):
         command, *flags = container(pod)["args"]
         assert command == "serve"
@@ -52,7 +52,7 @@ def test_instances_are_started_with_flags_that_there_are():
         assert {each["name"] for each in container(pod)["env"]} - {"POD_IP"} <= known
 
 
-def test_pods_are_not_killed_while_their_requests_may_end():
+def test_pod_grace_period_outlasts_drain():
     from parley.coordinator.coordinator import DRAIN, GRACE
 
     for pod in [*documents("StatefulSet"), *documents("Deployment")]:
@@ -64,11 +64,11 @@ def test_pods_are_not_killed_while_their_requests_may_end():
         assert pod["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > needed + 5
 
 
-def test_the_coordinator_knows_every_replica():
+def test_coordinator_manifest_lists_every_replica():
     from parley.coordinator.config import read
 
     content = tomllib.loads((DEPLOY / "k8s/coordinator.toml").read_text("utf-8"))
-    content["secret"] = content.pop("secret_file")  # which is only there in the pod
+    content["secret"] = content.pop("secret_file")  # the file exists only in the pod
     options = read(content, "coordinator.toml")
     sets = {each["metadata"]["name"]: each["spec"] for each in documents("StatefulSet")}
     urls = {
@@ -81,7 +81,7 @@ def test_the_coordinator_knows_every_replica():
     assert service["spec"]["selector"]["app.kubernetes.io/component"] == "coordinator"
 
 
-def test_manifests_are_what_kubernetes_knows():
+def test_manifests_match_kubernetes_schemas():
     validate = pytest.importorskip("kubernetes_validate", reason="its schemas take 100 MB")
     for document in documents():
         validate.validate(document, "1.37", strict=True)

@@ -1,4 +1,4 @@
-"""The comparison's arithmetic: what is owed after an interruption, medians, targets, bounds, page and picture."""
+"""The comparison's arithmetic: pending loads after an interruption, medians, targets, bounds, page and chart."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def line(peer="a", turn=0, load="x", errors=0, **result):
 
 
 @given(st.integers(1, 5), st.integers(0, 2**32))
-def test_an_interrupted_run_owes_exactly_what_is_not_there(turns, seed):
+def test_interrupted_bench_run_plans_only_missing_loads(turns, seed):
     everything = [(turn.number, turn.peer, load) for turn in plan([], WANTED, turns) for load in turn.loads]
     assert sorted(everything) == sorted((t, p, load) for t in range(turns) for p in WANTED for load in WANTED[p])
     done = [entry for entry in everything if random.Random(f"{seed} {entry}").random() < 0.5]
@@ -46,13 +46,13 @@ def test_an_interrupted_run_owes_exactly_what_is_not_there(turns, seed):
     assert owed == [entry for entry in everything if entry not in done]
 
 
-def test_turns_begin_at_different_places_and_a_failed_load_is_done_again():
+def test_bench_turns_rotate_and_failed_loads_repeat():
     assert [turn.peer for turn in plan([], WANTED, 3)] == ["a", "b", "c", "b", "c", "a", "c", "a", "b"]
     assert plan([line("b", errors=1)], {"b": ("x",)}, 1)
     assert not plan([line("b", errors=1), line("b")], {"b": ("x",)}, 1)
 
 
-def test_a_line_that_was_cut_off_is_passed_over_and_the_next_one_is_whole(tmp_path):
+def test_bench_results_skip_truncated_line(tmp_path):
     path = tmp_path / "folder" / "results.jsonl"
     assert read(path) == []
     append(path, {"kind": "one"})
@@ -62,7 +62,7 @@ def test_a_line_that_was_cut_off_is_passed_over_and_the_next_one_is_whole(tmp_pa
     assert [record["kind"] for record in read(path)] == ["one", "three"]
 
 
-def test_medians_are_over_turns_and_leave_failures_out():
+def test_bench_medians_are_over_turns_without_failures():
     records = [line(turn=0, rate=1.0), line(turn=1, rate=5.0), line(turn=2, rate=9.0, errors=1), line(turn=0, rate=3.0)]
     results = Results(records)
     assert results.values("a", "x", "rate") == [3.0, 5.0]  # the first turn was repeated
@@ -71,7 +71,7 @@ def test_medians_are_over_turns_and_leave_failures_out():
     assert dig({"a": {"b": 2}}, "a.b") == 2 and dig({"a": 1}, "a.b") is None
 
 
-def test_bounds_are_the_larger_of_bytes_and_operations():
+def test_hardware_bound_is_larger_of_bytes_and_operations():
     limits = Limits(**LIMITS)
     assert SIZE.bytes("bf16") == 2200 and SIZE.bytes("w8a8") == 1200
     assert SIZE.decode(limits, "bf16", 1, 0) == pytest.approx(2.2)  # bytes
@@ -86,7 +86,7 @@ def test_bounds_are_the_larger_of_bytes_and_operations():
     assert bound(results, SIZE, "q", "c32", RATE, "bf16") is None
 
 
-def test_the_size_of_a_model_is_that_of_its_file(tmp_path):
+def test_bench_model_size_matches_its_file(tmp_path):
     from model import SHAPES, write
     from safetensors import safe_open
 
@@ -98,7 +98,7 @@ def test_the_size_of_a_model_is_that_of_its_file(tmp_path):
     assert size.body == sum(count for name, count in counts.items() if name.endswith("_proj.weight"))
 
 
-def test_every_target_names_servers_and_loads_that_are_measured():
+def test_bench_targets_name_measured_servers_and_loads():
     nothing = Results([])
     assert all(target.value(nothing) is None for target in targets({"0.5b": SIZE}))
     numbers = {"p50": 100.0, "p99": 200.0}
@@ -113,20 +113,20 @@ def test_every_target_names_servers_and_loads_that_are_measured():
     found = targets({"0.5b": SIZE})
     assert None not in [target.value(Results(records)) for target in found]
     met = {target.what: target.met(target.value(Results(records))) for target in found}
-    assert not met["c32 req/s, bf16 over vLLM bf16"]  # 1, and 1.15 is wanted
-    assert met["c1 TPOT, bf16 over llama.cpp bf16"]  # 1, and at most 1 is wanted
+    assert not met["c32 req/s, bf16 over vLLM bf16"]  # the ratio is 1, the target 1.15
+    assert met["c1 TPOT, bf16 over llama.cpp bf16"]  # the ratio is 1, the target at most 1
 
 
-def test_memory_beyond_weights_leaves_out_what_the_loads_wrote():
+def test_memory_beyond_weights_excludes_kv_of_loads():
     records = [line(load="c1", prompt_tokens=10, cached_tokens=4, output_tokens=2, visitor={"tokens": 5})]
     records += [{"kind": "ready", "peer": "a", "memory": 5000}, {"kind": "end", "peer": "a", "memory": 600_000}]
     kv = (13 + START.requests * (START.own + START.output)) * SIZE.kv
     assert beyond(Results(records), "a", SIZE, "bf16") == 600_000 - kv - SIZE.bytes("bf16")
-    records[-1]["memory"] = 100  # less than the KV: nothing is known of the end
+    records[-1]["memory"] = 100  # less than the KV cache: the value at the end is not usable
     assert beyond(Results(records), "a", SIZE, "bf16") == 5000 - SIZE.bytes("bf16")
 
 
-def test_prompts_have_their_lengths_and_share_only_what_they_should():
+def test_bench_prompts_have_set_lengths_and_shared_prefix():
     mix = LOADS["prefix"]
     warm, counted = prompts(mix, list(range(1000)), "seed")
     assert (warm, len(counted)) == ([], mix.requests)
@@ -136,12 +136,12 @@ def test_prompts_have_their_lengths_and_share_only_what_they_should():
     assert prompts(mix, list(range(1000)), "seed")[1] == counted
 
 
-def test_an_answer_that_is_not_streamed_is_one_event():
+def test_bench_reads_unstreamed_answer_as_one_event():
     assert list(_whole([(1.0, b'{"a"'), (2.0, b": 1}")])) == [(2.0, b'{"a": 1}'), (2.0, b"[DONE]")]
     assert list(_whole([])) == []
 
 
-def test_agreement_counts_places_and_the_common_beginning():
+def test_agreement_counts_positions_and_common_prefix():
     before = Seen([[1, 2, 3, 4], [5, 6]], [[-1.0, -2.0], [-3.0]], 0)
     assert compare(before, before)["agreement"] == 1
     after = Seen([[1, 9, 3, 4], [5]], [[-1.5, -2.0], [-3.25]], 0)
@@ -150,7 +150,7 @@ def test_agreement_counts_places_and_the_common_beginning():
     assert (found["difference"], found["worst"]) == (0.25, 0.5)
 
 
-def test_a_part_is_replaced_and_nothing_else():
+def test_report_replaces_only_the_named_part():
     page = "a\n<!-- bench:x -->\nold\n<!-- /bench:x -->\nb\n"
     assert fill(page, "x", r"new \1") == "a\n<!-- bench:x -->\nnew \\1\n<!-- /bench:x -->\nb\n"
     with pytest.raises(ValueError, match="part y 0 times"):
@@ -158,13 +158,13 @@ def test_a_part_is_replaced_and_nothing_else():
     assert table(["h", "i"], [["1", "2"]]) == "| h | i |\n| --- | --- |\n| 1 | 2 |"
 
 
-def test_the_page_has_every_part():
+def test_report_page_has_every_part():
     page = PAGE.read_text("utf-8")
     for part in PARTS:
         fill(page, part, "")
 
 
-def test_the_picture_is_well_formed_and_bars_are_to_scale():
+def test_bench_chart_is_valid_svg_with_bars_to_scale():
     bars = [Bar("a < b & c", 10, 8, 12, True), Bar("d", 5, 5, 5, False)]
     picture = ElementTree.fromstring(draw([Panel("<title>", bars), Panel("empty", [])]))
     widths = [float(rect.get("width")) for rect in picture.iter("{http://www.w3.org/2000/svg}rect")]
@@ -175,7 +175,7 @@ def test_the_picture_is_well_formed_and_bars_are_to_scale():
     assert [number(value) for value in (1234.5, 12.345, 0.01234)] == ["1,234", "12.3", "0.0123"]
 
 
-def test_own_work_is_not_that_of_others():
+def test_bench_clock_separates_own_cpu_time_from_others():
     assert os.getpid() in tree(os.getpid()) and memory(os.getpid()) > 1 << 20
     a, b = Clock(0, 10, 4, 0), Clock(2, 13, 6, 1)
     assert (a.others(b), a.taken(b)) == (0.5, 0.5)

@@ -1,4 +1,4 @@
-"""Servers for the commands to talk to: parley itself with the scripted engine, and one that misbehaves on order."""
+"""Servers for the commands to talk to: parley itself with the fake engine, and one that misbehaves on demand."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from support.cli_process import clean, free_port, send
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # models.py, the makers that all areas share
+sys.path.insert(0, str(Path(__file__).parents[1]))  # shared support modules
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory) -> Path:
-    """A folder that is complete to look at: real tokenizer and template, weights of one number."""
+    """A model folder that looks complete: real tokenizer and template, weights of a single number."""
     import numpy
     from safetensors.numpy import save_file
     from support.tiny_models import write_tokenizer
@@ -35,7 +35,7 @@ def tiny(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def serve(tiny) -> Iterator[Callable[..., str]]:
-    """Start ``parley serve`` with the scripted engine: the URL once it is ready. All are ended with the session."""
+    """Starts ``parley serve`` with the fake engine and returns its URL once it is ready; stops all at session end."""
     running: list[subprocess.Popen[bytes]] = []
 
     def start(*flags: str) -> str:
@@ -59,13 +59,13 @@ def serve(tiny) -> Iterator[Callable[..., str]]:
 
 @pytest.fixture(scope="session")
 def url(serve) -> str:
-    """One server for all tests that only ask it things."""
+    """One server for all tests that only send it requests."""
     return serve()
 
 
 @pytest.fixture
 def parley() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run the command as a user does."""
+    """Runs the command as a user does."""
 
     def run(*words: str, input: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -1,4 +1,4 @@
-"""What the API process loads: a server that has answered every kind of request holds neither torch nor transformers."""
+"""Imports of the API process: after answering every kind of request it has loaded neither torch nor transformers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import pytest
 from support.cli_process import clean, free_port
 
-# The server runs in the main thread, as it always does; a second thread asks, reports what is loaded, and ends it.
+# The server runs in the main thread, as always; a second thread sends requests, reports the modules and stops it.
 SCRIPT = """
 import json, os, signal, sys, threading, time, urllib.error, urllib.request
 from parley.cli import main
@@ -49,7 +49,7 @@ sys.exit(main(words))
 
 
 @pytest.mark.parametrize("engine", ["scripted", "process"])
-def test_a_server_at_work_has_loaded_neither_torch_nor_transformers(tiny, tmp_path, engine):
+def test_api_process_imports_neither_torch_nor_transformers(tiny, tmp_path, engine):
     model, port = tiny, free_port()
     if engine == "process":
         from support.tiny_models import write_model

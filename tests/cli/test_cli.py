@@ -1,4 +1,4 @@
-"""The command line from outside: exit codes, what is printed where, and what is imported to print it."""
+"""The command line from outside: exit codes, output streams, and the modules that printing help imports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def imported_by(code: str) -> set[str]:
-    """Top-level modules that a statement loads in a fresh interpreter."""
+    """Returns the top-level modules that a statement imports in a fresh interpreter."""
     script = f"import sys\n{code}\nprint('\\n'.join(sys.modules), file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     return {name.partition(".")[0] for name in done.stderr.split()}
@@ -42,14 +42,14 @@ def test_help_fits_a_screen_and_names_every_command(words):
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "version"])
-def test_every_command_explains_itself(name):
+def test_every_command_has_help(name):
     done = run(name, "--help")
     assert done.returncode == 0 and not done.stderr
     assert done.stdout.startswith(f"usage: parley {name}")
     assert run("help", name).stdout == done.stdout
 
 
-def test_version_is_the_packages():
+def test_version_prints_the_package_version():
     for word in ("version", "--version", "-V"):
         assert run(word).stdout == f"parley {__version__}\n"
 
@@ -57,11 +57,11 @@ def test_version_is_the_packages():
 @pytest.mark.parametrize(
     "call", [["--help"], ["serve", "--help"], ["chat", "--help"], ["bench", "--help"], ["serve", "--show-config"]]
 )
-def test_help_loads_nothing_heavy(call):
+def test_help_imports_no_heavy_modules(call):
     assert not imported_by(f"from parley.cli import main; main({call!r})") & HEAVY
 
 
-def test_importing_parley_loads_neither_torch_nor_transformers():
+def test_importing_parley_imports_neither_torch_nor_transformers():
     assert not imported_by("import parley") & {"torch", "transformers"}
 
 
@@ -81,7 +81,7 @@ def test_importing_parley_loads_neither_torch_nor_transformers():
         (("bench", "--shared-prefix", "9", "--prompt-len", "8"), "--shared-prefix must be at most --prompt-len"),
     ],
 )
-def test_a_wrong_call_ends_with_2_and_a_sentence(words, said):
+def test_invalid_arguments_exit_with_2_and_a_sentence(words, said):
     done = run(*words)
     assert done.returncode == 2 and not done.stdout
     assert said in done.stderr and "Traceback" not in done.stderr
@@ -96,20 +96,20 @@ def test_a_wrong_call_ends_with_2_and_a_sentence(words, said):
         ('[[instances]]\nrole = "flex"\nmax-batch = 1979-05-27', "flex: max-batch: "),
     ],
 )
-def test_a_plan_that_its_programs_would_refuse_is_refused_at_once(tmp_path, plan, said):
+def test_cluster_up_rejects_an_invalid_plan_at_once(tmp_path, plan, said):
     (tmp_path / "plan.toml").write_text(plan)
     done = run("cluster", "up", str(tmp_path / "plan.toml"))
     assert done.returncode == 2 and not done.stdout
     assert said in done.stderr and "Traceback" not in done.stderr
 
 
-def test_an_unknown_variable_is_a_warning():
+def test_unknown_environment_variable_prints_a_warning():
     done = run("serve", "--show-config", PARLEY_PROT="1")
     assert done.returncode == 0
     assert "Unknown variable PARLEY_PROT. Did you mean PARLEY_PORT?" in done.stderr
 
 
-def test_no_server_is_one_sentence_and_1():
+def test_unreachable_server_exits_with_1_and_one_sentence():
     for command in (("chat", "-q", "hello"), ("bench",)):
         done = run(*command, "--url", "http://127.0.0.1:9")
         assert done.returncode == 1
@@ -119,15 +119,15 @@ def test_no_server_is_one_sentence_and_1():
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("words", ["--help", "serve --help", "serve --show-config"])
-def test_a_reader_that_leaves_is_no_error(words, unbuffered):
+def test_closed_output_pipe_prints_no_error(words, unbuffered):
     script = f"{sys.executable} -m parley {words} | true; exit ${{PIPESTATUS[0]}}"
     environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, env=environment)
-    assert done.returncode in (0, 1)  # 0 when it had written all before the reader left
+    assert done.returncode in (0, 1)  # 0 if it had written everything before the reader closed the pipe
     assert done.stderr == ""
 
 
-def test_ctrl_c_is_an_exit_code_and_no_traceback(monkeypatch):
+def test_ctrl_c_exits_with_130_and_no_traceback(monkeypatch):
     def interrupted(config):
         raise KeyboardInterrupt
 

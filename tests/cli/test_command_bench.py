@@ -1,4 +1,4 @@
-"""The load generator: it counts what happened, against a real server and against ones that misbehave."""
+"""The load generator: its counts are exact, against a real server and against servers that misbehave."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ USAGE = b'{"choices":[],"usage":{"prompt_tokens":4,"completion_tokens":2,"prompt
 SMALL = ("--prompt-len", "4", "--output-len", "2", "--concurrency", "2", "--requests", "6", "--warm-up", "0")
 
 
-def test_lengths_are_exact_and_every_request_is_counted(parley, url):
+def test_bench_sends_exact_lengths_and_counts_every_request(parley, url):
     shape = ("--prompt-len", "20", "--output-len", "5", "--shared-prefix", "16", "--requests", "7")
     done = parley("bench", "--url", url, "--concurrency", "1,3", *shape, "--json")
     assert (done.returncode, done.stderr) == (0, "")
@@ -37,7 +37,7 @@ def test_lengths_are_exact_and_every_request_is_counted(parley, url):
 
 
 @pytest.mark.parametrize("api", sorted(APIS))
-def test_every_api_has_the_same_lengths(parley, url, api):
+def test_bench_measures_the_same_lengths_with_every_api(parley, url, api):
     shape = ("--prompt-len", "40", "--output-len", "5", "--shared-prefix", "8", "--requests", "4", "--concurrency", "2")
     done = parley("bench", "--url", url, "--api", api, *shape, "--json")
     assert (done.returncode, done.stderr) == (0, "")
@@ -58,25 +58,25 @@ def test_every_api_has_the_same_lengths(parley, url, api):
         ("chat", [b'{"choices":[{"delta":{"content":"a"}}]}'], "the connection was closed"),
     ],
 )
-def test_an_incomplete_stream_is_seen_in_every_api(api, told, why):
+def test_bench_detects_incomplete_streams_of_every_api(api, told, why):
     sample = Sample(0.0, end=1.0, status=200, pieces=[(0.5, b"".join(b"data: " + event + b"\n\n" for event in told))])
     sample.read(APIS[api])
     assert sample.error.startswith(why)
 
 
-def test_a_frame_that_leaves_no_room_is_told(parley, url):
+def test_bench_reports_a_prompt_length_below_the_chat_template(parley, url):
     done = parley("bench", "--url", url, "--api", "chat", "--prompt-len", "3")
     assert done.returncode == 1 and "increase --prompt-len" in done.stderr
 
 
-def test_the_table_has_one_line_per_concurrency(parley, url):
+def test_bench_table_has_one_line_per_concurrency(parley, url):
     done = parley("bench", "--url", url, *SMALL)
     head, row = done.stdout.splitlines()
     assert done.returncode == 0 and "TTFT" in head
     assert row.split()[:3] == ["2", "6", "0"]
 
 
-def test_a_refusal_by_the_server_is_an_error_with_its_reason(parley, url):
+def test_bench_reports_refusals_with_the_servers_reason(parley, url):
     done = parley("bench", "--url", url, "--prompt-len", "5000", "--concurrency", "2", "--requests", "2", "--json")
     result = json.loads(done.stdout)
     assert done.returncode == 1
@@ -99,7 +99,7 @@ def test_a_refusal_by_the_server_is_an_error_with_its_reason(parley, url):
     ],
     ids=["cut", "error event", "no JSON", "no usage", "429", "503", "dropped", "no HTTP", "silent"],
 )
-def test_whatever_goes_wrong_is_counted_and_nothing_hangs(parley, faulty, script, why):
+def test_bench_counts_every_failure_and_never_hangs(parley, faulty, script, why):
     done = parley("bench", "--url", faulty(script), *SMALL, "--timeout", "500ms", "--json")
     result = json.loads(done.stdout)
     assert done.returncode == 1
@@ -107,7 +107,7 @@ def test_whatever_goes_wrong_is_counted_and_nothing_hangs(parley, faulty, script
     assert all(reason.startswith(why) for reason in result["reasons"]), result["reasons"]
 
 
-def test_failures_do_not_count_as_speed(parley, faulty):
+def test_bench_excludes_failed_requests_from_throughput(parley, faulty):
     asked = []
 
     def second_fails(handler) -> None:
@@ -120,7 +120,7 @@ def test_failures_do_not_count_as_speed(parley, faulty):
     assert done.returncode == 1
 
 
-def test_short_answers_and_other_counts_are_mentioned(parley, faulty):
+def test_bench_mentions_short_answers_and_deviating_counts(parley, faulty):
     url = faulty(lambda h: stream(h, EVENT, EVENT, USAGE, b"[DONE]"))
     done = parley("bench", "--url", url, *SMALL, "--output-len", "3", "--prompt-len", "9")
     assert done.returncode == 0
@@ -128,13 +128,13 @@ def test_short_answers_and_other_counts_are_mentioned(parley, faulty):
     assert "The server counted 24 prompt tokens, not 54." in done.stderr
 
 
-def test_a_server_without_tokenize_is_refused(parley, faulty):
+def test_bench_refuses_a_server_without_tokenize(parley, faulty):
     done = parley("bench", "--url", faulty(lambda h: send(h, 404, b"{}")) + "/below")
     assert done.returncode == 1 and "has no /tokenize that gives token ids" in done.stderr
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=200), st.sampled_from([0.5, 0.99]))
-def test_a_percentile_is_the_smallest_value_that_covers_its_share(values, share):
+def test_percentile_is_the_smallest_value_that_covers_its_share(values, share):
     found = percentile(values, share)
     covered = sum(value <= found for value in values)
     below = sum(value < found for value in values)
@@ -144,7 +144,7 @@ def test_a_percentile_is_the_smallest_value_that_covers_its_share(values, share)
 
 
 @given(st.lists(st.text("ab:\r ", max_size=8)), st.lists(st.integers(1, 9), min_size=1))
-def test_events_are_the_same_however_the_bytes_are_cut(lines, cuts):
+def test_bench_reads_the_same_events_from_any_chunks(lines, cuts):
     data = "".join(f"data: {line.strip()}x\n\n: ping\n" for line in lines).encode()
     pieces, start = [], 0
     while start < len(data):
@@ -157,7 +157,7 @@ def test_events_are_the_same_however_the_bytes_are_cut(lines, cuts):
     assert [when for when, _ in cut] == sorted(when for when, _ in cut)
 
 
-def test_times_are_those_of_the_definitions():
+def test_bench_times_follow_their_definitions():
     sample = Sample(10.0, end=13.0, status=200, arrivals=[11.0, 11.5, 12.5], prompt_tokens=4, tokens=4)
     result = summary([sample, Sample(10.0, error="no")], 4.0, 2, Shape("m", 4, 1.0))
     assert (result["ttft_ms"]["p50"], result["tpot_ms"]["p50"], result["latency_ms"]["p50"]) == (1000, 500, 3000)

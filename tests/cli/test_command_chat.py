@@ -1,4 +1,4 @@
-"""A conversation in the terminal, with a real server whose scripted engine repeats the prompt."""
+"""A conversation in the terminal, with a real server whose fake engine repeats the prompt."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from parley.cli.client import Address, Client, ClientError
 from parley.settings.options import ConfigError
 
 
-def test_one_question_is_answered_and_printed(parley, url):
+def test_chat_answers_a_single_question(parley, url):
     done = parley("chat", "--url", url, "-q", "the lazy dog", "--max-tokens", "30")
     assert (done.returncode, done.stderr) == (0, "")
     assert "the lazy dog" in done.stdout
 
 
-def test_the_url_may_end_in_v1_and_come_from_the_environment(parley, url):
+def test_chat_takes_a_v1_url_from_the_environment(parley, url):
     assert parley("chat", "-q", "the fox", "--max-tokens", "9", PARLEY_URL=f"{url}/v1/").returncode == 0
 
 
-def test_a_pipe_answers_each_line_and_remembers_the_conversation(parley, url):
+def test_piped_chat_answers_each_line_in_one_conversation(parley, url):
     done = parley("chat", "--url", url, "--max-tokens", "80", input="first question\n\nsecond question\n")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("first question") == 2  # the second answer repeats a prompt that begins with the first
 
 
-def test_the_system_prompt_and_commands_work_in_a_pipe(parley, url, tmp_path):
+def test_piped_chat_understands_commands(parley, url, tmp_path):
     file = tmp_path / "talk.json"
     lines = ["/set temperature 0.5", "/set seed 7", "/system Be brief.", "hello", f"/save {file}", "/bye", "unheard"]
     done = parley("chat", "--url", url, "--max-tokens", "40", input="\n".join(lines))
@@ -49,7 +49,7 @@ def test_the_system_prompt_and_commands_work_in_a_pipe(parley, url, tmp_path):
     assert "unheard" not in done.stdout
 
 
-def test_a_wrong_command_does_not_end_a_pipe_but_its_exit_code_tells(parley, url):
+def test_invalid_command_in_piped_chat_sets_the_exit_code(parley, url):
     done = parley(
         "chat", "--url", url, "--max-tokens", "9", input="/sytem x\n/set temprature 1\n/set seed x\nthe fox\n"
     )
@@ -60,7 +60,7 @@ def test_a_wrong_command_does_not_end_a_pipe_but_its_exit_code_tells(parley, url
     assert done.stdout.strip()
 
 
-def test_an_unknown_model_and_a_missing_key_are_sentences(parley, url, serve):
+def test_chat_reports_unknown_model_and_missing_key(parley, url, serve):
     done = parley("chat", "--url", url, "--name", "tinny", "-q", "x")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "parley: The server has no model tinny. Did you mean tiny?\n"
@@ -70,7 +70,7 @@ def test_an_unknown_model_and_a_missing_key_are_sentences(parley, url, serve):
     assert parley("chat", "--url", guarded, "-q", "x", "--max-tokens", "2", PARLEY_API_KEY="sesame").returncode == 0
 
 
-def test_a_stream_that_breaks_or_fails_is_an_error_and_what_came_is_printed(parley, faulty):
+def test_chat_prints_partial_text_of_a_failed_stream(parley, faulty):
     piece = b'{"choices":[{"delta":{"content":"half"}}]}'
     broken = faulty(lambda handler: stream(handler, piece))
     done = parley("chat", "--url", broken, "-q", "x")
@@ -91,13 +91,13 @@ class Terminal:
     def __init__(self, *words: str, home: Path):
         self.pid, self.file = pty.fork()
         if self.pid == 0:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a run in the background inherits "ignored"
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a background process inherits "ignored"
             environment = clean() | {"XDG_STATE_HOME": str(home), "TERM": "dumb"}
             os.execve(sys.executable, [sys.executable, "-m", "parley", *words], environment)
         self.seen = ""
 
     def until(self, text: str, seconds: float = 60.0) -> str:
-        """Read until a text has come; everything before it and it."""
+        """Reads until a text appears; returns everything up to its end."""
         end = time.monotonic() + seconds
         while text not in self.seen:
             ready, _, _ = select.select([self.file], [], [], max(0, end - time.monotonic()))
@@ -110,8 +110,8 @@ class Terminal:
         os.write(self.file, text.encode())
 
     def interrupt(self, text: str) -> None:
-        """Ctrl-C at a prompt, until a text has come. Python's readline does not wake up for one that arrives just
-        between the prompt and its wait; people press the keys again, and so does this."""
+        """Presses Ctrl-C at a prompt until a text appears. Python's readline misses a signal that arrives just between
+        the prompt and its wait; users press the keys again, and so does this."""
         for _ in range(30):
             self.type("\x03")
             try:
@@ -122,11 +122,11 @@ class Terminal:
         raise AssertionError(f"{text!r} did not come; got {self.seen!r}")
 
     def code(self) -> int:
-        """Its exit code."""
+        """Waits for the process and returns its exit code."""
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def test_ctrl_c_stops_the_answer_and_not_the_conversation(faulty, tmp_path):
+def test_ctrl_c_stops_the_answer_but_not_the_conversation(faulty, tmp_path):
     def hang(handler) -> None:
         stream(handler, b'{"choices":[{"delta":{"content":"endless"}}]}')
         time.sleep(60)
@@ -148,7 +148,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_conversation(faulty, tmp_path):
     assert "go on" in history.read_text() and history.stat().st_mode & 0o077 == 0
 
 
-def test_ctrl_d_ends_and_thoughts_are_dimmed(faulty, tmp_path):
+def test_chat_dims_reasoning_and_ends_on_ctrl_d(faulty, tmp_path):
     thought = b'{"choices":[{"delta":{"reasoning_content":"hm"}}]}'
     said = b'{"choices":[{"delta":{"content":"so"}}]}'
     terminal = Terminal("chat", "--url", faulty(lambda h: stream(h, thought, said, b"[DONE]")), home=tmp_path)
@@ -161,7 +161,7 @@ def test_ctrl_d_ends_and_thoughts_are_dimmed(faulty, tmp_path):
 
 
 def servers(folder: Path) -> list[int]:
-    """Processes that serve this folder."""
+    """Returns the processes that serve this folder."""
     listing = subprocess.run(["ps", "-ewwo", "pid,args"], capture_output=True, text=True, check=True).stdout
     return [int(line.split()[0]) for line in listing.splitlines() if "parley serve" in line and str(folder) in line]
 
@@ -174,20 +174,20 @@ def own(tiny, tmp_path) -> Path:
     return link
 
 
-def test_chat_starts_a_server_and_ends_it(parley, own):
+def test_chat_starts_and_stops_its_own_server(parley, own):
     done = parley("chat", str(own), "-q", "the lazy dog", "--max-tokens", "30", PARLEY_FAKE_ENGINE="1")
     assert (done.returncode, done.stderr) == (0, "")
     assert "the lazy dog" in done.stdout
     assert not servers(own)
 
 
-def test_a_server_that_does_not_start_says_why(parley, tmp_path):
+def test_chat_reports_why_its_server_did_not_start(parley, tmp_path):
     done = parley("chat", str(tmp_path), "-q", "x")
     assert done.returncode == 1
     assert "The server did not start: " in done.stderr and "no config.json" in done.stderr
 
 
-def test_a_chat_that_is_killed_leaves_no_server(own, tmp_path):
+def test_killed_chat_leaves_no_server(own, tmp_path):
     command = [sys.executable, "-m", "parley", "chat", str(own)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, env=clean() | {"PARLEY_FAKE_ENGINE": "1"}) as chat:
         assert within(30, lambda: servers(own))
@@ -204,7 +204,7 @@ def within(seconds: float, condition) -> bool:
     return True
 
 
-def test_an_answer_that_is_left_is_kept_and_a_question_without_answer_is_not(url, faulty):
+def test_chat_keeps_aborted_answers_and_drops_unanswered_questions(url, faulty):
     chat = Chat(Client(Address.parse(url)), "tiny", settings={"max-tokens": 40, "thinking": "on"})
     answer = chat.ask("the quick brown fox")
     pieces = [next(answer)[1], next(answer)[1]]
@@ -231,11 +231,11 @@ def test_an_answer_that_is_left_is_kept_and_a_question_without_answer_is_not(url
         ("http://[::1]:8000", "http://[::1]:8000"),
     ],
 )
-def test_addresses_are_read_as_people_write_them(given, address):
+def test_parses_server_addresses_in_common_forms(given, address):
     assert str(Address.parse(given)) == address
 
 
 @pytest.mark.parametrize("given", ["", "ftp://h", "http://", "http://h:x", "http://h:99999", "http://[::1"])
-def test_what_is_no_address_is_refused(given):
+def test_rejects_invalid_server_addresses(given):
     with pytest.raises(ConfigError):
         Address.parse(given)

@@ -1,4 +1,4 @@
-"""What doctor finds: a healthy machine gives no failure, and each defect is one line with a hint."""
+"""The findings of doctor: a healthy machine has no failure, and each defect is one line with a hint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def copy(tiny, tmp_path):
     return shutil.copytree(tiny, tmp_path / "copy")
 
 
-def test_a_machine_that_can_serve_has_no_failure(parley, tiny):
+def test_doctor_finds_no_failure_on_a_healthy_machine(parley, tiny):
     done = parley("doctor", str(tiny), "--port", str(free_port()))
     assert done.returncode == 0, done.stdout
     assert not done.stderr and "fail" not in done.stdout
@@ -30,7 +30,7 @@ def test_a_machine_that_can_serve_has_no_failure(parley, tiny):
     assert subjects >= {"python", "torch", "packages", "processor", "model", "tokenizer", "memory", "port", "keys"}
 
 
-def test_a_failure_ends_with_1_and_says_what_to_do(monkeypatch, capsys):
+def test_doctor_exits_with_1_and_a_hint_on_failure(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "CHECKS", (doctor.python, doctor.network))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         code = doctor.run(resolve(SERVE, ["--port", str(taken.getsockname()[1])], {}))
@@ -45,19 +45,19 @@ def test_a_failure_ends_with_1_and_says_what_to_do(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
-def test_a_file_that_is_missing_is_named(copy, name):
+def test_doctor_names_a_missing_model_file(copy, name):
     (copy / name).unlink()
     finding = findings(doctor.models, str(copy))["model"]
     assert finding.level == "fail" and (name in finding.seen or "*.safetensors" in finding.seen)
 
 
-def test_weights_that_were_cut_off_are_found(copy):
+def test_doctor_finds_truncated_weights(copy):
     weights = copy / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-2])
     assert findings(doctor.models, str(copy))["model"].seen.endswith("model.safetensors is incomplete or damaged")
 
 
-def test_a_broken_tokenizer_and_a_missing_template_are_found(copy):
+def test_doctor_finds_a_broken_tokenizer_and_a_missing_template(copy):
     (copy / "tokenizer_config.json").unlink()
     assert findings(doctor.models, str(copy))["template"].level == "warn"
     (copy / "chat_template.jinja").write_text("{{ messages }}")
@@ -66,16 +66,16 @@ def test_a_broken_tokenizer_and_a_missing_template_are_found(copy):
     assert findings(doctor.models, str(copy))["tokenizer"].level == "fail"
 
 
-def test_memory_counts_the_cache_that_was_asked_for(tiny):
+def test_doctor_includes_the_kv_cache_in_the_memory_check(tiny):
     assert findings(doctor.models, str(tiny))["memory"].level == "ok"
     assert findings(doctor.models, str(tiny), "--kv-memory", "900TiB")["memory"].level == "fail"
 
 
-def test_a_model_elsewhere_is_no_failure(monkeypatch, tmp_path):
+def test_doctor_only_warns_about_a_model_on_the_hub(monkeypatch, tmp_path):
     assert findings(doctor.models, "nobody/nothing-of-that-name")["model"].level == "warn"
 
 
-def test_a_network_address_without_a_key_is_a_warning(tmp_path):
+def test_doctor_warns_about_a_public_address_without_a_key(tmp_path):
     port = ("--port", str(free_port()))
     assert findings(doctor.network, *port)["keys"].level == "ok"
     assert findings(doctor.network, *port, "--host", "0.0.0.0")["keys"].level == "warn"
@@ -86,7 +86,7 @@ def test_a_network_address_without_a_key_is_a_warning(tmp_path):
     assert findings(doctor.network, *port, "--host", "no.such.host.invalid")["port"].level == "fail"
 
 
-def test_a_package_of_another_version_is_named(monkeypatch):
+def test_doctor_names_a_package_of_another_version(monkeypatch):
     assert findings(doctor.packages)["packages"].level == "ok"
     versions = doctor.importlib.metadata.version
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""The list of routes is the server's own."""
+"""The routes command lists exactly the routes that the server answers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import re
 import urllib.error
 import urllib.request
 
-FILLED = {"version": "1", "method": "ServerLive"}  # names in paths; others are the model's
+FILLED = {"version": "1", "method": "ServerLive"}  # values of path parameters; all others take the model's name
 
 
-def test_every_listed_route_is_answered_and_listed_once(parley, url):
+def test_routes_lists_each_answered_route_once(parley, url):
     rows = [json.loads(line) for line in parley("routes", "--json").stdout.splitlines()]
     assert len({(row["method"], row["path"]) for row in rows}) == len(rows) > 10
     assert {row["api"] for row in rows} >= {"parley", "openai"}
@@ -22,12 +22,12 @@ def test_every_listed_route_is_answered_and_listed_once(parley, url):
         except urllib.error.HTTPError as error:
             status = error.code
             said = error.read().decode()
-            hidden = row["path"] == "/vllm/tokenizer_info"  # as in the original, unless an option serves it
+            hidden = row["path"] == "/vllm/tokenizer_info"  # 404 unless an option enables it, as in vLLM
             assert hidden or ("Unknown request URL" not in said and "Not Found" not in said), row
         assert status != 405, row
 
 
-def test_ports_of_their_own_are_listed_too(parley):
+def test_routes_lists_extra_listeners(parley):
     listed = parley("routes", "--json", "--listen", "tgi=[::1]:3000,triton=0.0.0.0:0").stdout.splitlines()
     rows = [json.loads(line) for line in listed]
     own = {(row["path"], row["api"]) for row in rows if row["surface"] == "tgi=[::1]:3000"}
@@ -40,7 +40,7 @@ def test_ports_of_their_own_are_listed_too(parley):
         assert "NAME=HOST:PORT" in parley("routes", f"--listen={form}").stderr
 
 
-def test_the_table_has_a_line_for_each(parley):
+def test_routes_table_has_a_line_for_each_route(parley):
     table = parley("routes").stdout.splitlines()
     assert len(table) == 1 + len(parley("routes", "--json").stdout.splitlines())
     assert table[0].split() == ["METHOD", "PATH", "API", "SURFACE"]

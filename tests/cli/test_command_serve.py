@@ -1,4 +1,4 @@
-"""How options reach the server, and how a served process starts and ends."""
+"""How command-line options reach the server, and how a server process starts and ends."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def models(*flags: str) -> list[Offer]:
     return offers(resolve(SERVE, flags, {}))
 
 
-def test_without_options_the_server_has_its_own_defaults():
+def test_serve_without_options_uses_the_servers_defaults():
     assert options() == ServerOptions()
     assert [offer.names for offer in models()] == [("parley-demo",)]
 
 
-def test_every_option_of_the_server_arrives(tmp_path):
+def test_serve_passes_every_option_to_the_server(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("# ours\n  second  \n\nthird\n")
     flags = "--host ::1 --port 1 --name a --name b,c --api-key first --max-queue 2 --drain 1m --body-limit 1MiB"
@@ -59,7 +59,7 @@ def test_every_option_of_the_server_arrives(tmp_path):
     assert [offer.engine for offer in models()] == ["process"]
 
 
-def test_the_port_for_grpc_needs_its_packages(monkeypatch):
+def test_serve_refuses_a_grpc_port_without_its_packages(monkeypatch):
     monkeypatch.setattr("parley.cli.serve.find_spec", lambda name: name)
     made = options("--grpc-port", "8001", "--listen", "grpc=[::]:8002,tgi=h:3")
     assert made.grpc == (Listen("grpc", "127.0.0.1", 8001), Listen("grpc", "::", 8002))
@@ -71,14 +71,14 @@ def test_the_port_for_grpc_needs_its_packages(monkeypatch):
             options(*flags)
 
 
-def test_the_name_is_that_of_the_model():
+def test_served_name_defaults_to_the_models_name():
     assert models("owner/model")[0].names == ("owner/model",)
     assert models("/some/where/tiny/")[0].names == ("tiny",)
     assert models("--name", "a", "--name", "b,c", "owner/model")[0].names == ("a", "b", "c")
 
 
 @pytest.mark.parametrize("content", ["", "\n# only a comment\n", None])
-def test_a_key_file_without_keys_is_refused_rather_than_let_everybody_in(tmp_path, content):
+def test_rejects_a_key_file_without_keys(tmp_path, content):
     file = tmp_path / "keys"
     if content is not None:
         file.write_text(content)
@@ -86,7 +86,7 @@ def test_a_key_file_without_keys_is_refused_rather_than_let_everybody_in(tmp_pat
         keys_of(str(file), "api-key-file")
 
 
-def test_names_from_a_file_are_served_and_ctrl_c_ends_it_well(tiny, tmp_path):
+def test_serves_names_from_a_config_file_and_exits_on_ctrl_c(tiny, tmp_path):
     (tmp_path / "parley.toml").write_text(f'model = "{tiny}"\nname = ["one", "two"]\n[server]\nport = 0\n')
     command = [sys.executable, "-m", "parley", "serve", "--fake-engine", "--config", str(tmp_path / "parley.toml")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=clean()) as process:
@@ -102,21 +102,21 @@ def test_names_from_a_file_are_served_and_ctrl_c_ends_it_well(tiny, tmp_path):
     assert process.returncode == 0 and "Traceback" not in rest
 
 
-def test_a_port_that_is_taken_is_one_sentence_and_1(parley, tiny):
+def test_serve_exits_with_1_when_its_port_is_taken(parley, tiny):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = parley("serve", str(tiny), "--fake-engine", "--port", str(taken.getsockname()[1]))
     assert done.returncode == 1
     assert "cannot listen on 127.0.0.1 port" in done.stdout + done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_model_that_is_not_there_is_one_sentence_and_1(parley, tmp_path):
+def test_serve_exits_with_1_when_the_model_is_missing(parley, tmp_path):
     done = parley("serve", str(tmp_path / "nothing"), "--port", "0")
     assert done.returncode == 1
     assert "cannot be served: there is no such folder." in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_several_models_have_names_and_options_of_their_own():
+def test_several_models_have_their_own_names_and_options():
     flags = ["--model", "chat,assistant=./a,kv-memory=1GiB,threads=1", "--model", "./b=c,d,dtype=fp32"]
     first, second, third = models("--name", "main", "--threads", "2", "--dtype", "auto", *flags, "--model", "org/x")
     assert (first.names, first.settings.model) == (("chat", "assistant", "main"), "./a")
@@ -126,7 +126,7 @@ def test_several_models_have_names_and_options_of_their_own():
     assert (third.names, third.settings.model) == (("org/x",), "org/x")
 
 
-def test_several_models_come_from_one_variable_too():
+def test_reads_several_models_from_one_environment_variable():
     found = resolve(SERVE, [], {"PARLEY_MODEL": "a,b=./x,threads=1; c=./y"})
     assert [offer.names for offer in offers(found)] == [("a", "b"), ("c",)]
     shown = next(option for option in SERVE if option.name == "model").show(found["model"])
@@ -146,6 +146,6 @@ def test_several_models_come_from_one_variable_too():
         (["--model", "a=./x,port=1"], "port is no option"),
     ],
 )
-def test_what_is_wrong_with_several_models_is_said(flags, told):
+def test_rejects_conflicting_options_of_several_models(flags, told):
     with pytest.raises(ConfigError, match=told):
         models(*flags)

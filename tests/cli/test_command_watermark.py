@@ -1,4 +1,4 @@
-"""The detector of watermarks, as a command."""
+"""The watermark command, which detects watermarks in texts."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import pytest
 
 
 @pytest.mark.parametrize("data", [b"", b"A text that nobody marked.", "Ein Text über nichts.".encode()])
-def test_a_text_without_a_mark(parley, data, tmp_path):
+def test_watermark_command_exits_with_1_for_unmarked_text(parley, data, tmp_path):
     file = tmp_path / "text.txt"
     file.write_bytes(data)
     done = parley("watermark", "--file", str(file))
     assert done.returncode == 1 and done.stdout.startswith("not marked: ") and not done.stderr
 
 
-def test_what_is_no_text_is_refused(parley, tmp_path):
+def test_watermark_command_refuses_files_that_are_not_text(parley, tmp_path):
     file = tmp_path / "bytes"
     file.write_bytes(b"\xff\xfe\x00")
     for path, reason in ((file, "UTF-8"), (tmp_path / "nothing", "cannot be read"), (tmp_path, "cannot be read")):

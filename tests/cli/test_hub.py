@@ -1,4 +1,4 @@
-"""Where a model is looked for, and what is said when it is not there. The hub is a small server of our own."""
+"""Where models are looked up, and the errors for missing ones. The hub is a small local server."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ print(json.dumps([found, seen, sorted({"torch", "transformers"} & set(sys.module
 
 
 class Hub(BaseHTTPRequestHandler):
-    """Answers for the model owner/model as the hub does; ``owner/gated`` is refused, anything else unknown."""
+    """Answers for the model owner/model as the hub does; refuses ``owner/gated``; knows no others."""
 
     protocol_version = "HTTP/1.1"
     asked: list[str]
@@ -98,7 +98,7 @@ def served() -> Iterator[ThreadingHTTPServer]:
 
 
 def look(model: str, home: Path, port: int = 9, **variables: str) -> tuple[str, list[list]]:
-    """Resolve in a process of its own, for the hub's library reads its variables when it is imported."""
+    """Resolves in a process of its own, because huggingface_hub reads its environment when it is imported."""
     environment = os.environ | {
         "HF_HOME": str(home),
         "HF_ENDPOINT": f"http://127.0.0.1:{port}",
@@ -116,7 +116,7 @@ def look(model: str, home: Path, port: int = 9, **variables: str) -> tuple[str, 
     return found, seen
 
 
-def test_a_hub_name_is_downloaded_once_with_progress_and_then_found_without_a_network(tmp_path, served):
+def test_downloads_a_model_once_and_then_finds_it_offline(tmp_path, served):
     found, seen = look("owner/model", tmp_path, served.server_port)
     folder = Path(found)
     assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()) == FETCHED
@@ -129,7 +129,7 @@ def test_a_hub_name_is_downloaded_once_with_progress_and_then_found_without_a_ne
     assert len(Hub.asked) == asked
 
 
-def test_a_cache_entry_that_lost_a_file_is_completed(tmp_path, served):
+def test_completes_a_cached_model_that_lost_a_file(tmp_path, served):
     folder = Path(look("owner/model", tmp_path, served.server_port)[0])
     (folder / "model.safetensors").unlink()
     shutil.rmtree(tmp_path / "hub" / "models--owner--model" / "trees")
@@ -147,19 +147,19 @@ def test_a_cache_entry_that_lost_a_file_is_completed(tmp_path, served):
         ("owner/broken", "the hub has a fault"),
     ],
 )
-def test_what_the_hub_says_no_to_is_one_sentence(tmp_path, served, model, why):
+def test_reports_hub_errors_in_one_sentence(tmp_path, served, model, why):
     found, _ = look(model, tmp_path, served.server_port)
     assert found.startswith(f"missing: {model} cannot be served: ") and why in found
     assert "\n" not in found and "127.0.0.1" not in found
 
 
 @pytest.mark.parametrize("offline", ["0", "1"])
-def test_without_a_network_an_unknown_name_is_one_sentence(tmp_path, offline):
+def test_reports_an_uncached_model_offline_in_one_sentence(tmp_path, offline):
     found, _ = look("owner/model", tmp_path, HF_HUB_OFFLINE=offline)
     assert "the hub cannot be reached" in found and "\n" not in found
 
 
-def test_a_folder_is_taken_as_it_is(tmp_path):
+def test_resolves_a_complete_folder_to_itself(tmp_path):
     for name in NEEDED:
         (tmp_path / name).write_bytes(FILES[name])
     assert hub.resolve(str(tmp_path)) == tmp_path.resolve()
@@ -173,7 +173,7 @@ def test_a_folder_is_taken_as_it_is(tmp_path):
         ("model.safetensors", "its folder has no *.safetensors weights"),
     ],
 )
-def test_a_folder_that_lacks_something_is_refused_by_its_name(tmp_path, absent, why):
+def test_names_the_missing_file_of_an_incomplete_folder(tmp_path, absent, why):
     for name in NEEDED:
         if name != absent:
             (tmp_path / name).write_bytes(FILES[name])
@@ -182,7 +182,7 @@ def test_a_folder_that_lacks_something_is_refused_by_its_name(tmp_path, absent, 
     assert why in str(error.value)
 
 
-def test_a_missing_shard_is_named(tmp_path):
+def test_names_the_first_missing_weight_shard(tmp_path):
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / name).write_bytes(FILES[name])
     shards = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
@@ -196,12 +196,12 @@ def test_a_missing_shard_is_named(tmp_path):
 @pytest.mark.parametrize(
     "model", ["/does/not/exist", "./nothing", "~/nothing-of-that-name", "a b", "a/b/c", "..", "x" * 5000]
 )
-def test_what_cannot_be_a_hub_name_is_a_folder(model):
+def test_treats_names_that_the_hub_cannot_have_as_folders(model):
     with pytest.raises(hub.ModelMissing):
         hub.resolve(model)
 
 
-def test_the_served_name_is_the_hubs_or_the_folders(tmp_path, monkeypatch):
+def test_served_name_is_the_hub_name_or_the_folder_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("tiny").mkdir()
     assert hub.served_name(None) == hub.served_name("parley-demo") == "parley-demo"

@@ -1,4 +1,4 @@
-"""MindIE's config.json: what takes effect, what is only listed, and what is said of mistakes."""
+"""MindIE's config.json: which members take effect, which are only listed, and the errors for invalid values."""
 
 import copy
 import json
@@ -97,7 +97,7 @@ def written(folder: Path, content: Any) -> str:
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
-    """The whole file with one member otherwise."""
+    """Returns the whole file with one member changed."""
     content = copy.deepcopy(WHOLE)
     section, _, member = path.rpartition(".")
     place: Any = content
@@ -117,7 +117,7 @@ def refusal(folder: Path, content: Any, **environment: str) -> str:
     return str(caught.value).removeprefix(str(folder / "conf" / "config.json") + ": ")
 
 
-def test_what_is_there_takes_effect(tmp_path):
+def test_mindie_config_members_take_effect(tmp_path):
     plan = read(tmp_path, WHOLE)
     where = tmp_path / "security"
     own = Tls(
@@ -146,7 +146,7 @@ def test_what_is_there_takes_effect(tmp_path):
     assert (engine.kv_memory, engine.step_tokens, engine.threads) == (2 << 30, 8192, 1)
     options = plan.applied(server_options(config), "strict-old")
     assert (options.port, offer.names, options.drain) == (None, ("llama_65b",), 500)
-    assert (options.body_limit, options.max_queue) == (40 << 20, 700)  # 300 are served, 600 more may wait
+    assert (options.body_limit, options.max_queue) == (40 << 20, 700)  # 300 are connected, 600 more may wait
     limits = (options.max_prompt, options.max_output, options.token_timeout, options.timeout)
     assert limits == (plan.max_prompt, plan.max_output, plan.token_timeout, plan.timeout) and all(limits)
     assert list(options.apis) == ["mindie", "mindie-management", "mindie-metrics"]
@@ -155,7 +155,7 @@ def test_what_is_there_takes_effect(tmp_path):
     assert "ServerConfig.port" not in options.notes[0]
 
 
-def test_an_instance_of_a_cluster(tmp_path):
+def test_mindie_config_of_a_cluster_instance(tmp_path):
     content = changed("ServerConfig.inferMode", "dmi")
     content["ServerConfig"] |= {"interCommPort": 1200, "interCommPk": "own/key.pem", "interCommTlsCaFiles": ["a.pem"]}
     plan = read(tmp_path, content)
@@ -170,7 +170,7 @@ def test_an_instance_of_a_cluster(tmp_path):
     assert read(tmp_path, content).peer_tls is None
 
 
-def test_an_empty_file_has_the_originals_defaults(tmp_path):
+def test_empty_mindie_config_has_mindies_defaults(tmp_path):
     plan = read(tmp_path, {})
     assert [(each.host, each.port) for each in plan.listen] == [("127.0.0.1", port) for port in (1025, 1026, 1027)]
     assert plan.listen[0].tls == plan.listen[2].tls  # one address, one certificate
@@ -178,10 +178,10 @@ def test_an_empty_file_has_the_originals_defaults(tmp_path):
     assert plan.options["max-queue"] == 2800 and plan.idle == []
     with pytest.raises(ConfigError, match=rf"{MODEL[:-4]}.*modelWeightPath is missing"):
         plan.check([])
-    plan.check([Named((), hub.BUILT_IN, {})])  # a model that was named beside it
+    plan.check([Named((), hub.BUILT_IN, {})])  # a model named on the command line
 
 
-def test_what_is_given_beside_it_wins(tmp_path):
+def test_command_line_options_override_the_mindie_config(tmp_path):
     plan = read(tmp_path, WHOLE)
     flags = ["other", "--port", "9", "--max-batch", "3", "--listen", "tgi=h:1"]
     config = resolve(SERVE, flags, {}).over(plan.options, "there")
@@ -203,7 +203,7 @@ def test_what_is_given_beside_it_wins(tmp_path):
         (MODEL + "modelWeightPath", "/a/b", "weights", "b"),
     ],
 )
-def test_what_a_client_can_tell(tmp_path, path, value, name, rule):
+def test_mindie_config_sets_the_rules_that_clients_see(tmp_path, path, value, name, rule):
     content = changed(path, value)
     if value == 9000:
         content["BackendConfig"]["ScheduleConfig"]["maxPrefillTokens"] = 9000
@@ -213,14 +213,14 @@ def test_what_a_client_can_tell(tmp_path, path, value, name, rule):
 @pytest.mark.parametrize(
     "value,overlong", [(True, "head"), (-1, "head"), (1, "tail"), (0, "refuse"), (False, "refuse")]
 )
-def test_what_becomes_of_prompts_that_are_too_long(tmp_path, value, overlong):
+def test_mindie_truncation_values_decide_about_overlong_prompts(tmp_path, value, overlong):
     plan = read(tmp_path, changed("BackendConfig.ModelDeployConfig.truncation", value))
     options = plan.applied(server_options(resolve(SERVE, [], {})), "strict")
     assert (Rules(**plan.rules).truncation or "refuse", options.max_prompt, options.max_output) == (overlong, 2048, 512)
     assert (options.timeout, options.token_timeout) == (500, 600)
 
 
-def test_what_the_environment_says(tmp_path):
+def test_mindie_environment_variables_take_effect(tmp_path):
     plan = read(tmp_path, WHOLE, MIES_CONTAINER_IP="10.0.0.1", MIES_CONTAINER_MANAGEMENT_IP="::1")
     assert [each.host for each in plan.listen] == ["10.0.0.1", "::1", "::1"]
     assert "MIES_CONTAINER_IP: 'x' is not an IPv4 or IPv6 address" in refusal(tmp_path, WHOLE, MIES_CONTAINER_IP="x")
@@ -238,14 +238,14 @@ def test_what_the_environment_says(tmp_path):
     assert plan.profiled("strict").monitored is False
 
 
-def test_the_longest_timeouts_and_a_server_without_a_model(tmp_path):
+def test_mindie_dynamic_timeouts_and_mock_instances(tmp_path):
     plan = read(tmp_path, changed("EnableDynamicAdjustTimeoutConfig", True))
     assert (plan.token_timeout, plan.timeout) == (3600, 65535)
     plan = read(tmp_path, changed(MODEL + "modelInstanceType", "StandardMock"))
     assert plan.options["fake-engine"] is True
 
 
-def test_a_context_is_never_longer_than_that_of_the_model(tmp_path):
+def test_mindie_config_caps_the_context_at_the_models_length(tmp_path):
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / "config.json").write_text('{"max_position_embeddings": 100}')
     assert read(tmp_path, WHOLE).options["max-model-len"] == 100
@@ -253,7 +253,7 @@ def test_a_context_is_never_longer_than_that_of_the_model(tmp_path):
         read(tmp_path, WHOLE).check([Named((), str(tmp_path / "weights"), {})])
 
 
-def test_adapters_are_those_of_the_model(tmp_path):
+def test_mindie_config_loads_lora_modules(tmp_path):
     content = copy.deepcopy(WHOLE)
     deploy = content["BackendConfig"]["ModelDeployConfig"]
     modules = [{"name": "a-1", "path": "adapters/a", "baseModelName": "llama_65b"}, {"name": "b", "path": "/x/b"}]
@@ -269,7 +269,7 @@ def test_adapters_are_those_of_the_model(tmp_path):
         assert "LoraModules" in refusal(tmp_path, content)
 
 
-def test_passwords_and_lists_that_are_not_named_need_not_be_there(tmp_path):
+def test_default_mindie_password_and_crl_files_are_optional(tmp_path):
     content = {"ServerConfig": {"managementIpAddress": "127.0.0.3"}}
     assert all(each.tls is not None and each.tls[2:5:2] == (None, ()) for each in read(tmp_path, content).listen)
     for name in ("pass/key_pwd.txt", "certs/server_crl.pem", "pass/management/key_pwd.txt"):
@@ -328,18 +328,18 @@ def test_passwords_and_lists_that_are_not_named_need_not_be_there(tmp_path):
         ("BackendConfig.ScheduleConfig.templateType", "x", '"x" is not one of "Standard", "Mix".'),
     ],
 )
-def test_a_mistake_is_named_with_its_range(tmp_path, path, value, text):
+def test_names_an_invalid_mindie_config_member_with_its_range(tmp_path, path, value, text):
     assert refusal(tmp_path, changed(path, value)) == f"{path}: {text}"
 
 
-def test_files_that_are_none(tmp_path):
+def test_rejects_unreadable_mindie_config_files(tmp_path):
     assert "is not valid JSON" in refusal(tmp_path, "{")
     assert "holds no JSON object" in refusal(tmp_path, "[]")
     assert refusal(tmp_path, {"ServerConfig": []}) == "ServerConfig: [] is not an object."
     for endless in (written(tmp_path, " " * (10 << 20) + "{}"), "/dev/zero"):
         with pytest.raises(ConfigError, match="has more than 10 MB"):
             mindie.read(endless, {})
-    assert read(tmp_path, "\ufeff" + json.dumps(WHOLE)).max_prompt == 2048  # as some editors save it
+    assert read(tmp_path, "\ufeff" + json.dumps(WHOLE)).max_prompt == 2048  # with the BOM that some editors add
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         mindie.read(str(tmp_path / "none"), {})
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):

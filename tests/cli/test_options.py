@@ -1,4 +1,4 @@
-"""Where values come from, what they may be, and what is said about a wrong one."""
+"""Where option values come from, which values are valid, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def as_flags(layer: dict[str, Any]) -> list[str]:
 
 
 @given(flags=LAYER, variables=LAYER, file=LAYER, sections=st.booleans())
-def test_the_highest_source_wins_for_every_option(tmp_path_factory, flags, variables, file, sections):
+def test_highest_source_wins_for_every_option(tmp_path_factory, flags, variables, file, sections):
     path = tmp_path_factory.mktemp("config") / "p.toml"
     lines = [f"{name.replace('-', '_')} = {as_toml(value)}" for name, value in file.items()]
     if sections:
@@ -86,7 +86,7 @@ def section(name: str) -> str:
     return next(option.section for option in TABLE if option.name == name)
 
 
-def test_the_file_may_be_named_by_a_variable_and_a_flag_names_it_better(tmp_path):
+def test_config_flag_overrides_the_config_variable(tmp_path):
     (tmp_path / "a.toml").write_text("alpha = 2")
     (tmp_path / "b.toml").write_text("alpha = 3")
     environment = {"PARLEY_CONFIG": str(tmp_path / "a.toml")}
@@ -94,7 +94,7 @@ def test_the_file_may_be_named_by_a_variable_and_a_flag_names_it_better(tmp_path
     assert resolve(TABLE, ["--config", str(tmp_path / "b.toml")], environment)["alpha"] == 3
 
 
-def test_an_empty_variable_is_not_set():
+def test_empty_environment_variable_counts_as_unset():
     assert resolve(TABLE, [], {"PARLEY_ALPHA": "", "PARLEY_BETA_TWO": ""})["alpha"] == 1
 
 
@@ -116,13 +116,13 @@ def test_an_empty_variable_is_not_set():
         (["--config", "/does/not/exist"], "The file /does/not/exist cannot be read: No such file or directory."),
     ],
 )
-def test_a_wrong_command_line_is_refused_in_one_sentence(words, message):
+def test_rejects_an_invalid_flag_in_one_sentence(words, message):
     with pytest.raises(ConfigError) as error:
         resolve(TABLE, words, {})
     assert str(error.value).startswith(message)
 
 
-def test_a_negative_number_is_a_value_and_not_a_flag():
+def test_parses_a_negative_number_as_a_value():
     assert resolve(TABLE, ["--alpha", "-3"], {})["alpha"] == -3
 
 
@@ -145,7 +145,7 @@ def test_a_negative_number_is_a_value_and_not_a_flag():
         ("alpha = " + "9" * 5000, "is not valid TOML"),
     ],
 )
-def test_a_wrong_file_is_refused_with_its_name(tmp_path, content, message):
+def test_rejects_an_invalid_config_file_by_name(tmp_path, content, message):
     path = tmp_path / "p.toml"
     path.write_text(content)
     with pytest.raises(ConfigError) as error:
@@ -154,13 +154,13 @@ def test_a_wrong_file_is_refused_with_its_name(tmp_path, content, message):
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_is_not_text_is_refused(tmp_path):
+def test_rejects_a_config_file_that_is_not_text(tmp_path):
     (tmp_path / "p.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="not valid TOML"):
         read_file(TABLE, str(tmp_path / "p.toml"))
 
 
-def test_a_wrong_variable_is_refused_and_an_unknown_one_only_mentioned():
+def test_rejects_an_invalid_variable_and_warns_about_unknown_ones():
     with pytest.raises(ConfigError, match="PARLEY_ALPHA: 'x' is not"):
         resolve(TABLE, [], {"PARLEY_ALPHA": "x"})
     found = resolve(TABLE, [], {"PARLEY_ALHPA": "1", "PARLEY_OTHER": "1", "HOME": "/"}, ["PARLEY_OTHER"])
@@ -189,7 +189,7 @@ def test_a_wrong_variable_is_refused_and_an_unknown_one_only_mentioned():
         (choice("a", "b"), "b", "b"),
     ],
 )
-def test_a_kind_reads_what_people_write(kind: Kind, raw, value):
+def test_option_kinds_read_common_spellings(kind: Kind, raw, value):
     assert kind.read(raw) == value
     assert kind.read(kind.show(value)) == value
 
@@ -207,18 +207,18 @@ def test_a_kind_reads_what_people_write(kind: Kind, raw, value):
         (text(), ["", 1, None, [], {}]),
     ],
 )
-def test_a_kind_refuses_everything_else(kind: Kind, raws):
+def test_option_kinds_reject_invalid_values(kind: Kind, raws):
     for raw in raws:
         with pytest.raises(ValueError):
             kind.read(raw)
 
 
 @given(st.integers(0, 10**18 - 1))
-def test_a_size_reads_back_as_it_is_shown(count):
+def test_shown_size_reads_back_unchanged(count):
     assert size().read(show_size(count)) == count
 
 
-def test_no_two_options_share_a_flag_and_the_help_names_every_one():
+def test_flags_are_unique_and_listed_in_the_help():
     for table in (SERVE, CLIENT):
         assert len({option.name for option in table}) == len(table)
         help = explain(table)
@@ -227,7 +227,7 @@ def test_no_two_options_share_a_flag_and_the_help_names_every_one():
     assert all(len(line) <= 110 for line in explain(SERVE).splitlines())
 
 
-def test_show_config_gives_each_value_its_source_and_hides_keys():
+def test_show_config_names_each_source_and_hides_keys():
     found = resolve(SERVE, ["--port", "9"], {"PARLEY_API_KEY": "sesame,other", "PARLEY_DTYPE": "fp32"}, VARIABLES)
     shown = {line.split()[0]: line for line in show(SERVE, found).splitlines()}
     assert shown["port"].split()[1:] == ["9", "--port"]
@@ -238,14 +238,14 @@ def test_show_config_gives_each_value_its_source_and_hides_keys():
     assert set(shown) == {option.name for option in SERVE if not option.hidden}
 
 
-def test_a_wrong_key_is_not_printed():
+def test_error_about_an_invalid_api_key_does_not_print_it():
     with pytest.raises(ConfigError) as error:
         resolve(SERVE, ["--api-key", "secret,,x"], {})
     assert "secret" not in str(error.value)
 
 
-def test_what_is_shown_as_toml_is_read_back(tmp_path):
-    """Every default that is a value can be written into a file as it is shown, and changes nothing."""
+def test_shown_defaults_read_back_from_a_config_file(tmp_path):
+    """Writing any shown default into a config file changes nothing."""
     default = resolve(SERVE, [], {})
     rows = [(o, o.show(default[o.name])) for o in SERVE if o.variable and default[o.name] not in (None, [])]
     path = tmp_path / "p.toml"
@@ -255,7 +255,7 @@ def test_what_is_shown_as_toml_is_read_back(tmp_path):
     assert {o.name: found[o.name] for o, _ in rows} == {o.name: default[o.name] for o, _ in rows}
 
 
-def test_settings_carry_the_engines_options():
+def test_settings_carry_the_engine_options():
     flags = ["--dtype", "fp32", "--kv-memory", "64MiB", "--max-model-len", "99", "--no-prefix-cache", "--threads", "1"]
     flags += ["--quantization", "int8", "--kv-dtype", "int8"]
     made = settings(resolve(SERVE, [*flags, "--max-batch", "3", "--step-ms", "7", "--no-lowering"], {}), "/folder")
@@ -264,31 +264,31 @@ def test_settings_carry_the_engines_options():
     assert (made.quantization, made.kv_dtype) == ("int8", "int8")
 
 
-def test_families_of_models_have_many_names():
+def test_parser_options_accept_aliases_of_model_families():
     made = settings(resolve(SERVE, ["--tool-parser", "Qwen3-Coder", "--reasoning-parser", "none"], {}), "m")
     assert (made.tool_parser, made.reasoning_parser) == ("qwen3_coder", "none")
     with pytest.raises(ConfigError, match=r"--tool-parser: 'klingon' is not one of auto, none, .*hermes"):
         resolve(SERVE, ["--tool-parser", "klingon"], {})
 
 
-def test_defaults_of_settings_are_those_of_the_engine():
+def test_default_options_equal_the_default_engine_settings():
     from parley.types import Settings
 
     assert settings(resolve(SERVE, [], {}), "m") == Settings(model="m")
 
 
-def test_the_reference_page_is_made_from_the_table():
+def test_configuration_page_is_generated_from_the_option_table():
     script = runpy.run_path(str(Path(config.__file__).parents[2] / "docs" / "reference.py"))
     page = script["PAGE"].read_text("utf-8")
     assert page == script["page"](), "docs/configuration.md is old: make docs"
     assert all(option.help in page for option in SERVE if not option.hidden)
 
 
-def test_nearest_is_silent_about_words_that_are_far_away():
+def test_nearest_suggests_nothing_for_distant_words():
     assert nearest("zzzz", ["alpha"]) == ""
 
 
-def test_options_of_a_cluster(tmp_path):
+def test_reads_cluster_options(tmp_path):
     from parley.cli.serve import offers, server_options
 
     def options(*flags):

@@ -1,4 +1,4 @@
-"""What `pip install .` would install: the command, the built-in model, and nothing that is not parley's."""
+"""The contents of the wheel of `pip install .`: the command, the built-in model, and only parley's files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(parley.__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory) -> Path:
-    """A copy of what is under version control's eyes, so that no build output is left here."""
+    """A copy of the sources, so that the build leaves no output in the checkout."""
     source = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -46,7 +46,7 @@ def read(wheel: zipfile.ZipFile, ending: str) -> str:
     return wheel.read(next(name for name in wheel.namelist() if name.endswith(ending))).decode()
 
 
-def test_the_wheel_holds_every_module_and_the_built_in_model(wheel):
+def test_wheel_contains_every_module_and_the_built_in_model(wheel):
     names = set(wheel.namelist())
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "parley").rglob("*") if path.suffix in (".py", ".proto")}
     assert modules <= names
@@ -57,7 +57,7 @@ def test_the_wheel_holds_every_module_and_the_built_in_model(wheel):
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
-def test_the_wheel_holds_the_kernels_of_its_sources_for_every_level(wheel):
+def test_wheel_contains_compiled_kernels_for_every_cpu_level(wheel):
     held = {Path(name).name for name in wheel.namelist() if name.endswith(".so")}
     assert held == {build.name(level) for level in build.levels()}
     assert {path.name for path in build.sources()} <= {Path(name).name for name in wheel.namelist()}
@@ -65,19 +65,19 @@ def test_the_wheel_holds_the_kernels_of_its_sources_for_every_level(wheel):
     assert tag.startswith("py3-none-") and not tag.endswith("-any")
 
 
-def test_without_a_compiler_the_wheel_is_made_all_the_same(source):
+def test_builds_a_wheel_without_a_compiler(source):
     environment = os.environ | {"CXX": "/nowhere/g++", "PATH": str(source)}
     made = make_wheel(source, source / "plain", environment)
     assert not [name for name in made.namelist() if name.endswith(".so")]
     assert "Tag: py3-none-any" in read(made, ".dist-info/WHEEL")
 
 
-def test_the_wheel_holds_nothing_else(wheel):
+def test_wheel_contains_only_parley(wheel):
     tops = {name.partition("/")[0] for name in wheel.namelist()}
     assert {re.sub(r"-.*\.", ".", top) for top in tops} == {"parley", "parley.dist-info"}
 
 
-def test_the_wheel_gives_the_command_and_names_the_licence(wheel):
+def test_wheel_installs_the_command_and_names_the_licence(wheel):
     assert "parley = parley.cli:main" in read(wheel, "entry_points.txt")
     assert "Apache License" in read(wheel, "licenses/LICENSE")
     metadata = read(wheel, ".dist-info/METADATA")
@@ -85,7 +85,7 @@ def test_the_wheel_gives_the_command_and_names_the_licence(wheel):
     assert "License-Expression: Apache-2.0" in metadata
 
 
-def test_dependencies_are_few_and_locked(wheel):
+def test_wheel_dependencies_are_few_and_locked(wheel):
     wanted = re.findall(r"^Requires-Dist: ([\w-]+)(?!.*extra)", read(wheel, ".dist-info/METADATA"), re.M)
     assert len(wanted) <= 13
     locked = dict(re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "requirements.lock").read_text(), re.M))

@@ -29,7 +29,7 @@ for surface in ("", "/databricks"):
     assert (call["name"], call["args"]) == ("get_weather", {"city": "Paris"})
 
     vectors = DatabricksEmbeddings(endpoint=model, query_params={"instruction": "Find:"})
-    several = vectors.embed_documents([f"text {number}" for number in range(25)])  # it sends twenty at once
+    several = vectors.embed_documents([f"text {number}" for number in range(25)])  # the client batches by twenty
     assert len(several) == 25 and len({tuple(each) for each in several}) == 25
     assert vectors.embed_query("text 0") != several[0]
 

@@ -1,4 +1,4 @@
-"""Databricks' SDK: endpoints made, changed, queried and deleted, and errors. Arguments: HOST:PORT MODEL."""
+"""Databricks' SDK: creating, changing, querying and deleting endpoints, and errors. Arguments: HOST:PORT MODEL."""
 
 import sys
 
@@ -63,7 +63,7 @@ for surface in ("", "/databricks"):
         assert chat.choices[0].message.content == ANSWER, chat
         assert chat.served_model_name == {"ab": "c"}.get(name, model)
         assert chat.usage.total_tokens == chat.usage.prompt_tokens + chat.usage.completion_tokens
-        assert chat.choices[0].finish_reason == (None if surface else "stop")  # the SDK looks for another name
+        assert chat.choices[0].finish_reason == (None if surface else "stop")  # the SDK reads another member
         text = endpoints.query(name, prompt=QUESTION, temperature=0, max_tokens=32)
         assert text.choices[0].text == ANSWER, text
         vectors = endpoints.query(name, input=["Hello", "World"])

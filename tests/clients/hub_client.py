@@ -12,7 +12,7 @@ ANSWER = "The capital of France is Paris."
 for base in ("", "/tgi"):
     url = f"http://{address}{base}"
     client = InferenceClient(model=url)
-    assert client.text_generation("Hello", max_new_tokens=4).startswith("Hello")  # with the prompt, unless told
+    assert client.text_generation("Hello", max_new_tokens=4).startswith("Hello")  # includes the prompt by default
     bare = {"max_new_tokens": 4, "return_full_text": False}
     said = client.text_generation("Hello", **bare)
     assert said
@@ -21,7 +21,7 @@ for base in ("", "/tgi"):
     assert whole.details.prefill and whole.details.finish_reason in ("length", "eos_token")
     events = list(client.text_generation("Hello", **bare, stream=True, details=True))
     assert "".join(event.token.text for event in events if not event.token.special) == said
-    plain = client.text_generation("Hello", **bare, stream=True)  # it shows special tokens, too
+    plain = client.text_generation("Hello", **bare, stream=True)  # also yields special tokens
     assert list(plain) == [event.token.text for event in events]
     last = events[-1]
     assert last.generated_text == said and last.details.generated_tokens == whole.details.generated_tokens

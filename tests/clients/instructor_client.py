@@ -15,7 +15,7 @@ PERSON = [{"role": "user", "content": "Give me JSON for a person: Anna, 31 years
 BOTH = [{"role": "user", "content": "What is the weather in Paris and London?"}]
 
 
-class get_weather(BaseModel):  # the name of the tool
+class get_weather(BaseModel):  # its name is the tool's name
     """Get the weather in a city."""
 
     city: str
@@ -38,7 +38,7 @@ class Place(BaseModel):
 
 
 class Rated(BaseModel, extra="forbid"):
-    """What the model was not made for: only the grammar keeps it to this."""
+    """A schema that the model was not trained for: only the grammar enforces it."""
 
     stars: Literal[1, 2, 3]
     mood: Literal["good", "bad"]
@@ -54,7 +54,7 @@ for mode in (instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT):
     assert create(response_model=Rated, messages=WEATHER, **COMMON).stars in (1, 2, 3)
 
 create = instructor.from_openai(client, mode=instructor.Mode.JSON_SCHEMA).chat.completions.create
-for how in ({}, thinking):  # it tells the model of the schema as well, which that was not made for
+for how in ({}, thinking):  # instructor also describes the schema in the prompt, which the model was not trained for
     assert create(response_model=Rated, messages=WEATHER, **COMMON, **how).mood in ("good", "bad")
     assert create(response_model=Person, messages=PERSON, **COMMON, **how).age >= 0
 
@@ -63,6 +63,6 @@ calls = list(create(response_model=Iterable[get_weather | get_time], messages=BO
 assert calls == [get_weather(city="Paris"), get_weather(city="London")], calls
 
 partial = instructor.from_openai(client, mode=instructor.Mode.TOOLS).chat.completions.create_partial
-*_, last = partial(response_model=Place, messages=WEATHER, **COMMON)  # under a name that the model does not know
+*_, last = partial(response_model=Place, messages=WEATHER, **COMMON)  # a tool name that the model does not know
 assert last.city in ("Paris", "London")
 print("good")

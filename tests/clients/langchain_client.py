@@ -34,7 +34,7 @@ class Person(BaseModel):
 
 
 def said_by(model, messages, stream):
-    """A whole message, in one piece or put together from chunks."""
+    """Returns a whole message, received at once or joined from chunks."""
     if not stream:
         return model.invoke(messages)
     first, *rest = model.stream(messages)
@@ -80,7 +80,7 @@ for thinking in (False, True):
         assert found == Person(name="Anna", age=31, city="Paris"), found
 text = OpenAI(base_url=url, api_key="none", model=model, temperature=0, max_tokens=4)
 assert text.invoke("Hello") == "".join(text.stream("Hello"))
-# without this option it would take OpenAI's own tokenizer, which it downloads
+# without this option it would use OpenAI's own tokenizer, which it downloads
 reader = OpenAIEmbeddings(base_url=url, api_key="none", model=model, check_embedding_ctx_length=False, chunk_size=7)
 found = reader.embed_documents([f"text {i}" for i in range(20)])
 assert len(found) == 20 and reader.embed_query("text 3") == found[3] != found[4]
@@ -91,11 +91,11 @@ except openai.BadRequestError as error:
 else:
     raise AssertionError("it was not refused")
 
-# its defaults are part of the trial: with typical_p, top_p and a temperature TGI draws although do_sample is false
+# tests its defaults as well: with typical_p, top_p and a temperature, TGI samples although do_sample is false
 endpoint = HuggingFaceEndpoint(endpoint_url=f"http://{address}", max_new_tokens=8, seed=7)
 said = endpoint.invoke("Hello")
 streamed = "".join(endpoint.stream("Hello"))
-assert said and streamed.removesuffix("<|endoftext|>") == said  # in a stream the last token is shown, too
+assert said and streamed.removesuffix("<|endoftext|>") == said  # a stream also yields the final special token
 answer = ChatHuggingFace(llm=HuggingFaceEndpoint(endpoint_url=f"http://{address}", temperature=0.01)).invoke(QUESTION)
 assert answer.content == ANSWER, answer
 print("good")

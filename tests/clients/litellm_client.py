@@ -1,4 +1,4 @@
-"""LiteLLM by each of its providers that parley can stand in for. Arguments: HOST:PORT MODEL."""
+"""LiteLLM with each of its providers that parley can stand in for. Arguments: HOST:PORT MODEL."""
 
 import sys
 
@@ -24,7 +24,7 @@ for name, base in CHATS.items():
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == ANSWER, name
     try:
         litellm.completion(**options, temperature=-1)
-    except litellm.exceptions.APIError as error:  # one branch of its tree
+    except litellm.exceptions.APIError as error:  # the base class of only some of its errors
         assert "temperature" in str(error), error
     except Exception as error:
         assert "temperature" in str(error), error

@@ -27,7 +27,7 @@ def refused(kind, part, call, **options):
         raise AssertionError("it was not refused")
 
 
-# each API's own /v1, as far as it speaks this protocol, beside the universal one
+# the default /v1 and each API's own /v1 that speaks this protocol
 for base in ("/v1", "/openai/v1", "/vllm/v1"):
     client = openai.OpenAI(base_url=f"http://{address}{base}", api_key="none", max_retries=0)
     assert [card.id for card in client.models.list()] == [model]

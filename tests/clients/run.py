@@ -1,9 +1,9 @@
 """Runs real clients against a real server with the built-in model, each in an environment of its own.
 
-``python tests/clients/run.py [--cluster] [NAME ...]`` makes the environments that are missing (below ``.clients``, from
-the exact versions in ``ENVIRONMENTS``), starts a server, or with ``--cluster`` a coordinator, a P and a D, runs the
-scripts beside this file, and ends with 1 if one of them failed. An environment that cannot be made counts as failed:
-what was not tried did not work.
+``python tests/clients/run.py [--cluster] [NAME ...]`` creates missing environments (below ``.clients``, with the exact
+versions in ``ENVIRONMENTS``), starts a server, or with ``--cluster`` a coordinator, a P and a D, runs the scripts in
+this folder, and exits with 1 if one of them failed. An environment that cannot be created counts as a failure: a client
+that did not run was not tested.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROOT = HERE.parent.parent
 FOLDER = Path(os.environ.get("PARLEY_CLIENTS", ROOT / ".clients"))
 MODEL = "parley-demo"
 
-# What cannot be installed side by side has an environment of its own; "node" is npm's.
+# Packages that cannot be installed together have separate environments; "node" is npm's.
 ENVIRONMENTS = {
     "text": ("openai==3.51.0", "text-generation==0.7.0", "tritonclient[http,grpc]==2.73.0"),
     "hub": ("huggingface_hub==1.33.0",),
@@ -39,7 +39,7 @@ ENVIRONMENTS = {
     ),
     "node": ("openai@6.49.0", "ai@5.0.277", "@ai-sdk/openai-compatible@1.0.61", "@huggingface/inference@4.13.30"),
 }
-SOLVED = ("databricks",)  # over whose versions pip would ponder for minutes, and uv does not
+SOLVED = ("databricks",)  # resolved by uv, because pip would take minutes
 SCRIPTS = {
     "openai_sdk.py": "text",
     "text_generation_client.py": "text",
@@ -58,11 +58,11 @@ SCRIPTS = {
     "ai_sdk.mjs": "node",
     "huggingface_inference.mjs": "node",
 }
-MINUTES = 3  # that a script may take
+MINUTES = 3  # time limit of a script
 
 
 def make(name: str) -> Path:
-    """The folder of an environment, made if its packages changed. Raises CalledProcessError, OSError."""
+    """Returns the folder of an environment, rebuilt if its packages changed. Raises CalledProcessError, OSError."""
     folder, packages = FOLDER / name, ENVIRONMENTS[name]
     stamp = folder / "packages.txt"
     wanted = "\n".join(packages)
@@ -91,7 +91,7 @@ def run(command: list[str], folder: Path) -> None:
 
 
 def command(script: str, folder: Path) -> list[str]:
-    if script.endswith(".mjs"):  # Node looks for packages from where a module lies
+    if script.endswith(".mjs"):  # Node resolves packages from the folder of the module
         copy = folder / script
         shutil.copyfile(HERE / script, copy)
         return ["node", str(copy)]
@@ -99,7 +99,7 @@ def command(script: str, folder: Path) -> list[str]:
 
 
 def attempt(script: str, address: str) -> str:
-    """What is wrong with a client's run; empty: nothing."""
+    """Runs one client; returns an error description, empty if it succeeded."""
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PARLEY_"))},
         "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -126,14 +126,14 @@ def attempt(script: str, address: str) -> str:
 
 
 def serve() -> tuple[list[subprocess.Popen[bytes]], str, str]:
-    """A server that is ready, and its addresses: for HTTP, for gRPC."""
+    """Starts a server and waits until it is ready; returns its HTTP and gRPC addresses."""
     port, grpc = ports(2)
     server = start("server", "serve", "--port", f"{port}", "--grpc-port", f"{grpc}", "--kv-memory", "256MiB")
     return ready([server], port), f"127.0.0.1:{port}", f"127.0.0.1:{grpc}"
 
 
 def cluster() -> tuple[list[subprocess.Popen[bytes]], str, str]:
-    """The same of a coordinator, one instance for prefill and one for decode, over which every request is spread."""
+    """The same for a coordinator with one P and one D, which share every request."""
     front, rpc, *others = ports(11)
     lines = ["host = '127.0.0.1'", "separate = 'always'", f"predict_port = {front}", f"grpc_port = {rpc}"]
     lines += [f"{name}_port = {port}" for name, port in zip(("management", "metrics", "status"), others, strict=False)]
@@ -164,7 +164,7 @@ def start(name: str, *words: str) -> subprocess.Popen[bytes]:
 
 
 def ready(servers: list[subprocess.Popen[bytes]], port: int) -> list[subprocess.Popen[bytes]]:
-    """The same, once requests are taken at the port."""
+    """Waits until the port accepts requests; returns the servers."""
     end = time.monotonic() + 90
     while all(server.poll() is None for server in servers) and time.monotonic() < end:
         try:

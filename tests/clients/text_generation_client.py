@@ -25,9 +25,9 @@ for base in ("", "/tgi"):
 
     answer = client.chat(QUESTION, temperature=0.01, max_tokens=16)
     assert answer.choices[0].message.content == ANSWER, answer
-    # Its chat streams are left out: it hands the [DONE] with which TGI itself ends them to a JSON parser.
+    # Chat streams are not tested: the client passes the final [DONE], which TGI sends as well, to a JSON parser.
 
-    # the client checks most values itself; the server's refusal of what only it can know
+    # the client checks most values itself; this error can only come from the server
     try:
         client.generate("Hello " * 5000, max_new_tokens=4)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Everything that tritonclient.grpc can ask of a server; for an interpreter that has it. Arguments: HOST:PORT MODEL."""
+"""All operations of tritonclient.grpc, run by an interpreter that has it. Arguments: HOST:PORT MODEL."""
 
 import asyncio
 import importlib.util
@@ -40,7 +40,7 @@ def refused(call, status, *parts):
 
 
 def same(ours, theirs):
-    """Our messages have the numbers and types of the original's; members that we never send may be missing."""
+    """Compares field numbers and types of our messages with Triton's; members that we never send may be missing."""
     for field in ours.fields:
         other = theirs.fields_by_name[field.name]
         assert (field.number, field.type, field.is_repeated) == (other.number, other.type, other.is_repeated), (
@@ -75,7 +75,7 @@ def schema():
 
 
 class Stream:
-    """The client's stream; results by the id of their request."""
+    """The client's stream; collects results by request id."""
 
     def __init__(self, client, **options):
         self.client, self.queue = client, queue.Queue()
@@ -88,7 +88,7 @@ class Stream:
         )
 
     def until(self, count):
-        """The texts of so many requests, and the errors."""
+        """Reads until this number of requests has ended; returns their texts and the errors."""
         texts, errors = {}, []
         while count:
             result, error = self.queue.get(timeout=30)
@@ -100,7 +100,7 @@ class Stream:
             texts.setdefault(response.id, []).append(result.as_numpy("text_output")[0].decode())
             final = response.parameters["triton_final_response"].bool_param
             told = result.get_response(as_json=True)["parameters"]["triton_final_response"]
-            assert told == {"bool_param": final}, told  # LangChain's client looks for it there
+            assert told == {"bool_param": final}, told  # LangChain's client reads it there
             count -= final
         return texts, errors
 
@@ -135,7 +135,7 @@ def infer(client):
     assert (result.get_response().id, result.get_response().model_version) == ("7", "1")
     said = result.as_numpy("text_output")[0].decode()
     assert said, "the model said nothing"
-    for shape in ((1,), (1, 1)):  # as TensorRT-LLM's clients ask
+    for shape in ((1,), (1, 1)):  # as TensorRT-LLM's clients send it
         given = wish("a b c", shape=shape, max_tokens=6, temperature=0.0, beam_width=1, bad_words="", stop_words="")
         given.append(tensor("random_seed", 7, "UINT64", shape))
         outputs = [triton.InferRequestedOutput(name) for name in ("num_input_tokens", "text_output", "cum_log_probs")]
@@ -170,7 +170,7 @@ def streams(client, said):
     stream.send("a b c", "hot", parameters={"temperature": -1.0})
     texts, errors = stream.until(6)
     assert {id: "".join(parts) for id, parts in texts.items()} == dict.fromkeys(("1", "2", "3", "whole"), said)
-    assert len(texts["whole"]) == 1  # the others may be, too: what was made meanwhile is told at once
+    assert len(texts["whole"]) == 1  # the others may also be whole: pending tokens are sent together
     told = sorted(error.message() for error in errors)
     assert "'temperature'" in told[0] and told[1] == "Request for unknown model: 'other' is not found"
     client.stop_stream()

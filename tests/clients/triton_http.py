@@ -1,4 +1,4 @@
-"""Everything that tritonclient.http can ask of a server; for an interpreter that has it. Arguments: HOST:PORT MODEL."""
+"""All operations of tritonclient.http, run by an interpreter that has it. Arguments: HOST:PORT MODEL."""
 
 import sys
 
@@ -62,7 +62,7 @@ with triton.InferenceServerClient(address) as client:
     said = result.as_numpy("text_output")[0]  # text if it came as JSON, else bytes
     assert said, "the model said nothing"
 
-    # the same in every form in which it can be sent and received
+    # the same request in every form that it can be sent and received in
     for binary in (True, False):
         for shape in ((1,), (1, 1)):
             inputs = [

@@ -1,4 +1,4 @@
-"""The built-in model: its generated text, the split of it, the chat template with its twin, and the shipped folder."""
+"""The built-in model: its generated text and the split of it, the chat template and its twin, the shipped folder."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _rendered(messages: list[dict[str, Any]], **variables: Any) -> str:
 
 
 def _as_request(sample: corpus.Sample) -> list[dict[str, Any]]:
-    """The messages of a sample as a client of the chat API sends them."""
+    """Return the messages of a sample as a client of the chat API sends them."""
     messages = []
     for message in sample.messages:
         message = dict(message)
@@ -53,7 +53,7 @@ def _as_request(sample: corpus.Sample) -> list[dict[str, Any]]:
     return messages
 
 
-def test_the_same_seed_gives_the_same_text() -> None:
+def test_corpus_is_reproducible_from_seed() -> None:
     first, again, other = (list(islice(corpus.draw_training(seed), 300)) for seed in (5, 5, 6))
     assert first == again
     assert first != other
@@ -67,7 +67,7 @@ def test_every_task_has_held_out_questions() -> None:
         assert all(corpus.is_held_out(sample.keys[-1]) for sample in samples), task
 
 
-def test_training_never_shows_a_held_out_question() -> None:
+def test_training_text_contains_no_held_out_question() -> None:
     shown_keys: set[str] = set()
     shown_questions: set[str] = set()
 
@@ -78,13 +78,13 @@ def test_training_never_shows_a_held_out_question() -> None:
         shown_keys.update(sample.keys)
         shown_questions.update(plain(message["content"]) for message in sample.messages if message["role"] == "user")
     assert not any(corpus.is_held_out(key) for key in shown_keys)
-    for task in corpus.TASKS.keys() - {"memory", "plain text"}:  # what is new in a memory is what was told before
+    for task in corpus.TASKS.keys() - {"memory", "plain text"}:  # in memory tasks only the earlier turns are new
         for sample in corpus.draw_held_out(task, 20):
             last = [message["content"] for message in sample.messages if message["role"] == "user"][-1]
             assert plain(last) not in shown_questions, (task, last)
 
 
-def test_sums_are_right() -> None:
+def test_corpus_sums_are_correct() -> None:
     rng = random.Random(2)
     for make in (questions.small_sum, questions.large_sum):
         for _ in range(500):
@@ -97,7 +97,7 @@ def test_sums_are_right() -> None:
                 assert turn.thought.endswith(f"Together {result}.")
 
 
-def test_the_grammar_accepts_its_own_stories_only() -> None:
+def test_story_check_accepts_only_generated_stories() -> None:
     rng = random.Random(3)
     for long in (False, True):
         story = questions.story_text(rng, "fox", "Tom", long)
@@ -106,7 +106,7 @@ def test_the_grammar_accepts_its_own_stories_only() -> None:
         assert not is_story(story.replace("Tom", "Anna"), story)
 
 
-def test_template_and_twin_agree(tokenizer: Tokenizer) -> None:
+def test_demo_template_agrees_with_python_twin(tokenizer: Tokenizer) -> None:
     for sample in islice(corpus.draw_training(4), 600):
         if sample.text:
             continue
@@ -122,7 +122,7 @@ def test_template_and_twin_agree(tokenizer: Tokenizer) -> None:
         assert encode_sample(tokenizer, sample)[0] == tokenizer.encode(whole).ids
 
 
-def test_template_takes_what_clients_send() -> None:
+def test_demo_template_accepts_client_messages() -> None:
     parts = [{"role": "user", "content": [{"type": "text", "text": "Spell "}, {"type": "text", "text": "cat."}]}]
     assert _rendered(parts, add_generation_prompt=True) == (
         "<|im_start|>user\nSpell cat.<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
@@ -142,15 +142,15 @@ def test_template_takes_what_clients_send() -> None:
     )
 
 
-def test_the_next_prompt_begins_with_this_conversation() -> None:
-    """What a prefix cache relies on: answering and asking again only appends."""
+def test_next_demo_prompt_begins_with_previous_conversation() -> None:
+    """The prefix cache relies on this: an answer and the next question only append."""
     first = [{"role": "user", "content": "Hello!"}]
     prompt = _rendered(first, add_generation_prompt=True)
     longer = [*first, {"role": "assistant", "content": "Hi."}, {"role": "user", "content": "Spell cat."}]
     assert _rendered(longer, add_generation_prompt=True).startswith(prompt + "Hi.<|im_end|>\n")
 
 
-def test_tokenizer_takes_any_unicode(tokenizer: Tokenizer) -> None:
+def test_demo_tokenizer_round_trips_any_unicode(tokenizer: Tokenizer) -> None:
     rng = random.Random(8)
     planes = [chr(code) for code in range(1, 0x30000, 7) if not 0xD800 <= code < 0xE000]
     texts = ["", " ", "\n\n\t ", "naïve “quotes”", "日本語 한국어 العربية हिन्दी", "👩‍👩‍👧‍👦🏳️‍🌈", "\x00\x7f"]
@@ -160,7 +160,7 @@ def test_tokenizer_takes_any_unicode(tokenizer: Tokenizer) -> None:
         assert tokenizer.decode(ids, skip_special_tokens=False) == unicodedata.normalize("NFC", text)
 
 
-def test_the_shipped_folder_is_complete_and_small(tokenizer: Tokenizer) -> None:
+def test_demo_model_folder_is_complete_and_small(tokenizer: Tokenizer) -> None:
     folder = demo.folder()
     assert {path.name for path in folder.iterdir()} == set(export.FILES)
     assert sum(path.stat().st_size for path in folder.iterdir()) <= SIZE_LIMIT
@@ -197,7 +197,7 @@ ANSWERS: tuple[tuple[list[dict[str, Any]], dict[str, Any], str], ...] = (
 )
 
 
-def test_the_shipped_model_answers() -> None:
+def test_demo_model_gives_expected_answers() -> None:
     network, tokenizer = export.load_model(demo.folder())
     for messages, variables, answer in ANSWERS:
         prompt = _rendered(messages, add_generation_prompt=True, **variables)

@@ -1,4 +1,4 @@
-"""Bodies with which requests go on elsewhere: what is written is read, and wrong ones are told."""
+"""Bodies that resume a request on another instance: they survive a round trip, and invalid ones are refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ TOKENS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=20)
 @given(
     st.sampled_from(FORMS), TOKENS, st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=4), st.integers(0, 99)
 )
-def test_what_is_written_is_read(form: tuple[str, dict], prompt: list[int], steps: list[list[int]], seed: int) -> None:
+def test_recompute_bodies_round_trip(
+    form: tuple[str, dict], prompt: list[int], steps: list[list[int]], seed: int
+) -> None:
     path, body = form
     past = [[(0, Output("", 0, step, scores=[Score(-1.0, 1)] * len(step)))] for step in steps]
     origin = Origin(json.dumps(body).encode(), past, ID, 1_700_000_000)
@@ -47,7 +49,7 @@ def test_what_is_written_is_read(form: tuple[str, dict], prompt: list[int], step
         ID,
         origin.created,
     )
-    # What others make of it: they know the numbers alone.
+    # MindIE's own instances read only the token ids.
     told = json.loads(written)
     del told[ORIGIN]
     opened = read(path, json.dumps(told).encode())
@@ -62,7 +64,7 @@ def test_what_is_written_is_read(form: tuple[str, dict], prompt: list[int], step
     assert all(again[name] == body[name] for name in kept)
 
 
-def test_the_form_of_the_original() -> None:
+def test_recompute_bodies_have_mindies_form() -> None:
     origin = Origin(
         b'{"messages":[{"role":"user","content":"Hi"}],"stream":true}', [[(0, Output("", 0, [7, 8]))]], ID, 1
     )
@@ -102,7 +104,7 @@ READ = GET + "token from input: "
         (CHAT, {"messages": "1,2", ORIGIN: 5}, READ + "parley_origin cannot be read (TypeError)"),
     ],
 )
-def test_bodies_that_cannot_be_gone_on_with(path: str, body: dict[str, Any], text: str) -> None:
+def test_rejects_invalid_recompute_bodies(path: str, body: dict[str, Any], text: str) -> None:
     with pytest.raises(OrderRefused) as raised:
         read(path, json.dumps(body).encode())
     answer = refusal(raised.value)
@@ -110,7 +112,7 @@ def test_bodies_that_cannot_be_gone_on_with(path: str, body: dict[str, Any], tex
 
 
 @given(st.sampled_from([path for path, _ in FORMS]), st.binary(max_size=30))
-def test_what_is_no_json_is_left_to_the_interface(path: str, body: bytes) -> None:
+def test_leaves_recompute_bodies_without_json_to_the_dialect(path: str, body: bytes) -> None:
     try:
         assert read(path, body).body
     except OrderRefused as refused:

@@ -1,4 +1,4 @@
-"""What a coordinator says in headers: the order of the checks, and their words."""
+"""Headers of a coordinator's requests: the order of the checks and the error texts."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def refusal(said: dict[str, str], name: str = "prefill", share: int = 50, secret
         ({"is-recompute": "True"}, RECOMPUTE),
     ],
 )
-def test_a_header_that_will_not_do(change: dict[str, str | None], text: str) -> None:
+def test_rejects_invalid_pd_headers(change: dict[str, str | None], text: str) -> None:
     said = {name: value for name, value in (GOOD | change).items() if value is not None}
     assert refusal(said) == (400, {"error": text, "error_type": "Bad Request"})
 
 
-def test_checks_come_in_their_order() -> None:
-    """Everything is wrong; mended one by one, the next check speaks."""
+def test_checks_pd_headers_in_mindies_order() -> None:
+    """All headers are wrong at first; each correction exposes the next check."""
     said = {"req-type": "x", "req-id": "g" * 2000, "is-recompute": "x"}
     unknown = {"error": UNKNOWN, "error_type": "Service Unavailable"}
     assert refusal(said, "none") == (503, unknown)
@@ -95,26 +95,26 @@ def test_checks_come_in_their_order() -> None:
 
 @pytest.mark.parametrize(("name", "share", "good"), [("prefill", 0, True), ("flex", 1, True), ("flex", 0, False),
                                                      ("decode", 50, False), ("mixed", 50, False)])  # fmt: skip
-def test_roles_that_take_a_request(name: str, share: int, good: bool) -> None:
+def test_only_prefill_and_flex_roles_take_prefill_requests(name: str, share: int, good: bool) -> None:
     if good:
         assert order(GOOD, name, share).target == Address("10.0.0.2", 1121)
     else:
         assert refusal(GOOD, name, share)[1]["error"] == ROLE
 
 
-def test_a_flex_instance_may_go_on_itself() -> None:
+def test_flex_instance_may_decode_its_own_prefill() -> None:
     assert order(GOOD | {"d-target": "10.0.0.1;1121"}, "flex").here
     assert not order(GOOD | {"d-target": "10.0.0.1;1122"}, "flex").here
 
 
 @pytest.mark.parametrize("name", ["prefill", "decode", "flex", "mixed"])
-def test_parleys_own_coordinator_may_have_any_role_do_all(name: str) -> None:
+def test_parleys_coordinator_may_send_whole_requests_to_any_role(name: str) -> None:
     for target in ("10.0.0.1", "10.0.0.1;1121", "self"):
         made = order(OURS | {"d-target": target, "req-id": "A_b-z"}, name, 0)
         assert made.here and made.client == "c1" and made.id == "A_b-z"
 
 
-def test_what_parleys_own_coordinator_may_say() -> None:
+def test_parses_the_headers_of_parleys_coordinator() -> None:
     said = OURS | {"parley-id": "0" * 32, "parley-created": "1700000000", "parley-given": "17"}
     said["d-target"] = "[fd00::2];7"
     wanted = Order("12345", Address("fd00::2", 7), False, False, "c1", "0" * 32, 1700000000, 17)
@@ -137,7 +137,7 @@ def test_what_parleys_own_coordinator_may_say() -> None:
 @given(st.dictionaries(st.sampled_from([*OURS, "is-recompute", "parley-id", "parley-created", "parley-given",
                                         "parley-spent"]),
                        st.text(st.characters(max_codepoint=255), max_size=20)))  # fmt: skip
-def test_any_headers_are_read_or_refused(said: dict[str, str]) -> None:
+def test_arbitrary_pd_headers_are_parsed_or_refused(said: dict[str, str]) -> None:
     for name in ("none", "prefill", "decode", "flex", "mixed"):
         try:
             assert order(said, name).id

@@ -1,4 +1,4 @@
-"""Hashes of prompts: the same beginnings have the same, others do not, and nothing that comes in upsets them."""
+"""Prompt hashes: equal prefixes have equal hashes, different ones differ, and no input raises an exception."""
 
 import json
 
@@ -16,13 +16,13 @@ def chat(turns, **more):
 
 
 @given(st.lists(WORDS, min_size=1, max_size=12), st.lists(WORDS, max_size=3))
-def test_a_conversation_that_goes_on_keeps_the_hashes_of_its_beginning(turns, more):
+def test_continued_conversation_keeps_the_hashes_of_its_prefix(turns, more):
     before, after = look(chat(turns, temperature=1)), look(chat([*turns, *more], temperature=0, seed=3))
     assert [mark.hash for mark in after.marks[: len(before.marks)]] == [mark.hash for mark in before.marks]
 
 
 @given(st.lists(WORDS, min_size=4, max_size=8), st.integers(0, 3))
-def test_what_differs_from_some_place_on_has_other_hashes_from_there_on(turns, at):
+def test_prompt_hashes_differ_from_the_first_difference_on(turns, at):
     other = [*turns[:at], turns[at] + "x", *turns[at + 1 :]]
     one, two = look(chat(turns)), look(chat(other))
     same = [a.hash == b.hash for a, b in zip(one.marks, two.marks, strict=False)]
@@ -30,7 +30,7 @@ def test_what_differs_from_some_place_on_has_other_hashes_from_there_on(turns, a
     assert len(one.marks) < 2 or len(chat(turns[: at + 1])) > MARKS[len(one.marks) - 1] or not same[-1]
 
 
-def test_model_salt_tools_and_adapter_keep_prompts_apart():
+def test_prompt_hashes_depend_on_model_salt_tools_and_adapter():
     texts = ["x" * 500]
     bodies = [
         chat(texts),
@@ -46,14 +46,14 @@ def test_model_salt_tools_and_adapter_keep_prompts_apart():
     lambda value: json.dumps({"messages": value, "model": value}).encode()))  # fmt: skip
 @settings(max_examples=60, deadline=None)
 @example(b'{"model":"\xff","messages":[]}')
-def test_any_bytes_are_looked_at(body):
+def test_hashes_a_prompt_in_arbitrary_bytes(body):
     found = look(body)
     found.turns()
     assert found.length >= 0
     assert [mark.tokens for mark in found.marks] == sorted(mark.tokens for mark in found.marks)
 
 
-def test_lengths_are_those_of_the_text_or_of_the_list_of_tokens():
+def test_prompt_length_is_estimated_from_text_or_token_ids():
     assert look(b'{"prompt":[1,2,3]}').length == 3
     assert look(json.dumps({"inputs": "abcd" * 402}).encode()).length == (4 * 402 + 2) // 4.02
     assert look(b'{"text_input":"' + "é".encode() * 1000 + b'"}').length == 1002 // 4.02
@@ -62,7 +62,7 @@ def test_lengths_are_those_of_the_text_or_of_the_list_of_tokens():
     assert len(big.marks) < 100 and big.marks[-1].tokens > 0.85 * big.length
 
 
-def test_turns_are_told_by_all_but_the_last_two_messages():
+def test_turn_hash_covers_all_but_the_last_two_messages():
     first = look(chat(["a"])).turns()
     assert first is not None and first.count == 1
     third = look(chat(["a", "b", "c"])).turns()
@@ -71,7 +71,7 @@ def test_turns_are_told_by_all_but_the_last_two_messages():
 
 
 @given(st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=6), max_size=30), st.integers(0, 200))
-def test_what_is_known_stays_within_the_cache(prompts, capacity):
+def test_known_prefixes_stay_within_the_cache_capacity(prompts, capacity):
     known = Known(capacity)
     for number, steps in enumerate(prompts):
         tokens, marks = 0, []
@@ -81,5 +81,5 @@ def test_what_is_known_stays_within_the_cache(prompts, capacity):
         known.add(marks)
         if tokens <= capacity:
             assert {mark.hash for mark in marks} <= set(known.hashes())
-            assert known.hashes()[0] == marks[0].hash  # a beginning outlives what follows it
+            assert known.hashes()[0] == marks[0].hash  # a prefix outlives its continuations
     assert len(known.hashes(3)) <= 3

@@ -1,4 +1,4 @@
-"""Frames of results: however the bytes are cut, the reader finds what was written."""
+"""Frames of result streams: the reader finds the same frames however the bytes are cut."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ANY = st.one_of(PLAIN, st.binary(max_size=40))
 
 
 def merged(found: list[Frame]) -> list[Frame]:
-    """What the requests' readers see: consecutive data of a request is one text."""
+    """Merges consecutive data of a request, as the request's reader sees it, and drops heartbeats."""
     made: list[Frame] = []
     for frame in found:
         if frame.kind == "ka":
@@ -48,7 +48,7 @@ def read(data: bytes, cuts: list[int]) -> tuple[list[Frame], Reader]:
 
 @st.composite
 def streams(draw: st.DrawFn) -> tuple[bytes, list[Frame]]:
-    """Bytes of a stream, and what is in it."""
+    """Draws the bytes of a stream and the frames in it."""
     exact = draw(st.booleans())
     name = draw(st.text("0123456789abcdef", min_size=1, max_size=16))
     data, wanted = (result_frames.epoch(name), [Frame(b"", "epoch", name.encode())]) if exact else (b"", [])
@@ -85,7 +85,7 @@ def streams(draw: st.DrawFn) -> tuple[bytes, list[Frame]]:
 
 
 @given(streams(), st.lists(st.integers(0, 2000), max_size=12))
-def test_a_stream_says_the_same_however_it_is_cut(stream: tuple[bytes, list], cuts: list[int]) -> None:
+def test_result_stream_yields_the_same_frames_for_any_cuts(stream: tuple[bytes, list], cuts: list[int]) -> None:
     data, wanted = stream
     found, reader = read(data, cuts)
     assert merged(found) == wanted
@@ -93,7 +93,7 @@ def test_a_stream_says_the_same_however_it_is_cut(stream: tuple[bytes, list], cu
     assert found == whole and reader.number == other.number and reader.strange == other.strange
 
 
-def test_every_single_cut_and_byte_by_byte() -> None:
+def test_reads_mindie_result_frames_cut_at_every_byte() -> None:
     data = (
         b'reqId:12345\0data:data: {"id":"x"}\n\n\0ka:heartbeat\0reqId:1\0data:{"text":["a:b"]}\0\0'
         b'\0\0reqId:1\0lastData:{"text":["c"]}\0\0reqId:2\0error:Pull kv failed reversibly.\0' + result_frames.CLOSE
@@ -111,7 +111,7 @@ def test_every_single_cut_and_byte_by_byte() -> None:
     assert read(data, list(range(len(data))))[0] == wanted
 
 
-def test_an_event_is_given_at_once_and_what_may_go_on_after_a_pause() -> None:
+def test_reader_yields_events_at_once_and_ambiguous_data_on_flush() -> None:
     reader = Reader()
     assert [frame.payload for frame in reader.feed(b"reqId:1\0data:data: x\n\n\0")] == [b"data: x\n\n"]
     assert reader.feed(b'reqId:1\0lastData:{"a":1}\0') == [] and reader.held
@@ -122,7 +122,7 @@ def test_an_event_is_given_at_once_and_what_may_go_on_after_a_pause() -> None:
     assert exact.feed(b'reqId:1\0lastData:{"a":1}\0') == [Frame(b"1", "lastData", b'{"a":1}')] and not exact.held
 
 
-def test_frames_are_counted_as_the_writer_counts_them() -> None:
+def test_reader_and_writer_count_result_frames_alike() -> None:
     made = [
         result_frames.record("1", b"r"),
         *result_frames.results("1", b"x\0y", exact=True),
@@ -133,13 +133,13 @@ def test_frames_are_counted_as_the_writer_counts_them() -> None:
     assert reader.number == len(made)
 
 
-def test_a_record_is_there_when_its_data_is() -> None:
+def test_record_is_yielded_together_with_its_data() -> None:
     reader, data = Reader(), result_frames.epoch("aa") + result_frames.record("1", b"r")
     assert [frame.kind for frame in reader.feed(data + b"reqId:1\0")] == ["epoch"] and reader.number == 0
     assert reader.feed(b"data:x\0") == [Frame(b"1", "data", b"x", b"cg==")] and reader.number == 2
 
 
-def test_large_payloads_go_in_several_frames() -> None:
+def test_large_payloads_are_split_into_several_frames() -> None:
     payload = bytes(range(1, 256)) * (result_frames.MOST // 200)
     made = result_frames.results("1", payload, last=True)
     assert len(made) == 2 and max(map(len, made)) < result_frames.MOST + 100
@@ -148,7 +148,7 @@ def test_large_payloads_go_in_several_frames() -> None:
     assert b"".join(frame.payload for frame in found) == payload
 
 
-def test_what_is_no_frame() -> None:
+def test_rejects_invalid_result_frames() -> None:
     reader = Reader(limit=1000)
     with pytest.raises(BadFrame):
         for _ in range(3):
@@ -168,6 +168,6 @@ def test_what_is_no_frame() -> None:
     assert reader.strange == 3
 
 
-def test_text_in_base64_is_what_it_was() -> None:
+def test_binary_payload_is_sent_as_base64() -> None:
     (frame,) = result_frames.results("7", b"\0\xff", last=True, exact=True)
     assert frame == b"reqId:7\0lastData64:" + base64.b64encode(b"\0\xff") + b"\0"

@@ -1,4 +1,4 @@
-"""What every engine promises its caller, tried on the scripted one: one end per choice, nothing after a cancel."""
+"""The engine contract, tested on the fake engine: every choice ends exactly once, and nothing follows a cancel."""
 
 import asyncio
 
@@ -129,7 +129,7 @@ def test_feed_and_next_deliver_each_token_once_in_order(n, limit, wishes):
             await group.feed(lambda arrived: take(arrived[0][1]))
             if not stream.ended and next(script, "more") == "next":
                 take(await stream.next() or [Output("a", 0)])
-        await group.feed(lambda arrived: take(arrived[0][1]))  # returns at once
+        await group.feed(lambda arrived: take(arrived[0][1]))  # the stream has ended: returns at once
         assert group.ended
         for index, ids in got.items():
             whole = [k % 3 + 1 for k in range(limit)]
@@ -207,7 +207,7 @@ async def test_engine_crash_or_reader_cancellation_ends_feed():
     feeding[1].cancel()
     await asyncio.gather(feeding[1], return_exceptions=True)
     outputs.clear()
-    assert (await other.next())[0].id == "b"  # what comes when nobody is fed waits to be read
+    assert (await other.next())[0].id == "b"  # outputs without a feeding reader are kept for next()
     engine.crash("The engine process was killed.")
     await feeding[0]
     assert outputs[-1].finish == "error" and {output.id for output in outputs} == {"a"}
@@ -246,7 +246,7 @@ async def test_leased_prompt_announces_its_pages_before_its_first_output():
 
 
 async def test_prefill_share_applies_also_when_set_before_loading():
-    """Prompts of 100 tokens beside one answer: with nothing they wait for its end, with all they do not wait."""
+    """With prefill share 0 a prompt waits for the running answer's end; with 100 it does not wait."""
 
     async def beside(percent: int) -> int:
         engine.divide(percent)

@@ -1,4 +1,4 @@
-"""The hub of results: nothing is lost, nothing comes twice, and nobody who is gone is waited for."""
+"""Result streams of an instance: no result is lost or sent twice, and absent coordinators do not block requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from parley.instance.results import Results
 
 
 class Wire:
-    """A connection that may stop reading, or break with what it has not delivered."""
+    """A connection that may stop reading, or break and lose its undelivered bytes."""
 
     def __init__(self, results: Results, client: str = ""):
         self.hub, self.name = results, client
@@ -70,7 +70,7 @@ async def rest() -> None:
         await asyncio.sleep(0)
 
 
-async def test_results_of_a_moment_go_together_in_their_order() -> None:
+async def test_simultaneous_results_are_sent_together_in_order() -> None:
     async with hub() as made:
         wire = Wire(made).begin()
         await rest()
@@ -85,7 +85,7 @@ async def test_results_of_a_moment_go_together_in_their_order() -> None:
         await wire.end()
 
 
-async def test_a_second_connection_ends_the_first_with_the_words_for_it() -> None:
+async def test_second_result_connection_closes_the_first() -> None:
     async with hub() as made:
         first = Wire(made).begin()
         await rest()
@@ -95,14 +95,14 @@ async def test_a_second_connection_ends_the_first_with_the_words_for_it() -> Non
         made.channel("", "1").write(b"x\n")
         await rest()
         assert bytes(second.data) == b"reqId:1\0data:x\n\0" and bytes(first.data) == frames.CLOSE
-        other = Wire(made, "named").begin()  # which is another coordinator
+        other = Wire(made, "named").begin()  # another coordinator
         await rest()
         assert not second.task.done()
         for wire in (second, other):
             await wire.end()
 
 
-async def test_an_id_is_one_requests() -> None:
+async def test_result_channel_ids_are_unique_per_client() -> None:
     async with hub() as made:
         channel = made.channel("a", "1")
         with pytest.raises(InUse):
@@ -112,11 +112,11 @@ async def test_an_id_is_one_requests() -> None:
         made.channel("a", "1")
 
 
-async def test_heartbeats_come_into_silence_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_result_heartbeats_are_sent_only_during_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("parley.instance.result_connection.CHECK", 0.01)
     monkeypatch.setattr(
         "parley.instance.result_connection.SILENCE", 0.3
-    )  # more than a busy machine holds a loop up for
+    )  # longer than a busy machine delays the event loop
     async with hub() as made:
         wire = Wire(made).begin()
         channel = made.channel("", "1")
@@ -131,7 +131,7 @@ async def test_heartbeats_come_into_silence_alone(monkeypatch: pytest.MonkeyPatc
         await wire.end()
 
 
-async def test_a_coordinator_that_stays_away_loses_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_coordinator_that_stays_away_loses_its_result_channels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "KEEP", 0.05)
     async with hub() as made:
         wire = Wire(made, "a").begin()
@@ -147,7 +147,7 @@ async def test_a_coordinator_that_stays_away_loses_its_requests(monkeypatch: pyt
             await channel.drain()
 
 
-async def test_one_that_comes_back_in_time_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_coordinator_that_reconnects_in_time_keeps_its_channels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "KEEP", 0.5)
     async with hub() as made:
         channel, gone = made.channel("", "1"), asyncio.Event()
@@ -165,7 +165,7 @@ async def test_one_that_comes_back_in_time_keeps_them(monkeypatch: pytest.Monkey
         await wire.end()
 
 
-async def test_a_coordinator_that_does_not_read_stops_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_coordinator_that_does_not_read_blocks_its_own_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "WAITING", 1000)
     async with hub() as made:
         wire = Wire(made, "a").begin()
@@ -191,7 +191,7 @@ async def test_a_coordinator_that_does_not_read_stops_its_requests(monkeypatch: 
             await each.end()
 
 
-async def test_one_request_is_held_back_and_others_are_not() -> None:
+async def test_pausing_one_result_channel_does_not_hold_back_others() -> None:
     async with hub() as made:
         wire = Wire(made, "a").begin()
         await rest()
@@ -211,14 +211,14 @@ async def test_one_request_is_held_back_and_others_are_not() -> None:
         assert not made.pause("a", "slow", True) and not slow.blocked
         left = made.channel("a", "left")
         left.pause(True)
-        assert not made.drop("left")  # it has not ended
+        assert not made.drop("left")  # it has not ended yet
         left.write(b"5\n", last=True)
         assert made.drop("left") and not made.drop("left") and "left" not in made.client("a").channels
         await wire.end()
 
 
-async def test_a_broken_connection_costs_nothing_and_nothing_comes_twice() -> None:
-    """Hundreds of breaks at random bytes: every request's text is what was written, and the record of each part."""
+async def test_broken_result_connections_lose_and_repeat_nothing() -> None:
+    """Breaks the connection hundreds of times at random bytes: text and records of every request must be complete."""
     random_ = random.Random(7)
     async with hub() as made:
         reader, seen, epoch = Reader(), {}, ""
@@ -237,7 +237,7 @@ async def test_a_broken_connection_costs_nothing_and_nothing_comes_twice() -> No
             if random_.random() < 0.7:
                 await rest()
             if random_.random() < 0.5:
-                # What was on its way is lost from some byte on, in the middle of a frame or not.
+                # Bytes in transit are lost from a random position on, possibly inside a frame.
                 arrived = bytes(wire.data)[: random_.randrange(len(wire.data) + 1)]
                 await take(reader, arrived, seen)
                 epoch = reader_epoch(arrived) or epoch
@@ -271,8 +271,8 @@ async def take(reader: Reader, data: bytes, seen: dict[str, bytes]) -> None:
 
 
 @pytest.mark.parametrize("which", ["too old", "too new", "of another epoch"])
-async def test_what_cannot_be_sent_again_begins_anew(monkeypatch: pytest.MonkeyPatch, which: str) -> None:
-    monkeypatch.setattr(replay_buffer, "KEPT", 100)  # bytes: two frames
+async def test_unreplayable_reconnect_starts_a_new_epoch(monkeypatch: pytest.MonkeyPatch, which: str) -> None:
+    monkeypatch.setattr(replay_buffer, "KEPT", 100)  # bytes: room for two frames
     async with hub() as made:
         wire = Wire(made, "a").begin()
         await rest()
@@ -283,7 +283,7 @@ async def test_what_cannot_be_sent_again_begins_anew(monkeypatch: pytest.MonkeyP
             channel.write(b"x" * 30 + b"\n")
             await rest()
         await wire.end()
-        wire = Wire(made, "a").begin(epoch, 8)  # these two are known
+        wire = Wire(made, "a").begin(epoch, 8)  # the last two frames are still kept
         await rest()
         assert [frame.kind for frame in wire.frames()] == ["epoch", "data", "data"] and not gone.is_set()
         await wire.end()

@@ -1,4 +1,4 @@
-"""The best of several choices: which they are, in what order, and that they are what was drawn; streamed and whole."""
+"""best_of: the most likely of the sampled choices are returned in order, unchanged, both streamed and whole."""
 
 import json
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ def means(completions):
 
 
 @pytest.mark.parametrize("more", [{}, {"stop": ["e", "o"]}, {"min_p": 0.1, "presence_penalty": 1.0}], ids=str)
-def test_the_likeliest_of_what_is_drawn_come_first(llm, more):
+def test_best_of_returns_most_likely_choices_first(llm, more):
     wish = {"seed": 3, "max_tokens": 12, "temperature": 1.5, **more}
     drawn = llm.generate("the quick brown", n=6, logprobs=0, **wish).completions
     order = sorted(range(6), key=lambda k: (-means(drawn)[k], k))
@@ -50,7 +50,7 @@ def test_the_likeliest_of_what_is_drawn_come_first(llm, more):
         assert "".join(llm.stream("the quick brown", best_of=6, **wish)) == best.completions[0].text
 
 
-def test_prompts_are_ranked_apart_and_nothing_comes_before_the_last_end(llm):
+def test_best_of_ranks_each_prompt_after_its_last_choice(llm):
     body = {"prompt": ["the quick", "brown fox"], "n": 2, "best_of": 3, "seed": 5, "max_tokens": 6, "logprobs": 0}
     events, usage, held = llm._wait(collect(llm, **body))
     assert held == 6 and llm._model.held == 0
@@ -77,7 +77,7 @@ class Made:
         self.usage = Usage(completion_tokens=self.tokens)
 
 
-def test_length_does_not_count_equals_keep_their_order_and_nothing_is_the_worst():
+def test_ranking_uses_mean_logprob_and_keeps_order_of_ties():
     choices = [Made(-4.0, 4), Made(-2.0, 2), Made(0.0, 0), Made(-9.0, 10)]
     ranking = Ranking(choices, 8, 3)  # type: ignore[arg-type]
     choices[1].ended = False
@@ -89,7 +89,7 @@ def test_length_does_not_count_equals_keep_their_order_and_nothing_is_the_worst(
     assert ranking.add(1, []) == []
 
 
-def test_all_log_probabilities(llm):
+def test_full_vocabulary_logprobs_are_sorted_and_limited(llm):
     size = llm._model.info.vocab_size
     answer = llm.generate("the quick", max_tokens=2, logprobs=-1, echo=True, temperature=0)
     for token in [*answer.prompt[1:], *answer.completions[0].tokens]:

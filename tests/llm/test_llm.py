@@ -1,4 +1,4 @@
-"""LLM in scripts: the same answers as alone and as the server's, from any thread or loop, and nothing left behind."""
+"""LLM in scripts: equal answers alone, in batches and from a server, from any thread or event loop, without leaks."""
 
 import asyncio
 import math
@@ -24,7 +24,7 @@ def used(llm: LLM) -> int:
     return llm._model.engine.stats.blocks_used
 
 
-def test_text_and_its_token_ids_are_the_same_prompt(llm):
+def test_text_and_token_id_prompts_give_same_answer(llm):
     text = llm.generate("the quick brown", max_tokens=6, temperature=0, return_token_ids=True)
     ids = llm._model.language.tokenizer.encode("the quick brown")
     again = llm.generate(ids, max_tokens=6, temperature=0)
@@ -33,7 +33,7 @@ def test_text_and_its_token_ids_are_the_same_prompt(llm):
     assert len(text.completions[0].tokens) == 6
 
 
-def test_many_prompts_and_choices_are_as_each_alone(llm):
+def test_batched_prompts_and_choices_equal_single_ones(llm):
     prompts = [f"the quick brown fox {k} jumps" for k in range(12)]
     together = llm.generate(prompts, n=2, seed=7, max_tokens=5)
     for prompt, answer in zip(prompts, together, strict=True):
@@ -42,7 +42,7 @@ def test_many_prompts_and_choices_are_as_each_alone(llm):
     assert llm.generate([]) == []
 
 
-def test_a_prediction_changes_nothing_but_what_usage_says_of_it(llm):
+def test_prediction_changes_only_usage(llm):
     wish = {"max_tokens": 40, "temperature": 0.8, "seed": 3, "ignore_eos": True, "n": 2}
     plain = llm.chat(TALK, **wish)
     assert plain.usage.accepted_tokens == plain.usage.rejected_tokens == 0
@@ -57,7 +57,7 @@ def test_a_prediction_changes_nothing_but_what_usage_says_of_it(llm):
             llm.chat(TALK, prediction=wrong)
 
 
-def test_scores_of_tokens_that_are_named(llm):
+def test_logprob_token_ids_return_logprobs_of_named_tokens(llm):
     wish = {"max_tokens": 6, "temperature": 0.9, "seed": 4, "ignore_eos": True}
     every = llm.generate("the quick brown", logprobs=-1, **wish).completions[0]
     named = llm.generate("the quick brown", logprobs=2, logprob_token_ids=[300, 5, every.tokens[1].id], **wish)
@@ -73,7 +73,7 @@ def test_scores_of_tokens_that_are_named(llm):
         llm.generate("a", logprobs=1, logprob_token_ids=[5], use_beam_search=True, n=2)
 
 
-def test_vectors_come_in_order_and_are_as_each_alone(llm):
+def test_embed_returns_vectors_in_order_equal_to_single_calls(llm):
     texts = ["the quick brown fox", "jumps", "the quick brown fox"]
     first, second, third = llm.embed(texts)
     assert first == third != second and [second] == llm.embed(["jumps"]) and len(first) == 64
@@ -85,7 +85,7 @@ def test_vectors_come_in_order_and_are_as_each_alone(llm):
         llm.embed(texts, dimension=16)
 
 
-def test_a_stream_is_the_answer_in_pieces_and_leaving_it_frees_its_pages(llm):
+def test_stream_joins_to_answer_and_closing_it_frees_pages(llm):
     whole = llm.chat(TALK, max_tokens=20, temperature=0)
     assert "".join(llm.stream(TALK, max_tokens=20, temperature=0)) == whole.text
     pieces = llm.stream(TALK, max_tokens=1500, temperature=0, ignore_eos=True)
@@ -95,7 +95,7 @@ def test_a_stream_is_the_answer_in_pieces_and_leaving_it_frees_its_pages(llm):
     assert used(llm) == 0
 
 
-def test_prompt_scores_and_log_probabilities(llm):
+def test_echo_returns_prompt_and_output_logprobs(llm):
     answer = llm.generate("the quick brown fox", echo=True, logprobs=2, max_tokens=2, temperature=0)
     assert answer.prompt[0].logprob is None and all(token.logprob <= 0 for token in answer.prompt[1:])
     for token in answer.completions[0].tokens:
@@ -113,12 +113,12 @@ def test_prompt_scores_and_log_probabilities(llm):
         ({"n": 0}, "at least 1"),
     ],
 )
-def test_a_wrong_option_is_told_in_a_sentence(llm, options, named):
+def test_generate_refuses_invalid_option_with_reason(llm, options, named):
     with pytest.raises(ParleyError, match=named):
         llm.generate("x", **options)
 
 
-def test_asynchronous_forms_work_in_a_loop_of_the_callers(llm):
+def test_async_methods_run_in_callers_event_loop(llm):
     async def scenario() -> None:
         alone = llm.chat(TALK, max_tokens=8, temperature=0).text
         answers = await asyncio.gather(*(llm.achat(TALK, max_tokens=8, temperature=0) for _ in range(5)))
@@ -135,14 +135,14 @@ def test_asynchronous_forms_work_in_a_loop_of_the_callers(llm):
     assert used(llm) == 0
 
 
-def test_threads_may_share_a_model(llm):
+def test_threads_share_one_llm(llm):
     alone = llm.generate("the quick", max_tokens=8, temperature=0).text
     with ThreadPoolExecutor(8) as pool:
         answers = pool.map(lambda _: llm.generate("the quick", max_tokens=8, temperature=0).text, range(16))
     assert set(answers) == {alone}
 
 
-def test_what_cannot_be_loaded_is_said_and_leaves_no_thread(tmp_path):
+def test_llm_raises_for_missing_or_broken_model(tmp_path):
     with pytest.raises(ModelMissing, match="no such folder"):
         LLM(str(tmp_path / "nothing"))
     (tmp_path / "config.json").write_text("{}")
@@ -152,14 +152,14 @@ def test_what_cannot_be_loaded_is_said_and_leaves_no_thread(tmp_path):
         LLM(str(tmp_path))
 
 
-def test_an_engine_process_gives_the_same_answer(llm):
+def test_engine_process_gives_same_answer(llm):
     with LLM(str(tiny_models.model("qwen3")), in_process=False, threads=1, kv_memory=8 << 20) as other:
         theirs, ours = (each.chat(TALK, max_tokens=12, temperature=0) for each in (other, llm))
         assert theirs.completions == ours.completions
         left, wanted = (other.stream(TALK, max_tokens=1500, ignore_eos=True) for _ in range(2))
         assert next(left) and next(wanted)
         other.close()
-    left.close()  # as when it is forgotten
+    left.close()  # as the garbage collector does
     with pytest.raises(RuntimeError, match="closed"):
         next(wanted)
     with pytest.raises(RuntimeError, match="closed"):

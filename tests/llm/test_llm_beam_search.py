@@ -1,4 +1,4 @@
-"""Beam search as clients see it: with stops, grammars, streams and logprobs; refused where it has no meaning."""
+"""Beam search through the API: stop strings, grammars, streams and logprobs; refused where it has no meaning."""
 
 import asyncio
 import json
@@ -22,14 +22,14 @@ def llm():
         yield llm
 
 
-def test_nothing_is_drawn(llm):
+def test_beam_search_ignores_temperature_and_seed(llm):
     first = llm.generate(PROMPT, **WIDE)
     assert first == llm.generate(PROMPT, temperature=1.7, seed=5, **WIDE)
     assert len({c.text for c in first.completions}) == 2
     assert first.usage.completion_tokens == 24 and first.usage.prompt_tokens == 3
 
 
-def test_the_best_is_likelier_than_what_is_greedily_written(llm):
+def test_best_beam_is_at_least_as_likely_as_greedy(llm):
     def chance(completion):
         return sum(token.logprob for token in completion.tokens)
 
@@ -40,7 +40,7 @@ def test_the_best_is_likelier_than_what_is_greedily_written(llm):
     assert one == llm.generate(PROMPT, temperature=0, max_tokens=12, logprobs=0, repetition_penalty=1.2)
 
 
-def test_a_stop_string_cuts_what_was_found(llm):
+def test_stop_string_cuts_beam_search_result(llm):
     whole = llm.generate(PROMPT, logprobs=0, **WIDE).completions[0]
     stop = whole.text[5]
     cut = llm.generate(PROMPT, stop=stop, logprobs=0, **WIDE).completions[0]
@@ -48,7 +48,7 @@ def test_a_stop_string_cuts_what_was_found(llm):
     assert cut.tokens == whole.tokens[: len(cut.tokens)]
 
 
-def test_a_stream_comes_at_the_end(llm):
+def test_beam_search_streams_results_at_its_end(llm):
     body = {"prompt": [PROMPT, "fox"], "stream": True, "logprobs": 1, "echo": True, **WIDE}
     reply = CompletionReply(decode(json.dumps(body).encode()), Head("1", 0, "", llm._model.info.max_model_len))
 
@@ -67,7 +67,7 @@ def test_a_stream_comes_at_the_end(llm):
         assert delta.text == single.text and all(token.top for token in delta.tokens)
 
 
-def test_every_output_has_its_form(llm):
+def test_beam_search_results_follow_response_format(llm):
     schema = {
         "type": "object",
         "properties": {"a": {"enum": [1, 22, 333]}},
@@ -94,14 +94,14 @@ def test_every_output_has_its_form(llm):
     ],
     ids=str,
 )
-def test_what_has_no_meaning_or_room_is_refused_by_name(llm, members, named):
+def test_beam_search_refuses_invalid_options_by_name(llm, members, named):
     with pytest.raises(ParleyError) as caught:
         llm.generate("a " * 400, **WIDE | members)
     assert caught.value.status == 400 and all(name in caught.value.message for name in named)
     assert llm._model.held == 0
 
 
-def test_when_its_time_is_over_the_best_is_given_of_what_was_found(llm):
+def test_stopped_beam_search_returns_best_so_far(llm):
     long = {"use_beam_search": True, "best_of": 4, "n": 2, "max_tokens": 900, "ignore_eos": True}
     reply = CompletionReply(decode(json.dumps({"prompt": PROMPT} | long).encode()), Head("1", 0, "", 1 << 20))
 
@@ -123,7 +123,7 @@ def test_when_its_time_is_over_the_best_is_given_of_what_was_found(llm):
     assert length > 5 and [event.text for event in events if isinstance(event, Delta)] == [w.text for w in whole]
 
 
-def test_beams_that_nobody_waits_for_leave_nothing(llm):
+def test_abandoned_beam_search_frees_its_pages(llm):
     pieces = llm.stream(PROMPT, use_beam_search=True, best_of=4, max_tokens=200, ignore_eos=True)
     assert next(pieces)
     pieces.close()

@@ -1,4 +1,4 @@
-"""What may not be drawn, against naive definitions; and the watermark: it is there, and chance does not make one."""
+"""Bans and allowed tokens against naive definitions; the watermark is detected, and plain text is not marked."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def draw(logits: torch.Tensor, sampling: Sampling, before=(1, 2), prompt_len=1, 
     kind=st.sampled_from([{}, {"temperature": 0.0}, {"top_p": 0.5}, {"top_k": 3}, {"typical_p": 0.6}, {"min_p": 0.1}]),
 )
 @settings(max_examples=100, deadline=None)
-def test_only_allowed_tokens_are_drawn_as_if_there_were_no_others(ids, seed, kind):
+def test_draws_from_allowed_tokens_as_if_no_others_existed(ids, seed, kind):
     logits = noise(seed)
     alone = torch.full_like(logits, float("-inf"))
     alone[:, ids] = logits[:, ids]
@@ -44,7 +44,7 @@ def test_only_allowed_tokens_are_drawn_as_if_there_were_no_others(ids, seed, kin
 
 @given(tokens, st.lists(st.lists(st.integers(0, 3), max_size=4), max_size=5), st.integers(0, 20))
 @settings(max_examples=300, deadline=None)
-def test_phrases_against_a_search_of_the_whole_output(sequence, phrases, start):
+def test_banned_phrases_match_a_search_of_the_output(sequence, phrases, start):
     start = min(start, len(sequence))
     found = Phrases(phrases).next(sequence, start)
     for token in range(4):
@@ -54,7 +54,7 @@ def test_phrases_against_a_search_of_the_whole_output(sequence, phrases, start):
 
 @given(tokens, st.integers(1, 5), st.lists(st.integers(0, 3), max_size=6))
 @settings(max_examples=300, deadline=None)
-def test_repeated_n_grams_are_those_of_transformers(sequence, size, more):
+def test_repeated_ngrams_match_transformers(sequence, size, more):
     grams, processor = Grams(size), NoRepeatNGramLogitsProcessor(size)
     for token in [None, *more]:
         if token is not None:
@@ -63,7 +63,7 @@ def test_repeated_n_grams_are_those_of_transformers(sequence, size, more):
         assert grams.next(sequence) == set(torch.isneginf(masked).nonzero().flatten().tolist())
 
 
-def test_a_long_output_never_contains_what_is_banned():
+def test_long_output_never_contains_banned_phrases():
     banned, size = [[3], [5, 7], [9, 9, 9]], 3
     sampling = Sampling(banned=banned, no_repeat_ngram=size, allowed=list(range(12)))
     row = sequence((9,), 1, 5, sampling)
@@ -71,7 +71,7 @@ def test_a_long_output_never_contains_what_is_banned():
     sampler.admit(0, row)
     for step in range(150):
         row.tokens.append(sampler.sample(noise(step), [0], [step])[0][0])
-        if step == 70:  # it gives up its place, and comes back with what it has
+        if step == 70:  # preempted and resumed with its tokens so far
             sampler.release(0)
             sampler.admit(0, row)
     output = row.tokens[1:]
@@ -91,16 +91,17 @@ def test_a_long_output_never_contains_what_is_banned():
         (Sampling(banned=[[VOCAB], [-1], []], temperature=0.0), {}, 17),
     ],
 )
-def test_what_would_leave_nothing_does_not_count(sampling, work, want):
+def test_bans_that_leave_no_token_are_ignored(sampling, work, want):
+    """A request whose bans exclude all tokens still gets an answer instead of a NaN distribution."""
     logits = torch.zeros(1, VOCAB)
     logits[0, 17], logits[0, 4] = 2, 1
     assert draw(logits, sampling, **work) == want
 
 
-# -- the watermark
+# -- watermark
 
 
-def test_half_of_a_vocabulary_is_green_and_which_one_depends_on_the_token_before():
+def test_watermark_greens_half_the_vocabulary_per_previous_token():
     ids = torch.arange(150_000).numpy()
     halves = [watermark.green(previous, ids) for previous in range(20)]
     for half in halves:
@@ -119,20 +120,21 @@ def chain(sampling: Sampling, count: int, seed: int) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_marked_tokens_are_told_from_plain_ones(seed):
+def test_watermark_detects_marked_but_not_plain_tokens(seed):
     marked = watermark.detect(chain(Sampling(watermark=True), 200, seed))
     assert marked.z > 4 and marked.marked and marked.chance < 1e-4
     plain = watermark.detect(chain(Sampling(), 200, seed))
     assert plain.z < 2 and not plain.marked
 
 
-def test_plain_texts_are_spread_as_chance_says():
+def test_watermark_z_scores_of_plain_text_are_standard_normal():
     found = [watermark.detect(random.Random(seed).choices(range(5000), k=200)).z for seed in range(400)]
     mean = sum(found) / len(found)
     assert abs(mean) < 0.2 and 0.8 < sum((z - mean) ** 2 for z in found) / len(found) < 1.2
 
 
-def test_what_a_text_repeats_is_counted_once():
+def test_watermark_counts_repeated_pairs_once():
+    """Guards against a false alarm for text that repeats one green pair."""
     text = [1, 2] * 500
     assert watermark.detect(text).pairs == 2 and not watermark.detect(text).marked
     assert watermark.detect([]).z == watermark.detect([7]).z == 0

@@ -1,4 +1,4 @@
-"""Beam search through the real runner: what Transformers finds, what is there to be found, whatever else goes on."""
+"""Beam search through the real runner: it matches Transformers, finds the best outputs and ignores other requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def reference():
 
 
 def expected(reference, work: Work) -> tuple[list[list[int]], list[float]]:
-    """What Transformers generates for a work, and how it ranks that."""
+    """Return the outputs that Transformers generates for a request, in its ranking, and their scores."""
     sampling, beam = work.sampling, work.beam
     more = {"min_new_tokens": work.min_tokens} if work.min_tokens else {}
     if sampling.banned:
@@ -77,8 +77,8 @@ def search(rng: random.Random, vocabulary: int, early) -> Work:
 
 
 @pytest.mark.parametrize("early", [False, True, "never"])
-def test_transformers_finds_the_same(runner, reference, early) -> None:
-    """Alone, all together, and with too few pages for all, so that beams have to leave and come again."""
+def test_beam_search_matches_transformers(runner, reference, early) -> None:
+    """Alone, all together, and with too few pages for all, so that beams are preempted and recomputed."""
     rng = random.Random(f"{early}")
     works = [search(rng, runner.vocab_size, early) for _ in range(6)]
     wanted = [expected(reference, work) for work in works]
@@ -94,7 +94,8 @@ def test_transformers_finds_the_same(runner, reference, early) -> None:
             assert [answers[work.id, k].token_ids for k in range(work.n)] == outputs
 
 
-def test_values_are_sums_of_log_probabilities(runner, reference) -> None:
+def test_beam_scores_equal_summed_logprobs(runner, reference) -> None:
+    """Guards against a length penalty or a sum that differs from the reported token scores."""
     work = Work("w", [5, 6, 7], 9, n=3, stop_ids=[1], logprobs=2, beam=Beam(3, 0.7))
     _, values = expected(reference, work)
     answers = serve(runner, [work])[0]
@@ -105,8 +106,8 @@ def test_values_are_sums_of_log_probabilities(runner, reference) -> None:
         assert all(len(score.top) == len(score.top_ids) == 2 for score in answer.scores)
 
 
-def test_all_that_there_is_to_be_found(runner) -> None:
-    """With as many beams as there are outputs, the best of them all: here of three tokens that are allowed."""
+def test_wide_beam_search_finds_the_best_outputs(runner) -> None:
+    """With as many beams as outputs, beam search is exhaustive: it returns the best outputs of three allowed tokens."""
     allowed, length = [40, 41, 42], 3
     sampling = Sampling(allowed=allowed)
     chances = {}
@@ -120,7 +121,8 @@ def test_all_that_there_is_to_be_found(runner) -> None:
     assert [tuple(answers["w", k].token_ids) for k in range(5)] == best[:5]
 
 
-def test_fewer_outputs_than_beams_come_again(runner) -> None:
+def test_beam_search_repeats_outputs_when_too_few_exist(runner) -> None:
+    """Only two outputs exist, but the request asks for four: the two are repeated instead of the request hanging."""
     work = Work("w", [9, 8, 7], 1, Sampling(allowed=[40, 41]), n=4, logprobs=0, beam=Beam(4))
     answers = serve(runner, [work])[0]
     outputs = [answers["w", k].token_ids for k in range(4)]
@@ -128,8 +130,8 @@ def test_fewer_outputs_than_beams_come_again(runner) -> None:
 
 
 @pytest.mark.parametrize("kind", [{"dtype": "bfloat16"}, {"dtype": "bfloat16", "kv_dtype": "int8"}], ids=str)
-def test_pages_are_copied_as_they_are(kind) -> None:
-    """Forks that copy a page give the bits of those that compute its tokens again."""
+def test_forked_beams_copy_kv_pages_bit_for_bit(kind) -> None:
+    """Forks that copy a page produce the same bits as forks that recompute its tokens."""
     runner = start(tiny_models.model("qwen3"), threads=1, **kind)[0]
     rng = random.Random(3)
     works = [
@@ -147,8 +149,8 @@ def test_pages_are_copied_as_they_are(kind) -> None:
     assert seen and again == copied
 
 
-def test_beams_beside_others() -> None:
-    """Neither is changed by the other: draws, prompts' scores, and searches in one step."""
+def test_beam_search_and_sampling_do_not_affect_each_other() -> None:
+    """In one step with sampling and prompt scores, each request gets the answer that it gets alone."""
     runner = start(tiny_models.model("qwen3"), threads=1)[0]
     rng = random.Random(8)
     works = [

@@ -1,4 +1,4 @@
-"""The fused decoder is the model that Transformers runs, and what cannot be loaded says why in one sentence."""
+"""The fused decoder computes the same as Transformers, and a model that cannot be loaded gives a one-sentence error."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def start(folder, **settings):
 
 
 def generate(runner, prompts: list[list[int]], count: int) -> list[list[tuple[int, float]]]:
-    """Greedy (token, logprob) pairs of each prompt; all run in one batch, each prompt as a whole."""
+    """Greedy (token, logprob) pairs of each prompt; all run in one batch, with each prompt in one chunk."""
     sequences = []
     for i, prompt in enumerate(prompts):
         work = Work(str(i), prompt, count, Sampling(temperature=0.0), logprobs=0)
@@ -82,7 +82,7 @@ def generate(runner, prompts: list[list[int]], count: int) -> list[list[tuple[in
 
 
 def expected(folder, prompt: list[int], count: int) -> list[tuple[int, float]]:
-    """The same from Transformers, one forward pass over everything for each token."""
+    """The same from Transformers, with one forward pass over all tokens for each new token."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
@@ -96,7 +96,7 @@ def expected(folder, prompt: list[int], count: int) -> list[tuple[int, float]]:
 
 
 @pytest.mark.parametrize(("architecture", "overrides"), LLAMA_SHAPED)
-def test_lowered_is_what_transformers_runs(architecture, overrides, tmp_path):
+def test_fused_decoder_matches_transformers(architecture, overrides, tmp_path):
     folder = tiny_models.write_model(tmp_path, architecture, **overrides)
     runner, info = start(folder)
     assert info.lowered
@@ -109,7 +109,7 @@ def test_lowered_is_what_transformers_runs(architecture, overrides, tmp_path):
 
 
 @pytest.mark.parametrize("architecture", ["llama3", "mistral", "qwen2", "qwen3", "phi3"])
-def test_lowered_is_not_lowered(architecture):
+def test_fused_decoder_matches_the_unfused_model(architecture):
     folder = tiny_models.model(architecture)
     prompts = [list(range(5, 5 + length)) for length in (3, 61, 100)]
     lowered, plain = start(folder), start(folder, lowering=False)
@@ -120,7 +120,7 @@ def test_lowered_is_not_lowered(architecture):
         assert max(abs(a - b) for (_, a), (_, b) in zip(got, want, strict=True)) < 1e-4
 
 
-def test_shards_and_other_dtypes_load_alike(tmp_path):
+def test_sharded_checkpoint_loads_like_a_single_file(tmp_path):
     from transformers import AutoModelForCausalLM
 
     folder = tiny_models.model("qwen3")
@@ -135,7 +135,7 @@ def test_shards_and_other_dtypes_load_alike(tmp_path):
 
 
 class Counter(TorchDispatchMode):
-    """Counts operators that compute or copy; a view only describes."""
+    """Counts operators that compute or copy; views are not counted."""
 
     def __init__(self):
         super().__init__()
@@ -152,7 +152,7 @@ class Counter(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("architecture", "most"), [("llama", 28), ("qwen2", 28), ("qwen3", 30)])
-def test_few_operators_per_layer(architecture, most):
+def test_fused_layer_runs_few_torch_operators(architecture, most):
     def count(layers: int) -> list[str]:
         runner, info = start(tiny_models.model(architecture, num_hidden_layers=layers), dtype="bfloat16")
         assert info.lowered
@@ -165,17 +165,18 @@ def test_few_operators_per_layer(architecture, most):
 
     few, many = count(2), count(5)
     if native.identity() is not None:
-        most = 0  # all layers are one call
+        most = 0  # all layers run in one call
     assert len(many) - len(few) <= 3 * most, many[len(few) // 2 :]
 
 
-def test_a_decoder_that_computes_something_else_is_not_used(monkeypatch, caplog):
+def test_load_rejects_fused_decoder_with_wrong_results(monkeypatch, caplog):
+    """Guards against serving wrong answers from a checkpoint that only looks like a known architecture."""
     folder = tiny_models.model("qwen3")
     parts = lowering.Names.parts
 
     def swapped(self, layer):
         found = parts(self, layer)
-        if self.dtype == torch.bfloat16:  # the proof reads in float32
+        if self.dtype == torch.bfloat16:  # the reference reads in float32 and stays correct
             found["gate_up"] = found["gate_up"][::-1]
         return found
 
@@ -194,7 +195,8 @@ def test_a_decoder_that_computes_something_else_is_not_used(monkeypatch, caplog)
     assert "not used" in caplog.text
 
 
-def test_weights_that_are_not_numbers_are_no_proof(tmp_path):
+def test_nan_weights_fail_the_decoder_check(tmp_path):
+    """Comparisons with NaN are false, so the check must not accept a NaN deviation."""
     from safetensors.torch import load_file, save_file
 
     folder = shutil.copytree(tiny_models.model("llama"), tmp_path / "m")
@@ -220,13 +222,14 @@ def test_weights_that_are_not_numbers_are_no_proof(tmp_path):
         {"use_sliding_window": True, "sliding_window": 4, "layer_types": ["sliding_attention", "chunked", "x"]},
     ],
 )
-def test_what_is_not_known_is_not_lowered(change):
+def test_unknown_config_is_not_fused(change):
     config = read_config(tiny_models.model("qwen3")) | change
     with pytest.raises(Unfit):
         read_shape(config)
 
 
-def test_a_tensor_without_a_use_prevents_lowering(tmp_path):
+def test_unused_tensor_prevents_fusing(tmp_path):
+    """A tensor that the fused decoder ignores means that the model computes something else."""
     from safetensors.torch import load_file, save_file
 
     folder = shutil.copytree(tiny_models.model("llama"), tmp_path / "m")
@@ -237,7 +240,7 @@ def test_a_tensor_without_a_use_prevents_lowering(tmp_path):
         lower(Checkpoint(folder), shape, torch.float32)
 
 
-def test_what_loading_tells():
+def test_load_reports_progress_and_model_info():
     seen = []
     folder = tiny_models.model("qwen3")
     settings = Settings(model=str(folder), dtype="float32", kv_memory=1 << 20)
@@ -246,11 +249,11 @@ def test_what_loading_tells():
     assert (info.architecture, info.dtype, info.device, info.lowered) == ("Qwen3ForCausalLM", "float32", "cpu", True)
     assert info.kv_blocks == runner.blocks == runner.pages.blocks
     assert info.kv_bytes <= 1 << 20
-    assert 0 <= info.weights_bytes - 4 * info.parameters < 4000  # the weights of a norm of heads are repeated for each
+    assert 0 <= info.weights_bytes - 4 * info.parameters < 4000  # the fused decoder repeats head norm weights
     assert info.vocab_size == tiny_models.VOCAB
 
 
-def test_the_context_is_what_the_cache_holds(caplog):
+def test_context_length_is_limited_by_the_kv_cache(caplog):
     folder = tiny_models.model("llama")
     with caplog.at_level("INFO"):
         runner, info = start(folder, kv_memory=100_000)
@@ -261,19 +264,19 @@ def test_the_context_is_what_the_cache_holds(caplog):
 
 
 @pytest.mark.parametrize("inner", ["max_position_embeddings", "n_positions"])
-def test_a_model_that_also_sees_says_its_context_further_inside(inner):
+def test_context_length_is_read_from_the_text_config(inner):
     assert loader._length({"model_type": "gemma3", "text_config": {inner: 131072}}, None) == 131072
     assert loader._length({"max_position_embeddings": 64, "text_config": None}, 32) == 32
 
 
-def test_the_cache_is_never_larger_than_useful():
+def test_kv_cache_is_no_larger_than_the_batch_needs():
     runner, _ = start(tiny_models.model("llama"), kv_memory=1 << 40, max_batch=2, max_model_len=100)
     assert runner.blocks == 2 * 7
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("lowering", [True, False])
-def test_keys_and_values_of_int8_take_less_and_change_little(dtype, lowering):
+def test_int8_kv_cache_is_smaller_and_close_to_plain(dtype, lowering):
     folder = tiny_models.model("qwen3")
     plain, info = start(folder, kv_memory=100_000, max_batch=64, dtype=dtype, lowering=lowering)
     runner, small = start(folder, kv_memory=100_000, max_batch=64, dtype=dtype, lowering=lowering, kv_dtype="int8")
@@ -289,7 +292,7 @@ def damage(folder, tmp_path):
     return shutil.copytree(folder, tmp_path / "model")
 
 
-def test_errors_are_sentences(tmp_path):
+def test_load_errors_are_single_sentences(tmp_path):
     folder = damage(tiny_models.model("llama"), tmp_path)
     weights, config = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
     whole = weights.read_bytes()
@@ -359,14 +362,16 @@ def test_errors_are_sentences(tmp_path):
     fails("JSON object")
 
 
-def test_weights_that_do_not_fit_are_refused_before_they_are_read(monkeypatch):
+def test_load_rejects_weights_larger_than_free_memory(monkeypatch):
+    """Guards against running out of memory halfway through the weights."""
     monkeypatch.setattr(loader, "free", lambda device: 100_000)
     with pytest.raises(LoadError, match="only 0 MiB of memory are free"):
         start(tiny_models.model("llama"))
 
 
-def test_memory_is_not_taken_before_it_is_used():
-    pages = PagedKV(read_layers(), 1 << 15, torch.bfloat16)  # a gigabyte
+def test_kv_cache_memory_is_allocated_on_first_use():
+    """Guards against a large KV cache that fills the memory before any request uses it."""
+    pages = PagedKV(read_layers(), 1 << 15, torch.bfloat16)  # 1 GiB
 
     def resident() -> int:
         with open("/proc/self/statm") as statm:
@@ -389,7 +394,8 @@ def test_auto_dtype_follows_the_config():
     assert loader._dtype("auto", {}) is torch.bfloat16
 
 
-def test_rows_with_broken_logits_fail_alone():
+def test_nan_logits_fail_only_their_own_row():
+    """Guards against one sequence with NaN logits that fails the whole batch."""
     runner, _ = start(tiny_models.model("qwen3"))
     logits = runner.network.logits
 
@@ -410,7 +416,7 @@ def test_rows_with_broken_logits_fail_alone():
     assert [(*each.tokens, each.scores[0].logprob) for each in (first, third)] == [good[0], good[2]]
 
 
-def test_prompt_scores_in_chunks_and_across_them():
+def test_prompt_logprobs_do_not_depend_on_chunks():
     runner, _ = start(tiny_models.model("qwen3"))
     prompt = torch.randint(3, tiny_models.VOCAB, (150,), generator=torch.Generator().manual_seed(2)).tolist()
     work = Work("a", prompt, 1, prompt_logprobs=2)
@@ -428,7 +434,7 @@ def test_prompt_scores_in_chunks_and_across_them():
         return found
 
     whole = scores([150])
-    assert len(whole) == 149  # nothing precedes the first token, and the last one predicts no prompt token
+    assert len(whole) == 149  # the first token has no score, and the last one predicts no prompt token
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(tiny_models.model("qwen3"), dtype=torch.float32)

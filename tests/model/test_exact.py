@@ -1,5 +1,5 @@
-"""The same request gives the same tokens and the same log-probabilities, bit for bit in bfloat16, whatever goes on
-around it: other requests, chunk sizes, prefix hits, preemptions, cancels. And the books balance after every step.
+"""The same request gives the same tokens and log-probabilities, bit for bit in bfloat16, regardless of the schedule:
+other requests, chunk sizes, prefix hits, preemptions and cancels. The page accounting is checked after every step.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def make_runner(architecture: str, blocks: int, size: str = "tiny", int8: bool =
     import torch
 
     pages = PagedKV(model.layers, blocks, torch.bfloat16, int8=int8)
-    # What was left there by a stranger.
+    # Pages start with the NaN of a previous owner: reading one that was not cleared breaks the output.
     for i in range(len(model.layers)):
         spoil(pages.pool(i))
     return Runner(model, pages, max_model_len=info.max_model_len, slots=SLOTS)
 
 
 class Random(Fixed):
-    """A pace that changes its mind at every step."""
+    """A step budget that changes at every step."""
 
     def __init__(self, seed: int, most: int):
         super().__init__(0)
@@ -64,14 +64,14 @@ class Random(Fixed):
 
 
 class Whole(Fixed):
-    """Every prompt in one piece."""
+    """A step budget that computes every prompt in one chunk."""
 
     def __init__(self) -> None:
         super().__init__(1 << 20)
 
 
 class Guesser:
-    """A proposer that knows what some requests give, by their prompt and seed, and is right most of the time."""
+    """A proposer that knows the outputs of some requests, by prompt and seed, and proposes 80 % of the tokens right."""
 
     def __init__(self, seed: int, known: dict[tuple[tuple[int, ...], int], list[int]]):
         self.random, self.known = random.Random(seed), known
@@ -89,14 +89,14 @@ class Guesser:
 
 
 class Engine:
-    """A loop whose outputs are collected by work and choice, and whose books are checked after every step."""
+    """A loop that collects outputs by request and choice, and checks the page accounting after every step."""
 
     def __init__(self, runner: Runner, pace, prefix_cache: bool, proposer=None):
         self.outputs: dict[tuple[str, int], list[Output]] = {}
         options = Settings(model="m", max_batch=SLOTS, prefix_cache=prefix_cache)
         runner.proposer = proposer
         self.loop = Loop(runner, options, self._collect, pace)
-        if proposer is not None:  # whether it pays or not
+        if proposer is not None:  # propose regardless of the expected gain
             self.loop.speculation.length = lambda sequence: options.speculate_tokens
             self.loop.speculation.costs.best = lambda rows, chances: len(chances)
 
@@ -114,7 +114,7 @@ class Engine:
         assert self.loop.pool.used == 0
 
     def result(self, id: str, index: int = 0):
-        """Tokens, their scores, the end and the prompt's scores of one choice."""
+        """Tokens, their scores, the finish reason, the error and the prompt's scores of one choice."""
         outputs = self.outputs[id, index]
         assert [output.finish for output in outputs].count(None) == len(outputs) - 1 and outputs[-1].finish
         tokens = [token for output in outputs for token in output.token_ids]
@@ -169,7 +169,7 @@ def alone(
     size: str = "tiny",
     int8: bool = False,
 ):
-    """What the request gives when nothing else is there, in one piece, with room and without a cache."""
+    """The result of a request that runs alone: in one chunk, with enough pages and without a prefix cache."""
     engine = Engine(make_runner(architecture, ROOMY, size, int8), Whole(), prefix_cache=False)
     engine.loop.add(make_work("a", family, length, tokens, kind, seed, 1, scored))
     engine.finish()
@@ -184,13 +184,13 @@ REQUEST = st.tuples(
     st.integers(0, 3),  # seed
     st.sampled_from([1, 1, 1, 3]),  # n
     st.booleans(),  # prompt scores
-    st.integers(0, 12),  # arrives after so many steps
-    st.sampled_from([None, None, None, None, 3, 9]),  # leaves so many steps later
+    st.integers(0, 12),  # arrives at this step
+    st.sampled_from([None, None, None, None, 3, 9]),  # is cancelled after this number of steps
 )
 
 
 def play(architecture, requests, blocks, most, cache, seed, int8=False, size="tiny", drafts=False) -> Stats:
-    """Run a schedule and compare all that did not leave with itself alone. Gives the engine's counts."""
+    """Run a schedule, compare each request that was not cancelled with the same request alone, and return the stats."""
     wants = {
         (i, index): alone(architecture, family, length, tokens, kind, draw + index, scored, size, int8)
         for i, (family, length, tokens, kind, draw, n, scored, *_) in enumerate(requests)
@@ -226,7 +226,7 @@ def play(architecture, requests, blocks, most, cache, seed, int8=False, size="ti
                 assert got[:4] == want[:4]
                 if index == 0:
                     assert got[4] == want[4]
-            else:  # whatever it gave before it left is a beginning of the same
+            else:  # outputs before the cancel are a prefix of the full output
                 outputs = engine.outputs.get((str(i), index), [])
                 got = [token for output in outputs for token in output.token_ids]
                 assert got == want[0][: len(got)]
@@ -243,7 +243,7 @@ def play(architecture, requests, blocks, most, cache, seed, int8=False, size="ti
     seed=st.integers(0, 1 << 20),
     drafts=st.booleans(),
 )
-def test_any_schedule_gives_what_each_request_gives_alone(architecture, requests, blocks, most, cache, seed, drafts):
+def test_any_schedule_matches_each_request_alone(architecture, requests, blocks, most, cache, seed, drafts):
     play(architecture, requests, blocks, most, cache, seed, drafts=drafts)
 
 
@@ -251,8 +251,8 @@ def test_any_schedule_gives_what_each_request_gives_alone(architecture, requests
     ("architecture", "int8", "size"),
     [("qwen3", False, "tiny"), ("gemma3", True, "tiny"), ("mistral", False, "tiny int8"), ("mixtral", False, "tiny")],
 )
-def test_drafts_save_steps_and_nobody_notices(architecture, int8, size):
-    """Mostly right ones, at any temperature, with edits of the logits, scores, choices and too few pages."""
+def test_draft_tokens_save_steps_without_changing_outputs(architecture, int8, size):
+    """Mostly correct drafts, at any temperature, with logits processors, scores, several choices and too few pages."""
     crowd = [(i % 3, 30 + i, 24, i % len(SAMPLINGS), i, 1 + (i == 3), i % 2 == 0, i, None) for i in range(7)]
     for cache in (True, False):
         plain = play(architecture, crowd, 9, 60, cache, 1, int8, size)
@@ -271,14 +271,15 @@ def test_drafts_save_steps_and_nobody_notices(architecture, int8, size):
         ("mistral", True, "tiny int8"),
     ],
 )
-def test_a_pool_that_is_too_small_for_two_preempts_and_nobody_notices(architecture, int8, size):
+def test_preemption_in_a_small_pool_does_not_change_outputs(architecture, int8, size):
+    """Guards against recomputation that restores a random state, a penalty or a KV page wrongly."""
     crowd = [(i % 3, 60 + i, 24, i % len(SAMPLINGS), i, 1, i % 2 == 0, 0, None) for i in range(6)]
     for cache in (True, False):
         assert play(architecture, crowd, 9, 500, cache, 1, int8, size).preemptions > 3
 
 
 @pytest.mark.parametrize(("cache", "drafts"), [(True, False), (False, False), (True, True)])
-def test_preempted_at_every_possible_step(cache, drafts):
+def test_preemption_at_every_step_keeps_outputs_bit_for_bit(cache, drafts):
     work = (1, 45, 20, 2, 5, True)
     family, length, tokens, kind, seed, scored = work
     want = alone("qwen3", *work)
@@ -299,7 +300,7 @@ def test_preempted_at_every_possible_step(cache, drafts):
     assert step > (8 if drafts else 20)
 
 
-def test_a_hit_is_a_miss_and_so_is_a_hit_after_eviction():
+def test_prefix_hit_matches_a_miss_even_after_eviction():
     work = (2, 90, 10, 1, 3, False)
     want = alone("qwen3", *work)
     engine = Engine(make_runner("qwen3", 12), Whole(), True)
@@ -317,7 +318,8 @@ def test_a_hit_is_a_miss_and_so_is_a_hit_after_eviction():
     assert ask("third") == 0
 
 
-def test_salts_do_not_share():
+def test_cache_salts_do_not_share_prefix_pages():
+    """Guards against a timing attack: a tenant must not see from cache hits that another one sent the same prompt."""
     engine = Engine(make_runner("qwen3", 40), Whole(), True)
     for id, salt in (("a", "x"), ("b", "y"), ("c", "x")):
         engine.loop.add(Work(id, prompt(0, 64), 2, Sampling(temperature=0.0), salt=salt))
@@ -326,9 +328,9 @@ def test_salts_do_not_share():
 
 
 @pytest.mark.parametrize("size", ["wide", "real", "int8", "int4"])
-def test_n_choices_are_n_requests_and_the_batch_is_wide(size):
-    """At the width of a real model's layers. Torch's own linears keep rows apart up to an inner dimension of 1024."""
-    if size in ("real", "int4") and library.load() is None:  # sums of int8 are exact everywhere
+def test_n_choices_match_n_single_requests_at_real_width(size):
+    """At the width of real layers, where torch's own linear layers change a row with the batch (above 1,024 inputs)."""
+    if size in ("real", "int4") and library.load() is None:  # sums of int8 are exact with any kernel
         pytest.skip("needs the compiled kernels")
     engine = Engine(make_runner("qwen2", 80, size), Random(3, 60), True)
     for i in range(3):

@@ -1,5 +1,5 @@
-"""Checkpoints with 4-bit weights: written here bit by bit, read by the real loader, compared with Transformers running
-what they stand for. And 4 bits made while loading.
+"""Checkpoints with 4-bit weights: written here bit by bit, read by the real loader, and compared with Transformers
+running the dequantized weights. Also int4 quantization at load.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PROMPTS = [
 
 
 def word(numbers) -> int:
-    """Eight numbers in an int32, the first one lowest."""
+    """Pack eight numbers into an int32, the first one in the lowest bits."""
     value = sum(int(number) << (4 * i) for i, number in enumerate(numbers))
     return value - (1 << 32) if value >= 1 << 31 else value
 
@@ -46,7 +46,7 @@ def words(rows) -> torch.Tensor:
 
 
 def quantise(weight: torch.Tensor, group: int):
-    """values [in, out], scales and zeros [groups, out], and the weight [out, in] that they stand for."""
+    """Return values [in, out], scales and zeros [groups, out], and the dequantized weight [out, in]."""
     table = weight.float().T.reshape(-1, group, weight.shape[0])
     low, high = table.amin(1), table.amax(1)
     scales = ((high - low) / 15).half()
@@ -62,7 +62,7 @@ def as_gptq(weight: torch.Tensor, config: dict, order: torch.Tensor | None):
         weight = weight[:, order]
     values, scales, zeros, stands = quantise(weight, group)
     index = torch.arange(weight.shape[1], dtype=torch.int32) // group
-    if order is not None:  # the file keeps the inputs where they were
+    if order is not None:  # the file keeps the original order of the inputs
         back = order.argsort()
         values, stands, index = values[back], stands[:, back], index[back]
     packed = words(zeros.tolist())
@@ -83,7 +83,7 @@ def as_awq(weight: torch.Tensor, config: dict, order: None):
 
 
 def write(folder, config, architecture="llama", *, reorder=False, keep=lambda name: "proj" not in name, drop=()):
-    """A quantised checkpoint in ``folder / "q"``, and what it stands for, plainly, in ``folder / "plain"``."""
+    """Write a quantized checkpoint to ``folder / "q"``, and its dequantized weights to ``folder / "plain"``."""
     source = tiny_models.model(architecture, **SIZES)
     quantised, plain = folder / "q", folder / "plain"
     form = as_awq if config["quant_method"] == "awq" else as_gptq
@@ -123,7 +123,7 @@ def answer(folder, **settings):
 
 @torch.inference_mode()
 def check(folder, answers, tolerance: float) -> None:
-    """Answers against Transformers' own forward pass over the same tokens."""
+    """Compare answers with Transformers' own forward pass over the same tokens."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     for prompt, got in zip(PROMPTS, answers, strict=True):
         ids = torch.tensor([prompt + got.token_ids])
@@ -153,7 +153,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_read_is_what_transformers_would_run(kind, tmp_path):
+def test_gptq_and_awq_checkpoints_match_transformers(kind, tmp_path):
     config, options = KINDS[kind]
     quantised, plain = write(tmp_path, config, **options)
     answers, info = answer(quantised, dtype="float32")
@@ -164,8 +164,8 @@ def test_what_is_read_is_what_transformers_would_run(kind, tmp_path):
     assert info.quantization == config["quant_method"]
 
 
-def test_zero_points_less_one_may_borrow_from_their_neighbours(tmp_path):
-    """A zero point of 0 is stored as 15, and the number above it one less."""
+def test_gptq_zero_points_may_borrow_from_their_neighbors(tmp_path):
+    """GPTQ stores a zero point minus one: 0 becomes 15 and borrows one from the number above it."""
     quantised, plain = write(tmp_path, GPTQ)
     tensors = load_file(quantised / "model.safetensors")
     stored = torch.stack([(tensors["model.layers.0.mlp.up_proj.qzeros"] >> 4 * i) & 15 for i in range(8)])
@@ -181,7 +181,7 @@ def test_zero_points_less_one_may_borrow_from_their_neighbours(tmp_path):
     check(plain, answers, 5e-4)
 
 
-def test_biases_of_zeros_and_indices_of_zeros_mean_nothing(tmp_path):
+def test_gptq_ignores_zero_biases_and_zero_group_indices(tmp_path):
     quantised, plain = write(tmp_path, GPTQ)
     tensors = load_file(quantised / "model.safetensors")
     for name in list(tensors):
@@ -224,7 +224,7 @@ def test_biases_of_zeros_and_indices_of_zeros_mean_nothing(tmp_path):
         ({"quant_method": "fp8"}, "fp8"),
     ],
 )
-def test_what_cannot_be_read_is_refused_by_name(config, match, tmp_path_factory):
+def test_load_rejects_unsupported_gptq_and_awq_options(config, match, tmp_path_factory):
     folder = tmp_path_factory.getbasetemp() / "refused"
     if not folder.exists():
         write(folder, GPTQ)
@@ -234,7 +234,7 @@ def test_what_cannot_be_read_is_refused_by_name(config, match, tmp_path_factory)
         start(folder / "q")
 
 
-def test_an_index_that_fills_groups_unevenly_or_differs_among_merged_layers(tmp_path):
+def test_load_rejects_uneven_or_mixed_gptq_group_indices(tmp_path):
     quantised, _ = write(tmp_path, GPTQ)
     tensors = load_file(quantised / "model.safetensors")
     name = "model.layers.0.self_attn.k_proj.g_idx"
@@ -249,7 +249,7 @@ def test_an_index_that_fills_groups_unevenly_or_differs_among_merged_layers(tmp_
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_four_bits_made_while_loading(dtype, tmp_path):
+def test_int4_quantization_at_load_matches_rounded_weights(dtype, tmp_path):
     source, plain = tiny_models.model("qwen2", **SIZES), tmp_path / "plain"
     shutil.copytree(source, plain)
     tensors = {name: tensor.float() for name, tensor in load_file(source / "model.safetensors").items()}
@@ -259,15 +259,15 @@ def test_four_bits_made_while_loading(dtype, tmp_path):
     save_file(tensors, plain / "model.safetensors", {"format": "pt"})
     answers, info = answer(source, quantization="int4", dtype=dtype)
     assert info.quantization == "int4"
-    check(plain, answers, 0.3)  # the head is in int8
+    check(plain, answers, 0.3)  # the head is quantized to int8
 
 
-def test_a_quantised_checkpoint_is_not_quantised_again(tmp_path):
+def test_load_rejects_quantizing_a_quantized_checkpoint(tmp_path):
     with pytest.raises(LoadError, match="already"):
         start(write(tmp_path, GPTQ)[0], quantization="int8")
 
 
-def test_the_head_of_a_quantised_checkpoint_becomes_int8_on_demand(tmp_path):
+def test_int4_setting_stores_head_of_quantized_checkpoint_as_int8(tmp_path):
     quantised, _ = write(tmp_path, AWQ)
     plain, stored = answer(quantised)
     got, small = answer(quantised, quantization="int4")

@@ -1,6 +1,6 @@
-"""A prompt computed by one engine and written on by another: bit for bit what one of them gives alone.
+"""A prompt computed by one engine and continued by another gives, bit for bit, the output of one engine alone.
 
-Pages are copied here as a link's shared memory does, from one engine's into the other's, by the numbers that they tell.
+Pages are copied here as a link's shared memory does, from one engine's memory into the other's, by page number.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ FEATURES = {
 
 @pytest.mark.parametrize("feature", FEATURES)
 @pytest.mark.parametrize("speculate", [False, True])
-def test_what_was_drawn_elsewhere_counts_as_drawn_here(feature, speculate):
+def test_resumed_request_continues_bit_for_bit(feature, speculate):
     work = Work("w", prompt(45), 40, seed=7, **({"sampling": EXACT, "logprobs": 1} | FEATURES[feature]))
     if feature == "grammar":
         work.grammar = grammar()
@@ -70,7 +70,7 @@ def test_what_was_drawn_elsewhere_counts_as_drawn_here(feature, speculate):
         cuts = [random.randrange(len(whole["w", k].token_ids)) for k in range(work.n)]
         given = [whole["w", k].token_ids[:cut] for k, cut in enumerate(cuts)]
         crowd = [Work(f"other{i}", prompt(9 + i, i), 45, seed=i) for i in range(6)] * (number > 0)
-        blocks = 10 if number == 2 else 200  # too few for all
+        blocks = 10 if number == 2 else 200  # fewer than all requests need
         rest, stats = serve(runner()[0], [replace(work, given=given), *crowd], step=24, blocks=blocks)
         assert (stats.preemptions > 0) == (number == 2)
         for k, cut in enumerate(cuts):
@@ -82,7 +82,7 @@ def test_what_was_drawn_elsewhere_counts_as_drawn_here(feature, speculate):
 
 
 async def read(stream: Stream, most: int = 1 << 20) -> list[Output]:
-    """Outputs until the stream ends, or there are so many of each choice."""
+    """Read outputs until the stream ends or each choice has ``most`` of them."""
     outputs: list[Output] = []
     count = len(stream.open)
     while new := await stream.next():
@@ -99,7 +99,7 @@ def joined(outputs: list[Output], index: int) -> tuple[list[int], list, list]:
 
 
 def copy(source: ModelInfo, target: ModelInfo, pages: list[int], into: list[int]) -> None:
-    """Raises Unreachable where an engine's memory is not as it has to be."""
+    """Raises Unreachable where the memory of an engine does not match its description."""
     assert source.arena is not None and target.arena is not None and source.arena.layout == target.arena.layout
     ours, theirs, proof, maps = Memory(source.arena), Memory(target.arena), Proof(), Maps()
     taker = Shared(theirs, proof, maps)
@@ -124,7 +124,7 @@ async def pair(folder: Path, staging: tuple[int | None, int | None] = (None, Non
 
 
 async def settled(engine: Engine) -> None:
-    """Wait until nothing is held any more."""
+    """Wait until no pages are pinned, reserved or in use."""
     async with asyncio.timeout(20):
         while engine.stats.pinned or engine.stats.reserved or engine.stats.blocks_used:
             await asyncio.sleep(0.01)
@@ -143,7 +143,7 @@ async def settled(engine: Engine) -> None:
         ("gpt2", "auto", False, (None, 1 << 20)),
     ],
 )
-async def test_pages_of_one_engine_serve_another(architecture, kv, adapted, staging, tmp_path):
+async def test_kv_pages_of_one_engine_serve_another(architecture, kv, adapted, staging, tmp_path):
     folder, length = tiny_models.model(architecture), 91
     adapters = {"a": str(write_adapter(tmp_path, folder, 5))} if adapted else {}
     first, second = await pair(folder, staging, kv_dtype=kv, adapters=adapters)
@@ -164,7 +164,7 @@ async def test_pages_of_one_engine_serve_another(architecture, kv, adapted, stag
         stream = first.submit(replace(work, id="first", lease=True))
         stream.filled = filled.extend
         begun = await read(stream, 1)
-        assert len(filled) == length // 16  # told before the first outputs
+        assert len(filled) == length // 16  # announced before the first outputs
         stream.cancel()
         assert first.info is not None and second.info is not None
         copy(first.info, second.info, filled[:2], hand.pages[:2])
@@ -192,12 +192,13 @@ async def test_pages_of_one_engine_serve_another(architecture, kv, adapted, stag
         await second.close()
 
 
-async def test_without_a_prefix_cache_nothing_is_taken_and_nothing_held():
+async def test_no_kv_pages_are_reserved_or_held_without_prefix_cache():
+    """Guards against pages that stay pinned although no lookup can ever find them."""
     first, second = await pair(tiny_models.model("llama"), prefix_cache=False)
     try:
         assert "no prefixes" in (await second.reserve("key", prompt(40))).error
         stream = first.submit(Work("w", prompt(40), 3, lease=True))
-        stream.filled = lambda pages: pytest.fail("pages that nobody can find")
+        stream.filled = lambda pages: pytest.fail("pages announced without a prefix cache")
         assert [each.finish for each in await read(stream)][-1] == "length"
         await settled(first)
     finally:
@@ -205,14 +206,14 @@ async def test_without_a_prefix_cache_nothing_is_taken_and_nothing_held():
         await second.close()
 
 
-async def test_the_layout_is_told_where_nothing_can_be_kept(monkeypatch, tmp_path):
-    """In a container whose files are read-only, and by a user without a home."""
+async def test_kv_layout_is_known_without_a_writable_cache_folder(monkeypatch, tmp_path):
+    """In a container with a read-only file system, and for a user without a home directory."""
     layouts = set()
     for kept in (str(tmp_path), "/dev/null/none", ""):
         monkeypatch.setenv("XDG_CACHE_HOME", kept)
         if not kept:
             monkeypatch.delenv("HOME")
-            monkeypatch.setattr(os, "getuid", lambda: 3_000_000_000)  # whom nobody knows
+            monkeypatch.setattr(os, "getuid", lambda: 3_000_000_000)  # a user id without a passwd entry
         engine = LocalEngine(Settings(model=str(tiny_models.model("llama")), kv_memory=1 << 20, shared=True, threads=1))
         await engine.start()
         layouts.add((await engine.ready()).arena.layout)

@@ -1,4 +1,4 @@
-"""What changes logits, against Transformers' processors on random logits and histories, alone and together."""
+"""Logits processors against those of Transformers on random logits and histories, alone and combined."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from parley.types import Sampling
 VOCAB = 60
 ids = st.integers(0, 9)
 histories = st.lists(ids, min_size=1, max_size=25)
-# No word is longer than the output's beginning can reach into the prompt: there Transformers looks, and we do not.
+# Only words of one token: Transformers matches longer ones across the end of the prompt, parley in the output only.
 words = st.lists(st.lists(ids, min_size=1, max_size=1), max_size=4)
 
 
@@ -40,7 +40,7 @@ def noise(seed: int) -> torch.Tensor:
     bias=st.dictionaries(ids, st.floats(-20, 20, width=32).filter(bool), max_size=3),
 )
 @settings(max_examples=250, deadline=None)
-def test_logits_are_those_of_transformers(history, before, seed, penalty, size, banned, least, bias):
+def test_logits_processors_match_transformers(history, before, seed, penalty, size, banned, least, bias):
     before = min(before, len(history))
     ends = [58, 59]
     processors = LogitsProcessorList()
@@ -68,8 +68,8 @@ def test_logits_are_those_of_transformers(history, before, seed, penalty, size, 
 
 @given(histories, histories, st.lists(st.lists(ids, min_size=1, max_size=4), min_size=1, max_size=6))
 @settings(max_examples=150, deadline=None)
-def test_words_of_several_tokens_are_those_of_transformers(prompt, output, banned):
-    """Where the whole word lies in the output; in the prompt only the engine of the original looks."""
+def test_multi_token_bad_words_match_transformers(prompt, output, banned):
+    """Histories of the output alone: Transformers would also match words that begin in the prompt."""
     processor = NoBadWordsLogitsProcessor(banned, eos_token_id=torch.tensor([VOCAB - 1]))
     want = processor(torch.tensor([output]), torch.zeros(1, VOCAB))[0]
     got = torch.zeros(VOCAB)

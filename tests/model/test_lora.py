@@ -1,4 +1,4 @@
-"""Adapters: what PEFT computes with them, whatever else is in the batch; what is none for the model is refused."""
+"""LoRA adapters match PEFT in any batch, and an adapter that does not fit the model is rejected."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from parley.types import Beam, Sampling, Settings, Work
 HOME = Path(tempfile.mkdtemp(prefix="parley-adapters-"))
 GREEDY = Sampling(temperature=0.0)
 SLOTS = 5
-EIGHT = 8  # ranks of the adapters that are batched: 1, 2, 3 ...
+EIGHT = 8  # number of adapters in a batch, of rank 1, 2, 3 ...
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -65,7 +65,7 @@ def prompt(seed: int, length: int = 40) -> list[int]:
 
 
 class Engine:
-    """A loop that has these adapters, by name, and whose answers are collected."""
+    """A loop with these adapters, by name, that collects the answers."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ def expected(model, tokens: list[int], prompt_len: int) -> list[float]:
 
 
 def check(base: str, folder: Path, *, merge: bool = True) -> None:
-    """Tokens and log-probabilities in float32 are those of PEFT, with its weights merged or beside the model's."""
+    """Tokens and log-probabilities in float32 match those of PEFT, with its weights merged or separate."""
     engine = Engine(start(base), {"a": folder})
     engine.loop.add(ask("with", "a"))
     engine.loop.add(ask("without", ""))
@@ -146,18 +146,18 @@ def check(base: str, folder: Path, *, merge: bool = True) -> None:
 
 
 @pytest.mark.parametrize("rank", [1, 7, 256])
-def test_an_adapter_of_any_rank_computes_what_peft_does(rank):
+def test_adapter_of_any_rank_matches_peft(rank):
     check("llama", adapter("llama", rank, r=rank), merge=rank != 7)
 
 
 @pytest.mark.parametrize("target", ALL)
-def test_each_linear_layer_alone(target):
+def test_adapter_on_one_linear_layer_matches_peft(target):
     check("llama", adapter("llama", 3, r=4, target_modules=(target,)))
 
 
 @pytest.mark.parametrize("base", ["qwen2", "qwen3", "mistral", "phi3", "mixtral", "gpt2"])
-def test_every_kind_of_model(base):
-    """Merged layers of checkpoints, heads with norms, and Transformers' own code."""
+def test_adapters_of_all_model_types_match_peft(base):
+    """Merged layers of checkpoints, heads with norms, and the Transformers backend."""
     targets = {
         "phi3": ("qkv_proj", "gate_up_proj"),
         "gpt2": ("c_attn", "c_proj", "c_fc"),
@@ -183,12 +183,12 @@ def test_every_kind_of_model(base):
     ],
     ids=["rslora", "all-linear", "layers", "expression", "patterns", "rslora and patterns"],
 )
-def test_what_the_config_says_of_ranks_scales_and_layers(fields):
+def test_adapter_config_sets_ranks_scales_and_layers(fields):
     folder = HOME / f"config-{len(list(HOME.iterdir()))}"
     check("llama", write_adapter(folder, tiny_models.model("llama"), 1, **fields))
 
 
-# -- many in one batch
+# -- many adapters in one batch
 
 
 @functools.cache
@@ -198,7 +198,7 @@ def crowd(base: str) -> dict[str, Path]:
 
 
 class Moody(Fixed):
-    """A pace that changes its mind at every step."""
+    """A step budget that changes at every step."""
 
     def __init__(self, seed: int):
         super().__init__(0)
@@ -224,10 +224,10 @@ def alone(base: str, quantization: str, name: str, seed: int, length: int, token
     works=st.lists(
         st.tuples(
             st.sampled_from(["", *(f"a{i}" for i in range(1, EIGHT + 1))]),
-            st.integers(0, 1),  # of the prompt
+            st.integers(0, 1),  # seed of the prompt
             st.sampled_from([1, 16, 17, 40, 70]),  # its length
-            st.sampled_from([1, 9, 20]),  # tokens
-            st.integers(0, 9),  # arrives after so many steps
+            st.sampled_from([1, 9, 20]),  # tokens to generate
+            st.integers(0, 9),  # arrives at this step
         ),
         min_size=1,
         max_size=8,
@@ -236,7 +236,7 @@ def alone(base: str, quantization: str, name: str, seed: int, length: int, token
     blocks=st.integers(7, 24),
     seed=st.integers(0, 99),
 )
-def test_any_mixture_gives_each_what_it_gets_alone(base, quantization, works, places, blocks, seed):
+def test_mixed_adapters_do_not_change_each_others_outputs(base, quantization, works, places, blocks, seed):
     """Bit for bit, in chunks, from the prefix cache, after preemptions and evictions."""
     runner = start(base, "bfloat16", quantization)
     engine = Engine(runner, crowd(base), pace=Moody(seed), places=places, blocks=blocks)
@@ -250,7 +250,8 @@ def test_any_mixture_gives_each_what_it_gets_alone(base, quantization, works, pl
         assert answers[f"{i}/0"] == alone(base, quantization, name, family, length, tokens)
 
 
-def test_pages_are_apart_for_each_adapter_and_for_each_content_of_one(tmp_path):
+def test_adapters_share_prefix_pages_only_with_equal_content(tmp_path):
+    """Guards against KV pages of one adapter that serve another, or an old version of the same adapter."""
     folder = tmp_path / "a"
     shutil.copytree(crowd("llama")["a3"], folder)
     engine = Engine(start("llama", "bfloat16"), {"a": folder, "same": crowd("llama")["a3"], "b": crowd("llama")["a4"]})
@@ -270,8 +271,8 @@ def test_pages_are_apart_for_each_adapter_and_for_each_content_of_one(tmp_path):
     assert engine.answers["8/0"][0] == alone("llama", "none", "a5", 0, 70, 12)[0]
 
 
-def test_more_adapters_than_places_come_and_go_while_all_are_asked_for():
-    """Read beside the steps, in any order; nobody gets another's, and no more are ever held than there are places."""
+def test_requests_for_more_adapters_than_fit_are_all_served():
+    """Adapters load asynchronously, in any order: no request gets another adapter, and the cache keeps its limit."""
     reading: list = []
     runner = start("llama", "bfloat16")
     engine = Engine(runner, crowd("llama"), places=2, fetch=lambda *asked: reading.append(asked))
@@ -307,7 +308,7 @@ def test_more_adapters_than_places_come_and_go_while_all_are_asked_for():
     assert whole > 45
 
 
-def test_beams_and_drafts_have_the_adapter_of_their_request():
+def test_beams_and_draft_tokens_use_their_requests_adapter():
     def play(names: list[str], **more) -> dict:
         engine = Engine(start("qwen3", "bfloat16"), crowd("qwen3"), **more)
         for name in names:
@@ -319,18 +320,18 @@ def test_beams_and_drafts_have_the_adapter_of_their_request():
 
     names = ["", "a3", "a8"]
     together = play(names, speculate="ngram")
-    assert play(names, speculate="draft=itself") == together  # by the model without adapters
+    assert play(names, speculate="draft=itself") == together  # drafts come from the model without adapters
     for name in names:
         assert {key: together[key] for key in together if f" {name}/" in key} == play([name])
     assert len({tuple(together[f"beam {name}/0"][0]) for name in names}) == 3
 
 
-def test_an_adapter_that_is_replaced_or_taken_away_stays_with_those_who_have_it():
+def test_replaced_or_removed_adapter_stays_with_running_requests():
     engine = Engine(start("llama", "bfloat16"), {"a": crowd("llama")["a1"]}, places=1)
     shelf, told = engine.loop.shelf, []
     engine.loop.add(ask("old", "a"))
     engine.loop.step()
-    shelf.put("a", str(crowd("llama")["a2"]), told.append)  # no place for it yet
+    shelf.put("a", str(crowd("llama")["a2"]), told.append)  # the only slot is taken
     engine.loop.add(ask("new", "a"))
     engine.loop.step()
     assert shelf.waiting == 1
@@ -345,7 +346,8 @@ def test_an_adapter_that_is_replaced_or_taken_away_stays_with_those_who_have_it(
     assert not shelf._held
 
 
-def test_who_waits_for_a_place_gets_it_though_others_go_on_coming():
+def test_request_waiting_for_an_adapter_slot_is_not_starved():
+    """Guards against a steady stream of requests that keeps the only adapter slot for itself."""
     engine = Engine(start("llama", "bfloat16"), crowd("llama"), places=1)
     engine.loop.add(ask("0", "a1", tokens=20))
     engine.loop.step()
@@ -359,7 +361,7 @@ def test_who_waits_for_a_place_gets_it_though_others_go_on_coming():
     engine.finish()
 
 
-# -- what is no adapter for the model
+# -- invalid adapters
 
 
 def _config(**members):
@@ -437,7 +439,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_is_no_adapter_for_the_model_is_refused_by_name(what, tmp_path):
+def test_load_rejects_invalid_adapter_folders(what, tmp_path):
     change, message = WRONG[what]
     folder = tmp_path / "adapter"
     shutil.copytree(adapter("llama", 9), folder)
@@ -447,7 +449,7 @@ def test_what_is_no_adapter_for_the_model_is_refused_by_name(what, tmp_path):
     assert str(tmp_path) not in str(caught.value)
 
 
-def test_other_spellings_of_the_same_are_read(tmp_path):
+def test_load_accepts_other_adapter_tensor_names(tmp_path):
     source, runner = adapter("llama", 9), start("llama")
     for i, spell in enumerate(
         [lambda n: n.removeprefix("base_model.model."), lambda n: n.replace("_A.", "_A.default.")]
@@ -459,7 +461,7 @@ def test_other_spellings_of_the_same_are_read(tmp_path):
         check("llama", folder, merge=False) if i == 1 else runner.fetch(str(folder))
 
 
-def test_an_adapter_of_another_model_and_a_rank_that_is_not_allowed_are_refused():
+def test_load_rejects_adapter_of_another_model_or_too_high_rank():
     for base, other in (("llama", "qwen2"), ("mixtral", "llama"), ("phi3", "llama")):
         with pytest.raises(LoadError):
             start(base).fetch(str(adapter(other, 9)))
@@ -471,10 +473,10 @@ def test_an_adapter_of_another_model_and_a_rank_that_is_not_allowed_are_refused(
         lora.read(adapter("llama", 9), {}, 256, torch.float32, torch.device("cpu"))
 
 
-# -- with engines as they are
+# -- with complete engines
 
 
-def test_a_script_chooses_an_adapter_by_its_name():
+def test_llm_selects_adapter_by_name():
     folders = {name: str(folder) for name, folder in crowd("llama").items()}
     with LLM(str(tiny_models.model("llama")), adapters=folders, max_adapters=2, kv_memory=8 << 20) as llm:
         options = {"max_tokens": 9, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
@@ -488,7 +490,7 @@ def test_a_script_chooses_an_adapter_by_its_name():
         LLM(str(tiny_models.model("llama")), adapters={"wrong": "/nowhere"}, kv_memory=8 << 20)
 
 
-async def test_an_engine_that_is_started_again_knows_its_adapters():
+async def test_restarted_engine_keeps_its_adapters():
     plan = Settings(
         model=str(tiny_models.model("llama")), kv_memory=8 << 20, adapters={"a1": str(crowd("llama")["a1"])}
     )

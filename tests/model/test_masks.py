@@ -1,4 +1,4 @@
-"""Grammars in the engine: every answer has its form, and its bits do not depend on what else was done meanwhile."""
+"""Grammars in the engine: every answer follows its grammar, and its bits do not depend on other requests."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def text(answer: Answer) -> str:
 
 
 @pytest.mark.parametrize("heat", [0.0, 1.0, 2.0])
-def test_answers_follow_their_schemas(heat):
+def test_outputs_conform_to_their_json_schemas(heat):
     many = [
         work(str(number), Grammar("json", schema), n=3, seed=number, sampling=Sampling(temperature=heat))
         for number, schema in enumerate(SCHEMAS)
@@ -81,14 +81,14 @@ def test_answers_follow_their_schemas(heat):
     assert len(ended) >= len(SCHEMAS) - (heat == 0)
 
 
-def test_answers_follow_expressions_choices_and_grammars():
+def test_outputs_match_regexes_choices_and_grammars():
     heat = Sampling(temperature=2.0)
     for number, (grammar, expression) in enumerate(TEXTS):
         for answer in run(work(grammar=grammar, n=6, seed=number, sampling=heat)).values():
             assert answer.finish == "length" or re.fullmatch(expression, text(answer)), text(answer)
 
 
-def test_much_may_come_next():
+def test_grammar_with_thousands_of_choices_is_not_too_complex():
     names = [f"name {number}" for number in range(4000)]
     members = {name: {"type": "null"} for name in names[:1000]}
     forms = [Grammar("choice", names), Grammar("json", {"type": "object", "properties": members})]
@@ -97,26 +97,27 @@ def test_much_may_come_next():
     assert text(answers["0", 0]) in names
 
 
-def test_a_grammar_that_was_prepared_is_there():
+def test_precompiled_grammar_is_cached():
     grammars = Grammars(tiny_models.model("qwen3"), 512)
     made = model()[1].grammars.compile(Grammar("choice", ["yes"]))
     assert not grammars.kept(made)
     grammars.prepare(made)
     assert grammars.kept(made)
-    grammars.prepare("{}")  # is told where it is used
+    grammars.prepare("{}")  # an invalid grammar is reported by the request that uses it
     assert not grammars.kept("{}")
 
 
-def test_text_that_is_spelt_like_a_mark_is_text():
+def test_grammar_text_spelled_like_special_tokens_is_plain_text():
+    """Guards against a grammar that matches special tokens instead of their text."""
     marks = ["<think>", "a<|im_start|>b", "<tool_call>{}</tool_call>"]
     forms = [Grammar("choice", [mark]) for mark in marks] + [Grammar("json", {"const": mark}) for mark in marks]
     answers = run(*(work(str(number), form) for number, form in enumerate(forms)))
     assert [text(answers[str(number), 0]) for number in range(6)] == [*marks, *map(json.dumps, marks)]
 
 
-def test_what_may_be_written_between_tags_has_its_form():
+def test_text_between_structural_tags_follows_its_schema():
     grammar = Grammar("tags", Tags([Tag("<f=a>", {"const": 1}, "</f>"), Tag("<f=b>", {"const": [2]}, "</f>")], ["<f"]))
-    # A random model would hardly write the trigger.
+    # A random model would hardly ever write the trigger.
     likely = dict.fromkeys(model()[1].tokenizer.encode("<f", special=False), 30.0)
     begun = 0
     for answer in run(work(grammar=grammar, n=8, max_tokens=60, sampling=Sampling(logit_bias=likely))).values():
@@ -146,7 +147,7 @@ def alone() -> dict[tuple[str, int], Answer]:
 
 
 @pytest.mark.parametrize("options", [{}, {"step": 7}, {"cache": False}, {"batch": 2}, {"blocks": 24, "step": 20}])
-def test_a_row_is_the_same_in_any_company(options):
+def test_grammar_rows_are_batch_invariant(options):
     runner = model()[0]
     pages, blocks = runner.pages, runner.blocks
     try:
@@ -155,8 +156,8 @@ def test_a_row_is_the_same_in_any_company(options):
         runner.pages, runner.blocks = pages, blocks
 
 
-def test_a_row_is_the_same_however_many_tokens_may_come(monkeypatch):
-    """What is drawn from a few tokens that are listed is what is drawn from all, with the others struck out."""
+def test_draws_from_listed_tokens_equal_draws_with_a_mask(monkeypatch):
+    """Drawing from a short list of allowed tokens gives the same token as masking all the others."""
     made = [replace(each, sampling=replace(each.sampling, repetition_penalty=1.0)) for each in cases()]
     ways = ({"top_k": 40}, {"top_k": 2}, {"min_p": 0.1}, {"typical_p": 0.8}, {"temperature": 0.0})
     made += [
@@ -179,7 +180,7 @@ def greedy() -> list[Work]:
 
 
 def masks(monkeypatch, most: int = 1 << 30) -> list[int]:
-    """Counts the masks that are made; those beyond ``most`` fail."""
+    """Count the masks that are computed; those after the first ``most`` fail."""
     made, make = [0], Form._mask
 
     def counted(self, matcher):
@@ -192,7 +193,7 @@ def masks(monkeypatch, most: int = 1 << 30) -> list[int]:
     return made
 
 
-def test_masks_are_only_made_where_no_likely_token_may_come(monkeypatch):
+def test_lazy_masks_are_computed_only_when_no_top_token_is_allowed(monkeypatch):
     sampler = model()[0].sampler
     made = masks(monkeypatch)
     monkeypatch.setattr(sampler, "_lazy", False)
@@ -201,14 +202,14 @@ def test_masks_are_only_made_where_no_likely_token_may_come(monkeypatch):
     made[0] = 0
     assert run(*greedy()) == eager
     assert 0 < made[0] < all_masks
-    monkeypatch.setattr("parley.model.sampling.sampler.TRIED", 1 << 20)  # whatever may come is found
+    monkeypatch.setattr("parley.model.sampling.sampler.TRIED", 1 << 20)  # every allowed token is among the candidates
     made[0] = 0
     assert run(*greedy()) == eager
     assert made[0] < 0.1 * all_masks
 
 
 @pytest.mark.parametrize("drafts", [False, True])
-def test_a_mask_that_cannot_be_made_ends_its_own_choice(monkeypatch, drafts):
+def test_failing_mask_ends_only_its_own_choice(monkeypatch, drafts):
     runner = model()[0]
     monkeypatch.setattr(runner.sampler, "_lazy", True)
     monkeypatch.setattr(Speculation, "length", lambda self, sequence: self.most)
@@ -235,8 +236,8 @@ def test_a_mask_that_cannot_be_made_ends_its_own_choice(monkeypatch, drafts):
     assert last["plain"].finish == "length" and told["plain"] == want["plain", 0].token_ids
 
 
-def test_a_token_may_come_alone_where_the_mask_lets_it():
-    """Over random walks through every kind of grammar."""
+def test_single_token_check_agrees_with_the_mask():
+    """Compare on random walks through every kind of grammar."""
     grammars, random = Grammars(tiny_models.model("qwen3"), tiny_models.VOCAB), Random(3)
     kinds = [Grammar("json", PERSON), Grammar("json", SCHEMAS[4]), Grammar("regex", ".*"), *(each for each, _ in TEXTS)]
     for grammar in kinds:
@@ -247,7 +248,7 @@ def test_a_token_may_come_alone_where_the_mask_lets_it():
             assert form.ready() is None and lazy.ready() is None and lazy.due and not form.due
             may = [id for id in range(tiny_models.VOCAB) if int(form._bits[id // 8]) >> id % 8 & 1]
             alone = [id for id in range(tiny_models.VOCAB) if lazy.allows(id)]
-            assert alone == may or not alone  # a mark that nothing else can come beside is the mask's to say
+            assert alone == may or not alone  # where only a special token fits, the mask decides
             token = random.choice(may)
             form.append(token)
             lazy.append(token)
@@ -257,7 +258,7 @@ def test_a_token_may_come_alone_where_the_mask_lets_it():
 
 
 class Guesser:
-    """A proposer that knows the answers, and is right most of the time."""
+    """A proposer that knows the answers and proposes 80 % of the tokens right."""
 
     def __init__(self, answers: dict[tuple[str, int], Answer]):
         self.random, self.answers = Random(1), answers
@@ -273,8 +274,8 @@ class Guesser:
         pass
 
 
-def test_drafts_are_followed_through_the_grammar_and_change_nothing(monkeypatch):
-    """Also of rows whose reasoning is cut short."""
+def test_draft_tokens_do_not_change_grammar_outputs(monkeypatch):
+    """Also for rows whose thinking budget ends the reasoning."""
     monkeypatch.setattr(Speculation, "length", lambda self, sequence: self.most)
     monkeypatch.setattr("parley.core.guess.speculation.Costs.best", lambda self, rows, chances: len(chances))
     many = cases()
@@ -291,7 +292,7 @@ def test_drafts_are_followed_through_the_grammar_and_change_nothing(monkeypatch)
     assert drafted.steps < 0.6 * plain.steps and sum(drafted.draft_accepted) > 100
 
 
-def test_a_row_is_the_same_when_it_begins_again_at_every_step():
+def test_reset_at_every_step_does_not_change_grammar_outputs():
     answers: dict[tuple[str, int], Answer] = {}
 
     def emit(outputs, stats):
@@ -310,7 +311,8 @@ def test_a_row_is_the_same_when_it_begins_again_at_every_step():
     assert answers == alone()
 
 
-def test_scores_are_those_of_the_model_without_the_grammar():
+def test_grammar_does_not_change_logprobs():
+    """Log-probabilities are those of the model, before the mask."""
     sampling = Sampling(temperature=0.0)
     (answer,) = run(work(grammar=Grammar("choice", ["quite unlikely"]), logprobs=2, sampling=sampling)).values()
     ids = answer.token_ids
@@ -320,7 +322,7 @@ def test_scores_are_those_of_the_model_without_the_grammar():
     assert [score.rank for score in answer.scores] == [score.rank for score in scored.prompt_scores[-len(ids) :]]
 
 
-def test_an_answer_ends_with_its_grammar_whatever_else_was_asked_for():
+def test_output_ends_with_its_grammar_despite_other_settings():
     for stops in ([], None):
         for least in (0, 50):
             options = {"min_tokens": least} | ({} if stops is None else {"stop_ids": stops})
@@ -329,17 +331,18 @@ def test_an_answer_ends_with_its_grammar_whatever_else_was_asked_for():
                 (answer,) = run(work(grammar=Grammar("regex", "[ab]{5}c?"), sampling=sampling, **options)).values()
                 assert answer.finish == "stop" and re.fullmatch("[ab]{5}c?", text(answer))
                 if stops is not None or least:
-                    assert text(answer).endswith("c")  # as long as more may come, it does
+                    assert text(answer).endswith("c")  # it continues while the grammar allows more
 
 
-def test_what_was_cut_off_is_a_beginning():
+def test_max_tokens_cuts_grammar_output_to_a_prefix():
     whole = run(work(grammar=Grammar("json", PERSON), seed=5))["w", 0]
     for most in range(1, len(whole.token_ids)):
         (cut,) = run(work(grammar=Grammar("json", PERSON), seed=5, max_tokens=most)).values()
         assert cut.finish == "length" and cut.token_ids == whole.token_ids[:most]
 
 
-def test_a_grammar_that_fails_ends_its_own_choice_only():
+def test_invalid_grammar_ends_only_its_own_choice():
+    """Guards against one broken grammar that fails the whole batch."""
     outputs = []
     loop = Loop(model()[0], Settings(model="m"), lambda made, stats: outputs.extend(made), Fixed(500))
     broken = work("broken", None, max_tokens=5)
@@ -356,7 +359,7 @@ def test_a_grammar_that_fails_ends_its_own_choice_only():
 @pytest.mark.parametrize("budget", [0, 1, 5, 30])
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("form", [None, Grammar("json", {"const": [1]})])
-def test_reasoning_ends_with_its_budget(budget, inside, form):
+def test_thinking_budget_ends_reasoning(budget, inside, form):
     language = model()[1]
     tokenizer = language.tokenizer
     close = tokenizer.encode("\n</think>\n\n", special=False)
@@ -365,7 +368,7 @@ def test_reasoning_ends_with_its_budget(budget, inside, form):
     each.stop_ids = []
     if form is not None:
         each.grammar = language.grammars.behind(each.grammar, ("<think>", "</think>"), inside)
-    if not inside:  # such a model would hardly write the mark
+    if not inside:  # a random model would hardly ever write the opening mark
         each.token_ids += tokenizer.encode("<", special=False)
         each.sampling = Sampling(temperature=1.0, logit_bias={id: 30.0 - at for at, id in enumerate(
             tokenizer.encode("<think>", special=False))})  # fmt: skip

@@ -1,4 +1,4 @@
-"""Packed weights on disk: a start that finds them is the same as one that does not."""
+"""Packed weights on disk: a start that reads them gives the same results as a start that packs them."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def packed(monkeypatch):
-    """How often weights were packed."""
+    """Counts the calls that pack weights."""
     calls = []
     pack = fuse._pack
     monkeypatch.setattr(fuse, "_pack", lambda *given: calls.append(1) or pack(*given))
@@ -37,7 +37,7 @@ def packed(monkeypatch):
 
 
 def logits(folder, **settings):
-    """Of a few tokens, and what the engine says of itself."""
+    """Logits of a few tokens, and the engine's ModelInfo."""
     runner, info = start(folder, pack_cache=True, **settings)
     from parley.model.networks.network import Batch
     from parley.native.layout import Span
@@ -53,14 +53,14 @@ def kept(folder):
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
-def test_the_second_start_reads_what_the_first_packed(folder, packed, quantization):
+def test_second_start_reads_cached_packed_weights(folder, packed, quantization):
     first, one = logits(folder, quantization=quantization)
     second, other = logits(folder, quantization=quantization)
     assert torch.equal(first, second) and one == other
     assert len(packed) == 1 and len(kept(folder)) == 1
 
 
-def test_it_follows_the_content_of_the_checkpoint(folder, packed):
+def test_packed_cache_follows_checkpoint_content(folder, packed):
     file = folder / "model.safetensors"
     first, _ = logits(folder)
     before = kept(folder)
@@ -75,10 +75,10 @@ def test_it_follows_the_content_of_the_checkpoint(folder, packed):
     file.write_bytes(data)
     changed, _ = logits(folder)
     assert len(packed) == 2 and not torch.equal(first, changed)
-    assert len(kept(folder)) == 1 and kept(folder) != before  # what nobody will ask for again is gone
+    assert len(kept(folder)) == 1 and kept(folder) != before  # the outdated file is deleted
 
 
-def test_each_way_to_run_it_has_its_own(folder, packed):
+def test_packed_cache_is_separate_for_each_quantization(folder, packed):
     plain, _ = logits(folder)
     quantised, _ = logits(folder, quantization="int8")
     assert len(kept(folder)) == 2 and not torch.equal(plain, quantised)
@@ -86,7 +86,7 @@ def test_each_way_to_run_it_has_its_own(folder, packed):
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x08\0\0\0\0\0\0\0{}", None])
-def test_a_damaged_file_is_made_again(folder, packed, damage):
+def test_damaged_packed_cache_is_rebuilt(folder, packed, damage):
     first, _ = logits(folder)
     path = folder / ".parley" / kept(folder)[0]
     whole = path.read_bytes()
@@ -96,14 +96,15 @@ def test_a_damaged_file_is_made_again(folder, packed, damage):
     assert path.stat().st_size == len(whole)
 
 
-def test_what_another_user_wrote_is_not_believed(folder, packed, tmp_path):
+def test_packed_cache_of_another_user_is_ignored(folder, packed, tmp_path):
+    """Guards against a planted cache file in a shared model folder."""
     logits(folder)
     shutil.rmtree(tmp_path / "user")
     logits(folder)
     assert len(packed) == 2
 
 
-def test_a_folder_that_cannot_be_written_is_no_hindrance(folder, packed, caplog):
+def test_start_succeeds_when_packed_cache_is_not_writable(folder, packed, caplog):
     (folder / ".parley").write_text("a file where the folder should be")
     logits(folder)
     assert len(packed) == 1 and "cannot be kept" in caplog.text

@@ -1,4 +1,4 @@
-"""Vectors of decoders: the last token's state, whatever else is in the batch, beside text that is generated."""
+"""Vectors of decoders: the last token's hidden state, in any batch, together with requests that generate text."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ def reference(folder, ids):
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2"])
-def test_the_vector_is_the_last_tokens_state(architecture):
+def test_decoder_vector_is_the_last_tokens_hidden_state(architecture):
     folder = tiny_models.model(architecture)
     runner, info = start(folder, dtype="float32")
     assert info.generates and info.dimensions == 64
@@ -46,8 +46,8 @@ def test_the_vector_is_the_last_tokens_state(architecture):
     torch.testing.assert_close(got["short"], expected[:10] / expected[:10].norm(), atol=1e-4, rtol=0)
 
 
-def test_bits_do_not_depend_on_company_chunks_cache_or_preemption_and_text_beside_it_is_the_same():
-    """One model, both kinds of work: each gives what it gives alone."""
+def test_decoder_vectors_and_texts_are_schedule_invariant():
+    """One model serves both kinds of requests: each gives the result that it gives alone."""
     runner, _ = start(tiny_models.model("qwen2"))
     texts = prompts(10)
     works = []
@@ -84,7 +84,7 @@ def describe(folder, *, normalize=True, **pooling):
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
 
 
-def test_the_folders_settings_decide(folder):
+def test_decoder_applies_pooling_settings_of_its_folder(folder):
     describe(folder, normalize=False, pooling_mode_lasttoken=True, pooling_mode_mean_tokens=False)
     runner, info = start(folder, dtype="float32")
     assert info.dimensions == 64
@@ -95,8 +95,8 @@ def test_the_folders_settings_decide(folder):
     torch.testing.assert_close(got["own"] / got["own"].norm(), got["unit"])
 
 
-def test_a_body_that_was_saved_without_its_head(tmp_path):
-    """As models for embeddings are; a tied head is the embedding itself."""
+def test_decoder_checkpoint_without_head_loads(tmp_path):
+    """Embedding models are saved this way; a tied head is the embedding itself."""
     from safetensors.torch import load_file, save_file
 
     folder = shutil.copytree(tiny_models.model("qwen3"), tmp_path / "m")
@@ -110,7 +110,7 @@ def test_a_body_that_was_saved_without_its_head(tmp_path):
 
 
 @pytest.mark.parametrize("pooling", [{"pooling_mode_mean_tokens": True}, {"pooling_mode": "dreams"}, {}])
-def test_a_decoder_whose_pooling_cannot_be_done_generates_only(folder, pooling):
+def test_decoder_with_unsupported_pooling_only_generates(folder, pooling):
     describe(folder, **pooling)
     _, info = start(folder)
     assert info.generates and not info.dimensions

@@ -1,4 +1,4 @@
-"""Quantised weights through the real loader: what checkpoints may say, what is refused, and that answers stay near."""
+"""Quantized weights through the real loader: accepted and rejected configs, and answers close to the plain model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ W8A8 = {
 
 
 def write_w8a8(source, folder, config=W8A8, keep=lambda name: "proj" not in name, scale=torch.bfloat16, flat=False):
-    """The checkpoint with int8 weights where ``keep`` does not say otherwise."""
+    """Write the checkpoint with int8 weights, except for the tensors that ``keep`` selects."""
     shutil.copytree(source, folder, dirs_exist_ok=True)
     tensors = {}
     for name, tensor in load_file(source / "model.safetensors").items():
@@ -59,7 +59,7 @@ def write_config(folder, quantization):
 
 
 def changed(path: str, value) -> dict:
-    """W8A8 with one field set, or deleted where the value is ``...``."""
+    """W8A8 with one field set, or deleted if the value is ``...``."""
     config = json.loads(json.dumps(W8A8))
     *outer, last = path.split(".")
     fields = config
@@ -78,7 +78,7 @@ def start(folder, **settings):
 
 
 def scores(runner, prompt: list[int]) -> torch.Tensor:
-    """The log-probability of each token of a prompt but the first."""
+    """Log-probabilities of all tokens of a prompt but the first."""
     work = Work("a", prompt, 1, Sampling(temperature=0.0), prompt_logprobs=0)
     blocks = list(range(-(-len(prompt) // BLOCK_SIZE)))
     sequence = Sequence("a", 0, work, list(prompt), len(prompt), 0, 0, blocks=blocks, slot=0)
@@ -93,7 +93,7 @@ PROMPT = torch.randint(3, tiny_models.VOCAB, (100,), generator=torch.Generator()
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "phi3"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_int8_at_load_and_from_a_checkpoint_are_near_the_model(architecture, dtype, tmp_path):
+def test_int8_weights_stay_close_to_the_plain_model(architecture, dtype, tmp_path):
     folder = tiny_models.model(architecture)
     runner, info = start(folder, dtype=dtype)
     plain = scores(runner, PROMPT)
@@ -120,13 +120,13 @@ DOWN = "model.layers.1.mlp.down_proj"
         (W8A8, {"flat": True}),
         (changed("config_groups.group_0.targets", ["re:.*_proj$"]), {}),
         (changed("ignore", ["re:.*lm_head", "re:.*\\.0\\.mlp"]), {"keep": lambda n: "proj" not in n or "0.mlp" in n}),
-        (changed("ignore", ["lm_head", "model.layers.1.self_attn"]), {}),  # no layer's own name, so it says nothing
+        (changed("ignore", ["lm_head", "model.layers.1.self_attn"]), {}),  # not a linear layer's name: no effect
         (changed("ignore", ["lm_head", DOWN]), {"keep": lambda n: "proj" not in n or n == DOWN + ".weight"}),
         (changed("ignore", []), {"keep": lambda name: "embed" in name}),
         (changed("ignore", ...) | {"version": "0.9", "sparsity_config": {}}, {"keep": lambda name: "embed" in name}),
     ],
 )  # fmt: skip
-def test_what_a_checkpoint_may_say(config, options, tmp_path):
+def test_load_accepts_compressed_tensors_variants(config, options, tmp_path):
     folder = write_w8a8(tiny_models.model("llama"), tmp_path, config, **options)
     runner, info = start(folder)
     assert info.lowered
@@ -166,14 +166,14 @@ GROUP = "config_groups.group_0."
         ("x", "somehow"),
     ],
 )
-def test_what_is_refused_says_why(config, match, tmp_path):
+def test_load_rejects_unsupported_quantization_config(config, match, tmp_path):
     folder = write_w8a8(tiny_models.model("llama"), tmp_path, config)
     with pytest.raises(LoadError, match=match) as failure:
         start(folder)
     assert str(failure.value).endswith(".") and "\n" not in str(failure.value)
 
 
-def test_the_first_of_these_checkpoints_had_another_name_for_it(tmp_path):
+def test_load_reads_legacy_compression_config(tmp_path):
     folder = write_w8a8(tiny_models.model("llama"), tmp_path)
     fields = json.loads((folder / "config.json").read_text())
     fields["compression_config"] = fields.pop("quantization_config")
@@ -181,7 +181,7 @@ def test_the_first_of_these_checkpoints_had_another_name_for_it(tmp_path):
     assert start(folder)[1].quantization == "compressed-tensors"
 
 
-def test_settings_that_do_not_fit_are_refused(tmp_path):
+def test_load_rejects_conflicting_quantization_settings(tmp_path):
     def fails(match, folder, **settings):
         with pytest.raises(LoadError, match=match):
             start(folder, **settings)
@@ -207,14 +207,15 @@ def test_settings_that_do_not_fit_are_refused(tmp_path):
     fails("no tensor model.layers.1.mlp.up_proj.weight_scale", folder)
 
 
-def test_parts_of_one_layer_are_quantised_alike_or_refused(tmp_path):
+def test_load_rejects_merged_layer_with_mixed_quantization(tmp_path):
     config = changed("ignore", ["lm_head", "model.layers.1.mlp.up_proj"])
     folder = write_w8a8(tiny_models.model("llama"), tmp_path, config, lambda n: "proj" not in n or "1.mlp.up" in n)
     with pytest.raises(LoadError, match="up_proj are computed as one"):
         start(folder)
 
 
-def test_a_wrong_scale_is_no_proof(tmp_path):
+def test_wrong_weight_scale_fails_the_decoder_check(tmp_path):
+    """Guards against a scale that is read for the wrong rows: the check must see it."""
     folder = write_w8a8(tiny_models.model("qwen3"), tmp_path)
     checkpoint, config = Checkpoint(folder), read_config(folder)
     stored = quantisation.read(config, "none")
@@ -230,7 +231,7 @@ def test_a_wrong_scale_is_no_proof(tmp_path):
     assert reference.deviation(decoder, Checkpoint(folder), stored) > allowed
 
 
-def test_weights_become_the_nearest_int8():
+def test_int8_weights_round_to_the_nearest_value():
     weight = torch.randn(300, 77, generator=torch.Generator().manual_seed(3)).bfloat16()
     weight[7] = 0
     made = Int8.of(weight)

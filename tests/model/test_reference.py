@@ -1,7 +1,7 @@
-"""Against Transformers: greedy tokens are those of ``generate``, log-probabilities those of its logits, in float32.
+"""In float32, greedy tokens match ``generate`` of Transformers, and log-probabilities match its logits.
 
-Fifty prompts of 1 to 600 tokens per architecture, served all at once: in chunks, in a changing batch, in too few pages;
-and behind a prefix that is in the cache.
+Fifty prompts of 1 to 600 tokens per architecture, served all at once: in chunks, in a changing batch, with too few
+pages, and with prefixes from the cache.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from parley.types import Sampling, Score, Work
 LENGTHS = [*range(1, 34, 2), 16, 32, 36, 37, 38, 45, 46, 48, 53, 54, 60, 63, 64, 65, 70, 75, 80, 85, 90, 100, 110, 120]
 LENGTHS += [127, 128, 129, 150, 160, 200, 250, 300, 400, 512, 577, 600]
 NEW = 8
-TOP = 5  # alternatives
-CLOSE = 1e-4  # between two log-probabilities
-END = 2  # the end token of all models of the fixtures
+TOP = 5  # alternatives per token
+CLOSE = 1e-4  # tolerance between two log-probabilities
+END = 2  # the end token of all test models
 LOWERED = {"llama", "llama3", "mistral", "qwen2", "qwen3", "phi3"}
 
 
@@ -33,7 +33,7 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)
-def test_tokens_and_logprobs_are_those_of_transformers(architecture, tmp_path):
+def test_tokens_and_logprobs_match_transformers(architecture, tmp_path):
     assert len(LENGTHS) >= 50
     folder = tiny_models.write_model(tmp_path / architecture, architecture, dtype="float32")
     want = reference(folder)
@@ -48,16 +48,16 @@ def test_tokens_and_logprobs_are_those_of_transformers(architecture, tmp_path):
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-def test_a_warm_prefix_changes_none_of_them(architecture, tmp_path):
+def test_prefix_hits_do_not_change_tokens_or_logprobs(architecture, tmp_path):
     folder = tiny_models.write_model(tmp_path / architecture, architecture, dtype="float32")
-    some = [44, 48, 50]  # of 200, 512 and 600 tokens, the last two with the same beginning
+    some = [44, 48, 50]  # of 200, 512 and 600 tokens; the last two share a prefix
     expected, texts = reference(folder, some), prompts()
     cold = [work(f"cold {i}", texts[i]) for i in some]
     scored = [work(f"scored {i}", texts[i]) for i in some]
     plain = [work(f"plain {i}", texts[i], prompt_logprobs=-1) for i in some]
     runner, _ = start(folder, dtype="float32")
     answers, stats = serve(runner, [*cold, *scored, *plain], batch=1, step=160)
-    assert stats.prefix_hits >= 1200  # at least those of the works that want no scores of their prompt
+    assert stats.prefix_hits >= 1200  # at least those of the requests without prompt scores
     for i, wanted in zip(some, expected, strict=True):
         for name in ("cold", "scored"):
             check(answers[f"{name} {i}", 0], wanted)
@@ -71,12 +71,12 @@ def work(name: str, prompt: list[int], prompt_logprobs: int = TOP) -> Work:
 
 @dataclass
 class Expected:
-    """What Transformers has: the tokens, and of each and each of the prompt's but the first all log-probabilities."""
+    """The tokens of Transformers, and all log-probabilities at each of them and at each prompt token but the first."""
 
     tokens: list[int]
     rows: torch.Tensor  # [tokens, vocabulary]
     prompt: list[int]
-    prompt_rows: torch.Tensor  # [prompt's tokens but the first, vocabulary]
+    prompt_rows: torch.Tensor  # [prompt tokens but the first, vocabulary]
 
 
 def check(answer: Answer, expected: Expected, prompt: bool = True) -> None:
@@ -89,7 +89,7 @@ def check(answer: Answer, expected: Expected, prompt: bool = True) -> None:
 
 
 def compare(scores: list[Score], tokens: list[int], rows: torch.Tensor) -> None:
-    """Log-probabilities, ranks and alternatives; of two that are all but equal either may be the likelier one."""
+    """Compare log-probabilities, ranks and alternatives; nearly equal log-probabilities may be in either order."""
     assert len(scores) == len(tokens) == len(rows)
     if not scores:
         return
@@ -106,7 +106,7 @@ def compare(scores: list[Score], tokens: list[int], rows: torch.Tensor) -> None:
 
 @torch.inference_mode()
 def reference(folder, some: list[int] | None = None) -> list[Expected]:
-    """For each prompt, or some of them: what generate gives, and all log-probabilities there and in the prompt."""
+    """For all prompts, or those at these indices: the output of ``generate`` and all log-probabilities."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     results = []
     every = prompts()

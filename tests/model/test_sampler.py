@@ -1,4 +1,4 @@
-"""The sampler against a naive reference in float64, and the promises that batching and seeds rest on."""
+"""The sampler against a naive reference in float64, and the properties that batching and seeds depend on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from parley.types import Sampling, Work
 
 
 def margin(sampling: Sampling) -> float:
-    """How close to a cut-off float32 and float64 may disagree: the rounding of logits (up to 100) is scaled, too."""
+    """How close to a cut-off float32 and float64 may disagree; temperature scales the rounding of logits up to 100."""
     return 1e-5 + 3e-5 / max(sampling.temperature, 1e-6)
 
 
@@ -36,7 +36,7 @@ def sequence(tokens=(0,), prompt_len=1, seed=0, sampling=None, **work) -> Sequen
 
 
 def sample(logits, sequences, vocab=None, positions=None):
-    """Tokens and scores of one batch in a fresh sampler, slots in reverse so that slot and row differ."""
+    """Tokens and scores of one batch in a fresh sampler, with slots in reverse so that slot and row differ."""
     count = len(sequences)
     sampler = Sampler(vocab or logits.shape[1], count)
     slots = list(range(count))[::-1]
@@ -46,7 +46,7 @@ def sample(logits, sequences, vocab=None, positions=None):
 
 
 def reference(logits: np.ndarray, sequence: Sequence, position: int) -> tuple[np.ndarray, bool]:
-    """Probability of every token, in float64, and whether some cut-off is too close to call."""
+    """Probability of every token in float64, and whether any cut-off is too close to call."""
     work, options = sequence.work, sequence.work.sampling
     x = logits.astype(np.float64)
     for token, value in options.logit_bias.items():
@@ -74,7 +74,7 @@ def reference(logits: np.ndarray, sequence: Sequence, position: int) -> tuple[np
     if options.top_p < 1:
         above = np.array([p[p > value * (1 + 1e-9)].sum() for value in p]) / p.sum()
         close |= np.any((np.abs(above - options.top_p) < near) & (above > 0))
-        p[(above >= options.top_p) & (above > 0)] = 0  # the largest always stay
+        p[(above >= options.top_p) & (above > 0)] = 0  # the largest ones always stay
     if options.typical_p < 1:
         p /= p.sum()
         surprise = -np.log(p, where=p > 0, out=np.full(len(p), -np.inf))
@@ -112,7 +112,7 @@ def cases(draw):
     generator = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
     logits = torch.randn(vocab, generator=generator) * draw(st.sampled_from([0.01, 1.0, 4.0]))
     if draw(st.booleans()):
-        logits = (logits * 2).round() / 2  # many equal logits, as a model in bf16 gives
+        logits = (logits * 2).round() / 2  # many equal logits, as from a model in bf16
     tokens = draw(st.lists(st.integers(0, 6), min_size=1, max_size=12))
     return logits, sequence(
         tokens,
@@ -126,7 +126,7 @@ def cases(draw):
 
 @given(cases())
 @settings(max_examples=300, deadline=None)
-def test_equals_the_naive_sampler(case):
+def test_sampler_matches_the_naive_reference(case):
     logits, each = case
     expected, close = reference(logits.numpy(), each, each.generated)
     assume(not close)
@@ -150,8 +150,8 @@ def test_equals_the_naive_sampler(case):
     ],
     ids=repr,
 )
-def test_draws_follow_the_distribution(sampling):
-    """Chi-square of 10^5 draws; 5 standard deviations above its mean is the bound."""
+def test_draws_follow_the_expected_distribution(sampling):
+    """Chi-square of 10^5 draws; the bound is 5 standard deviations above its mean."""
     draws, vocab = 100_000, 60
     logits = torch.randn(vocab, generator=torch.Generator().manual_seed(7)) * 1.5
     expected, _ = reference(logits.numpy(), sequence(sampling=sampling), 0)
@@ -171,8 +171,8 @@ def test_draws_follow_the_distribution(sampling):
 
 
 @pytest.mark.parametrize("way", [{}, {"top_k": 50}, {"typical_p": 0.999999}], ids=str)
-def test_the_coldest_temperature_is_still_a_temperature(way):
-    """Of logits that differ by as much as it is, the lower one is drawn e times less often; of equals each as often."""
+def test_lowest_temperature_still_draws_by_weight(way):
+    """A logit lower by exactly the temperature is drawn e times less often; equal logits are drawn equally often."""
     step = 2.0**-20
     logits = torch.tensor([1.0, 1.0 - step, 1.0, 0.5, -30.0])
     weights = np.exp([0.0, -step / 1e-6, 0.0])
@@ -189,8 +189,8 @@ def test_the_coldest_temperature_is_still_a_temperature(way):
 
 @pytest.mark.parametrize("typical_p", [0.05, 0.3, 0.7, 0.95])
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (25, 1.0), (0, 0.8), (25, 0.9)])
-def test_typical_tokens_are_those_of_transformers(typical_p, top_k, top_p):
-    """Each token that its processors leave is drawn in the middle of its share of u, so no other has any."""
+def test_typical_p_matches_transformers(typical_p, top_k, top_p):
+    """Draw in the middle of each kept token's share of u: if all are hit, no other token has a share."""
     logits = torch.randn(400, generator=torch.Generator().manual_seed(5)) * 2
     scores = logits[None] / 0.8
     if top_k:
@@ -198,7 +198,7 @@ def test_typical_tokens_are_those_of_transformers(typical_p, top_k, top_p):
     if top_p < 1:
         scores = TopPLogitsWarper(top_p)(None, scores)
     left = TypicalLogitsWarper(typical_p)(None, scores)[0].double().softmax(-1)
-    kept = (left > 1e-6).nonzero()[:, 0]  # the shares of others are too narrow for float32
+    kept = (left > 1e-6).nonzero()[:, 0]  # smaller shares are too narrow for float32
     rows = len(kept)
     drawn = draw_typical(
         logits.expand(rows, 400),
@@ -212,7 +212,8 @@ def test_typical_tokens_are_those_of_transformers(typical_p, top_k, top_p):
     assert drawn.tolist() == kept.tolist()
 
 
-def test_uniform_is_splitmix64_and_stays_what_it_is():
+def test_uniform_number_follows_splitmix64():
+    """Guards against changed random numbers: the same seed must give the same text in every release."""
     assert [mix(GOLDEN * n & (2**64 - 1)) for n in (1, 2)] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
     assert [uniform(0, 0), uniform(0, 1), uniform(2**64 - 1, 5)] == [
         0.6524484863740322,
@@ -223,7 +224,7 @@ def test_uniform_is_splitmix64_and_stays_what_it_is():
 
 
 @pytest.mark.parametrize("along", ["position", "seed", "difference"])
-def test_uniform_is_uniform(along):
+def test_uniform_numbers_are_uniform(along):
     numbers = np.array(
         {
             "position": [uniform(42, n) for n in range(100_000)],
@@ -240,7 +241,7 @@ def test_uniform_is_uniform(along):
 
 @given(st.lists(cases(), min_size=2, max_size=12), st.randoms(use_true_random=False))
 @settings(max_examples=60, deadline=None)
-def test_a_row_depends_on_itself_alone(batch, random):
+def test_sampled_row_is_batch_invariant(batch, random):
     """Bit for bit, scores included: alone, in the batch, and in the batch in another order."""
     vocab = max(len(logits) for logits, _ in batch)
     logits = torch.stack([torch.nn.functional.pad(row, (0, vocab - len(row)), value=-5.0) for row, _ in batch])
@@ -255,7 +256,7 @@ def test_a_row_depends_on_itself_alone(batch, random):
 
 @given(cases(), st.sampled_from([1, 2, 33, 256]))
 @settings(max_examples=300, deadline=None)
-def test_every_width_gives_the_same_tokens(case, width):
+def test_candidate_count_does_not_change_drawn_tokens(case, width):
     logits, each = case
     options = each.work.sampling
     vocab, rows = len(logits), 100
@@ -275,7 +276,7 @@ def test_every_width_gives_the_same_tokens(case, width):
 
 @pytest.mark.parametrize("top_p", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("top_k", [0, 700])
-def test_a_wide_nucleus_is_cut_at_the_same_token(top_p, top_k):
+def test_wide_nucleus_is_cut_at_the_same_token(top_p, top_k):
     logits = torch.randn(3000, generator=torch.Generator().manual_seed(2)).expand(500, 3000)
     u = torch.linspace(0, 1 - 2**-53, 500, dtype=torch.float64)
     options = (torch.ones(500), torch.zeros(500).double(), torch.full((500,), top_k), torch.full_like(u, top_p), u)
@@ -283,8 +284,8 @@ def test_a_wide_nucleus_is_cut_at_the_same_token(top_p, top_k):
 
 
 @pytest.mark.parametrize("spread", [0.01, 3.0])
-def test_a_large_vocabulary(spread):
-    """151,936 tokens, the common size: nucleus inside and far beyond the candidates, alone and together."""
+def test_sampler_handles_a_large_vocabulary(spread):
+    """151,936 tokens, a common size: nucleus within and far beyond the candidates, alone and together."""
     logits = torch.randn(6, 151_936, generator=torch.Generator().manual_seed(1)) * spread
     logits[:2, 1000:1040] += 25
     options = [
@@ -306,8 +307,8 @@ def test_a_large_vocabulary(spread):
     assert rank[0] <= 40 and rank[1] <= 20 and rank[4] <= 5000
 
 
-def test_exponentials_do_not_depend_on_where_they_stand():
-    """What the one definition of ``draw`` rests on: an element's exp is the same in every tensor it is part of."""
+def test_torch_exp_does_not_depend_on_position():
+    """``draw_full`` depends on this: the exp of an element is the same in every tensor that contains it."""
     x = -torch.rand(100_003, generator=torch.Generator().manual_seed(0)) * 30
     whole = x.exp()
     for length in (*range(1, 40), 255, 1024, 4097):
@@ -319,7 +320,7 @@ def test_exponentials_do_not_depend_on_where_they_stand():
 
 @given(st.sampled_from([1, 5, 70, 900]), st.integers(0, 25), st.integers(0, 99), st.booleans())
 @settings(deadline=None)
-def test_scores(vocab, count, seed, ties):
+def test_token_scores_match_the_naive_reference(vocab, count, seed, ties):
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(20, vocab, generator=generator) * 3
     if ties:
@@ -336,7 +337,8 @@ def test_scores(vocab, count, seed, ties):
     assert found == [score(logits[[row]], tokens[row : row + 1], count)[0] for row in range(20)]
 
 
-def test_scores_are_of_the_raw_logits():
+def test_logprobs_use_the_raw_logits():
+    """Guards against log-probabilities computed after the in-place logits processors."""
     logits = torch.tensor([[1.0, 3.0, 2.0, 0.0]])
     before = logits.clone()
     bent = Sampling(temperature=0.2, logit_bias={3: 100.0}, presence_penalty=2.0, top_k=1)
@@ -346,22 +348,22 @@ def test_scores_are_of_the_raw_logits():
     assert torch.equal(logits, before)
 
 
-def test_logprobs_only_where_wanted():
+def test_logprobs_are_returned_only_when_requested():
     logits = torch.randn(3, 10)
     found = sample(logits, [sequence(), sequence(logprobs=0), sequence(logprobs=3)])
     assert found[0][1] is None and found[1][1].top_ids == [] and len(found[2][1].top) == 3
 
 
-def test_choices_draw_like_requests_of_their_own():
-    """Choice k of n has seed + k and nothing else in common with the batch; different seeds differ."""
+def test_choices_draw_like_separate_requests():
+    """Choice k of n has seed + k and shares nothing else with the batch; different seeds differ."""
     logits = torch.randn(1, 500).expand(8, 500)
     choices = sample(logits, [sequence(seed=77 + k) for k in range(8)])
     assert choices == [sample(logits[:1], [sequence(seed=77 + k)])[0] for k in range(8)]
     assert len({token for token, _ in choices}) > 1
 
 
-def test_penalties_follow_what_is_drawn():
-    """A sampler that drew the tokens itself is in the state of one that was given them: preempted = unpreempted."""
+def test_penalties_after_draws_match_a_fresh_sampler():
+    """A sampler that drew the tokens itself is in the same state as one that gets them after a preemption."""
     vocab, steps = 12, 40
     logits = torch.randn(steps, 1, vocab, generator=torch.Generator().manual_seed(3))
     sampling = Sampling(repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.3)
@@ -375,7 +377,7 @@ def test_penalties_follow_what_is_drawn():
     assert len(set(each.tokens)) > 6
 
 
-def test_prompt_counts_for_repetition_only():
+def test_prompt_counts_only_for_repetition_penalty():
     logits = torch.tensor([[2.0, 1.9, -5.0]])
     prompt, output = ([0], 1), ([2, 0], 1)
     for sampling, after_prompt in [
@@ -395,7 +397,7 @@ def test_stop_tokens_wait_for_min_tokens():
     assert sample(logits, [every])[0][0] == 0
 
 
-def test_logit_bias_forbids_and_forces():
+def test_logit_bias_forbids_and_forces_tokens():
     logits = torch.tensor([[9.0, 1.0, 8.0, 0.0]]).expand(50, 4)
     forbidden = [sequence(seed=n, sampling=Sampling(logit_bias={0: -100.0, 2: -100.0})) for n in range(50)]
     assert {token for token, _ in sample(logits, forbidden)} == {1, 3}
@@ -403,7 +405,7 @@ def test_logit_bias_forbids_and_forces():
     assert {token for token, _ in sample(logits, forced)} == {3}
 
 
-def test_greedy_takes_the_lowest_of_equals():
+def test_greedy_takes_lowest_id_of_equal_logits():
     logits = torch.zeros(1, 100)
     logits[0, [40, 41, 70]] = 3.0
     assert sample(logits, [sequence(sampling=Sampling(temperature=0))])[0][0] == 40
@@ -432,8 +434,8 @@ def test_greedy_takes_the_lowest_of_equals():
     ids=repr,
 )
 @pytest.mark.parametrize("scale", [0.0, 1.0, 1e4, 1e38])
-def test_extremes(sampling, scale):
-    """No parameter makes a row unusable: the token is one of the vocabulary, and what it says it scores is finite."""
+def test_extreme_parameters_give_valid_tokens_and_scores(sampling, scale):
+    """No parameter breaks a row: the token is in the vocabulary, and its score is not NaN."""
     logits = torch.linspace(-1, 1, 40)[torch.randperm(40, generator=torch.Generator().manual_seed(0))] * scale
     logits[7] = float("-inf")
     sequences = [sequence([0, 1, 2, 2], 2, n, sampling, logprobs=0) for n in range(20)]
@@ -442,12 +444,13 @@ def test_extremes(sampling, scale):
         assert not math.isnan(found.logprob)
 
 
-def test_no_rows():
+def test_sampler_accepts_an_empty_batch():
     assert Sampler(10, 2).sample(torch.zeros(0, 10), [], []) == []
     assert score(torch.zeros(0, 10), []) == []
 
 
-def test_a_slot_forgets():
+def test_reused_sampler_slot_keeps_no_state():
+    """Guards against penalties or settings of the previous request in the slot."""
     sampler = Sampler(50, 1)
     sampler.admit(0, sequence(seed=1, sampling=Sampling(temperature=3.0, top_k=3, presence_penalty=2.0), logprobs=2))
     sampler.release(0)

@@ -1,7 +1,7 @@
-"""Whole layers of real width on the compiled kernels: a row has the bits that it has alone, in a batch of any size.
+"""Whole layers of real width on the compiled kernels: a row has the same bits in a batch of any size.
 
-The kernels' own tests show this for each of them; here are all of them one after another, with pages, at the widths of
-a 0.5B and of an 8B model.
+The kernels' own tests show this for each kernel; here they all run one after another, with pages, at the widths of a
+0.5B and an 8B model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from parley.native.layout import Span
 COUNTS = [*range(1, 65), 100, 128, 256, 512]
 ROWS = max(COUNTS)
 PAST = 20  # tokens before each row, so that it reads more than its own page
-PAGES = 2  # of one sequence
+PAGES = 2  # per sequence
 VOCAB = 64
 
 SMALL = {"hidden": 896, "intermediate": 4864, "heads": 14, "kv_heads": 2, "head_dim": 64}
@@ -28,7 +28,7 @@ LARGE = {"hidden": 4096, "intermediate": 11008, "heads": 32, "kv_heads": 8, "hea
 
 
 def stack(size: dict[str, int], kind: str, layers: int) -> Decoder:
-    """Layers of random weights; the same weights serve all of them, or memory would be what limits their width."""
+    """Layers of random weights; all of them share the weights, because separate ones would not fit in memory."""
     generator = torch.Generator().manual_seed(0)
 
     def weight(out: int, into: int, kind: str = kind) -> native.Packed:
@@ -72,9 +72,9 @@ def stack(size: dict[str, int], kind: str, layers: int) -> Decoder:
 @pytest.mark.parametrize("kind", ["bf16", "int8"])
 @pytest.mark.parametrize(("size", "layers"), [(SMALL, 4), (LARGE, 2)], ids=["0.5B", "8B"])
 @torch.inference_mode()
-def test_a_row_of_a_stack_never_changes(size, layers, kind):
+def test_row_of_real_width_layers_is_batch_invariant(size, layers, kind):
     if native.identity() is None:
-        pytest.skip("torch forms promise this up to a width of 1,024 only")
+        pytest.skip("torch's kernels guarantee this only up to a width of 1,024")
     model = stack(size, kind, layers)
     generator = torch.Generator().manual_seed(1)
     pages = PagedKV(model.layers, ROWS * PAGES, torch.bfloat16)
@@ -88,7 +88,7 @@ def test_a_row_of_a_stack_never_changes(size, layers, kind):
     tokens = torch.randint(VOCAB, (ROWS,), generator=generator)
 
     def run(first: int, count: int) -> torch.Tensor:
-        """Logits of the next token of each of ``count`` sequences."""
+        """Logits of the next token for each of ``count`` sequences."""
         spans = [Span(i, 1, PAST + 1, tables[first + i].tolist()) for i in range(count)]
         slots = tables[first : first + count, PAST // BLOCK_SIZE] * BLOCK_SIZE + PAST % BLOCK_SIZE
         batch = Batch(tokens[first : first + count], torch.full((count,), PAST), slots, spans)

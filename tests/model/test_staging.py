@@ -1,4 +1,4 @@
-"""Pages that pass through memory of the host come there, and into another cache, as they are; no others change."""
+"""Pages copied through a staging buffer in host memory arrive in another cache unchanged; no other pages change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAYERS = [LayerKV(2, 32, 32), LayerKV(1, 64, 64), LayerKV(2, 32, 32), LayerKV(2,
 
 
 def cache(blocks: int, device: str, int8: bool) -> PagedKV:
-    """With noise in all pages."""
+    """A cache with noise in all pages."""
     made = PagedKV(LAYERS, blocks, torch.bfloat16, device, int8=int8)
     for arena in made.arenas:
         raw = arena.flatten(2).view(torch.uint8)
@@ -30,7 +30,7 @@ def cache(blocks: int, device: str, int8: bool) -> PagedKV:
 
 
 def content(pages: PagedKV) -> list[list[bytes]]:
-    """By layer and page."""
+    """The bytes of every page, by layer and page."""
     pools = [pages.pool(i).data.flatten(1).view(torch.uint8).cpu() for i in range(len(LAYERS))]
     return [[bytes(page.tolist()) for page in pool] for pool in pools]
 
@@ -38,7 +38,7 @@ def content(pages: PagedKV) -> list[list[bytes]]:
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("batch", [1, 9000, 1 << 20])
-def test_pages_come_as_they_are(device: str, int8: bool, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_staged_kv_pages_arrive_unchanged(device: str, int8: bool, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_staging, "BATCH", batch)
     random = Random(f"{device} {int8} {batch}")
     torch.manual_seed(random.randrange(99))
@@ -50,7 +50,7 @@ def test_pages_come_as_they_are(device: str, int8: bool, batch: int, monkeypatch
         pages, places = random.sample(range(30), count), sorted(random.sample(range(12), count))
         into, aim = random.sample(range(15), count), random.sample(range(20), count)
         ours.store(list(zip(pages, places, strict=True)))
-        for one, other in zip(ours.regions, theirs.regions, strict=True):  # as another process would
+        for one, other in zip(ours.regions, theirs.regions, strict=True):  # copy as another process would
             for place, slot in zip(places, into, strict=True):
                 data = os.pread(ours.file, one.size, one.offset + place * one.stride)
                 assert os.pwrite(theirs.file, data, other.offset + slot * other.stride) == one.size

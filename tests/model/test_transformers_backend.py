@@ -1,4 +1,4 @@
-"""Models that run through Transformers: the same bits in every schedule, the same numbers, clear refusals."""
+"""Models that run through Transformers: the same bits in every schedule, the same numbers, clear errors."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ LONG = {
 }
 OTHERS = {
     "gpt_oss": {**EXPERTS, "head_dim": 16, "sliding_window": 24},  # sinks
-    "deepseek_v3": {**LATENT, **ROUTING, "num_key_value_heads": 4, "first_k_dense_replace": 1},  # value_dim is smaller
-    "phimoe": {**EXPERTS, "sliding_window": 24},  # the window is in the mask alone
+    "deepseek_v3": {**LATENT, **ROUTING, "num_key_value_heads": 4, "first_k_dense_replace": 1},  # value_dim < dim
+    "phimoe": {**EXPERTS, "sliding_window": 24},  # the window exists only in the mask
     "cohere2": {"head_dim": 16, "sliding_window": 24, "logit_scale": 0.3},  # layers without positions, scaled logits
     "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},  # learned positions; the head calls an inner part of its body
     "gpt_neox": {},  # partial rotary embedding, parallel residual
-    "olmo2": {},  # norms after the layers
+    "olmo2": {},  # norms after each block
 }
 
 
 def write(tmp_path, monkeypatch, kind: str, **fields):
-    """A model of a type that the fixtures do not list."""
+    """Write a model of a type that ``models.ARCHITECTURES`` does not list."""
     monkeypatch.setitem(tiny_models.ARCHITECTURES, kind, (kind, tiny_models.BASE | fields))
     return tiny_models.write_model(tmp_path / kind, kind, dtype="float32")
 
@@ -57,7 +57,7 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 @torch.inference_mode()
 def logits(network: Foreign, tokens: list[int]) -> torch.Tensor:
-    """Logits at all positions, over pages, in one step."""
+    """Logits at all positions, computed over KV pages in one step."""
     count = -(-len(tokens) // 16)
     pages = PagedKV(network.layers, count, network.model.dtype)
     pages.clear(list(range(count)))
@@ -73,8 +73,8 @@ def plain_logits(folder, tokens: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)
-def test_bits_do_not_depend_on_the_schedule(architecture):
-    """bfloat16, tokens and scores: all at once, one after another, and in small pieces with too few pages."""
+def test_transformers_backend_is_schedule_invariant(architecture):
+    """bfloat16 tokens and scores: all at once, one after another, and in small chunks with too few pages."""
     runner, info = start(tiny_models.model(architecture), lowering=False)
     assert not info.lowered
     works = [
@@ -99,7 +99,7 @@ def test_bits_do_not_depend_on_the_schedule(architecture):
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_other_architectures_give_the_numbers_of_transformers(kind, tmp_path, monkeypatch):
+def test_other_architectures_match_transformers_logits(kind, tmp_path, monkeypatch):
     folder = write(tmp_path, monkeypatch, kind, **OTHERS[kind])
     network, tokens = load(folder), prompt(90)
     want = plain_logits(folder, tokens).log_softmax(-1)
@@ -109,8 +109,8 @@ def test_other_architectures_give_the_numbers_of_transformers(kind, tmp_path, mo
 
 
 @pytest.mark.parametrize(("length", "max_len"), [(60, 64), (90, 128)])
-def test_frequencies_follow_the_context_not_the_batch(length, max_len, tmp_path, monkeypatch):
-    """Long-context scaling is chosen once, and equals Transformers' choice where the sequence is on the same side."""
+def test_rope_scaling_follows_the_context_not_the_batch(length, max_len, tmp_path, monkeypatch):
+    """Long-context scaling is chosen once; it matches Transformers for sequences on the same side of the threshold."""
     folder = write(tmp_path, monkeypatch, "phi3", rope_parameters=LONG, sliding_window=None)
     network, tokens = load(folder, max_len=max_len), prompt(length)
     want = plain_logits(folder, tokens)
@@ -121,8 +121,8 @@ def test_frequencies_follow_the_context_not_the_batch(length, max_len, tmp_path,
     assert torch.equal(logits(network, tokens), first)
 
 
-def test_the_proof_notices(monkeypatch):
-    """Positions not heeded, a window not heeded, keys that get lost: each is far beyond the tolerance."""
+def test_numeric_check_detects_broken_attention(monkeypatch):
+    """Ignored positions, an ignored window or lost keys each exceed the tolerance by far."""
     network = load(tiny_models.model("mistral"))
     assert deviation(network, network.model) < TOLERANCE[torch.float32] / 100
     whole = Foreign.hidden
@@ -162,7 +162,7 @@ def test_the_proof_notices(monkeypatch):
         ("diffllama", {}, "attends twice"),
     ],
 )
-def test_models_that_pages_cannot_serve_are_refused(kind, fields, message, tmp_path, monkeypatch):
+def test_load_rejects_models_that_cannot_use_kv_pages(kind, fields, message, tmp_path, monkeypatch):
     folder = write(tmp_path, monkeypatch, kind, **fields)
     with pytest.raises(LoadError, match=message):
         load(folder)
@@ -180,7 +180,7 @@ def test_models_that_pages_cannot_serve_are_refused(kind, fields, message, tmp_p
     ],
     ids=repr,
 )
-def test_a_wrong_config_is_refused(change, message, tmp_path):
+def test_transformers_backend_rejects_wrong_config(change, message, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(tiny_models.model("mixtral"), folder)
     config = folder / "config.json"
@@ -189,7 +189,8 @@ def test_a_wrong_config_is_refused(change, message, tmp_path):
         load(folder)
 
 
-def test_code_of_a_model_folder_is_never_run(tmp_path):
+def test_load_never_runs_code_of_a_model_folder(tmp_path):
+    """Guards against remote code execution by a downloaded checkpoint."""
     folder = tmp_path / "model"
     shutil.copytree(tiny_models.model("mixtral"), folder)
     config = json.loads((folder / "config.json").read_text())
@@ -201,7 +202,7 @@ def test_code_of_a_model_folder_is_never_run(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_pickled_weights_are_never_read(tmp_path):
+def test_load_never_reads_pickled_weights(tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(tiny_models.model("mixtral"), folder)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")

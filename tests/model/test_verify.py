@@ -1,4 +1,4 @@
-"""Drafts that break a model: what they leave in the pages reaches nobody."""
+"""Draft tokens that break a model: the NaN they leave in KV pages does not reach any output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BAD = 13
 
 
 class Stubborn:
-    """Guesses what breaks the model."""
+    """Proposes the token that breaks the model."""
 
     def propose(self, asked):
         return [[BAD] * length for _, length in asked]
@@ -26,7 +26,7 @@ class Stubborn:
 
 
 @pytest.mark.parametrize("options", [{}, {"kv_dtype": "int8"}, {"dtype": "float32"}])
-def test_a_draft_that_is_not_a_number_is_wrong_and_leaves_nothing(options, monkeypatch):
+def test_draft_token_with_nan_logits_is_rejected_and_wiped(options, monkeypatch):
     runner, _ = start(tiny_models.model("qwen3"), **options)
     works = [
         Work(str(seed), list(range(20 + seed, 40)), 40, Sampling(logit_bias={BAD: -100.0}), seed, logprobs=1)
@@ -50,13 +50,13 @@ def test_a_draft_that_is_not_a_number_is_wrong_and_leaves_nothing(options, monke
     runner.network.hidden = breaking
     runner.proposer = Stubborn()
     got, stats = serve(runner, works)
-    if "dtype" in options:  # where sums depend on the batch by rounding
+    if "dtype" in options:  # float32 sums depend on the batch by rounding
         got, want = ({key: each.token_ids for key, each in answers.items()} for answers in (got, want))
     assert got == want and stats.drafts > 100 and not sum(stats.draft_accepted)
 
 
 @pytest.mark.parametrize("options", [{}, {"kv_dtype": "int8"}, {"dtype": "float32"}])
-def test_single_tokens_are_wiped_and_no_others(options):
+def test_clear_tokens_zeroes_only_the_given_tokens(options):
     pages = start(tiny_models.model("qwen3"), **options)[0].pages
     for layer in range(len(pages.layers)):
         spoil(pages.pool(layer))

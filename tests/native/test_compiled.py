@@ -1,4 +1,4 @@
-"""The compiled kernels, for every instruction set that this CPU has: right, like torch's, and each row for itself."""
+"""The compiled kernels, for every instruction set of this CPU: accurate, close to torch's, and batch-invariant."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> to
 
 
 def agree(got: torch.Tensor, exact: torch.Tensor, inner: int, step: float = 2**-8) -> None:
-    """Within a step of bfloat16, and what sums of ``inner`` float32 products lose."""
+    """Allow one rounding step of bfloat16 and the rounding error of sums of ``inner`` float32 products."""
     assert got.shape == exact.shape
     assert ((got.double() - exact).abs() <= exact.abs() * step + inner * 2**-20).all()
 
@@ -62,7 +62,8 @@ SHAPES = [(896, 160), (4864, 96), (4096, 96), (14336, 32), (333, 77), (50, 33), 
 
 
 @pytest.mark.parametrize(("inner", "outer"), SHAPES)
-def test_a_row_of_a_linear_layer_never_changes(kernels, threads, inner, outer):
+def test_bf16_linear_row_is_batch_invariant(kernels, threads, inner, outer):
+    """Guards against a kernel that sums in another order for another batch size or thread count."""
     x, weight, bias = noise(512, inner), noise(outer, inner, seed=1), noise(outer, seed=2)
     packed = kernels.pack(weight, bias)
     threads(1)
@@ -90,7 +91,7 @@ def test_a_row_of_a_linear_layer_never_changes(kernels, threads, inner, outer):
     number=st.integers(1, 4),
     seed=st.integers(0, 99),
 )
-def test_linear_layers_of_any_shape(kernels, rows, inner, outer, bias, number, seed):
+def test_bf16_linear_is_accurate_for_any_shape(kernels, rows, inner, outer, bias, number, seed):
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     x, weight = noise(rows, inner, seed=seed), noise(outer, inner, seed=seed + 1)
@@ -101,7 +102,8 @@ def test_linear_layers_of_any_shape(kernels, rows, inner, outer, bias, number, s
     agree(got, exact, inner)
 
 
-def test_what_is_not_laid_out_in_a_row_is_read_right(kernels):
+def test_bf16_linear_reads_strided_inputs(kernels):
+    """Guards against reading strided rows as if they were contiguous."""
     weight, x = noise(64, 48, seed=1), noise(24, 3, 96, seed=2)
     packed = kernels.pack(weight.t().contiguous().t())
     for rows in (x[:, 1, ::2], x[:, :, :48], x[1]):
@@ -109,13 +111,14 @@ def test_what_is_not_laid_out_in_a_row_is_read_right(kernels):
         agree(kernels.linear(rows, packed), rows.double() @ weight.double().T, 48)
 
 
-def test_rows_of_a_wrong_width_are_refused(kernels):
+def test_bf16_linear_rejects_wrong_row_width(kernels):
     with pytest.raises(ValueError, match="47"):
         kernels.linear(noise(2, 47), kernels.pack(noise(8, 48)))
 
 
 @pytest.mark.parametrize("inner", [64, 65])
-def test_what_is_not_a_number_stays_in_its_row(kernels, inner):
+def test_nan_and_inf_stay_in_their_row_of_bf16_linear(kernels, inner):
+    """Guards against a blocked kernel that mixes NaN or infinity of one row into its neighbors."""
     x = noise(20, inner)
     packed = kernels.pack(noise(40, inner, seed=1))
     clean = kernels.linear(x, packed)
@@ -129,14 +132,14 @@ def test_what_is_not_a_number_stays_in_its_row(kernels, inner):
 
 
 def near(got: torch.Tensor, torchs: torch.Tensor) -> None:
-    """Two roundings to bfloat16 apart at most."""
+    """At most two bfloat16 roundings apart."""
     assert got.shape == torchs.shape and got.dtype == torchs.dtype
     assert ((got.double() - torchs.double()).abs() <= torchs.double().abs() * 2**-7 + 1e-6).all()
 
 
 @settings(max_examples=60, deadline=None)
 @given(rows=st.integers(0, 70), width=st.integers(1, 900), number=st.integers(1, 3), seed=st.integers(0, 99))
-def test_norms_and_activations_of_any_shape(kernels, rows, width, number, seed):
+def test_norm_and_silu_kernels_match_torch_for_any_shape(kernels, rows, width, number, seed):
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     x, residual, weight = noise(rows, width, seed=seed), noise(rows, width, seed=seed + 1), noise(width, seed=seed + 2)
@@ -145,7 +148,7 @@ def test_norms_and_activations_of_any_shape(kernels, rows, width, number, seed):
     plain = kernels.rms_norm(x, weight, EPS)
     both = noise(rows, 2 * width, seed=seed + 3) * 8
     active = kernels.silu_mul(both)
-    for i in range(0, rows, 7):  # alone
+    for i in range(0, rows, 7):  # each row alone
         one = slice(i, i + 1)
         assert torch.equal(kernels.add_rms_norm(x[one], residual[one], weight, EPS)[0], norm[one])
         assert torch.equal(kernels.silu_mul(both[one]), active[one])
@@ -159,7 +162,7 @@ def test_norms_and_activations_of_any_shape(kernels, rows, width, number, seed):
     near(active, (torch.nn.functional.silu(gate) * up).to(torch.bfloat16))
 
 
-def test_silu_at_the_ends_of_its_range(kernels):
+def test_silu_mul_is_accurate_for_extreme_gates(kernels):
     gate = torch.tensor([-1e38, -300.0, -88.0, -0.0, 0.0, 1e-30, 88.0, 300.0, 1e38])
     got = kernels.silu_mul(torch.cat((gate, torch.ones(9))).to(torch.bfloat16).view(1, 18))
     assert torch.allclose(got[0].double(), (gate.double() * torch.sigmoid(gate.double())), rtol=2**-8, atol=1e-30)
@@ -175,7 +178,7 @@ def test_silu_at_the_ends_of_its_range(kernels):
     norm=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_rotation_and_the_way_to_the_pages(kernels, rows, dim, half, heads, kv_heads, norm, seed):
+def test_compiled_rope_write_matches_torch_kernels(kernels, rows, dim, half, heads, kv_heads, norm, seed):
     rotary = 2 * min(half, dim // 2)
     qkv = noise(rows, (heads + 2 * kv_heads) * dim, seed=seed)
     angles = torch.rand(rows, 1, rotary // 2, generator=torch.Generator().manual_seed(seed)) * 6
@@ -190,7 +193,7 @@ def test_rotation_and_the_way_to_the_pages(kernels, rows, dim, half, heads, kv_h
         places = native.places(slots, format)
         queries = form.rope_write(qkv.clone(), cos, sin, pool, places, head_norm=weight, eps=1e-6)
         results.append((queries, *unpack(pool)))
-    # Where two products nearly cancel, what is left is as exact as they are.
+    # Where two products nearly cancel, the absolute error of the difference is that of the products.
     for got, want in zip(*results, strict=True):
         assert got.shape == want.shape
         assert ((got.double() - want.double()).abs() <= want.double().abs() * 2**-7 + 1e-5).all()
@@ -205,7 +208,7 @@ def test_rotation_and_the_way_to_the_pages(kernels, rows, dim, half, heads, kv_h
     int8=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_both_forms_store_the_same(kernels, rows, dim, value_dim, heads, int8, seed):
+def test_compiled_and_torch_kernels_write_equal_kv(kernels, rows, dim, value_dim, heads, int8, seed):
     layer, stored = LayerKV(heads, dim, value_dim), torch.int8 if int8 else torch.bfloat16
     keys, values = noise(rows, heads, dim, seed=seed), noise(rows, heads, value_dim, seed=seed + 1) * 30
     slots = torch.randperm(80, generator=torch.Generator().manual_seed(seed))[:rows]
@@ -219,12 +222,12 @@ def test_both_forms_store_the_same(kernels, rows, dim, value_dim, heads, int8, s
         assert torch.equal(got, want)
 
 
-# --- finding and compiling them -------------------------------------------------------------------------------------
+# --- finding and compiling the kernels --------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def load(monkeypatch, caplog):
-    """What the library's first load gives, and what it says, with some variables set."""
+    """Returns a function that loads the library with these variables set; it gives the library and the warnings."""
 
     def run(**variables: str):
         monkeypatch.delenv("PARLEY_NATIVE", raising=False)
@@ -237,24 +240,24 @@ def load(monkeypatch, caplog):
     return run
 
 
-def test_off_means_torch_and_needs_no_warning(load):
+def test_native_off_uses_torch_without_warning(load):
     assert load(PARLEY_NATIVE="off") == (None, "")
 
 
-def test_a_level_that_this_machine_lacks_is_named(load):
+def test_unsupported_native_level_warns_and_uses_torch(load):
     found, said = load(PARLEY_NATIVE="sse9")
     assert found is None and "sse9" in said and "generic" in said
 
 
-def test_without_a_compiler_it_is_slower_and_says_why(load, monkeypatch, tmp_path):
-    monkeypatch.setattr(build, "HERE", tmp_path)  # where no library is
+def test_missing_compiler_warns_and_uses_torch(load, monkeypatch, tmp_path):
+    monkeypatch.setattr(build, "HERE", tmp_path)  # a folder without a library
     monkeypatch.setattr(build, "name", lambda level: f"kernels-none-{level}.so")
     monkeypatch.setattr(library, "open_level", library.open_level.__wrapped__)
     found, said = load(PATH="", CXX="", XDG_CACHE_HOME=str(tmp_path))
     assert found is None and "no C++ compiler" in said
 
 
-def test_sources_that_do_not_compile_are_a_warning(load, monkeypatch, tmp_path):
+def test_compile_error_warns_and_leaves_no_files(load, monkeypatch, tmp_path):
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "broken.cpp").write_text("this is not C++")
     monkeypatch.setattr(build, "HERE", tmp_path)
@@ -265,7 +268,8 @@ def test_sources_that_do_not_compile_are_a_warning(load, monkeypatch, tmp_path):
     assert not list(tmp_path.glob("*.so")) and not list(tmp_path.glob(".build*"))
 
 
-def test_two_who_compile_at_once_do_not_disturb_each_other(monkeypatch, tmp_path):
+def test_concurrent_compiles_leave_one_library(monkeypatch, tmp_path):
+    """Guards against temporary files that stay, and against a library that is loaded half-written."""
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "tiny.cpp").write_text('extern "C" int answer() { return 42; }')
     monkeypatch.setattr(build, "HERE", tmp_path)
@@ -275,9 +279,9 @@ def test_two_who_compile_at_once_do_not_disturb_each_other(monkeypatch, tmp_path
     assert made == {folder / build.name("generic")} and [path.name for path in folder.iterdir()] == [made.pop().name]
 
 
-def test_the_torch_forms_keep_the_promise_too():
-    """Some schedules of test_exact once more, as on a machine without a compiler."""
-    chosen = "test_n_choices or test_a_pool or test_a_hit"
+def test_torch_kernels_pass_the_schedule_tests():
+    """Runs some schedule tests of test_exact again with torch's kernels, as on a machine without a compiler."""
+    chosen = "test_n_choices or test_preemption_in or test_prefix_hit"
     command = [
         sys.executable,
         "-m",

@@ -1,4 +1,4 @@
-"""Linear layers on 4-bit weights, for every instruction set that this CPU has: right, and each row for itself."""
+"""Linear layers with int4 weights, for every instruction set of this CPU: accurate and batch-invariant."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def drawn(outer: int, inner: int, group: int, seed: int = 0, ordered: bool = False) -> Grouped:
-    """A weight whose every number, scale and zero point is drawn: nothing is symmetric, nothing trivial."""
+    """A weight with random values, scales and zero points, so that nothing is symmetric or trivial."""
     source = torch.Generator().manual_seed(seed)
     groups = -(-inner // group)
     return Grouped(
@@ -57,7 +57,7 @@ def drawn(outer: int, inner: int, group: int, seed: int = 0, ordered: bool = Fal
 
 
 def meant(weight: Grouped) -> torch.Tensor:
-    """float64 [out, in], number by number by the definition."""
+    """The weight as float64 [out, in], computed number by number from the definition."""
     wide = torch.empty(weight.values.shape, dtype=torch.float64)
     for k in range(wide.shape[1]):
         place = k if weight.order is None else int(weight.order[k])
@@ -68,9 +68,9 @@ def meant(weight: Grouped) -> torch.Tensor:
 
 
 def agree(got: torch.Tensor, x: torch.Tensor, wide: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-    """Within what float32 sums of these products lose, and a step of the result's type."""
+    """Allow the rounding error of float32 sums of these products, and one step of the result's type."""
     exact = x.double() @ wide.T + (0 if bias is None else bias.double())
-    # Numbers up to 8 are multiplied before a zero point up to 8 is taken away, so that is what is rounded.
+    # The kernel multiplies numbers up to 8 before it subtracts a zero point up to 8, so rounding applies to those.
     most = x.double().abs().sum(-1, keepdim=True) * F.pad(wide.abs(), (0, 1)).amax(1)
     step = 2**-8 if got.dtype == torch.bfloat16 else 2**-23
     assert got.shape == exact.shape
@@ -81,7 +81,8 @@ SHAPES = [(896, 160, 128), (4864, 40, 128), (333, 77, 32), (1101, 65, 1101), (1,
 
 
 @pytest.mark.parametrize(("inner", "outer", "group"), SHAPES)
-def test_a_row_never_changes(kernels, threads, inner, outer, group):
+def test_int4_linear_row_is_batch_invariant(kernels, threads, inner, outer, group):
+    """Guards against a kernel that sums in another order for another batch size or thread count."""
     x, bias = noise(512, inner), noise(outer, seed=2)
     weight = drawn(outer, inner, group, seed=1)
     packed = kernels.pack_int4(weight, bias)
@@ -109,7 +110,7 @@ def test_a_row_never_changes(kernels, threads, inner, outer, group):
     number=st.integers(1, 4),
     seed=st.integers(0, 99),
 )
-def test_layers_of_any_shape(kernels, rows, inner, outer, group, bias, ordered, number, seed):
+def test_int4_linear_is_accurate_for_any_shape(kernels, rows, inner, outer, group, bias, ordered, number, seed):
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     x, weight = noise(rows, inner, seed=seed), drawn(outer, inner, group, seed, ordered)
@@ -121,13 +122,14 @@ def test_layers_of_any_shape(kernels, rows, inner, outer, group, bias, ordered, 
     agree(got, x, wide, offset)
     if not inner or not outer:
         return
-    # What torch multiplies with was rounded to bfloat16.
+    # Torch multiplies with weights rounded to bfloat16.
     torchs = torch_kernels.linear(x, torch_kernels.pack_int4(weight, offset, torch.bfloat16)).double()
     most = x.double().abs() @ wide.abs().T
     assert ((got.double() - torchs).abs() <= torchs.abs() * 2**-7 + most * 2**-7 + 1e-30).all()
 
 
-def test_what_is_not_a_number_stays_in_its_row(kernels):
+def test_nan_and_inf_stay_in_their_row_of_int4_linear(kernels):
+    """Guards against a blocked kernel that mixes NaN or infinity of one row into its neighbors."""
     x, packed = noise(20, 130), kernels.pack_int4(drawn(70, 130, 32))
     clean = kernels.linear(x, packed)
     x[7, 3], x[8, 0], x[9] = float("nan"), float("inf"), float("nan")
@@ -137,7 +139,7 @@ def test_what_is_not_a_number_stays_in_its_row(kernels):
     assert torch.equal(got[rest], clean[rest])
 
 
-def test_rows_that_do_not_lie_in_a_row_or_have_a_wrong_width(kernels):
+def test_int4_linear_reads_strided_rows_and_rejects_wrong_widths(kernels):
     weight, x = drawn(40, 48, 32), noise(24, 3, 96, seed=2)
     packed = kernels.pack_int4(weight)
     for rows in (x[:, 1, ::2], x[:, :, :48]):
@@ -156,21 +158,21 @@ def test_rows_that_do_not_lie_in_a_row_or_have_a_wrong_width(kernels):
     shift=st.sampled_from([0.0, 3.0, -100.0]),
     seed=st.integers(0, 99),
 )
-def test_rounding_is_to_the_nearest(inner, outer, group, shift, seed):
+def test_int4_rounds_to_the_nearest_value(inner, outer, group, shift, seed):
     weight = noise(outer, inner, seed=seed) + shift
     weight[:, inner // 2 :] *= 2**-20
     rounded = round_int4(weight, group)
     assert (rounded.values <= 15).all() and (rounded.zeros <= 15).all()
     error = (widen(rounded) - weight.float()).abs()
     steps = rounded.scales.repeat_interleave(group, 1)[:, :inner]
-    # Half a step, and what a zero point that is a whole number moves the ends by.
+    # Half a step, plus the shift at the ends caused by rounding the zero point to a whole number.
     assert (error <= steps * 1.01).all()
     inside = (rounded.values > 0) & (rounded.values < 15)
     assert (error[inside] <= steps[inside] * 0.501).all()
 
 
-def test_what_is_the_same_everywhere_is_kept(kernels):
-    """Groups of zeros, of one number, and of what is no number."""
+def test_int4_keeps_constant_groups(kernels):
+    """Groups of zeros, groups of one repeated number, and a group with NaN."""
     weight = torch.zeros(6, 64, dtype=torch.bfloat16)
     weight[1], weight[2, :32], weight[3] = 5.0, -2.0, 1e-30
     rounded = round_int4(weight, 32)
@@ -181,7 +183,7 @@ def test_what_is_the_same_everywhere_is_kept(kernels):
     assert got[5, 4].isnan() and got[:, [0, 1, 2, 3, 5]].isfinite().all()
 
 
-def test_the_table_takes_what_the_type_needs():
+def test_int4_pack_follows_the_activation_dtype():
     weight, x = drawn(24, 64, 32), noise(3, 64)
     for dtype in (torch.bfloat16, torch.float32):
         got = native.linear(x.to(dtype), native.pack_int4(weight, None, dtype))

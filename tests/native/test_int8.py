@@ -1,4 +1,4 @@
-"""Linear layers on int8, for every instruction set that this CPU has: exact, so equal to torch's forms bit for bit."""
+"""Linear layers with int8 weights, for every instruction set of this CPU: exact, so bit for bit equal to torch's."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def make(outer: int, inner: int, bias: bool = True, seed: int = 1):
 
 
 def agree(got: torch.Tensor, rows, values, scales, bias) -> None:
-    """float32 results are what the integers say, but for four roundings: of the sum, two products and the bias."""
+    """float32 results equal the integer result but for four roundings: of the sum, two products and the bias."""
     product = rows.values[:, : values.shape[1]].double() @ values.double().T
     product *= rows.scales.double()[:, None] * scales.double()
     offset = torch.zeros(len(values)).double() if bias is None else bias.double()
@@ -55,7 +55,8 @@ def agree(got: torch.Tensor, rows, values, scales, bias) -> None:
 
 
 @pytest.mark.parametrize(("inner", "outer"), [(896, 160), (4864, 96), (4096, 96), (14336, 32), (333, 77), (1, 1)])
-def test_a_row_never_changes(kernels, threads, inner, outer):
+def test_int8_linear_row_is_batch_invariant(kernels, threads, inner, outer):
+    """Guards against a row whose result depends on the batch size or the thread count."""
     x, weight = noise(512, inner), make(outer, inner)
     packed = kernels.pack_int8(*weight, torch.bfloat16)
     threads(1)
@@ -81,7 +82,7 @@ def test_a_row_never_changes(kernels, threads, inner, outer):
     number=st.integers(1, 4),
     seed=st.integers(0, 99),
 )
-def test_any_shape_has_the_bits_of_torchs_forms(kernels, rows, inner, outer, bias, number, seed):
+def test_int8_linear_equals_torch_kernels_for_any_shape(kernels, rows, inner, outer, bias, number, seed):
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     x, weight = noise(rows, inner, seed=seed), make(outer, inner, bias, seed)
@@ -100,7 +101,8 @@ def test_any_shape_has_the_bits_of_torchs_forms(kernels, rows, inner, outer, bia
 
 
 @pytest.mark.parametrize("inner", [4864, 131072])
-def test_sums_at_the_ends_of_their_range(kernels, inner):
+def test_int8_sums_are_exact_at_their_limits(kernels, inner):
+    """Guards against an int32 overflow in the sum of a long row."""
     x = torch.ones(5, inner, dtype=torch.bfloat16)
     x[1] = -1
     x[2, ::2] = -1
@@ -116,7 +118,8 @@ def test_sums_at_the_ends_of_their_range(kernels, inner):
 
 
 @pytest.mark.parametrize("inner", [64, 65, 4864])
-def test_what_is_not_a_number_stays_in_its_row(kernels, inner):
+def test_nan_and_inf_stay_in_their_row_of_int8_linear(kernels, inner):
+    """Guards against a blocked kernel that mixes NaN or infinity of one row into its neighbors."""
     x, weight = noise(20, inner), make(40, inner)
     packed = kernels.pack_int8(*weight, torch.bfloat16)
     clean = kernels.linear(x, packed)
@@ -129,7 +132,8 @@ def test_what_is_not_a_number_stays_in_its_row(kernels, inner):
     assert torch.equal(got[rest], clean[rest])
 
 
-def test_rows_of_nothing_and_of_next_to_nothing_are_zero(kernels):
+def test_int8_rows_of_zeros_and_tiny_values_become_zero(kernels):
+    """Guards against a division by a zero or denormal scale."""
     x = torch.zeros(4, 70, dtype=torch.bfloat16)
     x[1], x[2, 5], x[3, 69] = 1e-38, -1e-39, 2.0**-99
     values, scales, bias = make(33, 70)
@@ -139,7 +143,7 @@ def test_rows_of_nothing_and_of_next_to_nothing_are_zero(kernels):
     assert torch.allclose(got.double(), bias.double().expand(4, -1), atol=1e-25)
 
 
-def test_rounding_is_to_the_nearest_and_of_ties_to_even(kernels):
+def test_int8_rounds_ties_to_even(kernels):
     x = torch.zeros(1, 128, dtype=torch.bfloat16)
     x[0, :9] = torch.tensor([127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 63.5, -127.0])
     assert kernels.quantise(x).values[0, :9].tolist() == [127, 0, 2, 2, 0, -2, -2, 64, -127]
@@ -147,7 +151,7 @@ def test_rounding_is_to_the_nearest_and_of_ties_to_even(kernels):
 
 @settings(max_examples=60, deadline=None)
 @given(rows=st.integers(0, 70), width=st.integers(1, 900), number=st.integers(1, 3), seed=st.integers(0, 99))
-def test_in_one_pass_is_the_same_as_in_two(kernels, rows, width, number, seed):
+def test_fused_int8_norm_and_silu_equal_two_passes(kernels, rows, width, number, seed):
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     x, residual, weight = noise(rows, width, seed=seed), noise(rows, width, seed=seed + 1), noise(width, seed=seed + 2)
@@ -168,16 +172,16 @@ def test_in_one_pass_is_the_same_as_in_two(kernels, rows, width, number, seed):
             assert torch.equal(got.excess, 128 * want.values.sum(1, dtype=torch.int32))
 
 
-def test_rows_of_a_wrong_width_are_refused(kernels):
+def test_int8_linear_rejects_wrong_row_width(kernels):
     if kernels is torch_kernels:
-        pytest.skip("torch has words of its own for it")
+        pytest.skip("torch raises its own error")
     packed = kernels.pack_int8(*make(8, 48), torch.bfloat16)
     with pytest.raises(ValueError, match="52"):
         kernels.linear(noise(2, 49), packed)
 
 
-def test_torchs_form_without_a_whole_product(monkeypatch):
-    """As on a CPU where torch's integer product adds up pairs in 16 bits."""
+def test_torch_int8_product_is_exact_without_int32_sums(monkeypatch):
+    """Simulates a CPU whose torch sums pairs of an integer product in 16 bits."""
     x, weight = noise(6, 2500), make(17, 2500)
     packed = torch_int8.pack_int8(*weight, torch.bfloat16)
     want = torch_kernels.logits(x, packed)

@@ -1,4 +1,4 @@
-"""Every kernel against its definition, and the promise behind batching: a row's bits do not depend on other rows."""
+"""Every kernel against its definition, and the basis of batching: a row's bits do not depend on other rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROWS = [1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 33, 64, 100, 128, 257]
 
 @pytest.fixture(scope="module", autouse=True, params=["off", *(build.usable() if library.load() else [])])
 def form(request):
-    """Once with torch's forms behind the names, and once with the compiled ones of each level that this CPU has."""
+    """Run all tests with torch's kernels, and with the compiled kernels of each level that this CPU supports."""
     kernels = None if request.param == "off" else compiled.Kernels(library.open_level(request.param))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "_compiled", lambda: kernels)
@@ -46,7 +46,7 @@ def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> to
 
 
 def same_alone(kernel, *inputs: torch.Tensor) -> torch.Tensor:
-    """Rows in batches of many sizes and places have the bits of the row alone; returns the results."""
+    """Check that rows in batches of many sizes and positions have the bits of the row alone; return the results."""
     alone = torch.cat([kernel(*(each[i : i + 1] for each in inputs)) for i in range(len(inputs[0]))])
     for rows in ROWS:
         for first in {0, 3, len(alone) - rows}:
@@ -58,7 +58,7 @@ def same_alone(kernel, *inputs: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(("inner", "outer"), [(16, 24), (64, 128), (160, 64), (200, 333), (896, 1152), (1024, 640)])
 @pytest.mark.parametrize("bias", [False, True])
-def test_linear(inner, outer, bias):
+def test_linear_is_accurate_and_batch_invariant(inner, outer, bias):
     x, weight = noise(257, inner), noise(outer, inner, seed=1)
     offset = noise(outer, seed=2) if bias else None
     packed = native.pack(weight, offset)
@@ -67,13 +67,13 @@ def test_linear(inner, outer, bias):
     assert ((got - exact).abs() <= exact.abs() * 2**-8 + inner * 2**-20).all()
 
 
-def test_linear_float32_is_plain():
+def test_float32_linear_matches_torch():
     x, weight, bias = (noise(*shape, dtype=torch.float32) for shape in ((5, 48), (31, 48), (31,)))
     assert torch.allclose(native.linear(x, native.pack(weight, bias)), x @ weight.T + bias, atol=1e-5)
 
 
 @pytest.mark.parametrize("width", [16, 64, 96, 100, 896])
-def test_add_rms_norm(width):
+def test_add_rms_norm_is_accurate_and_batch_invariant(width):
     x, residual, weight = noise(257, width), noise(257, width, seed=1), noise(width, seed=2)
 
     def kernel(a, b):
@@ -88,7 +88,7 @@ def test_add_rms_norm(width):
 
 
 @pytest.mark.parametrize("width", [8, 50, 160, 333])
-def test_silu_mul(width):
+def test_silu_mul_is_accurate_and_batch_invariant(width):
     x = noise(257, 2 * width) * 4
     got = same_alone(native.silu_mul, x)
     gate, up = x.double().chunk(2, -1)
@@ -96,7 +96,7 @@ def test_silu_mul(width):
     assert ((got - exact).abs() <= exact.abs() * 2**-7 + 1e-6).all()
 
 
-def test_embed():
+def test_embed_looks_up_table_rows():
     table = noise(50, 12)
     ids = torch.tensor([3, 3, 49, 0])
     assert torch.equal(native.embed(ids, table), table[ids])
@@ -104,7 +104,7 @@ def test_embed():
 
 @pytest.mark.parametrize("rotary", [32, 20])
 @pytest.mark.parametrize("norm", [False, True])
-def test_rope_write(rotary, norm):
+def test_rope_write_is_accurate_and_batch_invariant(rotary, norm):
     heads, kv_heads, dim, count = 6, 2, 32, 257
     qkv = noise(count, (heads + 2 * kv_heads) * dim)
     angles = torch.rand(count, 1, rotary // 2, generator=torch.Generator().manual_seed(3)) * 6
@@ -141,7 +141,7 @@ def test_rope_write(rotary, norm):
     kind=st.sampled_from(["ties", "noise", "holes"]),
     seed=st.integers(0, 99),
 )
-def test_the_largest_logits(form, rows, vocab, count, kind, seed):
+def test_argmax_and_top_k_match_a_stable_sort(form, rows, vocab, count, kind, seed):
     logits = noise(rows, vocab, seed=seed, dtype=torch.float32)
     if kind == "ties":
         logits = (logits * 5).round()
@@ -153,12 +153,13 @@ def test_the_largest_logits(form, rows, vocab, count, kind, seed):
     values, ids = native.top_k(logits, count)
     assert torch.equal(values, order.values[:, :count]) and torch.equal(logits.gather(1, ids), values)
     assert all(len(set(row)) == min(count, vocab) for row in ids.tolist())
-    if form != "off":  # torch's takes any of several equal ones
+    if form != "off":  # torch.topk may return any of several equal ones
         assert torch.equal(ids, order.indices[:, :count])
 
 
 @pytest.mark.parametrize("vocab", [5, 64, 1000])
-def test_what_is_not_a_number_is_the_largest_logit(vocab):
+def test_argmax_and_top_k_rank_nan_highest(vocab):
+    """Guards against a NaN that the kernel skips: the runner recognizes broken rows by their largest logit."""
     logits = noise(3, vocab, dtype=torch.float32)
     logits[1, 3] = logits[1, vocab - 1] = float("nan")
     logits[1, 0] = logits[2, 4] = float("inf")
@@ -170,14 +171,14 @@ def test_what_is_not_a_number_is_the_largest_logit(vocab):
 
 @pytest.mark.parametrize("vocab", [1, 8, 13, 1000, 4099, 70_001])
 @pytest.mark.parametrize("kind", ["noise", "flat", "steep", "holes"])
-def test_what_a_row_weighs(vocab, kind):
+def test_softmax_totals_are_accurate_and_batch_invariant(vocab, kind):
     logits = noise(9, vocab, dtype=torch.float32) * {"steep": 1000.0, "flat": 0.0}.get(kind, 4.0) - 3.0
     if kind == "holes":
         logits[:, 1::2] = float("-inf")
     peaks = logits.amax(-1)
     sums = native.totals(logits, peaks)
     exact = (logits.double() - peaks.double()[:, None]).exp().sum(-1) * 2.0**40
-    assert ((sums - exact).abs() <= exact * 1e-6 + vocab).all()  # at most a whole one less for each number
+    assert ((sums - exact).abs() <= exact * 1e-6 + vocab).all()  # truncation loses less than 1 for each number
     if kind == "flat":
         assert (sums == vocab << 40).all()
     alone = [native.totals(logits[[row]], peaks[[row]]) for row in range(9)]
@@ -192,7 +193,7 @@ def test_what_a_row_weighs(vocab, kind):
 
 
 @pytest.mark.parametrize("vocab", [1, 8, 13, 1000, 4099])
-def test_what_is_struck_out_cannot_come(vocab):
+def test_apply_mask_sets_masked_logits_to_minus_infinity(vocab):
     logits = noise(3, vocab, dtype=torch.float32)
     for seed, share in enumerate((0.0, 0.02, 0.5, 0.98, 1.0)):
         keep = torch.rand(vocab, generator=torch.Generator().manual_seed(seed)) < share
@@ -204,7 +205,7 @@ def test_what_is_struck_out_cannot_come(vocab):
 
 
 @pytest.mark.parametrize("vocab", [1, 8, 13, 64, 1000, 4099])
-def test_the_best_of_those_that_may_come(vocab):
+def test_masked_argmax_takes_lowest_id_of_largest_allowed(vocab):
     logits = (noise(3, vocab, dtype=torch.float32) * 2).round()
     logits[2] = float("-inf")
     for seed, share in enumerate((0.0, 0.02, 0.5, 0.98, 1.0)):
@@ -220,7 +221,7 @@ def test_the_best_of_those_that_may_come(vocab):
 
 
 def definition(q, k, v, scale, window=None, softcap=None, sinks=None):
-    """Causal attention of one sequence in float64, as the formulas say."""
+    """Causal attention of one sequence in float64, computed from the formulas."""
     count, heads = q.shape[:2]
     k, v = (each.double().repeat_interleave(heads // each.shape[1], 1) for each in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.double(), k) * scale
@@ -237,7 +238,7 @@ def definition(q, k, v, scale, window=None, softcap=None, sinks=None):
 
 
 class Stage:
-    """Sequences with random queries, keys and values, in pages that strangers left full of NaN."""
+    """Sequences with random queries, keys and values, in pages that previous owners left full of NaN."""
 
     def __init__(self, lengths, heads, layer, dtype, seed=0, int8=False):
         self.layer, self.heads, self.dtype, self.int8 = layer, heads, dtype, int8
@@ -250,7 +251,7 @@ class Stage:
         self.lengths = lengths
 
     def compute(self, chunk, together, **options) -> list[torch.Tensor]:
-        """Feed all sequences: ``chunk(left)`` rows at a time, ``together(active)`` chooses who is in a batch."""
+        """Feed all sequences, ``chunk(left)`` rows at a time; ``together(active)`` selects the sequences of a batch."""
         need = [-(-length // BLOCK_SIZE) for length in self.lengths]
         pages = PagedKV([self.layer], sum(need) + 2, self.dtype, int8=self.int8)
         spoil(pages.pool(0))
@@ -264,7 +265,7 @@ class Stage:
             for i in together(active):
                 count = chunk(self.lengths[i] - done[i])
                 past, done[i] = done[i], done[i] + count
-                # A page is cleared when it is handed out, not before.
+                # A page is cleared when it is allocated, not earlier.
                 pages.clear(tables[i][-(-past // BLOCK_SIZE) : -(-done[i] // BLOCK_SIZE)])
                 spans.append(Span(rows, count, done[i], tables[i][: -(-done[i] // BLOCK_SIZE)]))
                 slots += [tables[i][p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(past, done[i])]
@@ -290,7 +291,7 @@ class Stage:
 
 
 def eighth(data):
-    """The same with keys and values as int8 holds them."""
+    """The same data with keys and values rounded as an int8 cache stores them."""
 
     def near(rows):
         most = rows.float().abs().amax(-1, keepdim=True)
@@ -300,7 +301,7 @@ def eighth(data):
 
 
 def allowed(data) -> float:
-    """Error of bfloat16 attention: the probabilities and the result are rounded, each to 2^-9 of the largest value."""
+    """Maximum error of bfloat16 attention: probabilities and result are rounded, each to 2^-9 of the largest value."""
     return float(data[2].abs().max()) * 2**-7
 
 
@@ -320,9 +321,9 @@ LENGTH = st.sampled_from([1, 2, 5, 15, 16, 17, 47, 63, 64, 65, 130, 256, 300])
     int8=st.booleans(),
     seed=st.integers(0, 1000),
 )
-@example([300], 16, 2, 1, None, None, False, None, False, 298)  # one row alone met another kernel for its values,
-@example([17, 1, 63, 1, 47, 300], 32, 1, 7, None, None, False, None, False, 0)  # and so did the last of many
-def test_attention_of_a_row_never_changes(lengths, dim, kv_heads, fold, window, softcap, sink, value_dim, int8, seed):
+@example([300], 16, 2, 1, None, None, False, None, False, 298)  # torch used another kernel for the values of one row,
+@example([17, 1, 63, 1, 47, 300], 32, 1, 7, None, None, False, None, False, 0)  # and for the last row of many
+def test_attention_row_is_batch_invariant(lengths, dim, kv_heads, fold, window, softcap, sink, value_dim, int8, seed):
     stage = Stage(lengths, kv_heads * fold, LayerKV(kv_heads, dim, value_dim or dim), torch.bfloat16, seed, int8)
     sinks = noise(kv_heads * fold, dtype=torch.float32) if sink else None
     options = {"scale": dim**-0.5, "window": window, "softcap": softcap, "sinks": sinks}
@@ -335,7 +336,7 @@ def test_attention_of_a_row_never_changes(lengths, dim, kv_heads, fold, window, 
 
 
 @pytest.mark.parametrize(("window", "int8"), [(None, False), (700, False), (None, True)])
-def test_attention_over_several_chunks_of_values(window, int8):
+def test_attention_over_many_value_chunks_is_batch_invariant(window, int8):
     stage = Stage([1400, 513, 1025], 4, LayerKV(2, 64, 64), torch.bfloat16, int8=int8)
     alone = stage.alone(scale=0.125, window=window)
     one_by_one = stage.compute(
@@ -348,7 +349,8 @@ def test_attention_over_several_chunks_of_values(window, int8):
 
 
 @pytest.mark.parametrize(("kv_heads", "window", "sink"), [(1, None, False), (2, None, True), (1, 1500, False)])
-def test_a_long_context_is_shared_by_threads_and_its_bits_stay(kv_heads, window, sink):
+def test_attention_split_over_threads_keeps_its_bits(kv_heads, window, sink):
+    """Guards against a split of the keys that depends on the number of threads."""
     stage = Stage([3300], 2 * kv_heads, LayerKV(kv_heads, 16, 16), torch.bfloat16)
     options = {"scale": 0.25, "window": window, "sinks": noise(2 * kv_heads, dtype=torch.float32) if sink else None}
     before = torch.get_num_threads()
@@ -374,7 +376,7 @@ def test_threads_do_not_change_attention():
 
 
 @pytest.mark.parametrize(("heads", "dim", "value_dim"), [(100, 8, 8), (2, 15, 15), (2, 16, 600), (1, 600, 24)])
-def test_attention_of_unusual_heads(heads, dim, value_dim):
+def test_attention_supports_unusual_head_sizes(heads, dim, value_dim):
     stage = Stage([30, 70], heads, LayerKV(1, dim, value_dim), torch.bfloat16)
     alone = stage.alone(scale=dim**-0.5)
     for got, expected, data in zip(stage.mixed(scale=dim**-0.5), alone, stage.data, strict=True):
@@ -383,7 +385,7 @@ def test_attention_of_unusual_heads(heads, dim, value_dim):
 
 
 @pytest.mark.parametrize("int8", [False, True])
-def test_attention_float32(int8):
+def test_float32_attention_matches_definition(int8):
     stage = Stage([70, 9], 6, LayerKV(2, 24, 24), torch.float32, int8=int8)
     for got, data in zip(stage.mixed(scale=0.2), stage.data, strict=True):
         exact = definition(*(eighth(data) if int8 else data), 0.2)
@@ -392,7 +394,8 @@ def test_attention_float32(int8):
 
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize(("dim", "value_dim"), [(64, 64), (5, 18)])
-def test_what_is_written_is_read(dim, value_dim, int8):
+def test_kv_write_stores_keys_and_values(dim, value_dim, int8):
+    """A write to 6 slots must not touch other slots."""
     layer = LayerKV(3, dim, value_dim)
     pool = empty(4, layer, int8)
     slots = torch.tensor([0, 33, 34, 63, 17, 5])
@@ -411,7 +414,8 @@ def test_what_is_written_is_read(dim, value_dim, int8):
 
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("odd", [float("nan"), float("inf")])
-def test_what_is_not_a_number_reaches_its_own_sequence_only(odd, int8):
+def test_nan_in_kv_affects_only_its_own_sequence(odd, int8):
+    """Guards against a padded batch in which NaN of one sequence reaches another, because 0 times NaN is NaN."""
     stage = Stage([40, 50], 4, LayerKV(2, 32, 32), torch.bfloat16, int8=int8)
     clean = stage.compute(lambda left: min(left, 20), lambda active: active, scale=0.2)
     stage.data[0][1][10, :, 3] = stage.data[0][2][10, :, 3] = odd
@@ -419,8 +423,8 @@ def test_what_is_not_a_number_reaches_its_own_sequence_only(odd, int8):
     assert spoilt[10:, :, 3].isnan().all() and torch.equal(other, clean[1])
 
 
-def test_scores_too_large_for_bfloat16_are_told_apart():
-    # Keys with a large common part, as biases make them: the scores are around 4000 and differ by about 1.
+def test_attention_separates_scores_too_large_for_bfloat16():
+    # Biases give keys a large common part: the scores are around 4000 and differ by about 1.
     stage = Stage([40], 2, LayerKV(1, 64, 64), torch.bfloat16)
     q, k, v = stage.data[0]
     stage.data[0] = (q.abs() + 4, k + 64, v)
@@ -428,7 +432,7 @@ def test_scores_too_large_for_bfloat16_are_told_apart():
     assert (got.double() - definition(*stage.data[0], 0.25)).abs().max() < allowed(stage.data[0])
 
 
-def test_a_large_batch_is_computed_in_groups_of_bounded_size():
+def test_torch_attention_plan_bounds_group_size():
     table = list(range(64))
     spans = [Span(i, 1, 1000, table) for i in range(500)]
     groups = torch_attention.plan(
@@ -438,7 +442,7 @@ def test_a_large_batch_is_computed_in_groups_of_bounded_size():
     assert all(group.tiles * group.keys * 2 * 64 <= 1 << 19 for group in groups)
 
 
-def test_a_window_reads_only_the_pages_it_needs():
+def test_torch_attention_plan_reads_only_window_pages():
     spans = [Span(0, 1, 5000, list(range(400)))]
     (group,) = torch_attention.plan(
         spans, heads=1, kv_heads=1, dim=8, window=100, zero_page=400, device=torch.device("cpu")
@@ -447,7 +451,7 @@ def test_a_window_reads_only_the_pages_it_needs():
     assert int(group.pages[0]) // 2 * BLOCK_SIZE <= 4900
 
 
-def test_masks_stay_small_in_long_contexts():
+def test_torch_attention_masks_stay_small_for_long_contexts():
     spans = [Span(0, 2048, 32768, list(range(2048)))]
     groups = torch_attention.plan(
         spans, heads=2, kv_heads=1, dim=64, window=None, zero_page=2048, device=torch.device("cpu")

@@ -1,4 +1,4 @@
-"""All layers in one call: the same bits as kernel by kernel, for every instruction set, format, shape and batch."""
+"""One call for all layers gives the bits of kernel by kernel, for all instruction sets, weight types and batches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FORMATS = ("bf16", "int8", "int4", "int4 in another order")
 
 @pytest.fixture(scope="module", params=build.usable())
 def level(request):
-    """The table's compiled kernels are those of one level."""
+    """Replaces the compiled kernels of ``parley.native`` with those of one level."""
     found = library.open_level(request.param)
     kernels = compiled.Kernels(found)
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
@@ -39,7 +39,7 @@ def level(request):
 
 
 class Source:
-    """Numbers for a model."""
+    """Random weights, batches and adapters for a model."""
 
     def __init__(self, seed: int):
         self.generator = torch.Generator().manual_seed(seed)
@@ -65,7 +65,7 @@ class Source:
         return native.pack_int4(Grouped(values, scales, zeros, group, order), bias, torch.bfloat16)
 
     def decoder(self, shape: Shape, formats: list[str]) -> Decoder:
-        """``formats``: of each linear layer, from first to last."""
+        """``formats``: one weight type per linear layer, from the first to the last."""
         heads, wide = shape.heads + 2 * shape.kv_heads, shape.heads * shape.head_dim
         which = iter(formats)
         layers = [
@@ -85,7 +85,7 @@ class Source:
         return Decoder(shape, embedding, layers, self.noise(shape.hidden), head, CONTEXT, 0, 0)
 
     def batch(self, counts: list[int]) -> Batch:
-        """Sequences that compute so many tokens each, behind a past."""
+        """A batch of sequences that compute these numbers of tokens each, after a random number of past tokens."""
         spans, positions, slots, pages = [], [], [], 0
         for count in counts:
             length = int(self.whole(count, CONTEXT + 1, 1))
@@ -99,7 +99,7 @@ class Source:
         return Batch(ids, *(torch.tensor(each, dtype=torch.int64) for each in (positions, slots)), spans)
 
     def adapt(self, batch: Batch, shape: Shape, ranks: list[int]) -> None:
-        """Give adapters of these ranks to rows, and none to some; some of their layers are left alone."""
+        """Assign adapters of these ranks to rows; some rows have none, and adapters skip some of their layers."""
         rows = list(range(len(batch.token_ids)))[:: 2 if len(ranks) == 1 else 1]
         wide, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         linears = [
@@ -173,7 +173,7 @@ def both(decoder: Decoder, batch: Batch, int8: bool) -> tuple[list[torch.Tensor]
     seed=st.integers(0, 99),
     ranks=st.lists(st.sampled_from([1, 5, 16, 40]), max_size=3),
 )
-def test_one_call_gives_the_bits_of_the_definition(level, shape, formats, counts, int8, number, seed, ranks):
+def test_fused_stack_equals_kernel_by_kernel(level, shape, formats, counts, int8, number, seed, ranks):
     source = Source(seed)
     decoder, batch = source.decoder(shape, formats), source.batch(counts)
     source.adapt(batch, shape, ranks)
@@ -184,7 +184,7 @@ def test_one_call_gives_the_bits_of_the_definition(level, shape, formats, counts
     torch.set_num_threads(before)
     assert got[0].shape == (len(batch.token_ids), shape.hidden)
     for one, other in zip(got, want, strict=True):
-        assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))  # NaN is NaN
+        assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))  # compare bytes, since NaN != NaN
 
 
 WIDE = Shape(
@@ -193,7 +193,7 @@ WIDE = Shape(
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_at_real_width(level, format):
+def test_fused_stack_equals_kernel_by_kernel_at_real_width(level, format):
     source = Source(3)
     decoder = source.decoder(WIDE, [format] * 8)
     for counts in ([1], [1] * 13, [70, 1, 1, 60]):
@@ -201,7 +201,7 @@ def test_at_real_width(level, format):
         assert got[0].isfinite().all() and all(map(torch.equal, got, want))
 
 
-def test_what_one_call_cannot_do_is_done_kernel_by_kernel(level):
+def test_shapes_the_stack_cannot_run_fall_back_to_kernels(level):
     source = Source(4)
     shape = Shape(VOCAB, 44, 30, 2, 1, 10, 1e-6, Rope(1e4, 10), (None,), CONTEXT, False, *[False] * 5)
     decoder = source.decoder(shape, ["bf16", "int4", "int8", "bf16"])
@@ -210,7 +210,8 @@ def test_what_one_call_cannot_do_is_done_kernel_by_kernel(level):
     assert got[0].isfinite().all() and all(map(torch.equal, got, want))
 
 
-def test_nothing_is_read_beyond_the_vocabulary_or_the_longest_context(level):
+def test_fused_stack_rejects_out_of_range_tokens_and_positions(level):
+    """Guards against reading outside the embedding or the rotary tables in C++."""
     source = Source(5)
     decoder, batch = source.decoder(WIDE, ["bf16"] * 8), source.batch([1])
     batch.positions[0] = CONTEXT
@@ -223,7 +224,7 @@ def test_nothing_is_read_beyond_the_vocabulary_or_the_longest_context(level):
             both(decoder, batch, False)
 
 
-def test_part_of_a_decoder_computes_its_own_layers(level):
+def test_selected_layers_compute_only_themselves(level):
     source = Source(6)
     decoder, batch = source.decoder(WIDE, ["bf16"] * 8), source.batch([9])
     got, want = both(decoder.select([1]), batch, False)

@@ -1,4 +1,4 @@
-"""The kernel of adapters: what it adds is right, a row's bits are its own, rows without an adapter are left alone."""
+"""The LoRA kernel is accurate and batch-invariant, and does not change rows without an adapter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def kernels(request):
 
 
 class Source:
-    """Numbers for adapters."""
+    """Random numbers for adapters."""
 
     def __init__(self, seed: int):
         self.generator = torch.Generator().manual_seed(seed)
@@ -30,7 +30,7 @@ class Source:
         return torch.randn(*shape, generator=self.generator)
 
     def site(self, ranks: list[int], outs: list[int], into: int) -> list[LowRank]:
-        """Parts side by side; of rank 0 there is none."""
+        """Adjacent output parts; rank 0 leaves a part out."""
         parts, first = [], 0
         for rank, out in zip(ranks, outs, strict=True):
             if rank:
@@ -41,7 +41,7 @@ class Source:
 
 
 def definition(x: torch.Tensor, y: torch.Tensor, parts: list[LowRank]) -> torch.Tensor:
-    """One row in float64, from weights in bf16."""
+    """One row in float64, from weights rounded to bf16."""
     y = y.double().clone()
     for part in parts:
         inner = part.down.bfloat16().double() @ x.double() * part.scale
@@ -62,7 +62,7 @@ RANKS = st.sampled_from([0, 1, 2, 7, 8, 15, 16, 17, 33, 64, 256])
     threads=st.integers(1, 3),
     seed=st.integers(0, 99),
 )
-def test_what_is_added(kernels, into, outs, ranks, counts, bare, threads, seed):
+def test_lora_kernel_matches_its_definition_row_by_row(kernels, into, outs, ranks, counts, bare, threads, seed):
     source = Source(seed)
     sites = [source.site(each[: len(outs)], outs, into) for each in ranks]
     adapters = [kernels.adapter([[], site]) for site in sites]
@@ -95,8 +95,8 @@ def test_what_is_added(kernels, into, outs, ranks, counts, bare, threads, seed):
 
 @pytest.mark.parametrize("counts", [[1] * 8, [1, 6, 2], [2] * 5, [7, 1, 1, 1], [40], [3, 3]])
 @pytest.mark.parametrize("wide", [None, 40])
-def test_adapters_that_threads_share_out_add_the_same(kernels, counts, wide):
-    """Also where one has a higher rank than the others, so that they do not come out even."""
+def test_lora_kernel_does_not_depend_on_thread_count(kernels, counts, wide):
+    """Also with one adapter of a higher rank than the others, so that the work does not divide evenly."""
     source, outs, into = Source(1), [300, 70, 70], 333
     ranks = [16 if wide is None or number else wide for number in range(len(counts))]
     adapters = [kernels.adapter([source.site([rank] * 3, outs, into)]) for rank in ranks]
@@ -114,7 +114,7 @@ def test_adapters_that_threads_share_out_add_the_same(kernels, counts, wide):
     assert not torch.equal(found[0], y) and all(torch.equal(each, found[0]) for each in found)
 
 
-def test_torch_s_form_is_the_same_in_other_words(kernels):
+def test_torch_lora_matches_the_compiled_kernel(kernels):
     source = Source(5)
     sites = [source.site([7, 0, 16], [40, 24, 24], 96), []]
     x, y = source.noise(9, 96), source.noise(9, 88)
@@ -131,7 +131,7 @@ def test_torch_s_form_is_the_same_in_other_words(kernels):
         assert torch.allclose(half.float(), narrow.float(), atol=0.1)
 
 
-def test_nothing_is_wasted_but_what_fills_up_registers(kernels):
+def test_packed_lora_adds_no_padding_to_full_registers(kernels):
     lanes = kernels._c.lora_lanes()
     site = Source(1).site([16, 16, 16], [896, 128, 128], 896)
     adapter = kernels.adapter([site] * 3)

@@ -1,4 +1,4 @@
-"""What a parser of answers makes of a text that is cut into pieces, and a check of the events' form on the way."""
+"""The parts that an output parser reads from a text in pieces, with a check of the form of each event."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Parts = tuple[str, str, list[tuple[str, str]]]
 
 
 def cut(text: str, sizes: list[int]) -> list[str]:
-    """The text in pieces of these sizes, over and over."""
+    """Split the text into pieces of these sizes, which repeat."""
     pieces, size = [], itertools.cycle(sizes)
     while text:
         at = next(size)
@@ -21,7 +21,7 @@ def cut(text: str, sizes: list[int]) -> list[str]:
 
 
 def read(parser: Regions | Channels, pieces: list[str]) -> Parts:
-    """(reasoning, content, [(name, arguments)])"""
+    """Feed the pieces to a parser; return (reasoning, content, [(name, arguments)])."""
     texts = {"reasoning": "", "content": ""}
     calls: list[tuple[str, str]] = []
     for part, text, call in [event for piece in pieces for event in parser.push(piece)] + parser.flush():

@@ -1,4 +1,4 @@
-"""What tests of the command line need around it: an environment, a port, and answers that a bad server gives."""
+"""Support for tests of the command line: a clean environment, a free port, and answers of a misbehaving server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler
 
 
 def clean() -> dict[str, str]:
-    """The environment without any option of ours."""
+    """Returns the environment without parley's own variables."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PARLEY_")}
 
 
@@ -19,7 +19,7 @@ def free_port() -> int:
 
 
 def send(handler: BaseHTTPRequestHandler, status: int, body: bytes, **headers: str) -> None:
-    """A whole answer."""
+    """Sends a whole answer."""
     handler.send_response(status)
     for name, value in {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}.items():
         handler.send_header(name, value)
@@ -28,7 +28,7 @@ def send(handler: BaseHTTPRequestHandler, status: int, body: bytes, **headers: s
 
 
 def stream(handler: BaseHTTPRequestHandler, *events: bytes) -> None:
-    """The head of an event stream and some events; what follows, and whether it ever ends, is the caller's."""
+    """Sends the headers of an event stream and some events; the caller decides how it continues and ends."""
     handler.send_response(200)
     handler.send_header("Content-Type", "text/event-stream")
     handler.send_header("Connection", "close")

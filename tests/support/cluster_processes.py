@@ -1,4 +1,4 @@
-"""A cluster of real processes, as tests start, kill and look at it: a coordinator and instances, perhaps on hosts."""
+"""A cluster of real processes that tests start, kill and inspect: a coordinator and instances, optionally on hosts."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from typing import Any
 from support import network_hosts
 
 SECRET = secrets.token_hex(8)
-PREDICT, MANAGEMENT, METRICS, STATUS = 0, 1, 2, 3  # places in a cluster's range of ports
-INSTANCE, RANGE = 10, 100  # where those of the first instance are, each ten further on
+PREDICT, MANAGEMENT, METRICS, STATUS = 0, 1, 2, 3  # offsets into a cluster's port range
+INSTANCE, RANGE = 10, 100  # offset of the first instance's ports and distance between instances; size of the range
 
 
 def free() -> int:
-    """The first of RANGE ports that nobody listens on, below those that the system gives away by itself."""
+    """Returns the first of RANGE consecutive free ports, below the system's ephemeral ports."""
     for base in range(17_000, 32_000, RANGE):
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
             for port in range(base, base + RANGE):
@@ -38,7 +38,7 @@ def free() -> int:
 
 
 class Process:
-    """One process of parley. ``words``: how it is called; it can be killed and started again."""
+    """One parley process with its command line ``words``; it can be killed and started again."""
 
     def __init__(self, words: list[str], url: str, log: Path, role: str = ""):
         self.words, self.url, self.log, self.role = words, url, log, role
@@ -61,7 +61,7 @@ class Process:
         return self.process.pid
 
     def signal(self, number: int) -> None:
-        """To the process and its engine."""
+        """Sends a signal to the process and its engine."""
         os.killpg(self.group, number)
 
     def end(self) -> None:
@@ -77,7 +77,7 @@ class Process:
         self.start()
 
     def get(self, path: str) -> tuple[int, Any]:
-        """Status and body, JSON if it is that; 0 while nothing answers."""
+        """Returns status and body, decoded if it is JSON; status 0 while nothing answers."""
         request = urllib.request.Request(self.url + path, headers={"parley-secret": SECRET})
         try:
             with urllib.request.urlopen(request, timeout=5) as answer:
@@ -93,7 +93,7 @@ class Process:
 
     @property
     def held(self) -> dict[str, int]:
-        """What an instance has under way: all 0 when it is idle."""
+        """The running, waiting, pinned and reserved counts of an instance: all 0 when it is idle."""
         status, told = self.get("/v1/status")
         assert status == 200, told
         more = told["parley"]
@@ -101,9 +101,10 @@ class Process:
 
 
 class Cluster:
-    """A coordinator and an instance for each of ``roles``, all on this host; with ``hosts`` each on one of its own, the
-    coordinator on the first of them. ``flags`` are of every instance, ``own`` of some, by their number from 0 on;
-    ``peers``: where the coordinator takes hand-overs to these to go; ``options`` are keys of its file. To be closed."""
+    """A coordinator and an instance for each of ``roles``, all on this host, or with ``on`` each on a host of its own,
+    the coordinator on the first. ``flags`` apply to every instance, ``own`` replaces them for instances by number;
+    ``peers`` overrides the handover address that the coordinator uses for an instance; ``options`` are keys of its
+    config file. Must be closed."""
 
     def __init__(
         self,
@@ -151,7 +152,7 @@ class Cluster:
             raise
 
     def ready(self, seconds: float = 90.0) -> None:
-        """Wait until every instance serves, and the coordinator has noticed."""
+        """Waits until every instance serves and the coordinator has noticed."""
         deadline = time.monotonic() + seconds
         while not (
             all(each.get("/health/ready")[0] == 200 for each in self.instances)
@@ -161,7 +162,7 @@ class Cluster:
             time.sleep(0.1)
 
     def idle(self, seconds: float = 40.0) -> None:
-        """Wait until nothing is held anywhere, as must be some time after the last request."""
+        """Waits until no instance holds anything, as must happen some time after the last request."""
         deadline = time.monotonic() + seconds
         while any(any(each.held.values()) for each in self.instances):
             assert time.monotonic() < deadline, [each.held for each in self.instances]

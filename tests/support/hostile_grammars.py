@@ -1,4 +1,4 @@
-"""Grammars that mean harm, or that ask for more than can be done: huge, deep, ambiguous, endless, broken."""
+"""Hostile grammars: huge, deep, ambiguous, endless, broken, or beyond the compiler's means."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters with random weights in PEFT's folder format, made by PEFT itself, and what PEFT computes with them."""
+"""LoRA adapters with random weights in PEFT's folder format, written by PEFT, and PEFT's results as reference."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_pro
 
 
 def write_adapter(folder: Path, base: Path, seed: int, **fields: Any) -> Path:
-    """An adapter for the model in ``base``; ``fields`` are those of LoraConfig. Its part is as large as the model's."""
+    """Write an adapter for the model in ``base``; ``fields`` are those of LoraConfig. Its effect equals the model's."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -27,7 +27,7 @@ def write_adapter(folder: Path, base: Path, seed: int, **fields: Any) -> Path:
 
 
 def merged(base: Path, adapter: Path, *, merge: bool = True) -> Any:
-    """The model in float32 with the adapter's weights added to its own, or beside them."""
+    """Return the model in float32 with the adapter's weights merged into its own, or kept separate."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM

@@ -1,7 +1,7 @@
-"""Hosts that are network namespaces, each with an address of its own, around a switch that can lose and delay packets.
+"""Hosts that are network namespaces, each with its own address, around a switch that can lose and delay packets.
 
-The switch is a process that holds the other end of each host's Ethernet device (a TAP), so nothing is needed of the
-kernel but namespaces: no netem. The place in which the test runs is a host as well, the first. Needs root and `ip`.
+The switch is a process that holds the other end of each host's Ethernet device (a TAP), so the kernel needs nothing but
+namespaces: no netem. The test's own namespace is a host as well, the first. Needs root and `ip`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FRAME = 65_536
 
 
 def possible() -> bool:
-    """May this process make network namespaces and devices?"""
+    """Whether this process may create network namespaces and devices."""
     if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "unshare"))) or not os.path.exists("/dev/net/tun"):
         return False
     name = f"parley-probe{os.getpid()}"
@@ -44,7 +44,7 @@ def run(*words: str) -> None:
 
 
 class Hosts:
-    """Hosts 1 to ``count``, and the test's own place as host 0. To be closed."""
+    """Hosts 1 to ``count``; host 0 is the test's own namespace. Must be closed."""
 
     def __init__(self, count: int):
         self.addresses = [f"{NET}.{number + 1}" for number in range(count + 1)]
@@ -66,24 +66,24 @@ class Hosts:
             os.close(port)
 
     def command(self, number: int) -> list[str]:
-        """What stands before a command that is to run on this host, where it sees no processes but its own."""
+        """Returns the prefix of a command that runs on this host, where it sees only its own processes."""
         apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
         return ["ip", "netns", "exec", self._names[number], *apart] if number else []
 
     def disturb(self, *, loss: float = 0.0, delay: float = 0.0) -> None:
-        """Between two hosts, each way, this part of the packets is lost; the others come so many seconds later."""
+        """Loses a share of the packets between any two hosts and delays the others by ``delay`` seconds."""
         self._say(("disturb", loss, delay))
 
     def cut(self, number: int) -> None:
-        """A host's packets, in both directions, vanish from now on, and nobody is told."""
+        """Drops all packets from and to a host from now on, silently."""
         self._say(("cut", number, 0))
 
     def part(self, one: int, other: int) -> None:
-        """Between these two nothing goes any more, and nobody is told."""
+        """Drops all packets between two hosts from now on, silently."""
         self._say(("part", one, other))
 
     def mend(self, number: int) -> None:
-        """The host is reached again, by all."""
+        """Undoes ``cut`` and ``part`` for a host."""
         self._say(("mend", number, 0))
 
     def close(self) -> None:
@@ -94,22 +94,22 @@ class Hosts:
 
     def _say(self, message: tuple[str, float, float]) -> None:
         self._control.send(message)
-        self._control.recv()  # it holds from here on
+        self._control.recv()  # the switch has applied it
 
 
 def _tap(name: str) -> int:
-    """A new Ethernet device, whose packets are read and written here."""
+    """Opens a new Ethernet device whose packets the switch reads and writes."""
     port = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(port, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TAP | IFF_NO_PI))
     return port
 
 
 def _switch(ports: list[int], control: Connection) -> None:
-    """Carry packets between the ports for ever."""
-    where: dict[bytes, int] = {}  # ports by the addresses that were seen behind them
+    """Carries packets between the ports forever."""
+    where: dict[bytes, int] = {}  # MAC address → port that last sent from it
     loss = delay = 0.0
-    cut: set[frozenset[int]] = set()  # pairs between which nothing goes
-    late: list[tuple[float, int, int, bytes]] = []  # when, number, port
+    cut: set[frozenset[int]] = set()  # pairs of ports without a connection
+    late: list[tuple[float, int, int, bytes]] = []  # heap of packets: due time, number, port, data
     count = 0
     rng = random.Random(1)
     while True:
@@ -144,5 +144,5 @@ def _switch(ports: list[int], control: Connection) -> None:
         now = time.monotonic()
         while late and late[0][0] <= now:
             _, _, to, packet = heapq.heappop(late)
-            with contextlib.suppress(OSError):  # its queue is full, or its device is down: lost
+            with contextlib.suppress(OSError):  # a full queue or a device that is down loses the packet
                 os.write(ports[to], packet)

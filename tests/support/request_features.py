@@ -1,7 +1,6 @@
-"""The features whose compositions are tested: how a request asks for each, and how an answer shows that it was had.
+"""The features that the composition test combines: how a request asks for each, and how an answer shows it.
 
-Data, and small functions over answers; which pairs have no meaning is said here as well. ``docs/composition.py`` makes
-a page of it.
+Data and small functions over answers, and the pairs that are refused. ``docs/composition.py`` renders them as a page.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ SCHEMA = {
 }
 
 
-SHORTER = {"stop", "response_format", "structured_outputs"}  # before these a minimum gives way
+SHORTER = {"stop", "response_format", "structured_outputs"}  # these may end an answer before min_tokens
 
 
 @dataclass(frozen=True)
 class Feature:
-    """``members`` of the body ask for it. ``check``: whether an answer has it, None where the answer does not show it.
+    """One feature: ``members`` of the body ask for it; ``check`` finds it in an answer, None if it does not show there.
 
-    ``place``: it is a property of how a server runs rather than of a request.
+    ``place``: a property of how a server runs rather than of a request.
     """
 
     about: str
@@ -110,12 +109,12 @@ ASKED = [name for name, feature in FEATURES.items() if not feature.place]
 
 
 def refusals(names: tuple[str, ...]) -> list[tuple[str, str]]:
-    """The pairs of members of which a refusal of these features names one; none: they are done."""
+    """Returns pairs of members; an error must name one pair. An empty list if the request is valid."""
     return [REFUSED[pair] for each in combinations(names, 2) if (pair := frozenset(each)) in REFUSED]
 
 
 def body(names: tuple[str, ...]) -> Members:
-    """A request that asks for these features."""
+    """Returns a request that asks for these features."""
     made: Members = {"model": "parley-demo", "temperature": 0.9, **BASE}
     for name in names:
         made |= FEATURES[name].members

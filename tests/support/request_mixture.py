@@ -1,7 +1,7 @@
-"""Requests of several APIs that run at a time, and whether what their clients heard is what they would have heard.
+"""Concurrent requests of several APIs, and a comparison of each answer with its undisturbed counterpart.
 
-Ids, times and how steps fell into events differ from run to run; all else must not: every choice's text, tokens, scores
-and reason to end.
+Ids, times and the grouping of steps into events differ from run to run. All else must be equal: every choice's text,
+tokens, scores and finish reason.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COMPLETION = {"model": "parley-demo", "ignore_eos": True}
 CHAT = {"model": "parley-demo", "ignore_eos": True, "messages": QUESTION}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"]}
 
-# Path and body. Prompts are long enough for several chunks of prefill, and end in different lengths of a page.
+# Path and body. Prompts span several prefill chunks and end at different offsets of a page.
 MIXTURE: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {**COMPLETION, "prompt": WORDS * 60, "max_tokens": 64, "temperature": 0, "stream": True}),
     ("/v1/completions", {**COMPLETION, "prompt": "A " + WORDS * 25, "max_tokens": 48, "seed": 7, "logprobs": 2,
@@ -49,13 +49,13 @@ NOISE = re.compile(r"id|created|request_id|cached_tokens|system_fingerprint|.*(t
 PIECES = {"text", "content", "reasoning_content", "reasoning", "arguments", "text_output"}
 PARTS = {"choices", "tool_calls"}  # lists whose members have an index
 
-Told = dict[tuple[Any, ...], Any]  # by the names that lead there: a text, a list, or a value
+Told = dict[tuple[Any, ...], Any]  # path of member names → a text, a list or a value
 Verdict = Literal["exact", "error", "cut", "wrong", "hang"]
 
 
 @dataclass
 class Answer:
-    """What a client has got so far. ``whole``: the end of the answer came; ``over``: nothing more will."""
+    """An answer as received so far. ``whole``: it arrived completely; ``over``: the connection has ended."""
 
     status: int = 0
     body: bytes = b""
@@ -65,7 +65,7 @@ class Answer:
 
     @property
     def count(self) -> int:
-        """Events."""
+        """The number of events."""
         return self.body.count(b"\n\n") if self.stream else int(self.whole)
 
     def events(self) -> Iterator[Any]:
@@ -83,8 +83,8 @@ class Answer:
         return made
 
     def verdict(self, wanted: Told) -> Verdict:
-        """How it compares with what was wanted: ``exact``; a beginning of it and one ``error``; or a beginning that was
-        ``cut``. All else is wrong."""
+        """Compares with the undisturbed answer: ``exact``; a prefix of it and one ``error``; or a prefix that was
+        ``cut``. Anything else is wrong."""
         if not self.over:
             return "hang"
         if not self.whole:
@@ -99,7 +99,7 @@ class Answer:
         if not any(failed):
             return "exact" if self.told() == wanted else "wrong"
         if failed.index(True) != len(told) - 1:
-            return "wrong"  # something follows
+            return "wrong"  # something follows the error
         made: Told = {}
         for event in told[:-1]:
             gather(made, event, ())
@@ -107,7 +107,7 @@ class Answer:
 
 
 def gather(made: Told, value: Any, path: tuple[Any, ...]) -> None:
-    """Add what an event tells to what others told."""
+    """Adds an event's contents to those of the events before it."""
     name = path[-1] if path else ""
     if isinstance(value, dict):
         for key, inner in value.items():
@@ -125,7 +125,7 @@ def gather(made: Told, value: Any, path: tuple[Any, ...]) -> None:
 
 
 def begins(whole: Told, part: Told) -> bool:
-    """Is every text and list of ``part`` the beginning of that of ``whole``?"""
+    """Whether every text and list of ``part`` is a prefix of the one in ``whole``."""
     for path, value in part.items():
         known = whole.get(path)
         if isinstance(value, str) and path[-1] in PIECES:
@@ -137,8 +137,8 @@ def begins(whole: Told, part: Told) -> bool:
 
 
 async def ask(url: str, path: str, body: dict[str, Any], answer: Answer | None = None, pause: float = 0.0) -> Answer:
-    """One request over a connection of its own; ``answer`` can be watched meanwhile. ``pause``: seconds between reads
-    of a client that is slow."""
+    """Sends one request over its own connection; ``answer`` can be watched meanwhile. ``pause``: seconds between reads,
+    for a slow client."""
     answer = answer or Answer()
     host, port = url.removeprefix("http://").split(":")
     data = json.dumps(body).encode()
@@ -158,7 +158,7 @@ async def ask(url: str, path: str, body: dict[str, Any], answer: Answer | None =
 
 
 async def read(reader: asyncio.StreamReader, answer: Answer, pause: float = 0.0) -> None:
-    """Take the next answer of a connection. Raises OSError, EOFError, ValueError, IndexError where it is none."""
+    """Reads the next answer of a connection; raises OSError, EOFError, ValueError or IndexError if none arrives."""
     while (status := int((await reader.readline()).split()[1])) == 100:
         await reader.readline()
     answer.status = status
@@ -177,7 +177,7 @@ async def read(reader: asyncio.StreamReader, answer: Answer, pause: float = 0.0)
 
 
 async def until(what: Callable[[], Any], seconds: float = 5.0) -> bool:
-    """Wait for it, but not for ever: did it happen?"""
+    """Waits for a condition up to ``seconds``; returns whether it came true."""
     deadline = time.monotonic() + seconds
     while not (found := what()) and time.monotonic() < deadline:
         await asyncio.sleep(0.002)
@@ -185,7 +185,7 @@ async def until(what: Callable[[], Any], seconds: float = 5.0) -> bool:
 
 
 async def undisturbed(url: str) -> list[Answer]:
-    """The answers one by one, while nothing is wrong."""
+    """Sends the requests one by one while nothing is disturbed, and returns the answers."""
     answers = [await ask(url, path, body) for path, body in MIXTURE]
     assert all(answer.status == 200 and answer.whole for answer in answers), answers
     return answers
@@ -196,7 +196,7 @@ def verdicts(answers: list[Answer], wanted: list[Told]) -> list[Verdict]:
 
 
 async def well(cluster: Cluster, wanted: list[Told]) -> None:
-    """Wait until all serve and nothing is held anywhere; then everything must be as it was before."""
+    """Waits until all processes serve and nothing is held; then every answer must be as it was before."""
     await asyncio.to_thread(cluster.ready)
     await asyncio.to_thread(cluster.idle)
     url = cluster.coordinator.url

@@ -1,4 +1,4 @@
-"""Serve works through the real loader, runner and loop, without processes or sockets."""
+"""Runs requests through the real loader, runner and loop, without processes or sockets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from parley.types import ModelInfo, Score, Settings, Stats, Work
 
 @dataclass
 class Answer:
-    """All that one choice was given."""
+    """All outputs of one choice, collected."""
 
     token_ids: list[int] = field(default_factory=list)
     scores: list[Score] = field(default_factory=list)
@@ -31,7 +31,10 @@ def start(folder: Path, **settings) -> tuple[Runner, ModelInfo]:
 def serve(
     runner: Runner, works: list[Work], *, batch: int = 16, step: int = 96, blocks: int | None = None, cache: bool = True
 ) -> tuple[dict[tuple[str, int], Answer], Stats]:
-    """Answers by id and index, and the last stats. ``step`` tokens a step; ``blocks`` pages, fewer means preemption."""
+    """Run the requests to the end; return the answers by (id, index) and the last stats.
+
+    ``step`` is the token budget of one step. ``blocks`` limits the KV pages; too few of them cause preemption.
+    """
     if blocks is not None:
         old = runner.pages
         runner.pages = PagedKV(old.layers, blocks, old.dtype, old.device, int8=old.int8)

@@ -1,7 +1,7 @@
-"""Tiny models with random weights, in Hugging Face format, one maker for all architectures that the tests show.
+"""Tiny models with random weights in Hugging Face format: one builder for every architecture under test.
 
-Weights are drawn wide enough that logits differ clearly from token to token (greedy choices are not near-ties) and
-every norm, bias and scale that an architecture has is random, so that leaving one out cannot go unnoticed.
+Weights are drawn wide enough that logits differ clearly from token to token (greedy choices are not near-ties), and
+every norm, bias and scale of an architecture is random, so that leaving one out cannot go unnoticed.
 """
 
 import atexit
@@ -83,7 +83,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def write_tokenizer(folder: Path) -> None:
-    """A byte-level BPE tokenizer with a chat template; any text round-trips."""
+    """Write a byte-level BPE tokenizer with a chat template; any text round-trips."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -125,7 +125,7 @@ def write_model(folder: Path, architecture: str, *, seed: int = 0, dtype: str = 
             if "norm" in name or ".ln_" in name:
                 parameter.add_(noise * 0.2)
             elif "embed" in name or ".wte" in name or ".wpe" in name:
-                parameter.copy_(noise * 0.3)  # small against what the layers add, or each token would predict itself
+                parameter.copy_(noise * 0.3)  # smaller than the layers' output, or each token would predict itself
             elif parameter.dim() == 1:
                 parameter.copy_(noise * 0.3)
             else:
@@ -145,6 +145,6 @@ def _home() -> Path:
 
 @functools.cache
 def model(architecture: str, **overrides: Any) -> Path:
-    """The folder of such a model, written once per test run. Not to be changed by a test: copy it."""
+    """Return the folder of such a model, written once per test run. Tests must not change it: copy it first."""
     name = "-".join([architecture, *(f"{key}={value}" for key, value in sorted(overrides.items()))])
     return write_model(_home() / name, architecture, **overrides)

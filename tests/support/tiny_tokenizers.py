@@ -1,4 +1,4 @@
-"""Small tokenizers of every kind that models come with, trained in a moment. What matters is that decoders differ."""
+"""Small tokenizers of every kind that models use, trained in a moment. They differ in their decoders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _finish(backend: tokenizers.Tokenizer) -> Tokenizer:
 
 @functools.cache
 def byte_level() -> Tokenizer:
-    """GPT-2, Llama 3, Qwen."""
+    """Return a byte-level BPE tokenizer, as in GPT-2, Llama 3 and Qwen."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -40,7 +40,7 @@ def byte_level() -> Tokenizer:
 
 @functools.cache
 def byte_fallback() -> Tokenizer:
-    """Llama 2, Mistral, Phi-3: SentencePiece as BPE; what it has no piece for is spelt in byte tokens."""
+    """Return a SentencePiece BPE tokenizer, as in Llama 2, Mistral and Phi-3: unknown text becomes byte tokens."""
     trained = tokenizers.Tokenizer(models.BPE())
     trained.normalizer = normalizers.Replace(" ", "▁")
     trained.train_from_iterator(TEXT[:1], trainers.BpeTrainer(vocab_size=80))
@@ -62,7 +62,7 @@ def byte_fallback() -> Tokenizer:
 
 @functools.cache
 def metaspace() -> Tokenizer:
-    """T5 and older SentencePiece models: Unigram."""
+    """Return a Unigram tokenizer, as in T5 and older SentencePiece models."""
     backend = tokenizers.Tokenizer(models.Unigram())
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Metaspace()
@@ -74,7 +74,7 @@ def metaspace() -> Tokenizer:
 
 @functools.cache
 def word_piece() -> Tokenizer:
-    """BERT."""
+    """Return a WordPiece tokenizer, as in BERT."""
     backend = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece()
@@ -84,7 +84,7 @@ def word_piece() -> Tokenizer:
 
 @functools.cache
 def word_level() -> Tokenizer:
-    """No decoder at all: words joined by blanks."""
+    """Return a word-level tokenizer without a decoder: words joined by spaces."""
     backend = tokenizers.Tokenizer(models.WordLevel(unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.train_from_iterator(TEXT, trainers.WordLevelTrainer(special_tokens=["[UNK]"]))
@@ -93,7 +93,7 @@ def word_level() -> Tokenizer:
 
 @functools.cache
 def suffixed() -> Tokenizer:
-    """GPT-1: a word's last piece says so, and the last word of a text is written without a blank behind it."""
+    """Return a BPE tokenizer with word-end suffixes, as in GPT-1: no space follows the last word of a text."""
     backend = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.BPEDecoder(suffix="</w>")

@@ -1,4 +1,4 @@
-"""Reads keys and values out of pages, whoever laid them out: a second account of what the kernels agree on."""
+"""Reads keys and values out of pages of any layout: an implementation independent of the kernels."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import torch
 from parley.core.sequence import BLOCK_SIZE
 from parley.native.pool import Pool
 
-NAN = 0xFF  # a byte that makes every float, and every scale, not a number
+NAN = 0xFF  # a byte that makes every float and every scale NaN
 
 
 def spoil(pool: Pool) -> None:
-    """Leave all pages but the last as a stranger might have: full of NaN."""
+    """Fill all pages but the last with NaN, as a previous owner might have left them."""
     pool.data[:-1].view(torch.uint8).fill_(NAN)
 
 

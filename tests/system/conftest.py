@@ -1,4 +1,4 @@
-"""The whole thing as a user starts it: ``python -m parley serve`` with the built-in model, on a port of its own."""
+"""The whole server as a user starts it: ``python -m parley serve`` with the built-in model, on a port of its own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def free_port() -> int:
 
 
 class Served:
-    """A running server and small ways to look at it from outside."""
+    """A running server with small helpers to inspect it from outside."""
 
     def __init__(self, *flags: str, log: Path):
         self.port = free_port()
@@ -41,7 +41,7 @@ class Served:
         )
 
     def get(self, path: str) -> tuple[int, str]:
-        """Status and body of a GET; (0, "") while nothing listens."""
+        """Returns status and body of a GET; (0, "") while nothing listens."""
         try:
             with urllib.request.urlopen(self.url + path, timeout=10) as answer:
                 return answer.status, answer.read().decode()
@@ -72,24 +72,24 @@ class Served:
         return self.get("/health/ready")[0] == 200
 
     def metric(self, name: str) -> float:
-        """The sum over all series of a metric; 0 when it is absent."""
+        """Returns the sum over all series of a metric; 0 when it is absent."""
         text = self.get("/metrics")[1]
         return sum(float(v) for v in re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)$", text, re.M))
 
     def children(self) -> list[int]:
-        """Process ids of the server's children."""
+        """Returns the process ids of the server's children."""
         found = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
         return [int(pid) for pid in found.split()]
 
     def resident(self) -> int:
-        """Resident bytes of the server and its children."""
+        """Returns the resident bytes of the server and its children."""
         total = 0
         for pid in [self.process.pid, *self.children()]:
             total += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         return total
 
     def stop(self) -> int:
-        """End it as a service manager would; its exit code."""
+        """Ends the server as a service manager would; returns its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -116,7 +116,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
-    """Start servers; all are stopped at the end."""
+    """Starts servers; all are stopped at the end."""
     running: list[Served] = []
 
     def start(*flags: str, wait: bool = True) -> Served:

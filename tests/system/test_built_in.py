@@ -1,4 +1,4 @@
-"""The built-in model through the official client, as in anybody's first five minutes."""
+"""The built-in model through the official client, as in a user's first five minutes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def client(serve):
 WEATHER = [TOOLS["get_weather"]]
 
 
-def test_it_talks_remembers_thinks_and_calls_tools(client):
+def test_built_in_model_talks_remembers_thinks_and_calls_tools(client):
     def ask(*turns: str, system: str = "", **options):
         messages = [{"role": "system", "content": system}] if system else []
         messages += [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
@@ -58,7 +58,7 @@ def test_it_talks_remembers_thinks_and_calls_tools(client):
     assert cities == ["Paris", "London"]
 
 
-def test_a_stream_is_the_answer_and_a_tool_loop_comes_to_its_end(client):
+def test_stream_equals_the_answer_and_a_tool_loop_ends(client):
     messages: list = [{"role": "user", "content": "What is the weather in Paris?"}]
     options = {"model": MODEL, "temperature": 0, "tools": WEATHER}
     with client.chat.completions.stream(messages=messages, **options) as stream:
@@ -74,7 +74,7 @@ def test_a_stream_is_the_answer_and_a_tool_loop_comes_to_its_end(client):
     assert text == "It is sunny and 21 degrees in Paris."
 
 
-def test_what_may_not_be_written_is_not_and_a_watermark_is_found(client, tmp_path):
+def test_bad_words_are_not_written_and_a_watermark_is_detected(client, tmp_path):
     question = [{"role": "user", "content": "What is the capital of France?"}]
 
     def ask(**members) -> str:
@@ -87,7 +87,7 @@ def test_what_may_not_be_written_is_not_and_a_watermark_is_found(client, tmp_pat
         ask(allowed_token_ids=[5, 1 << 20])
 
     story = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 200, "temperature": 1.0, "seed": 1}
-    members = {"ignore_eos": True, "no_repeat_ngram_size": 1}  # a mark needs tokens that could have been others
+    members = {"ignore_eos": True, "no_repeat_ngram_size": 1}  # a watermark needs tokens with alternatives
     for marked in (True, False):
         answer = client.completions.create(**story, extra_body=members | {"watermark": marked})
         file = tmp_path / "story.txt"

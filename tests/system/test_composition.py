@@ -1,9 +1,9 @@
-"""Every feature with every other: the same answer as alone, in an engine without cache, drafts or other requests.
+"""Every feature with every other: the answer must equal the one of an engine without cache, drafts or other requests.
 
-Two servers with the built-in model. One gets every request alone, without prefix cache and speculation. In the other
-everything happens at once: all requests together and again (so that prompts are in the cache), in few enough pages that
-they take them from each other, with drafts. Tokens, texts, calls, log-probabilities and reasons must be equal.
-``PARLEY_NIGHTLY=1`` goes on with larger sets of features, drawn by a seed that a failure tells.
+Two servers run the built-in model. One gets every request alone, without prefix cache and speculation. The other gets
+all requests at once, and again (so that prompts are cached), with draft tokens and so few pages that requests preempt
+each other. Tokens, texts, calls, log-probabilities and finish reasons must be equal. ``PARLEY_NIGHTLY=1`` continues
+with larger sets of features, drawn with a seed that a failure reports.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CROWD = ("--max-batch", "48", "--kv-memory", "1700KiB", "--speculate", "ngram")
 
 
 def told(answer: dict[str, Any]) -> Any:
-    """What must be equal of two answers."""
+    """Returns the parts that must be equal in two answers."""
     made = []
     for choice in answer["choices"]:
         message = choice["message"]
@@ -50,7 +50,7 @@ def told(answer: dict[str, Any]) -> Any:
 
 
 def joined(lines: list[str]) -> dict[str, Any]:
-    """A stream's chunks as one answer."""
+    """Joins a stream's chunks into one answer."""
     choices: dict[int, dict[str, Any]] = {}
     whole: dict[str, Any] = {}
     for line in lines:
@@ -77,7 +77,7 @@ def joined(lines: list[str]) -> dict[str, Any]:
 
 
 async def ask(client: httpx.AsyncClient, names: Names, priority: int = 0) -> Any:
-    """The answer to a request for these features, or the sentence that refuses it."""
+    """Returns the answer to a request for these features, or the error text that refuses it."""
     given = {"priority": priority} | body(names)
     if not given.get("stream"):
         answer = await client.post("/v1/chat/completions", json=given)
@@ -89,11 +89,11 @@ async def ask(client: httpx.AsyncClient, names: Names, priority: int = 0) -> Any
 
 
 async def compare(alone: str, crowd: str, sets: list[Names]) -> list[str]:
-    """What is wrong with the answers to these requests, each in one line."""
+    """Sends these requests to both servers and returns every difference as one line."""
     limits = httpx.Limits(max_connections=len(sets))
     wrong = []
     async with httpx.AsyncClient(base_url=crowd, timeout=300, limits=limits) as client:
-        # Those that come later are more urgent: they take slots and pages from those that run.
+        # Later requests are more urgent, so they take slots and pages from running ones.
         first = await asyncio.gather(*(ask(client, names, -place) for place, names in enumerate(sets)))
         again = await asyncio.gather(*(ask(client, names, -place) for place, names in enumerate(reversed(sets))))
     expected: dict[Names, Any] = {}
@@ -107,7 +107,7 @@ async def compare(alone: str, crowd: str, sets: list[Names]) -> list[str]:
 
 
 def idle(answers: dict[Names, Any]) -> list[str]:
-    """Features that change nothing of an answer, and do not show in it: nothing can be told from their tests."""
+    """Lists features that change nothing in an answer and do not show in it: their tests would prove nothing."""
     singles = {names[0]: answer for names, answer in answers.items() if len(names) == 1 and isinstance(answer, dict)}
     return [
         f"{name} changes nothing: {told(answer)}"
@@ -138,7 +138,7 @@ def judge(names: Names, alone: Any, crowd: list[Any]) -> list[str]:
 
 
 def calm(folder: Path) -> Path:
-    """The built-in model with smaller logits: it is less sure, so that what changes them a little changes the text."""
+    """Copies the built-in model with smaller logits: it is less certain, so small errors change the text."""
     shutil.copytree(BUILT_IN, folder)
     weights = load_file(folder / "model.safetensors")
     weights["model.norm.weight"] *= 0.4
@@ -166,13 +166,13 @@ def test_every_feature_composes_with_every_other(servers):
         assert crowd.metric(name) > len(PAIRS) / 4 and not alone.metric(name), name
 
 
-def test_the_page_says_what_is_tested():
+def test_composition_page_matches_the_tested_features():
     made = runpy.run_path(str(DOCS / "composition.py"))
     assert made["PAGE"].read_text("utf-8") == made["page"](), "docs/composition.md is old: make docs"
 
 
 @pytest.mark.skipif(not os.environ.get("PARLEY_NIGHTLY"), reason="takes long: make test-nightly")
-def test_many_features_at_once(servers):
+def test_many_features_compose_in_one_request(servers):
     alone, crowd = servers
     seed = int(os.environ.get("PARLEY_SEED", "0")) or random.randrange(2**32)
     draw = random.Random(seed)

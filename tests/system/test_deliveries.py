@@ -1,8 +1,8 @@
-"""A cluster whose clients send in every way that HTTP allows, and whose instances change their roles meanwhile.
+"""A cluster whose clients send in every way that HTTP allows, while its instances change their roles.
 
-Requests come whole or in pieces, in chunks, packed, or with up to a megabyte of blanks; several on one connection
-before the first is answered; some clients read slowly, and some are gone before they could. Whoever stays gets what a
-single connection for each request would have got, all of it and nothing else.
+Requests arrive whole, in pieces, chunked, compressed, or with up to a megabyte of blanks; several on one connection
+before the first is answered; some clients read slowly, and some disconnect early. A client that stays must receive
+exactly the answers that it would get on a connection of its own for each request.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WAYS = ("plain", "plain", "chunked", "packed", "blanks")
 
 
 def written(way: str, number: int, rng: random.Random) -> bytes:
-    """A request of the mixture as it is sent."""
+    """Encodes a request of the mixture in one of the ways."""
     path, body = MIXTURE[number]
     data, head = json.dumps(body).encode(), f"POST {path} HTTP/1.1\r\nhost: localhost\r\n"
     if way == "blanks":
@@ -47,7 +47,7 @@ def written(way: str, number: int, rng: random.Random) -> bytes:
 
 
 async def together(url: str, numbers: list[int], rng: random.Random) -> list[Answer]:
-    """The answers to several requests on one connection."""
+    """Returns the answers to several requests on one connection."""
     host, port = url.removeprefix("http://").split(":")
     answers = [Answer() for _ in numbers]
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -73,7 +73,7 @@ async def together(url: str, numbers: list[int], rng: random.Random) -> list[Ans
     return answers
 
 
-async def test_every_way_of_sending_while_roles_change(tmp_path) -> None:
+async def test_answers_stay_exact_for_every_way_of_sending_during_role_changes(tmp_path) -> None:
     cluster = Cluster(tmp_path, *("prefill", "prefill", "decode", "decode"), separate="always", heartbeat=0.25)
     try:
         url = cluster.coordinator.url
@@ -85,7 +85,7 @@ async def test_every_way_of_sending_while_roles_change(tmp_path) -> None:
             while time.monotonic() < until:
                 numbers = [rng.randrange(len(MIXTURE)) for _ in range(rng.choice([1, 2, 4]))]
                 asking = asyncio.create_task(together(url, numbers, rng))
-                if rng.random() < 0.3:  # and is gone
+                if rng.random() < 0.3:  # disconnect
                     await asyncio.wait([asking], timeout=rng.random())
                     asking.cancel()
                     await asyncio.wait([asking])
@@ -97,7 +97,7 @@ async def test_every_way_of_sending_while_roles_change(tmp_path) -> None:
             return count
 
         async def change() -> int:
-            """One P and one D take another role, and their own again: how often."""
+            """Switches one P and one D to another role and back, repeatedly; returns the number of changes."""
             count = 0
             async with httpx.AsyncClient(headers={"parley-secret": SECRET}) as http:
                 while time.monotonic() < until:

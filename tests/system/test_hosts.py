@@ -1,4 +1,4 @@
-"""Coordinator, P and D on hosts of their own: packets get lost, come late, and links are down for a while."""
+"""Coordinator, P and D on hosts of their own: packets are lost or delayed, and links are down for a while."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def cluster(apart, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def wanted(cluster):
-    """What the answers are while nothing is wrong."""
+    """The undisturbed answers."""
     return [answer.told() for answer in asyncio.run(undisturbed(cluster.coordinator.url))]
 
 
@@ -41,7 +41,7 @@ async def together(cluster):
     return await asyncio.gather(*(ask(cluster.coordinator.url, path, body) for path, body in MIXTURE))
 
 
-async def test_lost_and_late_packets_change_nothing(apart, cluster, wanted):
+async def test_lost_and_delayed_packets_do_not_change_answers(apart, cluster, wanted):
     apart.disturb(loss=0.05, delay=0.02)
     try:
         answers = await together(cluster)
@@ -52,7 +52,7 @@ async def test_lost_and_late_packets_change_nothing(apart, cluster, wanted):
 
 
 @pytest.mark.parametrize("number", [1, 2, 3], ids=["coordinator", "prefill", "decode"])
-async def test_a_link_that_is_down_for_ten_seconds(apart, cluster, wanted, number):
+async def test_recovers_from_a_link_that_is_down_for_ten_seconds(apart, cluster, wanted, number):
     running = asyncio.create_task(together(cluster))
     await asyncio.sleep(0.3)
     apart.cut(number)
@@ -67,8 +67,8 @@ async def test_a_link_that_is_down_for_ten_seconds(apart, cluster, wanted, numbe
     await well(cluster, wanted)
 
 
-async def test_a_p_and_ds_that_do_not_reach_each_other(apart, cluster, wanted):
-    """The coordinator reaches all of them, and cannot know."""
+async def test_requests_complete_when_p_cannot_reach_its_ds(apart, cluster, wanted):
+    """The coordinator still reaches all of them, so it cannot know."""
     running = asyncio.create_task(together(cluster))
     await asyncio.sleep(0.3)
     for d in (3, 4):

@@ -1,4 +1,4 @@
-"""Calls over gRPC to a cluster of real processes, of which one is killed: what an undisturbed stream says, exactly."""
+"""gRPC calls to a cluster of real processes, one of which is killed: streams must equal undisturbed ones exactly."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def request(number: int) -> bytes:
 
 
 async def ask(address: str, seen: Callable[[int], Any] = lambda count: None) -> dict[str, tuple[bytes, bool, str]]:
-    """Text, end and errors of each request of a stream. ``seen`` is told how many answers have come."""
+    """Returns each request's text, end and errors. ``seen`` is called with the number of answers received so far."""
     found: dict[str, tuple[bytes, bool, str]] = {}
     async with grpc.aio.insecure_channel(address) as channel:
         stream = channel.stream_stream(STREAM, response_deserializer=infer.STREAMED.FromString)()
@@ -53,7 +53,7 @@ async def ask(address: str, seen: Callable[[int], Any] = lambda count: None) -> 
 
 
 @pytest.mark.parametrize("number", [0, 2], ids=["prefill", "decode"])
-async def test_a_process_that_is_killed(tmp_path: Path, number: int) -> None:
+async def test_grpc_streams_survive_a_killed_instance(tmp_path: Path, number: int) -> None:
     port = free() + 99
     cluster = Cluster(tmp_path, *("prefill", "prefill", "decode", "decode"), grpc_port=port, separate="always")
     try:

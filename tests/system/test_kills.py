@@ -1,10 +1,10 @@
-"""Instances and coordinators that die or stop, at every point of a request's life, with requests of many kinds open.
+"""Kills or stops instances and coordinators at every point of a request's life, with requests of many kinds open.
 
-A cluster of real processes. The mixture of requests is sent; as soon as a moment has come, one of them gets SIGKILL, or
-SIGSTOP and some time later SIGCONT or SIGKILL; who was killed is started again, as a supervisor would. With P and D
-every answer has to be exact, or end with one error. With a coordinator connections may end, and its successor must be
-there soon. Afterwards nothing may be held anywhere, and the same requests get the same answers. Each cell of the matrix
-is tried 20 times, or as often as ``PARLEY_KILLS`` says. What is lost without another in its place is in test_losses.py.
+A cluster of real processes gets the mixture of requests. At a chosen moment one process gets SIGKILL, or SIGSTOP and
+later SIGCONT or SIGKILL; a killed process is started again, as a supervisor would. If a P or D dies, every answer must
+be exact or end with one error. If a coordinator dies, connections may end, and its successor must be ready soon.
+Afterwards nothing may be held anywhere, and the same requests must get the same answers. Each cell of the matrix runs
+20 times, or ``PARLEY_KILLS`` times. test_losses.py covers losses without a replacement.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(not os.environ.get("PARLEY_NIGHTLY"), reason="ta
 REPEATS = int(os.environ.get("PARLEY_KILLS", "20"))
 MOMENTS = ("queued", "prefill", "transfer", "first", "middle", "last")
 CELLS = [(who, how, when) for who in ("P", "D", "coordinator") for how in ("kill", "stop") for when in MOMENTS]
-NEEDED = 60.0  # seconds for all answers, whatever happens
+NEEDED = 60.0  # seconds until all answers must have ended
 FLAGS = ("--kv-memory", "32MiB", "--max-batch", "6")
 
 
@@ -53,7 +53,7 @@ def whole(cluster: Cluster) -> list[Answer]:
 
 
 class Watch:
-    """Looks at what instances hold, again and again."""
+    """Polls the counts of the resources that instances hold."""
 
     def __init__(self, instances: list[Process]):
         self.held = [dict.fromkeys(("running", "waiting", "pinned", "reserved"), 0) for _ in instances]
@@ -75,7 +75,7 @@ class Watch:
 
 
 async def moment(when: str, watch: Watch, answers: list[Answer], counts: list[int], rng: random.Random) -> bool:
-    """Wait for it: was it there before the answers were?"""
+    """Waits for a moment; returns whether it came before the answers ended."""
     streams = [number for number, count in enumerate(counts) if count > 8]
     one = rng.choice(streams)
     if when == "queued":
@@ -96,7 +96,7 @@ async def moment(when: str, watch: Watch, answers: list[Answer], counts: list[in
 
 
 def phase(answer: Answer, count: int) -> str:
-    """Where a request is, as its client sees it."""
+    """Names the phase of a request as its client sees it."""
     if answer.over:
         return "over"
     if not answer.count:
@@ -105,7 +105,7 @@ def phase(answer: Answer, count: int) -> str:
 
 
 async def strike(cluster: Cluster, victim: Process, how: str, rng: random.Random) -> float:
-    """Kill or stop it, and see to its coming back: the seconds until a new coordinator was ready, if it is that."""
+    """Kills or stops a process and restarts it; returns a coordinator's recovery time in seconds, 0 for instances."""
     if how == "stop":
         victim.signal(signal.SIGSTOP)
         await asyncio.sleep(rng.choice([0.3, 1.0, 2.0, 4.0]))
@@ -125,7 +125,9 @@ async def strike(cluster: Cluster, victim: Process, how: str, rng: random.Random
 
 
 @pytest.mark.parametrize("cell", CELLS, ids="-".join)
-async def test_a_process_that_dies_or_stops(cluster: Cluster, whole: list[Answer], cell: tuple[str, str, str]) -> None:
+async def test_answers_stay_exact_when_a_process_dies_or_stops(
+    cluster: Cluster, whole: list[Answer], cell: tuple[str, str, str]
+) -> None:
     who, how, when = cell
     wanted, counts = [answer.told() for answer in whole], [answer.count for answer in whole]
     tally, phases, held = Counter[str](), Counter[str](), Counter[str]()
@@ -144,7 +146,7 @@ async def test_a_process_that_dies_or_stops(cluster: Cluster, whole: list[Answer
         watching.cancel()
         phases.update(map(phase, answers, counts))
         victim = cluster.coordinator
-        if who != "coordinator":  # the one that has most under way
+        if who != "coordinator":  # choose the busiest instance
             role = {"P": "prefill", "D": "decode"}[who]
             busy = {n: sum(watch.held[n].values()) for n, each in enumerate(cluster.instances) if each.role == role}
             chosen = max(busy, key=lambda n: (busy[n], rng.random()))
@@ -159,13 +161,13 @@ async def test_a_process_that_dies_or_stops(cluster: Cluster, whole: list[Answer
         for verdict, answer, (path, _), told in zip(found, answers, MIXTURE, wanted, strict=True):
             assert verdict in fine, (number, verdict, path, answer, told, cluster.logs())
         await well(cluster, wanted)
-    # For the record: repeats in which the moment came, answers, where they were and what was held when it happened, the
-    # longest time until a coordinator was back, and until all answers had ended.
+    # For the record: repeats that reached the moment, verdicts, phases of requests and resources held at the kill, the
+    # longest time until a coordinator was back, and the longest time until all answers had ended.
     print(json.dumps([*cell, hits, tally, phases, held, round(max(times), 2), round(longest, 2)]))
 
 
-async def test_one_loss_after_the_other(cluster: Cluster, whole: list[Answer]) -> None:
-    """Ten clients ask for a minute; meanwhile instances die and stop, some before others are back."""
+async def test_answers_survive_successive_losses_of_instances(cluster: Cluster, whole: list[Answer]) -> None:
+    """Ten clients send requests for a minute while instances die and stop, some before others are back."""
     wanted, rng, tally = [answer.told() for answer in whole], random.Random(1), Counter[str]()
     over = False
 

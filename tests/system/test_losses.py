@@ -1,7 +1,7 @@
-"""A P and a D, and one of them is lost, or a part of it, or what joins them: there is no other that could go on.
+"""One P and one D lose a process, an engine or their connection, and nothing replaces it.
 
-Who is left runs requests whole, as far as it can, or answers wait for a successor within the coordinator's patience.
-They are exact, or end with one error; and then all is as before.
+The remaining process runs requests whole, as far as it can, or answers wait for a successor up to the coordinator's
+recovery timeout. Answers are exact or end with one error; afterwards everything works as before.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from support.request_mixture import MIXTURE, Answer, Told, ask, undisturbed, unt
 nightly = pytest.mark.skipif(not os.environ.get("PARLEY_NIGHTLY"), reason="takes a minute: PARLEY_NIGHTLY=1")
 
 
-SILENT = 40.0  # seconds: more than any lease of instances and coordinators
+SILENT = 40.0  # seconds: longer than any lease of instances and coordinators
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def wanted(pair: Cluster) -> list[Told]:
 
 @pytest.fixture
 def begin(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
-    """Start a cluster of another kind."""
+    """Starts a cluster with other roles or options."""
     made: list[Cluster] = []
 
     def start(*roles: str, **options: Any) -> Cluster:
@@ -52,7 +52,7 @@ def begin(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
 
 
 async def disturbed(cluster: Cluster, harm: Callable[[], Any], pause: float = 0.0) -> list[Answer]:
-    """The answers when harm is done as soon as some of them have got on."""
+    """Applies ``harm`` once some answers have made progress; returns the answers."""
     url, answers = cluster.coordinator.url, [Answer() for _ in MIXTURE]
     asking = [
         asyncio.create_task(ask(url, path, body, answer, pause))
@@ -65,19 +65,19 @@ async def disturbed(cluster: Cluster, harm: Callable[[], Any], pause: float = 0.
 
 
 def engine(process: Process) -> int:
-    """The process id of an instance's engine."""
+    """Returns the process id of an instance's engine."""
     found = Path(f"/proc/{process.group}/task/{process.group}/children").read_text().split()
     return next(int(pid) for pid in found if b"parley" in Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
 @pytest.mark.parametrize("number", [pytest.param(0, marks=nightly, id="prefill"), pytest.param(1, id="decode")])
-async def test_the_other_one_goes_on_alone(pair: Cluster, wanted: list[Told], number: int) -> None:
+async def test_remaining_instance_continues_alone(pair: Cluster, wanted: list[Told], number: int) -> None:
     answers = await disturbed(pair, pair.instances[number].restart)
     assert set(verdicts(answers, wanted)) == {"exact"}, answers
     await well(pair, wanted)
 
 
-async def test_a_coordinator_that_is_started_again(pair: Cluster, wanted: list[Told]) -> None:
+async def test_answers_after_a_coordinator_restart_are_exact_or_cut(pair: Cluster, wanted: list[Told]) -> None:
     answers = await disturbed(pair, pair.coordinator.restart)
     assert set(verdicts(answers, wanted)) <= {"exact", "cut"}, answers
     await well(pair, wanted)
@@ -85,7 +85,7 @@ async def test_a_coordinator_that_is_started_again(pair: Cluster, wanted: list[T
 
 @nightly
 @pytest.mark.parametrize("number", [0, 1], ids=["prefill", "decode"])
-async def test_an_engine_that_dies_alone(pair: Cluster, wanted: list[Told], number: int) -> None:
+async def test_answers_end_in_order_when_only_the_engine_dies(pair: Cluster, wanted: list[Told], number: int) -> None:
     answers = await disturbed(pair, lambda: os.kill(engine(pair.instances[number]), signal.SIGKILL))
     print(verdicts(answers, wanted))
     assert set(verdicts(answers, wanted)) <= {"exact", "error"}, answers
@@ -94,8 +94,10 @@ async def test_an_engine_that_dies_alone(pair: Cluster, wanted: list[Told], numb
 
 @nightly
 @pytest.mark.parametrize("number", [0, 1], ids=["prefill", "decode"])
-async def test_one_that_is_silent_for_longer_than_others_wait(pair: Cluster, wanted: list[Told], number: int) -> None:
-    """Whoever stops is taken to be dead, by all that it has to do with; when it goes on it has to find out itself."""
+async def test_resumed_instance_notices_that_it_was_presumed_dead(
+    pair: Cluster, wanted: list[Told], number: int
+) -> None:
+    """A stopped process is presumed dead by all others; once it resumes it must find that out itself."""
     silent = pair.instances[number]
     began = time.monotonic()
     answers = await disturbed(pair, lambda: silent.signal(signal.SIGSTOP))
@@ -107,7 +109,7 @@ async def test_one_that_is_silent_for_longer_than_others_wait(pair: Cluster, wan
 
 
 @nightly
-async def test_slow_clients_while_d_dies(pair: Cluster, wanted: list[Told]) -> None:
+async def test_slow_clients_get_exact_answers_when_d_dies(pair: Cluster, wanted: list[Told]) -> None:
     answers = await disturbed(pair, pair.instances[1].restart, pause=0.05)
     assert set(verdicts(answers, wanted)) == {"exact"}, answers
     await well(pair, wanted)
@@ -115,13 +117,13 @@ async def test_slow_clients_while_d_dies(pair: Cluster, wanted: list[Told]) -> N
 
 @nightly
 @pytest.mark.parametrize("listening", [False, True], ids=["refused", "silent"])
-async def test_hand_overs_that_do_not_get_through(
+async def test_requests_complete_when_handovers_cannot_connect(
     begin: Callable[..., Cluster], pair: Cluster, wanted: list[Told], listening: bool
 ) -> None:
     with socket.socket() as wall:
         wall.bind(("127.0.0.1", 0))
         if listening:
-            wall.listen(1024)  # and nobody accepts
+            wall.listen(1024)  # but never accept
         blocked = begin("prefill", "decode", peers={1: f"127.0.0.1;{wall.getsockname()[1]}"})
         answers = [Answer() for _ in MIXTURE]
         url = blocked.coordinator.url
@@ -132,7 +134,9 @@ async def test_hand_overs_that_do_not_get_through(
 
 
 @nightly
-async def test_a_d_that_has_hardly_any_room(begin: Callable[..., Cluster], pair: Cluster, wanted: list[Told]) -> None:
+async def test_requests_end_when_d_has_hardly_any_kv_memory(
+    begin: Callable[..., Cluster], pair: Cluster, wanted: list[Told]
+) -> None:
     small = begin("prefill", "decode", own={1: ("--kv-memory", "2MiB")}, separate="always")
     answers = [Answer() for _ in MIXTURE]
     url = small.coordinator.url

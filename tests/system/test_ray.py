@@ -1,4 +1,4 @@
-"""A cluster over three Ray nodes on one machine: instances go where their resources are, and survive their node."""
+"""A cluster over three Ray nodes on one machine: instances are placed by their resources and survive their node."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def wait(what, seconds=120.0):
 
 
 def placed(keeper, *unlike):
-    """Where each process is, once all are, with other process ids than those."""
+    """Returns where each process runs once all run, with process ids other than those in ``unlike``."""
     seen, _ = ray_client.look(keeper)
     there = {each.name: each for each in seen if each.pid and each.pid not in unlike}
     return there if len(there) == 3 else None
 
 
-async def test_a_killed_node(nodes, tmp_path):
+async def test_cluster_recovers_from_a_killed_ray_node(nodes, tmp_path):
     (tmp_path / "plan.toml").write_text(PLAN)
     ray_client.connect(nodes.address)
     keeper = ray_client.up(read(str(tmp_path / "plan.toml")))
@@ -110,7 +110,7 @@ async def test_a_killed_node(nodes, tmp_path):
     assert ray_client.names() == []
 
 
-async def test_an_instance_that_is_taken_away_ends_what_it_has_begun_and_nobody_waits_for_it(nodes, tmp_path):
+async def test_scaled_down_instance_finishes_its_requests(nodes, tmp_path):
     (tmp_path / "plan.toml").write_text(PLAN)
     ray_client.connect(nodes.address)
     keeper = ray_client.up(read(str(tmp_path / "plan.toml")))
@@ -121,7 +121,7 @@ async def test_an_instance_that_is_taken_away_ends_what_it_has_begun_and_nobody_
     running = asyncio.create_task(ask(url, *ASKED, heard))
     while not heard.count:
         await asyncio.sleep(0.01)
-    # Nodes have room for four instances; nobody is kept waiting by those that find none.
+    # The nodes have room for four instances; the scale call must not wait for those that find none.
     assert await asyncio.to_thread(ray_client.scale, keeper, "prefill", 40) == ""
     assert await asyncio.to_thread(ray_client.scale, keeper, "prefill", 1) == ""
     assert await asyncio.to_thread(ray_client.scale, keeper, "decode", 0) == ""

@@ -23,14 +23,14 @@ def follow(served, model, lines):
         lines += (line for line in stream if line.startswith(b"data: "))
 
 
-def test_an_engine_that_is_killed_is_no_concern_of_the_other_model(serve):
+def test_killed_engine_does_not_disturb_the_other_model(serve):
     own = ",kv-memory=64MiB,threads=1"
     served = serve("--model", f"first,alias=parley-demo{own}", "--model", f"second=parley-demo{own}")
     answers = {name: ask(served, name) for name in ("first", "alias", "second", "")}
     assert set(answers.values()) == {"The capital of France is Paris."}
     assert "'third' does not exist" in ask(served, "third")
     engines = served.children()
-    assert len(engines) == 2  # in the order in which they were started
+    assert len(engines) == 2  # in start order
     streams = {name: [] for name in ("first", "second")}
     threads = [threading.Thread(target=follow, args=(served, *each)) for each in streams.items()]
     for thread in threads:
@@ -50,7 +50,7 @@ def test_an_engine_that_is_killed_is_no_concern_of_the_other_model(serve):
     assert served.stop() == 0
 
 
-def test_a_model_that_cannot_be_loaded_ends_the_server(serve, tmp_path):
+def test_unloadable_model_ends_the_server(serve, tmp_path):
     served = serve("--model", "first=parley-demo", "--model", f"second={tmp_path}", wait=False)
     assert served.process.wait(60) == 1
     assert served.output().splitlines()[-1].startswith(f"parley: {tmp_path} cannot be served")

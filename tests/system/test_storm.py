@@ -1,4 +1,4 @@
-"""Clients that leave, engines that die, many streams at once: nothing hangs, nothing leaks, answers stay the same."""
+"""Clients that disconnect, engines that die, many streams at once: nothing hangs or leaks, answers stay the same."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def payload(path: str, body: dict) -> bytes:
 
 
 async def leave(port: int, rng: random.Random) -> None:
-    """Send a request (perhaps not all of it), read a little, and go without a word."""
+    """Sends a request (perhaps only a part of it), reads a little, and disconnects."""
     stream = rng.random() < 0.7
     body = {
         "model": "parley-demo",
@@ -83,10 +83,10 @@ def idle(served) -> bool:
     )
 
 
-def test_a_thousand_clients_that_leave_cost_nothing(serve):
+def test_a_thousand_disconnecting_clients_leak_nothing(serve):
     served = serve("--kv-memory", "16MiB")
     expected = control(served)
-    asyncio.run(storm(served.port, 400, seed=1))  # the pool, the allocator and torch's caches reach their size
+    asyncio.run(storm(served.port, 400, seed=1))  # warm-up: block pool, allocator and torch's caches reach their size
     assert served.wait(lambda: idle(served)), served.output()[-2000:]
     before = served.resident()
     asyncio.run(storm(served.port, 1000, seed=2))
@@ -97,7 +97,7 @@ def test_a_thousand_clients_that_leave_cost_nothing(serve):
 
 
 async def sse(port: int, body: dict, begun: asyncio.Semaphore | None = None) -> tuple[str, str]:
-    """One stream to its end: its text and its end ("done", "error: …" or "cut"). ``begun``: told of its first event."""
+    """Reads one stream to its end: its text, and "done", "error: …" or "cut". Releases ``begun`` at the first event."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(payload("/v1/completions", body))
     text, end = "", "cut"
@@ -137,7 +137,7 @@ def stream_body(k: int, tokens: int) -> dict:
     }
 
 
-def test_two_hundred_streams_at_once_all_finish_and_repeat(serve):
+def test_two_hundred_concurrent_streams_finish_and_repeat(serve):
     served = serve("--kv-memory", "128MiB")
 
     async def all_streams() -> list[tuple[str, str]]:
@@ -145,10 +145,10 @@ def test_two_hundred_streams_at_once_all_finish_and_repeat(serve):
 
     first, second = asyncio.run(all_streams()), asyncio.run(all_streams())
     assert {end for _, end in first + second} == {"done"}
-    assert first == second  # whatever else was in the batch
+    assert first == second  # independent of the other requests in the batch
 
 
-def test_a_killed_engine_in_the_middle_ends_every_stream_and_serves_again(serve):
+def test_server_ends_streams_and_recovers_when_its_engine_is_killed(serve):
     served = serve("--kv-memory", "128MiB")
     expected = control(served)
 
@@ -169,7 +169,7 @@ def test_a_killed_engine_in_the_middle_ends_every_stream_and_serves_again(serve)
     assert "SIGKILL" in served.output() and "Traceback" not in served.output()
 
 
-def test_a_server_that_is_told_to_stop_finishes_what_runs(serve):
+def test_sigterm_lets_running_streams_finish(serve):
     served = serve("--kv-memory", "64MiB", "--drain", "20")
 
     async def scenario() -> list[tuple[str, str]]:
@@ -185,7 +185,7 @@ def test_a_server_that_is_told_to_stop_finishes_what_runs(serve):
     assert not any(os.path.exists(f"/proc/{pid}") for pid in children)
 
 
-def test_a_drain_that_takes_too_long_ends_streams_properly(serve):
+def test_drain_timeout_ends_streams_with_an_error(serve):
     served = serve("--kv-memory", "64MiB", "--drain", "1")
 
     async def scenario() -> list[tuple[str, str]]:

@@ -1,6 +1,6 @@
-"""Tools through the official client and the built-in model: what it calls, what it is made to call, and what is told.
+"""Tools through the official client and the built-in model: voluntary and forced calls, and how answers report them.
 
-Every case runs streamed and whole, with thinking and without: all have to tell the same.
+Every case runs streamed and whole, with thinking and without: all must give the same answer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def client(served):
 
 
 def ask(client, messages, stream=False, thinking=False, **options):
-    """The first choice of an answer, in the same form whether it came whole or in chunks."""
+    """Returns the first choice of an answer, in the same form whether it came whole or in chunks."""
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
     options = {"model": MODEL, "temperature": 0, "max_tokens": 300, "messages": messages} | options
@@ -63,7 +63,7 @@ def called(choice):
 
 
 @pytest.mark.parametrize(("stream", "thinking"), MODES)
-def test_a_loop_of_three_rounds(client, stream, thinking):
+def test_tool_loop_of_three_rounds(client, stream, thinking):
     messages: list = []
     for city, choice in (("Paris", "auto"), ("London", "auto"), ("Rome", "required")):
         messages.append({"role": "user", "content": f"What is the weather in {city}?"})
@@ -84,7 +84,7 @@ def test_a_loop_of_three_rounds(client, stream, thinking):
 
 
 @pytest.mark.parametrize(("stream", "thinking"), MODES)
-def test_calls_at_once_and_one_at_a_time(client, stream, thinking):
+def test_parallel_tool_calls_can_be_turned_off(client, stream, thinking):
     paris, london = ("get_weather", {"city": "Paris"}), ("get_weather", {"city": "London"})
     parameters = WEATHER["function"]["parameters"] | {"additionalProperties": False}
     strict = {"type": "function", "function": WEATHER["function"] | {"parameters": parameters, "strict": True}}
@@ -97,8 +97,8 @@ def test_calls_at_once_and_one_at_a_time(client, stream, thinking):
 
 
 @pytest.mark.parametrize(("stream", "thinking"), MODES)
-def test_a_call_that_is_forced(client, stream, thinking):
-    """Also of a tool that the model has never seen, and where it would rather have talked."""
+def test_tool_choice_forces_a_call(client, stream, thinking):
+    """Includes a tool that the model has never seen, and a question that calls for no tool."""
     properties = {"stars": {"enum": [1, 2, 3]}, "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2}}
     schema = {
         "type": "object", "properties": properties, "required": list(properties), "additionalProperties": False
@@ -120,7 +120,7 @@ def test_a_call_that_is_forced(client, stream, thinking):
 
 
 @pytest.mark.parametrize(("stream", "thinking"), MODES)
-def test_an_answer_is_a_call_or_has_the_form(client, stream, thinking):
+def test_answer_is_a_tool_call_or_matches_the_response_format(client, stream, thinking):
     properties = {"name": {"type": "string"}, "age": {"type": "integer"}, "city": {"type": "string"}}
     schema = {
         "type": "object", "properties": properties, "required": list(properties), "additionalProperties": False
@@ -138,7 +138,7 @@ def test_an_answer_is_a_call_or_has_the_form(client, stream, thinking):
     assert [name for name, _ in called(forced)] == ["get_weather", "get_weather"]
 
 
-def test_many_choices_have_their_own_calls_and_scores(client):
+def test_each_choice_has_its_own_tool_calls_and_logprobs(client):
     answer = client.chat.completions.create(
         model=MODEL, messages=[{"role": "user", "content": BOTH}], n=3, seed=1, temperature=0.8, logprobs=True,
         tools=[WEATHER], tool_choice="required", max_tokens=200,
@@ -151,7 +151,7 @@ def test_many_choices_have_their_own_calls_and_scores(client):
     assert answer.usage.completion_tokens == sum(len(choice.logprobs.content) for choice in answer.choices)
 
 
-def test_reasoning_has_a_switch_and_a_budget(client):
+def test_reasoning_can_be_switched_and_limited_by_a_budget(client):
     question = [{"role": "user", "content": "What is 47 + 38?"}]
 
     def think(**body):
@@ -178,7 +178,7 @@ def test_reasoning_has_a_switch_and_a_budget(client):
     assert [name for name, _ in called(forced)] == ["add"]
 
 
-def test_the_clients_own_parsing(client):
+def test_client_side_parsing_of_tool_calls_and_formats(client):
     class get_weather(BaseModel):
         """Get the weather in a city."""
 
@@ -200,7 +200,7 @@ def test_the_clients_own_parsing(client):
     assert found == Person(name="Anna", age=31, city="Paris")
 
 
-def test_what_cannot_be_followed_is_refused_before_it_begins(client):
+def test_refuses_strict_tools_with_unsupported_schemas(client):
     def refused(**options):
         with pytest.raises(BadRequestError) as caught:
             ask(client, "Hello!", **options)
@@ -215,7 +215,7 @@ def test_what_cannot_be_followed_is_refused_before_it_begins(client):
     loose = {"type": "function", "function": {name: broken["function"][name] for name in ("name", "parameters")}}
     named = {"type": "function", "function": {"name": "f"}}
     ((name, arguments),) = called(ask(client, "Hello!", tools=[loose], tool_choice=named))
-    assert name == "f" and isinstance(arguments, dict)  # what is not strict is followed as far as it can be
+    assert name == "f" and isinstance(arguments, dict)  # a schema that is not strict is followed as far as possible
 
 
 ENDS = {"/vllm/v1": "stop", "/tgi/v1": "stop", "/mindie/v1": "tool_calls", "/mindie-old/v1": "tool_calls",
@@ -223,7 +223,7 @@ ENDS = {"/vllm/v1": "stop", "/tgi/v1": "stop", "/mindie/v1": "tool_calls", "/min
 
 
 @pytest.mark.parametrize("base", ENDS)
-def test_every_api_forces_a_call_and_tells_of_it_in_its_own_form(served, base):
+def test_every_api_forces_a_tool_call_and_reports_it_in_its_form(served, base):
     named = {"type": "function", "function": {"name": "get_weather"}}
     options: dict = {"model": MODEL, "temperature": 0.0, "max_tokens": 100, "tools": [WEATHER, TOOLS["get_time"]]}
     options["messages"] = [{"role": "user", "content": BOTH}]

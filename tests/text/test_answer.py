@@ -1,4 +1,4 @@
-"""What tools make of an answer: its grammar allows calls as choice, schemas and form say, and nothing else."""
+"""The grammar of an answer with tools allows exactly the calls that tool choice, schemas and response format permit."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def language() -> Language:
 
 @pytest.fixture(scope="module")
 def allows(language: Language):
-    """Whether an answer may be this text, whole, by the prompt's grammar."""
+    """Return a check whether the prompt's grammar allows a text as a whole answer."""
     vocabulary = LLTokenizer(language.tokenizer.backend.to_str(), eos_token=sorted(language.tokenizer.eos_ids))
 
     def allowed(chat: Chat, text: str, form: Grammar | None = None, language: Language = language) -> bool:
@@ -63,7 +63,7 @@ def allows(language: Language):
 ROME, OSLO = call("f", '{"city": "Rome"}'), call("g", '{"city": "Oslo"}')
 
 
-def test_a_call_that_has_to_be_made(allows):
+def test_required_tool_choice_allows_only_permitted_calls(allows):
     chat = ask(tool("f"), tool("g"), choice="required")
     assert allows(chat, ROME) and allows(chat, OSLO) and allows(chat, f"{ROME}\n{OSLO}")
     for wrong in ("Hi", "", f"Hi{ROME}", call("h", "{}"), call("f", '{"city": "Bonn"}'), call("f", "{}")):
@@ -76,7 +76,7 @@ def test_a_call_that_has_to_be_made(allows):
     assert allows(alone, ROME) and not allows(alone, f"{ROME}\n{ROME}")
 
 
-def test_text_in_which_calls_may_be(allows, language):
+def test_auto_tool_choice_allows_text_and_valid_calls(allows, language):
     assert language.compile(ask(tool("f")), None) == language.compile(ask(tool("f", strict=True), choice="none"), None)
     strict = ask(tool("f", strict=True), tool("g"))
     for text in ("Hi", "", ROME, f"So:\n{ROME}\n{ROME}", call("g", '{"any": [1]}')):
@@ -97,7 +97,7 @@ def test_text_in_which_calls_may_be(allows, language):
         (Grammar("ebnf", 'root ::= "y" [0-9]+'), "y12", "12"),
     ],
 )
-def test_an_answer_is_calls_or_has_the_form(allows, form, good, bad):
+def test_response_format_with_tools_allows_calls_or_format(allows, form, good, bad):
     chat = ask(tool("f"), tool("g"))
     for text in (good, ROME, f"{ROME}\n{OSLO}"):
         assert allows(chat, text, form), text
@@ -108,10 +108,10 @@ def test_an_answer_is_calls_or_has_the_form(allows, form, good, bad):
     assert allows(ask(tool("f"), choice="none"), good, form) and not allows(ask(tool("f"), choice="none"), ROME, form)
 
 
-def test_a_form_that_has_no_say_is_checked_all_the_same(language):
+def test_response_format_is_validated_even_when_calls_are_forced(language):
     forced = ask(tool("f"), choice="required")
     wrong = Grammar("regex", "(a", field="structured_outputs.regex")
-    assert language.compile(forced, None) == language.found(forced, None)  # what it comes to is known already
+    assert language.compile(forced, None) == language.found(forced, None)  # the grammar of the calls is cached
     for _ in range(2):
         assert language.found(forced, wrong) is None
         with pytest.raises(Invalid, match="unclosed") as caught:
@@ -119,8 +119,8 @@ def test_a_form_that_has_no_say_is_checked_all_the_same(language):
         assert caught.value.field == wrong.field
 
 
-def test_what_is_known_is_known_by_all_that_makes_a_difference(language):
-    """Every part of a request that the grammar depends on, one at a time."""
+def test_grammar_cache_key_covers_every_request_part(language):
+    """Varies every part of a request that the grammar depends on, one at a time: the cache key must include each."""
     form = Grammar("regex", "[a-z]+", field="one")
     tools = tool("f"), tool("g")
     alike = [
@@ -140,8 +140,8 @@ def test_what_is_known_is_known_by_all_that_makes_a_difference(language):
     assert [fresh.found(*each) for each in alike] == made and len(set(made)) == 7
 
 
-def test_calls_and_a_form_that_begin_alike(allows, language):
-    """Where calls are bare JSON, both are one schema, whose parts still refer to themselves."""
+def test_bare_json_calls_and_response_format_share_one_schema(allows, language):
+    """Where calls are bare JSON, calls and format become one schema, and references inside both must still resolve."""
     bare = Language(language.tokenizer, language.template)
     bare.markup = Markup(None, LLAMA.forms)
     chat = ask(tool("f"), tool("g"))
@@ -156,8 +156,8 @@ def test_calls_and_a_form_that_begin_alike(allows, language):
         assert not allows(chat, text, PERSON, bare), text
 
 
-def test_content_and_calls_between_silent_marks(allows, language):
-    """Kimi K3 writes both in parts of their own: content that is none may stand before calls, and its mark may come."""
+def test_kimi_k3_allows_empty_content_part_before_calls(allows, language):
+    """Kimi K3 separates content from calls: an empty content part or its closing mark may precede calls."""
     kimi = Language(language.tokenizer, language.template, markup=detect("", "kimi_k3", "kimi_k3"))
     opening, closing = "<|open|>response<|sep|>", "<|close|>response<|sep|>"
     city = '<|open|>argument key="city" type="string"<|sep|>Rome<|close|>argument<|sep|>'
@@ -176,8 +176,8 @@ def test_content_and_calls_between_silent_marks(allows, language):
         assert read(reader(kimi.markup, False, Tools()), pieces) == ("hm", "So.", [("f", '{"city": "Rome"}')])
 
 
-def test_a_form_in_a_channel(allows, language):
-    """Where everything stands in a channel, the form does in that of content, and calls in theirs."""
+def test_harmony_puts_formatted_output_in_final_channel(allows, language):
+    """Where all text stands in channels, formatted output belongs in the content channel and calls in theirs."""
     row = next(row for row in CALLS if row.channels)
     harmony = Language(language.tokenizer, language.template)
     harmony.markup = Markup(("<|channel|>analysis<|message|>", "<|end|>"), row.forms, channels=True)
@@ -194,13 +194,13 @@ def test_a_form_in_a_channel(allows, language):
     assert "".join(event.text for event in done if isinstance(event, Delta)) == '{"age": 5}'
 
 
-def test_a_model_without_calls_is_told_of_the_tools_and_made_to_call(allows, language):
+def test_model_without_call_marks_gets_tools_in_prompt(allows, language):
     plain = Language(language.tokenizer, language.template)
     plain.markup = Markup()
     chat = ask(tool("f"), choice="required")
     text = '[{"name": "f", "parameters": {"city": "Rome"}}, {"name": "f", "parameters": {"city": "Oslo"}}]'
     assert allows(chat, text, language=plain) and not allows(chat, "[]", language=plain)
-    assert plain.compile(ask(tool("f", strict=True)), None) == ""  # it cannot begin a call
+    assert plain.compile(ask(tool("f", strict=True)), None) == ""  # this model has no marks that begin a call
     shown = answer_grammar.told(chat)
     assert shown.messages[-1].content.startswith("Hi") and '"city"' in shown.messages[-1].content
     done = list(events(plain, chat, text))
@@ -209,7 +209,7 @@ def test_a_model_without_calls_is_told_of_the_tools_and_made_to_call(allows, lan
 
 
 def events(language: Language, chat: Chat, text: str):
-    """What an answer of these tokens is told as, one token at a time."""
+    """Yield the events of an answer with this text, fed one token at a time."""
     prepared = language.prepare(chat)
     choice = Choice(Request(id="r", model="m", prompts=[chat]), 0, language.tokenizer, prepared)
     ids = language.tokenizer.encode(text, special=False)
@@ -220,7 +220,7 @@ def events(language: Language, chat: Chat, text: str):
 
 
 @pytest.mark.parametrize("behind", ["", f"\n{OSLO}", " and more", "\n\n"])
-def test_one_call_is_the_end_of_an_answer_that_may_have_no_more(language, behind):
+def test_answer_ends_after_first_call_without_parallel_calls(language, behind):
     made = list(events(language, ask(tool("f"), parallel=False), f"Well.\n{ROME}{behind}"))
     deltas = [event for event in made if isinstance(event, Delta)]
     assert "".join(delta.text for delta in deltas) == "Well."
@@ -231,13 +231,13 @@ def test_one_call_is_the_end_of_an_answer_that_may_have_no_more(language, behind
 
 
 @pytest.mark.parametrize("kind", ["string", "thing", ["object", "null"], ["null"], None, 3])
-def test_arguments_are_an_object_whatever_their_schema_says(allows, kind):
+def test_call_arguments_are_an_object_for_any_schema_type(allows, kind):
     chat = ask(tool("f", {"type": kind}), choice="required")
     assert allows(chat, call("f", "{}"))
     assert not any(allows(chat, call("f", wrong)) for wrong in ('"a"', "null", "3"))
 
 
-def test_schemas_that_cannot_be_followed(allows, language):
+def test_unsupported_schema_is_refused_only_for_strict_tools(allows, language):
     odd = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)y"}}}
     with pytest.raises(Invalid) as caught:
         language.compile(ask(tool("f"), tool("g", odd, strict=True)), None)
@@ -253,7 +253,7 @@ def test_schemas_that_cannot_be_followed(allows, language):
     ]
     many = ask(
         *(tool(f"f{number}", each) for number, each in enumerate(wide)), choice="required"
-    )  # each would do alone
+    )  # each schema alone would fit
     assert allows(many, call("f7", '{"b": 1}')) and not allows(many, call("f100", "{}"))
     with pytest.raises(Invalid, match="tools cannot be followed"):
         language.compile(ask(*(tool(f"f{number}", each, strict=True) for number, each in enumerate(wide))), None)

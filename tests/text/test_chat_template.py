@@ -1,4 +1,4 @@
-"""Rendering agrees with Transformers on templates of many styles, and hostile templates end on a budget."""
+"""Rendering agrees with Transformers for templates of many styles, and hostile templates end on a budget."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ CHATS = {
 
 
 def hugging(chat: Chat, template: str, silent: str | None = None) -> str:
-    """``silent``: the content of turns that have none."""
+    """Render with Transformers; turns without content get ``silent``."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level().backend, bos_token="<s>", eos_token="</s>")
@@ -111,7 +111,7 @@ def hugging(chat: Chat, template: str, silent: str | None = None) -> str:
 
 @pytest.mark.parametrize("style", TEMPLATES)
 @pytest.mark.parametrize("chat", CHATS)
-def test_renders_what_transformers_renders(style: str, chat: str) -> None:
+def test_chat_template_renders_like_transformers(style: str, chat: str) -> None:
     template = ChatTemplate({"default": TEMPLATES[style]}, byte_level().names)
     try:
         try:
@@ -130,19 +130,19 @@ def render(source: str, chat: Chat | None = None, **names: str) -> str:
     return ChatTemplate({"default": source}, names).render(chat or CHATS["one"])
 
 
-def test_tools_choose_their_own_template() -> None:
+def test_chat_with_tools_uses_tool_template() -> None:
     template = ChatTemplate({"default": "D", "tool_use": "T"})
     assert template.render(CHATS["one"]) == "D"
     assert template.render(CHATS["tools"]) == "T"
 
 
-def test_arguments_that_are_no_object_stay_text() -> None:
+def test_arguments_that_are_no_object_stay_text_in_template() -> None:
     source = "{% for c in messages[0].tool_calls %}{{ c.function.arguments is string }} {% endfor %}"
     calls = [ToolCall("1", "f", text) for text in ("{}", "", "[1]", "{", "[" * 100_000)]
     assert render(source, Chat([Message("assistant", None, tool_calls=calls)])) == "False False True True True "
 
 
-def test_the_template_refuses_in_its_own_words() -> None:
+def test_template_exception_message_reaches_client() -> None:
     with pytest.raises(BadRequest) as refused:
         render(STRICT, CHATS["named"])
     assert refused.value.message == "Not your turn: system"
@@ -151,7 +151,7 @@ def test_the_template_refuses_in_its_own_words() -> None:
     assert len(refused.value.message) < 1000
 
 
-def test_no_template_and_no_messages() -> None:
+def test_missing_template_or_messages_is_bad_request() -> None:
     with pytest.raises(BadRequest, match="no chat template"):
         ChatTemplate({}).render(CHATS["one"])
     with pytest.raises(BadRequest, match="at least one message"):
@@ -166,7 +166,7 @@ def test_no_template_and_no_messages() -> None:
         "conversation", "self",
     ],
 )  # fmt: skip
-def test_reserved_options_are_refused(name: str) -> None:
+def test_reserved_template_options_are_refused(name: str) -> None:
     with pytest.raises(Invalid) as refused:
         render(CHATML, Chat(CHATS["one"].messages, options={name: True}), bos_token="<s>")
     assert refused.value.field == "chat_template_kwargs"
@@ -194,7 +194,7 @@ def test_reserved_options_are_refused(name: str) -> None:
         "{% import 'os' as os %}",
     ],
 )
-def test_nothing_leads_out_of_the_sandbox(source: str) -> None:
+def test_template_cannot_escape_sandbox(source: str) -> None:
     try:
         text = render(source)
     except BadRequest as refused:
@@ -231,12 +231,12 @@ def test_hostile_templates_end_on_a_budget(source: str, monkeypatch: pytest.Monk
     assert render("{{ messages[0].role }}") == "user"
 
 
-def test_many_messages_render_in_time() -> None:
+def test_template_renders_many_messages_within_budget() -> None:
     chat = Chat([Message("user" if n % 2 == 0 else "assistant", "x") for n in range(20_001)])
     assert render(STRICT, chat, bos_token="<s>", eos_token="</s>").count("[Q]") == 10_001
 
 
-def test_what_cannot_be_continued() -> None:
+def test_template_that_alters_content_cannot_be_continued() -> None:
     upper = "{% for m in messages %}{{ m.content | upper }}{% endfor %}"
     for source in (upper, "{{ messages[0].content }}", "no messages"):
         with pytest.raises(BadRequest) as refused:
@@ -246,7 +246,7 @@ def test_what_cannot_be_continued() -> None:
         render(CHATML, Chat([Message("assistant", None)], continue_final=True))
 
 
-def test_loading_from_a_folder(tmp_path: Path) -> None:
+def test_chat_template_loads_from_model_folder(tmp_path: Path) -> None:
     tokenizer = byte_level()
     assert ChatTemplate.load(tmp_path, tokenizer).sources == {}
     config = tmp_path / "tokenizer_config.json"

@@ -1,4 +1,4 @@
-"""A choice of an answer: how its tokens are divided never matters, and usage counts what was delivered."""
+"""One choice of an answer: the division of its tokens into outputs never matters; usage counts delivered tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHAT = Chat([Message("user", "hi")])
 
 
 class Answer:
-    """Everything a client would have put together from the events."""
+    """The answer that a client puts together from the events."""
 
     def __init__(self) -> None:
         self.text = {"content": "", "reasoning": "", "tool": ""}
@@ -68,7 +68,7 @@ def answer(
     prompt: list[int] | None = None,
     **fields: Any,
 ) -> Answer:
-    """Feed the ids to a choice in outputs of these sizes."""
+    """Feed the ids to a choice in outputs of these sizes, and return the client's answer."""
     tokenizer = tokenizer or byte_level()
     request = Request(id="r", model="m", prompts=[CHAT], **fields)
     prepared = Prepared(prompt if prompt is not None else tokenizer.encode("hi"), markup, thinking)
@@ -107,7 +107,7 @@ stops = st.lists(st.sampled_from(["END", "stop", "END stop", "\n\n", "🎉", "xx
     st.sampled_from([QWEN, Markup()]),
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
-def test_any_division_into_outputs_gives_the_same_answer(
+def test_output_sizes_do_not_change_answer(
     kind: str,
     text: str,
     sizes: list[int],
@@ -143,7 +143,7 @@ def test_any_division_into_outputs_gives_the_same_answer(
         assert tokenizer.decode(prompt, skip) + result.text["content"] == tokenizer.decode(prompt + shown, skip)
 
 
-def test_parts_and_calls() -> None:
+def test_choice_separates_reasoning_content_and_calls() -> None:
     text = '<think>\nhm\n</think>\n\nOk.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
     eos = byte_level().backend.token_to_id("</s>")
     result = answer([*encode(text), eos or 0], finish="stop", stop_id=eos)
@@ -154,13 +154,13 @@ def test_parts_and_calls() -> None:
 
 
 @pytest.mark.parametrize(("finish", "reason"), [("length", "length"), ("cancel", "cancel"), ("error", "error")])
-def test_a_call_that_was_cut_is_not_a_tool_finish(finish: str, reason: str) -> None:
+def test_truncated_call_does_not_finish_with_tool_reason(finish: str, reason: str) -> None:
     result = answer(encode('<tool_call>{"name": "f", "arguments": {"a'), finish=finish)
     assert result.calls == [["f", '{"a']]
     assert result.done is not None and result.done.reason == reason
 
 
-def test_a_stop_string_ends_the_choice_at_the_token_that_completes_it() -> None:
+def test_stop_string_ends_choice_at_completing_token() -> None:
     ids = encode("one") + encode(" END") + encode(" two")
     result = answer(ids, [100], finish="length", stop=Stop(strings=["END"]))
     assert result.text["content"] == "one "
@@ -171,14 +171,14 @@ def test_a_stop_string_ends_the_choice_at_the_token_that_completes_it() -> None:
     assert late.text["content"] == "one END two" and late.done is not None and late.done.reason == "length"
 
 
-def test_a_held_back_beginning_of_a_stop_string_is_given_out_at_the_end() -> None:
+def test_held_back_stop_prefix_is_delivered_at_end() -> None:
     result = answer(encode("abc EN"), stop=Stop(strings=["END"]), want=Want(logprobs=0))
     assert result.text["content"] == "abc EN" and result.tokens == encode("abc EN")
 
 
 @pytest.mark.parametrize("interval", [1, 2, 4, 100])
 @pytest.mark.parametrize("want", [{}, {"ids": True}, {"logprobs": 0}], ids=str)
-def test_a_chunk_tells_as_many_tokens_as_were_asked_for(interval: int, want: dict[str, Any]) -> None:
+def test_stream_interval_sets_tokens_per_chunk(interval: int, want: dict[str, Any]) -> None:
     text = "The capital of France is Paris, and that is what it was."
     ids = encode(text)
     request = Request(id="r", model="m", prompts=[CHAT], want=Want(interval=interval, **want))
@@ -190,7 +190,7 @@ def test_a_chunk_tells_as_many_tokens_as_were_asked_for(interval: int, want: dic
     assert "".join(event.text for events in given for event in events if isinstance(event, Delta)) == text
 
 
-def test_a_stop_string_wins_over_the_parts() -> None:
+def test_stop_string_matches_inside_reasoning_and_calls() -> None:
     text = '<think>a</think>b<tool_call>{"name": "f", "arguments": {"x": "END"}}</tool_call>'
     result = answer(encode(text), stop=Stop(strings=["END"]))
     assert result.calls == [["f", '{"x": "']]
@@ -204,7 +204,7 @@ def test_a_stop_string_wins_over_the_parts() -> None:
 @pytest.mark.parametrize("asked", [False, True])
 @pytest.mark.parametrize("skip", [False, True])
 @pytest.mark.parametrize("token", ["</s>", " the"])
-def test_the_token_that_stops(include: bool, asked: bool, skip: bool, token: str) -> None:
+def test_stop_token_is_shown_only_if_included(include: bool, asked: bool, skip: bool, token: str) -> None:
     (end,) = encode(token)
     ids = [*encode("abc"), end]
     stop = Stop(ids=[end] if asked else [], include=include)
@@ -216,7 +216,7 @@ def test_the_token_that_stops(include: bool, asked: bool, skip: bool, token: str
     assert result.usage[1] == len(ids) and result.tokens == ids
 
 
-def test_tokens_are_made_only_when_wanted_and_carry_their_scores() -> None:
+def test_token_details_are_built_on_demand_with_scores() -> None:
     tokenizer = byte_level()
     request = Request(id="r", model="m", prompts=[CHAT], want=Want(logprobs=1))
     ids = encode("Paris €")
@@ -235,7 +235,7 @@ def test_tokens_are_made_only_when_wanted_and_carry_their_scores() -> None:
         assert sum(len(event.tokens) for event in events if isinstance(event, Delta)) == count
 
 
-def test_closing_from_outside_gives_out_what_was_held() -> None:
+def test_close_delivers_held_back_text() -> None:
     tokenizer = byte_level()
     request = Request(id="r", model="m", prompts=[CHAT], stop=Stop(strings=["END"]))
     choice = Choice(request, 0, tokenizer, Prepared(tokenizer.encode("hi")))
@@ -245,7 +245,7 @@ def test_closing_from_outside_gives_out_what_was_held() -> None:
     assert isinstance(last[-1], Done) and last[-1].reason == "cancel" and choice.ended
 
 
-def test_an_answer_without_tokens() -> None:
+def test_answer_without_tokens_reports_usage() -> None:
     tokenizer = byte_level()
     request = Request(id="r", model="m", prompts=[CHAT])
     choice = Choice(request, 0, tokenizer, Prepared([1, 2], QWEN, True))
@@ -253,7 +253,7 @@ def test_an_answer_without_tokens() -> None:
     assert isinstance(done, Done) and done.usage.prompt_tokens == 2 and done.usage.completion_tokens == 0
 
 
-def test_marks_that_are_special_tokens_are_seen_all_the_same() -> None:
+def test_parser_sees_marks_that_are_special_tokens() -> None:
     tokenizer = byte_level()
     markup = Markup(("<|im_start|>", "<|im_end|>"))
     result = answer(encode("<|im_start|>hm<|im_end|><s>so"), tokenizer=tokenizer, markup=markup)
@@ -262,7 +262,7 @@ def test_marks_that_are_special_tokens_are_seen_all_the_same() -> None:
     assert plain.text["content"] == "hmso"
 
 
-def test_prompt_tokens_with_their_scores() -> None:
+def test_scored_event_pairs_prompt_tokens_with_scores() -> None:
     tokenizer = byte_level()
     ids = encode("Paris €")
     scores = [None, *(Score(-1.0, 1, [5], [-1.0]) for _ in ids[1:])]
@@ -273,7 +273,7 @@ def test_prompt_tokens_with_their_scores() -> None:
     assert [token.logprob for token in scored(tokenizer, 0, ids).tokens] == [None] * len(ids)
 
 
-def test_a_token_has_its_cost_also_where_its_text_comes_later():
+def test_token_keeps_its_cost_when_its_text_is_delayed():
     tokenizer = byte_level()
     ids = tokenizer.encode("a é b", special=False)
     costs = [Cost(number, number / 10, 0.5) for number in range(len(ids))]

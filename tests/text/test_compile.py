@@ -1,4 +1,4 @@
-"""Grammars are checked before anything is queued: what is wrong is told, and what would take long is refused."""
+"""Grammars are checked before a request is queued: errors state the reason, and grammars that take long are refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from parley.text.grammar.json_schema import DEPTH, MEMBERS, ready
 from parley.types import Grammar, Tag, Tags
 
 KINDS = [tiny_tokenizers.byte_level, tiny_tokenizers.byte_fallback]
-ATTACKS = HOSTILE[::3]  # for an engine; all of them for the compiler
+ATTACKS = HOSTILE[::3]  # for the engine test; the compiler test uses all
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def compiler():
 
 
 def fits(compiler: Compiler, grammar: Grammar | str, text: str, tokenizer=None) -> bool:
-    """Whether the text, spelt in the tokenizer's tokens, is a whole answer."""
+    """Whether the text, encoded with the tokenizer's tokens, is a whole answer."""
     tokenizer = tokenizer or tiny_tokenizers.byte_level()
     made = grammar if isinstance(grammar, str) else compiler.compile(grammar)
     vocabulary = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Pieces(tokenizer)))
@@ -39,7 +39,7 @@ def fits(compiler: Compiler, grammar: Grammar | str, text: str, tokenizer=None) 
 
 
 def spell(tokenizer, text: str) -> list[int]:
-    """Marks as such, and between them the tokens of the text as it stands, without what is put before a whole one."""
+    """Encode marks as their tokens and the text between them verbatim, without the prefix that a whole text gets."""
     pieces = Pieces(tokenizer)
     parts = re.split(f"({'|'.join(map(re.escape, tokenizer.marks))})", text)
     ids = [[tokenizer.marks[part]] if part in tokenizer.marks else pieces(part) for part in parts]
@@ -47,7 +47,7 @@ def spell(tokenizer, text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("make", KINDS)
-def test_grammars_hold_for_the_tokens_of_every_kind_of_tokenizer(make):
+def test_grammars_work_with_every_kind_of_tokenizer(make):
     tokenizer = make()
     compiler = Compiler(tokenizer)
     schema = Grammar("json", {"type": "object", "properties": {"ü": {"type": "string"}}, "additionalProperties": False})
@@ -58,7 +58,7 @@ def test_grammars_hold_for_the_tokens_of_every_kind_of_tokenizer(make):
     assert not fits(compiler, marks, "<tool_call>call </tool_call>", tokenizer)
 
 
-def test_a_tokenizer_that_llguidance_does_not_read_is_spelt_out(tmp_path):
+def test_tokenizer_unknown_to_llguidance_is_passed_as_bytes(tmp_path):
     tokenizer = tiny_tokenizers.metaspace()
     tokenizer.backend.save(str(tmp_path / "tokenizer.json"))
     made = Compiler(tokenizer).compile(Grammar("choice", ["Paris", "the capital of Japan"]))
@@ -70,7 +70,7 @@ def test_a_tokenizer_that_llguidance_does_not_read_is_spelt_out(tmp_path):
     assert matcher.is_accepting() and not matcher.is_error()
 
 
-def test_what_stands_between_marks(compiler):
+def test_whitespace_pattern_limits_space_in_json(compiler):
     schema = {"type": "array", "items": {"type": "integer"}}
     for whitespace, good, bad in [
         (None, ["[1,2]", "[1, 2]", "[\n  1,\n  2\n]"], ["[1,  2]", "[1,\n\n2]", " [1]"]),
@@ -82,7 +82,7 @@ def test_what_stands_between_marks(compiler):
         assert not any(fits(compiler, grammar, text) for text in bad)
 
 
-def test_closed_objects_have_the_named_members_only(compiler):
+def test_closed_objects_allow_only_named_members(compiler):
     named = {
         "type": "object",
         "properties": {"a": {"type": "object", "properties": {"b": {}}}, "c": {"type": "object"}},
@@ -92,34 +92,34 @@ def test_closed_objects_have_the_named_members_only(compiler):
         assert fits(compiler, Grammar("json", named), text)
     said = {"type": "object", "properties": {"a": {}}, "additionalProperties": {"type": "null"}}
     assert fits(compiler, Grammar("json", said, closed=True), '{"a":1,"b":null}')
-    # What is named by parts that are joined, each of them may name only some of.
+    # The named members are those of all joined schemas together.
     joined = {"$defs": {"p": {"properties": {"a": {"type": "integer"}}}},
               "allOf": [{"$ref": "#/$defs/p"}, {"properties": {"b": {"type": "null"}}, "required": ["a", "b"]}],
               "type": "object"}  # fmt: skip
     assert fits(compiler, Grammar("json", joined, closed=True), '{"a":1,"b":null}')
 
 
-def test_limits_that_nobody_reaches(compiler):
+def test_huge_schema_limits_compile(compiler):
     for most in (2**31 - 1, 2**31, 2**53 - 1, 10**18):
         assert fits(compiler, Grammar("json", {"type": "string", "maxLength": most}), '"a"')
         assert fits(compiler, Grammar("json", {"type": "integer", "minimum": -most, "maximum": most}), "-12")
         assert fits(compiler, Grammar("json", {"type": "array", "maxItems": most}), "[1]")
 
 
-def test_lengths_may_be_written_as_decimals(compiler):
+def test_schema_lengths_may_be_decimals(compiler):
     assert fits(compiler, Grammar("json", {"type": "array", "minItems": 1.0, "maxItems": 2.0}), "[1]")
     assert not fits(compiler, Grammar("json", {"type": "array", "minItems": 1.0, "maxItems": 2.0}), "[]")
 
 
-def test_a_name_that_is_taken_does_not_come_again_in_other_letters(compiler):
-    """A JSON text may write any character by its number, and a reader takes the last of two members of a name."""
+def test_escaped_member_name_cannot_repeat_a_name(compiler):
+    """JSON can escape any character, and readers keep the last of two equal names: a duplicate could evade a schema."""
     schema = {"type": "object", "properties": {'é"': {"type": "integer"}}, "patternProperties": {"^f": {"const": 1}}}
     for text, good in [(r'{"é\"":1}', True), (r'{"\u00e9\"":""}', False), (r'{"é\u0022":""}', False),
                        (r'{"foo":1}', True), (r'{"\u0066oo":""}', False), (r'{"a":"","a":1}', True)]:  # fmt: skip
         assert fits(compiler, Grammar("json", schema), text) == good, text
 
 
-def test_what_is_made_ready_leaves_the_schema_as_it_was():
+def test_schema_preparation_leaves_its_input_unchanged():
     schema = {"properties": {"a": {"format": "odd", "uniqueItems": False}}, "anyOf": [{"items": {"properties": {}}}],
               "const": {"properties": {"format": "odd"}}}  # fmt: skip
     before = json.dumps(schema)
@@ -129,13 +129,13 @@ def test_what_is_made_ready_leaves_the_schema_as_it_was():
     assert made["anyOf"][0]["items"]["additionalProperties"] is False
 
 
-def test_ids_are_those_of_tokens_and_not_what_texts_hold(compiler):
+def test_lark_token_ids_inside_texts_are_ignored(compiler):
     last = compiler._tokenizer.vocab_size - 1
     for lark in (f"start: <[{last}]>", 'start: "<[99999]>"', r"start: /<\[99999\]>/"):
         assert compiler.compile(Grammar("lark", lark))
 
 
-def test_tags_in_free_text(compiler):
+def test_tags_constrain_calls_in_free_text(compiler):
     tags = [Tag("<f=a>", {"type": "integer"}, "</f>"), Tag("<tool_call>\n", {"const": []}, "\n</tool_call>")]
     grammar = Grammar("tags", Tags(tags, ["<f=", "<tool_call>"]))
     for text, good in [
@@ -148,7 +148,7 @@ def test_tags_in_free_text(compiler):
 
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("marks", [("<think>", "</think>"), ("{{", "}}")])
-def test_a_grammar_behind_reasoning(compiler, inside, marks):
+def test_grammar_applies_after_reasoning(compiler, inside, marks):
     opening, closing = marks
     made = compiler.behind(compiler.compile(Grammar("choice", ["yes", "no"])), marks, inside)
     begin = "" if inside else opening
@@ -184,8 +184,8 @@ def test_a_grammar_behind_reasoning(compiler, inside, marks):
         (Grammar("choice", ["a", "\ud800"]), "surrogate"),
     ],
 )  # fmt: skip
-def test_a_refusal_names_field_and_reason(compiler, grammar, told):
-    for field in ("some_field", "other_field"):  # told again from what is kept
+def test_grammar_error_names_field_and_reason(compiler, grammar, told):
+    for field in ("some_field", "other_field"):  # the second error comes from the cache
         grammar = Grammar(grammar.kind, grammar.value, field=field)
         with pytest.raises(Invalid) as caught:
             compiler.find(grammar) or compiler.compile(grammar)
@@ -194,7 +194,7 @@ def test_a_refusal_names_field_and_reason(compiler, grammar, told):
         assert len(caught.value.message) < 400 and "/root" not in caught.value.message
 
 
-def test_what_was_compiled_is_kept_within_bounds(monkeypatch):
+def test_compiled_grammar_cache_is_bounded(monkeypatch):
     compiler = Compiler(tiny_tokenizers.byte_level())
     first = Grammar("choice", ["first"])
     made = compiler.compile(first)
@@ -211,7 +211,7 @@ def test_what_was_compiled_is_kept_within_bounds(monkeypatch):
     assert KEPT > 5000
 
 
-def test_whatever_means_harm_is_refused_or_cheap(compiler):
+def test_hostile_grammars_are_refused_or_cheap(compiler):
     refused = 0
     for grammar in HOSTILE:
         try:
@@ -222,13 +222,13 @@ def test_whatever_means_harm_is_refused_or_cheap(compiler):
     assert 50 < refused < len(HOSTILE)
 
 
-def test_a_tokenizer_whose_tokens_have_no_bytes_of_their_own_is_refused():
+def test_grammar_is_refused_for_tokenizer_without_token_bytes():
     with pytest.raises(Invalid, match="tokenizer"):
         Compiler(tiny_tokenizers.suffixed()).compile(Grammar("choice", ["a"]))
 
 
-async def test_other_streams_go_on_while_grammars_mean_harm():
-    """Each is refused, or answered, or given up for its own sake, and meanwhile tokens and the event loop move on."""
+async def test_streams_progress_during_hostile_grammars():
+    """Each hostile request is refused, answered or fails alone; meanwhile other tokens and the event loop advance."""
     with LLM(str(tiny_models.model("qwen3")), threads=1, kv_memory=16 << 20) as llm:
         pieces, turns, done = [0], [0], threading.Event()
 

@@ -1,4 +1,4 @@
-"""Streaming must never change the text: pieces concatenate to what decoding everything at once gives."""
+"""Streaming never changes the text: the pieces concatenate to the text of all tokens decoded at once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def stream(
 @pytest.mark.parametrize("kind", BY_PIECE)
 @given(ids, cuts, st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_pieces_concatenate_to_the_decoded_text(kind: str, output: list[int], sizes: list[int], skip: bool) -> None:
+def test_streamed_pieces_join_to_decoded_text(kind: str, output: list[int], sizes: list[int], skip: bool) -> None:
     tokenizer = KINDS[kind]()
     assert "".join(stream(tokenizer, [], output, sizes, skip)) == tokenizer.decode(output, skip)
 
@@ -38,9 +38,7 @@ def test_pieces_concatenate_to_the_decoded_text(kind: str, output: list[int], si
 @pytest.mark.parametrize("kind", BY_PIECE)
 @given(st.sampled_from(TEXT), ids, cuts)
 @settings(max_examples=60, deadline=None)
-def test_behind_a_prompt_the_text_goes_on_where_the_prompt_ends(
-    kind: str, text: str, output: list[int], sizes: list[int]
-) -> None:
+def test_streamed_text_continues_prompt_text(kind: str, text: str, output: list[int], sizes: list[int]) -> None:
     tokenizer = KINDS[kind]()
     prompt = tokenizer.encode(text)
     whole = tokenizer.decode(prompt) + "".join(stream(tokenizer, prompt, output, sizes))
@@ -50,16 +48,14 @@ def test_behind_a_prompt_the_text_goes_on_where_the_prompt_ends(
 @pytest.mark.parametrize("kind", ["byte_level", "word_piece", "word_level", "metaspace"])
 @given(ids, st.booleans())
 @settings(max_examples=100, deadline=None)
-def test_decoding_is_what_the_library_does(kind: str, output: list[int], skip: bool) -> None:
+def test_decode_agrees_with_tokenizers_library(kind: str, output: list[int], skip: bool) -> None:
     tokenizer = KINDS[kind]()
     assert tokenizer.decode(output, skip) == tokenizer.backend.decode(output, skip_special_tokens=skip)
 
 
 @given(st.lists(st.integers(257, 500), max_size=40), st.text(max_size=20), st.booleans())
 @settings(max_examples=100, deadline=None)
-def test_byte_fallback_decodes_as_the_library_does_where_bytes_spell_characters(
-    output: list[int], text: str, skip: bool
-) -> None:
+def test_byte_fallback_decodes_valid_bytes_like_library(output: list[int], text: str, skip: bool) -> None:
     tokenizer = byte_fallback()
     output = output + tokenizer.encode(text, special=False)
     assert tokenizer.decode(output, skip) == tokenizer.backend.decode(output, skip_special_tokens=skip)
@@ -68,7 +64,7 @@ def test_byte_fallback_decodes_as_the_library_does_where_bytes_spell_characters(
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
 @given(st.text(min_size=1, max_size=30))
 @settings(max_examples=100, deadline=None)
-def test_characters_arrive_whole_and_at_once(kind: str, text: str) -> None:
+def test_characters_arrive_whole_and_without_delay(kind: str, text: str) -> None:
     tokenizer = KINDS[kind]()
     prompt = tokenizer.encode("x")
     output = tokenizer.encode("y" + text, special=False)
@@ -85,20 +81,20 @@ def test_characters_arrive_whole_and_at_once(kind: str, text: str) -> None:
 
 
 def spell(tokenizer: Tokenizer, data: bytes) -> list[int]:
-    """Ids of the tokens that are one byte each."""
+    """Return the ids of the single-byte tokens for this data."""
     bytes_of = {tokenizer.token_bytes(id): id for id in reversed(range(257))}
     return [bytes_of[bytes([byte])] for byte in data]
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
-def test_broken_bytes_cost_only_themselves(kind: str) -> None:
+def test_invalid_bytes_do_not_affect_other_characters(kind: str) -> None:
     tokenizer = KINDS[kind]()
     output = spell(tokenizer, "a€b".encode() + b"\xe2\x82" + b"c" + b"\xff")
     for size in (1, 2, 100):
         assert "".join(stream(tokenizer, tokenizer.encode("x"), output, [size])) == "a€b\ufffdc\ufffd"
 
 
-def test_an_unfinished_character_is_held_until_the_end() -> None:
+def test_incomplete_character_is_held_until_flush() -> None:
     tokenizer = byte_level()
     detokenizer = Detokenizer(tokenizer)
     assert detokenizer.push(spell(tokenizer, b"ok\xf0\x9f")) == "ok"
@@ -106,13 +102,13 @@ def test_an_unfinished_character_is_held_until_the_end() -> None:
     assert detokenizer.flush() == "\ufffd"
 
 
-def test_a_character_begun_in_the_prompt_is_finished_in_the_output() -> None:
+def test_character_split_between_prompt_and_output_is_joined() -> None:
     tokenizer = byte_level()
     euro = spell(tokenizer, "€".encode())
     assert "".join(stream(tokenizer, euro[:2], euro[2:], [1])) == "€"
 
 
-def test_the_blank_of_the_first_word_depends_on_what_is_before_it() -> None:
+def test_leading_space_depends_on_preceding_token() -> None:
     tokenizer = byte_fallback()
     capital = tokenizer.encode("capital", special=False)
     assert (tokenizer.token_str(capital[0]) or "").startswith("▁")
@@ -135,7 +131,7 @@ def test_special_tokens_are_hidden_unless_kept() -> None:
 
 @given(st.lists(st.integers(1, 245), max_size=40), cuts)
 @settings(max_examples=100, deadline=None)
-def test_tokens_that_change_with_their_neighbours(output: list[int], sizes: list[int]) -> None:
+def test_context_dependent_tokens_stream_to_decoded_text(output: list[int], sizes: list[int]) -> None:
     tokenizer = suffixed()
     assert not tokenizer.by_piece
     prompt = tokenizer.encode("the capital")
@@ -146,7 +142,7 @@ def test_tokens_that_change_with_their_neighbours(output: list[int], sizes: list
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_ids_without_a_token_are_nothing(kind: str) -> None:
+def test_unknown_token_ids_decode_to_nothing(kind: str) -> None:
     tokenizer = KINDS[kind]()
     word = tokenizer.encode("capital", special=False)
     assert tokenizer.decode([100000, *word, -1, 2**40]) == tokenizer.decode(word)

@@ -1,4 +1,4 @@
-"""Every family's form of calls: what its models write is read, however it is cut, and nothing of it is lost."""
+"""The call syntax of every model family: the parser reads it however the text is cut, and loses nothing."""
 
 from __future__ import annotations
 
@@ -490,7 +490,7 @@ def test_every_family_has_examples() -> None:
 
 
 @pytest.mark.parametrize(("name", "text", "content", "calls"), CASES)
-def test_examples_however_they_are_cut(name: str, text: str, content: str, calls: list[tuple[str, str]]) -> None:
+def test_family_examples_parse_under_any_cut(name: str, text: str, content: str, calls: list[tuple[str, str]]) -> None:
     markup = family(name)
     for _, arguments in calls if text.rstrip().endswith((">", "]", "}")) else ():
         json.loads(arguments)
@@ -502,7 +502,7 @@ def test_examples_however_they_are_cut(name: str, text: str, content: str, calls
 
 @functools.cache
 def marked() -> Tokenizer:
-    """A tokenizer for which all marks between brackets are special tokens."""
+    """Return a tokenizer with all bracketed marks of the families as special tokens."""
     whole = " ".join(mark for row in CALLS for mark in detect("", row.name, "none").marks)
     backend = tokenizers.Tokenizer.from_str(byte_level().backend.to_str())
     found = set(re.findall(r"<[|｜]?[^<>=\s/]+[^<>=\s]*>|\[/?[A-Z_]+\]|\]<\]\w+\[>\[", whole))
@@ -511,8 +511,8 @@ def marked() -> Tokenizer:
 
 
 @pytest.mark.parametrize(("name", "text", "content", "calls"), CASES)
-def test_marks_may_be_special_tokens(name: str, text: str, content: str, calls: list[tuple[str, str]]) -> None:
-    """They reach the parser although special tokens are hidden from clients."""
+def test_family_marks_may_be_special_tokens(name: str, text: str, content: str, calls: list[tuple[str, str]]) -> None:
+    """The parser must see these marks although special tokens are hidden from clients."""
     choice = Choice(Request(id="r", model="m", prompts=[]), 0, marked(), Prepared([], family(name), False, TOOLS))
     ids = marked().encode(text, special=False)
     events = [event for id in ids for event in choice.push(Output("r", 0, [id]))]
@@ -531,7 +531,7 @@ def test_marks_may_be_special_tokens(name: str, text: str, content: str, calls: 
 
 
 @pytest.mark.parametrize("name", [row.name for row in CALLS])
-def test_no_mark_that_is_looked_for_begins_another(name: str) -> None:
+def test_no_call_trigger_is_prefix_of_another(name: str) -> None:
     triggers = {form.trigger for form in family(name).calls if not form.bare}
     assert not [(one, two) for one, two in itertools.permutations(triggers, 2) if one.startswith(two)]
 
@@ -552,7 +552,7 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {"s": "a"}}\n</tool_call>'
 
 @st.composite
 def mixture(draw: st.DrawFn) -> tuple[Markup, str, list[int]]:
-    """A markup, a text of its marks and its examples' parts in any order, and where to cut it."""
+    """Draw a markup, a text of its marks and parts of its examples in any order, and the sizes of the pieces."""
     name = draw(st.sampled_from(sorted(FRAGMENTS)))
     examples = [text for text, _, _ in EXAMPLES.get(name, [])]
     if name in THINKERS:
@@ -570,7 +570,7 @@ def mixture(draw: st.DrawFn) -> tuple[Markup, str, list[int]]:
 
 @given(mixture(), st.booleans())
 @settings(max_examples=600, deadline=None)
-def test_any_cutting_gives_the_same_events(case: tuple[Markup, str, list[int]], thinking: bool) -> None:
+def test_family_parser_result_ignores_cuts(case: tuple[Markup, str, list[int]], thinking: bool) -> None:
     markup, text, sizes = case
     thinking = thinking and markup.think is not None
     whole = parse([text], markup, thinking)
@@ -580,8 +580,8 @@ def test_any_cutting_gives_the_same_events(case: tuple[Markup, str, list[int]], 
 
 
 @pytest.mark.parametrize("name", sorted(FRAGMENTS))
-def test_long_texts_are_read_once(name: str) -> None:
-    """What is held back stays small, whatever comes: else time would grow with the square of the length."""
+def test_family_parser_holds_back_little_of_long_texts(name: str) -> None:
+    """The parser holds back only a short text at any time; otherwise time would grow with the square of the length."""
     markup = (MARKUPS | THINKERS)[name]
     openings = ["", *(text[: len(text) // 2] for text, _, _ in EXAMPLES.get(name, [])[:2]), "<think>"]
     for opening, unit in itertools.product(openings, [*markup.marks[:4], "{", "[", "\\", '"', "\n", "f(", "x "]):
@@ -592,14 +592,14 @@ def test_long_texts_are_read_once(name: str) -> None:
             assert len(parser._text) - parser._at <= 128, (opening, unit)
 
 
-def test_json_that_is_no_call_is_streamed() -> None:
+def test_json_without_call_is_streamed() -> None:
     parser = reader(family("llama3_json"), False, TOOLS)
     text = '{"answer": [1, 2'
     assert "".join(piece for part, piece, _ in parser.push(text) if part == "content") == text
 
 
-def test_what_fits_no_form_is_not_tried_again_within() -> None:
-    """Each of these begins where another might, ends where that does, and is none: that could take hours."""
+def test_failed_call_syntax_is_not_retried_inside() -> None:
+    """Each part begins and ends like a call but is none; a parser that tried again inside each could take hours."""
     depth = 20_000
     text = '[TOOL_CALLS][{"k": [' * depth + "]}]" * depth
     assert parse([text], family("mistral")) == ("", text, [])
@@ -608,7 +608,7 @@ def test_what_fits_no_form_is_not_tried_again_within() -> None:
 
 
 @pytest.mark.parametrize("row", CALLS, ids=lambda row: row.name)
-def test_what_is_written_is_read_back(row: Calls) -> None:
+def test_written_calls_parse_back(row: Calls) -> None:
     arguments = {"s": "a\nb", "n": 3, "x": None, "b": True, "l": ["é", [1.5]], "o": {"k": {"z": "w"}}}
     for form in row.forms:
         calls = [("a1b2c3d4e5", "f", arguments), ("b1b2c3d4e5", "get_weather", {})][: 1 if form.alone else 2]
@@ -628,7 +628,7 @@ values: st.SearchStrategy[Any] = st.recursive(
     st.dictionaries(st.sampled_from(["s", "alpha", "b_2"]), values), st.lists(st.integers(1, 9), min_size=1, max_size=5)
 )
 @settings(max_examples=200, deadline=None)
-def test_python_values_become_json(arguments: dict[str, Any], sizes: list[int]) -> None:
+def test_pythonic_arguments_become_json(arguments: dict[str, Any], sizes: list[int]) -> None:
     text = "[f(" + ", ".join(f"{key}={value!r}" for key, value in arguments.items()) + ")]"
     _, content, calls = parse(cut(text, sizes), family("llama4_pythonic"))
     assert content == "" and len(calls) == 1
@@ -638,7 +638,7 @@ def test_python_values_become_json(arguments: dict[str, Any], sizes: list[int]) 
 
 @given(st.text(max_size=40), st.lists(st.integers(1, 5), min_size=1, max_size=5))
 @settings(max_examples=200, deadline=None)
-def test_texts_between_marks_become_strings(value: str, sizes: list[int]) -> None:
+def test_tagged_parameter_texts_become_json_strings(value: str, sizes: list[int]) -> None:
     text = f"<tool_call>\n<function=f>\n<parameter=s>\n{value}\n</parameter>\n</function>\n</tool_call>"
     assert json.loads(parse(cut(text, sizes), family("qwen3_coder"))[2][0][1]) == {"s": value}
 
@@ -674,13 +674,13 @@ REASONED = [
 
 
 @pytest.mark.parametrize(("name", "text", "expected"), REASONED)
-def test_reasoning_however_it_is_cut(name: str, text: str, expected: tuple[str, str]) -> None:
+def test_family_reasoning_parses_whole_and_by_character(name: str, text: str, expected: tuple[str, str]) -> None:
     markup = detect("", "none", name)
     for pieces in ([text], list(text)):
         assert parse(pieces, markup) == (*expected, [])
 
 
-def test_calls_in_reasoning_are_no_calls() -> None:
+def test_calls_inside_closed_reasoning_are_ignored() -> None:
     inside = '<think><tool_call>\n{"name": "f", "arguments": {}}\n</tool_call></think>\n\n'
     outside = '<tool_call>\n{"name": "f", "arguments": {"s": "a"}}\n</tool_call>'
     reasoning, content, calls = parse(list(inside + outside), family("hermes", ("<think>", "</think>")))
@@ -712,14 +712,14 @@ DRAFTS: list[tuple[str, str, Parts]] = [
 
 
 @pytest.mark.parametrize(("name", "text", "expected"), DRAFTS)
-def test_calls_that_end_an_answer_within_its_reasoning_are_meant(name: str, text: str, expected: Parts) -> None:
+def test_calls_at_end_of_open_reasoning_are_accepted(name: str, text: str, expected: Parts) -> None:
     markup = family(name, ("<think>", "</think>"))
     assert parse([text], markup) == parse(list(text), markup) == expected
     for middle in range(len(text)):
         assert parse([text[:middle], text[middle:]], markup) == expected
 
 
-def test_ids_are_the_familys_own() -> None:
+def test_call_ids_follow_family_format() -> None:
     def ids(name: str, text: str) -> list[str | None]:
         return [call.id for _, _, call in reader(family(name), False, TOOLS).push(text) if call and call.name]
 
@@ -736,7 +736,7 @@ def test_ids_are_the_familys_own() -> None:
     assert parse([kimi], family("kimi_k2"))[2] == [("0", "{}")]
 
 
-def test_names_of_families() -> None:
+def test_family_names_are_unique_and_unknown_name_raises() -> None:
     for rows in (CALLS, THOUGHTS):
         listed = [name for row in rows for name in (row.name, *row.aliases)]
         assert len(listed) == len(set(listed)) and sorted(listed) == names(rows)
@@ -771,24 +771,24 @@ SIGNS = [
 
 
 @pytest.mark.parametrize(("template", "tools", "reasoning"), SIGNS)
-def test_families_are_told_by_their_templates(template: str, tools: str, reasoning: str) -> None:
+def test_family_is_detected_from_template(template: str, tools: str, reasoning: str) -> None:
     assert detect(template) == detect("", tools, reasoning)
 
 
-def test_the_page_of_families_is_made_from_the_tables() -> None:
+def test_families_page_is_up_to_date() -> None:
     script = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "families.py"))
     assert script["PAGE"].read_text("utf-8") == script["page"](), "docs/families.md is old: make docs"
     assert script["NAMES"].read_text("utf-8") == script["known"](), "parley/settings/families.json is old: make docs"
     assert script["NAMES"] == FILE
 
 
-def test_prompts_that_begin_reasoning() -> None:
+def test_family_detects_reasoning_opened_by_prompt() -> None:
     assert begins_thinking(detect("", "none", "gemma4"), "<|turn>model\n<|channel>thought\n", False)
     assert not begins_thinking(detect("", "none", "gemma4"), "<|turn>model\n<|channel>thought\n<channel|>", False)
     assert parse(["hm<|end|><|channel|>final<|message|>So"], detect("", "none", "gptoss"), True) == ("hm", "So", [])
 
 
-def test_switches_of_templates() -> None:
+def test_thinking_switch_sets_template_variables() -> None:
     assert switch({"enable_thinking"}, {}, False, None) == {"enable_thinking": False}
     assert switch({"enable_thinking"}, {}, None, "high") == {"enable_thinking": True}
     assert switch({"thinking", "reasoning_effort"}, {}, None, "none") == {"thinking": False}

@@ -1,4 +1,4 @@
-"""GBNF: what a grammar lets through is what it says, where the parts of it run into one another as well."""
+"""GBNF grammars allow exactly the texts they describe, even where their parts overlap."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def compiler():
         ("root ::= r0\n" + "".join(f"r{n} ::= r{n + 1}\n" for n in range(1800)) + 'r1800 ::= "a"', ["a"], ["b"]),
     ],
 )  # fmt: skip
-def test_what_is_let_through(compiler, grammar, good, bad):
+def test_gbnf_allows_exactly_its_texts(compiler, grammar, good, bad):
     beginning = llguidance.LLMatcher(BYTES, compiler.compile(Grammar("ebnf", grammar)), log_level=0)
 
     def fits(text: str) -> bool:
@@ -110,7 +110,7 @@ def test_what_is_let_through(compiler, grammar, good, bad):
         (r'root ::= "\ud800"', "character"), ("root ::= root", "no text"), ("root ::= " + "(" * 5000, "nested"),
     ],
 )  # fmt: skip
-def test_what_is_refused_is_told_with_its_place(compiler, grammar, told):
+def test_invalid_gbnf_is_refused_with_its_place(compiler, grammar, told):
     with pytest.raises(Invalid) as caught:
         compiler.compile(Grammar("ebnf", grammar, field="guided_grammar"))
     assert told in caught.value.message and caught.value.field == "guided_grammar"
@@ -125,7 +125,7 @@ def test_what_is_refused_is_told_with_its_place(compiler, grammar, told):
         'root ::= "x" root | ' + " | ".join(f"[{chr(97 + n % 26)}-{chr(0x4E00 + n)}] root?" for n in range(1500)),
     ],
 )  # fmt: skip
-def test_what_means_harm_is_refused(compiler, grammar):
+def test_hostile_gbnf_is_refused(compiler, grammar):
     with pytest.raises(Invalid, match=r"nested too deeply|takes too long|too large|at most 32768") as caught:
         compiler.compile(Grammar("ebnf", grammar))
     assert len(caught.value.message) < 200
@@ -136,9 +136,9 @@ def test_what_means_harm_is_refused(compiler, grammar):
     [
         'root ::= ("")* "a"*', 'root ::= (("")* "a"?)* ("")+', 'root ::= (root* "a"?)*', 'root ::= root "a" | ""',
         'root ::= one "a"* | ""\none ::= two\ntwo ::= one | ""', 'root ::= "a"{,1000000}',
-        "root ::= " + "(" * 5 + '""' + "){16}" * 5 + ' "a" root | "a"',  # a million times nothing
+        "root ::= " + "(" * 5 + '""' + "){16}" * 5 + ' "a" root | "a"',  # a million empty repetitions
     ],
 )  # fmt: skip
-def test_empty_loops_and_large_counts_lead_on(compiler, grammar):
+def test_gbnf_empty_loops_and_large_counts_do_not_block(compiler, grammar):
     matcher = llguidance.LLMatcher(BYTES, compiler.compile(Grammar("ebnf", grammar)), log_level=0)
     assert matcher.try_consume_tokens(list(b"aaaa")) == 4 and matcher.is_accepting()

@@ -1,4 +1,4 @@
-"""What templates of real families ask of past turns, each shown by a few lines of a template that do so."""
+"""The form of past turns that chat templates of real families expect, each shown by a few template lines."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def render(source: str, messages: list[Message] = TURNS) -> str:
     return ChatTemplate({"default": source}).render(Chat(messages))
 
 
-def test_arguments_are_an_object_and_a_text() -> None:
+def test_template_reads_arguments_as_object_or_text() -> None:
     assert render(f"{EACH}{DICT}{ENDS}") == '{"a": "x", "b": [1]}ab{}'
     assert render(f"{EACH}{TEXT}{ENDS}") == 'f\n{"a": "x", "b": [1]}\nf\n{}\n'
     assert render(f"{EACH}{SHOWN}{ENDS}") == '{"a": "x", "b": [1]}{}'
@@ -42,13 +42,13 @@ def test_arguments_are_an_object_and_a_text() -> None:
     )
 
 
-def test_results_carry_the_name_of_what_was_called() -> None:
+def test_tool_results_carry_the_called_name() -> None:
     source = "{% for m in messages %}{% if m.role == 'tool' %}{{ m.name }}:{{ m.content }} {% endif %}{% endfor %}"
     assert render(source) == "f:one g:two "
     assert render(source, [Message("tool", "x", name="own", tool_call_id="call_1")]) == "own:x "
 
 
-def test_ids_of_nine_letters_for_templates_that_take_no_others() -> None:
+def test_call_ids_get_nine_letters_where_template_requires_it() -> None:
     source = (
         "{% for m in messages %}{% for call in m.tool_calls or [] %}"
         "{% if call.id|length != 9 %}{{ raise_exception('no') }}{% endif %}{{ call.id }} {% endfor %}"
@@ -60,7 +60,7 @@ def test_ids_of_nine_letters_for_templates_that_take_no_others() -> None:
     assert render(source, kept) == "abcdefgh1 "
 
 
-def test_ids_with_names_where_the_template_writes_nothing_else() -> None:
+def test_call_ids_carry_names_where_template_shows_only_ids() -> None:
     source = f"{EACH}{{{{ call.id }}}}<|tool_call_argument_begin|>{ENDS}{{{{ messages[-1].tool_call_id }}}}"
     assert (
         render(source)
@@ -70,7 +70,7 @@ def test_ids_with_names_where_the_template_writes_nothing_else() -> None:
     assert render(source, own) == "functions.f:7<|tool_call_argument_begin|>"
 
 
-def test_several_calls_for_a_template_that_takes_one() -> None:
+def test_parallel_calls_are_split_for_single_call_template() -> None:
     source = (
         "{% for m in messages %}{{ m.role }}{% if m.tool_calls %}{% if not m.tool_calls|length == 1 %}"
         "{{ raise_exception('This model only supports single tool-calls at once!') }}{% endif %}"
@@ -79,7 +79,7 @@ def test_several_calls_for_a_template_that_takes_one() -> None:
     assert render(source) == "user Hi;assistant(f,hm) ;tool one;assistant(g,) ;tool two;"
 
 
-def test_thoughts_and_words_before_a_call_for_a_template_that_takes_one_of_them() -> None:
+def test_reasoning_and_content_are_joined_where_template_takes_one() -> None:
     source = (
         "{% for message in messages %}{% if message.content and message.thinking %}{{ raise_exception('both') }}"
         "{% elif message.thinking %}{{ message.thinking }}{% endif %}{% endfor %}"
@@ -90,7 +90,7 @@ def test_thoughts_and_words_before_a_call_for_a_template_that_takes_one_of_them(
         render(source, [Message("assistant", "I look.", reasoning="hm")])
 
 
-def test_turns_without_content() -> None:
+def test_turns_without_content_render_as_template_expects() -> None:
     assert render("{% for m in messages %}{{ m.content is defined }} {% endfor %}") == "True False True True "
     none = "{% if m.content is none %}-{% else %}{{ m.content.split(' ')[0] }}{% endif %}"
     assert render(f"{{% for m in messages %}}{none}{{% endfor %}}") == "Hi-onetwo"
@@ -99,7 +99,7 @@ def test_turns_without_content() -> None:
         render("{% for m in messages %}{{ m['content'] + 1 }}{% endfor %}")
 
 
-def test_results_in_the_turn_that_called_for_a_template_that_reads_no_others() -> None:
+def test_tool_results_join_calling_turn_where_template_reads_it() -> None:
     shown = (
         "{% for m in messages %}{{ m.role }}{% for r in m.tool_responses or [] %} {{ r.name }}="
         "{% if r.response is mapping %}{% for k, v in r.response.items() %}{{ k }}:{{ v }}{% endfor %}"
@@ -112,12 +112,12 @@ def test_results_in_the_turn_that_called_for_a_template_that_reads_no_others() -
     assert render(later) == "user;assistant;tool;tool;"
 
 
-def test_responses_are_gathered_only_for_templates_that_read_them() -> None:
+def test_tool_results_stay_separate_for_other_templates() -> None:
     source = "{% for m in messages %}{{ m.role }}{{ m.content or '' }};{% endfor %}<tool_responses:x>"
     assert render(source) == "userHi;assistant;toolone;tooltwo;<tool_responses:x>"
 
 
-def test_calls_as_the_model_writes_them_where_the_template_shows_content_only() -> None:
+def test_calls_become_content_for_content_only_template() -> None:
     source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}<|tool_list_start|>"
     calls = '<|tool_call_start|>[f(a="x", b=[1]), g()]<|tool_call_end|>'
     shown = f"user: Hi\nassistant: {calls}\ntool: one\ntool: two\n<|tool_list_start|>"
@@ -128,6 +128,6 @@ def test_calls_as_the_model_writes_them_where_the_template_shows_content_only() 
     assert "assistant: I look.\n<|tool_list" in render(source, [broken])
 
 
-def test_a_template_that_counts_tools_and_one_that_maps_them() -> None:
+def test_templates_may_count_tools_and_map_messages() -> None:
     assert render("{{ tools | length }}") == "0"
     assert render("{{ messages | map(attribute='role') | tojson }}") == '["user", "assistant", "tool", "tool"]'

@@ -1,8 +1,7 @@
-"""JSON schemas kept as data: what is accepted is followed to the letter, what is refused is refused with its reason.
+"""JSON schemas kept as data: answers follow accepted schemas to the letter, and refusals name their reason.
 
-Every schema that is accepted is given to a model with random weights and to the built-in one, all at once, and what
-they write is looked at by ``jsonschema``, which shares no code with the engine. ``make test`` takes a third of them,
-``make test-nightly`` all.
+A model with random weights and the built-in one answer every accepted schema, all at once. ``jsonschema``, which shares
+no code with the engine, checks the answers. ``make test`` takes a third of the schemas, ``make test-nightly`` all.
 """
 
 import asyncio
@@ -35,8 +34,8 @@ ROWS: list[dict[str, Any]] = [
 ACCEPTED = [row for row in ROWS if "refused" not in row]
 REFUSED = [row for row in ROWS if "refused" in row]
 TAKEN = ACCEPTED if os.environ.get("PARLEY_NIGHTLY") else ACCEPTED[::3]
-TOKENS = 240  # of an answer; what has no end of its own is cut there
-PLACES = 192  # answers at once
+TOKENS = 240  # of an answer; endless values are cut there
+PLACES = 192  # concurrent answers
 CLOSING = re.compile(r'["}\]][]},"]*')
 HOST = re.compile(
     r"(?!.{254})([a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?)(\.[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?)*"
@@ -46,7 +45,7 @@ SPAN = re.compile(r"P(?=.)(\d+W|(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+S
 
 
 def formats() -> FormatChecker:
-    """A checker of what the grammar promises. jsonschema itself leaves many formats to packages that are not here."""
+    """Return a checker of the formats that the grammar promises; jsonschema alone checks only a few of them."""
     checker = FormatChecker(formats=FORMATS & FormatChecker.checkers.keys())
 
     def check(name: str, holds: Any) -> None:
@@ -68,19 +67,19 @@ CHECKER = formats()
 
 
 def exact(text: str) -> Any:
-    """JSON with its decimals as they are written: in binary 9.88 is no multiple of 0.01."""
+    """Parse JSON with exact decimals: in binary, 9.88 is not a multiple of 0.01."""
 
     def number(digits: str) -> Any:
         try:
             return Decimal(digits)
-        except InvalidOperation:  # an exponent that nobody reads
+        except InvalidOperation:  # an exponent out of range
             return float(digits)
 
     return json.loads(text, parse_float=number)
 
 
 def validator(schema: Any) -> Validator:
-    """By the draft that the schema declares."""
+    """Return a validator for the draft that the schema declares."""
     schema = exact(json.dumps(schema))
     kind = validator_for(schema, default=Draft202012Validator)
     kind.check_schema(schema)
@@ -94,13 +93,13 @@ def llm(request) -> Iterator[LLM]:
         yield llm
 
 
-def test_there_are_enough_and_names_are_unique():
+def test_schema_data_is_large_with_unique_names():
     names = [row["name"] for row in ROWS]
     assert len(ACCEPTED) >= 400 and len(REFUSED) >= 50
     assert len({(row["name"], "refused" in row) for row in ROWS}) == len(names)
 
 
-def test_what_is_refused_is_refused_before_it_is_queued_with_the_reason(llm):
+def test_refused_schemas_fail_with_reason_before_queueing(llm):
     before = llm._model.engine.stats.prompt_tokens
     for row in REFUSED:
         with pytest.raises(Invalid) as caught:
@@ -111,14 +110,14 @@ def test_what_is_refused_is_refused_before_it_is_queued_with_the_reason(llm):
 
 
 def bias(llm: LLM) -> dict[str, float]:
-    """Towards the ends of strings, lists, objects and answers: these models would rather go on."""
+    """Return a logit bias towards the ends of strings, lists, objects and answers, which these models rarely choose."""
     tokenizer = llm._model.language.tokenizer
     texts = ((id, tokenizer.backend.decode([id])) for id in range(tokenizer.vocab_size))
     towards = {str(id): 9.0 if text[0] == '"' else 3.0 for id, text in texts if CLOSING.fullmatch(text)}
     return towards | {str(id): 6.0 for id in tokenizer.eos_ids}
 
 
-def test_every_answer_validates(llm):
+def test_answers_validate_against_their_schemas(llm):
     closing = bias(llm)
 
     async def write() -> list[Any]:
@@ -145,7 +144,7 @@ def test_every_answer_validates(llm):
 
 
 def begins(llm: LLM, schema: Any, text: str) -> bool:
-    """Is it a beginning of an answer, read byte by byte?"""
+    """Whether the text, read byte by byte, is the beginning of an answer under the schema."""
     grammar = Compiler(llm._model.language.tokenizer).compile(Grammar("json", schema))
     matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar, log_level=0)
     letters = list(text.removesuffix("\ufffd").encode())

@@ -1,4 +1,4 @@
-"""The region parser: examples of what models write, and the property that cutting never changes anything."""
+"""The output parser: examples of model outputs, and the property that cuts in a text never change its parts."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ EXAMPLES: list[tuple[str, Parts]] = [
     ('<tool_call>{"arguments": {}}</tool_call>', ("", '<tool_call>{"arguments": {}}</tool_call>', [])),
     ("<tool_call>{name: f}</tool_call>" + call("g", "{}"), ("", "<tool_call>{name: f}</tool_call>", [("g", "{}")])),
     ("<tool_call>\n" + call("g", "{}"), ("", "<tool_call>", [("g", "{}")])),
-    # slips of small models
+    # mistakes of small models
     ('<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>!', ("", "!", [("f", '{"a": 1}')])),
     ('<tool_call>{"name": "f", "arguments": {"a": 1}}}\n</tool_call>!', ("", "!", [("f", '{"a": 1}')])),
     ('<tool_call>{"name": "f", "arguments": {"a": 1\n</tool_call>!', ("", "!", [("f", '{"a": 1\n')])),
@@ -80,7 +80,7 @@ EXAMPLES: list[tuple[str, Parts]] = [
 
 
 @pytest.mark.parametrize(("text", "expected"), EXAMPLES)
-def test_examples_whole_by_character_and_in_two(text: str, expected: Parts) -> None:
+def test_output_parser_reads_examples_under_any_cut(text: str, expected: Parts) -> None:
     assert parse([text]) == expected
     assert parse(list(text)) == expected
     for middle in range(len(text)):
@@ -102,7 +102,7 @@ texts = st.lists(st.sampled_from(FRAGMENTS), max_size=30).map("".join)
     st.booleans(),
 )
 @settings(max_examples=200, deadline=None)
-def test_any_cutting_gives_the_same_parts(text: str, sizes: list[int], markup: Markup, thinking: bool) -> None:
+def test_output_parser_result_ignores_cuts(text: str, sizes: list[int], markup: Markup, thinking: bool) -> None:
     thinking = thinking and markup.think is not None
     pieces = cut(text, sizes)
     whole = parse([text], markup, thinking)
@@ -112,7 +112,7 @@ def test_any_cutting_gives_the_same_parts(text: str, sizes: list[int], markup: M
 
 @given(texts)
 @settings(max_examples=200, deadline=None)
-def test_without_marks_in_play_the_text_is_the_content(text: str) -> None:
+def test_text_without_marks_is_content(text: str) -> None:
     if "<think>" not in text and not text.lstrip("\n").startswith("</think>"):
         assert parse([text], THINK) == ("", text, [])
     if "<tool_call>" not in text:
@@ -129,7 +129,7 @@ arguments = st.dictionaries(st.text(max_size=6), json_values, max_size=3)
 
 @given(st.text(min_size=1, max_size=8), arguments, st.booleans(), st.sampled_from([None, 1]))
 @settings(max_examples=200, deadline=None)
-def test_arguments_come_exactly_as_written(
+def test_call_arguments_are_passed_verbatim(
     name: str, value: dict[str, object], ascii: bool, indent: int | None
 ) -> None:
     written = json.dumps(value, ensure_ascii=ascii, indent=indent)
@@ -146,7 +146,7 @@ def test_arguments_come_exactly_as_written(
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("start", ["", "<think>", '<tool_call>{"name": "f", "arguments": ', '<tool_call>{"a": '])
-def test_a_megabyte_of_marks_is_read_once(unit: str, start: str) -> None:
+def test_output_parser_is_linear_for_repeated_marks(unit: str, start: str) -> None:
     text = start + unit * (200_000 // len(unit))
     regions = Regions(QWEN)
     count = 0
@@ -159,13 +159,13 @@ def test_a_megabyte_of_marks_is_read_once(unit: str, start: str) -> None:
     assert count <= len(text) + 2 * regions.calls
 
 
-def test_families_are_told_by_their_templates() -> None:
+def test_markup_is_detected_from_template() -> None:
     assert detect("… <think> … <tool_call> …") == QWEN
     assert detect("{{ content.split('</think>') }}") == THINK
     assert detect("plain") == Markup()
 
 
-def test_a_prompt_that_leaves_reasoning_open() -> None:
+def test_output_parser_resumes_reasoning_opened_by_prompt() -> None:
     assert begins_thinking(QWEN, "<|assistant|>\n<think>\n", False)
     assert not begins_thinking(QWEN, "<|assistant|>\n<think>\n\n</think>\n\n", False)
     assert not begins_thinking(QWEN, "what does <think> mean?<|assistant|>", False)
@@ -189,11 +189,11 @@ def test_a_prompt_that_leaves_reasoning_open() -> None:
         (call("f", "{}") + "</think>" + call("f", "{}"), (call("f", "{}"), "", [("f", "{}")])),
     ],
 )
-def test_reasoning_that_nothing_opens(text, parts):
+def test_reasoning_without_opening_mark_is_parsed(text, parts):
     assert parse([text], BEGUN, True) == parts == parse(list(text), BEGUN, True)
 
 
-def test_which_answers_begin_with_reasoning_that_nothing_opens():
+def test_answer_begins_in_reasoning_unless_prompt_closed_it():
     assert detect("{{ '<think>' }}", reasoning="deepseek-r1").begun and not detect("{{ '<think>' }}").begun
     for prompt, continued, begun in [
         ("<|assistant|>", False, True), ("<|assistant|>\n<think>\n", False, True),

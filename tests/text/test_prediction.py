@@ -1,4 +1,4 @@
-"""How much of a prediction an answer has: the same for the same two texts, each token once, runs found again."""
+"""The accepted part of a prediction: equal for equal texts, each token counted once, runs found again after changes."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ def counted(prediction: list[int], answer: list[int]) -> int:
         (TEXT[:7], 7),
         ([1, 2, 3, *TEXT], 40),  # reasoning before it
         ([*TEXT[:10], 1, *TEXT[11:]], 39),  # a token replaced
-        ([*TEXT[:10], 1, 2, 3, *TEXT[10:]], 40),  # some put in
-        (TEXT[:10] + TEXT[20:], 30),  # some left out
+        ([*TEXT[:10], 1, 2, 3, *TEXT[10:]], 40),  # tokens inserted
+        (TEXT[:10] + TEXT[20:], 30),  # tokens left out
         (TEXT[20:] + TEXT[:20], 40),  # in another order
         (TEXT + TEXT, 40),  # twice
-        ([*TEXT[:10], 1, *TEXT[11:14], 1], 10),  # less than a run
+        ([*TEXT[:10], 1, *TEXT[11:14], 1], 10),  # shorter than a run
         ([1, 2, TEXT[0], 3], 0),
     ],
 )
-def test_what_stands_in_an_answer(answer: list[int], accepted: int) -> None:
+def test_follower_accepts_runs_of_prediction(answer: list[int], accepted: int) -> None:
     assert counted(TEXT, answer) == accepted
 
 
-def test_short_predictions() -> None:
+def test_follower_counts_short_predictions() -> None:
     assert counted([], [1, 2]) == 0
     assert counted([5], [1, 5, 5]) == 1 and counted([5, 6], [1, 5, 6]) == 2 and counted([5, 6], [6, 5]) == 0
 
 
 @given(st.lists(st.integers(0, 3), max_size=40), st.lists(st.integers(0, 3), max_size=40))
-def test_no_more_is_accepted_than_there_is(prediction: list[int], answer: list[int]) -> None:
+def test_accepted_tokens_never_exceed_prediction_or_answer(prediction: list[int], answer: list[int]) -> None:
     assert counted(prediction, answer) <= min(len(prediction), len(answer))
     assert counted(prediction, prediction) == len(prediction)

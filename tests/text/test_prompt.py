@@ -1,4 +1,4 @@
-"""Prompts of every kind become token ids, together with what is known of how the answer is written."""
+"""Prompts of every kind become token ids, together with the markup that their answer uses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def language(source: str = CHAT_TEMPLATE) -> Language:
     return Language(tokenizer, ChatTemplate({"default": source}, tokenizer.names))
 
 
-def test_plain_prompts() -> None:
+def test_text_and_token_prompts_become_token_ids() -> None:
     tokenizer = byte_level()
     for special in (True, False):
         prepared = language().prepare(Text("<s>Paris", special))
@@ -34,7 +34,7 @@ def test_plain_prompts() -> None:
     assert language().prepare(Tokens([3, 1, 2])).token_ids == [3, 1, 2]
 
 
-def test_a_chat_is_rendered_and_encoded_without_further_marks() -> None:
+def test_chat_is_rendered_and_encoded_without_extra_marks() -> None:
     speaker = language()
     chat = Chat(QUESTION)
     prepared = speaker.prepare(chat)
@@ -43,7 +43,7 @@ def test_a_chat_is_rendered_and_encoded_without_further_marks() -> None:
     assert speaker.prepare(Chat(QUESTION, tools=[TOOL])).markup.calls
 
 
-def test_reasoning_is_switched_by_the_name_that_a_template_reads() -> None:
+def test_thinking_uses_the_variable_that_the_template_reads() -> None:
     def told(source: str, **members) -> str:
         return language("{% set a = 1 %}" + source).render(Chat(QUESTION, **members))
 
@@ -53,11 +53,11 @@ def test_reasoning_is_switched_by_the_name_that_a_template_reads() -> None:
         assert told(source, thinking=True) == told(source, effort="low") == "True"
         assert told(source, thinking=False) == told(source, effort="none") == "False"
         assert told(source, thinking=True, options={name: "mine"}) == "mine"
-        assert told(source, options={"enable_thinking": False}) == "False"  # the name that clients know it by
+        assert told(source, options={"enable_thinking": False}) == "False"  # the name that clients use
     assert told("{{ reasoning_effort | default('-') }}", effort="high") == "high"
 
 
-def test_tools_are_shown_as_they_are() -> None:
+def test_prompt_shows_tools_with_any_template() -> None:
     strict = {"type": "function", "function": TOOL["function"] | {"strict": True}}
     source = "{{ tools | tojson }}"
     assert json.loads(language(source).render(Chat(QUESTION, [strict]))) == [TOOL]
@@ -66,7 +66,7 @@ def test_tools_are_shown_as_they_are() -> None:
     assert '"name": "f"' in untold.render(Chat(QUESTION, [TOOL], "required"))
 
 
-def test_a_text_may_be_a_users_turn() -> None:
+def test_text_prompt_may_become_user_turn() -> None:
     speaker = language()
     turn = speaker.prepare(Text("Why?", turn=True))
     assert turn.token_ids == speaker.prepare(Chat(QUESTION)).token_ids
@@ -76,7 +76,7 @@ def test_a_text_may_be_a_users_turn() -> None:
     assert plain.prepare(Text("Why?", turn=True)).token_ids == tokenizer.encode("Why?")
 
 
-def test_a_prompt_that_opens_the_reasoning_block() -> None:
+def test_prompt_may_open_the_reasoning_block() -> None:
     speaker = language("{{ messages[0].content }}<assistant><think>\n{# </think> #}")
     assert speaker.prepare(Chat(QUESTION)).thinking
     begun = Chat([*QUESTION, Message("assistant", "<think>\nLet me")], continue_final=True)
@@ -85,7 +85,7 @@ def test_a_prompt_that_opens_the_reasoning_block() -> None:
 
 
 @pytest.mark.parametrize("budget", [0, 1, 2, 9])
-def test_a_budget_is_of_all_tokens_before_the_closing_mark(budget: int) -> None:
+def test_reasoning_budget_counts_tokens_before_closing_mark(budget: int) -> None:
     speaker = language()
     limit = speaker.bound(speaker.prepare(Chat(QUESTION)), budget)
     assert limit is not None
@@ -94,7 +94,7 @@ def test_a_budget_is_of_all_tokens_before_the_closing_mark(budget: int) -> None:
     assert limit.budget + len(speaker.tokenizer.encode(before, special=False)) == budget
 
 
-def test_a_hopelessly_long_text_is_refused_before_it_is_read() -> None:
+def test_hopelessly_long_prompt_is_refused_before_encoding() -> None:
     speaker = language()
     tokenizer = speaker.tokenizer
     read: list[int] = []
@@ -115,14 +115,14 @@ def test_a_hopelessly_long_text_is_refused_before_it_is_read() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "Paris " * 20, "Paris" + " " * 100_000 + "Tokyo"])
-def test_a_long_text_of_few_tokens_is_not_refused(text: str) -> None:
+def test_long_text_of_few_tokens_is_accepted(text: str) -> None:
     speaker = Language(word_level(), ChatTemplate({}))
     assert speaker.prepare(Text(text), 10).token_ids == word_level().encode(text)
 
 
 @pytest.mark.parametrize("special", [True, False])
 @pytest.mark.parametrize("text", ["", "Paris", "Paris is in France, " * 10, "Paris" + " " * 5000 + "Tokyo"])
-def test_the_first_and_the_last_tokens_of_a_text(text: str, special: bool) -> None:
+def test_truncation_keeps_first_or_last_tokens(text: str, special: bool) -> None:
     for speaker in (Language(word_level(), ChatTemplate({})), language()):
         ids, plain = (speaker.tokenizer.encode(text, each) for each in (special, False))
         for count in (1, 2, 5, 1000):
@@ -132,14 +132,14 @@ def test_the_first_and_the_last_tokens_of_a_text(text: str, special: bool) -> No
     assert language().prepare(Tokens([1, 2, 3]), 100, 2, "head").token_ids == [1, 2]
 
 
-def test_a_conversation_that_is_cut_at_its_end_begins_no_reasoning() -> None:
+def test_chat_truncated_at_its_end_opens_no_reasoning() -> None:
     speaker = language("{{ messages[0].content }}<assistant><think>\n{# </think> #}")
     whole = speaker.prepare(Chat(QUESTION))
     first = speaker.prepare(Chat(QUESTION), 1000, 3, "head")
     assert (whole.thinking, first.thinking, first.token_ids) == (True, False, whole.token_ids[:3])
 
 
-def test_a_huge_text_is_read_only_as_far_as_its_last_tokens_need() -> None:
+def test_truncation_encodes_only_the_end_of_huge_text() -> None:
     speaker = language()
     read: list[int] = []
     encode = speaker.tokenizer.encode
@@ -152,7 +152,7 @@ def test_a_huge_text_is_read_only_as_far_as_its_last_tokens_need() -> None:
     assert max(read) < 10_000
 
 
-def test_a_prompt_with_the_places_of_its_tokens() -> None:
+def test_prompt_tokens_have_character_spans() -> None:
     speaker = language()
     text, ids, spans = speaker.spell(Text("Paris is near."))
     assert (text, ids) == ("Paris is near.", speaker.tokenizer.encode("Paris is near."))
@@ -173,7 +173,7 @@ def test_a_prompt_with_the_places_of_its_tokens() -> None:
         ({"repetition_penalty": True, "max_new_tokens": 64}, {"max_new_tokens": 64}),
     ],
 )  # fmt: skip
-def test_what_the_models_makers_advise(
+def test_generation_config_gives_sampling_defaults(
     tmp_path: Path, said: dict[str, object] | None, advice: dict[str, float]
 ) -> None:
     write_tokenizer(tmp_path)
@@ -182,18 +182,18 @@ def test_what_the_models_makers_advise(
     assert Language.load(tmp_path).advice == advice
 
 
-def test_no_template_is_the_clients_mistake() -> None:
+def test_chat_without_template_is_bad_request() -> None:
     with pytest.raises(BadRequest):
         Language(byte_level(), ChatTemplate({})).prepare(Chat(QUESTION))
 
 
-def test_neither_torch_nor_transformers_is_loaded() -> None:
+def test_text_package_imports_neither_torch_nor_transformers() -> None:
     script = "import sys, parley.text; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def reader(folder: Path, **settings: object) -> Language:
-    """A language whose texts stand between two marks, as an encoder's do."""
+    """Return a pipeline whose tokenizer puts each text between two marks, as an encoder's does."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     words = {word: id for id, word in enumerate(["[CLS]", "[SEP]", "[UNK]", *"abcdef", "query:", "A"])}
@@ -208,7 +208,7 @@ def reader(folder: Path, **settings: object) -> Language:
     return Language.load(folder)
 
 
-def test_a_chat_with_the_marks_of_a_plain_text_around_it(tmp_path: Path) -> None:
+def test_chat_may_request_special_tokens_around_it(tmp_path: Path) -> None:
     tokenizer = reader(tmp_path).tokenizer
     speaker = Language(tokenizer, ChatTemplate({"default": "{{ messages[0].content }}"}, tokenizer.names))
     chat = Chat([Message("user", "a b")])
@@ -219,7 +219,7 @@ def test_a_chat_with_the_marks_of_a_plain_text_around_it(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("count", "ids"), [(8, [0, 3, 4, 5, 6, 7, 8, 1]), (7, [0, 3, 4, 5, 6, 7, 1]), (3, [0, 3, 1]), (2, [0, 1]), (1, [0])]
 )
-def test_what_is_embedded_is_cut_at_one_end_and_keeps_its_marks(tmp_path: Path, count: int, ids: list[int]) -> None:
+def test_truncated_embedding_input_keeps_special_tokens(tmp_path: Path, count: int, ids: list[int]) -> None:
     speaker = reader(tmp_path)
     assert speaker.prepare(Text("a b c d e f"), 99, count, "head", pooling=Pooling()).token_ids == ids
     plain = speaker.prepare(Text("a b c d e f", special=False), 99, count, "head", pooling=Pooling()).token_ids
@@ -231,7 +231,7 @@ def test_what_is_embedded_is_cut_at_one_end_and_keeps_its_marks(tmp_path: Path, 
     assert speaker.prepare(Text("a \ud800 b"), 99, 9, "head", pooling=Pooling()).token_ids == [0, 3, 2, 4, 1]
 
 
-def test_the_models_own_prompts_stand_before_what_is_embedded(tmp_path: Path) -> None:
+def test_embedding_prompt_precedes_the_text(tmp_path: Path) -> None:
     speaker = reader(tmp_path, prompts={"query": "query: ", "none": ""}, default_prompt_name="query")
     assert speaker.prepare(Text("a"), pooling=Pooling()).token_ids == [0, 9, 3, 1]
     assert speaker.prepare(Text("a"), pooling=Pooling(prompt="none")).token_ids == [0, 3, 1]
@@ -241,7 +241,7 @@ def test_the_models_own_prompts_stand_before_what_is_embedded(tmp_path: Path) ->
         speaker.prepare(Text("a"), pooling=Pooling(prompt="passage"))
 
 
-def test_a_model_of_small_letters_reads_them_only(tmp_path: Path) -> None:
+def test_lowercase_embedding_model_lowercases_text(tmp_path: Path) -> None:
     (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
     assert reader(tmp_path).prepare(Text("A"), pooling=Pooling()).token_ids == [0, 3, 1]
     (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": false}')

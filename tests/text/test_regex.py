@@ -1,4 +1,4 @@
-"""Regular expressions: what is let through is what Python takes them for, and in a JSON schema ECMAScript as well."""
+"""Regular expressions: grammars allow only texts that Python matches, and in JSON schemas that ECMAScript does too."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ BYTES = llguidance.LLTokenizer("byte")
 
 
 def reader(compiler: Compiler, grammar: Grammar) -> Callable[[str], bool]:
-    """Whether a text has the form, read byte by byte."""
+    """Return a check whether a text matches the grammar, read byte by byte."""
     beginning = llguidance.LLMatcher(BYTES, compiler.compile(grammar), log_level=0)
 
     def fits(text: str) -> bool:
@@ -64,13 +64,13 @@ def compiler():
 
 @pytest.mark.filterwarnings("ignore:Possible")
 @pytest.mark.parametrize("expression", SAME)
-def test_what_is_let_through_matches_for_python(compiler, expression):
+def test_regex_grammar_allows_only_python_matches(compiler, expression):
     fits = reader(compiler, Grammar("regex", expression))
     found = {text for text in TEXTS if fits(text)}
     assert found
     assert [text for text in found if not re.fullmatch(expression, text)] == []
     left = [text for text in TEXTS if text.isascii() and re.fullmatch(expression, text) and text not in found]
-    assert set("".join(left)) <= {"\x0b", "\x1c"}  # white space in a narrow sense
+    assert set("".join(left)) <= {"\x0b", "\x1c"}  # only Python counts these as white space
 
 
 @pytest.mark.parametrize(
@@ -83,12 +83,12 @@ def test_what_is_let_through_matches_for_python(compiler, expression):
         (r"^(?s:.)$", "a\n", ""), (r"^[\w-.]$", "a-.", "+"), (r"^\p{Lu}$", "AK", "a"),
     ],
 )  # fmt: skip
-def test_patterns_of_schemas_mean_what_all_readers_take_them_for(compiler, pattern, good, bad):
+def test_schema_patterns_mean_the_same_to_all_readers(compiler, pattern, good, bad):
     fits = written(compiler, {"type": "string", "pattern": pattern})
     assert all(map(fits, good)) and not any(map(fits, bad))
 
 
-def test_characters_that_json_writes_by_number_are_never_passed_over(compiler):
+def test_control_characters_in_schemas_are_never_dropped(compiler):
     for pattern in ("^a\\x01$", "^a\x01b$", "[0-9]+\\x00", "^\\u007f$"):
         with pytest.raises(Invalid, match="pattern"):
             compiler.compile(Grammar("json", {"type": "string", "pattern": pattern}))
@@ -99,12 +99,12 @@ def test_characters_that_json_writes_by_number_are_never_passed_over(compiler):
 
 
 @pytest.mark.parametrize(("expression", "told"), REFUSED)
-def test_what_is_refused_is_told(compiler, expression, told):
+def test_unsupported_regex_is_refused_with_reason(compiler, expression, told):
     with pytest.raises(Invalid) as caught:
         compiler.compile(Grammar("regex", expression, field="guided_regex"))
     assert told in caught.value.message and caught.value.field == "guided_regex"
 
 
-def test_what_is_written_for_rust_stays_as_it_is():
+def test_regex_translation_to_rust_is_idempotent():
     made = rust(r"[\W\d].\s", schema=True)
     assert rust(made, schema=True) is made and rust(made, schema=False) is made

@@ -1,4 +1,4 @@
-"""Patterns that an output repeats, against a look at every size; and what becomes of an answer that does."""
+"""Repetition detection against a brute-force search of every pattern size; a repetitive answer ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ tokens = st.lists(st.integers(0, 2), max_size=60) | st.lists(st.integers(0, 2), 
 
 @given(tokens, st.integers(1, 4), st.integers(0, 6), st.integers(2, 5))
 @settings(max_examples=300, deadline=None)
-def test_against_a_look_at_every_size(ids: list[int], least: int, more: int, count: int) -> None:
+def test_repetition_agrees_with_brute_force_search(ids: list[int], least: int, more: int, count: int) -> None:
     wish = Repetition(least, least + more, count)
     repeats = Repeats(wish)
     for end, id in enumerate(ids, 1):
@@ -25,7 +25,7 @@ def test_against_a_look_at_every_size(ids: list[int], least: int, more: int, cou
         assert repeats.push(id) == expected
 
 
-def test_an_answer_ends_where_it_repeats_itself() -> None:
+def test_answer_ends_at_repetition_limit() -> None:
     ids = encode("One. ") + encode("ab") * 9
     pattern = len(encode("ab"))
     wish = Stop(repetition=Repetition(1, 8, 3))

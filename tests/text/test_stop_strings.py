@@ -1,4 +1,4 @@
-"""Stop strings against a naive search, over every cutting of the text."""
+"""Stop strings against a naive search, under any cut of the text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ strings = st.lists(st.text("abc", min_size=1, max_size=5), max_size=6)
 
 
 def naive(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
-    """First completed wins, then the longest."""
+    """Reference search: the first completed stop string wins, then the longest."""
     for end in range(1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:
@@ -34,16 +34,14 @@ def scan(pieces: list[str], stops: list[str], include: bool) -> tuple[list[str],
 
 @given(letters, strings, st.lists(st.integers(1, 6), min_size=1, max_size=8), st.booleans())
 @settings(max_examples=200, deadline=None)
-def test_any_cutting_finds_what_a_naive_search_finds(
-    text: str, stops: list[str], sizes: list[int], include: bool
-) -> None:
+def test_stop_scanner_agrees_with_naive_search(text: str, stops: list[str], sizes: list[int], include: bool) -> None:
     out, matched = scan(cut(text, sizes), stops, include)
     assert ("".join(out), matched) == naive(text, stops, include)
 
 
 @given(letters, strings)
 @settings(max_examples=200, deadline=None)
-def test_only_what_may_become_a_stop_string_is_held_back(text: str, stops: list[str]) -> None:
+def test_stop_scanner_holds_back_only_possible_prefixes(text: str, stops: list[str]) -> None:
     scanner = Scanner(Stops(stops))
     seen = ""
     for end, char in enumerate(text, start=1):
@@ -56,7 +54,7 @@ def test_only_what_may_become_a_stop_string_is_held_back(text: str, stops: list[
 
 @given(letters, strings)
 @settings(max_examples=100, deadline=None)
-def test_nothing_is_held_back_when_stop_strings_are_shown(text: str, stops: list[str]) -> None:
+def test_stop_scanner_holds_back_nothing_if_stops_are_included(text: str, stops: list[str]) -> None:
     scanner = Scanner(Stops(stops), include=True)
     seen = ""
     for end, char in enumerate(text, start=1):
@@ -68,7 +66,7 @@ def test_nothing_is_held_back_when_stop_strings_are_shown(text: str, stops: list
 
 @given(letters, strings, st.integers(0, 30))
 @settings(max_examples=200, deadline=None)
-def test_a_match_completed_before_it_is_armed_passes(text: str, stops: list[str], start: int) -> None:
+def test_stop_scanner_ignores_matches_before_it_is_armed(text: str, stops: list[str], start: int) -> None:
     scanner = Scanner(Stops(stops))
     seen = ""
     for index, char in enumerate(text):
@@ -81,12 +79,12 @@ def test_a_match_completed_before_it_is_armed_passes(text: str, stops: list[str]
     assert not any(text[:end].endswith(stop) for stop in stops for end in range(start + 1, len(text) + 1))
 
 
-def test_empty_and_repeated_stop_strings() -> None:
+def test_stop_scanner_ignores_empty_and_repeated_strings() -> None:
     assert scan(["abc"], ["", "c", "c"], False) == (["ab"], "c")
     assert scan(["abc"], [], False) == (["abc", ""], None)
 
 
-def test_many_long_stop_strings_over_a_long_text() -> None:
+def test_stop_scanner_handles_many_long_strings() -> None:
     stops = ["a" * 31 + chr(0x100 + number) for number in range(1024)]
     text = "a" * 200_000
     out, matched = scan(cut(text, [1, 1000]), stops, False)

@@ -1,4 +1,4 @@
-"""Structural tags: what the pieces let through, alone and put together, with marks and without."""
+"""Structural tags: the texts that each format allows, alone and combined, with marks and without."""
 
 from __future__ import annotations
 
@@ -118,18 +118,18 @@ def form(shape: dict) -> Grammar:
     ],
     ids=lambda value: json.dumps(value)[:70],
 )  # fmt: skip
-def test_what_pieces_let_through(compiler, shape, good, bad):
+def test_structural_tag_allows_exactly_its_texts(compiler, shape, good, bad):
     grammar = form(shape)
     assert [text for text in good if not fits(compiler, grammar, text)] == []
     assert [text for text in bad if fits(compiler, grammar, text)] == []
 
 
-def test_pieces_that_differ_are_not_taken_for_one_another(compiler):
+def test_structural_tag_sequence_and_or_are_distinct(compiler):
     assert fits(compiler, form(sequence(const("a"), const("b"))), "ab")
     assert not fits(compiler, form(either(const("a"), const("b"))), "ab")
 
 
-def test_tags_compose_with_reasoning_and_calls(compiler):
+def test_structural_tag_composes_with_reasoning_and_calls(compiler):
     grammar = form(tag({"type": "grammar", "grammar": GBNF}))
     behind = compiler.behind(compiler.compile(grammar), ("<think>", "</think>"), True)
     assert fits(compiler, behind, "hm</think>[<b>]") and not fits(compiler, behind, "hm</think>[b]")
@@ -142,12 +142,12 @@ def test_tags_compose_with_reasoning_and_calls(compiler):
     [sequence(ANY, JSON), sequence(WORD, JSON), tag(sequence(ANY, either(JSON, THINK))),
      LISTED | {"tags": [tag(ANY, end="")]}, again("star", ANY), tag(again("repeat", WORD, min=2, max=3))],
 )  # fmt: skip
-def test_free_text_that_nothing_ends_is_refused(compiler, shape):
+def test_structural_tag_refuses_free_text_without_end(compiler, shape):
     with pytest.raises(Invalid, match="followed by a tag"):
         compiler.compile(form(shape))
 
 
-def test_a_token_is_named_by_its_id_or_as_the_vocabulary_writes_it(compiler):
+def test_structural_tag_accepts_token_by_id_or_text(compiler):
     tokenizer = tiny_tokenizers.byte_level()
     mark, letter = tokenizer.marks["<think>"], tokenizer.encode("a", special=False)[0]
     assert fits(compiler, form({"type": "token", "token": mark}), "<think>")
@@ -157,7 +157,7 @@ def test_a_token_is_named_by_its_id_or_as_the_vocabulary_writes_it(compiler):
             compiler.compile(form({"type": "token", "token": token}))
 
 
-def test_a_piece_refuses_what_its_own_grammar_would(compiler):
+def test_structural_tag_refuses_unsupported_inner_grammar(compiler):
     for content in (
         {"type": "regex", "pattern": "(?=a)b"},
         JSON | {"json_schema": {"not": {}}},
@@ -192,13 +192,13 @@ def test_a_piece_refuses_what_its_own_grammar_would(compiler):
         (again("plus", {"type": "odd"}), "content.type"),
     ],
 )
-def test_mistakes_are_told_with_their_place(shape, field):
+def test_structural_tag_error_names_its_field(shape, field):
     with pytest.raises(BadRequest) as caught:
         form(shape)
     assert caught.value.field is not None and caught.value.field.removeprefix("format.").startswith(field)
 
 
-def test_depth_is_bounded():
+def test_structural_tag_depth_is_bounded():
     shape = ANY
     for _ in range(MAX_DEPTH):
         shape = tag(shape)

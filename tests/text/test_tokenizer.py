@@ -1,4 +1,4 @@
-"""Loading from folders as Transformers would, and what single tokens stand for."""
+"""Tokenizers load from folders as in Transformers; texts and bytes of single tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write(folder: Path, tokenizer: Tokenizer, **files: Any) -> Path:
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_loaded_from_a_folder_it_encodes_and_decodes_as_transformers(kind: str, tmp_path: Path) -> None:
+def test_loaded_tokenizer_agrees_with_transformers(kind: str, tmp_path: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
     config = {
@@ -51,7 +51,7 @@ def test_loaded_from_a_folder_it_encodes_and_decodes_as_transformers(kind: str, 
 
 
 @pytest.mark.parametrize("flags", [{}, {"add_bos_token": False}, {"add_bos_token": True, "add_eos_token": False}])
-def test_marks_around_a_text_are_those_of_the_file(flags: dict[str, bool], tmp_path: Path) -> None:
+def test_special_tokens_around_text_come_from_tokenizer_file(flags: dict[str, bool], tmp_path: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
     backend = Tokenizer.load(write(tmp_path, byte_level())).backend
@@ -79,12 +79,12 @@ def test_marks_around_a_text_are_those_of_the_file(flags: dict[str, bool], tmp_p
         ({"special_tokens_map": {"eos_token": {"content": "</s>"}}}, {"</s>"}),
     ],
 )
-def test_end_tokens(files: dict[str, Any], expected: set[int | str], tmp_path: Path) -> None:
+def test_eos_ids_come_from_config_files(files: dict[str, Any], expected: set[int | str], tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(write(tmp_path, byte_level(), **files))
     assert tokenizer.eos_ids == {tokenizer.backend.token_to_id(id) if isinstance(id, str) else id for id in expected}
 
 
-def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
+def test_unusable_tokenizer_folder_raises_with_reason(tmp_path: Path) -> None:
     with pytest.raises(BadTokenizer, match="does not exist"):
         Tokenizer.load(tmp_path / "none")
     with pytest.raises(BadTokenizer, match=r"no tokenizer\.json\.$"):
@@ -100,7 +100,7 @@ def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
 
 
-def test_limits_stored_with_a_tokenizer_do_not_cut_prompts(tmp_path: Path) -> None:
+def test_truncation_stored_with_tokenizer_is_ignored(tmp_path: Path) -> None:
     write(tmp_path, byte_level())
     backend = Tokenizer.load(tmp_path).backend
     backend.enable_truncation(2)
@@ -110,9 +110,9 @@ def test_limits_stored_with_a_tokenizer_do_not_cut_prompts(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
-@given(st.text(st.characters(codec="utf-8", exclude_characters="<"), max_size=40))  # no mark of the tokenizer's own
+@given(st.text(st.characters(codec="utf-8", exclude_characters="<"), max_size=40))  # "<" could begin a mark
 @settings(max_examples=100, deadline=None)
-def test_the_bytes_of_tokens_spell_the_text(kind: str, text: str) -> None:
+def test_token_bytes_concatenate_to_text(kind: str, text: str) -> None:
     tokenizer = KINDS[kind]()
     ids = tokenizer.encode(text, special=False)
     spelt = b"".join(map(tokenizer.token_bytes, ids)).decode()
@@ -121,7 +121,7 @@ def test_the_bytes_of_tokens_spell_the_text(kind: str, text: str) -> None:
     )
 
 
-def test_single_tokens() -> None:
+def test_single_tokens_have_text_bytes_and_kind() -> None:
     tokenizer = byte_level()
     euro = tokenizer.encode("€", special=False)
     assert b"".join(map(tokenizer.token_bytes, euro)) == "€".encode()
@@ -138,13 +138,13 @@ def test_single_tokens() -> None:
     assert "".join(pieces) == " unbelievable"
 
 
-def test_half_a_surrogate_pair_is_encoded_as_a_replacement() -> None:
+def test_lone_surrogate_is_encoded_as_replacement() -> None:
     tokenizer = byte_level()
     assert tokenizer.decode(tokenizer.encode("a\ud83cb")) == "a\ufffdb"
     assert tokenizer.decode(tokenizer.encode("\ud83c\udf89")) == "🎉"
 
 
-def test_many_threads_at_once() -> None:
+def test_tokenizer_works_from_many_threads() -> None:
     tokenizer = byte_level()
     expected = [tokenizer.encode(text) for text in TEXT]
     with ThreadPoolExecutor(8) as pool:

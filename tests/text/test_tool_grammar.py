@@ -1,4 +1,4 @@
-"""Grammars of calls: whatever a model writes under one is read back as calls that follow the tools' schemas."""
+"""Tool-call grammars: any text that a model writes under one parses back into calls that follow the tools' schemas."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ TOOLS: Tooling = [
 ]
 SCHEMAS = {"get_weather": CITY, "go-on": {"type": "object"}, "now": {"type": "object"}}
 
-SEEDS = 2  # walks in each test
-LONG = 300  # tokens after which a walk is given up
+SEEDS = 2  # random walks in each test
+LONG = 300  # a walk of this many tokens is given up
 rows = pytest.mark.parametrize("row", CALLS, ids=lambda row: row.name)
 
 
 @functools.cache
 def tokenizer(marked: bool) -> Tokenizer:
-    """That of the built-in model; ``marked``: with all families' marks among its special tokens."""
+    """Return the built-in model's tokenizer; ``marked`` adds all families' marks to its special tokens."""
     made = Tokenizer.load(folder())
     if not marked:
         return made
@@ -97,7 +97,7 @@ def spell(
 
 
 @rows
-def test_a_schema_that_refers_to_itself_is_followed_or_refused_at_once(row: Calls) -> None:
+def test_self_referencing_tool_schema_compiles_or_is_refused(row: Calls) -> None:
     def written(width: int) -> str:
         node = {"type": "object", "properties": {f"p{number}": {"$ref": "#"} for number in range(width)}}
         tools = [{"type": "function", "function": {"name": "f", "parameters": node}}]
@@ -121,8 +121,8 @@ ODD = [
 
 
 @rows
-def test_an_odd_schema_is_followed_or_refused(row: Calls) -> None:
-    """Whatever refers to itself, and whatever should be another type, there is an end to it."""
+def test_malformed_tool_schema_compiles_or_is_refused(row: Calls) -> None:
+    """Self-references and members of the wrong type must end in a grammar or a refusal, never in a loop or a crash."""
     for schema in ODD:
         tools = [{"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}]
         with suppress(Invalid):
@@ -133,7 +133,7 @@ def test_an_odd_schema_is_followed_or_refused(row: Calls) -> None:
 
 
 def walk(marked: bool, grammar: str, seed: int, start: str = "") -> str:
-    """A text that the grammar allows, its tokens drawn at random behind ``start``; whole unless it became too long."""
+    """Return a random text that begins with ``start`` and follows the grammar; empty if the walk became too long."""
     assert not LLMatcher.validate_grammar(grammar, vocabulary(marked))
     draw = random.Random(seed)
     matcher = LLMatcher(vocabulary(marked), grammar)
@@ -169,7 +169,7 @@ def read(row: Calls, text: str, tools: Tooling = TOOLS) -> tuple[str, list[tuple
 
 @rows
 @pytest.mark.parametrize("parallel", [False, True])
-def test_a_required_call_is_read_back(row: Calls, parallel: bool) -> None:
+def test_required_call_parses_back(row: Calls, parallel: bool) -> None:
     marked = parallel
     grammar = spell(row, marked, parallel, True)
     for seed in range(SEEDS):
@@ -183,14 +183,14 @@ def test_a_required_call_is_read_back(row: Calls, parallel: bool) -> None:
 
 
 @rows
-def test_one_function_alone_can_be_asked_for(row: Calls) -> None:
+def test_named_tool_choice_allows_only_that_function(row: Calls) -> None:
     grammar = spell(row, True, False, True, "go-on")
     assert read(row, walk(True, grammar, 0)) == ("", [("go-on", "{}")])
 
 
 @rows
 @pytest.mark.parametrize("marked", [False, True])
-def test_a_call_that_begins_in_free_text_becomes_one(row: Calls, marked: bool) -> None:
+def test_call_begun_in_free_text_parses_back(row: Calls, marked: bool) -> None:
     grammar = spell(row, marked, True, False)
     first = row.forms[0].bare or row.channels
     for seed, before in enumerate(("",) if first else ("", "Let me see: { <[")):
@@ -204,7 +204,7 @@ def test_a_call_that_begins_in_free_text_becomes_one(row: Calls, marked: bool) -
 
 
 @pytest.mark.parametrize(("stated", "fits"), [("number", True), ("null", False)])
-def test_a_type_that_is_stated_is_that_of_the_value(stated: str, fits: bool) -> None:
+def test_stated_argument_type_must_match_value(stated: str, fits: bool) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [1, "1", None]}}, "required": ["a"]}
     tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
     (row,) = [row for row in CALLS if row.name == "kimi_k3"]
@@ -237,7 +237,7 @@ SHAPES = {row.forms[0].shape: row for row in CALLS}
 
 
 @pytest.mark.parametrize("row", SHAPES.values(), ids=SHAPES)
-def test_parts_of_a_schema_may_refer_to_the_whole(row: Calls) -> None:
+def test_tool_schema_parts_may_refer_to_whole_schema(row: Calls) -> None:
     name = "mcp.map-v1.add"
     tools: Tooling = [{"type": "function", "function": {"name": name, "parameters": REFERRING, "strict": True}}]
     grammar = spell(row, True, False, True, tools=tools)
@@ -248,8 +248,8 @@ def test_parts_of_a_schema_may_refer_to_the_whole(row: Calls) -> None:
             jsonschema.validate(json.loads(arguments), REFERRING)
 
 
-def test_five_hundred_tools_fit() -> None:
-    """What is the same in them is written once."""
+def test_grammar_of_500_tools_fits_size_limit() -> None:
+    """The grammar writes common parts of the tools once; otherwise it would pass the size limit."""
     tools: Tooling = [{"type": "function", "function": {"name": f"tool_{number}.v-1"}} for number in range(500)]
     for row in CALLS:
         assert len(spell(row, False, True, True, tools=tools)) <= SIZE
@@ -257,7 +257,7 @@ def test_five_hundred_tools_fit() -> None:
     assert len(spell(next(row for row in CALLS if row.name == "qwen3_coder"), False, True, True, tools=strict)) <= SIZE
 
 
-def test_what_cannot_be_called() -> None:
+def test_call_grammar_refuses_unknown_function_or_markup() -> None:
     with pytest.raises(Invalid, match="not among the tools"):
         spell(CALLS[-1], False, True, True, "absent")
     with pytest.raises(Invalid, match="no form of tool calls"):
