@@ -12,7 +12,7 @@ from support.cli_process import clean, free_port
 # The server runs in the main thread, as always; a second thread sends requests, reports the modules and stops it.
 SCRIPT = """
 import json, os, signal, sys, threading, time, urllib.error, urllib.request
-from parley.cli import main
+from parley.cli.main import main
 
 root, words = sys.argv[1], sys.argv[2:]
 

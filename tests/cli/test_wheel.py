@@ -78,7 +78,7 @@ def test_wheel_contains_only_parley(wheel):
 
 
 def test_wheel_installs_the_command_and_names_the_licence(wheel):
-    assert "parley = parley.cli:main" in read(wheel, "entry_points.txt")
+    assert "parley = parley.cli.main:main" in read(wheel, "entry_points.txt")
     assert "Apache License" in read(wheel, "licenses/LICENSE")
     metadata = read(wheel, ".dist-info/METADATA")
     assert f"Version: {parley.__version__}\n" in metadata

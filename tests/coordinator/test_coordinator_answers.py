@@ -64,8 +64,8 @@ def headers(answer: Answer) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("roles", [("mixed",), ("prefill", "decode")])
-async def test_every_route_gives_what_one_server_gives(cluster, serve, roles: tuple[str, ...]) -> None:
-    many, one = await cluster(*roles, reply=scripted), await serve(reply=scripted)
+async def test_every_route_gives_what_one_server_gives(live_cluster, serve, roles: tuple[str, ...]) -> None:
+    many, one = await live_cluster(*roles, reply=scripted), await serve(reply=scripted)
     rng = random.Random(f"routes {roles}")
     for path, _ in routes():
         for _ in range(40 if NIGHTLY else 1):
@@ -75,15 +75,15 @@ async def test_every_route_gives_what_one_server_gives(cluster, serve, roles: tu
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/mindie/v1/chat/completions", "/tgi/generate", "/nowhere"])
 @pytest.mark.parametrize("asked", [b"{", b"[]", b"{}", b'{"model":"no","messages":[],"max_tokens":0}', b"\xff"])
-async def test_what_is_wrong_is_refused_as_one_server_refuses_it(cluster, serve, path: str, asked: bytes) -> None:
-    many, one = await cluster("prefill", "decode"), await serve()
+async def test_what_is_wrong_is_refused_as_one_server_refuses_it(live_cluster, serve, path: str, asked: bytes) -> None:
+    many, one = await live_cluster("prefill", "decode"), await serve()
     await compare(one, many.front, path, asked)
     await many.idle()
 
 
 @pytest.mark.parametrize("roles", [("mixed",), ("prefill", "decode")])
-async def test_clients_of_mindie_find_each_event_in_a_chunk(cluster, serve, roles: tuple[str, ...]) -> None:
-    for served in (await serve(), (await cluster(*roles)).front):
+async def test_clients_of_mindie_find_each_event_in_a_chunk(live_cluster, serve, roles: tuple[str, ...]) -> None:
+    for served in (await serve(), (await live_cluster(*roles)).front):
         connection = await served.connect()
         await connection.send(request("POST", "/mindie/v1/chat/completions", CHAT | {"stream": True}))
         await connection.head()
@@ -93,8 +93,8 @@ async def test_clients_of_mindie_find_each_event_in_a_chunk(cluster, serve, role
         connection.close()
 
 
-async def test_a_client_of_mindie_names_its_request(cluster) -> None:
-    many = await cluster("prefill", "decode", reply=lambda work, index: [70] * 40, tick=0.01)
+async def test_a_client_of_mindie_names_its_request(live_cluster) -> None:
+    many = await live_cluster("prefill", "decode", reply=lambda work, index: [70] * 40, tick=0.01)
     path, asked = "/mindie/v1/chat/completions", json.dumps(CHAT).encode()
     call = asyncio.create_task(many.front.call("POST", path, asked, JSON | {"req-id": "77"}))
     decoding = many.instances[1]
@@ -109,11 +109,11 @@ async def test_a_client_of_mindie_names_its_request(cluster) -> None:
 
 
 @pytest.mark.parametrize("lost", ["its results", "its engine", "its server"])
-async def test_a_stream_whose_d_ends_goes_on_to_the_byte(cluster, serve, lost: str) -> None:
+async def test_a_stream_whose_d_ends_goes_on_to_the_byte(live_cluster, serve, lost: str) -> None:
     def reply(work: Work, index: int) -> list[int]:
         return [70 + k % 90 for k in range(40)]
 
-    many = await cluster("prefill", "decode", "decode", reply=reply, tick=0.01, drain=0.05)
+    many = await live_cluster("prefill", "decode", "decode", reply=reply, tick=0.01, drain=0.05)
     one = await serve(reply=reply)
     asked = json.dumps(CHAT | {"stream": True, "n": 2, "logprobs": True}).encode()
     expected = await one.call("POST", "/v1/chat/completions", asked, JSON)
@@ -135,11 +135,11 @@ async def test_a_stream_whose_d_ends_goes_on_to_the_byte(cluster, serve, lost: s
     await many.idle()
 
 
-async def test_a_stream_whose_only_server_ends_goes_on_at_another(cluster, serve) -> None:
+async def test_a_stream_whose_only_server_ends_goes_on_at_another(live_cluster, serve) -> None:
     def reply(work: Work, index: int) -> list[int]:
         return [70 + k % 90 for k in range(40)]
 
-    many, one = await cluster("mixed", "mixed", reply=reply, tick=0.01, drain=0.05), await serve(reply=reply)
+    many, one = await live_cluster("mixed", "mixed", reply=reply, tick=0.01, drain=0.05), await serve(reply=reply)
     choice = many.coordinator.choice
     choice._policy = policy(replace(choice.options, separate="never"))
     asked = json.dumps(CHAT | {"stream": True}).encode()
@@ -155,8 +155,8 @@ async def test_a_stream_whose_only_server_ends_goes_on_at_another(cluster, serve
     await many.idle()
 
 
-async def test_what_a_coordinator_that_ends_has_begun_ends_with_an_error(cluster) -> None:
-    many = await cluster("prefill", "decode", reply=lambda work, index: [70] * 40, tick=0.05)
+async def test_what_a_coordinator_that_ends_has_begun_ends_with_an_error(live_cluster) -> None:
+    many = await live_cluster("prefill", "decode", reply=lambda work, index: [70] * 40, tick=0.05)
     asked = json.dumps(CHAT | {"stream": True}).encode()
     streamed = asyncio.create_task(many.front.call("POST", "/v1/chat/completions", asked, JSON))
     whole = asyncio.create_task(many.front.call("POST", "/v1/chat/completions", json.dumps(CHAT).encode(), JSON))
@@ -172,8 +172,8 @@ async def test_what_a_coordinator_that_ends_has_begun_ends_with_an_error(cluster
     await many.idle()
 
 
-async def test_bodies_that_are_arriving_count_as_memory(cluster) -> None:
-    many = await cluster("mixed")
+async def test_bodies_that_are_arriving_count_as_memory(live_cluster) -> None:
+    many = await live_cluster("mixed")
     many.coordinator.front._memory = 1 << 20
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     first, second = await many.front.connect(), await many.front.connect()
@@ -190,8 +190,8 @@ async def test_bodies_that_are_arriving_count_as_memory(cluster) -> None:
     await many.idle()
 
 
-async def test_only_clients_with_a_key_are_answered(cluster) -> None:
-    many = await cluster("prefill", "decode", api_keys=("k",), cluster_secret="s")
+async def test_only_clients_with_a_key_are_answered(live_cluster) -> None:
+    many = await live_cluster("prefill", "decode", api_keys=("k",), cluster_secret="s")
     strangers: list[dict[str, str]] = [{}, {"parley-secret": "s"}, {"authorization": "Bearer s"}]
     for method, path, asked in (
         ("POST", "/v1/chat/completions", json.dumps(CHAT).encode()),
@@ -205,8 +205,8 @@ async def test_only_clients_with_a_key_are_answered(cluster) -> None:
     await many.idle()
 
 
-async def test_a_client_that_leaves_leaves_nothing(cluster) -> None:
-    many = await cluster("prefill", "decode", reply=lambda work, index: [70] * 40, tick=0.005)
+async def test_a_client_that_leaves_leaves_nothing(live_cluster) -> None:
+    many = await live_cluster("prefill", "decode", reply=lambda work, index: [70] * 40, tick=0.005)
     asked = json.dumps(CHAT | {"stream": True}).encode()
     for delay in (0.0, 0.002, 0.005, 0.01, 0.02, 0.05):
         connection = await many.front.connect()

@@ -59,7 +59,7 @@ class Both:
 
 
 @pytest.fixture
-async def both(cluster, serve) -> AsyncIterator[Callable[..., Awaitable[Both]]]:
+async def both(live_cluster, serve) -> AsyncIterator[Callable[..., Awaitable[Both]]]:
     """Start a cluster of these roles, and a server with the same options; ``told``: the coordinator's port."""
     ending: list[Callable[[], Awaitable[Any]]] = []
 
@@ -70,7 +70,7 @@ async def both(cluster, serve) -> AsyncIterator[Callable[..., Awaitable[Both]]]:
 
     async def begin(*roles: str, told: dict[str, Any] | None = None, **options: Any) -> Both:
         options = {"reply": reply} | options
-        many, one = await cluster(*roles, **options), await serve(**options)
+        many, one = await live_cluster(*roles, **options), await serve(**options)
         coordinator = many.coordinator
         port = before.Port(coordinator.table, coordinator.front, replace(coordinator.options, **(told or {})))
         other = alone.Port(one.service)

@@ -112,7 +112,7 @@ async def alike(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 
 
 @pytest.fixture
-async def cluster(serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Any]]:
+async def live_cluster(serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Any]]:
     """Start a cluster of these roles, whose answers show the same id and time as those of single servers."""
     made: list[tuple[Cluster, asyncio.Task[int]]] = []
 
