@@ -117,8 +117,8 @@ def alike(text: bytes) -> bytes:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(("path", "asked"), FORMS)
-async def test_answers_are_those_of_one_server(live_cluster, path: str, asked: dict[str, Any], stream: bool) -> None:
-    made = await live_cluster()
+async def test_answers_are_those_of_one_server(cluster, path: str, asked: dict[str, Any], stream: bool) -> None:
+    made = await cluster()
     body = asked | ({} if path.endswith("_stream") else {"stream": stream}) | {"temperature": 0}
     if "temperature" not in asked and path.endswith(("_stream", "/infer")):
         del body["temperature"]
@@ -136,8 +136,8 @@ async def test_answers_are_those_of_one_server(live_cluster, path: str, asked: d
         await served.idle()
 
 
-async def test_a_single_token_is_p_alone(live_cluster) -> None:
-    made = await live_cluster()
+async def test_a_single_token_is_p_alone(cluster) -> None:
+    made = await cluster()
     for stream in (True, False):
         told = await made.coordinator.begin(CHAT, ASKED | {"max_tokens": 1, "stream": stream}, made.places[0])
         assert told["isLastResp"] and told["output"]
@@ -149,9 +149,9 @@ async def test_a_single_token_is_p_alone(live_cluster) -> None:
 @pytest.mark.parametrize("exact", [True, False], ids=["parley's own", "the original's form"])
 @pytest.mark.parametrize(("path", "asked"), FORMS)
 async def test_a_request_goes_on_where_an_engine_was_lost(
-    live_cluster, path: str, asked: dict[str, Any], exact: bool
+    cluster, path: str, asked: dict[str, Any], exact: bool
 ) -> None:
-    made = await live_cluster(tick=0.01)
+    made = await cluster(tick=0.01)
     body = asked | ({} if path.endswith("_stream") else {"stream": True})
     one = await made.one.call("POST", path, body, {"req-id": "77"})
     coordinator = made.coordinator
@@ -176,10 +176,10 @@ async def test_a_request_goes_on_where_an_engine_was_lost(
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_request_goes_on_elsewhere_where_it_outlasts_a_role(
-    live_cluster, monkeypatch: pytest.MonkeyPatch, stream: bool
+    cluster, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     monkeypatch.setattr(role, "DRAIN", 0.05)
-    made = await live_cluster(tick=0.02, peer_port=0)
+    made = await cluster(tick=0.02, peer_port=0)
     body, coordinator = ASKED | {"stream": stream, "max_tokens": 60}, made.coordinator
     one = await made.one.call("POST", CHAT, body, {"req-id": "77"})
     told = await coordinator.begin(CHAT, body, made.places[0])
@@ -203,8 +203,8 @@ async def test_a_request_goes_on_elsewhere_where_it_outlasts_a_role(
         await served.idle()
 
 
-async def test_a_body_that_cannot_be_gone_on_with(live_cluster) -> None:
-    made = await live_cluster()
+async def test_a_body_that_cannot_be_gone_on_with(cluster) -> None:
+    made = await cluster()
     headers = {"req-id": "7", "req-type": "prefill", "d-target": str(made.places[0]), "is-recompute": "true"}
     answer = await made.prefill.call("POST", CHAT, ASKED, headers)
     assert answer.status == 422 and answer.json["error"] == "Messages MUST be a string for recompute"
