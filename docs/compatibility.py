@@ -74,7 +74,7 @@ def state(members: Members | None, path: str) -> str:
 def tests(api: str) -> list[tuple[str, str]]:
     """Names of the tests of an API and their sources, those of the dialect first."""
     found = []
-    for file in sorted(ROOT.glob(f"tests/dialects/test_{api}*.py")) + sorted(ROOT.glob(f"tests/server/test_{api}*.py")):
+    for file in sorted(ROOT.glob(f"tests/dialects/test_{api}*.py")) + sorted(ROOT.glob(f"tests/apis/test_{api}*.py")):
         text = file.read_text("utf-8")
         lines, nodes = text.splitlines(), ast.parse(text).body
         tables = dict(_tables(text, nodes))

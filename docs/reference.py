@@ -56,8 +56,8 @@ FILE = """\
 <!-- Made by docs/reference.py from parley/coordinator/config.py; change it there. -->
 
 TOML, given by `--config FILE`. Names and ranges are MindIE's where it has the key. Unknown keys and values out of range
-end the start with a sentence that names key, value and range; hyphens are as good as underscores. Files that it names
-are looked for beside it. What choosing does with the keys is in [choosing.md](choosing.md).
+end the start with a message that names key, value and range; hyphens may replace underscores. Paths in the file are
+relative to it. [choosing.md](choosing.md) describes how instances are chosen with these keys.
 
 ```toml
 predict_port = 8000

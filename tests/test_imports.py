@@ -11,7 +11,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "parley"
 FILES = {".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts): file for file in PACKAGE.rglob("*.py")}
 MODULES = {name.removesuffix(".__init__"): file for name, file in FILES.items()}
-# The rooms of the house from the ground up. A file imports from its own room and from floors below it, nothing else.
+# The folders ("rooms") of the package from the bottom up. A file imports only from its own room and from lower floors.
 FLOORS = (
     ("types", "errors", "wire", "version", "watermark", "demo"),
     ("metrics", "text", "core", "settings", "hub"),
@@ -34,7 +34,7 @@ def room_of(module: str) -> str:
 
 
 def imported(file: Path) -> set[str]:
-    """All modules that a file imports: at its top, inside functions, and for type checkers."""
+    """Return all modules that a file imports: at its top, inside functions, and for type checkers."""
     package = ["parley", *file.relative_to(PACKAGE).parent.parts]
     found: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text("utf-8"))):
@@ -50,7 +50,7 @@ def imported(file: Path) -> set[str]:
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Groups of modules of which each one reaches all others."""
+    """Return the groups of modules that all reach each other."""
 
     def reached(name: str) -> set[str]:
         found, new = set(), set(graph[name])
@@ -64,7 +64,7 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     return sorted(sorted(group) for group in groups if group)
 
 
-def test_circles_are_found():
+def test_finds_import_circles():
     graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"d"}, "e": {"a"}, "f": set()}
     assert circles(graph) == [["a", "b", "c"], ["d"]]
 
@@ -107,7 +107,7 @@ def test_room_does_not_import_torch(room: str):
             assert not {other.split(".")[0] for other in imported(file)} & HEAVY, file
 
 
-def test_coordinator_does_not_import_the_life_of_an_instance():
+def test_coordinator_imports_neither_instance_nor_worker():
     for name, file in MODULES.items():
         if room_of(name) == "coordinator":
             assert not [other for other in imported(file) if room_of(other) in ("instance", "worker")], file

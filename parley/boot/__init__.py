@@ -1,1 +1,1 @@
-"""Puts a server together from its parts and runs it."""
+"""Assembles a server from its parts and runs it."""

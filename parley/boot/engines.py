@@ -1,4 +1,4 @@
-"""The kinds of engine that can run a model, and how each is made."""
+"""The kinds of engine that can run a model, with a factory for each."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ EngineFactory = Callable[[Settings, str], Engine]  # the second argument is the 
 
 
 def remote_engine(settings: Settings, name: str) -> Engine:
-    """parley's own engine in a process of its own."""
+    """Return an engine in a process of its own."""
     return RemoteEngine(settings, command=OWN_HOST, name=name)
 
 
 def local_engine(settings: Settings, name: str) -> Engine:
-    """parley's own engine in a thread of this process."""
+    """Return an engine in a thread of this process."""
     return LocalEngine(settings)
 
 
 def scripted_engine(settings: Settings, name: str) -> Engine:
-    """An engine without a model, for any tokenizer's ids."""
+    """Return an engine without a model, for the token ids of any tokenizer."""
     return FakeEngine(info=msgspec.structs.replace(FAKE, vocab_size=1 << 24))
 
 
@@ -39,5 +39,5 @@ ENGINES: dict[EngineKind, EngineFactory] = {
 
 
 def make_engine(offer: Offer) -> Engine:
-    """The engine of the kind that the offer names."""
+    """Return an engine of the kind that the offer names."""
     return ENGINES[offer.engine](offer.settings, offer.names[0])

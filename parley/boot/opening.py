@@ -1,4 +1,4 @@
-"""The first lines that a server prints: its models, and the addresses of its APIs."""
+"""The first lines that a server prints: its models, the addresses of its APIs, and warnings about open ports."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ def opening(
     surfaces: Iterable[tuple[Dialect, str]],
     grpc: Iterable[str] = (),
 ) -> str:
-    """The first lines: known before anything is loaded. ``surfaces``: every API with the URL that it is at; ``grpc``:
-    addresses for that."""
+    """Return the start-up lines, which are known before anything is loaded.
+
+    ``surfaces``: each API with its URL; ``grpc``: addresses of the gRPC ports.
+    """
     lines = [
         f"parley {__version__}",
         *(f"  model    {', '.join(names)} (on {settings.device})" for names, settings, _ in offers),
     ]
-    if member := options.role not in ("mixed", "none"):  # whose APIs clients see at a coordinator
+    if member := options.role not in ("mixed", "none"):  # clients reach its APIs through a coordinator
         lines.append(f"  role     {options.role}, for coordinators at {root}")
     places = [] if member else [(dialect.title, url + dialect.base) for dialect, url in surfaces]
     places += [*(("gRPC", place) for place in grpc), ("health", f"{root}/health/ready")]
@@ -34,12 +36,12 @@ def opening(
     own = [] if options.port is None else [("", options.host)]
     others = [(each.api, each.host) for each in options.listen + options.grpc if not each.tls or not each.tls.clients]
     public = [(api, host) for api, host in own + others if not is_loopback(host)]
-    ordered = options.role != "mixed"  # by whoever may
+    ordered = options.role != "mixed"  # it takes commands from a coordinator or from anyone who can reach it
     if public and ordered and not options.cluster_secret:
-        lines.append(warning(public, "may act for the cluster; --cluster-secret would name those who may"))
+        lines.append(warning(public, "may act for the cluster; --cluster-secret restricts this to its members"))
         return "\n".join(lines)
-    if ordered:  # who knows the secret; planes take no orders
+    if ordered:  # with a secret, only the admin ports are open; they take no commands
         public = [(api, host) for api, host in public if api in PLANES]
     if public and not options.api_keys:
-        lines.append(warning(public, "may use this server; --api-key would ask for a key"))
+        lines.append(warning(public, "may use this server; --api-key restricts this to clients with a key"))
     return "\n".join(lines)

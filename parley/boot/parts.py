@@ -1,4 +1,4 @@
-"""The parts of a server, each made before the parts that need it."""
+"""The parts of a server, each constructed before the parts that need it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from parley.web.port import crossed
 
 
 class Parts:
-    """A service and its place in a cluster. ``peer`` reaches the other members, ``stop`` ends the server.
+    """A service and its place in a cluster. ``peer`` connects to the other members, ``stop`` stops the server.
 
-    ``handlers`` answer the routes of every port.
+    ``handlers``: the handlers of the routes of all ports, by operation.
     """
 
     def __init__(
@@ -43,21 +43,21 @@ class Parts:
         self.handlers = {**handlers.HANDLERS, **instance_handlers.handlers(self.node, self.intake)}
 
     def app(self, surfaces: Sequence[Surface], host: str) -> App:
-        """An application for one port, without CORS."""
+        """Return the application of one port, without CORS."""
         return App(self.service, surfaces, host, self.handlers, self.node)
 
     def build(self, surfaces: Sequence[Surface] = (), host: str = "") -> ASGIApp:
-        """The application of one port, by default the server's own; with CORS around it if any origin is allowed."""
+        """Return the application of one port, with CORS if any origin is allowed. Default: the server's main port."""
         options = self.service.options
         app = self.app(surfaces or universal(options.strict, options.tgi_compat), host or options.host)
         return crossed(app, options.cors)
 
     async def listen(self, host: str, port: int, apps: Sequence[App]) -> None:
-        """Let other members hand over requests, which one of these apps answers. Raises OSError."""
+        """Listen for handovers from other members, which one of these apps answers. Raises OSError."""
         await self.links.listen(host, port, partial(self.intake.take, apps))
 
     async def close(self) -> None:
-        """End the engines, the results that wait for coordinators, and all links."""
+        """Close the engines, the results that wait for coordinators, and all links."""
         await self.service.close()
         await self.node.close()
         await self.member.close()

@@ -1,7 +1,7 @@
-"""From options to a running server and to its end: listen, load, serve, drain, close. Nothing survives the process.
+"""Runs a server from its options to its end: listen, load, serve, drain, close. No state outlives the process.
 
-It listens first and loads after, so that probes get an answer from the first moment. The first signal drains, the
-second ends at once; the engines are closed whichever way it goes.
+The ports listen before the models load, so that probes are answered from the start. The first signal drains, the second
+stops at once; the engines are closed in either case.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("parley.server")
 
-LAST_WORDS = 0.5  # seconds for the last events after a second signal
+LAST_WORDS = 0.5  # seconds for the last gRPC messages while closing
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 FAILURES = (EngineFailed, BadTokenizer)
 
 
 def run(offers: Sequence[Offer], options: ServerOptions) -> int:
-    """Serve until a signal or a failure ends it: 0 or 1. After a second signal 128 + its number."""
+    """Serve until a signal or a failure. Return 0 or 1, or after a second signal 128 + its number."""
     keep_standard_streams()
     logs.set_up(options.log_format)
     for note in options.notes:
         log.warning(note)
-    options = replace(options, room=Room.greatest(1 if options.role == "mixed" else 2))  # a hand-over takes one as well
+    options = replace(options, room=Room.greatest(1 if options.role == "mixed" else 2))  # a handover takes one as well
     with contextlib.ExitStack() as stack:
         sockets, contexts = [], []
         for host, port, _, tls in places(options):
@@ -75,13 +75,13 @@ def run(offers: Sequence[Offer], options: ServerOptions) -> int:
             banner.say(f"parley: {error}")
             return 1
         except BadTls as error:
-            banner.say(f"parley: what instances hand over cannot be encrypted: {error}.")
+            banner.say(f"parley: the handovers between instances cannot be encrypted: {error}.")
             return 1
         return runner.run(instance.live())
 
 
 class Place(NamedTuple):
-    """Where the server is to listen, what answers there, and how it is encrypted."""
+    """An address to listen on, the APIs mounted there, and the TLS settings."""
 
     host: str
     port: int
@@ -90,7 +90,10 @@ class Place(NamedTuple):
 
 
 def places(options: ServerOptions) -> list[Place]:
-    """The port that all APIs share first, then those of single ones; a port that several are given is one place."""
+    """Return the listening places: first the port shared by all APIs, then the ports of single APIs.
+
+    APIs that were given the same port share a place.
+    """
     made = []
     if options.port is not None:
         made.append(Place(options.host, options.port, universal(options.strict, options.tgi_compat)))
@@ -106,7 +109,7 @@ def places(options: ServerOptions) -> list[Place]:
 
 
 def peer(options: ServerOptions) -> Peer:
-    """What other instances are reached by. Raises BadTls."""
+    """Return the peer that connects to other instances. Raises BadTls."""
     tls = options.peer_tls
     return Peer(
         secret=options.cluster_secret.encode(),
@@ -118,9 +121,10 @@ def peer(options: ServerOptions) -> Peer:
 
 
 class Instance:
-    """One server process: HTTP servers, one per port, and its models.
+    """One server process: one HTTP server per port, and the models.
 
-    ``sockets`` and ``contexts`` (of those that are encrypted) are those of ``places``.
+    ``sockets`` and ``tls_contexts``: listening sockets and TLS contexts (None: unencrypted), one per item of
+    ``listening_places``.
     """
 
     def __init__(
@@ -146,7 +150,7 @@ class Instance:
         self._rpc: Port | None = None
 
     async def live(self) -> int:
-        """From the first line to the exit code."""
+        """Run the server from its first output line to its end. Return the exit code."""
         started = time.monotonic()
         try:
             calls = await self._listen()
@@ -180,7 +184,7 @@ class Instance:
         return 128 + self._signals[1] if len(self._signals) > 1 else 0
 
     async def _listen(self) -> list[str]:
-        """Listen for other instances and gRPC as well, if that is wanted: the addresses of this. Raises OSError."""
+        """Listen for other instances and for gRPC if configured. Return the gRPC addresses. Raises OSError."""
         if self.options.peer_port is not None:
             host, port = self._places[0].host, self.options.peer_port
             try:
@@ -188,12 +192,12 @@ class Instance:
             except OSError as error:
                 reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
                 raise OSError(
-                    f"cannot listen on {host} port {port} for hand-overs: {reason}. Choose another with --peer-port."
+                    f"cannot listen on {host} port {port} for handovers: {reason}. Choose another with --peer-port."
                 ) from None
         if not self.options.grpc:
             return []
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it writes to standard error is no line of our log
-        from parley.serving.grpc_port import Port  # needs packages that nothing else needs
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its output to standard error does not have our log format
+        from parley.serving.grpc_port import Port  # its packages are optional
 
         self._rpc = Port(self.service)
         return await self._rpc.start([(each.host, each.port) for each in self.options.grpc])
@@ -203,7 +207,7 @@ class Instance:
         await asyncio.gather(*(server.serve(sockets=[sock]) for server, sock in pairs))
 
     async def _until_stopped(self, serving: asyncio.Task[None], started: float) -> str:
-        """Load, then serve. Empty after a signal, else what went wrong."""
+        """Load the models, then serve. Return "" after a signal, else the error."""
         stop = asyncio.create_task(self._stop.wait())
         loading = asyncio.create_task(self._load())
         showing = asyncio.create_task(banner.follow(self._progress))
@@ -226,8 +230,10 @@ class Instance:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _load(self) -> str:
-        """Load the models, one after the other, for each is to see how much memory those before it left. What went
-        wrong, if anything did."""
+        """Load the models. Return the error, or "".
+
+        They are loaded one after the other, since each sizes itself by the memory that the earlier ones left.
+        """
         models = self.service.models
         try:
             for model in models:
@@ -235,14 +241,14 @@ class Instance:
             share(models)
             for model in models:
                 banner.say(banner.loaded(model.name, await model.load()))
-        except hub.ModelMissing as error:  # says which
+        except hub.ModelMissing as error:  # its message names the model
             return str(error)
         except FAILURES as error:
             return f"{model.name}: {error}"
         return ""
 
     def _progress(self) -> Progress:
-        """How far loading is, of all models together."""
+        """Return the progress of loading over all models."""
         models = self.service.models
         model = self.service.waits() or models[-1]
         return Progress(
@@ -250,11 +256,11 @@ class Instance:
         )
 
     async def _watch(self) -> str:
-        """Wait until every engine is lost for good, and say so: a server without one is of no use."""
+        """Wait until every engine has failed for good, since the server is of no use then. Return the error."""
         while any(model.engine.state != "failed" for model in self.service.models):
             await asyncio.sleep(0.2)
-        await asyncio.sleep(0.5)  # streams write their last event
-        return f"the engine ended for good: {self.service.main.engine.failure}"
+        await asyncio.sleep(0.5)  # time for streams to write their last event
+        return f"the engine has failed for good: {self.service.main.engine.failure}"
 
     def _signalled(self, number: int) -> None:
         self._signals.append(number)
@@ -266,13 +272,13 @@ class Instance:
             self._stop.set()
             if self.service.open:
                 log.info(
-                    "Shutting down: %d running requests may take up to %g s. A second signal ends them now.",
+                    "Shutting down: %d running requests get up to %g s to finish. A second signal ends them now.",
                     len(self.service.open),
                     self.options.drain,
                 )
 
     async def _end(self, serving: asyncio.Task[None]) -> None:
-        """Drain, close the engines, stop listening."""
+        """Drain, close the engines and stop listening."""
         force = asyncio.create_task(self._force.wait())
         draining = asyncio.create_task(self.service.drain())
         await asyncio.wait({force, draining}, return_when=asyncio.FIRST_COMPLETED)

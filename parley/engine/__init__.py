@@ -1,1 +1,1 @@
-"""Engines turn token work into token output. ``protocol`` says what one is; the other files are the kinds there are."""
+"""Engines turn requests of token ids into output tokens. ``protocol`` has the base class; other files, the kinds."""

@@ -1,9 +1,9 @@
-"""A scripted engine without a model: the whole server is tested with it, and its cost per token is nearly nothing.
+"""A scripted engine without a model, for testing the whole server; its cost per token is nearly zero.
 
-It behaves as a real one does where a client can tell: work waits for one of ``max_batch`` places, every step gives each
-running choice one token, cancelled work gives nothing more. What the tokens are is a function of the work. Pages are
-numbers that nothing is stored in: leases and reservations hold some of them, and no prefix is ever found. Where time is
-shared, a token takes a millisecond.
+Clients cannot tell it from a real one: requests wait for one of ``max_batch`` slots, each step generates one token for
+every running choice, cancelled requests generate nothing more. The tokens are a function of the request. KV pages are
+mere numbers: leases and reservations hold some of them, and there are never prefix hits. For the prefill share, a token
+counts as a millisecond.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ FAKE = ModelInfo(
 
 
 def echo(work: Work, index: int) -> list[int]:
-    """The default reply: the prompt's own tokens, over and over, up to ``max_tokens``."""
+    """Return the default reply: the prompt's own tokens, repeated up to ``max_tokens``."""
     return [work.token_ids[i % len(work.token_ids)] for i in range(work.max_tokens)]
 
 
@@ -67,15 +67,17 @@ class _Choice:
     index: int
     reply: list[int]
     drawn: int = 0
-    fresh: bool = True  # its prompt has not been read
+    fresh: bool = True  # its prefill has not run yet
     since: float = field(default_factory=perf_counter)
 
 
 class FakeEngine(Engine):
-    """``reply(work, index)`` is the text of each choice; it ends early at a stop id, or where the list ends ("stop").
+    """``reply(request, index)`` returns the tokens of a choice.
 
-    ``tick``: seconds between steps (0: as fast as the event loop turns). ``gate``: while it is cleared no step is made,
-    so that a test can hold requests in the queue or between tokens. ``load``: seconds that loading takes.
+    A choice finishes early at a stop id, or with "stop" where the list ends. ``step_seconds``: time
+    between steps (0: as fast as the event loop turns). ``step_gate``: no step runs while it is cleared, so that a test
+    can hold requests in the queue or between tokens. ``load_seconds``: time that loading takes. ``load_failure``: error
+    that loading ends with.
     """
 
     scripted = True
@@ -103,17 +105,19 @@ class FakeEngine(Engine):
         self._running: list[_Choice] = []
         self._quota = Quota()
         self._counts = Stats(blocks_total=info.kv_blocks)
-        self._pages = list(range(info.kv_blocks))  # that nobody holds
+        self._pages = list(range(info.kv_blocks))  # free pages
         self._leases: dict[str, list[int]] = {}
         self._reservations: dict[str, list[int]] = {}
         self._work = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
+        """Start the task that loads and then runs steps."""
         self._begin()
         self._tasks = [asyncio.create_task(self._run())]
 
     async def close(self) -> None:
+        """Stop the task; open streams end with an error."""
         self.state = "closed"
         for task in self._tasks:
             task.cancel()
@@ -121,7 +125,7 @@ class FakeEngine(Engine):
         self._closed("The engine was closed.")
 
     def crash(self, reason: str = "The engine process was killed.") -> None:
-        """Lose all work, as when an engine process dies and is not restarted."""
+        """Lose all requests, as if an engine process had died and was not restarted."""
         self._waiting, self._running = [], []
         self._leases, self._reservations, self._pages = {}, {}, list(range(self._model.kv_blocks))
         self._give_up(reason)
@@ -169,7 +173,7 @@ class FakeEngine(Engine):
         return Reserved(message.id, 0, pages)
 
     def _lease(self, work: Work) -> None:
-        """The prompt of a work with a lease is computed, whole."""
+        """Report the full pages of a request with a lease, whose whole prompt is computed in one step."""
         count = len([*work.token_ids, *(work.given[0] if work.given else [])]) // self._model.block_size
         if count and count <= len(self._pages) and work.id not in self._leases:
             pages = self._leases[work.id] = [self._pages.pop(0) for _ in range(count)]
@@ -214,7 +218,7 @@ class FakeEngine(Engine):
         self._deliver(Outputs(outputs, self._stats()))
 
     def _may(self, choice: _Choice) -> bool:
-        """Is the step open to it?"""
+        """Whether the current step may run this choice: decodes always, prefills within the prefill share."""
         return self._quota.open or choice.drawn > 0
 
     def _advance(self, choice: _Choice, rows: int) -> Output:
@@ -257,7 +261,7 @@ class FakeEngine(Engine):
         )
 
     def _vector(self, work: Work) -> bytes:
-        """How often tokens of each residue occur, and so made up but telling of the prompt."""
+        """Return made-up numbers that depend on the prompt: the frequency of its tokens by residue."""
         size = self._model.dimensions
         counts = [0.0] * size
         for token in work.token_ids:
@@ -267,12 +271,12 @@ class FakeEngine(Engine):
         return struct.pack(f"<{len(counts)}f", *counts)
 
     def _cost(self, choice: _Choice, rows: int) -> Cost:
-        """A step takes no time, so all of it was waiting."""
+        """Return the cost of a token. Steps take no time, so all of it was spent waiting."""
         before, choice.since = choice.since, perf_counter()
         return Cost(rows, choice.since - before, 0.0)
 
     def _score(self, token: int, top: int, named: list[int] | None = None) -> Score:
-        """Made-up but plausible numbers: the token itself is the most likely, its successors follow."""
+        """Return plausible made-up logprobs: the token itself is the most probable one, its successors follow."""
         ids = named or [(token + k) % self._model.vocab_size for k in range(top)]
         return Score(-0.5, 1, ids, [-0.5 - k for k in range(len(ids))])
 

@@ -1,7 +1,7 @@
-"""What the API process and its engine say to each other: frames of msgpack, one for each message.
+"""Messages between the API process and its engine, encoded as MessagePack frames.
 
-Questions have a number, ``id``, and are answered by a message with the same one. What works and outputs are is in
-``types``; this file must not know how messages travel.
+Questions have a number, ``id``, and are answered by a message with the same one. Requests and outputs are defined in
+``types``; the transport of the frames is not this module's concern.
 """
 
 from __future__ import annotations
@@ -14,41 +14,44 @@ from parley.types import ModelInfo, Output, Stats, Work
 
 
 class Submit(msgspec.Struct, tag="submit", array_like=True):
+    """Start a request. Every choice gets exactly one output with ``finish_reason``, unless it is cancelled."""
+
     work: Work
 
 
 class Cancel(msgspec.Struct, tag="cancel", array_like=True):
-    """Stop a request (``index`` -1) or one of its choices. No output of it follows; unknown ids are ignored."""
+    """Cancel a request (``index`` -1) or one of its choices. No output of it follows; unknown ids are ignored."""
 
     id: str
     index: int = -1
 
 
-class Conclude(msgspec.Struct, tag="conclude", array_like=True):
-    """A search is to give the best of what it has found by now: its beams end where they are, with ``reason``.
+class Conclude(msgspec.Struct, tag="finish_beam_search", array_like=True):
+    """Finish a beam search with its best results so far: its beams end at their current token, with ``reason``.
 
-    One that has not begun gives outputs without tokens. Others that have begun, and unknown ids, are ignored.
+    A search that has not started returns outputs without tokens. Requests without beam search that have started, and
+    unknown ids, are ignored.
     """
 
     id: str
     reason: Literal["length", "cancel"] = "length"
 
 
-class Divide(msgspec.Struct, tag="divide", array_like=True):
-    """Prompts may have so many percent of the time in which answers go on, from now on. 100: all that they can use."""
+class Divide(msgspec.Struct, tag="set_prefill_share", array_like=True):
+    """Set the prefill share: the percentage of time for prefill while requests decode. 100: no limit."""
 
     percent: int
 
 
 class Shutdown(msgspec.Struct, tag="shutdown", array_like=True):
-    pass
+    """End the engine."""
 
 
 class Reset(msgspec.Struct, tag="reset", array_like=True):
-    """Forget all cached prefixes. Answered by Wiped with the same ``id``.
+    """Clear the prefix cache. Answered by ResetDone with the same ``id``.
 
-    Works that run hold pages of them: with ``running`` they are put back in the queue and computed again, else
-    nothing is done. Nor is it while pages are held for other instances.
+    Running requests hold cached pages: with ``running`` they are preempted, queued again and recomputed, else nothing
+    is done. Nothing is done either while pages are held for other instances.
     """
 
     id: int
@@ -56,9 +59,9 @@ class Reset(msgspec.Struct, tag="reset", array_like=True):
 
 
 class LoadAdapter(msgspec.Struct, tag="load", array_like=True):
-    """Read an adapter from a folder and know it by a name from now on, in place of one that was known by it.
+    """Load an adapter from a folder under a name, in place of the adapter that has that name.
 
-    Answered by Changed with the same ``id``.
+    Answered by AdapterResult with the same ``id``.
     """
 
     id: int
@@ -67,18 +70,21 @@ class LoadAdapter(msgspec.Struct, tag="load", array_like=True):
 
 
 class UnloadAdapter(msgspec.Struct, tag="unload", array_like=True):
-    """Know an adapter no longer; works that have it keep it to their end. Answered by Changed with the same ``id``."""
+    """Unload an adapter. Requests that use it keep it until they finish.
+
+    Answered by AdapterResult with the same ``id``.
+    """
 
     id: int
     name: str
 
 
 class Reserve(msgspec.Struct, tag="reserve", array_like=True):
-    """Take pages for the whole pages of these tokens that the prefix cache lacks, to be filled from outside.
+    """Allocate pages for the full pages of these tokens that the prefix cache lacks, to be filled by another instance.
 
-    ``key`` names what was reserved from now on. ``adapter``: the name of the one that its keys and values are computed
-    with; ``digest``: what its content has to be (hexadecimal), empty if that does not matter. Without tokens it tells
-    what an adapter's digest is. Answered by Reserved with the same ``id``.
+    ``key`` identifies the reservation from now on. ``adapter``: name of the LoRA adapter that the keys and values are
+    computed with; ``digest``: required digest of its content (hexadecimal), empty for any. Without tokens, the answer
+    only has the adapter's digest. Answered by ReserveResponse with the same ``id``.
     """
 
     id: int
@@ -89,15 +95,15 @@ class Reserve(msgspec.Struct, tag="reserve", array_like=True):
     digest: str = ""
 
 
-class Landed(msgspec.Struct, tag="landed", array_like=True):
-    """The first ``count`` of the pages reserved under ``key`` have their content: they are found from now on."""
+class Landed(msgspec.Struct, tag="pages_received", array_like=True):
+    """The first ``count`` pages reserved under ``key`` have their content: the prefix cache has them from now on."""
 
     key: str
     count: int
 
 
 class Free(msgspec.Struct, tag="free", array_like=True):
-    """Hold nothing for ``key`` any more; nobody writes into its pages. What has landed stays in the prefix cache.
+    """Free a reservation; no other instance writes into its pages any more. Received pages stay in the prefix cache.
 
     Unknown keys are ignored.
     """
@@ -106,7 +112,7 @@ class Free(msgspec.Struct, tag="free", array_like=True):
 
 
 class Release(msgspec.Struct, tag="release", array_like=True):
-    """The pages that the lease of work ``id`` holds have been read, or never will be. Unknown ids are ignored."""
+    """Release the lease of request ``id``: its pages have been read, or never will be. Unknown ids are ignored."""
 
     id: str
 
@@ -128,39 +134,43 @@ ToEngine = (
 
 
 class Progress(msgspec.Struct, tag="progress", array_like=True):
-    """How far loading has come. ``fraction`` 0..1 over the whole start."""
+    """The progress of loading. ``fraction``: 0..1 over the whole start."""
 
     stage: str
     fraction: float
 
 
 class Ready(msgspec.Struct, tag="ready", array_like=True):
+    """The model has been loaded."""
+
     info: ModelInfo
 
 
 class Outputs(msgspec.Struct, tag="outputs", array_like=True):
+    """The outputs of one step, and the engine's counters after it."""
+
     outputs: list[Output]
     stats: Stats
 
 
-class Wiped(msgspec.Struct, tag="wiped", array_like=True):
-    """The answer to Reset: was it done?"""
+class Wiped(msgspec.Struct, tag="reset_done", array_like=True):
+    """The answer to ResetPrefixCache. ``done``: the prefix cache was cleared."""
 
     id: int
     done: bool
 
 
-class Changed(msgspec.Struct, tag="changed", array_like=True):
-    """The answer to LoadAdapter and UnloadAdapter: why it was not done, in a sentence; empty if it was."""
+class Changed(msgspec.Struct, tag="adapter_result", array_like=True):
+    """The answer to LoadAdapter and UnloadAdapter. ``error``: a sentence; empty if it succeeded."""
 
     id: int
     error: str = ""
 
 
 class Reserved(msgspec.Struct, tag="reserved", array_like=True):
-    """The answer to Reserve. The first ``skip`` pages are in the prefix cache, and held; ``pages`` are to be filled.
+    """The answer to ReservePages. The first ``skip`` pages are cached already and pinned; ``pages`` have to be filled.
 
-    ``error``: why nothing was reserved, in a sentence; empty if it was. ``digest``: of the adapter's content.
+    ``error``: a sentence if nothing was reserved, else empty. ``digest``: of the adapter's content.
     """
 
     id: int
@@ -170,10 +180,10 @@ class Reserved(msgspec.Struct, tag="reserved", array_like=True):
     digest: str = ""
 
 
-class Filled(msgspec.Struct, tag="filled", array_like=True):
-    """More whole pages of a work with a lease are computed: their numbers, in order, behind those told before.
+class Filled(msgspec.Struct, tag="pages_computed", array_like=True):
+    """More full pages of a request with a lease have been computed: their numbers, in order, after the earlier ones.
 
-    Comes before the outputs of its step.
+    Sent before the outputs of the same step.
     """
 
     id: str
@@ -181,7 +191,7 @@ class Filled(msgspec.Struct, tag="filled", array_like=True):
 
 
 class Fatal(msgspec.Struct, tag="fatal", array_like=True):
-    """The engine cannot start or go on; one sentence for a person, with a hint."""
+    """The engine cannot start or continue. ``message``: one sentence for a person, with a hint."""
 
     message: str
 

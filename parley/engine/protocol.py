@@ -1,11 +1,11 @@
-"""What an engine is, seen from the API process: submit Work, read Outputs.
+"""The interface of an engine as the API process sees it: submit requests, read outputs.
 
-Lifecycle: ``start`` returns as soon as loading is under way, ``ready`` waits for its end. ``submit`` never blocks and
-never fails: whatever goes wrong later arrives as an Output with ``finish="error"``. Every choice of every work gets
-exactly one Output with ``finish`` set, unless it was cancelled, after which it gets none. ``close`` may be called at
-any time, and twice.
+Life cycle: ``start`` returns as soon as loading has begun; ``wait_until_ready`` waits for its end. ``submit_request``
+never blocks and reports no error: later failures arrive as an EngineOutput with ``finish_reason="error"``. Every choice
+of every request gets exactly one EngineOutput with ``finish_reason`` set, or none after it was cancelled. ``close`` may
+be called at any time, also twice.
 
-All methods belong to one event loop; kinds of engine that live elsewhere hand their messages over to it.
+All methods belong to one event loop; engines that run elsewhere pass their messages to that loop.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ State = Literal["idle", "loading", "ready", "restarting", "failed", "closed"]
 
 
 class EngineFailed(Exception):
-    """The engine could not be started, or ended for good. The message is one sentence with a hint."""
+    """The engine could not be started, or has failed for good. The message is one sentence with a hint."""
 
 
 class Engine(ABC):
-    """Base of all engines: keeps the open streams; a kind adds how messages travel and where the work is done.
+    """Base class of all engines: keeps the open streams. Subclasses transport messages and compute.
 
-    ``scripted``: it has neither weights to fetch nor pages with content.
+    ``scripted``: the engine has no weights to download and no content in its pages.
     """
 
     scripted = False
@@ -60,19 +60,19 @@ class Engine(ABC):
         self.progress = Progress("starting", 0.0)
         self.info: ModelInfo | None = None
         self.stats = Stats()
-        self.step_observers: list[Callable[[Stats], None]] = []  # called for each step
-        self.load_observers: list[Callable[[ModelInfo], None]] = []  # called whenever the model has been loaded
+        self.step_observers: list[Callable[[Stats], None]] = []  # called after each step
+        self.load_observers: list[Callable[[ModelInfo], None]] = []  # called each time the model has been loaded
         self.failure = ""
-        self.share = 100  # percent of the time, beside answers, for prompts
+        self.share = 100  # prefill share: percent of the time for prefill while requests decode
         self._streams: dict[str, Stream] = {}
-        self._touched: list[Stream] = []  # have got outputs, of which nobody has been told
-        self._questions: dict[int, asyncio.Future[Any]] = {}  # messages that have an answer
+        self._touched: list[Stream] = []  # streams with new outputs that have not been woken yet
+        self._questions: dict[int, asyncio.Future[Any]] = {}  # futures of messages that get an answer, by message id
         self._numbers = count()
         self._loaded: asyncio.Future[ModelInfo] | None = None
 
     @abstractmethod
     async def start(self) -> None:
-        """Begin loading. Returns at once; raises EngineFailed only if nothing could even be begun."""
+        """Begin loading and return at once. Raises EngineFailed only if nothing could be started."""
 
     async def ready(self) -> ModelInfo:
         """Wait until the model is loaded. Raises EngineFailed."""
@@ -81,17 +81,17 @@ class Engine(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """End the engine and everything it started; open streams end with an error."""
+        """Stop the engine and everything it started. Open streams end with an error."""
 
     @abstractmethod
     def _send(self, message: ToEngine) -> None:
-        """Pass a message on, without blocking."""
+        """Send a message without blocking."""
 
     def submit(self, work: Work) -> Stream:
-        """Hand work over. The stream's outputs arrive as the engine produces them."""
+        """Submit a request and return its stream, where its outputs arrive. Raises ValueError for an id in use."""
         stream = Stream(self, work)
         if work.id in self._streams:
-            raise ValueError(f"work {work.id} is already running")
+            raise ValueError(f"Request {work.id} is already running.")
         self._streams[work.id] = stream
         if self.state == "ready":
             self._send(Submit(work))
@@ -100,69 +100,69 @@ class Engine(ABC):
         return stream
 
     def cancelled(self, stream: Stream, index: int) -> None:
-        """A stream was cancelled (called by the stream itself)."""
+        """Cancel one choice of a stream, or (-1) all; called by the stream."""
         if index < 0:
             self._streams.pop(stream.id, None)
         self._tell(Cancel(stream.id, index))
 
     def concluded(self, stream: Stream, reason: Literal["length", "cancel"]) -> None:
-        """A stream was concluded (called by the stream itself)."""
+        """Finish a stream's beam search early; called by the stream."""
         if self.state == "ready":
             self._send(Conclude(stream.id, reason))
 
     async def reset(self, *, running: bool = False) -> bool:
-        """Forget all cached prefixes; ``running`` works are put back for it. Whether it was done.
+        """Clear the prefix cache. ``running``: preempt running requests for it. Return True if it was cleared.
 
-        False while works run, unless ``running``, and from an engine that is not ready or ends meanwhile.
+        False while requests run, unless ``running``, and if the engine is not ready or ends meanwhile.
         """
         answer = await self._ask(lambda id: Reset(id, running))
         return isinstance(answer, Wiped) and answer.done
 
     async def load_adapter(self, name: str, folder: str) -> str:
-        """Read an adapter and know it by this name, in place of another: why it was not done, empty if it was."""
+        """Load an adapter under a name, in place of another. Return the error, or ""."""
         return self._why(await self._ask(lambda id: LoadAdapter(id, name, folder)))
 
     async def unload_adapter(self, name: str) -> str:
-        """Know an adapter no longer: why it was not done, empty if it was."""
+        """Unload an adapter. Return the error, or ""."""
         return self._why(await self._ask(lambda id: UnloadAdapter(id, name)))
 
     async def reserve(
         self, key: str, token_ids: list[int], salt: str = "", adapter: str = "", digest: str = ""
     ) -> Reserved:
-        """Pages for the whole pages of these tokens that the prefix cache lacks, as ``messages.Reserve`` says.
+        """Reserve pages for the full pages of these tokens that the prefix cache lacks: see ``messages.ReservePages``.
 
-        Whatever comes of it, ``free`` must follow.
+        ``free_reservation`` must follow, also after an error.
         """
         answer = await self._ask(lambda id: Reserve(id, key, token_ids, salt, adapter, digest))
         return answer if isinstance(answer, Reserved) else Reserved(-1, error=self._why(answer))
 
     def landed(self, key: str, count: int) -> None:
-        """The first ``count`` of the pages reserved under ``key`` have their content."""
+        """Publish the first ``count`` pages reserved under ``key``, whose content has been received."""
         self._tell(Landed(key, count))
 
     def free(self, key: str) -> None:
-        """Give back what is reserved under ``key``, into which nobody writes any more."""
+        """Free the reservation ``key``. No other instance may write into its pages any more."""
         self._tell(Free(key))
 
     def release(self, id: str) -> None:
-        """Nobody reads the pages of work ``id`` any more, which had a lease. It may run or have ended."""
+        """Release the lease of request ``id``, running or finished. No other instance reads its pages any more."""
         self._tell(Release(id))
 
     def divide(self, percent: int) -> None:
-        """Let prompts have so much of the time beside answers, as ``messages.Divide`` says; a restart keeps it."""
+        """Set the prefill share, as ``messages.SetPrefillShare`` describes; it survives a restart of the engine."""
         if percent != self.share:
             self.share = percent
             self._tell(Divide(percent))
 
     def _tell(self, message: ToEngine) -> None:
-        if self.state == "ready":  # else there is nothing that was held
+        if self.state == "ready":  # otherwise the engine has no state that the message could change
             self._send(message)
 
     def _why(self, answer: Any) -> str:
         return answer.error if isinstance(answer, Changed) else self.failure or "The engine is not ready."
 
     async def _ask(self, question: Callable[[int], ToEngine]) -> Any:
-        """The message that answers this one; None from an engine that is not ready, or ends meanwhile."""
+        """Send a question and return the message that answers it; None if the engine is not ready or ends meanwhile."""
         if self.state != "ready":
             return None
         id = next(self._numbers)
@@ -175,17 +175,17 @@ class Engine(ABC):
 
     @property
     def in_flight(self) -> int:
-        """Works that have not ended."""
+        """Number of requests that have not finished."""
         return len(self._streams)
 
     def _begin(self) -> None:
-        """Loading is under way: from here on it can be waited for."""
+        """Enter the state "loading"; from now on, readiness can be awaited."""
         self.state = "loading"
         self._loaded = asyncio.get_running_loop().create_future()
-        self._loaded.add_done_callback(lambda loaded: loaded.cancelled() or loaded.exception())  # nobody has to wait
+        self._loaded.add_done_callback(lambda loaded: loaded.cancelled() or loaded.exception())  # it may be unawaited
 
     def _serve(self, info: ModelInfo) -> None:
-        """The model is loaded, for the first time or again."""
+        """Enter the state "ready": the model is loaded, for the first time or again."""
         self.info, self.state, self.failure = info, "ready", ""
         if self.share != 100:
             self._send(Divide(self.share))
@@ -195,20 +195,20 @@ class Engine(ABC):
             self._loaded.set_result(info)
 
     def _give_up(self, reason: str) -> None:
-        """The engine has ended for good, before or after it was ready."""
+        """Enter the state "failed", before or after the engine was ready, and fail all streams."""
         self.state, self.failure = "failed", reason
         if self._loaded is not None and not self._loaded.done():
             self._loaded.set_exception(EngineFailed(reason))
         self._fail_all(reason)
 
     def _closed(self, reason: str) -> None:
-        """The engine was closed: nobody waits any longer, neither for the model nor for outputs."""
+        """Release everything that waits for the model or for outputs of the closed engine."""
         if self._loaded is not None and not self._loaded.done():
             self._loaded.set_exception(EngineFailed("The engine was closed while it was loading."))
         self._fail_all(reason)
 
     def _receive(self, message: FromEngine) -> None:
-        """A message has come. Those of the engine's life are its kind's affair."""
+        """Handle a message from the engine, except EngineReady and EngineFatal, which are for the subclasses."""
         match message:
             case Outputs():
                 self._deliver(message)
@@ -224,7 +224,7 @@ class Engine(ABC):
         for observe in self.step_observers:
             observe(message.stats)
         if message.outputs and not self._touched:
-            # Not at once: steps that have arrived together are one to the clients, who get one write for them.
+            # Not at once: clients get one write for all steps that have arrived together.
             asyncio.get_running_loop().call_soon(self._wake)
         for output in message.outputs:
             stream = self._streams.get(output.id)
@@ -258,7 +258,7 @@ class Engine(ABC):
             stream.wake()
 
     def _fail_all(self, reason: str) -> None:
-        self.stats = Stats()  # whatever ran or was held is gone, and another engine counts anew
+        self.stats = Stats()  # no request runs and no page is held any more; a restarted engine counts from zero
         self._fail(list(self._streams.values()), reason)
         for answer in self._questions.values():
             if not answer.done():

@@ -1,8 +1,8 @@
-"""An engine in a process of its own, at the other end of a socket. Starts it, notices its death, restarts it once.
+"""An engine in a process of its own, connected by a socket. Starts the process, detects its death, and restarts it.
 
-A step of the model holds a core and the interpreter's lock exactly when tokens should be written to clients; a process
-apart keeps the two out of each other's way. Death is end-of-file on the socket: every open stream gets its error in
-the same turn of the event loop.
+A step of the model occupies a core and the interpreter's lock just when tokens should be written to clients; a separate
+process avoids that. The process is dead when the socket reaches end of file: every open stream gets its error in the
+same turn of the event loop.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from parley.types import Settings
 
 log = logging.getLogger("parley.engine")
 
-HEALTHY_S = 60.0  # an engine that served this long may be restarted again
-CLOSE_S = 2.0  # seconds that a closing engine usually has to end by itself
+HEALTHY_S = 60.0  # an engine that ran at least this long after a restart is restarted again
+CLOSE_S = 2.0  # seconds that a closing engine has to end by itself, by default
 
 
 OWN_HOST = (sys.executable, "-m", "parley.worker.process")  # the command that runs parley's own engine
 
 
 class RemoteEngine(Engine):
-    """Runs an engine's host as a child process. One restart for each time the engine was up for HEALTHY_S.
+    """Runs the engine as a child process. It is restarted unless it ends within HEALTHY_S of a restart.
 
-    ``command``: starts the host, which gets the file descriptor of its end of the socket as a last argument. ``name``:
-    the model's name in the log. ``close_seconds``: how long the host may take to end by itself.
+    ``command``: starts the process; the file descriptor of its end of the socket is added as the last argument.
+    ``name``: the model's name in the log. ``close_seconds``: time that the process has to end by itself.
     """
 
     def __init__(
@@ -65,16 +65,18 @@ class RemoteEngine(Engine):
 
     @property
     def pid(self) -> int | None:
-        """Process id of the engine while there is one."""
+        """The process id of the engine; None if no process runs."""
         return self._process.pid if self._process is not None else None
 
     async def start(self) -> None:
+        """Start the process and its supervisor. Raises EngineFailed if it cannot be started."""
         self._begin()
         reader = await self._spawn()
         self._task = asyncio.create_task(self._supervise(reader))
         self._task.add_done_callback(self._orphaned)
 
     async def close(self) -> None:
+        """End the supervisor and the process; open streams end with an error."""
         if self.state == "closed":
             return
         self.state = "closed"
@@ -89,7 +91,7 @@ class RemoteEngine(Engine):
             self._writer.write(wire.frame(message))
 
     async def _spawn(self) -> asyncio.StreamReader:
-        """Start the process and say what to load."""
+        """Start the process and send the settings. Raises EngineFailed."""
         ours, theirs = socket.socketpair()
         try:
             self._process = subprocess.Popen(
@@ -107,7 +109,7 @@ class RemoteEngine(Engine):
         return reader
 
     async def _supervise(self, reader: asyncio.StreamReader) -> None:
-        """Follow one process after another until one ends for good."""
+        """Receive from the process, and restart it until it has failed for good."""
         restarted_at = -HEALTHY_S
         while True:
             fatal = await self._listen(reader)
@@ -135,13 +137,13 @@ class RemoteEngine(Engine):
                 return
 
     def _orphaned(self, task: asyncio.Task[None]) -> None:
-        """The supervisor is done. An exception in it is a defect, and must not leave streams waiting for ever."""
+        """Fail the engine if the supervisor ended by an exception: a defect, but no stream may wait for ever."""
         if not task.cancelled() and task.exception() is not None:
             log.error("the engine's supervisor failed", exc_info=task.exception())
             self._give_up("The connection to the engine failed.")
 
     async def _listen(self, reader: asyncio.StreamReader) -> str | None:
-        """Take messages until the stream ends. Returns the reason if the engine gave one before it ended."""
+        """Handle messages until the stream ends. Return the reason if the engine sent one before."""
         decoder = msgspec.msgpack.Decoder(FromEngine)
         fatal = None
         try:
@@ -160,11 +162,11 @@ class RemoteEngine(Engine):
         return fatal
 
     async def _end(self) -> int | None:
-        """Make sure that the process is gone; its exit code."""
+        """End the process, by force if necessary. Return its exit code."""
         if self._writer is not None:
             if not self._writer.is_closing():
                 self._writer.write(wire.frame(Shutdown()))
-            self._writer.close()  # end-of-file ends the process, whatever it is doing
+            self._writer.close()  # end of file makes the process exit, also during a step
             self._writer = None
         process = self._process
         if process is None:
@@ -174,12 +176,12 @@ class RemoteEngine(Engine):
         except subprocess.TimeoutExpired:
             process.kill()
             code = await asyncio.to_thread(process.wait)
-        self._process = None  # not before: who is cancelled while waiting leaves it to the next
+        self._process = None  # only now: if this task is cancelled while waiting, the next call waits again
         return code
 
 
 def _how(code: int | None) -> str:
-    """How a process ended, in words."""
+    """Describe how a process ended."""
     if code is None or code == 0:
         return "ended unexpectedly"
     if code < 0:

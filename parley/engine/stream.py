@@ -1,6 +1,6 @@
-"""The outputs of works, as the API process reads them: those of one by waiting, those of several step by step.
+"""Output streams of requests in the API process: one is awaited, several are read together step by step.
 
-Knows of the engine only that it takes cancels.
+Of the engine this module needs only its methods to cancel a request and to finish a beam search.
 """
 
 from __future__ import annotations
@@ -11,43 +11,43 @@ from typing import Literal, Protocol
 
 from parley.types import Output, Work
 
-Arrived = list[tuple[int, list[Output]]]  # of a step: the number of a stream, and the outputs that it has got
+Arrived = list[tuple[int, list[Output]]]  # the new outputs of a step, each with the number of its stream
 Take = Callable[[Arrived], bool]
 
 
 class Engine(Protocol):
-    """Where the outputs come from."""
+    """The source of the outputs."""
 
     def cancelled(self, stream: Stream, index: int) -> None:
-        """A choice is not wanted any more."""
+        """Cancel one choice of a stream, or (-1) all."""
 
     def concluded(self, stream: Stream, reason: Literal["length", "cancel"]) -> None:
-        """All choices are to end with what there is."""
+        """Finish a stream's beam search early, with the results so far."""
 
 
 class Stream:
-    """The outputs of one work, in order. Reading drains whatever has arrived since the last read.
+    """The outputs of one request, in order. A read returns everything that has arrived since the previous one.
 
-    ``filled``, of a work with a lease, is called with the numbers of more whole pages as they are computed, before the
-    outputs of their step. It is to be set in the turn of the event loop that submits the work.
+    ``on_pages_computed``, for a request with a lease, is called with the numbers of more full pages as they are
+    computed, before the outputs of their step. Set it in the same turn of the event loop that submits the request.
     """
 
     def __init__(self, engine: Engine, work: Work):
         self.id = work.id
-        self.open = set(range(work.n))  # choices whose last output has not been seen
+        self.open = set(range(work.n))  # choices whose last output has not arrived
         self.filled: Callable[[list[int]], None] | None = None
         self._engine = engine
         self._pending: list[Output] = []
         self._waiter: asyncio.Future[bool] | None = None
         self._group: StreamGroup | None = None
-        self._number = 0  # in its group
+        self._number = 0  # in the group
 
     def join(self, group: StreamGroup, number: int) -> None:
-        """Belong to a group, and report every output and the end to it."""
+        """Join a group; every output and the end of this stream are reported to it."""
         self._group, self._number = group, number
 
     async def next(self) -> list[Output]:
-        """All outputs that have arrived, at least one; an empty list once every choice has ended."""
+        """Return all outputs that have arrived, at least one, or an empty list once every choice has ended."""
         while not self._pending:
             if not self.open:
                 return []
@@ -59,7 +59,7 @@ class Stream:
         return self.drain()
 
     def drain(self) -> list[Output]:
-        """All outputs that have arrived and were not read."""
+        """Return the outputs that have arrived and were not read, without waiting."""
         outputs, self._pending = self._pending, []
         return outputs
 
@@ -70,11 +70,11 @@ class Stream:
 
     @property
     def ended(self) -> bool:
-        """Have all outputs been read?"""
+        """Whether all outputs have been read."""
         return not self.open and not self._pending
 
     def cancel(self, index: int = -1) -> None:
-        """Stop one choice or (-1) all that are still open. No output of them is delivered any more."""
+        """Cancel one choice or (-1) all open ones. No further output of them is delivered."""
         gone = set(self.open) if index < 0 else {index} & self.open
         if not gone:
             return
@@ -86,12 +86,12 @@ class Stream:
         self.wake()
 
     def conclude(self, reason: Literal["length", "cancel"]) -> None:
-        """Have a search give what it has found by now, as its last outputs."""
+        """Finish a beam search early; its results so far become its last outputs."""
         if self.open:
             self._engine.concluded(self, reason)
 
     def push(self, output: Output) -> None:
-        """The engine: an output has come. ``wake`` follows."""
+        """Add an output; called by the engine, which then calls ``wake_reader``."""
         if output.index not in self.open:
             return
         if output.finish is not None:
@@ -103,7 +103,7 @@ class Stream:
                 self._group.ended_one(self._number)
 
     def wake(self) -> None:
-        """The engine: the reader may have all outputs now."""
+        """Wake the reader; called by the engine after all outputs of a step were added."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(True)
         if self._group is not None:
@@ -111,12 +111,12 @@ class Stream:
 
 
 class StreamGroup:
-    """Streams that are read together: those of one request. A stream's number is its place among them."""
+    """The streams of one request that are read together. A stream's number is its index in the sequence."""
 
     def __init__(self, streams: Sequence[Stream]):
         self._streams = streams
         self._open = {number for number, stream in enumerate(streams) if stream.open}
-        # Streams with outputs that were not read, ordered by their first one.
+        # Streams with unread outputs, ordered by the first of them.
         self._touched = {number: None for number, stream in enumerate(streams) if stream.unread}
         self._waiter: asyncio.Future[bool] | None = None
         self._take: Take | None = None
@@ -129,9 +129,9 @@ class StreamGroup:
         return not self._open and not any(self._streams[number].unread for number in self._touched)
 
     async def feed(self, take: Take) -> bool:
-        """Give ``take`` the outputs of each step when they arrive, without waking the caller's task for them.
+        """Call ``consumer`` with the outputs of each step as they arrive, without waking the caller's task each time.
 
-        Returns False as soon as ``take`` does, True when every choice has ended. Raises what ``take`` raises.
+        Return False as soon as ``consumer`` does, True when every choice has ended. Raises its exceptions.
         """
         self._waiter, self._take = asyncio.get_running_loop().create_future(), take
         try:
@@ -141,15 +141,15 @@ class StreamGroup:
             self._waiter = self._take = None
 
     def touch(self, number: int) -> None:
-        """A stream: it has got an output."""
+        """Note that a stream has a new output; called by the stream."""
         self._touched[number] = None
 
     def ended_one(self, number: int) -> None:
-        """A stream: nothing more comes."""
+        """Note that a stream gets no more outputs; called by the stream."""
         self._open.discard(number)
 
     def wake(self) -> None:
-        """A stream: the outputs of a step have arrived, of this stream and of all others."""
+        """Pass on the new outputs of all streams; called by one of the streams at the end of a step."""
         waiter, take = self._waiter, self._take
         if waiter is None or take is None or waiter.done():
             return
@@ -157,7 +157,7 @@ class StreamGroup:
         if arrived := self._arrived():
             try:
                 more = take(arrived)
-            except Exception as error:  # of one reader; others wait for the same step
+            except Exception as error:  # only this reader fails; other readers wait for the same step
                 if not waiter.done():
                     waiter.set_exception(error)
                 return

@@ -1,7 +1,7 @@
-"""A server as part of a cluster: its role, what another instance computes for it, and how results reach a coordinator.
+"""A server as part of a cluster: its role, the stages of shared requests, and the results it sends to coordinators.
 
-Three words for three things: a *node* is what a server keeps as an instance (role, results, rates; ``node``), a
-*member* begins and takes over requests for it (``member``), and by a *peer* its pages are reached (``disagg/kv``).
+Terms: the *instance state* is the data that a server keeps as an instance (role, results, rates; ``node``), the
+*cluster member* begins and takes over requests (``member``), and a *peer* gives access to KV pages (``disagg/kv``).
 
 Knows HTTP exchanges and generations, and imports no torch.
 """

@@ -1,8 +1,9 @@
-"""The leg of a request behind its first outputs, which another instance has made.
+"""The decode stage of a request: everything after the first outputs, which another instance generated.
 
-The request is read as it was there and its outputs so far are rendered once more, for nobody; then it goes on as any
-other. Pages of its prompts come meanwhile and are found in the prefix cache; what does not come is computed again.
-Knows the leg's side of a generation and a link's taker.
+The stage parses the request again, renders its outputs so far again and discards those bytes; then the request
+continues like any other. Pages of its prompts arrive meanwhile and are found in the prefix cache; missing ones are
+computed again.
+Knows the stage interface of a generation, and a link's receiver.
 """
 
 from __future__ import annotations
@@ -26,32 +27,33 @@ from parley.serving.stage import Leg, RunningRequest
 from parley.types import Batch, Output, Request, Work
 from parley.web.connection import CYCLE
 
-UNFINISHED = "Pull kv failed irreversibly."  # as the coordinators of MindIE know it
-PATIENCE = 5.0  # seconds without a page, after which the rest is computed
+UNFINISHED = "Pull kv failed irreversibly."  # the text that MindIE's coordinators expect
+PATIENCE = 5.0  # seconds without a page after which the missing pages are computed here
 
 
 class Decode(Leg):
-    """``reason``: why the request was not taken, if it was not."""
+    """``reason``: the error that prevented the acceptance of the request, if any."""
 
     def __init__(self, member: Member, taker: Taker, begun: handover.Begun):
         self.label = begun.id
         self.spent = begun.spent
-        self.reason = "It cannot be read here."
+        self.reason = "The instance cannot read the request."
         self._member = member
         self._taker = taker
         self._begun = begun
-        self._recent: list[Batch] = []  # not recorded yet, which in the plain manner none is
+        self._recent: list[Batch] = []  # outputs not recorded yet; with MindIE's coordinator they are never recorded
         self._running: RunningRequest
         self._first: Work
-        self._keys: dict[int, str] = {}  # of what is reserved, by the number of the work that it is for
-        self._wanted: dict[int, int] = {}  # how many pages of it are to be filled, until all are
-        self._starting: set[int] = set()  # works that have not attached to it
-        self._landed = 0.0  # when a page has, by the event loop's clock
+        self._keys: dict[int, str] = {}  # keys of page reservations, by number of the engine request
+        self._wanted: dict[int, int] = {}  # pages that each incomplete reservation still expects
+        self._starting: set[int] = set()  # engine requests that have not used their reservation yet
+        self._landed = 0.0  # when the last page arrived, by the event loop's clock
         self._accepted = self._returned = self._recalled = False
         self.outlet = Outlet(self._records, bool(begun.client))
-        self.outlet.silent = True  # until it is taken
+        self.outlet.silent = True  # until the request is accepted
 
     async def prepare(self, running: RunningRequest, request: Request, works: list[Work]) -> None:
+        """Take over pages and outputs from the prefill instance, and continue the engine requests from there."""
         self._running = running
         past = self._begun.past or []
         handover.restore(works, self._begun.prompt, self._running.model.info.max_model_len)
@@ -65,7 +67,7 @@ class Decode(Leg):
         except Lost:
             if not self.outlet.exact and self.outlet.channel is not None:
                 self.outlet.channel.fail(UNFINISHED)
-            self.outlet.silent = True  # parley's own coordinator gives the order again
+            self.outlet.silent = True  # parley's own coordinator repeats the command
             raise EngineError(UNFINISHED) from None
         self.past = [*past, *handover.split(given)]
         if self._recalled:
@@ -77,31 +79,34 @@ class Decode(Leg):
             handover.resume(work, tokens)
             work.begun = True
         if self._running.model.refusal() is not None:
-            self.lose()  # what has ended meanwhile is this instance, not the request
+            self.lose()  # this instance has stopped meanwhile, so the request must continue elsewhere
 
     def submitted(self, streams: list[Stream]) -> None:
+        """Note which reservations the engine requests will use."""
         self._starting = set(self._keys)
 
     def took(self, number: int, outputs: list[Output]) -> None:
+        """Record new outputs, and free the reservations once every engine request uses its pages."""
         if self._starting and outputs:
             self._starting.discard(number)
             if not self._starting:
                 self._return()
         for output in outputs:
-            output.id, output.cached_tokens = "", 0  # what was cached is told where the prompt was computed
+            output.id, output.cached_tokens = "", 0  # the prefill instance counted the cached tokens
         if handover.engine_lost(self._running.model.engine.state, outputs):
             self.lose()
         else:
             self._recent.append([(number, output) for output in outputs])
 
     def lose(self) -> None:
+        """Let the request continue on another instance, as this one is stopping or its engine died."""
         if self.outlet.exact:
             self.outlet.lose()
         elif self.past is not None:
             self._give_back()
 
     def recall(self) -> None:
-        """Have it go on elsewhere, for a coordinator that will get no more from here."""
+        """Let the request continue on another instance, for a coordinator that gets no more results from this one."""
         if self.past is not None:
             self._give_back()
             self.drop()
@@ -113,14 +118,17 @@ class Decode(Leg):
         self.outlet.retry(begun.path, origin, self._first)
 
     def drop(self) -> None:
+        """Stop as if the client had left."""
         self.outlet.depart()
 
     def close(self) -> None:
+        """Release the link and the reserved pages."""
         if self._accepted:
             self._taker.close()
         self._return()
 
     def refusal(self, error: ParleyError) -> Answer | None:
+        """Keep the error for the prefill instance if the request was not accepted."""
         if not self._accepted:
             self.reason = error.message
         return None
@@ -132,11 +140,11 @@ class Decode(Leg):
     # -- pages
 
     async def _reserve(self, works: list[Work], past: list[Batch]) -> list[tuple[int, list[int]]]:
-        """Pages for what the works begin with. Raises Overloaded."""
+        """Reserve pages for the tokens that the engine requests begin with. Raises Overloaded."""
         engine, wants = self._running.model.engine, list[tuple[int, list[int]]]()
         for number, (work, tokens) in enumerate(zip(works, handover.drawn(past, works), strict=True)):
             if work.max_tokens <= handover.first(number, work, tokens, past):
-                wants.append((0, []))  # it ends before
+                wants.append((0, []))  # it ends in the prefill stage
                 continue
             key = self._keys[number] = work.id
             ids = work.token_ids if work.beam is not None else [*work.token_ids, *tokens[0]]
@@ -155,7 +163,7 @@ class Decode(Leg):
         self._running.model.engine.landed(self._keys[part], count)
 
     async def _pages(self) -> None:
-        """Wait for them, as long as some come."""
+        """Wait for all pages, as long as pages keep arriving."""
         clock = asyncio.get_running_loop().time
         while True:
             try:
@@ -167,13 +175,13 @@ class Decode(Leg):
                     return
 
     async def _forgo(self) -> None:
-        """Keep no room for pages that do not come, as soon as that is sure: their own request may need it to begin."""
+        """Free the reservations of pages that will not arrive: the request itself may need the room to begin."""
         await self._taker.settled()
         for number in self._wanted:
             self._running.model.engine.free(self._keys[number])
 
     def _return(self) -> None:
-        """Reserve nothing any more, once nobody writes into it."""
+        """Free all reservations once the prefill instance no longer writes into their pages."""
         if not self._returned and self._keys:
             self._member.spawn(self._free())
         self._returned = True
@@ -187,12 +195,12 @@ class Decode(Leg):
 
 
 async def accept(member: Member, apps: Sequence[App], taker: Taker) -> None:
-    """Take a request over, and answer it to its end; or refuse it. The port with the same APIs answers it."""
+    """Take over a request and answer it to its end, or refuse it. Uses the app of the port with the same APIs."""
     try:
         begun = handover.begin(taker.body)
         app = next((app for app in apps if app.apis == begun.apis), None)
         if app is None:
-            raise Malformed("This instance does not speak the same APIs.")
+            raise Malformed("This instance does not serve the same APIs.")
         leg = Decode(member, taker, begun)
         leg.outlet.channel = channel = member.node.results.channel(begun.client, begun.id, leg.recall)
     except ParleyError as error:
@@ -222,4 +230,4 @@ async def accept(member: Member, apps: Sequence[App], taker: Taker) -> None:
         await app.answer(exchange, admitted=True)
     finally:
         channel.close()
-        await taker.refuse(leg.reason)  # unless it was taken
+        await taker.refuse(leg.reason)  # has no effect if the request was accepted

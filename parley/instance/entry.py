@@ -1,6 +1,6 @@
-"""Where a cluster's requests come in: ordered by a coordinator, or begun by another member.
+"""Request intake: where a cluster's requests arrive, commanded by a coordinator or begun by another member.
 
-Here is what comes before a request has its leg, and which it gets; the rest is in ``prefill`` and ``decode``.
+It chooses the stage of a request and prepares it; the stages are in ``prefill`` and ``decode``.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from parley.web.exchange import Exchange
 
 
 class Intake:
-    """Where requests come in that a member does a part of."""
+    """Receives the requests for a prefill or decode stage on this member."""
 
     def __init__(self, member: Member):
         self._member = member
 
     async def begin(self, service: Service, route: Route, exchange: Exchange, order: Order) -> None:
-        """Do what a coordinator orders. Raises ParleyError, ClientGone, OrderRefused."""
+        """Run the prefill stage that a coordinator commands. Raises ParleyError, ClientGone, OrderRefused."""
         exchange.identify(order.identity or exchange.unique)
         exchange.created = int(time.time()) if order.created is None else order.created
         exchange.arrived -= order.spent
@@ -50,7 +50,7 @@ class Intake:
         await generate(service, route, exchange)
 
     async def take(self, apps: Sequence[App], taker: Taker) -> None:
-        """Take over a request that another member has begun, or refuse it. ``apps``: of this server's ports."""
+        """Take over a request that another member began, or refuse it. ``apps``: the apps of this server's ports."""
         role = self._member.node.role
         if role.unknown or not role.decodes:
             share = f" with {role.share} % for prompts" if role.name == "flex" else ""

@@ -1,4 +1,4 @@
-"""The routes of an instance: requests, results, roles, status. One function per kind of route."""
+"""Handlers for the routes of an instance: requests, results, roles, status. One function for each kind of route."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from parley.web.exchange import Exchange
 STREAM = "text/event-stream"
 APART = "Non DMI does not support dresult request"
 ELSEWHERE = "Only the Decode node supports dresult but you send to {}"
-DEAD = 30_000  # milliseconds in which a connection for results has to take what is sent
+DEAD = 30_000  # milliseconds after which unacknowledged data ends a connection for results
 
 
 class Flow(msgspec.Struct):
-    """The wish that one request's results wait, or no longer."""
+    """A command to pause the results of one request, or to resume them."""
 
     client: str
     id: str
@@ -37,23 +37,26 @@ class Flow(msgspec.Struct):
 
 
 class Out:
-    """An exchange as a connection for results."""
+    """An HTTP exchange as a connection for results."""
 
     def __init__(self, exchange: Exchange):
         self._exchange = exchange
 
     def part(self, data: bytes) -> bool:
+        """Send data, and return whether more can be sent at once."""
         return self._exchange.part(data)
 
     async def write(self, data: bytes) -> None:
+        """Send data once the connection accepts it."""
         await self._exchange.write(data, STREAM)
 
     def abort(self) -> None:
+        """Break the connection."""
         self._exchange.abort()
 
 
 async def generate(node: Node, intake: Intake, service: Service, route: Route, exchange: Exchange) -> None:
-    """Answer a request: of a client, or of a coordinator, for which another instance may go on with it.
+    """Answer a request of a client, or run the prefill stage that a coordinator commands.
 
     Raises OrderRefused.
     """
@@ -65,7 +68,7 @@ async def generate(node: Node, intake: Intake, service: Service, route: Route, e
 
 
 async def dresult(node: Node, service: Service, route: Route, exchange: Exchange) -> None:
-    """Stream a coordinator's results until it leaves, or comes again. Raises OrderRefused."""
+    """Stream results to a coordinator until it leaves or connects again. Raises OrderRefused."""
     query = _query(exchange)
     client = query.get("client", "")
     _trusted(node, exchange)
@@ -89,7 +92,7 @@ async def dresult(node: Node, service: Service, route: Route, exchange: Exchange
 
 
 async def flow(node: Node, service: Service, route: Route, exchange: Exchange) -> None:
-    """Hold the results of one request back, or let them go. One that is not known may have just ended."""
+    """Pause or resume the results of one request. An unknown request may have just ended."""
     _trusted(node, exchange)
     try:
         wish = msgspec.json.decode(await exchange.body(), type=Flow)
@@ -100,29 +103,30 @@ async def flow(node: Node, service: Service, route: Route, exchange: Exchange) -
 
 
 async def role(node: Node, service: Service, route: Route, exchange: Exchange) -> None:
-    """Take another role; the answer does not wait for that. Raises OrderRefused."""
+    """Assign a role; the answer does not wait until the change is complete. Raises OrderRefused."""
     version, _, name = route.path[1:].split("/")
-    if not service.options.admin_keys:  # else one has been shown, or the secret
+    if not service.options.admin_keys:  # else the caller has shown an admin key or the secret
         _trusted(node, exchange)
     given = role_request.read(name, version, await exchange.body(), node.role.name == "none")
-    if service.options.peer_port is None:  # it was started to be mixed: nobody could hand anything over
+    if service.options.peer_port is None:  # started as mixed: no instance could hand anything over
         raise OrderRefused(503, role_request.UNFIT)
     node.role.assign(given)
     await exchange.answer(role_request.DONE.body)
 
 
 async def status(node: Node, service: Service, route: Route, exchange: Exchange) -> None:
+    """Answer with the instance's status."""
     version = 2 if route.path.startswith("/v2") else 1
     await exchange.answer(msgspec.json.encode(told(service, node, node.address(exchange), version)))
 
 
 async def halt(node: Node, service: Service, route: Route, exchange: Exchange) -> None:
-    """Stop a request. One that has ended may have results that wait here for a coordinator."""
+    """Abort a request. If it has ended, drop results of it that are still held back for a coordinator."""
     await operations.halt(service, route, exchange, node.results.drop)
 
 
 def handlers(node: Node, intake: Intake) -> dict[Kind, Handle]:
-    """What answers the routes of an instance, and those of a server that an instance answers in its own way."""
+    """Return the handlers of an instance's routes, including the server's routes that an instance answers itself."""
     return {
         "generate": partial(generate, node, intake),
         "halt": partial(halt, node),
@@ -144,7 +148,7 @@ def _trusted(node: Node, exchange: Exchange) -> None:
 
 
 def _impatient(exchange: Exchange) -> None:
-    """Have a connection end whose other side is not there any more; heartbeats find that out."""
+    """Let a connection end if the other side is gone; the heartbeats detect it."""
     cycle: Cycle = exchange.scope[CYCLE]
     sock = cycle.transport.get_extra_info("socket")
     if sock is not None and hasattr(socket, "TCP_USER_TIMEOUT"):

@@ -1,4 +1,4 @@
-"""Links to the other members of a cluster: whether they are reached, and the models whose pages travel over them."""
+"""Links to the other members of a cluster: whether they can be reached, and the models whose pages links carry."""
 
 from __future__ import annotations
 
@@ -19,55 +19,57 @@ log = logging.getLogger("parley.instance")
 
 
 class Links:
-    """``peer`` makes them. A model's pages are shared as soon as it is loaded."""
+    """The links that ``peer`` makes. A model's pages are shared as soon as it is loaded."""
 
     def __init__(self, peer: Peer):
         self.peer = peer
         self._models: list[Model] = []
-        self._unlinked: dict[Address, str] = {}  # the reason that was logged last
+        self._unlinked: dict[Address, str] = {}  # last logged error of each address
 
     @property
     def port(self) -> int:
-        """Where hand-overs come in, 0 if they do not."""
+        """The port for incoming handovers, or 0 if they are disabled."""
         return self.peer.port
 
     async def listen(self, host: str, port: int, take: Callable[[Taker], Awaitable[None]]) -> None:
-        """Let other members hand over; ``take`` is called for each hand-over. Raises OSError."""
+        """Accept handovers from other members; ``take`` is called for each. Raises OSError."""
         await self.peer.listen(host, port, take)
 
     def add_model(self, model: Model) -> None:
+        """Share the pages of a model once it is loaded."""
         self._models.append(model)
         model.engine.load_observers.append(partial(self._share, model))
         if model.engine.info is not None:
             self._share(model, model.engine.info)
 
     def remove_model(self, model: Model) -> None:
+        """Forget a model."""
         self._models.remove(model)
 
     def _share(self, model: Model, info: ModelInfo) -> None:
         arena = info.arena
         if arena is None and model.engine.scripted:
-            arena = Arena(0, -1, info.kv_blocks, [], "scripted")  # its pages hold nothing
+            arena = Arena(0, -1, info.kv_blocks, [], "scripted")  # pages without content
         try:
             if arena is not None:
                 self.peer.add(model.name, arena)
         except BadArena as error:
-            log.error("Nothing can be handed over: %s", error)
+            log.error("Handovers are not possible: %s", error)
 
     async def reach(self, address: Address) -> None:
-        """Try to link with another member; log a failure unless it is the last one again. Raises OSError."""
+        """Try to link with another member. A repeated failure is logged once. Raises OSError."""
         for model in self._models:
             try:
                 (await self.peer.connect(str(address), model.name)).close()
             except LinkError as error:
                 if self._unlinked.get(address) != str(error):
                     self._unlinked[address] = str(error)
-                    log.info("There is no link to %s: %s", address, error)
+                    log.info("Cannot link to %s: %s", address, error)
                 raise OSError(errno.ENOLINK, str(error)) from None
         self._unlinked.pop(address, None)
 
     async def state(self, address: Address) -> str:
-        """How the link to another member is, in the words of the status; ok where hand-overs do not come in."""
+        """Return the state of the link to another member as the status shows it; ok if handovers are disabled."""
         if not self.port:
             return "ok"
         try:

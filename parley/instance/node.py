@@ -1,6 +1,6 @@
-"""What a server has as an instance of a cluster: role, results, rates, and the address at which others reach it.
+"""Instance state: a server's role, results and rates, and the address at which other instances reach it.
 
-One for each server, whatever its role; a mixed one that no coordinator speaks to never uses it.
+Every server has one, whatever its role; a mixed server without a coordinator never uses it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from parley.serving.options import ServerOptions
 from parley.serving.served_model import Model
 from parley.web.exchange import Exchange
 
-MAPPED = "::ffff:"  # before an IPv4 address, where a socket takes both kinds
+MAPPED = "::ffff:"  # prefix of an IPv4 address on a socket for both IPv4 and IPv6
 
 
 class Node:
-    """``epoch``: of this process. ``models``: those that are served. ``known``: hashes of the prompts that were
-    computed lately. ``transfers``: what is counted of hand-overs."""
+    """``epoch``: random name of this process. ``models``: the served models. ``known``: hashes of recently computed
+    prompts. ``transfers``: statistics of handovers."""
 
     def __init__(self, options: ServerOptions, links: Links):
         self.epoch = secrets.token_hex(8)
@@ -46,47 +46,50 @@ class Node:
         )
 
     def add_model(self, model: Model) -> None:
-        """Measure the work of its engine, and divide the engine's time as the role says."""
+        """Measure the rates of a model's engine, and set the prefill share of its time as the role says."""
         self.models.append(model)
         model.engine.step_observers.append(partial(self.rates.step, model))
         model.engine.divide(self.role.part)
 
     def remove_model(self, model: Model) -> None:
+        """Forget a model."""
         self.models.remove(model)
 
     def address(self, exchange: Exchange) -> Address:
-        """Where other instances reach this one, as who sent the request does."""
+        """Return the address at which other instances reach this one, as the sender of the request does."""
         host, port = exchange.scope.get("server") or ("127.0.0.1", 0)
         return Address(host.removeprefix(MAPPED), self._links.port or port or 0)
 
     def order(self, exchange: Exchange) -> Order | None:
-        """What a coordinator says of a request; None: it is to be answered as any other. Raises OrderRefused."""
+        """Return the coordinator's command in a request's headers, or None for an ordinary request. Raises
+        OrderRefused."""
         if self.role.name == "mixed" and not heads.extended(exchange.headers):
             return None
         return heads.read(exchange.headers, self.role, self.address(exchange), self.secret)
 
     def member(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Does a coordinator of the cluster speak for itself? Then it needs no key."""
+        """Whether a coordinator of the cluster sends this on its own behalf. Such requests need no API key."""
         return heads.member(headers, self.secret)
 
     def note(self, body: bytes, capacity: int) -> None:
-        """A prompt is computed here, beside as many tokens as the cache holds."""
+        """Record the prompt hashes of a request that is computed here. ``capacity``: tokens that the cache holds."""
         if capacity != self._capacity:
             self.known, self._capacity = Known(capacity), capacity
         self.known.add(look(body).marks)
 
     async def close(self) -> None:
+        """Stop a role change in progress, and end all results."""
         self.role.close()
         self.results.close()
 
     def _divide(self) -> None:
-        """Another part of the engines' time is for prompts."""
+        """Apply the role's prefill share to all engines."""
         for model in self.models:
             model.engine.divide(self.role.part)
 
     def _left(self, before: Name) -> None:
-        """The role has ended. A plain coordinator gets results from a decode instance only: what still runs for it has
-        to go on elsewhere."""
+        """End the old role. MindIE's coordinator gets results from a decode instance only, so its running requests must
+        continue elsewhere."""
         if before in ("decode", "flex"):
             plain = self.results.client()
             plain.recall()

@@ -1,7 +1,8 @@
-"""The leg of a request up to its first outputs, by a coordinator's order; another instance goes on, or this one.
+"""The prefill stage of a request, commanded by a coordinator; this instance or another one continues afterwards.
 
-Where another one does, each choice gets its first token here. The other has been asked before, as soon as the prompts
-are known, and fetches their pages while later ones are computed. Knows a generation's side and a link's giver.
+If another instance continues, each choice gets its first token here. That instance is asked as soon as the prompts
+are tokenised, and fetches their first pages while later ones are computed. Knows a generation's stage interface and a
+link's sender.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ log = logging.getLogger("parley.instance")
 
 
 class Declined(ParleyError):
-    """The other instance does not go on with the request."""
+    """The other instance refuses to continue the request."""
 
 
 class Prefill(Leg):
-    """``order``: says who goes on."""
+    """The stage that ``order`` commands; the command also names the instance that continues."""
 
     def __init__(
         self,
@@ -50,28 +51,30 @@ class Prefill(Leg):
         self.label = order.id
         self.past = past
         self.spent = order.spent
-        self._prompt = prompt  # where the body does not say it
+        self._prompt = prompt  # token ids, if the body does not contain the prompt
         self._member = member
         self._exchange = exchange
         self._order = order
         self._body = body
-        self._begun = False  # outputs have come
-        self._recent: list[Batch] = []  # not recorded yet
-        self._cut: set[int] = set()  # numbers of works that do not end here
-        self._searched: set[int] = set()  # of them, those whose token is for nobody
+        self._begun = False  # outputs have arrived
+        self._recent: list[Batch] = []  # outputs not recorded yet
+        self._cut: set[int] = set()  # numbers of the engine requests that another instance finishes
+        self._searched: set[int] = set()  # beam searches among those; their one token is discarded
         self._running: RunningRequest
         self._first: Work
         self._works: list[Work] = []
         self._asking: asyncio.Task[Giver] | None = None
         self._giver: Giver | None = None
-        self._news: list[tuple[int, list[int]]] = []  # computed before there was one
+        self._news: list[tuple[int, list[int]]] = []  # pages computed before the sender existed
         self.opening = Opening(exchange.scope[CYCLE], order, self._records, lambda: self._begun and order.here)
 
     @property
     def ends(self) -> bool:  # type: ignore[override]
+        """Whether the request ends on this instance."""
         return not self._cut
 
     async def prepare(self, running: RunningRequest, request: Request, works: list[Work]) -> None:
+        """Limit the engine requests to the prefill stage, and ask the other instance to continue."""
         self._running = running
         past = self.past or []
         self.opening.stream = request.stream
@@ -97,17 +100,19 @@ class Prefill(Leg):
                     self._searched.add(number)
         if self._cut:
             self._works = works
-            if len(works) > 1:  # let go of together, so none may wait for the pages of another
+            if len(works) > 1:  # released together, so that none waits for another's pages
                 for work in works:
                     work.lease, work.group = True, self._first.id
             self._asking = asyncio.create_task(self._ask(len(works)))
             self._asking.add_done_callback(self._asked)
 
     def submitted(self, streams: list[Stream]) -> None:
+        """Observe the pages that the engine computes."""
         for number in self._cut:
             streams[number].filled = partial(self._filled, number)
 
     def took(self, number: int, outputs: list[Output]) -> None:
+        """Record new outputs, without the ends that the other instance will decide."""
         self._begun = self._begun or bool(outputs)
         for output in outputs:
             if number in self._searched and output.finish != "error":
@@ -115,7 +120,7 @@ class Prefill(Leg):
             elif number in self._cut and output.finish == "length":
                 output.finish = None
             if self.past:
-                output.cached_tokens = 0  # what is cached now are the tokens of attempts before
+                output.cached_tokens = 0  # the cached tokens are those of earlier attempts
         if self._order.here and handover.engine_lost(self._running.model.engine.state, outputs):
             self.lose()
         elif self._cut or self.opening.exact or self._order.here:
@@ -124,15 +129,16 @@ class Prefill(Leg):
             self._recent.append([(number, output) for output in outputs])
 
     def lose(self) -> None:
+        """Let the request continue on another instance, as this one is stopping or its engine died."""
         if not self._order.here or not self.opening.answered:
-            return  # the order's own answer says it
+            return  # the answer to the coordinator's command says it
         if self.opening.exact:
             self.opening.lose()
         else:
             self._give_back()
 
     def recall(self) -> None:
-        """Have it go on elsewhere, for a coordinator that will get no more from here."""
+        """Let the request continue on another instance, for a coordinator that gets no more results from this one."""
         if self.opening.answered:
             self._give_back()
             self.drop()
@@ -147,9 +153,11 @@ class Prefill(Leg):
         self.opening.retry(exchange.scope["path"], origin, self._first)
 
     def moved(self) -> None:
+        """Tell the writer that a complete answer has grown."""
         self.opening.moved()
 
     async def leave(self) -> None:
+        """Hand the outputs over to the other instance, and answer the coordinator's command. Raises Declined."""
         assert self._asking is not None
         try:
             giver = await self._asking
@@ -159,12 +167,14 @@ class Prefill(Leg):
         self.left = True
         self._member.spawn(self._settle(giver))
         self.opening.answer()
-        self._exchange.status = 200  # of the order's answer
+        self._exchange.status = 200  # of the answer to the coordinator's command
 
     def drop(self) -> None:
+        """Stop as if the client had left."""
         self.opening.depart()
 
     def close(self) -> None:
+        """Release the results channel and, unless the request was handed over, the sender and the pages."""
         if self.opening.channel is not None:
             self.opening.channel.close()
         if self.left:
@@ -176,6 +186,7 @@ class Prefill(Leg):
         self._release()
 
     def refusal(self, error: ParleyError) -> Answer | None:
+        """Word the refusal of the other instance for parley's own coordinator."""
         if not isinstance(error, Declined) or not self.opening.exact:
             return None
         told = {
@@ -188,6 +199,7 @@ class Prefill(Leg):
         return Answer(503, msgspec.json.encode(told))
 
     def remarks(self, error: ParleyError) -> Headers:
+        """Tell parley's own coordinator by a header if another instance may serve the request."""
         if not self.opening.exact:
             return ()
         if isinstance(error, EngineDied | Stopping):
@@ -198,10 +210,10 @@ class Prefill(Leg):
         recent, self._recent = self._recent, []
         return recent
 
-    # -- the other instance
+    # -- the instance that continues
 
     async def _ask(self, parts: int) -> Giver:
-        """Have it take the request. Raises Refused, LinkError."""
+        """Ask it to take the request. Raises HandoverRefused, LinkError."""
         model, order, exchange = self._running.model, self._order, self._exchange
         digest = await self._digest()
         giver = self._giver = await self._member.peer.connect(str(order.target), model.name)
@@ -232,7 +244,7 @@ class Prefill(Leg):
         return giver
 
     async def _digest(self) -> str:
-        """What the content of the request's adapter is told by: others' pages are of use where theirs is the same."""
+        """Return a digest of the LoRA adapter's content: pages of another instance are valid only if it is the same."""
         work, engine = self._works[0], self._running.model.engine
         if not work.adapter:
             return ""
@@ -246,7 +258,7 @@ class Prefill(Leg):
         if not asking.cancelled() and (error := asking.exception()) is not None:
             told = str(error)
             if not isinstance(error, Refused | LinkError):
-                log.error("Another instance could not be asked.", exc_info=error)
+                log.error("Asking another instance to continue a request failed.", exc_info=error)
                 told = "an internal error"
             self._running.abort(Declined(f"[P Node] Send D request failed:{told}"))
 
@@ -257,7 +269,7 @@ class Prefill(Leg):
             self._giver.filled(number, pages)
 
     async def _settle(self, giver: Giver) -> None:
-        """Hold the pages until they have been read."""
+        """Keep the pages until the receiver has read them."""
         began = time.perf_counter()
         try:
             await giver.done()

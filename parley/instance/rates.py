@@ -1,6 +1,6 @@
-"""How fast an instance's engines are, measured while they work: tokens of prompts, and tokens of answers, per second.
+"""Speed of an instance's engines, measured as they work: prompt tokens and output tokens per second.
 
-A rate is a quotient of two sums that forget alike, so idle time has no part in it. Knows nothing of requests.
+A rate is the quotient of two sums with equal exponential decay, so idle time does not count. Knows no requests.
 """
 
 from __future__ import annotations
@@ -10,35 +10,36 @@ from collections.abc import Hashable
 
 from parley.types import Stats
 
-MEMORY = 10.0  # seconds of steps after which a measurement counts a third
+MEMORY = 10.0  # seconds of steps after which a measurement's weight has fallen to about a third
 
 
 class Rate:
-    """Tokens per second of steps."""
+    """Tokens per second of step time."""
 
     def __init__(self) -> None:
         self._tokens = self._seconds = 0.0
 
     def add(self, tokens: float, seconds: float) -> None:
+        """Add a step."""
         keep = math.exp(-seconds / MEMORY)
         self._tokens, self._seconds = self._tokens * keep + tokens, self._seconds * keep + seconds
 
     @property
     def value(self) -> float:
-        """0 as long as nothing was measured."""
+        """Tokens per second; 0 before the first measurement."""
         return self._tokens / self._seconds if self._seconds else 0.0
 
 
 class Rates:
-    """``prefill``: of steps that read prompts, by all the tokens that they computed, for a step with answers beside
-    takes longer. ``decode``: tokens drawn in steps that read none."""
+    """``prefill``: all tokens of steps with prefill, since decoding in the same step takes time too. ``decode``: tokens
+    drawn in steps without prefill."""
 
     def __init__(self) -> None:
         self.prefill, self.decode = Rate(), Rate()
         self._generated: dict[Hashable, int] = {}
 
     def step(self, engine: Hashable, stats: Stats) -> None:
-        """An engine has made a step, if it had tokens."""
+        """Record a step of an engine, if the step had tokens."""
         if not stats.step_tokens:
             return
         drawn = stats.generated_tokens - self._generated.get(engine, 0)

@@ -1,7 +1,8 @@
-"""Where an answer goes whose client is behind a coordinator: it has the face of a connection's cycle.
+"""Writers for answers whose client is connected to a coordinator. They have the interface of a connection's HTTP cycle.
 
-``Outlet`` writes to a request's channel. ``Opening`` stands before the connection by which an order came: what the
-answer has until it is given out of hand, or all of it, is put into the order's own answer. Knows no generations.
+``RemoteResponseWriter`` writes to a request's result channel. ``PrefillResponseWriter`` first answers the coordinator's
+command over its own connection: that answer contains the bytes up to the handover, or the whole answer. Knows no
+generations.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ LOST = "The server had an error while it processed the request."
 
 
 class Outlet:
-    """``exact``: results have records, for which ``recent`` takes the outputs behind what is written now. ``silent``:
-    nothing is to be written.
+    """Writes an answer to a result channel.
 
-    ``response_started``: of a stream whose beginning the client has.
+    ``exact``: results carry records; ``recent`` returns the outputs rendered since the last call. ``silent``: discard
+    everything. ``response_started``: the client has the beginning of this stream.
     """
 
     whole = True
@@ -42,46 +43,50 @@ class Outlet:
         self._recent = recent
         self._watchers: set[Callable[[], None]] = set()
         self._gone = False
-        self._head: tuple[int, list[tuple[str, str]]] | None = None  # of an answer in one piece
+        self._head: tuple[int, list[tuple[str, str]]] | None = None  # status and headers of a complete answer
 
     @property
     def blocked(self) -> bool:
+        """Whether the next write must wait."""
         return self.channel is not None and self.channel.blocked
 
     def abort(self) -> None:
-        """What was begun cannot be finished."""
+        """End an answer that cannot be completed with an error."""
         if self.channel is not None and not self.silent:
             self.channel.fail(LOST)
         self.depart()
 
     def depart(self) -> None:
-        """Nobody waits for the answer any more."""
+        """Discard the rest of the answer, and tell the watchers that the client is gone."""
         self._gone = self.silent = True
         for departed in tuple(self._watchers):
             departed()
 
     def retry(self, path: str, origin: Origin, first: Work) -> None:
-        """In place of the rest of an answer, give a plain coordinator what the request can go on with elsewhere."""
+        """End the answer for MindIE's coordinator with a body that continues the request on another instance."""
         if self.channel is not None and not self.silent:
             self.channel.retry(INSTANCE_PLANE.write_resumed(path, origin, first.token_ids, first.seed))
             self.silent = True
 
     def lose(self) -> None:
-        """In place of the rest, tell a coordinator that it is lost here: it goes on elsewhere with what it has got."""
+        """End the answer with an error. Parley's own coordinator resumes the request elsewhere from its records."""
         if self.channel is not None and not self.silent:
             self.channel.fail(LOST)
             self.silent = True
 
     def watch(self, departed: Callable[[], None]) -> bool:
+        """Call ``departed`` once the client is gone. False if it already is."""
         self._watchers.add(departed)
         return not self._gone and (self.channel is None or self.channel.watch(departed))
 
     def unwatch(self, departed: Callable[[], None]) -> None:
+        """Stop calling ``departed``."""
         self._watchers.discard(departed)
         if self.channel is not None:
             self.channel.unwatch(departed)
 
     async def send(self, message: Message) -> None:
+        """Send one ASGI message. Raises ClientGone."""
         if self.channel is not None:
             try:
                 await self.channel.drain()
@@ -93,10 +98,12 @@ class Outlet:
             self.part(message.get("body", b""), last=not message.get("more_body", False))
 
     def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """Keep status and headers until the first data."""
         if not self.response_started:
             self._head = status, [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
 
     def part(self, data: bytes, *, last: bool = False) -> bool:
+        """Send data, and return whether more can be sent at once."""
         if self.silent or self.channel is None:
             return not self.blocked
         behind = b"" if last or not self.exact else record(self._recent())
@@ -104,9 +111,10 @@ class Outlet:
 
 
 class Opening(Outlet):
-    """``answer`` is called when the answer goes on elsewhere or over the channel; if it ends before, that answers too.
+    """Collects the first part of an answer for the answer to the coordinator's command.
 
-    ``ready``: may it go over the channel from now on?
+    ``answer`` is called when the request continues on another instance or over the channel, or when the answer is
+    complete before that. ``ready``: whether the answer may continue over the channel from now on.
     """
 
     def __init__(self, cycle: Cycle, order: Order, recent: Callable[[], list[Batch]], ready: Callable[[], bool]):
@@ -116,7 +124,7 @@ class Opening(Outlet):
         self._cycle = cycle
         self._order = order
         self._ready = ready
-        self._refusing = False  # what comes is no answer but why there is none
+        self._refusing = False  # the output is an error, not an answer
         self._output: list[bytes] = []
 
     @property
@@ -133,7 +141,7 @@ class Opening(Outlet):
         super().abort()
 
     def retry(self, path: str, origin: Origin, first: Work) -> None:
-        if self.answered:  # else the order's own answer says what has happened
+        if self.answered:  # else the answer to the command says it
             super().retry(path, origin, first)
 
     def lose(self) -> None:
@@ -174,12 +182,12 @@ class Opening(Outlet):
         return not self.blocked
 
     def moved(self) -> None:
-        """The answer has got on."""
+        """Switch to the channel if a complete answer has grown enough."""
         if not self.answered and self._ready():
             self.answer()
 
     def answer(self, *, last: bool = False) -> None:
-        """Answer the order: the request has ended here, or goes on."""
+        """Answer the coordinator's command: the request has ended, or continues after it."""
         told: dict[str, Any] = {"reqId": self._order.id, "isStream": self.stream, "isLastResp": last}
         if self.stream or last:
             told |= _text(b"".join(self._output), self.exact)

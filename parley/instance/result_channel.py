@@ -1,4 +1,4 @@
-"""Where the results of one request go, on their way to its coordinator. Knows frames, and nothing of connections."""
+"""The result channel of one request, on the way to its coordinator. Knows frames, but no connections."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ Head = tuple[int, list[tuple[str, str]]]
 
 
 class Client(Protocol):
-    """The coordinator that it is. ``exact``: it counts frames, and knows ours; ``full``: too much waits for it."""
+    """The coordinator of a channel. ``exact``: it numbers frames and knows native ones; ``full``: its queue is full."""
 
     exact: bool
     full: bool
 
     def put(self, made: list[bytes]) -> None:
-        """Send these frames."""
+        """Queue frames for sending."""
 
     def end(self, channel: Channel) -> None:
-        """Its id is free again."""
+        """Forget a channel; its id is free again."""
 
 
 class Gone(Exception):
-    """The coordinator is: it has not come back, or has forgotten its requests."""
+    """The coordinator is gone: it did not reconnect, or has lost its requests."""
 
 
 class Channel:
-    """Where the results of one request go. ``recall`` makes the request continue on another instance.
+    """Results of one request. ``recall`` makes the request continue on another instance.
 
-    ``write`` never waits, and says whether another may follow at once; if not, ``drain`` waits for that. ``over``: the
-    last frame was written, or is held back. When the coordinator is gone, those who ``watch`` are called, and nothing
-    that is written goes anywhere.
+    ``write`` never waits; it returns whether another write may follow at once. If not, ``drain`` waits for that.
+    ``over``: the last frame was written, possibly while paused. When the coordinator is gone, the functions passed to
+    ``watch`` are called, and further writes are discarded.
     """
 
     def __init__(self, client: Client, id: str, recall: Callable[[], None] = lambda: None):
@@ -42,17 +42,17 @@ class Channel:
         self.gone = False
         self.recall = recall
         self._client = client
-        self._held: list[bytes] = []  # frames while it is paused
+        self._held: list[bytes] = []  # frames written while paused
         self.over = False
         self._watchers: set[Callable[[], None]] = set()
         self._flowing = asyncio.Event()
         self._flowing.set()
 
     def write(self, payload: bytes, *, last: bool = False, record: bytes = b"", head: Head | None = None) -> bool:
-        """Send a result, the ``last`` one of the request or not.
+        """Send a result. ``last``: it is the last one of the request.
 
-        ``record``: what stands behind it. ``head``: status and headers of an answer in one piece. Only coordinators
-        with a name get these.
+        ``record``: the encoded outputs that it was rendered from. ``head``: status and headers of a complete answer.
+        Both are sent only to coordinators with a name.
         """
         exact = self._client.exact
         made = result_frames.results(self.id, payload, last=last, exact=exact)
@@ -63,41 +63,42 @@ class Channel:
         return self._put(made, last)
 
     def fail(self, text: str) -> None:
-        """Send an error: it is the request's end."""
+        """Send an error, which ends the request."""
         self._put([result_frames.error(self.id, text)], last=True)
 
     def retry(self, body: bytes) -> None:
-        """Send a body with which the request goes on elsewhere: it ends here."""
+        """Send a body that continues the request on another instance. The request ends here."""
         self._put([result_frames.retry(self.id, body)], last=True)
 
     @property
     def blocked(self) -> bool:
-        """Must the next write wait?"""
+        """Whether the next write must wait."""
         return not self._flowing.is_set()
 
     async def drain(self) -> None:
-        """Wait until more may be written. Raises Gone."""
+        """Wait until more may be written. Raises CoordinatorGone."""
         await self._flowing.wait()
         if self.gone:
             raise Gone
 
     def watch(self, departed: Callable[[], None]) -> bool:
-        """Have ``departed`` called when the coordinator is gone. False if it already is."""
+        """Call ``departed`` once the coordinator is gone. False if it already is."""
         self._watchers.add(departed)
         return not self.gone
 
     def unwatch(self, departed: Callable[[], None]) -> None:
+        """Stop calling ``departed``."""
         self._watchers.discard(departed)
 
     def close(self) -> None:
-        """The request is over, however it ended; its id may be used again. Its last frame is sent if there is one."""
+        """Close the channel after the request ended in any way; its id is free again. The last frame is still sent."""
         if self.over and self.paused:
-            return  # until it is told to go on
+            return  # until it is resumed
         self._client.end(self)
         self._held.clear()
 
     def pause(self, on: bool) -> None:
-        """Send nothing, or all that was not sent, and go on."""
+        """Hold frames back, or send the held ones and continue."""
         self.paused = on
         if not on and self._held:
             held, self._held = self._held, []
@@ -107,14 +108,14 @@ class Channel:
         self.settle()
 
     def settle(self) -> None:
-        """Find out whether more may be written."""
+        """Update whether more may be written."""
         if self.gone or not (self.paused or self._client.full):
             self._flowing.set()
         else:
             self._flowing.clear()
 
     def lose(self) -> None:
-        """The coordinator is gone."""
+        """Mark the coordinator as gone."""
         self.gone = True
         self._held.clear()
         self.settle()

@@ -1,6 +1,6 @@
-"""One connection for results, as long as it lasts: what is sent over it, heartbeats, and how it gives way to another.
+"""One connection for results: sending, heartbeats, and its replacement by a newer connection.
 
-Knows frames as bytes, and of whose they are only what has to be told of the connection.
+Handles frames as bytes; the coordinator it serves is known only by a small protocol.
 """
 
 from __future__ import annotations
@@ -11,53 +11,56 @@ from typing import Protocol
 
 from parley.disagg.wire import result_frames
 
-SILENCE = 5.0  # seconds after which a heartbeat is sent
-CHECK = 1.0  # seconds between two looks at the silence
+SILENCE = 5.0  # seconds without data after which a heartbeat is sent
+CHECK = 1.0  # seconds between two checks for silence
 
 
 class Sink(Protocol):
-    """A connection. ``part`` sends and says whether it takes more at once; ``write`` waits until it does."""
+    """A connection to write to."""
 
-    def part(self, data: bytes) -> bool: ...
+    def part(self, data: bytes) -> bool:
+        """Send data, and return whether more can be sent at once."""
 
-    async def write(self, data: bytes) -> None: ...
+    async def write(self, data: bytes) -> None:
+        """Send data, and wait until more can be sent."""
 
-    def abort(self) -> None: ...
+    def abort(self) -> None:
+        """Break the connection."""
 
 
 class Client(Protocol):
-    """Whose connection it is."""
+    """The coordinator that the connection serves."""
 
     def flush(self) -> None:
-        """More can be sent."""
+        """Send queued frames, as the connection accepts more."""
 
     def forget(self) -> None:
-        """Time has passed."""
+        """Drop old frames; called from time to time."""
 
     def detach(self, line: Line) -> None:
-        """It has ended."""
+        """Forget the connection, which has ended."""
 
 
 class Line:
-    """One connection of a client, as long as it is that. ``run`` serves it, ``end`` ends it."""
+    """One connection of a coordinator, for as long as it is the current one. ``run`` serves it, ``end`` ends it."""
 
     def __init__(self, client: Client, sink: Sink):
         self.flowing = False  # more can be sent at once
         self.ended = False
         self._client, self._sink = client, sink
         self._farewell = b""
-        self._time = time.monotonic()  # when something was sent last
+        self._time = time.monotonic()  # when data was last sent
         self._stir = asyncio.Event()
 
     def send(self, data: bytes) -> None:
-        """Send while it is flowing."""
+        """Send data. Allowed only while ``flowing``."""
         self._time = time.monotonic()
         self.flowing = self._sink.part(data)
         if not self.flowing:
             self._stir.set()
 
     async def run(self, first: bytes) -> None:
-        """Send ``first`` and what there is from then on, until its end."""
+        """Send ``first``, then heartbeats and everything passed to ``send``, until the end."""
         try:
             await self._write(first)
             while not self.ended:
@@ -78,11 +81,11 @@ class Line:
             self._client.detach(self)
 
     def end(self, farewell: bytes = b"") -> None:
-        """Nothing but this is to be sent any more."""
+        """End the connection; only ``farewell`` is still sent."""
         reads = self.flowing
         self.ended, self.flowing, self._farewell = True, False, farewell
         self._stir.set()
-        if not reads:  # then it would have to be waited for
+        if not reads:  # the peer does not read, so waiting could take forever
             self._sink.abort()
 
     async def _write(self, data: bytes) -> None:

@@ -1,8 +1,9 @@
-"""Results on their way to coordinators: one connection each, over which the frames of all its requests go.
+"""Results on their way to coordinators: one connection per coordinator carries the frames of all its requests.
 
-A coordinator has a name here, or none: without one it is *plain*, gets every frame once and is the only such one. With
-a name, frames are counted, kept for a while after they were sent, and sent again from where a broken connection ended.
-A ``Channel`` is a request's side, a ``Line`` a connection's; what joins them, ``Client``, outlives both. Knows no HTTP.
+A coordinator without a name is MindIE's: it gets every frame once, and there is only one of them. For a coordinator
+with a name, frames are numbered, kept for a while after sending, and sent again from the point where a connection
+broke. ``ResultChannel`` belongs to a request and ``ResultConnection`` to a connection; ``ResultClient`` joins them and
+outlives both. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from parley.errors import InUse, excerpt
 from parley.instance.result_channel import Channel
 from parley.instance.result_connection import Line, Sink
 
-WAITING = 8 << 20  # bytes of unsent frames from which requests have to wait
+WAITING = 8 << 20  # bytes of unsent frames above which requests must wait
 
 
 class Client:
-    """A coordinator: its requests, its connection if there is one, the frames that wait for it, and those it may ask
-    for again. ``exact``: it has a name; frames are counted within its ``epoch``."""
+    """A coordinator: its requests, its connection if any, the queued frames, and the frames it may request again.
+    ``exact``: it has a name; frames are numbered within its ``epoch``."""
 
     def __init__(self, name: str, remove: Callable[[Client], None]):
         self.name = name
         self.exact = bool(name)
         self.seat = ""
         self.epoch = secrets.token_hex(8)
-        self.full = False  # too much waits
+        self.full = False  # the queue is full
         self.channels: dict[str, Channel] = {}
         self._remove = remove
         self._line: Line | None = None
@@ -42,12 +43,13 @@ class Client:
 
     @property
     def connected(self) -> bool:
+        """Whether the coordinator has a connection."""
         return self._line is not None
 
     # -- requests
 
     def open(self, id: str, recall: Callable[[], None] = lambda: None) -> Channel:
-        """Raises InUse."""
+        """Open a channel for a request. Raises InUse."""
         if id in self.channels:
             raise InUse(f"Another request is running under the id {excerpt(id)}.")
         channel = self.channels[id] = Channel(self, id, recall)
@@ -55,11 +57,12 @@ class Client:
         return channel
 
     def end(self, channel: Channel) -> None:
+        """Forget a channel; its id is free again."""
         if self.channels.get(channel.id) is channel:
             del self.channels[channel.id]
 
     def put(self, made: list[bytes]) -> None:
-        """Send these frames with all others of this moment."""
+        """Queue frames; all frames of one turn of the event loop are sent together."""
         self._waiting += made
         self._waiting_size += sum(map(len, made))
         if not self._scheduled:
@@ -71,10 +74,10 @@ class Client:
     # -- connections
 
     def attach(self, sink: Sink, epoch: str = "", number: int | None = None) -> tuple[Line, bytes]:
-        """Make this the client's connection in place of another, and what is to be sent over it first.
+        """Replace the coordinator's connection, and return the new one and the data to send over it first.
 
-        ``number``: of the first frame in ``epoch`` that the client has not got. If those are not here any more, or it
-        does not know the epoch, a new one begins, and the requests of the old one are lost.
+        ``number``: the first frame in ``epoch`` that the coordinator lacks. If that frame is no longer kept, or the
+        epoch is another one, a new epoch begins and the requests of the old one are lost.
         """
         if self._line is not None:
             self._line.end(result_frames.CLOSE)
@@ -92,13 +95,13 @@ class Client:
         return self._line, first
 
     def detach(self, line: Line) -> None:
-        """The connection has ended."""
+        """Forget a connection that has ended, and wait for the coordinator to reconnect."""
         if self._line is line:
             self._line = None
             self._rent()
 
     def flush(self) -> None:
-        """Send what waits, if that can be done at once."""
+        """Send the queued frames if the connection accepts them."""
         line = self._line
         if not self._waiting or line is None or not line.flowing:
             return
@@ -113,11 +116,11 @@ class Client:
                 channel.settle()
 
     def forget(self) -> None:
-        """Keep no more of what was sent than is to be kept."""
+        """Drop sent frames that need not be kept any longer."""
         self._history.forget()
 
     def recall(self) -> None:
-        """Its requests go on elsewhere, as far as they can."""
+        """Let its requests continue on other instances, as far as they can."""
         for channel in list(self.channels.values()):
             channel.recall()
 
@@ -131,7 +134,7 @@ class Client:
         self._expire()
 
     def lose(self) -> None:
-        """It is gone, or has forgotten: its requests end."""
+        """End its requests: the coordinator is gone or has lost them."""
         channels, self.channels = list(self.channels.values()), {}
         for channel in channels:
             channel.lose()
@@ -149,7 +152,7 @@ class Client:
         self.full = False
 
     def _rent(self) -> None:
-        """Give it a while to come back: as long as what it needs for that is kept."""
+        """Give it as much time to reconnect as sent frames are kept."""
         self._lease = asyncio.get_running_loop().call_later(KEEP, self._expire)
 
     def _expire(self) -> None:
@@ -164,20 +167,20 @@ class Results:
         self.clients: dict[str, Client] = {}
 
     def client(self, name: str = "") -> Client:
-        """The one of this name; it is known from now on."""
+        """Return the coordinator of this name, adding it if it is new."""
         if name not in self.clients:
             self.clients[name] = Client(name, self._remove)
         return self.clients[name]
 
     def channel(self, client: str, id: str, recall: Callable[[], None] = lambda: None) -> Channel:
-        """Where the results of a request go, which ``recall`` makes continue elsewhere. Raises InUse."""
+        """Open the result channel of a request, which ``recall`` makes continue elsewhere. Raises InUse."""
         return self.client(client).open(id, recall)
 
     async def serve(self, client: str, sink: Sink, epoch: str = "", number: int | None = None, seat: str = "") -> None:
-        """Make a connection the client's, and send over it what there is until it is not any more.
+        """Make a connection the coordinator's current one, and send results over it until it is replaced or ends.
 
-        ``number``: see ``Client.attach``. ``seat``: where the coordinator is, the same whenever it is started there.
-        One that begins, and is not only back, ends the requests of those that had its seat and have no connection.
+        ``number``: see ``ResultClient.attach``. ``seat``: the coordinator's id, the same after a restart. A coordinator
+        that starts (and does not just reconnect) ends the requests of unconnected predecessors with its id.
         """
         known = self.client(client)
         begins = bool(seat) and not known.seat and not epoch
@@ -189,7 +192,7 @@ class Results:
         await line.run(first)
 
     def pause(self, client: str, id: str, on: bool) -> bool:
-        """Hold the results of one request back, or no longer. Is there such a request?"""
+        """Pause or resume the results of one request. False if the request is unknown."""
         known = self.clients.get(client)
         channel = known.channels.get(id) if known is not None else None
         if channel is None:
@@ -198,14 +201,14 @@ class Results:
         return True
 
     def drop(self, id: str) -> bool:
-        """Nobody wants what is held back of a request that has ended. Was there any?"""
+        """Drop the held results of a request that has ended. False if there are none."""
         ended = [found for client in self.clients.values() if (found := client.channels.get(id)) and found.over]
         for channel in ended:
             channel.pause(False)
         return bool(ended)
 
     def close(self) -> None:
-        """The server ends: so do all connections and what still waits for one."""
+        """End all connections and all requests that still wait for one, as the server ends."""
         for client in list(self.clients.values()):
             client.close()
 

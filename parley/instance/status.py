@@ -1,6 +1,6 @@
-"""What an instance tells of itself at ``/v1/status`` and ``/v2/status``: MindIE's members, and ``parley`` beside them.
+"""The status that an instance reports at ``/v1/status`` and ``/v2/status``: MindIE's members, and ``parley`` with more.
 
-Times and sizes are those of the moment. Knows nothing of how it is asked.
+Times and sizes are current values. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from parley.serving.registry import Service
 
 
 def status(service: Service, node: Node, address: Address, version: int) -> dict[str, Any]:
-    """``address``: where others reach it. ``version``: of the interface, 1 or 2."""
+    """Return the status. ``address``: where others reach the instance. ``version``: of the status interface, 1 or 2."""
     role = node.role
     resource = resources(service)
     told: dict[str, Any] = {
         "service": {
-            # Who chooses by this must not choose one whose models are being loaded, or again.
+            # A coordinator must not choose an instance while a model is being loaded or reloaded.
             "roleStatus": "RoleSwitching" if role.state == "RoleReady" and service.refusal() else role.state,
             "currentRole": role.name,
             "p_percentage": role.share,
@@ -39,9 +39,9 @@ def status(service: Service, node: Node, address: Address, version: int) -> dict
 
 
 def resources(service: Service) -> dict[str, Any]:
-    """Of all models together. Blocks are pages of the KV cache; there is no second kind of memory to swap to."""
+    """Return the resources of all models together. Blocks are KV cache pages; there is no second memory to swap to."""
     stats = [model.engine.stats for model in service.models]
-    infos = [model.engine.info for model in service.models]  # numbers of steps come with the first of these
+    infos = [model.engine.info for model in service.models]  # stats.blocks_total may still be 0
     total = sum(each.kv_blocks for each in infos if each is not None)
     used = sum(each.blocks_used for each in stats)
     places = sum(model.settings.max_batch for model in service.models)
@@ -60,7 +60,7 @@ def resources(service: Service) -> dict[str, Any]:
 
 
 def own(service: Service, node: Node, address: Address) -> dict[str, Any]:
-    """What parley's own coordinator asks for. Rates are tokens per second, 0 before anything was measured."""
+    """Return the values for parley's own coordinator. Rates are tokens per second, 0 before any measurement."""
     info, stats = service.main.engine.info, [model.engine.stats for model in service.models]
     infos = [model.engine.info for model in service.models]
     layouts = [each.arena.layout for each in infos if each is not None and each.arena is not None]

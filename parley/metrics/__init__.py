@@ -1,1 +1,1 @@
-"""Numbers that a process counts, and how Prometheus' text format writes them. Knows no API's names for them."""
+"""Counters and histograms of a process, and Prometheus' text format. Metric names are defined by the dialects."""

@@ -1,8 +1,8 @@
-"""Numbers that are counted, and how Prometheus' text format writes them.
+"""Counters and histograms, and Prometheus' text format for them.
 
-Counts and distributions are all that is needed here, so they are written out rather than taken from a client library:
-one costs an addition when it is fed, and text is only made when somebody asks. They have no names: the same numbers are
-told under those of several servers.
+No client library is used, since counts and distributions are all that is needed: recording costs an addition, and text
+is only produced for a scrape. They have no names here, because the same numbers are exported under the names of several
+servers.
 """
 
 from __future__ import annotations
@@ -13,50 +13,54 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import fsum
 
-Group = tuple[str, Iterable[tuple[str, float]]]  # common labels; each value with the labels it has beside them
-GATHER = 512  # numbers that are sorted together
+Group = tuple[str, Iterable[tuple[str, float]]]  # common labels, and each value with its further labels
+GATHER = 512  # numbers that are sorted into buckets together
 
 
 def escape(value: str) -> str:
-    """A label's value as the format wants it."""
+    """Escape a label's value for the text format."""
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def labels(pairs: Mapping[str, str]) -> str:
+    """Return labels in the text format, without braces."""
     return ",".join(f'{name}="{escape(value)}"' for name, value in pairs.items())
 
 
 class Count:
-    """A number that only grows, one for each value of a label."""
+    """A counter, one for each value of a label."""
 
     def __init__(self, *values: str):
         self.counts: dict[str, float] = dict.fromkeys(values, 0.0)
 
     def add(self, amount: float = 1, value: str = "") -> None:
+        """Increase the counter of one label value."""
         self.counts[value] = self.counts.get(value, 0.0) + amount
 
     @property
     def total(self) -> float:
+        """The sum over all label values."""
         return sum(self.counts.values())
 
 
 class Distribution:
-    """How often a number fell below each of some bounds. ``scales`` are several lists of bounds, by name.
+    """A histogram. ``scales``: one or more lists of bucket bounds, by name.
 
-    Numbers are put where they belong many at a time, once they are sorted: a fifth of what one by one would cost.
+    Numbers are sorted into buckets many at a time, which costs a fifth of doing it one by one.
     """
 
     def __init__(self, **scales: Sequence[float]):
         self.scale(**scales)
 
     def scale(self, **scales: Sequence[float]) -> None:
-        """Begin anew with these bounds."""
+        """Set new bounds and drop all recorded numbers."""
         self._fresh: list[float] = []
         self._sum = 0.0
         self._scales = [(bounds, [0] * (len(bounds) + 1)) for bounds in scales.values()]
         self._names = list(scales)
 
     def observe(self, number: float, times: int = 1) -> None:
+        """Record a number, ``times`` times."""
         if times == 1:
             self._fresh.append(number)
         else:
@@ -77,16 +81,18 @@ class Distribution:
 
     @property
     def sum(self) -> float:
+        """The sum of the recorded numbers."""
         self._sort()
         return self._sum
 
     @property
     def total(self) -> int:
-        """How many numbers were observed."""
+        """Number of recorded numbers."""
         self._sort()
         return sum(self._scales[0][1])
 
     def lines(self, name: str, common: str, scale: str) -> Iterator[str]:
+        """Yield the lines of a histogram with the bounds of one scale. ``common``: labels of all lines."""
         self._sort()
         bounds, counts = self._scales[self._names.index(scale)]
         comma = "," if common else ""
@@ -99,21 +105,23 @@ class Distribution:
 
 
 class Recent(deque[float]):
-    """The last so many numbers, as ``maxlen`` says."""
+    """The last ``maxlen`` numbers."""
 
     @property
     def mean(self) -> float:
+        """The mean; 0.0 without numbers."""
         return fsum(self) / len(self) if self else 0.0
 
 
 class Rate:
-    """What is added in a second, as a mean over the last few whole ones."""
+    """An amount per second, as a mean over the last full seconds."""
 
     def __init__(self, seconds: int):
         self._seconds = seconds
         self._counts: dict[int, float] = {}
 
     def add(self, amount: float) -> None:
+        """Add an amount to the current second."""
         now = int(time.monotonic())
         self._counts[now] = self._counts.get(now, 0.0) + amount
         if len(self._counts) > self._seconds + 1:
@@ -121,16 +129,18 @@ class Rate:
 
     @property
     def mean(self) -> float:
+        """The mean amount per second, over the last full seconds."""
         now = int(time.monotonic())
         return sum(self._counts.get(now - k, 0.0) for k in range(1, self._seconds + 1)) / self._seconds
 
 
 def header(kind: str, name: str, help: str) -> str:
+    """Return the HELP and TYPE lines of a metric."""
     return f"# HELP {name} {help}\n# TYPE {name} {kind}\n"
 
 
 def scalar(kind: str, name: str, help: str, groups: Iterable[Group]) -> str:
-    """A counter or gauge."""
+    """Return a counter or gauge in the text format."""
     lines = []
     for common, values in groups:
         for own, value in values:

@@ -1,4 +1,4 @@
-"""Totals of a model's requests: how many there were, how they ended, and how long they took."""
+"""Totals of a model's requests: their number, their outcomes, and their durations."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Totals:
-    """A model's requests since its start. Counts are requests; seconds are summed over those that succeeded."""
+    """Totals since the model's start. Counts are requests; seconds are sums over requests that succeeded."""
 
     succeeded: int = 0
-    failed: int = 0  # by the engine
+    failed: int = 0  # by an engine error
     cancelled: int = 0  # the client left
-    rejected: int = 0  # no place was free
-    last: float = 0.0  # when the last one ended, seconds since the epoch
+    rejected: int = 0  # the queue was full
+    last: float = 0.0  # end of the last one, seconds since the epoch
     whole: float = 0.0  # from arrival to end
-    lost: float = 0.0  # the same, of those that did not succeed
+    lost: float = 0.0  # the same, over requests that did not succeed
     prepared: float = 0.0  # reading, rendering, tokenising
     queued: float = 0.0
     computed: float = 0.0

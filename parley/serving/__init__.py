@@ -1,1 +1,1 @@
-"""The API process: HTTP, the life of a request, limits and metrics. Never imports torch or transformers."""
+"""The API process: request handlers, the life of a request, its limits and metrics. Never imports torch."""

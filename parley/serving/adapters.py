@@ -1,4 +1,4 @@
-"""Adapters that clients load and unload while the server runs, from below one folder. Knows no API."""
+"""Loads and unloads LoRA adapters at the request of clients while the server runs. Knows no API."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from parley.errors import Invalid, NotFound, ParleyError, excerpt
 from parley.serving.registry import Service
 from parley.serving.served_model import Model
 
-CLOSED = "Adapters are not loaded while the server runs; --lora-root names the folder from which they may be."
+CLOSED = "Adapters cannot be loaded while the server runs; start it with --lora-root to name the folder to load from."
 
 
 async def change(service: Service, wish: Adapt) -> None:
-    """Load an adapter or unload it, one at a time. Raises ParleyError, and then nothing has changed."""
+    """Load or unload an adapter, one at a time. If it raises ParleyError, nothing has changed."""
     root = service.options.lora_root
     if root is None:
         raise NotFound(CLOSED)
@@ -30,7 +30,7 @@ async def _load(service: Service, wish: Adapt, root: str, given: str) -> None:
     model.require()
     owner = _owner(service, wish.name)
     if owner is None and wish.name in service.names:
-        raise _wrong(f"The name {excerpt(wish.name)} is that of a model.", "lora_name")
+        raise _wrong(f"The name {excerpt(wish.name)} belongs to a model.", "lora_name")
     if owner is not None and (owner is not model or not wish.replace):
         raise _wrong(
             f"The adapter {excerpt(wish.name)} has already been loaded; unload it, or load it in place.", "lora_name"
@@ -49,7 +49,7 @@ async def _unload(service: Service, name: str) -> None:
 
 
 def _owner(service: Service, name: str) -> Model | None:
-    """The model that has an adapter of this name."""
+    """Return the model that serves an adapter of this name, or None."""
     return next((model for model in service.models if name in model.adapters), None)
 
 
@@ -58,17 +58,17 @@ def _wrong(message: str, field: str) -> Invalid:
 
 
 def _below(root: str, given: str) -> Path:
-    """The folder that a client names, absolute or from the root on; links lead nowhere else.
+    """Resolve the folder that a client names, absolute or relative to ``root_folder``. Links may not lead out of it.
 
-    Raises Invalid, NotFound.
+    Raises Invalid if it is outside ``root_folder`` or not a valid path, NotFound if it does not exist.
     """
     try:
         top = Path(root).resolve()
         folder = (top / given).resolve()
         if not folder.is_relative_to(top):
-            raise _wrong("The adapter's path is not below the folder from which adapters may be loaded.", "lora_path")
+            raise _wrong("The adapter's path is not inside the folder that adapters may be loaded from.", "lora_path")
         if not folder.is_dir():
             raise NotFound(f"There is no adapter at {excerpt(given)}.", field="lora_path")
-    except (OSError, ValueError, RuntimeError):  # too long, no text for a file system, links in a circle
-        raise _wrong(f"{excerpt(given)} is no path.", "lora_path") from None
+    except (OSError, ValueError, RuntimeError):  # too long, not encodable as a file name, or a cycle of links
+        raise _wrong(f"{excerpt(given)} is not a valid path.", "lora_path") from None
     return folder

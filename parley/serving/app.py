@@ -1,8 +1,8 @@
-"""The ASGI application: who may enter, what answers, and how errors leave.
+"""The ASGI application of one port: access checks, routing, and the answers to errors.
 
-Every request passes ``App.__call__``: limits of its head, origin, key, router. Whatever is raised on the way becomes
-the answer that the API's clients know. Which API is mounted where is in ``surfaces``; where several have the same path,
-the body tells which is meant.
+Every request passes ``App.__call__``, which checks the limits of its head, its origin and its key, then routes it.
+Every exception becomes the error answer that clients of the API know. ``dialects/mounts.py`` says which API is mounted
+where; if several APIs share a path, the members of the body decide.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ EXCHANGE = "parley.exchange"
 
 
 class ClusterView(Protocol):
-    """The cluster that a server belongs to, as far as it decides who may enter."""
+    """The server's cluster, as far as it affects authorization."""
 
     def member(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Whether a coordinator of the cluster speaks for itself. It needs no key."""
+        """Whether a coordinator of the cluster sent the request on its own behalf, which needs no key."""
 
     def order(self, exchange: Exchange) -> object:
-        """A coordinator's order to do a part of this request, None without one. Raises Refused."""
+        """Return a coordinator's command to do a part of this request, None if there is none. Raises OrderRefused."""
 
 
 class NoCluster:
-    """The view of a server that belongs to none."""
+    """The view of a server that belongs to no cluster."""
 
     def member(self, headers: Mapping[bytes, bytes]) -> bool:
         return False
@@ -59,7 +59,7 @@ NO_CLUSTER = NoCluster()
 
 
 class Endpoint:
-    """What answers one route."""
+    """The ASGI endpoint of one route. Routes that change the server require an administrator's key."""
 
     def __init__(self, app: App, route: Route, dialect: Dialect):
         self.app = app
@@ -77,8 +77,10 @@ class Endpoint:
 
 
 class Fork:
-    """What answers a path that several APIs have: the first one that claims the body, or else the first that does not
-    yield."""
+    """The ASGI endpoint of a path that several APIs share.
+
+    The body goes to the first route that claims one of its members, otherwise to the first route that does not yield.
+    """
 
     def __init__(self, endpoints: Sequence[Endpoint]):
         self.endpoints = endpoints
@@ -89,7 +91,7 @@ class Fork:
         exchange: Exchange = scope[EXCHANGE]
         exchange.scope, exchange.dialect = scope, self.dialect
         if self.route.kind == "generate" and exchange.leg is None:
-            self.app.cluster.order(exchange)  # what is wrong with it is said before what is with the body
+            self.app.cluster.order(exchange)  # report a bad command before any error in the body
         body = await exchange.peek()
         names = await off_loop(len(body), partial(members, body))
         claiming = (endpoint for endpoint in self.endpoints if not names.isdisjoint(endpoint.route.claims))
@@ -97,7 +99,7 @@ class Fork:
 
 
 def endpoints(app: App, surfaces: Sequence[Surface]) -> dict[tuple[str, str], Endpoint | Fork]:
-    """Every route of these surfaces by method and path."""
+    """Return the route table of these mounts: an endpoint for each method and path."""
     made: dict[tuple[str, str], Endpoint | Fork] = {}
     for place, answering in table(surfaces).items():
         ends = [Endpoint(app, route, surface.dialect) for route, surface in answering]
@@ -106,10 +108,11 @@ def endpoints(app: App, surfaces: Sequence[Surface]) -> dict[tuple[str, str], En
 
 
 class App:
-    """What answers at one port: ``surfaces`` there, and ``endpoints``, the route table that the router was made of.
+    """The application of one port.
 
-    ``apis``: their names, by which another server's port is known that answers the same. ``handlers``: what answers
-    each kind of route.
+    ``surfaces``: the APIs mounted here. ``route_table``: the route table that the router was built from. ``apis``: the
+    names and prefixes of the APIs; ports with equal ``apis`` answer the same requests. ``handlers``: the function that
+    answers each kind of route.
     """
 
     def __init__(
@@ -137,7 +140,7 @@ class App:
             redirect_slashes=False,
             default=_nowhere,
         )
-        # What the router would find for a path without parts of its own, it need not look for each time.
+        # Paths without parameters skip the router, unless it would choose another endpoint for them.
         self._plain = {place: end for place, end in self.endpoints.items() if self._found(place) is end}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -146,16 +149,16 @@ class App:
         await self.answer(self.exchange(scope, receive, send))
 
     def exchange(self, scope: Scope, receive: Receive, send: Send) -> Exchange:
-        """A request to this port."""
+        """Wrap an ASGI request to this port in an Exchange."""
         exchange = Exchange(scope, receive, send, self.service.options, self._dialect(scope["path"]))
         exchange.preface = preface(exchange.headers)
         return exchange
 
     async def answer(self, exchange: Exchange, *, admitted: bool = False) -> None:
-        """Answer a request, which another server may have let in."""
+        """Answer a request. ``admitted``: another server of the cluster has already authorized it."""
         scope = exchange.scope
         scope[EXCHANGE] = exchange
-        scope["app"] = self  # makes the router raise, rather than answer, when a method does not fit
+        scope["app"] = self  # makes the router raise, instead of answering, if the method does not fit
         try:
             if not admitted:
                 self._admit(scope, exchange)
@@ -177,19 +180,19 @@ class App:
             log.exception("Request %s failed.", exchange.id)
             await self._refuse(exchange, ParleyError("The server had an error while it processed the request."))
         finally:
-            del scope[EXCHANGE]  # which refers to the scope: nothing is to wait for the garbage collector
+            del scope[EXCHANGE]  # the two refer to each other; without the cycle, memory is freed at once
             if not admitted:
                 self.service.responses.add(value=str(exchange.status))
             if self.service.options.access_log:
                 access(exchange)
 
     def _allowed(self, scope: Scope) -> bytes:
-        """The methods that a path has."""
+        """Return the methods that the path allows, as the value of an Allow header."""
         fitting = (route for route in self._router.routes if route.matches(scope)[0] is not Match.NONE)
         return ", ".join(sorted({method for route in fitting for method in getattr(route, "methods", ())})).encode()
 
     def _found(self, place: tuple[str, str]) -> Any:
-        """What the router finds for a method and path as they are written in the route table."""
+        """Return the endpoint that the router finds for a method and path; None if the path has parameters."""
         scope: Scope = {"type": "http", "method": place[0], "path": place[1]}
         fitting = (route for route in self._router.routes if route.matches(scope)[0] is Match.FULL)
         return getattr(next(fitting, None), "app", None) if "{" not in place[1] else None
@@ -203,11 +206,11 @@ class App:
                 exchange.tenant = self.keys.check(exchange.headers)
 
     def _dialect(self, path: str) -> Dialect:
-        """The API that words what is wrong with a request before its route is found."""
+        """Return the dialect that words errors raised before the route of a request is known."""
         return self._owners[path] if path in self._owners else wording(self.surfaces, path)
 
     async def _refuse(self, exchange: Exchange, error: ParleyError, extra: Headers = ()) -> None:
-        if exchange.begun:  # too late for an answer: a cut connection is at least no false end
+        if exchange.begun:  # too late for an error answer; a cut connection at least does not look like a proper end
             exchange.abort()
             return
         try:

@@ -1,6 +1,6 @@
-"""What is other about a request whose answers are searched for.
+"""Checks of beam search requests: contradicting options, and whether the beams fit into the engine.
 
-Knows what fits into the engine and which wishes contradict each other; nothing of how beams are found.
+Knows nothing of how the search works.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ from parley.errors import Invalid
 from parley.types import ModelInfo, Request, Sampling
 
 OFF = Sampling()
-DRAWING = ("top_p", "top_k", "min_p", "typical_p")  # temperature is let pass: clients send it with everything
+DRAWING = ("top_p", "top_k", "min_p", "typical_p")  # temperature is tolerated: clients send it with every request
 
 
 def settle(request: Request, slots: int) -> None:
-    """Refuse what has no meaning together, or does not fit beside each other in ``slots``. Raises Invalid.
+    """Check that the options of a beam search do not contradict each other and that its beams fit into ``slots``.
 
-    A single beam is greedy decoding, and is done as that.
+    A search with a single beam is greedy decoding, so the request is changed to that. Raises Invalid.
     """
     beam = request.beam
     if beam is None:
         return
     for name in DRAWING:
         if getattr(request.sampling, name) != getattr(OFF, name):
-            told = f"'{name}' says how tokens are drawn, but with '{beam.field}' none are. Leave one of the two out."
+            told = f"'{name}' controls sampling, but '{beam.field}' does not sample. Leave one of the two out."
             raise Invalid(told, field=name)
     if request.want.named:
-        told = f"'logprob_token_ids' is of tokens that are drawn, but with '{beam.field}' none are. Leave one out."
+        told = f"'logprob_token_ids' applies to sampled tokens, but '{beam.field}' does not sample. Leave one out."
         raise Invalid(told, field="logprob_token_ids")
     if request.best_of is not None:
-        told = f"'best_of' ranks answers that were drawn, but with '{beam.field}' none are. Leave one of the two out."
+        told = f"'best_of' ranks sampled answers, but '{beam.field}' does not sample. Leave one of the two out."
         raise Invalid(told, field="best_of")
     if beam.width > slots:
-        told = f"'{beam.field}': {beam.width} beams are more than the {slots} sequences that are computed at once here."
+        told = f"'{beam.field}': {beam.width} beams exceed the {slots} sequences that this server computes at once."
         raise Invalid(told, field=beam.field)
     if beam.width == 1:
         request.beam = None
@@ -41,10 +41,10 @@ def settle(request: Request, slots: int) -> None:
 
 
 def room(request: Request, info: ModelInfo, prompt: int, wanted: int) -> int | None:
-    """How many tokens every beam may have behind so many of the prompt, at least as many as are ``wanted``.
+    """Return how many tokens each beam may have after a prompt of ``prompt_tokens`` tokens; None without a beam search.
 
-    None: there are no beams. All must fit into the KV cache as if they had nothing in common, for they may come to
-    that. Raises Invalid.
+    All beams must fit into the KV cache as if they shared nothing, because they may diverge that far. Raises Invalid
+    if fewer than ``min_output_tokens`` tokens fit.
     """
     beam = request.beam
     if beam is None:
@@ -52,7 +52,7 @@ def room(request: Request, info: ModelInfo, prompt: int, wanted: int) -> int | N
     left = (info.kv_blocks // beam.width - 1) * info.block_size - prompt
     if left < max(1, wanted):
         raise Invalid(
-            f"'{beam.field}': {beam.width} beams of {prompt + max(1, wanted)} tokens each, with the prompt's, do not "
+            f"'{beam.field}': {beam.width} beams of {prompt + max(1, wanted)} tokens each, prompt included, do not "
             "fit into the KV cache. Ask for fewer beams or fewer tokens.",
             field=beam.field,
         )

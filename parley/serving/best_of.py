@@ -1,6 +1,6 @@
-"""Of the choices that were made for a prompt the likeliest are given, the likeliest first.
+"""The ``best_of`` option: of the choices generated for a prompt, delivers the most probable ones, best first.
 
-Which they are is known when all have come to their end. Until then their events wait. Knows no engine and no sockets.
+The ranking is known when all choices have finished, so events are held until then. Knows no engine and no sockets.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from parley.types import Delta, Done, Event
 
 
 class Ranking:
-    """The ``n`` best of ``choices``; they are given with the indices ``first``, ``first`` + 1, …"""
+    """Delivers the ``n`` best of ``candidates``, numbered from ``first_index`` on, when all of them have finished."""
 
     def __init__(self, choices: list[Choice], first: int, n: int):
-        self.best: list[Choice] = []  # known at the end
+        self.best: list[Choice] = []  # empty until all choices have finished
         self._choices = choices
         self._first = first
         self._n = n
         self._held: list[list[Event]] = [[] for _ in choices]
 
     def add(self, index: int, events: list[Event]) -> list[Event]:
-        """Events of choice ``index`` of this prompt came: what is given now, nothing before all choices have ended."""
+        """Take events of a candidate. Return the events to deliver: none before all candidates have finished."""
         if self.best:
             return []
         self._held[index] += events
@@ -38,6 +38,6 @@ class Ranking:
         return given
 
     def _mean(self, k: int) -> float:
-        """Mean log-probability of a choice's tokens; of none, that of the impossible."""
+        """Return the mean log-probability of a choice's tokens; minus infinity if it has none."""
         tokens = self._choices[k].usage.completion_tokens
         return self._choices[k].likelihood / tokens if tokens else float("-inf")

@@ -1,4 +1,4 @@
-"""Routes that act on the server: one token tried, requests held back, the end. One function per kind of route."""
+"""Handlers that act on the server as a whole: self-test, pause, stop. One function per kind of route."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from parley.types import Pooling, Text, Work
 from parley.web.exchange import Exchange
 from parley.web.offload import off_loop
 
-SOON = 5.0  # seconds that running answers have when the server is to end at once
+SOON = 5.0  # seconds that running answers get if the server must end at once
 HOLDS: dict[Command, str] = {"hold": "held", "prepare": "prepared", "release": ""}
 
 
 async def trial(service: Service, route: Route, exchange: Exchange) -> None:
-    """One token, or the vector of one. A model that makes steps while one waits is well, too: it is only busy."""
+    """Generate one token or embed one, to prove that the model works. A busy engine that makes steps passes as well."""
     assert route.read is not None and route.write is not None
     model = service.main
     seconds: float = route.read(head(model, exchange))
@@ -40,6 +40,7 @@ async def trial(service: Service, route: Route, exchange: Exchange) -> None:
 
 
 async def order(service: Service, route: Route, exchange: Exchange) -> None:
+    """Pause admission of new requests, or resume it."""
     assert route.read is not None
     body = await exchange.body()
     read = partial(route.read, body, head(service.main, exchange), service.facts())
@@ -50,7 +51,10 @@ async def order(service: Service, route: Route, exchange: Exchange) -> None:
 
 
 async def stop(service: Service, route: Route, exchange: Exchange) -> None:
-    """Answered when the running requests have ended, or at once if that is wished. Raises Forbidden."""
+    """Stop the server; the answer is sent when the running requests have finished, or at once if forced.
+
+    Raises Forbidden.
+    """
     assert route.read is not None and route.write is not None
     if exchange.headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
         raise Forbidden("A web page of another origin may not stop this server.")

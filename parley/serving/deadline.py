@@ -1,6 +1,6 @@
-"""When a request has taken too long: as a whole, by its client's wish or the server's, or for its next token.
+"""Time limits of a request: on the whole request, by its client or by the server, and on the wait for the next token.
 
-One timer for each request that has a limit, set anew only when it rings. Knows nothing of what is being done.
+Uses one timer per request, set again only when it fires. Knows nothing of the work that it limits.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ TOLD: dict[Limit, str] = {
 
 
 class Clock:
-    """Runs from now on, when ``spent`` seconds of the whole are over.
+    """The time limits of one request; the time starts now, with ``elapsed`` seconds already used.
 
-    Limits in seconds, None for none: for the whole, of the ``client`` and of the ``server``; for the time between two
-    calls of ``seen``, or before the first. ``expire`` is called at most once."""
+    All limits are in seconds, None for no limit. ``client_timeout`` and ``server_timeout`` limit the whole request;
+    ``token_timeout`` limits the time until the first call of ``note_output`` and between two calls. ``on_expired`` is
+    called at most once.
+    """
 
     def __init__(
         self,
@@ -43,10 +45,11 @@ class Clock:
         self._set()
 
     def seen(self) -> None:
-        """Something came."""
+        """Restart the wait for the next token: an output has arrived."""
         self._seen = self._loop.time()
 
     def stop(self) -> None:
+        """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
 

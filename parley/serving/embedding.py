@@ -1,6 +1,6 @@
-"""What is other about a request whose answers are vectors.
+"""Embedding requests: checks, and the events of their single output.
 
-Knows what a model can do and what is wanted; nothing of texts.
+Knows the model's capabilities and the request's options; nothing of text.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from parley.types import Done, Event, ModelInfo, Output, Request, Usage, Vector
 
 
 def check(request: Request, info: ModelInfo) -> None:
-    """The model must be able to do what is wanted, text or vectors. Raises BadRequest."""
+    """Check that the model can produce the requested output, text or vectors. Raises Incapable, Invalid."""
     wish = request.pooling
     if wish is None:
         if not info.generates:
@@ -28,7 +28,7 @@ def check(request: Request, info: ModelInfo) -> None:
 
 
 class Pooled:
-    """Prompt ``number``, of so many tokens: to a generation what ``text.Choice`` is for an answer in text."""
+    """The counterpart of ``text.AnswerChoice`` in an embedding request: turns a prompt's output into events."""
 
     def __init__(self, number: int, prompt_tokens: int):
         self.number = number
@@ -36,7 +36,7 @@ class Pooled:
         self.usage = Usage(prompt_tokens=prompt_tokens)
 
     def push(self, output: Output) -> list[Event]:
-        """The events of its only output."""
+        """Return the events of the only output."""
         assert output.vector is not None
         self.ended = True
         self.usage.cached_tokens = output.cached_tokens

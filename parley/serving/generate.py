@@ -1,9 +1,9 @@
-"""The life of one request that generates: from its body to the last byte of its answer.
+"""A generation request over HTTP, from its body to the last byte of its answer.
 
-    parse -> admit -> prepare (render, tokenise) -> check -> submit -> [outputs -> events -> bytes]* -> end
+    parse -> admit -> prepare (render, tokenize) -> check -> submit -> [outputs -> events -> bytes]* -> finish
 
-The middle is ``generation``, which knows no HTTP; here is how a generation meets a client. Knows neither the names of
-an API's fields nor how its answers look.
+The middle is in ``generation.py``, which knows no HTTP; this file connects a generation to its client. Knows neither
+the field names of an API nor the format of its answers.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from parley.web.offload import off_loop
 
 
 async def generate(service: Service, route: Route, exchange: Exchange) -> None:
-    """Answer a request of a route that generates. Raises ParleyError as long as nothing was sent, ClientGone."""
+    """Answer a request of a generating route. Raises ClientGone, and ParleyError if nothing has been sent yet."""
     service.admit()
-    model = service.main  # as long as nobody knows better
+    model = service.main  # until the path or the body names another one
     try:
         if named := exchange.path.get("model"):
             model = service.find(named)
@@ -57,7 +57,7 @@ async def generate(service: Service, route: Route, exchange: Exchange) -> None:
 
 
 def _read(service: Service, route: Route, exchange: Exchange, body: bytes) -> tuple[Model, Reply | Answer]:
-    """The model that a body is for, and the body as it reads with that. A model that there is not is told of last."""
+    """Find the model that a body is for and read the body. An unknown model is reported only if all else is right."""
     assert route.read is not None
     if route.shares:
         return _shared(service, route, exchange, body)
@@ -68,20 +68,20 @@ def _read(service: Service, route: Route, exchange: Exchange, body: bytes) -> tu
     reply = route.read(body, head(model or service.main, exchange))
     if isinstance(reply, Answer):
         return model or service.main, reply
-    exchange.names, exchange.refusal = reply.names, reply.refusal  # they word it if there is no such model
-    if model is None or reply.request.model != named:  # or the API does not heed what its body names
+    exchange.names, exchange.refusal = reply.names, reply.refusal  # so that this API words an unknown-model error
+    if model is None or reply.request.model != named:  # the API may ignore the name in the body
         model = service.find(reply.request.model)
     return model, reply
 
 
 def _shared(service: Service, route: Route, exchange: Exchange, body: bytes) -> tuple[Model, Reply | Answer]:
-    """The same, where an endpoint's models share the requests. Raises NotFound."""
+    """Read a body for an endpoint whose models share the requests, and choose the model. Raises NotFound."""
     assert route.read is not None
     named = exchange.path.get("endpoint") or (route.model(body) if route.model is not None else "")
     named = named or service.main.name
-    chance = int(exchange.unique[:13], 16) / 16**13  # as the request's id, so that it is the same everywhere
+    chance = int(exchange.unique[:13], 16) / 16**13  # derived from the request's id: every instance draws the same
     share = service.endpoints.choose(named, exchange.path.get("served", ""), lambda: chance)
-    if share.model not in service.names:  # what stands for any model elsewhere is no endpoint's name
+    if share.model not in service.names:  # names that stand for any model are not valid here
         raise UnknownModel(f"There is no model {excerpt(share.model)}.", name=named, served=service.names)
     model = service.find(share.model)
     reply = route.read(body, head(model, exchange))
@@ -91,18 +91,20 @@ def _shared(service: Service, route: Route, exchange: Exchange, body: bytes) -> 
 
 
 def head(model: Model, exchange: Exchange) -> Head:
+    """Return the server state that a dialect needs to read this request."""
     query = exchange.scope.get("query_string", b"")
     return model.head(exchange.unique, exchange.path, exchange.headers, query, exchange.created)
 
 
 def _leg(exchange: Exchange) -> Leg | None:
-    """The part of the request that this server does; None: all of it. The exchange knows only its error answers."""
+    """Return the stage of a separated request that runs here; None if the whole request does."""
     leg = exchange.leg
     assert leg is None or isinstance(leg, Leg)
     return leg
 
 
 async def _answer(exchange: Exchange, reply: Reply, generation: Generation) -> None:
+    """Answer in one piece or as a stream."""
     if reply.request.stream:
         await _stream(exchange, reply, generation)
         return
@@ -129,6 +131,10 @@ async def _answer(exchange: Exchange, reply: Reply, generation: Generation) -> N
 
 
 async def _stream(exchange: Exchange, reply: Reply, generation: Generation) -> None:
+    """Write events as they arrive.
+
+    ``held_bytes`` need a coroutine to be written: the first ones, the last ones, and those after backpressure.
+    """
     media_type, interval = reply.media_type, exchange.options.ping_interval or reply.silence
     pinging = None
     held, flowing = b"", False
@@ -150,7 +156,7 @@ async def _stream(exchange: Exchange, reply: Reply, generation: Generation) -> N
             pinging = asyncio.create_task(_ping(exchange, reply, interval, lambda: bool(held)))
         exchange.extra = reply.headers(None)
         for events in generation.replay():
-            reply.chunk(events)  # whoever reads the stream has these bytes
+                reply.chunk(events)  # the client already has these bytes
         while generation.live:
             await generation.feed(write)
             if held and not generation.ended:
@@ -158,7 +164,7 @@ async def _stream(exchange: Exchange, reply: Reply, generation: Generation) -> N
                 await exchange.write(data, media_type)
                 flowing = True
         if not generation.ended:
-            await exchange.write(b"", media_type)  # its head, where there were no bytes yet
+            await exchange.write(b"", media_type)  # sends the head if there were no bytes yet
             await generation.leave()
             return
         last = held + reply.end(generation.usage)
@@ -173,8 +179,11 @@ async def _stream(exchange: Exchange, reply: Reply, generation: Generation) -> N
 
 
 async def _ping(exchange: Exchange, reply: Reply, interval: float, due: Callable[[], bool]) -> None:
-    """Comments in a stream that has been silent for so many seconds. Not where a part is ``due`` in this moment: a
-    comment before it would seem to have been sent behind the outputs that it is made of."""
+    """Write a comment whenever the stream has been silent for ``ping_interval`` seconds.
+
+    Nothing is written while ``chunk_due()`` is true: a comment before that chunk would reach the client after the
+    outputs that the chunk was made of.
+    """
     began = time.perf_counter()
     while True:
         silent = time.perf_counter() - max(began, exchange.written)

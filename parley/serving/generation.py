@@ -1,8 +1,8 @@
-"""One request between its admission and its last event: works in the engine, outputs as events, nothing left behind.
+"""One request between admission and its last event: submits it to the engine and turns outputs into events.
 
-A request may have several prompts; each is a work of its own (``branch``), and their events come as one series.
-Whatever happens, ``close`` cancels what still runs and gives the places back. What goes to the engine is made in
-``works``. Knows no HTTP and no API.
+A request may have several prompts. Each is an engine request of its own (``prompt_stream.py``); their events form one
+series. ``prepare.py`` builds the engine requests. In every case, ``close`` cancels the work that still runs and
+releases the slots. Knows no HTTP and no API.
 """
 
 from __future__ import annotations
@@ -27,8 +27,13 @@ UNANSWERED = "The engine ended this request without an answer."
 
 
 class Generation:
-    """One request from its admission to its last event. ``tenant``: on whose behalf it is. ``leg``: the part of it that
-    is done here, if it is not done as a whole."""
+    """One request from admission to its last event. ``tenant``: the client, by its API key. ``stage``: the stage of a
+    separated request that runs here, None for a whole request.
+
+    It ends in one of these ways: it finishes by itself; its client cancels it by an id (``cancel_by_id``) or by
+    disconnecting (``close``); it is finished early with the output so far (``finish_early``); an error ends it
+    (``fail_request``, ``fail_on_shutdown``). ``close`` follows in every case.
+    """
 
     def __init__(self, model: Model, request: Request, tally: Tally, tenant: str = "", leg: Leg | None = None):
         request.model = tally.note.model = model.called(request.model)
@@ -44,19 +49,19 @@ class Generation:
         self._tally = tally
         self._tenant = tenant
         self._branches: list[Branch] = []
-        self._streams = StreamGroup(())  # of the branches
-        self._fresh: list[Event] = []  # that no reader has got yet
-        self._left = request.n * len(request.prompts)  # choices without their last event
+        self._streams = StreamGroup(())  # of all prompts
+        self._fresh: list[Event] = []  # not yet delivered to a reader
+        self._left = request.n * len(request.prompts)  # choices that have not finished
         self._error: ParleyError | None = None
         self._closed = False
-        self._stopped: Reason | None = None  # how it was, if it was from outside
+        self._stopped: Reason | None = None  # set if it was finished early
         self._leg = leg
         limits = (request.timeout, model.options.timeout, model.options.token_timeout)
         self._clock = Clock(*limits, self._expire, leg.spent if leg is not None else 0.0) if any(limits) else None
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names under which it can be stopped."""
+        """The ids that a client can cancel it by."""
         own = (self._leg.label,) if self._leg is not None else ()
         return self._request.id, *self._request.labels, *own
 
@@ -66,12 +71,12 @@ class Generation:
 
     @property
     def adapter(self) -> tuple[str, bool] | None:
-        """The adapter that it has, if any, and whether it still waits for its first token."""
+        """Its adapter, if any, and whether it still waits for its first token."""
         name = self._request.adapter
         return None if name is None else (name, self._tally.waits)
 
     async def begin(self) -> None:
-        """Make works of the request and hand them to the engine. Raises BadRequest, NotReady."""
+        """Build the engine requests and submit them. Raises BadRequest, NotReady."""
         request, model = self._request, self._model
         made = await works(model, request, self._tenant)
         if self._leg is not None:
@@ -80,7 +85,7 @@ class Generation:
         stops = await off_loop(16 * sum(map(len, strings)), partial(Stops, strings)) if strings else None
         if self._error is not None:
             raise self._error
-        model.require()  # it may have changed while a long prompt was read
+        model.require()  # the state may have changed while a long prompt was prepared
         check_adapter(model, request)
         for number, (prepared, work) in enumerate(made):
             branch = Branch(number, request, prepared, work, model, stops, self._tally, self._clock, self._end)
@@ -97,7 +102,7 @@ class Generation:
         self._tally.submit(request, self.usage, begun=begun)
 
     def replay(self) -> Iterator[list[Event]]:
-        """The events of what was done elsewhere, as they came there; to be asked for before all others."""
+        """Render the outputs that another instance produced, batch by batch. Call it before ``feed_events``."""
         past = self._leg.past if self._leg is not None else None
         if past is None:
             return
@@ -115,9 +120,9 @@ class Generation:
             self.stop(self._stopped)
 
     async def feed(self, take: Callable[[list[Event]], bool]) -> None:
-        """Give ``take`` the events of each step when they arrive, until it returns False or no more come.
+        """Call ``take_events`` with the events of each step as they arrive, until it returns False or the events end.
 
-        A step does not wake the caller's task. Raises ParleyError, and what ``take`` raises.
+        The caller's task is not woken for each step. Raises ParleyError, and anything that ``take_events`` raises.
         """
         more = True
         while more:
@@ -134,7 +139,7 @@ class Generation:
                 more = await self._streams.feed(lambda arrived: take(self._take(arrived)))
 
     async def next(self) -> list[Event]:
-        """The events since the last time, at least one; none when no more come. Raises ParleyError."""
+        """Return the events since the last call, at least one; an empty list after the last. Raises ParleyError."""
         events: list[Event] = []
 
         def keep(made: list[Event]) -> bool:
@@ -146,18 +151,18 @@ class Generation:
 
     @property
     def ended(self) -> bool:
-        """Have all events been given?"""
+        """Whether all choices have finished and all events have been delivered."""
         return not self._left and not self._fresh
 
     @property
     def live(self) -> bool:
-        """Are events to come? Not when it is gone on with elsewhere."""
+        """Whether more events will come here. False once the request continues on another instance."""
         if self._leaves and not self._fresh and self._branches:
             return not self._streams.ended
         return not self.ended
 
     async def leave(self) -> None:
-        """Let it be gone on with elsewhere, for no more comes here. Raises ParleyError."""
+        """Hand the request over to the next instance: no more events come here. Raises ParleyError."""
         assert self._leg is not None
         await self._leg.leave()
 
@@ -166,29 +171,29 @@ class Generation:
         return self._leg is not None and not self._leg.ends
 
     def halt(self, label: str) -> None:
-        """End it from outside, by one of its labels."""
+        """Cancel it at the request of a client or an operator, by one of its cancel ids."""
         if self._leg is not None and label == self._leg.label:
             self._leg.drop()
         else:
             self.stop()
 
     def abort(self, error: ParleyError) -> None:
-        """End it from outside: whoever waits for events, or asks for the next ones, gets the error."""
+        """End it with an error, which the current or next reader of events gets."""
         self._error = self._error or error
         for branch in self._branches:
             branch.stream.cancel()
 
     def lose(self, error: ParleyError) -> None:
-        """End it because the server ends: where others may go on with it, they are told; else as ``abort``."""
+        """Fail it because the server shuts down. A stage tells its coordinator first, which continues elsewhere."""
         if self._leg is not None:
             self._leg.lose()
         self.abort(error)
 
     def stop(self, reason: Reason = "cancel") -> None:
-        """End it from outside as if it had been finished: what comes next are the last events of every choice."""
+        """Finish every choice with the output so far; the next events are the last ones of each choice."""
         self._stopped = reason
         if self._request.pooling is not None:
-            return  # a vector is there whole, or not at all
+            return  # an embedding is complete or missing
         for branch in self._branches:
             self._fresh += branch.stop(reason)
 
@@ -203,7 +208,7 @@ class Generation:
         return self._tally.timings()
 
     def close(self) -> None:
-        """Stop whatever still runs, give the places back, and count what was done."""
+        """Cancel the work that still runs, release the slots, and record the metrics. May be called twice."""
         if self._closed:
             return
         self._closed = True
@@ -220,7 +225,7 @@ class Generation:
             self._leg.close()
 
     def _take(self, arrived: Arrived) -> list[Event]:
-        """The events of a step's outputs."""
+        """Render the outputs of one engine step."""
         events: list[Event] = []
         for number, outputs in arrived:
             branch = self._branches[number]
@@ -238,12 +243,12 @@ class Generation:
             raise
 
     def _end(self, branch: Branch, done: Done) -> None:
-        """A choice has its last event."""
+        """Count the usage of a choice that has delivered its last event."""
         self._left -= 1
         self.usage.completion_tokens += done.usage.completion_tokens
         self.usage.reasoning_tokens += done.usage.reasoning_tokens
         self.usage.accepted_tokens += done.usage.accepted_tokens
         self.usage.rejected_tokens += done.usage.rejected_tokens
-        if done.index % self._request.n == 0:  # the engine's first choice; the others find its prompt in the cache
+        if done.index % self._request.n == 0:  # the first choice of a prompt; the others always hit its pages
             self.usage.cached_tokens += branch.choices[0].usage.cached_tokens
         self._tally.end(done.reason)

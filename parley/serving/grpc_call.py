@@ -1,6 +1,6 @@
-"""One call over gRPC, or one request of a stream: who sent it, and how it ended. What ``respond`` is to HTTP.
+"""One call over gRPC, or one request of a stream: its client, its id, and its outcome. The counterpart of ``Exchange``.
 
-Knows nothing of what calls ask for. Imported only by those who serve gRPC.
+Knows nothing of the content of calls. Only the gRPC ports import it.
 """
 
 from __future__ import annotations
@@ -26,24 +26,25 @@ log = logging.getLogger("parley.server")
 
 
 class Call:
-    """``method``: its path. ``headers``: its metadata, names in lower case as HTTP/2 has them."""
+    """A gRPC call. ``method``: its path. ``headers``: its metadata, with the lower-case names of HTTP/2."""
 
     def __init__(self, service: Service, method: str, headers: Mapping[bytes, bytes]):
         self.method, self.headers = method, headers
         self.note = Note()
         self.arrived = time.perf_counter()
-        self.tenant = ""  # on whose behalf, by the key
+        self.tenant = ""  # the client, by its API key
         self.unique = draw().hex()
         given = headers.get(b"x-request-id", b"")
         self.id = given.decode() if REQUEST_ID.fullmatch(given) else f"req_{self.unique}"
         self._service = service
 
     def head(self, model: Model, path: Mapping[str, str]) -> Head:
+        """Return the server state that a dialect needs to read this call."""
         return model.head(self.unique, path, self.headers)
 
     @contextmanager
     def ending(self) -> Iterator[None]:
-        """Whatever goes wrong within leaves as Refused; how it ended is counted and logged."""
+        """Turn every exception raised inside into GrpcError; count and log the outcome of the call."""
         code = grpc.StatusCode.OK
         try:
             yield

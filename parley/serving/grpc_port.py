@@ -1,8 +1,8 @@
-"""Triton's API over gRPC: a port of its own in the same event loop, with the same keys, limits and places in the queue.
+"""Triton's API over gRPC: a port of its own in the same event loop, with the same keys, limits and queue slots.
 
-What calls mean is said in ``dialects/triton``; here is how they live: a key, a message, a generation, answers. A call
-that the client cancels, or whose deadline passes, is a cancelled task, and its generation ends with it. Only who
-wants this port imports the file; it needs the extra ``grpc``.
+``dialects/triton`` defines the calls; this file authorizes them, parses messages and runs generations. A call that the
+client cancels, or whose deadline passes, is a cancelled task, which cancels its generation. The file is imported only
+if the port is enabled; it needs the extra ``grpc``.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ Context = Any  # grpc.aio.ServicerContext, which has no types
 Work = Callable[[Call, Any, Context], Awaitable[bytes | None]]
 Send = Callable[[Message, bool], Awaitable[None]]  # an answer, and whether it is the last one
 
-OPEN = frozenset({"ServerLive", "ServerReady", "Check", "Watch"})  # to clients without a key; not worth a line
-REAL_STATUS = b"triton_grpc_error"  # metadata: the first error ends a stream, with its own status
+OPEN = frozenset({"ServerLive", "ServerReady", "Check", "Watch"})  # open to clients without a key; not logged
+REAL_STATUS = b"triton_grpc_error"  # metadata: the first error ends a stream, with the error's own status
 
 
 class Port:
-    """A gRPC server over a service. ``start`` and ``stop`` belong to one event loop."""
+    """A gRPC server in front of the served models. ``start_server`` and ``stop_server`` belong to one event loop."""
 
     def __init__(self, service: Service):
         self._service = service
         self._keys = Keys(service.options.api_keys, service.options.admin_keys)
 
     async def start(self, places: Sequence[tuple[str, int]]) -> list[str]:
-        """Listen at these hosts and ports; 0 takes a free one. Returns what clients write. Raises OSError."""
+        """Listen on these hosts and ports; 0 takes a free port. Return the addresses for clients. Raises OSError."""
         service = self._service
         self._server = grpc.aio.server(
             options=[
-                ("grpc.so_reuseport", 0),  # or two servers would share a port and neither would know
+                ("grpc.so_reuseport", 0),  # otherwise two servers would silently share a port
                 ("grpc.max_receive_message_length", service.options.body_limit),
                 ("grpc.max_send_message_length", -1),
-                ("grpc.max_concurrent_streams", service.places),  # of one connection
-                ("grpc.keepalive_time_ms", 60_000),  # finds out about clients whose network is gone
+                ("grpc.max_concurrent_streams", service.places),  # per connection
+                ("grpc.keepalive_time_ms", 60_000),  # detects clients whose network is gone
                 ("grpc.keepalive_timeout_ms", 20_000),
                 ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
             ]
@@ -69,11 +69,11 @@ class Port:
             return reached(host, self._server.add_insecure_port(f"{name}:{port}"))
         except RuntimeError as error:
             raise OSError(
-                f"cannot listen on {host} port {port} for gRPC: it is taken, or the address is not known."
+                f"cannot listen on {host} port {port} for gRPC: the port is taken, or the address is unknown."
             ) from error
 
     async def stop(self, seconds: float) -> None:
-        """Take no more calls, and cut those that have not ended after so long."""
+        """Accept no more calls, and cancel those that have not finished within ``seconds``."""
         await self._server.stop(seconds)
 
     # -- methods
@@ -99,7 +99,7 @@ class Port:
         ]
 
     def _entry(self, service: str, name: str, work: Work) -> Callable[[Any, Context], Awaitable[bytes | None]]:
-        """The way into a method. Messages stay bytes until there: what cannot be read is refused in our own words."""
+        """Return the handler of a method. Messages are parsed inside it, so that errors are worded by parley."""
 
         async def enter(given: Any, context: Context) -> bytes | None:
             metadata = {key.encode(): _bytes(value) for key, value in context.invocation_metadata()}
@@ -113,17 +113,17 @@ class Port:
                     return await work(call, given, context)
             except Refused as refused:
                 await context.abort(refused.code, refused.message)
-                raise AssertionError from refused  # abort has raised
+                raise AssertionError from refused  # ``abort`` has raised
 
         return enter
 
     async def _ask(self, ask: control.Ask, kind: Any, call: Call, data: bytes, context: Context) -> bytes:
-        """What the server says of itself."""
+        """Answer a question about the server or its models."""
         work = partial(ask, _parse(kind, data), call.head(self._service.main, {}), self._service.facts())
         return (await off_loop(len(data), work)).SerializeToString()
 
     async def _watch(self, call: Call, data: bytes, context: Context) -> None:
-        """The state of a service, now and whenever it changes."""
+        """Stream the state of a service: now, and whenever it changes."""
         message = _parse(control.QUESTION, data)
 
         async def look() -> Message:
@@ -132,7 +132,7 @@ class Port:
         await watch(look, context.write)
 
     async def _infer(self, call: Call, data: bytes, context: Context) -> bytes:
-        """One request, one answer."""
+        """Answer one request with one message."""
         made: list[Message] = []
 
         async def keep(answer: Message, final: bool) -> None:
@@ -142,7 +142,7 @@ class Port:
         return made[0].SerializeToString()
 
     async def _stream(self, call: Call, requests: AsyncIterator[bytes], context: Context) -> None:
-        """Many requests side by side, each with its own answers. They are read no faster than there is room."""
+        """Answer many requests concurrently, each with its own messages. Reading pauses while all slots are taken."""
         writing, room = asyncio.Lock(), asyncio.Semaphore(self._service.places)
 
         async def send(message: Message) -> None:
@@ -153,7 +153,7 @@ class Port:
             except TimeoutError:
                 raise Refused(grpc.StatusCode.ABORTED, "The answers were not read in time.", fatal=True) from None
 
-        call.note.probe = True  # each of its requests gets a line
+        call.note.probe = True  # its requests are logged one by one
         try:
             async with asyncio.TaskGroup() as group:
                 async for data in requests:
@@ -165,7 +165,7 @@ class Port:
             raise several.exceptions[0] from None
 
     async def _one(self, stream: Call, message: Message, send: Callable[[Message], Awaitable[None]]) -> None:
-        """One request of a stream. That it fails is told as an answer, after which the stream goes on."""
+        """Answer one request of a stream. An error becomes an answer, and the stream continues."""
 
         async def tell(answer: Message, final: bool) -> None:
             await send(infer.streamed(answer, final=final))
@@ -181,7 +181,7 @@ class Port:
             await send(infer.failed(message, refused.message))
 
     async def _generate(self, call: Call, message: Message, send: Send, *, whole: bool) -> None:
-        """Answer a request. Raises ParleyError, and what ``send`` raises."""
+        """Answer a request. Raises ParleyError, and anything that ``send`` raises."""
         self._service.admit()
         if not message.model_name:
             raise UnknownModel("Request for unknown model: '' is not found")

@@ -1,4 +1,4 @@
-"""The routes beside generation: models, tokens, health, metrics. One function per kind of route."""
+"""Handlers of the routes that do not generate: models, tokens, health, metrics. One function per kind of route."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ from parley.web.offload import give_back, off_loop
 
 Handle = Callable[[Service, Route, Exchange], Awaitable[None]]
 
-HUGE = 1 << 20  # characters of a text from which tokenizing takes as much memory as is had for one at a time
+HUGE = 1 << 20  # characters; tokenizing a longer text takes much memory, so such requests run one at a time
 
 PROBES: frozenset[Kind] = frozenset({"live", "ready", "state", "trial", "health", "metrics", "load", "instance_status"})
 
 
 async def tokenize(service: Service, route: Route, exchange: Exchange) -> None:
+    """Tokenize a prompt."""
     service.admit()
     body = await exchange.body()
     assert route.read is not None and route.write is not None
@@ -49,6 +50,7 @@ async def tokenize(service: Service, route: Route, exchange: Exchange) -> None:
 
 
 def _told(model: Model, wish: Tokenize, write: Callable[[Tokenized], bytes], huge: bool) -> bytes:
+    """Tokenize and encode the answer; after a huge text, return freed memory to the system."""
     try:
         return write(_tokenized(model, wish))
     finally:
@@ -74,6 +76,7 @@ def _tokenized(model: Model, wish: Tokenize) -> Tokenized:
 
 
 async def detokenize(service: Service, route: Route, exchange: Exchange) -> None:
+    """Decode token ids to text."""
     service.admit()
     body = await exchange.body()
     assert route.read is not None and route.write is not None
@@ -90,15 +93,17 @@ async def detokenize(service: Service, route: Route, exchange: Exchange) -> None
 
 
 async def models(service: Service, route: Route, exchange: Exchange) -> None:
+    """List the served models."""
     assert route.write is not None
     await exchange.answer(route.write(service.facts().cards))
 
 
 async def model(service: Service, route: Route, exchange: Exchange) -> None:
+    """Describe one model."""
     assert route.write is not None
     name = exchange.path["model"]
-    if not name:  # "/v1/models/" is a list with a stroke too many, not the model without a name
-        raise NotFound("No model is named. Leave out the last stroke for the list of models.")
+    if not name:  # "/v1/models/" is the list with a slash too many, not a model with an empty name
+        raise NotFound("No model is named. Leave out the trailing slash to list the models.")
     await exchange.answer(route.write(_card(service, name)))
 
 
@@ -108,10 +113,10 @@ def _card(service: Service, name: str) -> Card:
 
 
 async def tokenizer(service: Service, route: Route, exchange: Exchange) -> None:
-    """The tokenizer's configuration and the chat template, as evaluation tools ask for them."""
+    """Return the tokenizer's configuration and the chat template, which evaluation tools read."""
     assert route.write is not None
     if not service.options.tokenizer_info:
-        raise NotFound("The tokenizer's configuration is not served; --tokenizer-info would serve it.")
+        raise NotFound("The tokenizer configuration is not served. Start the server with --tokenizer-info to serve it.")
     config: dict[str, Any] = {}
     path = Path(service.main.settings.model) / "tokenizer_config.json"
     if path.is_file():
@@ -120,11 +125,13 @@ async def tokenizer(service: Service, route: Route, exchange: Exchange) -> None:
 
 
 async def version(service: Service, route: Route, exchange: Exchange) -> None:
+    """Return the version of parley."""
     assert route.write is not None
     await exchange.answer(route.write(__version__))
 
 
 async def info(service: Service, route: Route, exchange: Exchange) -> None:
+    """Describe the server and its main model."""
     assert route.write is not None
     main = service.main
     settings = main.settings
@@ -135,7 +142,7 @@ async def info(service: Service, route: Route, exchange: Exchange) -> None:
 async def halt(
     service: Service, route: Route, exchange: Exchange, drop: Callable[[str], bool] = lambda label: False
 ) -> None:
-    """Stop a request. ``drop``: whether results of one that has ended waited under this label, which end now."""
+    """Cancel an open request. ``drop_results`` discards waiting results of a finished one; True if there were any."""
     assert route.read is not None
     model = service.find(exchange.path.get("model", ""))
     wish: Halt = route.read(await exchange.body(), head(model, exchange))
@@ -147,6 +154,7 @@ async def halt(
 
 
 async def adapter(service: Service, route: Route, exchange: Exchange) -> None:
+    """Load or unload a LoRA adapter."""
     assert route.read is not None
     wish: Adapt | Answer = route.read(await exchange.body(), head(service.main, exchange))
     if isinstance(wish, Answer):
@@ -163,11 +171,13 @@ async def adapter(service: Service, route: Route, exchange: Exchange) -> None:
 
 
 async def load(service: Service, route: Route, exchange: Exchange) -> None:
+    """Return the number of open requests."""
     assert route.write is not None
     await exchange.answer(route.write(len(service.open)))
 
 
 async def reset(service: Service, route: Route, exchange: Exchange) -> None:
+    """Clear the prefix cache of every model."""
     assert route.read is not None and route.write is not None
     service.require()
     running: bool = route.read(head(service.main, exchange))
@@ -176,11 +186,13 @@ async def reset(service: Service, route: Route, exchange: Exchange) -> None:
 
 
 async def health(service: Service, route: Route, exchange: Exchange) -> None:
+    """Answer 200 if all models take requests; otherwise raise NotReady."""
     service.require()
     await exchange.answer(b"")
 
 
 async def ask(service: Service, route: Route, exchange: Exchange) -> None:
+    """Answer a question about the server or its models, as the dialect words it."""
     assert route.read is not None
     body = await exchange.body()
     told = await off_loop(len(body), partial(route.read, body, head(service.main, exchange), service.facts()))
@@ -188,6 +200,7 @@ async def ask(service: Service, route: Route, exchange: Exchange) -> None:
 
 
 async def endpoint(service: Service, route: Route, exchange: Exchange) -> None:
+    """Show or change the endpoints whose models share requests."""
     assert route.read is not None
     body = await exchange.body()
     told = await service.endpoints.change(partial(route.read, body, head(service.main, exchange), service.facts()))
@@ -199,6 +212,7 @@ async def _tell(exchange: Exchange, told: Answer) -> None:
 
 
 async def live(service: Service, route: Route, exchange: Exchange) -> None:
+    """Answer 200: the process is alive."""
     if route.write is not None:
         await _tell(exchange, route.write(True))
         return
@@ -206,6 +220,7 @@ async def live(service: Service, route: Route, exchange: Exchange) -> None:
 
 
 async def ready(service: Service, route: Route, exchange: Exchange) -> None:
+    """Answer 200 if all models take requests, otherwise 503 with the progress of loading."""
     waiting = service.waits()
     if route.write is not None:
         await _tell(exchange, route.write(waiting is None))
@@ -224,6 +239,7 @@ async def ready(service: Service, route: Route, exchange: Exchange) -> None:
 
 
 async def metrics(service: Service, route: Route, exchange: Exchange) -> None:
+    """Render the metrics page."""
     views = [
         View(
             model=model.name,
@@ -243,7 +259,7 @@ async def metrics(service: Service, route: Route, exchange: Exchange) -> None:
     await exchange.answer(told.encode(), type=metrics_page.CONTENT_TYPE)
 
 
-HANDLERS: dict[Kind, Handle] = {  # all but those of the routes that members of a cluster have
+HANDLERS: dict[Kind, Handle] = {  # all kinds but those that only members of a cluster serve
     "generate": generate,
     "embed": generate,
     "tokenize": tokenize,

@@ -1,4 +1,4 @@
-"""What the server is told at its start, as plain data. Knows neither flags nor files: the command line fills it in."""
+"""The server's start options as plain data. Knows neither flags nor files: the command line fills it in."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from parley.dialects.dialect import Dialect
 from parley.types import Settings
 from parley.web.options import HttpOptions, Tls
 
-EngineKind = Literal["process", "thread", "scripted"]  # a scripted engine has no model
+EngineKind = Literal["process", "thread", "scripted"]  # a scripted engine runs no model
 Role = Literal["none", "prefill", "decode", "flex", "mixed"]
 
 
 class Listen(NamedTuple):
-    """A port of its own for one API: the name of its prefix, an address, a port (0: any free one), its encryption."""
+    """A port for one API: the name of the API's prefix, host, port (0: any free one) and TLS."""
 
     api: str
     host: str
@@ -24,9 +24,9 @@ class Listen(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """A model to serve: the names that clients may write as ``model``, how it runs, and the kind of its engine.
+    """A model to serve: the names that clients may send as ``model``, its settings, and the kind of its engine.
 
-    Answers carry the first name. ``settings.model`` may be a name, which is looked up or fetched.
+    Answers carry the first name. ``settings.model`` may be a folder, or a name that is looked up or downloaded.
     """
 
     names: tuple[str, ...]
@@ -36,41 +36,41 @@ class Offer(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions(HttpOptions):
-    """Everything that ``start.run`` needs besides the models. Times in seconds, sizes in bytes.
+    """All options of ``boot.server.run`` besides the models. Times in seconds, sizes in bytes.
 
-    ``max_queue`` counts choices (prompts times n) that may wait for one model beyond the ``max_batch`` that run at
-    once; a request that finds them all taken gets 429.
+    ``max_queue`` counts choices (prompts times n) that may wait for one model, in addition to the ``max_batch`` that
+    run at once; if all of these slots are taken, a request gets 429.
     """
 
-    port: int | None = 8000  # of all APIs. 0: any free port, printed at the start; None: only those of ``listen``
-    listen: tuple[Listen, ...] = ()  # further ports, each for one API or for several that are given the same
-    apis: Mapping[str, Dialect] = field(default_factory=dict)  # those of ``listen`` that are not as usual, by name
+    port: int | None = 8000  # for all APIs. 0: any free port, printed at the start; None: only the ports of ``listen``
+    listen: tuple[Listen, ...] = ()  # further ports; entries with the same host and port share it
+    apis: Mapping[str, Dialect] = field(default_factory=dict)  # replaces the default dialects of ``listen``, by name
     grpc: tuple[Listen, ...] = ()  # ports for Triton's API over gRPC
-    strict: bool = False  # the APIs that share the server's own port have their originals' limits and refusals
-    tgi_compat: str = "3"  # the version of TGI on that port
-    endpoints: str | None = None  # the file in which endpoints are kept; none: until the server ends
-    api_keys: tuple[str, ...] = ()  # without keys every client is let in
-    admin_keys: tuple[str, ...] = ()  # with which alone the server is changed; without any, with every key
+    strict: bool = False  # the APIs on the shared port have the limits and refusals of the servers they copy
+    tgi_compat: str = "3"  # the TGI version that the shared port copies
+    endpoints: str | None = None  # the file that endpoints are kept in; None: they last until the server ends
+    api_keys: tuple[str, ...] = ()  # without keys every client is admitted
+    admin_keys: tuple[str, ...] = ()  # required for changes to the server; if empty, every API key may change it
     max_queue: int = 1024
-    drain: float = 30.0  # how long running answers may go on after SIGTERM
-    notes: tuple[str, ...] = ()  # to be said in the log at the start
+    drain: float = 30.0  # how long running answers may continue after SIGTERM
+    notes: tuple[str, ...] = ()  # warnings to log at the start
 
-    max_prompt: int | None = None  # tokens, where less than the model's context is allowed
+    max_prompt: int | None = None  # tokens, if fewer than the model's context are allowed
     max_output: int | None = None  # tokens; longer answers are cut
-    timeout: float | None = None  # for a request as a whole
+    timeout: float | None = None  # for the whole request
     token_timeout: float | None = None  # between two outputs of a request, or before the first
 
-    lora_root: str | None = None  # the folder below which clients may load adapters; none: they may not
+    lora_root: str | None = None  # clients may load adapters from inside this folder; None: they may not load any
     tokenizer_info: bool = False  # serve the tokenizer's configuration at /tokenizer_info
 
-    # as an instance of a cluster
+    # for an instance of a cluster
     role: Role = "mixed"
-    peer_port: int | None = None  # where other instances hand requests over; 0: any free port; None: nowhere
-    peer_lease: float = 30.0  # silence after which the other side of a hand-over is dead
-    peer_checksum: bool = False  # compare pages that were handed over
-    p_percentage: int = 50  # how much of a flex instance is for prefill
-    cluster_secret: str = ""  # that all instances and coordinators of the cluster know
-    peer_tls: Tls | None = None  # of what instances hand over, with certificates on both sides
+    peer_port: int | None = None  # where other instances hand requests over; 0: any free port; None: no such port
+    peer_lease: float = 30.0  # seconds of silence until the other side of a handover is considered dead
+    peer_checksum: bool = False  # compare checksums of pages that were handed over
+    p_percentage: int = 50  # the share of a flex instance's time for prefill, in percent
+    cluster_secret: str = ""  # known to all instances and coordinators of the cluster
+    peer_tls: Tls | None = None  # encrypts handovers, with certificates on both sides
 
     access_log: bool = True
     log_format: Literal["text", "json"] = "text"

@@ -1,6 +1,6 @@
-"""A request as works for the engine, one for each prompt: tokens, room behind them, a grammar, a seed.
+"""Prepares a request for the engine: one engine request per prompt, with tokens, output limit, grammar and seed.
 
-All that can be wrong with a request is said here, before anything is queued. Knows no engine, no events and no API.
+Every error in a request is reported here, before anything is queued. Knows no engine, no events and no API.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from parley.text.grammar.compiler import WORKERS
 from parley.types import Chat, ModelInfo, Prompt, Request, Text, Work
 from parley.web.offload import off_loop
 
-NUMBERS = count()  # a request may come again, under its id, while the engine still has an attempt before
-MAX_LISTED = 1 << 18  # log-probabilities of a request that wants those of the whole vocabulary: they take half a second
+NUMBERS = count()  # keep engine ids unique: a retried request may arrive while the engine still runs its first attempt
+MAX_LISTED = 1 << 18  # log-probabilities in one request for those of the whole vocabulary; they take half a second
 
 
 async def works(model: Model, request: Request, tenant: str) -> list[tuple[Prepared, Work]]:
-    """The request's prompts, made ready, each with its work. Raises BadRequest.
+    """Prepare each prompt and build its engine request. Raises BadRequest, UnknownModel.
 
-    What the request asks for by other words is settled in it: banned words, a single beam.
+    Options that are expressed by other options are replaced in ``request``: banned words, a beam search of width 1.
     """
     check_adapter(model, request)
     embedding.check(request, model.info)
@@ -44,7 +44,7 @@ async def works(model: Model, request: Request, tenant: str) -> list[tuple[Prepa
 
 
 def check_adapter(model: Model, request: Request) -> None:
-    """Raises UnknownModel if the request wants an adapter that the model does not have."""
+    """Raise UnknownModel if the request names an adapter that the model does not have."""
     name, known = request.adapter, model.adapters
     if name is not None and name not in known:
         raise UnknownModel(f"There is no adapter {excerpt(name)}.", name=name, served=list(known), field="adapter")
@@ -53,10 +53,11 @@ def check_adapter(model: Model, request: Request) -> None:
 def _work(
     model: Model, request: Request, number: int, prepared: Prepared, max_tokens: int, grammar: str, tenant: str
 ) -> Work:
+    """Build the engine request of prompt ``number``."""
     language, vocabulary = model.language, model.info.vocab_size
     sampling, stop, want, budget = request.sampling, request.stop, request.want, request.thinking_budget
     seed = sampling.seed if sampling.seed is not None else _drawn(f"{request.id} {number}")
-    ranked = 0 if request.best_of is not None else None  # the engine's own log-probabilities are needed for that
+    ranked = 0 if request.best_of is not None else None  # ranking needs the engine's log-probabilities
     return Work(
         id=f"{request.id}-{number}-{next(NUMBERS)}",
         token_ids=prepared.token_ids,
@@ -83,21 +84,21 @@ def _work(
 
 
 def _drawn(source: str) -> int:
-    """A seed of 63 bits: by chance, as ids are, but the same wherever the same request is computed."""
+    """Return a 63-bit seed that looks random but is the same on every instance that computes this request."""
     return int.from_bytes(blake2b(source.encode(), digest_size=8).digest()) >> 1
 
 
 def _listed(wanted: int | None, vocabulary: int) -> int:
-    """A number of alternatives as the engine has it."""
+    """Return a number of alternatives as the engine expects it: -1 for no log-probabilities at all."""
     if wanted is None:
         return -1
     return vocabulary if wanted < 0 else wanted
 
 
 async def _grammars(model: Model, request: Request) -> list[str]:
-    """What the answer to each prompt has to follow, as the engine reads it. Raises Invalid."""
+    """Return the grammar that the answer to each prompt must follow, in the engine's format. Raises Invalid."""
     language, grammar, prompts = model.language, request.grammar, request.prompts
-    talks = any(isinstance(prompt, Chat) for prompt in prompts)  # plain prompts are all alike in this
+    talks = any(isinstance(prompt, Chat) for prompt in prompts)  # plain prompts all have the same grammar
     made = []
     for prompt in prompts if talks else prompts[:1]:
         found = language.found(prompt, grammar)
@@ -108,12 +109,12 @@ async def _grammars(model: Model, request: Request) -> list[str]:
 
 
 def _prompts(model: Model, request: Request) -> list[tuple[Prepared, int]]:
-    """Each prompt in tokens, and how many may be generated behind it. Raises BadRequest."""
+    """Tokenize each prompt and compute how many tokens may follow it. Raises BadRequest."""
     language, limit, longest = model.language, model.info.max_model_len, model.options.max_prompt
     made = []
     predicted = language.predict(request.prediction, limit)
     for prompt in request.prompts:
-        # where a prompt is cut anyway, none is hopelessly long
+        # With truncation there is no length limit to enforce early.
         most = limit if request.overflow == "refuse" else None
         prepared = language.prepare(prompt, most, request.truncate, request.keep, pooling=request.pooling)
         if longest is not None or request.overflow != "refuse":
@@ -128,7 +129,7 @@ def _prompts(model: Model, request: Request) -> list[tuple[Prepared, int]]:
 
 
 def _shortened(request: Request, prepared: Prepared, longest: int) -> Prepared:
-    """A prompt of at most so many tokens. Raises ContextLength."""
+    """Truncate a prompt to ``max_prompt`` tokens, if the request allows it. Raises ContextLength."""
     ids = prepared.token_ids
     if len(ids) <= longest:
         return prepared
@@ -143,7 +144,7 @@ def _shortened(request: Request, prepared: Prepared, longest: int) -> Prepared:
 
 
 def _room(model: Model, request: Request, ids: list[int]) -> int:
-    """How many tokens may be generated behind the prompt. Raises ContextLength, Invalid."""
+    """Return how many tokens may be generated after the prompt. Raises ContextLength, Invalid."""
     info, stop = model.info, request.stop
     if not ids:
         raise NoTokens("The prompt is empty: it has no tokens.", field="prompt")
@@ -158,7 +159,7 @@ def _room(model: Model, request: Request, ids: list[int]) -> int:
         wanted = 0
     if wanted > room:
         counted = stop.max_tokens is not None and request.pooling is None
-        asked = f" and {wanted} tokens were requested behind it" if counted else ""
+        asked = f" and {wanted} tokens were requested after it" if counted else ""
         raise ContextLength(
             f"This model's maximum context length is {info.max_model_len} tokens. The prompt has {len(ids)}{asked}."
             f" Shorten the prompt{' or ask for fewer tokens' if request.pooling is None else ''}.",
@@ -172,7 +173,7 @@ def _room(model: Model, request: Request, ids: list[int]) -> int:
 
 
 def _check_ids(request: Request, info: ModelInfo) -> None:
-    """Token ids that a client gave must be in the vocabulary. Raises Invalid."""
+    """Check that the token ids in the options are in the vocabulary. Raises Invalid."""
     given = {
         "logit_bias": request.sampling.logit_bias,
         "stop_ids": request.stop.ids,
@@ -185,7 +186,7 @@ def _check_ids(request: Request, info: ModelInfo) -> None:
 
 
 def _check_lists(request: Request, info: ModelInfo, prompts: list[tuple[Prepared, int]]) -> None:
-    """Of how many tokens may the log-probabilities of the whole vocabulary be told? Raises Invalid."""
+    """Limit full-vocabulary log-probabilities to ``MAX_LISTED_LOGPROBS`` values per request. Raises Invalid."""
     want, vocabulary = request.want, info.vocab_size
     lists = {
         "logprobs": request.made * sum(most for _, most in prompts) if want.logprobs == -1 and not want.named else 0,
@@ -195,14 +196,14 @@ def _check_lists(request: Request, info: ModelInfo, prompts: list[tuple[Prepared
     for field, tokens in lists.items():
         if tokens > most:
             raise Invalid(
-                f"Log-probabilities of all {vocabulary} tokens of the vocabulary can be told of at most "
-                f"{most} tokens in one request, but they were requested of {tokens}.",
+                f"Log-probabilities of all {vocabulary} tokens of the vocabulary can be returned for at most "
+                f"{most} tokens in one request, but they were requested for {tokens}.",
                 field=field,
             )
 
 
 def _size(prompt: Prompt) -> int:
-    """Characters of a prompt's text, roughly."""
+    """Return roughly how many characters of text a prompt has; 0 for token ids."""
     if isinstance(prompt, Text):
         return len(prompt.text)
     if isinstance(prompt, Chat):

@@ -1,6 +1,6 @@
-"""One prompt of a request in the engine's hands: its outputs in, events out, of all choices that are made for it.
+"""One prompt of a request: its outputs in, the events of all its choices out.
 
-Knows a request's wishes and one stream of outputs; nothing of who waits for them, of other prompts, or of the end.
+Knows the request's options and one stream of outputs; nothing of the reader, of other prompts, or of the request's end.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from parley.types import Accepted, Done, Event, Output, Reason, Request, Score, 
 
 
 class Branch:
-    """Prompt ``number`` of the request, as ``work``. ``finished`` is called with the last event of each choice that is
-    given, ``clock`` told of all that comes.
+    """Prompt ``prompt_number`` of the request, submitted as ``engine_request``.
 
-    Where the prompt's scores are wanted, outputs are held until these are there, for they come first.
+    ``on_choice_done`` is called with the last event of each delivered choice; ``deadline`` hears of every output. If
+    scores of the prompt were requested, outputs are held until the scores arrive, because their event comes first.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class Branch:
         if request.pooling is not None:
             self.choices = [Pooled(number, len(work.token_ids))]
         self._ranking = Ranking(drafted, first, request.n) if request.best_of is not None else None
-        self._due = request.want.prompt_logprobs is not None  # scores that come before all else
+        self._due = request.want.prompt_logprobs is not None  # waiting for prompt scores, which come first
         self._held: list[Output] = []
-        self._length = len(work.token_ids)  # of the prompt, until it has been counted how much of it was found
+        self._length = len(work.token_ids)  # of the prompt; 0 once its prefix hits have been counted
         self.stream = self._engine.submit(work)
 
     def accepted(self, work: Work) -> list[Event]:
-        """What is given at once."""
+        """Return the events that are delivered before any output."""
         want = self._request.want
         text = self._tokenizer.decode(work.token_ids, False) if want.text else None
         events: list[Event] = [Accepted(self.number, work.token_ids, work.seed, text)]
@@ -70,17 +70,17 @@ class Branch:
 
     @property
     def given(self) -> list[Choice] | list[Pooled]:
-        """The choices that are given: where several are ranked, the best, once they are known."""
+        """The choices that are delivered: with ``best_of`` the best ones, once they are known."""
         return self._ranking.best if self._ranking else self.choices
 
     def count(self, outputs: list[Output]) -> None:
-        """Count how much of the prompt was in the prefix cache, which the first outputs tell."""
+        """Record how much of the prompt was a prefix hit, which the first outputs say."""
         if self._length and outputs and outputs[0].finish != "error":
             self._tally.found(outputs[0].cached_tokens, self._length)
             self._length = 0
 
     def render(self, outputs: list[Output]) -> list[Event]:
-        """What the outputs make. Raises EngineError, where they say so."""
+        """Turn outputs into events. Raises EngineError if an output reports one."""
         events: list[Event] = []
         if self._due:
             outputs = self._held + outputs
@@ -105,12 +105,12 @@ class Branch:
                 self._tally.preempt(first + output.index, output.preemptions)
             made = self.choices[output.index].push(output)
             if made and isinstance(made[-1], Done) and output.finish is None:
-                self.stream.cancel(output.index)  # a stop string was found, of which the engine knows nothing
+                self.stream.cancel(output.index)  # a stop string matched, which the engine cannot see
             events += self._give(output.index, made)
         return events
 
     def stop(self, reason: Reason) -> list[Event]:
-        """End all choices here: what is left of them. Those of a search come with the engine's next step."""
+        """Finish all choices with the output so far. Those of a beam search arrive with the engine's next step."""
         if self._request.beam is not None:
             self.stream.conclude("cancel" if reason == "cancel" else "length")
             return []
@@ -122,7 +122,7 @@ class Branch:
         return events
 
     def _give(self, index: int, made: list[Event]) -> list[Event]:
-        """What is given of the events of a choice, now that they are there."""
+        """Return the events to deliver for new events of a choice, and report choices that finish."""
         given = made if self._ranking is None else self._ranking.add(index, made)
         for event in given:
             if isinstance(event, Done):
@@ -130,6 +130,7 @@ class Branch:
         return given
 
     def _scored(self, scores: list[Score | None] | None) -> Scored:
+        """Return the event with the prompt's tokens, their scores if requested, and its text."""
         want, ids = self._request.want, self._prepared.token_ids
         event = scored(self._tokenizer, self.number, ids, scores, want.prompt_logprobs or 0)
         if want.echo:
@@ -138,5 +139,6 @@ class Branch:
         return event
 
     def _failure(self, output: Output) -> ParleyError:
+        """Return the error that an output reports; EngineDied if the engine is gone."""
         message = output.error or "The engine failed this request."
         return EngineError(message) if self._engine.state == "ready" else EngineDied(message)

@@ -1,6 +1,6 @@
-"""What all requests of a server share: the models that it serves, which of them a request means, and whether all serve.
+"""The models that a server serves, which of them a request means, and whether they all take requests.
 
-Knows no HTTP. Models come and go while it runs (``add``, ``remove``); the first one is the main one, which stays.
+Knows no HTTP. Models may be added and removed while the server runs; the first one is the main model, which stays.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from parley.serving.served_model import Model, OpenRequest
 from parley.serving.traffic_split import Endpoints
 from parley.version import __version__
 
-# What clients of Hugging Face's servers, of which each has one model, say where a name has to stand.
+# Clients of Hugging Face's servers, which serve one model each, send these where a model's name is required.
 PLACEHOLDER = re.compile(r"tgi|dummy|https?://.*", re.DOTALL)
-LAST_WORDS = 0.5  # seconds for the last events of requests whose engine was closed
+LAST_WORDS = 0.5  # seconds for the last events of requests after their engine was closed
 CLOSING = "The server is shutting down."
 
 
 class ModelObserver(Protocol):
-    """Follows which models are served."""
+    """Observes which models are served."""
 
     def add_model(self, model: Model) -> None:
-        """The model is served from now on."""
+        """Called when a model is listed, before it is loaded."""
 
     def remove_model(self, model: Model) -> None:
-        """The model takes no more requests."""
+        """Called when a model is no longer served."""
 
 
 class Service:
-    """The models that are served and what they share. ``drain`` and ``close`` end them all.
+    """The served models and their shared state. ``drain_models`` and ``close_models`` end them all.
 
-    ``observers`` are told of every model, of the first ones as well. ``stop`` ends the server.
+    ``observers`` hear of every model, including the first ones. ``stop_server`` ends the server.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class Service:
     ):
         self.options = options
         self.models: list[Model] = []
-        self.responses = Count()  # answers over HTTP, by status
-        self.calls = Count()  # answers over gRPC, by status
+        self.responses = Count()  # responses over HTTP, by status
+        self.calls = Count()  # responses over gRPC, by status
         self.endpoints = Endpoints(options.endpoints)
         self.adapting = asyncio.Lock()  # held while an adapter is loaded or unloaded
-        self.tokenizing = asyncio.Lock()  # held while a huge text is tokenized for its own sake
+        self.tokenizing = asyncio.Lock()  # held while a huge text is tokenized at a client's request
         self.draining = False
         self.stop = stop
         self._observers = observers
@@ -64,7 +64,7 @@ class Service:
         known = {name for each in self.models for name in (*each.names, *each.settings.adapters)}
         taken = sorted(known & {*model.names, *model.settings.adapters})
         if taken:
-            raise ValueError(f"The name {taken[0]} is that of another model already.")
+            raise ValueError(f"The name {taken[0]} already belongs to another model.")
         self.models.append(model)
         for observer in self._observers:
             observer.add_model(model)
@@ -80,23 +80,24 @@ class Service:
 
     @property
     def open(self) -> list[OpenRequest]:
-        """The requests of all models that are being served."""
+        """The open requests of all models."""
         return [request for model in self.models for request in model.open]
 
     @property
     def names(self) -> list[str]:
-        """Every name that a client may say."""
+        """All names of models and adapters that clients may send."""
         return [name for model in self.models for name in (*model.names, *model.adapters)]
 
     def get(self, name: str) -> Model | None:
-        """The model that a client means; no name, or one that stands for any, means the main one."""
+        """Return the model or the adapter's model of this name, None if unknown. An empty name means the main model,
+        as do the placeholders that stand for any model."""
         for model in self.models:
             if name in model.names or name in model.adapters:
                 return model
         return self.main if not name or PLACEHOLDER.fullmatch(name) else None
 
     def find(self, name: str) -> Model:
-        """As ``get``. Raises UnknownModel."""
+        """Return the model of this name, as ``get_model`` does. Raises UnknownModel."""
         model = self.get(name)
         if model is not None:
             return model
@@ -110,17 +111,17 @@ class Service:
 
     @property
     def places(self) -> int:
-        """How many answers may be made or waited for."""
+        """The number of answers that may run or wait, over all models."""
         return sum(model.places for model in self.models)
 
     # -- whether it serves
 
     def waits(self) -> Model | None:
-        """The first model that does not take requests now."""
+        """Return the first model that does not take requests now, None if all do."""
         return next((model for model in self.models if model.refusal() is not None), None)
 
     def refusal(self) -> NotReady | None:
-        """Why not every model takes requests now, None if all do."""
+        """Return the reason why not every model takes requests now, None if all do."""
         model = self.waits()
         return model.refusal() if model is not None else None
 
@@ -131,28 +132,29 @@ class Service:
             raise refusal
 
     def admit(self) -> None:
-        """Raise NotReady if no model takes requests: then it does not matter which of them one is for."""
+        """Raise NotReady if no model takes requests, whichever model the request is for."""
         refusals = [model.refusal() for model in self.models]
         if all(refusals) and refusals[0] is not None:
             raise refusals[0]
 
     @property
     def phase(self) -> str:
-        """One word for the state: that of the first model which is not ready."""
+        """The state in one word: that of the first model which is not ready."""
         model = self.waits()
         return model.phase if model is not None else "ready"
 
     def facts(self) -> Facts:
+        """Return the facts about the server that dialects report."""
         cards = [card for model in self.models for card in model.cards()]
         return Facts(__version__, cards, self.waits() is None, self.main.vitals())
 
     def hold_back(self, how: str) -> None:
-        """Refuse requests, in one of two ways, until they are let in again (empty); running ones go on."""
+        """Pause admission ("held" or "prepared") or resume it (""); open requests continue."""
         for model in self.models:
             model.paused = how
 
     def shut(self) -> None:
-        """Refuse requests for good; running ones go on."""
+        """Stop admission for good; open requests continue."""
         self.draining = True
         for model in self.models:
             model.ending = CLOSING
@@ -160,10 +162,10 @@ class Service:
     # -- models that come and go
 
     async def add(self, model: Model) -> None:
-        """Serve one more model; it is listed from now on, and answers when this returns.
+        """Serve one more model. It is listed at once and answers requests when this returns.
 
-        Raises ValueError if a name of it is taken, NotReady while the server ends, and what ``Model.fetch`` and
-        ``Model.load`` raise, after which it is listed no longer.
+        Raises ValueError if one of its names is taken, NotReady while the server shuts down, and anything that
+        ``ServedModel.fetch_weights`` and ``ServedModel.load_engine`` raise; the model is then no longer listed.
         """
         if self.draining:
             raise Stopping(CLOSING, retry_after=5)
@@ -180,7 +182,7 @@ class Service:
             raise
 
     async def remove(self, model: Model) -> None:
-        """Serve a model no longer: unknown from now on, ended after its open requests. ValueError for the main one."""
+        """Stop serving a model: unknown at once, closed after its open requests. ValueError for the main model."""
         if model is self.main:
             raise ValueError("The main model cannot be removed.")
         self._withdraw(model)
@@ -190,17 +192,17 @@ class Service:
             await model.close()
 
     async def drain(self, seconds: float | None = None) -> None:
-        """Take no more requests; let the open ones end for a while (``options.drain``), then end them with an error."""
+        """Stop admission, let open requests finish for ``seconds`` (default ``options.drain``), then fail the rest."""
         self.shut()
         seconds = self.options.drain if seconds is None else seconds
         await asyncio.gather(*(model.end(CLOSING, seconds) for model in self.models))
 
     async def settle(self, seconds: float) -> None:
-        """Wait until no request is open, but not for ever."""
+        """Wait until no request is open, for at most ``seconds``."""
         await asyncio.gather(*(model.settle(seconds) for model in self.models))
 
     async def close(self) -> None:
-        """End all engines; open requests get their errors from them. Let another server have the file of endpoints."""
+        """Close all engines, whose open requests then fail, and release the endpoints file to other servers."""
         self.endpoints.close()
         await asyncio.gather(*(model.close() for model in self.models))
         await self.settle(LAST_WORDS)

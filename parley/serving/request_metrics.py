@@ -1,4 +1,4 @@
-"""What is counted of one request, on its way into the metrics and the access log. Times are ``time.perf_counter``."""
+"""Metrics and access log data of one request. All times are from ``time.perf_counter``, in seconds."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ REASONS: dict[Reason, str] = {
 
 
 class Tally:
-    """The calls come in this order: submit, tokens, preempt and end as things happen, close."""
+    """Records one request: ``record_submit`` first, then the other events as they happen, then ``record_end``."""
 
     def __init__(self, metrics: Metrics, note: Note, arrived: float):
         self.note = note
         self._metrics = metrics
         self._arrived = arrived
         self._submitted = 0.0
-        self._began = 0.0  # when the engine's first step with it began
+        self._began = 0.0  # start of the engine's first step with the request
         self._first = 0.0
-        self._last: dict[int, float] = {}  # choice -> when its last token came
-        self._preempted: dict[int, int] = {}  # choice -> how often
+        self._last: dict[int, float] = {}  # choice -> time of its last token
+        self._preempted: dict[int, int] = {}  # choice -> number of preemptions
         self._usage = Usage()
-        self._skipped = 0  # tokens that came with the one before
-        self._elsewhere = False  # what comes has been counted there
-        self._begun = False  # there, and so are its prompts
+        self._skipped = 0  # tokens that arrived in the same output as the one before
+        self._elsewhere = False  # another instance has counted the current outputs
+        self._begun = False  # another instance has counted the prompts
 
     @property
     def waits(self) -> bool:
-        """Has no token come yet?"""
+        """Whether no token has arrived yet."""
         return not self._first
 
     @contextmanager
     def elsewhere(self) -> Iterator[None]:
-        """What comes meanwhile is of another server's doing, which has counted it."""
+        """Within this context, outputs are replayed that another instance has counted."""
         self._elsewhere = True
         try:
             yield
@@ -53,7 +53,7 @@ class Tally:
             self._elsewhere = False
 
     def submit(self, request: Request, usage: Usage, *, begun: bool = False) -> None:
-        """The engine has the request. ``usage`` goes on being added to. ``begun``: elsewhere, and counted there."""
+        """Record that the engine has the request. ``usage`` grows later. ``resumed``: another instance counted it."""
         self._submitted = time.perf_counter()
         self._usage, self._begun = usage, begun
         if begun:
@@ -66,7 +66,7 @@ class Tally:
             metrics.max_tokens.observe(request.stop.max_tokens)
 
     def found(self, cached: int, length: int) -> None:
-        """Of a prompt's tokens, so many were in the prefix cache."""
+        """Record that ``cached_tokens`` of a prompt's ``prompt_tokens`` tokens were in the prefix cache."""
         if self._begun:
             self._metrics.moved.add(cached)
             self._metrics.repeated.add(length - cached)
@@ -74,7 +74,7 @@ class Tally:
             self._metrics.cached.add(cached)
 
     def tokens(self, choice: int, count: int, now: float, waited: float) -> None:
-        """Some tokens of a choice came; with the first ones, how long it ``waited`` in the engine."""
+        """Record new tokens of a choice. ``queue_seconds``: its wait in the engine's queue, read with the first."""
         if self._elsewhere:
             self._first, self._began = self._first or now, self._submitted
             return
@@ -96,25 +96,27 @@ class Tally:
         self._last[choice] = now
 
     def preempt(self, choice: int, times: int) -> None:
-        """A choice was preempted so often until now."""
+        """Record that a choice has been preempted ``times`` times so far."""
         self._preempted[choice] = times
 
     def end(self, reason: Reason) -> None:
-        """A choice ended."""
+        """Record that a choice has finished."""
         self.note.finish = reason
         if not self._elsewhere:
             self._metrics.finished.add(value=REASONS[reason])
 
     def timings(self) -> Timings:
-        """Where the time has gone until now, when the last token has come."""
+        """Return how long each phase took until now; call it after the last token."""
         now = time.perf_counter()
         began = self._began or now
         return Timings(now - self._arrived, self._submitted - self._arrived, began - self._submitted, now - began)
 
     def close(self, lengths: list[int], left: int, *, failed: bool, onward: bool = False) -> None:
-        """Nothing more comes. ``lengths``: tokens delivered of each choice; ``left`` choices never ended.
+        """Record the end of the request.
 
-        ``onward``: the request goes on elsewhere, and is counted there when it has ended."""
+        ``lengths``: delivered tokens of each choice. ``unfinished``: choices that never finished. ``handed_over``: the
+        request continues on another instance, which counts it at its end.
+        """
         if not self._submitted:
             return
         now, metrics, usage, delivered = time.perf_counter(), self._metrics, self._usage, sum(lengths)
@@ -139,6 +141,7 @@ class Tally:
                 metrics.per_token.observe((now - self._first) / (delivered - 1))
 
     def _total(self, now: float, lost: bool, failed: bool) -> None:
+        """Add the request to the totals. ``incomplete``: some of its choices never finished."""
         totals = self._metrics.totals
         totals.last = time.time()
         if lost:

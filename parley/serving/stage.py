@@ -1,7 +1,7 @@
-"""One instance's part of a request whose life several share: prefilled here and decoded there, or gone on with here.
+"""The stage of a separated request that runs on this instance: its prefill, or the decode that follows it.
 
-Such a request lives as any other does; where it does not, its leg is asked. What legs there are is not known here, nor
-how instances talk to each other.
+Such a request runs as any other does, except where it calls one of these hooks. This file knows neither the kinds of
+stages nor how instances talk to each other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from parley.types import Batch, Output, Request, Work
 
 
 class RunningRequest(Protocol):
-    """The request as its leg sees it."""
+    """A running request, as its stage sees it."""
 
     @property
     def model(self) -> Model: ...
@@ -27,10 +27,12 @@ class RunningRequest(Protocol):
 
 
 class Leg:
-    """``past``: what the engine's outputs were so far, elsewhere; None: the request begins here. Its bytes have been
-    sent. ``ends``: what there is to do is done here; else others go on, and have what they need when it has ``left``.
+    """Hooks of a stage, called in the order below; by default they do nothing.
 
-    ``label``: who holds it can drop the request. ``spent``: seconds that it took elsewhere.
+    ``prior_outputs``: outputs that other instances produced, whose bytes the client already has; None if the request
+    begins here. ``finishes_here``: the request finishes here; otherwise another instance continues it, which has all
+    that it needs once ``handed_over`` is True. ``cancel_id``: an id to cancel the request by. ``elapsed``: seconds that
+    it took on other instances.
     """
 
     label = ""
@@ -40,33 +42,33 @@ class Leg:
     spent = 0.0
 
     async def prepare(self, running: RunningRequest, request: Request, works: list[Work]) -> None:
-        """Comes first: the works are about to be submitted, and may be changed before. Raises ParleyError."""
+        """Called before the engine requests are submitted; it may change them. Raises ParleyError."""
 
     def submitted(self, streams: list[Stream]) -> None:
-        """They were, in this turn of the event loop."""
+        """Called in the same turn of the event loop, right after the engine requests were submitted."""
 
     def took(self, number: int, outputs: list[Output]) -> None:
-        """These have come for a prompt, and may be changed before they are rendered."""
+        """Called with new outputs of prompt ``prompt_number`` before they are rendered; it may change them."""
 
     def moved(self) -> None:
-        """An answer in one piece has got on, and more is to come."""
+        """Called when an answer in one piece has new events and more will follow."""
 
     async def leave(self) -> None:
-        """All outputs of this leg have come, and the request has not ended. Raises ParleyError."""
+        """Hand the request over: all outputs of this stage have arrived. Raises ParleyError."""
 
     def drop(self) -> None:
-        """Nobody wants the rest: end it as if the client had left."""
+        """Cancel the request as if its client had disconnected: its result is no longer wanted."""
 
     def lose(self) -> None:
-        """The server ends before the request does, which may go on elsewhere; here it gets an error next."""
+        """Tell the coordinator that this server ends, so that another continues the request. Here it fails next."""
 
     def close(self) -> None:
-        """The generation is closed: give back whatever is held. May be called twice."""
+        """Release everything that is held for the request. May be called twice."""
 
     def refusal(self, error: ParleyError) -> Answer | None:
-        """The answer to an error that is no dialect's affair."""
+        """Return the answer to an error that concerns the coordinator and not the client's API, else None."""
         return None
 
     def remarks(self, error: ParleyError) -> Headers:
-        """Headers of the answer to an error, for who gave the order."""
+        """Return headers of an error answer for the coordinator that sent the command."""
         return ()

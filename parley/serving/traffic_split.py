@@ -1,8 +1,8 @@
-"""Endpoints: names behind which several models share the requests, kept in a small file if the server has one.
+"""Endpoints: names whose requests are split between several models, optionally kept in a small file.
 
-The file is replaced as a whole: whoever reads it, also after the process or the machine died at any moment, finds what
-was there before a change or what is there after it. A change is answered when it is on the disk. Knows no API; what one
-keeps with an endpoint is handed through.
+The file is replaced as a whole. After a crash of the process or the machine it holds either the state before a change
+or the state after it. A change is answered once it is on the disk. Knows no API; the data that an API keeps with an
+endpoint is stored unread.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from parley.errors import NotFound, NotReady, ParleyError, UnknownModel, excerpt
 
 
 class Kept(msgspec.Struct):
-    """What the file holds."""
+    """The content of the file."""
 
     endpoints: list[Endpoint] = []
 
 
 class BadFile(Exception):
-    """The file cannot be used; one sentence for a person."""
+    """The endpoints file cannot be used. The message is one sentence for an operator."""
 
 
 class Endpoints:
-    """All that were made, by name. Without a ``file`` they last as long as the process.
+    """All endpoints, by name. Without a ``file`` they last as long as the process.
 
-    Raises BadFile when the file is there but cannot be read, is none of these, or belongs to a server that runs.
+    Raises BadFile if the file cannot be read, has invalid content, or is in use by another server.
     """
 
     def __init__(self, file: str | None = None):
@@ -53,35 +53,35 @@ class Endpoints:
                 raise
 
     def close(self) -> None:
-        """Let another server have the file."""
+        """Release the file to other servers."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def choose(self, name: str, served: str = "", draw: Callable[[], float] = random.random) -> Share:
-        """Which of an endpoint's models answers a request: ``served``, or one by chance, as their shares say.
+        """Choose the model that answers a request: ``served_name`` if given, else one at random by the shares.
 
-        A name that nobody gave to an endpoint is that of a model. ``draw`` gives numbers in [0, 1). Raises NotFound.
+        A name without an endpoint is taken as a model's. ``draw`` returns numbers in [0, 1). Raises NotFound.
         """
         endpoint = self.made.get(name)
         shares = [Share(name, name, 100)] if endpoint is None else endpoint.shares
         if served:
             found = next((share for share in shares if share.name == served), None)
             if found is None:
-                raise NotFound(f"Endpoint {excerpt(name)} serves no {excerpt(served)}.", code="RESOURCE_DOES_NOT_EXIST")
+                raise NotFound(f"Endpoint {excerpt(name)} has no {excerpt(served)}.", code="RESOURCE_DOES_NOT_EXIST")
             return found
         mark = draw() * 100
         for share in shares:
             mark -= share.percent
             if mark < 0:
                 return share
-        raise UnknownModel(f"Endpoint {excerpt(name)} serves nothing.", name=name)
+        raise UnknownModel(f"Endpoint {excerpt(name)} serves no model.", name=name)
 
     async def change(self, decide: Callable[[Mapping[str, Endpoint]], Answer | Change]) -> Answer:
-        """Do what ``decide`` says, which is given all endpoints; one change at a time.
+        """Apply the change that ``decide`` returns for the current endpoints, one change at a time; return its answer.
 
-        Once begun it ends, also when nobody waits for it any more. Raises what ``decide`` raises, and ParleyError when
-        the disk does not take the change, which then is not made.
+        Once begun, a change completes even if the caller is cancelled. Raises anything that ``decide`` raises, and
+        ParleyError if the change cannot be written to disk; the change is then not made.
         """
         task = asyncio.ensure_future(self._change(decide))
         self._changes.add(task)
@@ -109,9 +109,9 @@ class Endpoints:
 
 
 def replace(file: Path, content: bytes) -> None:
-    """Put ``content`` in the place of a file, which is never seen half written. Raises OSError.
+    """Replace a file atomically with ``content``. Raises OSError.
 
-    The new content reaches the disk before its name does, and the name before this returns.
+    The content is synced to disk before the rename, and the rename before this returns.
     """
     fresh = file.with_name(file.name + ".new")
     with fresh.open("wb") as stream:
@@ -127,31 +127,32 @@ def replace(file: Path, content: bytes) -> None:
 
 
 def _read(file: Path) -> list[Endpoint]:
+    """Read the endpoints file; a missing file has no endpoints. Raises BadFile."""
     try:
         content = file.read_bytes()
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise BadFile(f"The file of endpoints, {file}, cannot be read: {error.strerror}.") from None
+        raise BadFile(f"The endpoints file {file} cannot be read: {error.strerror}.") from None
     try:
         endpoints = msgspec.json.decode(content, type=Kept).endpoints
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadFile(f"The file of endpoints, {file}, holds none: {error}.") from None
+        raise BadFile(f"The endpoints file {file} has invalid content: {error}.") from None
     for endpoint in endpoints:
         if sum(share.percent for share in endpoint.shares) != 100 or min(s.percent for s in endpoint.shares) < 0:
-            raise BadFile(f"The file of endpoints, {file}, is wrong: the shares of {endpoint.name} do not make 100.")
+            raise BadFile(f"The endpoints file {file} is invalid: the shares of {endpoint.name} do not add up to 100.")
     return endpoints
 
 
 def _claim(file: Path) -> int:
-    """A lock that goes with the process: two servers that write one file would lose each other's changes."""
+    """Lock the file until the process ends: two servers writing it would lose each other's changes. Raises BadFile."""
     try:
         lock = os.open(file.with_name(file.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise BadFile(f"The file of endpoints, {file}, cannot be written beside: {error.strerror}.") from None
+        raise BadFile(f"The lock file next to the endpoints file {file} cannot be created: {error.strerror}.") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(lock)
-        raise BadFile(f"The file of endpoints, {file}, is in use by another server.") from None
+        raise BadFile(f"The endpoints file {file} is in use by another server.") from None
     return lock

@@ -1,8 +1,8 @@
-"""The options of a server, as one table. Flags, environment, file, help and documentation are made from it.
+"""The options of a server, as one table. Flags, environment variables, file, help and documentation derive from it.
 
-Add a row here and read it where it is needed, through ``settings`` (the engine's part) or the server's own options;
-nothing else has to change. ``CLIENT`` holds the two that every command against a running server shares. How a value
-is found is in ``options``. Imports nothing heavy.
+To add an option: add a row here, then a field and a line that copies it, in ``settings`` (options of the engine) or in
+the server's own options. ``CLIENT`` holds the two options shared by all commands that talk to a running server.
+``options`` determines the value of an option. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 DTYPES = {"bf16": "bfloat16", "fp32": "float32", "auto": "auto"}
 
-# Options of the engine, which one of several models may have for itself.
+# Engine options that each of several models may set for itself.
 OWN = (
     "dtype", "quantization", "device", "max-model-len", "kv-memory", "kv-staging", "kv-dtype", "max-batch", "step-ms",
     "step-tokens", "threads", "prefix-cache", "pack-cache", "lowering", "speculate", "speculate-tokens", "lora",
@@ -43,7 +43,7 @@ SERVE: list[Option] = [
         "model",
         named("MODEL", OWN),
         "Folder in Hugging Face format, or a name on the Hugging Face hub. `--model NAME=MODEL` serves several: each "
-        "with names (`chat,assistant=./m`) and, behind commas, options of its own (`chat=./m,threads=1`).",
+        "with names (`chat,assistant=./m`) and, after commas, options of its own (`chat=./m,threads=1`).",
         section="model",
         unset="the built-in parley-demo",
         many=True,
@@ -54,7 +54,7 @@ SERVE: list[Option] = [
     Option(
         "name",
         text("NAME"),
-        "Name under which the API knows the first model.",
+        "Name of the first model in the API.",
         section="model",
         unset="from MODEL",
         many=True,
@@ -63,7 +63,7 @@ SERVE: list[Option] = [
     Option(
         "dtype",
         choice(*DTYPES),
-        "Numbers to compute with; auto takes fp32 if the model was saved in it.",
+        "Number type to compute with; auto uses fp32 if the model was saved in it.",
         "bf16",
         section="model",
         variable=True,
@@ -71,7 +71,7 @@ SERVE: list[Option] = [
     Option(
         "quantization",
         choice("none", "int8", "int4"),
-        "What plain weights become while they are loaded; none leaves them as they are, int4 makes the head int8.",
+        "Quantise plain weights while loading; none keeps them as they are, int4 uses int8 for the head.",
         "none",
         section="model",
         variable=True,
@@ -87,7 +87,7 @@ SERVE: list[Option] = [
     Option(
         "max-model-len",
         integer(1),
-        "Longest prompt plus output, in tokens.",
+        "Maximum length of prompt plus output, in tokens.",
         section="model",
         unset="from the model",
         variable=True,
@@ -95,7 +95,7 @@ SERVE: list[Option] = [
     Option(
         "tool-parser",
         family("calls"),
-        "Family whose tool calls are read and written; auto: by the chat template, none: calls stay text.",
+        "Model family whose tool calls are parsed and written; auto: by the chat template, none: calls stay text.",
         "auto",
         section="model",
         variable=True,
@@ -103,7 +103,7 @@ SERVE: list[Option] = [
     Option(
         "reasoning-parser",
         family("thoughts"),
-        "Family whose marks tell reasoning from the answer; auto: by the chat template, none: it stays text.",
+        "Model family whose marks separate reasoning from the answer; auto: by the chat template, none: it stays text.",
         "auto",
         section="model",
         variable=True,
@@ -113,22 +113,22 @@ SERVE: list[Option] = [
         size(1 << 20),
         "Memory for the KV cache of a model.",
         section="engine",
-        unset="a share of what is free",
+        unset="a share of the free memory",
         variable=True,
     ),
     Option(
         "kv-staging",
         size(1),
-        "Memory of the host through which KV pages pass to and from other instances, in roles other than mixed. On the "
-        "CPU they need none; with it they take that way all the same.",
+        "Host memory through which KV pages pass to and from other instances, in roles other than mixed. Not needed on "
+        "the CPU, but used there too if set.",
         section="engine",
-        unset="with an accelerator an eighth of what is free, at most as much as the KV cache",
+        unset="with an accelerator an eighth of the free memory, at most the size of the KV cache",
         variable=True,
     ),
     Option(
         "kv-dtype",
         choice("auto", "int8"),
-        "What keys and values are stored as; int8 takes about half of bf16, auto is as dtype.",
+        "Stored type of keys and values; int8 takes about half the memory of bf16, auto is the same as dtype.",
         "auto",
         section="engine",
         variable=True,
@@ -144,7 +144,7 @@ SERVE: list[Option] = [
     Option(
         "step-ms",
         number(1, 60_000),
-        "CPU: milliseconds that a step with prompts may take; four times as many while nobody waits for a next token.",
+        "CPU: time limit of a step with prefill, in milliseconds; four times that while no request is decoding.",
         250.0,
         section="engine",
         variable=True,
@@ -152,17 +152,17 @@ SERVE: list[Option] = [
     Option(
         "step-tokens",
         integer(16, 1 << 20),
-        "Accelerator: tokens that one step may hold.",
+        "Accelerator: token limit of a step.",
         8192,
         section="engine",
         variable=True,
     ),
     Option("threads", integer(1, 1024), "CPU threads.", section="engine", unset="all cores", variable=True),
-    Option("prefix-cache", switch(), "Share the KV cache of equal beginnings.", True, section="engine", variable=True),
+    Option("prefix-cache", switch(), "Reuse the KV cache of equal prefixes.", True, section="engine", variable=True),
     Option(
         "pack-cache",
         switch(),
-        "Keep packed weights in .parley beside the model's files, for quicker starts.",
+        "Keep packed weights in .parley next to the model's files, for faster starts.",
         False,
         section="engine",
         variable=True,
@@ -171,8 +171,8 @@ SERVE: list[Option] = [
     Option(
         "speculate",
         pattern(r"none|ngram|draft=.+", "none|ngram|draft=FOLDER", "none, ngram or draft=FOLDER"),
-        "Guess several tokens ahead and compute them in one step: from what stands in the text already, or by a small "
-        "model with the same tokenizer. Answers are the same, sooner where guesses are right.",
+        "Draft several tokens ahead and verify them in one step: drafts come from the text so far, or from a small "
+        "model with the same tokenizer. Answers stay the same, and come sooner where drafts are right.",
         "none",
         section="engine",
         variable=True,
@@ -180,7 +180,7 @@ SERVE: list[Option] = [
     Option(
         "speculate-tokens",
         integer(1, 64),
-        "Tokens guessed at a time, at most; fewer where guesses turn out wrong or the batch is large.",
+        "Most draft tokens at a time; fewer are used where drafts turn out wrong or the batch is large.",
         7,
         section="engine",
         variable=True,
@@ -188,7 +188,7 @@ SERVE: list[Option] = [
     Option(
         "lora",
         adapter(),
-        "Adapter of the first model in PEFT's format, and the name under which the API knows it.",
+        "LoRA adapter of the first model, in PEFT's format, with its name in the API.",
         section="model",
         many=True,
         variable=True,
@@ -196,7 +196,7 @@ SERVE: list[Option] = [
     Option(
         "max-loras",
         integer(1, 4096),
-        "Adapters of a model in memory at once; others are read again when they are wanted.",
+        "Adapters of a model in memory at once; others are loaded again on use.",
         8,
         section="engine",
         variable=True,
@@ -214,7 +214,7 @@ SERVE: list[Option] = [
     Option(
         "cost-model",
         text("FILE"),
-        "Compute nothing, and take the time that a model would.",
+        "Compute nothing, but take the time that a model would.",
         section="engine",
         hidden=True,
         variable=True,
@@ -231,8 +231,8 @@ SERVE: list[Option] = [
     Option(
         "listen",
         endpoint(),
-        "A further port where one API (a prefix that `parley routes` lists, without its stroke) is alone at the root, "
-        "as the original; port 0 takes a free one.",
+        "An additional port that serves one API (a prefix that `parley routes` lists, without its slash) at the root, "
+        "like the original server; port 0 takes a free one.",
         section="server",
         many=True,
         variable=True,
@@ -240,8 +240,8 @@ SERVE: list[Option] = [
     Option(
         "grpc-port",
         integer(0, 65_535, "PORT"),
-        "Port for Triton's API over gRPC, on the same address; needs `pip install 'parley[grpc]'`. Another address: "
-        "`--listen grpc=HOST:PORT`.",
+        "Port for Triton's API over gRPC, on the same address; needs `pip install 'parley[grpc]'`. For another "
+        "address: `--listen grpc=HOST:PORT`.",
         section="server",
         unset="none",
         variable=True,
@@ -249,7 +249,7 @@ SERVE: list[Option] = [
     Option(
         "strict",
         switch(),
-        "Keep the limits and refusals of the originals also on the port that all APIs share.",
+        "Apply the limits and refusals of the original servers also on the port that all APIs share.",
         False,
         section="server",
         variable=True,
@@ -257,7 +257,7 @@ SERVE: list[Option] = [
     Option(
         "tgi-compat",
         choice("3", "0.9.4"),
-        "Version of TGI whose framing and defaults its routes have on the port that all APIs share.",
+        "TGI version whose framing and defaults apply on the port that all APIs share.",
         "3",
         section="server",
         variable=True,
@@ -265,9 +265,9 @@ SERVE: list[Option] = [
     Option(
         "endpoints",
         text("FILE"),
-        "File in which endpoints are kept that clients make over Databricks' API.",
+        "File that stores the endpoints created over Databricks' API.",
         section="server",
-        unset="kept until the server ends",
+        unset="kept until the server stops",
         variable=True,
     ),
     Option(
@@ -289,7 +289,8 @@ SERVE: list[Option] = [
     Option(
         "admin-key-file",
         text("FILE"),
-        "File with keys, one per line, that alone may change the server: adapters, endpoints, caches, orders, its end.",
+        "File with keys, one per line. Only these may change the server: adapters, endpoints, caches, pauses, roles, "
+        "shutdown.",
         section="server",
         unset="every client may",
         variable=True,
@@ -297,7 +298,7 @@ SERVE: list[Option] = [
     Option(
         "max-queue",
         integer(0),
-        "Requests that may wait before others are turned away with 429; keys with less than their share still get in.",
+        "Requests that may wait before others are refused with 429; keys below their share are still accepted.",
         1024,
         section="server",
         variable=True,
@@ -306,7 +307,7 @@ SERVE: list[Option] = [
     Option(
         "drain",
         duration(),
-        "How long running answers may go on after SIGTERM.",
+        "Time for running answers to finish after SIGTERM.",
         30.0,
         section="server",
         variable=True,
@@ -322,7 +323,7 @@ SERVE: list[Option] = [
     Option(
         "allow-host",
         text("NAME"),
-        "Host name to answer to, beside those of this machine, while listening on it alone.",
+        "Further host name to answer to, besides those of this machine, while listening on this machine only.",
         section="server",
         many=True,
         variable=True,
@@ -338,15 +339,15 @@ SERVE: list[Option] = [
     Option(
         "lora-root",
         text("FOLDER"),
-        "Folder below which clients may load adapters while the server runs, at /v1/load_lora_adapter.",
+        "Folder from which clients may load adapters at run time, with /v1/load_lora_adapter.",
         section="server",
-        unset="they may not",
+        unset="clients may load none",
         variable=True,
     ),
     Option(
         "tokenizer-info",
         switch(),
-        "Give the tokenizer's configuration at /tokenizer_info.",
+        "Serve the tokenizer's configuration at /tokenizer_info.",
         False,
         section="server",
         variable=True,
@@ -354,8 +355,8 @@ SERVE: list[Option] = [
     Option(
         "role",
         choice("mixed", "prefill", "decode", "flex"),
-        "What the server does in a cluster: mixed answers any client; others what a coordinator sends, prefill "
-        "beginning requests and decode going on with them. The role API can change it.",
+        "Role in a cluster. mixed answers any client; the others serve a coordinator: prefill begins requests, decode "
+        "continues them, flex does both. The role API can change the role.",
         "mixed",
         section="cluster",
         variable=True,
@@ -363,7 +364,7 @@ SERVE: list[Option] = [
     Option(
         "peer-port",
         integer(0, 65_535, "PORT"),
-        "Port where other instances hand requests over, for roles other than mixed; 0 takes a free one.",
+        "Port for handovers from other instances, for roles other than mixed; 0 takes a free one.",
         1121,
         section="cluster",
         variable=True,
@@ -371,7 +372,7 @@ SERVE: list[Option] = [
     Option(
         "peer-lease",
         duration(1, 3600),
-        "Silence after which an instance that pages come from or go to is taken for dead; the shorter one of both.",
+        "Silence after which an instance that sends or receives pages counts as dead; the shorter of both values wins.",
         30.0,
         section="cluster",
         variable=True,
@@ -379,7 +380,7 @@ SERVE: list[Option] = [
     Option(
         "peer-checksum",
         switch(),
-        "Compare checksums of pages that were handed over; one side's wish is enough.",
+        "Verify checksums of handed-over pages; active if one of the two sides asks for it.",
         False,
         section="cluster",
         variable=True,
@@ -387,7 +388,7 @@ SERVE: list[Option] = [
     Option(
         "p-percentage",
         integer(0, 100),
-        "Which part of a flex instance is for prefill: of its engine's time while answers go on, and of its places.",
+        "Share of a flex instance for prefill, in percent: of its engine's time during decode, and of its slots.",
         50,
         section="cluster",
         variable=True,
@@ -395,62 +396,62 @@ SERVE: list[Option] = [
     Option(
         "cluster-secret",
         text("SECRET"),
-        "What instances and coordinators of a cluster know each other by.",
+        "Secret by which the instances and coordinators of a cluster recognise each other.",
         section="cluster",
-        unset="nobody is asked for it",
+        unset="no secret is required",
         variable=True,
         secret=True,
     ),
     Option(
         "cluster-secret-file",
         text("FILE"),
-        "File whose first line is that secret.",
+        "File whose first line is the cluster secret.",
         section="cluster",
         variable=True,
     ),
     Option(
         "cluster-cert",
         text("FILE"),
-        "Certificate (PEM) that an instance shows to others; what they hand over is then encrypted.",
+        "Certificate (PEM) that an instance presents to others; handovers are then encrypted.",
         section="cluster",
-        unset="nothing is encrypted",
+        unset="no encryption",
         variable=True,
     ),
-    Option("cluster-key", text("FILE"), "Its key, without a password.", section="cluster", variable=True),
+    Option("cluster-key", text("FILE"), "Key of the certificate, unencrypted.", section="cluster", variable=True),
     Option(
         "cluster-ca",
         text("FILE"),
-        "Authority of the certificates that others must show.",
+        "CA certificate that must have signed the certificates of others.",
         section="cluster",
         variable=True,
     ),
     Option(
         "mindie-config",
         text("FILE"),
-        "MindIE's config.json: its three planes are listened on as it says, with its models, limits and certificates. "
-        "Options given beside it win; the port of all APIs is there only with --port.",
+        "MindIE's config.json: serve its three planes as it says, with its models, limits and certificates. Options "
+        "set explicitly win; the port of all APIs exists only with --port.",
         section="server",
         variable=True,
     ),
     Option(
         "mindie-profile",
         choice("strict-old", "strict", "extended"),
-        "Whose refusals MindIE's interfaces have there: of its manual, of its servers today, or neither.",
+        "Refusals of MindIE's APIs: as in its manual (strict-old), as in its current servers (strict), or neither.",
         "extended",
         section="server",
         variable=True,
     ),
-    Option("quiet", switch(), "Log no line for each request.", False, section="output", variable=True),
-    Option("log-format", choice("text", "json"), "How log lines look.", "text", section="output", variable=True),
+    Option("quiet", switch(), "Do not log a line for each request.", False, section="output", variable=True),
+    Option("log-format", choice("text", "json"), "Format of log lines.", "text", section="output", variable=True),
     Option("config", text("FILE"), "TOML file with any of these options as keys.", section="output", variable=True),
-    Option("show-config", switch(), "Print every value and where it came from, then end.", False, section="output"),
+    Option("show-config", switch(), "Print every value with its source, then exit.", False, section="output"),
 ]
 
 CLIENT: list[Option] = [
     Option(
         "url",
         text("URL"),
-        "Where the server is.",
+        "Address of the server.",
         unset="http://127.0.0.1:8000",
         section="server",
         variable=True,
@@ -470,7 +471,7 @@ VARIABLES = sorted({option.key for option in SERVE + CLIENT if option.variable} 
 
 
 def settings(config: Mapping[str, Any], folder: str) -> Settings:
-    """The engine's part of the options, for the model in ``folder``."""
+    """Return the engine settings for the model in ``folder``, taken from the options."""
     from parley.types import Settings
 
     return Settings(

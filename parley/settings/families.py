@@ -1,6 +1,6 @@
-"""Names of model families, as the options for their parsers accept them.
+"""Names of model families that the parser options accept.
 
-``families.json`` holds the names of ``parley.text.parsing.families``, whose tables are slow to import.
+``families.json`` contains the names of ``parley.text.parsing.families``, whose tables are slow to import.
 ``make docs`` writes it.
 """
 
@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Literal
 
 FILE = Path(__file__).with_suffix(".json")
-AUTO, NONE = "auto", "none"  # an option may say these instead of a family
+AUTO, NONE = "auto", "none"  # values of the options besides the families
 
 
 @functools.cache
 def family_names(table: Literal["calls", "thoughts"]) -> list[str]:
-    """Every value that the option for a table accepts: auto, none, then each name of each family."""
+    """Return every value that the option for a table accepts: auto, none, then each name of each family."""
     return [AUTO, NONE, *json.loads(FILE.read_text("utf-8"))[table]]
 
 
 def find_family(name: str, table: Literal["calls", "thoughts"]) -> str | None:
-    """The table's spelling of a name, which may differ in hyphens and capitals; None for an unknown name."""
+    """Return the table's spelling of a name, ignoring hyphens and case; None for an unknown name."""
     plain = _plain(name)
     return next((known for known in family_names(table) if _plain(known) == plain), None)
 

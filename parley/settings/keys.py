@@ -1,4 +1,4 @@
-"""API keys and secrets as files hold them. Knows no option by name, and nobody who is asked for a key."""
+"""Reads API keys and secrets from files. Knows neither options by name nor the places where keys are checked."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from parley.settings.options import ConfigError
 
 
 def read_keys(file: Path, option: str) -> list[str]:
-    """The keys in a file, one per line; empty lines and lines that begin with # do not count.
+    """Read the keys in a file, one per line. Empty lines and lines that begin with # are skipped.
 
-    ``option``: what named the file, for errors. Raises ConfigError, also where there is no key.
+    ``option``: the option that names the file, for errors. Raises ConfigError, also if the file holds no key.
     """
     try:
         lines = [line.strip() for line in file.read_text("utf-8").splitlines()]
@@ -23,13 +23,13 @@ def read_keys(file: Path, option: str) -> list[str]:
 
 
 def cluster_secret(given: str | None, file: Path | None, option: str, file_option: str) -> str:
-    """What the members of a cluster know each other by: as it is given, or the first key of a file; empty for none.
+    """Return the secret that the members of a cluster share: the given one, or the first key of a file; "" for none.
 
-    The options say who gave what, for errors. Raises ConfigError, also for what cannot stand in a header.
+    The option names are for errors. Raises ConfigError, also if a header cannot contain the secret.
     """
     if given and file is not None:
         raise ConfigError(f"{option} and {file_option}: only one of the two can be given.")
     secret = given or (read_keys(file, file_option)[0] if file is not None else "")
     if not secret.isascii() or not secret.isprintable():
-        raise ConfigError(f"{option}: it has to be of printable ASCII, for it travels in headers.")
+        raise ConfigError(f"{option}: must be printable ASCII, since it is sent in headers.")
     return secret

@@ -1,7 +1,7 @@
-"""Kinds of option values: how text, or a value of a TOML file, becomes a number, a size, a duration, a choice.
+"""Kinds of option values: how text, or a value of a TOML file, becomes a number, a size, a duration or a choice.
 
-``read`` raises ValueError with a clause that completes the sentence "<value> is not …", ranges included; ``show`` gives
-text that reads back as the same value. Knows no option and no source.
+``read`` raises ValueError with a clause that completes the sentence "<value> is not …", including the range; ``show``
+returns text that reads back as the same value. Knows neither options nor sources.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from parley.settings.families import family_names, find_family
 
 @dataclass(frozen=True)
 class Kind:
-    """How a value is read, and what stands for it in the help."""
+    """How a value is parsed and printed. ``metavar`` stands for the value in the help."""
 
     metavar: str
     read: Callable[[Any], Any]
@@ -25,8 +25,10 @@ class Kind:
 
 
 def text(metavar: str = "TEXT") -> Kind:
+    """Any text that is not empty."""
+
     def read(raw: Any) -> str:
-        if not isinstance(raw, str) or not raw or "\0" in raw:  # which no system takes in a name
+        if not isinstance(raw, str) or not raw or "\0" in raw:  # no operating system accepts NUL in a name
             raise ValueError("text")
         return raw
 
@@ -34,6 +36,8 @@ def text(metavar: str = "TEXT") -> Kind:
 
 
 def choice(*names: str) -> Kind:
+    """One of several words."""
+
     def read(raw: Any) -> str:
         if raw not in names:
             raise ValueError(f"one of {', '.join(names)}")
@@ -43,7 +47,7 @@ def choice(*names: str) -> Kind:
 
 
 def family(table: Literal["calls", "thoughts"]) -> Kind:
-    """A model family by any of its names in a table; or auto, or none."""
+    """A model family by any of its names in a table, or auto, or none."""
 
     def read(raw: Any) -> str:
         found = find_family(raw, table) if isinstance(raw, str) else None
@@ -55,7 +59,7 @@ def family(table: Literal["calls", "thoughts"]) -> Kind:
 
 
 def pattern(expression: str, metavar: str, wanted: str) -> Kind:
-    """Text that a regular expression matches as a whole."""
+    """Text that a regular expression matches completely. ``wanted`` describes it in errors."""
     form = re.compile(expression)
 
     def read(raw: Any) -> str:
@@ -67,6 +71,7 @@ def pattern(expression: str, metavar: str, wanted: str) -> Kind:
 
 
 def integer(low: int, high: int | None = None, metavar: str = "N") -> Kind:
+    """A whole number from ``low`` to ``high``; a ``high`` of None means no upper limit."""
     wanted = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
 
     def read(raw: Any) -> int:
@@ -82,6 +87,7 @@ def integer(low: int, high: int | None = None, metavar: str = "N") -> Kind:
 
 
 def number(low: float, high: float, metavar: str = "N") -> Kind:
+    """A number from ``low`` to ``high``."""
     wanted = f"a number from {low:g} to {high:g}"
 
     def read(raw: Any) -> float:
@@ -97,7 +103,7 @@ def number(low: float, high: float, metavar: str = "N") -> Kind:
 
 
 def endpoint() -> Kind:
-    """Something by name at an address: NAME=HOST:PORT as a triple, IPv6 addresses in brackets."""
+    """A named address: NAME=HOST:PORT as a triple, IPv6 addresses in brackets."""
     form = re.compile(r"([a-z0-9._-]+)=(\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):(\d{1,5})")
 
     def read(raw: Any) -> tuple[str, str, int]:
@@ -114,7 +120,7 @@ def endpoint() -> Kind:
 
 
 def adapter() -> Kind:
-    """A folder by name: NAME=FOLDER as a pair."""
+    """A named folder: NAME=FOLDER as a pair."""
     form = re.compile(r"([\w.:/@-]{1,256})=(.+)", re.ASCII | re.DOTALL)
 
     def read(raw: Any) -> tuple[str, str]:
@@ -127,7 +133,7 @@ def adapter() -> Kind:
 
 
 class Named(NamedTuple):
-    """A model by the names it is to have and with options of its own, as they were written."""
+    """A model with its names and its own options, as written."""
 
     names: tuple[str, ...]
     model: str
@@ -135,7 +141,7 @@ class Named(NamedTuple):
 
 
 def named(metavar: str, options: Collection[str]) -> Kind:
-    """A model: MODEL, or NAME[,NAME...]=MODEL, either with ,OPTION=VALUE behind it for each of some options."""
+    """A model: MODEL or NAME[,NAME...]=MODEL, either followed by ,OPTION=VALUE for any of the given options."""
     form = re.compile(rf"(?:(?![./~])([^=]*)=)?+(.+?)((?:,(?:{'|'.join(options)})=[^,]*)*)", re.DOTALL)
     stray = re.compile(r",([a-z][a-z-]*)=")
 
@@ -145,13 +151,13 @@ def named(metavar: str, options: Collection[str]) -> Kind:
             raise ValueError("a model, or of the form NAME=MODEL")
         names = tuple(name.strip() for name in match[1].split(",")) if match[1] is not None else ()
         if wrong := stray.search(match[2]):
-            raise ValueError(f"a model: {wrong[1]} is no option that a model has for itself")
+            raise ValueError(f"a model: {wrong[1]} is not an option of a single model")
         if not all(names) or len(set(names)) < len(names):
             raise ValueError("of the form NAME[,NAME...]=MODEL with different names")
         own: dict[str, str] = {}
         for pair in match[3].split(",")[1:]:
             name, _, value = pair.partition("=")
-            own[name] = f"{own[name]},{value}" if name in own else value  # those of many values add up
+            own[name] = f"{own[name]},{value}" if name in own else value  # repeated options add up
         return Named(names, match[2], own)
 
     def show(value: Named) -> str:
@@ -172,7 +178,7 @@ QUANTITY = re.compile(r"\s*(\d{1,18}(?:\.\d{1,9})?)\s*([A-Za-z]*)\s*")
 
 
 def show_size(count: int) -> str:
-    """Bytes as a size that reads back as the same number."""
+    """Return a number of bytes as a size that reads back as the same number."""
     for name in ("TiB", "GiB", "MiB", "KiB", "TB", "GB", "MB", "KB"):
         if count and count % SIZES[name.upper()] == 0:
             return f"{count // SIZES[name.upper()]}{name}"
@@ -194,7 +200,7 @@ def size(low: int = 0) -> Kind:
 
 
 def duration(low: float = 0.0, high: float = inf) -> Kind:
-    """Seconds: a number, or one with ms, s, m or h."""
+    """Seconds: a number, or a number with ms, s, m, min or h."""
     within = f" from {low:g}s to {high:g}s" if high < inf else ""
 
     def read(raw: Any) -> float:

@@ -1,8 +1,8 @@
-"""What an option is, and how its value is found: flag over environment over file over default.
+"""Options, and how their values are found: flags override the environment, then the file, then defaults.
 
-An ``Option`` is one row of a table. From a table come the flags (``--kv-memory``), the environment names
-(``PARLEY_KV_MEMORY``), the keys of a TOML file (``kv-memory``), the help text and ``--show-config``. The file knows
-no option by name and imports nothing heavy: ``parley --help`` runs through it.
+An ``Option`` is one row of a table. The table determines the flags (``--kv-memory``), the environment variables
+(``PARLEY_KV_MEMORY``), the keys of a TOML file (``kv-memory``), the help text and ``--show-config``. This file knows no
+option by name and imports nothing heavy, since ``parley --help`` uses it.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ WIDTH = 100
 
 
 class ConfigError(Exception):
-    """A flag, variable or key that cannot be used. The message is one sentence for a person."""
+    """A flag, variable or key that cannot be used. The message is one sentence for the user."""
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
-    """A did-you-mean clause for a wrong word, empty when nothing known is close to it."""
+    """Return a did-you-mean clause for a wrong word, or "" if no known word is close."""
     close = difflib.get_close_matches(word, known, 1, 0.6)
     return f" Did you mean {close[0]}?" if close else ""
 
 
 @dataclass(frozen=True)
 class Option:
-    """One row of a table. An option of ``many`` values is a list: flags add up, TOML has an array, and in one text they
-    stand between ``separator``.
+    """One row of a table. The value of an option with ``many`` is a list: flags add up, TOML has an array, and a single
+    text is split at ``separator``.
 
-    ``default`` None means "not set"; ``unset`` says in the help what happens then. ``variable``: may come from the
-    environment and from the file. ``positional``: stands without its flag. ``secret``: never printed.
+    ``default`` None means "not set"; ``unset`` explains in the help what applies then. ``variable``: may come from the
+    environment and from the file. ``positional``: written without a flag. ``secret``: never printed.
     """
 
     name: str
@@ -56,18 +56,21 @@ class Option:
 
     @property
     def flag(self) -> str:
+        """The command-line flag."""
         return f"--{self.name}"
 
     @property
     def key(self) -> str:
+        """The environment variable."""
         return PREFIX + self.name.upper().replace("-", "_")
 
     @property
     def is_switch(self) -> bool:
+        """Whether the option is on or off and takes no value."""
         return not self.kind.metavar
 
     def read(self, raw: Any, source: str) -> Any:
-        """The value of one source. Raises ConfigError."""
+        """Parse the value of one source. Raises ConfigError."""
         if not self.many:
             return self._one(raw, source)
         values = raw if isinstance(raw, list) else [raw]
@@ -84,7 +87,7 @@ class Option:
             raise ConfigError(f"{source}: {given} is not {wanted}.") from None
 
     def show(self, value: Any) -> str:
-        """The value as text that a flag or variable would read back; a secret only as how many there are."""
+        """Return the value as text that a flag or variable accepts; of a secret, only the number of values."""
         if value is None or value == []:
             return f"({self.unset})" if self.unset else "(not set)"
         if self.secret:
@@ -94,7 +97,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Value:
-    """A value and where it came from: ``default``, a file's name, a variable or a flag."""
+    """A value and its source: ``default``, a file's name, a variable or a flag."""
 
     value: Any
     source: str
@@ -102,7 +105,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Config(Mapping[str, Any]):
-    """All values of a table by option name."""
+    """All values of a table by option name, and warnings about the sources."""
 
     found: dict[str, Value]
     warnings: list[str] = field(default_factory=list)
@@ -117,20 +120,21 @@ class Config(Mapping[str, Any]):
         return len(self.found)
 
     def source(self, name: str) -> str:
+        """Return the source of an option's value."""
         return self.found[name].source
 
     def given(self, name: str) -> bool:
-        """Whether anybody set it."""
+        """Whether any source sets the option."""
         return self.source(name) != "default"
 
     def over(self, values: Mapping[str, Any], source: str) -> Config:
-        """These values, and below them others: for what nobody set."""
+        """Return a copy that takes these values for options that no source sets."""
         below = {name: Value(value, source) for name, value in values.items() if not self.given(name)}
         return Config(self.found | below, self.warnings)
 
 
 def read_flags(table: Sequence[Option], arguments: Sequence[str]) -> dict[str, tuple[Any, str]]:
-    """Raw values from the command line, with the flag each came from. Raises ConfigError."""
+    """Return raw values from the command line, each with its flag. Raises ConfigError."""
     flags = {option.flag: option for option in table}
     flags |= {option.short: option for option in table if option.short}
     negative = {f"--no-{option.name}": option for option in table if option.is_switch}
@@ -165,22 +169,23 @@ def read_flags(table: Sequence[Option], arguments: Sequence[str]) -> dict[str, t
 
 
 def read_toml(path: str) -> dict[str, Any]:
-    """The content of a TOML file. Raises ConfigError."""
+    """Return the content of a TOML file. Raises ConfigError."""
     try:
         return tomllib.loads(Path(path).read_text("utf-8"))
     except OSError as error:
         raise ConfigError(f"The file {path} cannot be read: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:  # also bad UTF-8, endless digits
+    except (ValueError, RecursionError) as error:  # ValueError also for bad UTF-8 and very long numbers
         raise ConfigError(f"The file {path} is not valid TOML: {error}.") from None
 
 
 def read_file(table: Sequence[Option], path: str) -> dict[str, tuple[Any, str]]:
-    """Raw values of a TOML file. Raises ConfigError."""
+    """Return raw values of a TOML file. Raises ConfigError."""
     return read_content(table, read_toml(path), path)
 
 
 def read_content(table: Sequence[Option], content: Mapping[str, Any], source: str) -> dict[str, tuple[Any, str]]:
-    """Raw values of what a file says: keys at the top, or under a table named for the option's section. ConfigError."""
+    """Return raw values of a file's content: keys at the top, or in a table named after the option's section. Raises
+    ConfigError."""
     options = {option.name: option for option in table if option.variable and option.name != "config"}
     sections = {option.section for option in options.values()}
     found: dict[str, tuple[Any, str]] = {}
@@ -207,7 +212,7 @@ def read_content(table: Sequence[Option], content: Mapping[str, Any], source: st
 
 
 def read_environment(table: Sequence[Option], environment: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
-    """Raw values from variables; an empty one counts as not set."""
+    """Return raw values of environment variables; an empty variable counts as not set."""
     keys = {option.key: option for option in table if option.variable}
     return {keys[key].name: (raw, key) for key, raw in environment.items() if key in keys and raw}
 
@@ -218,10 +223,10 @@ def resolve(
     environment: Mapping[str, str],
     others: Sequence[str] = (),
 ) -> Config:
-    """Every option's value from the highest source that has it: flag, environment, file, default.
+    """Return every option's value from the highest source that has it: flag, environment, file, default.
 
-    The file is the one that the option ``config`` names, if the table has it as a variable one. Variables that begin
-    with ``PARLEY_`` and are neither in the table nor among ``others`` give a warning. Raises ConfigError.
+    The file is the value of the option ``config``, if the table has one that may come from a variable. Variables that
+    begin with ``PARLEY_`` and are neither in the table nor among ``others`` cause a warning. Raises ConfigError.
     """
     flags, variables = read_flags(table, arguments), read_environment(table, environment)
     layered = any(option.name == "config" and option.variable for option in table)
@@ -231,7 +236,7 @@ def resolve(
     for option in table:
         raw, source = next((layer[option.name] for layer in layers if option.name in layer), (None, "default"))
         default = list(option.default or []) if option.many else option.default
-        place = f"{source}: {option.name}" if source == file else source  # flags and variables name it themselves
+        place = f"{source}: {option.name}" if source == file else source  # flags and variables contain the name
         values[option.name] = Value(option.read(raw, place) if source != "default" else default, source)
     known = [option.key for option in table if option.variable] + list(others)
     return Config(
@@ -245,14 +250,14 @@ def resolve(
 
 
 def show(table: Sequence[Option], config: Config) -> str:
-    """Every value and where it came from, one line each."""
+    """Return every value with its source, one per line."""
     rows = [(o.name, o.show(config[o.name]), config.source(o.name)) for o in table if not o.hidden]
     wide = [max(len(row[i]) for row in rows) for i in range(2)]
     return "\n".join(f"{name:<{wide[0]}}  {value:<{wide[1]}}  {source}" for name, value, source in rows)
 
 
 def explain(table: Sequence[Option]) -> str:
-    """The options as help text, by section."""
+    """Return the help text of the options, by section."""
     left = {o.name: _usage(o) for o in table if not o.hidden}
     column = min(max(map(len, left.values()), default=0) + 4, 34)
     lines: list[str] = []

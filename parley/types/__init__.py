@@ -1,10 +1,10 @@
-"""The neutral model: the data that the parts of parley exchange. Read it first, in this order:
+"""The neutral model: the data structures that the parts of parley exchange. Read the files in this order:
 
-1. ``request.py``: a request as a dialect reads it from a body; ``grammar.py`` has the forms that it may ask for.
-2. ``events.py``: the events that an answer consists of; a dialect writes them as bytes.
-3. ``engine.py``: token ids in, token ids out; nothing of HTTP or text.
+1. ``request.py``: a request, as a dialect reads it from a body; ``grammar.py``: constraints on an answer.
+2. ``events.py``: the events that make up an answer; a dialect writes them as bytes.
+3. ``engine.py``: the engine's side, token ids in and token ids out, without HTTP or text.
 
-Everything here is data. Nothing here imports torch or another part of parley, or knows an API's field names.
+The package holds data only. It imports neither torch nor any other part of parley and knows no API's field names.
 """
 
 from __future__ import annotations

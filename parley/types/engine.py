@@ -1,4 +1,4 @@
-"""The engine's side: token ids in, token ids out, its model, statistics and settings.
+"""The engine's side of the neutral model: requests and outputs in token ids, model info, statistics and settings.
 
 The messages that carry these structs are in ``engine/messages.py``.
 """
@@ -13,10 +13,10 @@ from parley.types.request import Beam, Pooling, Sampling
 
 
 class Thinking(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Reasoning that may have ``budget`` tokens between its marks, the texts ``opening`` and ``closing``.
+    """A limit of ``budget`` tokens for reasoning, which stands between the texts ``opening_mark`` and ``closing_mark``.
 
-    After so many, the tokens of ``close`` follow, which end it. ``inside``: the output begins in it; otherwise it may
-    begin with it, by the mark.
+    At the limit the engine appends ``closing_ids``, which end the reasoning. With ``starts_inside`` the output begins
+    within reasoning; otherwise reasoning begins only if the output starts with the opening mark.
     """
 
     opening: str
@@ -27,24 +27,26 @@ class Thinking(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Work(msgspec.Struct, array_like=True, gc=False):
-    """Token work for the engine. Choice k of n draws with seed + k, exactly as a single request would with that seed.
+    """One prompt for the engine. Choice k of n draws with seed + k, exactly as a single request with that seed would.
 
-    With ``beam`` nothing is drawn: the choices are the n best that a search finds, given whole when it ends.
-    ``logprobs`` / ``prompt_logprobs``: number of alternatives beside the chosen token, or -1 for none at all.
-    ``stop_ids`` already contains the model's end tokens unless they are to be ignored. ``costs``: outputs tell what
-    their tokens took. ``grammar``: the form that the output has to have, in llguidance's JSON; "" for none.
-    ``thinking``: a limit to its reasoning.
-    ``priority``: lower runs first. ``tenant``: on whose behalf; of equal priority, tenants get equal shares.
-    ``adapter``: the name of one that is computed with; empty: none is.
-    ``given``: for each choice, tokens of its output that were drawn elsewhere; empty: there are none. They count as
-    drawn here, and outputs go on behind them. One that has come to its end with them is to be cancelled by the caller.
-    ``begun``: elsewhere, where its prompt was counted. It is not here, nor is what of it is found in the prefix cache.
-    ``lease``: the whole pages of the prompt, and of what choice 0 was given, are held from when they are computed until
-    ``Release``, whatever becomes of the work, and ``Filled`` tells their numbers. It is to be released when there are
-    outputs of all choices, if not before: others wait for that. Not without the prefix cache, and not of a search.
-    ``group``: names works that are released together, when there are outputs of all; they are submitted together.
-    ``prediction``: tokens of which its outputs may well be made: they are guesses (drafts) and change no result.
-    ``named``: scores of its output list these tokens, in this order, in place of the likeliest. Not with ``beam``.
+    ``beam``: search instead of sampling; the choices are the n best outputs, sent whole when the search ends.
+    ``logprobs``, ``prompt_logprobs``: number of alternatives besides the chosen token; -1 disables log-probabilities.
+    ``stop_ids`` already contains the model's end tokens unless the request ignores them.
+    ``token_costs``: report with each output how long its tokens took.
+    ``grammar``: constrains the output, in llguidance's JSON; "" means unconstrained.
+    ``reasoning_limit``: caps the reasoning part of the output.
+    ``priority``: lower values run first. ``tenant``: owner of the request; tenants of equal priority get equal shares.
+    ``adapter``: name of the LoRA adapter; "" means the base model.
+    ``prior_tokens``: for each choice, output tokens that another instance drew; empty if there are none. They count as
+    drawn here, and outputs start after them. The caller must cancel a choice that these tokens already finish.
+    ``resumed``: another instance already counted this prompt; do not count it, or its prefix cache hits, again.
+    ``lease``: pin the whole pages of the prompt and of choice 0's prior tokens from the moment they are computed until
+    ``Release``, even if the request ends early; ``PagesComputed`` reports their numbers. Release it at the latest when
+    all choices have outputs, because other requests wait for these pages. Needs the prefix cache; excludes ``beam``.
+    ``release_group``: requests with the same name are submitted together and released together, once all have outputs.
+    ``prediction``: tokens that the output may contain. They serve as draft tokens and never change a result.
+    ``logprob_ids``: report log-probabilities of these tokens, in this order, instead of the most likely ones. Excludes
+    ``beam``.
     """
 
     id: str
@@ -75,12 +77,12 @@ class Work(msgspec.Struct, array_like=True, gc=False):
 
 
 class Cost(msgspec.Struct, array_like=True, gc=False):
-    """What one token took. Seconds count from the choice's last token, or from when it was queued.
+    """How long one token took. Seconds count from the choice's previous token, or from queueing for its first token.
 
-    ``rows`` is how many choices had a row in the step that gave it. ``computed``: in steps that had a row of the
-    choice, all of them where its prompt was read in chunks or again; ``waited``: the rest, outside of steps or in
-    steps without it. Together they are the time between two tokens.
-    ``tokens``: so many the step gave the choice, which share its time.
+    ``batch_rows``: number of choices with a row in the step that produced the token. ``compute_seconds``: time in steps
+    with a row of this choice, including every step of a chunked or repeated prefill. ``wait_seconds``: the rest,
+    between steps or in steps without this choice. The two add up to the time between two tokens.
+    ``tokens``: number of tokens that the step gave this choice; they share its time.
     """
 
     rows: int
@@ -90,9 +92,9 @@ class Cost(msgspec.Struct, array_like=True, gc=False):
 
 
 class Score(msgspec.Struct, array_like=True, gc=False):
-    """Log-probability (natural log, of the raw logits before any penalty or temperature) of one token.
+    """Log-probability of one token: natural log of the raw logits, before any penalty or temperature.
 
-    ``rank`` is 1 for the most likely token. ``top_ids``/``top`` list the most likely tokens, best first.
+    ``rank`` is 1 for the most likely token. ``top_ids`` and ``top_logprobs`` list the most likely tokens, best first.
     """
 
     logprob: float
@@ -105,13 +107,13 @@ Finish = Literal["stop", "length", "cancel", "error"]
 
 
 class Output(msgspec.Struct, array_like=True, gc=False):
-    """What one step gave one choice. The last output of a choice has ``finish``; exactly one does.
+    """The output of one step for one choice. Exactly one output of a choice has ``finish_reason``: its last.
 
-    ``stop_id`` is the stop token that ended it (it is the last of ``token_ids``); None with "stop" where its grammar
-    has come to its end. ``prompt_scores`` arrives once, with the first output of choice 0; its first entry is None, for
-    nothing precedes the first token. ``waited``: seconds in the engine's queue, told with the first output of a choice.
-    ``preemptions``: how often it had to give up its place until now. ``vector``: float32, little endian; of a work with
-    ``pooling``, with its only output.
+    ``stop_id``: the stop token that ended the choice, also the last of ``token_ids``; None with "stop" means that its
+    grammar was complete. ``prompt_scores`` comes once, with the first output of choice 0; its first entry is None, as
+    nothing precedes the first token. ``queue_seconds``: time in the engine's queue, set on a choice's first output.
+    ``preemptions``: number of preemptions so far. ``vector``: the embedding as float32, little endian, in the only
+    output of a request with ``pooling``.
     """
 
     id: str
@@ -129,11 +131,11 @@ class Output(msgspec.Struct, array_like=True, gc=False):
     vector: bytes | None = None
 
 
-Batch = list[tuple[int, Output]]  # outputs that are rendered together, each with the number of its prompt
+Batch = list[tuple[int, Output]]  # outputs that are rendered together, each with its prompt's number
 
 
 class Stats(msgspec.Struct, array_like=True, gc=False):
-    """The engine's gauges and counters, sent with every batch of outputs, one for each step. Counters only grow."""
+    """The engine's gauges and counters. Sent with every batch of outputs, once per step. Counters only grow."""
 
     running: int = 0
     waiting: int = 0
@@ -141,27 +143,27 @@ class Stats(msgspec.Struct, array_like=True, gc=False):
     blocks_total: int = 0
     preemptions: int = 0
     prefix_queries: int = 0  # tokens looked up in the prefix cache
-    prefix_hits: int = 0  # of those, found
+    prefix_hits: int = 0  # tokens of those that were found
     steps: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
-    # of the last step, all 0 if these numbers come without one
+    # the last step; all 0 if these numbers do not belong to a step
     step_tokens: int = 0
-    step_prompt: int = 0  # of those, tokens of prompts
+    step_prompt: int = 0  # prompt tokens among those
     step_rows: int = 0
     step_seconds: float = 0.0
-    # of speculation
+    # speculation
     drafts: int = 0
-    draft_tokens: int = 0  # of all drafts
-    draft_accepted: list[int] = []  # how many were right as a draft's first token, as its second …
-    # pages of ``blocks_used`` that are held for other instances
-    pinned: int = 0  # which read them
-    reserved: int = 0  # for what comes from them
-    unstaged: int = 0  # pages that were not handed over because the memory for staging them was full, in all
+    draft_tokens: int = 0  # in all drafts
+    draft_accepted: list[int] = []  # number of accepted tokens by position in the draft
+    # pages among ``blocks_used`` that are held for other instances
+    pinned: int = 0  # that others read
+    reserved: int = 0  # that others will fill
+    unstaged: int = 0  # counter: pages not handed over because the staging memory was full
 
 
 class Region(msgspec.Struct, array_like=True, frozen=True):
-    """Where one layer's pages lie in the memory of an ``Arena``: page p from ``offset + p * stride`` on, in bytes."""
+    """One layer's pages in the memory of an ``Arena``: page p begins at ``offset + p * stride``. Values in bytes."""
 
     offset: int
     stride: int
@@ -169,11 +171,11 @@ class Region(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Arena(msgspec.Struct, frozen=True):
-    """The KV cache, or where its pages are staged, as memory that other processes of the same user can open, at
+    """The KV cache, or the staging copy of its pages, as memory that other processes of the same user can open at
     ``/proc/{pid}/fd/{fd}``.
 
-    Of ``pages`` pages each lies in all ``regions``. ``layout``: a fingerprint of all that decides what the bytes of a
-    page are for given tokens; a page's bytes mean the same in every arena with the same one.
+    Each of the ``pages`` pages has a part in every region. ``layout`` is a fingerprint of everything that determines
+    the bytes of a page for given tokens: arenas with equal layouts have interchangeable pages.
     """
 
     pid: int
@@ -184,9 +186,9 @@ class Arena(msgspec.Struct, frozen=True):
 
 
 class ModelInfo(msgspec.Struct, kw_only=True):
-    """What the engine says of the model once it is loaded. Sizes in bytes, lengths in tokens.
+    """The engine's description of the loaded model. Sizes in bytes, lengths in tokens.
 
-    A model generates text, or makes vectors of so many ``dimensions`` (0: it does not), or both.
+    A model generates text, or computes vectors with ``dimensions`` numbers (0: no vectors), or both.
     """
 
     architecture: str
@@ -200,45 +202,45 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     kv_blocks: int
     block_size: int
     lowered: bool  # runs on the fused decoder rather than through Transformers
-    pack_cache: bool = False  # keep packed weights on disk
-    quantization: str = "none"  # of the weights: int8, int4 or the method of the checkpoint
-    kv_dtype: str = "auto"  # of keys and values: auto (as ``dtype``) or int8
+    pack_cache: bool = False  # packed weights are kept on disk
+    quantization: str = "none"  # of the weights: int8, int4 or the checkpoint's method
+    kv_dtype: str = "auto"  # of keys and values: auto (same as ``dtype``) or int8
     generates: bool = True
     dimensions: int = 0
-    arena: Arena | None = None  # of its pages, where they are shared
+    arena: Arena | None = None  # set if the KV pages are shared with other processes
 
 
 class Settings(msgspec.Struct, kw_only=True):
-    """All that an engine needs to start. Plain data, so that it can be sent to another process."""
+    """Everything an engine needs to start. Plain data, so that it can be sent to another process."""
 
-    model: str  # a folder in Hugging Face format
+    model: str  # folder in Hugging Face format
     dtype: str = "bfloat16"
     device: str = "cpu"
     max_model_len: int | None = None
-    kv_memory: int | None = None  # bytes; None: a share of what is free
-    kv_share: float = 1.0  # which part of that share, where several models have one together
-    set_aside: int = 0  # bytes of what is free that other models are going to need
-    kv_dtype: str = "auto"  # what keys and values are stored as: auto (the model's dtype) or int8
+    kv_memory: int | None = None  # bytes; None: a share of the free memory
+    kv_share: float = 1.0  # fraction of that share, if several models divide it
+    set_aside: int = 0  # bytes of free memory that other models will need
+    kv_dtype: str = "auto"  # stored type of keys and values: auto (the model's dtype) or int8
     max_batch: int = 256  # sequences that run at once
-    step_ms: float = 250.0  # CPU: how long a step with prefill in it may take
-    step_tokens: int = 8192  # accelerator: how many tokens a step may have
+    step_ms: float = 250.0  # CPU: time limit of a step with prefill, in milliseconds
+    step_tokens: int = 8192  # accelerator: token limit of a step
     prefix_cache: bool = True
     threads: int | None = None
     lowering: bool = True
-    tool_parser: str = "auto"  # the family whose calls are read, for the API process
-    reasoning_parser: str = "auto"  # and that whose reasoning is
+    tool_parser: str = "auto"  # model family whose tool calls the API process parses
+    reasoning_parser: str = "auto"  # model family whose reasoning marks the API process parses
     pack_cache: bool = False  # keep packed weights on disk
-    quantization: str = "none"  # what to make of plain weights: none, int8 or int4
-    speculate: str = "none"  # who guesses tokens: none, ngram (what the text so far says) or draft=FOLDER (a model)
-    speculate_tokens: int = 7  # how many at most
-    adapters: dict[str, str] = {}  # folders of adapters, by name; they are read when they are wanted
-    max_adapters: int = 8  # that are in memory at once
-    max_rank: int = 256  # of an adapter
-    shared: bool = False  # pages of the KV cache lie where other processes can open them
-    staging: int | None = None  # bytes of host memory in which they do if not in the cache; None: see model.memory
-    costs: str = ""  # file of a cost model, by which steps take their time and compute nothing
+    quantization: str = "none"  # applied to plain weights: none, int8 or int4
+    speculate: str = "none"  # source of draft tokens: none, ngram (earlier text) or draft=FOLDER (a model)
+    speculate_tokens: int = 7  # most draft tokens at a time
+    adapters: dict[str, str] = {}  # folders of LoRA adapters by name; loaded on first use
+    max_adapters: int = 8  # adapters in memory at once
+    max_rank: int = 256  # highest rank of an adapter
+    shared: bool = False  # place the KV cache pages where other processes can open them
+    staging: int | None = None  # bytes of host memory for staged pages, if not shared in place; None: see model.memory
+    costs: str = ""  # file of a cost model: the engine computes nothing, and steps take the time that it predicts
 
     @property
     def draft(self) -> str | None:
-        """The folder of the model that guesses tokens, if one does."""
+        """The folder of the draft model, or None."""
         return self.speculate.removeprefix("draft=") if self.speculate.startswith("draft=") else None

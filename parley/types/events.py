@@ -1,4 +1,4 @@
-"""Events that the server makes of the engine's outputs (text, stop strings, usage) and a dialect writes as bytes."""
+"""Events of an answer: the server makes them from the engine's outputs (text, stops, usage); a dialect writes them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from parley.types.engine import Cost
 
 
 class Token(msgspec.Struct):
-    """One token as a client may see it. ``raw`` are its own bytes, which may be part of a character.
+    """One token as a client sees it. ``raw_bytes`` are its own bytes, possibly only a part of a character.
 
-    ``special``: a mark of the model rather than text. ``cost`` is there if it was wanted.
+    ``is_special``: one of the model's control tokens, not text. ``cost`` is set if the request asked for it.
     """
 
     id: int
@@ -26,7 +26,7 @@ class Token(msgspec.Struct):
 
 
 class CallDelta(msgspec.Struct):
-    """A piece of a tool call: the first piece of call ``index`` has id and name, later ones only ``arguments``."""
+    """A piece of a tool call: the first piece of call ``index`` has id and name, later pieces only ``arguments``."""
 
     index: int
     id: str | None = None
@@ -35,20 +35,20 @@ class CallDelta(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """Tokens read and delivered. For one choice in ``Done``, for the whole request when added up by the server."""
+    """Token counts: of one choice in ``ChoiceDone``, of the whole request when the server adds them up."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
-    accepted_tokens: int = 0  # of the request's prediction, those that the answer has
-    rejected_tokens: int = 0  # and those that it does not have
+    accepted_tokens: int = 0  # tokens of the request's prediction that occur in the answer
+    rejected_tokens: int = 0  # tokens of the request's prediction that do not
 
 
 class Accepted(msgspec.Struct):
-    """Prompt number ``prompt`` was tokenised, fits, and is in the engine's hands. Choice k draws with ``seed`` + k.
+    """Prompt number ``prompt`` was tokenised, fits, and was submitted to the engine. Choice k draws with ``seed`` + k.
 
-    ``text``: of these tokens, if it is wanted.
+    ``text``: the text of these tokens, if the request asked for it.
     """
 
     prompt: int
@@ -58,7 +58,7 @@ class Accepted(msgspec.Struct):
 
 
 class Scored(msgspec.Struct):
-    """The prompt's tokens, with log-probabilities when they were asked for (the first has none), and its text."""
+    """The prompt's text and tokens, with log-probabilities if the request asked for them (the first token has none)."""
 
     prompt: int
     tokens: list[Token]
@@ -69,10 +69,10 @@ Part = Literal["content", "reasoning", "tool"]
 
 
 class Delta(msgspec.Struct):
-    """New output of one choice. Concatenated texts of a part are that part's full text.
+    """New output of one choice. The texts of one part, joined, are the full text of that part.
 
-    ``tokens`` are the tokens behind the text; while a character or a possible stop string is incomplete, tokens may
-    arrive with a later delta. ``call`` is set when part is "tool".
+    ``tokens`` are the tokens of the text. While a character or a possible stop string is incomplete, tokens may come
+    with a later delta. ``call`` is set if ``part`` is "tool".
     """
 
     index: int
@@ -86,7 +86,7 @@ Reason = Literal["stop", "length", "tool", "repetition", "cancel", "error"]
 
 
 class Done(msgspec.Struct):
-    """The end of one choice. ``stop`` is the stop string or stop id that matched, None for the model's own end."""
+    """The end of one choice. ``stop``: the stop string or stop id that matched; None for the model's own end."""
 
     index: int
     reason: Reason
@@ -95,14 +95,14 @@ class Done(msgspec.Struct):
 
 
 class Vector(msgspec.Struct):
-    """The vector of prompt number ``prompt``: float32, little endian."""
+    """The vector (embedding) of prompt number ``prompt``: float32, little endian."""
 
     prompt: int
     values: bytes
 
 
 class Failed(msgspec.Struct):
-    """The end of the whole request by an error after it was accepted. ``error`` is a parley.errors.ParleyError."""
+    """The end of the whole request by an error, after it was accepted. ``error`` is a parley.errors.ParleyError."""
 
     error: Any
 

@@ -1,4 +1,4 @@
-"""Grammars that constrain an answer, and structural tags: the forms that a request may ask for."""
+"""Grammars that constrain an answer, and structural tags, a way to constrain only parts of it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import msgspec
 
 
 class AnyText(msgspec.Struct, frozen=True, tag=True):
-    """Any text, also none, that has none of these in it."""
+    """Any text, including none, that contains none of ``excludes``."""
 
     excludes: list[str] = []
 
 
 class Tag(msgspec.Struct, frozen=True, tag=True):
-    """``begin``, a piece, and ``end`` or one of them. A piece that is a schema is JSON that follows it."""
+    """``begin``, the content, then ``end`` (or one of several). A schema as content stands for matching JSON."""
 
     begin: str
     inside: dict[str, Any] | bool | Piece
@@ -22,9 +22,9 @@ class Tag(msgspec.Struct, frozen=True, tag=True):
 
 
 class Tags(msgspec.Struct, frozen=True, tag=True):
-    """Free text, in which whatever begins with one of ``triggers`` must be one of ``tags``, whole and of its form.
+    """Free text in which anything that begins with one of ``triggers`` must be a complete, valid tag of ``tags``.
 
-    ``some``: it begins with a tag. ``single``: it has no more than one, which is its end.
+    ``at_least_one``: the text begins with a tag. ``stop_after_first``: the first tag ends the text.
     """
 
     tags: list[Tag]
@@ -35,7 +35,7 @@ class Tags(msgspec.Struct, frozen=True, tag=True):
 
 
 class TagList(msgspec.Struct, frozen=True, tag=True):
-    """Nothing but tags and ``separator`` between two. ``some``: at least one; ``single``: not more than one."""
+    """Tags only, joined by ``separator``. ``at_least_one`` requires a tag; ``stop_after_first`` allows only one."""
 
     tags: list[Tag]
     separator: str
@@ -44,19 +44,19 @@ class TagList(msgspec.Struct, frozen=True, tag=True):
 
 
 class Sequence(msgspec.Struct, frozen=True, tag=True):
-    """One piece behind the other."""
+    """The pieces in order."""
 
     pieces: list[Piece]
 
 
 class Either(msgspec.Struct, frozen=True, tag=True):
-    """One of the pieces."""
+    """Any one of the pieces."""
 
     pieces: list[Piece]
 
 
 class Repeat(msgspec.Struct, frozen=True, tag=True):
-    """A piece, ``least`` to ``most`` times; None: any number of times."""
+    """One piece, ``min_count`` to ``max_count`` times; a ``max_count`` of None means no upper limit."""
 
     piece: Piece
     least: int = 0
@@ -64,20 +64,21 @@ class Repeat(msgspec.Struct, frozen=True, tag=True):
 
 
 class Exactly(msgspec.Struct, frozen=True, tag=True):
-    """One token, by its id or as the vocabulary writes it; marks as their text."""
+    """One token, given by its id or as the vocabulary writes it; a control token by its text."""
 
     token: int | str
 
 
 class Grammar(msgspec.Struct, frozen=True):
-    """The form that an answer has to have. One that came to its end has it, one that was cut off is a beginning of one.
+    """A constraint on an answer. A finished answer matches it; a truncated answer is a prefix of a match.
 
-    By ``kind``, ``value`` is: "json" a JSON schema (object or bool), "regex" a regular expression for the whole answer,
-    "choice" a list of answers, "lark" a grammar in llguidance's Lark dialect, "ebnf" one in llama.cpp's GBNF, "tags"
-    a ``Piece``, "around" a grammar in Lark and one of another kind, which that one calls ``@inner``.
-    ``whitespace``: what may stand between JSON's marks, as a regular expression; None: the usual; "" nothing.
-    ``closed``: objects have no members that their schema does not name, unless it says otherwise.
-    ``field``: the member of the request that asked for it, for errors.
+    ``value`` depends on ``kind``. "json": a JSON schema (object or bool). "regex": a regular expression for the whole
+    answer. "choice": a list of answers. "lark": a grammar in llguidance's Lark dialect. "ebnf": a grammar in
+    llama.cpp's GBNF. "tags": a ``StructuralPiece``. "around": a Lark grammar and a grammar of another kind, which the
+    Lark grammar calls ``@inner``.
+    ``whitespace``: a regular expression for the space between JSON tokens; None: the default; "": none.
+    ``closed``: objects have no members beyond those in their schema, unless the schema says otherwise.
+    ``field``: the request field that asked for the grammar, for error messages.
     """
 
     kind: Literal["json", "regex", "choice", "lark", "ebnf", "tags", "around"]
@@ -87,6 +88,6 @@ class Grammar(msgspec.Struct, frozen=True):
     field: str = "response_format"
 
 
-Piece = (  # of an answer; a grammar not of kind "around"
+Piece = (  # part of an answer; a Grammar here is not of kind "around"
     AnyText | Tag | Tags | TagList | Sequence | Either | Repeat | Exactly | Grammar
 )

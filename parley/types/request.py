@@ -1,4 +1,4 @@
-"""A request as a dialect reads it from a body: text, chat or token ids, before anything is computed."""
+"""A request as a dialect reads it from a body: prompts as text, chat or token ids, and options."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from parley.types.grammar import Grammar
 
 
 class Text(msgspec.Struct, frozen=True):
-    """A plain prompt. ``special``: let the tokenizer add its own marks (such as a leading BOS).
+    """A plain prompt. ``special``: the tokenizer adds its own special tokens (such as a leading BOS).
 
-    ``turn``: it is what a user says, in the model's chat template if it has one.
+    ``turn``: wrap the text as a user turn in the model's chat template, if it has one.
     """
 
     text: str
@@ -21,13 +21,13 @@ class Text(msgspec.Struct, frozen=True):
 
 
 class Tokens(msgspec.Struct, frozen=True):
-    """A prompt that the client tokenised itself."""
+    """A prompt that the client has already tokenised."""
 
     ids: list[int]
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """A call that an assistant turn made. ``arguments`` is JSON text, as the model wrote it."""
+    """A tool call in an assistant turn. ``arguments`` is JSON text, exactly as the model wrote it."""
 
     id: str
     name: str
@@ -46,15 +46,17 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class Chat(msgspec.Struct, frozen=True):
-    """A conversation that the model's chat template turns into text.
+    """A conversation, which the model's chat template turns into text.
 
-    ``tools`` are those that the model is shown, in OpenAI's form; the arguments of one whose function is ``strict``
-    follow its ``parameters``. By ``choice`` the answer may, must not or must call: with "required" it is nothing but
-    calls, of the tool that ``only`` names if it does. ``allowed``: names of those that it may call; empty: any.
-    ``parallel``: there may be several calls. ``thinking`` switches reasoning on or off, ``effort`` says how much of it
-    ("none" to "max"); None is the model's default. ``options`` are extra names that the template may read, and win over
-    these. ``continue_final`` leaves the last turn open so that the model goes on writing it. ``special`` adds the marks
-    that the model expects around a plain text to those of its template.
+    ``tools``: the tools that the model may see, in OpenAI's form. If a tool's function is ``strict``, its arguments
+    must follow its ``parameters``.
+    ``tool_choice``: whether the answer may ("auto"), must not ("none") or must ("required") call a tool. With
+    "required" the answer consists of calls only, all to ``forced_tool`` if that is set.
+    ``allowed_tools``: names of the tools that may be called; empty: all. ``parallel_calls``: several calls are allowed.
+    ``thinking`` switches reasoning on or off, and ``reasoning_effort`` sets its amount ("none" to "max"); None is the
+    model's default. ``options``: extra variables for the template; they override all of the above.
+    ``continue_final``: leave the last turn open so that the model continues it. ``special``: add the special tokens
+    that the model expects around plain text, besides those in its template.
     """
 
     messages: list[Message]
@@ -73,16 +75,16 @@ class Chat(msgspec.Struct, frozen=True):
 
 Prompt = Text | Tokens | Chat
 
-Keep = Literal["head", "tail"]  # the part of a longer prompt that is read
+Keep = Literal["head", "tail"]  # the part of a too long prompt that is kept
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a token is drawn from the logits. The same values mean "off" here as in every API: 1, 0 or empty.
+    """How tokens are drawn from the logits. As in every API, the values 1, 0 and empty mean "off".
 
-    temperature 0 is greedy. ``top_k`` 0 keeps all tokens. ``seed`` None lets the server draw one.
-    ``allowed``: of other tokens none is drawn; empty: any may be. ``banned``: token sequences that the output never
-    contains; ``no_repeat_ngram``: so many tokens in a row never come twice; 0 is off. What would leave no token at all
-    does not count. ``watermark``: the text gets a mark that ``parley watermark`` finds.
+    ``temperature`` 0 is greedy. ``top_k`` 0 keeps all tokens. With ``seed`` None the server draws a seed.
+    ``allowed_ids``: only these tokens may be drawn; empty: any. ``banned``: token sequences that never occur in the
+    output. ``no_repeat_ngram``: length of token n-grams that may not occur twice; 0 is off. A rule that would leave no
+    token at all is ignored. ``watermark``: mark the text so that ``parley watermark`` can detect it.
     Order of operations: grammar -> bias, watermark -> forbid (allowed, banned, n-grams, min_tokens) -> penalties ->
     temperature -> min_p -> top_k -> top_p -> typical_p -> draw.
     """
@@ -104,7 +106,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Repetition(msgspec.Struct, frozen=True):
-    """A pattern of ``least`` to ``most`` tokens that comes ``count`` (2 or more) times in a row."""
+    """A pattern of ``min_pattern_size`` to ``max_pattern_size`` tokens that repeats ``min_count`` (2 or more) times."""
 
     least: int
     most: int
@@ -112,10 +114,10 @@ class Repetition(msgspec.Struct, frozen=True):
 
 
 class Stop(msgspec.Struct, frozen=True):
-    """When to stop. ``max_tokens`` None means "to the end of the context".
+    """When generation stops. ``max_tokens`` None means "up to the end of the context".
 
-    ``reserve``: how many of ``max_tokens`` must fit behind the prompt; the others are given as long as there is room.
-    None: all of them.
+    ``reserved_tokens``: the part of ``max_tokens`` that must fit after the prompt; tokens beyond it are generated as
+    long as the context has room. None: all of ``max_tokens`` must fit.
     """
 
     strings: list[str] = []
@@ -123,37 +125,37 @@ class Stop(msgspec.Struct, frozen=True):
     max_tokens: int | None = None
     min_tokens: int = 0
     ignore_eos: bool = False
-    include: bool = False  # keep the stop string (or stop token's text) in the output
+    include: bool = False  # keep the stop string (or the stop token's text) in the output
     reserve: int | None = None
-    repetition: Repetition | None = None  # ends an output whose last tokens are that
+    repetition: Repetition | None = None  # end an output whose last tokens match this pattern
 
 
 class Want(msgspec.Struct, frozen=True):
-    """What the client wants back beside the text.
+    """The data that the client wants besides the text.
 
-    Numbers are how many alternatives, -1 all of the vocabulary; None means no log-probs.
+    ``logprobs`` and ``prompt_logprobs``: number of alternatives; -1: the whole vocabulary; None: no log-probabilities.
     """
 
     logprobs: int | None = None
-    named: list[int] = []  # tokens whose log-probabilities are told in place of the likeliest
+    named: list[int] = []  # report log-probabilities of these tokens instead of the most likely ones
     prompt_logprobs: int | None = None
     echo: bool = False
     usage: bool = False  # a usage record in the stream
     skip_special: bool = True  # leave special tokens out of the text
-    ids: bool = False  # the tokens behind each delta, although no log-probs are wanted
-    text: bool = False  # the prompt as the model reads it, marks and all
-    plain: bool = False  # the text as the model wrote it: reasoning and calls are not told apart
-    costs: bool = False  # what each token took, with the tokens behind each delta
-    interval: int = 1  # of a stream: how many new tokens of a choice are worth telling, but for its first and last ones
+    ids: bool = False  # the tokens of each delta, even without log-probabilities
+    text: bool = False  # the prompt as the model reads it, including special tokens
+    plain: bool = False  # the text as the model wrote it, without separating reasoning and tool calls
+    costs: bool = False  # the cost of each token, together with the tokens of each delta
+    interval: int = 1  # streams: new tokens of a choice per delta; its first and last tokens are sent at once
 
 
 class Beam(msgspec.Struct, frozen=True):
-    """Beam search: not drawn but searched for, the likeliest outputs among those that ``width`` beams come across.
+    """Beam search: find the most likely outputs with ``width`` beams instead of sampling.
 
     An output's score is the sum of its tokens' log-probabilities divided by its length ** ``length_penalty``.
-    ``early_stopping``: when the search ends. True: with ``width`` finished outputs. False: when the best beam, ended as
-    it is, would not beat them. "never": when it could not, however it went on. All as in Transformers. What says how
-    tokens are drawn has no part in it. ``field``: the member of the request that asked for it, for errors.
+    ``early_stopping``: when the search ends. True: with ``width`` finished outputs. False: when the best beam, ended
+    now, would not beat them. "never": when no continuation of a beam could beat them. All as in Transformers. Sampling
+    options have no effect. ``field``: the request field that asked for beam search, for error messages.
     """
 
     width: int
@@ -163,11 +165,11 @@ class Beam(msgspec.Struct, frozen=True):
 
 
 class Pooling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The wish for a vector of the prompt (an embedding) rather than for text behind it.
+    """A request for a vector of the prompt (an embedding) instead of generated text.
 
-    ``dimensions``: only the first so many numbers; None: all. ``normalize``: to length 1, after that cut; None: as the
-    model's own settings say. ``prompt``: which of the model's own prompts stands before a text; None: its usual one, if
-    it has one.
+    ``dimensions``: keep only the first numbers of the vector; None: all. ``normalize``: scale to length 1, after that
+    cut; None: as the model's settings say. ``prompt``: the name of the model's own prompt that precedes a text; None:
+    its default prompt, if it has one.
     """
 
     dimensions: int | None = None
@@ -178,9 +180,9 @@ class Pooling(msgspec.Struct, frozen=True, omit_defaults=True):
 class Request(msgspec.Struct, kw_only=True):
     """One request of any API. With several prompts, choice index = prompt number * n + k.
 
-    ``best_of``: so many choices are made, and the n likeliest by the mean log-probability of their tokens are given,
-    the likeliest first. With ``beam`` the n best that the search finds are, the best first.
-    With ``pooling`` each prompt gets a vector and no text: ``n`` is 1, and what is said of sampling has no meaning.
+    ``best_of``: generate this number of choices and return the n most likely by mean log-probability of their tokens,
+    best first. With ``beam``, return the n best outputs of the search, best first.
+    With ``pooling``, each prompt gets a vector and no text: ``n`` is 1 and sampling options have no effect.
     """
 
     id: str
@@ -189,32 +191,32 @@ class Request(msgspec.Struct, kw_only=True):
     sampling: Sampling = Sampling()
     stop: Stop = Stop()
     want: Want = Want()
-    banned: list[str] = []  # words that are not to be written; as tokens they are in ``sampling``
+    banned: list[str] = []  # words that must not be written; ``sampling.banned`` has them as tokens
     grammar: Grammar | None = None
-    thinking_budget: int | None = None  # tokens of reasoning, after which it is closed; None: any number
+    thinking_budget: int | None = None  # most reasoning tokens, after which reasoning is closed; None: no limit
     n: int = 1
     best_of: int | None = None
     beam: Beam | None = None
     stream: bool = False
     salt: str = ""  # requests with different salts never share cached prefixes
-    adapter: str | None = None  # by name; None: what ``model`` says, which may be the name of one
-    truncate: int | None = None  # of a longer prompt only so many tokens are used
-    keep: Keep = "tail"  # those of its beginning, or of its end
+    adapter: str | None = None  # LoRA adapter by name; None: derived from ``model``, which may name an adapter
+    truncate: int | None = None  # cut longer prompts to this number of tokens
+    keep: Keep = "tail"  # the part of a cut prompt that stays
     pooling: Pooling | None = None
-    timeout: float | None = None  # seconds that it may take as a whole
-    partial: bool = False  # when its time is over, what there is is the answer, cut off; else that is an error
+    timeout: float | None = None  # time limit for the whole request, in seconds
+    partial: bool = False  # at the time limit, return the partial answer instead of an error
     priority: int = 0  # lower numbers are served sooner
-    overflow: Literal["refuse"] | Keep = "refuse"  # which part is kept of a prompt that is too long
-    labels: tuple[str, ...] = ()  # names under which clients can stop it, beside its id
-    prediction: str = ""  # what the client thinks will be written: makes nothing but speed
-    sole: str = ""  # one of them that no other open request to the model may have
+    overflow: Literal["refuse"] | Keep = "refuse"  # the part that is kept of a prompt too long for the model
+    labels: tuple[str, ...] = ()  # further ids by which clients can cancel the request
+    prediction: str = ""  # the text that the client expects; affects speed only
+    sole: str = ""  # one of ``labels`` that no other open request to the model may have
 
     @property
     def made(self) -> int:
-        """How many choices the engine gives for each prompt."""
+        """Number of choices that the engine generates for each prompt."""
         return self.best_of or self.n
 
     @property
     def places(self) -> int:
-        """How many sequences it computes for all prompts."""
+        """Number of sequences that the engine computes for all prompts."""
         return len(self.prompts) * (self.beam.width if self.beam is not None else self.made)

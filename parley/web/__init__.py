@@ -1,1 +1,1 @@
-"""HTTP as any process of parley serves it: ports, connections, exchanges, keys, logs."""
+"""HTTP serving shared by all processes of parley: ports, connections, exchanges, API keys and logs."""

@@ -1,7 +1,7 @@
-"""Who may call: API keys, and the two headers by which a browser can be turned against a server on its own machine.
+"""Authentication: API keys, and the Host and Origin checks that protect a local server from foreign web pages.
 
-Keys are kept and compared as SHA-256 digests, all of them every time, so that the time of a refusal tells nothing about
-a key. The file knows headers and nothing of routes.
+Keys are stored and compared as SHA-256 digests. Every digest is compared each time, so that the time of a refusal
+reveals nothing about a key. This module reads headers and does not depend on routes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KEY_HEADERS = (b"api-key", b"x-api-key")
 
 @functools.lru_cache(64)
 def is_loopback(host: str) -> bool:
-    """Does only this machine reach a server that listens there?"""
+    """Whether a server that listens on this host is reachable from this machine only."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -29,10 +29,10 @@ def is_loopback(host: str) -> bool:
 
 
 class Keys:
-    """The keys that let a client in. Without any, everybody is let in.
+    """The accepted API keys. Without any, every client is accepted.
 
-    ``admins``: those with which alone the server is changed, and clients are let in as with others. Without any,
-    whoever is let in may do that.
+    ``admin_keys``: keys that may also change the server. They work as ordinary keys, too. Without any, every accepted
+    client may change the server.
     """
 
     def __init__(self, keys: Iterable[str], admins: Iterable[str] = ()):
@@ -45,9 +45,9 @@ class Keys:
         return bool(self._digests)
 
     def check(self, headers: dict[bytes, bytes]) -> str:
-        """Who has the key that the headers carry, under a name that tells nothing of it; empty where nobody needs one.
+        """Return the number of the key that the headers carry, as text that reveals nothing about the key.
 
-        Raises Unauthorized if they carry none of them.
+        Return "" if no keys are configured. Raises Unauthorized if the headers carry no accepted key.
         """
         if not self._digests:
             return ""
@@ -65,7 +65,7 @@ class Keys:
         return str(tenant)
 
     def check_admin(self, headers: dict[bytes, bytes]) -> None:
-        """Whether the server may be changed. Raises Unauthorized without a key, Forbidden with another one."""
+        """Check that the headers carry an admin key. Raises Unauthorized without a key, Forbidden with another one."""
         if not self._admins:
             return
         key = presented(headers)
@@ -79,7 +79,7 @@ class Keys:
 
 
 def presented(headers: dict[bytes, bytes]) -> bytes:
-    """The key that a client sent, empty if none."""
+    """Return the key that a client sent, or b"" if it sent none."""
     scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
     if scheme.lower() == b"basic":
         key = _password(key)
@@ -89,7 +89,10 @@ def presented(headers: dict[bytes, bytes]) -> bytes:
 
 
 def _password(credentials: bytes) -> bytes:
-    """That of the user ``token``, as Databricks' clients send a key; empty if it is something else."""
+    """Decode Basic credentials and return the password of the user ``token``: Databricks clients send keys this way.
+
+    Return b"" for anything else.
+    """
     try:
         user, _, password = base64.b64decode(credentials.strip(), validate=True).partition(b":")
     except ValueError:
@@ -98,16 +101,16 @@ def _password(credentials: bytes) -> bytes:
 
 
 def mask(key: bytes) -> str:
-    """Enough of a key to recognise it by, and no more."""
+    """Return the first and last characters of a key: enough to recognise it, too little to use it."""
     text = "".join(chr(byte) if 0x21 <= byte <= 0x7E else "?" for byte in key[:512])
     return f"{text[:3]}…{text[-4:]}" if len(text) >= 16 else "…"
 
 
 class Gate:
-    """Refuses what a foreign web page makes a browser send to a server without keys.
+    """Refuses requests that a foreign web page makes a browser send to a server without keys.
 
-    Without keys a browser's mere presence on this machine would be the permission. So ``Origin`` is checked, and, when
-    listening on a loopback address, ``Host``, against names that were rebound to it.
+    Without keys, a browser running on this machine would be permission enough. So ``Origin`` is checked, and, when
+    listening on a loopback address, ``Host`` too, because a foreign name can be rebound to that address in DNS.
     """
 
     def __init__(self, host: str, hosts: Iterable[str], origins: Iterable[str], keys: Keys):
@@ -118,11 +121,11 @@ class Gate:
         self._check = functools.lru_cache(64)(self._judge)
 
     def check(self, headers: dict[bytes, bytes]) -> None:
-        """Raises Forbidden."""
+        """Check the Host and Origin headers. Raises Forbidden."""
         self._check(headers.get(b"host", b""), headers.get(b"origin", b""))
 
     def _judge(self, named: bytes, page: bytes) -> None:
-        """``named``: the header Host. ``page``: the header Origin."""
+        """Check one pair of headers. ``host_header``: Host; ``origin_header``: Origin. Raises Forbidden."""
         host = named.decode("latin-1").lower()
         name = _hostname(host)
         if self._check_host and host and not is_loopback(name) and name not in self._hosts:
@@ -133,14 +136,14 @@ class Gate:
 
 
 def _hostname(host: str) -> str:
-    """The name in a Host header, without port and brackets."""
+    """Return the name in a Host header, without port and brackets."""
     if host.startswith("["):
         return host[1 : host.find("]")]
     return host.rpartition(":")[0] if host.count(":") == 1 else host
 
 
 def _authority(origin: str) -> str | None:
-    """Host and port of an Origin header; None if it cannot be read."""
+    """Return host and port of an Origin header, or None if it cannot be parsed."""
     try:
         return urlsplit(origin).netloc.lower()
     except ValueError:

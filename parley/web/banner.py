@@ -1,4 +1,4 @@
-"""What a person at the terminal is told: what runs where, how far loading is, and how it ended."""
+"""Terminal output: the addresses at the start, the progress of loading, and the result."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from parley.types import ModelInfo
 
 
 def say(text: str) -> None:
-    """Print a line at once; a closed pipe is nobody's problem."""
+    """Print a line and flush it. Errors of a closed pipe are ignored."""
     with contextlib.suppress(OSError, ValueError):
         print(text, flush=True)
 
 
 def address(host: str, port: int, encrypted: bool = False) -> str:
-    """The root of what listens there as a URL that works on this machine."""
+    """Return the root URL of a listener, usable on this machine."""
     return f"{'https' if encrypted else 'http'}://{reached(host, port)}"
 
 
 def reached(host: str, port: int) -> str:
-    """Where clients on this machine find what listens there."""
+    """Return ``host:port`` as clients on this machine can reach it; wildcard addresses become loopback."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def warning(places: Iterable[tuple[str, str]], told: str) -> str:
-    """What everybody may do who reaches one of these addresses. ``places``: names of ports, and where they listen."""
-    return f"  warning: everybody who reaches {' or '.join(dict.fromkeys(host for _, host in places))} {told}"
+    """Return a warning: anyone who can reach these hosts ``consequence``. ``ports``: pairs of port name and host."""
+    return f"  warning: anyone who can reach {' or '.join(dict.fromkeys(host for _, host in places))} {told}"
 
 
 def ready(seconds: float) -> str:
-    """The line after which requests for every model are answered."""
+    """Return the line that announces that all models are loaded and requests are answered."""
     return f"ready in {seconds:.1f} s"
 
 
 def loaded(name: str, info: ModelInfo) -> str:
-    """The line after which requests for this model are answered: with its memory plan."""
+    """Return the line that announces that one model is loaded, with its memory plan."""
     numbers = info.dtype if info.quantization == "none" else f"{info.dtype} and {info.quantization}"
     plan = [f"{info.architecture}, {_count(info.parameters)} parameters, {numbers} on {info.device}"]
     if info.weights_bytes:
@@ -53,7 +53,7 @@ def loaded(name: str, info: ModelInfo) -> str:
 
 
 async def follow(progress: Callable[[], Progress]) -> None:
-    """Show how loading goes on until cancelled; only on a terminal."""
+    """Draw a progress bar on standard error until cancelled. Does nothing if that is not a terminal."""
     if not sys.stderr.isatty():
         return
     try:

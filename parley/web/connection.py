@@ -1,9 +1,9 @@
-"""One request and its answer on a connection, as the application finds it in its scope.
+"""One HTTP request and its response on a connection, as the application finds it in the ASGI scope.
 
-Beyond ASGI, which has no words for it, a cycle says that the client has left, that it does not read, that its body is
-there already, and takes parts of an answer without a coroutine for each. An answer leaves in one write per part, its
-head with the first of them; if it is to be ``APART``, with a chunk for each event. Knows no limits (``limits``), no
-parser and no API.
+An ``HttpCycle`` offers more than ASGI: it notifies watchers when the client disconnects, shows whether the client reads
+and whether the request body is complete, and accepts parts of a response without a coroutine per part. Each part of a
+response is one write, and the headers go out with the first part; with ``CHUNK_PER_EVENT`` in the scope each event of a
+stream is a chunk of its own. This module has no limits (those are in ``http_protocol``), no parser and no API.
 """
 
 from __future__ import annotations
@@ -17,39 +17,48 @@ from starlette.types import ASGIApp, Message, Scope
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-CYCLE = "parley.cycle"  # scope: the request's cycle
-APART = "parley.apart"  # scope: each event of a stream is to be a chunk of its own
+CYCLE = "parley.cycle"  # scope key: the request's HttpCycle
+APART = "parley.apart"  # scope key: send each event of a stream as a chunk of its own
 EVENT = re.compile(rb".+?(?:\n\n|\Z)", re.DOTALL)
 
 
 class Outlet(Protocol):
-    """Where an exchange writes: a connection's cycle, or what stands for one. As the methods of ``Cycle`` say."""
+    """The destination of an exchange: a connection's ``HttpCycle``, or a substitute with the same methods."""
 
     @property
-    def response_started(self) -> bool: ...
+    def response_started(self) -> bool:
+        """Whether the receiver has the beginning of the response."""
 
     @property
-    def whole(self) -> bool: ...
+    def whole(self) -> bool:
+        """Whether the request's body has arrived completely."""
 
     @property
-    def blocked(self) -> bool: ...
+    def blocked(self) -> bool:
+        """Whether the next write has to wait because the client has not read the previous ones."""
 
-    def abort(self) -> None: ...
+    def abort(self) -> None:
+        """Drop the response and disconnect the client."""
 
-    def watch(self, departed: Callable[[], None]) -> bool: ...
+    def watch(self, departed: Callable[[], None]) -> bool:
+        """Call ``on_disconnect`` when the client disconnects. Return False if it already has."""
 
-    def unwatch(self, departed: Callable[[], None]) -> None: ...
+    def unwatch(self, departed: Callable[[], None]) -> None:
+        """Undo ``watch_disconnect``."""
 
-    async def send(self, message: Message) -> None: ...
+    async def send(self, message: Message) -> None:
+        """Send an ASGI message; waits while the client does not read."""
 
-    def part(self, data: bytes, *, last: bool = False) -> bool: ...
+    def part(self, data: bytes, *, last: bool = False) -> bool:
+        """Write a part without waiting. Return True if another part may be written in the same way."""
 
 
 class Cycle:
-    """``watchers`` are the connection's: who is to be called when it is lost. ``headers`` begin every answer's.
+    """One request and its response, and the connection they belong to.
 
-    ``keep_alive``: the connection goes on after the answer. ``expected``: the client sends its body once it is told to.
-    ``complete`` is called when all of the answer was written.
+    ``watchers``: the connection's callbacks for its loss. ``default_headers``: put first in every response.
+    ``keep_alive``: keep the connection open after the response. ``expects_continue``: the client waits for
+    "100 Continue" before it sends its body. ``on_complete`` is called once the whole response has been written.
     """
 
     def __init__(
@@ -69,66 +78,67 @@ class Cycle:
         self.keep_alive = keep_alive
         self.disconnected = False
         self.response_started = self.response_complete = False
-        self.whole = False  # all of the request's body has arrived
+        self.whole = False  # True: the request's body has arrived completely
         self._watchers = watchers
         self._headers = headers
         self._expected = expected
         self._complete = complete
         self._body = b""
-        self._news = False  # something has happened that was not received
+        self._news = False  # True: something has happened since the last call of `receive_message`
         self._waiter: asyncio.Future[None] | None = None
         self._head = b""
         self._silent = scope["method"] == "HEAD"
         self._chunked = self._apart = False
 
     async def run(self, app: ASGIApp) -> None:
-        """Have the application answer."""
+        """Run the application for this request. Closes the connection if it did not complete a response."""
         self.scope[CYCLE] = self
         try:
             await app(self.scope, self.receive, self.send)
         finally:
-            del self.scope[CYCLE]  # which refers to the scope: nothing is to wait for the garbage collector
+            del self.scope[CYCLE]  # breaks the reference cycle, so that nothing waits for the garbage collector
             if not self.response_complete and not self.disconnected:
                 self.transport.close()
 
     @property
     def blocked(self) -> bool:
-        """Must the next write wait, because the client has not read the last ones?"""
+        """Whether the next write has to wait because the client has not read the previous ones."""
         return self.flow.write_paused and not self.disconnected
 
     def abort(self) -> None:
-        """Close the connection at once, whatever is still unsent."""
+        """Close the connection at once and drop unsent data."""
         self.transport.abort()
 
     def watch(self, departed: Callable[[], None]) -> bool:
-        """Have ``departed`` called when the connection is lost. False if it already is."""
+        """Call ``on_disconnect`` when the connection is lost. Return False if it already is."""
         self._watchers.add(departed)
-        self.flow.resume_reading()  # its end would not be noticed otherwise
+        self.flow.resume_reading()  # a disconnect is only noticed while reading
         return not self.disconnected and not self.transport.is_closing()
 
     def unwatch(self, departed: Callable[[], None]) -> None:
+        """Undo ``watch_disconnect``."""
         self._watchers.discard(departed)
 
     # -- the request
 
     def arrived(self, data: bytes) -> int:
-        """More of the body has come: how much of it waits to be read."""
+        """Append data to the request body. Return the number of bytes that the application has not read yet."""
         self._body += data
         self._wake()
         return len(self._body)
 
     def end(self) -> None:
-        """The body has come to its end."""
+        """Mark the request body as complete."""
         self.whole = True
         self._wake()
 
     def lost(self) -> None:
-        """The connection is."""
+        """Handle the loss of the connection."""
         self.disconnected = not self.response_complete
         self._wake()
 
     async def receive(self) -> Message:
-        """ASGI's ``receive``."""
+        """Implement ASGI's ``receive``."""
         if self._expected and not self.transport.is_closing():
             self._expected = False
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -151,7 +161,7 @@ class Cycle:
     # -- the answer
 
     async def send(self, message: Message) -> None:
-        """ASGI's ``send``."""
+        """Implement ASGI's ``send``."""
         if self.blocked:
             await self.flow.drain()
         if self.disconnected or self.response_complete:
@@ -162,15 +172,17 @@ class Cycle:
             self.begin(message["status"], message["headers"])
 
     def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """The head of the answer, which leaves with its first part. Raises RuntimeError for one with a line break."""
+        """Set status and headers, which are sent with the first part. Raises RuntimeError for a line break in them."""
         if self.disconnected or self.response_complete:
             return
         self.response_started, self._expected = True, False
         self._head = self._begin(status, [*self._headers, *headers])
 
     def part(self, data: bytes, *, last: bool = False) -> bool:
-        """More of a body that has begun and is not ``blocked``: ``send`` without its ceremony. May another follow in
-        this way?"""
+        """Write a part of a response that has begun and is not ``write_blocked``, without a coroutine.
+
+        Return True if another part may be written in the same way.
+        """
         if self.disconnected or self.response_complete:
             return True
         if self._silent:
@@ -194,10 +206,10 @@ class Cycle:
         return not self.flow.write_paused
 
     def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
-        """The head. Raises RuntimeError when a header would begin a line of its own."""
+        """Return the encoded head. Raises RuntimeError if a header contains a line break."""
         names = dict(headers)
         sized = b"content-length" in names or status in (204, 304)
-        self._chunked = not sized and self.scope["http_version"] != "1.0"  # whose answers end with the connection
+        self._chunked = not sized and self.scope["http_version"] != "1.0"  # HTTP/1.0: the body ends with the connection
         self._apart = APART in self.scope
         if self._chunked and not self._silent:
             headers.append((b"transfer-encoding", b"chunked"))

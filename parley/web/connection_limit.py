@@ -1,7 +1,7 @@
-"""How many connections of clients there is room for: as many as descriptors allow, at all ports of a process together.
+"""Limits the client connections of a process, over all its ports, to the number that file descriptors allow.
 
-Beyond that one on which nothing happens is closed for one that comes; where there is none, who comes is told so. Knows
-no requests.
+Above the limit, an idle connection is closed in favour of a new one. If none is idle, requests on the new connection
+get an error. This module knows connections, not requests.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from typing import Protocol
 
 log = logging.getLogger("parley.server")
 
-SPARE = 64  # descriptors, at least: half for engines, other instances and files, half for clients that are refused
+SPARE = 64  # minimum of reserved descriptors: half for engines, other instances and files, half to refuse clients with
 SILENCE = 60.0  # seconds between two warnings
 
 
 class Guest(Protocol):
-    """A connection. ``spare``: it waits for another request."""
+    """A client connection. ``awaits_request``: it is idle, between two requests."""
 
     transport: asyncio.Transport
 
     @property
-    def spare(self) -> bool: ...
+    def spare(self) -> bool:
+        """Whether the connection is idle between two requests."""
 
 
 class Room:
-    """``served`` connections are answered; those beyond, up to ``full``, are told that there is no room."""
+    """Serves ``served_limit`` connections. Further ones, up to ``refused_limit``, get an error; the rest is aborted."""
 
     def __init__(self, served: int, full: int):
         self.served, self.full = served, full
@@ -40,7 +41,7 @@ class Room:
 
     @classmethod
     def greatest(cls, each: int) -> Room:
-        """What there is if ``each`` takes so many descriptors, of which there are to be as many as may be."""
+        """Raise the descriptor limit and derive how many connections fit, at ``descriptors_each`` per connection."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != hard:
             with contextlib.suppress(ValueError, OSError):
@@ -53,7 +54,10 @@ class Room:
         return cls(served, served + spare // 2)
 
     def enter(self, guest: Guest) -> bool:
-        """Is it served? If not it is to be told so, or is closed where there is not even room for that."""
+        """Register a connection. Return True if it is served.
+
+        If not, its request has to be refused. Above ``refused_limit`` the connection is aborted here.
+        """
         self._guests.add(guest)
         if len(self._guests) <= self.served:
             return True
@@ -70,4 +74,5 @@ class Room:
         return False
 
     def leave(self, guest: Guest) -> None:
+        """Unregister a connection that was lost."""
         self._guests.discard(guest)

@@ -1,4 +1,4 @@
-"""The content codings of bodies: what a client has packed, and what it may get packed. Knows only their names."""
+"""Content codings of HTTP bodies: decompresses requests and compresses responses with gzip or deflate."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from parley.errors import Malformed, TooLarge, UnknownCoding
 
 
 def inflate(body: bytes, coding: bytes, limit: int) -> bytes:
-    """A body without its content coding, at most ``limit`` bytes. Raises TooLarge, Malformed, UnknownCoding."""
+    """Decompress a body to at most ``limit`` bytes. Raises TooLarge, Malformed, UnknownCoding.
+
+    ``coding``: the value of Content-Encoding; for b"" and b"identity" the body is returned unchanged.
+    """
     coding = coding.strip().lower()
     if coding in (b"", b"identity"):
         return body
     if coding not in (b"gzip", b"x-gzip", b"deflate"):
         raise UnknownCoding("The body's Content-Encoding is not supported; send it as it is, or with gzip or deflate.")
-    stream = zlib.decompressobj(wbits=47)  # finds out by itself whether it is gzip or zlib
+    stream = zlib.decompressobj(wbits=47)  # detects gzip and zlib
     try:
         plain = stream.decompress(body, limit + 1)
     except zlib.error:
@@ -27,6 +30,6 @@ def inflate(body: bytes, coding: bytes, limit: int) -> bytes:
 
 
 def deflate(body: bytes, coding: bytes) -> bytes:
-    """A body in a content coding, ``gzip`` or ``deflate``."""
+    """Compress a body with a content coding, ``gzip`` or ``deflate``."""
     stream = zlib.compressobj(level=1, wbits=31 if coding == b"gzip" else 15)
     return stream.compress(body) + stream.flush()

@@ -1,8 +1,8 @@
-"""One HTTP exchange: the body in, the answer out, and the news that the client has left.
+"""One HTTP exchange: reads the request body, writes the response, and detects that the client disconnects.
 
-A client is watched in every phase, also while nothing is sent; the frameworks' own responders notice its leaving only
-when they write. The headers of a stream go out with its first bytes, so that everything that fails before that is an
-HTTP status. Knows nothing of engines, and of an API only its name for headers.
+The client is watched in every phase, also while nothing is sent; the responders of the frameworks notice a disconnect
+only when they write. The headers of a stream are sent with its first bytes, so that every earlier failure can still set
+the HTTP status. This module does not depend on engines, and on an API only for its headers and its error format.
 """
 
 from __future__ import annotations
@@ -31,26 +31,28 @@ JSON = b"application/json"
 
 
 class ClientGone(Exception):
-    """The client closed the connection, or stopped reading."""
+    """The client closed the connection or stopped reading."""
 
 
 class StageErrors(Protocol):
-    """The error answers of a request that this server answers in part."""
+    """The error responses of a request stage, for requests that are split between servers."""
 
     def refusal(self, error: ParleyError) -> Answer | None:
-        """The whole answer, if the error concerns another server and not the client's API."""
+        """Return the whole response if the error concerns another server rather than the client's API, else None."""
 
     def remarks(self, error: ParleyError) -> Headers:
-        """Headers that tell a coordinator what to do next."""
+        """Return headers that say to a coordinator how to proceed."""
 
 
 @dataclass
 class Exchange:
-    """``names`` translate the fields of errors; ``dialect`` words them, unless ``refusal`` does.
+    """One request and its response.
 
-    ``extra``: further headers of a stream. ``tenant``: on whose behalf, by the key. ``leg``: which part of the request
-    is done here, if it is not done as a whole. ``created``: when the request was, by the clock that its answer shows;
-    None: now. ``preface``: how many bytes came ``before`` the client's body.
+    ``field_names``: maps neutral field names in errors to the API's own. ``dialect`` formats errors unless
+    ``api_refusal`` does. ``extra_headers``: further headers of a stream. ``tenant``: the number of the client's API
+    key. ``stage``: set if this server runs only one stage of the request. ``created_at``: creation time that the
+    response shows, in seconds since the epoch; None: now. ``preface_size``: number of bytes before the client's body;
+    they are stored in ``preface_bytes``.
     """
 
     scope: Scope
@@ -74,36 +76,36 @@ class Exchange:
         self.arrived = time.perf_counter()
         self.headers: dict[bytes, bytes] = dict(self.scope["headers"])
         self._cycle: Outlet = self.scope[CYCLE]
-        self.written = 0.0  # when the last part of a stream was
+        self.written = 0.0  # time of the last write, by `perf_counter`
         self._held: bytes | None = None
         self.identify(draw().hex())
 
     def identify(self, unique: str) -> None:
-        """Be the request of this id, 32 hexadecimal digits; what is drawn for its answer comes from that."""
+        """Set the request's id, 32 hexadecimal digits. Ids in the response are derived from it."""
         given = self.headers.get(b"x-request-id", b"")
         self.unique, self.id = unique, given.decode() if REQUEST_ID.fullmatch(given) else f"req_{unique}"
 
     def divert(self, outlet: Outlet) -> None:
-        """Let the answer go somewhere else than to the connection that the request came by."""
+        """Redirect the response from the request's own connection to another writer."""
         self._cycle, self.raw_send = outlet, outlet.send
 
     def separate(self) -> None:
-        """Have each event be a chunk, if clients of this API count on it."""
+        """Send each event as a chunk of its own if the dialect's clients rely on that."""
         if self.dialect.apart:
             self.scope[APART] = True
 
     @property
     def begun(self) -> bool:
-        """Has whoever waits for the answer got its beginning?"""
+        """Whether the receiver of the response already has its beginning."""
         return self._cycle.response_started
 
     @property
     def path(self) -> Mapping[str, str]:
-        """The parts of the path that the route names."""
+        """The parameters in the path, by the names in the route."""
         return self.scope.get("path_params", {})
 
     def patience(self) -> float | None:
-        """How many seconds the client gives the request in a header, None if it does not say. Raises Invalid."""
+        """Return the client's timeout from the request header in seconds, None if there is none. Raises Invalid."""
         said = self.headers.get(TIMEOUT)
         if said is None:
             return None
@@ -113,24 +115,24 @@ class Exchange:
         return float(said)
 
     async def body(self) -> bytes:
-        """The whole request body, decompressed, and no longer held here. Raises what ``peek`` raises."""
+        """Return the whole decompressed body and drop it here. Raises the same errors as ``peek_body``."""
         body = await self.peek()
         self._held = None
         return body
 
     async def peek(self) -> bytes:
-        """The whole body, decompressed, to be asked for again. Raises TooLarge, TimedOut, BadRequest, ClientGone."""
+        """Return the whole decompressed body and keep it. Raises TooLarge, TimedOut, BadRequest, ClientGone."""
         if self._held is None:
             self._held = await self._read()
         return self._held
 
     def replace(self, body: bytes) -> None:
-        """Have this for the body, which has been looked at, from now on."""
+        """Replace the body that ``peek_body`` returned."""
         self._held = body
 
     async def _read(self) -> bytes:
         limit = min(self.options.body_limit, self.dialect.body_limit or self.options.body_limit)
-        limit += min(limit, self.preface)  # who says how long that is may be anybody
+        limit += min(limit, self.preface)  # bounded, because any sender may announce a preface
         announced = self.headers.get(b"content-length", b"")
         if announced.isdigit() and int(announced) > limit:
             raise TooLarge(f"The body has {int(announced)} bytes; {limit} are allowed.")
@@ -161,7 +163,7 @@ class Exchange:
         return b"".join(chunks)
 
     async def while_connected(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do the work, but stop it the moment the client leaves: then ClientGone is raised."""
+        """Run a coroutine, and cancel it as soon as the client disconnects. Raises ClientGone in that case."""
         task = asyncio.current_task()
         assert task is not None
         gone = False
@@ -185,13 +187,13 @@ class Exchange:
             self._cycle.unwatch(departed)
 
     async def answer(self, body: bytes, status: int = 200, type: bytes = JSON, extra: Headers = ()) -> None:
-        """Send an answer in one piece; an empty ``type`` is left out."""
+        """Send a response in one piece; an empty ``content_type`` is left out."""
         kind = [(b"content-type", type)] if type else []
         await self._start(status, [*kind, (b"content-length", b"%d" % len(body)), *extra])
         await self._body(body, last=True)
 
     async def write(self, data: bytes, media_type: str, *, last: bool = False) -> None:
-        """Send a part of a stream, behind the headers if it is the first; an empty type is left out of them."""
+        """Send a part of a stream, after the headers if it is the first one; an empty media type is left out."""
         if not self.status:
             kind = [(b"content-type", media_type.encode())] if media_type else []
             await self._start(
@@ -206,13 +208,15 @@ class Exchange:
         await self._body(data, last=last)
 
     def part(self, data: bytes) -> bool:
-        """``write`` of a part that is not the first, without a coroutine's ceremony. May another follow in this way?
-        Not if the client has not read the last ones."""
+        """Write a part that is not the first one, without a coroutine.
+
+        Return True if another part may be written in this way, False if the client has not read the previous ones.
+        """
         self.written = time.perf_counter()
         return self._cycle.part(data)
 
     async def refuse(self, error: ParleyError, extra: Headers = ()) -> None:
-        """Send an error as the whole answer."""
+        """Send an error as the whole response."""
         error = self.translate(error)
         own = self.leg.refusal(error) if self.leg is not None else None
         answer = own or self.refusal(error) or self.dialect.error(error)
@@ -227,13 +231,13 @@ class Exchange:
         await self.answer(answer.body, answer.status, answer.type, headers)
 
     def translate(self, error: ParleyError) -> ParleyError:
-        """The error with its neutral field under the API's own name."""
+        """Replace the neutral field name in the error by the API's own, and return the error."""
         if isinstance(error, BadRequest) and error.field is not None:
             error.field = self.names.get(error.field, error.field)
         return error
 
     def abort(self) -> None:
-        """Close the connection at once, dropping what is unsent."""
+        """Close the connection at once and drop unsent data."""
         self._cycle.abort()
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
@@ -254,7 +258,7 @@ class Exchange:
         self.complete = last
 
     async def _send(self, message: Message) -> None:
-        """Send, unless the client has not read for too long: then its connection is cut, and it counts as gone."""
+        """Send a message. A client that has not read anything for ``write_timeout`` seconds is disconnected."""
         if not self._cycle.blocked:
             await self.raw_send(message)
             return

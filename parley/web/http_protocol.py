@@ -1,8 +1,8 @@
-"""HTTP framing with limits: a head may be neither endless nor endlessly slow, and unread answers may not pile up.
+"""HTTP framing with limits on the size and duration of request heads and on the size of unread responses.
 
-Extends uvicorn's protocol, which has no such limits. What is wrong with a request that could be parsed is left to the
-application, so that it is answered in its API's own form; what cannot be parsed is answered here and the connection
-closed. The bodies' limits are in ``respond``.
+Extends uvicorn's protocol, which has no such limits. Errors in a request that could be parsed are left to the
+application, which answers in the format of the request's API. A request that cannot be parsed is answered here, and the
+connection is closed. The limits of bodies are in ``exchange``.
 """
 
 from __future__ import annotations
@@ -21,15 +21,18 @@ from parley.errors import HeadersTooLarge, Overloaded, ParleyError
 from parley.web.connection import Cycle
 from parley.web.options import HttpOptions
 
-LINGER = 2.0  # seconds for a client to stop sending a body that was refused
+LINGER = 2.0  # seconds that a client has to stop sending a body that was refused
 
-REFUSED = "parley.refused"  # scope: an error that the head itself earned
-NUMBER = "parley.number"  # scope: which request of its connection it is, from 1 on
+REFUSED = "parley.refused"  # scope key: an error found in the request head
+NUMBER = "parley.number"  # scope key: number of the request on its connection, from 1
 
 
 class Deadline:
-    """One thing that happens unless something else does before. Mostly something does: so the loop's timer is left as
-    it is, and when it rings too early it is set again."""
+    """A timer with one action at a time.
+
+    Most actions are replaced or cleared before they are due. So the loop's timer is not cancelled each time; if it
+    fires too early, it is started again.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self._loop = loop
@@ -38,16 +41,17 @@ class Deadline:
         self._timer: TimerHandle | None = None
 
     def set(self, seconds: float, action: Callable[[], None]) -> None:
-        """``action`` is to happen in so many seconds, and nothing that was set before."""
+        """Run ``action`` in this number of seconds, in place of any earlier action."""
         self._action, self._due = action, self._loop.time() + seconds
         if self._timer is None or self._due < self._rings:
             self._start()
 
     def clear(self) -> None:
+        """Drop the action; the timer keeps running."""
         self._action = None
 
     def end(self) -> None:
-        """It is not needed any more."""
+        """Drop the action and cancel the timer."""
         self._action = None
         if self._timer is not None:
             self._timer.cancel()
@@ -69,28 +73,30 @@ class Deadline:
 
 
 class Protocol(HttpToolsProtocol):
-    """One connection. ``bound`` makes the class for a server's options."""
+    """One connection. ``bind_options`` creates the subclass for a port's options."""
 
     options = HttpOptions()
 
     @classmethod
     def bound(cls, options: HttpOptions) -> type[Protocol]:
-        return type("Protocol", (cls,), {"options": options})
+        """Return a subclass with these options: uvicorn creates the protocol and cannot pass them."""
+        return type("LimitedHttpProtocol", (cls,), {"options": options})
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.parser: Any = httptools.HttpRequestParser(self)  # strict: uvicorn's takes requests behind a last one
+        self.parser: Any = httptools.HttpRequestParser(self)  # strict, unlike uvicorn's: no request follows a last one
         self.cycle: Cycle | None = None  # type: ignore[assignment]
-        self._answering: Cycle | None = None  # the request whose turn it is, or was last
+        self._answering: Cycle | None = None  # the request being answered, or the last one that was
         self._in_head = True
         self._in_message = self._began = False
         self._head_bytes = 0
-        self._number = 0  # of requests
-        self._crowded = False  # one too many: its request is refused
+        self._number = 0  # of requests so far
+        self._crowded = False  # True: above the connection limit, so its request is refused
         self._deadline = Deadline(self.loop)
-        self._watchers: set[Callable[[], None]] = set()  # to be told when the connection is lost
+        self._watchers: set[Callable[[], None]] = set()  # called when the connection is lost
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the timer for the first request head, and apply the connection limits."""
         super().connection_made(transport)
         if self.options.connections is not None and len(self.connections) > self.options.connections:
             transport.abort()
@@ -99,6 +105,7 @@ class Protocol(HttpToolsProtocol):
         self._deadline.set(self.options.header_timeout, self._too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel the timer and notify the cycles and all watchers."""
         self._deadline.end()
         self.connections.discard(self)
         if self.options.room is not None:
@@ -112,11 +119,12 @@ class Protocol(HttpToolsProtocol):
             departed()
 
     def data_received(self, data: bytes) -> None:
+        """Parse data and check the size and duration of the request head."""
         before, self._began = self._in_head, False
         try:
             self._feed(data)
         except httptools.HttpParserUpgrade:
-            pass  # CONNECT: it is answered, and nothing behind it is read
+            pass  # CONNECT: it is answered, and nothing after it is read
         except httptools.HttpParserError:
             self.send_400_response("Invalid HTTP request received.")
             return
@@ -125,17 +133,19 @@ class Protocol(HttpToolsProtocol):
         if self._began:
             self._deadline.set(self.options.header_timeout, self._too_slow)
         elif before and not self.transport.is_closing():
-            # Of the data in which a head begins, other requests may be the larger part: it does not count.
+            # Data in which a head begins may consist mostly of earlier requests, so it is not counted.
             self._head_bytes += len(data)
             if self._head_bytes > self.options.header_limit:
                 self._close(431, "The request's headers are too large.")
 
     def on_message_begin(self) -> None:
+        """Start a request head."""
         super().on_message_begin()
         self._in_head = self._in_message = self._began = True
         self._head_bytes = 0
 
     def on_headers_complete(self) -> None:
+        """Make the request's cycle, and start or queue it."""
         self._in_head = False
         if self._offered:
             return
@@ -164,29 +174,32 @@ class Protocol(HttpToolsProtocol):
         )
         if before is None or before.response_complete:
             self._answer(self.cycle)
-        else:  # one at a time; until then no more is read than was already
+        else:  # one request at a time; until then, read no further
             self.flow.pause_reading()
             self.pipeline.appendleft((self.cycle, self.app))  # type: ignore[arg-type]
 
     def on_body(self, body: bytes) -> None:
+        """Pass data to the cycle; stop reading if too much of it is unread."""
         if self.cycle is not None and not self.cycle.response_complete and self.cycle.arrived(body) > HIGH_WATER_LIMIT:
             self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
+        """Mark the request body as complete."""
         self._in_message = False
         if self._offered or self.cycle is None:
             return
         self.cycle.end()
-        if self.cycle.response_complete:  # then that was what it lingered for
+        if self.cycle.response_complete:  # the connection was only lingering for the body
             self._deadline.set(self.options.keep_alive, self._idle)
 
     def on_response_complete(self) -> None:
+        """Restart the timer, and start the next queued request."""
         self.server_state.total_requests += 1
         if self.pipeline:
-            pass  # what the client may still be sending is the next request
-        elif self._in_message and self._in_head:  # as it is here
+            pass  # the client may still be sending the next request
+        elif self._in_message and self._in_head:  # the next request, here too
             self._deadline.set(self.options.header_timeout, self._too_slow)
-        elif self._in_message:  # closing at once could cost it the answer
+        elif self._in_message:  # the client is still sending its body: closing at once could lose the response
             self._deadline.set(LINGER, self.transport.abort)
         else:
             self._deadline.set(self.options.keep_alive, self._idle)
@@ -197,19 +210,21 @@ class Protocol(HttpToolsProtocol):
             self._answer(self.pipeline.pop()[0])  # type: ignore[arg-type]
 
     def send_400_response(self, msg: str) -> None:
+        """Refuse data that is not HTTP, and close the connection."""
         self._close(400, msg)
 
     @property
     def _offered(self) -> bool:
-        """Does the request at hand offer to go on in another protocol?
+        """Whether the current request offers an upgrade to another protocol, except CONNECT.
 
-        httptools takes such a request for the last one in HTTP and drops its body; Java's own client offers HTTP/2 with
-        every first request. A server may ignore the offer (RFC 9110, 7.8), so it is read again without it.
+        httptools treats such a request as the last one in HTTP and drops its body. Java's own client offers HTTP/2
+        with every first request. A server may ignore the offer (RFC 9110, 7.8), so the request is parsed again
+        without it.
         """
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def _feed(self, data: bytes) -> None:
-        """Parse. Raises httptools.HttpParserError, and HttpParserUpgrade for CONNECT."""
+        """Parse data. Raises httptools.HttpParserError, and HttpParserUpgrade for CONNECT."""
         while data:
             try:
                 return self.parser.feed_data(data)
@@ -220,7 +235,7 @@ class Protocol(HttpToolsProtocol):
                 self.parser = httptools.HttpRequestParser(self)
 
     def _unoffered(self) -> bytes:
-        """The head of the current request without the offer."""
+        """Return the head of the current request without its upgrade header."""
         head = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
         head += [b"%b: %b" % (name, value) for name, value in self.headers if name != b"upgrade"]
         return b"\r\n".join(head) + b"\r\n\r\n"
@@ -232,13 +247,13 @@ class Protocol(HttpToolsProtocol):
         self.tasks.add(task)
 
     def _idle(self) -> None:
-        if self.transport.get_write_buffer_size():  # nobody reads: an orderly close would wait for ever
+        if self.transport.get_write_buffer_size():  # the client does not read: an orderly close would never complete
             self.transport.abort()
         self.transport.close()
 
     @property
     def spare(self) -> bool:
-        """Does it wait for another request?"""
+        """Whether the connection is idle between two requests."""
         answered = self.cycle is not None and self.cycle.response_complete
         return answered and not self._in_message and not self.transport.is_closing()
 
@@ -256,13 +271,13 @@ class Protocol(HttpToolsProtocol):
 
     def _too_slow(self) -> None:
         if self._answering is not None and not self._answering.response_complete:
-            return  # perhaps it was not read meanwhile: its time begins when that has ended
+            return  # reading may have been paused meanwhile; the time starts when this response is complete
         self._close(408, "The request's headers did not come in time.")
 
     def _close(self, status: int, message: str) -> None:
         under_way = self._answering
         if under_way is not None and under_way.response_started and not under_way.response_complete:
-            self.transport.abort()  # a second status line inside an answer would be worse than none
+            self.transport.abort()  # a second status line inside a response would be worse than none
         elif not self.transport.is_closing():
             body = message.encode()
             self.transport.write(

@@ -1,7 +1,7 @@
-"""What the server logs: one line for each request, and everybody's messages in one form, as text or as JSON.
+"""Logging: one line per request, and all other messages in the same format, as text or JSON.
 
-A line holds no prompt, no answer and no key, and what a client chose (path, model, id) cannot break out of it. Lines
-are written by a thread: a terminal or a pipe that nobody reads may stop that, but never the server.
+A line contains no prompt, no answer and no key, and values chosen by a client (path, model, id) are escaped. A thread
+writes the lines: a terminal or pipe that is not read may block that thread, but never the server.
 """
 
 from __future__ import annotations
@@ -24,43 +24,44 @@ from starlette.types import Scope
 
 log = logging.getLogger("parley.access")
 
-LONGEST_PATH = 200
-WAITING = 10_000  # lines; what comes while so many wait is lost
-GATHER = 0.05  # seconds for which lines are gathered before they are written
-LAST_LINES = 0.5  # seconds for them at the end of the process
+LONGEST_PATH = 200  # characters of a path that are logged
+WAITING = 10_000  # lines in the queue; above this, new lines are dropped
+GATHER = 0.05  # seconds between writes, so that several lines are written together
+LAST_LINES = 0.5  # seconds to write the last lines at the end of the process
 
 
 def set_up(form: Literal["text", "json"]) -> None:
-    """Log to standard error."""
+    """Set up logging to standard error."""
     logging.raiseExceptions = False
     inlet = Inlet(Json() if form == "json" else Plain())
     threading.Thread(target=inlet.write, name="parley-log", daemon=True).start()
     atexit.register(inlet.wait)
-    # Nobody is shown where a line comes from.
+    # No format shows where a line comes from, so logging need not find out.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None  # type: ignore[attr-defined]
     root = logging.getLogger()
     root.handlers = [inlet]
     root.setLevel(logging.WARNING)
     logging.getLogger("parley").setLevel(logging.INFO)
-    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # its errors are ours, and told by us
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # its errors are handled and logged by us
 
 
 class Inlet(logging.Handler):
-    """Takes records; ``write``, for one thread, formats them and writes them to file descriptor 2, many at a time.
+    """A logging handler that queues records; the log thread formats and writes them to file descriptor 2, in batches.
 
-    That thread may be stuck for ever, so it holds no lock, of its own or of ``sys.stderr``, for which a record or the
-    end of the process would wait.
+    That thread may block for ever. So it holds no lock that a log call or the end of the process waits for: neither its
+    own nor that of ``sys.stderr``.
     """
 
     def __init__(self, form: logging.Formatter):
         super().__init__()
         self._form = form
         self._records: deque[logging.LogRecord] = deque()
-        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # rung by the first of some records
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()  # wakes the thread for the first record of a batch
         self._written = True
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Queue a record; drop it if the queue is full."""
         if len(self._records) >= WAITING:
             return
         self._records.append(record)
@@ -69,9 +70,10 @@ class Inlet(logging.Handler):
             self._bell.put(None)
 
     def write(self) -> None:
+        """Write batches of records for ever; runs in a thread."""
         while True:
             self._bell.get()
-            time.sleep(GATHER)  # waking for each line would cost the event loop more than the line does
+            time.sleep(GATHER)  # waking for every line would cost the event loop more than the line itself
             lines = b""
             while self._records:
                 lines += f"{self._line(self._records.popleft())}\n".encode("utf-8", "backslashreplace")
@@ -81,7 +83,7 @@ class Inlet(logging.Handler):
             self._written = not self._records
 
     def _line(self, record: logging.LogRecord) -> str:
-        """One that cannot be formatted says where it is from: those behind it are to be written."""
+        """Format a record. If that fails, the line names its logger instead, and the records after it are kept."""
         try:
             return self._form.format(record)
         except Exception as error:
@@ -90,16 +92,17 @@ class Inlet(logging.Handler):
             return self._form.format(record)
 
     def wait(self) -> None:
-        """Let the last lines be written, if they can be."""
+        """Wait for the last lines to be written, LAST_LINES seconds at most."""
         deadline = time.monotonic() + LAST_LINES
         while not self._written and time.monotonic() < deadline:
             time.sleep(0.005)
 
 
 class Plain(logging.Formatter):
-    """``12:30:01 warning message``, everything unprintable escaped."""
+    """Formats records as ``12:30:01 warning message``, with unprintable characters escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return the line for a record."""
         clock = _clock(int(record.created))
         level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()} "
         trace = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
@@ -112,9 +115,10 @@ def _clock(second: int) -> str:
 
 
 class Json(logging.Formatter):
-    """One JSON object per line; the fields of an access line are members of it."""
+    """Formats records as JSON objects, one per line; the fields of an access log line become members."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return the line for a record."""
         entry: dict[str, Any] = {
             "time": round(record.created, 3),
             "level": record.levelname.lower(),
@@ -125,24 +129,24 @@ class Json(logging.Formatter):
             entry["trace"] = self.formatException(record.exc_info)
         try:
             return msgspec.json.encode(entry).decode()
-        except UnicodeEncodeError:  # half of a surrogate pair: a file's name that is no UTF-8
+        except UnicodeEncodeError:  # a lone surrogate, from a file name that is not UTF-8
             return json.dumps(entry)
 
 
 @dataclass
 class Note:
-    """What the access log says of a request beside method, path, status and time."""
+    """The fields of an access log line besides method, path, status and time."""
 
     model: str = ""
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    first_token: float | None = None  # seconds
+    first_token: float | None = None  # seconds from the request's arrival
     finish: str = ""
-    probe: bool = False  # asked every few seconds; not worth a line
+    probe: bool = False  # a health probe or scrape, sent every few seconds: not logged
 
 
 class Ended(Protocol):
-    """A request that has ended, as far as its access line shows it. Status 0: nothing was sent."""
+    """A finished request, as the access log needs it. Status 0: no response was sent."""
 
     id: str
     scope: Scope
@@ -152,14 +156,14 @@ class Ended(Protocol):
 
 
 def access(exchange: Ended) -> None:
-    """Log a request that has ended. Status 499: the client left before there was an answer."""
+    """Log a finished request, unless it was a probe. Status 499: the client left before the response."""
     if not exchange.note.probe:
         scope = exchange.scope
         served(exchange.id, scope["method"], scope["path"], exchange.status or 499, exchange.arrived, exchange.note)
 
 
 class Served:
-    """An access line. It is written where it is formatted, and that is not where requests are served."""
+    """The message of an access log line. It is formatted in the log thread, not where requests are served."""
 
     __slots__ = ("_id", "_method", "_note", "_path", "_seconds", "_status")
 
@@ -169,6 +173,7 @@ class Served:
 
     @property
     def fields(self) -> dict[str, Any]:
+        """The line's fields by their names in JSON."""
         note = self._note
         return {
             "id": self._id,
@@ -189,12 +194,12 @@ class Served:
 
 
 def served(id: str, method: str, path: str, status: int | str, arrived: float, note: Note) -> None:
-    """Log what was served to one request."""
+    """Log a request that has been answered. ``arrived_at``: by `time.perf_counter`."""
     log.info(Served(id, method, path, status, time.perf_counter() - arrived, note))
 
 
 def printable(text: str) -> str:
-    """The text with control characters and lone surrogates escaped, so that it stays one line."""
+    """Escape control characters and lone surrogates in a text, so that it stays on one line."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

@@ -1,4 +1,4 @@
-"""Work on texts beside the event loop, where it would hold others up. Knows nothing of what is done."""
+"""Runs slow text work in a thread so that it does not block the event loop."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-LARGE = 16 << 10  # bytes or characters from which work on a text leaves the event loop
+LARGE = 16 << 10  # bytes or characters of input above which work runs in a thread
 
 
 async def off_loop(size: int, work: Callable[[], T]) -> T:
-    """Do the work, in a thread if its input is large."""
+    """Call ``work`` and return its result; use a thread if its input is larger than LARGE."""
     return await asyncio.to_thread(work) if size > LARGE else work()
 
 
 def give_back() -> None:
-    """Give the system back what was freed and the C library keeps, which may be gigabytes; where that can be told."""
+    """Return memory that was freed but that the C library keeps, possibly gigabytes, to the system.
+
+    Does nothing where the C library has no ``malloc_trim``.
+    """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

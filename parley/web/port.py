@@ -1,6 +1,6 @@
-"""A port: its socket, uvicorn with our framing on it, and what a process that listens does at its start.
+"""An HTTP port: its socket, uvicorn with our protocol class, and the start-up of a process that listens.
 
-Knows nothing of what is answered there.
+This module does not depend on the application that is served.
 """
 
 from __future__ import annotations
@@ -23,15 +23,21 @@ BACKLOG = 2048
 
 
 def settle() -> None:
-    """Spare requests the search for garbage in what is there by now, and stays; and most of it in what they make
-    themselves, which goes without when they end."""
+    """Keep garbage collection out of requests.
+
+    Objects that exist now stay, so they are excluded from further collections. The thresholds are raised, because most
+    objects of a request are freed by their reference counts when it ends.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
 
 
 def keep_standard_streams() -> None:
-    """Open what was closed of descriptors 0 to 2: a socket would take the number, and a client would get the log."""
+    """Reopen closed descriptors among 0 to 2: a socket could get the number otherwise, and a client would get the log.
+
+    They are opened on the null device.
+    """
     for number in range(3):
         try:
             os.fstat(number)
@@ -40,20 +46,20 @@ def keep_standard_streams() -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that accepts from now on; ``::`` stands for IPv4 as well. Raises OSError."""
+    """Return a listening socket; ``::`` accepts IPv4 as well. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     both = host == "::" and socket.has_dualstack_ipv6()
     return socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
 
 
 def reason(error: OSError) -> str:
-    """Why ``listen`` cannot, for people."""
+    """Return the reason of an error of ``open_listener`` in words."""
     code = error.errno or 0
     return os.strerror(code) if code > 0 else "the address is not known"
 
 
 def http(options: HttpOptions, app: ASGIApp, tls: SSLContext | None = None) -> uvicorn.Config:
-    """How uvicorn is to serve the application."""
+    """Return the uvicorn configuration for an application and port."""
     return uvicorn.Config(
         app,
         interface="asgi3",
@@ -71,15 +77,16 @@ def http(options: HttpOptions, app: ASGIApp, tls: SSLContext | None = None) -> u
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its own idea of signals."""
+    """A uvicorn server without signal handling."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone: the process handles them itself."""
         yield
 
 
 def crossed(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """The application with CORS around it, if pages of any origin may call it."""
+    """Add CORS headers to the application if pages of other origins may call it."""
     if not origins:
         return app
     return CORSMiddleware(

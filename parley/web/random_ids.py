@@ -1,12 +1,12 @@
-"""Random bytes that nobody can guess, fetched from the system many at a time, for asking costs more than their use."""
+"""Unpredictable random ids. The system is asked for many at a time, since a call costs more than an id's use."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 
-SIZE = 16
-MANY = 256
+SIZE = 16  # bytes of an id
+MANY = 256  # ids fetched from the system at once
 
 
 def _draws() -> Iterator[bytes]:
@@ -16,4 +16,4 @@ def _draws() -> Iterator[bytes]:
             yield store[start : start + SIZE]
 
 
-draw = _draws().__next__  # SIZE bytes, for the thread of the event loop
+draw = _draws().__next__  # returns SIZE bytes; only for the event loop's thread

@@ -1,4 +1,4 @@
-"""Encryption of a port: its certificate, and which clients are let in. Knows files, and nothing of what is served."""
+"""TLS contexts of ports and of connections between instances: certificates, and the accepted client authorities."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from parley.web.options import Tls
 
 
 class BadTls(Exception):
-    """A file cannot be used. The message names it."""
+    """A TLS file cannot be used. The message names it."""
 
 
 def context(tls: Tls) -> ssl.SSLContext:
-    """What connections are encrypted with. Without a password file that of a key is asked at the terminal.
+    """Return the TLS context of a port. An encrypted key without a password file is asked for at the terminal.
 
     Raises BadTls.
     """
@@ -25,7 +25,7 @@ def context(tls: Tls) -> ssl.SSLContext:
 
 
 def _with(made: ssl.SSLContext, tls: Tls) -> ssl.SSLContext:
-    """A context with the files. Raises BadTls."""
+    """Load the files of ``tls`` into a context and return it. Raises BadTls."""
     made.minimum_version = ssl.TLSVersion.TLSv1_2
     certify(made, tls.certificate, tls.key, tls.password)
     for path in tls.clients:
@@ -40,21 +40,23 @@ def _with(made: ssl.SSLContext, tls: Tls) -> ssl.SSLContext:
 
 
 def certify(made: ssl.SSLContext, certificate: Path, key: Path, password: Path | None) -> None:
-    """Have a context show a certificate. ``password``: the file with that of its key. Raises BadTls."""
+    """Load a certificate into a context. ``password_file``: file with the password of its key. Raises BadTls."""
     said = None
     if password is not None:
         with using(password):
             said = password.read_text("utf-8").strip()
     for path in (certificate, key):
         with using(path):
-            path.read_bytes()  # what follows does not say which of the two is at fault
+            path.read_bytes()  # load_cert_chain does not say which of the two files is at fault
     with using(key):
         made.load_cert_chain(certificate, key, said)
 
 
 def calling(tls: Tls) -> ssl.SSLContext:
-    """The same files for connections to others of the same authorities. These are known by their certificates alone:
-    where each is reached is decided elsewhere. Raises BadTls."""
+    """Return the TLS context for connections to instances with the same authorities. Raises BadTls.
+
+    They are identified by their certificates alone; host names are not checked, since addresses are chosen elsewhere.
+    """
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     made.check_hostname = False
     return _with(made, tls)
@@ -62,7 +64,7 @@ def calling(tls: Tls) -> ssl.SSLContext:
 
 @contextmanager
 def using(path: Path) -> Iterator[None]:
-    """What goes wrong inside is the file's fault. Raises BadTls."""
+    """Raise every error in the block as BadTls that names this file."""
     try:
         yield
     except ssl.SSLError as error:

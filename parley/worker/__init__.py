@@ -1,1 +1,1 @@
-"""The engine process: receives messages, runs the loop and sends outputs."""
+"""The engine process: receives messages, runs the engine loop and sends outputs."""

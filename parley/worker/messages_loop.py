@@ -1,6 +1,6 @@
-"""What an engine's loop is told, message by message, between its steps.
+"""Applies the messages for an engine to its loop, between the steps.
 
-Knows what each message means to the loop, and nothing of where messages come from or go to.
+This module maps each message to a call of the loop; the transport of messages is elsewhere.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ Send = Callable[[FromEngine], None]
 
 
 def serve(loop: Loop, holds: Holds | Transit, inbox: Inbox, send: Send) -> None:
-    """Do what messages say, step by step, until Shutdown. ``holds``: the loop's, or what stands before them."""
+    """Apply messages and run steps until Shutdown. ``page_holder``: the loop's pinned pages or their staging."""
     while True:
-        # New work and cancels come before scheduling; only an idle loop waits for them.
+        # Requests and cancels are handled before scheduling; only an idle loop waits for messages.
         idle = loop.idle
         while idle or not inbox.empty():
             message = inbox.get()

@@ -1,8 +1,8 @@
-"""The engine's own side: load the model, then serve what comes. Runs as a process of its own or in a thread.
+"""Runs an engine: loads the model, then serves messages, in a process of its own or in a thread.
 
-As a process (``python -m parley.engine.host FD``) it talks over one stream socket, inherited as file descriptor FD.
-The first frame is Settings; then ToEngine frames come in and FromEngine frames go out. End of file means that the API
-process is gone, and ends this one at once, whatever it is doing: there is nothing here worth saving.
+As a process (``python -m parley.worker.process FD``) it communicates over a stream socket, inherited as file descriptor
+FD. The first frame is Settings; then ToEngine frames arrive and FromEngine frames are sent. End of file means that the
+API process is gone. It ends this process at once, even during a step: there is no state worth saving.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("parley.engine")
 
-# Read when torch is imported. oneDNN and torch keep compiled code for every shape they meet, 1,024 each by default:
-# half a gigabyte after an hour of mixed load; a shape that fell out costs a fraction of a millisecond when it returns.
-# A thread of OpenMP that has nothing to do turns for milliseconds by default, on the core that the API process needs;
-# so many turns bridge the gap between two kernels, some 30 microseconds.
+# Environment variables that are read when torch is imported. oneDNN and torch cache compiled code for every shape, by
+# default 1,024 each: half a gigabyte after an hour of mixed load. An evicted shape costs a fraction of a millisecond
+# when it is needed again. An idle OpenMP thread spins for milliseconds by default, on a core that the API process
+# needs; this number of spins bridges the gap between two kernels, some 30 microseconds.
 LIBRARIES = {
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
     "LRU_CACHE_CAPACITY": "128",
@@ -45,7 +45,7 @@ LIBRARIES = {
 
 
 def work(settings: Settings, inbox: Inbox, send: Send) -> None:
-    """Load the model and serve messages until Shutdown. Never raises: what goes wrong is sent as Fatal."""
+    """Load the model and serve messages until Shutdown. Errors are sent as EngineFatal and not raised."""
     if settings.costs:
         from parley.worker import simulated
 
@@ -105,7 +105,7 @@ def work(settings: Settings, inbox: Inbox, send: Send) -> None:
 
 
 def _beside(runner: Runner, thread: ThreadPoolExecutor, inbox: Inbox) -> Fetch:
-    """Reads adapters in a thread of their own; what comes of it is a message like others."""
+    """Return a function that loads adapters in a thread and posts the result to the inbox."""
     from parley.model.load.loader import LoadError
 
     def read(folder: str, done: Callable[[Fetched], None]) -> None:
@@ -128,9 +128,9 @@ def _beside(runner: Runner, thread: ThreadPoolExecutor, inbox: Inbox) -> Fetch:
 
 
 def main(fd: int) -> None:
-    """Serve over an inherited socket until its end."""
-    # A terminal's Ctrl-C and a service manager's SIGTERM reach every process of the group, but it is the API process
-    # that decides when to end: it drains first. This process follows it by end-of-file.
+    """Serve over an inherited socket until it is closed. ``fd``: its file descriptor."""
+    # A terminal's Ctrl-C and a service manager's SIGTERM reach every process of the group, but the API process decides
+    # when to end, since it drains first. This process follows at end of file.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
@@ -150,14 +150,14 @@ def main(fd: int) -> None:
         except OSError:
             pass
         except (wire.BrokenFrame, msgspec.DecodeError) as error:
-            log.error("the stream from the API process is not what it should be: %s", error)
+            log.error("the stream from the API process is malformed: %s", error)
             os._exit(1)
         os._exit(0)
 
     def send(message: FromEngine) -> None:
         if isinstance(message, Ready):
-            # What loading made stays for good. To look through it for garbage takes a tenth of a second, in which
-            # every client would wait.
+            # Objects made while loading stay for good. Scanning them in each garbage collection would take a tenth of
+            # a second, and every client would wait.
             gc.collect()
             gc.freeze()
         try:

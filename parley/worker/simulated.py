@@ -1,8 +1,9 @@
-"""An engine whose steps take as long as a model's would and compute nothing, for measuring what stands around engines.
+"""A simulated engine for measuring the code around engines: its steps last as long as a model's but compute nothing.
 
-All but the runner is real: queue, chunks, pages, prefix cache, leases, reservations, and the process. The runner waits
-for what a cost model says of the step, and draws the prompt's own tokens, one after the other. Pages have no bytes, so
-those of other instances land when a link of a stated bandwidth would have brought them. Knows no tensors.
+All but the model runner is real: queue, chunked prefill, pages, prefix cache, leases, reservations, and the process.
+The runner waits for the time that a cost model gives for the step, and generates the prompt's own tokens in order.
+Pages have no content, so pages from other instances arrive when a link of a given bandwidth would have delivered them.
+This module uses no tensors.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from parley.engine.messages import Cancel, Conclude, Fatal, Filled, Free, Landed
 from parley.types import Arena, ModelInfo, Settings, Work
 from parley.worker.messages_loop import Inbox, Send, serve
 
-LATE = 0.005  # seconds after a step in which the next one counts as following it at once: what a busy machine adds
+LATE = 0.005  # seconds between two steps that still count as back to back, since a busy machine adds delays
 
 
 class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a model's steps take, in seconds; a file in TOML has the same names. Raises ValueError.
+    """Cost model of a simulated engine, in seconds. A TOML file has the same names. Raises ValueError.
 
-    A step of n tokens takes what a line through ``rows``, of (tokens, seconds), says at n; beyond the last it goes on
-    as between the last two. It takes ``context`` more for each token that a decode looks back at, and ``pair`` for each
-    pair of a prompt's token and one before it. ``blocks``: pages of the KV cache; ``length``: of the longest sequence,
-    in tokens. Keys and values of a token have ``token_bytes``, of which ``bandwidth`` come from other instances in a
-    second, ``latency`` after they were sent; 0 is no bound. ``speed``: so many of these seconds pass in one.
+    The time of a step of n tokens is interpolated linearly in ``rows``, a list of (tokens, seconds), and extrapolated
+    above the last one. Each context token of a decode adds ``context``, each pair of a prompt token and an earlier
+    token ``pair``. ``blocks``: pages of the KV cache; ``length``: longest sequence in tokens. The KV of a token has
+    ``token_bytes``; ``bandwidth`` of them arrive from other instances per second, ``latency`` after they were sent (0:
+    unlimited). ``speed``: simulated seconds per real second.
     """
 
     rows: list[tuple[int, float]]
@@ -50,39 +51,39 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         tokens, seconds = [each[0] for each in self.rows], [each[1] for each in self.rows]
         if len(tokens) < 2 or tokens != sorted(set(tokens)) or seconds != sorted(seconds) or seconds[0] < 0:
-            raise ValueError("rows have to be at least two, with more tokens and no less time each")
+            raise ValueError("rows must have at least two items, with increasing tokens and no decreasing seconds")
         if min(self.context, self.pair, self.token_bytes, self.bandwidth, self.latency) < 0 or self.speed <= 0:
-            raise ValueError("costs cannot be negative, and speed has to be above 0")
+            raise ValueError("costs cannot be negative, and speed must be above 0")
         if self.blocks < 1 or self.length < 1:
-            raise ValueError("there have to be blocks, and a length")
+            raise ValueError("blocks and length must be at least 1")
 
     def batch(self, tokens: int) -> float:
-        """Seconds of a step of so many tokens, but for attention."""
+        """Return the seconds of a step of this number of tokens, without attention."""
         at = min(max(1, bisect_right(self.rows, tokens, key=lambda each: each[0])), len(self.rows) - 1)
         (fewer, less), (more, longer) = self.rows[at - 1 : at + 1]
         return less + (longer - less) * max(0, tokens - fewer) / (more - fewer)
 
     def step(self, rows: list[Row]) -> float:
-        """Seconds of a step of these rows."""
+        """Return the seconds of a step with these rows."""
         looked = sum(row.start + 1 for row in rows if row.count == 1)
         pairs = sum(row.count * (row.start + (row.count + 1) / 2) for row in rows if row.count > 1)
         return self.batch(sum(row.width for row in rows)) + self.context * looked + self.pair * pairs
 
     def transfer(self, pages: int) -> float:
-        """Seconds for which these pages keep a link busy."""
+        """Return the seconds that these pages occupy a link."""
         return pages * BLOCK_SIZE * self.token_bytes / self.bandwidth if self.bandwidth else 0.0
 
 
 def read(file: str) -> Costs:
-    """Raises OSError, MsgspecError."""
+    """Read a cost model from a TOML file. Raises OSError, MsgspecError."""
     with open(file, "rb") as source:
         return msgspec.toml.decode(source.read(), type=Costs)
 
 
 class Runner:
-    """``core.sequence.Runner`` that waits. It draws tokens and can do nothing else that a model can."""
+    """A ``core.sequence.ModelRunner`` that waits instead of computing. Logprobs and beams are errors."""
 
-    vocab_size = 1 << 24  # any tokenizer's
+    vocab_size = 1 << 24  # large enough for any tokenizer
     generates = True
     dimensions = 0
     proposer: Proposer | None = None
@@ -94,22 +95,24 @@ class Runner:
         self._due = 0.0  # when the last step ended, or should have
 
     def fetch(self, folder: str) -> Adapter:
+        """Raise ValueError: there are no adapters."""
         raise ValueError("A simulated engine has no adapters.")
 
     def prepare(self, work: Work) -> Callable[[], None] | None:
+        """Prepare nothing."""
         return None
 
     def admit(self, sequence: Sequence) -> None:
-        pass
+        """Keep no state for the sequence."""
 
     def release(self, sequence: Sequence) -> None:
-        pass
+        """Free nothing."""
 
     def follow(self, forks: list[tuple[Sequence, Sequence]]) -> None:
-        pass
+        """Copy nothing."""
 
     def run(self, step: Step) -> list[Sampled]:
-        """Wait, from the end of the step before if that was just now."""
+        """Wait for the duration of the step, counted from the end of the previous one if that was just now."""
         now = time.perf_counter()
         self._due = (self._due if now - self._due < LATE else now) + self.costs.step(step.rows) / self.costs.speed
         time.sleep(max(0.0, self._due - time.perf_counter()))
@@ -119,21 +122,23 @@ class Runner:
 def _drawn(row: Row) -> Sampled:
     sequence, work = row.sequence, row.sequence.work
     if work.beam is not None or work.logprobs >= 0 or work.prompt_logprobs >= 0:
-        return Sampled(error="A simulated engine draws tokens and nothing else.")
+        return Sampled(error="A simulated engine returns tokens only, without logprobs or beam search.")
     return Sampled([sequence.tokens[sequence.generated % sequence.prompt_len]] if row.sample else [])
 
 
 class Link:
-    """When pages land that other instances send: one after the other, as fast as the link is. What follows them under
-    the same key comes no sooner. Times are those of a monotonic clock."""
+    """Simulates the link from other instances: pages arrive one after the other, at the link's bandwidth.
+
+    Later messages for the same key arrive no earlier than its pages. Times are those of a monotonic clock.
+    """
 
     def __init__(self, costs: Costs):
         self._costs = costs
-        self._free = 0.0  # when the last page has come through
-        self._landed: dict[str, tuple[int, float]] = {}  # by key: how many pages, and when
+        self._free = 0.0  # when the link becomes idle
+        self._landed: dict[str, tuple[int, float]] = {}  # by key: number of received pages, and their arrival
 
     def due(self, message: Any, now: float) -> float:
-        """When the message is to be delivered."""
+        """Return the time at which the message has to be delivered."""
         match message:
             case Landed(key, pages):
                 costs, (before, _) = self._costs, self._landed.get(key, (0, now))
@@ -150,7 +155,7 @@ class Link:
         return now
 
     def pass_on(self, inbox: Inbox, outbox: Inbox) -> None:
-        """Deliver messages for ever, each when it is due."""
+        """Deliver messages for ever, each when it is due; runs in a thread."""
         late: list[tuple[float, int, Any]] = []
         number = count()
         while True:
@@ -169,7 +174,7 @@ class Link:
 
 
 def work(settings: Settings, inbox: Inbox, send: Send) -> None:
-    """``host.work``, by the cost model that the settings name."""
+    """Serve messages like ``process.run_engine``, with the cost model that the settings name."""
     try:
         costs = read(settings.costs)
     except (OSError, msgspec.MsgspecError) as error:

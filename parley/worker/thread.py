@@ -1,4 +1,4 @@
-"""An engine in a thread of this process: for notebooks, scripts and tests. The server's own is ``remote``."""
+"""An engine in a thread of this process, for notebooks, scripts and tests. Servers use ``engine.remote``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from parley.worker.messages_loop import Inbox
 
 
 class LocalEngine(Engine):
-    """Runs the model in a thread. Imports torch when it starts, and shares the interpreter's lock with the caller."""
+    """Runs the model in a thread. Torch is imported at the start, and the interpreter's lock is shared."""
 
     def __init__(self, settings: Settings):
         super().__init__()
@@ -28,6 +28,7 @@ class LocalEngine(Engine):
         self._thread: threading.Thread | None = None
 
     async def start(self) -> None:
+        """Start the thread, which loads the model and then serves."""
         from parley.worker.process import work
 
         loop = asyncio.get_running_loop()
@@ -36,7 +37,7 @@ class LocalEngine(Engine):
         def send(message: FromEngine) -> None:
             try:
                 loop.call_soon_threadsafe(self._receive, message)
-            except RuntimeError:  # the event loop is closed: nobody is left to tell
+            except RuntimeError:  # the event loop is closed, so messages have no reader any more
                 self._inbox.put(Shutdown())
 
         self._thread = threading.Thread(
@@ -45,6 +46,7 @@ class LocalEngine(Engine):
         self._thread.start()
 
     async def close(self) -> None:
+        """Stop the thread and wait for it; open streams end with an error."""
         if self.state == "closed":
             return
         self.state = "closed"

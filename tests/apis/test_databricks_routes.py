@@ -1,4 +1,4 @@
-"""Databricks through the whole server: each of its paths, answers with the documented members, keys, streams."""
+"""Databricks through a running server: every path, the documented members of answers and streams, keys and errors."""
 
 import asyncio
 import base64
@@ -19,7 +19,7 @@ TEXT = {"prompt": "Hi", "max_tokens": 3}
 INPUT = {"input": ["Hi", "there"]}
 USAGE = {"prompt_tokens", "completion_tokens", "total_tokens"}
 MESSAGE = {"role", "content"}
-# What the documentation's tables say that an answer has; log-probabilities stand there as null.
+# The members that each kind of answer has in Databricks's documentation; log-probabilities are listed there as null.
 DOCUMENTED = {
     "chat": {
         "": {"id", "choices", "object", "created", "model", "usage"},
@@ -52,7 +52,7 @@ BODIES = {"chat": TALK, "completion": TEXT, "embedding": INPUT}
 
 
 def fits(told, kind):
-    """Has an answer exactly the documented members?"""
+    """Assert that an answer has exactly the documented members."""
     for place, names in DOCUMENTED[kind].items():
         value = told
         for name in filter(None, place.split(".")):
@@ -61,7 +61,7 @@ def fits(told, kind):
 
 
 @pytest.mark.parametrize("kind", BODIES)
-async def test_every_path_gives_what_is_documented(serve, kind):
+async def test_every_databricks_path_answers_with_the_documented_members(serve, kind):
     served = await serve()
     for path in PATHS[kind]:
         named = {} if path.startswith("/tiny") else {"model": "system.ai.tiny"}
@@ -80,7 +80,7 @@ async def test_every_path_gives_what_is_documented(serve, kind):
 
 
 @pytest.mark.parametrize("kind", ["chat", "completion"])
-async def test_streams_frame_by_frame(serve, kind):
+async def test_databricks_stream_frames_have_the_documented_members(serve, kind):
     served = await serve(reply=lambda work, index: [70] * work.max_tokens)
     for path in PATHS[kind]:
         answer = await served.post("/databricks/serving-endpoints" + path, BODIES[kind] | {"stream": True})
@@ -96,7 +96,7 @@ async def test_streams_frame_by_frame(serve, kind):
         assert roles == ["assistant" if kind == "chat" else None] + [None] * (len(told) - 1)
 
 
-async def test_a_silent_stream_stays_silent(serve):
+async def test_databricks_streams_carry_no_keep_alive_comments(serve):
     served = await serve(reply=lambda work, index: [70] * work.max_tokens, tick=0.05, ping_interval=0.01)
     answer = await served.post("/serving-endpoints/tiny/invocations", TALK | {"stream": True})
     lines = answer.body.decode().split("\n")
@@ -104,7 +104,7 @@ async def test_a_silent_stream_stays_silent(serve):
     assert answer.events[-1]["choices"][0]["finish_reason"] == "length"
 
 
-async def test_time_that_is_over(serve):
+async def test_databricks_request_past_its_deadline_is_504_or_truncated(serve):
     served = await serve(reply=lambda work, index: [70] * work.max_tokens, tick=0.001, timeout=0.1)
     prompt = {"prompt": "Hi", "max_tokens": 4000}
     late = await served.post("/databricks/serving-endpoints/completions", prompt)
@@ -113,7 +113,7 @@ async def test_time_that_is_over(serve):
     assert cut.status == 200 and cut.json["choices"][0]["finish_reason"] == "length"
 
 
-async def test_a_context_that_is_full(serve):
+async def test_databricks_prompt_beyond_the_context_is_400_or_truncated(serve):
     served = await serve(reply=lambda work, index: [70] * work.max_tokens)
     prompt = {"prompt": "Hi", "max_tokens": 5000}
     answer = await served.post("/databricks/serving-endpoints/completions", prompt)
@@ -124,7 +124,7 @@ async def test_a_context_that_is_full(serve):
     assert cut.json["usage"]["total_tokens"] == 4096
 
 
-async def test_prompts_go_through_the_template_unless_they_are_raw(serve):
+async def test_databricks_applies_the_chat_template_unless_prompt_is_raw(serve):
     served = await serve()
     counts = []
     for raw in (True, False):
@@ -138,7 +138,7 @@ async def test_prompts_go_through_the_template_unless_they_are_raw(serve):
     assert counts == [plain, turn] and turn > plain
 
 
-async def test_an_instruction_stands_before_each_text(serve):
+async def test_databricks_prepends_the_instruction_to_each_embedded_text(serve):
     served = await serve()
     told = (await served.post("/serving-endpoints/embeddings", INPUT | {"instruction": "Find:"})).json
     whole = {"input": ["Find: Hi", "Find: there"]}
@@ -146,7 +146,7 @@ async def test_an_instruction_stands_before_each_text(serve):
     assert told["data"] == same["data"] and told["usage"] == same["usage"]
 
 
-async def test_keys(serve):
+async def test_databricks_accepts_bearer_and_basic_keys_and_rejects_others(serve):
     key = "dapi-0123456789abcdef"
     served = await serve(api_keys=(key,))
     path = "/databricks/serving-endpoints/tiny/invocations"
@@ -161,7 +161,7 @@ async def test_keys(serve):
     assert (managed.status, managed.json["error_code"]) == (401, "UNAUTHENTICATED")
 
 
-async def test_what_is_not_there(serve):
+async def test_databricks_missing_endpoints_and_paths_have_error_codes(serve):
     served = await serve()
     for path, code in (
         ("/serving-endpoints/none/invocations", "RESOURCE_DOES_NOT_EXIST"),
@@ -179,7 +179,7 @@ async def test_what_is_not_there(serve):
     assert metrics.headers["content-type"].startswith("text/plain") and b"parley:" in metrics.body
 
 
-async def test_a_full_queue_says_when_to_come_back(serve):
+async def test_databricks_full_queue_answers_429_with_retry_after(serve):
     served = await serve(reply=lambda work, index: [70] * work.max_tokens, tick=0.02, max_batch=1, max_queue=0)
     asking = asyncio.create_task(served.post("/serving-endpoints/tiny/invocations", TALK | {"max_tokens": 30}))
     await served.until(lambda: bool(served.service.open))
@@ -210,7 +210,7 @@ async def three(serve, folder):
     return await serve(says(300), names=("small", "org/alias"), beside=others)
 
 
-async def test_an_endpoint_over_two_models(three):
+async def test_databricks_endpoint_routes_to_the_model_with_all_traffic(three):
     entities = [{"entity_name": name, "name": name[0]} for name in ("small", "large")]
     routes = [
         {"served_model_name": "s", "traffic_percentage": 0},
@@ -238,7 +238,7 @@ async def test_an_endpoint_over_two_models(three):
     assert [each["task"] for each in listed] == ["llm/v1/chat"] * 4 + ["llm/v1/embeddings"]
 
 
-async def test_models_of_one_endpoint_do_the_same(three):
+async def test_rejects_an_endpoint_that_mixes_chat_and_embedding_models(three):
     entities = [{"entity_name": name} for name in ("small", "vectors")]
     routes = [{"served_model_name": f"{name}-1", "traffic_percentage": 50} for name in ("small", "vectors")]
     config = {"served_entities": entities, "traffic_config": {"routes": routes}}
@@ -252,7 +252,7 @@ async def test_models_of_one_endpoint_do_the_same(three):
     assert (wrong.status, wrong.json["error_code"]) == (400, "BAD_REQUEST")
 
 
-async def test_a_model_that_comes_and_goes(three, folder):
+async def test_endpoint_state_follows_added_and_removed_models(three, folder):
     settings = Settings(model=str(folder), max_batch=8)
     late = Model(("late",), settings, FakeEngine(says(302), info=INFO), ServerOptions())
     entity = {"served_entities": [{"entity_name": "late"}]}

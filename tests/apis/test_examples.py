@@ -1,6 +1,6 @@
-"""The examples of the documents that an API is known by, sent letter by letter: answers have the documented members.
+"""Examples of the vendors' own documents, sent byte for byte: the answers have the documented members.
 
-``tests/data/examples.json`` holds what the documents show: bodies, and answers of which only the members count.
+``tests/data/examples.json`` holds the documented bodies and answers. Only the members of the answers are compared.
 """
 
 import json
@@ -13,7 +13,7 @@ EXAMPLES = json.loads((Path(__file__).parent.parent / "data" / "examples.json").
 
 
 def members(value: Any, at: str = "") -> set[str]:
-    """The paths of all members; entries of a list are all alike."""
+    """Return the paths of all members; entries of a list share one path."""
     if isinstance(value, list):
         return set().union(*(members(entry, at) for entry in value))
     if not isinstance(value, dict):
@@ -23,7 +23,7 @@ def members(value: Any, at: str = "") -> set[str]:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=[f"{each['source']}: {each['name']}" for each in EXAMPLES])
-async def test_an_example_sent_as_it_stands(serve, example):
+async def test_documented_example_gets_the_documented_members(serve, example):
     served = await serve(names=("mymodel",))
     for path in example["paths"]:
         answer = await served.call("POST", path, example["body"].encode(), {"content-type": "application/json"})
@@ -31,7 +31,7 @@ async def test_an_example_sent_as_it_stands(serve, example):
         streamed = path.endswith("_stream") and answer.status == 200
         kind = "text/event-stream; charset=utf-8" if streamed else "application/json"
         assert answer.headers["content-type"] == kind, path
-        told = json.loads(answer.body.removeprefix(b"data: ") if streamed else answer.body)  # it is one event
+        told = json.loads(answer.body.removeprefix(b"data: ") if streamed else answer.body)  # a stream has one event
         assert isinstance(told, type(example["answer"])), path
         assert members(told) == members(example["answer"]), path
         if "id" in example["answer"]:

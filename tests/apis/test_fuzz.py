@@ -1,4 +1,4 @@
-"""Bodies that nobody would send: the answer is never the server's fault, and nothing is left behind."""
+"""Odd bodies for every route: no answer may be a server error, and no request may remain afterwards."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.http_client import HELLO
 from support.strategies import scalars, schemas, texts, values, wanted
 
-BODIES = int(os.environ.get("PARLEY_FUZZ", "1000"))  # of all tests of this kind together
+BODIES = int(os.environ.get("PARLEY_FUZZ", "1000"))  # examples of all these tests in total
 ROUTES = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize", "/pooling"]
 VLLM = ["/vllm/v1/chat/completions", "/vllm/v1/completions", "/vllm/invocations", "/vllm/tokenize", "/vllm/detokenize",
         "/vllm/generate", "/generate", "/vllm/v1/embeddings", "/vllm/pooling"]  # fmt: skip
@@ -87,7 +87,7 @@ async def check(served, path: str, body: bytes) -> None:
         assert all("error" not in event for event in answer.events), (path, body)
 
 
-async def test_no_body_is_too_odd(serve):
+async def test_openai_routes_never_answer_odd_bodies_with_500(serve):
     served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
     before = await served.control()
 
@@ -125,7 +125,7 @@ async def check_tgi(served, path: str, body: bytes) -> None:
         assert answer.status == 200, (path, body, answer.body)
 
 
-async def test_no_generation_is_too_odd(serve):
+async def test_tgi_routes_never_answer_odd_bodies_with_500(serve):
     served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
     before = await served.control()
 
@@ -159,7 +159,7 @@ async def check_vllm(served, path: str, body: bytes) -> None:
         assert 0 < len(answer.error["message"]) < 2000
 
 
-async def test_no_body_is_too_odd_for_vllm(serve):
+async def test_vllm_routes_answer_odd_bodies_in_their_own_error_format(serve):
     served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
     before = await served.control()
 
@@ -181,7 +181,7 @@ async def check_flavour(served, path: str, body: bytes) -> None:
         assert answer.status in (400, 422) and answer.body.startswith(b"Failed to "), (path, body, answer.body)
     elif kind == "text/event-stream":
         assert answer.events, (path, body)
-    elif answer.status == 500:  # the original's only answer to what is wrong with an instance
+    elif answer.status == 500:  # TGI answers any invalid instance this way
         assert path == "/tgi/vertex" and answer.json["error_type"] == "Incomplete generation"
     elif answer.status != 200:
         assert answer.status in (422, 424) and list(answer.json) == ["error", "error_type"], (path, body, answer.body)
@@ -189,7 +189,7 @@ async def check_flavour(served, path: str, body: bytes) -> None:
         assert answer.json.keys() & {"choices", "predictions"}, (path, body)
 
 
-async def test_no_body_in_openais_form_is_too_odd_for_tgi(serve):
+async def test_tgi_chat_and_vertex_routes_survive_odd_bodies(serve):
     served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
     before = await served.control()
     instances = st.builds(lambda items: {"instances": items}, st.lists(generations | bodies, max_size=3) | values)
@@ -228,7 +228,7 @@ MINDIE = ["/", "/generate", "/generate_stream", "/infer", "/infer_token", "/v1/t
           "/v2/models/tiny/generate", "/v2/models/tiny/generate_stream", "/v2/models/tiny/stopInfer"]  # fmt: skip
 
 
-async def test_nothing_is_too_odd_for_mindie(serve):
+async def test_mindie_routes_never_answer_odd_bodies_with_500(serve):
     served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
     before = await served.control()
 
@@ -253,7 +253,7 @@ async def test_nothing_is_too_odd_for_mindie(serve):
     assert await served.control() == before
 
 
-async def test_nothing_is_too_odd_for_its_openai_interfaces(serve):
+async def test_mindie_openai_routes_never_answer_odd_bodies_with_500(serve):
     served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
     before = await served.control()
 
@@ -312,7 +312,7 @@ async def check_databricks(served, method: str, path: str, body: bytes) -> None:
         assert answer.json.keys() & {"choices", "data", "config", "tags"}, (path, body)
 
 
-async def test_nothing_is_too_odd_for_databricks(serve):
+async def test_databricks_routes_never_answer_odd_bodies_with_500(serve):
     served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
     before = await served.control()
     asked = st.sampled_from(
@@ -353,7 +353,7 @@ async def run(test) -> None:
     await asyncio.to_thread(test)
 
 
-async def test_large_lists_are_refused_at_once(serve):
+async def test_rejects_huge_lists_and_deeply_nested_json_at_once(serve):
     served = await serve()
     for body in (
         {"prompt": "a", "stop": ["x"] * 100_000},

@@ -1,5 +1,5 @@
-"""MindIE's service plane through a running server: its document's examples, the limits of its configuration file, and
-all planes in MindIE's place."""
+"""MindIE's service plane through a running server: documented examples, limits of the configuration file, and a server
+that replaces MindIE on all of its planes."""
 
 import json
 import re
@@ -70,7 +70,7 @@ async def send(served: Any, body: str) -> Any:
     return await served.call("POST", "/v1/chat/completions", body.encode(), {"content-type": "application/json"})
 
 
-async def test_the_documents_examples_in_one_piece(serve):
+async def test_mindie_documented_chats_get_the_documented_members(serve):
     single = SINGLE % ("false", 0)
     wishes = WISHES % ("false", 1)
     rounds = [FIRST % "" + wishes + THINKING, FIRST % NEXT + wishes + '"best_of": null, ' + THINKING]
@@ -88,7 +88,7 @@ async def test_the_documents_examples_in_one_piece(serve):
         assert (answer.status, list(answer.json)) == (422, ["error", "error_type"])
 
 
-async def test_the_documents_examples_frame_by_frame(serve):
+async def test_mindie_documented_stream_has_the_documented_frames(serve):
     for full in (False, True):
         served = await serve(surfaces=plane(Rules("strict-old", vllm=False, full_text=full)))
         answer = await send(served, SINGLE % ("true", 0))
@@ -101,7 +101,7 @@ async def test_the_documents_examples_frame_by_frame(serve):
         assert last["full_text"] == texts[-1] and texts[1].startswith(texts[0]) if full else texts[1] != texts[0]
 
 
-async def test_which_flavour_it_is(serve):
+async def test_mindie_sampling_limits_depend_on_the_vllm_flavour(serve):
     cold = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
     for vllm, hot, cool in ((True, 200, 422), (False, 422, 200)):
         served = await serve(surfaces=plane(Rules("strict", vllm=vllm)))
@@ -110,7 +110,7 @@ async def test_which_flavour_it_is(serve):
         assert (await served.post("/v1/completions", {"model": "tiny", "prompt": "a", "max_tokens": 2})).status == 200
 
 
-async def test_the_model_of_a_body_and_of_a_path(serve):
+async def test_mindie_unknown_model_is_422_in_a_body_and_404_in_a_path(serve):
     served = await serve(surfaces=plane(Rules("strict")))
     answer = await served.post("/v1/completions", {"model": "x", "prompt": "a"})
     assert answer.json == {
@@ -123,7 +123,7 @@ async def test_the_model_of_a_body_and_of_a_path(serve):
     assert (await served.get("/v1/models")).body.startswith(b'{\n    "data": [\n')
 
 
-async def test_embeddings_are_there_where_nobody_insists(serve):
+async def test_mindie_serves_embeddings_only_in_the_extended_profile(serve):
     served = await serve(surfaces=plane(Rules("extended")))
     body = (await served.post("/v1/embeddings", {"model": "tiny", "input": ["a", "b"]})).json
     assert [vector["index"] for vector in body["data"]] == [0, 1]
@@ -133,7 +133,7 @@ async def test_embeddings_are_there_where_nobody_insists(serve):
     assert (await served.post("/v1/embeddings", {"model": "tiny", "input": "a"})).status == 404
 
 
-async def test_the_limits_of_lengths(serve):
+async def test_mindie_max_prompt_rejects_or_truncates_and_max_output_cuts(serve):
     def body(length: int, **more: Any) -> dict[str, Any]:
         return {"model": "tiny", "prompt": [70] * length, **more}
 
@@ -157,19 +157,19 @@ async def test_the_limits_of_lengths(serve):
         assert long.json["usage"]["prompt_tokens"] == 5
 
 
-async def test_an_answer_that_takes_too_long(serve):
+async def test_mindie_openai_routes_report_exceeded_time_limits(serve):
     body = {"model": "tiny", "prompt": "a", "max_tokens": 3000}
     for limit in ({"timeout": 0.2}, {"token_timeout": 0.1}):
         served = await serve(surfaces=plane(STRICT), tick=0.01 if "timeout" in limit else 0.5, **limit)
         answer = await served.post("/v1/completions", body)
         assert (answer.status, answer.json["error_type"]) == (500, "Incomplete Generation")
-        if "timeout" in limit:  # a stream that has begun ends with the bare text
+        if "timeout" in limit:  # a started stream ends with the bare text
             answer = await served.post("/v1/completions", body | {"stream": True})
             assert answer.status == 200 and not answer.body.endswith(b"\n\n") and b"[DONE]" not in answer.body
         await served.idle()
 
 
-# -- in MindIE's place
+# -- a server that replaces MindIE
 
 
 @pytest.fixture
@@ -180,7 +180,7 @@ def weights() -> Path:
 
 
 def free() -> list[int]:
-    """Three ports of the range that the file allows."""
+    """Find three free ports in the range that the configuration file allows."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
     ports = [sock.getsockname()[1] for sock in sockets]
     for sock in sockets:
@@ -203,7 +203,7 @@ def start(*flags: object) -> subprocess.Popen[str]:
 
 
 @pytest.mark.skipif(not shutil.which("openssl"), reason="the openssl command makes the certificates")
-def test_a_server_in_mindies_place(tmp_path, weights):
+def test_mindie_config_file_starts_all_planes_over_mutual_tls(tmp_path, weights):
     root = tmp_path / "mindie"
     for folder in ("security/ca", "security/certs", "security/keys"):
         (root / folder).mkdir(parents=True)
@@ -267,7 +267,7 @@ def test_a_server_in_mindies_place(tmp_path, weights):
         ({}, "cannot listen on 127.0.0.1 port {}: Address already in use."),
     ],
 )
-def test_what_is_said_of_a_start_that_fails(tmp_path, weights, server, text):
+def test_mindie_config_start_failure_names_its_cause(tmp_path, weights, server, text):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         given = {"httpsEnabled": False, "ipAddress": "127.0.0.1", "port": port} | server
@@ -276,7 +276,7 @@ def test_what_is_said_of_a_start_that_fails(tmp_path, weights, server, text):
     assert process.returncode in (1, 2) and re.search(text.format(port) if "{}" in text else text, out), out
 
 
-def test_a_weight_path_that_is_not_there(tmp_path):
+def test_mindie_config_rejects_a_missing_weight_folder(tmp_path):
     process = start("--mindie-config", configured(tmp_path, tmp_path / "none", "Standard"))
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 2 and "ModelConfig[0].modelWeightPath" in out and "there is no such folder" in out

@@ -1,4 +1,4 @@
-"""MindIE's management and metrics planes through a running server: what they tell in each state, and what they do."""
+"""MindIE's management and metrics planes through a running server: their answers in each state, and their commands."""
 
 import asyncio
 import json
@@ -31,13 +31,13 @@ def told(answer: Answer) -> tuple[int, Any]:
     return answer.status, answer.json if answer.body else ""
 
 
-def test_who_reaches_the_port_of_all_apis_does_not_reach_the_management_plane():
+def test_management_plane_is_not_mounted_on_the_shared_port():
     everywhere = table(universal()) | table(alone("mindie"))
     assert not {"/stopService", "/metrics-json", COMMAND} & {path for _, path in everywhere}
     assert ALONE["mindie-management"] is mindie.MANAGEMENT
 
 
-async def test_health_while_all_is_well(planes):
+async def test_mindie_health_routes_answer_200_while_healthy(planes):
     served = await planes(names=("m",))
     for path in ("/health", "/v2/health/live", "/v2/health/ready", "/v2/models/m/ready"):
         assert told(await served.get(path)) == (200, "")
@@ -55,13 +55,13 @@ async def test_health_while_all_is_well(planes):
     assert told(unknown) == (404, {"error": "Model other not found.", "error_type": "NotFoundError"})
 
 
-async def test_a_model_that_makes_vectors_only_is_tried_with_one(planes):
+async def test_timed_health_tests_an_embedding_model_with_an_embedding(planes):
     served = await planes(info=msgspec.structs.replace(INFO, generates=False))
     assert (await served.get("/health/timed-5")).status == 200
     await served.idle()
 
 
-async def test_health_in_other_states(planes):
+async def test_mindie_health_reports_loading_busy_stalled_and_dead_engines(planes):
     served = await planes(load=60, wait=False)
     assert told(await served.get("/v2/health/ready")) == (503, "")
     assert (await served.get("/health/timed-1")).status == 503
@@ -73,11 +73,11 @@ async def test_health_in_other_states(planes):
     busy = {"message": "Service is alive but busy. Consider reducing request frequency"}
     assert told(await served.get("/v2/health/ready")) == (503, busy)
     assert (await served.get("/v1/engine-server/running-status")).json["status"] == 5
-    assert told(await served.get("/health/timed-1")) == (200, {"status": "healthy"})  # it makes steps
+    assert told(await served.get("/health/timed-1")) == (200, {"status": "healthy"})  # busy, but it makes steps
     running.cancel()
     await served.idle()
 
-    served.engine.gate.clear()  # no step is made from here on
+    served.engine.gate.clear()  # the engine stalls
     assert told(await served.get("/health/timed-1")) == (500, {"status": "abnormal"})
     served.engine.gate.set()
     await served.idle()
@@ -87,7 +87,7 @@ async def test_health_in_other_states(planes):
     assert (await served.get("/v1/engine-server/running-status")).json == {"status": 2, "errors": []}
 
 
-async def test_probes_need_no_key_and_commands_do(planes):
+async def test_mindie_probes_need_no_key_but_commands_need_one(planes):
     served = await planes(api_keys=("k" * 16,))
     assert (await served.get("/v2/health/ready")).status == 200
     for path in ("/stopService", "/info", "/health/timed"):
@@ -95,7 +95,7 @@ async def test_probes_need_no_key_and_commands_do(planes):
     assert not served.service.draining
 
 
-async def test_what_the_server_is(planes):
+async def test_mindie_info_config_and_slots_describe_the_server(planes):
     served = await planes(names=("m",), max_batch=7)
     info = (await served.get("/info")).json
     assert list(info) == [
@@ -129,7 +129,7 @@ async def test_what_the_server_is(planes):
     assert (await served.get("/v2/models/x/getSlotCount")).status == 404
 
 
-def test_what_a_configuration_file_says_is_told():
+def test_mindie_info_reports_limits_of_the_configuration_file():
     rules = Rules("extended", max_seq_len=100, max_input_token_len=50, max_iter_times=20, npu_mem_size=3)
     facts = Facts("1", [Card("m", 1, 100)], True, Vitals())
     head = Head("0f", 1, "fp", context=90)
@@ -139,7 +139,7 @@ def test_what_a_configuration_file_says_is_told():
     assert (config["maxSeqLen"], config["maxOutputLen"], config["npuMemSize"]) == (100, 20, 3)
 
 
-async def test_statistics(planes):
+async def test_metrics_json_reports_latencies_and_queue_lengths(planes):
     served = await planes(names=("m",), tick=0.02)
     answer = await served.post("/generate", {"inputs": "a", "parameters": {"max_new_tokens": 4}})
     assert answer.status == 200
@@ -155,7 +155,7 @@ async def test_statistics(planes):
     assert int(values["TTFT"]) >= 20 and int(values["TBT"]) >= 20 and values[waiting] == values[running] == "0"
 
 
-async def test_metrics_have_their_names_and_no_others(planes):
+async def test_mindie_metrics_page_has_exactly_the_documented_names(planes):
     served = await planes(names=("m",))
     for _ in range(3):
         await served.post("/generate", {"inputs": "a", "parameters": {"max_new_tokens": 4}})
@@ -184,14 +184,14 @@ async def test_metrics_have_their_names_and_no_others(planes):
     assert bounds[:3] == ["10", "50", "100"] and bounds[-2:] == ["128000", "+Inf"]
 
 
-async def test_without_the_monitor_variable_a_strict_server_tells_none(serve):
+async def test_strict_metrics_plane_answers_500_without_monitoring(serve):
     (page,) = mindie.metrics_plane(Rules("strict", monitored=False)).routes
     facts = Facts("1", [], True)
     assert page.read is not None and page.read(b"", Head("0f", 1, "fp"), facts).status == 500
     assert mindie.metrics_plane(Rules("extended", monitored=False)).routes == mindie.METRICS.routes
 
 
-async def test_an_engine_is_paused_and_started_again(planes):
+async def test_fault_commands_pause_and_resume_without_losing_requests(planes):
     served = await planes(tick=0.005)
 
     async def order(number: Any) -> tuple[int, Any]:
@@ -215,13 +215,13 @@ async def test_an_engine_is_paused_and_started_again(planes):
     assert await order(2) == (200, done) and await status() == 1
     assert (await served.post("/generate", {"inputs": "a"})).status == 200
     assert await order(3) == (200, done) and await order(2) == (200, done)
-    assert (await running).status == 200  # what ran when it was paused was not lost
+    assert (await running).status == 200  # the pause lost no running request
     for body in ({}, {"cmd": None}, {"cmd": "0"}, [], b"{"):
         answer = await served.post(COMMAND, body)
         assert answer.status == 422 and json.loads(answer.json["error"])["error_type"] == "validation"
 
 
-async def test_adapters(planes):
+async def test_mindie_adapter_routes_check_names_and_paths(planes):
     served = await planes()
     for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
         good = await served.post(path, {"lora_name": "a", "lora_path": "/x/y", "master_model": "tiny"})
@@ -234,7 +234,7 @@ async def test_adapters(planes):
     assert upkeep.adapter(Rules("extended"), True, b"{}", Head("0f", 1, "fp")).status == 400
 
 
-async def test_a_stop_waits_for_what_runs_and_refuses_the_rest(planes):
+async def test_stop_service_drains_running_requests_and_rejects_new_ones(planes):
     served = await planes(tick=0.005)
     ended = asyncio.Event()
     served.service.stop = ended.set
@@ -253,7 +253,7 @@ async def test_a_stop_waits_for_what_runs_and_refuses_the_rest(planes):
     await served.until(ended.is_set)
 
 
-async def test_a_forced_stop_is_answered_at_once(planes):
+async def test_forced_stop_service_answers_before_running_requests_end(planes):
     served = await planes(tick=0.005)
     ended = asyncio.Event()
     served.service.stop = ended.set
@@ -261,12 +261,12 @@ async def test_a_forced_stop_is_answered_at_once(planes):
     await served.until(lambda: served.engine.stats.running)
     assert (await served.get("/stopService?mode=Force")).status == 200
     assert not running.done()
-    assert (await running).status == 200  # it had the seconds that it needed
+    assert (await running).status == 200  # it finished within the grace period
     await served.until(ended.is_set)
 
 
 @pytest.mark.parametrize("path", ["/stopService", "/stopService?mode=Force"])
-async def test_a_stop_does_not_wait_for_ever(planes, monkeypatch, path):
+async def test_stop_service_ends_requests_that_outlast_the_drain_time(planes, monkeypatch, path):
     monkeypatch.setattr("parley.serving.control.SOON", 0.1)
     served = await planes(tick=0.01, drain=0.1)
     ended = asyncio.Event()
@@ -278,14 +278,14 @@ async def test_a_stop_does_not_wait_for_ever(planes, monkeypatch, path):
     await served.until(ended.is_set)
 
 
-async def test_no_web_page_stops_the_server(planes):
+async def test_stop_service_rejects_requests_from_web_pages(planes):
     served = await planes()
     for site in ("cross-site", "same-site"):
         assert (await served.get("/stopService", **{"sec-fetch-site": site})).status == 403
     assert not served.service.draining
 
 
-def test_a_device_that_is_none_of_theirs_is_told_where_nobody_insists():
+def test_mindie_info_names_the_real_device_only_in_extended_profile():
     info = ModelInfo(architecture="a", dtype="bfloat16", device="cuda", parameters=1, vocab_size=1, max_model_len=1,
                      weights_bytes=1, kv_bytes=1, kv_blocks=1, block_size=1, lowered=True)  # fmt: skip
     facts = Facts("1", [Card("m", 1, 1)], True, Vitals(info=info, stats=Stats()))

@@ -1,4 +1,4 @@
-"""MindIE's service plane through a running server: its paths and frames, stopping by id, time limits, true figures."""
+"""MindIE's service plane through a running server: paths, frames, stopInfer, time limits and true batch sizes."""
 
 import asyncio
 import itertools
@@ -14,7 +14,7 @@ from parley.dialects.mounts import ALONE, Surface
 
 INPUTS = "My name is Olivier and I"
 LONG = {"text_input": "a b", "parameters": {"max_new_tokens": 3000}}
-PARAMETERS = {  # of the document's example
+PARAMETERS = {  # from the example in MindIE's document
     "details": True, "do_sample": True, "max_new_tokens": 20, "repetition_penalty": 1.03, "return_full_text": False,
     "seed": None, "temperature": 0.5, "top_k": 10, "top_p": 0.95, "truncate": None, "typical_p": 0.5,
     "watermark": False, "stop": ["stop1", "stop2"], "adapter_id": "None",
@@ -36,7 +36,7 @@ def error(answer: Answer) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize("path", ["/mindie", "/mindie-old"])
-async def test_a_stream_has_the_documented_members_frame_by_frame(serve, path):
+async def test_mindie_stream_frames_have_the_documented_members(serve, path):
     served = await serve()
     body = {"inputs": INPUTS, "parameters": PARAMETERS | {"decoder_input_details": False}, "stream": True}
     told = frames(await served.post(path, body))
@@ -49,7 +49,7 @@ async def test_a_stream_has_the_documented_members_frame_by_frame(serve, path):
     assert last["details"]["generated_tokens"] == len(told) == 20 and last["details"]["finish_reason"] == "length"
 
 
-async def test_with_full_text_each_frame_repeats_what_was_said(serve):
+async def test_mindie_full_text_frames_repeat_the_text_so_far(serve):
     full = service(Rules(full_text=True))
     served = await serve(surfaces=(Surface("", full),))
     told = frames(await served.post("/", {"inputs": INPUTS, "stream": True}))
@@ -60,7 +60,7 @@ async def test_with_full_text_each_frame_repeats_what_was_said(serve):
     assert told[-1]["text_output"] == texts[-1]
 
 
-async def test_the_paths_that_no_other_api_has_are_at_the_root_too(serve):
+async def test_mindie_only_paths_are_served_at_the_root_too(serve):
     served = await serve()
     for root in ("", "/mindie", "/mindie-old"):
         for path in ("/infer", "/infer_token"):
@@ -79,7 +79,7 @@ async def test_the_paths_that_no_other_api_has_are_at_the_root_too(serve):
         assert list(slots) == ["total_slots", "free_slots", "available_tokens_length"]
 
 
-async def test_the_body_tells_whose_generate_it_is(serve):
+async def test_mindie_generate_picks_the_vllm_or_tgi_form_by_the_body(serve):
     served = await serve()
     record = await served.post("/mindie/generate", {"prompt": "a b", "inputs": "c", "max_tokens": 3})
     assert list(record.json) == ["text"] and record.json["text"][0].startswith("a b ")
@@ -95,7 +95,7 @@ async def test_the_body_tells_whose_generate_it_is(serve):
     assert record.json["text"] == ["a b " + said]
 
 
-async def test_metadata_and_unknown_models(serve):
+async def test_mindie_serves_model_metadata_and_rejects_unknown_models(serve):
     served = await serve()
     for path in ("/v2", "/v2/models/tiny", "/v2/models/tiny/config"):
         assert (await served.get("/mindie" + path)).status == 200
@@ -105,7 +105,7 @@ async def test_metadata_and_unknown_models(serve):
     assert error(await served.get("/mindie/v2/models/x")) == unknown
 
 
-async def test_prompts_that_cannot_be_served(serve):
+async def test_mindie_rejects_overlong_prompts_and_unknown_token_ids(serve):
     served = await serve(max_prompt=10)
     limit = (
         "Failed to enqueue inferRequest. This model's maximum input ids length cannot be greater than 10,the input ids "
@@ -115,11 +115,11 @@ async def test_prompts_that_cannot_be_served(serve):
     assert error(await served.post("/mindie/infer", {"input_id": [5] * 11})) == (424, limit, "Generation Error")
     ids = await served.post("/mindie/infer", {"input_id": [100_000]})
     assert error(ids) == (424, "Failed to enqueue inferRequest. Invalid Input Ids", "Generation Error")
-    assert (await served.post("/generate", {"inputs": "a b c d e f g h i j k l m n o p"})).status == 422  # TGI's
+    assert (await served.post("/generate", {"inputs": "a b c d e f g h i j k l m n o p"})).status == 422  # TGI's route
 
 
 @pytest.mark.parametrize("kept", ["head", "tail"])
-async def test_a_prompt_that_is_too_long_may_be_cut(serve, kept):
+async def test_mindie_truncates_an_overlong_prompt_if_configured(serve, kept):
     served = await serve(max_prompt=4, surfaces=(Surface("", service(Rules(truncation=kept))),))
     body = {"input_id": [5, 6, 7, 8, 9, 10], "parameters": {"max_new_tokens": 4, "details": True}}
     told = (await served.post("/infer", body)).json["details"]["generated_token_ids"]
@@ -128,14 +128,14 @@ async def test_a_prompt_that_is_too_long_may_be_cut(serve, kept):
     await served.idle()
 
 
-async def test_answers_are_cut_where_the_server_says(serve):
+async def test_mindie_cuts_answers_at_max_output(serve):
     served = await serve(max_output=3)
     body = {"inputs": INPUTS, "parameters": {"max_new_tokens": 9, "details": True}}
     details = (await served.post("/mindie/infer", body)).json["details"]
     assert (details["generated_tokens"], details["finish_reason"]) == (3, "length")
 
 
-async def test_extended_every_interface_takes_what_strict_ones_refuse(serve):
+async def test_mindie_extended_profile_accepts_values_the_strict_rejects(serve):
     served = await serve(surfaces=(Surface("", service(Rules("extended"))),))
     lax = {"temperature": 0, "top_p": 1.0, "top_k": 0, "max_new_tokens": 4, "details": True}
     wish = lax | {"truncate": 0, "decoder_input_details": True}
@@ -162,7 +162,7 @@ async def test_extended_every_interface_takes_what_strict_ones_refuse(serve):
     assert error(await served.post("/infer", {"inputs": "a"}))[2] == "Service Unavailable"
 
 
-async def test_an_engine_that_dies_ends_a_stream_with_a_bare_text(serve):
+async def test_mindie_engine_crash_ends_a_stream_with_bare_text(serve):
     served = await serve(tick=0.001)
     ways = {"inputs": "a", "parameters": {"max_new_tokens": 3000}, "stream": True}
     streams = [asyncio.create_task(served.post(root + "/infer", ways)) for root in ("/mindie", "")]
@@ -174,26 +174,26 @@ async def test_an_engine_that_dies_ends_a_stream_with_a_bare_text(serve):
     assert lax[-1] == "" and json.loads(lax[-2].removeprefix("data: "))["error"] == "It was killed."
 
 
-# -- stopping
+# -- stopInfer
 
 
 async def begun(served: Served) -> None:
     await served.until(lambda: served.engine.stats.generated_tokens > 3)
 
 
-async def test_a_request_is_stopped_by_its_id(serve):
+async def test_stop_infer_stops_the_oldest_request_of_an_id(serve):
     served = await serve(tick=0.001)
     body = LONG | {"id": "mine"}
     body["parameters"] = LONG["parameters"] | {"details": True}
     stream = asyncio.create_task(served.post("/mindie/v2/models/tiny/generate_stream", body))
     await begun(served)
-    whole = asyncio.create_task(served.post("/mindie/v2/models/tiny/generate", body))  # the same id again
+    whole = asyncio.create_task(served.post("/mindie/v2/models/tiny/generate", body))  # a second request with this id
     await served.until(lambda: served.model.held == 2)
     stop = b'{"id" : "mine"}'
     answer = await served.post("/mindie/v2/models/tiny/stopInfer", stop)
     assert (answer.status, answer.body) == (200, stop)
     assert frames(await stream, "data:")[-1]["details"]["finish_reason"] == "stop_sequence"
-    assert not whole.done()  # the older one is stopped first
+    assert not whole.done()  # the older request is stopped first
     await asyncio.sleep(0.01)
     assert (await served.post("/v2/models/tiny/stopInfer", stop)).status == 200
     details = (await whole).json["details"]
@@ -204,7 +204,7 @@ async def test_a_request_is_stopped_by_its_id(serve):
     assert error(gone) == (404, "RequestId is mine not found.", "NotFoundError")
 
 
-async def test_a_request_is_stopped_before_its_first_token(serve):
+async def test_stop_infer_stops_a_request_before_its_first_token(serve):
     served = await serve()
     served.engine.gate.clear()
     waiting = asyncio.create_task(served.post("/mindie/v2/models/tiny/generate", LONG | {"id": "mine"}))
@@ -216,7 +216,7 @@ async def test_a_request_is_stopped_before_its_first_token(serve):
     await served.idle()
 
 
-async def test_a_name_in_the_header_is_for_one_request_at_a_time(serve):
+async def test_rejects_a_req_id_that_a_running_request_uses(serve):
     served = await serve(tick=0.001)
     first = asyncio.create_task(served.call("POST", "/mindie/infer", {"inputs": "a", "parameters": {
         "max_new_tokens": 3000}}, {"req-id": "mine"}))  # fmt: skip
@@ -234,7 +234,7 @@ async def test_a_name_in_the_header_is_for_one_request_at_a_time(serve):
 # -- time limits
 
 
-async def test_requests_that_take_too_long(serve):
+async def test_mindie_infer_reports_which_time_limit_was_exceeded(serve):
     wish = {"max_new_tokens": 3000, "timeout": 1}
     text = "Engine callback timeout: "
     for options, parameters, told in (
@@ -248,14 +248,14 @@ async def test_requests_that_take_too_long(serve):
             served.post("/mindie/infer", body), served.post("/mindie/infer", body | {"stream": True})
         )
         assert error(whole) == (500, told, "Incomplete Generation")
-        if stream.status == 200:  # it had begun: the bare text ends it
+        if stream.status == 200:  # a started stream ends with the bare text
             assert stream.body.decode().split("\n\n")[-1] == told
         else:
             assert error(stream) == (500, told, "Incomplete Generation")
         await served.idle()
 
 
-async def test_every_api_says_that_it_took_too_long(serve):
+async def test_openai_request_past_the_server_timeout_is_504(serve):
     served = await serve(tick=0.01, timeout=0.05)
     late = await served.post("/v1/completions", {"prompt": "a", "max_tokens": 3000})
     assert (late.status, late.error["type"]) == (504, "server_error")
@@ -264,7 +264,7 @@ async def test_every_api_says_that_it_took_too_long(serve):
     await served.idle()
 
 
-async def test_a_body_that_is_too_large(serve):
+async def test_mindie_rejects_a_body_over_the_limit(serve):
     served = await serve(body_limit=1000)
     answer = await served.post("/mindie/infer", {"inputs": "a" * 2000})
     assert (answer.status, answer.body) == (
@@ -272,20 +272,20 @@ async def test_a_body_that_is_too_large(serve):
     )  # fmt: skip
 
 
-async def test_tokens_that_keep_coming_are_in_time(serve):
+async def test_token_timeout_limits_each_token_not_the_whole_answer(serve):
     served = await serve(tick=0.01, token_timeout=0.5, timeout=60)
     answer = await served.post("/mindie/infer", {"inputs": "a", "parameters": {"max_new_tokens": 80}})
-    assert answer.status == 200  # longer in all than a token may take
+    assert answer.status == 200  # it took longer in total than token_timeout
     assert (await served.post("/v1/completions", {"prompt": "a", "max_tokens": 3})).status == 200
     await served.idle()
 
 
-# -- figures
+# -- figures of the steps
 
 
-async def test_figures_are_those_of_the_engine_s_steps(serve):
+async def test_mindie_batch_sizes_match_the_steps_of_the_engine(serve):
     served = await serve(max_batch=3)
-    steps: list[tuple[int, set[str]]] = []  # how many rows, and whose
+    steps: list[tuple[int, set[str]]] = []  # number of rows, and the ids of their requests
     deliver = served.engine._deliver
 
     def log(message: Any) -> None:
@@ -320,5 +320,5 @@ async def test_figures_are_those_of_the_engine_s_steps(serve):
     assert max(max(rows) for rows in asked.values()) == 3
 
 
-def test_two_manners_have_a_port_of_their_own():
+def test_both_mindie_flavours_can_have_their_own_port():
     assert {"mindie", "mindie-old"} <= set(ALONE)

@@ -1,4 +1,4 @@
-"""The official client against the server: what it needs, it gets."""
+"""OpenAI's Python client against a running server."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ async def served(serve):
     return await serve()
 
 
-async def test_models(served):
+async def test_openai_client_lists_and_retrieves_models(served):
     async with client(served) as c:
         models = await c.models.list()
         assert [model.id for model in models.data] == ["tiny"]
@@ -27,7 +27,7 @@ async def test_models(served):
         assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
 
 
-async def test_a_chat(served):
+async def test_openai_client_completes_a_chat(served):
     async with client(served) as c:
         answer = await c.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=8)
     choice = answer.choices[0]
@@ -39,7 +39,7 @@ async def test_a_chat(served):
     assert answer._request_id.startswith("req_")
 
 
-async def test_a_streamed_chat_says_the_same(served):
+async def test_openai_client_streams_the_same_chat(served):
     async with client(served) as c:
         stream = await c.chat.completions.create(
             model="tiny", messages=MESSAGES, max_tokens=8, stream=True, stream_options={"include_usage": True}
@@ -53,7 +53,7 @@ async def test_a_streamed_chat_says_the_same(served):
     assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == 8
 
 
-async def test_the_stream_helper_accumulates(served):
+async def test_openai_stream_helper_accumulates_all_choices(served):
     async with client(served) as c, c.chat.completions.stream(model="tiny", messages=MESSAGES, n=2) as s:
         async for _ in s:
             pass
@@ -61,14 +61,14 @@ async def test_the_stream_helper_accumulates(served):
     assert [choice.message.content for choice in final.choices] == ["user\nHello"] * 2
 
 
-async def test_three_choices(served):
+async def test_openai_client_gets_three_choices(served):
     async with client(served) as c:
         answer = await c.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=4, n=3)
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert answer.usage.completion_tokens == 12
 
 
-async def test_logprobs(served):
+async def test_openai_client_gets_equal_logprobs_whole_and_streamed(served):
     async with client(served) as c:
         answer = await c.chat.completions.create(
             model="tiny", messages=MESSAGES, max_tokens=4, logprobs=True, top_logprobs=2
@@ -83,7 +83,7 @@ async def test_logprobs(served):
     assert streamed == entries
 
 
-async def test_completions_echo_and_score(served):
+async def test_openai_client_echoes_and_scores_prompts_without_generating(served):
     async with client(served) as c:
         answer = await c.completions.create(
             model="tiny", prompt=["The quick", "fox"], max_tokens=0, echo=True, logprobs=1
@@ -97,7 +97,7 @@ async def test_completions_echo_and_score(served):
     assert answer.usage.completion_tokens == 0
 
 
-async def test_completions_of_ids_as_a_stream(served):
+async def test_openai_client_streams_completions_of_token_ids(served):
     async with client(served) as c:
         ids = [[40, 41], [50, 51, 52]]
         whole = await c.completions.create(model="tiny", prompt=ids, max_tokens=6, n=2)
@@ -109,7 +109,7 @@ async def test_completions_of_ids_as_a_stream(served):
     assert texts[0] == texts[1] != texts[2] == texts[3]
 
 
-async def test_errors_become_the_classes_that_clients_catch(served):
+async def test_openai_client_raises_its_own_error_classes(served):
     async with client(served) as c:
         with pytest.raises(openai.BadRequestError) as caught:
             await c.chat.completions.create(model="tiny", messages=MESSAGES, temperature=7)
@@ -124,7 +124,7 @@ async def test_errors_become_the_classes_that_clients_catch(served):
         assert caught.value.request_id.startswith("req_")
 
 
-async def test_an_error_in_a_stream_is_raised(serve):
+async def test_openai_client_raises_an_error_inside_a_stream(serve):
     served = await serve(tick=0.002)
     async with client(served) as c:
         stream = await c.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
@@ -134,7 +134,7 @@ async def test_an_error_in_a_stream_is_raised(serve):
         assert "killed" in caught.value.message
 
 
-async def test_keys(serve):
+async def test_openai_client_raises_authentication_error_on_a_wrong_key(serve):
     served = await serve(api_keys=("sk-right-key-0123456789",))
     async with client(served) as c:
         with pytest.raises(openai.AuthenticationError) as caught:
@@ -144,7 +144,7 @@ async def test_keys(serve):
         assert (await c.models.list()).data
 
 
-async def test_the_blocking_client(served):
+async def test_blocking_openai_client_lists_and_streams(served):
     def talk():
         with openai.OpenAI(base_url=f"{served.url}/v1", api_key="x") as c:
             models = [model.id for model in c.models.list()]
@@ -154,7 +154,7 @@ async def test_the_blocking_client(served):
     assert await asyncio.to_thread(talk) == (["tiny"], "user\nHel")
 
 
-async def test_a_stream_that_is_closed_frees_everything(serve):
+async def test_closing_an_openai_client_stream_cancels_the_request(serve):
     served = await serve(tick=0.002)
     async with client(served) as c:
         stream = await c.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
@@ -165,8 +165,8 @@ async def test_a_stream_that_is_closed_frees_everything(serve):
 
 
 @pytest.mark.parametrize("prefix", ["/mindie", "/mindie-old"])
-async def test_mindies_form_of_it_is_understood(served, prefix):
-    """Its events have a role each and usage beside the last text, without being asked for it."""
+async def test_openai_client_understands_mindie_answers(served, prefix):
+    """MindIE's events each have a role, and its last text event has usage without ``stream_options``."""
     url = f"{served.url}{prefix}/v1"
     async with openai.AsyncOpenAI(base_url=url, api_key="sk-none", max_retries=0) as c:
         whole = await c.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=8)

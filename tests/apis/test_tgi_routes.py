@@ -1,4 +1,4 @@
-"""TGI through the whole server: its routes, the path it shares, and Hugging Face's own client."""
+"""TGI through a running server: its routes, the paths it shares with other APIs, and Hugging Face's client."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ INPUTS = "Hello there, my friend"
 
 
 def ending(work, index):
-    """The prompt's tokens, then the end."""
+    """Repeat the prompt's tokens, then end the text."""
     return [*work.token_ids, EOS][: work.max_tokens]
 
 
@@ -30,7 +30,7 @@ async def served(serve):
     return await serve(reply=ending)
 
 
-async def test_one_path_after_another(served):
+async def test_tgi_paths_answer_alike_with_and_without_prefix(served):
     body = {"inputs": INPUTS, "parameters": {"return_full_text": False}}
     for prefix in ("", "/tgi"):
         assert (await served.post(f"{prefix}/generate", body)).json == {"generated_text": INPUTS}
@@ -43,7 +43,7 @@ async def test_one_path_after_another(served):
             assert (answer.status, answer.body) == (200, b"")
 
 
-async def test_an_answer_with_everything(served):
+async def test_tgi_generate_returns_details_and_timing_headers(served):
     parameters = {"details": True, "decoder_input_details": True, "top_n_tokens": 2, "temperature": 0.5, "seed": 7}
     answer = await served.post("/tgi/generate", {"inputs": INPUTS, "parameters": parameters})
     ids = served.model.language.tokenizer.encode(INPUTS)
@@ -68,7 +68,7 @@ async def test_an_answer_with_everything(served):
     assert headers["x-time-per-token"].isdigit()
 
 
-async def test_a_stream_with_details(served):
+async def test_tgi_stream_ends_with_details(served):
     answer = await served.post("/generate_stream", {"inputs": "Zwölf", "parameters": {"details": True}})
     told = events(answer)
     ids = served.model.language.tokenizer.encode("Zwölf")
@@ -86,7 +86,7 @@ async def test_a_stream_with_details(served):
     assert (answer.headers["cache-control"], answer.headers["x-accel-buffering"]) == ("no-cache", "no")
 
 
-async def test_the_seed_that_was_drawn_draws_the_same_again(serve):
+async def test_tgi_reported_seed_reproduces_the_answer(serve):
     served = await serve(reply=lambda work, index: [70 + work.seed % 7, EOS])
     body = {"inputs": "a", "parameters": {"details": True, "do_sample": True}}
     first = (await served.post("/generate", body)).json
@@ -94,7 +94,7 @@ async def test_the_seed_that_was_drawn_draws_the_same_again(serve):
     assert (await served.post("/generate", again)).json == first
 
 
-async def test_a_stop_string_stays_and_a_limit_is_kept(served):
+async def test_tgi_keeps_the_stop_string_and_honours_max_new_tokens(served):
     body = {"inputs": "one two three", "parameters": {"details": True, "stop": ["two"]}}
     told = (await served.post("/generate", body)).json
     assert told["generated_text"] == "one two"
@@ -105,7 +105,7 @@ async def test_a_stop_string_stays_and_a_limit_is_kept(served):
     assert (short.json["details"]["finish_reason"], short.json["details"]["generated_tokens"]) == ("length", 1)
 
 
-async def test_text_that_may_become_a_stop_string_is_not_held_back(serve):
+async def test_tgi_stream_does_not_hold_back_a_partial_stop_string(serve):
     served = await serve(reply=ending)
     served.engine.gate.clear()
     connection = await served.connect()
@@ -119,7 +119,7 @@ async def test_text_that_may_become_a_stop_string_is_not_held_back(serve):
     assert len(told) == len(served.model.language.tokenizer.encode("one two")) + 1
 
 
-async def test_truncation_keeps_the_end(served):
+async def test_tgi_truncate_keeps_the_end_of_the_prompt(served):
     ids = served.model.language.tokenizer.encode("one two three four")
     for truncate in (1, 3, len(ids), 500):
         body = {"inputs": "one two three four", "parameters": {"details": True, "truncate": truncate}}
@@ -131,7 +131,7 @@ async def test_truncation_keeps_the_end(served):
     assert (await served.post("/generate", {"inputs": huge["inputs"]})).status == 422
 
 
-async def test_the_best_of_three(served):
+async def test_tgi_best_of_three_lists_the_two_other_sequences(served):
     body = {"inputs": "a", "parameters": {"best_of": 3, "do_sample": True, "details": True}}
     told = (await served.post("/generate", body)).json
     assert len(told["details"]["best_of_sequences"]) == 2
@@ -139,7 +139,7 @@ async def test_the_best_of_three(served):
     await served.idle()
 
 
-async def test_more_tokens_than_fit_are_cut_at_the_context(serve):
+async def test_tgi_cuts_answers_at_the_context_and_rejects_overlong_ones(serve):
     served = await serve()
     body = {"inputs": "abc", "parameters": {"max_new_tokens": 100_000, "details": True}}
     told = await served.post("/generate", body)
@@ -165,7 +165,7 @@ async def test_more_tokens_than_fit_are_cut_at_the_context(serve):
         assert (answer.status, answer.json["error"]) == (422, f"Input validation error: {text}")
 
 
-async def test_errors_keep_their_layers(served):
+async def test_tgi_parse_errors_and_validation_errors_differ_in_form(served):
     wrong = await served.post("/generate", {"inputs": 5})
     assert (wrong.status, wrong.headers["content-type"]) == (422, "text/plain; charset=utf-8")
     broken = await served.post("/tgi/generate", b"{")
@@ -182,7 +182,7 @@ async def test_errors_keep_their_layers(served):
     assert (nowhere.status, nowhere.body) == (404, b"")
 
 
-async def test_a_body_must_be_called_json(served):
+async def test_strict_tgi_requires_a_json_content_type(served):
     body = {"inputs": "a", "parameters": {"max_new_tokens": 1}}
     for kind, status in (
         ("application/json; charset=utf-8", 200),
@@ -198,7 +198,7 @@ async def test_a_body_must_be_called_json(served):
     assert answer.body == b"Expected request with `Content-Type: application/json`"
 
 
-async def test_a_full_server(serve):
+async def test_tgi_full_queue_answers_overloaded(serve):
     served = await serve(max_batch=1, max_queue=0)
     served.engine.gate.clear()
     connection = await served.connect()
@@ -213,7 +213,7 @@ async def test_a_full_server(serve):
 
 
 @pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
-async def test_an_engine_that_fails(serve, path):
+async def test_tgi_engine_crash_fails_the_request_and_the_health_probe(serve, path):
     served = await serve(tick=0.001)
     connection = await served.connect()
     await connection.send(request("POST", path, {"inputs": "abc", "parameters": {"max_new_tokens": 4000}}))
@@ -230,7 +230,7 @@ async def test_an_engine_that_fails(serve, path):
     assert (health.status, health.body) == (503, b'{"error":"unhealthy","error_type":"healthcheck"}')
 
 
-async def test_a_strict_refusal_does_not_say_when_to_come_back(serve):
+async def test_strict_tgi_overload_answer_has_no_retry_after(serve):
     served = await serve(max_batch=1, max_queue=0)
     served.engine.gate.clear()
     running = asyncio.create_task(served.post("/generate", {"inputs": "a"}))
@@ -246,7 +246,7 @@ async def test_a_strict_refusal_does_not_say_when_to_come_back(serve):
     await running
 
 
-async def test_a_strict_body_has_a_limit_of_its_own(served):
+async def test_strict_tgi_limits_bodies_to_two_megabytes(served):
     too_large = (413, "text/plain; charset=utf-8", b"Failed to buffer the request body: length limit exceeded")
     for path, size in (("/tgi/generate", 2_000_000), ("/tgi-0.9.4/generate", 2 << 20)):
         body = b'{"inputs":"a"}'.ljust(size)
@@ -256,7 +256,7 @@ async def test_a_strict_body_has_a_limit_of_its_own(served):
     assert (await served.call("POST", "/generate", body + b" ")).status == 200
 
 
-async def test_a_silent_stream_is_kept_alive(serve):
+async def test_tgi_silent_stream_gets_keep_alive_comments(serve):
     served = await serve(ping_interval=0.02)
     served.engine.gate.clear()
     connection = await served.connect()
@@ -266,15 +266,15 @@ async def test_a_silent_stream_is_kept_alive(serve):
     connection.close()
 
 
-# -- the path that several APIs have
+# -- paths that several APIs share
 
 
-async def test_the_body_tells_whose_tokenize_is_meant(served):
+async def test_tokenize_picks_the_vllm_or_tgi_form_by_the_body(served):
     vllm = (await served.post("/tokenize", {"prompt": "héy"})).json
     tgi = (await served.post("/tokenize", {"inputs": "héy"})).json
     assert [token["id"] for token in tgi] == vllm["tokens"]
     places = [(token["text"], token["start"], token["stop"]) for token in tgi]
-    assert places == [("h", 0, 1), ("é", 1, 3), ("é", 1, 3), ("y", 3, 4)]  # two tokens have a byte of it each
+    assert places == [("h", 0, 1), ("é", 1, 3), ("é", 1, 3), ("y", 3, 4)]  # each of two tokens holds one byte of it
     assert (await served.post("/tokenize", {"messages": HELLO["messages"]})).json["count"] > 0
     assert (await served.post("/tokenize", {"inputs": "a", "prompt": "a"})).json["tokens"]
     assert (await served.post("/tokenize", {"inputs": None, "prompt": "a"})).json["tokens"]
@@ -286,7 +286,7 @@ async def test_the_body_tells_whose_tokenize_is_meant(served):
     assert len((await served.post("/tokenize", {"inputs": large})).json) > 5000
 
 
-async def test_tokens_of_a_text_and_of_a_conversation(served):
+async def test_tgi_tokenizes_texts_and_chats(served):
     last = (await served.post("/tgi/tokenize", {"inputs": "a b c", "parameters": {"truncate": 1}})).json
     assert [(token["text"], token["start"], token["stop"]) for token in last] == [("c", 4, 5)]
     chat = (await served.post("/chat_tokenize", {"messages": HELLO["messages"]})).json
@@ -296,14 +296,14 @@ async def test_tokens_of_a_text_and_of_a_conversation(served):
     assert (await served.post("/tgi/chat_tokenize", {"messages": []})).status == 422
 
 
-async def test_info(served):
+async def test_tgi_info_reports_model_and_limits(served):
     told = (await served.get("/info")).json
     assert (told["model_id"], told["max_total_tokens"], told["max_input_tokens"]) == ("tiny", 4096, 4095)
     assert told["max_stop_sequences"] == 1024
     assert (await served.get("/tgi/info")).json["max_stop_sequences"] == 4
 
 
-async def test_no_key_no_answer(serve):
+async def test_tgi_rejects_requests_without_a_key(serve):
     served = await serve(api_keys=("k" * 16,))
     answer = await served.post("/generate", {"inputs": "a"})
     assert (answer.status, answer.body) == (401, b"")
@@ -318,17 +318,17 @@ def client(served, path=""):
 
 
 @pytest.mark.parametrize("path", ["", "/generate", "/tgi", "/tgi/", "/invocations"])
-async def test_a_text(served, path):
+async def test_hugging_face_client_generates_text_on_each_path(served, path):
     said = await client(served, path).text_generation(INPUTS, return_full_text=False)
     assert said == INPUTS
 
 
-async def test_a_text_with_its_prompt(served):
+async def test_hugging_face_client_returns_the_prompt_unless_told_not_to(served):
     assert await client(served).text_generation(INPUTS) == INPUTS * 2
     assert await client(served).text_generation(INPUTS, return_full_text=False, stop=["my"]) == "Hello there, my"
 
 
-async def test_details(served):
+async def test_hugging_face_client_reads_details(served):
     told = await client(served).text_generation(
         INPUTS, details=True, decoder_input_details=True, top_n_tokens=2, do_sample=True, seed=9, return_full_text=False
     )
@@ -339,14 +339,14 @@ async def test_details(served):
     assert told.details.prefill[0].logprob is None
 
 
-async def test_a_stream(served):
-    c = client(served)  # owns the stream
+async def test_hugging_face_client_streams_text(served):
+    c = client(served)  # keep a reference: the client owns the stream
     stream = await c.text_generation(INPUTS, stream=True)
     assert "".join([text async for text in stream]) == INPUTS + "<|im_end|>"
 
 
-async def test_a_stream_with_its_details(served):
-    c = client(served)  # owns the stream
+async def test_hugging_face_client_streams_tokens_with_details(served):
+    c = client(served)  # keep a reference: the client owns the stream
     stream = await c.text_generation(INPUTS, stream=True, details=True, return_full_text=False)
     told = [event async for event in stream]
     assert "".join(event.token.text for event in told) == INPUTS + "<|im_end|>"
@@ -356,7 +356,7 @@ async def test_a_stream_with_its_details(served):
     assert told[-1].details.generated_tokens == len(told)
 
 
-async def test_errors_have_their_types(serve):
+async def test_hugging_face_client_raises_its_own_error_classes(serve):
     served = await serve(reply=ending, max_batch=1, max_queue=0)
     for path in ("", "/tgi"):
         for stream in (False, True):
@@ -377,10 +377,10 @@ async def drained(call):
     return [event async for event in answer] if hasattr(answer, "__aiter__") else answer
 
 
-# -- its flavour of OpenAI's routes
+# -- TGI's variant of OpenAI's routes
 
 
-async def test_a_conversation(served):
+async def test_tgi_chat_completion_matches_its_stream(served):
     answer = await served.post("/tgi/v1/chat/completions", HELLO | {"model": "tgi", "max_tokens": 200})
     said = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"  # the scripted model repeats its prompt
     ids = served.model.language.tokenizer.encode(said, special=False)
@@ -406,7 +406,7 @@ async def test_a_conversation(served):
     assert ends == [None] * (len(chunks) - 1) + [told["choices"][0]["finish_reason"]]
 
 
-async def test_texts_and_their_stream(served):
+async def test_tgi_completions_match_their_stream(served):
     body = {"prompt": ["one two", "three"], "temperature": 0}
     told = (await served.post("/tgi/v1/completions", body)).json
     assert {choice["index"]: choice["text"] for choice in told["choices"]} == {0: "one two", 1: "three"}
@@ -421,7 +421,7 @@ async def test_texts_and_their_stream(served):
     assert sum(event["usage"]["total_tokens"] for event in ends) == told["usage"]["total_tokens"]
 
 
-async def test_errors_of_a_conversation_keep_their_layers(served):
+async def test_tgi_chat_errors_have_the_form_of_stream_or_json(served):
     for stream, status in ((False, 422), (True, 200)):
         for body in (
             HELLO | {"temperature": -1, "stream": stream},
@@ -441,7 +441,7 @@ async def test_errors_of_a_conversation_keep_their_layers(served):
     assert (await served.get("/v1/models")).json["data"][0]["created"] > 0
 
 
-async def test_instances_of_vertex(served):
+async def test_tgi_vertex_route_predicts_each_instance(served):
     body = {"instances": [{"inputs": "one"}, {"inputs": "two three"}]}
     for prefix in ("", "/tgi"):
         assert (await served.post(prefix + "/vertex", body)).json == {"predictions": ["one", "two three"]}
@@ -449,10 +449,10 @@ async def test_instances_of_vertex(served):
     assert (await served.post("/vertex", {"instances": [{"inputs": ""}]})).status == 422
 
 
-async def test_the_chat_of_hugging_faces_client(served):
+async def test_hugging_face_client_completes_and_streams_a_chat(served):
     for path in ("/tgi", "/tgi/v1/chat/completions"):
         told = await client(served, path).chat_completion(HELLO["messages"], max_tokens=4)
         assert told.choices[0].finish_reason == "length" and told.model == "dummy"
-    c = client(served, "/tgi")  # owns the stream
+    c = client(served, "/tgi")  # keep a reference: the client owns the stream
     stream = await c.chat_completion(HELLO["messages"], max_tokens=4, stream=True)
     assert [event.choices[0].delta.role async for event in stream] == ["assistant"] * 4

@@ -1,7 +1,7 @@
-"""NVIDIA's own client against the server, in the environment that has it.
+"""NVIDIA's client, ``tritonclient``, against a running server.
 
-``TRITONCLIENT_PYTHON`` names the interpreter of such an environment; without it, and without the client here, this is
-skipped: the client brings gevent and more, which are no business of the other tests.
+``TRITONCLIENT_PYTHON`` names an interpreter that has the client. The tests are skipped if it is unset and the client is
+not installed here: the client depends on gevent and other packages that the other tests do not need.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ PYTHON = os.environ.get("TRITONCLIENT_PYTHON", HERE)
 
 
 @pytest.mark.skipif(not PYTHON, reason="no interpreter has tritonclient; TRITONCLIENT_PYTHON may name one")
-async def test_everything_that_the_client_can_do(serve):
+async def test_tritonclient_http_script_succeeds(serve):
     served = await serve()
     await run("triton_http.py", f"127.0.0.1:{served.port}")
 
 
 @pytest.mark.skipif(not PYTHON, reason="no interpreter has tritonclient; TRITONCLIENT_PYTHON may name one")
-async def test_everything_that_the_client_can_do_over_grpc(serve):
+async def test_tritonclient_grpc_script_succeeds(serve):
     rpc = pytest.importorskip("parley.serving.grpc_port", exc_type=ImportError)
     served = await serve(tick=0.001)
     port = rpc.Port(served.service)

@@ -1,4 +1,4 @@
-"""Triton's routes with bodies that nobody would send. JSON of a wrong type is a 500 there, and nothing else may be."""
+"""Odd bodies for Triton's routes. Triton answers JSON of a wrong type with 500; no other 500 is allowed."""
 
 import json
 import re
@@ -63,7 +63,7 @@ async def check(served: Any, path: str, body: bytes, length: str | None = None) 
         assert b"error" not in answer.body, (path, body)
 
 
-async def test_no_body_is_too_odd(serve):
+async def test_triton_odd_bodies_earn_a_500_only_for_wrong_json_types(serve):
     served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
     before = await served.control()
 
@@ -83,7 +83,7 @@ async def test_no_body_is_too_odd(serve):
     assert await served.control() == before
 
 
-async def test_what_is_huge_is_refused_at_once(serve):
+async def test_triton_http_rejects_huge_inputs_at_once(serve):
     served = await serve()
     many = {"text_input": "a", "stop": ["x"] * 100_000}
     for body in (

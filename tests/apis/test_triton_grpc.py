@@ -1,4 +1,4 @@
-"""Triton's API over gRPC as a client meets it: calls, streams, keys, limits, and what is left when a client leaves."""
+"""Triton's API over gRPC: calls, streams, keys, limits, and the cleanup after a client disconnects."""
 
 import asyncio
 import json
@@ -50,7 +50,7 @@ async def dial(serve) -> AsyncIterator[Dial]:
 # -- calls
 
 
-async def test_one_answer_is_the_same_as_over_http(dial):
+async def test_grpc_infer_gives_the_same_answer_as_http(dial):
     calls = await dial()
     answer = await calls.infer(id="7", max_tokens=5)
     entry = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["a b c"]}
@@ -62,7 +62,7 @@ async def test_one_answer_is_the_same_as_over_http(dial):
     await calls.served.idle()
 
 
-async def test_every_method_that_asks_answers(dial):
+async def test_every_grpc_query_method_answers(dial):
     calls = await dial()
     _, methods = INFERENCE.service("GRPCInferenceService")
     for name in (method.name for method in methods):
@@ -89,14 +89,14 @@ async def test_every_method_that_asks_answers(dial):
         ({"text": ""}, "INVALID_ARGUMENT", "empty"),
     ],
 )
-async def test_what_is_refused(dial, wish, code, sentence):
+async def test_grpc_infer_rejects_bad_requests_with_a_status(dial, wish, code, sentence):
     calls = await dial()
     given = await refused(calls.infer(**wish))
     assert given[0] == code and sentence in given[1]
     await calls.served.idle()
 
 
-async def test_what_is_no_message_and_what_is_no_method(dial):
+async def test_grpc_rejects_broken_messages_and_unknown_methods(dial):
     calls = await dial()
     for name in ("ModelInfer", "ModelConfig"):
         assert await refused(calls.send(name, BROKEN)) == ("INTERNAL", "The message could not be read.")
@@ -108,7 +108,7 @@ async def test_what_is_no_message_and_what_is_no_method(dial):
     assert said(await calls.infer())
 
 
-async def test_a_message_over_the_limit(dial):
+async def test_grpc_rejects_messages_over_the_limit_even_compressed(dial):
     calls = await dial(body_limit=4096)
     assert (await refused(calls.infer(text="a" * 5000)))[0] == "RESOURCE_EXHAUSTED"
     zipped = calls.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
@@ -117,7 +117,7 @@ async def test_a_message_over_the_limit(dial):
     assert said(await calls.infer())
 
 
-async def test_large_messages_both_ways(dial):
+async def test_grpc_carries_messages_larger_than_its_defaults(dial):
     text = "a b c " * 20_000
     calls = await dial(info=big())
     asked = request(text=text, max_tokens=4)
@@ -133,7 +133,7 @@ def big() -> Any:
     return msgspec.structs.replace(INFO, max_model_len=1 << 20)
 
 
-async def test_compressed_calls(dial):
+async def test_grpc_reads_compressed_calls(dial):
     calls = await dial()
     method = calls.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
     plain = await method(request(max_tokens=9).SerializeToString())
@@ -144,7 +144,7 @@ async def test_compressed_calls(dial):
 # -- streams
 
 
-async def test_a_stream_has_the_text_in_pieces(dial):
+async def test_grpc_stream_has_the_text_in_pieces(dial):
     calls = await dial(tick=0.002)
     stream = calls.stream()
     await stream.write(request(id="7", stream=True, max_tokens=8).SerializeToString())
@@ -157,7 +157,7 @@ async def test_a_stream_has_the_text_in_pieces(dial):
     assert await stream.code() == grpc.StatusCode.OK
 
 
-async def test_a_vector_is_one_answer_in_a_stream_and_beside_it(dial):
+async def test_grpc_embedding_is_one_answer_streamed_or_not(dial):
     calls = await dial()
     message = request(id="7", stream=True)
     wish = json.dumps({"input": "a b c", "pooling_params": {"dimensions": [4]}}).encode()
@@ -173,7 +173,7 @@ async def test_a_vector_is_one_answer_in_a_stream_and_beside_it(dial):
     assert json.loads(said(await calls.send("ModelInfer", message.SerializeToString()))) == told
 
 
-async def test_requests_of_a_stream_run_side_by_side(dial):
+async def test_requests_of_one_grpc_stream_run_concurrently(dial):
     calls = await dial(tick=0.002)
     stream = calls.stream()
     for id in "123":
@@ -189,7 +189,7 @@ async def test_requests_of_a_stream_run_side_by_side(dial):
     assert {given for given, _ in order[:first]} >= {"1", "2", "3"}, "they came one after another"
 
 
-async def test_a_request_that_fails_leaves_its_stream_open(dial):
+async def test_grpc_stream_stays_open_after_a_failed_request(dial):
     calls = await dial()
     stream = calls.stream()
     for bad in (request(id="x", model="other"), request(id="x", temperature=-1.0), request(id="x", text="a" * 5000)):
@@ -204,7 +204,7 @@ async def test_a_request_that_fails_leaves_its_stream_open(dial):
     assert await stream.read() == grpc.aio.EOF and await stream.code() == grpc.StatusCode.OK
 
 
-async def test_the_first_error_ends_a_stream_that_wants_it_so(dial):
+async def test_triton_grpc_error_metadata_ends_the_stream_on_first_error(dial):
     calls = await dial(tick=0.01)
     stream = calls.stream(metadata=(("triton_grpc_error", "true"),))
     await stream.write(request(id="long", stream=True, max_tokens=1000).SerializeToString())
@@ -214,10 +214,10 @@ async def test_the_first_error_ends_a_stream_that_wants_it_so(dial):
         while True:
             assert not (await stream.read()).error_message
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
-    await calls.served.idle()  # the other request has ended with it
+    await calls.served.idle()  # the other request of the stream ended too
 
 
-async def test_an_engine_that_dies_is_told(dial):
+async def test_grpc_calls_report_an_engine_crash(dial):
     calls = await dial(tick=0.01)
     stream = calls.stream()
     await stream.write(request(id="7", stream=True, max_tokens=1000).SerializeToString())
@@ -231,11 +231,11 @@ async def test_an_engine_that_dies_is_told(dial):
     assert (await refused(whole))[0] in ("INTERNAL", "UNAVAILABLE")
 
 
-# -- clients that leave
+# -- clients that disconnect
 
 
 @pytest.mark.parametrize("stage", ["queue", "tokens"])
-async def test_a_cancelled_call_ends_its_generation(dial, stage):
+async def test_cancelled_grpc_call_cancels_its_generation(dial, stage):
     calls = await dial(tick=0.005)
     if stage == "queue":
         calls.served.engine.gate.clear()
@@ -253,7 +253,7 @@ async def test_a_cancelled_call_ends_its_generation(dial, stage):
     assert said(await calls.infer())
 
 
-async def test_a_deadline_ends_a_generation(dial):
+async def test_grpc_deadline_cancels_the_generation(dial):
     calls = await dial(tick=0.005)
     assert (await refused(calls.infer(max_tokens=3000, timeout=0.2)))[0] == "DEADLINE_EXCEEDED"
     stream = calls.stream(timeout=0.2)
@@ -265,7 +265,7 @@ async def test_a_deadline_ends_a_generation(dial):
     await calls.served.idle()
 
 
-async def test_a_connection_that_is_cut_ends_its_generations(dial):
+async def test_closed_grpc_connection_cancels_its_generations(dial):
     calls = await dial(tick=0.005)
     stream = calls.stream()
     await stream.write(request(stream=True, max_tokens=3000).SerializeToString())
@@ -274,9 +274,9 @@ async def test_a_connection_that_is_cut_ends_its_generations(dial):
     await calls.served.idle()
 
 
-async def test_a_client_that_does_not_read_is_cut(dial):
+async def test_grpc_cuts_off_a_client_that_does_not_read(dial):
     calls = await dial(write_timeout=0.3)
-    narrow = [("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0)]  # so that little is on its way
+    narrow = [("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0)]  # keep the client's buffers small
     async with grpc.aio.insecure_channel(calls.address, options=narrow) as calls.channel:
         stream = calls.stream()
         for _ in range(200):
@@ -289,10 +289,10 @@ def statuses(served: Served) -> str:
     return " ".join(served.service.calls.counts)
 
 
-# -- who may call, and when
+# -- access, loading and shutdown
 
 
-async def test_keys(dial):
+async def test_grpc_requires_a_key_except_for_probes(dial):
     calls = await dial(api_keys=(KEY,))
     for metadata in ((), (("authorization", "Bearer wrong"),), (("authorization", KEY),)):
         for call in (calls.infer(metadata=metadata), calls.call("ModelConfig", name="tiny", metadata=metadata)):
@@ -307,7 +307,7 @@ async def test_keys(dial):
     await calls.served.idle()
 
 
-async def test_before_and_after_loading(dial):
+async def test_grpc_health_follows_loading_and_shutdown(dial):
     calls = await dial(load=0.3, wait=False)
     watched = calls.channel.unary_stream(
         "/grpc.health.v1.Health/Watch", response_deserializer=HEALTH("HealthCheckResponse").FromString
@@ -334,7 +334,7 @@ async def test_before_and_after_loading(dial):
 
 
 @pytest.mark.parametrize("patience", [20.0, 0.05])
-async def test_a_server_that_ends_lets_streams_end(dial, patience):
+async def test_grpc_streams_drain_at_shutdown(dial, patience):
     calls = await dial(tick=0.005, drain=patience)
     stream = calls.stream()
     await stream.write(request(id="7", stream=True, max_tokens=100).SerializeToString())
@@ -351,7 +351,7 @@ async def test_a_server_that_ends_lets_streams_end(dial, patience):
     assert await stream.code() == grpc.StatusCode.OK
 
 
-async def test_when_all_places_are_taken(dial):
+async def test_grpc_rejects_calls_while_the_queue_is_full(dial):
     calls = await dial(max_batch=1, max_queue=1)
     calls.served.engine.gate.clear()
     stream = calls.stream()
@@ -366,8 +366,8 @@ async def test_when_all_places_are_taken(dial):
     await calls.served.idle()
 
 
-async def test_many_requests_on_one_stream_wait_for_their_places(dial):
-    """A stream is read no faster than requests end: none of them is turned away."""
+async def test_requests_of_one_grpc_stream_wait_instead_of_being_rejected(dial):
+    """A stream is read no faster than its requests end, so none of them meets a full queue."""
     calls = await dial(max_batch=2, max_queue=2)
     stream = calls.stream()
 
@@ -383,7 +383,7 @@ async def test_many_requests_on_one_stream_wait_for_their_places(dial):
     assert sorted(int(answer.infer_response.id) for answer in answers) == list(range(60))
 
 
-async def test_what_is_counted(dial):
+async def test_grpc_requests_count_in_statistics_and_metrics(dial):
     calls = await dial()
     await calls.infer()
     await refused(calls.infer(model="other"))
@@ -403,7 +403,7 @@ async def test_what_is_counted(dial):
     assert value(page, 'tgi_request_failure{err="validation"}') == 1
 
 
-async def test_lines_of_the_log(dial, caplog):
+async def test_grpc_calls_appear_in_the_access_log(dial, caplog):
     calls = await dial(access_log=True)
     caplog.set_level("INFO", "parley.access")
     await calls.call("ServerReady")
@@ -421,13 +421,13 @@ async def test_lines_of_the_log(dial, caplog):
     assert lines[0].startswith("mine ") and "status=OK" in lines[0] and "out=4" in lines[0]
 
 
-async def test_a_port_that_is_taken(dial):
+async def test_grpc_port_start_fails_on_a_taken_address(dial):
     calls = await dial()
     with pytest.raises(OSError, match="is taken"):
         await Port(calls.served.service).start([("127.0.0.1", int(calls.address.rpartition(":")[2]))])
 
 
-async def test_a_server_with_both_ports(folder):
+async def test_serve_opens_http_and_grpc_ports_and_exits_cleanly(folder):
     process = Process(folder, "--grpc-port", "0").ready()
     address = process.see(r"gRPC +(127\.0\.0\.1:\d+)")[1]
     async with grpc.aio.insecure_channel(address) as channel:
@@ -442,13 +442,13 @@ async def test_a_server_with_both_ports(folder):
         assert await asyncio.to_thread(taken.end) == 1
         assert "".join(taken.lines).startswith("parley: cannot listen on 127.0.0.1 port")
         process.process.terminate()
-        assert await asyncio.to_thread(process.end) == 0  # a stream in which nothing happens holds nobody up
+        assert await asyncio.to_thread(process.end) == 0  # an idle stream does not delay the shutdown
         assert (await refused(idle.read()))[0] in ("UNAVAILABLE", "CANCELLED")
 
 
 ODD = "INVALID_ARGUMENT", "NOT_FOUND", "INTERNAL"
 TENSOR = {"name": "text_input", "datatype": "BYTES", "shape": [1]}
-PIECES = [  # bytes of messages behind one another are a message with the members of all
+PIECES = [  # concatenated serialized messages parse as one message with the members of all
     infer.REQUEST(**members).SerializeToString()
     for members in (
         {"model_name": "tiny"},
@@ -467,7 +467,7 @@ PIECES = [  # bytes of messages behind one another are a message with the member
 ]
 
 
-async def test_no_bytes_are_too_odd(dial):
+async def test_grpc_odd_message_bytes_get_a_client_error_status(dial):
     calls = await dial(reply=lambda work, index: [70] * min(work.max_tokens, 3))
     before = await calls.served.control()
 
@@ -485,7 +485,7 @@ async def test_no_bytes_are_too_odd(dial):
     assert await calls.served.control() == before
 
 
-async def test_what_is_huge_is_refused_at_once(dial):
+async def test_grpc_rejects_huge_inputs_at_once(dial):
     calls = await dial()
     long = "\u9ad4" * 100_000
     asked = [request(id=long, temperature=-1.0), request(model=long), request(**{long: 1, "temperature": -1.0})]
@@ -502,7 +502,7 @@ async def test_what_is_huge_is_refused_at_once(dial):
     assert said(await calls.infer())
 
 
-async def test_the_control_request_is_the_same_as_ever(dial):
+async def test_cancelled_grpc_streams_leave_later_answers_unchanged(dial):
     calls = await dial()
     before = await calls.served.control()
     for _ in range(30):
@@ -514,7 +514,7 @@ async def test_the_control_request_is_the_same_as_ever(dial):
     assert await calls.served.control() == before
 
 
-async def test_each_of_several_models_answers_for_itself(dial, folder):
+async def test_grpc_reaches_each_of_several_models(dial, folder):
     options = ServerOptions()
     engines = [FakeEngine(lambda work, index: [301] * work.max_tokens, info=INFO, load=load) for load in (0.0, 0.4)]
     other, late = (

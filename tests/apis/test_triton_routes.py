@@ -1,4 +1,4 @@
-"""Triton's API as a client meets it: paths, statuses, headers, frames on the wire."""
+"""Triton's HTTP API through a running server: paths, statuses, headers and frames."""
 
 import json
 import struct
@@ -16,14 +16,14 @@ KEY = "sk-right-key-0123456789"
 
 
 async def said(served: Served, text: str, **members: object) -> str:
-    """What the model says behind a prompt, by another API."""
+    """Get the model's continuation of a prompt from OpenAI's API, for comparison."""
     answer = await served.post("/v1/completions", {"prompt": text} | members)
     return answer.json["choices"][0]["text"]
 
 
 @pytest.mark.parametrize("prefix", ["", "/triton"])
 @pytest.mark.parametrize("version", ["", "/versions/1"])
-async def test_the_documented_example(serve, prefix, version):
+async def test_triton_documented_generate_example_is_answered(serve, prefix, version):
     served = await serve()
     body = b'{"id": "42", "text_input": "client input", "parameters": {"stream": false, "temperature": 0}}'
     answer = await served.post(f"{prefix}/v2/models/tiny{version}/generate", body)
@@ -37,7 +37,7 @@ async def test_the_documented_example(serve, prefix, version):
     }
 
 
-async def test_a_stream_is_the_same_text_in_pieces(serve):
+async def test_triton_stream_is_the_same_text_in_pieces(serve):
     served = await serve()
     answer = await served.post(GENERATE + "_stream", {"text_input": "a b c", "stream": True, "max_tokens": 8})
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -49,7 +49,7 @@ async def test_a_stream_is_the_same_text_in_pieces(serve):
     assert "".join(event["text_output"] for event in events) == await said(served, "a b c", max_tokens=8)
 
 
-async def test_scores_and_counts_agree_with_the_other_api(serve):
+async def test_triton_logprobs_and_counts_agree_with_openai(serve):
     served = await serve()
     wish = {"text_input": "a b c", "max_tokens": 5, "logprobs": 2, "exclude_input_in_output": True}
     flags = {f"return_{name}": True for name in ("logprobs", "cumulative_logprob", "num_input_tokens",
@@ -63,7 +63,7 @@ async def test_scores_and_counts_agree_with_the_other_api(serve):
     assert answer["cumulative_logprob"] == pytest.approx(sum(scores)) == pytest.approx(answer["cum_log_probs"])
 
 
-async def test_infer_with_bytes_both_ways(serve):
+async def test_infer_accepts_and_returns_binary_tensors(serve):
     served = await serve()
     text = b"a b c"
     inputs = [{"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "parameters": {"binary_data_size": 9}}]
@@ -78,7 +78,7 @@ async def test_infer_with_bytes_both_ways(serve):
 
 
 @pytest.mark.parametrize(("coding", "bits"), [("gzip", 31), ("deflate", 15)])
-async def test_infer_is_compressed_if_asked_for(serve, coding, bits):
+async def test_infer_compresses_its_answer_on_request(serve, coding, bits):
     served = await serve()
     tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["a b c"]}
     plain, binary = (json.dumps({"inputs": [tensor], "parameters": wish}).encode()
@@ -89,19 +89,19 @@ async def test_infer_is_compressed_if_asked_for(serve, coding, bits):
         assert "content-encoding" not in bare.headers and packed.headers["content-encoding"] == coding
         assert int(packed.headers["content-length"]) == len(packed.body)
         assert zlib.decompress(packed.body, bits) == bare.body
-        length = "inference-header-content-length"  # of the JSON as it was before
+        length = "inference-header-content-length"  # counts the JSON before compression
         assert packed.headers.get(length) == bare.headers.get(length)
     generated = await served.call("POST", GENERATE, {"text_input": "a"}, {"accept-encoding": coding})
     assert "content-encoding" not in generated.headers
 
 
-async def test_an_unknown_coding_of_a_body(serve):
+async def test_infer_rejects_an_unknown_content_encoding(serve):
     answer = await (await serve()).call("POST", "/v2/models/tiny/infer", b"x", {"content-encoding": "br"})
     assert (answer.status, answer.body) == (501, b'{"error":"Unsupported compression type"}')
     assert answer.headers["accept-encoding"] == "gzip, deflate"
 
 
-async def test_generate_reads_a_compressed_body_only_if_it_is_lenient(serve):
+async def test_strict_generate_rejects_compressed_bodies(serve):
     served = await serve()
     body = zlib.compress(b'{"text_input":"a"}')
     lenient = await served.call("POST", GENERATE, body, {"content-encoding": "deflate"})
@@ -131,12 +131,12 @@ async def test_generate_reads_a_compressed_body_only_if_it_is_lenient(serve):
         ("POST", "/v2/models/tiny/unload", 404, "Not Found"),
     ],
 )
-async def test_what_leads_nowhere(serve, method, path, status, error):
+async def test_triton_unknown_paths_models_and_methods_get_its_errors(serve, method, path, status, error):
     answer = await (await serve()).call(method, path)
     assert (answer.status, answer.json) == (status, {"error": error})
 
 
-async def test_a_model_that_is_not_there_is_said_before_the_body_is_read(serve):
+async def test_triton_unknown_model_is_404_before_the_body_is_read(serve):
     served = await serve()
     connection = await served.connect()
     await connection.send(b"POST /v2/models/x/generate HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3000000\r\n\r\n")
@@ -144,7 +144,7 @@ async def test_a_model_that_is_not_there_is_said_before_the_body_is_read(serve):
     connection.close()
 
 
-async def test_errors_of_the_engines_side_have_its_form(serve):
+async def test_triton_rejects_prompts_and_tokens_the_model_cannot_take(serve):
     served = await serve()
     for members in ({"text_input": "a" * 5000}, {"text_input": "a", "stop_token_ids": [10_000]}):
         answer = await served.post(GENERATE, members | {"stream": True})
@@ -156,7 +156,7 @@ async def test_errors_of_the_engines_side_have_its_form(serve):
     assert "not in the vocabulary" in answer.json["error"]
 
 
-async def test_a_request_whose_time_is_over(serve):
+async def test_triton_timeout_parameter_ends_a_request_with_503(serve):
     served = await serve(tick=0.001)
     tensors = [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["a"]}]
     body = {"inputs": tensors, "parameters": {"timeout": 50_000, "max_tokens": 3000}}
@@ -167,7 +167,7 @@ async def test_a_request_whose_time_is_over(serve):
     await served.idle()
 
 
-async def test_an_engine_that_dies_ends_the_stream_with_an_error(serve):
+async def test_triton_stream_ends_with_an_error_if_the_engine_closes(serve):
     served = await serve(tick=0.01)
     connection = await served.connect()
     body = json.dumps({"text_input": "a b", "stream": True, "max_tokens": 1000}).encode()
@@ -180,7 +180,7 @@ async def test_an_engine_that_dies_ends_the_stream_with_an_error(serve):
     connection.close()
 
 
-async def test_health_before_and_after_loading(serve):
+async def test_triton_health_before_and_after_loading(serve):
     served = await serve(load=0.3, wait=False, api_keys=(KEY,))
     assert (await served.get("/v2/health/live")).status == 200
     ready = await served.get("/v2/health/ready")
@@ -198,7 +198,7 @@ async def test_health_before_and_after_loading(serve):
     assert (ready.status, ready.body, ready.headers.get("content-type")) == (200, b"", None)
 
 
-async def test_every_get_route_answers_and_names_the_model(serve):
+async def test_every_triton_get_route_answers(serve):
     served = await serve()
     for route in DIALECT.routes:
         if route.method == "GET":
@@ -212,7 +212,7 @@ async def test_every_get_route_answers_and_names_the_model(serve):
     assert (await served.get("/v2/models/stats")).json["model_stats"][0]["name"] == "tiny"
 
 
-async def test_what_is_counted(serve):
+async def test_triton_statistics_agree_with_the_metrics_page(serve):
     served = await serve(max_batch=1, max_queue=0, tick=0.005)
     await served.post(GENERATE, {"text_input": "a", "max_tokens": 3})
     await served.post("/v1/chat/completions", HELLO)
@@ -248,7 +248,7 @@ async def test_what_is_counted(serve):
     assert blocks["max"] == blocks["used"] + blocks["free"] > 0 and 0 <= blocks["fraction"] < 1
 
 
-async def test_the_load_comes_as_a_header(serve):
+async def test_triton_sends_load_metrics_in_a_header_on_request(serve):
     served = await serve()
     answer = await served.post(GENERATE, {"text_input": "a"}, **{"endpoint-load-metrics-format": "json"})
     named = json.loads(answer.headers["endpoint-load-metrics"].removeprefix("json "))["named_metrics"]
@@ -257,7 +257,7 @@ async def test_the_load_comes_as_a_header(serve):
     assert "endpoint-load-metrics" not in (await served.post(GENERATE, {"text_input": "a"})).headers
 
 
-async def test_what_waits_is_told(serve):
+async def test_triton_metrics_count_waiting_and_scheduled_requests(serve):
     served = await serve(max_batch=1, tick=0.005)
     served.engine.gate.clear()
     connections = [await served.connect() for _ in range(3)]

@@ -1,4 +1,4 @@
-"""vLLM's API through the whole server: its routes, the path it shares, and what of it all other APIs' clients see."""
+"""vLLM's API through a running server: its routes, the paths it shares, and the members that other APIs share."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ PROMPT = "Hello there, my friend"
 
 
 def ending(work, index):
-    """The prompt's tokens, then the end."""
+    """Repeat the prompt's tokens, then end the text."""
     return [*work.token_ids, EOS][: work.max_tokens]
 
 
@@ -22,10 +22,10 @@ async def served(serve):
     return await serve(reply=ending)
 
 
-# -- the demo server
+# -- the routes of vLLM's demo server
 
 
-async def test_one_path_for_three_apis(served):
+async def test_generate_path_serves_vllm_tgi_and_strict_vllm(served):
     whole = {"text": [PROMPT + PROMPT]}
     for body in ({"prompt": PROMPT}, {"prompt": PROMPT, "inputs": "b"}, {"prompt": PROMPT, "inputs": None}):
         assert (await served.post("/generate", body)).json == whole
@@ -47,7 +47,7 @@ async def test_one_path_for_three_apis(served):
 
 
 @pytest.mark.parametrize(("prefix", "end"), [("", b"\n"), ("/vllm", b"\n"), ("/vllm-0.6.3", b"\0")])
-async def test_records_of_a_stream(served, prefix, end):
+async def test_vllm_demo_stream_separates_records_by_version(served, prefix, end):
     answer = await served.post(prefix + "/generate", {"prompt": "Zwölf", "stream": True, "n": 2})
     assert answer.status == 200 and "content-type" not in answer.headers
     *records, rest = answer.body.split(end)
@@ -56,7 +56,7 @@ async def test_records_of_a_stream(served, prefix, end):
     assert all(record.startswith(b'{"text": ["Zw\\u00f6lf') for record in records)
 
 
-async def test_a_stream_that_fails_is_broken_off(serve):
+async def test_vllm_demo_stream_breaks_off_on_an_engine_error(serve):
     served = await serve()
     served.engine.gate.clear()
     connection = await served.connect()
@@ -73,7 +73,7 @@ async def test_a_stream_that_fails_is_broken_off(serve):
 # -- control
 
 
-async def test_the_prefix_cache_is_reset_only_when_nothing_runs_or_may_be_put_back(serve):
+async def test_reset_prefix_cache_answers_success_and_checks_its_flag(serve):
     served = await serve()
     for prefix in ("", "/vllm"):
         assert (await served.post(prefix + "/reset_prefix_cache")).json == {"success": True}
@@ -87,7 +87,7 @@ async def test_the_prefix_cache_is_reset_only_when_nothing_runs_or_may_be_put_ba
     assert (await served.post("/reset_prefix_cache?reset_running_requests=true&x=1")).json == {"success": True}
 
 
-async def test_a_reset_that_nobody_answers_ends_with_the_engine(serve):
+async def test_unanswered_prefix_cache_reset_fails_when_the_engine_crashes(serve):
     served = await serve()
     served.engine._send = lambda message: None
     asked = asyncio.create_task(served.post("/reset_prefix_cache"))
@@ -97,13 +97,13 @@ async def test_a_reset_that_nobody_answers_ends_with_the_engine(serve):
     assert (await served.post("/reset_prefix_cache")).status == 503
 
 
-# -- its OpenAI server
+# -- the routes of vLLM's OpenAI server
 
 JSON = {"content-type": "application/json"}
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 
 
-async def test_chats_and_texts(served):
+async def test_vllm_chats_and_completions_match_their_streams(served):
     whole = await served.post("/vllm/v1/chat/completions", HELLO | {"max_tokens": 4096}, **JSON)
     (choice,) = whole.json["choices"]
     assert (whole.status, choice["finish_reason"]) == (200, "stop")
@@ -121,8 +121,8 @@ async def test_chats_and_texts(served):
     assert (await served.post("/vllm/invocations", HELLO, **JSON)).json["object"] == "chat.completion"
 
 
-async def test_lists_of_the_whole_vocabulary_are_bounded_over_all_that_a_request_makes(served):
-    """They are made in one go, and nobody else gets a token meanwhile."""
+async def test_limits_full_vocabulary_logprobs_over_a_whole_request(served):
+    """All lists of a request are built in one go, and no other request gets a token during that time."""
     asked = {"model": "tiny", "prompt": "ab", "max_tokens": 204}
     assert (await served.post("/v1/completions", asked | {"logprobs": -1, "n": 2})).status == 200
     for members in ({"logprobs": -1, "n": 2, "max_tokens": 205}, {"prompt": "a" * 410, "prompt_logprobs": -1}):
@@ -132,7 +132,7 @@ async def test_lists_of_the_whole_vocabulary_are_bounded_over_all_that_a_request
 
 
 @pytest.mark.parametrize("prefix", ["", "/vllm"])
-async def test_either_end_of_a_prompt_is_left_out(served, prefix):
+async def test_truncation_side_drops_either_end_of_the_prompt(served, prefix):
     wish = {"max_tokens": 1, "return_token_ids": True}
     whole = (await served.post(prefix + "/v1/chat/completions", HELLO | wish)).json["prompt_token_ids"]
     for side, kept in (("left", slice(-4, None)), ("right", slice(4))):
@@ -144,7 +144,7 @@ async def test_either_end_of_a_prompt_is_left_out(served, prefix):
 
 
 @pytest.mark.parametrize("prefix", ["", "/vllm"])
-async def test_several_conversations_in_one_request(served, prefix):
+async def test_chat_batch_answers_each_conversation_like_a_single_request(served, prefix):
     several = [HELLO["messages"], [{"role": "user", "content": "Bye"}]]
     alone = [(await served.post(prefix + "/v1/chat/completions", {"messages": messages})).json for messages in several]
     told = (await served.post(prefix + "/v1/chat/completions/batch", {"messages": several})).json
@@ -157,7 +157,7 @@ async def test_several_conversations_in_one_request(served, prefix):
     await served.idle()
 
 
-async def test_refusals_in_its_own_form(served):
+async def test_vllm_errors_have_its_statuses_and_members(served):
     async def refused(body, path="/vllm/v1/completions", **headers):
         answer = await served.post(path, body, **(JSON | headers))
         return answer.status, answer.json
@@ -178,13 +178,13 @@ async def test_refusals_in_its_own_form(served):
         assert (status, body["error"]["type"], body["error"]["code"]) == (501, "NotImplementedError", 501)
 
 
-async def test_the_key_is_missing(serve):
+async def test_vllm_answers_unauthorized_without_a_key(serve):
     served = await serve(api_keys=("sk-0123456789abcdef",))
     answer = await served.get("/vllm/v1/models")
     assert (answer.status, answer.body) == (401, b'{"error":"Unauthorized"}')
 
 
-async def test_small_routes(served):
+async def test_vllm_version_models_and_tokenizer_routes_answer(served):
     assert (await served.get("/vllm/version")).json == {"version": "0.32.0"}
     assert (await served.get("/vllm/load")).json == {"server_load": 0}
     for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
@@ -204,7 +204,7 @@ async def test_small_routes(served):
     assert (await served.get("/vllm/tokenizer_info")).json == {"detail": "Not Found"}
 
 
-async def test_the_official_client_with_all_extras(serve):
+async def test_openai_client_passes_all_vllm_extra_parameters(serve):
     served = await serve(reply=ending)
     extras = {
         "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "ignore_eos": False, "min_tokens": 1, "priority": 3,

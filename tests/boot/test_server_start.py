@@ -1,4 +1,4 @@
-"""The server as a process: its first lines, its signals, its exit codes, and what it never loads."""
+"""The server as a process: its first lines, signals, exit codes and imports."""
 
 import asyncio
 import os
@@ -41,7 +41,7 @@ def start(folder: Path) -> Iterator[Callable[..., Process]]:
         one.process.wait()
 
 
-def test_it_says_where_it_is_and_ends_on_a_signal(start):
+def test_server_prints_its_url_and_exits_on_sigterm(start):
     server = start().ready()
     text = "\n".join(server.lines)
     assert server.lines[0].startswith("parley ")
@@ -52,7 +52,7 @@ def test_it_says_where_it_is_and_ends_on_a_signal(start):
     assert server.end() == 0
 
 
-def test_the_first_signal_lets_running_streams_end(start):
+def test_first_signal_drains_running_streams(start):
     server = start().ready()
     with server.stream(3000) as stream:
         first = stream.readline()
@@ -64,7 +64,7 @@ def test_the_first_signal_lets_running_streams_end(start):
 
 
 class Inside:
-    """The same in this process, with an engine that takes its time."""
+    """The server inside this process, with an engine that takes time for each step."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, load: float = 0.0, **options: Any):
         self.engine = FakeEngine(info=INFO, tick=0.005, load=load)
@@ -76,7 +76,7 @@ class Inside:
         self.port, *self.others = (sock.getsockname()[1] for sock in sockets)
 
     async def stream(self) -> Connection:
-        """A connection on which a long answer has begun."""
+        """Open a connection and start a long answer on it."""
         connection = Connection(*await asyncio.open_connection("127.0.0.1", self.port))
         body = {"prompt": "a", "max_tokens": 3000, "stream": True}
         await connection.send(request("POST", "/v1/completions", body))
@@ -84,7 +84,7 @@ class Inside:
         return connection
 
 
-async def test_after_the_drain_the_rest_is_told_and_the_exit_is_clean(folder, monkeypatch):
+async def test_streams_past_the_drain_time_get_an_error_and_exit_is_clean(folder, monkeypatch):
     server = Inside(folder, monkeypatch, drain=0.1)
     running = asyncio.create_task(server.instance.live())
     while server.instance.service.refusal():
@@ -97,7 +97,7 @@ async def test_after_the_drain_the_rest_is_told_and_the_exit_is_clean(folder, mo
     assert server.engine.state == "closed"
 
 
-async def test_a_port_of_its_own_is_strict_and_drains_with_the_rest(folder, monkeypatch, capsys):
+async def test_extra_api_port_is_strict_and_drains_with_the_main_port(folder, monkeypatch, capsys):
     listen = (Listen("tgi", "127.0.0.1", 0), Listen("triton", "127.0.0.1", 0))
     server = Inside(folder, monkeypatch, listen=listen, drain=0.1, api_keys=("k" * 16,))
     running = asyncio.create_task(server.instance.live())
@@ -136,7 +136,7 @@ async def test_a_port_of_its_own_is_strict_and_drains_with_the_rest(folder, monk
             await asyncio.open_connection("127.0.0.1", port)
 
 
-async def test_the_second_signal_ends_at_once(folder, monkeypatch):
+async def test_second_signal_exits_at_once(folder, monkeypatch):
     server = Inside(folder, monkeypatch, drain=1000.0)
     running = asyncio.create_task(server.instance.live())
     while server.instance.service.refusal():
@@ -150,7 +150,7 @@ async def test_the_second_signal_ends_at_once(folder, monkeypatch):
     assert server.engine.state == "closed"
 
 
-async def test_a_signal_while_it_loads_ends_it(folder, monkeypatch):
+async def test_signal_during_loading_exits_the_server(folder, monkeypatch):
     server = Inside(folder, monkeypatch, load=1000.0)
     running = asyncio.create_task(server.instance.live())
     while server.engine.state != "loading":
@@ -160,7 +160,7 @@ async def test_a_signal_while_it_loads_ends_it(folder, monkeypatch):
     assert server.engine.state == "closed"
 
 
-async def test_an_engine_that_is_lost_for_good_ends_the_server(folder, monkeypatch, capsys):
+async def test_server_exits_when_its_engine_is_lost(folder, monkeypatch, capsys):
     server = Inside(folder, monkeypatch)
     running = asyncio.create_task(server.instance.live())
     while server.instance.service.refusal():
@@ -172,7 +172,7 @@ async def test_an_engine_that_is_lost_for_good_ends_the_server(folder, monkeypat
     assert "SIGKILL" in capsys.readouterr().out.splitlines()[-1]
 
 
-def test_a_taken_port_is_said_in_one_sentence(start):
+def test_taken_port_is_reported_in_one_line(start):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         server = start("--port", str(port))
@@ -180,7 +180,7 @@ def test_a_taken_port_is_said_in_one_sentence(start):
     assert server.lines == [f"parley: cannot listen on 127.0.0.1 port {port}: Address already in use."]
 
 
-def test_so_is_a_taken_port_of_one_api(start):
+def test_taken_api_port_is_reported_in_one_line(start):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         server = start("--listen", f"tgi=127.0.0.1:{port}")
@@ -188,23 +188,23 @@ def test_so_is_a_taken_port_of_one_api(start):
     assert server.lines == [f"parley: cannot listen on 127.0.0.1 port {port}: Address already in use."]
 
 
-def test_so_is_a_taken_port_for_hand_overs(start):
+def test_taken_peer_port_is_reported_in_one_line(start):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         server = start("--role", "decode", "--peer-port", str(port))
         assert server.end() == 1
-    told = f"cannot listen on 127.0.0.1 port {port} for hand-overs: Address already in use"
+    told = f"cannot listen on 127.0.0.1 port {port} for handovers: Address already in use"
     assert server.lines == [f"parley: {told}. Choose another with --peer-port."]
 
 
-def test_a_folder_without_a_tokenizer_is_said_last(start, tmp_path):
+def test_missing_tokenizer_is_reported_in_the_last_line(start, tmp_path):
     server = start(model=tmp_path)
     assert server.end() == 1
     assert "tokenizer" in server.lines[-1] and server.lines[-1].startswith("parley: ")
     assert not any("Traceback" in line for line in server.lines)
 
 
-def test_the_api_process_loads_neither_torch_nor_transformers():
+def test_serve_imports_neither_torch_nor_transformers():
     code = (
         "import sys, parley.boot.server, parley.cli.serve\n"
         "print([name for name in sys.modules if name.split('.')[0] in ('torch', 'transformers')])"
@@ -212,13 +212,13 @@ def test_the_api_process_loads_neither_torch_nor_transformers():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 
 
-def test_urls_work_on_this_machine():
+def test_printed_urls_are_reachable_from_this_machine():
     assert address("0.0.0.0", 80) == "http://127.0.0.1:80"
     assert address("::", 80) == "http://[::1]:80"
     assert address("llm.local", 80) == "http://llm.local:80"
 
 
-def test_an_open_server_is_warned_of():
+def test_warns_about_a_server_open_to_the_network():
     def text(**options):
         return opening(ServerOptions(**options), [Offer(("m",), Settings(model="m"))], "http://x", ())
 
@@ -231,7 +231,7 @@ def test_an_open_server_is_warned_of():
         assert "--cluster-secret" in text(host="0.0.0.0", role=role, api_keys=("k",))
         assert "warning" not in text(host="0.0.0.0", role=role, cluster_secret="s" * 16)
         assert "warning" not in text(host="127.0.0.1", role=role)
-        for plane in ("mindie-management", "mindie-metrics"):  # which take no orders, and need no secret
+        for plane in ("mindie-management", "mindie-metrics"):  # admin ports take no cluster commands
             known = {"role": role, "cluster_secret": "s" * 16, "listen": (Listen(plane, "0.0.0.0", 80),)}
             assert "--api-key" in text(**known)
             assert "warning" not in text(**known, api_keys=("k",))
@@ -239,7 +239,7 @@ def test_an_open_server_is_warned_of():
     assert "10.0.0.1 or 10.0.0.2 may use" in told
 
 
-def test_the_line_of_a_loaded_model_has_its_memory_plan():
+def test_loaded_line_shows_the_memory_plan():
     info = ModelInfo(
         architecture="Qwen3ForCausalLM", dtype="bfloat16", device="cpu", parameters=494_032_768, vocab_size=9,
         max_model_len=32768, weights_bytes=988 << 20, kv_bytes=3 << 30, kv_blocks=1000, block_size=16, lowered=True,
@@ -276,14 +276,14 @@ def free_port() -> int:
         return sock.getsockname()[1]
 
 
-def test_a_log_that_nobody_reads_stops_nothing(folder):
+def test_unread_log_pipe_does_not_block_the_server(folder):
     reader, writer = os.pipe()
     port = free_port()
     process = spawn(folder, port, stdout=subprocess.DEVNULL, stderr=writer)
     try:
         head = f"GET /{'a' * 190} HTTP/1.1\r\nhost: localhost\r\n".encode()
         with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
-            sock.sendall((head + b"\r\n") * 600 + head + b"connection: close\r\n\r\n")  # a pipe holds 64 KiB
+            sock.sendall((head + b"\r\n") * 600 + head + b"connection: close\r\n\r\n")  # more log than a 64 KiB pipe
             answers = b"".join(iter(lambda: sock.recv(65536), b""))
         assert answers.count(b" 404 ") == 601
         process.terminate()
@@ -295,7 +295,7 @@ def test_a_log_that_nobody_reads_stops_nothing(folder):
         os.close(writer)
 
 
-def test_closed_standard_streams_are_not_taken_by_sockets(folder):
+def test_closed_standard_streams_are_replaced_by_dev_null(folder):
     process = spawn(folder, free_port(), preexec_fn=lambda: os.closerange(0, 3))
     try:
         if sys.platform == "linux":
@@ -308,7 +308,7 @@ def test_closed_standard_streams_are_not_taken_by_sockets(folder):
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
-def test_all_addresses_of_both_kinds():
+def test_listening_on_all_addresses_accepts_ipv4_and_ipv6():
     with start_module.listen("::", 0) as sock:
         for host in ("127.0.0.1", "::1"):
             socket.create_connection((host, sock.getsockname()[1]), timeout=5).close()

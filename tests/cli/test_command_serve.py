@@ -141,9 +141,9 @@ def test_reads_several_models_from_one_environment_variable():
         (["--model", "a,a=./x"], "different names"),
         (["--model", "=./x"], "different names"),
         (["--model", "a="], "NAME=MODEL"),
-        (["--model", "a=./x,thread=1"], "thread is no option"),
+        (["--model", "a=./x,thread=1"], "thread is not an option"),
         (["--model", "a=./x,threads=0"], "--model a: threads"),
-        (["--model", "a=./x,port=1"], "port is no option"),
+        (["--model", "a=./x,port=1"], "port is not an option"),
     ],
 )
 def test_rejects_conflicting_options_of_several_models(flags, told):

@@ -1,4 +1,4 @@
-"""A cluster's file: what it means, and that every mistake in it is named."""
+"""The plan file of a cluster: its meaning, and an error message for every mistake in it."""
 
 import tomllib
 
@@ -16,7 +16,7 @@ def plan(folder, text):
     return read(str(path))
 
 
-def test_groups_and_what_they_need(tmp_path):
+def test_cluster_plan_reads_groups_and_their_resources(tmp_path):
     made = plan(
         tmp_path,
         """
@@ -41,7 +41,7 @@ def test_groups_and_what_they_need(tmp_path):
     first, second = made.groups
     assert (first.name, first.role, first.count) == ("prefill", "prefill", 3)
     assert first.needs == Needs(1.0, 1.0, 2 << 30, {"fast": 2.0})
-    assert first.options == {"model": str(tmp_path / "models/mine"), "max-batch": 8}  # beside the file
+    assert first.options == {"model": str(tmp_path / "models/mine"), "max-batch": 8}  # relative to the file
     assert (second.name, second.role, second.count, second.options) == ("small", "decode", 1, {})
 
 
@@ -69,13 +69,13 @@ def test_groups_and_what_they_need(tmp_path):
         ("[[instances", "is not valid TOML"),
     ],
 )
-def test_mistakes_are_named(tmp_path, text, told):
+def test_cluster_plan_errors_name_the_mistake(tmp_path, text, told):
     with pytest.raises(ConfigError) as error:
         plan(tmp_path, text)
     assert told in str(error.value) and "two.toml" in str(error.value)
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_missing_cluster_plan_is_reported(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
         read(str(tmp_path / "none.toml"))
 
@@ -89,5 +89,5 @@ values = st.recursive(
 
 
 @given(st.dictionaries(texts.filter(bool), values, max_size=4))
-def test_options_reach_a_process_as_they_were_written(table):
+def test_written_plan_options_parse_back_unchanged(table):
     assert tomllib.loads(written(table)) == table

@@ -1,4 +1,4 @@
-"""How a keeper asks the coordinator: directly, and whatever answers."""
+"""How the Ray supervisor asks the coordinator: without a proxy, and with any answer."""
 
 import socket
 import threading
@@ -19,11 +19,11 @@ class Coordinator(BaseHTTPRequestHandler):
             self.end_headers()
 
     def log_message(self, *said: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.mark.parametrize(("path", "well"), [("/well", True), ("/not", False), ("/odd", False)])
-def test_no_proxy_stands_between_the_nodes_of_a_cluster(monkeypatch: pytest.MonkeyPatch, path: str, well: bool) -> None:
+def test_ray_readiness_check_ignores_http_proxies(monkeypatch: pytest.MonkeyPatch, path: str, well: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         closed = nobody.getsockname()[1]
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{closed}")
@@ -33,7 +33,7 @@ def test_no_proxy_stands_between_the_nodes_of_a_cluster(monkeypatch: pytest.Monk
         assert _answers(f"http://127.0.0.1:{server.server_port}{path}") == well
 
 
-def test_one_that_is_not_there() -> None:
+def test_ray_readiness_check_fails_without_a_listener() -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         closed = nobody.getsockname()[1]
     assert not _answers(f"http://127.0.0.1:{closed}/well")

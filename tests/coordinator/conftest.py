@@ -1,4 +1,4 @@
-"""A coordinator in the test's own event loop, before scripted instances."""
+"""A coordinator in the test's own event loop, in front of scripted instances."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Cluster = Callable[..., Awaitable[Running]]
 
 @pytest.fixture
 async def cluster() -> AsyncIterator[Cluster]:
-    """Start a coordinator before these instances; what else is given are its options."""
+    """Start a coordinator in front of the given instances; other keyword arguments are its options."""
     running: list[Running] = []
     scripted: list[Scripted] = []
 

@@ -1,4 +1,4 @@
-"""Whatever happens to requests and instances, in whatever order: what they held is released, once, and none hangs."""
+"""In any order of events, requests release all they hold exactly once, and none hangs."""
 
 import asyncio
 from collections import Counter
@@ -40,7 +40,8 @@ KEYS = st.fixed_dictionaries(
 
 @given(ROLES, STEPS, KEYS)
 @settings(max_examples=150, deadline=None)
-async def test_nothing_is_held_at_the_end(roles, steps, keys):
+async def test_random_schedules_release_everything_once(roles, steps, keys):
+    """Cancels, losses, restarts and role changes in random order must not leak slots, blocks or tasks."""
     clock = Clock()
     table, choice = cluster(*roles, clock=clock, **keys)
     everyone: list[Instance] = list(table)
@@ -94,7 +95,7 @@ async def test_nothing_is_held_at_the_end(roles, steps, keys):
 
 
 @pytest.mark.parametrize(("kind", "order"), [(1, [30, 10, 20]), (2, [10, 20, 30]), (3, [30, 20, 10])])
-async def test_who_waits_is_served_in_the_configured_order(kind, order):
+async def test_waiting_requests_are_served_in_the_configured_order(kind, order):
     _, choice = cluster("mixed", reordering_type=kind, single_node_max_requests=1)
     first = await choice.choose(Wanted(5))
     got: list[int] = []
@@ -111,7 +112,7 @@ async def test_who_waits_is_served_in_the_configured_order(kind, order):
     assert got == order
 
 
-async def test_who_waits_too_long_is_told_so_and_who_comes_to_a_full_queue_as_well():
+async def test_refuses_requests_that_wait_too_long_or_meet_a_full_queue():
     _, choice = cluster("mixed", single_node_max_requests=1, schedule_timeout=0.05, max_schedule_count=2)
     await choice.choose(Wanted(5))
     tasks = [
@@ -123,7 +124,8 @@ async def test_who_waits_too_long_is_told_so_and_who_comes_to_a_full_queue_as_we
     assert choice.waiting == 0
 
 
-async def test_a_model_that_is_busy_holds_up_nobody_elses_requests():
+async def test_busy_model_does_not_delay_requests_for_other_models():
+    """A full queue for one model must not block the whole queue."""
     table, choice = cluster("mixed", "mixed", single_node_max_requests=1)
     for each, model in zip(table, ("a", "b"), strict=True):
         up(table, each, models=[model])
@@ -135,7 +137,7 @@ async def test_a_model_that_is_busy_holds_up_nobody_elses_requests():
     waiting.cancel()
 
 
-async def test_those_that_wait_are_served_when_an_instance_is_there_again():
+async def test_waiting_requests_are_placed_when_an_instance_returns():
     table, choice = cluster("prefill", "decode")
     lose(table, table.instances[1])
     lose(table, table.instances[2])
@@ -147,7 +149,7 @@ async def test_those_that_wait_are_served_when_an_instance_is_there_again():
         assert (await waiting).p.id == 2
 
 
-async def test_load_is_spread_evenly_and_p_is_free_at_the_first_token():
+async def test_load_is_spread_evenly_and_prefill_is_freed_at_first_token():
     table, choice = cluster("prefill", "prefill", "decode", "decode", "decode", algorithm_type="load_balance")
     got = [await choice.choose(Wanted(100)) for _ in range(12)]
     assert Counter(each.p.id for each in got) == {1: 6, 2: 6}

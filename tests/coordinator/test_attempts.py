@@ -1,4 +1,7 @@
-"""One answer made of P's and D's: order, framing, failures, retries, cancels. Instances are scripted."""
+"""One answer made of the prefill and the decode instance's parts: order, framing, failures, retries, cancellation.
+
+The instances are scripted.
+"""
 
 from __future__ import annotations
 
@@ -31,20 +34,20 @@ PLAIN = {"separate": "always"}
 
 
 def raw(status: int, body: bytes, *headers: bytes) -> bytes:
-    """A whole answer of an instance."""
+    """Return a complete HTTP answer of an instance."""
     lines = b"".join(header + b"\r\n" for header in headers)
     return b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n%b\r\n%b" % (status, len(body), lines, body)
 
 
 def first(asked: Asked, **members: Any) -> bytes:
-    """P's answer, in plain form unless it has headers."""
+    """Return a prefill instance's answer; without ``headers`` it has the plain form."""
     return raw(200, json.dumps({"reqId": asked.headers["req-id"]} | members).encode())
 
 
-# -- what goes well
+# -- success
 
 
-async def test_a_stream_is_ps_part_and_then_ds(cluster):
+async def test_stream_joins_prefill_part_and_decode_parts(cluster):
     p, d = Scripted("prefill", script=CHAT), Scripted("decode")
     running = await cluster(p, d)
     answer = await running.post(body=BODY)
@@ -57,7 +60,7 @@ async def test_a_stream_is_ps_part_and_then_ds(cluster):
     assert asked.headers["req-type"] == "prefill" and asked.headers["d-target"] == d.target
 
 
-async def test_an_answer_in_one_piece_is_ds(cluster):
+async def test_unstreamed_answer_comes_from_the_decode_instance(cluster):
     running = await cluster(Scripted("prefill", script=WHOLE), Scripted("decode"))
     answer = await running.post(body=BODY)
     assert (answer.status, answer.body) == (200, b'{"whole":true}')
@@ -65,7 +68,7 @@ async def test_an_answer_in_one_piece_is_ds(cluster):
 
 
 @pytest.mark.parametrize("script", [Script([b"data: x\n\n"]), Script([b'{"a":1}'], stream=False)])
-async def test_what_ends_with_its_first_token_never_comes_to_d(cluster, script):
+async def test_single_token_answer_never_reaches_the_decode_instance(cluster, script):
     p, d = Scripted("prefill", script=script), Scripted("decode")
     running = await cluster(p, d)
     answer = await running.post()
@@ -73,7 +76,7 @@ async def test_what_ends_with_its_first_token_never_comes_to_d(cluster, script):
     assert not d.sent
 
 
-async def test_a_request_that_is_not_to_be_separated_runs_on_one(cluster):
+async def test_mixed_instance_runs_an_unseparated_request(cluster):
     mixed = Scripted("mixed", script=CHAT)
     running = await cluster(mixed)
     assert (await running.post(body=BODY)).body == b"".join(CHAT.parts)
@@ -81,7 +84,8 @@ async def test_a_request_that_is_not_to_be_separated_runs_on_one(cluster):
 
 
 @pytest.mark.parametrize("cut", range(1, 12))
-async def test_frames_may_be_cut_anywhere(cluster, cut):
+async def test_coordinator_reads_result_frames_cut_anywhere(cluster, cut):
+    """Guards against readers that expect whole frames in one read."""
     nul = Script([b'{"a":0}\0', b'{"a":1}\0', b'{"a":2}\0'])
     for script in (CHAT, nul):
         p, d = Scripted("prefill", script=script), Scripted("decode", cut=cut)
@@ -89,7 +93,7 @@ async def test_frames_may_be_cut_anywhere(cluster, cut):
         assert (await running.post(body=BODY)).body == b"".join(script.parts)
 
 
-async def test_results_that_come_before_ps_answer_wait_for_it(cluster):
+async def test_early_decode_results_wait_for_the_prefill_answer(cluster):
     p, d = Scripted("prefill"), Scripted("decode")
     running = await cluster(p, d)
 
@@ -102,7 +106,7 @@ async def test_results_that_come_before_ps_answer_wait_for_it(cluster):
     assert (await running.post(body=BODY)).body == b"".join(CHAT.parts)
 
 
-async def test_the_headers_of_a_client_go_on_but_not_those_of_a_coordinator(cluster):
+async def test_forwards_client_headers_but_replaces_coordinator_headers(cluster):
     p = Scripted("prefill", script=CHAT)
     running = await cluster(p, Scripted("decode"), secret="hidden")
     await running.post("/v1/chat/completions?a=b%20c", BODY, "x-mine: 7", "authorization: Bearer k", "te: trailers",
@@ -116,7 +120,7 @@ async def test_the_headers_of_a_client_go_on_but_not_those_of_a_coordinator(clus
     assert not asked.headers.keys() & {"te", "origin", "parley-given", "connection", "transfer-encoding"}
 
 
-async def test_many_streams_at_once_do_not_mix(cluster):
+async def test_concurrent_cluster_streams_do_not_mix(cluster):
     scripts = {}
 
     class Each(Scripted):
@@ -136,7 +140,7 @@ async def test_many_streams_at_once_do_not_mix(cluster):
 
 
 @pytest.mark.parametrize("cut", [0, 1, 7])
-async def test_what_plain_servers_leave_out_is_put_in(cluster, cut):
+async def test_completes_answers_of_plain_mindie_servers(cluster, cut):
     opening = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
     text = [b'data: {"choices":[{"index":0,"delta":{"content":"%d"},"finish_reason":null}]}\n\n' % k for k in range(3)]
     p, d = Scripted("prefill", plain=True), Scripted("decode", plain=True, cut=cut)
@@ -159,7 +163,7 @@ async def test_what_plain_servers_leave_out_is_put_in(cluster, cut):
     assert (await running.post("/generate", b"{}")).body == b'{"a":0}\0{"a":1}\0'
 
 
-async def test_an_error_of_a_plain_d_ends_its_stream(cluster):
+async def test_error_of_a_plain_decode_instance_ends_the_stream(cluster):
     p, d = Scripted("prefill", plain=True), Scripted("decode", plain=True)
     running = await cluster(p, d)
 
@@ -173,7 +177,7 @@ async def test_an_error_of_a_plain_d_ends_its_stream(cluster):
     assert b'"message":"Pull kv failed irreversibly."' in answer.body and answer.body.endswith(b"data: [DONE]\n\n")
 
 
-async def test_a_plain_d_may_wish_that_it_begins_anew(cluster):
+async def test_plain_decode_instance_can_request_recompute(cluster):
     p, d = Scripted("prefill", plain=True), Scripted("decode", plain=True)
     running = await cluster(p, d)
     refused = []
@@ -200,10 +204,10 @@ async def test_a_plain_d_may_wish_that_it_begins_anew(cluster):
     assert {each.headers["req-id"] for each in p.asked} == {one.headers["req-id"]}
 
 
-# -- what goes wrong at P
+# -- failures of the prefill instance
 
 
-async def test_what_p_refuses_is_told_as_p_told_it(cluster):
+async def test_prefill_refusal_reaches_the_client_unchanged(cluster):
     p = Scripted("prefill")
     running = await cluster(p, Scripted("decode"))
 
@@ -218,7 +222,7 @@ async def test_what_p_refuses_is_told_as_p_told_it(cluster):
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_a_p_that_is_full_is_passed_over(cluster, status):
+async def test_retries_another_prefill_instance_when_one_is_full(cluster, status):
     full, other = Scripted("prefill"), Scripted("prefill", script=CHAT)
     running = await cluster(full, other, Scripted("decode"), scheduler_type="default_scheduler")
 
@@ -234,7 +238,7 @@ async def test_a_p_that_is_full_is_passed_over(cluster, status):
     assert (answer.status, answer.body) == (status, b"full")
 
 
-async def test_a_p_that_lost_its_engine_is_passed_over(cluster):
+async def test_retries_another_prefill_instance_when_an_engine_is_lost(cluster):
     lost, other = Scripted("prefill"), Scripted("prefill", script=CHAT)
     running = await cluster(lost, other, Scripted("decode"), scheduler_type="default_scheduler")
 
@@ -247,8 +251,8 @@ async def test_a_p_that_lost_its_engine_is_passed_over(cluster):
     assert lost.asked
 
 
-async def test_what_is_too_long_for_one_goes_where_contexts_are_longer(cluster):
-    """To that one at once, past others that are as short; where there is none, or that says so, too, it is refused."""
+async def test_long_prompt_is_retried_only_where_the_context_is_longer(cluster):
+    """Instances with equally short contexts are skipped; with no longer one left, the refusal reaches the client."""
     short = [Scripted("prefill") for _ in range(6)]
     long = Scripted("prefill", script=CHAT)
     for each in short:
@@ -270,8 +274,8 @@ async def test_what_is_too_long_for_one_goes_where_contexts_are_longer(cluster):
 
 
 @pytest.mark.parametrize("status, text", [(400, heads.MISPLACED), (503, heads.UNKNOWN)])
-async def test_a_p_that_has_been_given_another_role_is_passed_over(cluster, status, text):
-    """Its status says so a little later; nothing of it is the client's fault, and no client hears of it."""
+async def test_retries_another_prefill_instance_after_a_role_change(cluster, status, text):
+    """The table learns of the new role a little later; meanwhile no client may see the wrong-role error."""
     former, other = Scripted("prefill"), Scripted("prefill", script=CHAT)
     running = await cluster(former, other, Scripted("decode"), scheduler_type="default_scheduler", max_retry=1)
 
@@ -287,7 +291,7 @@ async def test_a_p_that_has_been_given_another_role_is_passed_over(cluster, stat
     assert answer.status == 503 and json.loads(answer.body)["error"]["type"] == "service_unavailable"
 
 
-async def test_another_d_is_taken_where_one_has_no_room(cluster):
+async def test_retries_another_decode_instance_when_one_has_no_room(cluster):
     p, full, other = Scripted("prefill", script=CHAT), Scripted("decode"), Scripted("decode")
     running = await cluster(p, full, other)
 
@@ -302,7 +306,7 @@ async def test_another_d_is_taken_where_one_has_no_room(cluster):
     assert {each.headers["d-target"] for each in p.asked} == {full.target, other.target}
 
 
-async def test_a_request_whose_p_dies_goes_to_another(cluster):
+async def test_retries_another_prefill_instance_when_one_dies(cluster):
     dying, other = Scripted("prefill"), Scripted("prefill", script=CHAT)
     running = await cluster(dying, other, Scripted("decode"))
 
@@ -328,7 +332,7 @@ FAILED = [
 
 
 @pytest.mark.parametrize(("how", "text"), FAILED)
-async def test_how_p_failed_is_told_in_the_documented_words(cluster, how, text):
+async def test_prefill_failure_uses_the_documented_error_text(cluster, how, text):
     p = Scripted("prefill")
     running = await cluster(p, Scripted("decode"), max_retry=0, heartbeat=60)
     table, body = running.coordinator.table, BODY
@@ -359,8 +363,8 @@ async def test_how_p_failed_is_told_in_the_documented_words(cluster, how, text):
     assert (told.status, told.body) == (500, text)
 
 
-async def test_an_answer_in_one_piece_needs_no_more_of_p(cluster):
-    """D has sent all of it; that P hangs, or dies, or says what it likes, is of no concern."""
+async def test_unstreamed_answer_of_decode_does_not_wait_for_prefill(cluster):
+    """Decode has sent all of it, so a prefill instance that hangs, dies or fails no longer matters."""
     p, d = Scripted("prefill"), Scripted("decode")
     running = await cluster(p, d, heartbeat=60)
 
@@ -384,7 +388,7 @@ async def test_an_answer_in_one_piece_needs_no_more_of_p(cluster):
     assert running.coordinator.choice.open == 0
 
 
-async def test_a_p_that_is_not_there_is_passed_over(cluster):
+async def test_retries_another_prefill_instance_when_one_is_unreachable(cluster):
     gone, other = Scripted("prefill"), Scripted("prefill", script=CHAT)
     running = await cluster(gone, other, Scripted("decode"), heartbeat=60)
     await gone.stop()
@@ -392,8 +396,8 @@ async def test_a_p_that_is_not_there_is_passed_over(cluster):
 
 
 @pytest.mark.parametrize("hanging", [1, 2])
-async def test_nobody_waits_for_one_that_hangs(cluster, hanging):
-    """P does not answer, because it or D hangs; the other one is left, and does it all."""
+async def test_lost_instance_ends_the_attempt_that_waits_for_it(cluster, hanging):
+    """Prefill does not answer because it or decode hangs; the remaining instance does both stages."""
     p, d = Scripted("prefill", script=CHAT), Scripted("decode", script=CHAT)
     running = await cluster(p, d, heartbeat=60)
     table = running.coordinator.table
@@ -420,7 +424,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-async def test_an_answer_that_is_none(cluster, name):
+async def test_malformed_prefill_answer_fails_the_attempt(cluster, name):
     p, d = Scripted("prefill"), Scripted("decode")
     running = await cluster(p, d, max_retry=1)
 
@@ -436,18 +440,18 @@ async def test_an_answer_that_is_none(cluster, name):
     assert len(p.asked) + len(d.asked) == 4
 
 
-# -- what goes wrong at D
+# -- failures of the decode instance
 
 
 def given(asked: Asked) -> list[int]:
-    """The parts that the client had got, by a request that goes on."""
+    """Return the numbers of the parts that the client already has, from a resuming request."""
     size = int(asked.headers.get("parley-given", 0))
     records = msgspec.msgpack.decode(asked.body[:size]) if size else []
     return [number for record in records for _, number in record]
 
 
 @pytest.mark.parametrize("at", [1, 2, 17, 39])
-async def test_a_stream_goes_on_exactly_where_its_d_was_lost(cluster, at):
+async def test_stream_resumes_exactly_where_decode_was_lost(cluster, at):
     p, dying, other = Scripted("prefill", script=LONG), Scripted("decode"), Scripted("decode")
     running = await cluster(p, dying, other, scheduler_type="default_scheduler")
 
@@ -467,7 +471,7 @@ async def test_a_stream_goes_on_exactly_where_its_d_was_lost(cluster, at):
     assert all(asked.body.endswith(BODY) for asked in resumed)
 
 
-async def test_a_record_that_cannot_be_read_leaves_nothing_to_go_on_from(cluster):
+async def test_unreadable_record_prevents_resuming_a_stream(cluster):
     dying = Scripted("decode")
     running = await cluster(Scripted("prefill", script=LONG), dying, Scripted("decode"))
 
@@ -481,7 +485,7 @@ async def test_a_record_that_cannot_be_read_leaves_nothing_to_go_on_from(cluster
     assert LONG.parts[2] not in answer.body
 
 
-async def test_an_answer_in_one_piece_begins_anew(cluster):
+async def test_unstreamed_answer_restarts_when_decode_is_lost(cluster):
     p, dying, other = Scripted("prefill", script=WHOLE), Scripted("decode"), Scripted("decode")
     running = await cluster(p, dying, other)
 
@@ -496,7 +500,7 @@ async def test_an_answer_in_one_piece_begins_anew(cluster):
     assert not any(given(asked) for asked in p.asked)
 
 
-async def test_a_broken_connection_is_made_again_and_nothing_is_lost_or_doubled(cluster):
+async def test_result_connection_reconnects_without_loss_or_repetition(cluster):
     p, d = Scripted("prefill", script=LONG), Scripted("decode", tick=0.01)
     running = await cluster(p, d)
 
@@ -510,8 +514,8 @@ async def test_a_broken_connection_is_made_again_and_nothing_is_lost_or_doubled(
     assert len(d.connected) >= 3 and len(p.asked) == 1
 
 
-async def test_instances_are_told_where_a_coordinator_is_and_which_run_it_is(cluster):
-    """Runs at one place have names of their own; another place is another coordinator's."""
+async def test_result_connection_sends_run_and_seat_of_the_coordinator(cluster):
+    """Each run has a client name of its own; the seat identifies the address it runs at."""
     d = Scripted("decode")
     ports = [(await cluster(Scripted("prefill"), d)).port for _ in range(2)]
     told = [dict(parse_qsl(asked.target.partition("?")[2])) for asked in d.connected]
@@ -523,7 +527,7 @@ async def test_instances_are_told_where_a_coordinator_is_and_which_run_it_is(clu
         assert each["seat"] == sha256(f"{run} {socket.gethostname()} 127.0.0.1 {port}".encode()).hexdigest()[:32]
 
 
-async def test_a_d_that_was_restarted_has_lost_its_requests(cluster):
+async def test_requests_of_a_restarted_decode_instance_resume(cluster):
     p, d = Scripted("prefill", script=LONG), Scripted("decode")
     running = await cluster(p, d)
 
@@ -540,8 +544,8 @@ async def test_a_d_that_was_restarted_has_lost_its_requests(cluster):
 
 
 @pytest.mark.parametrize(("after", "begun"), [("one", True), ("other", True), ("other", False)])
-async def test_an_answer_that_has_begun_goes_on_with_the_same_weights_only(cluster, after, begun):
-    """D comes back with others. P still has those that it began with, or it has the others as well."""
+async def test_begun_stream_resumes_only_with_the_same_weights(cluster, after, begun):
+    """Decode restarts with other weights; prefill still has the first ones, or the other ones as well."""
     script = LONG if begun else WHOLE
     p, d = Scripted("prefill", script=script), Scripted("decode")
     p.layout = d.layout = "model=one"
@@ -567,8 +571,8 @@ async def test_an_answer_that_has_begun_goes_on_with_the_same_weights_only(clust
 
 
 @pytest.mark.parametrize("others", [0, 1])
-async def test_a_d_that_is_taken_out_of_the_list_leaves_no_request_hanging(cluster, others):
-    """It goes on with another, or with P alone."""
+async def test_removed_decode_instance_leaves_no_request_hanging(cluster, others):
+    """Its request resumes on another decode instance, or on the prefill instance alone."""
     p, gone = Scripted("prefill", script=LONG), Scripted("decode")
     running = await cluster(p, gone, *(Scripted("decode") for _ in range(others)))
     table = running.coordinator.table
@@ -585,7 +589,7 @@ async def test_a_d_that_is_taken_out_of_the_list_leaves_no_request_hanging(clust
     assert running.coordinator.choice.open == 0
 
 
-async def test_it_is_said_that_the_results_of_a_d_cannot_be_received(cluster):
+async def test_reports_a_decode_instance_that_refuses_to_send_results(cluster):
     class Deaf(Scripted):
         async def _results(self, asked: Asked, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(raw(400, b"Only the Decode node supports dresult but you send to prefill"))
@@ -611,7 +615,7 @@ async def test_it_is_said_that_the_results_of_a_d_cannot_be_received(cluster):
         ("/mindie/v1/chat/completions", b"D instance error"),
     ],
 )
-async def test_a_stream_that_nobody_can_go_on_with_ends_with_one_error(cluster, path, error):
+async def test_stream_ends_with_one_error_when_retries_fail(cluster, path, error):
     p, d = Scripted("prefill", script=LONG), Scripted("decode")
     running = await cluster(p, d, max_retry=1)
 
@@ -630,11 +634,11 @@ async def test_a_stream_that_nobody_can_go_on_with_ends_with_one_error(cluster, 
     assert [given(asked) for asked in p.asked] == [[], [0]]
 
 
-# -- clients that leave or do not read
+# -- clients that disconnect or do not read
 
 
 @pytest.mark.parametrize("stage", ["queued", "asked", "first", "middle"])
-async def test_a_client_that_leaves_ends_its_request_everywhere(cluster, stage):
+async def test_client_disconnect_cancels_the_request_on_every_instance(cluster, stage):
     p, d = Scripted("prefill", script=LONG), Scripted("decode")
     running = await cluster(p, d)
     reached = asyncio.Event()
@@ -671,7 +675,7 @@ async def test_a_client_that_leaves_ends_its_request_everywhere(cluster, stage):
     assert running.coordinator.choice.open == 0
 
 
-async def test_results_that_nobody_waits_for_end_their_request(cluster):
+async def test_orphaned_results_cancel_their_request(cluster):
     d = Scripted("decode", script=LONG)
     running = await cluster(Scripted("prefill"), d)
     d.begin("77", LONG.parts, 0, LONG)
@@ -680,7 +684,7 @@ async def test_results_that_nobody_waits_for_end_their_request(cluster):
     assert d.halted == ["77"]
 
 
-async def test_a_client_that_does_not_read_holds_up_its_own_results_only(cluster):
+async def test_slow_client_delays_only_its_own_results(cluster):
     big = Script([b"data: %d %b\n\n" % (number, b"x" * 10_000) for number in range(1000)])
     p, d = Scripted("prefill", script=big), Scripted("decode", tick=0.001)
     running = await cluster(p, d)
@@ -699,7 +703,7 @@ async def test_a_client_that_does_not_read_holds_up_its_own_results_only(cluster
     writer.close()
 
 
-async def test_one_that_a_plain_d_cannot_hold_back_is_given_up(cluster):
+async def test_slow_client_of_a_plain_decode_instance_is_cancelled(cluster):
     big = Script([b"data: %d %b\n\n" % (number, b"x" * 10_000) for number in range(2000)])
     p, d = Scripted("prefill", script=big, plain=True), Scripted("decode", plain=True)
     running = await cluster(p, d)
@@ -710,10 +714,10 @@ async def test_one_that_a_plain_d_cannot_hold_back_is_given_up(cluster):
     writer.close()
 
 
-# -- time
+# -- timeouts
 
 
-async def test_times_that_run_out(cluster):
+async def test_first_token_and_inference_timeouts_end_the_request(cluster):
     p, d = Scripted("prefill", script=LONG), Scripted("decode")
     running = await cluster(p, d, first_token_timeout=0.1, infer_timeout=0.4)
 
@@ -736,8 +740,8 @@ async def test_times_that_run_out(cluster):
     assert (told.status, told.body) == (408, refusals.plain(refusals.LATE_END))
 
 
-async def test_time_is_that_of_all_attempts_together(cluster):
-    """What went by in one that failed is told to the next, and the first token is due when it was."""
+async def test_timeouts_span_all_attempts(cluster):
+    """A retry gets the time spent in failed attempts, and the first-token deadline does not move."""
     p, d = Scripted("prefill", script=LONG), Scripted("decode")
     running = await cluster(p, d, first_token_timeout=0.5)
 
@@ -752,7 +756,7 @@ async def test_time_is_that_of_all_attempts_together(cluster):
     assert len(spent) > 1 and all(after >= before + 199 for before, after in itertools.pairwise(spent)), spent
 
 
-async def test_a_stream_that_has_begun_does_not_wait_for_a_first_token(cluster):
+async def test_resumed_stream_has_no_first_token_timeout(cluster):
     p, dying = Scripted("prefill", script=LONG), Scripted("decode")
     running = await cluster(p, dying, first_token_timeout=0.2)
 
@@ -770,8 +774,8 @@ async def test_a_stream_that_has_begun_does_not_wait_for_a_first_token(cluster):
     assert (await running.post(body=BODY)).body == b"".join(LONG.parts)
 
 
-async def test_a_wish_to_begin_anew_is_never_refused_for_the_sake_of_others(cluster):
-    """Who has a part of its answer is not judged again by how soon its first token would come."""
+async def test_recompute_is_never_refused_by_admission(cluster):
+    """The client already has part of the answer, so its predicted first-token time is not judged again."""
     p, d = Scripted("prefill", plain=True), Scripted("decode", plain=True)
     running = await cluster(p, d, slo_ttft=1.0)
     choice, tried = running.coordinator.choice, list[int]()
@@ -794,5 +798,5 @@ async def test_a_wish_to_begin_anew_is_never_refused_for_the_sake_of_others(clus
     assert answer.status == 200 and answer.whole and tried == [0]
 
 
-def test_records_are_lists_of_outputs():
+def test_scripted_records_are_lists_of_outputs():
     assert msgspec.msgpack.decode(record(3)) == [[0, 3]]

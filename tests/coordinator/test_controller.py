@@ -1,4 +1,4 @@
-"""Roles are given in the documented order, and change with the work; instances are played."""
+"""Roles are assigned in the documented order and follow the load. Instances are simulated."""
 
 import asyncio
 import json
@@ -14,13 +14,13 @@ from parley.coordinator.routing.role_ratio import Work
 
 
 class Played(Net):
-    """Instances that take the roles that they are given."""
+    """Simulated instances that accept every role they are given."""
 
     def __init__(self, table):
         super().__init__()
         self.table = table
         self.shares = []
-        self.given = []  # instance, role, and how many requests it had then
+        self.given = []  # instance id, role, its open requests at that time, ids of its peers
 
     async def __call__(self, url, method="GET", body=b"", timeout=5.0):
         instance = next(each for each in self.table if url.startswith(each.management))
@@ -53,7 +53,7 @@ async def controlled(*roles, **keys):
         await controller.close()
 
 
-async def test_instances_without_a_role_get_the_one_that_is_rarer():
+async def test_controller_gives_roleless_instances_the_scarcer_role():
     async with controlled("mixed", "mixed", "mixed", default_p_rate=1, default_d_rate=2) as (
         controller,
         table,
@@ -73,10 +73,10 @@ async def test_instances_without_a_role_get_the_one_that_is_rarer():
         table.withhold(table.instances[2], False)
         assert table.ready()
         controller.step()
-        assert controller._changing.done()  # that is the ratio
+        assert controller._changing.done()  # the ratio is reached
 
 
-async def test_a_role_changes_when_the_running_requests_have_ended_and_work_goes_on_meanwhile():
+async def test_controller_changes_a_role_after_its_running_requests_ended():
     roles = ("prefill", "decode", "decode", "decode")
     async with controlled(*roles, auto_ratio=True, ratio_period=5, separate="always") as (
         controller,
@@ -98,20 +98,20 @@ async def test_a_role_changes_when_the_running_requests_have_ended_and_work_goes
         assert net.given == []
         more = [await choice.choose(Wanted(10)) for _ in range(6)]
         assert changing not in [each.d for each in more]
-        table.withhold(changing, True)  # which the end of the change does not undo
+        table.withhold(changing, True)  # the end of the role change must not undo this
         for each in held + more:
             each.end()
         await until(lambda: controller.changes)
         assert net.given[0][:3] == (changing.id, "prefill", 0)
         others = [each.id for each in table if each.role == "decode"]
         assert net.given[0][3] == others and changing.id not in others
-        assert sorted(id for id, *_ in net.given[1:]) == others  # the peers are told of it
+        assert sorted(id for id, *_ in net.given[1:]) == others  # its peers get the new list
         assert all(changing.id in peers for *_, peers in net.given[1:])
         await until(lambda: not changing.changing)
         assert changing.offline
 
 
-async def test_a_refused_change_leaves_the_instance_at_work():
+async def test_refused_role_change_keeps_the_instance_in_service():
     async with controlled("prefill", "decode", "decode", default_p_rate=2, default_d_rate=1) as (
         controller,
         table,
@@ -126,18 +126,18 @@ async def test_a_refused_change_leaves_the_instance_at_work():
         assert table.ready()
 
 
-async def test_when_all_of_a_kind_are_dead_another_takes_over():
+async def test_another_instance_takes_over_a_role_whose_instances_died():
     async with controlled("prefill", "decode", "decode", auto_ratio=True) as (controller, table, _, _n, clock):
         lose(table, table.instances[1])
         controller.step()
-        assert controller._changing is None  # it may come back
+        assert controller._changing is None  # it may still come back
         clock.now += module.DEAD + 1
         controller.step()
         await until(lambda: controller.changes)
         assert table.ready() and table.instances[1].role == "prefill"
 
 
-async def test_work_is_measured_by_what_requests_take():
+async def test_controller_measures_work_from_request_times():
     async with controlled("prefill", "decode", separate="always") as (controller, table, choice, _, clock):
         p, d = table
         for tokens in (100, 1000):
@@ -145,7 +145,7 @@ async def test_work_is_measured_by_what_requests_take():
         p.slots = d.slots = 10
         controller._work("prefill", "decode")
         held = []
-        for _ in range(10):  # a prompt of 0.5 s each second
+        for _ in range(10):  # one prompt of 0.5 s each second
             clock.now += 1
             held.append(await choice.choose(Wanted(500)))
         work = controller._work("prefill", "decode")
@@ -154,7 +154,7 @@ async def test_work_is_measured_by_what_requests_take():
             each.end()
 
 
-async def test_a_flex_instance_gets_the_share_that_its_work_asks_for_while_it_works():
+async def test_flex_share_follows_the_work_without_a_role_change():
     keys = {"separate": "always", "auto_ratio": True, "algorithm_type": "load_balance"}
     async with controlled("flex", "decode", **keys) as (controller, table, choice, net, clock):
         flex, d = table
@@ -164,22 +164,22 @@ async def test_a_flex_instance_gets_the_share_that_its_work_asks_for_while_it_wo
         held = []
         for second in range(600):
             clock.now += 1
-            held.append(await choice.choose(Wanted(700)))  # 0.7 instances of prefill
+            held.append(await choice.choose(Wanted(700)))  # the load of 0.7 prefill instances
             held[-1].first()
             if second >= 20:
-                held.pop(0).end()  # 20 % of one instance of decode
+                held.pop(0).end()  # the load of 20 % of a decode instance
             controller.step()
             if controller._changing is not None:
                 await controller._changing
         assert (
             net.shares == sorted(net.shares) and net.shares[:3] == [55, 60, 65] and net.shares[-1] == 95
-        )  # there is a decode, too
+        )  # a decode instance exists as well
         assert flex.p_percentage == 95 and not flex.changing and controller.changes == 0
         assert all(role == "flex" and peers == [d.id] for _, role, _, peers in net.given)
 
 
 @pytest.mark.parametrize("share", [0, 100])
-async def test_flex_instances_are_left_alone_that_do_one_thing_or_where_nobody_asked(share):
+async def test_flex_share_stays_without_auto_ratio_or_at_0_and_100(share):
     for keys, begun in (({"auto_ratio": True}, share), ({}, 50)):
         async with controlled("flex", "flex", **keys) as (controller, table, _, net, clock):
             for each in table:
@@ -191,7 +191,7 @@ async def test_flex_instances_are_left_alone_that_do_one_thing_or_where_nobody_a
             assert net.given == []
 
 
-async def test_who_has_least_of_what_is_wanted_is_first():
+async def test_lowest_flex_share_is_raised_first():
     async with controlled("flex", "flex", auto_ratio=True) as (controller, table, _, net, clock):
         one, other = table
         one.p_percentage, other.p_percentage = 40, 30

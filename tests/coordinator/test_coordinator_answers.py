@@ -1,4 +1,4 @@
-"""Servers behind a coordinator, all in one process and over real sockets: the bytes that one server gives."""
+"""A coordinator and its servers, in one process over real sockets, give the bytes that a single server gives."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content"
 
 
 def scripted(work: Work, index: int) -> list[int]:
-    """Any tokens, as many as come to the script's mind; none at all sometimes."""
+    """Random tokens that are the same for the same request; sometimes none."""
     rng = random.Random(f"{work.seed + index} {work.token_ids[-3:]}")
     return [rng.randrange(640) for _ in range(rng.choice((0, 1, 2, 9, 40)))]
 
@@ -45,7 +45,7 @@ async def compare(one: Served, many: Served, path: str, asked: bytes) -> None:
 
 
 def turned(body: bytes) -> Any:
-    """A whole answer without the order of its choices, which is that of their ends where several prompts are asked."""
+    """Return an answer with its choices sorted: with several prompts they come in the order of their ends."""
     try:
         told = json.loads(body)
         told["choices"].sort(key=json.dumps)
@@ -55,7 +55,7 @@ def turned(body: bytes) -> Any:
 
 
 def headers(answer: Answer) -> dict[str, str]:
-    """Those that do not tell time or length, which follows from it."""
+    """Return the headers that do not depend on time, nor on the length, which depends on it."""
     return {
         name: value
         for name, value in answer.headers.items()
@@ -64,7 +64,7 @@ def headers(answer: Answer) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("roles", [("mixed",), ("prefill", "decode")])
-async def test_every_route_gives_what_one_server_gives(live_cluster, serve, roles: tuple[str, ...]) -> None:
+async def test_cluster_answers_every_route_like_one_server(live_cluster, serve, roles: tuple[str, ...]) -> None:
     many, one = await live_cluster(*roles, reply=scripted), await serve(reply=scripted)
     rng = random.Random(f"routes {roles}")
     for path, _ in routes():
@@ -75,14 +75,14 @@ async def test_every_route_gives_what_one_server_gives(live_cluster, serve, role
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/mindie/v1/chat/completions", "/tgi/generate", "/nowhere"])
 @pytest.mark.parametrize("asked", [b"{", b"[]", b"{}", b'{"model":"no","messages":[],"max_tokens":0}', b"\xff"])
-async def test_what_is_wrong_is_refused_as_one_server_refuses_it(live_cluster, serve, path: str, asked: bytes) -> None:
+async def test_cluster_refuses_bad_requests_like_one_server(live_cluster, serve, path: str, asked: bytes) -> None:
     many, one = await live_cluster("prefill", "decode"), await serve()
     await compare(one, many.front, path, asked)
     await many.idle()
 
 
 @pytest.mark.parametrize("roles", [("mixed",), ("prefill", "decode")])
-async def test_clients_of_mindie_find_each_event_in_a_chunk(live_cluster, serve, roles: tuple[str, ...]) -> None:
+async def test_mindie_stream_sends_each_event_in_its_own_chunk(live_cluster, serve, roles: tuple[str, ...]) -> None:
     for served in (await serve(), (await live_cluster(*roles)).front):
         connection = await served.connect()
         await connection.send(request("POST", "/mindie/v1/chat/completions", CHAT | {"stream": True}))
@@ -93,7 +93,7 @@ async def test_clients_of_mindie_find_each_event_in_a_chunk(live_cluster, serve,
         connection.close()
 
 
-async def test_a_client_of_mindie_names_its_request(live_cluster) -> None:
+async def test_mindie_client_can_name_and_stop_its_request(live_cluster) -> None:
     many = await live_cluster("prefill", "decode", reply=lambda work, index: [70] * 40, tick=0.01)
     path, asked = "/mindie/v1/chat/completions", json.dumps(CHAT).encode()
     call = asyncio.create_task(many.front.call("POST", path, asked, JSON | {"req-id": "77"}))
@@ -109,7 +109,7 @@ async def test_a_client_of_mindie_names_its_request(live_cluster) -> None:
 
 
 @pytest.mark.parametrize("lost", ["its results", "its engine", "its server"])
-async def test_a_stream_whose_d_ends_goes_on_to_the_byte(live_cluster, serve, lost: str) -> None:
+async def test_stream_resumes_byte_for_byte_when_decode_ends(live_cluster, serve, lost: str) -> None:
     def reply(work: Work, index: int) -> list[int]:
         return [70 + k % 90 for k in range(40)]
 
@@ -135,7 +135,7 @@ async def test_a_stream_whose_d_ends_goes_on_to_the_byte(live_cluster, serve, lo
     await many.idle()
 
 
-async def test_a_stream_whose_only_server_ends_goes_on_at_another(live_cluster, serve) -> None:
+async def test_stream_resumes_on_another_mixed_server(live_cluster, serve) -> None:
     def reply(work: Work, index: int) -> list[int]:
         return [70 + k % 90 for k in range(40)]
 
@@ -155,7 +155,7 @@ async def test_a_stream_whose_only_server_ends_goes_on_at_another(live_cluster, 
     await many.idle()
 
 
-async def test_what_a_coordinator_that_ends_has_begun_ends_with_an_error(live_cluster) -> None:
+async def test_coordinator_shutdown_ends_open_requests_with_an_error(live_cluster) -> None:
     many = await live_cluster("prefill", "decode", reply=lambda work, index: [70] * 40, tick=0.05)
     asked = json.dumps(CHAT | {"stream": True}).encode()
     streamed = asyncio.create_task(many.front.call("POST", "/v1/chat/completions", asked, JSON))
@@ -163,7 +163,7 @@ async def test_what_a_coordinator_that_ends_has_begun_ends_with_an_error(live_cl
     decoding = many.instances[1]
     await decoding.until(lambda: decoding.engine.stats.running == 2)
     many.coordinator.stop()
-    many.coordinator.stop()  # wait no longer
+    many.coordinator.stop()  # a second stop ends the wait for open requests
     answer = await streamed
     *_, last, done, _ = answer.body.split(b"\n\n")
     assert b"The server is shutting down." in last and b'"error"' in last and done == b"data: [DONE]", answer.body
@@ -172,7 +172,7 @@ async def test_what_a_coordinator_that_ends_has_begun_ends_with_an_error(live_cl
     await many.idle()
 
 
-async def test_bodies_that_are_arriving_count_as_memory(live_cluster) -> None:
+async def test_incoming_bodies_count_against_the_memory_limit(live_cluster) -> None:
     many = await live_cluster("mixed")
     many.coordinator.front._memory = 1 << 20
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -186,11 +186,11 @@ async def test_bodies_that_are_arriving_count_as_memory(live_cluster) -> None:
     await many.front.until(lambda: many.coordinator.front.held == 0)
     third = await many.front.connect()
     await third.send(head.replace(b"Transfer-Encoding: chunked", b"Content-Length: %d" % (1 << 40)))
-    assert (await third.answer()).status == 413  # to come again is of no use
+    assert (await third.answer()).status == 413  # a retry would not help
     await many.idle()
 
 
-async def test_only_clients_with_a_key_are_answered(live_cluster) -> None:
+async def test_coordinator_answers_only_clients_with_a_key(live_cluster) -> None:
     many = await live_cluster("prefill", "decode", api_keys=("k",), cluster_secret="s")
     strangers: list[dict[str, str]] = [{}, {"parley-secret": "s"}, {"authorization": "Bearer s"}]
     for method, path, asked in (
@@ -205,7 +205,7 @@ async def test_only_clients_with_a_key_are_answered(live_cluster) -> None:
     await many.idle()
 
 
-async def test_a_client_that_leaves_leaves_nothing(live_cluster) -> None:
+async def test_client_disconnect_leaves_nothing_open_in_the_cluster(live_cluster) -> None:
     many = await live_cluster("prefill", "decode", reply=lambda work, index: [70] * 40, tick=0.005)
     asked = json.dumps(CHAT | {"stream": True}).encode()
     for delay in (0.0, 0.002, 0.005, 0.01, 0.02, 0.05):
@@ -216,7 +216,7 @@ async def test_a_client_that_leaves_leaves_nothing(live_cluster) -> None:
         await many.idle()
 
 
-async def test_clients_and_instances_may_be_encrypted(tmp_path: Path) -> None:
+async def test_coordinator_uses_tls_for_clients_and_instances(tmp_path: Path) -> None:
     authority(tmp_path, "ca")
     certificate(tmp_path, "one", "ca")
     own = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -248,7 +248,7 @@ async def test_clients_and_instances_may_be_encrypted(tmp_path: Path) -> None:
         writer.close()
         asked = [head for head in seen if not head.startswith(b"GET /v1/models ")]
         assert len(asked) < len(seen) and all(b"parley-secret: s\r\n" in head for head in asked)
-        assert not any(b"parley-secret" in head for head in seen if head not in asked)  # which a client asked for
+        assert not any(b"parley-secret" in head for head in seen if head not in asked)  # the client's own requests
     finally:
         coordinator.stop()
         await task

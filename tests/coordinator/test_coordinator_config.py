@@ -1,4 +1,4 @@
-"""The coordinator's file: what it may say, and how it is told what is wrong."""
+"""The coordinator's file: accepted keys and values, and error messages for mistakes."""
 
 import runpy
 from dataclasses import fields
@@ -33,7 +33,7 @@ group = 3
 """
 
 
-def test_a_file_says_what_it_says_and_the_rest_is_default(tmp_path):
+def test_reads_the_coordinator_file_and_fills_in_defaults(tmp_path):
     (tmp_path / "secret").write_text("# as instances read it\nxyz\n")
     (tmp_path / "c.toml").write_text(EXAMPLE)
     options = load(str(tmp_path / "c.toml"))
@@ -84,7 +84,7 @@ def test_a_file_says_what_it_says_and_the_rest_is_default(tmp_path):
         ),
     ],
 )
-def test_an_error_names_key_value_and_range(content, parts):
+def test_coordinator_file_errors_name_key_value_and_range(content, parts):
     with pytest.raises(ConfigError) as told:
         read(content, "c.toml")
     assert str(told.value).startswith("c.toml: ")
@@ -93,13 +93,13 @@ def test_an_error_names_key_value_and_range(content, parts):
 
 
 @pytest.mark.parametrize("content", ["= 5", "a = 1\na = 2", "x = " + "[" * 10_000, "\x00"])
-def test_what_is_no_toml_is_said_to_be_none(tmp_path, content):
+def test_rejects_a_coordinator_file_that_is_not_toml(tmp_path, content):
     (tmp_path / "c.toml").write_text(content)
     with pytest.raises(ConfigError, match="not valid TOML"):
         load(str(tmp_path / "c.toml"))
 
 
-def test_defaults_are_values_that_a_file_could_give():
+def test_coordinator_defaults_are_valid_file_values():
     for kind in (Options, Static, Tls):
         for each in fields(kind):
             if each.metadata and each.default not in (None, ""):
@@ -109,6 +109,6 @@ def test_defaults_are_values_that_a_file_could_give():
         assert all(row.help and row.range for row in rows(kind))
 
 
-def test_the_page_of_keys_is_made_from_the_classes():
+def test_cluster_page_matches_the_config_classes():
     script = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "reference.py"))
     assert script["CLUSTER"].read_text("utf-8") == script["cluster"](), "docs/cluster.md is old: make docs"

@@ -1,4 +1,4 @@
-"""gRPC through a coordinator: what one server answers, whole and in streams, also when instances end."""
+"""gRPC through a coordinator answers like one server, unary and streamed, also when instances fail."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def request(*given: Any, seed: int = 7, **wish: Any) -> Any:
 
 
 class Both:
-    """The same calls to a cluster and to one server."""
+    """Makes the same calls to a cluster and to one server."""
 
     def __init__(self, cluster: Cluster, many: Calls, one: Calls):
         self.cluster, self.many, self.one = cluster, many, one
 
     async def same(self, made: Any, *, method: str = "ModelInfer", metadata: Any = ()) -> Any:
-        """The answer to a call, or how it is refused."""
+        """Return the answer to a call, or its status code and message; both sides must give the same."""
         answers = []
         for side in (self.many, self.one):
             try:
@@ -60,7 +60,7 @@ class Both:
 
 @pytest.fixture
 async def both(live_cluster, serve) -> AsyncIterator[Callable[..., Awaitable[Both]]]:
-    """Start a cluster of these roles, and a server with the same options; ``told``: the coordinator's port."""
+    """Start a cluster of these roles and a server with the same options; ``port_options`` are the coordinator's."""
     ending: list[Callable[[], Awaitable[Any]]] = []
 
     async def reach(served: Served, port: Any, address: str) -> Calls:
@@ -87,7 +87,7 @@ async def both(live_cluster, serve) -> AsyncIterator[Callable[..., Awaitable[Bot
 
 
 async def streamed(side: Calls, *asked: Any, metadata: Any = ()) -> list[Any]:
-    """All answers to the requests of a stream."""
+    """Return all answers to the requests of one stream."""
     stream = side.stream(metadata=metadata)
     for each in asked:
         await stream.write(each.SerializeToString())
@@ -96,7 +96,7 @@ async def streamed(side: Calls, *asked: Any, metadata: Any = ()) -> list[Any]:
 
 
 def folded(answers: list[Any]) -> dict[str, Any]:
-    """What a stream says in all of each request: how steps fall into answers is nobody's promise."""
+    """Join the answers of each request: how the steps of an engine fall into answers is not guaranteed."""
     found: dict[str, Any] = {}
     for answer in answers:
         inner = answer.infer_response
@@ -116,7 +116,7 @@ WISHES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("roles", [("mixed",), ("prefill", "decode")])
-async def test_answers_are_those_of_one_server(both, roles: tuple[str, ...]) -> None:
+async def test_cluster_grpc_answers_equal_those_of_one_server(both, roles: tuple[str, ...]) -> None:
     each = await both(*roles)
     for wish in WISHES:
         await each.same(request(id="7", **wish))
@@ -126,7 +126,7 @@ async def test_answers_are_those_of_one_server(both, roles: tuple[str, ...]) -> 
     await each.cluster.idle()
 
 
-async def test_many_requests_of_a_stream_are_separated_and_told_apart(both) -> None:
+async def test_grpc_stream_requests_are_separated_and_run_concurrently(both) -> None:
     each = await both("prefill", "decode", tick=0.002)
     asked = [request(f"a {number}", id=f"{number}", stream=number % 2 > 0) for number in range(20)]
     asked.insert(3, request(id="x", model="other"))
@@ -139,7 +139,7 @@ async def test_many_requests_of_a_stream_are_separated_and_told_apart(both) -> N
 
 
 @pytest.mark.parametrize("lost", ["p", "d"])
-async def test_a_stream_whose_instance_ends_goes_on_as_it_would_have(both, lost: str) -> None:
+async def test_grpc_stream_resumes_identically_when_an_instance_ends(both, lost: str) -> None:
     each = await both("prefill", "prefill", "decode", "decode", tick=0.01)
     asked = [request(f"a {number}", id=f"{number}", stream=number != 3, seed=number) for number in range(8)]
     expected = folded(await streamed(each.one, *asked))
@@ -159,7 +159,7 @@ async def test_a_stream_whose_instance_ends_goes_on_as_it_would_have(both, lost:
     await each.cluster.idle()
 
 
-async def test_an_engine_that_ends_while_pages_come_costs_nothing(both, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_grpc_request_survives_an_engine_crash_during_handover(both, monkeypatch: pytest.MonkeyPatch) -> None:
     each = await both("prefill", "decode", "decode")
     fetch, lost = Decode._pages, list[Decode]()
 
@@ -175,7 +175,7 @@ async def test_an_engine_that_ends_while_pages_come_costs_nothing(both, monkeypa
     await each.cluster.idle()
 
 
-async def test_the_first_error_ends_a_stream_that_wants_it_so(both) -> None:
+async def test_cluster_grpc_stream_ends_at_the_first_error_if_requested(both) -> None:
     each = await both("prefill", "decode", tick=0.01)
     for side in (each.many, each.one):
         stream = side.stream(metadata=(("triton_grpc_error", "true"),))
@@ -190,7 +190,7 @@ async def test_the_first_error_ends_a_stream_that_wants_it_so(both) -> None:
     await each.cluster.idle()
 
 
-async def test_what_is_no_message(both) -> None:
+async def test_cluster_rejects_malformed_grpc_messages(both) -> None:
     each = await both("prefill", "decode")
     for side in (each.many, each.one):
         assert await refused(side.send("ModelInfer", BROKEN)) == ("INTERNAL", "The message could not be read.")
@@ -200,7 +200,7 @@ async def test_what_is_no_message(both) -> None:
 
 
 @pytest.mark.parametrize("ending", ["cancel", "deadline", "close"])
-async def test_a_client_that_leaves_leaves_nothing(both, ending: str) -> None:
+async def test_cluster_grpc_disconnect_leaves_nothing_open(both, ending: str) -> None:
     each = await both("prefill", "decode", reply=lambda work, index: [70] * 3000, tick=0.005)
     timeout = 1 if ending == "deadline" else 20
     call = asyncio.ensure_future(each.many.infer(max_tokens=3000, timeout=timeout))
@@ -217,7 +217,7 @@ async def test_a_client_that_leaves_leaves_nothing(both, ending: str) -> None:
     await each.cluster.idle()
 
 
-async def test_keys_are_those_of_the_instances(both) -> None:
+async def test_cluster_grpc_checks_the_keys_of_the_instances(both) -> None:
     each = await both("prefill", "decode", api_keys=(KEY,), cluster_secret="s")
     for metadata in ((), (("authorization", "Bearer wrong"),), (("parley-secret", "s"),)):
         code, sentence = await each.same(request(), metadata=metadata)
@@ -227,7 +227,7 @@ async def test_keys_are_those_of_the_instances(both) -> None:
         assert (await refused(stream.read()))[0] == "UNAUTHENTICATED"
 
 
-async def test_statistics_are_sums(both) -> None:
+async def test_cluster_grpc_statistics_are_summed(both) -> None:
     each = await both("prefill", "decode", "decode")
     for number in range(6):
         await each.same(request(f"a {number}", max_tokens=4))
@@ -252,7 +252,7 @@ QUESTIONS: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-async def test_what_a_server_says_of_itself_is_asked_without_a_port_at_instances(both) -> None:
+async def test_grpc_server_queries_need_no_grpc_port_at_instances(both) -> None:
     each = await both("prefill", "decode")
     assert {name.removeprefix(f"{SERVICE}/") for name in before.ASKED} >= {name for name, _ in QUESTIONS}
     for method, members in QUESTIONS:
@@ -265,7 +265,7 @@ async def test_what_a_server_says_of_itself_is_asked_without_a_port_at_instances
         assert await refused(call) == ("UNIMPLEMENTED", "Method not found!")
 
 
-async def test_health_without_an_instance_and_whenever_it_changes(both) -> None:
+async def test_cluster_grpc_health_follows_instance_availability(both) -> None:
     each = await both("prefill", "decode")
     watching = each.many.channel.unary_stream("/grpc.health.v1.Health/Watch", None, control.STATE.FromString)(b"")
     assert (await watching.read()).status == 1
@@ -278,7 +278,7 @@ async def test_health_without_an_instance_and_whenever_it_changes(both) -> None:
     assert (await refused(each.many.call("ServerMetadata")))[0] == "UNAVAILABLE"
 
 
-async def test_keys_of_what_a_server_says_of_itself(both) -> None:
+async def test_grpc_metadata_needs_a_key_but_probes_do_not(both) -> None:
     each = await both("mixed", api_keys=(KEY,), cluster_secret="s")
     made = control.question("ServerMetadata")()
     for metadata in ((), (("parley-secret", "s"),)):
@@ -289,7 +289,7 @@ async def test_keys_of_what_a_server_says_of_itself(both) -> None:
     assert (await each.many.call("ServerReady")).ready and (await each.many.check()).status == 1
 
 
-async def test_a_message_over_the_limit(both) -> None:
+async def test_cluster_grpc_rejects_a_message_over_the_limit(both) -> None:
     each = await both("prefill", "decode")
     each.many.channel = grpc.aio.insecure_channel(each.many.address)
     assert (await refused(each.many.infer(text="a" * (33 << 20))))[0] == "RESOURCE_EXHAUSTED"
@@ -300,9 +300,9 @@ def long(work: Work, index: int) -> list[int]:
     return [70 + k % 90 for k in range(800)]
 
 
-async def test_a_client_that_does_not_read_is_cut(both) -> None:
+async def test_cluster_grpc_cuts_off_a_client_that_does_not_read(both) -> None:
     each = await both("prefill", "decode", reply=long, told={"http_timeout_seconds": 0.3})
-    narrow = [("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0)]  # so that little is on its way
+    narrow = [("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0)]  # keep few bytes in transit
     async with grpc.aio.insecure_channel(each.many.address, options=narrow) as each.many.channel:
         stream = each.many.stream()
         for _ in range(12):
@@ -311,8 +311,8 @@ async def test_a_client_that_does_not_read_is_cut(both) -> None:
         await each.cluster.idle()
 
 
-async def test_a_client_that_reads_late_gets_all(both, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_call, "HOLD", 256)  # bytes, that hardly ever nothing waits
+async def test_cluster_grpc_late_reader_receives_everything(both, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_call, "HOLD", 256)  # bytes; nearly every answer has to wait
     each = await both("prefill", "decode", reply=long)
     asked = [request("a b c", id=f"{number}", stream=True, max_tokens=200) for number in range(4)]
     stream = each.many.stream()
@@ -326,7 +326,7 @@ async def test_a_client_that_reads_late_gets_all(both, monkeypatch: pytest.Monke
     await each.cluster.idle()
 
 
-async def test_clients_may_be_encrypted_and_known(both, tmp_path: Path) -> None:
+async def test_cluster_grpc_uses_tls_and_client_certificates(both, tmp_path: Path) -> None:
     authority(tmp_path, "ca")
     for name in ("server", "client"):
         certificate(tmp_path, name, "ca")
@@ -349,7 +349,7 @@ async def test_clients_may_be_encrypted_and_known(both, tmp_path: Path) -> None:
         before.encryption(Tls(**place, password=str(tmp_path / "word")))
 
 
-async def test_a_strict_coordinator_says_the_same_in_grpcs_form(both, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_strict_coordinator_reports_timeouts_in_grpc_form(both, monkeypatch: pytest.MonkeyPatch) -> None:
     each = await both("prefill", "decode", reply=lambda work, index: [70] * 3000, tick=0.005)
     coordinator = each.cluster.coordinator
     monkeypatch.setattr(coordinator.front, "_strict", True)
@@ -364,7 +364,7 @@ async def test_a_strict_coordinator_says_the_same_in_grpcs_form(both, monkeypatc
     await each.cluster.idle()
 
 
-async def test_instances_without_the_packages_say_so(both, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cluster_grpc_reports_packages_missing_at_instances(both, monkeypatch: pytest.MonkeyPatch) -> None:
     each = await both("prefill", "decode")
     monkeypatch.setattr("parley.dialects.triton.calls.find_spec", lambda name: None)
     code, sentence = await refused(each.many.infer())

@@ -1,4 +1,4 @@
-"""The inference port: what is refused and how, who answers what, and HTTP itself. Instances are scripted."""
+"""The inference port: refusals, the choice of who answers, and HTTP itself. Instances are scripted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TEXT = "text/plain; charset=utf-8"
 
 
 @pytest.mark.parametrize("strict", [False, True])
-async def test_nobody_is_there(cluster, strict):
+async def test_requests_get_503_without_instances(cluster, strict):
     running = await cluster(strict=strict)
     answer = await running.post("/mindie/generate", BODY)
     assert (answer.status, answer.headers["content-type"]) == (503, TEXT)
@@ -45,7 +45,7 @@ async def test_nobody_is_there(cluster, strict):
     assert (await running.get("/v1/models")).status == 503
 
 
-async def test_too_many(cluster):
+async def test_requests_get_429_above_max_requests(cluster):
     p = Scripted("prefill")
     running = await cluster(p, Scripted("decode"), max_requests=1)
     waiting = asyncio.Event()
@@ -73,13 +73,13 @@ async def test_too_many(cluster):
         ("/v2/models/m/generate", b'{"error":"Memory limit exceeded","code":429}'),
     ],
 )  # fmt: skip
-async def test_no_memory(cluster, path, body):
+async def test_requests_get_429_above_the_memory_limit(cluster, path, body):
     running = await cluster(Scripted(), memory_limit=1 << 20, body_limit=4 << 20, strict=True)
     answer = await running.post(path, b" " * (2 << 20))
     assert (answer.status, answer.body) == (429, body)
 
 
-async def test_paths_that_there_are_not(cluster):
+async def test_coordinator_refuses_unknown_paths_and_methods(cluster):
     running = await cluster(Scripted())
     answer = await running.get("/mindie/nowhere")
     assert (answer.status, answer.body) == (400, b"Invalid request\r\n")
@@ -90,7 +90,7 @@ async def test_paths_that_there_are_not(cluster):
     assert answer.status == 405 and answer.headers["allow"] == "POST"
 
 
-async def test_bodies_that_are_not_taken(cluster):
+async def test_coordinator_refuses_oversized_and_oddly_encoded_bodies(cluster):
     running = await cluster(Scripted(script=CHAT), body_limit=1024)
     answer = await running.post("/v1/completions", BODY, "content-encoding: br")
     assert answer.status == 400 and "error" in json.loads(answer.body)
@@ -102,7 +102,7 @@ async def test_bodies_that_are_not_taken(cluster):
     assert (await running.post("/v1/completions", gzip.compress(BODY), "content-encoding: gzip")).status == 200
 
 
-async def test_pages_of_other_origins(cluster):
+async def test_coordinator_checks_the_origin_header(cluster):
     running = await cluster(Scripted(script=CHAT))
     assert (await running.post("/v1/completions", BODY, "origin: http://evil.example")).status == 403
     running = await cluster(Scripted(script=CHAT), cors_origin=("http://good.example",))
@@ -129,7 +129,7 @@ REFUSED = [
 ]
 
 
-async def test_a_strict_one_looks_at_bodies(cluster):
+async def test_strict_coordinator_checks_bodies(cluster):
     running = await cluster(Scripted(script=CHAT), strict=True)
     for path, body, text in REFUSED:
         answer = await running.post(path, body)
@@ -139,7 +139,7 @@ async def test_a_strict_one_looks_at_bodies(cluster):
     assert all([(await loose.post(path, body)).status == 200 for path, body, _ in REFUSED])
 
 
-async def test_one_connection_too_many_is_closed(cluster):
+async def test_coordinator_closes_connections_above_the_limit(cluster):
     running = await cluster(Scripted(script=CHAT), max_requests=2, strict=True)
     held = [await running.send(b"") for _ in range(2)]
     reader, writer = await running.send(b"")
@@ -149,7 +149,7 @@ async def test_one_connection_too_many_is_closed(cluster):
         each.close()
 
 
-async def test_a_connection_that_was_used_too_often_is_closed_by_a_strict_one(cluster):
+async def test_strict_coordinator_limits_requests_per_connection(cluster):
     strict, loose = await cluster(Scripted(script=CHAT), max_requests=3, strict=True), await cluster(Scripted())
     one = b"POST /generate HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n" + b'{"prompt":"a"}'
     reader, writer = await strict.send(one * 4)
@@ -166,7 +166,7 @@ async def test_a_connection_that_was_used_too_often_is_closed_by_a_strict_one(cl
     writer.close()
 
 
-async def test_tokens_that_do_not_come_in_time(cluster):
+async def test_tokenizer_timeout_answers_408(cluster):
     slow = Scripted()
     running = await cluster(slow, tokenizer_timeout=0.05)
 
@@ -183,7 +183,7 @@ async def test_tokens_that_do_not_come_in_time(cluster):
 # -- HTTP
 
 
-async def test_connections_are_kept_and_requests_may_come_together(cluster):
+async def test_coordinator_keeps_connections_and_takes_pipelined_requests(cluster):
     running = await cluster(Scripted(script=CHAT))
     one = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}"
     reader, writer = await running.send(one * 5)
@@ -194,7 +194,7 @@ async def test_connections_are_kept_and_requests_may_come_together(cluster):
     writer.close()
 
 
-async def test_an_old_client_gets_no_chunks(cluster):
+async def test_coordinator_sends_no_chunks_to_http_1_0_clients(cluster):
     running = await cluster(Scripted(script=CHAT))
     reader, writer = await running.send(b"POST /v1/completions HTTP/1.0\r\ncontent-length: 2\r\n\r\n{}")
     head, _, body = (await reader.read()).partition(b"\r\n\r\n")
@@ -202,7 +202,7 @@ async def test_an_old_client_gets_no_chunks(cluster):
     writer.close()
 
 
-async def test_a_client_that_waits_to_be_asked_for_its_body(cluster):
+async def test_coordinator_answers_expect_100_continue(cluster):
     running = await cluster(Scripted(script=CHAT))
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n"
     reader, writer = await running.send(head)
@@ -212,7 +212,7 @@ async def test_a_client_that_waits_to_be_asked_for_its_body(cluster):
     writer.close()
 
 
-async def test_a_body_in_chunks(cluster):
+async def test_coordinator_accepts_a_chunked_body(cluster):
     mixed = Scripted(script=CHAT)
     running = await cluster(mixed)
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -222,10 +222,10 @@ async def test_a_body_in_chunks(cluster):
     writer.close()
 
 
-# -- who answers
+# -- requests that do not generate
 
 
-async def test_what_the_coordinator_says_of_itself(cluster):
+async def test_coordinator_answers_health_metrics_and_version_itself(cluster):
     running = await cluster(Scripted())
     assert (await running.get("/health/ready")).body == b'{"status":"ready"}'
     assert (await running.get("/health")).status == 200
@@ -233,7 +233,7 @@ async def test_what_the_coordinator_says_of_itself(cluster):
     assert "version" in json.loads((await running.get("/version")).body)
 
 
-async def test_what_is_asked_goes_to_one_and_what_changes_goes_to_all(cluster):
+async def test_queries_go_to_one_instance_and_changes_to_all(cluster):
     one, two = Scripted(label="one"), Scripted(label="two")
     running = await cluster(one, two)
     answer = await running.get("/v1/models")
@@ -251,7 +251,7 @@ async def test_what_is_asked_goes_to_one_and_what_changes_goes_to_all(cluster):
     assert (answer.status, answer.body) == (409, b"no")
 
 
-async def test_what_is_asked_is_asked_of_another_where_one_is_lost(cluster):
+async def test_queries_are_retried_on_another_instance(cluster):
     one, two = Scripted(label="one"), Scripted(label="two")
     running = await cluster(one, two)
     one.hangs_up = True
@@ -263,7 +263,7 @@ async def test_what_is_asked_is_asked_of_another_where_one_is_lost(cluster):
     assert (await running.get("/v1/models/m")).status >= 500
 
 
-async def test_what_is_counted_is_added_up(cluster):
+async def test_model_statistics_are_summed_over_instances(cluster):
     running = await cluster(*(each := [Scripted(), Scripted(), Scripted()]))
 
     def counts(name: str, times: int, last: int) -> bytes:
@@ -287,7 +287,7 @@ async def test_what_is_counted_is_added_up(cluster):
     assert (await running.get("/v2/models/stats", "HEAD")).status == 200
 
 
-async def test_instances_of_different_models(cluster):
+async def test_queries_go_to_an_instance_that_has_the_model(cluster):
     one, two = Scripted(), Scripted()
     two.models = ["m", "other"]
     running = await cluster(one, two)
@@ -309,7 +309,7 @@ async def test_instances_of_different_models(cluster):
     assert len(two.asked) == 4 and len(one.asked) == 1
 
 
-async def test_a_large_answer_goes_at_the_clients_pace(cluster):
+async def test_large_answer_is_forwarded_completely(cluster):
     mixed = Scripted()
     running = await cluster(mixed)
     size = 8 << 20
@@ -322,7 +322,7 @@ async def test_a_large_answer_goes_at_the_clients_pace(cluster):
     assert (answer.status, len(answer.body), answer.headers["content-length"]) == (200, size, str(size))
 
 
-async def test_nobody_is_a_coordinator_through_one(cluster):
+async def test_coordinator_hides_the_instance_plane_from_clients(cluster):
     instance = Scripted()
     running = await cluster(instance, secret="s")
     for path in ("/dresult", "/dresult?client=x", "/v1/status", "/v2/status"):
@@ -346,7 +346,7 @@ async def test_nobody_is_a_coordinator_through_one(cluster):
         ("status", "0.0.0.0", {}, False, True),
     ],
 )
-async def test_who_may_change_or_see_the_cluster_is_said_at_the_start(capsys, port, where, given, changes, sees):
+async def test_start_message_says_who_may_change_or_see_the_cluster(capsys, port, where, given, changes, sees):
     sockets = {"predict": ("127.0.0.1", listen("127.0.0.1", 0)), port: (where, listen(where, 0))}
     coordinator = Coordinator(Options(**given), sockets)
     task, told = asyncio.create_task(coordinator.run(signals=False)), ""
@@ -355,11 +355,11 @@ async def test_who_may_change_or_see_the_cluster_is_said_at_the_start(capsys, po
         told += capsys.readouterr().out
     coordinator.stop()
     await task
-    assert (f"everybody who reaches {where} may add and remove instances" in told) == changes, told
-    assert (f"everybody who reaches {where} may see the instances and their activity" in told) == sees, told
+    assert (f"anyone who can reach {where} may add and remove instances" in told) == changes, told
+    assert (f"anyone who can reach {where} may see the instances and their activity" in told) == sees, told
 
 
-def test_every_route_of_a_server_is_found():
+def test_coordinator_finds_every_route_of_a_server():
     paths = Paths(universal())
     for (method, path), answering in table(universal()).items():
         if answering[0][0].kind in WITHIN:

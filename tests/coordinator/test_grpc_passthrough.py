@@ -1,4 +1,4 @@
-"""gRPC through the coordinator: messages, metadata, status, cancels, as the instance gives and gets them."""
+"""The gRPC passthrough leaves messages, metadata, status and cancellation unchanged between client and instance."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from parley.coordinator.routing.instance_table import Table
 
 
 class Echo(grpc.GenericRpcHandler):
-    """An instance that sends back what comes, and says what it was told."""
+    """An instance that echoes messages and records the metadata it gets."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, dict[str, Any]]] = []
@@ -58,7 +58,7 @@ async def passed() -> AsyncIterator[tuple[Echo, grpc.aio.Channel, Table]]:
     await server.stop(0)
 
 
-async def test_one_message_and_many(passed):
+async def test_grpc_passthrough_forwards_messages_and_metadata(passed):
     echo, channel, _ = passed
     metadata = (("x-mine", "1"), ("parley-secret", "no"))
     call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(b"a", metadata=metadata)
@@ -76,7 +76,7 @@ async def test_one_message_and_many(passed):
     assert answers == [b"0!", b"1!", b"2!", b"3!", b"4!"]
 
 
-async def test_what_fails_there_fails_here(passed):
+async def test_grpc_passthrough_returns_the_status_of_the_instance(passed):
     _, channel, table = passed
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await channel.unary_unary("/a/b")(b"fail")
@@ -92,7 +92,7 @@ async def test_what_fails_there_fails_here(passed):
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_a_client_that_leaves_is_gone_there_too(passed):
+async def test_grpc_passthrough_forwards_cancellation(passed):
     echo, channel, _ = passed
     call = channel.unary_unary("/a/b")(b"wait")
     while not echo.seen:

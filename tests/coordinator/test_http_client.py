@@ -1,4 +1,4 @@
-"""HTTP to an instance: however an answer ends, however it is cut, and connections that were closed meanwhile."""
+"""The HTTP client for instances: every way an answer ends, answers cut anywhere, connections closed while idle."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ WARNED = b"HTTP/1.1 100 Continue\r\n\r\n" + SIZED
 
 
 class Server:
-    """Answers each request with the next of ``answers``, in pieces of ``cut`` bytes; None closes at once."""
+    """Answers each request with the next of ``answers``, in pieces of ``cut`` bytes; None closes the connection."""
 
     def __init__(self) -> None:
         self.answers: list[bytes | None] = []
         self.cut = 1 << 20
         self.connections = 0
-        self.end = False  # behind an answer
+        self.end = False  # whether to close after an answer
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -57,7 +57,7 @@ async def pair() -> AsyncIterator[tuple[Server, Upstream]]:
 
 
 @pytest.mark.parametrize("answer", [SIZED, CHUNKED, WARNED])
-async def test_an_answer_may_be_cut_anywhere_and_the_connection_is_kept(pair, answer):
+async def test_http_client_reads_answers_cut_anywhere_on_one_connection(pair, answer):
     server, upstream = pair
     for cut in range(1, len(answer) + 1, 3):
         server.cut, server.answers = cut, [answer]
@@ -66,27 +66,27 @@ async def test_an_answer_may_be_cut_anywhere_and_the_connection_is_kept(pair, an
     assert server.connections == 1
 
 
-async def test_one_without_a_length_ends_with_its_connection(pair):
+async def test_answer_without_length_ends_with_its_connection(pair):
     server, upstream = pair
     server.answers, server.end = [ENDLESS], True
     assert (await upstream.ask(b"GET", b"/")).body == b"abc"
 
 
-async def test_a_head_alone(pair):
+async def test_head_answer_has_no_body(pair):
     server, upstream = pair
     server.answers = [b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n"]
     assert await upstream.ask(b"HEAD", b"/") == Response(200, [(b"content-length", b"99")], b"")
 
 
 @pytest.mark.parametrize("size", range(len(SIZED)))
-async def test_an_answer_that_breaks_off(pair, size):
+async def test_http_client_raises_on_a_truncated_answer(pair, size):
     server, upstream = pair
     server.answers, server.end = [SIZED[:size]], True
     with pytest.raises(Broken):
         await upstream.ask(b"GET", b"/")
 
 
-async def test_a_kept_connection_that_was_closed_is_replaced_once(pair):
+async def test_closed_idle_connection_is_replaced_once(pair):
     server, upstream = pair
     server.answers = [SIZED, None, SIZED]
     await upstream.ask(b"GET", b"/")
@@ -99,14 +99,14 @@ async def test_a_kept_connection_that_was_closed_is_replaced_once(pair):
         await upstream.ask(b"GET", b"/")
 
 
-async def test_what_is_no_http(pair):
+async def test_http_client_rejects_an_answer_that_is_not_http(pair):
     server, upstream = pair
     server.answers = [b"hello\r\n\r\n"]
     with pytest.raises(Broken):
         await upstream.ask(b"GET", b"/")
 
 
-async def test_nobody_listens():
+async def test_http_client_reports_a_refused_connection():
     server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     server.close()
@@ -115,7 +115,7 @@ async def test_nobody_listens():
     assert raised.value.refused
 
 
-async def test_all_that_is_asked_can_be_given_up(pair):
+async def test_http_client_fails_all_pending_requests(pair):
     server, upstream = pair
     server.answers = [b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nabc"] * 3
     asked: list[asyncio.Task[Response]] = [asyncio.create_task(upstream.ask(b"GET", b"/")) for _ in range(3)]
@@ -128,12 +128,12 @@ async def test_all_that_is_asked_can_be_given_up(pair):
 
 
 @pytest.mark.parametrize("name", ["a..b", "a" * 64 + ".b", "例え.invalid"])
-async def test_a_name_that_nobody_can_have_is_not_reached(name):
+async def test_impossible_host_name_is_unreachable(name):
     with pytest.raises(Unreachable):
         await Upstream(f"http://{name}").connect()
 
 
-async def test_an_instance_that_leaves_leaves_no_connection():
+async def test_removed_instance_leaves_no_open_connection():
     left = asyncio.Event()
 
     async def tell(reader, writer):

@@ -1,6 +1,6 @@
-"""The management, status and metrics ports over real sockets: documented bytes, and refusals of what is wrong.
+"""The management, status and metrics ports over real sockets: documented bytes, and refusals of bad requests.
 
-What instances answer is in a dictionary.
+The answers of instances come from a dictionary.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ def body(*items, ids=None):
 
 @asynccontextmanager
 async def served(app):
-    """A client's side: what a request is answered, all bytes."""
+    """Yield a client: it sends one request and returns status, whole body, and whether the connection closed."""
     sock = listen("127.0.0.1", 0)
     server = Server(http(ServerOptions(), app))
     serving = asyncio.create_task(server.serve(sockets=[sock]))
@@ -82,7 +82,7 @@ def empty():
     return table, choice, Management(table, choice, Net())
 
 
-async def test_a_list_makes_keeps_changes_and_removes_instances():
+async def test_instance_list_adds_keeps_changes_and_removes_instances():
     table, choice, management = empty()
     async with served(management.app) as say:
         assert await say("GET", "/v1/coordinator_info") == (503, b"", False)
@@ -138,7 +138,7 @@ async def test_a_list_makes_keeps_changes_and_removes_instances():
         json.dumps({"ids": list(range(4097)), "instances": []}),
     ],
 )  # fmt: skip
-async def test_a_list_that_is_none_is_refused(content):
+async def test_management_rejects_a_malformed_instance_list(content):
     table, _, management = empty()
     async with served(management.app) as say:
         assert await say("POST", "/v1/instances/refresh", content) == (400, b"", False)
@@ -169,7 +169,7 @@ async def test_a_list_that_is_none_is_refused(content):
         {"total_block_num": -1},
     ],
 )
-async def test_an_instance_that_fails_its_checks_is_skipped(wrong):
+async def test_instance_list_skips_invalid_instances(wrong):
     table, _, management = empty()
     made = item(1)
     for name, value in wrong.items():
@@ -179,7 +179,7 @@ async def test_an_instance_that_fails_its_checks_is_skipped(wrong):
     assert [each.id for each in table] == [2]
 
 
-async def test_instances_go_out_of_service_and_back():
+async def test_instances_go_offline_and_online():
     table, choice = cluster("prefill", "prefill", "decode")
     management = Management(table, choice, Net())
     async with served(management.app) as say:
@@ -199,7 +199,7 @@ async def test_instances_go_out_of_service_and_back():
                 '{"p_id":"1","d_id":2,"role_change_type":0}',
                 '{"p_id":1,"d_id":2,"role_change_type":true}'],
 )  # fmt: skip
-async def test_a_question_that_is_none_is_answered_as_if_all_had_ended(content):
+async def test_malformed_task_query_answers_is_end(content):
     _, _, management = empty()
     async with served(management.app) as say:
         assert await say("POST", "/v1/instances/query_tasks", content) == (400, b'{"is_end":true}', False)
@@ -207,7 +207,7 @@ async def test_a_question_that_is_none_is_answered_as_if_all_had_ended(content):
         assert await say("POST", "/v1/instances/query_tasks", good) == (200, b'{"is_end":true}', False)
 
 
-async def test_what_has_no_route_is_refused_and_the_connection_closed():
+async def test_admin_ports_refuse_unknown_routes_and_close():
     table, choice = cluster("mixed")
     management = Management(table, choice, Net())
     apps = (management.app, Status(table, choice, management).app, Metrics(table, choice, Net()).app)
@@ -219,7 +219,7 @@ async def test_what_has_no_route_is_refused_and_the_connection_closed():
             assert status == 403 and b"elsewhere" not in told
 
 
-async def test_a_standby_is_alive_but_not_ready():
+async def test_standby_coordinator_is_alive_but_not_ready():
     table, choice = cluster("prefill", "decode")
     up(table, table.instances[2], models=["llama"])
     management = Management(table, choice, Net())
@@ -238,7 +238,7 @@ async def test_a_standby_is_alive_but_not_ready():
             assert await ask("GET", path) == (200, b"", False)
 
 
-async def test_alarms_come_in_and_its_own_beside_them_and_old_ones_go():
+async def test_alarm_list_keeps_the_newest_own_and_received_alarms():
     table, choice = cluster("mixed", "mixed")
     management = Management(table, choice, Net())
     lose(table, table.instances[2])
@@ -257,7 +257,7 @@ async def test_alarms_come_in_and_its_own_beside_them_and_old_ones_go():
         assert len(json.loads((await say("GET", "/v1/alarms"))[1])["alarms"]) == 100
 
 
-async def test_a_controller_is_told_to_end_an_instance():
+async def test_terminate_service_stops_an_instance():
     table, choice = cluster(clock=Clock())
     net = Net()
     async with served(Management(table, choice, net).app) as say:
@@ -299,7 +299,7 @@ what is this
 """
 
 
-async def test_metrics_are_sums_over_instances_and_reused_for_a_while():
+async def test_cluster_metrics_are_summed_and_cached_for_a_while():
     clock = Clock()
     table, choice = cluster("mixed", "mixed", "mixed", clock=clock)
     one, two, _ = table
@@ -343,7 +343,7 @@ async def test_metrics_are_sums_over_instances_and_reused_for_a_while():
         assert len(net.asked) == 6
 
 
-async def test_the_page_needs_nothing_else_and_its_data_has_what_it_reads():
+async def test_status_page_is_self_contained_and_its_data_complete():
     table, choice = cluster("prefill", "decode", "flex")
     management = Management(table, choice, Net())
     await choice.choose(Wanted(100))
@@ -358,7 +358,7 @@ async def test_the_page_needs_nothing_else_and_its_data_has_what_it_reads():
     assert set(re.findall(r"\bi\.([a-z_]+)", page.decode())) <= set(data["instances"][0])
 
 
-async def test_an_instance_whose_load_the_list_does_not_tell_is_asked():
+async def test_polls_listed_instances_without_dynamic_info():
     table, choice, management = empty()
     net = Net()
     health = Health(table, net)
@@ -372,17 +372,18 @@ async def test_an_instance_whose_load_the_list_does_not_tell_is_asked():
         async with asyncio.timeout(10):
             while not net.asked:
                 await asyncio.sleep(0.01)
-        assert not choice.possible()  # it is loading
+        assert not choice.possible()  # it is still loading
         status["parley"]["ready"] = True
         async with asyncio.timeout(10):
             while not choice.possible():
                 await asyncio.sleep(0.01)
         assert (await say("POST", "/v1/instances/refresh", body(made)))[0] == 200
-        assert choice.possible() and table.get(1).extended  # what it said stays
+        assert choice.possible() and table.get(1).extended  # the status it reported is kept
     await health.close()
 
 
-async def test_an_instance_that_only_answers_late_is_not_lost():
+async def test_recently_heard_instance_is_not_lost():
+    """A busy instance that misses status polls but sends other bytes must not be treated as lost."""
     table, _ = cluster("mixed", misses=3)
     (one,) = table
     heard = [math.inf]
@@ -397,7 +398,7 @@ async def test_an_instance_that_only_answers_late_is_not_lost():
     assert one.lost
 
 
-async def test_an_instance_that_stops_answering_is_lost_and_found_again():
+async def test_silent_instance_is_lost_and_recovers():
     table = Table(cluster("mixed", heartbeat=0.05, misses=3)[0].options)
     choice = Choice(table)
     (one,) = table
@@ -439,7 +440,7 @@ async def test_an_instance_that_stops_answering_is_lost_and_found_again():
     await health.close()
 
 
-async def test_who_changes_something_shows_the_secret_where_there_is_one():
+async def test_management_changes_need_the_cluster_secret():
     table, choice = cluster("mixed", clock=Clock(), secret="s")
     async with served(Management(table, choice, Net()).app) as say:
         for headers in ((), ("parley-secret: t",)):
@@ -448,11 +449,11 @@ async def test_who_changes_something_shows_the_secret_where_there_is_one():
         assert (await say("GET", "/v1/coordinator_info"))[0] == 200
         assert (await say("POST", "/v1/instances/refresh", '{"ids":[],"instances":[]}', "parley-secret: s"))[0] == 200
     clients = cluster("mixed", clock=Clock(), secret="s", tls={"certificate": "c", "key": "k", "clients": "a"})
-    async with served(Management(*clients, Net()).app) as say:  # those are known by their certificates
+    async with served(Management(*clients, Net()).app) as say:  # clients are known by their certificates
         assert (await say("POST", "/v1/instances/refresh", '{"ids":[],"instances":[]}'))[0] == 200
 
 
-async def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch):
+async def test_management_times_out_waiting_for_a_body(monkeypatch):
     monkeypatch.setattr(plane, "PATIENCE", 0.05)
     _, _, management = empty()
     async with served(management.app) as say:

@@ -1,4 +1,4 @@
-"""Who is chosen: the documented formulas against a naive reading of them, and what is ours beside them."""
+"""Placement of requests: the documented formulas against a naive reading of them, and parley's own additions."""
 
 import asyncio
 import math
@@ -19,7 +19,7 @@ LOADS = st.lists(st.lists(st.integers(1, 400), max_size=5), min_size=5, max_size
 
 
 def fill(choice, table, loads):
-    """Requests of these lengths on each instance, as its role has them."""
+    """Charge requests of these lengths to each instance, on the side that its role uses."""
     for instance, lengths in zip(table, loads, strict=True):
         for length in lengths:
             blocks = math.ceil(length / instance.block_size)
@@ -46,13 +46,13 @@ def naive_tokens(lengths, cores=24, halved=6, fixed=0.22 * 1024):
 
 
 @given(st.lists(st.integers(1, 5000), max_size=120))
-def test_the_sum_of_tokens_is_what_rounds_of_cores_take(lengths):
+def test_token_sum_matches_the_naive_formula(lengths):
     assert token_sum(lengths, 24, 6, 0.22 * 1024) == pytest.approx(naive_tokens(lengths))
 
 
 @given(LOADS, st.integers(1, 500), st.lists(st.integers(0, 2), min_size=9, max_size=9), st.lists(st.integers(0, 99)))
 @settings(max_examples=60)
-async def test_load_balance_is_the_documented_least(loads, length, weights, used):
+async def test_load_balance_picks_the_documented_minimum(loads, length, weights, used):
     a, m, r, b, c = weights[0], *weights[5:]
     coefficient = [a, 0.22, 1024, 24, 6, m, r, b, c]
     roles = ("prefill", "prefill", "decode", "decode", "decode")
@@ -78,8 +78,8 @@ async def test_load_balance_is_the_documented_least(loads, length, weights, used
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6)), min_size=1, max_size=40))
-async def test_cache_affinity_follows_a_conversation_and_else_takes_turns(steps):
-    """Against the documented scheme, written down again: conversation k goes on by some turns at each step."""
+async def test_cache_affinity_follows_conversations_or_takes_turns(steps):
+    """Against a second implementation of the documented scheme; each step adds some turns to conversation k."""
     _, choice = cluster("mixed", "mixed", "mixed", algorithm_type="cache_affinity", cache_size=4)
     counts = dict.fromkeys(range(4), 0)
     held: dict[tuple[int, int], int] = {}
@@ -101,7 +101,7 @@ async def test_cache_affinity_follows_a_conversation_and_else_takes_turns(steps)
         chosen.end()
 
 
-async def test_a_full_instance_loses_its_conversations():
+async def test_full_instance_loses_its_conversations():
     _, choice = cluster("mixed", "mixed", algorithm_type="cache_affinity")
     first = await choice.choose(Wanted(10, turns=Turns(1, 11, 0)))
     first.p.avail_slots = int(0.05 * first.p.slots)
@@ -109,7 +109,7 @@ async def test_a_full_instance_loses_its_conversations():
     assert second.p is not first.p
 
 
-async def test_turns_pass_over_those_that_are_gone():
+async def test_round_robin_skips_removed_instances():
     table, choice = cluster("prefill", "prefill", "prefill", "decode", "decode", scheduler_type="default_scheduler")
     got = []
     for k in range(7):
@@ -120,7 +120,7 @@ async def test_turns_pass_over_those_that_are_gone():
     assert got == [(1, 4), (2, 5), (3, 4), (1, 5), (3, 4), (1, 5), (3, 4)]
 
 
-async def test_only_linked_pairs_of_a_group_and_a_layout_are_put_together():
+async def test_pairs_only_linked_instances_of_one_group_and_layout():
     table, choice = cluster("prefill", "prefill", "decode", "decode", algorithm_type="load_balance")
     one, two, three, four = table
     one.group = three.group = 1
@@ -132,7 +132,8 @@ async def test_only_linked_pairs_of_a_group_and_a_layout_are_put_together():
     assert {(await choice.choose(Wanted(10))).p.id for _ in range(8)} == {1}
 
 
-async def test_what_has_begun_goes_on_where_the_layout_is_the_same_or_not_told():
+async def test_resumes_only_where_the_layout_is_equal_or_unknown():
+    """Tokens of other weights must never continue an answer."""
     table, choice = cluster("mixed", "mixed", "mixed")
     for each, layout in zip(table, ("model=1", "model=2", ""), strict=True):
         up(table, each, layout=layout)
@@ -146,7 +147,7 @@ async def test_what_has_begun_goes_on_where_the_layout_is_the_same_or_not_told()
     assert refused.value.status == 500
 
 
-async def test_an_instance_without_the_model_is_not_chosen_but_nobody_having_it_is_for_them_to_say():
+async def test_chooses_instances_with_the_model_or_any_if_none_has_it():
     table, choice = cluster("mixed", "mixed")
     one, two = table
     up(table, one, models=["a"])
@@ -155,7 +156,7 @@ async def test_an_instance_without_the_model_is_not_chosen_but_nobody_having_it_
     assert (await choice.choose(Wanted(10, model="unknown"))).p.id in (1, 2)
 
 
-async def test_a_flex_instance_is_two_that_share_it():
+async def test_flex_instance_divides_its_slots_between_both_roles():
     table, choice = cluster("flex", "decode", algorithm_type="load_balance", select_type=2, res_limit_rate=1.0)
     flex, d = table
     flex.slots, flex.p_percentage = 10, 30
@@ -167,11 +168,11 @@ async def test_a_flex_instance_is_two_that_share_it():
     assert [p for p, _ in got] == [1, 1, 1] and {d for _, d in got} == {1, 2}
     waiting = asyncio.ensure_future(choice.choose(Wanted(1)))
     await asyncio.sleep(0)
-    assert choice.waiting == 1 and not waiting.done()  # of ten slots three are for prefill
+    assert choice.waiting == 1 and not waiting.done()  # three of the ten slots are for prefill
     waiting.cancel()
 
 
-async def test_a_known_prefix_draws_a_request_unless_the_queue_there_is_longer():
+async def test_cached_prefix_attracts_requests_unless_its_queue_is_longer():
     clock = Clock()
     table, choice = cluster("mixed", "mixed", clock=clock)
     _, two = table
@@ -187,17 +188,17 @@ async def test_a_known_prefix_draws_a_request_unless_the_queue_there_is_longer()
     assert {busy.p.id, busy2.p.id} == {1, 2}
     busy.end() if busy.p.id == 1 else busy2.end()
     chosen = await choice.choose(Wanted(1000, marks))
-    assert chosen.p.id == 1  # 1 s to compute it all, there 0.1 s behind 5 s
+    assert chosen.p.id == 1  # computing it all takes 1 s here; there 0.1 s, after a queue of 5 s
 
 
-async def test_a_short_prompt_stays_on_one_d_and_a_long_one_does_not():
+async def test_short_prompts_stay_on_decode_and_long_ones_are_separated():
     table, choice = cluster("prefill", "decode")
     first = await choice.choose(Wanted(10))
-    assert first.separate  # nothing was measured
+    assert first.separate  # no measurements yet
     p, d = table
     for tokens in (100, 1000):
         p.prefill.pace.observe(tokens, tokens / 1000)
-        d.decode.pace.observe(tokens, 0.1)  # a hand-over takes 0.1 s
+        d.decode.pace.observe(tokens, 0.1)  # a handover takes 0.1 s
     first.end()
     short, long = await choice.choose(Wanted(40)), await choice.choose(Wanted(400))
     assert not short.separate and short.p.id == short.d.id == 2
@@ -211,7 +212,7 @@ async def test_a_short_prompt_stays_on_one_d_and_a_long_one_does_not():
     assert not (await choice.choose(Wanted(4000))).separate
 
 
-async def test_with_a_role_missing_requests_are_refused_and_retries_run_whole():
+async def test_missing_role_refuses_requests_but_retries_run_whole():
     table, choice = cluster("prefill", "decode")
     table.instances[2].lost = True
     with pytest.raises(Refused) as told:
@@ -224,26 +225,26 @@ async def test_with_a_role_missing_requests_are_refused_and_retries_run_whole():
     assert not (await choice.choose(Wanted(10))).separate
 
 
-async def test_a_request_that_would_be_late_is_refused_early_and_told_when_to_come_back():
+async def test_refuses_requests_that_would_miss_the_ttft_limit():
     table, choice = cluster("mixed", slo_ttft=2.0)
     (one,) = table
     for tokens in (100, 1000):
         one.prefill.pace.observe(tokens, tokens / 1000)
     held = [await choice.choose(Wanted(900)) for _ in range(2)]
     with pytest.raises(Refused) as told:
-        await choice.choose(Wanted(900))  # 0.9 s by itself, behind 1.8
+        await choice.choose(Wanted(900))  # 0.9 s by itself, after a queue of 1.8 s
     assert (told.value.status, told.value.text) == (429, "Too many requests")
     assert told.value.retry_after is not None and told.value.retry_after >= 1
     for each in held:
         each.end()
-    long = await choice.choose(Wanted(4000))  # takes longer than that by itself, but nobody is to blame
+    long = await choice.choose(Wanted(4000))  # takes longer than that even without a queue
     assert long.p is one
     with pytest.raises(Refused):
         await choice.choose(Wanted(3000))
     assert choice.tally.refusals.counts["429"] == 2
 
 
-async def test_a_deadline_of_its_own_counts_as_well():
+async def test_refuses_requests_that_would_miss_their_own_deadline():
     table, choice = cluster("mixed")
     (one,) = table
     for tokens in (100, 1000):
@@ -254,7 +255,7 @@ async def test_a_deadline_of_its_own_counts_as_well():
     assert await choice.choose(Wanted(1000, deadline=2.5))
 
 
-async def test_goodput_counts_requests_that_were_in_time_among_all_that_are_over():
+async def test_goodput_is_the_share_of_ended_requests_in_time():
     clock = Clock()
     table, choice = cluster("mixed", clock=clock, slo_ttft=1.0, slo_tpot=0.1)
 
@@ -282,7 +283,7 @@ async def test_goodput_counts_requests_that_were_in_time_among_all_that_are_over
     assert choice.goodput == 1 / 5
 
 
-async def test_what_failed_it_is_avoided_where_there_is_another():
+async def test_retry_avoids_failed_instances_if_another_exists():
     table, choice = cluster("mixed", "mixed")
     for _ in range(4):
         assert (await choice.choose(Wanted(10, avoid=frozenset([1]), attempt=1))).p.id == 2
@@ -290,7 +291,7 @@ async def test_what_failed_it_is_avoided_where_there_is_another():
     assert (await choice.choose(Wanted(10, avoid=frozenset([1]), attempt=1))).p.id == 1
 
 
-async def test_a_new_instance_is_not_flooded_before_it_was_measured():
+async def test_unmeasured_instance_is_not_flooded():
     table, choice = cluster("mixed", "mixed")
     one, _ = table
     for tokens in (100, 1000):
@@ -299,7 +300,7 @@ async def test_a_new_instance_is_not_flooded_before_it_was_measured():
     assert got.count(1) == got.count(2) == 5
 
 
-async def test_only_instances_that_are_ready_are_chosen_whatever_keeps_them_from_it():
+async def test_chooses_only_ready_instances():
     table, choice = cluster("mixed", "mixed")
     one, two = table
     up(table, one, ready=False)
@@ -331,7 +332,7 @@ SAID = st.recursive(
 @given(SAID)
 @settings(max_examples=25, deadline=None)
 @example({"prefill_rate": 10**400, "transfers": {"bytes": 10**400}})
-async def test_whatever_a_status_says_choosing_goes_on(said):
+async def test_placement_survives_arbitrary_status_answers(said):
     table, choice = cluster("mixed", "mixed")
     one, _ = table
     if isinstance(said, dict):
@@ -346,12 +347,12 @@ async def silent(url, method="GET", body=b"", timeout=5.0):
     raise Unanswered
 
 
-async def test_a_d_whose_tokens_would_come_too_slowly_takes_no_more_until_some_have_ended():
+async def test_refuses_requests_that_would_miss_the_tpot_limit():
     clock = Clock()
     table, choice = cluster("prefill", "decode", clock=clock, slo_tpot=0.05, separate="always")
     d = table.instances[2].decode
     for tasks in (1, 2, 3, 4, 5):
-        d.rhythm.observe(tasks, tasks / 100)  # the fifth request makes it 0.05 s
+        d.rhythm.observe(tasks, tasks / 100)  # a fifth request makes it 0.05 s
     d.stay = 10.0
     held = [await choice.choose(Wanted(10)) for _ in range(5)]
     with pytest.raises(Refused) as told:
@@ -360,13 +361,13 @@ async def test_a_d_whose_tokens_would_come_too_slowly_takes_no_more_until_some_h
     (await choice.choose(Wanted(10, attempt=1))).end()
     for tokens in (100, 1000):
         table.instances[1].prefill.pace.observe(tokens, tokens / 100)
-    late = await choice.choose(Wanted(900))  # its prefill takes so long that most will have left
+    late = await choice.choose(Wanted(900))  # most requests will have ended when its prefill is done
     late.end()
     held.pop().end()
     assert await choice.choose(Wanted(10))
 
 
-async def test_what_the_first_to_ask_measured_is_what_the_next_is_judged_by():
+async def test_times_of_requests_feed_the_cost_models():
     clock = Clock()
     table, choice = cluster("prefill", "decode", clock=clock)
     p, d = table
@@ -384,12 +385,13 @@ async def test_what_the_first_to_ask_measured_is_what_the_next_is_judged_by():
     assert d.decode.stay > 0.3
 
 
-async def test_hand_overs_are_tried_from_time_to_time_where_prompts_are_short():
+async def test_tries_handovers_of_short_prompts_from_time_to_time():
+    """Without occasional trials, one bad measurement would rule out handovers for good."""
     table, choice = cluster("prefill", "decode")
     p, d = table
     for tokens in (100, 1000):
         p.prefill.pace.observe(tokens, tokens / 1000)
-        d.decode.pace.observe(tokens, 100.0)  # something was wrong
+        d.decode.pace.observe(tokens, 100.0)  # measured during a fault
     got = []
     for _ in range(100):
         chosen = await choice.choose(Wanted(50))
@@ -398,7 +400,7 @@ async def test_hand_overs_are_tried_from_time_to_time_where_prompts_are_short():
     assert 0 < got.count(True) < 10
 
 
-async def test_a_d_that_refuses_hand_overs_gets_none_for_a_while_and_then_is_tried_again():
+async def test_decode_that_refuses_handovers_is_paused_longer_each_time():
     clock = Clock()
     table, choice = cluster("prefill", "decode", "decode", clock=clock)
 
@@ -415,18 +417,18 @@ async def test_a_d_that_refuses_hand_overs_gets_none_for_a_while_and_then_is_tri
     got = [await ask({2}) for _ in range(6)]
     assert got == [2, 2, 2, 3, 3, 3]
     table.remove(3)
-    assert await ask({2}) == 0  # whole, on one of the two
+    assert await ask({2}) == 0  # unseparated, on one of the two
     waits = []
     for _ in range(600):
         clock.now += 0.1
         if await ask({2}) == 2:
             waits.append(clock.now)
-    assert 3 < len(waits) < 10  # each pause is longer
+    assert 3 < len(waits) < 10  # each pause is longer than the one before
     clock.now += 60
     assert await ask() == 2 and not table.instances[1].refusals
 
 
-async def test_whom_nobody_else_can_help_is_handed_over_all_the_same():
+async def test_only_decode_instance_gets_handovers_despite_refusals():
     table, choice = cluster("prefill", "decode", separate="always")
     for _ in range(9):
         with await choice.choose(Wanted(10)) as chosen:
@@ -445,12 +447,12 @@ async def test_whom_nobody_else_can_help_is_handed_over_all_the_same():
         (("prefill", "decode"), {"deploy_mode": "single_node"}, ["single_node"]),
     ],
 )
-def test_what_a_cluster_lacks_is_said(roles, keys, parts):
+def test_explains_why_a_cluster_is_not_ready(roles, keys, parts):
     lack = cluster(*roles, **keys)[0].lack()
     assert bool(lack) == bool(parts) and all(part in lack for part in parts)
 
 
-def test_instances_that_are_not_alike_are_named():
+def test_names_instances_with_different_kv_layouts():
     table, _ = cluster("prefill", "decode")
     for each, pages in zip(table, ("pages=16 plain", "pages=16 int8"), strict=True):
         up(table, each, layout=f"model=1;{pages}")

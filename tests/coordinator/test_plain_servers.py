@@ -1,4 +1,4 @@
-"""Servers of any make behind the coordinator, each of which answers whole requests: it balances their load."""
+"""Plain servers of any make, each answering whole requests: the coordinator balances their load."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ from test_attempts import BODY, raw
 CHUNKS = b"HTTP/1.1 200 X\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
-async def test_requests_go_to_them_as_they_came_and_answers_come_back_as_they_are(cluster):
+async def test_plain_servers_get_requests_and_return_answers_unchanged(cluster):
     one, two = (Scripted("mixed", plain=True, label=label) for label in "ab")
     running: Running = await cluster(one, two, algorithm_type="load_balance")
 
@@ -28,7 +28,7 @@ async def test_requests_go_to_them_as_they_came_and_answers_come_back_as_they_ar
     assert [each.tasks for each in running.coordinator.table] == [0, 0]
 
 
-async def test_their_refusals_are_the_clients(cluster):
+async def test_refusals_of_plain_servers_reach_the_client(cluster):
     plain = Scripted("mixed", plain=True)
     running: Running = await cluster(plain)
 
@@ -40,7 +40,7 @@ async def test_their_refusals_are_the_clients(cluster):
     assert (told.status, json.loads(told.body)) == (422, {"error": "no"})
 
 
-async def test_one_that_died_is_said_to_have(cluster):
+async def test_dead_plain_server_answers_500(cluster):
     plain = Scripted("mixed", plain=True)
     running: Running = await cluster(plain, heartbeat=60)
     await plain.stop()

@@ -1,4 +1,4 @@
-"""The split between prefill and decode, in a simulated clock: it gets where it should and stays there."""
+"""The split between prefill and decode, in simulated time: it reaches the best one and stays there."""
 
 import random
 from itertools import pairwise
@@ -12,7 +12,7 @@ AMOUNT = st.floats(0, 50)
 
 
 @given(st.integers(2, 40), AMOUNT, AMOUNT)
-def test_no_other_split_is_less_busy(instances, prefill, decode):
+def test_split_minimizes_the_load_of_the_busiest_role(instances, prefill, decode):
     work = Work(prefill, decode)
     p = split(instances, work)
     assert 1 <= p < instances
@@ -20,13 +20,13 @@ def test_no_other_split_is_less_busy(instances, prefill, decode):
     assert max(prefill / p, decode / (instances - p)) <= least + 1e-6
 
 
-def test_a_given_ratio_is_kept_as_well_as_numbers_allow():
+def test_configured_ratio_is_rounded_to_whole_instances():
     assert [shared(n, 1, 3) for n in (2, 3, 4, 8, 9)] == [1, 1, 1, 2, 2]
     assert shared(4, 100, 1) == 3
 
 
 def simulate(ratio, p, d, work, seconds, now=0.0, noise=0.0, seed=0):
-    """Let time pass: ``work`` gives what there is to do at a time. The changes that were made, by when."""
+    """Let time pass with the load ``work(now)``. Returns the split and the changes with their times."""
     draw, changes = random.Random(seed), []
     for _ in range(int(seconds)):
         now += 1
@@ -42,26 +42,26 @@ def simulate(ratio, p, d, work, seconds, now=0.0, noise=0.0, seed=0):
 
 @given(st.integers(3, 16), st.floats(0.5, 15), st.floats(0.5, 15), st.integers(0, 2**32), st.data())
 @settings(max_examples=20, deadline=None)
-def test_it_converges_and_does_not_swing(instances, prefill, decode, seed, data):
+def test_role_ratio_converges_without_oscillation(instances, prefill, decode, seed, data):
     before = p = data.draw(st.integers(1, instances - 1))
     work = Work(prefill, decode)
     p, d, changes = simulate(Ratio(30), p, instances - p, lambda now: work, 4000, noise=0.5, seed=seed)
     assert len({step for _, step in changes}) <= 1  # never there and back
     best = split(instances, work)
-    assert len(changes) <= abs(best - before) + 1  # measurements are not exact: two splits may be alike
-    if work.utilisation(p, d) >= 0.5:  # short of the best by less than would be worth a change
+    assert len(changes) <= abs(best - before) + 1  # with noisy measurements two splits may look alike
+    if work.utilisation(p, d) >= 0.5:  # the rest of the way to the best is worth less than a change
         near = (best > p) - (best < p)
         assert not near or work.utilisation(p + near, d - near) > 0.9 * BETTER * work.utilisation(p, d)
 
 
-def test_each_change_was_wanted_for_the_whole_period():
+def test_role_ratio_changes_at_most_once_per_period():
     *_, changes = simulate(Ratio(300), 1, 7, lambda now: Work(6, 1), 4000)
     times = [now for now, _ in changes]
     assert times and times[0] >= 300
     assert all(later - earlier >= 300 for earlier, later in pairwise(times))
 
 
-def test_it_follows_a_load_that_changes_for_good_and_not_one_that_flickers():
+def test_role_ratio_follows_lasting_but_not_flickering_load():
     def day(now):
         return Work(4, 1) if now < 5000 else Work(1, 4)
 
@@ -70,14 +70,16 @@ def test_it_follows_a_load_that_changes_for_good_and_not_one_that_flickers():
     assert simulate(Ratio(120), 3, 3, lambda now: Work(4, 1) if now % 100 < 50 else Work(1, 4), 10_000)[2] == []
 
 
-def test_nobody_changes_for_little_work_or_the_last_of_a_kind():
+def test_role_ratio_keeps_roles_at_low_load_and_the_last_of_each():
     assert simulate(Ratio(10), 1, 5, lambda now: Work(0.2, 0), 1000)[2] == []
     assert simulate(Ratio(10), 1, 1, lambda now: Work(9, 0), 1000)[2] == []
 
 
 def share(shares, p, d, share, work, seconds, noise=0.0, seed=0):
-    """One flex instance beside ``p`` and ``d`` others; ``work`` gives what there is at a time and a share. All shares
-    that it had."""
+    """Simulate one flex instance next to ``p`` and ``d`` others with the load ``work(now, share)``.
+
+    Returns all shares it had.
+    """
     draw, had = random.Random(seed), [share]
     shares.observe(0, Work(0, 0))
     for now in range(1, int(seconds) + 1):
@@ -94,8 +96,8 @@ def share(shares, p, d, share, work, seconds, noise=0.0, seed=0):
     st.integers(0, 2**32),
 )  # fmt: skip
 @settings(max_examples=25, deadline=None)
-def test_shares_level_both_kinds_and_do_not_swing(p, d, begun, prefill, decode, slows, seed):
-    """Also where answers stay longer, the less of the time they have."""
+def test_flex_shares_balance_both_roles_without_oscillation(p, d, begun, prefill, decode, slows, seed):
+    """Also when answers take longer the less time decode gets."""
 
     def work(now, part):
         return Work(prefill, decode / (d + 1 - part) if slows else decode)
@@ -104,11 +106,11 @@ def test_shares_level_both_kinds_and_do_not_swing(p, d, begun, prefill, decode, 
     steps = [after - before for before, after in pairwise(had)]
     assert all(0 < abs(step) <= STEP for step in steps)
     turns = sum(before * after < 0 for before, after in pairwise(steps))
-    assert turns <= slows and len(steps) <= 19 + turns  # once: how long answers stay is known late
+    assert turns <= slows and len(steps) <= 19 + turns  # once: how long answers take is known late
     last = had[-1] / 100
 
     def ahead(part):
-        """Of prefill, by how much it is the busier kind."""
+        """Return by how much prefill is busier than decode."""
         return work(0, part).prefill / (p + part) / (work(0, part).decode / (d + 1 - part))
 
     if work(0, last).utilisation(p + last, d + 1 - last) >= 0.4:
@@ -116,7 +118,7 @@ def test_shares_level_both_kinds_and_do_not_swing(p, d, begun, prefill, decode, 
         assert ahead(last) >= 0.9 or ahead(max(0.001, last - 2 * STEP / 100)) > 0.9 or had[-1] - STEP < STEP
 
 
-def test_a_share_follows_work_that_changes_for_good_and_not_what_flickers():
+def test_flex_share_follows_lasting_but_not_flickering_work():
     def day(now, part):
         return Work(0.6, 0.1) if now < 1000 else Work(0.1, 0.6)
 
@@ -128,9 +130,9 @@ def test_a_share_follows_work_that_changes_for_good_and_not_what_flickers():
         Shares(30, 30), 0, 0, 50, lambda now, part: Work(0.6, 0.3) if now % 10 < 5 else Work(0.3, 0.6), 3000
     )
     assert flicker == [50]
-    assert share(Shares(30, 30), 0, 0, 50, lambda now, part: Work(0.1, 0.01), 1000) == [50]  # too little to matter
+    assert share(Shares(30, 30), 0, 0, 50, lambda now, part: Work(0.1, 0.01), 1000) == [50]  # too little load to matter
 
 
-def test_a_share_never_becomes_all_or_nothing():
+def test_flex_share_never_moves_to_0_or_100():
     for work, begun, end in ((Work(9, 0), 50, 95), (Work(0, 9), 50, 5), (Work(9, 0), 99, 99), (Work(0, 9), 1, 1)):
         assert share(Shares(1, 30), 0, 0, begun, lambda now, part, work=work: work, 1000)[-1] == end

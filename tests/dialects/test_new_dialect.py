@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from support import made_up_dialect
 
+from parley.cli.apis import APIS as ALL_BENCHED
 from parley.cli.apis import benched
+from parley.cli.bench import BENCH_APIS
 from parley.cli.client import Address
 from parley.cli.load import Load
 from parley.coordinator.proxy.paths import Paths
@@ -40,6 +42,10 @@ async def test_a_new_api_is_served_and_counted(serve, registered):
     answer = await served.post("/repeat", {"question": 5})
     assert answer.status == 400 and set(answer.json) == {"wrong"}
     assert b"parrot_words 4" in (await served.get("/metrics")).body
+
+
+def test_bench_option_lists_every_api_that_declares_a_bench():
+    assert set(BENCH_APIS) == set(ALL_BENCHED)
 
 
 async def test_a_new_api_is_benched(serve, registered):
@@ -76,11 +82,12 @@ KNOWING = {  # files that know an API by its name, and why
     "cli/serve.py": "options",
     "cli/routes.py": "options",
     "coordinator/config.py": "options",
-    "config.py": "options",
-    "kinds.py": "an example in the help of an option",
+    "settings/config.py": "options",
+    "settings/kinds.py": "an example in the help of an option",
     "serving/app.py": "options",
     "serving/options.py": "options",
     "boot/server.py": "options",
+    "boot/parts.py": "options",
     "serving/registry.py": "a pattern of model names",
     "serving/grpc_port.py": "the port for gRPC, which is Triton's protocol",
     "serving/grpc_call.py": "the same",

@@ -1,4 +1,4 @@
-"""A server as an instance: which requests it takes in which role, results over a real connection, roles that change."""
+"""A server as an instance: the requests each role takes, results over a real connection, and role changes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PEERS: dict[str, Any] = {
 
 
 class Results:
-    """A coordinator's side of ``GET /dresult``."""
+    """The coordinator's side of ``GET /dresult``."""
 
     def __init__(self, connection: Connection):
         self.connection, self.reader = connection, Reader()
@@ -53,7 +53,7 @@ class Results:
         return self.found.pop(0)
 
 
-async def test_results_are_refused_where_there_are_none(serve) -> None:
+async def test_dresult_is_refused_by_instances_without_results(serve) -> None:
     mixed, prefill = await serve(), await serve(role="prefill")
     told = (await mixed.get("/dresult")).json
     assert told == {"error": "Non DMI does not support dresult request", "error_type": "Bad Request"}
@@ -62,7 +62,7 @@ async def test_results_are_refused_where_there_are_none(serve) -> None:
     assert answer.json["error"] == "Only the Decode node supports dresult but you send to prefill"
 
 
-async def test_a_second_connection_closes_the_first(serve) -> None:
+async def test_second_dresult_connection_closes_the_first(serve) -> None:
     served = await serve(role="decode")
     first = await Results.open(served)
     channel = served.node.results.channel("", "1")
@@ -75,7 +75,7 @@ async def test_a_second_connection_closes_the_first(serve) -> None:
     assert await second.chunk() == b"reqId:1\0lastData:data: b\n\n\0"
 
 
-async def test_heartbeats_over_a_connection(serve, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_dresult_sends_heartbeats_during_silence(serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("parley.instance.result_connection.CHECK", 0.01)
     monkeypatch.setattr("parley.instance.result_connection.SILENCE", 0.02)
     served = await serve(role="flex")
@@ -84,8 +84,8 @@ async def test_heartbeats_over_a_connection(serve, monkeypatch: pytest.MonkeyPat
     assert await line.chunk() == b"ka:heartbeat\0"
 
 
-async def test_what_was_lost_on_the_way_is_sent_again(serve) -> None:
-    served = await serve()  # a mixed one sends results to parley's own coordinators
+async def test_dresult_replays_frames_lost_in_transit(serve) -> None:
+    served = await serve()  # a mixed instance sends results to parley's own coordinators
     line = await Results.open(served, "?client=c-1")
     epoch = (await line.next()).payload.decode()
     channel = served.node.results.channel("c-1", "1")
@@ -103,8 +103,8 @@ async def test_what_was_lost_on_the_way_is_sent_again(serve) -> None:
     line.connection.close()
 
 
-async def test_hundreds_of_breaks(serve) -> None:
-    """Connections are cut at any time while three requests write: every text is whole."""
+async def test_results_survive_hundreds_of_broken_connections(serve) -> None:
+    """Connections are cut at any time while three requests write: every text must arrive whole."""
     served = await serve()
     node, wanted, seen = served.node, dict.fromkeys("abc", b""), dict.fromkeys("abc", b"")
 
@@ -135,7 +135,7 @@ async def test_hundreds_of_breaks(serve) -> None:
     assert breaks > 200
 
 
-async def test_one_requests_results_wait(serve) -> None:
+async def test_results_of_one_request_can_be_paused(serve) -> None:
     served = await serve(cluster_secret="s")
     wish = {"client": "c", "id": "1", "pause": True}
     assert (await served.post("/v1/dresult/flow", wish)).status == 401
@@ -150,7 +150,7 @@ async def test_one_requests_results_wait(serve) -> None:
     assert (await served.post("/v1/dresult/flow", {"client": "c"}, **secret)).status == 400
 
 
-async def test_requests_need_the_headers_of_a_coordinator(serve) -> None:
+async def test_prefill_instance_requires_coordinator_headers(serve) -> None:
     served = await serve(role="prefill")
     for path, body in (
         ("/v1/chat/completions", HELLO),
@@ -163,7 +163,7 @@ async def test_requests_need_the_headers_of_a_coordinator(serve) -> None:
         }  # fmt: skip
     wrong = {"req-id": "x"} | {name: DMI[name] for name in ("req-type", "d-target")}
     answer = await served.call("POST", "/generate", b"x" * 100, wrong | {"content-encoding": "zip"})
-    assert answer.json["error"].startswith("Invalid req-id")  # although the body cannot be read either
+    assert answer.json["error"].startswith("Invalid req-id")  # although the body is unreadable as well
     ours = DMI | {"parley-results": "c", "d-target": "self", "parley-given": "9" * 15}
     answer = await served.call("POST", "/generate", None, ours | {"content-length": "99999999999"})
     assert answer.status in (400, 413)
@@ -179,7 +179,7 @@ async def test_requests_need_the_headers_of_a_coordinator(serve) -> None:
     assert answer.status == 503 and answer.json["error_type"] == "Service Unavailable"
 
 
-async def test_a_mixed_instance_answers_its_clients_as_ever(serve) -> None:
+async def test_mixed_instance_answers_clients_and_coordinator_commands(serve) -> None:
     served, orders = await serve(), []
 
     async def begin(service, route, exchange, order: Order) -> None:
@@ -194,7 +194,7 @@ async def test_a_mixed_instance_answers_its_clients_as_ever(serve) -> None:
     assert orders[0].here and orders[0].client == "c"
 
 
-async def test_status_says_what_others_need(serve) -> None:
+async def test_instance_status_lists_role_resources_and_peers(serve) -> None:
     served = await serve(role="prefill", max_batch=8)
     told = (await served.get("/v1/status")).json
     assert told["service"] == {"roleStatus": "RoleReady", "currentRole": "prefill", "p_percentage": 50}
@@ -207,7 +207,7 @@ async def test_status_says_what_others_need(serve) -> None:
     assert again["parley"]["epoch"] == own["epoch"] and again["resource"]["totalAvailNpuSlotsNum"] == 8
 
 
-async def test_a_role_is_taken_in_the_background(serve, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_role_change_links_peers_in_the_background(serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(role, "POLL", 0.01)
     served = await serve(role="none", peer_port=0)
     tries, fail = [], OSError(111, "no")
@@ -235,8 +235,8 @@ async def test_a_role_is_taken_in_the_background(serve, monkeypatch: pytest.Monk
     assert served.node.role.state == "RoleReady"
 
 
-async def test_why_there_is_no_link_is_said_once(serve, caplog: pytest.LogCaptureFixture) -> None:
-    """It is tried again and again, for days if the other one is gone."""
+async def test_failed_link_is_logged_once(serve, caplog: pytest.LogCaptureFixture) -> None:
+    """Linking is retried for as long as the peer is gone, possibly days; the log must not fill up."""
     first = await serve()
     one, other = await prefill_decode_pair.join(first), await prefill_decode_pair.join(await serve())
     strange = await prefill_decode_pair.join(await serve(secret=b"t"))
@@ -255,7 +255,7 @@ async def test_why_there_is_no_link_is_said_once(serve, caplog: pytest.LogCaptur
     assert [record.args[0] for record in caplog.records] == places
 
 
-async def test_a_role_changes_when_what_runs_has_ended(serve) -> None:
+async def test_role_change_waits_for_running_requests(serve) -> None:
     served = await serve(role="prefill", peer_port=0, tick=0.02)
     node, going = served.node, asyncio.Event()
 
@@ -276,13 +276,13 @@ async def test_a_role_changes_when_what_runs_has_ended(serve) -> None:
     assert answer.status == 200 and answer.json["choices"][0]["finish_reason"]
     await served.until(lambda: node.role.name == "decode" and node.role.state == "RoleReady")
     line = await Results.open(served)
-    # And away again: a plain coordinator's connection ends, for it would get nothing over it any more.
+    # Back to prefill: the plain coordinator's connection ends, since nothing more would come over it.
     assert (await served.post("/v1/role/prefill", PEERS)).status == 200
     assert await line.chunk() == b""
     await served.until(lambda: node.role.name == "prefill")
 
 
-async def test_the_engine_divides_its_time_as_the_role_says(serve) -> None:
+async def test_role_sets_the_prefill_share_of_the_engine(serve) -> None:
     served = await serve(role="flex", peer_port=0, p_percentage=30)
     node, engine = served.node, served.engine
     assert engine.share == 30
@@ -293,7 +293,7 @@ async def test_the_engine_divides_its_time_as_the_role_says(serve) -> None:
 
     await give("flex", 60)
     await served.until(lambda: engine.share == 60 and node.role.state == "RoleReady")
-    await give("flex", 65)  # another share alone interrupts nothing
+    await give("flex", 65)  # a new share alone interrupts nothing
     assert engine.share == 65
     assert (await served.get("/v1/status")).json["service"] == {
         "roleStatus": "RoleReady", "currentRole": "flex", "p_percentage": 65,
@@ -304,8 +304,8 @@ async def test_the_engine_divides_its_time_as_the_role_says(serve) -> None:
     await served.until(lambda: engine.share == 5)
 
 
-async def test_another_share_interrupts_nobody(serve) -> None:
-    """Nor do peers that are gone; one that comes has to be linked with first."""
+async def test_share_change_interrupts_no_request(serve) -> None:
+    """Nor does the loss of a peer; a new peer has to be linked first."""
     served = await serve(role="flex", peer_port=0)
     node, found = served.node, asyncio.Event()
 
@@ -353,7 +353,7 @@ async def test_another_share_interrupts_nobody(serve) -> None:
                              "dp_inst_list": [{"dp_inst_id": "1", "device": []}]}]]}, 503),
     ],
 )  # fmt: skip
-async def test_bodies_of_roles(serve, path: str, body: Any, status: int) -> None:
+async def test_role_request_bodies_are_checked(serve, path: str, body: Any, status: int) -> None:
     served = await serve(role="none", peer_port=0)
     answer = await served.post(path, body)
     assert answer.status == status, answer.body
@@ -363,15 +363,15 @@ async def test_bodies_of_roles(serve, path: str, body: Any, status: int) -> None
     assert (served.node.role.state == "RoleUnknown") == (status != 200)
 
 
-async def test_a_mixed_server_stays_mixed(serve) -> None:
+async def test_mixed_server_refuses_a_role(serve) -> None:
     served = await serve()
     answer = await served.post("/v1/role/decode", PEERS)
     assert answer.status == 503 and answer.json["error"].startswith("Update pd info failed")
     assert (await served.get("/v1/status")).json["service"]["currentRole"] == "mixed"
 
 
-async def test_roles_change_faster_than_they_are_taken(serve) -> None:
-    """The last one wins, whatever runs and however often it is told."""
+async def test_last_of_many_rapid_role_changes_wins(serve) -> None:
+    """The last role wins even if requests run and several roles arrive before one is taken."""
     served = await serve(role="prefill", peer_port=0, tick=0.005)
     node, rng = served.node, random.Random(3)
 
@@ -393,7 +393,7 @@ async def test_roles_change_faster_than_they_are_taken(serve) -> None:
     await served.idle()
 
 
-async def test_only_those_who_may_change_a_server_give_roles(serve) -> None:
+async def test_role_change_needs_an_admin_key_or_the_secret(serve) -> None:
     served = await serve(role="none", peer_port=0, admin_keys=("boss",))
     assert (await served.post("/v1/role/decode", PEERS)).status == 401
     assert (await served.post("/v1/role/decode", PEERS, authorization="Bearer boss")).status == 200
@@ -402,7 +402,7 @@ async def test_only_those_who_may_change_a_server_give_roles(serve) -> None:
     assert (await served.post("/v1/role/decode", PEERS, **{"parley-secret": "s"})).status == 200
 
 
-async def test_keys_are_for_clients_and_the_secret_for_coordinators(serve) -> None:
+async def test_clients_need_keys_and_coordinators_the_secret(serve) -> None:
     served = await serve(role="decode", api_keys=("k",), admin_keys=("boss",), cluster_secret="s", peer_port=0)
     secret, wrong = {"parley-secret": "s"}, {"parley-secret": "t"}
     for path in ("/v1/status", "/metrics"):
@@ -411,21 +411,21 @@ async def test_keys_are_for_clients_and_the_secret_for_coordinators(serve) -> No
     assert (await served.post("/v2/models/tiny/stopInfer", {"id": "1"}, **secret)).status != 401
     assert (await served.post("/v1/role/flex", PEERS, **secret)).status == 200
     order = DMI | secret | {"parley-results": "c"}
-    assert (await served.post("/v1/chat/completions", HELLO, **order)).status == 401  # that is for a client
+    assert (await served.post("/v1/chat/completions", HELLO, **order)).status == 401  # a client needs a key
     await served.until(lambda: served.node.role.name == "flex")
     assert (await served.post("/v1/chat/completions", HELLO, **order, authorization="Bearer k")).status != 401
     unkeyed = await serve(role="decode", cluster_secret="s")
-    assert (await unkeyed.get("/dresult")).status == 401  # nor does anybody else take a plain coordinator's place
+    assert (await unkeyed.get("/dresult")).status == 401  # a plain coordinator needs the secret, too
 
 
-async def test_an_instance_on_mindies_planes(serve) -> None:
+async def test_mindie_management_port_serves_the_instance_plane(serve) -> None:
     served = await serve(role="decode", surfaces=alone("mindie-management", apis={**ALONE, **PLANES}))
     assert (await served.get("/v1/status")).json["service"]["currentRole"] == "decode"
     assert (await served.get("/v1/config")).json["modelName"] == "tiny"
 
 
-async def test_a_coordinator_that_hangs_is_gone(serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It keeps its connection and reads nothing: that is cut, and its requests end."""
+async def test_hanging_coordinator_is_disconnected(serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps its connection but reads nothing: the instance cuts it and ends its requests."""
     monkeypatch.setattr(handlers, "DEAD", 500)
     monkeypatch.setattr(results, "KEEP", 0.2)
     monkeypatch.setattr(results, "WAITING", 1 << 20)

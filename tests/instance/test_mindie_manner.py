@@ -1,4 +1,4 @@
-"""The plain manner, which MindIE's coordinator has: P's answers, D's frames byte by byte, requests that move on."""
+"""The plain protocol of MindIE's coordinator: prefill answers, result frames byte by byte, requests that move on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FORMS: list[tuple[str, dict[str, Any]]] = [
 
 
 class Plain:
-    """A coordinator that knows one P and some Ds."""
+    """A plain coordinator that knows one prefill instance and some decode instances."""
 
     def __init__(self, prefill: Served):
         self.prefill = prefill
@@ -69,7 +69,7 @@ class Plain:
         return answer.json
 
     async def finish(self, told: dict[str, Any]) -> tuple[bytes, Frame | None]:
-        """What a client gets of an answer, and the last frame if there was one."""
+        """Return the text a client gets, and the last frame if there was one."""
         text, last = told.get("output", "").encode(), None
         while not told["isLastResp"] and (last is None or last.kind == "data"):
             last = await self.frame()
@@ -109,7 +109,7 @@ async def cluster(serve) -> AsyncIterator[Any]:
 
 
 def alike(text: bytes) -> bytes:
-    """Without what differs between two servers: ids, times, and what these took."""
+    """Blank out the differences between two servers: ids, times and durations."""
     text = re.sub(rb'"(id|created|request_id)": ?("[^"]*"|\d+)', rb'"\1":0', text)
     text = re.sub(rb'"(prefill_time|decode_time|prefillTime|decodeTime)": ?[^,}\]]+', rb'"\1":0', text)
     return re.sub(rb'"seed": ?\d+', b'"seed":0', text)
@@ -117,7 +117,9 @@ def alike(text: bytes) -> bytes:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(("path", "asked"), FORMS)
-async def test_answers_are_those_of_one_server(cluster, path: str, asked: dict[str, Any], stream: bool) -> None:
+async def test_plain_manner_answers_equal_those_of_one_server(
+    cluster, path: str, asked: dict[str, Any], stream: bool
+) -> None:
     made = await cluster()
     body = asked | ({} if path.endswith("_stream") else {"stream": stream}) | {"temperature": 0}
     if "temperature" not in asked and path.endswith(("_stream", "/infer")):
@@ -136,7 +138,7 @@ async def test_answers_are_those_of_one_server(cluster, path: str, asked: dict[s
         await served.idle()
 
 
-async def test_a_single_token_is_p_alone(cluster) -> None:
+async def test_plain_manner_answers_a_single_token_by_prefill_alone(cluster) -> None:
     made = await cluster()
     for stream in (True, False):
         told = await made.coordinator.begin(CHAT, ASKED | {"max_tokens": 1, "stream": stream}, made.places[0])
@@ -148,7 +150,7 @@ async def test_a_single_token_is_p_alone(cluster) -> None:
 
 @pytest.mark.parametrize("exact", [True, False], ids=["parley's own", "the original's form"])
 @pytest.mark.parametrize(("path", "asked"), FORMS)
-async def test_a_request_goes_on_where_an_engine_was_lost(
+async def test_plain_manner_resumes_after_an_engine_loss(
     cluster, path: str, asked: dict[str, Any], exact: bool
 ) -> None:
     made = await cluster(tick=0.01)
@@ -175,9 +177,7 @@ async def test_a_request_goes_on_where_an_engine_was_lost(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_request_goes_on_elsewhere_where_it_outlasts_a_role(
-    cluster, monkeypatch: pytest.MonkeyPatch, stream: bool
-) -> None:
+async def test_plain_manner_resumes_after_a_role_change(cluster, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
     monkeypatch.setattr(role, "DRAIN", 0.05)
     made = await cluster(tick=0.02, peer_port=0)
     body, coordinator = ASKED | {"stream": stream, "max_tokens": 60}, made.coordinator
@@ -203,7 +203,7 @@ async def test_a_request_goes_on_elsewhere_where_it_outlasts_a_role(
         await served.idle()
 
 
-async def test_a_body_that_cannot_be_gone_on_with(cluster) -> None:
+async def test_plain_manner_rejects_an_invalid_recompute_body(cluster) -> None:
     made = await cluster()
     headers = {"req-id": "7", "req-type": "prefill", "d-target": str(made.places[0]), "is-recompute": "true"}
     answer = await made.prefill.call("POST", CHAT, ASKED, headers)
@@ -215,7 +215,7 @@ async def test_a_body_that_cannot_be_gone_on_with(cluster) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("lost", [False, True], ids=["", "its engine is lost"])
-async def test_a_flex_instance_does_all_by_itself(serve, stream: bool, lost: bool) -> None:
+async def test_flex_instance_runs_both_stages_itself(serve, stream: bool, lost: bool) -> None:
     options = {"surfaces": alone("mindie", apis=ALONE), "tick": 0.01}
     one, *pair = await serve(**options), await serve(role="flex", **options), await serve(role="flex", **options)
     members = [await join(each, surfaces=options["surfaces"]) for each in pair]

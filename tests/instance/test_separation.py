@@ -1,6 +1,6 @@
-"""The built-in model on two servers, prefill here and decode there: what one server answers, for whatever is asked.
+"""The built-in model with prefill and decode on two servers answers any request like one server.
 
-``PARLEY_NIGHTLY=1`` asks for much more.
+``PARLEY_NIGHTLY=1`` makes many more requests.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ BUILT_IN = Path(parley.__file__).parent / "demo" / "model"
 NIGHTLY = bool(os.environ.get("PARLEY_NIGHTLY"))
 COUNT = 2200 if NIGHTLY else 24
 CHAT = "/v1/chat/completions"
-PAGE = 48 << 10  # bytes of the built-in model
+PAGE = 48 << 10  # bytes of a KV page of the built-in model
 
 
 def wish(rng: random.Random) -> tuple[str, bytes]:
-    """A request for any route, or for features of a chat."""
+    """Return a request for any route, or for random features of a chat."""
     if rng.random() < 0.4:
         path = rng.choice([path for path, _ in routes()])
         return path, body(path, rng)
@@ -46,7 +46,7 @@ def wish(rng: random.Random) -> tuple[str, bytes]:
 
 
 async def resume(pair: Pair, path: str, asked: bytes, rng: random.Random) -> None:
-    """A stream that ended behind any part goes on as it would have."""
+    """A stream that was cut after any part resumes with exactly the missing bytes."""
     whole = await pair.ask(path, asked, UNIQUE, HEADERS)
     if whole.status == 200 and len(whole.parts) > 1:
         count = rng.randrange(1, len(whole.parts))
@@ -59,7 +59,9 @@ async def resume(pair: Pair, path: str, asked: bytes, rng: random.Random) -> Non
 @pytest.mark.parametrize(
     ("here", "places"), [(False, None), (True, None), (False, 12), (False, 200)] if NIGHTLY else [(False, None)]
 )
-async def test_answers_are_those_of_one_server(alike, tmp_path: Path, here: bool, places: int | None) -> None:
+async def test_built_in_model_separated_answers_like_one_server(
+    alike, tmp_path: Path, here: bool, places: int | None
+) -> None:
     adapters = {"adapted": str(write_adapter(tmp_path / "adapter", BUILT_IN, seed=1))} if NIGHTLY else {}
 
     def settings() -> Settings:
@@ -84,8 +86,8 @@ async def test_answers_are_those_of_one_server(alike, tmp_path: Path, here: bool
 
 
 @pytest.mark.skipif(not NIGHTLY, reason="takes long: make test-nightly")
-async def test_many_at_once_in_few_pages(alike) -> None:
-    """They are refused and come again, take pages from each other, and all get what they would have got alone."""
+async def test_separation_under_page_pressure_changes_no_answer(alike) -> None:
+    """Requests are refused and retried and preempt each other; each gets the answer it would get alone."""
 
     def settings() -> Settings:
         return Settings(model=str(BUILT_IN), shared=True, threads=1, kv_memory=900 << 10, max_batch=16)
@@ -122,18 +124,18 @@ async def test_many_at_once_in_few_pages(alike) -> None:
     for asked, got in zip(bodies, given, strict=True):
         assert same(uncached(got), uncached((await single(one, CHAT, asked)).body)), (asked, got)
     assert refused
-    # Prompts are counted where they begin; beside that, what others found or made of them.
+    # Prompts are counted at prefill; decode only counts the tokens it received or had cached, and those it recomputed.
     here, there, alone = (each.engine.stats for each in (pair.prefill, pair.decode, one))
     assert there.prompt_tokens == there.prefix_queries == there.prefix_hits == 0
     moved, repeated = (each.total for each in (pair.decode.model.metrics.moved, pair.decode.model.metrics.repeated))
     assert moved + repeated <= alone.prompt_tokens <= here.prompt_tokens and 0 < repeated < moved
-    await pair.idle()  # gives both a work of its own, which is counted
+    await pair.idle()  # sends each a request of its own, which is counted
 
 
 @pytest.mark.parametrize("places", [(40, 40), (3, 40), (40, 2)])
-async def test_pages_pass_through_memory_of_the_host(alike, places: tuple[int, int]) -> None:
-    """As where the cache is an accelerator's: several at once, one of them stopped, with too few places and enough."""
-    sides = iter([*places, 0])  # the last is of the single server
+async def test_handover_through_host_staging_changes_no_answer(alike, places: tuple[int, int]) -> None:
+    """As with an accelerator's cache: several at once, one of them stopped, with too few staging places and enough."""
+    sides = iter([*places, 0])  # the last is for the single server
 
     def settings() -> Settings:
         staging = next(sides) * PAGE or None
@@ -169,8 +171,8 @@ async def test_pages_pass_through_memory_of_the_host(alike, places: tuple[int, i
         assert (served.engine.stats.unstaged > 0) == (count < 40)
 
 
-async def test_pages_that_are_lost_leave_their_room_to_the_request(alike, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes most of the other's cache: what was kept for them would be missing for ever."""
+async def test_lost_pages_free_their_reservation_for_the_request(alike, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes most of decode's cache: pages still reserved for the lost ones would be missing for good."""
 
     def settings() -> Settings:
         return Settings(model=str(BUILT_IN), shared=True, threads=1, kv_memory=20 * PAGE, max_batch=8)

@@ -1,4 +1,4 @@
-"""Requests that one server begins and another goes on with: the bytes that one gives, and nothing left behind."""
+"""Requests that start on one server and continue on another: the bytes of one server, and nothing left open."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from parley.types import Work
 
 
 def scripted(work: Work, index: int) -> list[int]:
-    """Any tokens, as many as come to the script's mind; none at all sometimes."""
+    """Random tokens that are the same for the same request; sometimes none."""
     rng = random.Random(f"{work.seed + index} {work.token_ids[-3:]}")
     return [rng.randrange(640) for _ in range(rng.choice((0, 1, 2, 9, 40)))]
 
@@ -33,7 +33,7 @@ NIGHTLY = bool(os.environ.get("PARLEY_NIGHTLY"))
 
 
 @pytest.mark.parametrize("here", [True, False])
-async def test_every_route_gives_the_bytes_of_one_server(alike, here: bool) -> None:
+async def test_separated_stages_answer_every_route_like_one_server(alike, here: bool) -> None:
     one, pair = await alike(reply=scripted, here=here)
     rng = random.Random(f"routes {here}")
     for path, _ in routes():
@@ -47,13 +47,13 @@ STREAMS: list[dict[str, Any]] = [
     CHAT | {"stream": True, "n": 2, "logprobs": True, "stop": ["a", "7"], "stream_options": {"include_usage": True}},
     CHAT | {"stream": True, "best_of": 3, "n": 2},
     CHAT | {"stream": True, "prompt_logprobs": 1, "stream_interval": 3, "max_tokens": 30},
-    CHAT | {"stream": True, "use_beam_search": True, "best_of": 2, "n": 2},  # the script does not search
+    CHAT | {"stream": True, "use_beam_search": True, "best_of": 2, "n": 2},  # the scripted engine does not search
 ]
 
 
 @pytest.mark.parametrize("here", [True, False])
-async def test_resumed_behind_any_part_it_goes_on_with_the_next(alike, here: bool) -> None:
-    """A client that got so many parts gets the rest, to the byte, from servers that know nothing of it."""
+async def test_stream_resumes_after_any_part_byte_for_byte(alike, here: bool) -> None:
+    """A client that got some parts gets the rest, byte for byte, from servers that do not know the request."""
     _, pair = await alike(reply=scripted, here=here)
     for each in STREAMS[:-1]:
         asked = json.dumps(each).encode()
@@ -67,7 +67,8 @@ async def test_resumed_behind_any_part_it_goes_on_with_the_next(alike, here: boo
 
 
 @pytest.mark.parametrize("here", [True, False])
-async def test_one_that_is_dropped_after_any_part_leaves_nothing(alike, here: bool) -> None:
+async def test_dropping_a_separated_stream_leaves_nothing_open(alike, here: bool) -> None:
+    """Guards against leaked requests, leases and reservations on either side."""
     _, pair = await alike(reply=lambda work, index: [70 + k % 90 for k in range(40)], here=here, tick=0.001)
     for each in STREAMS:
         for count in (1, 2, 3, 9):
@@ -84,7 +85,7 @@ def long(work: Work, index: int) -> list[int]:
     return [70 + k % 90 for k in range(60)]
 
 
-async def test_one_that_the_other_has_no_room_for_is_refused(alike) -> None:
+async def test_refuses_separation_when_decode_has_no_room(alike) -> None:
     _, pair = await alike(reply=long)
     pair.decode.engine._pages.clear()
     given = await asked(pair, messages=[{"role": "user", "content": "many tokens " * 40}])
@@ -94,7 +95,7 @@ async def test_one_that_the_other_has_no_room_for_is_refused(alike) -> None:
     await pair.idle()
 
 
-async def test_one_whose_other_side_is_not_there_is_refused(alike) -> None:
+async def test_refuses_separation_when_decode_is_unreachable(alike) -> None:
     _, pair = await alike(reply=long)
     pair.target = "127.0.0.1;1"
     given = await asked(pair, stream=True)
@@ -103,7 +104,7 @@ async def test_one_whose_other_side_is_not_there_is_refused(alike) -> None:
 
 
 @pytest.mark.parametrize("name,told", [("prefill", "prefill."), ("flex", "flex with 100 % for prompts.")])
-async def test_one_that_the_others_role_is_not_for_is_refused(alike, name: str, told: str) -> None:
+async def test_refuses_separation_when_decode_has_another_role(alike, name: str, told: str) -> None:
     _, pair = await alike(reply=long)
     role = pair.members[1].node.role
     role.name, role.share = name, 100
@@ -112,7 +113,7 @@ async def test_one_that_the_others_role_is_not_for_is_refused(alike, name: str, 
     await pair.idle()
 
 
-async def test_the_other_side_is_asked_for_nothing_where_it_ends_at_once(alike) -> None:
+async def test_single_token_needs_no_decode_instance(alike) -> None:
     _, pair = await alike(reply=long)
     pair.target = "127.0.0.1;1"
     for stream in (True, False):
@@ -122,13 +123,13 @@ async def test_the_other_side_is_asked_for_nothing_where_it_ends_at_once(alike) 
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_what_an_engine_went_on_with_is_told_to_be_lost_with_it(alike, stream: bool) -> None:
+async def test_decode_engine_crash_reports_its_requests_as_lost(alike, stream: bool) -> None:
     _, pair = await alike(reply=long, tick=0.01)
     asking = asyncio.create_task(asked(pair, stream=stream, max_tokens=50))
     await pair.decode.until(lambda: pair.decode.engine.stats.running > 0)
     pair.decode.engine.crash()
     given = await asking
-    assert given.error and b'"error"' not in given.body  # so that it can go on elsewhere
+    assert given.error and b'"error"' not in given.body  # no error for the client, so it can resume elsewhere
     await pair.prefill.until(lambda: not pair.prefill.service.open and not pair.prefill.engine._leases)
     assert not pair.decode.service.open
 
@@ -137,7 +138,7 @@ async def test_what_an_engine_went_on_with_is_told_to_be_lost_with_it(alike, str
     ("path", "body", "status"),
     [("/v1/chat/completions", CHAT | {"stream": True}, 503), ("/generate_stream", {"inputs": "Hello"}, 424)],
 )
-async def test_who_gave_the_order_is_told_that_an_engine_was_lost(alike, path: str, body: Any, status: int) -> None:
+async def test_prefill_answer_reports_a_lost_engine(alike, path: str, body: Any, status: int) -> None:
     _, pair = await alike(reply=long, tick=0.01)
     pair.prefill.engine.gate.clear()
     asking = asyncio.create_task(pair.ask(path, json.dumps(body).encode(), UNIQUE, HEADERS))
@@ -147,7 +148,7 @@ async def test_who_gave_the_order_is_told_that_an_engine_was_lost(alike, path: s
     assert (given.status, given.headers["parley-lost"]) == (status, "engine")
 
 
-async def test_who_gave_the_order_is_told_that_the_context_is_too_short(alike) -> None:
+async def test_prefill_answer_reports_a_context_that_is_too_short(alike) -> None:
     _, pair = await alike()
     body = json.dumps(CHAT | {"max_tokens": 10**6}).encode()
     given = await pair.ask("/v1/chat/completions", body, UNIQUE, HEADERS)
@@ -155,7 +156,7 @@ async def test_who_gave_the_order_is_told_that_the_context_is_too_short(alike) -
 
 
 @pytest.mark.parametrize("when", ["prefill", "transfer", "decode"])
-async def test_a_label_drops_it_in_every_phase(alike, when: str) -> None:
+async def test_cancel_id_ends_a_separated_request_in_every_phase(alike, when: str) -> None:
     _, pair = await alike(reply=long, tick=0.01)
     gates = {"prefill": pair.prefill.engine.gate, "decode": pair.decode.engine.gate}
     if when in gates:
@@ -172,7 +173,7 @@ async def test_a_label_drops_it_in_every_phase(alike, when: str) -> None:
     await asyncio.gather(asking, return_exceptions=True)
 
 
-async def test_a_request_is_counted_once(alike) -> None:
+async def test_separated_request_is_counted_once(alike) -> None:
     _, pair = await alike(reply=long)
     for stream in (True, False):
         await asked(pair, stream=stream, n=2)
@@ -194,8 +195,8 @@ async def test_a_request_is_counted_once(alike) -> None:
     assert numbers(b"vllm:e2e_request_latency_seconds_count") == [0, 2]
 
 
-async def test_a_plain_coordinator_gets_plain_frames(alike) -> None:
-    """The frames of MindIE's coordinators, to the byte: no records, no heads, one last frame."""
+async def test_plain_coordinator_gets_plain_frames(alike) -> None:
+    """The frames of MindIE's coordinators, byte for byte: no records, no header frames, one last frame."""
     one, pair = await alike(reply=long)
     line, orders = Line(pair.members[1], ""), {"req-type": "prefill", "d-target": pair.target}
     chat = json.dumps(CHAT | {"stream": True, "max_tokens": 5}).encode()
@@ -218,8 +219,8 @@ async def test_a_plain_coordinator_gets_plain_frames(alike) -> None:
 
 
 @pytest.mark.parametrize("client", ["", CLIENT])
-async def test_a_giver_that_is_lost_before_it_gave(alike, client: str) -> None:
-    """A plain coordinator is told; parley's own gives the order again, and knows this one no more."""
+async def test_kv_sender_lost_before_sending_fails_the_request(alike, client: str) -> None:
+    """A plain coordinator gets an error frame; parley's own repeats the command, and gets no frame for this one."""
     _, pair = await alike(reply=long)
     pair.prefill.engine.gate.clear()
     line = Line(pair.members[1], client) if not client else pair.line
@@ -241,7 +242,7 @@ async def test_a_giver_that_is_lost_before_it_gave(alike, client: str) -> None:
     await pair.idle()
 
 
-async def test_pages_that_do_not_come_are_computed(alike, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_handover_pages_are_recomputed(alike, monkeypatch: pytest.MonkeyPatch) -> None:
     one, pair = await alike(reply=long)
     monkeypatch.setattr(decode, "PATIENCE", 0.05)
     monkeypatch.setattr(Prefill, "_filled", lambda self, number, pages: None)
@@ -251,8 +252,8 @@ async def test_pages_that_do_not_come_are_computed(alike, monkeypatch: pytest.Mo
     assert given.body == (await single(one, "/v1/chat/completions", body)).body
 
 
-async def test_a_resumed_body_may_be_of_any_api(alike) -> None:
-    """Where the body tells which API is meant, what stands before it does not."""
+async def test_resumed_body_may_be_of_any_api(alike) -> None:
+    """The body alone shows its API; the prior outputs sent before it must not be mistaken for it."""
     _, pair = await alike(reply=long)
     for path, members in (("/generate", {"prompt": "a"}), ("/mindie", {"inputs": "a"})):
         asked = json.dumps({"max_tokens": 6, "parameters": {"max_new_tokens": 6}, "stream": True} | members).encode()
@@ -263,8 +264,8 @@ async def test_a_resumed_body_may_be_of_any_api(alike) -> None:
     await pair.idle()
 
 
-async def test_time_goes_on_where_the_request_does(alike) -> None:
-    """A request's time counts from when it came, not from when it was handed over."""
+async def test_deadline_counts_from_arrival_across_the_handover(alike) -> None:
+    """A request's time counts from its arrival, not from the handover."""
     _, pair = await alike(reply=long, tick=0.05)
     pair.prefill.engine.gate.clear()
     headers = HEADERS | {"x-request-timeout": "0.6"}
@@ -281,8 +282,8 @@ async def test_time_goes_on_where_the_request_does(alike) -> None:
 
 
 @pytest.mark.parametrize("resumed", [False, True])
-async def test_the_time_of_attempts_before_counts(alike, resumed: bool) -> None:
-    """Limits are the client's, for all attempts together; what was computed elsewhere is no excuse."""
+async def test_deadline_includes_the_time_of_earlier_attempts(alike, resumed: bool) -> None:
+    """Limits are the client's, for all attempts together, even if other instances computed part of the answer."""
     _, pair = await alike(reply=long)
     path, body = "/v1/chat/completions", json.dumps(CHAT | {"stream": True, "max_tokens": 50}).encode()
     whole = await pair.ask(path, body, UNIQUE, HEADERS | {"x-request-timeout": "60", "parley-spent": "20"})
@@ -294,7 +295,7 @@ async def test_the_time_of_attempts_before_counts(alike, resumed: bool) -> None:
     await pair.idle()
 
 
-async def test_a_client_that_does_not_read_stops_its_own_stream_only(alike) -> None:
+async def test_paused_separated_stream_does_not_stop_other_streams(alike) -> None:
     _, pair = await alike(reply=long)
     pair.decode.engine.gate.clear()
     first = asyncio.create_task(asked(pair, stream=True, max_tokens=50))
@@ -309,8 +310,8 @@ async def test_a_client_that_does_not_read_stops_its_own_stream_only(alike) -> N
 
 
 @pytest.mark.parametrize("here", [False, True])
-async def test_who_comes_in_a_coordinators_place_ends_what_it_left(alike, here: bool) -> None:
-    """At once, where it is the same one started again; not where it is another, or the first has just lost its line."""
+async def test_restarted_coordinator_ends_requests_of_its_predecessor(alike, here: bool) -> None:
+    """At once if it is the same coordinator restarted; not if it is another, or if the first just lost its line."""
     _, pair = await alike(reply=long, tick=0.01, here=here)
     served, member = (pair.prefill if here else pair.decode), pair.members[0 if here else 1]
 
@@ -350,8 +351,8 @@ async def test_who_comes_in_a_coordinators_place_ends_what_it_left(alike, here: 
     await pair.idle()
 
 
-async def test_two_coordinators_that_have_one_seat_do_not_disturb_each_other(alike) -> None:
-    """Whoever was there before is nobody's successor, however often its connection breaks."""
+async def test_coordinators_sharing_a_seat_do_not_disturb_each_other(alike) -> None:
+    """A coordinator that was there before is not a successor, however often its connection breaks."""
     _, pair = await alike(reply=long, tick=0.01)
     served, results = pair.decode, pair.members[1].node.results
 
@@ -377,7 +378,7 @@ async def test_two_coordinators_that_have_one_seat_do_not_disturb_each_other(ali
     lines["b"] = await line("b")
     assert results.clients["a"].channels
     await leave(lines["b"], "b")
-    results.clients["b"].close()  # it was away for too long, and is forgotten
+    results.clients["b"].close()  # it was away for too long and is forgotten
     lines["b"] = await line("b", "before")
     assert results.clients["a"].channels
     lines["a"] = await line("a", results.clients["a"].epoch)
@@ -388,7 +389,7 @@ async def test_two_coordinators_that_have_one_seat_do_not_disturb_each_other(ali
     await pair.idle()
 
 
-async def test_a_coordinator_that_is_gone_ends_its_requests(alike) -> None:
+async def test_lost_coordinator_ends_its_requests(alike) -> None:
     _, pair = await alike(reply=long, tick=0.01)
     asking = asyncio.create_task(asked(pair, stream=True, max_tokens=50))
     await pair.decode.until(lambda: pair.decode.engine.stats.running > 0)

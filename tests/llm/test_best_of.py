@@ -97,5 +97,5 @@ def test_full_vocabulary_logprobs_are_sorted_and_limited(llm):
         assert [t.rank for t in token.top] == list(range(1, size + 1))
         logprobs = [t.logprob for t in token.top]
         assert logprobs == sorted(logprobs, reverse=True) and token.top[token.rank - 1].logprob == token.logprob
-    with pytest.raises(ParleyError, match="can be told of at most"):
+    with pytest.raises(ParleyError, match="can be returned for at most"):
         llm.generate("the quick", max_tokens=1000, n=64, logprobs=-1)

@@ -1,4 +1,4 @@
-"""Adapters over HTTP: how each API names one, how they are listed, come and go, and what is refused."""
+"""Adapters over HTTP: how each API names, lists, loads and unloads one, and its errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from parley.serving.registry import Service
 from parley.serving.served_model import Model
 from parley.types import Settings, Work
 
-BASE, ADAPTED = 300, 301  # the token that is said all the time, without an adapter and with one
+BASE, ADAPTED = 300, 301  # the only token of an answer without and with an adapter
 PROMPT = {"prompt": "a", "max_tokens": 2, "ignore_eos": True, "temperature": 0}
 
 
@@ -26,7 +26,7 @@ def says(work: Work, index: int) -> list[int]:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A folder of adapters, beside one that is not below it."""
+    """A folder of adapters, next to an adapter outside of it."""
     for name in ("root/one", "root/two", "root/deep/three", "outside"):
         folder = tmp_path / name
         folder.mkdir(parents=True)
@@ -52,7 +52,7 @@ def text(served: Served, token: int) -> str:
     return served.model.language.tokenizer.decode([token] * 2)
 
 
-async def test_each_api_names_an_adapter_in_its_own_way(open_to):
+async def test_each_api_selects_an_adapter_by_its_own_member(open_to):
     served = open_to
     assert (await load(served, "mine", "one")).status == 200
     own, base = text(served, ADAPTED), text(served, BASE)
@@ -82,7 +82,7 @@ async def test_each_api_names_an_adapter_in_its_own_way(open_to):
     assert (await served.post("/v2/models/mine/generate", body)).json["text_output"] == own
 
 
-async def test_an_unknown_adapter_is_each_api_s_own_refusal(open_to):
+async def test_unknown_adapter_gets_the_error_of_each_api(open_to):
     served = open_to
     parameters = {"max_new_tokens": 2, "adapter_id": "none-such"}
     answer = await served.post("/tgi/generate", {"inputs": "a", "parameters": parameters})
@@ -91,14 +91,14 @@ async def test_an_unknown_adapter_is_each_api_s_own_refusal(open_to):
     assert (answer.status, answer.json["error"]) == (404, "Model none-such not found.")
     body = {"text_input": "a", "max_tokens": 2, "lora_name": "none-such"}
     answer = await served.post("/triton/v2/models/tiny/generate", body)
-    assert (answer.status, answer.json["error"]) == (404, "LoRA feature is not enabled.")  # none is loaded
+    assert (answer.status, answer.json["error"]) == (404, "LoRA feature is not enabled.")  # no adapter is loaded
     for prefix in ("", "/openai", "/vllm"):
         answer = await served.post(f"{prefix}/v1/completions", PROMPT | {"model": "none-such"})
         assert answer.status == 404 and "none-such" in answer.error["message"]
     await served.idle()
 
 
-async def test_adapters_are_listed_with_their_model(open_to, root):
+async def test_model_lists_show_adapters_with_their_parent(open_to, root):
     served = open_to
     await load(served, "mine", "one")
     _, told = (await served.get("/v1/models")).json["data"]
@@ -116,7 +116,7 @@ async def test_adapters_are_listed_with_their_model(open_to, root):
     assert (await served.get("/v1/models/mine")).json["parent"] == "tiny"
 
 
-async def test_they_come_and_go_as_with_vllm(open_to, root):
+async def test_vllm_routes_load_replace_and_unload_adapters(open_to, root):
     served = open_to
     answer = await load(served, "mine", "one", "/vllm", is_3d_lora_weight=False)
     assert (answer.status, answer.body) == (200, b"Success: LoRA adapter 'mine' added successfully.")
@@ -127,7 +127,7 @@ async def test_they_come_and_go_as_with_vllm(open_to, root):
     assert "already been loaded" in again.error["message"]
     assert (await load(served, "mine", "deep/three", load_inplace=True)).status == 200
     assert served.model.settings.adapters == {"mine": str(root / "deep/three")}
-    assert (await load(served, "near", "near")).status == 200  # a link to another one below
+    assert (await load(served, "near", "near")).status == 200  # a link to an adapter inside the root
 
     taken = await load(served, "tiny", "one", "/vllm")
     assert (taken.status, taken.error["type"]) == (400, "InvalidUserInput")
@@ -147,7 +147,7 @@ async def test_they_come_and_go_as_with_vllm(open_to, root):
     assert served.model.settings.adapters == {"near": str(root / "two")}
 
 
-async def test_paths_lead_nowhere_but_below_the_folder(open_to, tmp_path):
+async def test_rejects_adapter_paths_outside_the_lora_root(open_to, tmp_path):
     served = open_to
     for path in ("../outside", str(tmp_path / "outside"), "/etc", "link", "one/../../outside", "deep/../link"):
         answer = await load(served, "a", path, "/vllm")
@@ -157,11 +157,11 @@ async def test_paths_lead_nowhere_but_below_the_folder(open_to, tmp_path):
         answer = await load(served, "a", path)
         assert answer.status in (400, 404) and answer.error["type"] in ("InvalidUserInput", "NotFoundError"), path
     assert (await load(served, "a", "none-such", "/vllm")).error["type"] == "NotFoundError"
-    assert (await load(served, "a", "bare")).status == 400  # what the engine says of it
+    assert (await load(served, "a", "bare")).status == 400  # the engine rejects this one
     assert not served.model.adapters
 
 
-async def test_nothing_is_loaded_from_anywhere_unless_that_is_wished(serve, root):
+async def test_loading_adapters_requires_the_lora_root_option(serve, root):
     served = await serve(says)
     answer = await load(served, "a", str(root / "one"))
     assert answer.status == 404 and "--lora-root" in answer.error["message"]
@@ -170,7 +170,7 @@ async def test_nothing_is_loaded_from_anywhere_unless_that_is_wished(serve, root
     assert answer.json == {"detail": "Not Found"}
 
 
-async def test_mindie_tells_in_words_and_always_with_200(serve, root):
+async def test_mindie_adapter_routes_report_errors_with_status_200(serve, root):
     served = await serve(says, lora_root=str(root), surfaces=alone("mindie-management", "mindie"))
 
     async def ask(path: str, **body: str):
@@ -180,7 +180,7 @@ async def test_mindie_tells_in_words_and_always_with_200(serve, root):
     status, told = await ask("load", lora_name="mine", lora_path=str(root / "one"), master_model="tiny")
     assert status == 200 and "success" in told and "mine" in served.model.adapters
     status, told = await ask("load", lora_name="other", lora_path="/etc", master_model="tiny")
-    assert status == 200 and "not below" in told
+    assert status == 200 and "not inside the folder" in told
     status, told = await ask("load", lora_name="other", lora_path=str(root / "two"), master_model="none-such")
     assert status == 200 and "none-such" in told
     assert (await ask("unload", lora_name="mine"))[0] == 200 and not served.model.adapters
@@ -188,7 +188,7 @@ async def test_mindie_tells_in_words_and_always_with_200(serve, root):
     assert status == 200 and "cannot be found" in told
 
 
-async def test_unloaded_while_it_streams(serve, root):
+async def test_unloaded_adapter_still_finishes_running_requests(serve, root):
     served = await serve(says, tick=0.002, lora_root=str(root))
     await load(served, "mine", "one")
     running = asyncio.create_task(served.post("/v1/completions", PROMPT | {"model": "mine", "max_tokens": 60}))
@@ -204,13 +204,13 @@ async def test_unloaded_while_it_streams(serve, root):
     await served.idle()
 
 
-async def test_one_change_at_a_time(open_to):
+async def test_concurrent_loads_of_one_adapter_succeed_once(open_to):
     served = open_to
     answers = await asyncio.gather(*(load(served, "mine", name) for name in ("one", "two", "one", "two")))
     assert sorted(answer.status for answer in answers) == [200, 400, 400, 400]
 
 
-async def test_those_of_the_start_are_there_at_the_start_or_there_is_none(serve, folder, root):
+async def test_model_start_fails_if_a_configured_adapter_fails_to_load(serve, folder, root):
     def model(**adapters: Path) -> Model:
         plan = Settings(model=str(folder), adapters={name: str(path) for name, path in adapters.items()})
         return Model(("second",), plan, FakeEngine(says), ServerOptions())

@@ -1,4 +1,4 @@
-"""Embeddings through the whole server, with the scripted engine and OpenAI's client."""
+"""Embeddings through a running server, with the scripted engine and OpenAI's client."""
 
 import base64
 import struct
@@ -19,7 +19,7 @@ def only(**what) -> ModelInfo:
 
 
 @pytest.mark.parametrize("prefix", ["", "/openai"])
-async def test_texts_and_their_ids_give_the_same(serve, prefix):
+async def test_texts_and_their_token_ids_give_the_same_embeddings(serve, prefix):
     served = await serve()
     body = {"model": "tiny", "input": TEXTS}
     whole = (await served.post(prefix + "/v1/embeddings", body)).json
@@ -35,7 +35,7 @@ async def test_texts_and_their_ids_give_the_same(serve, prefix):
     await served.idle()
 
 
-async def test_many_inputs_come_in_order(serve):
+async def test_two_thousand_embeddings_come_back_in_order(serve):
     served = await serve(max_batch=7)
     answer = await served.post("/v1/embeddings", {"input": [[i % 8, i // 8 % 8] for i in range(2048)]})
     for i, entry in enumerate(answer.json["data"]):
@@ -46,7 +46,7 @@ async def test_many_inputs_come_in_order(serve):
 
 
 @pytest.mark.parametrize("prefix", ["", "/vllm"])
-async def test_texts_are_ranked_by_their_vectors(serve, prefix):
+async def test_rerank_and_score_agree(serve, prefix):
     served = await serve(max_batch=2)
     documents = ["river", TEXTS[0], "dog"]
     ranked = []
@@ -66,7 +66,7 @@ async def test_texts_are_ranked_by_their_vectors(serve, prefix):
 
 
 @pytest.mark.parametrize("prefix", ["", "/vllm"])
-async def test_cohere_gets_the_same_vectors(serve, prefix):
+async def test_cohere_embed_route_gives_the_same_vectors(serve, prefix):
     served = await serve()
     plain = (await served.post(prefix + "/v1/embeddings", {"input": TEXTS})).json
     told = (await served.post(prefix + "/v2/embed", {"model": "tiny", "texts": TEXTS})).json
@@ -81,7 +81,7 @@ async def test_cohere_gets_the_same_vectors(serve, prefix):
     await served.idle()
 
 
-async def test_the_official_client(serve):
+async def test_openai_client_creates_embeddings(serve):
     served = await serve()
     async with AsyncOpenAI(base_url=served.url + "/v1", api_key="none", max_retries=0) as client:
         plain = await client.embeddings.create(model="tiny", input=TEXTS, encoding_format="float")
@@ -98,8 +98,8 @@ async def test_the_official_client(serve):
     await served.idle()
 
 
-async def test_a_model_is_asked_only_for_what_it_can_do(serve):
-    """Refused in each API's own shape, and nothing is queued."""
+async def test_rejects_generation_or_embedding_the_model_does_not_support(serve):
+    """The error has each API's own form, and no request reaches the engine."""
     reader = await serve(info=only(generates=False))
     calls = {
         "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
@@ -125,8 +125,8 @@ async def test_a_model_is_asked_only_for_what_it_can_do(serve):
     await writer.idle()
 
 
-async def test_cut_and_dead(serve):
-    """A client that leaves takes its works along; an engine that dies is an error in the API's shape."""
+async def test_embedding_requests_end_with_their_client_or_the_engine(serve):
+    """A disconnect cancels all texts of a request; an engine crash is an error in the API's form."""
     served = await serve()
     served.engine.gate.clear()
     connection = await served.connect()
@@ -145,7 +145,7 @@ async def test_cut_and_dead(serve):
     connection.close()
 
 
-async def test_vllms_form(serve):
+async def test_vllm_embeddings_and_pooling_have_its_members(serve):
     served = await serve()
     answer = await served.post("/vllm/v1/embeddings", {"input": [[1, 2], [3]]}, **{"x-request-id": "mine"})
     usage = {"prompt_tokens": 3, "total_tokens": 3, "completion_tokens": 0, "prompt_tokens_details": None,

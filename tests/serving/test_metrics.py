@@ -1,4 +1,4 @@
-"""The page of metrics: what dashboards of vLLM and TGI ask for is there, under their names and labels, and is true."""
+"""The metrics page: the queries of vLLM's and TGI's dashboards find their names and labels, with correct values."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ from parley.web.logs import Note
 
 VLLM = 'model_name="tiny",engine="0"'
 
-# What vLLM's public dashboard and the autoscalers and routers around it query.
+# Queried by vLLM's public dashboard, and by autoscalers and routers for vLLM.
 QUERIED = [
     *(f"{name}_{part}" for name in ("e2e_request_latency_seconds", "inter_token_latency_seconds",
       "time_per_output_token_seconds", "time_to_first_token_seconds", "request_prompt_tokens",
@@ -30,7 +30,7 @@ QUERIED = [
 ]  # fmt: skip
 
 
-async def test_what_vllms_dashboards_ask_for(serve):
+async def test_metrics_page_answers_the_queries_of_vllm_dashboards(serve):
     served = await serve()
     await served.post("/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 9, "n": 2})
     page = (await served.get("/metrics")).body.decode()
@@ -63,18 +63,18 @@ async def test_what_vllms_dashboards_ask_for(serve):
     assert "# TYPE vllm:iteration_tokens_total histogram" in page
 
 
-def test_preemptions_are_those_of_all_choices():
+def test_preemption_metric_sums_over_all_choices():
     metrics = Metrics()
     tally = Tally(metrics, Note(), 0.0)
     tally.submit(Request(id="r", model="m", prompts=[Text("a")], n=2), Usage(3, 0))
-    for choice, times in ((0, 1), (1, 1), (0, 2), (0, 2)):  # each time: how often until now
+    for choice, times in ((0, 1), (1, 1), (0, 2), (0, 2)):  # the second number is cumulative
         tally.preempt(choice, times)
     tally.close([4, 4], 0, failed=False)
     told = "".join(metrics.preempted.lines("p", "", "vllm"))
     assert 'p_bucket{le="2"} 0\np_bucket{le="5"} 1\n' in told and told.endswith("p_sum 3\np_count 1\n")
 
 
-async def test_what_tgis_dashboard_asks_for(serve):
+async def test_metrics_page_answers_the_queries_of_the_tgi_dashboard(serve):
     served = await serve(max_batch=1, max_queue=0)
     for body in ({"inputs": "abc"}, {"inputs": ""}, {"inputs": "a", "parameters": {"temperature": "x"}}):
         await served.post("/generate", body | {"parameters": {"max_new_tokens": 9} | body.get("parameters", {})})
@@ -108,7 +108,7 @@ async def test_what_tgis_dashboard_asks_for(serve):
     assert 'tgi_request_input_length_bucket{le="40.95"}' in page and 'le="4096.0"}' in page
 
 
-def test_a_distribution_counts_by_all_its_scales():
+def test_distribution_counts_in_the_buckets_of_each_api():
     seen = Distribution(a=(1, 2), b=(1.5,))
     for number in (0.5, 1, 1.2, 2, 3):
         seen.observe(number)
@@ -123,7 +123,7 @@ def test_a_distribution_counts_by_all_its_scales():
         next(seen.lines("x", "", "c"))
 
 
-def test_labels_of_scalars():
+def test_scalar_metrics_join_common_and_own_labels():
     count = Count("a")
     count.add(2, "b")
     assert count.total == 2

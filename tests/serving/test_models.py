@@ -1,4 +1,4 @@
-"""Several models in one server: which of them a request reaches, what each API tells of them, how they come and go."""
+"""Several models in one server: routing by name, model lists of each API, adding and removing models at run time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from parley.serving.served_model import Model, share
 from parley.types import Settings, Work
 
 MAIN, OTHER = ("main", "org/alias"), ("small", "tiny")
-FIRST, SECOND = 300, 301  # the token that each model says all the time
+FIRST, SECOND = 300, 301  # the only token that each model generates
 
 
 def says(token: int) -> Callable[[Work, int], list[int]]:
@@ -32,7 +32,7 @@ def says(token: int) -> Callable[[Work, int], list[int]]:
 
 @pytest.fixture
 def made(folder: Path) -> Callable[..., Model]:
-    """A further model over a scripted engine of its own."""
+    """Make another model with its own scripted engine."""
 
     def make(*names: str, queue: int = 1024, token: int = SECOND, context: int = 512, **engine: Any) -> Model:
         options = ServerOptions(max_queue=queue)
@@ -57,7 +57,7 @@ def body(model: str | None, **members: Any) -> dict[str, Any]:
     return {**named, "prompt": "a", "max_tokens": 2, "ignore_eos": True, **members}
 
 
-async def test_only_the_model_s_own_requests_are_stopped(serve, made):
+async def test_stop_infer_stops_only_requests_of_its_model(serve, made):
     served = await serve(says(FIRST), tick=0.001, names=MAIN, beside=[made(tick=0.001)])
     wish = {"id": "mine", "text_input": "a", "parameters": {"max_new_tokens": 3000}}
     running = asyncio.create_task(served.post("/mindie/v2/models/main/generate", wish))
@@ -67,7 +67,7 @@ async def test_only_the_model_s_own_requests_are_stopped(serve, made):
     assert (await running).json["model_name"] == "main"
 
 
-# Name asked for, model that answers, name that the answer carries.
+# Requested name, token of the model that answers, name in the answer.
 NAMES = [
     (None, FIRST, "main"),
     ("", FIRST, "main"),
@@ -82,7 +82,7 @@ NAMES = [
 
 @pytest.mark.parametrize("path", ["/v1", "/openai/v1", "/vllm/v1", "/tgi/v1"])
 @pytest.mark.parametrize(("name", "token", "told"), NAMES)
-async def test_the_name_in_a_body_decides(two, path, name, token, told):
+async def test_model_name_in_the_body_selects_the_model(two, path, name, token, told):
     answer = await two.post(f"{path}/completions", body(name))
     assert answer.status == 200, answer.body
     assert answer.json["choices"][0]["text"] == text(two, token) and answer.json["model"] in (told, name)
@@ -92,21 +92,21 @@ async def test_the_name_in_a_body_decides(two, path, name, token, told):
     )
 
 
-async def test_so_it_does_in_streams(two):
+async def test_model_name_in_the_body_selects_the_model_of_a_stream(two):
     for name, token in (("small", SECOND), ("org/alias", FIRST)):
         events = (await two.post("/v1/completions", body(name, stream=True))).events
         assert {event["model"] for event in events} == {name}
         assert "".join(event["choices"][0]["text"] for event in events) == text(two, token)
 
 
-async def test_the_name_in_a_path_decides(two):
+async def test_model_name_in_the_path_selects_the_model(two):
     for name, token in (("main", FIRST), ("tiny", SECOND)):
         answer = await two.post(f"/v2/models/{name}/generate", {"text_input": "a", "max_tokens": 2})
         assert answer.json["model_name"] == name and answer.json["text_output"].endswith(text(two, token))
 
 
-async def test_apis_that_name_no_model_speak_of_the_main_one(two):
-    for members in ({}, {"model": "small"}, {"model": "nothing"}):  # the original does not heed such a member
+async def test_apis_without_a_model_name_use_the_main_model(two):
+    for members in ({}, {"model": "small"}, {"model": "nothing"}):  # TGI ignores this member
         for path in ("/generate", "/tgi/generate", "/mindie/generate", "/invocations"):
             answer = await two.post(path, {"inputs": "a", "parameters": {"max_new_tokens": 2}} | members)
             assert answer.status == 200, answer.body
@@ -130,9 +130,9 @@ async def test_apis_that_name_no_model_speak_of_the_main_one(two):
         ("/detokenize", {"model": "nope", "tokens": [1]}, ("error", "code")),
     ],
 )
-async def test_another_name_is_not_found_in_each_apis_own_form(two, path, given, told):
+async def test_unknown_model_name_gets_the_error_of_each_api(two, path, given, told):
     answer = await two.post(path, given)
-    assert answer.status == (424 if path.startswith("/tgi") else 404), answer.body  # TGI knows no 404 for a model
+    assert answer.status == (424 if path.startswith("/tgi") else 404), answer.body  # TGI has no 404 for models
     value = answer.json
     for member in told:
         value = value[member]
@@ -140,13 +140,13 @@ async def test_another_name_is_not_found_in_each_apis_own_form(two, path, given,
     assert "small" in answer.body.decode() or "unknown model" in answer.body.decode()
 
 
-async def test_a_wrong_body_is_told_of_before_a_wrong_name(two):
+async def test_invalid_body_is_reported_before_an_unknown_model(two):
     answer = await two.post("/v1/completions", body("nope", max_tokens="x"))
     assert answer.status == 400 and answer.error["param"] == "max_tokens"
 
 
-async def test_limits_are_those_of_the_model_that_is_asked(two):
-    """The main model has a context of 4,096 tokens, the other one of 512."""
+async def test_each_model_applies_its_own_context_limit(two):
+    """The main model has a context of 4,096 tokens, the other model one of 512."""
     for path in ("/v1", "/vllm/v1"):
         assert (await two.post(f"{path}/completions", body("main", max_tokens=1000))).status == 200
         refused = await two.post(f"{path}/completions", body("small", max_tokens=1000))
@@ -155,7 +155,7 @@ async def test_limits_are_those_of_the_model_that_is_asked(two):
     assert (await two.post("/tokenize", {"prompt": "a"})).json["max_model_len"] == 4096
 
 
-async def test_lists_have_every_name(two):
+async def test_model_lists_contain_every_name_and_alias(two):
     cards = (await two.get("/v1/models")).json["data"]
     assert [card["id"] for card in cards] == [*MAIN, *OTHER]
     assert [card["max_model_len"] for card in cards] == [4096, 4096, 512, 512]
@@ -170,7 +170,7 @@ async def test_lists_have_every_name(two):
     assert (await two.post("/v2/repository/models/nope/load")).status == 400
 
 
-async def test_each_model_counts_for_itself(two):
+async def test_metrics_count_each_model_separately(two):
     for name, times in (("main", 2), ("org/alias", 1), ("small", 4)):
         for _ in range(times):
             assert (await two.post("/v1/completions", body(name))).status == 200
@@ -191,7 +191,7 @@ async def test_each_model_counts_for_itself(two):
     assert len(types) == len(set(types))
 
 
-async def test_a_full_queue_of_one_model_is_no_concern_of_the_other(serve, made):
+async def test_full_queue_of_one_model_does_not_block_another(serve, made):
     served = await serve(names=MAIN, beside=[made(queue=0, tick=0.01)])
     other = served.service.models[1]
     running = [asyncio.create_task(served.post("/v1/completions", body("small", max_tokens=100))) for _ in range(2)]
@@ -201,7 +201,7 @@ async def test_a_full_queue_of_one_model_is_no_concern_of_the_other(serve, made)
     assert {answer.status for answer in await asyncio.gather(*running)} == {200}
 
 
-async def test_many_requests_to_both_reach_the_right_one(two):
+async def test_concurrent_requests_reach_the_model_they_name(two):
     names = [name for name, _, _ in NAMES] * 10
     answers = await asyncio.gather(*(two.post("/v1/completions", body(name)) for name in names))
     wanted = {name: text(two, token) for name, token, _ in NAMES}
@@ -210,7 +210,7 @@ async def test_many_requests_to_both_reach_the_right_one(two):
     assert all(model.held == 0 for model in two.service.models)
 
 
-async def test_one_that_loads_holds_up_nobody_but_is_told_of(serve, made):
+async def test_loading_model_is_reported_and_does_not_block_others(serve, made):
     served = await serve(says(FIRST), names=MAIN, beside=[made(load=0.5)], wait=False)
     await served.until(lambda: served.model.refusal() is None)
     assert (await served.post("/v1/completions", body("main"))).status == 200
@@ -227,7 +227,7 @@ async def test_one_that_loads_holds_up_nobody_but_is_told_of(serve, made):
     assert (await served.get("/health/ready")).status == 200
 
 
-async def test_one_whose_engine_is_lost_takes_nobody_with_it(serve, made):
+async def test_lost_engine_fails_only_requests_of_its_model(serve, made):
     served = await serve(says(FIRST), tick=0.01, names=MAIN, beside=[made(tick=0.01)])
     lost = served.service.models[1]
     streams = {name: asyncio.create_task(served.post("/v1/completions", body(name, max_tokens=40, stream=True)))
@@ -242,7 +242,7 @@ async def test_one_whose_engine_is_lost_takes_nobody_with_it(serve, made):
     assert (await served.get("/health/ready")).json["models"] == {"main": "ready", "small": "failed"}
 
 
-async def test_models_come_and_go_while_the_server_runs(serve, made):
+async def test_models_can_be_added_and_removed_at_run_time(serve, made):
     served = await serve(says(FIRST), names=MAIN)
     service, other = served.service, made(tick=0.005, load=0.05)
     adding = asyncio.create_task(service.add(other))
@@ -264,7 +264,7 @@ async def test_models_come_and_go_while_the_server_runs(serve, made):
         await service.remove(served.model)
 
 
-async def test_what_a_removed_model_cannot_finish_gets_an_error(serve, made):
+async def test_removing_a_model_fails_requests_that_outlast_the_drain(serve, made):
     served = await serve(names=MAIN, beside=[made(tick=0.01)], drain=0.05)
     running = asyncio.create_task(served.post("/v1/completions", body("small", max_tokens=500)))
     await served.until(lambda: bool(served.service.open))
@@ -273,7 +273,7 @@ async def test_what_a_removed_model_cannot_finish_gets_an_error(serve, made):
     assert answer.status == 503 and "small is being removed" in answer.error["message"]
 
 
-async def test_one_that_cannot_be_loaded_is_not_served(serve, made, folder):
+async def test_model_that_fails_to_load_is_not_added(serve, made, folder):
     served = await serve(names=MAIN)
     with pytest.raises(EngineFailed):
         await served.service.add(made(failure="It has no weights."))
@@ -287,7 +287,7 @@ async def test_one_that_cannot_be_loaded_is_not_served(serve, made, folder):
         await served.service.add(made())
 
 
-async def test_removing_a_model_that_still_loads_ends_its_loading(serve, made):
+async def test_removing_a_loading_model_stops_its_loading(serve, made):
     served = await serve(names=MAIN)
     other = made(load=30.0)
     adding = asyncio.create_task(served.service.add(other))
@@ -298,12 +298,12 @@ async def test_removing_a_model_that_still_loads_ends_its_loading(serve, made):
     assert other not in served.service.models
 
 
-def test_no_name_is_given_twice(made):
+def test_rejects_two_models_with_the_same_name(made):
     with pytest.raises(ValueError, match="tiny"):
         Service(ServerOptions(), [made(), made("x", "tiny")])
 
 
-async def test_a_name_goes_before_what_it_could_stand_for(made):
+async def test_real_model_name_takes_precedence_over_a_placeholder(made):
     service = Service(ServerOptions(), [made("main"), made("tgi")])
     assert service.find("tgi").name == "tgi" and service.find("dummy").name == "main"
     with pytest.raises(UnknownModel) as error:
@@ -311,7 +311,7 @@ async def test_a_name_goes_before_what_it_could_stand_for(made):
     assert error.value.served == ["main", "tgi"]
 
 
-def test_memory_is_shared_by_those_that_are_not_told_how_much(made, tmp_path):
+def test_models_without_kv_memory_setting_share_the_rest(made, tmp_path):
     models = [made("a"), made("b"), made("c")]
     for model, size in zip(models, (100, 20, 3), strict=True):
         model.settings.model = str(tmp_path / model.name)
@@ -323,7 +323,7 @@ def test_memory_is_shared_by_those_that_are_not_told_how_much(made, tmp_path):
     assert [model.settings.set_aside for model in models] == [20 + 1003, 1003, 0]
 
 
-def test_a_name_is_looked_up_without_reading_the_rest():
+def test_named_reads_the_model_of_any_body_without_failing():
     from parley.dialects.dialect import named
 
     assert named(json.dumps({"prompt": [[1, 2]] * 99, "model": "m"}).encode()) == "m"

@@ -1,4 +1,4 @@
-"""One request and many: order, limits, departure at every moment, failure of the engine, and the end of the server."""
+"""Requests from start to end: order, limits, disconnects at every moment, engine failures and shutdown."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ TEXT = "/v1/completions"
 LONG = HELLO | {"max_tokens": 3000, "ignore_eos": True}
 
 
-async def test_a_client_that_leaves_before_its_body_is_whole(serve):
+async def test_client_may_disconnect_before_its_body_is_complete(serve):
     served = await serve()
     connection = await served.connect()
     await connection.send(request("POST", CHAT, HELLO)[:-5])
@@ -33,7 +33,7 @@ async def test_a_client_that_leaves_before_its_body_is_whole(serve):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("n", [1, 3])
-async def test_a_client_that_leaves_while_it_waits(serve, stream, n):
+async def test_disconnect_while_queued_cancels_the_request(serve, stream, n):
     served = await serve(max_batch=1)
     before = await served.control()
     served.engine.gate.clear()
@@ -52,7 +52,7 @@ async def test_a_client_that_leaves_while_it_waits(serve, stream, n):
 
 @pytest.mark.parametrize("body", [LONG, LONG | {"n": 4}], ids=["one", "four"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_between_tokens(serve, stream, body):
+async def test_disconnect_during_decode_cancels_within_two_steps(serve, stream, body):
     served = await serve(tick=0.001)
     before = await served.control()
     connection = await served.connect()
@@ -66,7 +66,7 @@ async def test_a_client_that_leaves_between_tokens(serve, stream, body):
     assert await served.control() == before
 
 
-async def test_a_client_that_leaves_with_many_prompts_under_way(serve):
+async def test_disconnect_cancels_all_prompts_of_a_request(serve):
     served = await serve(tick=0.001)
     connection = await served.connect()
     await connection.send(request("POST", TEXT, {"prompt": ["a", "b", "c"] * 20, "max_tokens": 3000, "stream": True}))
@@ -75,7 +75,7 @@ async def test_a_client_that_leaves_with_many_prompts_under_way(serve):
     await served.idle()
 
 
-async def test_clients_that_leave_at_random_moments(serve):
+async def test_disconnects_at_random_moments_leave_no_request(serve):
     served = await serve(tick=0.001, max_batch=8)
     before = await served.control()
 
@@ -92,7 +92,7 @@ async def test_clients_that_leave_at_random_moments(serve):
     assert await served.control() == before
 
 
-async def test_a_full_queue_is_said_at_once(serve):
+async def test_full_queue_answers_429_at_once(serve):
     served = await serve(max_batch=1, max_queue=1)
     served.engine.gate.clear()
     waiting = [asyncio.create_task(served.post(CHAT, HELLO)) for _ in range(2)]
@@ -107,7 +107,7 @@ async def test_a_full_queue_is_said_at_once(serve):
     assert await served.control()
 
 
-async def test_one_tenant_cannot_take_all_places_from_another(serve):
+async def test_each_api_key_has_its_own_share_of_the_queue(serve):
     served = await serve(max_batch=1, max_queue=3, api_keys=("one", "two"))
     served.engine.gate.clear()
     one, two = {"authorization": "Bearer one"}, {"x-api-key": "two"}
@@ -124,7 +124,7 @@ async def test_one_tenant_cannot_take_all_places_from_another(serve):
     assert served.model.held == 0
 
 
-async def test_prompts_and_choices_have_their_own_places(serve):
+async def test_each_prompt_and_choice_takes_a_place_in_the_queue(serve):
     served = await serve(max_batch=4, max_queue=0)
     served.engine.gate.clear()
     waiting = asyncio.create_task(served.post(TEXT, {"prompt": ["a", "b"], "n": 2, "max_tokens": 2}))
@@ -135,7 +135,7 @@ async def test_prompts_and_choices_have_their_own_places(serve):
     await served.idle()
 
 
-async def test_concurrent_requests_get_their_own_answers(serve):
+async def test_concurrent_requests_get_their_own_texts(serve):
     served = await serve(max_batch=16)
 
     async def ask(number):
@@ -164,7 +164,7 @@ async def test_concurrent_requests_get_their_own_answers(serve):
     ],
     ids=str,
 )
-async def test_what_the_model_cannot_hold_is_refused(serve, body, param, code):
+async def test_rejects_prompts_and_tokens_the_model_cannot_take(serve, body, param, code):
     served = await serve()
     answer = await served.post(TEXT, body)
     assert (answer.status, answer.error["param"], answer.error["code"]) == (400, param, code)
@@ -172,7 +172,7 @@ async def test_what_the_model_cannot_hold_is_refused(serve, body, param, code):
     await served.idle()
 
 
-async def test_the_context_can_be_filled_exactly(serve):
+async def test_prompt_and_answer_may_fill_the_context_exactly(serve):
     served = await serve()
     answer = await served.post(TEXT, {"prompt": [5] * 4095, "max_tokens": 1})
     assert answer.json["usage"]["total_tokens"] == 4096
@@ -180,13 +180,13 @@ async def test_the_context_can_be_filled_exactly(serve):
     assert answer.json["usage"]["completion_tokens"] == 0
 
 
-async def test_without_max_tokens_a_chat_may_fill_the_context(serve):
+async def test_chat_without_max_tokens_may_fill_the_context(serve):
     served = await serve(reply=lambda work, index: [70] * work.max_tokens)
     usage = (await served.post(CHAT, {"messages": HELLO["messages"]})).json["usage"]
     assert usage["total_tokens"] == 4096
 
 
-async def test_the_stop_string_is_named_and_left_out(serve):
+async def test_stop_string_is_reported_and_left_out_of_the_text(serve):
     served = await serve(tick=0.001)
     answer = await served.post(TEXT, {"prompt": "The quick fox ", "max_tokens": 3000, "stop": ["zzz", "ick"]})
     choice = answer.json["choices"][0]
@@ -195,7 +195,7 @@ async def test_the_stop_string_is_named_and_left_out(serve):
     assert served.engine.stats.generated_tokens < 100
 
 
-async def test_seeds_of_the_engine_are_the_clients_or_drawn(serve):
+async def test_engine_seed_is_the_clients_or_random(serve):
     seen = []
 
     def reply(work, index):
@@ -209,7 +209,7 @@ async def test_seeds_of_the_engine_are_the_clients_or_drawn(serve):
     assert seen[2] != seen[3]
 
 
-async def test_scores_of_the_prompt_come_before_any_text(serve):
+async def test_prompt_logprobs_come_before_any_text_of_a_stream(serve):
     served = await serve()
     body = {"prompt": "The quick", "max_tokens": 2, "n": 3, "echo": True, "logprobs": 0, "stream": True}
     events = (await served.post(TEXT, body)).events
@@ -219,10 +219,10 @@ async def test_scores_of_the_prompt_come_before_any_text(serve):
         assert own[0]["logprobs"]["token_logprobs"][0] is None
 
 
-# -- the engine fails
+# -- engine failures
 
 
-async def test_an_error_of_the_engine_before_the_first_byte_is_a_status(serve):
+async def test_engine_error_before_the_first_byte_is_a_status(serve):
     served = await serve()
     served.engine.gate.clear()
     for stream in (False, True):
@@ -238,7 +238,7 @@ async def test_an_error_of_the_engine_before_the_first_byte_is_a_status(serve):
     await served.idle()
 
 
-async def test_one_failing_choice_fails_the_request_and_frees_the_others(serve):
+async def test_failed_choice_fails_the_request_and_cancels_the_others(serve):
     served = await serve(tick=0.001)
     asking = asyncio.create_task(served.post(CHAT, LONG | {"stream": True, "n": 3}))
     await served.until(lambda: served.engine.stats.generated_tokens > 60)
@@ -249,7 +249,7 @@ async def test_one_failing_choice_fails_the_request_and_frees_the_others(serve):
     await served.idle()
 
 
-async def test_a_dead_engine_ends_every_stream_and_is_said(serve):
+async def test_engine_crash_ends_every_stream_and_readiness(serve):
     served = await serve(tick=0.001)
     streams = [asyncio.create_task(served.post(CHAT, LONG | {"stream": True})) for _ in range(20)]
     whole = asyncio.create_task(served.post(CHAT, LONG))
@@ -266,8 +266,8 @@ async def test_a_dead_engine_ends_every_stream_and_is_said(serve):
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_every_request_ends_exactly_once(serve, seed):
-    """Random requests, and an engine that dies at some moment: each choice gets one end, or the request an error."""
+async def test_every_choice_ends_once_even_if_the_engine_crashes(serve, seed):
+    """With random requests and an engine crash at a random moment, each choice ends once or the request fails."""
     rng = random.Random(seed)
     served = await serve(max_batch=5, tick=0.001)
 
@@ -305,10 +305,10 @@ async def test_every_request_ends_exactly_once(serve, seed):
     assert served.model.held == 0 and not served.engine.in_flight
 
 
-# -- the end of the server
+# -- shutdown
 
 
-async def test_while_it_drains_running_streams_end_and_new_requests_are_refused(serve):
+async def test_drain_finishes_running_streams_and_rejects_new_requests(serve):
     served = await serve(tick=0.001)
     running = asyncio.create_task(served.post(CHAT, LONG | {"max_tokens": 200, "stream": True}))
     await served.until(lambda: served.engine.stats.generated_tokens > 20)
@@ -325,7 +325,7 @@ async def test_while_it_drains_running_streams_end_and_new_requests_are_refused(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_does_not_end_in_time_is_told_so(serve, stream):
+async def test_drain_timeout_fails_running_requests(serve, stream):
     served = await serve(tick=0.001, drain=0.05)
     bodies = [
         (CHAT, LONG | {"stream": stream}),
@@ -341,7 +341,7 @@ async def test_what_does_not_end_in_time_is_told_so(serve, stream):
     await served.idle()
 
 
-async def test_what_waits_when_draining_ends_is_told_so(serve):
+async def test_drain_timeout_fails_queued_requests(serve):
     served = await serve(drain=0.01)
     served.engine.gate.clear()
     waiting = asyncio.create_task(served.post(CHAT, HELLO | {"stream": True}))
@@ -351,7 +351,7 @@ async def test_what_waits_when_draining_ends_is_told_so(serve):
     assert served.engine.in_flight == 0
 
 
-async def test_an_aborted_request_gives_its_reason(serve):
+async def test_aborted_request_reports_its_reason(serve):
     served = await serve()
     served.engine.gate.clear()
     waiting = asyncio.create_task(served.post(CHAT, HELLO))
@@ -360,12 +360,12 @@ async def test_an_aborted_request_gives_its_reason(serve):
     assert (await waiting).error["message"] == "Because."
 
 
-# -- slow and silent clients
+# -- stopped, slow and silent clients
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("body", [LONG, LONG | {"n": 2}], ids=["one", "two"])
-async def test_a_request_that_is_stopped_from_outside_ends_with_what_it_has(serve, stream, body):
+async def test_stopped_request_returns_its_text_so_far(serve, stream, body):
     served = await serve(tick=0.001)
     asked = asyncio.create_task(served.post(CHAT, body | {"stream": stream}))
     await served.until(lambda: served.engine.stats.generated_tokens > 40)
@@ -378,7 +378,7 @@ async def test_a_request_that_is_stopped_from_outside_ends_with_what_it_has(serv
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_whose_time_is_over_ends_with_what_there_is(serve, stream):
+async def test_max_time_returns_the_text_so_far(serve, stream):
     served = await serve(tick=0.001)
     answer = await served.post(CHAT, LONG | {"stream": stream, "max_time": 0.1})
     assert answer.status == 200 and answer.body.count(b'"finish_reason":"length"') == 1
@@ -390,7 +390,7 @@ async def test_an_answer_whose_time_is_over_ends_with_what_there_is(serve, strea
         answer = await served.post(TEXT, searched | {"max_time": 0.05} | more)
         ended = answer.body.count(b'"finish_reason":"length"')
         assert (answer.status, ended) == (200, 4 if "prompt" in more else 2), answer.body
-    served.engine.gate.clear()  # it is not begun in time
+    served.engine.gate.clear()  # the time ends before the first token
     none = await served.post(CHAT, LONG | {"max_time": 0.05, "n": 2})
     assert [choice["finish_reason"] for choice in none.json["choices"]] == ["length"] * 2
     assert none.json["usage"]["completion_tokens"] == 0
@@ -398,12 +398,12 @@ async def test_an_answer_whose_time_is_over_ends_with_what_there_is(serve, strea
     await served.idle()
 
 
-async def test_a_header_limits_the_time_of_a_request(serve):
+async def test_request_timeout_header_ends_a_request_with_408(serve):
     served = await serve(tick=0.001)
     late = await served.call("POST", CHAT, LONG, {"x-request-timeout": "0.05"})
     assert late.status == 408 and "the time that the request allowed" in late.error["message"]
     for path, body in (("/tgi/generate", {"inputs": "a", "parameters": {"max_new_tokens": 3000}}), (CHAT, LONG)):
-        served.engine.gate.clear()  # also while it waits
+        served.engine.gate.clear()  # the limit applies to queued requests too
         assert (await served.call("POST", path, body, {"x-request-timeout": "0.05"})).status == 408
         served.engine.gate.set()
     assert (await served.call("POST", CHAT, HELLO, {"x-request-timeout": "60"})).status == 200
@@ -414,7 +414,7 @@ async def test_a_header_limits_the_time_of_a_request(serve):
     await served.idle()
 
 
-async def test_a_client_that_does_not_read_is_cut_off(serve):
+async def test_cuts_off_an_http_client_that_does_not_read(serve):
     served = await serve(
         reply=lambda work, index: [70] * work.max_tokens,
         write_timeout=0.2,
@@ -437,7 +437,7 @@ async def test_a_client_that_does_not_read_is_cut_off(serve):
     assert await served.control() == before
 
 
-async def test_comments_keep_a_silent_stream_alive(serve):
+async def test_silent_stream_gets_ping_comments(serve):
     served = await serve(ping_interval=0.02)
     served.engine.gate.clear()
     connection = await served.connect()
@@ -450,7 +450,7 @@ async def test_comments_keep_a_silent_stream_alive(serve):
     connection.close()
 
 
-async def test_several_requests_on_one_connection(serve):
+async def test_connection_serves_several_requests_in_turn(serve):
     served = await serve()
     connection = await served.connect()
     for stream in (True, False, True):
@@ -461,7 +461,7 @@ async def test_several_requests_on_one_connection(serve):
     connection.close()
 
 
-async def test_requests_sent_at_once_are_answered_in_order(serve):
+async def test_pipelined_requests_are_answered_in_order(serve):
     served = await serve()
     connection = await served.connect()
     bodies = [{"prompt": f"p{number}", "max_tokens": 2} for number in range(3)]
@@ -471,7 +471,7 @@ async def test_requests_sent_at_once_are_answered_in_order(serve):
     connection.close()
 
 
-# -- the parts of an answer
+# -- reasoning, content and tool calls
 
 THINKER = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
@@ -495,7 +495,7 @@ async def thinker(serve, folder):
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}]
 
 
-async def test_reasoning_and_calls_in_one_piece(thinker):
+async def test_chat_splits_reasoning_content_and_tool_calls(thinker):
     body = HELLO | {"tools": TOOLS, "max_tokens": 500, "chat_template_kwargs": {"enable_thinking": True}}
     choice = (await thinker.post(CHAT, body)).json["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
@@ -507,7 +507,7 @@ async def test_reasoning_and_calls_in_one_piece(thinker):
     assert json.loads(call["function"]["arguments"]) == {"a": 1}
 
 
-async def test_reasoning_and_calls_as_a_stream_are_the_same(thinker):
+async def test_streamed_reasoning_and_tool_calls_equal_the_whole_answer(thinker):
     body = HELLO | {"tools": TOOLS, "max_tokens": 500, "reasoning_effort": "high"}
     message = (await thinker.post(CHAT, body)).json["choices"][0]["message"]
     events = (await thinker.post(CHAT, body | {"stream": True, "stream_options": {"include_usage": True}})).events
@@ -526,7 +526,7 @@ CHATS = [concrete(path) for way, path in table(universal()) if way == "POST" and
 
 
 @pytest.mark.parametrize("path", CHATS)
-async def test_a_call_that_the_limit_cuts_ends_by_it_in_every_api(thinker, folder, path):
+async def test_truncated_tool_call_finishes_with_length_in_every_api(thinker, folder, path):
     cut = len(Tokenizer.load(folder).encode(CALLING[: CALLING.index("1}}")], False))
     for tokens, reasons in ((cut, {"length"}), (500, {"tool_calls", "stop"})):
         body = HELLO | {"tools": TOOLS, "max_tokens": tokens}
@@ -534,17 +534,17 @@ async def test_a_call_that_the_limit_cuts_ends_by_it_in_every_api(thinker, folde
         assert choice["finish_reason"] in reasons and choice["message"]["tool_calls"][0]["function"]["name"] == "add"
         events = (await thinker.post(path, body | {"stream": True})).events
         told = [each["finish_reason"] for event in events for each in event["choices"] if each["finish_reason"]]
-        assert set(told) <= reasons and (told or "tgi" in path)  # whose calls end without saying how
+        assert set(told) <= reasons and (told or "tgi" in path)  # TGI's streamed calls have no finish_reason
 
 
-async def test_without_tools_a_call_is_text(thinker):
+async def test_tool_call_is_plain_text_without_tools(thinker):
     message = (await thinker.post(CHAT, HELLO | {"max_tokens": 500})).json["choices"][0]["message"]
     assert "<tool_call>" in message["content"] and "tool_calls" not in message
     answer = await thinker.post(CHAT, HELLO | {"max_tokens": 500, "tools": TOOLS, "tool_choice": "none"})
     assert "tool_calls" not in answer.json["choices"][0]["message"]
 
 
-async def test_completions_do_not_tell_parts_apart(thinker):
+async def test_completions_keep_reasoning_and_tool_calls_in_the_text(thinker):
     choice = (await thinker.post(TEXT, {"prompt": "a", "max_tokens": 500})).json["choices"][0]
     assert choice["text"] == CALLING
 
@@ -552,8 +552,8 @@ async def test_completions_do_not_tell_parts_apart(thinker):
 # -- huge texts
 
 
-async def test_the_memory_of_a_huge_text_is_given_back(serve):
-    """A hundred times its size and more while it is tokenized, little once it is answered."""
+async def test_tokenizing_a_huge_text_returns_its_memory(serve):
+    """Tokenizing needs over a hundred times the size of the text; the C library would keep that memory."""
     served = await serve()
 
     def resident() -> int:
@@ -562,4 +562,4 @@ async def test_the_memory_of_a_huge_text_is_given_back(serve):
     body = json.dumps({"prompt": "a b c " * 180_000}).encode()
     before = resident()
     assert (await served.call("POST", "/tokenize", body)).status == 200
-    assert resident() - before < 50 << 20  # what the C library would keep is three times that
+    assert resident() - before < 50 << 20  # the C library would keep three times as much

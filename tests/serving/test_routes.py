@@ -1,4 +1,4 @@
-"""Every route: who may enter, what it answers, and what comes of a path or method that does not exist."""
+"""Every route: keys, headers, origins, errors for unknown paths and methods, health and metrics."""
 
 import asyncio
 import base64
@@ -19,7 +19,7 @@ KEY = "sk-right-key-0123456789"
 
 
 def table(served: Served) -> list[tuple[str, str, str]]:
-    """Method, path and kind of every route that there is."""
+    """List method, path and kind of every route."""
     app = App(served.service, universal(), "127.0.0.1")
     return [(method, concrete(path), e.route.kind) for (method, path), e in app.endpoints.items()]
 
@@ -29,7 +29,7 @@ async def test_every_route_has_a_handler(serve):
     assert {kind for _, _, kind in table(served)} <= served.parts.handlers.keys()
 
 
-async def test_no_route_but_the_probes_is_open_without_a_key(serve):
+async def test_only_probes_answer_without_a_key(serve):
     served = await serve(api_keys=(KEY,))
     assert len(table(served)) > 20
     for method, path, kind in table(served):
@@ -46,7 +46,7 @@ async def test_no_route_but_the_probes_is_open_without_a_key(serve):
     ["/", "/nowhere", "//v1/models", "/v1/../metrics", "/v1/%2e%2e/metrics", "/V1/models", "/v1/models/", "/metrics/",
      "/health/live/", "/health/live/../../metrics", "/health/live%2f..%2fmetrics", "/v1/models?api_key=" + KEY],
 )  # fmt: skip
-async def test_tricks_with_paths_do_not_help(serve, path):
+async def test_unusual_paths_do_not_bypass_the_key_check(serve, path):
     served = await serve(api_keys=(KEY,))
     assert (await served.get(path)).status == 401
     for method in ("OPTIONS", "HEAD", "PUT", "DELETE", "TRACE"):
@@ -67,7 +67,7 @@ async def test_tricks_with_paths_do_not_help(serve, path):
     ],
     ids=str,
 )
-async def test_keys_are_taken_from_the_known_headers(serve, headers):
+async def test_accepts_keys_in_each_known_header(serve, headers):
     served = await serve(api_keys=("another", KEY))
     assert (await served.get("/v1/models", **headers)).status == 200
 
@@ -90,7 +90,7 @@ async def test_keys_are_taken_from_the_known_headers(serve, headers):
     ],
     ids=lambda h: str(h)[:50],
 )
-async def test_wrong_keys_are_refused_and_never_repeated(serve, headers):
+async def test_rejects_wrong_keys_without_repeating_them(serve, headers):
     served = await serve(api_keys=(KEY,))
     answer = await served.get("/v1/models", **headers)
     assert answer.status == 401
@@ -98,7 +98,7 @@ async def test_wrong_keys_are_refused_and_never_repeated(serve, headers):
     assert KEY not in answer.body.decode() and len(answer.body) < 400
 
 
-async def test_a_refused_key_does_not_make_the_server_read_the_body(serve):
+async def test_rejects_a_missing_key_before_reading_the_body(serve):
     served = await serve(api_keys=(KEY,))
     connection = await served.connect()
     await connection.send(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 30000000\r\n\r\n")
@@ -116,7 +116,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("place", CHANGES, ids=str)
-async def test_only_admins_change_the_server(serve, place):
+async def test_routes_that_change_the_server_require_an_admin_key(serve, place):
     served = await serve(api_keys=(KEY,), admin_keys=("chief", "deputy"), lora_root="/")
     assert (await served.call(*place)).status == 401
     refused = await served.call(*place, {}, {"x-api-key": KEY})
@@ -126,7 +126,7 @@ async def test_only_admins_change_the_server(serve, place):
         assert (await served.get("/v1/models", **{"x-api-key": key})).status == 200
 
 
-async def test_with_admin_keys_alone_others_need_none(serve):
+async def test_admin_keys_alone_leave_other_routes_open(serve):
     served = await serve(admin_keys=("chief",))
     assert (await served.post("/v1/chat/completions", HELLO)).status == 200
     assert (await served.get("/api/2.0/serving-endpoints")).status == 200
@@ -135,7 +135,7 @@ async def test_with_admin_keys_alone_others_need_none(serve):
     assert (await served.post("/reset_prefix_cache", **{"x-api-key": "chief"})).status == 200
 
 
-async def test_orders_and_the_end_are_for_admins(serve):
+async def test_mindie_commands_and_stop_require_an_admin_key(serve):
     served = await serve(api_keys=(KEY,), admin_keys=("chief",), surfaces=alone("mindie-management"))
     for method, path in (("POST", "/v1/engine-server/fault-handling-command"), ("GET", "/stopService")):
         answer = await served.call(method, path, None, {"x-api-key": KEY})
@@ -143,7 +143,7 @@ async def test_orders_and_the_end_are_for_admins(serve):
     assert (await served.get("/health", **{"x-api-key": KEY})).status == 200 and not served.service.draining
 
 
-async def test_a_missing_key_is_told_from_a_wrong_one(serve):
+async def test_missing_and_wrong_keys_have_different_error_codes(serve):
     served = await serve(api_keys=(KEY,))
     assert (await served.get("/v1/models")).error["code"] is None
     assert (await served.get("/v1/models", authorization="Bearer no")).error["code"] == "invalid_api_key"
@@ -152,14 +152,14 @@ async def test_a_missing_key_is_told_from_a_wrong_one(serve):
 # -- paths and methods
 
 
-async def test_a_path_that_is_not_there(serve):
+async def test_unknown_path_is_404_and_names_method_and_path(serve):
     served = await serve()
     answer = await served.post("/v1/chat/completion", HELLO)
     assert (answer.status, answer.error["code"]) == (404, "unknown_url")
     assert "POST" in answer.error["message"] and "/v1/chat/completion" in answer.error["message"]
 
 
-async def test_what_is_wrong_with_a_path_is_said_as_its_api_has_it(serve):
+async def test_unknown_path_gets_the_error_of_the_api_it_belongs_to(serve):
     served = await serve(api_keys=(KEY,))
     keyed = {"authorization": f"Bearer {KEY}"}
     for path in ("/api/2.0/nothing", "/ai-gateway/nothing", "/serving-endpoints/nothing/at/all"):
@@ -170,21 +170,21 @@ async def test_what_is_wrong_with_a_path_is_said_as_its_api_has_it(serve):
     assert (await served.get("/v2/nothing", **keyed)).json == {"error": "Not Found"}
 
 
-async def test_a_method_that_does_not_fit(serve):
+async def test_wrong_method_is_405_with_allow_header(serve):
     served = await serve()
     answer = await served.get("/v1/chat/completions")
     assert (answer.status, answer.headers["allow"]) == (405, "post")
     assert answer.error["code"] == "method_not_allowed"
 
 
-async def test_a_path_of_several_methods_names_them_all(serve):
+async def test_allow_header_names_all_methods_of_a_path(serve):
     served = await serve()
     for path, allowed in (("/", "get, head, post"), ("/v2/logging", "get, head, post"), ("/v1/models", "get, head")):
         answer = await served.call("DELETE", path)
         assert (answer.status, answer.headers["allow"]) == (405, allowed)
 
 
-async def test_names_with_slashes(serve):
+async def test_model_names_with_slashes_work_in_paths_and_bodies(serve):
     served = await serve(names=("org/model", "alias"))
     listed = (await served.get("/v1/models")).json
     assert [model["id"] for model in listed["data"]] == ["org/model", "alias"]
@@ -199,7 +199,7 @@ async def test_names_with_slashes(serve):
     assert (await served.post("/v1/chat/completions", HELLO)).status == 404
 
 
-async def test_the_api_below_its_own_prefix(serve):
+async def test_openai_routes_answer_under_their_own_prefix(serve):
     served = await serve()
     assert (await served.get("/openai/v1/models")).json["data"][0]["id"] == "tiny"
     assert (await served.post("/openai/v1/chat/completions", HELLO)).status == 200
@@ -209,7 +209,7 @@ async def test_the_api_below_its_own_prefix(serve):
 # -- headers
 
 
-async def test_answers_say_how_to_find_them(serve):
+async def test_answers_carry_request_id_and_openai_headers(serve):
     served = await serve()
     answer = await served.post("/v1/chat/completions", HELLO)
     assert re.fullmatch(r"req_[0-9a-f]{32}", answer.headers["x-request-id"])
@@ -221,7 +221,7 @@ async def test_answers_say_how_to_find_them(serve):
     assert stream.headers["cache-control"] == "no-cache"
 
 
-async def test_a_clients_request_id_is_given_back_if_it_is_one(serve):
+async def test_echoes_a_valid_request_id_and_replaces_others(serve):
     served = await serve()
     assert (await served.get("/version", **{"x-request-id": "my-id.1/2"})).headers["x-request-id"] == "my-id.1/2"
     for odd in ("a b", "é", "x" * 129, "", 'a"b', "a\tb"):
@@ -229,7 +229,7 @@ async def test_a_clients_request_id_is_given_back_if_it_is_one(serve):
         assert answer.headers["x-request-id"].startswith("req_")
 
 
-async def test_foreign_web_pages_are_kept_out(serve):
+async def test_rejects_foreign_origins_without_keys(serve):
     served = await serve()
     own = f"http://localhost:{served.port}"
     headers = {"host": f"localhost:{served.port}"}
@@ -250,7 +250,7 @@ async def test_foreign_web_pages_are_kept_out(serve):
     assert (await served.get("/v1/models", host="evil.example")).status in (400, 403)
 
 
-async def test_rebound_names_are_kept_out_on_loopback(serve):
+async def test_rejects_unknown_host_names_on_loopback(serve):
     served = await serve(hosts=("llm.local",))
 
     async def status(host):
@@ -266,7 +266,7 @@ async def test_rebound_names_are_kept_out_on_loopback(serve):
         assert await status(bad) == 403, bad
 
 
-async def test_with_keys_a_proxy_may_pass_any_host_and_origin(serve):
+async def test_accepts_any_host_and_origin_with_a_key(serve):
     served = await serve(api_keys=(KEY,))
     headers = f"host: llm.example\r\norigin: https://app.example\r\nauthorization: Bearer {KEY}"
     connection = await served.connect()
@@ -275,7 +275,7 @@ async def test_with_keys_a_proxy_may_pass_any_host_and_origin(serve):
     connection.close()
 
 
-async def test_names_that_stand_for_no_model_mean_the_one_that_is_served(serve):
+async def test_placeholder_model_names_mean_the_served_model(serve):
     served = await serve()
     for name in ("tgi", "dummy", "", "https://example.com/v1\n"):
         answer = await served.post("/tokenize", {"prompt": "a", "model": name})
@@ -284,7 +284,7 @@ async def test_names_that_stand_for_no_model_mean_the_one_that_is_served(serve):
         assert (await served.post("/tokenize", {"prompt": "a", "model": name})).status == 404, name
 
 
-async def test_allowed_origins_get_cors_and_others_do_not(serve):
+async def test_only_allowed_origins_get_cors_headers(serve):
     served = await serve(cors=("https://app.example",), api_keys=(KEY,))
     ask = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
     answer = await served.call("OPTIONS", "/v1/models", None, {"origin": "https://app.example", **ask})
@@ -298,7 +298,7 @@ async def test_allowed_origins_get_cors_and_others_do_not(serve):
 # -- the small routes
 
 
-async def test_small_answers(serve):
+async def test_version_load_and_health_routes_answer(serve):
     served = await serve()
     assert (await served.get("/version")).json == {"version": __version__}
     assert (await served.get("/load")).json == {"server_load": 0}
@@ -309,7 +309,7 @@ async def test_small_answers(serve):
     assert (await served.get("/health/ready")).json == {"status": "ready"}
 
 
-async def test_tokens_there_and_back(serve):
+async def test_tokenize_and_detokenize_round_trip(serve):
     served = await serve()
     text = "The quick 🦊 said “hé”"
     made = (await served.post("/tokenize", {"prompt": text, "return_token_strs": True})).json
@@ -325,8 +325,8 @@ async def test_tokens_there_and_back(serve):
     assert (await served.post("/tokenize", {"prompt": "a", "model": "other"})).status == 404
 
 
-async def test_huge_texts_are_tokenized_one_at_a_time_and_others_beside_them(serve, monkeypatch):
-    """For each takes a hundred times its size of memory."""
+async def test_huge_texts_are_tokenized_one_at_a_time(serve, monkeypatch):
+    """Each of them needs a hundred times its size in memory; small texts do not wait for them."""
     served, running, small = await serve(), [], threading.Event()
     tokenized, most = handlers._tokenized, []
 
@@ -351,7 +351,7 @@ async def test_huge_texts_are_tokenized_one_at_a_time_and_others_beside_them(ser
     assert [(await task).json["count"] - handlers.HUGE for task in huge] == [1, 2, 3] and most == [1, 1, 1]
 
 
-async def test_the_tokenizers_configuration_only_if_allowed(serve):
+async def test_tokenizer_info_requires_its_option(serve):
     assert (await (await serve()).get("/tokenizer_info")).status == 404
     info = (await (await serve(tokenizer_info=True)).get("/tokenizer_info")).json
     assert info["eos_token"] == "<|im_end|>" and "messages" in info["chat_template"]
@@ -360,7 +360,7 @@ async def test_the_tokenizers_configuration_only_if_allowed(serve):
 # -- health and metrics
 
 
-async def test_while_it_loads_it_is_live_and_not_ready(serve):
+async def test_loading_server_is_live_but_not_ready(serve):
     served = await serve(load=0.3, wait=False)
     assert (await served.get("/health/live")).status == 200
     ready = await served.get("/health/ready")
@@ -378,7 +378,7 @@ async def test_while_it_loads_it_is_live_and_not_ready(serve):
     assert (await served.get("/v1/models")).json["data"][0]["max_model_len"] == 4096
 
 
-async def test_an_engine_that_cannot_start_is_said(serve):
+async def test_readiness_reports_an_engine_that_failed_to_start(serve):
     served = await serve(failure="The weights are broken.", wait=False)
     await served.until(lambda: served.engine.state == "failed")
     with pytest.raises(EngineFailed):
@@ -387,7 +387,7 @@ async def test_an_engine_that_cannot_start_is_said(serve):
     assert (ready.status, ready.json["status"]) == (503, "failed")
 
 
-async def test_what_is_counted(serve):
+async def test_metrics_count_requests_tokens_and_responses(serve):
     served = await serve()
     await served.post("/v1/chat/completions", HELLO)
     await served.post("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 3, "n": 2})
@@ -406,7 +406,7 @@ async def test_what_is_counted(serve):
     assert value(page, 'parley:ready{model_name="tiny"}') == 1
 
 
-async def test_the_page_is_in_prometheus_format(serve):
+async def test_metrics_page_is_in_prometheus_format(serve):
     served = await serve(names=('a "quoted" \\ name',))
     answer = await served.get("/metrics")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
@@ -417,7 +417,7 @@ async def test_the_page_is_in_prometheus_format(serve):
     assert len(names) == len(set(names))
 
 
-async def test_access_lines_cannot_be_forged(serve, caplog):
+async def test_access_log_lines_cannot_be_forged(serve, caplog):
     from parley.web.logs import Json, Plain
 
     served = await serve(access_log=True)

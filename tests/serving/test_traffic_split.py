@@ -1,4 +1,4 @@
-"""Endpoints through a running server: the split over models, changes under load, and the file that keeps them."""
+"""Databricks endpoints through a running server: the traffic split, changes under load, and the stored file."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ BODY = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 
 
 def split(**percent: int) -> dict:
-    """A configuration in which names of the one model share requests."""
+    """Build a configuration that splits requests between names of the one model."""
     return {
         "served_entities": [{"entity_name": "tiny", "name": name} for name in percent],
         "traffic_config": {
@@ -40,11 +40,11 @@ def put(name: str, **percent: int) -> Change:
 
 
 def sigmas(count: int, total: int, part: float) -> float:
-    """How far a count is from what is expected of it."""
+    """Return the distance of a count from its expected value, in standard deviations."""
     return abs(count - total * part) / (total * part * (1 - part)) ** 0.5
 
 
-async def test_ten_thousand_requests_are_split_as_asked():
+async def test_choose_splits_ten_thousand_requests_by_percentage():
     known = Endpoints()
     await known.change(lambda made: put("e", a=70, b=30, c=0))
     draw = random.Random(5).random
@@ -59,7 +59,7 @@ async def test_ten_thousand_requests_are_split_as_asked():
         assert known.choose("e", draw=lambda edge=edge: edge).name == name
 
 
-async def test_the_split_over_http(serve):
+async def test_http_requests_are_split_by_percentage(serve):
     served = await serve(reply=lambda work, index: [70, 71][: work.max_tokens])
     assert (await served.post(ROOT, {"name": "e", "config": split(a=70, b=30)})).status == 200
     connection = await served.connect()
@@ -71,7 +71,7 @@ async def test_the_split_over_http(serve):
         chosen[answer.headers["served-model-name"]] += 1
     connection.close()
     assert set(chosen) == {"a", "b"}
-    assert sigmas(chosen["a"], 600, 0.7) < 5  # by chance it is more once in a million runs
+    assert sigmas(chosen["a"], 600, 0.7) < 5  # exceeded by chance once in a million runs
     for path in ("", "/databricks"):
         one = await served.post(f"{path}/serving-endpoints/e/served-models/b/invocations", BODY)
         assert one.headers["served-model-name"] == "b"
@@ -109,7 +109,7 @@ async def test_changing_the_split_under_load_loses_no_request(serve):
     await served.idle()
 
 
-async def test_changes_at_once_are_made_one_after_another(serve):
+async def test_concurrent_creations_of_one_endpoint_succeed_once(serve):
     served = await serve()
     made = [served.post(ROOT, {"name": f"e{number % 10}", "config": split(a=100)}) for number in range(30)]
     statuses = Counter(answer.status for answer in await asyncio.gather(*made))
@@ -118,7 +118,7 @@ async def test_changes_at_once_are_made_one_after_another(serve):
     assert sorted(each["name"] for each in listed) == [*(f"e{number}" for number in range(10)), "tiny"]
 
 
-async def test_a_model_that_is_gone_is_told(serve, tmp_path):
+async def test_endpoint_of_a_missing_model_is_not_ready(serve, tmp_path):
     file = tmp_path / "endpoints.json"
     kept = Kept([Endpoint("e", [Share("a", "other", 100)])])
     file.write_bytes(msgspec.json.encode(kept))
@@ -132,7 +132,7 @@ async def test_a_model_that_is_gone_is_told(serve, tmp_path):
 # -- the file
 
 
-async def test_what_is_made_is_there_after_a_restart(tmp_path):
+async def test_endpoints_survive_a_restart_and_lock_their_file(tmp_path):
     file = str(tmp_path / "endpoints.json")
     first = Endpoints(file)
     await first.change(lambda made: put("e", a=70, b=30))
@@ -153,7 +153,7 @@ async def test_what_is_made_is_there_after_a_restart(tmp_path):
     [b"{", b"[]", b"\xff", b'{"endpoints": [{"name": "e"}]}', b'{"endpoints": [{"name": "e", "shares": []}]}',
      b'{"endpoints": [{"name": "e", "shares": [{"name": "a", "model": "m", "percent": 99}]}]}'],
 )  # fmt: skip
-def test_a_file_that_holds_none_is_not_written_over(tmp_path, content):
+def test_invalid_endpoints_file_is_rejected_and_kept(tmp_path, content):
     file = tmp_path / "endpoints.json"
     file.write_bytes(content)
     with pytest.raises(BadFile, match="endpoints"):
@@ -161,15 +161,15 @@ def test_a_file_that_holds_none_is_not_written_over(tmp_path, content):
     assert file.read_bytes() == content
 
 
-def test_a_place_that_cannot_be_written_is_told_at_the_start(tmp_path):
+def test_unwritable_endpoints_path_fails_at_start(tmp_path):
     with pytest.raises(BadFile):
         Endpoints(str(tmp_path / "none" / "endpoints.json"))
 
 
-async def test_what_the_disk_does_not_take_is_not_made(tmp_path, monkeypatch):
+async def test_failed_write_leaves_endpoints_unchanged(tmp_path, monkeypatch):
     known = Endpoints(str(tmp_path / "endpoints.json"))
     await known.change(lambda made: put("e", a=100))
-    (tmp_path / "endpoints.json.new").mkdir()  # in the way of the fresh file
+    (tmp_path / "endpoints.json.new").mkdir()  # blocks the temporary file
     with pytest.raises(ParleyError, match="could not be written"):
         await known.change(lambda made: put("f", a=100))
     assert list(known.made) == ["e"]
@@ -179,7 +179,7 @@ async def test_what_the_disk_does_not_take_is_not_made(tmp_path, monkeypatch):
     known.close()
 
 
-async def test_a_change_that_nobody_waits_for_is_whole(tmp_path, monkeypatch):
+async def test_cancelled_change_of_endpoints_still_completes(tmp_path, monkeypatch):
     known = Endpoints(str(tmp_path / "endpoints.json"))
     entered = asyncio.Event()
     loop, write = asyncio.get_running_loop(), traffic_split.replace
@@ -224,7 +224,7 @@ asyncio.run(main())
 """
 
 
-def test_the_file_is_old_or_new_whenever_its_writer_is_killed(tmp_path):
+def test_endpoints_file_is_complete_whenever_its_writer_is_killed(tmp_path):
     file = tmp_path / "endpoints.json"
     chance = random.Random(3)
     acknowledged = 0
@@ -248,7 +248,7 @@ def test_the_file_is_old_or_new_whenever_its_writer_is_killed(tmp_path):
     assert acknowledged > 20
 
 
-def test_a_server_that_is_killed_has_its_endpoints_again(tmp_path):
+def test_killed_server_restores_its_endpoints(tmp_path):
     file = tmp_path / "endpoints.json"
     command = [sys.executable, "-m", "parley", "serve", "--fake-engine", "--port", "0", "--endpoints", str(file)]
     for number in range(2):
@@ -267,7 +267,7 @@ def test_a_server_that_is_killed_has_its_endpoints_again(tmp_path):
 
 
 async def _made(port: int, name: str, expected: int) -> int:
-    """The status with which an endpoint was made, at a server that has some already."""
+    """Create an endpoint at a server that lists ``expected`` endpoints and its model; return the status."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request("GET", ROOT))
     head = await reader.readuntil(b"\r\n\r\n")

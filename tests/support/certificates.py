@@ -1,4 +1,4 @@
-"""Certificates for tests, made with the openssl command: an authority, a server, clients of which one is revoked."""
+"""Makes certificates for tests with the openssl command: authorities, servers, clients, and a revocation list."""
 
 import subprocess
 from pathlib import Path
@@ -19,13 +19,13 @@ def openssl(*words: object) -> None:
 
 
 def authority(folder: Path, name: str) -> None:
-    """``name``.pem and ``name``.key."""
+    """Write a self-signed ``name``.pem and its ``name``.key."""
     openssl("req", "-x509", *CURVE, "-nodes", "-subj", f"/CN={name}", "-days", 30, "-keyout", folder / f"{name}.key",
             "-out", folder / f"{name}.pem")  # fmt: skip
 
 
 def certificate(folder: Path, name: str, by: str, password: str = "") -> None:
-    """``name``.pem and ``name``.key, the latter encrypted if there is a password."""
+    """Write ``name``.pem, signed by the authority ``by``, and ``name``.key, encrypted if a password is given."""
     secret = ("-passout", f"pass:{password}") if password else ("-nodes",)
     asked = folder / f"{name}.csr"
     openssl("req", *CURVE, *secret, "-subj", f"/CN={name}", "-keyout", folder / f"{name}.key", "-out", asked)
@@ -35,7 +35,7 @@ def certificate(folder: Path, name: str, by: str, password: str = "") -> None:
 
 
 def revoke(folder: Path, name: str, by: str) -> None:
-    """crl.pem, a list with one certificate."""
+    """Write crl.pem, a revocation list with this certificate."""
     (folder / "index.txt").touch()
     (folder / "ca.cnf").write_text(CA.format(folder=folder))
     common = ("ca", "-config", folder / "ca.cnf", "-cert", folder / f"{by}.pem", "-keyfile", folder / f"{by}.key")

@@ -1,4 +1,4 @@
-"""Servers as members of a cluster and a coordinator before them, all in one process."""
+"""A cluster in one process: servers as its members, and the coordinator in front of them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from parley.instance.member import Member
 
 
 class Cluster:
-    """Members and a coordinator before them."""
+    """The members of a cluster and the coordinator in front of them."""
 
     def __init__(self, instances: list[Served], members: list[Member], coordinator: Coordinator, port: int):
         self.instances, self.members, self.coordinator = instances, members, coordinator
         self.front = Served(instances[0].parts, instances[0].engine, instances[0].server, port)
 
     async def idle(self) -> None:
-        """Nothing is left of any request anywhere."""
+        """Wait until every request is gone from every member and from the coordinator."""
         await self.front.until(lambda: not self.coordinator.front.open and not self.coordinator.choice.open)
         for served, member in zip(self.instances, self.members, strict=True):
             await served.idle()

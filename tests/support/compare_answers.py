@@ -1,4 +1,4 @@
-"""Whether two answers are the same, apart from what their making took and from how steps fell into events."""
+"""Compares two answers, ignoring timings and the grouping of decode steps into events."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ PIECES = {"text", "content", "arguments", "reasoning", "reasoning_content", "tex
 
 
 def same(one: bytes, other: bytes) -> bool:
-    """Are they? Steps that come together are one event, and choices take turns as they get on; so where bytes differ
-    and events were many, what each choice got in all has to be the same."""
+    """Whether two answers have the same content.
+
+    Steps that arrive together share one event, and choices alternate freely. So if the bytes differ and the answer has
+    several events, the joined content of each choice is compared.
+    """
     one, other = TIMES.sub(rb"\1_", one), TIMES.sub(rb"\1_", other)
     if one == other:
         return True
     if one[:1] == other[:1] == b"\0":
         return called(one) == called(other)
-    if one.startswith(b'{"text"'):  # each event says all until then
+    if one.startswith(b'{"text"'):  # each event repeats the whole text so far
         return re.split(rb"[\n\0]+", one)[-2:] == re.split(rb"[\n\0]+", other)[-2:]
     return one.count(b"data:") > 1 and folded(one) == folded(other)
 
 
 def called(stream: bytes) -> tuple[bytes, list[Failure], Any]:
-    """What a stream over gRPC says in all: its text, how it failed, and what its last answer is but for its text."""
+    """Join a gRPC stream: its text, its failures, and its last answer without the text."""
     answers = Reader().feed(stream)
     made = [infer.STREAMED.FromString(each).infer_response for each in answers if isinstance(each, bytes)]
     text = b"".join(each.raw_output_contents.pop(0)[4:] for each in made)
@@ -36,7 +39,7 @@ def called(stream: bytes) -> tuple[bytes, list[Failure], Any]:
 
 
 def folded(stream: bytes) -> dict[Any, Any]:
-    """What a stream says in all, by choice."""
+    """Join the events of a stream by choice."""
     found: dict[Any, Any] = {}
     for event in filter(None, EVENT.split(stream)):
         text = event.strip(b"\0\n ").removeprefix(b"data:").strip().replace(b":_", b":0").replace(b": _", b":0")
@@ -47,7 +50,7 @@ def folded(stream: bytes) -> dict[Any, Any]:
             continue
         choices = told.get("choices") if isinstance(told, dict) else None
         if choices:
-            told.pop("usage", None)  # until then, of all choices
+            told.pop("usage", None)  # a running total over all choices
         key = choices[0].get("index") if choices else told.get("index") if isinstance(told, dict) else None
         found[key] = fold(found[key], told) if key in found else told
     return found

@@ -1,4 +1,4 @@
-"""A coordinator that runs in a test, and raw requests to it."""
+"""A coordinator that runs inside a test, and raw requests to it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from parley.coordinator.coordinator import Coordinator
 
 @dataclass
 class Running:
-    """``port``: where clients go."""
+    """A running coordinator; clients connect to ``port``."""
 
     coordinator: Coordinator
     port: int
@@ -29,7 +29,7 @@ class Running:
         return reader, writer
 
     async def post(self, path: str = "/v1/chat/completions", body: bytes = b"{}", *extra: str) -> Told:
-        """The whole answer to one request."""
+        """Send one request and return the complete answer."""
         head = [f"POST {path} HTTP/1.1", "host: localhost", f"content-length: {len(body)}", "connection: close", *extra]
         reader, writer = await self.send("\r\n".join(head).encode() + b"\r\n\r\n" + body)
         try:
@@ -53,11 +53,11 @@ class Told:
     status: int
     headers: dict[str, str]
     body: bytes
-    whole: bool = True  # it came to its proper end
+    whole: bool = True  # False if the connection broke first
 
 
 async def told(reader: asyncio.StreamReader, *, silent: bool = False) -> Told:
-    """One answer, without its chunks."""
+    """Read one answer and join its chunks."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     headers = {}
     for line in head[1:]:

@@ -1,4 +1,4 @@
-"""A client of Triton's gRPC port, and how the tests read its answers."""
+"""A client of Triton's gRPC port, and helpers that read its answers."""
 
 import struct
 from typing import Any
@@ -11,7 +11,7 @@ from parley.dialects.triton.rpc import infer
 from parley.dialects.triton.rpc.messages import HEALTH, INFERENCE
 from parley.serving.grpc_port import Port
 
-BROKEN = b"\xff\xff\xff"  # no message at all
+BROKEN = b"\xff\xff\xff"  # not a valid message
 
 
 class Calls:

@@ -1,4 +1,4 @@
-"""A running server as a test sees it, and a client that shows the bytes."""
+"""A running server with access to its parts, and an HTTP client that works byte by byte."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Answer:
 
     @property
     def events(self) -> list[Any]:
-        """The data of a stream's events; the last one must be [DONE]."""
+        """The decoded events of a stream, which must end with [DONE]."""
         lines = self.body.decode().split("\n\n")
         assert lines.pop() == "" and lines.pop() == "data: [DONE]", lines[-2:]
         return [json.loads(line.removeprefix("data: ")) for line in lines if not line.startswith(":")]
 
 
 class Connection:
-    """A client's side of a connection, byte by byte."""
+    """The client's side of a connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         self.reader, self.writer = reader, writer
@@ -67,7 +67,7 @@ class Connection:
         return Answer(status, headers, body)
 
     async def chunks(self) -> list[bytes]:
-        """The body of an answer whose length its head does not tell."""
+        """Read the chunks of an answer without a content length."""
         chunks = []
         while size := int(await self.reader.readline(), 16):
             chunks.append(await self.reader.readexactly(size))
@@ -76,7 +76,7 @@ class Connection:
         return chunks
 
     async def ended(self) -> bytes:
-        """Everything until the server closes the connection."""
+        """Read everything until the server closes the connection."""
         try:
             return await self.reader.read()
         except ConnectionError:
@@ -95,14 +95,14 @@ def request(method: str, path: str, body: Any = None, headers: dict[str, str] | 
 
 
 def concrete(path: str) -> str:
-    """A route's path with its parts filled in."""
+    """Fill in the parameters of a route's path."""
     named = {"model": "tiny", "model:path": "tiny", "version": "1", "repo": "r", "region": "x", "response": "r",
              "endpoint": "tiny", "served": "tiny", "id": "i", "method": "ServerMetadata"}  # fmt: skip
     return re.sub(r"\{([^}]+)\}", lambda part: named[part[1]], path)
 
 
 class Served:
-    """A running server and what a test needs of its inside."""
+    """A running server, with the parts of it that tests inspect."""
 
     def __init__(self, parts: Parts, engine: FakeEngine, server: uvicorn.Server, port: int):
         self.parts, self.service, self.node = parts, parts.service, parts.node
@@ -128,7 +128,7 @@ class Served:
         return await self.call("GET", path, None, headers)
 
     async def control(self) -> str:
-        """The text of a fixed request: what comes of it never changes."""
+        """Answer a fixed request. Its text must be the same before and after a test."""
         answer = await self.post("/v1/chat/completions", HELLO)
         assert answer.status == 200, answer.body
         return answer.json["choices"][0]["message"]["content"]
@@ -141,7 +141,7 @@ class Served:
         raise AssertionError("it never came about")
 
     async def idle(self) -> None:
-        """Wait until nothing is left of any request, and check that nothing is."""
+        """Wait until no request is left, and check that no place in the queue is held."""
         await self.until(lambda: not self.service.open and not self.engine.in_flight)
         await self.until(lambda: self.engine.stats.running == self.engine.stats.waiting == 0)
         assert self.model.held == 0

@@ -1,4 +1,4 @@
-"""A made-up API, as somebody would add one: ``POST /repeat`` with ``question`` and ``length``, answered as a stream."""
+"""A made-up API, added as outsiders would: ``POST /repeat`` with ``question`` and ``length``, answered as a stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two servers of a cluster in one process, linked as they would be, and a coordinator that does what it must."""
+"""A prefill and a decode server in one process, linked as in a cluster, driven by a minimal coordinator."""
 
 from __future__ import annotations
 
@@ -28,7 +28,11 @@ HEADERS = {"content-type": "application/json"}
 
 @dataclass
 class Given:
-    """What a client got: the status and headers, and the parts in order, each with the records up to it (None: P's)."""
+    """An answer as the client sees it.
+
+    ``parts``: each piece of the body with the handover record that came with it (empty for an error of the prefill
+    server).
+    """
 
     status: int
     headers: dict[str, str]
@@ -41,7 +45,7 @@ class Given:
 
 
 class Line:
-    """A coordinator's connection for results."""
+    """A coordinator's result connection, which stores frames by request id."""
 
     def __init__(self, member: Member, client: str):
         self.reader = result_frames.Reader()
@@ -66,7 +70,7 @@ class Line:
 
 
 async def join(served: Served, surfaces: Sequence[Surface] = ()) -> Member:
-    """Have a server's peer listen."""
+    """Make a server join the cluster: its peer listens for handovers."""
     member = served.parts.member
     info = served.engine.info
     assert info is not None
@@ -77,7 +81,7 @@ async def join(served: Served, surfaces: Sequence[Surface] = ()) -> Member:
 
 
 class Pair:
-    """``prefill`` and ``decode``; ``here``: the first one does all by itself."""
+    """A ``prefill`` and a ``decode`` server. With ``here``, the first one computes whole requests by itself."""
 
     def __init__(self, prefill: Served, decode: Served, members: tuple[Member, Member], here: bool = False):
         self.prefill, self.decode, self.members = prefill, decode, members
@@ -108,8 +112,10 @@ class Pair:
         past: list[bytes] | None = None,
         stop: int = 1 << 30,
     ) -> Given:
-        """An answer as a client of the coordinator gets it. ``past``: records of what it has; ``stop``: leave after so
-        many parts."""
+        """Send a request as the coordinator does, and join the answer.
+
+        ``past``: handover records of the tokens that the client already has. ``stop``: cancel after this many parts.
+        """
         id = f"r{next(self.numbers)}"
         extra = {
             "req-id": id, "req-type": "prefill", "d-target": self.target, "parley-results": CLIENT,
@@ -161,7 +167,7 @@ class Pair:
             await served.post(f"/v2/models/{served.model.name}/stopInfer", {"id": id})
 
     async def idle(self) -> None:
-        """Nothing is left of any request on either side."""
+        """Wait until both servers are idle, and check that no page, reservation or channel remains."""
         for served, member in zip((self.prefill, self.decode), self.members, strict=True):
             await served.idle()
             await served.until(lambda member=member: not member._tasks)

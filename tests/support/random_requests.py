@@ -1,4 +1,4 @@
-"""Requests by chance to every route that generates, with wishes of its API that have a meaning there, mostly."""
+"""Random requests to every route that generates, mostly with options that its API knows."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TRITON: list[Members] = [
 
 
 def message(text: str, stream: bool, wishes: Members) -> bytes:
-    """A request over gRPC, as far as its parameters have these wishes."""
+    """Build a request over gRPC with those options that gRPC parameters can hold."""
     made = infer.REQUEST(model_name="tiny", id="7")
     made.inputs.add(name="text_input", datatype="BYTES", shape=[1], contents={"bytes_contents": [text.encode()]})
     made.inputs.add(name="stream", datatype="BOOL", shape=[1], contents={"bool_contents": [stream]})
@@ -59,7 +59,7 @@ def message(text: str, stream: bool, wishes: Members) -> bytes:
 
 
 def routes() -> list[tuple[str, str]]:
-    """Path and dialect of every route that makes text."""
+    """List path and dialect of every route that generates text."""
     found = {}
     for (method, path), ends in table(universal()).items():
         for route, surface in ends:
@@ -69,7 +69,7 @@ def routes() -> list[tuple[str, str]]:
 
 
 def body(path: str, rng: random.Random) -> bytes:
-    """A request to this path."""
+    """Make a random request to this path."""
     length = rng.choice((1, 2, 5, 12, 30))
     text = rng.choice(("Hello", "What is the weather in Paris and London? " * rng.randint(1, 8), "a"))
 
@@ -82,7 +82,7 @@ def body(path: str, rng: random.Random) -> bytes:
 
     if path.startswith(SERVICE):
         return message(text, rng.random() < 0.7, {"max_tokens": length} | some(TRITON, SAMPLING))
-    if path.endswith("/infer") and "/mindie" not in path and path != "/infer":  # of Triton, of vLLM's backend
+    if path.endswith("/infer") and "/mindie" not in path and path != "/infer":  # Triton's, for its vLLM backend
         inputs = [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [text]}]
         inputs += [{"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [length]}] * rng.randint(0, 1)
         return json.dumps({"id": "7", "inputs": inputs}).encode()

@@ -1,7 +1,7 @@
-"""Instances that do as they are told: real sockets, HTTP and frames, and no model.
+"""Scripted instances: real sockets, HTTP and result frames, but no model.
 
-A ``Script`` says what a request's answer is and when; a ``Scripted`` instance plays it as P, as D, or as both, in the
-way of parley's own instances or in that of plain MindIE servers. It keeps what it was sent.
+A script holds the answer to a request; an instance plays it as prefill instance, as decode instance, or as both, like
+parley's own instances or like plain MindIE servers. It records the requests it gets.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from parley.disagg.wire import result_frames
 
 @dataclass
 class Asked:
-    """One request as it came."""
+    """One request as it arrived."""
 
     method: str
     target: str
@@ -31,7 +31,7 @@ class Asked:
 
 @dataclass
 class Script:
-    """What an answer is: its parts as the client is to get them, the first one from P."""
+    """An answer: its parts as the client must get them; the first comes from the prefill instance."""
 
     parts: list[bytes] = field(default_factory=lambda: [b"data: 0\n\n", b"data: 1\n\n", b"data: 2\n\n"])
     stream: bool = True
@@ -40,14 +40,13 @@ class Script:
 
 
 def record(number: int) -> bytes:
-    """What stands behind part ``number``: a list of one output, which is just that number."""
+    """Return the record of part ``number``: a list of one output that holds just that number."""
     return msgspec.msgpack.encode([[0, number]])
 
 
 class Scripted:
-    """``plain``: it speaks as MindIE's servers do. ``cut``: bytes per write of results, 0 for all at once. ``answer``:
-    what P says instead of the script. ``tick``: seconds between parts of D. ``hold``: D waits before part k until it
-    is released by ``go``."""
+    """``plain``: speak like MindIE's servers. ``cut``: bytes per write of results, 0 for all at once. ``tick``: seconds
+    between two parts of decode. ``label``: a name that its answers contain."""
 
     def __init__(
         self,
@@ -66,16 +65,16 @@ class Scripted:
         self.longest = 4096
         self.script = script or Script()
         self.asked: list[Asked] = []
-        self.connected: list[Asked] = []  # those for results
+        self.connected: list[Asked] = []  # requests for result connections
         self.halted: list[str] = []
         self.flows: list[tuple[str, bool]] = []
         self.paused: set[str] = set()
         self.epoch = f"e{id(self):x}"
         self.peers: dict[str, Scripted] = {}  # by d-target
-        self.before: Callable[[Asked], Awaitable[Any]] | None = None  # what P does first; bytes are its raw answer
+        self.before: Callable[[Asked], Awaitable[Any]] | None = None  # runs before prefill; bytes are its raw answer
         self.decode: Callable[[Scripted, str, list[bytes], int], Awaitable[None]] | None = None
         self.lines: list[asyncio.StreamWriter] = []
-        self.hangs_up = False  # as soon as it has seen the head of a request
+        self.hangs_up = False  # disconnect after the head of a request
         self.writers: list[asyncio.StreamWriter] = []
         self.sent: deque[bytes] = deque()
         self.first = 0
@@ -97,7 +96,7 @@ class Scripted:
         return self
 
     async def stop(self) -> None:
-        """As if it was killed."""
+        """Stop as if killed."""
         if self._server is not None:
             self._server.close()
         for task in list(self.tasks):
@@ -175,7 +174,7 @@ class Scripted:
                               "layout": self.layout, "max_seq_len": self.longest}  # fmt: skip
         return told
 
-    # -- P
+    # -- prefill
 
     async def _prefill(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
         headers, script = asked.headers, self.script
@@ -196,7 +195,7 @@ class Scripted:
             d.begin(headers["req-id"], parts, past + 1, script)
         self._say(writer, 200, answer)
 
-    # -- D
+    # -- decode
 
     def begin(self, id: str, parts: list[bytes], past: int, script: Script) -> None:
         task = asyncio.get_running_loop().create_task(self._decode(id, parts, past, script))
@@ -228,7 +227,7 @@ class Scripted:
         self.put([*made, *result_frames.results(id, parts[number], last=number == len(parts) - 1, exact=exact)])
 
     def put(self, made: list[bytes]) -> None:
-        """Send frames, and keep them for a connection that comes again."""
+        """Send frames, and keep them for a connection that returns."""
         self.sent += made
         for writer in self.lines:
             self._write(writer, b"".join(made))
@@ -257,7 +256,7 @@ class Scripted:
                 self.lines.remove(writer)
 
     def break_line(self) -> None:
-        """The connection for results breaks."""
+        """Break the result connection."""
         for writer in self.lines:
             writer.transport.abort()
         self.lines = []

@@ -1,4 +1,4 @@
-"""A server over the scripted engine, in the test's own event loop."""
+"""Fixtures that run servers with the scripted engine in the test's own event loop."""
 
 from __future__ import annotations
 
@@ -41,8 +41,11 @@ Serve = Callable[..., Awaitable[Served]]
 
 @pytest.fixture
 async def serve(folder: Path) -> AsyncIterator[Serve]:
-    """Start servers: engine options by name, models that are ``beside`` the first, ``surfaces`` if not all, the
-    ``secret`` that its peer shows; the rest are server options. With ``settings`` the model is a real one."""
+    """Start servers.
+
+    Engine options are given by name. ``beside``: further models; ``surfaces``: the mounted APIs, by default all;
+    ``secret``: the secret of its peer; ``settings``: load a real model with them. The rest are server options.
+    """
     running: list[tuple[Served, asyncio.Task[None]]] = []
 
     async def begin(
@@ -82,7 +85,7 @@ async def serve(folder: Path) -> AsyncIterator[Serve]:
         return served
 
     yield begin
-    for served, task in running:  # at once: uvicorn's own shutdown sleeps
+    for served, task in running:  # cancel directly: uvicorn's own shutdown sleeps
         await served.parts.close()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -95,7 +98,7 @@ async def serve(folder: Path) -> AsyncIterator[Serve]:
 
 @pytest.fixture
 async def alike(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Any]]:
-    """Makes pairs of servers, and single ones whose requests have the same id and time."""
+    """Make a pair of servers and a single server whose requests have the same id and creation time."""
     pairs: list[Pair] = []
 
     async def make(settings: Callable[[], Settings | None] = lambda: None, **options: Any) -> tuple[Served, Pair]:
@@ -113,7 +116,7 @@ async def alike(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 
 @pytest.fixture
 async def live_cluster(serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Any]]:
-    """Start a cluster of these roles, whose answers show the same id and time as those of single servers."""
+    """Start a cluster with these roles, whose answers have the same id and creation time as those of single servers."""
     made: list[tuple[Cluster, asyncio.Task[int]]] = []
 
     async def begin(*roles: str, **options: Any) -> Cluster:

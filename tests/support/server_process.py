@@ -1,4 +1,4 @@
-"""A server as a process of its own."""
+"""A server in a process of its own."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 class Process:
-    """``parley serve`` with the scripted engine."""
+    """A process that runs ``parley serve`` with the scripted engine."""
 
     def __init__(self, folder: Path, *flags: str):
         command = [sys.executable, "-m", "parley", "serve", str(folder), "--fake-engine", "--port", "0", *flags]

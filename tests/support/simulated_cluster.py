@@ -1,4 +1,4 @@
-"""A cluster without servers: instances that say what a test has them say, and a clock that it turns."""
+"""A cluster without servers: the test sets the instances' status and turns the clock."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Clock:
 
 
 def options(*roles: str, **keys: Any) -> Options:
-    """Instances of these roles, numbered from 1 on."""
+    """Return options with instances of these roles, numbered from 1."""
     places = [{"url": f"http://10.0.0.{k}:8000", "role": role} for k, role in enumerate(roles, 1)]
     return read({"instances": places, **keys}, "test")
 
 
 def cluster(*roles: str, clock: Any = None, extended: bool = True, **keys: Any) -> tuple[Table, Choice]:
-    """All of them ready."""
+    """Return the table and the scheduler of a cluster whose instances are all ready."""
     table = Table(options(*roles, **keys), clock or Clock())
     for each in table:
         up(table, each, extended=extended)
@@ -35,14 +35,14 @@ def cluster(*roles: str, clock: Any = None, extended: bool = True, **keys: Any) 
 
 
 def up(table: Table, instance: Instance, *, extended: bool = True, epoch: str = "e1", **own: Any) -> None:
-    """It answers its status."""
+    """Record a status answer of the instance."""
     table.status(
         instance, status(instance.role, epoch, **own) if extended else {"service": {"roleStatus": "RoleReady"}}
     )
 
 
 def lose(table: Table, instance: Instance) -> None:
-    """It does not answer any more."""
+    """Let the instance miss polls until it is lost."""
     for _ in range(table.options.misses):
         table.missed(instance)
 
@@ -56,7 +56,7 @@ def status(role: str, epoch: str = "e1", **own: Any) -> dict[str, Any]:
 
 
 class Net:
-    """What stands for HTTP: answers by URL; where there is none, nobody answers."""
+    """Stands in for HTTP: answers by URL; a URL without an answer does not respond."""
 
     def __init__(self) -> None:
         self.answers: dict[str, tuple[int, bytes] | Any] = {}

@@ -1,4 +1,4 @@
-"""Members of bodies as hypothesis makes them: any JSON, and wishes for forms, calls and choices, nearly or quite so."""
+"""Hypothesis strategies for request members: any JSON, and valid or nearly valid formats, tools and choices."""
 
 from hypothesis import strategies as st
 

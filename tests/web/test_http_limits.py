@@ -1,4 +1,4 @@
-"""HTTP as an attacker writes it: heads, chunks and bodies that are too large, too slow or wrong."""
+"""HTTP from a hostile client: heads, chunks and bodies that are too large, too slow or malformed."""
 
 import asyncio
 import gzip
@@ -20,7 +20,7 @@ async def status(connection: Connection) -> int:
     return (await connection.answer()).status
 
 
-async def test_a_head_may_not_be_large(serve):
+async def test_rejects_a_request_head_over_the_limit(serve):
     served = await serve(header_limit=4096)
     connection = await served.connect()
     await connection.send(request("POST", CHAT, HELLO, {"x-fill": "a" * 5000}))
@@ -30,14 +30,14 @@ async def test_a_head_may_not_be_large(serve):
     assert await served.control()
 
 
-async def test_a_head_may_not_have_many_headers(serve):
+async def test_rejects_more_headers_than_the_limit(serve):
     served = await serve(header_count=20)
     assert (await served.get("/v1/models", **{f"x-{n}": "1" for n in range(25)})).status == 431
     assert (await served.get("/v1/models", **{f"x-{n}": "1" for n in range(15)})).status == 200
 
 
 @pytest.mark.parametrize("line", [b"x-fill: ", b"GET /", b"x: y\r\n"], ids=["one header", "one line", "many headers"])
-async def test_an_endless_head_is_cut_off_long_before_its_end(serve, line):
+async def test_cuts_off_an_endless_request_head(serve, line):
     served = await serve()
     connection = await served.connect()
     start = b"" if line.startswith(b"GET") else HEAD
@@ -55,7 +55,7 @@ async def test_an_endless_head_is_cut_off_long_before_its_end(serve, line):
     assert await served.control()
 
 
-async def test_a_slow_head_is_not_waited_for(serve):
+async def test_slow_request_head_times_out_with_408(serve):
     served = await serve(header_timeout=0.1)
     for start in (b"", b"POST", HEAD):
         connection = await served.connect()
@@ -64,7 +64,7 @@ async def test_a_slow_head_is_not_waited_for(serve):
     assert await served.control()
 
 
-async def test_a_slow_body_is_not_waited_for(serve):
+async def test_slow_request_body_times_out_with_408(serve):
     served = await serve(body_timeout=0.1)
     connection = await served.connect()
     await connection.send(HEAD + b"content-length: 100\r\n\r\n{")
@@ -73,7 +73,7 @@ async def test_a_slow_body_is_not_waited_for(serve):
     assert await served.control()
 
 
-async def test_a_large_body_is_refused_before_it_is_read(serve):
+async def test_rejects_a_large_content_length_before_reading_the_body(serve):
     served = await serve(body_limit=1000)
     connection = await served.connect()
     await connection.send(HEAD + b"content-length: 100000000\r\n\r\n")
@@ -83,7 +83,7 @@ async def test_a_large_body_is_refused_before_it_is_read(serve):
     connection.close()
 
 
-async def test_a_large_body_without_a_length_is_refused_on_the_way(serve):
+async def test_rejects_a_large_chunked_body_while_reading_it(serve):
     served = await serve(body_limit=1000)
     connection = await served.connect()
     await connection.send(HEAD + b"transfer-encoding: chunked\r\n\r\n" + b"64\r\n" + b" " * 100 + b"\r\n" * 1)
@@ -94,7 +94,7 @@ async def test_a_large_body_without_a_length_is_refused_on_the_way(serve):
     assert await served.control()
 
 
-async def test_who_goes_on_sending_a_refused_body_is_cut_off(serve, monkeypatch):
+async def test_cuts_off_a_client_that_keeps_sending_a_rejected_body(serve, monkeypatch):
     monkeypatch.setattr("parley.web.http_protocol.LINGER", 0.1)
     served = await serve(body_limit=1000)
     connection = await served.connect()
@@ -106,8 +106,8 @@ async def test_who_goes_on_sending_a_refused_body_is_cut_off(serve, monkeypatch)
             await asyncio.sleep(0.01)
 
 
-async def test_a_body_that_comes_behind_another_request_has_its_time(serve, monkeypatch):
-    """It is not what is left of the request that is answered meanwhile."""
+async def test_pipelined_body_has_the_full_time_limit(serve, monkeypatch):
+    """The server must not take it for the unread rest of the request before it, which has a short limit."""
     monkeypatch.setattr("parley.web.http_protocol.LINGER", 0.1)
     served = await serve(tick=0.05)
     connection = await served.connect()
@@ -122,8 +122,8 @@ async def test_a_body_that_comes_behind_another_request_has_its_time(serve, monk
 
 
 @pytest.mark.parametrize("between", [0, 1])
-async def test_a_head_that_comes_behind_another_request_has_its_time(serve, monkeypatch, between):
-    """It is not read while others before it are answered, and says nothing in the midst of their answers."""
+async def test_pipelined_head_has_the_full_time_limit(serve, monkeypatch, between):
+    """Its time starts when the requests before it are answered, and a 408 must not interrupt their answers."""
     monkeypatch.setattr("parley.web.http_protocol.LINGER", 0.1)
     served = await serve(tick=0.05, header_timeout=0.3)
     connection = await served.connect()
@@ -144,7 +144,7 @@ async def test_a_head_that_comes_behind_another_request_has_its_time(serve, monk
     [(0, b"no HTTP\r\n\r\n"), (1, b"no HTTP\r\n\r\n"), (0, b"GET / HTTP/1.1\r\nx: " + b"a" * 70_000)],
     ids=["none", "none behind another", "endless"],
 )
-async def test_what_is_wrong_behind_a_request_is_not_said_inside_its_answer(serve, between, wrong):
+async def test_invalid_pipelined_request_does_not_corrupt_a_running_answer(serve, between, wrong):
     served = await serve(tick=0.02)
     connection = await served.connect()
     stream = request("POST", CHAT, {**HELLO, "stream": True})
@@ -157,7 +157,7 @@ async def test_what_is_wrong_behind_a_request_is_not_said_inside_its_answer(serv
     assert await served.control()
 
 
-def test_there_is_room_for_as_many_as_the_system_may_give():
+def test_connection_limit_raises_the_descriptor_limit():
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (before[0] // 2, before[1]))
@@ -168,7 +168,7 @@ def test_there_is_room_for_as_many_as_the_system_may_give():
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-async def test_clients_that_there_are_no_descriptors_for_are_told_so(serve):
+async def test_rejects_connections_over_the_limit_with_429(serve):
     room = Room(2, 3)
     served, beside = await serve(room=room, tick=0.02), await serve(room=room)
     idle, busy, late = [await port.connect() for port in (served, served, beside)]
@@ -180,7 +180,7 @@ async def test_clients_that_there_are_no_descriptors_for_are_told_so(serve):
     assert await late.ended() == b""
     await idle.send(request("GET", "/v1/models"))
     assert await status(idle) == 200
-    another = await served.connect()  # in place of the one that waits for nothing
+    another = await served.connect()  # replaces the idle connection
     assert await idle.ended() == b""
     await another.send(request("POST", CHAT, HELLO))
     assert await status(another) == 200
@@ -194,7 +194,7 @@ def chunked(data: bytes, size: int) -> bytes:
     return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
 
 
-async def test_seventy_thousand_chunks_of_one_byte(serve):
+async def test_reads_a_body_of_seventy_thousand_one_byte_chunks(serve):
     served = await serve()
     body = BODY[:-1] + b" " * 70_000 + b"}"
     connection = await served.connect()
@@ -228,7 +228,7 @@ SMUGGLED = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
     ],
     ids=range(16),
 )
-async def test_ambiguous_framing_is_refused_and_nothing_behind_it_is_answered(serve, sent):
+async def test_rejects_ambiguous_framing_and_ignores_smuggled_requests(serve, sent):
     served = await serve(header_timeout=1, keep_alive=1)
     connection = await served.connect()
     await connection.send(sent)
@@ -239,7 +239,7 @@ async def test_ambiguous_framing_is_refused_and_nothing_behind_it_is_answered(se
     assert await served.control()
 
 
-async def test_rubbish_behind_a_running_answer_does_not_get_into_it(serve):
+async def test_garbage_after_a_request_does_not_corrupt_its_answer(serve):
     served = await serve(tick=0.001)
     connection = await served.connect()
     await connection.send(request("POST", CHAT, HELLO | {"stream": True, "max_tokens": 2000, "ignore_eos": True}))
@@ -251,14 +251,14 @@ async def test_rubbish_behind_a_running_answer_does_not_get_into_it(serve):
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "x-gzip", "GZIP"])
-async def test_compressed_bodies_are_read(serve, coding):
+async def test_reads_gzip_and_deflate_bodies(serve, coding):
     served = await serve()
     packed = zlib.compress(BODY) if coding == "deflate" else gzip.compress(BODY)
     answer = await served.call("POST", CHAT, packed, {"content-encoding": coding})
     assert answer.status == 200
 
 
-async def test_compressed_bodies_cannot_become_too_large(serve):
+async def test_rejects_a_compressed_body_that_expands_over_the_limit(serve):
     served = await serve(body_limit=1 << 20)
     bomb = gzip.compress(b" " * (64 << 20))
     assert len(bomb) < 1 << 20
@@ -277,12 +277,12 @@ async def test_compressed_bodies_cannot_become_too_large(serve):
     ],
     ids=range(6),
 )
-async def test_what_cannot_be_decompressed_is_the_clients_fault(serve, packed, coding):
+async def test_rejects_bodies_that_cannot_be_decompressed(serve, packed, coding):
     served = await serve()
     assert (await served.call("POST", CHAT, packed, {"content-encoding": coding})).status == 400
 
 
-async def test_silent_readers_do_not_disturb_others(serve):
+async def test_clients_that_do_not_read_do_not_block_others(serve):
     served = await serve(tick=0.001, write_timeout=0.5)
     quiet = [await served.connect() for _ in range(50)]
     for connection in quiet:
@@ -296,7 +296,7 @@ async def test_silent_readers_do_not_disturb_others(serve):
     await served.idle()
 
 
-async def test_hundred_continue(serve):
+async def test_answers_expect_100_continue(serve):
     served = await serve()
     connection = await served.connect()
     await connection.send(HEAD + b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(BODY))
@@ -307,7 +307,7 @@ async def test_hundred_continue(serve):
 
 
 @pytest.mark.parametrize("cut", [None, 1, 60, -len(BODY), -1], ids=str)
-async def test_an_offer_of_another_protocol_is_ignored(serve, cut):
+async def test_ignores_an_h2c_upgrade_offer(serve, cut):
     served = await serve()
     offer = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "AAMAAABkAAQ"}
     data = request("POST", CHAT, HELLO, offer)
@@ -324,7 +324,7 @@ async def test_an_offer_of_another_protocol_is_ignored(serve, cut):
     await served.idle()
 
 
-async def test_connect_is_refused(serve):
+async def test_rejects_the_connect_method(serve):
     served = await serve()
     for target in (b"/v1/models", b"localhost:80"):
         connection = await served.connect()
@@ -336,14 +336,14 @@ async def test_connect_is_refused(serve):
     assert await served.control()
 
 
-async def test_many_requests_at_once_are_no_large_head(serve):
+async def test_pipelined_requests_do_not_count_as_one_large_head(serve):
     served = await serve(header_limit=4096)
     connection = await served.connect()
     one = request("GET", "/v1/models", None, {"x-fill": "a" * 1000})
     many = one * 100
     await connection.send(many[:500])
     await asyncio.sleep(0.02)
-    await connection.send(many[500:-500])  # begins and ends within a head
+    await connection.send(many[500:-500])  # starts and ends inside a head
     await asyncio.sleep(0.02)
     await connection.send(many[-500:])
     assert [await status(connection) for _ in range(100)] == [200] * 100

@@ -1,4 +1,4 @@
-"""Lines of the log: whatever somebody logs, the lines behind it are written."""
+"""Log lines: a record that cannot be formatted must not stop the lines after it."""
 
 import json
 import logging
@@ -10,7 +10,7 @@ from parley.web.logs import Inlet, Json, Plain
 
 
 @pytest.mark.parametrize("form", [Plain, Json])
-def test_a_line_that_cannot_be_formatted_is_not_the_last(form: type[logging.Formatter], capfd) -> None:
+def test_unformattable_log_line_does_not_stop_the_log(form: type[logging.Formatter], capfd) -> None:
     inlet = Inlet(form())
     threading.Thread(target=inlet.write, daemon=True).start()
     for message, *args in (("half of a pair: %s", "\udcff"), ("%d", "no number"), ("the last",)):

@@ -1,4 +1,4 @@
-"""Encrypted ports: who is let in, and what is said of files that cannot be used."""
+"""Encrypted ports: client certificates, errors for unusable files, and TLS between instances."""
 
 import asyncio
 import shutil
@@ -60,7 +60,7 @@ async def ask(port: int, secure: ssl.SSLContext | None, path: str = "/health/liv
         connection.close()
 
 
-async def test_only_clients_with_a_good_certificate_get_in(files, folder, monkeypatch, capsys):
+async def test_mutual_tls_admits_only_clients_with_a_valid_certificate(files, folder, monkeypatch, capsys):
     monkeypatch.setitem(engines.ENGINES, "scripted", lambda settings, name: FakeEngine(info=INFO))
     both = tls(files, clients=(files / "ours.pem",), revoked=(files / "crl.pem",))
     listen = (Listen("tgi", "127.0.0.1", 0, both), Listen("vllm", "127.0.0.1", 0, tls(files)))
@@ -80,7 +80,7 @@ async def test_only_clients_with_a_good_certificate_get_in(files, folder, monkey
             await ask(mutual, client(files, name))
     with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
         await ask(open_, None)
-    assert (await ask(mutual, client(files, "friend"))).status == 200  # as before
+    assert (await ask(mutual, client(files, "friend"))).status == 200  # the rejected clients did no harm
     instance._stop.set()
     assert await running == 0
     text = capsys.readouterr().out
@@ -99,7 +99,7 @@ async def test_only_clients_with_a_good_certificate_get_in(files, folder, monkey
         ({"revoked": ("missing",)}, r"missing cannot be read"),
     ],
 )
-def test_a_file_that_is_not_what_it_should_be_is_named(files, changed, text):
+def test_tls_errors_name_the_unusable_file(files, changed, text):
     def there(value: object) -> object:
         return tuple(files / each for each in value) if isinstance(value, tuple) else files / str(value)
 
@@ -107,7 +107,7 @@ def test_a_file_that_is_not_what_it_should_be_is_named(files, changed, text):
         context(tls(files, **{name: there(value) for name, value in changed.items()}))
 
 
-def test_apis_that_are_given_the_same_port_share_it():
+def test_apis_with_the_same_port_share_its_socket():
     options = ServerOptions(listen=(Listen("tgi", "h", 1), Listen("vllm", "h", 1), Listen("tgi", "h", 0)))
     shared = server.places(options)[1:]
     assert [(place.port, [surface.dialect.name for surface in place.surfaces]) for place in shared] == [
@@ -116,7 +116,7 @@ def test_apis_that_are_given_the_same_port_share_it():
     ]
 
 
-async def test_instances_know_each_other_by_certificates(files):
+async def test_instances_authenticate_each_other_by_certificate(files):
     def peer(certificate: str, authority: str) -> Peer:
         given = Tls(files / f"{certificate}.pem", files / f"{certificate}.key", clients=(files / f"{authority}.pem",))
         made = Peer(lets=context(given), shows=calling(given))
@@ -137,7 +137,7 @@ async def test_instances_know_each_other_by_certificates(files):
             await each.close()
 
 
-def test_a_coordinator_shows_instances_a_certificate_whose_key_has_a_password(files):
+def test_coordinator_client_certificate_key_may_have_a_password(files):
     shown = cluster.Tls(
         certificate=str(files / "server.pem"), key=str(files / "server.key"), ca=str(files / "ours.pem")
     )
@@ -146,7 +146,7 @@ def test_a_coordinator_shows_instances_a_certificate_whose_key_has_a_password(fi
         towards(replace(shown, password=str(files / "wrong")))
 
 
-async def test_of_two_instances_that_differ_the_shorter_lease_holds_and_the_wish_for_checksums():
+async def test_link_uses_the_shorter_lease_and_either_sides_checksums():
     async def accept(taker: Taker) -> None:
         await taker.refuse("enough")
 

@@ -1,1 +1,1 @@
-"""The data that instances and coordinators exchange: headers, result frames, prompt hashes, roles."""
+"""The data that instances and coordinators exchange: PD headers, handovers, result frames, prompt hashes, roles."""

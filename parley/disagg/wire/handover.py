@@ -1,7 +1,7 @@
-"""What an instance that begins requests tells one that goes on with them, and what a coordinator keeps to resume one.
+"""The messages that hand a request over to another instance, and the records that let a coordinator resume it.
 
-All of it is the request as it came and the engine's outputs until now: who goes on reads the one and renders the others
-again, and is then where the other was. Pure: data and bytes; knows no links, no engines and no exchanges.
+Both contain the original request and the engine's outputs so far. The next instance parses the request again, renders
+the outputs again, and is then in the same state. Pure data and bytes: no links, engines or HTTP exchanges.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from parley.types import Batch, Output, Work
 
 VERSION = 1
 
-# Headers of one connection, and of how a body came by it.
+# Hop-by-hop headers, and headers that describe how a body was transferred.
 CONNECTION = frozenset(
     (b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"content-encoding", b"expect", b"te",
      b"trailer", b"upgrade")
@@ -24,12 +24,13 @@ CONNECTION = frozenset(
 
 
 class Begun(msgspec.Struct, kw_only=True):
-    """A request that another instance is to go on with.
+    """A request that another instance continues.
 
-    ``id``, ``client``: of the order, as in ``heads``. ``unique``, ``created``: what its answer shows of it. ``spent``:
-    seconds since it came. ``apis``: of the port to which it came. ``body``: without a coding. ``tenant``: on whose
-    behalf it is. ``past``: outputs of attempts before this one. ``prompt``: the ids of its tokens, where the body does
-    not say them. ``digest``: of the adapter's content, if it has one.
+    ``id``, ``client``: from the ``PrefillCommand``, see ``headers``. ``unique``, ``created``: request UUID and creation
+    time, as shown in the answer. ``spent``: seconds since the request arrived. ``apis``: the APIs of the port where it
+    arrived. ``body``: without content coding. ``tenant``: the owner of the request. ``past``: outputs of earlier
+    attempts. ``prompt``: its token ids, if the body does not contain the prompt. ``digest``: of the LoRA adapter's
+    content, if the request uses an adapter.
     """
 
     version: int
@@ -56,19 +57,19 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 def begin(data: bytes) -> Begun:
-    """Raises Malformed."""
+    """Decode the message that begins a handover. Raises Malformed."""
     try:
         made = _BEGUN.decode(data)
     except msgspec.DecodeError as error:
-        raise Malformed(f"The hand-over cannot be read: {error}") from None
+        raise Malformed(f"The handover message cannot be decoded: {error}") from None
     if made.version != VERSION:
-        raise Malformed(f"The hand-over has version {made.version}; this instance knows {VERSION}.")
+        raise Malformed(f"The handover message has version {made.version}; this instance supports version {VERSION}.")
     return made
 
 
 def strip(headers: dict[bytes, bytes]) -> None:
-    """Leave the headers that the client sent. A plain coordinator's req-id stays: answers of MindIE's APIs carry it;
-    parley's own says which one the client gave, if it did."""
+    """Remove all headers except those of the client. With MindIE's coordinator, req-id stays because answers of
+    MindIE's APIs contain it; with parley's coordinator, req-id becomes the id that the client sent, if any."""
     extended, label = OWN + b"results" in headers, headers.get(OWN + b"label")
     stays = b"" if extended else b"req-id"
     for name in [name for name in headers if name != stays and (name in ORDERS or name.startswith(OWN))]:
@@ -77,54 +78,54 @@ def strip(headers: dict[bytes, bytes]) -> None:
         headers[b"req-id"] = label
 
 
-# -- records: the outputs behind some bytes of an answer
+# -- records: the engine outputs that some bytes of an answer were rendered from
 
 
 def record(batches: Sequence[Batch]) -> bytes:
-    """Outputs that were rendered one after the other."""
+    """Encode outputs in rendering order."""
     return encode([each for batch in batches for each in batch])
 
 
 def join(records: Iterable[bytes]) -> bytes:
-    """Records in order as one: what stands before the body of a request that is to be resumed."""
+    """Join records in order. The result precedes the body when a coordinator resumes the request."""
     return encode([msgspec.Raw(each) for each in records])
 
 
 def split(data: bytes) -> list[Batch]:
-    """The outputs of joined records. Raises Malformed."""
+    """Decode joined records into outputs. Raises Malformed."""
     try:
         return _RECORDS.decode(data)
     except msgspec.DecodeError as error:
-        raise Malformed(f"The records of a request cannot be read: {error}") from None
+        raise Malformed(f"The output records of the request cannot be decoded: {error}") from None
 
 
-# -- what follows from outputs for the works that go on
+# -- continuing engine requests from earlier outputs
 
 
 def drawn(past: Sequence[Batch], works: Sequence[Work]) -> list[list[list[int]]]:
-    """The tokens that each choice of each work has by now. Raises Malformed."""
+    """Return the tokens so far, by engine request and choice. Raises Malformed."""
     made: list[list[list[int]]] = [[[] for _ in range(work.n)] for work in works]
     try:
         for number, output in _each(past):
             made[number][output.index] += output.token_ids
     except IndexError:
-        raise Malformed("The outputs so far are of another request.") from None
+        raise Malformed("The earlier outputs belong to another request.") from None
     return made
 
 
 def resume(work: Work, tokens: list[list[int]]) -> None:
-    """Have a work go on behind these tokens of its choices."""
+    """Let an engine request continue after these tokens of its choices."""
     if work.beam is None and any(tokens):
         work.given = tokens
 
 
 def restore(works: Sequence[Work], prompt: list[int] | None, context: int) -> None:
-    """Begin the one work with these token ids, where the body did not say its prompt. Raises ContextLength,
-    Malformed."""
+    """Replace the prompt of the only engine request by these token ids, if the body did not contain it. Raises
+    ContextLength, Malformed."""
     if prompt is None:
         return
     if len(works) != 1:
-        raise Malformed("A request that goes on with token ids has one prompt.")
+        raise Malformed("A request that continues with token ids must have exactly one prompt.")
     if len(prompt) >= context:
         told = f"The prompt has {len(prompt)} tokens; the model's context has {context}."
         raise ContextLength(told, field="prompt", limit=context, prompt=len(prompt))
@@ -134,15 +135,15 @@ def restore(works: Sequence[Work], prompt: list[int] | None, context: int) -> No
 
 
 def engine_lost(state: str, outputs: Sequence[Output]) -> bool:
-    """Whether these outputs say that the engine, whose state this is, was lost with the request in it."""
+    """Whether these outputs failed because the engine, now in ``state``, died."""
     return state != "ready" and any(output.finish == "error" for output in outputs)
 
 
 def first(number: int, work: Work, tokens: Sequence[list[int]], past: Sequence[Batch]) -> int:
-    """How many tokens a choice of work ``number`` has at most until another instance goes on, where they have these.
+    """Return the output limit of request ``number`` for the prefill stage, given the tokens so far.
 
-    All that are open have one more then; if none is, nobody goes on. A search begins where the prompt ends, so there
-    the one token is nobody's.
+    At this limit every open choice has one new token; if no choice is open, the request ends in this stage. A beam
+    search begins at the end of the prompt, so its one token is discarded.
     """
     over = {output.index for of, output in _each(past) if of == number and output.finish is not None}
     if len(over) == work.n:

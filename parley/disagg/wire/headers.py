@@ -1,7 +1,7 @@
-"""What a coordinator says of a request in its headers: read and checked, in the order and words of MindIE's servers.
+"""The PD headers of a request: a coordinator's command to a prefill instance, parsed and checked.
 
-A coordinator of parley's own marks itself by a header and may then say more. Knows nothing of bodies and of what is
-done with a request.
+Checks, their order and their error texts are those of MindIE's servers. A coordinator of parley's own identifies itself
+by a header and may then send further headers. Knows neither bodies nor the execution of a request.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from parley.dialects.instance_plane import IDENTITY
 from parley.disagg.wire.role import Address, Role
 from parley.errors import OrderRefused
 
-PORT = 1121  # of an instance for others, where none is said
+PORT = 1121  # default port for handovers to an instance
 LONGEST = 1024  # characters of a req-id
 MISSING = "DMI request must have req-type, req-id, d-target headers"
 MISPLACED = "DMI inference requests can be sent only to the prefill node or p_percentage of the flex node == 0"
@@ -26,11 +26,11 @@ ITSELF = "d-target should not be itself"
 SECRET = "The header parley-secret must be the cluster's secret."
 RECOMPUTE = "Parameter is-recompute is an optional parameter. When it is set, it must be true or false."
 
-# What a coordinator says of a request, and no client may; with all that begins with OWN.
+# Headers that only a coordinator may send; so are all that begin with OWN.
 ORDERS = frozenset((b"req-id", b"req-type", b"d-target", b"d-port", b"is-recompute"))
 OWN = b"parley-"
-LOST = OWN + b"lost"  # of an answer to an order: the instance's engine is gone, and others may do it
-SHORT = OWN + b"short"  # of one, too: the instance's context is too short, and that of others may not be
+LOST = OWN + b"lost"  # in an answer to a coordinator: the engine died, so another instance may serve the request
+SHORT = OWN + b"short"  # in an answer to a coordinator: the context is too short here, but may suffice elsewhere
 
 HEX = re.compile(r"[0-9a-fA-F]+")
 WORD = re.compile(r"[0-9a-zA-Z_-]+")
@@ -40,14 +40,14 @@ NUMBER = re.compile(r"[0-9]{1,15}")
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One request of a coordinator.
+    """A coordinator's command to run the prefill stage of one request.
 
-    ``id``: what it is called, of this attempt. ``target``: who is to go on after the first output; ``here``: that is
-    this instance. ``recompute``: its prompt has outputs of an attempt before.
-    The rest is there in the extended mode only, where ``client`` is not empty. ``client``: whose connection gets the
-    results. ``identity``: 32 hex digits, the same for all attempts; "" for none. ``created``: seconds since the epoch
-    that the answer is to carry. ``given``: so many bytes before the body are records of attempts before.
-    ``spent``: seconds since the client asked, from which its limits count.
+    ``id``: identifies this attempt. ``target``: the instance that continues after the first output; ``here``: that is
+    this instance. ``recompute``: the body contains outputs of an earlier attempt.
+    The other fields need parley's own coordinator, which sets ``client``, the name of the connection for results.
+    ``identity``: the request UUID, 32 hex digits, equal for all attempts; "" for none. ``created``: creation time of
+    the answer, in seconds since the epoch. ``given``: number of bytes before the body that are records of earlier
+    attempts. ``spent``: seconds since the client's request arrived; time limits count from then.
     """
 
     id: str
@@ -62,28 +62,28 @@ class Order:
 
 
 def extended(headers: Mapping[bytes, bytes]) -> bool:
-    """Is this from a coordinator of parley's own?"""
+    """Whether the sender is parley's own coordinator."""
     return b"parley-results" in headers
 
 
 def preface(headers: Mapping[bytes, bytes]) -> int:
-    """How many bytes there are before the client's body. What is wrong with the header is said by ``read``."""
+    """Return the number of bytes before the client's body. ``parse_prefill_command`` reports an invalid header."""
     given = headers.get(b"parley-given", b"0").decode("latin-1") if extended(headers) else "0"
     return int(given) if NUMBER.fullmatch(given) else 0
 
 
 def trusted(headers: Mapping[bytes, bytes], secret: str) -> bool:
-    """Does it know the cluster's secret, if there is one?"""
+    """Whether the sender knows the cluster's secret; True if there is none."""
     return not secret or hmac.compare_digest(headers.get(b"parley-secret", b""), secret.encode())
 
 
 def member(headers: Mapping[bytes, bytes], secret: str) -> bool:
-    """Is this from a coordinator that speaks for itself and for no client? Then it needs no key."""
+    """Whether a coordinator sends this on its own behalf, not for a client. Such requests need no API key."""
     return bool(secret) and b"parley-secret" in headers and b"req-id" not in headers and trusted(headers, secret)
 
 
 def read(headers: Mapping[bytes, bytes], role: Role, own: Address, secret: str = "") -> Order:
-    """The order in the headers of a request to the instance at ``own``. Raises OrderRefused."""
+    """Parse the command in the headers of a request to the instance at ``own``. Raises OrderRefused."""
     said = {name: headers[name].decode("latin-1") for name in headers if name in NAMES}
     more = extended(headers)
     if role.unknown:
@@ -115,8 +115,8 @@ def read(headers: Mapping[bytes, bytes], role: Role, own: Address, secret: str =
 
 
 def target_of(target: str, own: Address, more: bool = False) -> Address | None:
-    """The address that a d-target names, None if it names none. ``more``: it may be an IPv6 address in brackets, and
-    ``self``."""
+    """Return the address in a d-target, or None if it is invalid. ``more``: also accept an IPv6 address in brackets,
+    and ``self``."""
     if more and target == "self":
         return own
     host, semicolon, port = target.partition(";")
@@ -141,7 +141,7 @@ NAMES = frozenset(
 
 
 def _extended(order: Order, said: Mapping[bytes, str]) -> Order:
-    """The order with what parley's own coordinator says. Raises OrderRefused."""
+    """Add the values of parley's own headers to the command. Raises OrderRefused."""
     client, identity = said[b"parley-results"], said.get(b"parley-id", "")
     created, given = said.get(b"parley-created"), said.get(b"parley-given", "0")
     spent = said.get(b"parley-spent", "0")

@@ -1,10 +1,10 @@
-"""What of a request's body tells which cached prefixes it can use: chained hashes of its prompt, and how long that is.
+"""Prompt hashes for cache-affine routing: chained hashes of a body's prompt, and an estimate of its length.
 
-Shared by the coordinator, which chooses by them, and by instances, which report those of what they computed; both see
-the same bytes, so both find the same hashes. Nothing of the body is understood beyond where its prompt stands, which
-each dialect says itself (``PromptMembers``). The hashes are of the JSON text of tools and prompt as the client wrote
-it, or of the prompt in a message of gRPC, salted with model and cache salt. They are taken at marks that lie further
-apart the longer the prompt is, so that a megabyte has some sixty of them.
+The coordinator routes by them, and instances report the hashes of prompts that they computed. Both see the same bytes,
+so both compute the same hashes. Bodies are not parsed beyond the members that hold the prompt, which each dialect
+declares (``PromptMembers``). The hash covers the JSON text of tools and prompt as the client wrote it, or the prompt in
+a gRPC message, salted with the model and the cache salt. Hashes are taken at marks whose distance grows with the
+position, so that a megabyte has about sixty.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import msgspec
 from parley.dialects.dialect import Dialect
 from parley.dialects.mounts import INNER, SURFACES
 
-RATE = 4.02  # characters of a token
+RATE = 4.02  # characters per token
 FIRST, STEP, GROWTH = 128, 128, 1.125
-REPORTED = 4096  # hashes that are told of an instance
-LIMIT = 64 << 20  # bytes; no body is longer
+REPORTED = 4096  # most hashes in an instance's status report
+LIMIT = 64 << 20  # bytes; bodies are never longer
 
 
 def _marks() -> tuple[int, ...]:
-    """Where hashes are taken, in bytes: each 128 at first, then each eighth of what lies before."""
+    """Return the byte positions at which hashes are taken: every 128 at first, then each an eighth further."""
     marks = [FIRST]
     while marks[-1] < LIMIT:
         marks.append(max(marks[-1] + STEP, int(marks[-1] * GROWTH)))
@@ -41,14 +41,14 @@ _LIST = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class Mark(msgspec.Struct, frozen=True, gc=False):
-    """The first ``tokens`` tokens or so of a prompt, by the hash of all that stands before."""
+    """The first ``tokens`` tokens (estimated) of a prompt, with the hash of everything up to there."""
 
     tokens: int
     hash: int
 
 
 class Turns(msgspec.Struct, frozen=True):
-    """A conversation of so many messages: hashes of all, and of all but the last two."""
+    """A conversation of ``count`` messages: a hash of all messages, and one of all but the last two."""
 
     count: int
     whole: int
@@ -56,7 +56,7 @@ class Turns(msgspec.Struct, frozen=True):
 
 
 class Look(msgspec.Struct):
-    """``length`` in tokens, as far as characters tell; ``marks`` shortest first; ``messages`` as they are written."""
+    """The prompt of a body. ``length``: estimated tokens; ``marks``: shortest first; ``messages``: their JSON text."""
 
     model: str = ""
     length: int = 0
@@ -64,7 +64,7 @@ class Look(msgspec.Struct):
     messages: bytes = b""
 
     def turns(self) -> Turns | None:
-        """None if it is no conversation."""
+        """Hash the messages of a conversation. None for other prompts."""
         try:
             each = [bytes(message) for message in _LIST.decode(self.messages)]
         except msgspec.MsgspecError:
@@ -73,7 +73,7 @@ class Look(msgspec.Struct):
 
 
 def hash_of(parts: Iterable[bytes]) -> int:
-    """48 bits, which any JSON reader keeps; each part's length counts."""
+    """Return a hash of 48 bits, which every JSON reader preserves. The length of each part is hashed as well."""
     digest = hashlib.blake2b(digest_size=6)
     for part in parts:
         digest.update(b"%d:" % len(part) + part)
@@ -81,10 +81,10 @@ def hash_of(parts: Iterable[bytes]) -> int:
 
 
 class PromptReader:
-    """Finds prompts where these dialects say that they stand.
+    """Finds the prompt in a body, in the members that the given dialects declare.
 
-    A body is not known to be one dialect's: a coordinator and an instance may have several APIs at the same path, in
-    other manners. So all are one: the first that a body has of all members that may hold a prompt is its prompt.
+    The dialect of a body is unknown: a coordinator and an instance may serve several APIs at the same path, in
+    different manners. Hence one reader for all dialects: the first member present that may hold a prompt is the prompt.
     """
 
     def __init__(self, dialects: Iterable[Dialect]):
@@ -92,7 +92,7 @@ class PromptReader:
         self._conversations = _union(each.conversations for each in told)
         self._prompts = _union(each.prompts for each in told)
         self._before = _union(each.before for each in told)
-        self._salts = ("model", *sorted(_union(each.salts for each in told)))  # in an order that no table changes
+        self._salts = ("model", *sorted(_union(each.salts for each in told)))  # independent of the order of the tables
         self._messages = list(dict.fromkeys(each.message for each in told if each.message is not None))
         names = _union((self._conversations, self._prompts, self._before, self._salts))
         self._fields = {name: f"member_{number}" for number, name in enumerate(names)}
@@ -104,7 +104,7 @@ class PromptReader:
         self._decoder = msgspec.json.Decoder(body)
 
     def look(self, body: bytes, rate: float = RATE) -> Look:
-        """A body's prompt. Anything may come: what is neither a JSON object nor a message, or has no prompt, gives no
+        """Return a body's prompt. Any bytes are accepted: without a prompt, or in an unknown format, the result has no
         marks and length 0."""
         try:
             found = self._decoder.decode(body)
@@ -117,7 +117,7 @@ class PromptReader:
         conversation = _first(written(self._conversations))
         prompt = conversation or _first(written(self._prompts))
         before, salts = b"".join(written(self._before)), written(self._salts)
-        text = before + prompt.rstrip(b']}" \t\r\n')  # a conversation that goes on begins with what was before its end
+        text = before + prompt.rstrip(b']}" \t\r\n')  # without its end, a prompt is a prefix of its own continuation
         length = _length(prompt, rate) + int(len(before) / rate)
         return Look(_name(salts[0]), length, _marked(text, b"\0".join(salts), length), conversation)
 
@@ -131,17 +131,17 @@ class PromptReader:
 
 
 def _union(several: Iterable[Iterable[str]]) -> tuple[str, ...]:
-    """All names, each once, in the order in which they come."""
+    """Return all names once, in order of first occurrence."""
     return tuple(dict.fromkeys(name for names in several for name in names))
 
 
 def _first(members: Iterable[bytes]) -> bytes:
-    """The first that is given and not null; else nothing."""
+    """Return the first member that is present and not null, or nothing."""
     return next((member for member in members if member not in (b"", b"null")), b"")
 
 
 def _marked(text: bytes, salt: bytes, length: int) -> list[Mark]:
-    """The marks of a text of so many tokens."""
+    """Return the marks of a text that has ``length`` tokens."""
     digest = hashlib.blake2b(salt, digest_size=6)
     marks, at, each = [], 0, length / len(text) if text else 0.0
     view = memoryview(text)
@@ -169,19 +169,19 @@ look = PromptReader(surface.dialect for surface in (*SURFACES, *INNER)).look
 
 
 class Known:
-    """Hashes of what was computed lately, as far as ``capacity`` tokens of cache reach: the oldest are forgotten.
+    """Hashes of recently computed prompts, up to ``capacity`` tokens (the size of the cache); the oldest are forgotten.
 
-    It judges by what was asked, not by looking into the cache: a hash that is told may have been evicted, which costs
-    the prefix's computation and nothing else.
+    It follows the requests and does not look into the cache. A reported prefix may therefore have been evicted, which
+    costs only its recomputation.
     """
 
     def __init__(self, capacity: int):
         self._capacity = capacity
-        self._held: OrderedDict[int, int] = OrderedDict()  # tokens between a mark and the one before it
+        self._held: OrderedDict[int, int] = OrderedDict()  # tokens between a mark and the mark before it
         self._tokens = 0
 
     def add(self, marks: Sequence[Mark]) -> None:
-        """A prompt was computed. Its beginning is newer than its end, for others may begin alike."""
+        """Record a computed prompt. Its beginning counts as newer than its end, as other prompts may share it."""
         befores = [0, *(mark.tokens for mark in marks)]
         for mark, before in zip(reversed(marks), reversed(befores[:-1]), strict=True):
             self._tokens += mark.tokens - before - self._held.pop(mark.hash, 0)
@@ -190,6 +190,6 @@ class Known:
             self._tokens -= self._held.popitem(last=False)[1]
 
     def hashes(self, limit: int = REPORTED) -> list[int]:
-        """The newest, newest first: what ``prefix_hash`` of /v1/status tells."""
+        """Return the newest hashes, newest first, for ``prefix_hash`` of /v1/status."""
         newest = reversed(self._held)
         return [hash for hash, _ in zip(newest, range(limit), strict=False)]

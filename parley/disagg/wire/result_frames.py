@@ -1,9 +1,9 @@
-"""The frames in which results travel from an instance to a coordinator, written and read. Pure: bytes in, bytes out.
+"""The frames that carry results from an instance to a coordinator: encoded and decoded. Pure: bytes in, bytes out.
 
-A frame is ``reqId:{id}`` and ``{keyword}:{payload}``, each with a NUL behind it; ``ka:`` and ``epoch:`` stand alone.
-Nothing is escaped, so in the *plain* form a payload can have a NUL at its end only, which a second one follows. A
-stream that begins with ``epoch:`` is *exact*: payloads with NULs are in base64, the first NUL ends a frame, and there
-are keywords of its own. Knows no sockets, and not what a payload means.
+A frame is ``reqId:{id}`` and ``{keyword}:{payload}``, each followed by a NUL; ``ka:`` and ``epoch:`` stand alone.
+Nothing is escaped. In the ``mindie`` form, a payload may therefore contain a NUL only at its end, followed by the NUL
+that ends the frame. A stream that begins with ``epoch:`` has the ``native`` form: payloads with NULs are in base64, the
+first NUL ends a frame, and there are further keywords. Knows neither sockets nor the meaning of payloads.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import msgspec
 
 Kind = Literal["data", "lastData", "error", "retry", "head", "close", "ka", "epoch"]
 
-MOST = 16 << 20  # bytes of a payload; what is larger goes in several frames
-LIMIT = 8 * MOST  # of a frame that is read
+MOST = 16 << 20  # bytes of a payload; larger ones are sent in several frames
+LIMIT = 8 * MOST  # bytes of a frame that is read
 HEARTBEAT = b"ka:heartbeat\0"
 CLOSE = b"reqId:0xffffffffffffffff\0close:new connection is to established, close the old one.\0"
 
@@ -32,15 +32,15 @@ OPENING = b"reqId:"
 
 
 class BadFrame(Exception):
-    """What was read is no frame: too large, no base64 where there should be, or a record of nothing."""
+    """The bytes are no frame: too large, invalid base64, or a record without its data."""
 
 
 class Frame(msgspec.Struct, gc=False):
-    """``id``: of the request; empty where the frame is of none. ``payload`` is decoded.
+    """``id``: of the request; empty if the frame belongs to no request. ``payload`` is decoded.
 
-    data, lastData: what the client gets; the ``record`` of what stands behind it stays in base64, for it is seldom
-    wanted. error: a sentence. retry: the body of a new request. head: status and headers of an answer in one piece, as
-    JSON. close, ka: none. epoch: its name.
+    data, lastData: bytes for the client. The ``record`` of the engine outputs they were rendered from stays in base64,
+    as it is rarely needed. error: a sentence. retry: the body of a new request. head: status and headers of a complete
+    answer, as JSON. close, ka: no payload. epoch: its name.
     """
 
     id: bytes
@@ -49,11 +49,11 @@ class Frame(msgspec.Struct, gc=False):
     record: bytes | None = None
 
 
-# -- writing
+# -- encoding
 
 
 def results(id: str, payload: bytes, *, last: bool = False, exact: bool = False) -> list[bytes]:
-    """The frames of a result, one or more. An empty one that is not the last makes none, unless ``exact``."""
+    """Encode a result in one or more frames. An empty one that is not the last yields none, unless ``exact``."""
     head, coding = b"reqId:%b\0" % id.encode(), b""
     pieces = _cut(payload) if exact else _parts(payload)
     if exact and b"\0" in payload:
@@ -67,32 +67,32 @@ def results(id: str, payload: bytes, *, last: bool = False, exact: bool = False)
 
 
 def record(id: str, data: bytes) -> bytes:
-    """What stands behind the data that follows at once: only in the exact form."""
+    """Encode the outputs that the next data frame was rendered from. Native form only."""
     return b"reqId:%b\0record:%b\0" % (id.encode(), binascii.b2a_base64(data, newline=False))
 
 
 def head(id: str, status: int, headers: list[tuple[str, str]]) -> bytes:
-    """How an answer in one piece begins, before its data: only in the exact form."""
+    """Encode status and headers of a complete answer, sent before its data. Native form only."""
     return b"reqId:%b\0head:%b\0" % (id.encode(), msgspec.json.encode({"status": status, "headers": headers}))
 
 
 def error(id: str, text: str) -> bytes:
-    """The end of a request by an error."""
+    """Encode the end of a request by an error."""
     return b"reqId:%b\0error:%b\0" % (id.encode(), text.replace("\0", " ").encode())
 
 
 def retry(id: str, body: bytes) -> bytes:
-    """The end of a request here, and the body (JSON) with which it goes on elsewhere."""
+    """Encode the end of a request here, with the body (JSON) that continues it on another instance."""
     return b"reqId:%b\0retry:%b\0" % (id.encode(), body)
 
 
 def epoch(name: str) -> bytes:
-    """The beginning of an exact stream: what its frames are counted in."""
+    """Encode the beginning of a native stream. Frames are numbered within the epoch."""
     return b"epoch:%b\0" % name.encode()
 
 
 def _parts(payload: bytes) -> list[bytes]:
-    """A payload in pieces that have a NUL at their end or none."""
+    """Cut a payload into pieces that contain no NUL except at their end."""
     if b"\0" not in payload:
         return _cut(payload)
     *ended, rest = payload.split(b"\0")
@@ -101,22 +101,22 @@ def _parts(payload: bytes) -> list[bytes]:
 
 
 def _cut(payload: bytes) -> list[bytes]:
-    if 0 < len(payload) <= MOST:  # as always
+    if 0 < len(payload) <= MOST:  # nearly always
         return [payload]
     return [payload[begin : begin + MOST] for begin in range(0, len(payload), MOST)]
 
 
-# -- reading
+# -- decoding
 
 
 class Reader:
-    """Frames from bytes as they come; however these are cut, the frames are the same.
+    """Decodes frames from a stream of bytes, independent of how the bytes are cut.
 
-    ``number``: how many frames of requests have been read, also unknown ones; those that are counted in an epoch. A
-    record counts as soon as its data has come.
-    ``strange``: how many pieces were no frames, or unknown ones, and were passed over.
-    ``held``: a frame is there of which only what follows tells whether it has ended. Where nothing follows for some
-    milliseconds, it has: ``flush``. An exact stream never holds one.
+    ``number``: frames of requests read so far, including unknown ones; this is the numbering within an epoch. A record
+    counts once its data has arrived.
+    ``strange``: number of pieces that were skipped because they are no frames, or unknown ones.
+    ``held``: a frame is complete unless a further NUL follows. If nothing follows for some milliseconds, call
+    ``flush``. A native stream never holds a frame.
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
@@ -124,11 +124,11 @@ class Reader:
         self.strange = 0
         self.exact = False
         self._limit = limit
-        self._rest: list[bytes] = []  # of a piece that has not ended
+        self._rest: list[bytes] = []  # of an incomplete piece
         self._size = 0
-        self._opening = b""  # the first half of a frame that has begun, which names its request
-        self._record: bytes | None = None  # whose data has not come
-        self._behind = b""  # its opening
+        self._opening = b""  # first half of an incomplete frame, which names its request
+        self._record: bytes | None = None  # a record whose data has not arrived
+        self._behind = b""  # first half of that record's frame
         self._held: Frame | None = None
 
     @property
@@ -136,7 +136,7 @@ class Reader:
         return self._held is not None
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames that these bytes complete. Raises BadFrame, after which nothing more can be read."""
+        """Return the frames that these bytes complete. Raises BadFrame, after which the stream is unusable."""
         if not data:
             return []
         if b"\0" not in data:
@@ -153,7 +153,7 @@ class Reader:
         return self._frames(pieces, more=bool(rest))
 
     def flush(self) -> list[Frame]:
-        """The frame that was held, for nothing has followed it."""
+        """Return the held frame: nothing followed it, so it is complete."""
         frames = [] if self._held is None else [self._held]
         self._held = None
         return frames
@@ -166,7 +166,7 @@ class Reader:
 
     def _frames(self, pieces: list[bytes], more: bool) -> list[Frame]:
         frames = self.flush()
-        last = frames[0] if frames else None  # the one before, if a NUL that follows would be a part of it
+        last = frames[0] if frames else None  # the previous frame, if a NUL that follows would belong to it
         opening, record, number = self._opening, self._record, self.number
         for piece in pieces:
             if not piece:
@@ -200,13 +200,13 @@ class Reader:
             number += 1
             if record is not None:
                 if opening != self._behind or kind not in ("data", "lastData"):
-                    raise BadFrame("A record stands before something else than its data.")
+                    raise BadFrame("A record must be followed by its data.")
                 number += 1
             if kind is None:
                 self.strange += 1
             else:
                 frames.append(Frame(opening[6:], kind, payload, record))
-                # Events of a stream end in a line break; only what does not may have a NUL of its own.
+                # Events of a stream end in a line break; only other payloads may end in a NUL.
                 if not self.exact and keyword in (b"data", b"lastData") and payload[-1:] != b"\n":
                     last = frames[-1]
             opening, record = b"", None
@@ -216,7 +216,7 @@ class Reader:
         return frames
 
     def _alone(self, piece: bytes, frames: list[Frame]) -> None:
-        """A piece that belongs to no request."""
+        """Decode a piece that belongs to no request."""
         keyword, _, payload = piece.partition(b":")
         if keyword == b"ka":
             frames.append(Frame(b"", "ka"))
@@ -231,4 +231,4 @@ def _decoded(payload: bytes) -> bytes:
     try:
         return binascii.a2b_base64(payload, strict_mode=True)
     except binascii.Error:
-        raise BadFrame("A payload is no base64.") from None
+        raise BadFrame("A payload is not valid base64.") from None

@@ -1,7 +1,7 @@
-"""An instance's role, and how it takes another: what runs ends first, then it links with those it is to work with.
+"""An instance's role, and how the role changes: running requests end first, then the instance links with its peers.
 
-Knows neither the bodies in which roles are given nor how a link is made. An engine can do everything in every role;
-a role says which requests an instance takes and, of a flex one, which part of the engine's time prompts may have.
+Knows neither the bodies that assign roles nor how links are made. Every engine can do everything; the role decides
+which requests an instance accepts and, for a flex instance, how much of the engine's time prefill may take.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ log = logging.getLogger("parley.instance")
 Name = Literal["none", "prefill", "decode", "flex", "mixed"]
 State = Literal["RoleUnknown", "RoleSwitching", "RoleReady"]
 
-DRAIN = 300.0  # seconds that running requests have before the role changes around them
-FIRST, POLL = 0.1, 10.0  # seconds between two looks at the links, at first and after a while
-SHARE = 50  # percent of a flex instance's time for prefill, unless it is told
+DRAIN = 300.0  # seconds that running requests have to finish before the role changes anyway
+FIRST, POLL = 0.1, 10.0  # seconds between two checks of the links: at first, and at most
+SHARE = 50  # default percentage of a flex instance's time for prefill
 
 
 class Address(NamedTuple):
-    """Where an instance listens for others: an address without brackets, and a port."""
+    """The address where an instance listens for other instances: a host without brackets, and a port."""
 
     host: str
     port: int
 
     def __str__(self) -> str:
-        """As it stands in a d-target."""
+        """Return the address as a d-target contains it."""
         return f"[{self.host}];{self.port}" if ":" in self.host else f"{self.host};{self.port}"
 
 
 class Assignment(NamedTuple):
-    """A role that is given. ``peers``: those that hand over to it, or that it hands over to. ``share``: None: as is."""
+    """A role to take. ``peers``: the instances on the other side of its handovers. ``share``: None keeps it."""
 
     name: Name
     peers: Sequence[Address] = ()
@@ -42,8 +42,11 @@ class Assignment(NamedTuple):
 
 
 class Role:
-    """``link`` tries a peer and says how that went, "ok" or why not; ``busy``: do requests run? ``left`` is called
-    with the role that ends, when no request runs any more, ``taken`` when there is another role or share."""
+    """The current role of an instance, and its changes.
+
+    ``link`` tries to reach a peer and returns "ok" or the failure. ``busy``: whether requests are running. ``left`` is
+    called with the old role once no request runs any more, ``taken`` when the role or the share has changed.
+    """
 
     def __init__(
         self,
@@ -64,27 +67,27 @@ class Role:
 
     @property
     def unknown(self) -> bool:
-        """Can no request be answered, for it is not known in which role?"""
+        """Whether requests must be refused because the role is not settled."""
         return self.name == "none" or self.draining
 
     @property
     def prefills(self) -> bool:
-        """Does it begin requests that others go on with?"""
+        """Whether the instance runs the prefill stage of requests that others continue."""
         return self.name == "prefill" or (self.name == "flex" and self.share > 0)
 
     @property
     def decodes(self) -> bool:
-        """Does it go on with requests that others began?"""
+        """Whether the instance runs the decode stage of requests that others began."""
         return self.name == "decode" or (self.name == "flex" and self.share < 100)
 
     @property
     def part(self) -> int:
-        """Percent of the engine's time that prompts may have while answers go on."""
+        """Percentage of the engine's time that prefill may take while answers are generated."""
         return self.share if self.name == "flex" else 100
 
     def assign(self, given: Assignment) -> None:
-        """Take a role, in the background; one that was being taken is not any more. Who has it and is linked with all
-        its peers goes on as before, with another share."""
+        """Change to a role in the background, cancelling a change in progress. An instance that already has the role
+        and is linked with all peers continues without interruption, possibly with another share."""
         linked = all(self.links.get(peer) == "ok" for peer in given.peers)
         settled = self.state == "RoleReady" and given.name == self.name and linked
         if self._changing is not None:
@@ -96,6 +99,7 @@ class Role:
         self._changing = asyncio.create_task(self._change(given))
 
     def close(self) -> None:
+        """Cancel a change in progress."""
         if self._changing is not None:
             self._changing.cancel()
 
@@ -120,7 +124,7 @@ class Role:
         self._taken()
 
     async def _drained(self) -> None:
-        """Wait until no request runs, but not for ever: the rest goes on in the new role."""
+        """Wait until no request runs, at most ``DRAIN`` seconds; requests left over continue in the new role."""
         deadline = time.monotonic() + DRAIN
         while self._busy() and time.monotonic() < deadline:
             await asyncio.sleep(0.02)

@@ -1,6 +1,6 @@
-"""Roles as controllers give them, in the bodies of ``POST /v1/role/…`` and ``/v2/role/…``: read and checked.
+"""Role requests of controllers: the bodies of ``POST /v1/role/…`` and ``/v2/role/…``, parsed and checked.
 
-Knows nothing of the role that there is.
+Knows nothing of the current role.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ ROLES: dict[str, Name] = {"prefill": "prefill", "decode": "decode", "flex": "fle
 
 
 def read(role: str, version: str, body: bytes, first: bool) -> Assignment:
-    """The assignment in a body, of a ``role`` and ``version`` ("v1" or "v2") that the path names. ``first``: of one
-    that has no role yet, which needs peers. Raises OrderRefused.
+    """Parse a role request. ``role`` and ``version`` ("v1" or "v2") come from the path. ``first``: the instance has no
+    role yet, so the request must contain peers. Raises OrderRefused.
 
-    Beyond the original, a peer may say its ``inter_comm_port``, and be an IPv6 address.
+    As extensions of MindIE's format, a peer may have an ``inter_comm_port`` and an IPv6 address.
     """
     try:
         given = msgspec.json.decode(body)
@@ -57,7 +57,7 @@ def read(role: str, version: str, body: bytes, first: bool) -> Assignment:
 
 
 def _checked(value: Any, parts: Callable[[dict[str, Any]], None]) -> Address:
-    """An instance, local or a peer: where it is. Raises KeyError, TypeError, ValueError."""
+    """Return the address of an instance, local or a peer. Raises KeyError, TypeError, ValueError."""
     one = _object(value)
     host = _address(one["server_ip"])
     if ("id" in one) != ("host_ip" in one) and parts is _devices:
