@@ -1,1 +1,1 @@
-"""Dialects: what an API's bytes mean. Pure: no sockets, no tokenizer, no engine."""
+"""Dialects: the meaning of each API's bytes. Pure: no sockets, no tokenizer, no engine."""

@@ -1,7 +1,8 @@
-"""How an API is asked for a stream of tokens, and what its events say: what the load generator knows of an API.
+"""How the load generator requests a token stream from an API and reads its events.
 
-Each dialect declares its own in its ``bench``. A prompt is token ids where an API takes them, else a text that becomes
-as many tokens. Every API is asked for greedy tokens up to the length and, where it can be asked, not to end before.
+Each dialect declares its own ``BenchApi`` entries in its ``bench`` module. A prompt is a list of token ids where the
+API accepts them, otherwise a text that tokenizes to as many tokens. Every API is asked for greedy tokens up to the
+length limit and, where it supports that, to ignore the end-of-sequence token.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ SILENT = "an error event without a message"
 
 @dataclass(frozen=True)
 class Shape:
-    """What every request of a load has: lengths in tokens; ``timeout`` in seconds from sending to the last byte."""
+    """The settings that all requests of a load share: lengths in tokens, ``timeout`` in seconds for a whole request."""
 
     model: str
     output: int
@@ -24,7 +25,7 @@ class Shape:
 
 @dataclass
 class Seen:
-    """What one event said: whether it carried output, tokens as far as it told, the end, the reason of a failure."""
+    """The contents of one event: whether it has output, token counts if stated, whether it is the last, the error."""
 
     output: bool = False
     prompt: int = 0
@@ -34,11 +35,11 @@ class Seen:
     error: str = ""
 
 
-Stamped = tuple[float, bytes]  # with the time at which it came
+Stamped = tuple[float, bytes]  # arrival time, data
 
 
 def events(pieces: Sequence[Stamped]) -> Iterator[Stamped]:
-    """The data of each event of a stream, with the time at which its line was complete."""
+    """Yield the data of each event of a stream with the time at which its line was complete."""
     rest = b""
     for when, piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")
@@ -49,10 +50,11 @@ def events(pieces: Sequence[Stamped]) -> Iterator[Stamped]:
 
 @dataclass(frozen=True)
 class Api:
-    """How one API is asked and read. ``path`` is the dialect's own, and may name ``{model}``.
+    """How to call one API and read its stream. ``path`` is the dialect's own and may contain ``{model}``.
 
-    ``events`` finds events in the bytes of an answer. ``see`` reads the data of one; ValueError, TypeError or
-    AttributeError: it is none. ``talks``: a prompt is a conversation's only turn.
+    ``split_events`` finds the events in the bytes of an answer. ``read_event`` reads the data of one event; it raises
+    ValueError, TypeError or AttributeError if the data is not an event. ``is_chat``: the prompt is sent as the only
+    turn of a conversation.
     """
 
     path: str
@@ -64,7 +66,7 @@ class Api:
 
 
 def reason(body: Any) -> str:
-    """The sentence in an error body of the OpenAI shape (or in that of a probe), empty when there is none."""
+    """Return the message of an error body of the OpenAI form (or of a health probe), or "" if there is none."""
     error = body.get("error", body) if isinstance(body, dict) else None
     message = error.get("message") if isinstance(error, dict) else error
     return message if isinstance(message, str) else ""

@@ -1,8 +1,8 @@
-"""What a dialect is: a table of routes, how each reads its body and writes its answer, and how errors look.
+"""The definition of a dialect: a table of routes, how each reads its body and writes its answer, and the error form.
 
-Everything here is pure: bytes in, neutral data out, and back. Ids and clocks are handed in, so that the same call gives
-the same bytes. The server knows only what this file, ``facts`` and ``wishes`` declare; it never sees an API's field
-name. A new API is a module that builds one ``Dialect``, and a line in the server's table of surfaces.
+Everything here is pure: bytes in, neutral data out, and back. Ids and clocks are passed in, so that the same call gives
+the same bytes. The server knows only the declarations in this file, ``facts`` and ``wishes``; it never sees an API's
+field name. A new API is a module that builds one ``Dialect``, and a line in ``dialects/mounts.py``.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from parley.types import Event, Request, Usage
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a dialect is told beside the body.
+    """Everything besides the body that a dialect needs to read a request and write its answer.
 
-    For the answer: a unique id without prefix, the time in whole seconds, the model's fingerprint. Of the model that
-    the request is for: its ``context`` in tokens (0 before it is loaded), the kind of ``device`` it runs on, how many
-    tokens its KV cache holds and could hold, how many sequences wait, and its makers' ``advice`` on sampling, under the
-    names of generation_config.json. Of the request: the parts of its path that the route names, decoded, its headers,
-    names in lower case, and what stands behind the path's ``?``.
+    About the answer: a unique id without prefix, the creation time in whole seconds, the model's fingerprint. About the
+    requested model: its context length in tokens (0 before it is loaded), the ``device`` kind, the tokens that its KV
+    cache holds and can hold, the number of waiting sequences, and the sampling defaults of its generation_config.json,
+    under the names used there. About the HTTP request: the decoded path parts that the route names, the headers with
+    lower-case names, and the query string.
     """
 
     id: str
@@ -47,7 +47,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where the seconds of an answered request went: reading and checking, waiting for the engine, in the engine."""
+    """Where the time of an answered request went, in seconds: validation, the engine's queue, inference, in total."""
 
     total: float
     validation: float
@@ -56,7 +56,7 @@ class Timings:
 
 
 class Answer(NamedTuple):
-    """An answer in one piece: HTTP status, body, content type (empty: none is sent)."""
+    """A complete answer: HTTP status, body, content type (no header is sent if it is empty)."""
 
     status: int = 200
     body: bytes = b""
@@ -64,19 +64,20 @@ class Answer(NamedTuple):
 
 
 Headers = Sequence[tuple[bytes, bytes]]
-Series = Callable[[Sequence[View]], str]  # writes series of metrics, of each model in turn
+Series = Callable[[Sequence[View]], str]  # writes the metric series of all models
 
 
 class Reply(ABC):
     """One request of one API and everything that is answered to it, as a stream or in one piece.
 
-    The server reads ``request``, feeds events as they come, and takes bytes. A stream is ``chunk`` for each batch of
-    events (an empty result means that there is nothing to send yet), then ``end`` or ``fail`` once; in one piece it
-    is ``add`` for each batch, then ``body``, then ``type``, ``coding`` and ``headers``; the server compresses what
-    has a coding (gzip or deflate). ``names`` maps neutral fields, which errors of the server name ("prompt"), to this
-    API's own. ``ping`` is sent into a silent stream, after ``silence`` seconds if this API has a custom of its own
-    and the server was not told another; empty: nothing is. ``served``: which of an endpoint's models the server chose,
-    as the endpoint calls it.
+    The server reads ``request``, passes events as they arrive, and takes bytes. For a stream it calls ``render_chunk``
+    for each batch of events (an empty result means that there is nothing to send yet), then ``finish_stream`` or
+    ``fail_stream`` once. For an answer in one piece it calls ``add_events`` for each batch, then ``render_body``, then
+    reads ``content_type``, ``content_coding`` (gzip or deflate; the server compresses) and ``answer_headers``.
+    ``field_names`` maps the neutral fields that the server's errors mention ("prompt") to this API's own names.
+    ``ping_bytes`` are sent into a silent stream, every ``ping_interval`` seconds if this API has a customary interval
+    and the server has no other setting; if empty, nothing is sent. ``served_model``: the model of an endpoint that the
+    server chose, under the endpoint's name for it.
     """
 
     type: bytes = b"application/json"
@@ -90,35 +91,35 @@ class Reply(ABC):
 
     @abstractmethod
     def chunk(self, events: Sequence[Event]) -> bytes:
-        """The part of the stream that these events make."""
+        """Return the part of the stream that these events produce."""
 
     @abstractmethod
     def end(self, usage: Usage) -> bytes:
-        """The last bytes of a stream in which every choice has ended."""
+        """Return the last bytes of a stream after every choice has ended."""
 
     @abstractmethod
     def fail(self, error: ParleyError) -> bytes:
-        """The last bytes of a stream that ends by an error; raised again, it cuts the connection."""
+        """Return the last bytes of a stream that ends with an error. If it raises the error, the connection is cut."""
 
     def refusal(self, error: ParleyError) -> Answer | None:
-        """The answer to an error as long as nothing was sent; None: the one that the dialect gives to all."""
+        """Return the answer to an error before anything is sent, or None for the dialect's usual error answer."""
         return None
 
     @abstractmethod
     def add(self, events: Sequence[Event]) -> None:
-        """Take these events into the answer that is given in one piece."""
+        """Add these events to the answer in one piece."""
 
     @abstractmethod
     def body(self, usage: Usage) -> bytes:
-        """The whole answer."""
+        """Return the complete answer in one piece."""
 
     def headers(self, timings: Timings | None) -> Headers:
-        """Headers of this answer; ``timings`` are None for a stream, whose headers leave first."""
+        """Return the headers of this answer. ``timings`` is None for a stream, whose headers are sent first."""
         return ()
 
 
 class Whole(Reply):
-    """A reply that is never a stream; its request must not ask for one."""
+    """A reply that is never a stream. Its request must not ask for one."""
 
     def chunk(self, events: Sequence[Event]) -> bytes:
         raise AssertionError("no stream was asked for")
@@ -131,34 +132,34 @@ class Whole(Reply):
 
 
 Kind = Literal[
-    "generate",  # read(body, Head) -> Reply, or the Answer if the body itself decides how its refusal looks
-    "embed",  # the same, for vectors alone
-    "tokenize",  # read(body) -> Tokenize; write(Tokenized) -> bytes
-    "detokenize",  # read(body) -> Detokenize; write(str) -> bytes
-    "models",  # write(list[Card]) -> bytes
-    "model",  # the path holds {model}; write(Card) -> bytes
-    "tokenizer",  # the tokenizer's configuration; write(dict) -> bytes
-    "version",  # write(str) -> bytes
-    "info",  # write(About) -> bytes
-    "halt",  # end an open request: read(body, Head) -> Halt
-    "adapter",  # load an adapter or unload one: read(body, Head) -> Adapt | Answer
-    "load",  # requests being served; write(int) -> bytes
-    "reset",  # forget cached prefixes: read(Head) -> bool (put back what runs); write(bool: was it done?) -> bytes
-    "health",  # an empty 200 while the engine serves, else an error
-    "live",  # 200 as long as the process answers at all; with write(bool) -> Answer in the API's own form
-    "ready",  # 200 when requests are taken, else 503 with progress; with write(bool) -> Answer as above
-    "ask",  # what the server says of itself: read(body, Head, Facts) -> Answer
-    "count",  # the same, of numbers that add up over several servers
-    "endpoint",  # look at endpoints or change one: read(body, Head, Facts, endpoints by name) -> Answer | Change
-    "state",  # the same, for probes: clients without a key may ask
-    "trial",  # have the model make one token: read(Head) -> seconds that it may take; write(bool: did it?) -> Answer
-    "order",  # hold requests back, or take them again: read(body, Head, Facts) -> Told
-    "stop",  # end the server: read(Head) -> bool (at once); write(bool: the first time?) -> Answer
+    "generate",  # reader(body, RequestContext) -> Reply, or an Answer where the body decides the form of its refusal
+    "embed",  # the same, for requests that return only vectors
+    "tokenize",  # reader(body) -> TokenizeRequest; writer(TokenizeResult) -> bytes
+    "detokenize",  # reader(body) -> DetokenizeRequest; writer(str) -> bytes
+    "models",  # writer(list[ModelCard]) -> bytes
+    "model",  # the path contains {model}; writer(ModelCard) -> bytes
+    "tokenizer",  # the tokenizer's configuration; writer(dict) -> bytes
+    "version",  # writer(str) -> bytes
+    "info",  # writer(ServerInfo) -> bytes
+    "halt",  # abort an open request: reader(body, RequestContext) -> AbortRequest
+    "adapter",  # load or unload an adapter: reader(body, RequestContext) -> LoadAdapter | Answer
+    "load",  # the number of requests being served; writer(int) -> bytes
+    "reset",  # clear the prefix cache: reader(RequestContext) -> bool (preempt running?); writer(done) -> bytes
+    "health",  # an empty 200 while the engine serves, otherwise an error
+    "live",  # 200 as long as the process answers at all; writer(bool) -> Answer gives it the API's own form
+    "ready",  # 200 when requests are accepted, otherwise 503 with progress; writer(bool) -> Answer as above
+    "ask",  # information about the server: reader(body, RequestContext, ServerFacts) -> Answer
+    "count",  # the same, with numbers that are summed over several servers
+    "endpoint",  # show or change endpoints: reader(body, RequestContext, ServerFacts, all) -> Answer | EndpointChange
+    "state",  # as above, but a probe: clients without an API key may call it
+    "trial",  # generate one token as a test: reader(RequestContext) -> timeout in seconds; writer(success) -> Answer
+    "order",  # pause or resume requests: reader(body, RequestContext, ServerFacts) -> PauseAnswer
+    "stop",  # shut the server down: reader(RequestContext) -> bool (at once?); writer(first call?) -> Answer
     "metrics",
     # of an instance of a cluster
-    "results",  # results of requests that a coordinator had it take over
-    "results_flow",  # some of these are to wait
-    "role",  # take the role that the path names
+    "results",  # the results of requests that a coordinator handed over to the instance
+    "results_flow",  # pause some of these results
+    "role",  # take the role in the path
     "instance_status",  # role and resources
 ]
 
@@ -171,7 +172,7 @@ _NAMED = msgspec.json.Decoder(_Named)
 
 
 def named(body: bytes) -> str:
-    """The model that a JSON body names in its member ``model``, looked at no deeper; empty if it names none."""
+    """Return the model named in the member ``model`` of a JSON body, or "". Nothing else in the body is read."""
     try:
         return _NAMED.decode(body).model
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -180,14 +181,15 @@ def named(body: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One path of an API and what the server does there.
+    """One path of an API and the operation that the server performs there.
 
-    Parts of the path in braces reach ``read`` in its Head. A route that generates and names ``{model}`` is for that
-    model: it is looked up before the body is read. ``model``: the name in a body, for routes whose bodies name their
-    model; others are for the main one. ``first``: it is looked up before the rest of the body is read. ``shares``: the
-    name, or ``{endpoint}`` in the path, is an endpoint's, and ``{served}`` one of its models. ``claims``: where several
-    APIs share a path, a body with one of these members is for this route. ``yields``: a body that nobody claims is
-    rather for another route.
+    The reader gets the braced parts of the path in its RequestContext. A generating route with ``{model}`` in its path
+    is for that model, which is resolved before the body is read. ``model_reader`` returns the model name in a body, for
+    routes whose bodies name their model; other routes use the main model. ``resolve_model_first``: the model is
+    resolved before the rest of the body is read. ``names_endpoint``: the name in the body, or ``{endpoint}`` in the
+    path, is an endpoint's, and ``{served}`` one of its models. ``claiming_members``: where several APIs share a path, a
+    body with one of these members belongs to this route. ``yields_unclaimed``: a body without any claiming member
+    belongs to another route if there is one.
     """
 
     method: str
@@ -204,11 +206,11 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class PromptMembers:
-    """The members of a JSON body that tell which cached prefixes its request can use.
+    """The members of a JSON body that determine which cached prefixes its request can use.
 
-    ``conversations``: those that hold the messages of a conversation. ``prompts``: those that hold any other prompt.
-    ``before``: those that the model reads before either. ``salts``: those that keep equal prompts apart, besides
-    ``model``. ``message`` reads the model and the prompt of a body that is no JSON.
+    ``conversations`` hold messages, ``prompts`` hold any other prompt, and ``preceding`` members come before either in
+    the model's input. ``salts`` separate equal prompts, in addition to ``model``. ``read_non_json`` reads the model and
+    the prompt of a body that is not JSON.
     """
 
     conversations: tuple[str, ...] = ()
@@ -220,20 +222,20 @@ class PromptMembers:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One API. ``base`` is what a client of it calls its base URL, below the server's root.
+    """One API. ``base_path`` is its base URL in its clients' terms, relative to the server's root.
 
-    ``members``: where a coordinator finds the prompts of this API, by which it routes requests.
-    ``error`` is the answer to an error; the server has already translated its field. ``headers`` are the API's
-    own response headers, from the seconds that the request took so far. ``body_limit``: bytes of a body that this API
-    takes at most, where that is less than the server does. ``hints``: may an error say when to come back? ``apart``: is
-    each event of a stream a chunk of HTTP's, for clients that read it by these? ``beside``: other paths than the base
-    below which everything is this API's. ``series``: the server's counts under this API's names, for the page of
-    metrics that all APIs at the root share; ``page``: the whole page, where this API has one of its own. ``bench``: how
-    ``parley bench`` asks this API for tokens, by the name of its option.
+    ``prompt_members``: where a coordinator finds the prompts of this API, which it needs for routing.
+    ``render_error`` returns the answer to an error, whose field the server has already translated. ``common_headers``
+    returns the API's own response headers, given the seconds that the request has taken so far. ``body_limit``: the
+    maximum body size of this API in bytes, where it is below the server's. ``retry_hints``: errors may say when to
+    retry. ``chunk_per_event``: each event of a stream is one HTTP chunk, for clients that rely on it. ``other_bases``:
+    further paths that belong to this API with everything below them. ``shared_metrics`` writes the server's metrics
+    under this API's names, for the page that all APIs at the root share; ``own_metrics`` writes the whole page, where
+    this API has one of its own. ``bench_apis``: how ``parley bench`` calls this API, by the name of its option.
 
-    Of a coordinator of a cluster: ``documented_errors``: this API's clients are told its errors as the plain texts that
-    MindIE documents; ``no_memory``: its body for a request that finds no memory, empty for the usual one; ``framed``:
-    an answer is messages, of which a plain text is no part.
+    For the coordinator of a cluster: ``documented_errors``: clients of this API get errors as the plain texts that
+    MindIE documents; ``no_memory_body``: the body of the refusal when memory is exhausted, empty for the usual one;
+    ``framed_answers``: an answer consists of messages and cannot contain a plain text.
     """
 
     name: str
@@ -253,4 +255,4 @@ class Dialect:
     documented_errors: bool = False
     no_memory: bytes = b""
     framed: bool = False
-    id_header: bytes = b""  # under which all answers have the request's unique id
+    id_header: bytes = b""  # the name of the header that carries the request's unique id in all answers

@@ -1,4 +1,4 @@
-"""What a dialect is told of the server: names, models, counts, endpoints. Data only, under no API's names."""
+"""Facts about the server that a dialect can report: names, models, counts, endpoints. Neutral data, no API's names."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from parley.types import ModelInfo, Stats
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A name that the server offers, and the model behind it, whose main name is ``root``.
+    """A model name that the server offers. ``root`` is the main name of its model.
 
-    ``max_model_len`` is None until it is loaded. ``phase``: loading, ready, restarting, draining, failed, closed; held
-    or prepared after such a ``wishes.Command``. ``folder``: where an adapter lies, if the name is one's; ``root`` is
-    then the model that it changes. ``totals``: what was done with it, under all its names. ``purpose``: what it is for,
-    as far as that is known: conversations and text, text alone, vectors alone.
+    ``max_model_len`` is None until the model is loaded. ``phase``: loading, ready, restarting, draining, failed,
+    closed; held or prepared after a ``PauseCommand`` of that kind. ``adapter_folder``: the folder of the adapter, if
+    the name is an adapter's; ``root`` is then its base model. ``totals``: counts over all names of the model.
+    ``purpose``: the model's task as far as it is known: conversations and text, text only, vectors only.
     """
 
     name: str
@@ -34,11 +34,11 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """How the main model does at this moment.
+    """The current state of the main model.
 
-    ``phase``: idle, loading, ready, restarting, draining, failed, closed; held or prepared after such a
-    ``wishes.Command``. ``held`` of ``places`` are taken, of which ``batch`` run at once. Times are seconds, means of
-    the last thousand.
+    ``phase``: idle, loading, ready, restarting, draining, failed, closed; held or prepared after a ``PauseCommand`` of
+    that kind. ``used_slots`` of ``slots`` are taken; at most ``max_batch`` of them run at once. ``mean_ttft`` and
+    ``mean_tpot`` are seconds, averaged over the last thousand.
     """
 
     phase: str = "ready"
@@ -53,8 +53,8 @@ class Vitals:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the server knows of itself. ``cards``: every name it serves, the main one first. ``ready``: do all its
-    models take requests?"""
+    """Everything that the server reports about itself. ``cards``: every name it serves, the main one first. ``ready``:
+    all its models accept requests."""
 
     version: str
     cards: Sequence[Card]
@@ -64,8 +64,8 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """The server in one card: its main model, how many answers it makes or queues at once, its version, and what the
-    model computes with and on."""
+    """A summary of the server: its main model, how many choices it generates or queues at once (``slots``), its
+    version, and the model's dtype and device."""
 
     card: Card
     places: int
@@ -75,7 +75,7 @@ class About:
 
 
 class Share(msgspec.Struct, frozen=True):
-    """One of an endpoint's models: ``name`` there, the server's ``model``, and how many of 100 requests it answers."""
+    """One model of an endpoint: its ``name`` there, the server's ``model``, and its percentage of the requests."""
 
     name: str
     model: str
@@ -83,7 +83,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """A name behind which models share the requests. ``about``: what else its API keeps of it, as JSON can hold it."""
+    """A model name whose requests are split among several models. ``about``: further JSON data of its API."""
 
     name: str
     shares: list[Share]

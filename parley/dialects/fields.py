@@ -1,9 +1,9 @@
-"""Reading the members of a JSON body: type, default, range, null and caps in one place, for every dialect.
+"""Reading the members of a JSON body: type, default, range, null and size limits in one place, for every dialect.
 
-A dialect asks for one member after another and gets a checked Python value, or one of parley.errors is raised. What
-all APIs share is decided here: an explicit null means the default, a boolean is no number, a whole float (5.0) is an
-integer, members that nobody asks for are ignored. How an API words its refusals is the ``Words`` it passes in. Nothing
-here knows the name of any member.
+A dialect reads one member after another and gets a checked Python value, or one of the errors in ``parley.errors`` is
+raised. The rules that all APIs share are here: an explicit null means the default, a boolean is not a number, a whole
+float (5.0) is an integer, unread members are ignored. The ``ErrorWording`` that is passed in decides how an API words
+its refusals. Nothing here knows the name of any member.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from parley.errors import BadRequest, excerpt
 
 D = TypeVar("D")
 
-MAX_DEPTH = 64  # nesting of a free-form value: a recursive reader later on must not run out of stack
+MAX_DEPTH = 64  # nesting of a free-form value, so that later recursive readers do not overflow the stack
 INT64 = (-(2**63), 2**63 - 1)
 
 
 def decode(body: bytes, words: Words = WORDS) -> Fields:
-    """The members of a body. Raises Malformed (or what the words say) when it is not one JSON object in UTF-8."""
+    """Return the members of a body. Raises Malformed (or the wording's error) if it is not one JSON object in UTF-8."""
     if not body:
         raise words.unreadable(body, "The request has no body. Send a JSON object.")
     try:
@@ -40,7 +40,7 @@ def decode(body: bytes, words: Words = WORDS) -> Fields:
 
 
 class Fields:
-    """The members of one JSON object. ``path`` is where the object stands in the body, for messages."""
+    """The members of one JSON object. ``path`` is the position of the object in the body, for messages."""
 
     __slots__ = ("_data", "_path", "_words")
 
@@ -50,11 +50,11 @@ class Fields:
         self._words = words
 
     def path(self, name: str) -> str:
-        """Where member ``name`` stands in the body, such as ``messages[0].content``."""
+        """Return the position of member ``name`` in the body, such as ``messages[0].content``."""
         return f"{self._path}.{name}" if self._path else name
 
     def over(self, defaults: Mapping[str, Any]) -> Fields:
-        """These members, and with a default those that are absent or null."""
+        """Return these members, with the defaults in place of absent or null ones."""
         given = {name: value for name, value in self._data.items() if value is not None or name not in defaults}
         return Fields({**defaults, **given}, self._path, self._words)
 
@@ -64,21 +64,24 @@ class Fields:
         return list(self._data)
 
     def has(self, name: str) -> bool:
-        """Is it there, and not null?"""
+        """True if the member is present and not null."""
         return self._data.get(name) is not None
 
     def among(self, names: Collection[str]) -> list[str]:
-        """Those of the names that are there, and not null."""
+        """Return those of the names whose members are present and not null."""
         if self._data.keys().isdisjoint(names):
             return []
         return [name for name, value in self._data.items() if name in names and value is not None]
 
     def null(self, name: str) -> bool:
-        """Is it there as null?"""
+        """True if the member is present and null."""
         return name in self._data and self._data[name] is None
 
     def spelled(self, name: str, *, cap: int) -> Fields:
-        """These members, with the value of which ``name`` is the text in JSON, nested at most MAX_DEPTH deep."""
+        """Parse the JSON text in ``name`` and return the members with the result in its place.
+
+        Raises BadRequest if the text is longer than ``cap`` or nested deeper than MAX_DEPTH.
+        """
         try:
             value = msgspec.json.decode(self.string(name, "", cap=cap))
         except (msgspec.DecodeError, RecursionError) as error:
@@ -88,27 +91,31 @@ class Fields:
         return Fields({**self._data, name: value}, self._path, self._words)
 
     def without(self, names: Set[str]) -> Fields:
-        """The others: for an API's older versions, which do not know these."""
+        """Return the members other than these, for older versions of an API that do not know them."""
         return Fields({name: value for name, value in self._data.items() if name not in names}, self._path, self._words)
 
     def raw(self, name: str) -> Any:
-        """The value as it was decoded, None when absent or null."""
+        """Return the decoded value, or None if it is absent or null."""
         return self._data.get(name)
 
     def fail(self, name: str, reason: str) -> BadRequest:
-        """An error about a member, for rules that only its dialect knows."""
+        """Return an error about a member, for rules that only its dialect knows."""
         return self._words.invalid(self.path(name), reason)
 
     def missing(self, name: str) -> BadRequest:
+        """Return the error for a missing member."""
         return self._words.missing(self.path(name))
 
     def empty(self, name: str, what: str) -> BadRequest:
+        """Return the error for an empty member. ``container`` is "string" or "array"."""
         return self._words.empty(self.path(name), what)
 
     def mistyped(self, name: str, expected: str) -> BadRequest:
+        """Return the error for a member of a wrong type. ``expected`` is a type with its article."""
         return self._words.mistyped(self.path(name), expected, self._data.get(name))
 
     def boolean(self, name: str, default: D) -> bool | D:
+        """Return a boolean."""
         value = self._data.get(name)
         if value is None:
             return default
@@ -117,7 +124,7 @@ class Fields:
         return value
 
     def integer(self, name: str, default: D, low: int | None = INT64[0], high: int | None = INT64[1]) -> int | D:
-        """An integer within ``low`` .. ``high``."""
+        """Return an integer within ``low`` .. ``high``."""
         value = self._data.get(name)
         if value is None:
             return default
@@ -126,14 +133,14 @@ class Fields:
     def number(
         self, name: str, default: D, low: float | None = None, high: float | None = None, *, open: bool = False
     ) -> float | D:
-        """A number within ``low`` .. ``high``; ``open``: greater than ``low``."""
+        """Return a number within ``low`` .. ``high``. With ``low_excluded`` it must be greater than ``low``."""
         value = self._data.get(name)
         if value is None:
             return default
         return self._number(self.path(name), value, low, high, open)
 
     def string(self, name: str, default: D, *, cap: int | None = None, allowed: Sequence[str] = ()) -> str | D:
-        """Text of at most ``cap`` characters; ``allowed`` lists the only values."""
+        """Return a text of at most ``cap`` characters. If ``allowed`` is not empty, it lists the valid values."""
         value = self._data.get(name)
         if value is None:
             return default
@@ -146,7 +153,10 @@ class Fields:
         return value
 
     def strings(self, name: str, *, cap: int, total: int) -> list[str]:
-        """A string, or an array of at most ``cap`` strings, none empty, together of at most ``total`` characters."""
+        """Return the strings of a string or an array.
+
+        At most ``cap`` strings, none empty, with at most ``total`` characters together; none if the member is absent.
+        """
         value = self._data.get(name)
         if value is None:
             return []
@@ -172,15 +182,15 @@ class Fields:
         return value
 
     def integers(self, name: str, *, cap: int, low: int | None, high: int | None) -> list[int]:
-        """An array of at most ``cap`` integers within ``low`` .. ``high``; empty when absent."""
+        """Return an array of at most ``cap`` integers within ``low`` .. ``high``; empty if absent."""
         value = self.array(name, cap=cap)
         if set(map(type, value)) == {int} and _within(min(value), low, high) and _within(max(value), low, high):
-            return value  # a long prompt of ids is not worth a path per id
+            return value  # fast path: building a path string for each id of a long prompt is expensive
         where = self.path(name)
         return [self._integer(f"{where}[{i}]", item, low, high) for i, item in enumerate(value)]
 
     def array(self, name: str, *, cap: int) -> list[Any]:
-        """An array of at most ``cap`` values of any type; empty when absent."""
+        """Return an array of at most ``cap`` values of any type; empty if absent."""
         value = self._data.get(name)
         if value is None:
             return []
@@ -191,7 +201,7 @@ class Fields:
         return value
 
     def objects(self, name: str, *, cap: int) -> Iterator[Fields]:
-        """The objects of an array, one after another."""
+        """Yield the objects of an array one after another."""
         where = self.path(name)
         for i, item in enumerate(self.array(name, cap=cap)):
             if not isinstance(item, dict):
@@ -199,6 +209,7 @@ class Fields:
             yield Fields(item, f"{where}[{i}]", self._words)
 
     def object(self, name: str) -> Fields | None:
+        """Return an object, or None if it is absent."""
         value = self._data.get(name)
         if value is None:
             return None
@@ -207,7 +218,7 @@ class Fields:
         return Fields(value, self.path(name), self._words)
 
     def free(self, name: str) -> dict[str, Any]:
-        """An object whose members nobody here knows (a schema, template options), nested at most MAX_DEPTH deep."""
+        """Return an object with arbitrary members (a schema, template options), nested at most MAX_DEPTH deep."""
         value = self._data.get(name)
         if value is None:
             return {}
@@ -218,7 +229,7 @@ class Fields:
         return value
 
     def weights(self, name: str, *, cap: int, low: float, high: float) -> dict[int, float]:
-        """An object that maps token ids (as text) to numbers within ``low`` .. ``high``."""
+        """Return an object that maps token ids (as text) to numbers within ``low`` .. ``high``."""
         value = self._data.get(name)
         if value is None:
             return {}
@@ -245,7 +256,7 @@ class Fields:
     def _number(self, path: str, value: Any, low: float | None, high: float | None, open: bool) -> float:
         if not isinstance(value, int | float) or isinstance(value, bool):
             value = self._words.convert(path, "a number", value)
-        # compared before it becomes a float: an integer beyond 10^308 has none. What is not a number is within nothing
+        # compare before the conversion to float: an integer beyond 10^308 would overflow; NaN fails every comparison
         if not _within(value, low, high) or (open and value == low):
             raise self._words.outside(path, value, low, high, open=open)
         return float(value)
@@ -256,7 +267,8 @@ def _within(value: float, low: float | None, high: float | None) -> bool:
 
 
 def shallow(value: Any, depth: int) -> bool:
-    """Is it nested at most ``depth`` deep? Level by level, so that the check itself cannot exhaust the stack."""
+    """True if the value is nested at most ``depth`` deep. Iterates level by level, so that it cannot overflow the
+    stack itself."""
     level = [value]
     for _ in range(depth):
         level = [

@@ -1,7 +1,7 @@
-"""The form of an answer, as more than one API asks for it: schemas, grammars, structural tags, vLLM's constraints.
+"""Output constraints as several APIs express them: schemas, grammars, structural tags, vLLM's structured outputs.
 
-Types and caps are looked at here, so that a wish is read in full; whether a schema or a grammar can be followed is told
-by whoever compiles it. Knows the names inside of these objects, but not what a body calls them.
+Types and size limits are checked here, so that the whole constraint is read; whether a schema or a grammar is supported
+is decided where it is compiled. Knows the member names within these objects, but not the members that hold them.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from parley.types import AnyText, Either, Exactly, Grammar, Piece, Repeat, Seque
 
 Kind = Literal["json", "regex", "choice", "grammar", "json_object", "structural_tag"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-OBJECT = {"type": "object"}  # any at all
+OBJECT = {"type": "object"}  # any object
 MAX_CHOICES = 4096
 MAX_ENDS = MAX_EXCLUDES = 16
 MAX_TIMES = 4096
-MAX_DEPTH = 32  # of pieces in one another
+MAX_DEPTH = 32  # levels of nested pieces
 MAX_CHARACTERS = 1 << 20  # of a regular expression or grammar, or of all choices together
-GBNF = re.compile(r"^\s*[\w.-]+\s*::=", re.MULTILINE)  # how a rule of one begins; Lark's have a colon
+GBNF = re.compile(r"^\s*[\w.-]+\s*::=", re.MULTILINE)  # the start of a GBNF rule; Lark's rules have a colon
 
 
 def one(*wishes: Grammar | None) -> Grammar | None:
-    """The only one there is. Raises Invalid for two."""
+    """Return the only constraint that is not None, or None. Raises Invalid if there are two."""
     given = [wish for wish in wishes if wish is not None]
     if len(given) > 1:
         first, second = given[0].field, given[1].field
@@ -37,7 +37,7 @@ def one(*wishes: Grammar | None) -> Grammar | None:
 
 
 def constraint(fields: Fields, name: str, kind: Kind) -> Grammar | None:
-    """A member of this kind; None if it asks for nothing. Raises BadRequest."""
+    """Return the constraint in a member of this kind, or None if it asks for nothing. Raises BadRequest."""
     field = fields.path(name)
     match kind:
         case "json":
@@ -62,7 +62,10 @@ def constraint(fields: Fields, name: str, kind: Kind) -> Grammar | None:
 
 
 def structured(wish: Fields) -> Grammar:
-    """vLLM's object of constraints: exactly one of ``KINDS``, and what may stand between JSON's marks."""
+    """Read vLLM's object of constraints: exactly one of ``KINDS``, and options such as whitespace between JSON tokens.
+
+    Raises BadRequest.
+    """
     found = {kind: constraint(wish, kind, kind) for kind in KINDS}
     given = [kind for kind, grammar in found.items() if grammar is not None]
     bare = wish.boolean("disable_any_whitespace", False)
@@ -79,7 +82,7 @@ def structured(wish: Fields) -> Grammar:
 
 
 def schema(fields: Fields, name: str) -> dict[str, Any] | bool | None:
-    """A JSON schema, or its text; None when absent, null or empty text. Raises BadRequest."""
+    """Return a JSON schema, given as such or as its text; None if absent, null or empty text. Raises BadRequest."""
     value = fields.raw(name)
     if value == "":
         return None
@@ -92,12 +95,12 @@ def schema(fields: Fields, name: str) -> dict[str, Any] | bool | None:
 
 
 def rules(text: str, field: str) -> Grammar:
-    """A grammar in one of the two notations that are in use."""
+    """Return a grammar in GBNF or Lark, whichever notation the text is in."""
     return Grammar("ebnf" if GBNF.search(text) else "lark", text, field=field)
 
 
 def tags(wish: Fields, field: str) -> Grammar:
-    """A structural tag: the newer form has a ``format``, the older one ``structures`` and ``triggers``."""
+    """Read a structural tag: the newer form has a ``format``, the older one ``structures`` and ``triggers``."""
     if wish.has("format"):
         shape = wish.object("format")
         assert shape is not None
@@ -113,7 +116,7 @@ def tags(wish: Fields, field: str) -> Grammar:
 
 
 def _format(shape: Fields, field: str) -> Grammar:
-    """What is but one grammar is that one."""
+    """Return the grammar of a format. A format of only one grammar becomes that grammar itself."""
     piece = _piece(shape, field, 1)
     return piece if isinstance(piece, Grammar) else Grammar("tags", piece, field=field)
 
@@ -200,7 +203,7 @@ def _tag(tag: Fields, field: str, depth: int) -> Tag:
 
 
 def _listed(shape: Fields, field: str, depth: int) -> tuple[list[Tag], dict[str, bool]]:
-    """The tags of a format, and how many of them there may be."""
+    """Return the tags of a format, and the options that limit their number."""
     tags = [_tag(tag, field, depth + 1) for tag in shape.objects("tags", cap=MAX_CHOICES)]
     return tags, {
         "some": shape.boolean("at_least_one", False),

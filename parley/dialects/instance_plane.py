@@ -1,7 +1,6 @@
-"""What a coordinator and an instance of a cluster say to each other in an API's own form: data, and who reads and
-writes it.
+"""The protocol between a coordinator and the instances of a cluster, in an API's own form: data, readers and writers.
 
-The table of surfaces names the one API whose form instances speak. Knows no form itself.
+``dialects/mounts.py`` names the one API whose form instances speak. Knows no form itself.
 """
 
 from __future__ import annotations
@@ -17,13 +16,15 @@ from parley.dialects.dialect import Answer, Route
 from parley.errors import OrderRefused
 from parley.types import Batch
 
-IDENTITY = re.compile(r"[0-9a-f]{32}")  # of a request, the same for all attempts
+IDENTITY = re.compile(r"[0-9a-f]{32}")  # the id of a request, the same for all attempts
 
 
 class Origin(msgspec.Struct):
-    """A request as it came, and what was answered: outputs of the engine, as rendered. ``unique``: 32 hexadecimal
-    digits, from which all comes that is drawn for it. ``created``: the time that its answer shows. ``prompt``: as in
-    ResumedBody."""
+    """A request as it arrived, and the engine outputs that were rendered for it so far.
+
+    ``unique``: 32 hexadecimal digits, the source of everything random about the request. ``created``: the time shown in
+    its answer. ``prompt``: as in ResumedBody.
+    """
 
     body: bytes
     past: list[Batch]
@@ -33,8 +34,11 @@ class Origin(msgspec.Struct):
 
 
 class ResumedBody(NamedTuple):
-    """``body``: as its interface reads it. ``prompt``: the ids that it stands for; None: the body says it. ``past``:
-    the engine's outputs so far. ``unique``, ``created``: as in Origin, if they are known."""
+    """A request that another instance began. ``body`` is in the form of its interface.
+
+    ``prompt``: the token ids of the body's prompt; None: the body contains them. ``past``: the engine's outputs so far.
+    ``unique``, ``created``: as in the original request, if known.
+    """
 
     body: bytes
     prompt: list[int] | None
@@ -45,11 +49,12 @@ class ResumedBody(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class InstancePlane:
-    """``routes``: the paths at which instances answer coordinators. ``refusal`` words what an instance does not do.
+    """``routes``: the paths at which instances answer coordinators. ``refusal`` returns the answer to an order that an
+    instance refuses.
 
-    ``read_resumed`` reads the body, which came to a path, of a request that another instance began; it raises
-    OrderRefused. ``write_resumed`` writes such a body for a path: of the request, with the token ids of its first
-    prompt and the seed of its first choice.
+    ``read_resumed`` reads the body of a request that another instance began and that arrived at a path; it raises
+    OrderRefused. ``write_resumed`` writes such a body for a path, given the original request, the token ids of its
+    first prompt and the seed of its first choice.
     """
 
     routes: Sequence[Route]

@@ -1,4 +1,4 @@
-"""How busy a model is, as balancers ask for it: an ORCA report in a header. Knows no metric's name."""
+"""The load of a model for load balancers: an ORCA report in a response header. Knows no metric's name."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Any
 
 from parley.dialects.dialect import Head, Headers
 
-NAME = b"endpoint-load-metrics"  # of the header; with -format behind it, of the request's
+NAME = b"endpoint-load-metrics"  # the response header; the request header has the suffix "-format"
 
 
 def report(head: Head, metrics: Mapping[str, float], *, number: str, encode: Callable[[Any], bytes]) -> Headers:
-    """The header in the form that is asked for; none where none is. ``number`` formats one in text."""
+    """Return the report in the format that the request asks for, or no header. ``number`` is the text format's
+    conversion of a value, such as "%s"; ``encode`` is used for JSON."""
     match head.headers.get(NAME + b"-format", b"").lower():
         case b"text":
             told = ", ".join(f"named_metrics.{name}={number % value}" for name, value in metrics.items())

@@ -1,6 +1,6 @@
-"""Sampling parameters under vLLM's names, which more than one API reads, and the caps that are this server's own.
+"""Sampling parameters under vLLM's names, which several APIs share, and this server's own limits on them.
 
-Knows names that APIs share; what only one of them has is in its own package.
+Members of only one API are read in that API's package.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from parley.types import Beam, Sampling
 
 MAX_N = 128
 MAX_STOPS = 1024
-MAX_STOP_CHARACTERS = 16_384  # of all together
+MAX_STOP_CHARACTERS = 16_384  # in all stop strings together
 MAX_BIAS = 1024
 MAX_TOP = 20  # alternatives per token
 MAX_ID = 2**31 - 1
 MAX_LIST = 1 << 20  # token ids in a list
 MAX_WORDS = 1024
-MAX_LENGTH_PENALTY = 10  # of beams; a power of their length
-MAX_GRAM = 1024  # tokens in a row that are told from others
+MAX_LENGTH_PENALTY = 10  # of beams; the exponent of their length
+MAX_GRAM = 1024  # length of the n-grams that must not repeat
 
 
 class Choices(NamedTuple):
-    """How many answers each prompt gets, and of how many: those members of ``Request``."""
+    """The number of choices per prompt, and how they are selected: these members of ``Request``."""
 
     n: int = 1
     best_of: int | None = None
@@ -31,7 +31,10 @@ class Choices(NamedTuple):
 
 
 def choices(body: Fields, *, ranked: bool = True) -> Choices:
-    """``n``, the members of beam search and, unless it is not one, ``best_of``: which with beams is their number."""
+    """Read ``n``, beam search, and ``best_of`` if ``ranked``. With beam search ``best_of`` is the number of beams.
+
+    Raises BadRequest.
+    """
     n = body.integer("n", 1, 1, MAX_N)
     best_of = body.integer("best_of", n, 1, MAX_N) if ranked else n
     if best_of < n:
@@ -43,7 +46,7 @@ def choices(body: Fields, *, ranked: bool = True) -> Choices:
 
 
 def beam(body: Fields, width: int, field: str = "use_beam_search") -> Beam:
-    """A search with so many beams, as ``length_penalty`` and ``early_stopping`` have it."""
+    """Read the parameters of a beam search of this width: ``length_penalty`` and ``early_stopping``."""
     early: bool | Literal["never"] = "never"
     if body.raw("early_stopping") != "never":
         early = body.boolean("early_stopping", False)
@@ -51,7 +54,7 @@ def beam(body: Fields, width: int, field: str = "use_beam_search") -> Beam:
 
 
 def sampling(body: Fields, *, hottest: float) -> Sampling:
-    """Members that say how a token is drawn; ``hottest`` is the largest temperature that the API takes."""
+    """Read the members that control how a token is drawn. ``hottest`` is the API's maximum temperature."""
     return Sampling(
         temperature=body.number("temperature", 1.0, 0, hottest),
         top_p=body.number("top_p", 1.0, 0, 1),
@@ -70,12 +73,12 @@ def sampling(body: Fields, *, hottest: float) -> Sampling:
 
 
 def bad_words(body: Fields) -> list[str]:
-    """Words that are not to be written."""
+    """Read the words that the output must not contain."""
     return body.strings("bad_words", cap=MAX_WORDS, total=MAX_STOP_CHARACTERS)
 
 
 def truncation(body: Fields, room: int) -> int | None:
-    """Of how many tokens a longer prompt is used; -1: of as many as there is room for."""
+    """Return the maximum number of tokens of a prompt to keep; ``room`` for -1. None: no truncation."""
     count = body.integer("truncate_prompt_tokens", None, -1, MAX_ID)
     if count == 0:
         raise body.fail("truncate_prompt_tokens", "must be -1 or at least 1, but got 0.")

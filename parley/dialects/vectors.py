@@ -1,4 +1,4 @@
-"""Vectors as answers hold them: as numbers, as base64, as bytes. They come as float32 in little endian."""
+"""Encodings of embedding vectors in answers: numbers, base64, bytes. The input is float32, little endian."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from math import ldexp
 
 
 def _magnitudes(mantissa: int, bias: int, last: int) -> list[float]:
-    """What the codes of a float of 8 bits stand for, without sign; the last may be one too large, for infinity."""
+    """Return the absolute values of the codes 0 .. ``last`` of an 8-bit float; the last may stand for infinity."""
     parts = 1 << mantissa
     return [
         ldexp(code % parts + (parts if code >= parts else 0), max(1, code // parts) - bias - mantissa)
@@ -24,7 +24,7 @@ FLOAT8 = {"fp8_e4m3": _magnitudes(3, 7, 126), "fp8_e5m2": _magnitudes(2, 15, 124
 
 
 def numbers(values: bytes) -> list[float]:
-    """Each number as it is, which in decimal takes more digits than its 24 bits would need."""
+    """Return the exact value of each number. In decimal this takes more digits than 24 bits of precision need."""
     vector = array("f", values)
     if sys.byteorder == "big":
         vector.byteswap()
@@ -32,14 +32,14 @@ def numbers(values: bytes) -> list[float]:
 
 
 def text(values: bytes) -> str:
-    """In base64."""
+    """Return the bytes in base64."""
     return base64.b64encode(values).decode()
 
 
 def form(values: bytes, dtype: str, *, big: bool = False) -> bytes:
-    """As float32, float16, bfloat16 or one of ``FLOAT8``, rounded to the nearest.
+    """Convert to float32, float16, bfloat16 or one of ``FLOAT8``, rounding to nearest. ``big``: in big endian.
 
-    What float16 and fp8_e5m2 cannot hold is infinite; fp8_e4m3, which has no infinity, holds the largest it can.
+    Overflow becomes infinity in float16 and fp8_e5m2; fp8_e4m3 has no infinity and saturates at its largest value.
     """
     if dtype in FLOAT8:
         table = _table(dtype)
@@ -57,7 +57,8 @@ def form(values: bytes, dtype: str, *, big: bool = False) -> bytes:
 
 @cache
 def _table(dtype: str) -> bytes:
-    """Codes by the first half of a float32. Its last bit says as well whether anything follows: that breaks ties."""
+    """Return the code for each possible upper half of a float32. The half's lowest bit must also be set if any lower
+    bit of the number is, which breaks ties."""
     positive = bytes(
         _byte(struct.unpack(">f", struct.pack(">HH", half, 0))[0], FLOAT8[dtype]) for half in range(1 << 15)
     )
@@ -65,7 +66,7 @@ def _table(dtype: str) -> bytes:
 
 
 def _byte(size: float, held: list[float]) -> int:
-    """The code of the nearest number that is held, the even one of two."""
+    """Return the code of the nearest value in the ascending list, the even code on a tie."""
     code = min(bisect_left(held, size), len(held) - 1)
     if code and size < held[code]:
         below, above = size - held[code - 1], held[code] - size

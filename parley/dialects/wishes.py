@@ -1,5 +1,6 @@
-"""What a dialect may have the server do beside generating: read texts as tokens, end a request, load an adapter, change
-endpoints, hold requests back. Each is data that a route's ``read`` makes; many bring their answer with them.
+"""Requests to the server other than generation: tokenize, abort a request, load an adapter, change endpoints, pause.
+
+Each is data that a route's reader returns; many contain the answer to send.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from parley.types import Prompt
 
 @dataclass(frozen=True, slots=True)
 class Tokenize:
-    """The wish to see a prompt's tokens. ``strings``: also the vocabulary's own pieces; ``texts``: or each one's text
-    instead; ``spans``: also the text that was read and which part of it each token is; ``truncate``: only the last so
-    many tokens."""
+    """Return a prompt's tokens. ``with_pieces``: also the vocabulary's own pieces; ``with_texts``: or the text of each
+    token instead; ``with_spans``: also the text that was read and the range of each token in it; ``last_tokens``: only
+    this many tokens from the end."""
 
     model: str
     prompt: Prompt
@@ -30,7 +31,8 @@ class Tokenize:
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """``spans``: begin and end of each token in ``text``, in characters; equal where a token is no part of it."""
+    """The tokens of a prompt. ``spans``: start and end of each token in ``text``, in characters; equal for a token
+    that is not part of the text."""
 
     ids: list[int]
     strings: list[str] | None
@@ -41,7 +43,7 @@ class Tokenized:
 
 @dataclass(frozen=True, slots=True)
 class Detokenize:
-    """The wish to see the text of tokens. ``lax``: those that are not in the vocabulary have none."""
+    """Return the text of tokens. ``ignore_unknown``: ids outside the vocabulary have no text; otherwise an error."""
 
     model: str
     ids: list[int]
@@ -50,8 +52,8 @@ class Detokenize:
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """The wish to end an open request to the path's model, by its id or the label that its client gave it, and what is
-    answered."""
+    """Abort an open request to the path's model, by its id or by the label that its client gave it. ``success`` and
+    ``not_found`` are the answers."""
 
     label: str
     done: Answer
@@ -60,10 +62,10 @@ class Halt:
 
 @dataclass(frozen=True, slots=True)
 class Adapt:
-    """The wish to have an adapter known by a name, or (``folder`` None) known no longer, and what is answered.
+    """Load an adapter under a name, or unload it (``folder`` None). ``success`` is the answer.
 
-    ``replace``: also where one is known by it. ``model``: which it is for; empty: the main one. ``failed``: the answer
-    to what goes wrong, where that is not the API's usual one.
+    ``replace_existing``: also if an adapter of that name is loaded. ``model``: its base model; empty: the main one.
+    ``render_failure`` returns the answer to an error, where it is not the API's usual one.
     """
 
     name: str
@@ -76,18 +78,18 @@ class Adapt:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An answer, and what is to be done before it is given: an endpoint made or replaced, or one removed by name."""
+    """Create or replace an endpoint (``put_endpoint``), or remove one by name, and then send the answer."""
 
     answer: Answer
     put: Endpoint | None = None
     drop: str = ""
 
 
-Command = Literal["hold", "prepare", "release"]  # new requests are refused; still so; taken again
+Command = Literal["hold", "prepare", "release"]  # refuse new requests; keep refusing them; accept them again
 
 
 class Told(NamedTuple):
-    """What is said of a command, and what is to be done for it, if anything."""
+    """The answer to a command that pauses or resumes the server, and the command to carry out, if any."""
 
     answer: Answer
     command: Command | None = None

@@ -1,6 +1,6 @@
-"""How refusals of a body's members are worded: as OpenAI's API does it here, and by subclasses as others do.
+"""The wording of refusals of a body's members: OpenAI's here, other APIs' in subclasses.
 
-Knows what can be wrong with a value, and neither how members are read nor which there are.
+Knows the possible faults of a value, but neither how members are read nor their names.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ from parley.errors import BadRequest, Invalid, Malformed, Missing, WrongType, ex
 
 
 class Words:
-    """How refusals are worded: sentences and codes as the OpenAI API's users know them. Other dialects override."""
+    """Builds the errors for wrong members, with the sentences and codes of the OpenAI API. Other dialects override."""
 
     def missing(self, path: str) -> BadRequest:
+        """Return the error for a missing member."""
         return Missing(f"Missing required parameter: '{path}'.", field=path)
 
     def mistyped(self, path: str, expected: str, value: Any) -> BadRequest:
+        """Return the error for a value of a wrong type. ``expected`` is a type with its article."""
         return WrongType(f"Invalid type for '{path}': expected {expected}, but got {kind(value)} instead.", field=path)
 
     def outside(self, path: str, value: float, low: float | None, high: float | None, *, open: bool) -> BadRequest:
-        """A number out of its range; ``open``: the lower bound itself is excluded."""
+        """Return the error for a number out of range. ``low_excluded``: the number must be greater than ``low``."""
         above = high is not None and value > high
         code = f"{'integer' if isinstance(value, int) else 'decimal'}_{'above_max' if above else 'below_min'}_value"
         allowed = " and ".join(
@@ -35,15 +37,19 @@ class Words:
         return Invalid(f"Invalid '{path}': must be {allowed}, but got {excerpt(value)}.", field=path, code=code)
 
     def unlisted(self, path: str, value: Any, allowed: Sequence[str]) -> BadRequest:
+        """Return the error for a value that is not one of those allowed."""
         listed = ", ".join(f"'{name}'" for name in allowed)
         return Invalid(f"Invalid value for '{path}': {excerpt(value)}. Supported values are: {listed}.", field=path)
 
     def empty(self, path: str, what: str) -> BadRequest:
-        """``what`` is "string" or "array"."""
+        """Return the error for an empty value. ``container`` is "string" or "array"."""
         return Invalid(f"Invalid '{path}': the {what} must not be empty.", field=path, code=f"empty_{what}")
 
     def long(self, path: str, what: str, size: int, cap: int) -> BadRequest:
-        """``what`` is "string", "array" or "object"; sizes are characters or members."""
+        """Return the error for a value that is too long, in characters or members.
+
+        ``container`` is "string", "array" or "object".
+        """
         unit = "characters" if what == "string" else "members"
         return Invalid(
             f"Invalid '{path}': {what} too long. At most {cap} {unit} are allowed, but it has {size}.",
@@ -52,22 +58,23 @@ class Words:
         )
 
     def invalid(self, path: str, reason: str) -> BadRequest:
+        """Return the error for any other fault; ``reason`` is the rest of a sentence about the member."""
         return Invalid(f"Invalid '{path}': {reason}", field=path)
 
     def convert(self, path: str, expected: str, value: Any) -> Any:
-        """A value of another type as a boolean, an integer or a number, for APIs that are lax. Raises BadRequest."""
+        """Convert a value of another type to a boolean, an integer or a number, for lenient APIs. Raises BadRequest."""
         raise self.mistyped(path, expected, value)
 
     def about(self, body: dict[str, Any]) -> Words:
-        """The words for this body, for APIs whose refusals tell what is in it."""
+        """Return the wording for this body, for APIs whose refusals quote the body."""
         return self
 
     def unreadable(self, body: bytes, reason: str) -> BadRequest:
-        """The body is no JSON."""
+        """Return the error for a body that is not JSON."""
         return Malformed(reason)
 
     def shapeless(self, value: Any) -> BadRequest:
-        """The body is JSON, but no object."""
+        """Return the error for a body that is JSON, but not an object."""
         return Malformed(f"The body must be a JSON object, but it is {kind(value)}.")
 
 
@@ -75,7 +82,7 @@ WORDS = Words()
 
 
 def kind(value: Any) -> str:
-    """The JSON type of a decoded value, with its article."""
+    """Return the JSON type of a decoded value, with its article."""
     match value:
         case None:
             return "null"

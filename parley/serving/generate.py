@@ -156,7 +156,7 @@ async def _stream(exchange: Exchange, reply: Reply, generation: Generation) -> N
             pinging = asyncio.create_task(_ping(exchange, reply, interval, lambda: bool(held)))
         exchange.extra = reply.headers(None)
         for events in generation.replay():
-                reply.chunk(events)  # the client already has these bytes
+            reply.chunk(events)  # the client already has these bytes
         while generation.live:
             await generation.feed(write)
             if held and not generation.ended:

@@ -1,4 +1,4 @@
-"""The pages that are made from the readers are up to date, and what they are made from sees what it should."""
+"""The generated pages match the readers, and the survey they are made from finds every member that a reader reads."""
 
 import json
 import runpy
@@ -26,7 +26,7 @@ def script() -> dict[str, Any]:
         sys.path.remove(str(DOCS))
 
 
-def test_the_pages_are_what_the_readers_say():
+def test_generated_pages_match_readers():
     made = script()
     page = made["page"]()
     assert made["PAGE"].read_text("utf-8") == page, "docs/compatibility.md is old: make docs"
@@ -35,7 +35,7 @@ def test_the_pages_are_what_the_readers_say():
     assert not untested, "members that no test names"
 
 
-def test_a_reader_is_seen_through():
+def test_survey_finds_members_of_a_reader():
     def read(body: bytes, head: Head) -> Any:
         fields = decode(body)
         fields.integer("n", 1, 1, 9)
@@ -60,7 +60,7 @@ def test_a_reader_is_seen_through():
     assert found["inner.kind"].allowed == ("x", "y")
 
 
-def test_the_document_names_every_route_and_member():
+def test_openapi_document_names_every_route_and_member():
     told = json.loads(document.openapi(b"", HEAD, FACTS).body)
     assert {(m.upper(), path) for path, ways in told["paths"].items() for m in ways} == {
         (route.method, route.path) for route in STRICT.routes

@@ -1,4 +1,4 @@
-"""Databricks' requests: every row of the tables of its documentation, the exact bytes of answers, and the refusals."""
+"""Databricks requests: each parameter of its documented tables, the exact bytes of answers, and refusals."""
 
 import json
 import struct
@@ -67,7 +67,7 @@ talk, complete, embed = partial(make, "chat"), partial(make, "completion"), part
 
 
 def refused(call: Any, *args: Any, **members: Any) -> str:
-    """What a refused body is told, as a 400."""
+    """Return the message of the 400 response to a refused body."""
     with pytest.raises(ParleyError) as caught:
         call(*args, **members)
     status, body, kind = STRICT.error(caught.value)
@@ -77,7 +77,7 @@ def refused(call: Any, *args: Any, **members: Any) -> str:
     return told["message"]
 
 
-# -- the tables: member, what null and absence mean, values with their effect, values out of range, of wrong types
+# -- the tables: member, meaning of null and absence, values and their effects, values out of range, wrong types
 
 Sample = partial(Sampling)
 RANGE = 'Bad request: parameter "{}" must be {}, but got {}'
@@ -182,7 +182,7 @@ WRONG = {
 @pytest.mark.parametrize(
     ("task", "name", "look", "good", "bad", "kind"), ROWS, ids=[f"{task}-{name}" for task, name, *_ in ROWS]
 )
-def test_a_row_of_the_tables(task, name, look, good, bad, kind):
+def test_databricks_parameter_is_read_or_refused(task, name, look, good, bad, kind):
     assert look(make(task).request) == good[0][1], "absent"
     for rules in (shared.STRICT, shared.LENIENT):
         for value, effect in good:
@@ -194,12 +194,12 @@ def test_a_row_of_the_tables(task, name, look, good, bad, kind):
         assert refused(make, task, **{name: value}) == RANGE.format(name, allowed, repr(value))
 
 
-def test_a_prediction_is_taken_where_the_rules_are_lax():
+def test_databricks_accepts_prediction_only_when_lenient():
     assert talk(shared.LENIENT, prediction={"type": "content", "content": "a"}).request.prediction == "a"
     assert "prediction" in refused(talk, prediction={"content": "a"})
 
 
-def test_the_first_fault_names_its_type():
+def test_databricks_type_error_names_expected_and_actual_type():
     told = refused(talk, temperature="hot")
     assert told.endswith("field 'temperature' expects input with json type 'number' but got 'string'")
     parts = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
@@ -211,7 +211,7 @@ def test_the_first_fault_names_its_type():
 
 
 @pytest.mark.parametrize("value", [0, 5, 20])
-def test_top_logprobs_need_logprobs(value):
+def test_databricks_refuses_top_logprobs_without_logprobs(value):
     assert talk(logprobs=True, top_logprobs=value).request.want.logprobs == value
     if value:
         assert "needs 'logprobs' to be true" in refused(talk, top_logprobs=value)
@@ -220,7 +220,7 @@ def test_top_logprobs_need_logprobs(value):
         assert told == RANGE.format("top_logprobs", "at least 0 and at most 20", outside)
 
 
-def test_what_must_be_there():
+def test_databricks_reports_missing_required_parameter():
     for task, name, said in (
         ("chat", "messages", "Chat"),
         ("completion", "prompt", "Completion"),
@@ -247,17 +247,17 @@ def test_what_must_be_there():
         ("uau", ""),
         ("uct", ""),
         ("ucttau", ""),
-        ("uu", 'must not be "user" behind "user"'),
-        ("us", 'must not be "system" behind "user"'),
-        ("ssu", 'must not be "system" behind "system"'),
+        ("uu", 'must not be "user" after "user"'),
+        ("us", 'must not be "system" after "user"'),
+        ("ssu", 'must not be "system" after "system"'),
         ("a", 'must not be "assistant" at the beginning'),
         ("ua", 'must end with a message of role "user"'),
-        ("ut", 'must not be "tool" behind "user"'),
-        ("ucu", 'must not be "user" behind "assistant"'),
+        ("ut", 'must not be "tool" after "user"'),
+        ("ucu", 'must not be "user" after "assistant"'),
         ("s", 'must end with a message of role "user"'),
     ],
 )
-def test_turns_alternate(roles, wrong):
+def test_databricks_strict_requires_alternating_roles(roles, wrong):
     turns = {
         "s": {"role": "system", "content": "s"},
         "u": {"role": "user", "content": "u"},
@@ -273,7 +273,7 @@ def test_turns_alternate(roles, wrong):
         assert len(talk(messages=messages).request.prompts[0].messages) == len(roles)
 
 
-def test_members_of_messages():
+def test_databricks_validates_message_members():
     messages = [
         *TALK,
         {"role": "assistant", "tool_calls": [CALL]},
@@ -285,7 +285,7 @@ def test_members_of_messages():
         Message("tool", "1", tool_call_id="c"),
     ]
     said = [*TALK, {"role": "assistant", "content": "a", "tool_calls": [CALL]}, messages[2]]
-    assert refused(talk, messages=said).endswith('must not be there together with "tool_calls"')
+    assert refused(talk, messages=said).endswith('must not be used together with "tool_calls"')
     said = [{"role": "user", "content": "a", "tool_calls": [CALL]}]
     assert refused(talk, messages=said).endswith('is only for messages with role "assistant"')
     said = [{"role": "user", "content": "a", "tool_call_id": "c"}]
@@ -300,7 +300,7 @@ def test_members_of_messages():
     assert '"tool_call_id" is a required property' in refused(talk, messages=said)
 
 
-def test_members_of_functions():
+def test_databricks_validates_tool_functions():
     def tool(**members: Any) -> dict[str, Any]:
         return {"type": "function", "function": {"name": "f", "description": "d"} | members}
 
@@ -323,7 +323,7 @@ def test_members_of_functions():
     assert refused(talk, tools=[{"type": "function"}]).endswith('for an object in parameter "tools"')
 
 
-def test_a_choice_of_tools_needs_tools():
+def test_databricks_refuses_tool_choice_without_tools():
     for choice in ("auto", "required", {"type": "function", "function": {"name": "f"}}):
         assert refused(talk, tool_choice=choice).endswith('can only be used together with "tools"')
     assert talk(tool_choice="none").request.prompts[0].tools == []
@@ -337,7 +337,7 @@ def test_a_choice_of_tools_needs_tools():
     assert 'parameter "tool_choice.function.name"' in refused(talk, tools=[TOOL], tool_choice=named)
 
 
-def test_forms_of_the_output():
+def test_databricks_response_format_sets_grammar():
     assert talk(response_format={"type": "json_object"}).request.grammar == Grammar("json", {"type": "object"})
     schema = {"name": "n", "schema": {"type": "array"}, "description": "d"}
     form = {"type": "json_schema", "json_schema": schema}
@@ -350,7 +350,7 @@ def test_forms_of_the_output():
     assert '"json_schema" is a required' in refused(talk, response_format={"type": "json_schema"})
 
 
-def test_thinking():
+def test_databricks_thinking_sets_budget():
     assert talk(thinking={"type": "disabled"}).request.prompts[0].thinking is False
     request = talk(thinking={"type": "enabled", "budget_tokens": 9}, max_tokens=10).request
     assert (request.prompts[0].thinking, request.thinking_budget) == (True, 9)
@@ -361,7 +361,7 @@ def test_thinking():
 
 
 @pytest.mark.parametrize("task", ["chat", "completion"])
-def test_what_is_not_documented(task):
+def test_databricks_strict_refuses_undocumented_members(task):
     told = refused(make, task, inputs=["a"])
     assert told == 'Bad request: json: unknown field "inputs"\n'
     more = {"inputs": ["a"], "seed": 5, "frequency_penalty": 1, "logit_bias": {"5": -1}}
@@ -375,19 +375,19 @@ def test_what_is_not_documented(task):
 
 
 @pytest.mark.parametrize("task", ["chat", "completion"])
-def test_several_choices_are_for_answers_in_one_piece(task):
+def test_databricks_strict_refuses_several_choices_in_streams(task):
     assert refused(make, task, n=2, stream=True) == ('Bad request: parameter "n" must be equal to 1 for streaming mode')
     assert make(task, shared.LENIENT, n=2, stream=True).request.n == 2
 
 
 @pytest.mark.parametrize("task", ["chat", "completion", "embedding"])
 @pytest.mark.parametrize("body", [b"", b"x", b"[]", b"\xff", b"[" * 100_000, b'{"a": 1}}'])
-def test_no_json_object(task, body):
+def test_databricks_refuses_body_that_is_no_json_object(task, body):
     for rules in (shared.STRICT, shared.LENIENT):
         assert refused(READ[task][0], rules, body, HEAD).startswith("Bad request: The ")
 
 
-def test_prompts():
+def test_databricks_reads_completion_prompts():
     assert complete(prompt=["a", "b"], use_raw_prompt=True).request.prompts == [Text("a"), Text("b")]
     assert complete().request.prompts == [Text("Hi", turn=True)]
     assert complete().request.want == Want(ids=True, plain=True)
@@ -399,7 +399,8 @@ def test_prompts():
     assert refused(complete, suffix=1).endswith("json type 'string' but got 'integer'")
 
 
-def test_the_body_says_what_is_asked_for():
+def test_databricks_invocations_choose_task_by_body():
+    """/invocations has one path for chat, completions and embeddings; null members do not count."""
     for body, kind, said in (
         ({"messages": TALK}, chat.ChatReply, Chat([Message("user", "Hi")])),
         ({"prompt": "Hi"}, completions.CompletionReply, Text("Hi", turn=True)),
@@ -433,7 +434,7 @@ def frames(reply: Any, *batches: list[Any]) -> list[Any]:
     return [json.loads(event.removeprefix("data: ")) for event in events]
 
 
-def test_a_conversation_in_one_piece():
+def test_databricks_writes_chat_body():
     reply = talk()
     reply.add([Accepted(0, [1, 2, 3]), *said()])
     assert reply.body(USAGE) == (
@@ -446,7 +447,7 @@ def test_a_conversation_in_one_piece():
     assert reply.headers(None) == [(b"served-model-name", b"other 50 % ??")]
 
 
-def test_a_conversation_in_a_stream_tells_tokens_in_every_chunk():
+def test_databricks_chat_stream_reports_usage_in_every_chunk():
     reply = talk(stream=True)
     start = b'data: {"id":"chatcmpl_' + ID.encode() + (
         b'","object":"chat.completion.chunk","created":1700000000,"model":"m-1","choices":['
@@ -465,13 +466,13 @@ def test_a_conversation_in_a_stream_tells_tokens_in_every_chunk():
     assert all("usage" not in chunk for chunk in frames(quiet, [Accepted(0, [1]), *said()]))
 
 
-def test_tokens_of_all_choices_are_told_together():
+def test_databricks_stream_usage_sums_tokens_of_all_choices():
     reply = talk(shared.LENIENT, stream=True, n=2)
     told = frames(reply, [Accepted(0, [1, 2, 3]), *said(0), *said(1)])
     assert told[-1]["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
 
 
-def test_calls():
+def test_databricks_writes_tool_calls():
     call = [
         Delta(0, "", "tool", [token(5, "x")], CallDelta(0, "call_1", "f")),
         Delta(0, "", "tool", [token(6, "y")], CallDelta(0, arguments='{"a":1}')),
@@ -492,7 +493,8 @@ def test_calls():
     ]
 
 
-def test_thoughts_are_a_part_of_the_content_or_stand_beside_it():
+def test_databricks_writes_reasoning_as_content_part_when_strict():
+    """Lenient answers carry reasoning in reasoning_content instead."""
     thought = [Delta(0, "Hm", "reasoning", [token(4, "Hm")]), *said()]
     part = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm"}]}
     reply = talk()
@@ -509,7 +511,7 @@ def test_thoughts_are_a_part_of_the_content_or_stand_beside_it():
     assert (delta["reasoning_content"], delta["content"]) == ("Hm", None)
 
 
-def test_log_probabilities():
+def test_databricks_writes_logprobs():
     reply = talk(logprobs=True)
     reply.add([Accepted(0, [1]), *said()])
     told = json.loads(reply.body(USAGE))["choices"][0]["logprobs"]["content"]
@@ -519,13 +521,13 @@ def test_log_probabilities():
     assert [entry["content"][0]["token"] for entry in scored if entry] == ["Hel", "lo"]
 
 
-def test_a_word_on_usage_is_for_streams():
+def test_databricks_refuses_stream_options_without_stream():
     for task in ("chat", "completion"):
         told = refused(make, task, stream_options={"include_usage": True})
         assert "only allowed when" in told
 
 
-def test_completions_in_one_piece():
+def test_databricks_writes_completion_body():
     reply = complete(prompt=["a", "b"], n=2, suffix="!", echo=True)
     reply.add([Accepted(0, [1]), Scored(0, [], "a"), Accepted(1, [2]), Scored(1, [], "b")])
     for index in range(4):
@@ -545,7 +547,7 @@ def test_completions_in_one_piece():
     assert [choice["index"] for choice in told["choices"]] == [0, 1]
 
 
-def test_completions_in_a_stream():
+def test_databricks_writes_completion_stream():
     reply = complete(stream=True, suffix="!", echo=True)
     told = frames(reply, [Accepted(0, [1, 2]), Scored(0, [], "Hi"), *said()])
     assert [chunk["choices"] for chunk in told] == [
@@ -558,7 +560,7 @@ def test_completions_in_a_stream():
     assert list(told[0]) == ["id", "object", "created", "choices", "usage"]
 
 
-def test_vectors():
+def test_databricks_writes_embeddings_with_instruction():
     reply = embed(input=["a", "b"], instruction="Find:", usage_context={"a": "b"}, encoding_format="base64")
     assert reply.request.prompts == [Text("Find: a"), Text("Find: b")]
     values = struct.pack("<2f", 0.5, -1.0)
@@ -573,14 +575,14 @@ def test_vectors():
     assert reply.headers(None) == [(b"served-model-name", b"a")]
 
 
-def test_vectors_in_the_lenient_manner_have_openais_forms():
+def test_databricks_lenient_embeddings_take_openai_members():
     reply = embed(shared.LENIENT, encoding_format="base64", dimensions=2)
     reply.add([Vector(0, struct.pack("<2f", 0.5, -1.0))])
     assert json.loads(reply.body(USAGE))["data"][0]["embedding"] == "AAAAPwAAgL8="
     assert refused(embed, dimensions=2) == 'Bad request: json: unknown field "dimensions"\n'
     assert refused(embed, input=[1, 2]).startswith("Unable to parse json body for request, field 'input")
     assert embed(shared.LENIENT, input=[1, 2]).request.prompts == [Tokens([1, 2])]
-    assert "stands before texts only" in refused(embed, shared.LENIENT, input=[1, 2], instruction="a")
+    assert "can only be used with texts" in refused(embed, shared.LENIENT, input=[1, 2], instruction="a")
 
 
 # -- errors
@@ -608,13 +610,14 @@ def test_vectors_in_the_lenient_manner_have_openais_forms():
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
-def test_the_form_of_errors(error, status, code, message):
+def test_databricks_error_has_code_and_message(error, status, code, message):
     for dialect in (DIALECT, STRICT):
         answer = dialect.error(error)
         assert (answer.status, json.loads(answer.body)) == (status, {"error_code": code, "message": message})
 
 
-def test_an_error_in_a_stream_is_seen_by_clients_of_openai():
+def test_databricks_stream_error_has_openai_error_object():
+    """Without an error object, OpenAI clients would take a failed stream for a complete one."""
     for reply in (talk(stream=True), complete(stream=True)):
         event, end, rest = reply.fail(EngineError("Broken.")).decode().split("\n\n")
         assert (end, rest) == ("data: [DONE]", "")

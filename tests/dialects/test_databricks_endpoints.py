@@ -1,4 +1,4 @@
-"""Management of Databricks' endpoints: what calls make of the endpoints there are, what they tell, and the refusals."""
+"""Databricks endpoint management: effects of calls on the endpoints, their answers, and refusals."""
 
 import json
 from typing import Any
@@ -24,7 +24,7 @@ CONFIG = {"served_entities": [A, B], "traffic_config": SPLIT}
 
 
 class World:
-    """The endpoints that there are, as the server keeps them."""
+    """Keeps endpoints as the server does, and applies each change to them."""
 
     def __init__(self) -> None:
         self.made: dict[str, Endpoint] = {}
@@ -60,7 +60,7 @@ def world() -> World:
     return made
 
 
-def test_what_is_made_is_told_and_shared_as_asked(world):
+def test_created_endpoint_reports_config_and_traffic_split(world):
     assert world.made["e"].shares == [Share("a", "m", 70), Share("b", "org.v2", 30)]
     told = world.call(endpoints.get, endpoint="e")
     moment = {"creator": "parley", "creation_timestamp": 1700000000000}
@@ -93,7 +93,7 @@ def test_what_is_made_is_told_and_shared_as_asked(world):
     }
 
 
-def test_every_model_is_an_endpoint_of_its_own_name(world):
+def test_each_model_is_a_read_only_endpoint(world):
     listed = world.call(endpoints.list_)["endpoints"]
     assert [each["name"] for each in listed] == ["e", "m", "org.v2"]
     assert all(list(each["config"]) == ["served_entities"] for each in listed)
@@ -110,7 +110,7 @@ def test_every_model_is_an_endpoint_of_its_own_name(world):
         assert world.refused(change, {}, endpoint="m")[:2] == (403, "PERMISSION_DENIED")
 
 
-def test_an_update_replaces_what_it_speaks_of(world):
+def test_endpoint_update_replaces_only_given_members(world):
     half = {"routes": [{"served_model_name": n, "traffic_percentage": 50} for n in "ab"]}
     told = world.call(endpoints.update, {"traffic_config": half}, 1700000009, endpoint="e")
     assert [share.percent for share in world.made["e"].shares] == [50, 50]
@@ -127,7 +127,8 @@ def test_an_update_replaces_what_it_speaks_of(world):
     assert world.made["e"].about["tags"], "what a configuration does not speak of stays"
 
 
-def test_what_says_how_large_a_machine_should_be_is_told_again(world):
+def test_endpoint_repeats_machine_size_members(world):
+    """Machine sizes have no effect here, but the answers repeat them as given."""
     sizes = {
         "workload_size": "Large",
         "workload_type": "GPU_SMALL",
@@ -147,21 +148,21 @@ def test_what_says_how_large_a_machine_should_be_is_told_again(world):
     assert (told["budget_policy_id"], told["route_optimized"]) == ("p", True)
 
 
-def test_tags_come_and_go(world):
+def test_endpoint_tags_are_added_and_deleted(world):
     body = {"add_tags": [{"key": "x"}, {"key": "k", "value": "w"}], "delete_tags": ["gone"]}
     assert world.call(endpoints.tag, body, endpoint="e") == {"tags": [{"key": "k", "value": "w"}, {"key": "x"}]}
     assert world.call(endpoints.tag, {"delete_tags": ["k"]}, endpoint="e") == {"tags": [{"key": "x"}]}
     assert world.call(endpoints.get, endpoint="e")["tags"] == [{"key": "x"}]
 
 
-def test_what_is_deleted_is_gone(world):
+def test_deleted_endpoint_is_not_found(world):
     assert world.call(endpoints.delete, endpoint="e") == {}
     missing = (404, "RESOURCE_DOES_NOT_EXIST", "Endpoint with name 'e' does not exist.")
     for call in (endpoints.get, endpoints.delete, endpoints.update, endpoints.tag, endpoints.describe):
         assert world.refused(call, {}, endpoint="e") == missing
 
 
-def test_what_clients_ask_beside(world):
+def test_endpoint_answers_permissions_openapi_and_logs(world):
     id = world.call(endpoints.get, endpoint="e")["id"]
     assert world.call(endpoints.permissions, id=id)["access_control_list"] == []
     levels = world.call(endpoints.levels, id=id)["permission_levels"]
@@ -172,7 +173,8 @@ def test_what_clients_ask_beside(world):
     assert world.refused(endpoints.logs, endpoint="e", served="x")[:2] == (404, "RESOURCE_DOES_NOT_EXIST")
 
 
-def test_a_file_that_a_person_wrote_is_enough():
+def test_endpoint_loads_from_minimal_hand_written_file():
+    """An operator writes only names and shares; all other members get defaults."""
     world = World()
     world.made["e"] = Endpoint("e", [Share("a", "m", 50), Share("b", "gone", 50)])
     told = world.call(endpoints.get, endpoint="e")
@@ -196,9 +198,9 @@ def route(name: Any, percent: Any) -> dict[str, Any]:
         ({"served_entities": []}, "must not be empty"),
         ({"served_entities": "m"}, "'array' but got 'string'"),
         ({"served_entities": [A] * 11}, "at most 10 members"),
-        ({"served_entities": [A, A]}, "stands for another"),
+        ({"served_entities": [A, A]}, "already the name of another"),
         ({"served_entities": [{}]}, '"entity_name" is a required property'),
-        ({"served_entities": [{"entity_name": "x"}]}, '"x" is no model of this server; there are m, org.v2'),
+        ({"served_entities": [{"entity_name": "x"}]}, '"x" is not a model of this server, which has m, org.v2'),
         ({"served_entities": [{"entity_name": "m", "name": "a\nb"}]}, "printable"),
         ({"served_entities": [A | {"external_model": {"name": "x"}}]}, "not available"),
         ({"served_entities": [A | {"environment_vars": {"X": "1"}}]}, "not available"),
@@ -206,18 +208,18 @@ def route(name: Any, percent: Any) -> dict[str, Any]:
         ({"served_entities": [A, B]}, '"traffic_config" is a required property'),
         ({"served_entities": [A, B], "traffic_config": {}}, '"routes" is a required property'),
         ({"served_entities": [A], "traffic_config": {"routes": [route("b", 100)]}}, '"b" is not one of the served'),
-        ({"served_entities": [A], "traffic_config": {"routes": [route("a", 99)]}}, "add up to 100, but they make 99"),
-        ({"served_entities": [A], "traffic_config": {"routes": [route("a", 50)] * 2}}, "has a route already"),
+        ({"served_entities": [A], "traffic_config": {"routes": [route("a", 99)]}}, "add up to 100, but they sum to 99"),
+        ({"served_entities": [A], "traffic_config": {"routes": [route("a", 50)] * 2}}, "already has a route"),
         ({"served_entities": [A], "traffic_config": {"routes": [route("a", 101)]}}, "at most 100"),
         ({"served_entities": [A], "traffic_config": {"routes": [route("a", "1e2")]}}, "'integer' but got 'string'"),
         ({"served_entities": [A], "traffic_config": {"routes": [route("a", None)]}}, '"traffic_percentage" is a'),
         ({"served_entities": [A], "traffic_config": {"routes": [route(None, 100)]}}, '"served_model_name" is a'),
-        ({"served_entities": [A], "traffic_config": {"routes": []}}, "they make 0"),
+        ({"served_entities": [A], "traffic_config": {"routes": []}}, "they sum to 0"),
         ({"served_entities": [A], "auto_capture_config": {"enabled": True}}, "not available"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_wrong_configurations(world, config, part):
+def test_endpoint_refuses_wrong_config(world, config, part):
     status, code, message = world.refused(endpoints.create, {"name": "n", "config": config})
     assert (status, code) == (400, "INVALID_PARAMETER_VALUE")
     assert part in message
@@ -247,11 +249,11 @@ def test_wrong_configurations(world, config, part):
     ],
     ids=lambda value: "" if isinstance(value, dict) else str(value),
 )
-def test_wrong_creations(world, body, status, code):
+def test_endpoint_refuses_wrong_creation(world, body, status, code):
     assert world.refused(endpoints.create, body)[:2] == (status, code)
 
 
-def test_what_is_not_there_says_so():
+def test_databricks_unavailable_routes_say_so():
     for given in DIALECT.routes:
         if given.kind == "ask":
             with pytest.raises(ParleyError) as caught:

@@ -1,4 +1,4 @@
-"""What holds of every dialect in the table of surfaces, also of those that are yet to be added."""
+"""Properties of every mounted dialect, including dialects that are added later."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from parley.dialects.triton.rpc import infer
 from parley.errors import ParleyError
 
 ROOT = Path(__file__).parents[2]
-watched = runpy.run_path(str(ROOT / "docs" / "survey.py"))["watched"]  # notes the members that a reader asks for
+watched = runpy.run_path(str(ROOT / "docs" / "survey.py"))["watched"]  # records the members that a reader reads
 
 DIALECTS = {
     f"{prefix or '/'} {dialect.name}": dialect
@@ -31,7 +31,7 @@ HEAD = Head("0f", 1, "fp", context=4096, path={"model": "m", "version": "1", "en
 TEXT, IDS = "zebra", [11, 12, 13]
 TURNS = [{"role": "user", "content": TEXT}]
 TENSOR = {"datatype": "BYTES", "shape": [1], "data": [TEXT]}
-WAYS: list[Any] = [  # in which a member may hold a prompt
+WAYS: list[Any] = [  # forms that a prompt can have inside a member
     TEXT, [TEXT], IDS, TURNS, [TURNS], [{"inputs": TEXT}], [{"messages": TURNS}], [{"type": "text", "text": TEXT}],
     [{"name": "text_input"} | TENSOR], [{"name": "input0", "datatype": "UINT32", "shape": [1, 3], "data": IDS}],
 ]  # fmt: skip
@@ -51,7 +51,7 @@ def message() -> bytes:
 
 
 def readings(route: Route, member: str) -> Iterator[tuple[bool, dict[str, Any]]]:
-    """Whether each body with this member is read as one whose prompt stands in it; and the members asked for."""
+    """Yield, for each body with only this member, whether it is read as the prompt, and the members read."""
     for way in WAYS:
         for more in BESIDE:
             found: dict[str, Any] = {}
@@ -61,7 +61,7 @@ def readings(route: Route, member: str) -> Iterator[tuple[bool, dict[str, Any]]]
 
 
 def prompts(route: Route, body: dict[str, Any]) -> str:
-    """What a route reads as the prompts of a body, nothing if it refuses it."""
+    """Return the prompts that a route reads from a body, or an empty string if it refuses the body."""
     assert route.read is not None
     try:
         reply = route.read(json.dumps(body).encode(), HEAD)
@@ -80,10 +80,10 @@ def refusal(route: Route, body: dict[str, Any]) -> str:
 
 
 def carrying(route: Route) -> set[str]:
-    """The members in which the prompt of a route may stand, found by trying all that its reader asks for."""
+    """Find the members that can hold the prompt of a route, by trying each member that its reader reads."""
     asked: dict[str, Any] = {}
     with watched(asked):
-        told = refusal(route, {}) + refusal(route, {"model": "m"})  # which may say what is missing
+        told = refusal(route, {}) + refusal(route, {"model": "m"})  # a refusal may name the missing member
     names, tried = {*asked, *re.findall(r"\w+", told)}, set[str]()
     carriers = set[str]()
     while fresh := {name for name in names if name.isidentifier()} - tried:
@@ -98,13 +98,13 @@ def carrying(route: Route) -> set[str]:
 
 
 @pytest.mark.parametrize("name", DIALECTS)
-def test_a_coordinator_finds_every_prompt(name: str) -> None:
-    """A prompt that no declared member holds would be routed by chance, and nobody would notice."""
+def test_every_prompt_member_is_declared_for_routing(name: str) -> None:
+    """Guards against a coordinator that silently routes at random because it does not see the prompt."""
     dialect = DIALECTS[name]
     declared = {*dialect.members.conversations, *dialect.members.prompts}
     if dialect.members.message is not None:
         assert dialect.members.message(message()) == ("tiny", TEXT.encode())
-        return  # its bodies are no JSON
+        return  # bodies are not JSON; tests/disagg/test_prompt_hash.py covers them
     for route in generating(dialect):
         carriers = carrying(route)
         assert carriers, f"{route.path}: no member was found that holds a prompt; add its form to WAYS"

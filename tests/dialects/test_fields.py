@@ -1,4 +1,4 @@
-"""Reading members: what every dialect relies on."""
+"""Reading members of a JSON body: the rules that every dialect relies on."""
 
 import math
 
@@ -46,15 +46,15 @@ def refusal(read) -> BadRequest:
     ],
     ids=lambda body: repr(body[:16]),
 )
-def test_what_is_no_json_object_in_utf8_is_malformed(body):
+def test_decode_refuses_body_that_is_no_utf8_json_object(body):
     assert isinstance(refusal(lambda: decode(body)), Malformed)
 
 
-def test_duplicate_members_are_allowed_and_the_last_counts():
+def test_decode_keeps_last_of_duplicate_members():
     assert decode(b'{"a":1,"a":2}').integer("a", 0) == 2
 
 
-def test_null_and_absence_mean_the_default():
+def test_fields_return_default_for_null_and_absence():
     fields = Fields({"x": None})
     for name in ("x", "y"):
         assert fields.integer(name, 7) == 7
@@ -82,7 +82,8 @@ READERS = {
 
 @pytest.mark.parametrize("wanted", READERS)
 @pytest.mark.parametrize("given", TYPES)
-def test_types_do_not_turn_into_one_another(wanted, given):
+def test_fields_do_not_convert_types(wanted, given):
+    """The only exception is an integer where a number is expected."""
     fields = Fields({"x": TYPES[given]}, "messages[0]")
     if wanted == given or (wanted, given) == ("number", "integer"):
         READERS[wanted](fields)
@@ -93,7 +94,7 @@ def test_types_do_not_turn_into_one_another(wanted, given):
     assert error.code == "invalid_type"
 
 
-def test_whole_floats_are_integers_and_others_are_not():
+def test_fields_accept_only_whole_floats_as_integers():
     assert Fields({"x": 5.0}).integer("x", None) == 5
     assert isinstance(refusal(lambda: Fields({"x": 5.5}).integer("x", None)), WrongType)
 
@@ -111,7 +112,7 @@ def test_whole_floats_are_integers_and_others_are_not():
         (10**400, "integer_above_max_value"),
     ],
 )
-def test_integers_out_of_range(value, code):
+def test_fields_refuse_integers_out_of_range(value, code):
     error = refusal(lambda: Fields({"n": value}).integer("n", 1, 1, 128))
     assert isinstance(error, Invalid)
     assert (error.field, error.code) == ("n", code)
@@ -129,17 +130,17 @@ def test_integers_out_of_range(value, code):
         (10**400, "integer_above_max_value"),
     ],
 )
-def test_numbers_out_of_range(value, code):
+def test_fields_refuse_numbers_out_of_range(value, code):
     error = refusal(lambda: Fields({"t": value}).number("t", 1, 0, 2))
     assert (error.field, error.code) == ("t", code)
 
 
-def test_an_open_bound_is_not_allowed_itself():
+def test_fields_open_bound_excludes_the_bound():
     assert Fields({"p": 1e-300}).number("p", 1, 0, 2, open=True) == 1e-300
     assert "greater than 0" in refusal(lambda: Fields({"p": 0}).number("p", 1, 0, 2, open=True)).message
 
 
-def test_lists_are_capped_and_their_members_named():
+def test_fields_cap_strings_and_name_wrong_element():
     def strings(value):
         return Fields({"stop": value}).strings("stop", cap=3, total=5)
 
@@ -154,7 +155,7 @@ def test_lists_are_capped_and_their_members_named():
     assert several.field == "stop" and "at most 5 characters are allowed in all strings together" in str(several)
 
 
-def test_integers_name_the_one_that_is_wrong():
+def test_fields_name_wrong_element_of_integers():
     def integers(value):
         return Fields({"ids": value}).integers("ids", cap=5, low=0, high=9)
 
@@ -166,7 +167,7 @@ def test_integers_name_the_one_that_is_wrong():
     assert refusal(lambda: integers([1] * 6)).code == "array_above_max_length"
 
 
-def test_weights_are_token_ids_with_numbers():
+def test_fields_read_weights_by_token_id():
     def weights(value):
         return Fields({"b": value}).weights("b", cap=2, low=-100, high=100)
 
@@ -185,24 +186,25 @@ def nested(depth: int) -> dict:
     return value
 
 
-def test_free_form_values_may_not_be_deep():
+def test_fields_refuse_deeply_nested_values():
     assert Fields({"s": nested(MAX_DEPTH // 2 - 1)}).free("s")
     assert refusal(lambda: Fields({"s": nested(400)}).free("s")).field == "s"
 
 
-def test_unlisted_values_are_answered_with_the_list():
+def test_fields_error_lists_allowed_values():
     error = refusal(lambda: Fields({"role": "wizard"}, "messages[2]").string("role", "", allowed=("user", "tool")))
     assert error.field == "messages[2].role"
     assert "'user', 'tool'" in error.message
 
 
-def test_absence_of_what_is_required():
+def test_fields_missing_error_names_full_path():
     assert isinstance(Fields({}).missing("messages"), Missing)
     assert Fields({}, "a[1]").missing("b").field == "a[1].b"
 
 
 @given(st.dictionaries(st.text(max_size=3), st.floats() | st.integers() | st.text() | st.none() | st.booleans()))
-def test_reading_gives_a_value_in_range_or_an_error_that_is_short(data):
+def test_fields_return_value_in_range_or_short_error(data):
+    """Guards against NaN and against error messages that repeat a large input."""
     for name in [*data, "absent"]:
         for read in (
             lambda name=name: Fields(data).number(name, 0.5, 0, 1),

@@ -1,4 +1,4 @@
-"""MindIE's form of TGI's interface: what bodies mean, what is said of bad ones, and the exact bytes of the answers."""
+"""MindIE's TGI interface: meaning of bodies, texts of refusals, and the exact bytes of answers."""
 
 import json
 from typing import Any
@@ -35,7 +35,7 @@ def refusal(route: Any = tgi.whole, parameters: Any = None, **members: Any) -> s
     return told["error"]
 
 
-def test_what_parameters_mean():
+def test_mindie_tgi_parameters_reach_the_request():
     request = read(parameters={}).request
     assert request.prompts == [Text(INPUTS)] and not request.stream and request.truncate is None
     assert request.sampling == Sampling(temperature=0.0) and request.stop == Stop(max_tokens=20, reserve=1)
@@ -49,7 +49,7 @@ def test_what_parameters_mean():
     ).request  # fmt: skip
     assert request.sampling == Sampling(
         temperature=0.5, top_k=10, top_p=0.95, seed=2**64 - 1, repetition_penalty=1.03
-    )  # typical_p and watermark are looked at and have no effect
+    )  # typical_p and watermark are validated but have no effect
     assert request.stop == Stop(strings=["a", "b"], max_tokens=7, reserve=1) and request.truncate == 5
     assert read(parameters={"stop": "a"}).request.stop.strings == ["a"]
     assert read(parameters={"stop": []}).request.stop.strings == []
@@ -67,7 +67,7 @@ def test_what_parameters_mean():
         ({"temperature": 0.7, "do_sample": False}, 0.0),
     ],
 )
-def test_when_a_token_is_drawn(parameters, temperature):
+def test_mindie_tgi_sampling_parameters_turn_sampling_on(parameters, temperature):
     assert read(parameters=parameters).request.sampling.temperature == temperature
 
 
@@ -107,18 +107,18 @@ def test_when_a_token_is_drawn(parameters, temperature):
                                     "[1, 1024] with total <= 32768"),
     ],
 )  # fmt: skip
-def test_what_is_said_of_a_parameter(name, value, text):
+def test_mindie_tgi_refuses_wrong_parameter(name, value, text):
     assert refusal(parameters={name: value}) == text
 
 
-def test_the_first_fault_in_the_original_order_is_told():
+def test_mindie_tgi_reports_first_fault_in_original_order():
     both = {"truncate": 0, "max_new_tokens": 0, "temperature": 0}
     assert refusal(parameters=both).startswith("Parameter temperature")
     assert refusal(parameters={"truncate": 0, "max_new_tokens": 0}).startswith("Parameter max_new_tokens")
     assert refusal(parameters=1) == "parameters must be object type."
 
 
-def test_inputs():
+def test_mindie_tgi_reads_or_refuses_inputs():
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert read(inputs=parts).request.prompts == [Text("ab")]
     assert refusal(inputs=[]) == "Inputs arr is empty"
@@ -132,7 +132,7 @@ def test_inputs():
     assert json.loads(refusal(inputs=None))["error_type"] == "validation"
 
 
-def test_bodies_that_are_none():
+def test_mindie_tgi_refuses_body_that_is_no_json_object():
     for route, text in ((tgi.either, "Failed to parse context to json body"), (tgi.stream, tgi.STREAM.unread)):
         for body in (b"", b"{", b"[]", b"\xff"):
             with pytest.raises(ParleyError) as caught:
@@ -143,7 +143,7 @@ def test_bodies_that_are_none():
 
 
 @pytest.mark.parametrize("rules", STRICTLY, ids=lambda rules: rules.profile)
-def test_an_answer(rules):
+def test_mindie_tgi_writes_answer(rules):
     reply = read(tgi.either, rules=rules, parameters={"decoder_input_details": True}, stream=False)
     assert reply.chunk([]) == b""
     reply.add([ACCEPTED, Delta(0, "'", tokens=[ONE]), Delta(0, "m", tokens=[TWO]), DONE])
@@ -164,7 +164,7 @@ def test_an_answer(rules):
 
 
 @pytest.mark.parametrize("rules", STRICTLY, ids=lambda rules: rules.profile)
-def test_a_stream(rules):
+def test_mindie_tgi_writes_stream(rules):
     reply = read(tgi.stream, {"details": True}, rules=rules)
     assert reply.chunk([ACCEPTED]) == b""
     assert reply.chunk([Delta(0, "'", tokens=[ONE])]) == (
@@ -184,7 +184,7 @@ def test_a_stream(rules):
     assert plain.fail(EngineDied("It ended.")) == b"It ended."
 
 
-def test_errors():
+def test_mindie_errors_have_documented_status_and_body():
     def told(error: ParleyError) -> tuple[int, Any]:
         answer = STRICT.error(error)
         return answer.status, json.loads(answer.body)
@@ -206,7 +206,7 @@ def test_errors():
     assert told(EngineDied("x"))[1]["error_type"] == "Incomplete Generation" and told(EngineDied("x"))[0] == 500
 
 
-def test_extended_tells_of_tokens_what_it_knows():
+def test_mindie_tgi_extended_reports_logprobs_and_token_text():
     lax, wish = Rules("extended"), {"decoder_input_details": True}
     reply = read(tgi.either, wish, rules=lax, stream=False)
     assert (reply.request.want.logprobs, reply.request.want.prompt_logprobs) == (0, 0)
@@ -230,7 +230,7 @@ def test_extended_tells_of_tokens_what_it_knows():
     assert plain.request.want.logprobs is None and plain.request.want.prompt_logprobs is None
 
 
-def test_a_frame_repeats_what_was_said_where_it_is_told_to():
+def test_mindie_tgi_full_text_repeats_text_in_each_frame():
     reply = read(tgi.stream, rules=Rules(full_text=True))
     told = [reply.chunk([ACCEPTED, Delta(0, "'", tokens=[ONE])]), reply.chunk([Delta(0, "m", tokens=[TWO]), DONE])]
     assert told == [

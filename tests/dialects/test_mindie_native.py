@@ -1,4 +1,4 @@
-"""MindIE's own interface and its form of vLLM's: what bodies mean, what is said of bad ones, the bytes of answers."""
+"""MindIE's native and vLLM interfaces: meaning of bodies, texts of refusals, and the exact bytes of answers."""
 
 import json
 from typing import Any
@@ -40,7 +40,7 @@ def refusal(read: Any = infer, **body: Any) -> str:
     return told["error"]
 
 
-def test_the_input_is_a_text_or_token_ids():
+def test_mindie_native_reads_text_or_token_ids():
     assert infer(inputs="a").request.prompts == [Text("a")]
     assert infer(inputs=[{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]).request.prompts == [Text("ab")]
     request = infer(input_id=[1, 0, 1048576]).request
@@ -76,11 +76,11 @@ def test_the_input_is_a_text_or_token_ids():
         ({"inputs": "a", "stream": 1}, "stream must be boolean type."),
     ],
 )  # fmt: skip
-def test_what_is_said_of_an_input(body, text):
+def test_mindie_native_refuses_wrong_input(body, text):
     assert refusal(**body) == text
 
 
-def test_bodies_that_are_none():
+def test_mindie_native_refuses_body_that_is_no_json_object():
     for body in (b"", b"{", b"[]", b"\xff", b"[" * 100_000):
         for read, text in ((native.read, "Failed to parse request context to json"), (vllm.read, vllm.NEITHER)):
             with pytest.raises(ParleyError) as caught:
@@ -90,7 +90,7 @@ def test_bodies_that_are_none():
 
 
 @pytest.mark.parametrize("rules", PROFILES, ids=lambda rules: rules.profile)
-def test_an_answer(rules):
+def test_mindie_native_writes_answer(rules):
     plain = infer(rules, inputs="a")
     plain.add([ACCEPTED, Delta(0, " I", tokens=[ONE]), Delta(0, " am", tokens=[TWO]), DONE])
     assert plain.body(USAGE) == b'{"generated_text":" I am"}' and not plain.request.want.costs
@@ -103,13 +103,13 @@ def test_an_answer(rules):
 
 
 @pytest.mark.parametrize("rules", PROFILES, ids=lambda rules: rules.profile)
-def test_a_stream_tells_the_times(rules):
+def test_mindie_native_stream_reports_prefill_and_decode_time(rules):
     reply = infer(rules, inputs="a", stream=True, parameters={"details": True})
     assert reply.request.want.costs and reply.chunk([ACCEPTED]) == b""
     assert reply.chunk([Delta(0, " I", tokens=[ONE])]) == (
         b'data: {"prefill_time":45,"decode_time":null,"token":{"id":[306],"text":" I"}}\n\n'
     )
-    # several that come together are told one by one
+    # tokens that arrive together are written as separate events
     assert reply.chunk([Delta(0, " am", tokens=[TWO]), Delta(0, " a", tokens=[THREE]), DONE]) == (
         b'data: {"prefill_time":null,"decode_time":128,"token":{"id":[4966],"text":" am"}}\n\n'
         b'data: {"prefill_time":null,"decode_time":28,"generated_text":" I am a","details":{"finish_reason":"length",'
@@ -129,7 +129,7 @@ def test_a_stream_tells_the_times(rules):
     )
 
 
-def test_text_that_tokens_do_not_spell_is_the_last_one_s():
+def test_mindie_native_gives_split_text_to_its_last_token():
     reply = infer(inputs="a", stream=True)
     half, rest = Token(1, "\ufffd", b"\xc3"), Token(2, "\ufffd", b"\xa9")
     mark = Token(3, "<x>", b"<x>", special=True)
@@ -143,7 +143,7 @@ def test_text_that_tokens_do_not_spell_is_the_last_one_s():
     ]
 
 
-def test_the_end_of_a_stream_by_an_error():
+def test_mindie_native_stream_ends_with_error():
     reply = infer(inputs="a", stream=True)
     assert reply.fail(EngineDied("It ended.")) == b"It ended."
     late = Expired("x", limit="client")
@@ -153,7 +153,7 @@ def test_the_end_of_a_stream_by_an_error():
     )
 
 
-def test_errors_that_come_later():
+def test_mindie_native_reports_engine_errors():
     def told(error: ParleyError) -> tuple[int, Any, Any]:
         answer = STRICT.error(error)
         body = json.loads(answer.body)
@@ -173,7 +173,7 @@ def test_errors_that_come_later():
     assert infer(inputs="a").refusal(InUse("x")) is None
 
 
-# -- vLLM's
+# -- vLLM interface
 
 
 @pytest.mark.parametrize(
@@ -186,12 +186,12 @@ def test_errors_that_come_later():
              "inputs is 0"),
     ],
 )  # fmt: skip
-def test_what_is_said_of_a_prompt(prompt, text):
+def test_mindie_vllm_refuses_wrong_prompt(prompt, text):
     assert refusal(record, prompt=prompt) == text
 
 
 @pytest.mark.parametrize("rules", PROFILES, ids=lambda rules: rules.profile)
-def test_a_record_has_the_prompt_in_front(rules):
+def test_mindie_vllm_record_starts_with_prompt(rules):
     reply = record(rules)
     reply.add([ACCEPTED, Delta(0, "I am"), DONE])
     assert reply.body(USAGE) == b'{"text":["a b I am"]}'
@@ -200,17 +200,17 @@ def test_a_record_has_the_prompt_in_front(rules):
     assert parts.request.prompts == [Text("ab")] and parts.body(USAGE) == b'{"text":["a x"]}'
 
 
-def test_the_likeliest_comes_first():
+def test_mindie_vllm_ranks_choices_unless_streamed():
     reply = record(n=2, best_of=3, temperature=1)
     reply.add([Delta(0, "1"), Delta(1, "2"), Done(0, "stop", USAGE), Done(1, "stop", USAGE)])
     assert (reply.request.n, reply.request.best_of) == (2, 3)
     assert reply.body(USAGE) == b'{"text":["a b 1","a b 2"]}'
-    assert record(n=2, temperature=1).request.best_of == 2  # all of them, but the likeliest first
+    assert record(n=2, temperature=1).request.best_of == 2  # returns all choices, likeliest first
     assert record(n=2, temperature=1, stream=True).request.best_of is None
 
 
 @pytest.mark.parametrize("rules", PROFILES, ids=lambda rules: rules.profile)
-def test_records_of_a_stream_end_with_nul(rules):
+def test_mindie_vllm_stream_records_end_with_nul(rules):
     reply = record(rules, n=2, temperature=1, stream=True)
     assert reply.chunk([ACCEPTED]) == b""
     assert reply.chunk([Delta(0, "I"), Delta(1, "You")]) == b'{"text":["I","You"]}\0'
@@ -222,10 +222,10 @@ def test_records_of_a_stream_end_with_nul(rules):
     assert full.chunk([Delta(0, " am"), DONE]) == b'{"text":["I am","You"]}\0'
 
 
-# -- tokens
+# -- tokenizer
 
 
-def test_tokenizer():
+def test_mindie_tokenizer_reads_and_writes():
     def tokenize(**body: Any) -> Any:
         return control.tokenize(RULES, json.dumps(body).encode())
 
@@ -243,8 +243,8 @@ def test_tokenizer():
     assert caught.value.message == "Req body converts to json fail."
 
 
-def test_tokens_that_one_step_gave_are_one_frame_also_where_a_part_of_them_comes_later():
-    """What is held back of a step, because a stop string may have begun, is a frame of its own."""
+def test_mindie_native_frames_tokens_of_one_step_together():
+    """Tokens held back because a stop string may have begun get a frame of their own."""
     cost = Cost(1, 0.001, 0.012, tokens=3)
     three = [Token(id, text, text.encode(), cost=cost) for id, text in ((7, " b"), (8, " c"), (9, " d"))]
     reply = infer(inputs="a", stream=True)

@@ -1,4 +1,4 @@
-"""MindIE's OpenAI interfaces: what is said of conversations, tools and formats, and the bytes of answers by profile."""
+"""MindIE's OpenAI interfaces: texts of refusals, and the exact bytes of answers in each profile."""
 
 import json
 from typing import Any
@@ -68,7 +68,7 @@ def prompt(rules: Rules = STRICTLY, **body: Any) -> Chat:
 # -- requests
 
 
-def test_which_model_is_meant():
+def test_mindie_openai_reads_or_refuses_model():
     for read in (ask, complete):
         assert read().request.model == "qwen"
         assert refusal(read, model=None) == "Request contains not model or model null"
@@ -85,7 +85,7 @@ def test_which_model_is_meant():
         assert answer is not None and (answer.status, json.loads(answer.body)["error"]) == (422, text)
 
 
-def test_a_conversation():
+def test_mindie_openai_reads_messages():
     turns = [
         {"role": "system", "content": "s"},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
@@ -104,7 +104,7 @@ def test_a_conversation():
     ]
 
 
-def test_what_is_said_of_messages():
+def test_mindie_openai_refuses_wrong_messages():
     assert refusal(messages=None) == "Request param contains not messages or messages null"
     assert refusal(messages=[]) == refusal(messages={}) == "Request param messages not arr or arr is empty"
     assert refusal(messages=None, tools=[TOOL]) == "Request param messages is null"
@@ -132,7 +132,7 @@ def test_what_is_said_of_messages():
     assert refusal(rules=Rules(limit=1), messages=[long, long]) == text
 
 
-def test_what_is_said_of_calls_and_their_answers():
+def test_mindie_openai_refuses_wrong_tool_calls_in_messages():
     none = "Request param contains not tool_call_id or tool_call_id null while role is tool"
     assert said(role="tool", content="a") == none
     assert said(role="tool", content="a", tool_call_id=5) == "The type of tool_call_id is abnormal"
@@ -158,7 +158,7 @@ def test_what_is_said_of_calls_and_their_answers():
     assert said(role="assistant", tool_calls=5) == "Tool call param contains no id."
 
 
-def test_tools():
+def test_mindie_openai_reads_tools_and_tool_choice():
     assert prompt(tools=[TOOL]).tools == [TOOL]
     assert prompt(tools=[TOOL], tool_choice="auto").tools == [TOOL]
     assert prompt(tools=[TOOL], tool_choice="none").tools == prompt(tools=[]).tools == []
@@ -196,11 +196,11 @@ def test_tools():
         ),
     ],
 )  # fmt: skip
-def test_what_is_said_of_a_tool(tool, text):
+def test_mindie_openai_refuses_wrong_tool(tool, text):
     assert refusal(tools=[tool]) == refusal(tool_choice=tool) == text
 
 
-def test_what_the_template_is_told():
+def test_mindie_openai_reads_chat_template_kwargs():
     for rules in (STRICTLY, Rules(vllm=False)):
         made = prompt(rules, chat_template_kwargs={"enable_thinking": False, "thinking_budget": 5, "x": 1})
         assert made.options == {"enable_thinking": False, "x": 1}
@@ -255,12 +255,12 @@ def schema(given: Any) -> dict[str, Any]:
         (schema({"required": [5]}), "Invalid json_schema: elements of 'required' at 'schema' must be strings"),
     ],
 )  # fmt: skip
-def test_what_is_said_of_a_format(given, text):
+def test_mindie_openai_refuses_wrong_response_format(given, text):
     assert refusal(response_format=given) == refusal(complete, response_format=given) == text
-    assert ask(Rules(vllm=False), response_format=given).request  # that flavour does not know it
+    assert ask(Rules(vllm=False), response_format=given).request  # MindIE's own flavour ignores response_format
 
 
-def test_formats_reach_the_request():
+def test_mindie_openai_response_format_sets_grammar():
     wanted = {"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"]}
     for read in (ask, complete):
         for nothing in ({"type": "text"}, None):
@@ -271,7 +271,7 @@ def test_formats_reach_the_request():
     assert ask(Rules("extended", vllm=False), response_format=schema(wanted)).request.grammar is not None
 
 
-def test_what_completions_are_asked():
+def test_mindie_openai_reads_completion_bodies():
     assert complete().request.prompts == [Text("a b")]
     assert complete(prompt=[5, 6]).request.prompts == [Tokens([5, 6])]
     assert refusal(complete, prompt=None) == "Contains not prompt or prompt null"
@@ -293,7 +293,7 @@ def test_what_completions_are_asked():
     assert not complete(echo=True).request.want.echo
 
 
-def test_bodies_that_are_none():
+def test_mindie_openai_refuses_body_that_is_no_json_object():
     for read in (chat.read, completions.read):
         for body in (b"", b"{", b"[]", b"\xff"):
             with pytest.raises(ParleyError) as caught:
@@ -325,7 +325,7 @@ COUNTS = '"prompt_tokens":3,"prompt_tokens_details":{"cached_tokens":0},"complet
 FIGURES = ',"batch_size":[2,3],"queue_wait_time":[5149,60]'
 
 
-def test_an_answer_in_each_profile():
+def test_mindie_openai_writes_chat_body_per_profile():
     new = '"message":{"role":"assistant","content":" I am","tool_calls":[]},"logprobs":null,"finish_reason":"stop"'
     old = '"message":{"role":"assistant","content":" I am"},"finish_reason":"stop"'
     figures = f'"usage":{{{COUNTS}{FIGURES}}},"prefill_time":38,"decode_time_arr":[26]}}'
@@ -337,7 +337,9 @@ def test_an_answer_in_each_profile():
     assert answer(plain, *WORDS) == f'{WHOLE}"choices":[{{"index":0,{new}}}],"usage":{{{COUNTS}}}}}'
 
 
-def test_a_stream_in_each_profile():
+def test_mindie_openai_writes_chat_stream_per_profile():
+    """Profiles differ in the opening chunk and in logprobs."""
+
     def piece(delta: str, finish: str = "null", usage: str = "", logprobs: str = ',"logprobs":null') -> str:
         choice = f'"index":0,"delta":{{"role":"assistant",{delta}}}{logprobs},"finish_reason":{finish}'
         return f'{PIECE}{usage}"choices":[{{{choice}}}]}}'
@@ -350,13 +352,13 @@ def test_a_stream_in_each_profile():
     assert stream(ask(EXTENDED, stream=True), *batches) == [opening, *told]
     old = [piece('"content":" I"', logprobs=""), piece('"content":" am"', '"stop"', usage, "")]
     assert stream(ask(OLD, stream=True), *batches) == old
-    alone = stream(ask(stream=True), [WORDS[0], WORDS[1]], [WORDS[2]])  # the end may come by itself
+    alone = stream(ask(stream=True), [WORDS[0], WORDS[1]], [WORDS[2]])  # the end may arrive without a token
     assert alone == [opening, told[0], piece('"content":" am"'), piece('"content":""', '"stop"', usage)]
     full = stream(ask(Rules(full_text=True), stream=True), *batches)
     assert full == [opening, told[0], piece('"content":" I am"', '"stop"', '"full_text":" I am",' + usage)]
 
 
-def test_reasoning():
+def test_mindie_openai_writes_reasoning():
     spent = Usage(prompt_tokens=3, completion_tokens=2, cached_tokens=1, reasoning_tokens=1)
     thought = (Delta(0, "hm", "reasoning", [ONE]), Delta(0, "so", tokens=[TWO]), Done(0, "length", spent))
     body = json.loads(answer(ask(), *thought, usage=spent))
@@ -380,7 +382,7 @@ def test_reasoning():
     ]
 
 
-def test_calls():
+def test_mindie_openai_writes_tool_calls():
     called = (
         Delta(0, "", "tool", call=CallDelta(0, "c1", "f", "{")),
         Delta(0, "", "tool", call=CallDelta(0, arguments="}")),
@@ -412,7 +414,7 @@ def test_calls():
     assert chunks[-1]["finish_reason"] == "tool_calls"
 
 
-def test_logprobs():
+def test_mindie_openai_writes_logprobs():
     top = Token(306, " I", b" I", -0.5, top=[Token(9, "\ufffd", b"\xff", float("-inf"))], cost=Cost(1, 0, 0))
     told = {
         "content": [
@@ -433,7 +435,7 @@ def test_logprobs():
     assert completed["token_logprobs"] == [-0.5] and completed["tokens"] == [" I"]
 
 
-def test_several_choices_of_more():
+def test_mindie_openai_writes_n_choices_of_best_of():
     three = [
         Delta(0, "a", tokens=[Token(1, "a", b"a", -3.0, cost=Cost(3, 0.001, 0.001))]),
         Delta(1, "b", tokens=[Token(1, "b", b"b", -1.0, cost=Cost(3, 0.001, 0.001)), TWO]),
@@ -450,7 +452,7 @@ def test_several_choices_of_more():
         assert [text(choice) for choice in body["choices"]] == ["a", "b", "c"]
 
 
-def test_a_completion_in_each_profile():
+def test_mindie_openai_writes_completion_per_profile():
     start = START % "text_completion"
     choice = '"choices":[{"index":0,"text":"%s","logprobs":null,"stop_reason":%s,"finish_reason":%s}]'
     usage = f',"usage":{{{COUNTS}{FIGURES}}}}}'
@@ -468,7 +470,7 @@ def test_a_completion_in_each_profile():
     assert json.loads(full[1])["full_text"] == " I am"
 
 
-def test_a_prompt_is_echoed_where_nobody_insists():
+def test_mindie_openai_extended_echoes_prompt():
     scored = Scored(0, [Token(1, "a", b"a"), Token(2, " b", b" b", -1.0)], "a b")
     body = json.loads(answer(complete(EXTENDED, echo=True, logprobs=0), scored, *WORDS))
     assert body["choices"][0]["text"] == "a b I am"
@@ -478,24 +480,24 @@ def test_a_prompt_is_echoed_where_nobody_insists():
     assert [json.loads(chunk)["choices"][0]["text"] for chunk in chunks] == ["a b", " I", " am"]
 
 
-def test_a_stream_that_fails():
+def test_mindie_openai_stream_ends_with_error():
     assert ask(stream=True).fail(EngineError("It broke.")) == b"It broke."
     assert ask(EXTENDED, stream=True).fail(EngineError("It broke.")).startswith(b'data: {"error":"It broke."')
 
 
-def test_errors_of_the_engine_and_of_lengths():
+def test_mindie_context_length_error_has_status_424():
     error = ContextLength("", field="prompt", limit=101, prompt=200)
     told = STRICT.error(error)
     assert told.status == 424 and b"cannot be greater than 100,the input ids length is 200" in told.body
 
 
-def test_the_id_that_a_client_gives():
+def test_mindie_openai_answers_with_id_of_req_id_header():
     named = Head("0f", 1, "fp_1", headers={b"req-id": b"mine"})
     reply = chat.read(STRICTLY, json.dumps({"model": "qwen", "messages": TURNS}).encode(), named)
     assert json.loads(answer(reply, *WORDS))["id"] == "mine"
 
 
-def test_models():
+def test_mindie_openai_lists_models():
     cards = [Card("qwen", 5, 100)]
     assert openai.models(Rules(weights="w"), cards) == (
         b'{\n    "data": [\n        {\n            "id": "qwen",\n            "object": "model",\n'

@@ -1,4 +1,4 @@
-"""Every row of the table of MindIE's parameters: taken within its range and refused beyond, in the documented words."""
+"""Each documented MindIE parameter: accepted in its range, refused outside it with the documented text."""
 
 import json
 from dataclasses import dataclass, field, replace
@@ -42,8 +42,8 @@ I32, U64 = 2**31, 2**64
 
 @dataclass
 class Row:
-    """``taken``: values, and what they make of the request. ``refused``: values outside of the range, all with
-    ``text``. ``mistyped``: what is said of values of other types."""
+    """``taken``: pairs of a value and its effect on the request. ``refused``: values outside the range, refused with
+    ``text``. ``others``: values of other types than ``type``."""
 
     name: str
     interfaces: str
@@ -62,7 +62,7 @@ def stop(name: str) -> Any:
     return lambda request: getattr(request.stop, name)
 
 
-READ: dict[str, Any] = {  # what a parameter turns into
+READ: dict[str, Any] = {  # the part of the request that a parameter sets
     "temperature": sampling("temperature"), "top_k": sampling("top_k"), "top_p": sampling("top_p"),
     "seed": sampling("seed"), "repetition_penalty": sampling("repetition_penalty"),
     "presence_penalty": sampling("presence_penalty"), "frequency_penalty": sampling("frequency_penalty"),
@@ -74,8 +74,8 @@ READ: dict[str, Any] = {  # what a parameter turns into
     "stream": lambda request: request.stream, "do_sample": lambda request: request.sampling.temperature > 0,
 }  # fmt: skip
 
-# T: TGI's interface, N: native, X and K: Triton's for texts and for tokens, V: vLLM's, C and O: chat as vLLM has it and
-# in MindIE's own flavour, P: completions
+# T: TGI interface, N: native, X and K: Triton for text and for tokens, V: vLLM, C and O: chat in the flavours of vLLM
+# and of MindIE itself, P: completions
 ROWS = [
     Row("temperature", "TNXK", [(1e-7, 1e-7), (1, 1.0), (2.5, 2.5)], [0, 0.0, -1, 1e39], TEMPERATURE, "float"),
     Row("temperature", "VCP", [(0, 0.0), (0.5, 0.5)], [-1, 1e39], TEMPERATURE, "float"),
@@ -117,7 +117,7 @@ ROWS = [
 
 
 def ask(interface: str, name: str = "", value: Any = None, rules: Rules = STRICTLY, **more: Any) -> Reply:
-    """The reply of an interface to a body with this parameter."""
+    """Return the reply of an interface to a body with this parameter."""
     given = ({name: value} if name else {}) | more
     body: dict[str, Any]
     match interface:
@@ -156,23 +156,23 @@ NAMES = [f"{row.name} of {interface}" for row, interface in CASES]
 
 
 def draws(name: str) -> dict[str, Any]:
-    """What makes the effect of a parameter visible."""
+    """Return parameters that turn sampling on, unless the tested parameter decides about sampling itself."""
     return {} if name in ("temperature", "do_sample", "n", "best_of") else {"temperature": 0.7}
 
 
 @pytest.mark.parametrize(("row", "interface"), CASES, ids=NAMES)
-def test_within_its_range_it_is_taken_and_effective(row: Row, interface: str) -> None:
+def test_mindie_parameter_in_range_takes_effect(row: Row, interface: str) -> None:
     for value, effect in row.taken:
         request = ask(interface, row.name, value, **draws(row.name)).request
         if row.name in READ:
             assert READ[row.name](request) == effect
-        else:  # it is looked at only, or shows in the answer
+        else:  # the parameter is only validated, or shows only in the answer
             bare = ask(interface, **draws(row.name)).request
             assert same(request) == same(bare)
 
 
 @pytest.mark.parametrize(("row", "interface"), CASES, ids=NAMES)
-def test_outside_it_is_refused_in_the_documented_words(row: Row, interface: str) -> None:
+def test_mindie_parameter_out_of_range_is_refused_as_documented(row: Row, interface: str) -> None:
     for value in row.refused:
         assert refusal(interface, row.name, value) == row.text.format(told(value))
     for value in row.others:
@@ -180,21 +180,21 @@ def test_outside_it_is_refused_in_the_documented_words(row: Row, interface: str)
 
 
 @pytest.mark.parametrize(("row", "interface"), CASES, ids=NAMES)
-def test_null_is_as_if_it_were_not_there(row: Row, interface: str) -> None:
+def test_mindie_null_parameter_means_absent(row: Row, interface: str) -> None:
     assert same(ask(interface, row.name, None).request) == same(ask(interface).request)
 
 
 def same(request: Request) -> Any:
-    """What of a request counts for the engine; details only add to what is told."""
+    """Return the parts of a request that matter to the engine; details only change the answer."""
     return request.prompts, request.sampling, request.stop, request.n, request.stream, request.truncate
 
 
 def told(value: Any) -> str:
-    """As JSON has it."""
+    """Format a value as JSON does."""
     return json.dumps(value).replace("e+", "e")
 
 
-INTERFACES = {  # what each one looks at, in its order, and a value that is wrong there
+INTERFACES = {  # members in the order of validation, each with a wrong value
     "T": [("stop", 1), ("temperature", 0), ("top_k", 0), ("top_p", 0), ("typical_p", 0), ("do_sample", 0),
           ("seed", -1), ("repetition_penalty", 0), ("watermark", 0), ("adapter_id", ""), ("max_new_tokens", 0),
           ("details", 0), ("decoder_input_details", 0), ("return_full_text", 0), ("truncate", 0)],
@@ -227,14 +227,15 @@ INTERFACES = {  # what each one looks at, in its order, and a value that is wron
 
 
 @pytest.mark.parametrize("interface", INTERFACES)
-def test_of_several_faults_the_first_in_its_order_is_told(interface: str) -> None:
+def test_mindie_reports_first_of_several_faults(interface: str) -> None:
+    """The order of validation is MindIE's own and decides which refusal a client gets."""
     order = INTERFACES[interface]
     for place, (name, wrong) in enumerate(order):
         expected = refusal(interface, name, wrong)
         assert refusal(interface, **dict(reversed(order[place:]))) == expected, name
 
 
-def test_parameters_that_another_interface_has_are_ignored() -> None:
+def test_mindie_ignores_parameters_of_other_interfaces() -> None:
     for interface in "TNXK":
         assert same(ask(interface, "presence_penalty", 9, n="x", logprobs=[]).request) == same(ask(interface).request)
     assert same(ask("N", "truncate", 0, stop=5).request) == same(ask("N").request)
@@ -246,7 +247,7 @@ LISTED = "Input validation error: `stop` must be list[string] if list, and item 
 
 
 @pytest.mark.parametrize("interface", ["T", "V", "C", "O", "P"])
-def test_stop(interface: str) -> None:
+def test_mindie_limits_stop_strings_per_interface(interface: str) -> None:
     longest = 1024 if interface in "TO" else 32768
     for value in ("a", "a" * longest, "é" * longest, "😀" * (longest // 2)):
         assert ask(interface, "stop", value).request.stop.strings == [value]
@@ -267,7 +268,7 @@ def test_stop(interface: str) -> None:
 
 
 @pytest.mark.parametrize("interface", ["V", "C", "O", "P"])
-def test_stop_token_ids_and_what_is_included(interface: str) -> None:
+def test_mindie_reads_stop_token_ids_and_include_stop_str(interface: str) -> None:
     given = [5, -1, 6, 5, 2**31, 2**63]
     assert ask(interface, "stop_token_ids", given).request.stop.ids == [5, 6]
     assert refusal(interface, "stop_token_ids", "x") == "Parameter stop_token_ids not array"
@@ -279,7 +280,7 @@ def test_stop_token_ids_and_what_is_included(interface: str) -> None:
     assert refusal(interface, "include_stop_str_in_output", 1, stop_token_ids=[5]) == text
 
 
-def test_n_and_best_of() -> None:
+def test_mindie_vllm_validates_n_and_best_of() -> None:
     def n(rules: Rules = STRICTLY, **given: Any) -> int:
         return ask("V", temperature=0.5, rules=rules, **given).request.n
 
@@ -329,12 +330,12 @@ SURE = "Best_of and n shouldn't be greater than 1 when sampling is disabled, but
          "Please set the max_tokens to be not larger than 128 when the use_beam_search is on."),
     ],
 )  # fmt: skip
-def test_n_and_best_of_of_the_openai_interfaces(given: dict[str, Any], chat: str, completions: str) -> None:
+def test_mindie_openai_refuses_wrong_n_and_best_of(given: dict[str, Any], chat: str, completions: str) -> None:
     assert refusal("C", **given) == refusal("O", **given) == chat
     assert refusal("P", **given) == completions
 
 
-def test_choices_of_the_openai_interfaces() -> None:
+def test_mindie_openai_reads_n_and_best_of() -> None:
     for interface in "COP":
         both = ask(interface, temperature=0.5, n=2, best_of=3).request
         assert (both.n, both.best_of) == (2, 3)
@@ -345,14 +346,14 @@ def test_choices_of_the_openai_interfaces() -> None:
         assert ask(interface, n=2, rules=EXTENDED).request.n == 2
 
 
-def test_top_logprobs_alone_asks_for_logprobs() -> None:
+def test_mindie_top_logprobs_implies_logprobs() -> None:
     told = "Value error, when using top_logprobs, logprobs must be true or null in chat completions"
     for interface in "CO":
         assert ask(interface, top_logprobs=3).request.want.logprobs == 3
         assert refusal(interface, top_logprobs=3, logprobs=False) == told
 
 
-def test_what_names_an_adapter() -> None:
+def test_mindie_reads_adapter_name() -> None:
     text = "The format of adapter_id is invalid."
     assert refusal("T", "adapter_id", "a b") == refusal("T", "adapter_id", "") == text
     assert refusal("T", "adapter_id", "x" * 257) == text
@@ -366,7 +367,7 @@ def test_what_names_an_adapter() -> None:
         assert refusal("V", "model", name) == told
 
 
-def test_when_a_token_is_drawn() -> None:
+def test_mindie_sampling_parameters_turn_sampling_on() -> None:
     for interface in "TNXKVCOP":
         assert ask(interface).request.sampling.temperature == 0
         assert ask(interface, "top_p", 0.5).request.sampling.temperature == 1
@@ -376,7 +377,7 @@ def test_when_a_token_is_drawn() -> None:
         assert ask(interface, "do_sample", False, temperature=2).request.sampling.temperature == 0
 
 
-def test_extended_takes_what_means_off_and_heeds_what_was_only_looked_at() -> None:
+def test_mindie_extended_accepts_off_values_and_applies_watermark() -> None:
     for interface in "TNXK":
         assert ask(interface, "temperature", 0, rules=EXTENDED).request.sampling.temperature == 0
         assert ask(interface, "top_k", 0, rules=EXTENDED).request.sampling.top_k == 0
@@ -390,7 +391,7 @@ def test_extended_takes_what_means_off_and_heeds_what_was_only_looked_at() -> No
         assert ask(interface, "typical_p", 0.5).request.sampling.typical_p == 1
 
 
-def test_how_many_tokens_there_are_unless_told() -> None:
+def test_mindie_default_max_tokens_depends_on_interface() -> None:
     for interface in "TNXK":
         assert ask(interface).request.stop.max_tokens == 20 and ask(interface).request.stop.reserve == 1
     assert ask("V").request.stop.max_tokens is None
@@ -398,7 +399,7 @@ def test_how_many_tokens_there_are_unless_told() -> None:
     assert OLD.routes != STRICT.routes
 
 
-def test_integers_are_numbers_and_unknown_members_nothing() -> None:
+def test_mindie_accepts_integers_as_floats_and_unknown_members() -> None:
     assert ask("T", "temperature", 1).request.sampling.temperature == 1.0
     assert ask("T", "whatever", {"a": []}).request.prompts == [Text("a b")]
     for interface in "TNX":

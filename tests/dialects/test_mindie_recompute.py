@@ -1,4 +1,4 @@
-"""Bodies that resume a request on another instance: they survive a round trip, and invalid ones are refused."""
+"""Recompute bodies, from which another instance resumes a request: they round-trip, and wrong ones are refused."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ TOKENS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=20)
 @given(
     st.sampled_from(FORMS), TOKENS, st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=4), st.integers(0, 99)
 )
-def test_recompute_bodies_round_trip(
+def test_recompute_body_round_trips(
     form: tuple[str, dict], prompt: list[int], steps: list[list[int]], seed: int
 ) -> None:
+    """Resuming from a wrong body would repeat or lose tokens in the client's stream."""
     path, body = form
     past = [[(0, Output("", 0, step, scores=[Score(-1.0, 1)] * len(step)))] for step in steps]
     origin = Origin(json.dumps(body).encode(), past, ID, 1_700_000_000)
@@ -49,7 +50,7 @@ def test_recompute_bodies_round_trip(
         ID,
         origin.created,
     )
-    # MindIE's own instances read only the token ids.
+    # A peer that is not parley knows only the token ids.
     told = json.loads(written)
     del told[ORIGIN]
     opened = read(path, json.dumps(told).encode())
@@ -64,7 +65,7 @@ def test_recompute_bodies_round_trip(
     assert all(again[name] == body[name] for name in kept)
 
 
-def test_recompute_bodies_have_mindies_form() -> None:
+def test_recompute_body_has_mindie_format() -> None:
     origin = Origin(
         b'{"messages":[{"role":"user","content":"Hi"}],"stream":true}', [[(0, Output("", 0, [7, 8]))]], ID, 1
     )
@@ -89,22 +90,22 @@ READ = GET + "token from input: "
     [
         (CHAT, {"messages": []}, "Messages MUST be a string for recompute"),
         (CHAT, {"messages": [], "tools": [{}]}, "Messages must be a string for recompute"),
-        (CHAT, {"messages": ""}, READ + "it is no list of numbers with commas in between"),
-        (CHAT, {"messages": "1,-1"}, READ + "it is no list of numbers with commas in between"),
+        (CHAT, {"messages": ""}, READ + "it is not a list of numbers separated by commas"),
+        (CHAT, {"messages": "1,-1"}, READ + "it is not a list of numbers separated by commas"),
         (CHAT, {"messages": "2,1"}, READ + "the prompt cannot have 2 of 1 tokens"),
         (CHAT, {"messages": "0,1"}, READ + "the prompt cannot have 0 of 1 tokens"),
         ("/generate", {"inputs": "1,2"}, GET + "parameter `origin_inputs` in json body"),
         ("/generate", {"prompt": "1,2"}, GET + "parameter `origin_inputs` in given json body"),
-        ("/infer", {"inputs": 5}, READ + "inputs is no string"),
+        ("/infer", {"inputs": 5}, READ + "inputs is not a string"),
         (TRITON, {"text_input": "1,2,3,4"}, GET + "parameter firstTokenCost in json body"),
         (TRITON, {"text_input": "1,2,3,4,5", "parameters": TIMES}, "Parameter decodeTime length is invalid."),
-        ("/v2/models/m/infer", {"inputs": []}, READ + "data is no list of token ids"),
-        ("/v2/models/m/infer", {"inputs": [{"data": [1, "a"]}]}, READ + "data is no list of token ids"),
+        ("/v2/models/m/infer", {"inputs": []}, READ + "data is not a list of token ids"),
+        ("/v2/models/m/infer", {"inputs": [{"data": [1, "a"]}]}, READ + "data is not a list of token ids"),
         (CHAT, {"messages": "1,2", ORIGIN: "!"}, READ + "parley_origin cannot be read (Error)"),
         (CHAT, {"messages": "1,2", ORIGIN: 5}, READ + "parley_origin cannot be read (TypeError)"),
     ],
 )
-def test_rejects_invalid_recompute_bodies(path: str, body: dict[str, Any], text: str) -> None:
+def test_recompute_refuses_body_it_cannot_resume(path: str, body: dict[str, Any], text: str) -> None:
     with pytest.raises(OrderRefused) as raised:
         read(path, json.dumps(body).encode())
     answer = refusal(raised.value)
@@ -112,7 +113,7 @@ def test_rejects_invalid_recompute_bodies(path: str, body: dict[str, Any], text:
 
 
 @given(st.sampled_from([path for path, _ in FORMS]), st.binary(max_size=30))
-def test_leaves_recompute_bodies_without_json_to_the_dialect(path: str, body: bytes) -> None:
+def test_recompute_leaves_invalid_json_to_the_interface(path: str, body: bytes) -> None:
     try:
         assert read(path, body).body
     except OrderRefused as refused:

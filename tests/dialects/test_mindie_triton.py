@@ -1,4 +1,4 @@
-"""MindIE's forms of Triton's interface: texts, tensors of tokens, stopInfer and metadata, to the byte."""
+"""MindIE's Triton interface: text, token tensors, stopInfer and metadata, to the byte."""
 
 import json
 from typing import Any
@@ -50,7 +50,7 @@ def refusal(read: Any = generate, **body: Any) -> str:
 
 
 @pytest.mark.parametrize("rules", STRICTLY, ids=lambda rules: rules.profile)
-def test_an_answer(rules):
+def test_mindie_triton_writes_answer(rules):
     reply = generate(rules)
     reply.add([ACCEPTED, Delta(0, " I am", tokens=[ONE, TWO]), DONE])
     assert not reply.request.want.costs and reply.request.prompts == [Text("a b")]
@@ -70,7 +70,7 @@ def test_an_answer(rules):
 
 
 @pytest.mark.parametrize("rules", PROFILES, ids=lambda rules: rules.profile)
-def test_a_stream(rules):
+def test_mindie_triton_writes_stream(rules):
     reply = generate(rules, stream=True, parameters={"details": True})
     assert reply.chunk([ACCEPTED]) == b""
     assert reply.chunk([Delta(0, " I", tokens=[ONE])]) == (
@@ -106,11 +106,11 @@ def test_a_stream(rules):
         ({"id": "a" * 257}, ID),
     ],
 )  # fmt: skip
-def test_what_is_said_of_a_body(body, text):
+def test_mindie_triton_refuses_wrong_body(body, text):
     assert refusal(**body) == text
 
 
-def test_who_names_no_request_is_told_a_name():
+def test_mindie_triton_request_without_id_gets_one():
     assert generate(id=None).request.labels[0].startswith("endpoint_common_")
     named = Head("0f" * 16, 1, "fp", context=100, path=HEAD.path, headers={b"req-id": b"mine"})
     request = generate(head=named).request
@@ -123,7 +123,7 @@ def test_who_names_no_request_is_told_a_name():
 
 
 @pytest.mark.parametrize("rules", PROFILES, ids=lambda rules: rules.profile)
-def test_a_tensor_of_tokens(rules):
+def test_mindie_triton_reads_and_writes_token_tensor(rules):
     reply = infer(rules, tensor={"parameters": {"temperature": 0.5, "max_new_tokens": 2}})
     assert reply.request.prompts == [Tokens([396, 319, 5])] and reply.request.stop.max_tokens == 2
     assert reply.request.sampling.temperature == 0.5 and reply.chunk([ACCEPTED]) == b""
@@ -181,12 +181,13 @@ SHAPE = "Shape must be at most two-dimensional, and the last element's value mus
         ({"parameters": 5}, {}, "parameters must be object type."),
     ],
 )
-def test_what_is_said_of_tensors(tensor, body, text):
+def test_mindie_triton_refuses_wrong_tensor(tensor, body, text):
     assert refusal(infer, tensor=tensor, **body) == text
 
 
 @pytest.mark.parametrize(("profile", "limit"), [("strict", 20), ("strict-old", 7), ("extended", 7)])
-def test_parameters_beside_a_tensor(profile, limit):
+def test_mindie_triton_strict_ignores_top_level_parameters(profile, limit):
+    """Strictly, only parameters inside the tensor count; the default limit is 20 tokens."""
     beside = {"parameters": {"max_new_tokens": 7}}
     assert infer(Rules(profile), **beside).request.stop.max_tokens == limit
     assert infer(Rules(profile), tensor={"parameters": {"max_new_tokens": 2}}, **beside).request.stop.max_tokens == 2
@@ -195,7 +196,7 @@ def test_parameters_beside_a_tensor(profile, limit):
 # -- control
 
 
-def test_which_request_is_to_be_stopped():
+def test_mindie_triton_stop_reads_request_id():
     halt = triton.stop(b'{ "id": "a123" }', HEAD)
     assert halt.label == "a123" and halt.done == (200, b'{ "id": "a123" }', b"application/json")
     assert halt.unknown.status == 404
@@ -212,7 +213,7 @@ def test_which_request_is_to_be_stopped():
         assert caught.value.message == text and STRICT.error(caught.value).status == 422
 
 
-def test_metadata():
+def test_mindie_triton_writes_metadata():
     assert control.server(RULES, b"", HEAD, FACTS).body == (
         b'{"name":"MindIE Server","version":"1.2","extensions":{"max_iter_times":100,"prefill_policy_type":0,'
         b'"decode_policy_type":0,"max_prefill_batch_size":50,"max_prefill_tokens":8192}}'

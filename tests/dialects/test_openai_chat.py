@@ -1,4 +1,4 @@
-"""Chat completions: what bodies mean, and the exact bytes of the answers."""
+"""Chat completions: meaning of bodies, and the exact bytes of answers."""
 
 import json
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def refused(**members: Any) -> BadRequest:
     return caught.value
 
 
-def test_a_plain_body_is_all_defaults():
+def test_openai_chat_minimal_body_means_defaults():
     request = read().request
     assert (request.id, request.model, request.n, request.stream) == ("0f", "m", 1, False)
     (prompt,) = request.prompts
@@ -39,7 +39,7 @@ def test_a_plain_body_is_all_defaults():
     assert request.want.logprobs is None and not request.want.usage
 
 
-def test_every_member_reaches_the_request():
+def test_openai_chat_members_reach_the_request():
     request = read(
         temperature=0.5, top_p=0.9, top_k=40, min_p=0.1, typical_p=0.7, seed=2**64 - 1, repetition_penalty=1.1,
         presence_penalty=-2, frequency_penalty=2, logit_bias={"5": -100}, stop=["a", "b"], stop_token_ids=[7],
@@ -59,7 +59,7 @@ def test_every_member_reaches_the_request():
     assert (request.n, request.stream, request.salt) == (2, True, "tenant")
 
 
-def test_explicit_null_is_the_same_as_absence():
+def test_openai_chat_null_means_absent():
     names = [
         "temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty", "presence_penalty", "n", "stop",
         "frequency_penalty", "logit_bias", "stop_token_ids", "max_tokens", "max_completion_tokens", "min_tokens",
@@ -70,15 +70,15 @@ def test_explicit_null_is_the_same_as_absence():
     assert read(**dict.fromkeys(names)).request == read(model="").request
 
 
-def test_unknown_members_are_ignored():
+def test_openai_chat_ignores_unknown_members():
     assert read(frobnicate={"a": [1]}, user="me", metadata={"k": "v"}, store=True).request == read().request
 
 
-def test_minus_one_turns_top_k_off():
+def test_openai_chat_top_k_of_minus_one_means_off():
     assert read(top_k=-1).request.sampling.top_k == 0
 
 
-def test_roles_parts_and_calls():
+def test_openai_chat_reads_roles_parts_and_tool_calls():
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}
     (prompt,) = read(
         messages=[
@@ -109,7 +109,8 @@ OTHER = {"type": "function", "function": {"name": "g", "description": "d"}}
 NAMED = {"type": "function", "function": {"name": "f"}}
 
 
-def test_what_only_describes_is_read_and_changes_nothing_else():
+def test_openai_chat_checks_types_of_descriptive_members():
+    """Descriptions have no effect on decoding, but a wrong type is still refused."""
     closed = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
     described = {"name": "f", "description": "d", "parameters": closed, "strict": True}
     for tools in ({"tools": [{"type": "function", "function": described}]}, {"functions": [described]}):
@@ -129,14 +130,14 @@ def test_what_only_describes_is_read_and_changes_nothing_else():
         read(structured_outputs={"json": {}, "disable_additional_properties": 5})
 
 
-def test_tools_are_shown_unless_forbidden():
+def test_openai_chat_passes_tools_unless_choice_is_none():
     assert read(tools=[TOOL]).request.prompts[0].tools == [TOOL]
     assert read(tools=[TOOL], tool_choice="auto").request.prompts[0].tools == [TOOL]
     assert read(tools=[TOOL], tool_choice="none").request.prompts[0].tools == []
     assert read(functions=[TOOL["function"]]).request.prompts[0].tools == [TOOL]
 
 
-def test_template_options():
+def test_openai_chat_passes_template_options():
     def told(**members):
         (chat,) = read(**members).request.prompts
         return chat.thinking, chat.effort, chat.options
@@ -150,7 +151,7 @@ def test_template_options():
         assert refused(chat_template_kwargs={name: 1}).field == "chat_template_kwargs"
 
 
-def test_continuing_the_last_turn():
+def test_openai_chat_continues_final_message():
     messages = [*USER, {"role": "assistant", "content": "Once"}]
     (prompt,) = read(messages=messages, continue_final_message=True).request.prompts
     assert prompt.continue_final and not prompt.add_generation_prompt
@@ -262,7 +263,7 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("members", "field", "code"), CASES, ids=lambda value: str(value)[:60])
-def test_what_is_wrong_is_named(members, field, code):
+def test_openai_chat_error_names_wrong_field(members, field, code):
     error = refused(**members)
     assert (error.field, error.code, error.status) == (field, code, 400)
     assert field in error.message
@@ -281,19 +282,19 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("members", "field"), UNSUPPORTED, ids=lambda value: str(value)[:60])
-def test_what_is_not_available_is_refused_by_name(members, field):
+def test_openai_chat_refuses_unavailable_members(members, field):
     error = refused(**members)
     assert isinstance(error, Unsupported)
     assert error.field == field
     assert "available" in error.message
 
 
-def test_what_asks_for_nothing_passes():
+def test_openai_chat_accepts_unavailable_members_set_to_off():
     read(best_of=1, use_beam_search=False, guided_json=None, bad_words=[], response_format={"type": "text"},
          modalities=["text"], truncate_prompt_tokens=-1, logits_processors=[])  # fmt: skip
 
 
-def test_what_the_answer_may_well_be():
+def test_openai_chat_reads_prediction_and_counts_its_tokens():
     assert read().request.prediction == read(prediction=None).request.prediction == ""
     assert read(prediction={"type": "content", "content": "a b"}).request.prediction == "a b"
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
@@ -339,7 +340,7 @@ def finish(reason: bytes, index: int = 0, stop: bytes = b"null") -> bytes:
     return b'{"index":%d,"delta":{},"logprobs":null,"finish_reason":"%b","stop_reason":%b}' % (index, reason, stop)
 
 
-def test_the_answer_in_one_piece():
+def test_openai_chat_writes_body():
     reply = read()
     reply.add([Accepted(0, [1, 2]), Delta(0, "Pa")])
     reply.add([Delta(0, 'ris "é"'), Done(0, "stop", USAGE)])
@@ -351,7 +352,7 @@ def test_the_answer_in_one_piece():
     )
 
 
-def test_the_answer_as_a_stream():
+def test_openai_chat_writes_stream():
     reply = read(stream=True)
     assert reply.chunk([Accepted(0, [1, 2])]) == b""
     assert reply.chunk([Delta(0, "Pa")]) == chunk(role()) + chunk(content(b"Pa"))
@@ -361,7 +362,7 @@ def test_the_answer_as_a_stream():
     assert reply.end(USAGE) == b"data: [DONE]\n\n"
 
 
-def test_a_stream_with_usage_has_null_until_the_end():
+def test_openai_chat_stream_usage_is_null_until_the_end():
     reply = read(stream=True, stream_options={"include_usage": True})
     tail = b'],"usage":null}'
     assert reply.chunk([Delta(0, "a")]) == chunk(role(), tail) + chunk(content(b"a"), tail)
@@ -369,12 +370,12 @@ def test_a_stream_with_usage_has_null_until_the_end():
     assert reply.end(USAGE) == b"data: " + CHUNK + b"]," + COUNTED + b"\n\ndata: [DONE]\n\n"
 
 
-def test_an_empty_answer_still_has_its_role():
+def test_openai_chat_empty_stream_still_sends_role():
     reply = read(stream=True)
     assert reply.chunk([Done(0, "stop", USAGE)]) == chunk(role()) + chunk(finish(b"stop"))
 
 
-def test_choices_interleave_and_each_gets_role_and_end():
+def test_openai_chat_stream_interleaves_choices():
     reply = read(stream=True, n=2)
     data = reply.chunk([Delta(1, "b"), Delta(0, "a"), Done(1, "stop", USAGE, "###"), Done(0, "stop", USAGE, 7)])
     assert data == b"".join(
@@ -383,7 +384,7 @@ def test_choices_interleave_and_each_gets_role_and_end():
     )  # fmt: skip
 
 
-def test_choices_of_an_answer_are_in_order():
+def test_openai_chat_body_orders_choices_by_index():
     reply = read(n=2)
     reply.add([Delta(1, "b"), Done(1, "length", USAGE), Delta(0, "a"), Done(0, "stop", USAGE)])
     choices = json.loads(reply.body(USAGE))["choices"]
@@ -396,7 +397,7 @@ def test_choices_of_an_answer_are_in_order():
 SPLIT = Token(5, "\ufffd", b"\xe2\x96", -0.25, 1, [Token(5, "\ufffd", b"\xe2\x96", -0.25, 1), Token(6, "x", b"x", -9)])
 
 
-def test_logprobs_have_bytes_and_alternatives():
+def test_openai_chat_logprobs_have_bytes_and_alternatives():
     expected = {
         "content": [
             {
@@ -426,7 +427,7 @@ def frames(data: bytes) -> list[dict[str, Any]]:
     ]
 
 
-def test_impossible_tokens_are_minus_9999():
+def test_openai_chat_writes_infinite_logprobs_as_minus_9999():
     reply = read(logprobs=True)
     tokens = [Token(1, "a", b"a", float("-inf"), 9), Token(2, "b", b"b", float("nan"), 9)]
     reply.add([Delta(0, "ab", tokens=tokens), Done(0, "stop", USAGE)])
@@ -435,7 +436,7 @@ def test_impossible_tokens_are_minus_9999():
     assert scored[0]["top_logprobs"] == []
 
 
-def test_tokens_as_ids():
+def test_openai_chat_writes_tokens_as_ids():
     reply = read(logprobs=True, return_tokens_as_token_ids=True, return_token_ids=True)
     reply.add([Accepted(0, [1, 2]), Delta(0, "a", tokens=[Token(791, "a", b"a", -1, 1)]), Done(0, "stop", USAGE)])
     answer = json.loads(reply.body(USAGE))
@@ -458,7 +459,7 @@ CALLS = [
 ]
 
 
-def test_tool_calls_in_one_piece():
+def test_openai_chat_writes_tool_calls():
     reply = read(tools=[TOOL])
     reply.add(CALLS)
     choice = json.loads(reply.body(USAGE))["choices"][0]
@@ -470,7 +471,7 @@ def test_tool_calls_in_one_piece():
     ]
 
 
-def test_tool_calls_as_a_stream():
+def test_openai_chat_streams_tool_calls():
     deltas = [c["choices"][0]["delta"] for c in frames(read(tools=[TOOL], stream=True).chunk(CALLS))]
     add, sub = {"name": "add", "arguments": ""}, {"name": "sub", "arguments": "{}"}
     assert deltas[2:] == [
@@ -482,7 +483,7 @@ def test_tool_calls_as_a_stream():
     ]
 
 
-def test_the_schema_of_a_strict_function():
+def test_openai_chat_refuses_loose_schema_of_strict_function():
     function = {"name": "f", "parameters": {"type": "object"}, "strict": True}
     for members, field in (
         ({"tools": [{"type": "function", "function": function}]}, "tools[0].function.parameters"),
@@ -493,14 +494,14 @@ def test_the_schema_of_a_strict_function():
         assert error.message.startswith("Invalid schema for function 'f': In context=(), 'additionalProperties'")
 
 
-def test_one_call_at_a_time():
+def test_openai_chat_reads_parallel_tool_calls():
     assert not read(tools=[TOOL], parallel_tool_calls=False).request.prompts[0].parallel
     assert read(tools=[TOOL], parallel_tool_calls=True).request.prompts[0].parallel
     assert not read(functions=[TOOL["function"]]).request.prompts[0].parallel
 
 
 @pytest.mark.parametrize("old", [False, True])
-def test_what_a_choice_means(old):
+def test_openai_chat_reads_tool_choice(old):
     def chosen(value: Any) -> tuple[str, str | None, list[str]]:
         wish = {"functions": [TOOL["function"], OTHER["function"]], "function_call": value}
         if not old:
@@ -530,7 +531,8 @@ def test_what_a_choice_means(old):
         ({"functions": [TOOL["function"]], "function_call": {"name": "f"}}, "stop"),
     ],
 )
-def test_a_call_that_the_client_named_ends_with_stop(wish, reason):
+def test_openai_chat_named_tool_call_finishes_with_stop(wish, reason):
+    """As with OpenAI, finish_reason is stop if the client named the function to call."""
     whole, streamed = read(**wish), read(**wish, stream=True)
     whole.add(CALLS[1:4] + CALLS[-1:])
     told = frames(streamed.chunk(CALLS[1:4] + CALLS[-1:]))
@@ -541,7 +543,7 @@ def test_a_call_that_the_client_named_ends_with_stop(wish, reason):
     assert json.loads(cut.body(USAGE))["choices"][0]["finish_reason"] == "length"
 
 
-def test_the_old_form_of_calls():
+def test_openai_chat_writes_legacy_function_call():
     reply = read(functions=[TOOL["function"]])
     reply.add(CALLS[1:4] + CALLS[-1:])
     choice = json.loads(reply.body(USAGE))["choices"][0]
@@ -563,7 +565,7 @@ def test_the_old_form_of_calls():
 THOUGHT = [Delta(0, "hm", "reasoning"), Delta(0, "yes"), Done(0, "stop", USAGE)]
 
 
-def test_reasoning_goes_by_both_names():
+def test_openai_chat_writes_reasoning_under_both_names():
     reply = read()
     reply.add(THOUGHT)
     message = json.loads(reply.body(USAGE))["choices"][0]["message"]
@@ -572,20 +574,20 @@ def test_reasoning_goes_by_both_names():
     assert deltas[1:] == [{"reasoning_content": "hm", "reasoning": "hm"}, {"content": "yes"}, {}]
 
 
-def test_reasoning_can_be_left_out():
+def test_openai_chat_include_reasoning_false_omits_reasoning():
     reply = read(include_reasoning=False)
     reply.add(THOUGHT)
     assert json.loads(reply.body(USAGE))["choices"][0]["message"]["reasoning"] is None
     assert b"hm" not in read(stream=True, include_reasoning=False).chunk(THOUGHT)
 
 
-def test_thinking_that_never_ends_leaves_no_content():
+def test_openai_chat_unfinished_reasoning_leaves_content_null():
     reply = read()
     reply.add([Delta(0, "hm", "reasoning"), Done(0, "length", USAGE)])
     assert json.loads(reply.body(USAGE))["choices"][0]["message"]["content"] is None
 
 
-def test_echo_repeats_the_answer_that_is_continued():
+def test_openai_chat_echo_repeats_continued_message():
     members = {"messages": [*USER, {"role": "assistant", "content": "Sure"}], "echo": True}
     reply = read(**members)
     reply.add([Delta(0, "!"), Done(0, "stop", USAGE)])
@@ -593,7 +595,7 @@ def test_echo_repeats_the_answer_that_is_continued():
     assert b'"content":"Sure"' in read(**members, stream=True).chunk([Delta(0, "!")])
 
 
-def test_scores_of_the_prompt():
+def test_openai_chat_writes_prompt_logprobs():
     reply = read(prompt_logprobs=1)
     tokens = [Token(1, "a", b"a"), Token(2, "b", b"b", -0.5, 2, [Token(3, "c", b"c", -0.1, 1)])]
     reply.add([Scored(0, tokens), Done(0, "stop", USAGE)])
@@ -605,7 +607,7 @@ def test_scores_of_the_prompt():
         },
     ]
     assert json.loads(reply.body(USAGE))["prompt_logprobs"] == scores
-    reply = read(prompt_logprobs=1, n=2, stream=True)  # with the first chunk
+    reply = read(prompt_logprobs=1, n=2, stream=True)  # sent with the first chunk
     told = reply.chunk([Scored(0, tokens), Delta(1, "!")]).decode().split("\n\n")[:-1]
     chunks = [json.loads(line.removeprefix("data: ")) for line in told]
     assert [chunk.get("prompt_logprobs") for chunk in chunks] == [scores, None, None]
@@ -630,17 +632,17 @@ ERRORS: list[tuple[Callable[[], Exception], int, bytes]] = [
 
 
 @pytest.mark.parametrize(("make", "status", "body"), ERRORS)
-def test_errors_have_four_members(make, status, body):
+def test_openai_error_has_four_members(make, status, body):
     assert DIALECT.error(make()) == (status, body, b"application/json")
 
 
-def test_a_stream_that_fails_says_so_and_ends():
+def test_openai_chat_stream_ends_after_error():
     assert read(stream=True).fail(EngineError("Broken.")) == (
         b'data: {"error":{"message":"Broken.","type":"server_error","param":null,"code":null}}\n\ndata: [DONE]\n\n'
     )
 
 
-def test_the_prompts_text():
+def test_openai_chat_returns_prompt_text():
     assert read(return_prompt_text=True).request.want.text and not read().request.want.text
     told = [Accepted(0, [1, 2], 0, "<user>Hi"), Delta(0, "a"), Done(0, "stop", Usage(2, 1))]
     reply = read(return_prompt_text=True)

@@ -1,4 +1,4 @@
-"""Completions and the small routes: what bodies mean, and the exact bytes of the answers."""
+"""Completions and the small routes: meaning of bodies, and the exact bytes of answers."""
 
 import json
 from typing import Any
@@ -35,7 +35,7 @@ def refused(prompt: Any = "Hi", **members: Any) -> BadRequest:
         ([[1, 2], [3]], [Tokens([1, 2]), Tokens([3])]),
     ],
 )
-def test_the_four_forms_of_a_prompt(prompt, neutral):
+def test_openai_completions_reads_four_prompt_forms(prompt, neutral):
     assert read(prompt).request.prompts == neutral
 
 
@@ -62,26 +62,26 @@ def test_the_four_forms_of_a_prompt(prompt, neutral):
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_wrong_prompts_are_named(prompt, field):
+def test_openai_completions_error_names_wrong_prompt(prompt, field):
     assert refused(prompt).field == field
 
 
-def test_special_tokens_can_be_left_out():
+def test_openai_completions_can_omit_special_tokens():
     assert read("a", add_special_tokens=False).request.prompts == [Text("a", special=False)]
 
 
-def test_sixteen_tokens_unless_told():
+def test_openai_completions_defaults_to_16_tokens():
     assert read().request.stop.max_tokens == 16
     assert read(max_tokens=None).request.stop.max_tokens == 16
     assert read(max_tokens=99).request.stop.max_tokens == 99
 
 
-def test_zero_tokens_only_to_score_a_prompt():
+def test_openai_completions_allows_zero_tokens_only_with_echo():
     assert read(max_tokens=0, echo=True).request.stop.max_tokens == 0
     assert refused(max_tokens=0).field == "max_tokens"
 
 
-def test_beams():
+def test_openai_completions_reads_beam_search():
     wide = read(["a", "b"], n=2, best_of=5, use_beam_search=True, length_penalty=0, early_stopping="never").request
     assert (wide.n, wide.best_of, wide.beam, wide.places) == (2, None, Beam(5, 0.0, "never"), 10)
     assert read(use_beam_search=True).request.beam == Beam(1)
@@ -90,7 +90,7 @@ def test_beams():
         assert refused(**members).field in members
 
 
-def test_the_best_of_several():
+def test_openai_completions_reads_best_of():
     request = read(["a", "b"], n=2, best_of=5, stream=True).request
     assert (request.n, request.best_of, request.made, request.places) == (2, 5, 5, 10)
     assert read(n=2, best_of=2).request.best_of is None
@@ -98,14 +98,14 @@ def test_the_best_of_several():
     assert refused(n=3, best_of=2).field == refused(best_of=129).field == "best_of"
 
 
-def test_echo_with_logprobs_wants_the_prompt_scored():
+def test_openai_completions_echo_with_logprobs_scores_prompt():
     assert read(logprobs=2).request.want.prompt_logprobs is None
     assert read(logprobs=2, echo=True).request.want.prompt_logprobs == 2
     assert read(logprobs=2, echo=True, prompt_logprobs=5).request.want.prompt_logprobs == 5
     assert read(echo=True).request.want.prompt_logprobs is None
 
 
-def test_choices_are_capped_over_all_prompts():
+def test_openai_completions_caps_choices_over_all_prompts():
     assert read(["a"] * 1024, n=2).request.n == 2
     assert refused(["a"] * 1024, n=3).field == "n"
 
@@ -123,16 +123,16 @@ def test_choices_are_capped_over_all_prompts():
         ({"suffix": 5}, "suffix"),
     ],
 )
-def test_wrong_members_are_named(members, field):
+def test_openai_completions_error_names_wrong_member(members, field):
     assert refused(**members).field == field
 
 
-def test_the_prompts_text_is_told_by_echo_alone():
+def test_openai_completions_refuses_return_prompt_text():
     assert isinstance(refused(return_prompt_text=True), Unsupported)
     assert read(return_prompt_text=False).request == read().request
 
 
-def test_a_suffix_is_not_available():
+def test_openai_completions_refuses_suffix():
     assert isinstance(refused(suffix="end"), Unsupported)
     read(suffix="")
 
@@ -148,7 +148,7 @@ COUNTED = (
 )
 
 
-def test_the_answer_in_one_piece():
+def test_openai_completions_writes_body():
     reply = read()
     reply.add([Accepted(0, [1]), Delta(0, "a"), Delta(0, "b"), Done(0, "stop", USAGE, "###")])
     assert reply.body(USAGE) == (
@@ -156,7 +156,7 @@ def test_the_answer_in_one_piece():
     )
 
 
-def test_the_answer_as_a_stream():
+def test_openai_completions_writes_stream():
     reply = read(["a", "b"], stream=True, stream_options={"include_usage": True})
     data = reply.chunk([Accepted(0, [1]), Accepted(1, [2]), Delta(1, "x"), Delta(0, ""), Done(1, "length", USAGE)])
     head, tail = b"data: " + OPENING, b'],"usage":null}\n\n'
@@ -180,7 +180,7 @@ SCORED = {
 }
 
 
-def test_echo_and_scores_in_one_piece():
+def test_openai_completions_writes_echo_with_logprobs():
     reply = read(echo=True, logprobs=1)
     reply.add(
         [Accepted(0, [1, 2, 3]), Scored(0, PROMPT, "The é"), Delta(0, "!", tokens=OUTPUT), Done(0, "length", USAGE)]
@@ -196,7 +196,8 @@ def frames(data: bytes) -> list[dict[str, Any]]:
     ]
 
 
-def test_echo_and_scores_as_a_stream_are_the_same():
+def test_openai_completions_streams_same_echo_and_logprobs():
+    """The chunks of a stream, joined, equal the lists of a whole answer."""
     reply = read(echo=True, logprobs=1, stream=True)
     data = reply.chunk([Accepted(0, [1, 2, 3]), Scored(0, PROMPT, "The é")])
     data += reply.chunk([Delta(0, "!", tokens=OUTPUT)]) + reply.chunk([Done(0, "length", USAGE)])
@@ -207,7 +208,7 @@ def test_echo_and_scores_as_a_stream_are_the_same():
     assert joined == SCORED
 
 
-def test_without_alternatives_maps_have_the_token_alone():
+def test_openai_completions_logprobs_of_zero_list_only_the_token():
     reply = read(logprobs=0)
     reply.add([Delta(0, "!", tokens=OUTPUT), Done(0, "length", USAGE)])
     logprobs = json.loads(reply.body(USAGE))["choices"][0]["logprobs"]
@@ -227,24 +228,26 @@ END = [Token(4, "!", b"!", -1.5, 1), Token(9, "<x>", b"<x>", -2.0, 1, special=Tr
 @pytest.mark.parametrize(
     ("echoed", "prompt", "members", "said", "output"),
     [
-        ("Hey", [0, 0, 2, 3], {}, "!!", [3, 4, 4]),  # the tokenizer put a mark and a blank there
-        (" Hey<x>", [0, 0, 3, 4], {}, "!!", [7, 8, 8]),  # the client wrote the mark
+        ("Hey", [0, 0, 2, 3], {}, "!!", [3, 4, 4]),  # the tokenizer added the BOS token and the space
+        (" Hey<x>", [0, 0, 3, 4], {}, "!!", [7, 8, 8]),  # the client wrote <x> itself
         ("<s> Hey<x>", [0, 3, 6, 7], {"skip_special_tokens": False}, "!<x>!", [10, 11, 14]),
     ],
 )
-def test_offsets_are_places_in_the_text(echoed, prompt, members, said, output):
+def test_openai_completions_text_offsets_point_into_the_text(echoed, prompt, members, said, output):
+    """Guards against offsets that count special tokens or a leading space missing from the text."""
     reply = read(echo=True, logprobs=0, **members)
     reply.add([Scored(0, HELLO, echoed), Delta(0, said, tokens=END), Done(0, "length", USAGE)])
     choice = json.loads(reply.body(USAGE))["choices"][0]
     offsets = choice["logprobs"]["text_offset"]
     assert choice["text"] == echoed + said and offsets == prompt + output
     assert [choice["text"][offset] for offset in offsets[-3::2]] == ["!", "!"]
-    reply = read(logprobs=0, stream=True, **members)  # without the prompt they count from the answer
+    reply = read(logprobs=0, stream=True, **members)  # without echo, offsets count from the start of the output
     (frame,) = frames(reply.chunk([Delta(0, said, tokens=END)]))
     assert frame["choices"][0]["logprobs"]["text_offset"] == [place - len(echoed) for place in output]
 
 
-def test_of_two_that_are_spelt_alike_the_token_itself_counts():
+def test_openai_completions_sampled_token_wins_over_same_text():
+    """top_logprobs is keyed by text, so two tokens with equal text collide."""
     reply = read(logprobs=1)
     reply.add([Delta(0, "a", tokens=[Token(2, "a", b"a", -2.0, 2, [Token(9, "a", b"a", -0.1, 1)])])])
     reply.add([Done(0, "length", USAGE)])
@@ -252,7 +255,8 @@ def test_of_two_that_are_spelt_alike_the_token_itself_counts():
 
 
 @pytest.mark.parametrize(("own", "asked"), [(0, 1), (2, 1), (None, 1), (0, 0)])
-def test_scores_of_the_prompt_have_the_alternatives_that_each_form_asked_for(own, asked):
+def test_openai_completions_prompt_scores_keep_both_counts(own, asked):
+    """logprobs with echo and prompt_logprobs may ask for different numbers of alternatives."""
     reply = read(echo=True, logprobs=asked, prompt_logprobs=own)
     most = max(asked, own or 0)
     assert reply.request.want.prompt_logprobs == most
@@ -263,7 +267,7 @@ def test_scores_of_the_prompt_have_the_alternatives_that_each_form_asked_for(own
     assert own is None or list(choice["prompt_logprobs"][0]) == ["2", *["9", "7"][:own]]
 
 
-def test_ids_and_prompt_scores():
+def test_openai_completions_writes_token_ids_and_prompt_logprobs():
     reply = read([[1, 2], [3]], return_token_ids=True, prompt_logprobs=0)
     reply.add([Accepted(0, [1, 2]), Accepted(1, [3]), Scored(0, PROMPT[:2]), Scored(1, PROMPT[:1])])
     reply.add(
@@ -272,8 +276,8 @@ def test_ids_and_prompt_scores():
     first, second = json.loads(reply.body(USAGE))["choices"]
     assert (first["prompt_token_ids"], first["token_ids"], second["prompt_token_ids"]) == ([1, 2], [4], [3])
     assert len(first["prompt_logprobs"]) == 2 and second["prompt_logprobs"] == [None]
-    assert first["text"] == "!"  # scores are no echo
-    reply = read([[1, 2], [3]], prompt_logprobs=0, logprobs=0, stream=True)  # before the first text
+    assert first["text"] == "!"  # prompt_logprobs alone does not echo the prompt
+    reply = read([[1, 2], [3]], prompt_logprobs=0, logprobs=0, stream=True)  # sent before the first text
     second, first, text = frames(
         reply.chunk([Scored(1, PROMPT[:1]), Scored(0, PROMPT[:2]), Delta(1, "!", tokens=OUTPUT)])
     )
@@ -291,7 +295,7 @@ def test_ids_and_prompt_scores():
 # -- the small routes
 
 
-def test_tokenize_reads_text_and_conversations():
+def test_tokenize_reads_text_and_chat():
     wish = tokens.tokenize(b'{"model":"m","prompt":"Hi","return_token_strs":true}')
     assert (wish.model, wish.prompt, wish.strings) == ("m", Text("Hi"), True)
     assert tokens.tokenize(b'{"prompt":"","add_special_tokens":false}').prompt == Text("", special=False)
@@ -301,14 +305,14 @@ def test_tokenize_reads_text_and_conversations():
             tokens.tokenize(wrong)
 
 
-def test_tokenize_and_detokenize_write():
+def test_tokenize_and_detokenize_write_answers():
     assert tokens.tokenized(Tokenized([5, 6], None, 256)) == (
         b'{"count":2,"max_model_len":256,"tokens":[5,6],"token_strs":null}'
     )
     assert tokens.detokenized("é") == '{"prompt":"é"}'.encode()
 
 
-def test_detokenize_reads_ids():
+def test_detokenize_reads_token_ids():
     assert tokens.detokenize(b'{"tokens":[]}').ids == []
     assert tokens.detokenize(b'{"tokens":[3,4]}').ids == [3, 4]
     for wrong in (b"{}", b'{"tokens":"a"}', b'{"tokens":[-1]}', b'{"tokens":["a"]}'):
@@ -316,7 +320,7 @@ def test_detokenize_reads_ids():
             tokens.detokenize(wrong)
 
 
-def test_models_and_version():
+def test_openai_writes_models_version_and_load():
     card = (
         b'{"id":"a/b","object":"model","created":5,"owned_by":"parley","root":"a/b","parent":null,"max_model_len":64}'
     )

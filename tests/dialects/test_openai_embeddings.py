@@ -1,4 +1,4 @@
-"""Embeddings: what bodies mean, and the exact bytes of the answers."""
+"""Embeddings: meaning of bodies, and the exact bytes of answers."""
 
 import json
 import struct
@@ -23,7 +23,7 @@ def read(input: Any = "Hi", **members: Any) -> embeddings.EmbeddingReply:
 
 
 def answer(reply: embeddings.EmbeddingReply) -> bytes:
-    """The second is done before the first."""
+    """Return the body after the second input has finished before the first."""
     usage = Usage(prompt_tokens=1)
     reply.add([Accepted(0, [1]), Accepted(1, [2, 3]), Vector(1, SECOND), Done(1, "stop", usage)])
     reply.add([Vector(0, FIRST), Done(0, "stop", usage)])
@@ -40,7 +40,7 @@ def answer(reply: embeddings.EmbeddingReply) -> bytes:
         (["a"] * 2048, [Text("a")] * 2048),
     ],
 )
-def test_the_four_forms_of_an_input(input, neutral):
+def test_openai_embeddings_reads_four_input_forms(input, neutral):
     assert read(input).request.prompts == neutral
 
 
@@ -60,7 +60,7 @@ def test_the_four_forms_of_an_input(input, neutral):
         (["a"] * 2049, "input"),
     ],
 )
-def test_a_wrong_input_is_named(input, field):
+def test_openai_embeddings_error_names_wrong_input(input, field):
     with pytest.raises(BadRequest) as caught:
         read(input)
     assert caught.value.field == field
@@ -81,18 +81,18 @@ def test_a_wrong_input_is_named(input, field):
         ({"input": None, "messages": []}, "messages", "empty"),
     ],
 )
-def test_a_wrong_member_is_named(members, field, said):
+def test_openai_embeddings_error_names_wrong_member(members, field, said):
     with pytest.raises(BadRequest) as caught:
         read(**members)
     assert caught.value.field == field and said in caught.value.message
 
 
-def test_what_is_not_there_is_refused():
+def test_openai_embeddings_refuses_mm_processor_kwargs():
     with pytest.raises(Unsupported):
         read(mm_processor_kwargs={"a": 1})
 
 
-def test_what_members_mean():
+def test_openai_embeddings_members_reach_the_request():
     request = read(dimensions=4, truncate_prompt_tokens=9, normalize=False, cache_salt="s", user="u").request
     assert request.pooling == Pooling(4, False) and request.truncate == 9 and request.salt == "s" and not request.stream
     assert read(truncate_prompt_tokens=-1).request.truncate == 512
@@ -105,7 +105,7 @@ def test_what_members_mean():
     assert isinstance(chat, Chat) and not chat.add_generation_prompt
 
 
-def test_numbers_in_the_order_of_the_input():
+def test_openai_embeddings_writes_floats_in_input_order():
     assert answer(read(["a", "b"])) == (
         b'{"object":"list","data":[{"object":"embedding","index":0,"embedding":[0.5,-0.25]},'
         b'{"object":"embedding","index":1,"embedding":[0.10000000149011612,1.0]}],"model":"m",'
@@ -113,11 +113,11 @@ def test_numbers_in_the_order_of_the_input():
     )
 
 
-def test_base64():
+def test_openai_embeddings_writes_base64():
     assert b'"index":0,"embedding":"AAAAPwAAgL4="}' in answer(read(["a", "b"], encoding_format="base64"))
 
 
-def test_bytes_have_their_description_in_a_header():
+def test_openai_embeddings_describes_bytes_in_header():
     reply = read(["a", "b"], encoding_format="bytes", endianness="big", model="Zwölf")
     assert answer(reply) == struct.pack(">4f", 0.5, -0.25, *struct.unpack("<2f", SECOND))
     ((name, value),) = reply.headers(None)
@@ -136,7 +136,7 @@ def test_bytes_have_their_description_in_a_header():
     assert answer(reply) == struct.pack("<4e", 0.5, -0.25, 0.1, 1.0) and not reply.headers(None)
 
 
-def test_vllms_pooling_is_of_one_vector_each():
+def test_vllm_pooling_returns_one_vector_per_input():
     head = Head("0f", 1700000000, "fp_1", headers={b"content-type": b"application/json"})
     reply = pooling.pool(b'{"input":"a","task":"embed"}', head)
     reply.add([Vector(0, FIRST)])
@@ -152,7 +152,7 @@ def test_vllms_pooling_is_of_one_vector_each():
 
 
 @pytest.mark.parametrize(("dtype", "name"), [("fp8_e4m3", "float8_e4m3fn"), ("fp8_e5m2", "float8_e5m2")])
-def test_floats_of_a_byte_are_rounded_to_the_nearest(dtype, name):
+def test_fp8_vectors_round_to_nearest(dtype, name):
     torch = pytest.importorskip("torch")
     held = torch.arange(256, dtype=torch.uint8).view(getattr(torch, name)).float()
     held = held[held.isfinite()].sort().values
@@ -161,7 +161,7 @@ def test_floats_of_a_byte_are_rounded_to_the_nearest(dtype, name):
     assert got == given.to(getattr(torch, name)).view(torch.uint8).numpy().tobytes()
 
 
-def test_bfloat16_is_rounded_to_the_nearest():
+def test_bfloat16_vectors_round_to_nearest():
     torch = pytest.importorskip("torch")
     given = torch.randn(1000)
     got = vectors.form(given.numpy().tobytes(), "bfloat16")

@@ -1,4 +1,4 @@
-"""What vLLM and others added to OpenAI's API: each member's effect or refusal, on both routes."""
+"""Members that vLLM and others added to OpenAI's API: their effect or refusal on both routes."""
 
 import json
 from dataclasses import replace
@@ -49,7 +49,7 @@ WISHES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("members", WISHES, ids=str)
-def test_what_is_not_available_is_refused_by_name(read, members):
+def test_openai_extras_refuse_unavailable_members(read, members):
     error = refused(read, **members)
     assert isinstance(error, Unsupported) and error.field == next(iter(members))
 
@@ -66,7 +66,7 @@ NOTHING: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_what_may_not_be_drawn(read):
+def test_openai_extras_read_banned_and_allowed_tokens(read):
     request = read(bad_words=["x", " y"], allowed_token_ids=[7, 5], no_repeat_ngram_size=3, watermark=True).request
     sampling = request.sampling
     assert request.banned == ["x", " y"]
@@ -75,7 +75,7 @@ def test_what_may_not_be_drawn(read):
         assert str(refused(read, **{name: value}).field).startswith(name)
 
 
-def test_an_answer_that_repeats_itself(read):
+def test_openai_extras_read_repetition_detection(read):
     wish = {"max_pattern_size": 4, "min_count": 3}
     assert read(repetition_detection=wish).request.stop.repetition == Repetition(1, 4, 3)
     assert read(repetition_detection=wish | {"min_pattern_size": 2}).request.stop.repetition == Repetition(2, 4, 3)
@@ -85,7 +85,7 @@ def test_an_answer_that_repeats_itself(read):
         assert error.field == f"repetition_detection.{next(iter(wrong))}"
 
 
-def test_tokens_whose_log_probabilities_are_told_by_name(read):
+def test_openai_extras_read_logprob_token_ids(read):
     wish: dict[str, Any] = {"logprobs": True if read is READERS["chat"] else 1}
     assert read(logprob_token_ids=[7, 5, 7], **wish).request.want.named == [7, 5]
     assert read(logprob_token_ids=None, **wish).request.want.named == []
@@ -97,17 +97,17 @@ def test_tokens_whose_log_probabilities_are_told_by_name(read):
         assert refused(read, logprob_token_ids=[5], **wish).field == "logprob_token_ids"
 
 
-def test_how_much_a_chunk_tells(read):
+def test_openai_extras_read_stream_interval(read):
     assert read(stream_interval=5).request.want.interval == 5 and read().request.want.interval == 1
 
 
-def test_a_time_that_ends_an_answer(read):
+def test_openai_extras_max_time_allows_partial_answer(read):
     request = read(max_time=1.5).request
     assert (request.timeout, request.partial) == (1.5, True)
     assert (read().request.timeout, read().request.partial) == (None, False)
 
 
-def test_a_header_speaks_louder_than_the_body(read):
+def test_openai_extras_header_overrides_body(read):
     assert read(priority=-7).request.priority == -7
     for said, meant in ((b"3", 3), (b"-9223372036854775808", -(2**63))):
         assert read(heading(said), priority=-7).request.priority == meant
@@ -122,11 +122,11 @@ def test_a_header_speaks_louder_than_the_body(read):
         assert caught.value.field == "cache_salt"
 
 
-def test_what_stops_an_answer_is_in_it_by_either_name(read):
+def test_openai_extras_include_stop_string_by_either_name(read):
     assert read(no_stop_trim=True).request.stop.include and read(include_stop_str_in_output=True).request.stop.include
 
 
-def test_what_asks_for_nothing_changes_nothing(read):
+def test_openai_extras_set_to_off_change_nothing(read):
     assert read(**NOTHING).request == read().request
 
 
@@ -189,7 +189,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("members", "field"), MISTAKES, ids=lambda value: str(value)[:50])
-def test_mistakes_are_told_by_name(read, members, field):
+def test_openai_extras_error_names_wrong_field(read, members, field):
     assert refused(read, **members).field == field
 
 
@@ -251,13 +251,14 @@ FORMS: list[tuple[dict[str, Any], Grammar]] = [
 
 
 @pytest.mark.parametrize(("members", "grammar"), FORMS, ids=lambda value: str(value)[:70])
-def test_forms_of_the_answer_reach_the_request(read, members, grammar):
+def test_openai_extras_constraints_reach_the_request(read, members, grammar):
     assert read(n=2, stream=True, **members).request.grammar == grammar
 
 
 @pytest.mark.parametrize("first", [0, 9, 15])
 @pytest.mark.parametrize("second", [4, 10, 17])
-def test_of_two_forms_both_are_named(read, first, second):
+def test_openai_extras_error_names_both_conflicting_constraints(read, first, second):
+    """With two constraints, the client must learn which two members conflict."""
     (one, _), (other, _) = FORMS[first], FORMS[second]
     both = {"structured_outputs": {"json": {}, "regex": "a"}} if one.keys() == other.keys() else one | other
     error = refused(read, **both)
@@ -296,33 +297,33 @@ def described(schema: dict[str, Any], strict: bool | None) -> dict[str, Any]:
     }
 
 
-def test_a_strict_schema_is_taken(read):
+def test_openai_extras_accept_strict_schema(read):
     assert read(**described(DEFINED, True)).request.grammar == Grammar("json", DEFINED)
 
 
 @pytest.mark.parametrize(("schema", "text"), LAX, ids=str)
-def test_strict_has_rules_of_its_own(read, schema, text):
+def test_openai_extras_refuse_loose_schema_when_strict(read, schema, text):
     error = refused(read, **described(schema, True))
     assert (error.field, error.code) == ("response_format", "invalid_value")
     assert error.message.startswith("Invalid schema for response_format 'n': In context=(") and text in error.message
     assert read(**described(schema, None)).request.grammar == read(**described(schema, False)).request.grammar
 
 
-def test_truncation(read):
+def test_openai_extras_read_prompt_truncation(read):
     assert read(truncate_prompt_tokens=5).request.truncate == 5 and read().request.keep == "tail"
     assert [read(truncation_side=side).request.keep for side in ("left", "right")] == ["tail", "head"]
     assert read(truncate_prompt_tokens=-1, max_tokens=6).request.truncate == 250
     assert read(truncate_prompt_tokens=-1, max_tokens=1000).request.truncate == 1
 
 
-def test_a_request_may_bring_its_id(read):
+def test_openai_extras_answer_with_given_request_id(read):
     reply = read(request_id="mine")
     assert reply.request.id == "0f"
     reply.add([Done(0, "stop", Usage(1, 1))])
     assert json.loads(reply.body(Usage(1, 1)))["id"].endswith("-mine")
 
 
-def test_documents_reach_the_template():
+def test_openai_chat_passes_documents_to_template():
     document = {"title": "a", "text": "b"}
     (prompt,) = READERS["chat"](documents=[document]).request.prompts
     assert prompt.options["documents"] == [document]
@@ -330,7 +331,7 @@ def test_documents_reach_the_template():
     assert refused(READERS["chat"], documents=["x"]).field == "documents[0]"
 
 
-def test_usage_in_every_chunk(read):
+def test_openai_extras_report_usage_in_every_chunk(read):
     options = {"include_usage": True, "continuous_usage_stats": True}
     reply = read(stream=True, stream_options=options)
     assert reply.request.want.usage and reply.request.want.ids
@@ -341,7 +342,7 @@ def test_usage_in_every_chunk(read):
     bytes += reply.end(Usage(3, 3))
     chunks = [json.loads(frame.removeprefix("data: ")) for frame in bytes.decode().split("\n\n")[:-2]]
     told = [chunk["usage"]["completion_tokens"] for chunk in chunks if chunk["choices"]]
-    assert told in ([0, 2, 3, 3], [2, 3, 3])  # a chat begins with a chunk for the role
+    assert told in ([0, 2, 3, 3], [2, 3, 3])  # a chat stream starts with a chunk for the role
     assert all(chunk["usage"]["prompt_tokens"] == 3 for chunk in chunks)
     assert "token_ids" not in chunks[-2]["choices"][0]
     assert not read(stream=True, stream_options={"continuous_usage_stats": True}).request.want.usage

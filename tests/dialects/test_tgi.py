@@ -1,4 +1,4 @@
-"""TGI: what bodies mean, which are refused and in which layer, and the exact bytes of the answers."""
+"""TGI: meaning of bodies, the layer that refuses a bad one, and the exact bytes of answers."""
 
 import json
 import struct
@@ -46,7 +46,7 @@ def read(route: Any = generate.whole, rules: shared.Rules = shared.STRICT, **par
 
 
 def answer(make: Any) -> tuple[int, str, Any]:
-    """Status, content type and body of what a call is refused with."""
+    """Return status, content type and body of the refusal of a call."""
     with pytest.raises(ParleyError) as caught:
         make()
     status, data, type_ = DIALECT.error(caught.value)
@@ -54,7 +54,7 @@ def answer(make: Any) -> tuple[int, str, Any]:
 
 
 def refusal(parameters: Any, route: Any = generate.whole, rules: shared.Rules = shared.STRICT, **members: Any) -> str:
-    """The text of a validation error."""
+    """Return the text of a validation error."""
     data = body(parameters, **members)
     if rules.strict and (route is generate.stream or members.get("stream")):
         refused = route(rules, data, HEAD)
@@ -68,10 +68,10 @@ def refusal(parameters: Any, route: Any = generate.whole, rules: shared.Rules = 
     return told["error"].removeprefix("Input validation error: ")
 
 
-# -- what a body means
+# -- meaning of bodies
 
 
-def test_no_parameters_at_all_means_sampling():
+def test_tgi_body_without_parameters_means_sampling():
     request = generate.whole(shared.STRICT, body(), HEAD).request
     assert request.prompts == [Text(INPUTS)]
     assert request.sampling == Sampling()
@@ -79,7 +79,7 @@ def test_no_parameters_at_all_means_sampling():
     assert (request.want, request.n, request.stream, request.truncate) == (Want(), 1, False, None)
 
 
-def test_empty_parameters_mean_greedy():
+def test_tgi_empty_parameters_mean_greedy():
     assert read().request.sampling == Sampling(temperature=0)
 
 
@@ -102,17 +102,17 @@ def test_empty_parameters_mean_greedy():
     ],
     ids=str,
 )
-def test_what_makes_a_request_sample(parameters, sampling):
+def test_tgi_sampling_parameters_turn_sampling_on(parameters, sampling):
     assert read(**parameters).request.sampling == sampling
 
 
-def test_lengths_and_stops():
+def test_tgi_reads_length_stop_and_truncate():
     assert read(max_new_tokens=7).request.stop == Stop(max_tokens=7, include=True, reserve=1024)
     assert read(stop=["a", "b"]).request.stop.strings == ["a", "b"]
     assert read(truncate=99).request.truncate == 99
 
 
-def test_details_want_tokens_and_streams_always_do():
+def test_tgi_details_and_streams_request_logprobs():
     assert read().request.want == Want()
     assert read(top_n_tokens=3).request.want == Want()
     assert read(details=True).request.want == Want(logprobs=0)
@@ -122,13 +122,13 @@ def test_details_want_tokens_and_streams_always_do():
     assert read(generate.stream, top_n_tokens=5).request.want == Want(logprobs=5)
 
 
-def test_best_of_draws_several():
+def test_tgi_best_of_sets_number_of_choices():
     request = read(best_of=2, do_sample=True).request
     assert (request.n, request.want) == (2, Want(logprobs=0))
     assert read(best_of=1).request.n == read(best_of=0).request.n == read(best_of=None).request.n == 1
 
 
-def test_who_decides_on_a_stream():
+def test_tgi_route_or_body_decides_on_streaming():
     for rules in (shared.STRICT, shared.EXTENDED):
         assert generate.stream(rules, body(stream=False), HEAD).request.stream
         assert not generate.whole(rules, body(stream=True), HEAD).request.stream
@@ -143,13 +143,13 @@ NULLABLE = (
 )  # fmt: skip
 
 
-def test_all_that_the_old_client_sends_unset():
+def test_tgi_accepts_nulls_of_the_old_client():
     parameters = dict.fromkeys(NULLABLE) | {"do_sample": False, "stop": [], "watermark": False, "details": True}
     assert read(**parameters).request == read(details=True).request
 
 
 @pytest.mark.parametrize("name", ["do_sample", "stop", "watermark", "details", "decoder_input_details"])
-def test_what_may_not_be_null(name):
+def test_tgi_strict_refuses_null_parameters(name):
     status, type_, text = answer(lambda: read(**{name: None}))
     assert (status, type_) == (422, "text/plain; charset=utf-8")
     assert text.startswith(
@@ -158,7 +158,7 @@ def test_what_may_not_be_null(name):
     assert read(rules=shared.EXTENDED, **{name: None}).request == read(rules=shared.EXTENDED).request
 
 
-def test_null_for_the_rest_of_the_body():
+def test_tgi_strict_refuses_null_for_top_level_members():
     nulls = {"inputs": {"inputs": None}, "parameters": {"inputs": "a", "parameters": None},
              "stream": {"inputs": "a", "stream": None}}  # fmt: skip
     for name, members in nulls.items():
@@ -168,7 +168,7 @@ def test_null_for_the_rest_of_the_body():
         generate.either(shared.EXTENDED, json.dumps(nulls[name]).encode(), HEAD)
 
 
-# -- the first layer: plain text
+# -- the first layer: types, refused in plain text
 
 
 @pytest.mark.parametrize(
@@ -220,13 +220,13 @@ def test_null_for_the_rest_of_the_body():
     ],
     ids=str,
 )
-def test_wrong_types_are_plain_text(parameters, text):
+def test_tgi_refuses_wrong_type_in_plain_text(parameters, text):
     status, type_, told = answer(lambda: generate.whole(shared.STRICT, body(parameters), HEAD))
     assert (status, type_) == (422, "text/plain; charset=utf-8")
     assert told == f"Failed to deserialize the JSON body into the target type: {text}"
 
 
-def test_what_is_no_body_of_this_route():
+def test_tgi_refuses_body_that_does_not_fit_the_route():
     start = "Failed to deserialize the JSON body into the target type: "
     plain = "text/plain; charset=utf-8"
     for data, status, text in (
@@ -246,12 +246,12 @@ def test_what_is_no_body_of_this_route():
     )
 
 
-def test_unknown_members_are_ignored():
+def test_tgi_ignores_unknown_members():
     wish = generate.whole(shared.STRICT, body({"frobnicate": 1}, model="x", options={}), HEAD)
     assert wish.request == read().request
 
 
-# -- the second layer: validation
+# -- the second layer: validation of values
 
 TEXTS = [
     ({"best_of": 3, "do_sample": True}, "`best_of` must be > 0 and <= 2. Given: 3"),
@@ -284,12 +284,12 @@ TEXTS = [
 
 
 @pytest.mark.parametrize(("parameters", "text"), TEXTS, ids=str)
-def test_values_out_of_range(parameters, text):
+def test_tgi_refuses_values_out_of_range(parameters, text):
     assert refusal(parameters) == text
 
 
-def test_the_first_wrong_value_is_told():
-    """Each row of the list alone is refused for its own reason; together, for the first one's."""
+def test_tgi_reports_first_of_several_wrong_values():
+    """Each wrong value is refused for its own reason; several are refused for the first one's reason."""
     wrong = {"temperature": 0, "repetition_penalty": 0, "frequency_penalty": 3, "top_p": 0, "typical_p": 0, "top_k": 0,
              "max_new_tokens": 0, "stop": list("abcde"), "top_n_tokens": 6, "truncate": 0}  # fmt: skip
     for name in list(wrong):
@@ -301,7 +301,7 @@ def test_the_first_wrong_value_is_told():
 
 
 @pytest.mark.parametrize("rules", [shared.STRICT, shared.EXTENDED], ids=["strict", "extended"])
-def test_what_a_stream_cannot_have(rules):
+def test_tgi_refuses_best_of_and_prompt_details_in_streams(rules):
     for best_of in (0, 2):
         text = "`best_of` != 1 is not supported when streaming tokens"
         assert refusal({"best_of": best_of}, generate.stream, rules) == text
@@ -311,7 +311,7 @@ def test_what_a_stream_cannot_have(rules):
     assert read(generate.stream, rules, best_of=1).request.n == 1
 
 
-def test_a_strict_stream_tells_its_errors_inside():
+def test_tgi_strict_stream_reports_errors_as_events():
     told = read(generate.stream).refusal(Overloaded("5 answers"))
     assert told == (200, b'data: {"error":"Model is overloaded","error_type":"overloaded"}\n\n', b"text/event-stream")
     assert read().refusal(Overloaded("5 answers")) is None
@@ -321,7 +321,7 @@ def test_a_strict_stream_tells_its_errors_inside():
 
 
 @pytest.mark.parametrize("rules", [shared.STRICT, shared.EXTENDED], ids=["strict", "extended"])
-def test_what_names_an_adapter(rules):
+def test_tgi_reads_adapter_id(rules):
     assert read(rules=rules, adapter_id="org/lora").request.adapter == "org/lora"
     assert read(rules=rules, adapter_id="").request.adapter is None
     assert read(rules=rules, adapter_id="None").request.adapter == ("None" if rules.strict else None)
@@ -340,22 +340,22 @@ FORMS: list[tuple[dict[str, Any], Grammar]] = [
 
 @pytest.mark.parametrize("rules", [shared.STRICT, shared.EXTENDED], ids=["strict", "extended"])
 @pytest.mark.parametrize(("given", "grammar"), FORMS, ids=str)
-def test_a_grammar_reaches_the_request(given, grammar, rules):
+def test_tgi_grammar_reaches_the_request(given, grammar, rules):
     assert read(rules=rules, grammar=given).request.grammar == grammar
     assert read(generate.stream, rules, grammar=given).request.grammar == grammar
 
 
-def test_a_schema_without_properties_is_for_the_lenient_only():
+def test_tgi_only_extended_accepts_schema_without_properties():
     request = read(rules=shared.EXTENDED, grammar={"type": "json", "value": "{}"}).request
     assert request.grammar == Grammar("json", {"type": "object"}, closed=True, field="grammar")
 
 
-def test_a_grammar_that_is_no_json():
+def test_tgi_refuses_json_grammar_that_is_no_json():
     assert refusal({"grammar": {"type": "json", "value": "{"}}).startswith("grammar is not valid: ")
     assert refusal({"grammar": {"type": "json", "value": "[" * 100_000}}).startswith("grammar is not valid: ")
 
 
-def test_what_the_lenient_reading_allows():
+def test_tgi_extended_accepts_wider_ranges():
     def lenient(**parameters: Any) -> generate.GenerateReply:
         return read(rules=shared.EXTENDED, **parameters)
 
@@ -372,7 +372,7 @@ def test_what_the_lenient_reading_allows():
     assert refusal({"stop": [""]}, rules=shared.EXTENDED) == "`parameters.stop[0]` cannot be empty"
 
 
-# -- errors of the server
+# -- server errors
 
 
 @pytest.mark.parametrize(
@@ -417,7 +417,7 @@ def test_what_the_lenient_reading_allows():
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_errors_are_typed(error, status, data):
+def test_tgi_error_has_type(error, status, data):
     told = STRICT.error(error)
     assert (told.status, told.type, json.loads(told.body)) == (status, b"application/json", data)
     assert told.body == json.dumps(data, separators=(",", ":")).encode()
@@ -425,7 +425,7 @@ def test_errors_are_typed(error, status, data):
         assert read(generate.stream).fail(error) == b"data: " + told.body + b"\n\n"
 
 
-def test_a_fault_has_a_type_of_its_own_inside_a_stream():
+def test_tgi_internal_error_has_own_type_in_streams():
     fault = ParleyError("A fault.")
     assert read(generate.stream).fail(fault) == (
         b'data: {"error":"Incomplete generation stream","error_type":"incomplete_generation_stream"}\n\n'
@@ -436,12 +436,12 @@ def test_a_fault_has_a_type_of_its_own_inside_a_stream():
     assert read(generate.stream, shared.OLD).fail(fault) == old
 
 
-def test_lenient_errors_of_the_server_say_why():
+def test_tgi_extended_errors_include_the_reason():
     assert DIALECT.error(NotReady("Loading.")).body == b'{"error":"unhealthy: Loading.","error_type":"healthcheck"}'
     assert json.loads(DIALECT.error(ParleyError("A fault.")).body)["error"] == "Incomplete generation: A fault."
 
 
-def test_errors_without_json():
+def test_tgi_writes_some_errors_without_json():
     plain = b"text/plain; charset=utf-8"
     for error in (Unauthorized("x"), NotFound("x"), NotAllowed("x")):
         assert DIALECT.error(error) == (error.status, b"", plain)
@@ -471,7 +471,7 @@ def one(reply: generate.GenerateReply, events: list[Any] = ENDED) -> bytes:
     return reply.body(USAGE)
 
 
-def test_the_answer_without_details():
+def test_tgi_writes_answer_without_details():
     assert one(read()) == b'{"generated_text":" for"}'
     assert one(read(return_full_text=True)) == b'{"generated_text":"My name is Olivier and I for"}'
     assert one(read(generate.either)) == b'[{"generated_text":"My name is Olivier and I for"}]'
@@ -485,14 +485,14 @@ TOKENS = (
 )
 
 
-def test_the_answer_with_details():
+def test_tgi_writes_answer_with_details():
     assert one(read(details=True)) == (
         b'{"generated_text":" for",'
         b'"details":{"finish_reason":"eos_token","generated_tokens":2,"seed":null,"prefill":[],' + TOKENS + b"}}"
     )
 
 
-def test_the_prompt_in_the_details():
+def test_tgi_details_include_prompt_tokens():
     scores = Scored(0, [Token(1, "My", b"My"), Token(9, " n\ufffd", b" n\xc3", -2.25)])
     assert one(read(decoder_input_details=True), [scores, *ENDED]) == (
         b'{"generated_text":" for","details":{"finish_reason":"eos_token","generated_tokens":2,"seed":null,"prefill":['
@@ -500,7 +500,7 @@ def test_the_prompt_in_the_details():
     )
 
 
-def test_other_likely_tokens():
+def test_tgi_details_include_top_tokens():
     events = [Delta(0, "a", tokens=[token(5, "a", top=2)]), Done(0, "length", Usage(1, 1))]
     told = json.loads(one(read(details=True, top_n_tokens=2), events))["details"]
     assert list(told) == ["finish_reason", "generated_tokens", "seed", "prefill", "tokens", "top_tokens"]
@@ -513,7 +513,8 @@ def test_other_likely_tokens():
     assert "top_tokens" not in json.loads(one(read(details=True, top_n_tokens=0), events))["details"]
 
 
-def test_the_best_of_two():
+def test_tgi_best_of_writes_likeliest_sequence_first():
+    """The seed of each sequence is the request's seed plus its index."""
     reply = read(best_of=2, do_sample=True, details=True)
     worse = [Delta(0, "a", tokens=[token(5, "a", -3.0)]), Done(0, "length", Usage(5, 1))]
     better = [Delta(1, "b", tokens=[token(6, "b", -1.0)]), Done(1, "stop", Usage(5, 1), "b")]
@@ -539,12 +540,12 @@ def test_the_best_of_two():
     ],
     ids=str,
 )
-def test_reasons_to_end(done, reason):
+def test_tgi_maps_finish_reason(done, reason):
     told = json.loads(one(read(details=True, max_new_tokens=9), [Delta(0, "a", tokens=[FOR]), done]))["details"]
     assert (told["finish_reason"], told["generated_tokens"]) == (reason, done.usage.completion_tokens)
 
 
-def test_the_seed_is_told_when_it_mattered():
+def test_tgi_details_report_seed_only_when_sampling():
     def seed(**parameters: Any) -> Any:
         return json.loads(one(read(details=True, **parameters)))["details"]["seed"]
 
@@ -552,7 +553,7 @@ def test_the_seed_is_told_when_it_mattered():
     assert seed(seed=77) is None
 
 
-def test_the_answer_as_a_stream():
+def test_tgi_writes_stream():
     reply = read(generate.stream, details=True)
     assert reply.chunk([ACCEPTED]) == b""
     assert reply.chunk(ENDED[:1]) == (
@@ -574,13 +575,13 @@ def events(data: bytes) -> list[Any]:
     return [json.loads(frame.removeprefix(b"data: ")) for frame in frames]
 
 
-def test_the_last_event_without_details_and_with_the_prompt():
+def test_tgi_last_event_has_full_text_and_null_details():
     reply = generate.either(shared.STRICT, body({}, stream=True), HEAD)
     last = events(reply.chunk([ACCEPTED, *ENDED]))[-1]
     assert last["generated_text"] == INPUTS + " for" and last["details"] is None
 
 
-def test_other_likely_tokens_in_a_stream():
+def test_tgi_stream_events_include_top_tokens():
     reply = read(generate.stream, top_n_tokens=1)
     data = reply.chunk([Delta(0, "a", tokens=[token(5, "a", top=1)])])
     assert data == (
@@ -589,7 +590,8 @@ def test_other_likely_tokens_in_a_stream():
     )
 
 
-def test_parts_of_a_character_have_no_text_until_it_is_whole():
+def test_tgi_gives_split_character_to_its_last_token():
+    """Guards against replacement characters in event texts."""
     parts = [Token(7, "\ufffd", b"\xc3", -1.0), Token(8, "\ufffd", b"\xa9", -1.0)]
     delta = Delta(0, "é", tokens=parts)
     reply = read(generate.stream)
@@ -601,14 +603,14 @@ def test_parts_of_a_character_have_no_text_until_it_is_whole():
     assert [token["text"] for token in details["tokens"]] == ["", "é", " for", "</s>"]
 
 
-def test_an_end_that_has_no_token_of_its_own():
+def test_tgi_stream_adds_token_to_end_without_one():
     reply = read(generate.stream)
     told = events(reply.chunk(ENDED[:1]) + reply.chunk([Done(0, "length", Usage(5, 1))]))
     assert told[-1]["token"] == {"id": 0, "text": "", "logprob": None, "special": True}
     assert told[-1]["generated_text"] == " for"
 
 
-def test_headers_of_an_answer():
+def test_tgi_writes_timing_headers():
     reply = read()
     one(reply)
     assert reply.headers(TIMINGS) == [
@@ -627,8 +629,9 @@ def test_headers_of_an_answer():
 
 
 @given(st.floats(width=32, allow_subnormal=False))
-@example(9052559478095872.0)  # six digits and seven both say it, and not alike
-def test_numbers_have_their_shortest_form_in_32_bits(value):
+@example(9052559478095872.0)  # has a six-digit and a different seven-digit form
+def test_tgi_single_gives_shortest_float32_form(value):
+    """The shortest decimal form that reads back to the same float32, as TGI writes it."""
     told = shared.single(value)
     if told is None:
         assert not -shared.F32 <= value <= shared.F32
@@ -640,7 +643,7 @@ def test_numbers_have_their_shortest_form_in_32_bits(value):
         assert struct.pack("f", float(f"{value:.{fewer}g}")) != struct.pack("f", value)
 
 
-def test_a_number_of_64_bits_is_first_rounded():
+def test_tgi_single_rounds_to_float32():
     assert shared.single(-1.107274843) == -1.1072749
     assert (shared.single(None), shared.single(float("-inf")), shared.single(float("nan"))) == (None, None, None)
 
@@ -648,7 +651,7 @@ def test_a_number_of_64_bits_is_first_rounded():
 # -- the small routes
 
 
-def test_info():
+def test_tgi_writes_info():
     about = About(Card("org/m", 1, 4096), places=300, version="1.2")
     assert tokens.info(shared.STRICT, about) == (
         b'{"model_id":"org/m","model_sha":null,"model_pipeline_tag":"text-generation","max_concurrent_requests":300,'
@@ -660,7 +663,7 @@ def test_info():
     assert loading["max_input_tokens"] is loading["max_total_tokens"] is None
 
 
-def test_tokens_with_their_places_in_utf8():
+def test_tgi_tokenize_writes_utf8_offsets():
     wish = tokens.tokenize(body({"truncate": 3, "temperature": -1}))
     assert (wish.prompt, wish.spans, wish.truncate) == (Text(INPUTS), True, 3)
     told = Tokenized([1, 70, 71], None, 100, "né!", [(0, 0), (0, 2), (2, 3)])
@@ -675,7 +678,7 @@ def test_tokens_with_their_places_in_utf8():
     assert tokens.tokenized(plain) == b'[{"id":5,"text":"ab","start":0,"stop":2}]'
 
 
-def test_tokens_of_a_conversation():
+def test_tgi_chat_tokenize_reads_messages():
     def wish(*messages: Any) -> Any:
         return tokens.chat_tokenize(json.dumps({"messages": messages}).encode()).prompt
 
@@ -698,12 +701,12 @@ def test_tokens_of_a_conversation():
         (b'{"inputs":"","parameters":{"truncate":-1}}', "truncate: invalid value"),
     ],
 )
-def test_wrong_bodies_for_tokens(data, text):
+def test_tgi_tokenize_refuses_wrong_body(data, text):
     assert text in answer(lambda: tokens.tokenize(data))[2]
 
 
-def test_every_parameter_is_read():
-    """No member of the table is forgotten here."""
+def test_tgi_tests_name_every_parameter():
+    """Guards against a new parameter that the null tests above do not list."""
     known = {*NULLABLE, "do_sample", "stop", "watermark", "details", "decoder_input_details"}
     assert set(parameters.Parameters.__struct_fields__) - {"reserve"} == known
 
@@ -711,7 +714,7 @@ def test_every_parameter_is_read():
 # -- version 0.9.4
 
 
-def test_the_old_version_has_other_defaults():
+def test_tgi_old_version_has_other_defaults():
     old = shared.OLD
     assert generate.whole(old, body(), HEAD).request.sampling == Sampling(temperature=0)
     assert generate.whole(old, body(), HEAD).request.stop == Stop(max_tokens=20, include=True)
@@ -728,7 +731,7 @@ def test_the_old_version_has_other_defaults():
     }  # fmt: skip
 
 
-def test_the_old_version_frames_without_a_space_and_counts_no_events():
+def test_tgi_old_version_writes_events_without_space_and_index():
     reply = generate.stream(shared.OLD, body({"details": True}), HEAD)
     assert reply.chunk([Accepted(0, [1] * 5), Delta(0, " for", tokens=[Token(363, " for", b" for", -1.5351562)])]) == (
         b'data:{"token":{"id":363,"text":" for","logprob":-1.5351562,"special":false},"generated_text":null,'
@@ -743,7 +746,7 @@ def test_the_old_version_frames_without_a_space_and_counts_no_events():
     assert generate.stream(shared.OLD, body({"temperature": 0}), HEAD).body.startswith(b'data:{"error"')
 
 
-def test_the_old_version_tells_milliseconds():
+def test_tgi_old_version_writes_milliseconds_and_info():
     reply = generate.whole(shared.OLD, body(), HEAD)
     reply.add([Accepted(0, [1] * 5), Delta(0, "a"), Done(0, "stop", USAGE)])
     reply.body(USAGE)

@@ -1,4 +1,4 @@
-"""TGI's chat, completions and Vertex routes: what bodies mean, which are refused and where, and the exact bytes."""
+"""TGI's chat, completions and Vertex routes: meaning of bodies, refusals, and the exact bytes of answers."""
 
 import json
 from typing import Any
@@ -57,10 +57,10 @@ def done(index: int = 0, reason: Any = "stop", count: int = 2, stop: Any = None)
     return Done(index, reason, Usage(5, count), stop)
 
 
-# -- what a conversation means
+# -- meaning of chat bodies
 
 
-def test_a_bare_conversation_samples_to_the_end_of_the_context():
+def test_tgi_chat_minimal_body_means_defaults():
     request = talk().request
     assert request.prompts == [Chat([Message("user", "Hi")])]
     assert request.sampling == Sampling()
@@ -84,11 +84,11 @@ def test_a_bare_conversation_samples_to_the_end_of_the_context():
     ],
     ids=str,
 )
-def test_sampling(members, sampling):
+def test_tgi_chat_sampling_parameters_reach_the_request(members, sampling):
     assert talk(**members).request.sampling == sampling
 
 
-def test_lengths_stops_and_wants():
+def test_tgi_chat_reads_length_stop_and_logprobs():
     assert talk(max_tokens=7, stop=["a"]).request.stop == Stop(["a"], max_tokens=7, include=True, reserve=1024)
     assert talk(max_completion_tokens=7).request.stop.max_tokens == 7
     assert talk(logprobs=True, top_logprobs=3).request.want == Want(logprobs=3, plain=True)
@@ -98,7 +98,7 @@ def test_lengths_stops_and_wants():
     assert (streamed.stream, streamed.want) == (True, Want(usage=True, ids=True, plain=True))
 
 
-def test_models_stand_for_adapters_but_for_one_name():
+def test_tgi_chat_model_names_adapter_except_tgi():
     assert talk(model="tgi").request.model == talk().request.model == ""
     assert talk(model="lora").request.model == "lora"
     unknown = STRICT.error(UnknownModel("There is none.", name="lora"))
@@ -107,7 +107,7 @@ def test_models_stand_for_adapters_but_for_one_name():
     )  # fmt: skip
 
 
-def test_parts_are_joined_and_the_last_turn_of_the_assistant_goes_on():
+def test_tgi_chat_joins_parts_and_continues_last_assistant_turn():
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     said = [{"role": "user", "content": parts}, {"role": "assistant", "content": "So \n"}]
     assert talk(messages=said).request.prompts == [
@@ -118,7 +118,7 @@ def test_parts_are_joined_and_the_last_turn_of_the_assistant_goes_on():
     assert talk(guideline="Be kind.").request.prompts[0].options == {"guideline": "Be kind."}
 
 
-def test_tools_go_to_the_template_and_their_prompt_to_the_last_message():
+def test_tgi_chat_appends_tool_prompt_to_last_message():
     (prompt,) = talk(tools=[TOOL], tool_prompt="Call one.").request.prompts
     assert prompt.tools == [{"type": "function", "function": TOOL["function"] | {"strict": True}}]
     assert (prompt.choice, prompt.only, prompt.parallel) == ("auto", None, False)
@@ -133,7 +133,7 @@ def test_tools_go_to_the_template_and_their_prompt_to_the_last_message():
 
 
 @pytest.mark.parametrize("named", ["f", {"type": "function", "function": {"name": "f"}}])
-def test_a_call_may_be_forced(named):
+def test_tgi_chat_tool_choice_forces_a_call(named):
     for choice, only in (("required", None), (named, "f")):
         (chat,) = talk(tools=[TOOL], tool_choice=choice).request.prompts
         assert (chat.choice, chat.only, chat.parallel) == ("required", only, False)
@@ -141,7 +141,7 @@ def test_a_call_may_be_forced(named):
 
 @pytest.mark.parametrize("member", ["arguments", "parameters"])
 @pytest.mark.parametrize("arguments", [{"a": "é"}, '{"a":"é"}'], ids=["object", "text"])
-def test_a_call_may_be_told_as_older_versions_gave_it(member, arguments):
+def test_tgi_chat_reads_tool_calls_of_older_versions(member, arguments):
     call = {"id": "0", "type": "function", "function": {"description": None, "name": "f", member: arguments}}
     told = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "6.7"}]
     (chat,) = talk(messages=[{"role": "user", "content": "Hi"}, *told]).request.prompts
@@ -149,7 +149,7 @@ def test_a_call_may_be_told_as_older_versions_gave_it(member, arguments):
     assert chat.messages[2] == Message("tool", "6.7")
 
 
-def test_ids_of_calls_count_up():
+def test_tgi_chat_numbers_tool_call_ids():
     def chat_of(*ids: str) -> Chat:
         return Chat([Message("assistant", tool_calls=[ToolCall(id, "f", "{}")]) for id in ids])
 
@@ -158,7 +158,7 @@ def test_ids_of_calls_count_up():
     ]  # fmt: skip
 
 
-# -- what is refused
+# -- refusals
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_ids_of_calls_count_up():
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("stream", [False, True])
-def test_wrong_types_are_plain_text_also_of_a_stream(members, text, stream):
+def test_tgi_chat_refuses_wrong_type_in_plain_text(members, text, stream):
     status, told = refused(lambda: talk(**{"stream": stream} | members))
     assert (status, told) == (422, f"Failed to deserialize the JSON body into the target type: {text}")
 
@@ -203,7 +203,7 @@ FAULTS = [
 ]  # fmt: skip
 
 
-def test_a_grammar_reaches_the_request():
+def test_tgi_chat_response_format_sets_grammar():
     request = talk(response_format={"type": "json_object", "value": {"properties": {}}}).request
     grammar = Grammar("json", {"type": "object", "properties": {}}, closed=True, field="response_format")
     assert request.grammar == grammar
@@ -211,7 +211,8 @@ def test_a_grammar_reaches_the_request():
 
 
 @pytest.mark.parametrize(("members", "text"), FAULTS, ids=str)
-def test_what_validation_refuses_has_a_status_or_is_told_in_the_stream(members, text):
+def test_tgi_chat_validation_error_is_status_or_stream_event(members, text):
+    """A strict stream has already answered 200, so the error is an event in it."""
     assert refused(lambda: talk(**members)) == (
         422, {"error": f"Input validation error: {text}", "error_type": "validation"}
     )  # fmt: skip
@@ -223,7 +224,7 @@ def test_what_validation_refuses_has_a_status_or_is_told_in_the_stream(members, 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_errors_of_tools_and_template_come_before_the_stream(stream):
+def test_tgi_chat_reports_tool_and_template_errors_before_stream(stream):
     named = {"type": "function", "function": {"name": "g"}}
     for choice in ("g", named):
         assert refused(lambda c=choice: talk(tools=[TOOL], tool_choice=c, stream=stream)) == (
@@ -240,7 +241,7 @@ def test_errors_of_tools_and_template_come_before_the_stream(stream):
     }  # fmt: skip
 
 
-def test_whatever_ends_a_stream_has_the_same_number():
+def test_tgi_chat_stream_errors_all_have_code_422():
     for error, text in (
         (EngineError("It broke."), "Request failed during generation: It broke."),
         (Overloaded("Full."), "Model is overloaded"),
@@ -252,7 +253,7 @@ def test_whatever_ends_a_stream_has_the_same_number():
         assert talk(shared.EXTENDED, stream=True).refusal(error) is None
 
 
-# -- the answer
+# -- answers
 
 
 HEADING = b'"id":"","created":1700000000,"model":"m","system_fingerprint":"' + F + b'",'
@@ -266,7 +267,7 @@ def chunk(text: str, finish: str = "null", logprobs: str = "null") -> bytes:
     )  # fmt: skip
 
 
-def test_each_token_is_a_chunk_and_the_last_one_has_the_end():
+def test_tgi_chat_streams_one_chunk_per_token():
     reply = talk(stream=True)
     reply.request.model = "m"
     both = Delta(0, "Hi there", tokens=[word(7, "Hi"), word(8, " there")])
@@ -288,7 +289,7 @@ def test_each_token_is_a_chunk_and_the_last_one_has_the_end():
         (done(count=3), "length"),
     ],
 )
-def test_the_end_is_told_in_native_words(event, told):
+def test_tgi_chat_maps_finish_reason(event, told):
     reply = talk(stream=True, max_tokens=3)
     reply.request.model = "m"
     assert reply.chunk([Delta(0, "x", tokens=[word(7, "x")]), event]) == chunk("x", f'"{told}"')
@@ -297,7 +298,8 @@ def test_the_end_is_told_in_native_words(event, told):
     assert json.loads(whole.body(USAGE))["choices"][0]["finish_reason"] == told
 
 
-def test_a_text_cut_inside_a_token_is_cut_in_the_chunks():
+def test_tgi_chat_cuts_chunk_where_stop_string_cut_the_text():
+    """Chunks are made per token, but a stop string can end inside a token."""
     reply = talk(stream=True)
     delta = Delta(0, "one two", tokens=[word(1, "one"), word(2, " twofold")])
     told = [json.loads(line[6:]) for line in reply.chunk([delta, done(stop="two")]).split(b"\n\n")[:-1]]
@@ -306,7 +308,7 @@ def test_a_text_cut_inside_a_token_is_cut_in_the_chunks():
     assert [text for _, text in openai.pieces(half)] == ["", "é"]
 
 
-def test_logprobs_and_usage_in_a_stream():
+def test_tgi_chat_streams_logprobs_and_usage():
     reply = talk(stream=True, logprobs=True, top_logprobs=1, stream_options={"include_usage": True})
     reply.request.model = "m"
     token = word(7, "Hi", top=[word(7, "Hi")])
@@ -318,7 +320,7 @@ def test_logprobs_and_usage_in_a_stream():
     )
 
 
-def test_an_answer_in_one_piece():
+def test_tgi_chat_writes_body_and_headers():
     reply = talk()
     reply.request.model = "m"
     reply.add([Accepted(0, [1] * 5), Delta(0, "Hi "), Delta(0, "you"), done()])
@@ -341,7 +343,7 @@ def test_an_answer_in_one_piece():
     }
 
 
-def test_the_model_is_called_as_the_client_calls_it():
+def test_tgi_chat_answers_with_requested_model_name():
     reply = talk(model="dummy")
     reply.request.model = "m"
     reply.add([done()])
@@ -355,7 +357,7 @@ CALL = [
 ]
 
 
-def test_one_call_and_no_content():
+def test_tgi_chat_writes_tool_call_without_content():
     reply = talk(tools=[TOOL])
     reply.add(CALL)
     (choice,) = json.loads(reply.body(USAGE))["choices"]
@@ -368,7 +370,7 @@ def test_one_call_and_no_content():
     }
 
 
-def test_a_streamed_call_repeats_its_id_and_has_no_end():
+def test_tgi_chat_streamed_call_repeats_id_without_finish_reason():
     reply = talk(stream=True, tools=[TOOL])
     told = [json.loads(line[6:])["choices"][0] for line in reply.chunk(CALL).split(b"\n\n")[:-1]]
     assert [choice["delta"] for choice in told] == [
@@ -386,7 +388,7 @@ def test_a_streamed_call_repeats_its_id_and_has_no_end():
 # -- completions
 
 
-def test_what_a_completion_means():
+def test_tgi_completions_members_reach_the_request():
     request = complete(max_tokens=4, stop=["x"], repetition_penalty=1.5, seed=1).request
     assert request.prompts == [Text("Hi")]
     assert request.sampling == Sampling(seed=1, repetition_penalty=1.5)
@@ -395,7 +397,7 @@ def test_what_a_completion_means():
     assert complete(prompt=["a", "b"]).request.prompts == [Text("a"), Text("b")]
 
 
-def test_what_a_completion_may_not_be():
+def test_tgi_completions_refuses_wrong_prompts_and_suffix():
     prefix = "Failed to deserialize the JSON body into the target type: "
     for prompt, text in (
         ([], "prompt: Empty array detected. Do not use an empty array for the prompt."),
@@ -415,7 +417,7 @@ def test_what_a_completion_may_not_be():
     assert complete(suffix="s", stream=True).status == 200
 
 
-def test_completions_come_in_the_order_in_which_they_end():
+def test_tgi_completions_writes_choices_in_finishing_order():
     reply = complete(prompt=["a", "b"])
     reply.request.model = "m"
     reply.add([Delta(0, "x"), Delta(1, "y"), done(1, "length"), Delta(0, "z"), done(0)])
@@ -428,7 +430,7 @@ def test_completions_come_in_the_order_in_which_they_end():
     assert b"x-total-time" in names and b"x-compute-time" not in names
 
 
-def test_a_stream_of_completions():
+def test_tgi_completions_writes_stream():
     reply = complete(stream=True)
     reply.request.model = "m"
     assert reply.chunk([Accepted(0, [1] * 5), Delta(0, "x", tokens=[word(7, "x")])]) == (
@@ -442,10 +444,10 @@ def test_a_stream_of_completions():
     assert reply.end(USAGE) == b"data: [DONE]\n\n"
 
 
-# -- the envelopes of others
+# -- SageMaker and Vertex envelopes
 
 
-def test_one_path_takes_three_kinds_of_bodies():
+def test_tgi_invocations_choose_task_by_body():
     def invoke(**members: Any) -> Any:
         return generate.invoked(shared.STRICT, json.dumps(members).encode(), HEAD)
 
@@ -462,7 +464,7 @@ def instances(*each: Any, rules: shared.Rules = shared.STRICT) -> Any:
     return vertex.read(rules, json.dumps({"instances": each}).encode(), HEAD)
 
 
-def test_instances_and_their_predictions():
+def test_tgi_vertex_answers_instances_with_predictions():
     short = {"max_new_tokens": 3, "seed": 4}
     reply = instances(
         {"inputs": "a", "parameters": {**short, "temperature": 0.1, "stop": ["x"]}},
@@ -475,7 +477,7 @@ def test_instances_and_their_predictions():
     assert reply.body(USAGE) == b'{"predictions":["one","two"]}'
 
 
-def test_what_goes_wrong_with_instances():
+def test_tgi_vertex_refuses_wrong_instances():
     failed = Answer(500, b'{"error":"Incomplete generation","error_type":"Incomplete generation"}')
     assert refused(instances) == (
         422, {"error": "Input validation error", "error_type": "Input validation error"}
@@ -490,7 +492,7 @@ def test_what_goes_wrong_with_instances():
         assert status == 422 and text.startswith("Failed to deserialize")
 
 
-def test_models():
+def test_tgi_lists_models():
     assert tokens.models([Card("m", 5, 100)]) == (
         b'{"object":"list","data":[{"id":"m","object":"model","created":0,"owned_by":"m"}]}'
     )

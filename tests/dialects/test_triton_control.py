@@ -1,4 +1,4 @@
-"""What a server says of itself through Triton's API, to the byte, and which wishes about it are refused."""
+"""Triton's health, metadata, statistics, repository and settings routes: exact bytes and refusals."""
 
 import json
 from typing import Any
@@ -32,26 +32,26 @@ def refused(read: control.Ask, body: Any = b"", **path: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize("member", ["live", "ready"])
 @pytest.mark.parametrize("good", [True, False])
-def test_health_has_a_body_where_a_client_of_kserve_may_ask(member, good):
+def test_triton_health_has_body_unless_strict(member, good):
     status, body = (200, b'{"%s":true}') if good else (400, b'{"%s":false}')
     for dialect, answer in ((DIALECT, Answer(status, body % member.encode())), (STRICT, Answer(status, b"", b""))):
         (route,) = [route for route in dialect.routes if route.path == f"/v2/health/{member}"]
         assert route.write(good) == answer
 
 
-def test_a_ready_model_has_no_body():
+def test_triton_ready_model_has_empty_body():
     assert ask(control.ready, model="m") == Answer(200, b"", b"")
     assert ask(control.ready, LOADING, model="m") == Answer(400, b'{"error":"Model version not ready"}')
 
 
-def test_the_server():
+def test_triton_writes_server_metadata():
     assert ask(control.server).body == (
         b'{"name":"triton","version":"1.2","extensions":["model_repository","model_configuration","binary_tensor_data",'
         b'"parameters","statistics","trace","logging"]}'
     )
 
 
-def test_the_models_metadata():
+def test_triton_writes_model_metadata():
     body = ask(control.metadata, model="m").body
     assert body.startswith(
         b'{"name":"m","versions":["1"],"platform":"vllm","inputs":[{"name":"text_input","datatype":"BYTES","shape":[1]},'
@@ -68,7 +68,7 @@ def test_the_models_metadata():
     )
 
 
-def test_the_models_configuration():
+def test_triton_writes_model_config():
     config = json.loads(ask(control.config, model="alias").body)
     assert config["name"] == "alias" and config["max_batch_size"] == 0
     assert config["model_transaction_policy"] == {"decoupled": True}
@@ -97,7 +97,7 @@ ENTRY = (
 )
 
 
-def test_statistics():
+def test_triton_writes_statistics():
     one = b'{"model_stats":[' + ENTRY % b"m" + b"]}"
     assert ask(control.statistics, model="m").body == ask(control.statistics, model="m", version="1").body == one
     assert ask(control.statistics).body == b'{"model_stats":[' + ENTRY % b"m" + b"," + ENTRY % b"alias" + b"]}"
@@ -108,7 +108,7 @@ def test_statistics():
     )
 
 
-def test_the_repository():
+def test_triton_lists_repository():
     entries = b'{"name":"m","version":"1","state":"READY"},{"name":"alias","version":"1","state":"READY"}'
     for body in (b"", {}, {"ready": True}):
         assert ask(control.index, body=body).body == b"[" + entries + b"]"
@@ -118,7 +118,7 @@ def test_the_repository():
     assert refused(control.index, b"{")[0] == 500
 
 
-def test_loading_what_is_loaded_is_granted():
+def test_triton_load_accepts_only_loaded_model():
     for body in (b"", {}, {"parameters": {}}):
         assert ask(control.load, body=body, model="m") == Answer()
     assert refused(control.load, model="x") == (400, "failed to load 'x', failed to poll from model repository")
@@ -128,17 +128,17 @@ def test_loading_what_is_loaded_is_granted():
     assert refused(control.load, {"parameters": 5}, model="m")[0] == 500
 
 
-def test_nothing_is_unloaded():
+def test_triton_refuses_unload():
     answer = ask(control.unload, body={"parameters": {"unload_dependents": False}}, model="m")
     assert answer == Answer(503, b'{"error":"explicit model load / unload is not allowed if polling is enabled"}')
 
 
 @pytest.mark.parametrize("read", [control.index, control.load, control.unload])
-def test_there_is_one_repository(read):
+def test_triton_refuses_repository_name(read):
     assert refused(read, model="m", repo="r") == (501, "'repository_name' specification is not supported")
 
 
-def test_settings_can_be_asked_for_and_not_be_changed():
+def test_triton_settings_are_read_only():
     trace = (
         b'{"trace_level":["OFF"],"trace_rate":"1000","trace_count":"-1","log_frequency":"0","trace_file":"",'
         b'"trace_mode":"triton"}'
@@ -163,7 +163,7 @@ def test_settings_can_be_asked_for_and_not_be_changed():
     assert refused(control.trace, model="x") == (404, "Request for unknown model: 'x' is not found")
 
 
-def test_there_is_no_shared_memory():
+def test_triton_refuses_shared_memory():
     assert ask(control.regions).body == b"[]"
     assert ask(control.regions, region="r") == Answer(404, b'{"error":"Unable to find shared memory region: \'r\'"}')
     assert ask(control.register, body={"key": "/x", "byte_size": 5}, region="r").status == 501
@@ -171,18 +171,18 @@ def test_there_is_no_shared_memory():
 
 
 @pytest.mark.parametrize("read", [control.metadata, control.config, control.ready])
-def test_models_and_versions_that_are_not_there(read):
+def test_triton_unknown_model_or_version_is_not_found(read):
     assert refused(read, model="x") == (404, "Request for unknown model: 'x' is not found")
     assert refused(read, model="m", version="7") == (404, "Request for unknown model: 'm' version 7 is not found")
     assert refused(read, model="m", version="x") == (404, "Not Found")
     assert ask(read, model="alias", version="1").status == 200
 
 
-def test_strictly_nothing_is_loaded():
+def test_triton_strict_refuses_load():
     assert [route.read for route in STRICT.routes if route.path.endswith("/load")] == [control.unload] * 2
 
 
-def test_every_route_is_there_once():
+def test_triton_route_table_has_no_duplicates():
     keys = [(route.method, route.path) for route in DIALECT.routes]
     assert keys == [(route.method, route.path) for route in STRICT.routes]
     assert len(keys) == len(set(keys)) == 40

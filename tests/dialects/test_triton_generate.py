@@ -1,4 +1,4 @@
-"""The generate extension of Triton: what bodies mean, what is refused, and the exact bytes of answers and streams."""
+"""Triton's generate extension: meaning of bodies, refusals, and the exact bytes of answers and streams."""
 
 import json
 import struct
@@ -28,7 +28,7 @@ from parley.types import (
 )
 
 PATH = {"model": "mymodel"}
-until = partial(Stop, reserve=1)  # tokens that do not fit are no mistake
+until = partial(Stop, reserve=1)  # more tokens than fit are cut, not refused
 
 
 def raw(
@@ -60,7 +60,7 @@ def token(id: int, text: str, logprob: float, top: list[Token] | None = None) ->
     return Token(id, text, text.encode(), logprob, 1, top or [])
 
 
-# -- the documentation's own example
+# -- the example of the documentation
 
 EXAMPLE = b"""{
 "id" : "42",
@@ -75,7 +75,7 @@ CURL = b'{"id": "42", "text_input": "client input", "parameters": {"stream": fal
 
 
 @pytest.mark.parametrize("body", [EXAMPLE, CURL])
-def test_the_documented_example(body):
+def test_triton_generate_answers_documented_example(body):
     reply = raw(body)
     assert reply.request.prompts == [Text("client input")]
     assert reply.request.sampling == Sampling(temperature=0.0)
@@ -85,20 +85,20 @@ def test_the_documented_example(body):
     )
 
 
-def test_the_documented_error():
+def test_triton_writes_documented_error():
     assert errors.error(Unsupported("error message"))[:2] == (400, b'{"error":"error message"}')
 
 
 # -- answers
 
 
-def test_without_an_id_there_is_none():
+def test_triton_generate_omits_id_when_not_given():
     reply = read(exclude_input_in_output=True)
     reply.add([Delta(0, "a"), Delta(0, "b\n"), done()])
     assert reply.body(Usage()) == b'{"model_name":"mymodel","model_version":"1","text_output":"ab\\n"}'
 
 
-def test_several_sequences_are_an_array():
+def test_triton_generate_writes_several_sequences_as_array():
     reply = read(n=2, exclude_input_in_output=True, return_finish_reason=True)
     reply.add([Delta(1, "b"), Delta(0, "a"), done(1, "length"), done(0)])
     assert reply.body(Usage()) == (
@@ -106,7 +106,7 @@ def test_several_sequences_are_an_array():
     )
 
 
-def test_every_output_that_can_be_asked_for():
+def test_triton_generate_writes_every_output():
     reply = read(
         exclude_input_in_output=True,
         return_finish_reason=True,
@@ -138,7 +138,7 @@ def embedding(**wish: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_vector_is_told_as_text(stream):
+def test_triton_generate_writes_embedding_as_text(stream):
     reply = read(
         **embedding(input="Hi"), return_num_input_tokens=True, return_num_output_tokens=True, stream_route=stream
     )
@@ -156,7 +156,7 @@ def test_a_vector_is_told_as_text(stream):
         assert reply.body(Usage()) == answer
 
 
-def test_what_is_said_of_a_vector():
+def test_triton_generate_reads_embedding_request():
     ids = read(
         **embedding(input=[5, 6], pooling_params={"dimensions": [8]}),
         truncate_prompt_tokens=3,
@@ -186,12 +186,12 @@ def test_what_is_said_of_a_vector():
         ("[" * 200, "embedding_request"),
     ],
 )
-def test_a_wrong_wish_for_a_vector_is_named(text, where):
+def test_triton_generate_error_names_wrong_embedding_member(text, where):
     status, message = refused(embedding_request=text)
     assert status == 400 and f"'{where}'" in message
 
 
-def test_longer_prompts_keep_their_end():
+def test_triton_generate_truncates_prompt_to_its_end():
     assert read(truncate_prompt_tokens=5).request.truncate == 5
     assert read(truncate_prompt_tokens="5").request.truncate == 5
     head = Head("0f", 1, "fp", context=64, path=PATH)
@@ -201,14 +201,14 @@ def test_longer_prompts_keep_their_end():
     assert refused(truncate_prompt_tokens=0)[0] == 400
 
 
-def test_logprobs_that_no_parameter_asked_for_are_null():
+def test_triton_generate_logprobs_are_null_without_parameter():
     reply = read(return_logprobs=True, return_cumulative_logprob=True)
     reply.add([Delta(0, "a", tokens=[token(5, "a", float("-inf"))]), done()])
     answer = json.loads(reply.body(Usage()))
     assert answer["logprobs"] == "null" and answer["cumulative_logprob"] == -9999.0
 
 
-def test_floats_are_those_of_32_bits():
+def test_triton_generate_writes_floats_as_float32():
     reply = read(return_cumulative_logprob=True)
     reply.add([Delta(0, "a", tokens=[token(5, "a", -0.1)]), done()])
     assert b'"cumulative_logprob":-0.10000000149011612,' in reply.body(Usage())
@@ -219,7 +219,7 @@ def test_floats_are_those_of_32_bits():
 BEFORE, AFTER = b'data: {"model_name":"mymodel","model_version":"1","text_output":', b"}\n\n"
 
 
-def test_a_stream_has_an_event_per_response_and_no_end_mark():
+def test_triton_generate_stream_has_one_event_per_response():
     reply = read(stream=True, stream_route=True)
     assert reply.request.stream
     assert reply.chunk([Accepted(0, [1])]) == b""
@@ -228,7 +228,7 @@ def test_a_stream_has_an_event_per_response_and_no_end_mark():
     assert reply.end(Usage()) == b""
 
 
-def test_a_stream_tells_its_end_when_asked_to():
+def test_triton_generate_stream_writes_finish_reason_when_asked():
     reply = read(stream=True, stream_route=True, id="7", return_finish_reason=True, return_num_output_tokens=True)
     first = reply.chunk([Delta(0, "a", tokens=[token(5, "a", -0.5)])])
     last = reply.chunk([done()])  # the end token has no text
@@ -237,37 +237,37 @@ def test_a_stream_tells_its_end_when_asked_to():
     assert last == head % b"stop" + b'"text_output":""}\n\n'
 
 
-def test_a_stream_of_two_sequences():
+def test_triton_generate_streams_two_sequences():
     reply = read(stream=True, stream_route=True, n=2)
     assert reply.chunk([Delta(1, "b")]) == BEFORE + b'["","b"]' + AFTER
     assert reply.chunk([done(1), Delta(0, "a")]) == BEFORE + b'["a",""]' + AFTER
 
 
-def test_a_stream_without_the_input_stream_is_one_response():
+def test_triton_generate_stream_sends_one_event_without_stream_input():
     reply = read(stream_route=True)
     assert reply.chunk([Delta(0, " a")]) == b""
     assert reply.chunk([Delta(0, "b"), done()]) == BEFORE + b'"Hi ab"' + AFTER
     assert reply.end(Usage()) == b""
 
 
-def test_the_prompt_is_in_a_stream_only_if_wanted():
+def test_triton_generate_stream_includes_prompt_only_when_asked():
     reply = read(stream=True, stream_route=True, exclude_input_in_output=False)
     assert reply.chunk([Delta(0, " a")]) == BEFORE + b'"Hi a"' + AFTER
     assert reply.chunk([Delta(0, " b")]) == BEFORE + b'" b"' + AFTER
 
 
-def test_many_responses_are_one_where_one_is_due():
+def test_triton_generate_joins_responses_on_plain_route():
     reply = read(stream=True)
     assert not reply.request.stream
     reply.add([Delta(0, "a"), Delta(0, "b"), done()])
     assert json.loads(reply.body(Usage()))["text_output"] == "ab"
 
 
-def test_a_stream_that_fails():
+def test_triton_generate_stream_ends_with_error():
     assert read(stream_route=True).fail(ParleyError("It broke.")) == b'data: {"error":"It broke."}\n\n'
 
 
-# -- what members mean
+# -- meaning of members
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -319,12 +319,12 @@ def test_a_stream_that_fails():
     ],
     ids=str,
 )
-def test_members_have_their_meaning_wherever_they_stand(members, part, nested):
+def test_triton_generate_members_reach_the_request_nested_or_not(members, part, nested):
     request = (read(parameters=members) if nested else read(**members)).request
     assert part in (request.sampling, request.stop, request.want)
 
 
-def test_how_many_sequences():
+def test_triton_generate_reads_sequence_counts_and_beams():
     assert read(n=3).request.n == read(num_return_sequences=3).request.n == read(n=3, best_of=3).request.n == 3
     assert read(n=3, best_of=3).request.best_of is None
     wide = read(beam_width="4", num_return_sequences=2, length_penalty="0.5").request
@@ -335,12 +335,12 @@ def test_how_many_sequences():
     assert (read(n=2, sampling_param_best_of="5").request.n, read(best_of=5).request.best_of) == (2, 5)
 
 
-def test_words_that_are_not_to_be_written():
+def test_triton_generate_reads_bad_words():
     assert read(bad_words="x").request.banned == read(bad_words=["x", ""]).request.banned == ["x"]
     assert read(bad_words="").request.banned == []
 
 
-def test_the_text_of_sampling_parameters_replaces_other_parameters():
+def test_triton_generate_sampling_parameters_replace_other_members():
     wish = json.dumps({"temperature": "0.1", "stop": ["x"], "max_tokens": None, "stream": True})
     reply = read(sampling_parameters=wish, max_tokens=5, top_k=3, return_finish_reason=True)
     assert reply.request.sampling == Sampling(temperature=0.1)
@@ -353,7 +353,7 @@ def test_the_text_of_sampling_parameters_replaces_other_parameters():
         assert (status, message) == (400, "'sampling_parameters' must be the text of a JSON object.")
 
 
-# -- what is refused
+# -- refusals
 
 PARSE = "failed to parse the request JSON buffer: "
 PARAMETER = "parameter 'x' has invalid type. It should be either 'int', 'bool', or 'string'."
@@ -405,7 +405,7 @@ SHAPE = "The schema can not convert input 'text_input' to tensor with proper sha
     ],
     ids=lambda value: str(value)[:40],
 )  # fmt: skip
-def test_bodies_that_are_refused(body, status, message):
+def test_triton_generate_refuses_wrong_body(body, status, message):
     got = refused(body)
     assert got[0] == status
     assert message is None or got[1] == message
@@ -422,14 +422,14 @@ def test_bodies_that_are_refused(body, status, message):
          "access JSON non-object as object"),
     ],
 )  # fmt: skip
-def test_null_is_no_value_but_strictly_a_wrong_one(body, status, message):
+def test_triton_generate_null_means_absent_unless_strict(body, status, message):
     assert refused(body, strict=True) == (status, message)
     assert raw(body).request == raw(b'{"text_input":"a"}').request
     assert "missing required input" in refused(b'{"text_input":null}')[1]
     assert refused(b'{"text_input":null}', strict=True) == (500, NO_TEXT)
 
 
-def test_the_load_is_told_to_those_who_ask():
+def test_triton_generate_reports_load_in_requested_format():
     body, timings = b'{"text_input":"a"}', Timings(1, 1, 1, 1)
     told = {}
     for form in (b"text", b"JSON", b"xml", b""):
@@ -484,7 +484,7 @@ def test_the_load_is_told_to_those_who_ask():
     ],
     ids=str,
 )
-def test_values_out_of_range_are_named(members, field):
+def test_triton_generate_error_names_wrong_value(members, field):
     status, message = refused(**members)
     assert status == 400 and f"'{field}" in message
 
@@ -511,7 +511,7 @@ def test_values_out_of_range_are_named(members, field):
         ("use_draft_logits", True),
     ],
 )
-def test_what_is_not_available_is_named(name, value):
+def test_triton_generate_refuses_unavailable_inputs(name, value):
     status, message = refused(**{name: value})
     assert status == 400
     assert message.startswith(f"'{name.removeprefix('sampling_param_')}': ")
@@ -539,7 +539,7 @@ FORMS: list[tuple[dict[str, Any], Grammar]] = [
 
 
 @pytest.mark.parametrize(("members", "grammar"), FORMS, ids=str)
-def test_forms_of_the_answer_reach_the_request(members, grammar):
+def test_triton_generate_constraints_reach_the_request(members, grammar):
     assert read(**members).request.grammar == grammar
 
 
@@ -558,12 +558,12 @@ def test_forms_of_the_answer_reach_the_request(members, grammar):
     ],
     ids=str,
 )
-def test_forms_that_are_none_are_named(members, field):
+def test_triton_generate_error_names_wrong_constraint(members, field):
     status, message = refused(**members)
     assert status == 400 and field in message
 
 
-def test_what_is_not_available_may_be_said_not_to_be_wanted():
+def test_triton_generate_accepts_unavailable_inputs_set_to_off():
     read(
         structured_outputs="",
         guided_json="",
@@ -583,7 +583,7 @@ def test_what_is_not_available_may_be_said_not_to_be_wanted():
     )
 
 
-def test_the_version_in_the_path():
+def test_triton_generate_reads_version_from_path():
     body = b'{"text_input":"a"}'
     for version in ("1", "01"):
         raw(body, path=PATH | {"version": version})
@@ -599,7 +599,7 @@ def test_the_version_in_the_path():
         assert len(message) < 500
 
 
-def test_half_precision_has_no_json():
+def test_triton_generate_refuses_fp16_as_json():
     status, message = refused(prompt_embedding_table=[0.5])
     assert status == 400
     assert message.startswith("receiving FP16 data via JSON is not supported.")
@@ -623,16 +623,17 @@ def test_half_precision_has_no_json():
         (ParleyError("Broken."), 500, "Broken."),
     ],
 )
-def test_errors_have_one_member(error, status, message):
+def test_triton_error_has_one_member(error, status, message):
     assert errors.error(error)[:2] == (status, json.dumps({"error": message}, separators=(",", ":")).encode())
 
 
-# -- as the original would
+# -- strict profile
 
 
-def test_strictly_many_responses_are_none_where_one_is_due():
+def test_triton_generate_strict_plain_route_allows_one_response():
+    """Strictly, a streaming request on the plain route fails if it made several responses."""
     reply = read(stream=True, strict=True)
-    reply.add([Accepted(0, [1]), Delta(0, "ab"), done(tokens=2)])  # however they came here
+    reply.add([Accepted(0, [1]), Delta(0, "ab"), done(tokens=2)])  # two tokens are several responses, even in one batch
     assert reply.body(Usage()) == (
         b'{"error":"generate expects model to produce exactly 1 response, use generate stream for model that generates '
         b'various number of responses"}'
@@ -648,7 +649,7 @@ def test_strictly_many_responses_are_none_where_one_is_due():
 
 
 @pytest.mark.parametrize("members", [{"stop": ["x"]}, {"stop_token_ids": [5]}, {"logit_bias": {"5": 1}}], ids=str)
-def test_strictly_parameters_are_scalars(members):
+def test_triton_generate_strict_refuses_array_parameters(members):
     (name,) = members
     message = f"parameter '{name}' has invalid type. It should be either 'int', 'bool', or 'string'."
     assert refused(strict=True, **members) == (400, message)
@@ -656,13 +657,13 @@ def test_strictly_parameters_are_scalars(members):
     read(strict=True, sampling_parameters=json.dumps(members), stop_words=["x"])
 
 
-def test_strictly_a_stream_has_no_prompt():
+def test_triton_generate_strict_refuses_prompt_in_stream():
     message = "Error generating stream: When streaming, `exclude_input_in_output` = False is not allowed."
     assert refused(strict=True, stream=True, exclude_input_in_output=False) == (500, message)
     assert read(strict=True, stream=True, stream_route=True).chunk([Delta(0, "a")]) == BEFORE + b'"a"' + AFTER
 
 
-def test_an_input_that_stands_twice():
+def test_triton_generate_strict_refuses_duplicate_input():
     twice, inside = (
         b'{"text_input":"a","x":1,"text_input":"b"}',
         b'{"text_input":"a","parameters":{"stream":true,"stream":true}}',
@@ -672,7 +673,7 @@ def test_an_input_that_stands_twice():
     assert refused(inside, strict=True) == (400, NESTED + again.format("stream"))
     assert raw(twice).request.prompts == [Text("b")]
     parameters = b'{"text_input":"a","max_tokens":3,"max_tokens":4,"parameters":[["stream",1],["stream",1]]}'
-    assert refused(parameters, strict=True)[0] == 500  # of those the last one counts; an array is no object
+    assert refused(parameters, strict=True)[0] == 500  # refused for the array; the last of duplicate parameters counts
     assert (
         raw(parameters.replace(b',"parameters":[["stream",1],["stream",1]]', b""), strict=True).request.stop.max_tokens
         == 4

@@ -1,4 +1,4 @@
-"""Triton's infer: tensors as JSON and as bytes, in and out, to the byte."""
+"""Triton's infer: input and output tensors as JSON and as binary data, to the byte."""
 
 import json
 import struct
@@ -28,7 +28,7 @@ def read(*inputs: dict[str, Any], **members: Any) -> infer.InferReply:
 
 
 def binary(entries: list[tuple[str, str, list[int], bytes]], **members: Any) -> tuple[bytes, Head]:
-    """A body with its inputs as bytes."""
+    """Build a body with its inputs as binary data."""
     described = [
         {"name": name, "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": len(data)}}
         for name, datatype, shape, data in entries
@@ -73,17 +73,17 @@ def finish(reply: infer.InferReply) -> bytes:
         ("gzip;q=x, *, br", ""),
     ],
 )
-def test_the_coding_that_the_client_likes_best(accepted, coding):
+def test_triton_infer_chooses_content_coding_by_quality(accepted, coding):
     at = Head("0f", 1, "fp_1", path={"model": "m"}, headers={b"accept-encoding": accepted.encode()})
     reply = infer.read(json.dumps({"inputs": [TEXT]}).encode(), at)
     assert reply.coding == coding.encode()
-    assert finish(reply).startswith(b'{"model_name"')  # it is the server that compresses
+    assert finish(reply).startswith(b'{"model_name"')  # the server compresses, not the dialect
 
 
 # -- JSON
 
 
-def test_json_in_json_out():
+def test_triton_infer_reads_and_writes_json():
     reply = read(id="7")
     assert reply.request.prompts == [Text("Hi")] and not reply.request.stream
     assert finish(reply) == (
@@ -92,7 +92,7 @@ def test_json_in_json_out():
     assert (reply.type, reply.headers(None)) == (b"application/json", ())
 
 
-def test_outputs_in_the_order_they_were_asked_for():
+def test_triton_infer_writes_outputs_in_requested_order():
     wanted = [{"name": name} for name in ("num_input_tokens", "output_log_probs", "finish_reason", "num_output_tokens")]
     assert finish(read(id="7", outputs=wanted)) == (
         OPENING + b'{"name":"num_input_tokens","datatype":"UINT32","shape":[],"data":[3]},'
@@ -103,14 +103,14 @@ def test_outputs_in_the_order_they_were_asked_for():
 
 
 @pytest.mark.parametrize("shape", [[1], [1, 1], []])
-def test_tensors_of_one_element_may_have_any_rank(shape):
+def test_triton_infer_accepts_one_element_of_any_rank(shape):
     text = TEXT | {"shape": shape, "data": [["Hi"]] if len(shape) == 2 else ["Hi"]}
     flag = {"name": "exclude_input_in_output", "datatype": "BOOL", "shape": shape, "data": [True]}
     reply = infer.read(json.dumps({"inputs": [text, flag]}).encode(), head())
     assert json.loads(finish(reply))["outputs"][0]["data"] == [" é"]
 
 
-def test_a_stream_of_responses_comes_as_one():
+def test_triton_infer_joins_streamed_responses():
     reply = read(tensor("stream", "BOOL", True))
     assert not reply.request.stream
     assert json.loads(finish(reply))["outputs"][0]["data"] == [" é"]
@@ -145,12 +145,12 @@ def test_a_stream_of_responses_comes_as_one():
     ],
     ids=str,
 )
-def test_inputs_have_their_meaning(inputs, part):
+def test_triton_infer_inputs_reach_the_request(inputs, part):
     request = read(*inputs).request
     assert part in (request.sampling, request.stop)
 
 
-def test_request_parameters_are_sampling_parameters():
+def test_triton_infer_request_parameters_set_sampling():
     parameters = {"temperature": 0.5, "nobody_knows": "x", "priority": 1, "timeout": 5, "sequence_id": 0}
     request = read(parameters=parameters).request
     assert request.sampling.temperature == 0.5 and request.priority == -4 and request.timeout == 5e-6
@@ -164,10 +164,10 @@ def test_request_parameters_are_sampling_parameters():
     assert read(tensor("lora_name", "BYTES", "a")).request.adapter == "a"
 
 
-# -- bytes
+# -- binary data
 
 
-def test_bytes_in_json_out():
+def test_triton_infer_reads_binary_and_writes_json():
     body, at = binary(
         [
             ("text_input", "BYTES", [1], texts("Hé")),
@@ -187,14 +187,14 @@ def test_bytes_in_json_out():
     assert finish(reply) == OPENING + '{"name":"text_output","datatype":"BYTES","shape":[1],"data":[" é"]}]}'.encode()
 
 
-def test_json_and_bytes_in_one_request():
+def test_triton_infer_reads_json_and_binary_inputs_together():
     flag = {"name": "exclude_input_in_output", "datatype": "BOOL", "shape": [1], "data": [True]}
     text = {"name": "text_input", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 6}}
     document = json.dumps({"inputs": [flag, text]}).encode()
     assert infer.read(document + texts("Hi"), head(len(document))).request.prompts == [Text("Hi")]
 
 
-def test_bytes_out():
+def test_triton_infer_writes_binary():
     reply = read(id="7", parameters={"binary_data_output": True})
     document = OPENING + b'{"name":"text_output","datatype":"BYTES","shape":[1],"parameters":{"binary_data_size":9}}]}'
     assert finish(reply) == document + texts("Hi é")
@@ -202,7 +202,7 @@ def test_bytes_out():
     assert reply.headers(None) == [(LENGTH, b"%d" % len(document))]
 
 
-def test_each_output_in_its_own_form():
+def test_triton_infer_writes_each_output_in_its_own_encoding():
     wanted = [
         {"name": "text_output", "parameters": {"binary_data": False}},
         {"name": "cumulative_logprob"},
@@ -218,14 +218,14 @@ def test_each_output_in_its_own_form():
     assert body == document + struct.pack("<fI", -0.5, 3)
 
 
-def test_a_raw_body_is_the_text():
+def test_triton_infer_reads_raw_body_as_text():
     reply = infer.read("Hé".encode(), head(0))
     assert reply.request.prompts == [Text("Hé")]
     assert finish(reply).endswith(texts("Hé é"))
     assert reply.type == b"application/octet-stream"
 
 
-# -- what is refused
+# -- refusals
 
 ONE_OF = "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "
 ONE_OF += "'shared_memory_region' in 'parameters'. But {} of them are set for input 'text_input'."
@@ -233,7 +233,7 @@ ID = "[request id: <id_unknown>] "
 
 
 def given(**members: Any) -> bytes:
-    """A body whose only input has these members."""
+    """Build a body whose only input has these members."""
     return json.dumps({"inputs": [{k: v for k, v in (TEXT | members).items() if v is not None}]}).encode()
 
 
@@ -389,7 +389,7 @@ def given(**members: Any) -> bytes:
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_bodies_that_are_refused(body, status, message):
+def test_triton_infer_refuses_wrong_body(body, status, message):
     assert refused(body) == (status, message)
 
 
@@ -410,29 +410,29 @@ def test_bodies_that_are_refused(body, status, message):
     ],
     ids=str,
 )
-def test_bytes_that_do_not_fit(data, size, message):
+def test_triton_infer_refuses_wrong_size_of_binary_text(data, size, message):
     document = given(data=None, parameters={"binary_data_size": size})
     assert refused(document + data, head(len(document))) == (400, message)
 
 
-def test_numbers_as_bytes_that_do_not_fit():
+def test_triton_infer_refuses_wrong_size_of_binary_numbers():
     for size, message in ((3, "expecting 1 additional bytes"), (5, "1 bytes too many")):
         body, at = binary([("text_input", "BYTES", [1], texts("Hi")), ("max_tokens", "INT32", [1], b"\x05" * size)])
         assert refused(body, at) == (400, f"unexpected size for input 'max_tokens', {message} for model 'm'")
 
 
 @pytest.mark.parametrize("value", [b"x", b"", b"1.5", b"--1", b"9" * 19, "²".encode("latin-1")])
-def test_lengths_that_are_none(value):
+def test_triton_infer_refuses_unreadable_header_length(value):
     assert refused(given(), head(value))[1].startswith("Unable to parse Inference-Header-Content-Length, got: '")
 
 
-def test_lengths_out_of_range():
+def test_triton_infer_refuses_header_length_out_of_range():
     for value in (-1, 10_000):
         message = f"inference header size should be in range (0, {len(given())}), got: {value}"
         assert refused(given(), head(value)) == (400, message)
 
 
-def test_a_raw_body_must_be_text():
+def test_triton_infer_refuses_raw_body_that_is_no_utf8():
     assert refused(b"\xff", head(0)) == (400, "input 'text_input' is not UTF-8 text (at byte 0)")
 
 
@@ -457,7 +457,7 @@ def test_a_raw_body_must_be_text():
         ("BYTES", ["", "é", "a\x00b"]),
     ],
 )
-def test_elements_survive_both_ways(datatype, values):
+def test_triton_tensor_elements_round_trip(datatype, values):
     made = tensors.Tensor("t", datatype, [len(values)], values)
     back = tensors.from_bytes("t", datatype, len(values), memoryview(tensors.to_bytes(made)), "m")
     assert back == pytest.approx(values) if datatype == "FP32" else back == values

@@ -1,4 +1,4 @@
-"""Triton's API as messages: what they are on the wire, that they ask for what HTTP asks for, and what is refused."""
+"""Triton's gRPC messages: their wire form, agreement with HTTP, and refusals."""
 
 import json
 import struct
@@ -63,7 +63,8 @@ def refused(message: Any) -> tuple[int, str]:
 # -- the schema
 
 
-def test_a_request_is_what_any_client_sends():
+def test_triton_grpc_decodes_request_of_any_client():
+    """The bytes are written by hand, independently of the schema under test."""
     wire = b"\x0a\x01m\x1a\x017" + b"\x22\x10" + b"\x0a\x0amax_tokens" + b"\x12\x02\x10\x04"
     tensor = b"\x0a\x0atext_input\x12\x05BYTES\x1a\x01\x01"
     wire += b"\x2a" + bytes([len(tensor)]) + tensor + b"\x3a\x06" + texts(b"hi")
@@ -73,7 +74,7 @@ def test_a_request_is_what_any_client_sends():
     assert (asked.prompts[0].text, asked.stop.max_tokens, asked.model) == ("hi", 4, "m")
 
 
-def test_names_of_types_are_found_in_any_order(tmp_path, monkeypatch):
+def test_proto_schema_resolves_types_in_any_order(tmp_path, monkeypatch):
     source = (
         'syntax = "proto3"; package a.b; // why\nmessage M { N n = 1; repeated O.P p = 2; map<string, N> some_of = 3;'
     )
@@ -89,7 +90,7 @@ def test_names_of_types_are_found_in_any_order(tmp_path, monkeypatch):
     assert (name, method.name, method.client_streaming, method.server_streaming) == ("a.b.S", "Do", True, False)
 
 
-def test_every_method_has_its_answer():
+def test_triton_grpc_handles_every_method():
     _, methods = INFERENCE.service("GRPCInferenceService")
     assert {method.name for method in methods} == {*control.CALLS, "ModelInfer", "ModelStreamInfer"}
     assert all(method.input_type.full_name == f"inference.{method.name}Request" for method in methods[:-1]
@@ -97,12 +98,12 @@ def test_every_method_has_its_answer():
     assert HEALTH.service("Health")[0] == "grpc.health.v1.Health"
 
 
-# -- what is asked for
+# -- requests
 
 
 @pytest.mark.parametrize("datatype", [*FORMATS, "BYTES"])
-def test_a_tensor_is_the_same_typed_and_as_bytes(datatype):
-    """A loose parameter may have any numeric type; the text and the flag show the others."""
+def test_triton_grpc_typed_and_raw_tensors_are_equal(datatype):
+    """Sampling parameters cover the numeric types; text_input covers BYTES and stream covers BOOL."""
     member = infer.CONTENTS.get(datatype)
     if datatype == "BYTES":
         given, raw = (TEXT,), (texts(b"hi"),)
@@ -124,7 +125,7 @@ def test_a_tensor_is_the_same_typed_and_as_bytes(datatype):
         assert getattr(beside.request.sampling, name) == 2
 
 
-def test_parameters_are_those_of_http():
+def test_triton_grpc_parameters_match_http():
     message = request(TEXT, id="7")
     for name, kind, value in (("temperature", "double_param", 0.5), ("max_tokens", "int64_param", 9),
                               ("ignore_eos", "bool_param", True), ("seed", "uint64_param", 2**64 - 1),
@@ -165,24 +166,24 @@ def test_parameters_are_those_of_http():
                   "parameters": {"shared_memory_region": {"string_param": "r"}}}), "Shared memory is not available"),
     ],
 )  # fmt: skip
-def test_what_is_refused(message, error):
+def test_triton_grpc_refuses_wrong_request(message, error):
     status, sentence = refused(message)
     assert status == 400 and error in sentence
 
 
-def test_versions():
+def test_triton_grpc_refuses_unknown_model_version():
     assert read(request(TEXT, model_version="1"))
     assert refused(request(TEXT, model_version="2")) == (404, "Request for unknown model: 'm' version 2 is not found")
 
 
-# -- what is answered
+# -- answers
 
 
 def ended(index: int = 0, tokens: int = 2) -> Done:
     return Done(index, "length", Usage(3, tokens))
 
 
-def test_one_answer_in_the_order_asked_for():
+def test_triton_grpc_answers_in_requested_order():
     inference = read(request(TEXT, id="7", outputs=[{"name": "num_input_tokens"}, {"name": "text_output"}]))
     assert inference.answer([Accepted(0, [1, 2, 3]), Delta(0, " a")]) is None
     answer = inference.answer([Delta(0, "b"), ended()])
@@ -194,7 +195,7 @@ def test_one_answer_in_the_order_asked_for():
     assert list(answer.raw_output_contents) == [b"\x03\x00\x00\x00", texts(b"hi ab")]
 
 
-def test_a_stream_has_an_answer_for_each_step_and_the_last_says_so():
+def test_triton_grpc_stream_marks_last_answer():
     inference = read(request(TEXT, typed("stream", "BOOL", "bool_contents", True)), whole=False)
     first = infer.streamed(inference.answer([Accepted(0, [1]), Delta(0, "a")]), final=inference.ended)
     assert first.infer_response.raw_output_contents[0] == texts(b"a")
@@ -205,20 +206,20 @@ def test_a_stream_has_an_answer_for_each_step_and_the_last_says_so():
     assert last.infer_response.raw_output_contents[0] == texts(b"b")
 
 
-def test_the_same_request_that_wants_no_stream_has_one_answer():
+def test_triton_grpc_sends_one_answer_without_stream_input():
     for whole in (True, False):
         inference = read(request(TEXT), whole=whole)
         assert inference.answer([Accepted(0, [1]), Delta(0, "a")]) is None
         assert inference.answer([ended()]).raw_output_contents[0] == texts(b"hia")
 
 
-def test_a_failure_names_its_request():
+def test_triton_grpc_failure_names_its_request():
     told = infer.failed(request(TEXT, id="7"), "It broke.")
     assert (told.error_message, told.infer_response.id, told.infer_response.model_name) == ("It broke.", "7", "m")
     assert told.infer_response.parameters[infer.FINAL].bool_param
 
 
-# -- what a server says of itself
+# -- health, metadata, statistics and settings
 
 
 def ask(name: str, facts: Facts = FACTS, /, **members: Any) -> Any:
@@ -234,7 +235,7 @@ def no(name: str, facts: Facts = FACTS, /, **members: Any) -> tuple[int, str]:
     return status, json.loads(data)["error"]
 
 
-def test_health():
+def test_triton_grpc_reports_health():
     assert ask("ServerLive").live and ask("ServerLive", LOADING).live
     assert ask("ServerReady").ready and not ask("ServerReady", LOADING).ready
     assert ask("ModelReady", name="m").ready and ask("ModelReady", name="alias", version="1").ready
@@ -249,7 +250,7 @@ def test_health():
         control.check(control.QUESTION(service="other"), head(), FACTS)
 
 
-def test_metadata_and_configuration():
+def test_triton_grpc_writes_metadata_and_config():
     server = ask("ServerMetadata")
     assert (server.name, server.version, server.extensions[0]) == ("triton", "1.2", "model_repository")
     model = ask("ModelMetadata", name="m")
@@ -264,7 +265,7 @@ def test_metadata_and_configuration():
         assert no(name) == (404, "Request for unknown model: '' is not found")
 
 
-def test_statistics():
+def test_triton_grpc_writes_statistics():
     (one,) = ask("ModelStatistics", name="m").model_stats
     assert (one.name, one.inference_count, one.last_inference) == ("m", 2, 1500)
     assert (one.inference_stats.success.count, one.inference_stats.success.ns) == (2, 2_500_000_000)
@@ -272,7 +273,7 @@ def test_statistics():
     assert no("ModelStatistics", name="x") == (400, "requested model 'x' is not available")
 
 
-def test_the_repository():
+def test_triton_grpc_lists_repository():
     (one, _) = ask("RepositoryIndex").models
     assert (one.name, one.version, one.state, one.reason) == ("m", "1", "READY", "")
     assert not ask("RepositoryIndex", LOADING, ready=True).models
@@ -283,7 +284,7 @@ def test_the_repository():
     assert no("RepositoryModelUnload", model_name="m")[0] == 503
 
 
-def test_settings():
+def test_triton_grpc_settings_are_read_only():
     assert ask("TraceSetting").settings["trace_level"].value == ["OFF"]
     assert ask("TraceSetting", model_name="m", settings={"trace_rate": {"value": ["1000"]}, "trace_level": {}})
     assert no("TraceSetting", model_name="x")[0] == 404
@@ -295,14 +296,14 @@ def test_settings():
 
 
 @pytest.mark.parametrize("kind", ["System", "Cuda"])
-def test_shared_memory(kind):
+def test_triton_grpc_refuses_shared_memory(kind):
     assert not ask(f"{kind}SharedMemoryStatus").regions
     assert no(f"{kind}SharedMemoryStatus", name="r") == (404, "Unable to find shared memory region: 'r'")
     assert no(f"{kind}SharedMemoryRegister", name="r", byte_size=8)[0] == 501
     ask(f"{kind}SharedMemoryUnregister", name="r")
 
 
-# -- anything at all
+# -- arbitrary requests
 
 scalar = st.one_of(
     st.fixed_dictionaries({"bool_param": st.booleans()}),
@@ -342,7 +343,8 @@ tensors = st.fixed_dictionaries(
     st.lists(st.fixed_dictionaries({"name": st.sampled_from(sorted(OUTPUTS)) | names}), max_size=2),
     st.text(max_size=3),
 )
-def test_no_request_is_too_odd(inputs, raw, parameters, outputs, id):
+def test_triton_grpc_answers_or_refuses_any_request(inputs, raw, parameters, outputs, id):
+    """Guards against exceptions other than refusals, and against object addresses in error messages."""
     message = request(*inputs, raw=tuple(raw), parameters=parameters, outputs=outputs, id=id)
     try:
         inference = read(message, whole=False)
@@ -354,12 +356,12 @@ def test_no_request_is_too_odd(inputs, raw, parameters, outputs, id):
     assert inference.answer(events).id == id and inference.ended
 
 
-# -- at a glance
+# -- glance: reading the model and prompt without decoding the whole message
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=9), st.text(max_size=300), st.text(max_size=9), parameters, st.booleans(), st.integers(0, 2))
-def test_a_glance_finds_what_a_message_says(model, text, id, parameters, raw, place):
+def test_glance_finds_model_and_prompt_in_message(model, text, id, parameters, raw, place):
     other = typed("stream", "BOOL", "bool_contents", True)
     prompt = typed("text_input", "BYTES", "bytes_contents", text.encode())
     tensors = [other, other]
@@ -372,8 +374,8 @@ def test_a_glance_finds_what_a_message_says(model, text, id, parameters, raw, pl
     assert (glance.model(data), glance.prompt(data)) == (model, text.encode())
 
 
-def test_a_glance_at_more_fields_than_anybody_writes_is_none():
-    """It would take a second for each megabyte."""
+def test_glance_gives_up_after_4096_fields():
+    """Guards the coordinator against stalling: scanning many small fields takes a second per megabyte."""
     message = request()
     message.model_name = "m"
     data = message.SerializeToString()
@@ -383,13 +385,14 @@ def test_a_glance_at_more_fields_than_anybody_writes_is_none():
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=60))
-def test_a_glance_at_anything_is_none(data):
+def test_glance_accepts_any_bytes(data):
+    """Guards the coordinator against exceptions on malformed messages."""
     glance.model(data)
     glance.prompt(data)
 
 
 @given(st.lists(st.binary(max_size=20), max_size=5), st.data())
-def test_frames_may_be_cut_anywhere(messages, data):
+def test_triton_grpc_frames_may_be_cut_anywhere(messages, data):
     stream = b"".join(map(frames.frame, messages)) + frames.failure(404, "It is not there.")
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
     reader = frames.Reader()

@@ -1,4 +1,4 @@
-"""vLLM's chat and completions: how bodies are read, the words of its refusals, and the exact bytes of answers."""
+"""vLLM's chat and completions: reading of bodies, wording of refusals, and the exact bytes of answers."""
 
 import json
 from typing import Any
@@ -65,15 +65,15 @@ def refused(read, **members) -> dict[str, Any]:
     return told(caught.value)
 
 
-# -- what is read otherwise than OpenAI's
+# -- bodies read differently from OpenAI's
 
 
-def test_output_is_cut_to_what_fits(read):
+def test_vllm_max_tokens_is_cut_to_the_context(read):
     assert read(max_tokens=250).request.stop.reserve == 1
     assert read(max_tokens=256).request.stop.max_tokens == 256
 
 
-def test_defaults_are_those_of_the_models_makers(read):
+def test_vllm_uses_generation_defaults_of_the_model(read):
     advice = {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.05,
               "max_new_tokens": 64}  # fmt: skip
     head = Head(HEAD.id, 1700000000, "fp_1", context=256, headers=JSON, advice=advice)
@@ -87,7 +87,7 @@ def test_defaults_are_those_of_the_models_makers(read):
     assert read(head).request.stop.max_tokens == (64 if read is talk else 16)
 
 
-def test_types_are_lax(read):
+def test_vllm_converts_types_leniently(read):
     request = read(n="2", temperature="0.5", top_k=True, seed="7", stream="yes", ignore_eos=1, max_tokens="5.0").request
     assert (request.n, request.sampling.temperature, request.sampling.top_k, request.sampling.seed) == (2, 0.5, 1, 7)
     assert request.stream and request.stop.ignore_eos and request.stop.max_tokens == 5
@@ -96,11 +96,11 @@ def test_types_are_lax(read):
         assert refused(read, **members)["type"] == "Bad Request"
 
 
-def test_old_members_are_ignored(read):
+def test_vllm_ignores_old_members(read):
     assert read(best_of=9, frobnicate=1).request == read().request
 
 
-def test_roles_are_free():
+def test_vllm_accepts_any_role():
     (prompt,) = talk(messages=[{"role": "wizard", "content": "a"}]).request.prompts
     assert prompt.messages[0].role == "wizard"
 
@@ -111,30 +111,30 @@ BARE: list[tuple[dict[str, Any], str | None]] = [
     ({"role": "user", "content": None}, ""),
     ({"role": "assistant"}, ""),
     ({"role": "assistant", "tool_calls": [CALL]}, None),
-    ({"role": "tool", "content": "sunny"}, "sunny"),  # of which call is not said
+    ({"role": "tool", "content": "sunny"}, "sunny"),  # without tool_call_id
     ({"role": "user", "content": ["a", {"type": "text", "text": "b"}]}, "a\nb"),
     ({"role": "assistant", "content": [{"type": "thinking", "thinking": "a"}, {"type": "text", "text": "b"}]}, "a\nb"),
 ]
 
 
 @pytest.mark.parametrize(("message", "content"), BARE, ids=str)
-def test_messages_may_be_bare(message, content):
+def test_vllm_accepts_messages_with_missing_members(message, content):
     (prompt,) = talk(messages=[*USER, message]).request.prompts
     assert prompt.messages[1].content == content
-    with pytest.raises(BadRequest):  # by OpenAI's rules
+    with pytest.raises(BadRequest):  # OpenAI's rules refuse it
         plain.read(json.dumps({"messages": [*USER, message | {"tool_calls": None}]}).encode(), HEAD)
 
 
-def test_a_turn_of_anyone_can_be_continued():
+def test_vllm_continues_final_message_of_any_role():
     (prompt,) = talk(continue_final_message=True).request.prompts
     assert prompt.continue_final and not prompt.add_generation_prompt
 
 
-def test_a_prediction_of_a_chat_is_taken():
+def test_vllm_chat_accepts_prediction():
     assert talk(prediction={"type": "content", "content": "a"}).request.prediction == "a"
 
 
-def test_names_of_requests(read):
+def test_vllm_takes_request_id_from_header_or_body(read):
     def name(reply):
         reply.add([Done(0, "stop", USAGE)])
         return json.loads(reply.body(USAGE))["id"].partition("-")[2]
@@ -155,11 +155,12 @@ def test_names_of_requests(read):
         (b"json", b'JSON {"named_metrics": {"num_requests_waiting": 2.0, "kv_cache_usage_perc": 0.25}}'),
     ],
 )
-def test_balancers_are_told_the_load(read, form, told):
+def test_vllm_reports_load_metrics_in_header(read, form, told):
+    """Load balancers read this header to choose a server."""
     asks = JSON | {b"endpoint-load-metrics-format": form}
     head = Head(HEAD.id, 1700000000, "fp_1", context=256, headers=asks, cached=5, capacity=20, waiting=2)
     assert list(read(head).headers(TIMINGS)) == [(b"endpoint-load-metrics", told)]
-    assert not read(head).headers(None) and not read().headers(TIMINGS)  # a stream has none
+    assert not read(head).headers(None) and not read().headers(TIMINGS)  # a stream has no such header
 
 
 # -- refusals
@@ -223,7 +224,7 @@ SENTENCES: list[tuple[dict[str, Any], str, str | None]] = [
 ]  # fmt: skip
 
 
-def test_a_form_replaces_a_constraint_of_its_kind(read):
+def test_vllm_response_format_replaces_constraint_of_same_kind(read):
     schema, tag = {"type": "integer"}, {"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}
     described = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
     beside = {"json": {}, "disable_any_whitespace": True}
@@ -240,7 +241,7 @@ def test_a_form_replaces_a_constraint_of_its_kind(read):
 
 
 @pytest.mark.parametrize(("members", "sentence", "param"), SENTENCES, ids=lambda value: str(value)[:40])
-def test_the_originals_sentences(read, members, sentence, param):
+def test_vllm_refusals_use_original_wording(read, members, sentence, param):
     error = refused(read, **members)
     assert error["message"] == sentence
     assert (error["param"], error["code"]) == (param, 400)
@@ -295,7 +296,7 @@ OF_TEXTS: list[tuple[dict[str, Any], str, str | None]] = [
     [("chat", *case) for case in OF_CHATS] + [("text", *case) for case in OF_TEXTS],
     ids=lambda value: str(value)[:40],
 )
-def test_the_originals_sentences_of_one_route(kind, members, sentence, param):
+def test_vllm_refusals_of_one_route_use_original_wording(kind, members, sentence, param):
     error = refused(READERS[kind], **members)
     assert (error["message"], error["param"]) == (sentence, param)
 
@@ -322,7 +323,7 @@ SHAPES: list[tuple[bytes, str, str]] = [
 
 
 @pytest.mark.parametrize(("body", "entry", "param"), SHAPES, ids=lambda value: str(value)[:40])
-def test_errors_of_shape(body, entry, param):
+def test_vllm_shape_errors_use_original_wording(body, entry, param):
     with pytest.raises(BadRequest) as caught:
         chat.read(body, HEAD)
     assert told(caught.value) == {
@@ -330,7 +331,7 @@ def test_errors_of_shape(body, entry, param):
     }  # fmt: skip
 
 
-def test_too_many_stop_strings_are_two_errors(read):
+def test_vllm_reports_too_many_stop_strings_as_two_errors(read):
     error = refused(read, stop=list("abcde"))
     first, second, third = error["message"].split("\n")
     assert first == "2 validation errors:" and "'string_type'" in second and "'too_long'" in third
@@ -338,7 +339,7 @@ def test_too_many_stop_strings_are_two_errors(read):
     assert read(stop=list("abcd")).request.stop.strings == list("abcd")
 
 
-def test_only_json_is_read():
+def test_vllm_refuses_content_type_other_than_json():
     for kind, good in ((b"text/plain", 0), (b"", 0), (b"application/x+json", 1), (b"Application/JSON;charset=x", 1)):
         head = Head(HEAD.id, 0, "", context=256, headers={b"content-type": kind})
         body = json.dumps({"prompt": "a"}).encode()
@@ -352,7 +353,7 @@ def test_only_json_is_read():
         )
 
 
-def test_what_the_engine_refuses_is_told_in_the_stream():
+def test_vllm_stream_reports_engine_refusal_as_event():
     body = json.dumps({"prompt": "a", "logprobs": 30, "stream": True}).encode()
     answer = completions.read(body, HEAD)
     assert isinstance(answer, Answer) and answer.status == 200
@@ -387,7 +388,7 @@ def test_what_the_engine_refuses_is_told_in_the_stream():
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )  # fmt: skip
-def test_errors(error, status, body):
+def test_vllm_errors_use_original_wording(error, status, body):
     answer = shared.error(error)
     got = json.loads(answer.body)
     if "message" in body:
@@ -402,7 +403,7 @@ CHAT = b'data: {"id":"chatcmpl-%b","object":"chat.completion.chunk","created":17
 )
 
 
-def test_bytes_of_a_chat():
+def test_vllm_chat_writes_body():
     reply = talk()
     reply.add([Accepted(0, [1] * 11), Delta(0, "yes"), Done(0, "stop", USAGE)])
     assert reply.body(USAGE) == (
@@ -417,7 +418,7 @@ def test_bytes_of_a_chat():
     )
 
 
-def test_the_text_of_a_chats_prompt():
+def test_vllm_chat_returns_prompt_text():
     told = [Accepted(0, [1], 0, "<user>Hi"), Delta(0, "yes"), Done(0, "stop", USAGE)]
     reply = talk(return_prompt_text=True)
     reply.add(told)
@@ -426,7 +427,7 @@ def test_the_text_of_a_chats_prompt():
     assert first["prompt_text"] == "<user>Hi"
 
 
-def test_bytes_of_a_chats_stream():
+def test_vllm_chat_writes_stream():
     reply = talk(stream=True, stream_options={"include_usage": True}, n=2)
     opening = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],'
     nulls = b'"prompt_token_ids":null,"prompt_text":null}\n\n'
@@ -448,7 +449,7 @@ def test_bytes_of_a_chats_stream():
     )  # fmt: skip
 
 
-def test_bytes_of_a_stream_without_usage():
+def test_vllm_chat_writes_stream_without_usage():
     reply = talk(stream=True)
     assert reply.chunk([Done(0, "stop", USAGE)]) == CHAT + (
         b'{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop","stop_reason":null,"token_ids":null}],'
@@ -465,7 +466,7 @@ def chunks(data: bytes) -> list[dict[str, Any]]:
     return [json.loads(frame.removeprefix("data: ")) for frame in data.decode().split("\n\n") if frame]
 
 
-def test_calls_in_a_stream():
+def test_vllm_chat_streams_tool_calls():
     reply = talk(stream=True, tools=[TOOL])
     reply.chunk([Accepted(0, [1])])
     got = reply.chunk([Delta(0, "Ok "), Delta(0, "", "tool", call=CallDelta(0, "call_0123456789abcdef01234567", "f"))])
@@ -482,7 +483,7 @@ def test_calls_in_a_stream():
 
 
 @pytest.mark.parametrize("parallel", [True, False])
-def test_calls_in_an_answer(parallel):
+def test_vllm_chat_writes_tool_calls(parallel):
     reply = talk(tools=[TOOL], parallel_tool_calls=parallel)
     assert reply.request.prompts[0].parallel is parallel
     for index in range(1 + parallel):
@@ -499,8 +500,8 @@ def test_calls_in_an_answer(parallel):
 NAMED = {"type": "function", "function": {"name": "f"}}
 
 
-def test_a_named_call():
-    """It has a content without text, and ends with stop."""
+def test_vllm_chat_named_tool_call_finishes_with_stop():
+    """The message has empty content, and finish_reason is stop."""
     reply = talk(tools=[TOOL], tool_choice=NAMED)
     call = Delta(0, "", "tool", call=CallDelta(0, "call_" + "0" * 24, "f", "{}"))
     reply.add([call, Done(0, "tool", USAGE)])
@@ -510,18 +511,18 @@ def test_a_named_call():
     assert chunks(streamed)[-1]["choices"][0]["finish_reason"] == "stop"
 
 
-def test_the_choice_of_a_tool():
+def test_vllm_chat_reads_tool_choice():
     loose = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"type": "object"}}}
     assert talk(tools=[loose]).request.prompts[0].tools == [loose]
     (chat_,) = talk(tools=[TOOL], tool_choice="none").request.prompts
-    assert (chat_.choice, len(chat_.tools)) == ("none", 1)  # it sees them all the same
+    assert (chat_.choice, len(chat_.tools)) == ("none", 1)  # the template still gets the tools
     other = {"type": "function", "function": {"name": "g"}}
     told = refused(talk, tools=[TOOL], tool_choice=other)["message"]
     assert told == "The tool specified in `tool_choice` does not match any of the specified `tools`"
     assert refused(talk, tool_choice="required")["message"] == "When using `tool_choice`, `tools` must be set."
 
 
-def test_reasoning_under_both_names():
+def test_vllm_chat_writes_reasoning_under_both_names():
     events = [Delta(0, "hm", "reasoning"), Delta(0, "yes"), Done(0, "stop", USAGE)]
     reply = talk()
     reply.add(events)
@@ -539,7 +540,7 @@ def test_reasoning_under_both_names():
     assert len(chunks(talk(stream=True, include_reasoning=False).chunk(events))) == 1
 
 
-def test_echo_and_its_scores():
+def test_vllm_chat_writes_echo_with_prompt_logprobs():
     messages = [*USER, {"role": "assistant", "content": "Sure"}]
     reply = talk(messages=messages, echo=True)
     assert reply.request.want.prompt_logprobs == 0
@@ -555,7 +556,7 @@ def test_echo_and_its_scores():
     }  # fmt: skip
 
 
-def test_token_ids_and_scores_of_a_chat():
+def test_vllm_chat_writes_token_ids_and_logprobs():
     other = Token(6, "b", b"b", -2.0, 2)
     token = Token(5, "a", b"a", -0.5, 1, [other])
     members = {"return_token_ids": True, "logprobs": True, "top_logprobs": 1, "return_tokens_as_token_ids": True}
@@ -574,7 +575,7 @@ def test_token_ids_and_scores_of_a_chat():
     assert piece["choices"][0]["token_ids"] == [5] and piece["choices"][0]["logprobs"] == scored
 
 
-def test_usage_in_every_chunk(read):
+def test_vllm_stream_reports_usage_in_every_chunk(read):
     options = {"include_usage": True, "continuous_usage_stats": True}
     reply = read(stream=True, stream_options=options)
     token = Token(5, "a", b"a")
@@ -582,7 +583,7 @@ def test_usage_in_every_chunk(read):
     data += reply.chunk([Delta(0, "a", tokens=[token])]) + reply.chunk([Delta(0, "bc", tokens=[token, token])])
     data += reply.chunk([Delta(0, "", tokens=[token]), Done(0, "stop", USAGE)])
     got = [chunk["usage"]["completion_tokens"] for chunk in chunks(data)]
-    assert got in ([0, 1, 3, 4], [1, 3, 4])  # a chat has an opening
+    assert got in ([0, 1, 3, 4], [1, 3, 4])  # a chat stream has an opening chunk
     assert chunks(data)[-1]["choices"][0].get("delta", {}) == {}
     assert list(chunks(data)[-1]["usage"]) == [
         "prompt_tokens", "total_tokens", "completion_tokens", "completion_tokens_details"
@@ -594,7 +595,7 @@ def test_usage_in_every_chunk(read):
 TEXT = b'data: {"id":"cmpl-%b","object":"text_completion","created":1700000000,"model":"tiny","choices":[' % ID.encode()
 
 
-def test_bytes_of_a_completion():
+def test_vllm_completions_writes_body():
     reply = write()
     reply.add([Accepted(0, [1] * 11), Delta(0, " cache"), Done(0, "stop", USAGE, stop=7)])
     assert reply.body(USAGE) == (
@@ -608,7 +609,7 @@ def test_bytes_of_a_completion():
     )
 
 
-def test_bytes_of_a_completions_stream():
+def test_vllm_completions_writes_stream():
     reply = write(stream=True, prompt=["a", "b"])
     tail = b'"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]}\n\n'
     assert reply.chunk([Accepted(0, [1]), Accepted(1, [2])]) == b""
@@ -624,7 +625,7 @@ def test_bytes_of_a_completions_stream():
     assert reply.end(USAGE) == b"data: [DONE]\n\n"
 
 
-def test_scores_and_echo_of_a_completion():
+def test_vllm_completions_writes_echo_with_logprobs():
     token = Token(5, "a", b"a", -0.5, 1, [Token(6, "b", b"b", -2.0, 2)])
     events = [
         Accepted(0, [9, 8]),
@@ -651,7 +652,7 @@ def test_scores_and_echo_of_a_completion():
 # -- the small routes
 
 
-def test_bytes_of_the_models():
+def test_vllm_lists_models():
     facts = Facts("1", [Card("tiny", 5, 256, "tiny"), Card("alias", 5, 256, "tiny")], True)
     first, second = json.loads(control.models(b"", HEAD, facts).body)["data"]
     assert json.dumps(first, separators=(",", ":")) == (
@@ -664,7 +665,7 @@ def test_bytes_of_the_models():
     assert second["permission"][0]["id"] != first["permission"][0]["id"]
 
 
-def test_a_body_without_a_route_of_its_own():
+def test_vllm_invocations_choose_task_by_body():
     for members, kind in (
         ({"messages": USER}, chat.ChatReply),
         ({"prompt": "a"}, completions.CompletionReply),
@@ -677,7 +678,7 @@ def test_a_body_without_a_route_of_its_own():
         control.invoked(b"{}", HEAD)
 
 
-def test_adapters_are_loaded_and_unloaded_by_name():
+def test_vllm_loads_and_unloads_adapters_by_name():
     def ask(read, **members):
         return read(True, json.dumps(members).encode(), HEAD)
 

@@ -1,4 +1,4 @@
-"""Several conversations in one request of vLLM's: each has the choice that it would have alone."""
+"""Several conversations in one vLLM request: each gets the choice that it would get in a request of its own."""
 
 import json
 
@@ -23,7 +23,8 @@ def events(index, text):
     return [Delta(index, text, "content", [token]), Done(index, "stop", None)]
 
 
-def test_each_conversation_has_its_choice_and_its_prompt():
+def test_vllm_batch_answers_like_separate_chats():
+    """Guards against mixing up choices when conversations finish out of order."""
     wish = {"model": "m", "max_tokens": 3, "logprobs": True, "return_token_ids": True, "request_id": "r"}
     reply = read(messages=TURNS, **wish)
     alone = [chat.read(json.dumps({"messages": turns} | wish).encode(), HEAD) for turns in TURNS]
@@ -39,7 +40,7 @@ def test_each_conversation_has_its_choice_and_its_prompt():
     assert (told["id"], told["object"], told["usage"]["total_tokens"]) == ("chatcmpl-r", "chat.completion", 12)
 
 
-def test_only_the_assistants_own_words_are_echoed():
+def test_vllm_batch_echoes_only_assistant_messages():
     begun = [*TURNS[1], {"role": "assistant", "content": "So "}]
     reply = read(messages=[TURNS[0], begun], echo=True, add_generation_prompt=False)
     assert reply.request.want.prompt_logprobs is None
@@ -59,7 +60,7 @@ def test_only_the_assistants_own_words_are_echoed():
         {"n": 2},
     ],
 )
-def test_what_is_for_one_conversation_is_refused_by_name(wish):
+def test_vllm_batch_refuses_members_for_single_chats(wish):
     with pytest.raises(Unsupported) as caught:
         read(messages=TURNS, **wish)
     assert caught.value.field == next(iter(wish))
@@ -77,7 +78,7 @@ def test_what_is_for_one_conversation_is_refused_by_name(wish):
         ([[{"content": "a"}]], "messages.0.role"),
     ],
 )
-def test_what_is_no_list_of_conversations_is_told(messages, said):
+def test_vllm_batch_refuses_wrong_message_lists(messages, said):
     with pytest.raises(BadRequest) as caught:
         read(messages=messages)
     assert said in caught.value.message

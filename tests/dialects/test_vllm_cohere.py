@@ -1,4 +1,4 @@
-"""Cohere's route for embeddings, as vLLM has it: forms of vectors, cutting, and what is refused."""
+"""vLLM's Cohere embedding route: vector formats, truncation, and refusals."""
 
 import base64
 import json
@@ -12,7 +12,7 @@ from parley.errors import BadRequest, Unsupported
 from parley.types import Pooling, Text, Usage, Vector
 
 HEAD = Head("0f", 1700000000, "fp_1", context=100, headers={b"content-type": b"application/json"})
-SIGNS = (0.5, -0.5, 0.0, -0.25, 1.0, -1.0, 2.0, -2.0, 0.125)  # of which nine bits are made
+SIGNS = (0.5, -0.5, 0.0, -0.25, 1.0, -1.0, 2.0, -2.0, 0.125)  # nine values become nine bits, so two bytes
 
 
 def read(**body):
@@ -26,7 +26,7 @@ def told(**body):
     return made.body(Usage(prompt_tokens=3))
 
 
-def test_the_whole_answer():
+def test_cohere_writes_embeddings():
     vector = b"[0.5,-0.5,0.0,-0.25,1.0,-1.0,2.0,-2.0,0.125]"
     assert told(model="m", texts=["a", "b"]) == (
         b'{"id":"embd-0f","embeddings":{"float":[' + vector + b"," + vector + b']},"texts":["a","b"],'
@@ -35,7 +35,7 @@ def test_the_whole_answer():
     )
 
 
-def test_each_form_of_a_vector():
+def test_cohere_writes_each_embedding_type():
     forms = json.loads(told(texts=["a"], embedding_types=["base64", "ubinary", "binary", "base64"]))["embeddings"]
     assert list(forms) == ["base64", "ubinary", "binary"]
     assert struct.unpack("<9f", base64.b64decode(forms["base64"][0])) == SIGNS
@@ -52,12 +52,12 @@ def test_each_form_of_a_vector():
         ({"max_tokens": 900, "truncate": "START"}, 100, "tail"),
     ],
 )
-def test_what_is_too_long_is_cut_as_asked(wish, truncate, keep):
+def test_cohere_truncates_as_asked(wish, truncate, keep):
     request = read(texts=["a"], **wish).request
     assert (request.prompts, request.truncate, request.keep) == ([Text("a")], truncate, keep)
 
 
-def test_members_reach_the_request():
+def test_cohere_members_reach_the_request():
     request = read(model="m", texts="a", input_type="search_query", output_dimension=8).request
     assert (request.model, request.pooling) == ("m", Pooling(8, prompt="search_query"))
 
@@ -75,14 +75,14 @@ def test_members_reach_the_request():
         ({"texts": ["a"], "output_dimension": 0}, "output_dimension"),
     ],
 )
-def test_what_is_wrong_is_told(body, said):
+def test_cohere_refuses_wrong_members(body, said):
     with pytest.raises(BadRequest) as caught:
         read(**body)
     assert said in caught.value.message
 
 
 @pytest.mark.parametrize("name", ["images", "inputs"])
-def test_only_texts_are_embedded(name):
+def test_cohere_refuses_images_and_inputs(name):
     with pytest.raises(Unsupported) as caught:
         read(**{name: ["a"]})
     assert caught.value.field == name

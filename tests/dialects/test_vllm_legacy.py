@@ -1,4 +1,4 @@
-"""vLLM's old ``/generate``: what its members mean, and the exact bytes of answers and records."""
+"""vLLM's old ``/generate``: meaning of members, and the exact bytes of answers and stream records."""
 
 import json
 from typing import Any
@@ -27,14 +27,14 @@ def refused(**members: Any) -> BadRequest:
     return caught.value
 
 
-def test_a_plain_body_is_all_defaults():
+def test_vllm_generate_minimal_body_means_defaults():
     request = read().request
     assert request.prompts == [Text("Hé")]
     assert (request.n, request.stream, request.stop.max_tokens, request.sampling.temperature) == (1, False, 16, 1.0)
     assert request.want.logprobs is None and not request.want.echo
 
 
-def test_every_member_reaches_the_request():
+def test_vllm_generate_members_reach_the_request():
     request = read(
         legacy.STRICT, stream="false", n=2, best_of=2, temperature=7, top_p=0.9, top_k=-1, min_p=0.1, seed=3,
         presence_penalty=-2, frequency_penalty=2, repetition_penalty=1.1, stop=["a"], stop_token_ids=[7], min_tokens=2,
@@ -53,7 +53,7 @@ def test_every_member_reaches_the_request():
     assert not request.want.skip_special and request.want.logprobs is None
 
 
-def test_prompts_as_objects():
+def test_vllm_generate_reads_prompts_as_objects():
     assert read(prompt={"prompt": "a"}).request.prompts == [Text("a")]
     reply = read(prompt={"prompt_token_ids": [5, 6]}, n=2)
     assert reply.request.prompts == [Tokens([5, 6])] and reply.request.want.echo
@@ -62,7 +62,7 @@ def test_prompts_as_objects():
     assert refused(prompt=None).status == refused(prompt=5).status == refused(prompt={}).status == 400
 
 
-def test_forms_of_the_answer_reach_the_request():
+def test_vllm_generate_constraints_reach_the_request():
     for name in ("guided_decoding", "structured_outputs"):
         grammar = Grammar("json", {"type": "null"}, "", field=f"{name}.json")
         wish = {name: {"json": '{"type":"null"}', "disable_any_whitespace": True}}
@@ -77,7 +77,7 @@ def test_forms_of_the_answer_reach_the_request():
     [{"logits_processors": ["x"]}, {"detokenize": False}],
     ids=str,
 )  # fmt: skip
-def test_what_is_not_available_is_refused_by_name(members):
+def test_vllm_generate_refuses_unavailable_members(members):
     assert refused(**members).field in members
     assert legacy.read(legacy.STRICT, json.dumps({"prompt": "a"} | members).encode(), HEAD) == legacy.MISTAKE
 
@@ -88,14 +88,14 @@ def test_what_is_not_available_is_refused_by_name(members):
      {"use_beam_search": True, "temperature": 0}, {"use_beam_search": True, "best_of": 2}, {"stop": [""]}],
     ids=str,
 )  # fmt: skip
-def test_mistakes(members):
+def test_vllm_generate_refuses_wrong_members(members):
     answer = error(refused(**members))
     assert answer.status == 400
     assert set(json.loads(answer.body)["error"]) == {"message", "type", "param", "code"}
     assert legacy.read(legacy.STRICT, json.dumps({"prompt": "a"} | members).encode(), HEAD) == legacy.MISTAKE
 
 
-def test_the_original_calls_every_mistake_its_own():
+def test_vllm_generate_strict_answers_500_to_every_mistake():
     mistake = Answer(500, b"Internal Server Error", b"text/plain; charset=utf-8")
     for body in (b"", b"[]", b"{", b"{}", b'{"prompt":"a","frobnicate":1}'):
         assert legacy.read(legacy.STRICT, body, HEAD) == mistake
@@ -106,7 +106,7 @@ def test_the_original_calls_every_mistake_its_own():
     assert read(legacy.STRICT).refusal(EngineError("x")) is None
 
 
-def test_bytes_of_an_answer():
+def test_vllm_generate_writes_body():
     reply = read(n=2)
     reply.add([Accepted(0, [1]), Delta(0, " ü", tokens=[Token(5, " ü", b"")]), Delta(1, ' "')])
     reply.add([Delta(0, "!"), Done(0, "stop", USAGE), Done(1, "length", USAGE)])
@@ -116,7 +116,7 @@ def test_bytes_of_an_answer():
 @pytest.mark.parametrize(
     ("manner", "end"), [(legacy.LENIENT, b"\n"), (legacy.STRICT, b"\n"), (legacy.OLD, b"\0")], ids=["", "strict", "old"]
 )
-def test_bytes_of_a_stream(manner, end):
+def test_vllm_generate_writes_stream(manner, end):
     reply = read(manner, n=2, stream=True)
     assert reply.media_type == ""
     assert reply.chunk([Accepted(0, [1])]) == b""

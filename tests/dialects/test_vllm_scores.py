@@ -1,4 +1,4 @@
-"""vLLM's scores and rankings: which texts are compared with which, and how the answers look."""
+"""vLLM's score and rerank routes: pairing of texts, and the exact bytes of answers."""
 
 import json
 import struct
@@ -17,7 +17,7 @@ USAGE = Usage(prompt_tokens=9)
 
 def reply(read, **body):
     made = read(json.dumps(body).encode(), HEAD)
-    for place in reversed(range(len(made.request.prompts))):  # in any order
+    for place in reversed(range(len(made.request.prompts))):  # vectors may arrive in any order
         made.add([Vector(place, struct.pack("<2f", *VECTORS[place % len(VECTORS)]))])
     return made
 
@@ -26,7 +26,7 @@ def reply(read, **body):
     ("one", "other"),
     [("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2")],
 )
-def test_each_text_of_one_side_goes_with_one_of_the_other(one, other):
+def test_vllm_score_pairs_texts_of_both_sides(one, other):
     made = reply(scores.score, model="m", **{one: "a", other: ["b", "c", "d"]})
     assert made.request.prompts == [Text(text, True) for text in "abcd"] and made.request.pooling.normalize
     assert made.body(USAGE) == (
@@ -42,7 +42,8 @@ def test_each_text_of_one_side_goes_with_one_of_the_other(one, other):
     assert (made.request.truncate, made.request.priority, made.request.salt) == (9, 3, "s")
 
 
-def test_rounding_does_not_lead_beyond_a_cosine():
+def test_vllm_score_is_clamped_to_cosine_range():
+    """Guards against scores beyond 1 caused by rounding of normalized vectors."""
     made = scores.score(b'{"text_1":"a","text_2":["a","b"]}', HEAD)
     made.add(
         [Vector(place, struct.pack("<2f", sign * 0.8, sign * 0.60000004)) for place, sign in enumerate((1, 1, -1))]
@@ -50,7 +51,7 @@ def test_rounding_does_not_lead_beyond_a_cosine():
     assert [entry["score"] for entry in json.loads(made.body(USAGE))["data"]] == [1.0, -1.0]
 
 
-def test_texts_are_ranked_by_how_alike_they_are():
+def test_vllm_rerank_orders_by_similarity():
     made = reply(scores.rerank, model="m", query="a", documents=["b", "c", "d"], top_n=2)
     assert made.body(USAGE) == (
         b'{"id":"score-0f","model":"m","usage":{"prompt_tokens":9,"total_tokens":9},"results":['
@@ -76,20 +77,20 @@ def test_texts_are_ranked_by_how_alike_they_are():
         ({"queries": "a", "documents": "b", "truncate_prompt_tokens": 101}, "Please request a smaller truncation size"),
     ],
 )
-def test_what_cannot_be_scored_is_told(body, said):
+def test_vllm_score_refuses_wrong_body(body, said):
     with pytest.raises(BadRequest) as caught:
         scores.score(json.dumps(body).encode(), HEAD)
     assert said in caught.value.message
 
 
 @pytest.mark.parametrize("body", [{"query": ["a"], "documents": ["b"]}, {"query": "a"}, {"documents": ["b"]}])
-def test_a_ranking_needs_one_query_and_texts(body):
+def test_vllm_rerank_refuses_missing_query_or_documents(body):
     with pytest.raises(BadRequest):
         scores.rerank(json.dumps(body).encode(), HEAD)
 
 
 @pytest.mark.parametrize("more", [{"max_tokens_per_doc": 5}, {"max_tokens_per_query": 5}, {"instruction": "Judge"}])
-def test_what_only_cross_encoders_do_is_refused(more):
+def test_vllm_rerank_refuses_cross_encoder_members(more):
     texts = {"query": "a", "documents": ["b"]}
     with pytest.raises(Unsupported) as caught:
         reply(scores.rerank, **texts, **more)
@@ -97,6 +98,6 @@ def test_what_only_cross_encoders_do_is_refused(more):
     reply(scores.rerank, **texts, **dict.fromkeys(more))
 
 
-def test_invocations_compare_texts_too():
+def test_vllm_invocations_score_and_rerank():
     assert isinstance(reply(control.invoked, query="a", documents=["b"]), scores.RerankReply)
     assert isinstance(reply(control.invoked, text_1="a", text_2="b"), scores.ScoreReply)

@@ -1,7 +1,7 @@
 """The API of Databricks' Foundation Models: its table of routes.
 
-A request names an endpoint: a model of the server, or a name behind which several share the requests. The body says
-what is asked of it. ``STRICT`` has the original's limits and refuses what is not documented; ``DIALECT`` does not.
+A request names an endpoint: a model of the server, or a name whose requests several models share. The body's members
+decide the task. ``STRICT`` has the original's limits and refuses undocumented members; ``DIALECT`` lifts both.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ MEMBERS = PromptMembers(conversations=("messages",), prompts=("prompt", "input")
 UNBUILT = {
     ("POST", "/serving-endpoints/responses"): "The Responses API is",
     ("POST", "/serving-endpoints/anthropic/v1/messages"): "The Messages API is",
-    ("PUT", ONE + "/rate-limits"): "Limits of an endpoint are",
+    ("PUT", ONE + "/rate-limits"): "Rate limits of an endpoint are",
     ("PUT", ONE + "/ai-gateway"): "A gateway is",
     ("PATCH", ONE + "/notifications"): "Notifications are",
     ("PATCH", ONE + "/telemetry-config"): "Telemetry of an endpoint is",
-    ("PUT", PERMISSIONS): "Permissions of their own are",
-    ("PATCH", PERMISSIONS): "Permissions of their own are",
+    ("PUT", PERMISSIONS): "Permissions of an endpoint are",
+    ("PATCH", PERMISSIONS): "Permissions of an endpoint are",
     ("POST", "/api/2.0/external-function"): "External functions are",
 }
 
 
 def invoked(rules: Rules, body: bytes, head: Head) -> Reply:
-    """A conversation, prompts or texts to embed, whichever the body has. Raises BadRequest."""
+    """Read a conversation, prompts, or texts to embed, whichever the body has. Raises BadRequest."""
     fields = decode(body, chat.WORDS)
     if fields.has("messages"):
         return chat.ChatReply(rules, fields, head)
@@ -48,12 +48,12 @@ def invoked(rules: Rules, body: bytes, head: Head) -> Reply:
 
 
 def _named(body: bytes) -> str:
-    """The endpoint that a body names."""
+    """Return the endpoint that a body names."""
     return named(body).removeprefix(shared.SYSTEM)
 
 
 def _asked(rules: Rules) -> tuple[Route, ...]:
-    """Where an endpoint is asked: by a path of its own, or in OpenAI's manner by the body."""
+    """Return the routes that query an endpoint, which the path or, as in OpenAI's API, the body names."""
     read = partial(invoked, rules)
     one = "/serving-endpoints/{endpoint}"
     paths: dict[str, tuple[Kind, Any]] = {
@@ -74,7 +74,7 @@ def _asked(rules: Rules) -> tuple[Route, ...]:
 
 
 def _managed() -> tuple[Route, ...]:
-    """Where endpoints are made and looked at. MLflow writes a stroke behind the collection."""
+    """Return the routes that manage endpoints. MLflow appends a slash to the collection's path."""
     calls: dict[tuple[str, str], Any] = {
         ("GET", ROOT): endpoints.list_,
         ("GET", ROOT + "/"): endpoints.list_,

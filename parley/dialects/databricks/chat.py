@@ -1,7 +1,7 @@
-"""A conversation and its answer: what OpenAI's API takes, in Databricks' form.
+"""A conversation and its answer: OpenAI's members, in Databricks' format.
 
-Every chunk of a stream tells the tokens so far. What a model thought is, in the strict manner, a part of the content,
-which then is a list; lenient it stands beside a content that is text, as OpenAI's clients expect.
+Every chunk of a stream reports the usage so far. Under strict rules, reasoning is a part of the content, which then is
+a list. Under lenient rules it is a separate member and the content is text, as OpenAI's clients expect.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ CONTENT = b'{"index":%d,"delta":{"content":%b},"finish_reason":null}'
 
 
 def read(rules: Rules, body: bytes, head: Head) -> ChatReply:
-    """Raises BadRequest."""
+    """Read a chat request. Raises BadRequest."""
     return ChatReply(rules, decode(body, WORDS), head)
 
 
 class ChatReply(chat.ChatReply):
-    ping: ClassVar[bytes] = b""  # MLflow's client takes nothing but data
+    """A reply to one conversation, as a stream of chunks or in one piece."""
+
+    ping: ClassVar[bytes] = b""  # MLflow's client accepts only data lines
     rules: ClassVar[openai.Rules] = openai.Rules(fewest=0)
 
     def __init__(self, rules: Rules, body: Fields, head: Head):
@@ -46,9 +48,10 @@ class ChatReply(chat.ChatReply):
         self._usage = shared.told_usage(body, self.request.stream)
         self.request.want = msgspec.structs.replace(self.request.want, usage=False, ids=True)
 
-    # -- a stream
+    # -- streaming
 
     def chunk(self, events: Sequence[Event]) -> bytes:
+        """Return a chunk for each event that has output; each reports the usage up to it."""
         parts = []
         for event in events:
             self._count.add(event)
@@ -56,9 +59,11 @@ class ChatReply(chat.ChatReply):
         return b"".join(parts)
 
     def end(self, usage: Usage) -> bytes:
+        """Return the mark that ends a stream."""
         return shared.DONE
 
     def fail(self, error: ParleyError) -> bytes:
+        """Return the error event that ends the stream."""
         return shared.failure(error)
 
     def _opening(self, index: int) -> dict[str, Any]:
@@ -66,7 +71,7 @@ class ChatReply(chat.ChatReply):
 
     def _continued(self, event: Delta) -> bytes:
         scored = self.request.want.logprobs is not None
-        if event.part == "content" and event.text and not scored and not self._ids:  # nearly every chunk there is
+        if event.part == "content" and event.text and not scored and not self._ids:  # the fast path, for most chunks
             return CONTENT % (event.index, shared.encode(event.text))
         delta = self._piece(event)
         if not delta and not ((scored or self._ids) and event.tokens):
@@ -87,13 +92,13 @@ class ChatReply(chat.ChatReply):
         return self._frame(event.index, shared.encode(last))
 
     def _frame(self, index: int, choice: bytes, more: bytes = b"") -> bytes:
-        if not self._before:  # the model's name is only known for sure once the server has looked it up
+        if not self._before:  # the model's name is final only after the server has looked it up
             envelope = shared.encode(self._envelope("chat.completion.chunk", []))
             self._before = b"data: " + envelope.removesuffix(b"]}")
         usage = b',"usage":' + shared.encode(self._count.told()) if self._usage else b""
         return self._before + choice + b"]" + more + usage + b"}\n\n"
 
-    # -- one answer
+    # -- in one piece
 
     def _choice(self, index: int, choice: chat.Choice) -> dict[str, Any]:
         assert choice.done is not None
@@ -105,7 +110,7 @@ class ChatReply(chat.ChatReply):
             "logprobs": self._logprobs(choice.tokens),
         }
         if not self._manner.strict:
-            told["finishReason"] = finish  # what the SDK looks for
+            told["finishReason"] = finish  # the name that Databricks' SDK reads
         return told | self._token_ids(choice.tokens)
 
     def _message(self, choice: chat.Choice) -> dict[str, Any]:
@@ -123,9 +128,10 @@ class ChatReply(chat.ChatReply):
         return message | ({"tool_calls": choice.calls} if choice.calls else {})
 
     def headers(self, timings: Timings | None) -> Headers:
+        """Return the header that names the served model."""
         return shared.served_header(self)
 
-    # -- both
+    # -- shared by both
 
     def _envelope(self, object: str, choices: list[Any], usage: Usage | None = None) -> dict[str, Any]:
         envelope: dict[str, Any] = {

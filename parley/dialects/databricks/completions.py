@@ -1,8 +1,8 @@
-"""Prompts and what they are continued by, in Databricks' form.
+"""Prompts and their completions, in Databricks' format.
 
-A prompt is, unless it is raw, put into the model's template as a user's turn. ``suffix`` is text that each choice ends
-with. In the strict manner a choice's index is its prompt's, as documented, and no model is told; lenient, choices are
-numbered through.
+Unless ``use_raw_prompt`` is set, a prompt becomes a user's turn in the chat template. ``suffix`` is appended to each
+choice. Under strict rules a choice's index is its prompt's, as documented, and the answer names no model; under lenient
+rules choices are numbered consecutively.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ MAX_SUFFIX = 1 << 20  # characters
 
 
 def read(rules: Rules, body: bytes, head: Head) -> CompletionReply:
-    """Raises BadRequest."""
+    """Read a completion request. Raises BadRequest."""
     return CompletionReply(rules, decode(body, WORDS), head)
 
 
 class CompletionReply(Reply):
+    """A reply to one or more prompts, as a stream of chunks or in one piece."""
+
     ping: ClassVar[bytes] = b""
 
     def __init__(self, rules: Rules, body: Fields, head: Head):
@@ -66,9 +68,10 @@ class CompletionReply(Reply):
         self._texts: list[list[str]] = [[] for _ in range(wish.n * len(prompts))]
         self._ends: dict[int, Done] = {}
 
-    # -- a stream
+    # -- streaming
 
     def chunk(self, events: Sequence[Event]) -> bytes:
+        """Return a chunk for each event that has output; each reports the usage up to it."""
         parts: list[bytes] = []
         for event in events:
             self._count.add(event)
@@ -82,18 +85,21 @@ class CompletionReply(Reply):
         return b"".join(parts)
 
     def end(self, usage: Usage) -> bytes:
+        """Return the mark that ends a stream."""
         return shared.DONE
 
     def fail(self, error: ParleyError) -> bytes:
+        """Return the error event that ends the stream."""
         return shared.failure(error)
 
     def _frame(self, choice: dict[str, Any]) -> bytes:
         usage = {"usage": self._count.told()} if self._usage else {}
         return shared.frame(self._envelope([choice]) | usage)
 
-    # -- one answer
+    # -- in one piece
 
     def add(self, events: Sequence[Event]) -> None:
+        """Collect the text of these events by choice; an echoed prompt comes first."""
         for event in events:
             match event:
                 case Delta(index, text):
@@ -105,6 +111,7 @@ class CompletionReply(Reply):
                         self._texts[index].insert(0, text)
 
     def body(self, usage: Usage) -> bytes:
+        """Return the whole answer as JSON."""
         choices = [
             self._choice(index, "".join(text) + self._suffix, self._ends[index])
             for index, text in enumerate(self._texts)
@@ -113,12 +120,13 @@ class CompletionReply(Reply):
         return shared.encode(self._envelope(choices) | {"usage": counted})
 
     def headers(self, timings: Timings | None) -> Headers:
+        """Return the header that names the served model."""
         return shared.served_header(self)
 
-    # -- both
+    # -- shared by both
 
     def _of(self, prompt: int) -> range:
-        """The choices of a prompt."""
+        """Return the indexes of a prompt's choices."""
         return range(prompt * self.request.n, (prompt + 1) * self.request.n)
 
     def _choice(self, index: int, text: str, done: Done | None) -> dict[str, Any]:
@@ -129,7 +137,7 @@ class CompletionReply(Reply):
             "finish_reason": finish,
         }
         if not self._manner.strict and not self.request.stream:
-            choice["finishReason"] = finish  # what the SDK looks for
+            choice["finishReason"] = finish  # the name that Databricks' SDK reads
         return choice
 
     def _envelope(self, choices: list[Any]) -> dict[str, Any]:

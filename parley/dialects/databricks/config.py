@@ -1,8 +1,7 @@
-"""The configuration of an endpoint as a body gives it: which models are served, under which names, with which shares.
+"""The configuration of an endpoint in a body: the served models, their names, and their shares of the traffic.
 
-Older clients say ``served_models`` and ``served_model_name`` where newer ones say ``served_entities`` and
-``served_entity_name``; both are read. What says how large a machine should be is kept and told again, and changes
-nothing.
+Older clients write ``served_models`` and ``served_model_name``, newer ones ``served_entities`` and
+``served_entity_name``; both are read. Members about the size of a machine are stored and returned without effect.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ SWITCHES = ("scale_to_zero_enabled", "burst_scaling_enabled")
 
 
 def unavailable(body: Fields, *names: str) -> None:
-    """Refuse what would have to be done, rather than keep it and do nothing. Raises Unsupported."""
+    """Refuse members that would need an action, rather than store them without effect. Raises Unsupported."""
     for name in names:
         if body.raw(name):
             raise Unsupported(f'parameter "{body.path(name)}" is not available on this server', field=name, code=CODE)
 
 
 def entities(config: Fields, models: Sequence[str]) -> tuple[dict[str, str], dict[str, dict[str, Any]]] | None:
-    """By the names in the endpoint: the server's models, and what is told again. None: the body names none."""
+    """Return the models, and the stored members, by served name; None if the body names none. Raises BadRequest."""
     member = "served_entities" if config.has("served_entities") else "served_models"
     if not config.has(member):
         return None
@@ -50,7 +49,7 @@ def entities(config: Fields, models: Sequence[str]) -> tuple[dict[str, str], dic
     for item in config.objects(member, cap=MAX_SERVED):
         name, model, about = _entity(item, models)
         if name in served:
-            raise item.fail("name", f'"{name}" stands for another served entity already')
+            raise item.fail("name", f'"{name}" is already the name of another served entity')
         served[name], kept[name] = model, about
     if not served:
         raise config.empty(member, "array")
@@ -66,7 +65,7 @@ def _entity(item: Fields, models: Sequence[str]) -> tuple[str, str, dict[str, An
     version = item.string(f"{prefix}_version", "1", cap=MAX_NAME)
     model = next((known for known in (entity, entity.removeprefix(SYSTEM)) if known in models), None)
     if model is None:
-        raise item.fail(f"{prefix}_name", f'"{entity}" is no model of this server; there are {", ".join(models)}')
+        raise item.fail(f"{prefix}_name", f'"{entity}" is not a model of this server, which has {", ".join(models)}')
     name = item.string("name", f"{entity.replace('.', '-')}-{version}", cap=MAX_NAME)
     if not name or not name.isascii() or not name.isprintable():
         raise item.fail("name", "must be printable ASCII characters")
@@ -74,7 +73,7 @@ def _entity(item: Fields, models: Sequence[str]) -> tuple[str, str, dict[str, An
 
 
 def _sizes(item: Fields) -> Iterator[tuple[str, Any]]:
-    """What is given of the members that say how large a machine should be."""
+    """Yield the given members about the size of a machine."""
     for name in STRINGS:
         if (text := item.string(name, None, cap=MAX_NAME)) is not None:
             yield name, text
@@ -87,7 +86,7 @@ def _sizes(item: Fields) -> Iterator[tuple[str, Any]]:
 
 
 def shares(config: Fields, served: dict[str, str]) -> list[Share]:
-    """How the models share the requests. One alone gets all of them. Raises BadRequest."""
+    """Return how the models share the requests; a single model gets all of them. Raises BadRequest."""
     traffic = config.object("traffic_config")
     if traffic is None or not traffic.has("routes"):
         if len(served) > 1:
@@ -102,15 +101,15 @@ def shares(config: Fields, served: dict[str, str]) -> list[Share]:
         if name not in served:
             raise route.fail(member, f'"{name}" is not one of the served entities: {", ".join(served)}')
         if name in parts:
-            raise route.fail(member, f'"{name}" has a route already')
+            raise route.fail(member, f'"{name}" already has a route')
         parts[name] = _percentage(route)
     if sum(parts.values()) != 100:
-        raise traffic.fail("routes", f"must have percentages that add up to 100, but they make {sum(parts.values())}")
+        raise traffic.fail("routes", f"must have percentages that add up to 100, but they sum to {sum(parts.values())}")
     return [Share(name, model, parts.get(name, 0)) for name, model in served.items()]
 
 
 def _percentage(route: Fields) -> int:
-    """A whole number, or one as text, as the original's own examples have it."""
+    """Read an integer, or one as text, which the original's own examples use. Raises BadRequest."""
     value = route.raw("traffic_percentage")
     if isinstance(value, str) and PERCENTAGE.fullmatch(value):
         return int(value)
@@ -121,7 +120,7 @@ def _percentage(route: Fields) -> int:
 
 
 def tags(body: Fields, name: str) -> list[dict[str, str]]:
-    """Keys with values. Raises BadRequest."""
+    """Read a list of keys with optional values. Raises BadRequest."""
     made: dict[str, dict[str, str]] = {}
     for item in body.objects(name, cap=64):
         key = item.string("key", None, cap=MAX_NAME)

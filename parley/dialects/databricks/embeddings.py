@@ -1,6 +1,6 @@
-"""Texts and their vectors, in Databricks' form: what OpenAI's API takes, an id beside the answer.
+"""Texts and their embeddings, in Databricks' format: OpenAI's members, and an id in the answer.
 
-``instruction`` stands before each text. In the strict manner vectors are numbers whatever coding is asked for.
+``instruction`` is put in front of each text. Under strict rules embeddings are always lists of numbers.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ MAX_INSTRUCTION = 1 << 16  # characters
 
 
 def read(rules: Rules, body: bytes, head: Head) -> EmbeddingReply:
-    """Raises BadRequest."""
+    """Read an embedding request. Raises BadRequest."""
     return EmbeddingReply(rules, decode(body, WORDS), head)
 
 
 class EmbeddingReply(embeddings.EmbeddingReply):
+    """A reply with embeddings; never a stream."""
+
     def __init__(self, rules: Rules, body: Fields, head: Head):
         if rules.strict:
             members.known(body, members.EMBEDDING)
@@ -39,10 +41,11 @@ class EmbeddingReply(embeddings.EmbeddingReply):
         before = instruction if instruction[-1].isspace() else instruction + " "
         texts = [prompt for prompt in prompts if isinstance(prompt, Text)]
         if len(texts) < len(prompts):
-            raise body.fail("instruction", "stands before texts only")
+            raise body.fail("instruction", "can only be used with texts")
         return [Text(before + text.text, text.special) for text in texts]
 
     def envelope(self, data: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
+        """Return the answer's object."""
         told = {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
         return {
             "id": shared.identity(self._head),
@@ -53,4 +56,5 @@ class EmbeddingReply(embeddings.EmbeddingReply):
         }
 
     def headers(self, timings: Timings | None) -> Headers:
+        """Return the usual headers, and the one that names the served model."""
         return [*super().headers(timings), *shared.served_header(self)]

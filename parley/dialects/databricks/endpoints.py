@@ -1,7 +1,7 @@
-"""Management of endpoints below ``/api/2.0``: list, get, create, update, delete, and what the SDK asks beside that.
+"""Management of endpoints below ``/api/2.0``: list, get, create, update, delete, and other calls that the SDK makes.
 
-A function per call, each pure: it is given all endpoints that were made and answers, and says what is to change. Every
-model of the server is also an endpoint of its own name, which nobody made, changes or deletes.
+Each call is a pure function: it receives all created endpoints and returns an answer, and possibly a change to make.
+Every model of the server is also an endpoint of its own name, which cannot be created, changed or deleted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from parley.errors import Conflict, Forbidden, NotFound, UnknownModel, Unsupport
 
 WORDS = Words("Endpoint", config.CODE)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
-RESERVED = ("chat", "completions", "embeddings", "responses", "v1", "pt", "anthropic")  # parts of other paths
+RESERVED = ("chat", "completions", "embeddings", "responses", "v1", "pt", "anthropic")  # used in other paths
 CREATOR = "parley"
 TASKS = {"chat": "llm/v1/chat", "text": "llm/v1/completions", "vectors": "llm/v1/embeddings"}
 LEVELS = {
@@ -36,15 +36,18 @@ Endpoints = Mapping[str, Endpoint]
 
 
 def list_(body: bytes, head: Head, facts: Facts, made: Endpoints) -> Answer:
+    """List all endpoints."""
     system = [_system(card) for card in facts.cards if card.name not in made]
     return _json({"endpoints": [_summary(each, facts) for each in (*made.values(), *system)]})
 
 
 def get(body: bytes, head: Head, facts: Facts, made: Endpoints) -> Answer:
+    """Return one endpoint. Raises UnknownModel."""
     return _json(_detail(_find(head, facts, made), facts))
 
 
 def create(body: bytes, head: Head, facts: Facts, made: Endpoints) -> Change:
+    """Create an endpoint. Raises BadRequest, Conflict."""
     fields = decode(body, WORDS)
     name = fields.string("name", None, cap=config.MAX_NAME)
     if name is None:
@@ -70,15 +73,17 @@ def create(body: bytes, head: Head, facts: Facts, made: Endpoints) -> Change:
 
 
 def update(body: bytes, head: Head, facts: Facts, made: Endpoints) -> Change:
-    """A new configuration; what it does not speak of, entities or traffic, stays as it is."""
+    """Replace the configuration; entities or traffic that the body leaves out stay. Raises UnknownModel, BadRequest."""
     return _configured(_own(head, facts, made), decode(body, WORDS), head, facts)
 
 
 def delete(body: bytes, head: Head, facts: Facts, made: Endpoints) -> Change:
+    """Delete an endpoint. Raises UnknownModel, Forbidden."""
     return Change(_json({}), drop=_own(head, facts, made).name)
 
 
 def tag(body: bytes, head: Head, facts: Facts, made: Endpoints) -> Change:
+    """Add and delete tags. Raises UnknownModel, Forbidden, BadRequest."""
     endpoint, fields = _own(head, facts, made), decode(body, WORDS)
     tags = {each["key"]: each for each in _about(endpoint)["tags"]}
     for key in fields.strings("delete_tags", cap=64, total=1 << 16):
@@ -88,7 +93,7 @@ def tag(body: bytes, head: Head, facts: Facts, made: Endpoints) -> Change:
 
 
 def describe(body: bytes, head: Head, facts: Facts, made: Endpoints) -> Answer:
-    """The endpoint's OpenAPI document: the one path at which it is asked."""
+    """Return the endpoint's OpenAPI document, with the one path that queries it. Raises UnknownModel."""
     endpoint = _find(head, facts, made)
     schema = {"type": "object", "description": "messages, prompt or input, and how to answer them"}
     answer = {"description": "The answer", "content": {"application/json": {"schema": {"type": "object"}}}}
@@ -101,7 +106,7 @@ def describe(body: bytes, head: Head, facts: Facts, made: Endpoints) -> Answer:
 
 
 def logs(body: bytes, head: Head, facts: Facts, made: Endpoints) -> Answer:
-    """There are none of single models: models are not built here, and the log is the server's."""
+    """Return empty logs: models are not built here, and the server has one log. Raises UnknownModel, NotFound."""
     endpoint = _find(head, facts, made)
     served = head.path["served"]
     if served not in (share.name for share in endpoint.shares):
@@ -112,24 +117,25 @@ def logs(body: bytes, head: Head, facts: Facts, made: Endpoints) -> Answer:
 
 
 def permissions(body: bytes, head: Head, facts: Facts, made: Endpoints) -> Answer:
-    """Nobody's in particular: who has a key may do everything."""
+    """Return an empty access list: every client with a key may do everything. Raises UnknownModel."""
     id = _by_id(head, facts, made)["id"]
     told = {"object_id": f"/serving-endpoints/{id}", "object_type": "serving-endpoint", "access_control_list": []}
     return _json(told)
 
 
 def levels(body: bytes, head: Head, facts: Facts, made: Endpoints) -> Answer:
+    """Return the levels of permission and their descriptions. Raises UnknownModel."""
     _by_id(head, facts, made)
     told = [{"permission_level": level, "description": text} for level, text in LEVELS.items()]
     return _json({"permission_levels": told})
 
 
 def unavailable(what: str, body: bytes, head: Head, facts: Facts) -> Answer:
-    """Raises Unsupported."""
+    """Refuse a call that is not implemented. Raises Unsupported."""
     raise Unsupported(f"{what} not available on this server.", code=config.CODE)
 
 
-# -- looking for one
+# -- finding endpoints
 
 
 def _models(facts: Facts) -> list[str]:
@@ -137,7 +143,7 @@ def _models(facts: Facts) -> list[str]:
 
 
 def _system(card: Card) -> Endpoint:
-    """A model as the endpoint that it is by itself."""
+    """Return the endpoint that a model is by itself."""
     about = {
         "creation_timestamp": card.created * 1000,
         "last_updated_timestamp": card.created * 1000,
@@ -147,7 +153,7 @@ def _system(card: Card) -> Endpoint:
 
 
 def _find(head: Head, facts: Facts, made: Endpoints) -> Endpoint:
-    """The endpoint that the path names. Raises UnknownModel."""
+    """Return the endpoint that the path names. Raises UnknownModel."""
     name = head.path["endpoint"]
     if name in made:
         return made[name]
@@ -158,7 +164,7 @@ def _find(head: Head, facts: Facts, made: Endpoints) -> Endpoint:
 
 
 def _about(endpoint: Endpoint) -> dict[str, Any]:
-    """What is kept of it, with what a file that a person wrote leaves out."""
+    """Return the stored description, with defaults for members that a hand-written file omits."""
     entities = {share.name: {"entity_name": share.model, "entity_version": "1"} for share in endpoint.shares}
     return {
         "id": hashlib.sha256(endpoint.name.encode()).hexdigest()[:32],
@@ -173,7 +179,7 @@ def _about(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def _own(head: Head, facts: Facts, made: Endpoints) -> Endpoint:
-    """As ``_find``, of those that can be changed. Raises UnknownModel, Forbidden."""
+    """Return the endpoint that the path names, if it can be changed. Raises UnknownModel, Forbidden."""
     endpoint = _find(head, facts, made)
     if endpoint.name not in made:
         raise Forbidden(f"Endpoint '{endpoint.name}' is a model of the server itself: it cannot be changed or deleted.")
@@ -181,7 +187,7 @@ def _own(head: Head, facts: Facts, made: Endpoints) -> Endpoint:
 
 
 def _by_id(head: Head, facts: Facts, made: Endpoints) -> dict[str, Any]:
-    """What is kept of the endpoint whose id the path has. Raises UnknownModel."""
+    """Return the description of the endpoint with the path's id. Raises UnknownModel."""
     every = (*made.values(), *(_system(card) for card in facts.cards))
     found = next((about for about in map(_about, every) if about["id"] == head.path["id"]), None)
     if found is None:
@@ -189,11 +195,11 @@ def _by_id(head: Head, facts: Facts, made: Endpoints) -> dict[str, Any]:
     return found
 
 
-# -- changing one
+# -- changing endpoints
 
 
 def _configured(endpoint: Endpoint, given: Fields, head: Head, facts: Facts) -> Change:
-    """The endpoint with what a body says of its configuration. Raises BadRequest."""
+    """Return the change to an endpoint with the body's configuration. Raises BadRequest."""
     config.unavailable(given, "auto_capture_config")
     named = config.entities(given, _models(facts))
     if named is None and not endpoint.shares:
@@ -203,7 +209,7 @@ def _configured(endpoint: Endpoint, given: Fields, head: Head, facts: Facts) -> 
     served, kept = named or ({share.name: share.model for share in endpoint.shares}, _about(endpoint)["entities"])
     shares = config.shares(given, served)
     if len(tasks := _tasks(shares, facts)) > 1:
-        raise given.fail("served_entities", f"must all be for one task, but they are for {', '.join(tasks)}")
+        raise given.fail("served_entities", f"must all be for the same task, but they are for {', '.join(tasks)}")
     about = endpoint.about | {
         "entities": kept,
         "config_version": _about(endpoint)["config_version"] + 1 if endpoint.shares else 1,
@@ -217,11 +223,11 @@ def _changed(endpoint: Endpoint, about: dict[str, Any], told: Any) -> Change:
     return Change(_json(told), put=msgspec.structs.replace(endpoint, about=endpoint.about | about))
 
 
-# -- telling of one
+# -- describing endpoints
 
 
 def _state(endpoint: Endpoint, facts: Facts) -> dict[str, str]:
-    """Changes are done when they are answered, so none is ever under way."""
+    """Return the state. Changes are complete when they are answered, so none is ever in progress."""
     ready = all(_serves(share, facts) for share in endpoint.shares if share.percent)
     return {"ready": "READY" if ready else "NOT_READY", "config_update": "NOT_UPDATING"}
 
@@ -231,7 +237,7 @@ def _serves(share: Share, facts: Facts) -> bool:
 
 
 def _tasks(shares: Sequence[Share], facts: Facts) -> list[str]:
-    """What the models are for; those that are there no longer do not count."""
+    """Return the tasks of the models; models that no longer exist do not count."""
     purposes = {card.name: card.purpose for card in facts.cards}
     return sorted({TASKS[purposes[share.model]] for share in shares if share.model in purposes})
 
@@ -253,7 +259,7 @@ def _entity(share: Share, endpoint: Endpoint, facts: Facts) -> dict[str, Any]:
 
 
 def _model(entity: dict[str, Any]) -> dict[str, Any]:
-    """A served entity under the names that older clients read."""
+    """Return a served entity under the member names that older clients read."""
     names = {"entity_name": "model_name", "entity_version": "model_version"}
     return {names.get(name, name): value for name, value in entity.items() if name != "foundation_model"}
 
@@ -276,7 +282,7 @@ def _common(endpoint: Endpoint, facts: Facts) -> dict[str, Any]:
 
 
 def _summary(endpoint: Endpoint, facts: Facts) -> dict[str, Any]:
-    """As the list has it: of the configuration only what is served."""
+    """Return an endpoint as the list shows it, with only the served entities of its configuration."""
     named = ("name", "entity_name", "entity_version", "foundation_model")
     entities = [_entity(share, endpoint, facts) for share in endpoint.shares]
     served = [{name: entity[name] for name in named} for entity in entities]

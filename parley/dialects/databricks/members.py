@@ -1,6 +1,6 @@
-"""The documented members of each request, and what the strict manner checks beyond types and ranges.
+"""The documented members of each request, and strict checks beyond types and ranges.
 
-Whatever is refused here the lenient manner takes: other names, turns in any order, more functions, content in parts.
+Lenient rules allow all of it: other members, turns in any order, more functions, content in parts.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ COMPLETION: Tree = {
 EMBEDDING: Tree = {"input": FREE, "instruction": FREE, "encoding_format": FREE, **CONTEXT}
 
 EFFORTS = ("low", "medium", "high")
-FOLLOWS = {  # roles, and those that they may stand behind; an empty one: the beginning
+FOLLOWS = {  # roles, and the roles that may precede them; "" is the beginning
     "system": ("",),
     "user": ("", "system", "assistant"),
     "assistant": ("user", "tool"),
     "tool": ("calls", "tool"),
 }
 MAX_MESSAGES = 10_000
-MAX_FIELD = 1024  # characters of an id that the client chose
+MAX_FIELD = 1024  # characters of the client's own id
 
 
 def known(body: Fields, tree: Tree) -> None:
-    """Raise Malformed for a name that is not documented."""
+    """Raise Malformed for an undocumented member."""
     refuse_unknown({name: body.raw(name) for name in body.names}, tree)
 
 
 def drawing(body: Fields) -> None:
-    """The documented ranges, where they are narrower than what the server takes, and ``n`` in a stream."""
+    """Check the documented ranges that are narrower than the server's, and ``n`` in a stream. Raises BadRequest."""
     body.number("top_p", 1.0, 0, 1, open=True)
     body.integer("top_k", None, 1, openai.MAX_ID)
     if body.integer("n", 1, 1, MAX_N) > 1 and body.boolean("stream", False):
@@ -65,14 +65,14 @@ def drawing(body: Fields) -> None:
 
 
 def context(body: Fields) -> None:
-    """What the client tells of itself: of no effect on the answer."""
+    """Check the client's information about itself, which has no effect on the answer. Raises BadRequest."""
     body.free("extra_params")
     body.free("usage_context")
     body.string("client_request_id", None, cap=MAX_FIELD)
 
 
 def thinking(body: Fields) -> tuple[Fields, int | None]:
-    """The body with what ``thinking`` says of the template's option, and how many tokens the reasoning may have."""
+    """Return the body with ``thinking`` as a template option, and the budget of reasoning tokens. Raises BadRequest."""
     wish = body.object("thinking")
     if wish is None:
         return body, None
@@ -91,7 +91,7 @@ def thinking(body: Fields) -> tuple[Fields, int | None]:
 
 
 def chat(body: Fields, rules: Rules) -> None:
-    """What the strict manner asks of a conversation."""
+    """Check a conversation by strict rules. Raises BadRequest."""
     known(body, CHAT)
     drawing(body)
     body.string("reasoning_effort", None, allowed=EFFORTS)
@@ -104,7 +104,7 @@ def chat(body: Fields, rules: Rules) -> None:
 
 
 def _turns(body: Fields) -> None:
-    """Turns alternate and end with the user's, or with what a function gave."""
+    """Check that turns alternate and end with a user's turn or a tool's result. Raises BadRequest."""
     before = ""
     for item in body.objects("messages", cap=MAX_MESSAGES):
         role = item.string("role", None, allowed=tuple(FOLLOWS))
@@ -115,7 +115,7 @@ def _turns(body: Fields) -> None:
         content = item.string("content", None)
         if role == "assistant" and item.has("tool_calls"):
             if content:
-                raise item.fail("content", 'must not be there together with "tool_calls"')
+                raise item.fail("content", 'must not be used together with "tool_calls"')
             role = "calls"
         elif item.has("tool_calls"):
             raise item.fail("tool_calls", 'is only for messages with role "assistant"')
@@ -128,7 +128,7 @@ def _turns(body: Fields) -> None:
 
 
 def _behind(role: str) -> str:
-    return f'behind "{role.replace("calls", "assistant")}"' if role else "at the beginning"
+    return f'after "{role.replace("calls", "assistant")}"' if role else "at the beginning"
 
 
 def _tool(tool: Fields, rules: Rules) -> None:

@@ -1,7 +1,7 @@
-"""What Databricks' routes have in common: the two manners, how refusals are worded, the form of errors, usage and ids.
+"""Shared by Databricks' routes: strict and lenient rules, the wording of refusals, the form of errors, usage and ids.
 
-An error is a code in capitals and a sentence. OpenAI's clients of the same API look for an ``error`` object inside a
-stream, so there it stands beside them.
+An error is a code in capitals and a sentence. OpenAI's clients of this API expect an ``error`` object inside a stream,
+so streams have both.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from parley.errors import (
 )
 from parley.types import Accepted, Delta, Event
 
-BODY = 4 << 20  # bytes that the original takes
-SYSTEM = "system.ai."  # the original's catalogue of models, which its users write before their names
+BODY = 4 << 20  # bytes of a body that the original accepts
+SYSTEM = "system.ai."  # the original's model catalogue, which its users prefix to names
 
 DONE = b"data: [DONE]\n\n"
 encode = msgspec.json.Encoder().encode
 
 INDEX = re.compile(r"\[\d+\]")
-UNPRINTABLE = re.compile(rb"[^ -~]")  # what a header may not hold
+UNPRINTABLE = re.compile(rb"[^ -~]")  # bytes that a header must not contain
 JSON_TYPES = {
     "a boolean": "boolean",
     "an integer": "integer",
@@ -59,10 +59,10 @@ JSON_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the two manners read differently.
+    """The differences between strict and lenient rules.
 
-    ``strict``: names that are not documented are refused, turns must be in order, and content and the choice's index
-    are the documented ones. ``functions`` a request may have, and ``keys`` of each one's parameters (None: any number).
+    ``strict``: undocumented members are refused, turns must be in order, and content and the choices' indexes are as
+    documented. ``max_functions``: per request. ``max_keys``: of a function's parameters; None: no limit.
     """
 
     strict: bool
@@ -73,11 +73,11 @@ class Rules:
 STRICT = Rules(strict=True, functions=32, keys=15)
 LENIENT = Rules(strict=False, functions=128, keys=None)
 
-Tree = Mapping[str, Any]  # names of members, each with those inside it; an empty one: nobody looks inside
+Tree = Mapping[str, Any]  # names of members, each with the tree of its own members; an empty tree is not checked
 
 
 def refuse_unknown(value: Any, tree: Tree) -> None:
-    """Raise Malformed for the first name that the tree does not have."""
+    """Raise Malformed for the first member that the tree does not have."""
     for item in value if isinstance(value, list) else (value,):
         if not isinstance(item, dict):
             continue
@@ -89,12 +89,13 @@ def refuse_unknown(value: Any, tree: Tree) -> None:
 
 
 class Words(words.Words):
-    """``task``: how a sentence about what is missing calls the request."""
+    """Databricks' wording. ``task``: the request's name in sentences about missing members."""
 
     def __init__(self, task: str = "Chat", code: str | None = None):
         self.task, self.code = task, code
 
     def missing(self, path: str) -> BadRequest:
+        """Return the error for a missing member."""
         owner, _, name = path.rpartition(".")
         if not owner:
             return Missing(f"Missing required {self.task} parameter: '{path}'", field=path, code=self.code)
@@ -103,6 +104,7 @@ class Words(words.Words):
         return Invalid(f'"{name}" is a required property for {whose} in parameter "{top}"', field=path, code=self.code)
 
     def mistyped(self, path: str, expected: str, value: Any) -> BadRequest:
+        """Return the error for a value of a wrong type."""
         wanted = JSON_TYPES.get(expected, expected)
         got = kind(value)
         return WrongType(
@@ -113,22 +115,27 @@ class Words(words.Words):
         )
 
     def outside(self, path: str, value: float, low: float | None, high: float | None, *, open: bool) -> BadRequest:
+        """Return the error for a number out of range."""
         least = f"{'greater than' if open else 'at least'} {low}"
         allowed = f"at most {high}" if low is None else least if _endless(high) else f"{least} and at most {high}"
         return self.invalid(path, f"must be {allowed}, but got {excerpt(value)}")
 
     def unlisted(self, path: str, value: Any, allowed: Sequence[str]) -> BadRequest:
+        """Return the error for a value that is not one of those allowed."""
         listed = ", ".join(f'"{name}"' for name in allowed)
         return self.invalid(path, f"must be one of {listed}, but got {excerpt(value)}")
 
     def empty(self, path: str, what: str) -> BadRequest:
+        """Return the error for an empty string or array."""
         return self.invalid(path, "must not be empty")
 
     def long(self, path: str, what: str, size: int, cap: int) -> BadRequest:
+        """Return the error for a string, array or object that is too long."""
         unit = "characters" if what == "string" else "members"
         return self.invalid(path, f"must have at most {cap} {unit}, but has {size}")
 
     def invalid(self, path: str, reason: str) -> BadRequest:
+        """Return the error for any other fault."""
         return Invalid(f'parameter "{path}" {reason}', field=path, code=self.code)
 
 
@@ -137,7 +144,7 @@ def _endless(high: float | None) -> bool:
 
 
 def code_of(error: ParleyError) -> tuple[int, str]:
-    """The HTTP status, and the code in capitals."""
+    """Return the HTTP status, and the code in capitals."""
     match error:
         case UnknownModel():
             return 404, "RESOURCE_DOES_NOT_EXIST"
@@ -168,7 +175,7 @@ def code_of(error: ParleyError) -> tuple[int, str]:
 
 
 def told(error: ParleyError) -> dict[str, Any]:
-    """Code and sentence."""
+    """Return an error's code and sentence."""
     status, code = code_of(error)
     message = error.message
     if isinstance(error, UnknownModel):
@@ -183,29 +190,30 @@ def told(error: ParleyError) -> dict[str, Any]:
 
 
 def error(error: ParleyError) -> Answer:
-    """An error as the whole answer."""
+    """Return an error as a whole answer."""
     return Answer(code_of(error)[0], encode(told(error)))
 
 
 def failure(error: ParleyError) -> bytes:
-    """The end of a stream that an error cuts short."""
+    """Return the events that end a stream after an error."""
     said = told(error)
     inner = {"message": said["message"], "type": said["error_code"], "param": error.field, "code": said["error_code"]}
     return frame(said | {"error": inner}) + DONE
 
 
 def frame(chunk: Any) -> bytes:
-    """One event of the stream."""
+    """Encode one event of a stream."""
     return b"data: " + encode(chunk) + b"\n\n"
 
 
 def identity(head: Head) -> str:
-    """The id of an answer, in the form of a UUID."""
+    """Return the id of an answer, in the form of a UUID."""
     hexes = f"{head.id:0<32}"[:32]
     return "-".join((hexes[:8], hexes[8:12], hexes[12:16], hexes[16:20], hexes[20:]))
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    """Return the ``usage`` object."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
@@ -214,12 +222,13 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
 
 
 class Count:
-    """The tokens read and given so far: every chunk of a stream tells them."""
+    """The prompt and output tokens so far, which every chunk of a stream reports."""
 
     def __init__(self) -> None:
         self.prompt = self.given = 0
 
     def add(self, event: Event) -> None:
+        """Count the tokens of an event."""
         match event:
             case Accepted():
                 self.prompt += len(event.token_ids)
@@ -227,16 +236,17 @@ class Count:
                 self.given += len(event.tokens)
 
     def told(self) -> dict[str, int]:
+        """Return the ``usage`` object so far."""
         return usage(self.prompt, self.given)
 
 
 def served_header(reply: Reply) -> list[tuple[bytes, bytes]]:
-    """Which of the endpoint's models answered."""
+    """Return the header that names the endpoint's model that answered."""
     return [(b"served-model-name", UNPRINTABLE.sub(b"?", reply.served.encode()))] if reply.served else []
 
 
 def told_usage(body: Fields, stream: bool) -> bool:
-    """Do chunks tell the usage? They do unless a client says otherwise."""
+    """Return whether chunks report the usage: yes, unless the client turns it off. Raises BadRequest."""
     options = body.object("stream_options")
     if options is None:
         return True

@@ -1,7 +1,7 @@
-"""Huawei MindIE's API: the routes of its three planes, made from rules.
+"""Huawei MindIE's API: the routes of its three ports, built from rules.
 
-One server speaks MindIE's own interface and its forms of TGI's, vLLM's, Triton's and OpenAI's; ``parameters`` has what
-each of them takes.
+One server speaks MindIE's own interface and its variants of TGI's, vLLM's, Triton's and OpenAI's. ``parameters`` says
+which parameters each of them accepts.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from parley.dialects.openai import embeddings
 
 ID_HEADER = b"requestuuid"
 MODEL = "/v2/models/{model}"
-PLACES = (MODEL, MODEL + "/versions/{version}")  # the version is for show: there is one
+PLACES = (MODEL, MODEL + "/versions/{version}")  # the version has no effect: there is only one
 MEMBERS = PromptMembers(
     conversations=("messages",),
     prompts=("prompt", "inputs", "text_input", "input_id"),
     before=("tools",),
     salts=("adapter_id",),
 )
-EMBEDDINGS = (Route("POST", "/v1/embeddings", "embed", read=embeddings.read, model=named),)  # the original has none
+EMBEDDINGS = (Route("POST", "/v1/embeddings", "embed", read=embeddings.read, model=named),)  # not in the original
 
 
 def service(rules: Rules) -> Dialect:
-    """The plane that clients of a model speak to."""
+    """Return the dialect of the service port, which a model's clients use."""
     places = PLACES[:1] if rules.strict else PLACES
     return Dialect(
         name="mindie",
@@ -72,7 +72,7 @@ def service(rules: Rules) -> Dialect:
 
 
 def alone(rules: Rules) -> tuple[Route, ...]:
-    """Routes of paths that no other API has."""
+    """Return the routes whose paths no other API has."""
     return (
         Route("POST", "/infer", "generate", read=partial(native.read, rules)),
         Route("POST", "/infer_token", "generate", read=partial(native.read, rules)),
@@ -94,12 +94,12 @@ def _model(rules: Rules, place: str) -> tuple[Route, ...]:
 
 
 def shared_root(rules: Rules) -> Dialect:
-    """What a root has of it that other APIs share."""
+    """Return the service dialect without the paths that other APIs at the same root have."""
     return replace(service(rules), routes=alone(rules))
 
 
 def management_plane(rules: Rules) -> Dialect:
-    """The plane of those who run the server."""
+    """Return the dialect of the management port, which operators use."""
     return Dialect(
         name="mindie-management",
         title="MindIE management",
@@ -129,7 +129,7 @@ def management_plane(rules: Rules) -> Dialect:
 
 
 def metrics_plane(rules: Rules) -> Dialect:
-    """The plane of those who watch it."""
+    """Return the dialect of the metrics port, which monitoring uses."""
     page = Route("GET", "/metrics", "metrics")
     if rules.strict and not rules.monitored:
         page = Route("GET", "/metrics", "ask", read=upkeep.unmonitored)

@@ -1,6 +1,6 @@
-"""What replies of MindIE's interfaces have in common: how an answer grows, its frames in a stream, its end by an error.
+"""Shared by the replies of MindIE's interfaces: collecting an answer, splitting it into frames, ending on an error.
 
-An event of a stream is what one step of the engine gave, which is one token here.
+An event of a stream is the output of one step of the engine, usually one token.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from parley.types import Accepted, Cost, Delta, Done, Event, Scored, Token, Usag
 
 
 def common(rules: Rules, head: Head, label: str = "") -> dict[str, Any]:
-    """What requests of all interfaces say. They can be stopped under the name of their header and under their label."""
+    """Return the ``Request`` members that all interfaces share. The header's name or the label cancels it."""
     return {
         "id": head.id,
         "overflow": rules.truncation or "refuse",
@@ -30,7 +30,7 @@ def common(rules: Rules, head: Head, label: str = "") -> dict[str, Any]:
 
 
 class MindieReply(Reply):
-    """``known`` is the input that is to blame for a prompt without tokens."""
+    """A reply of any interface. ``prompt_input``: its input, which words the refusal of a prompt without tokens."""
 
     media_type: ClassVar[str] = "text/event-stream"
     names: ClassVar[Mapping[str, str]] = {"stop_ids": "stop_token_ids"}
@@ -41,20 +41,22 @@ class MindieReply(Reply):
         self._known = known
 
     def end(self, usage: Usage) -> bytes:
+        """Return nothing: the last frame ends the stream."""
         return b""
 
     def fail(self, error: ParleyError) -> bytes:
-        """The original's stream ends with the bare text."""
+        """Return the end of a stream after an error; like the original, strict rules send the bare text."""
         if self._rules.strict:
             return shared.failure(error)
         return b"data: " + shared.error(error, self._rules).body + b"\n\n"
 
     def refusal(self, error: ParleyError) -> Answer | None:
+        """Return the refusal of a prompt without tokens; None for other errors."""
         return shared.refused(self._known.tokens) if isinstance(error, NoTokens) else None
 
 
 class Piece(NamedTuple):
-    """A frame of a stream: the tokens of a step (none where an end came alone), what they add, is it the last?"""
+    """A frame of a stream: the tokens of a step (none if an end came alone), their text, and whether it is the last."""
 
     tokens: Sequence[Token]
     text: str
@@ -62,22 +64,23 @@ class Piece(NamedTuple):
 
     @property
     def token(self) -> Token | None:
-        """The last of them."""
+        """The last token, or None."""
         return self.tokens[-1] if self.tokens else None
 
     @property
     def ids(self) -> list[int]:
+        """The token ids."""
         return [token.id for token in self.tokens]
 
     @property
     def milliseconds(self) -> int:
-        """What they took together."""
+        """The time these tokens took together, in milliseconds."""
         costs = [token.cost for token in self.tokens if token.cost is not None]
         return round(1000 * sum(cost.waited + cost.computed for cost in costs))
 
 
 class Single(MindieReply):
-    """A reply of one choice."""
+    """A reply with one choice."""
 
     def __init__(self, rules: Rules, known: Input, limit: int):
         super().__init__(rules, known)
@@ -92,30 +95,32 @@ class Single(MindieReply):
 
     @abstractmethod
     def frame(self, piece: Piece) -> bytes:
-        """What this piece is on the wire."""
+        """Return a piece as bytes of the stream."""
 
     def chunk(self, events: Sequence[Event]) -> bytes:
+        """Return a frame for each step of the engine."""
         return b"".join([self.frame(piece) for piece in self._pieces(events)])
 
     def add(self, events: Sequence[Event]) -> None:
+        """Collect the tokens and text of these events."""
         tokens, text = self._take(events)
         self.tokens += tokens
         self._said.append(text)
 
     @property
     def text(self) -> str:
-        """All that was said, which is kept in one piece from here on."""
+        """The whole text so far; its parts are joined when it is read."""
         self._said = ["".join(self._said)]
         return self._said[0]
 
     @property
     def reason(self) -> str:
-        """Why it ended; another's wish counts as a stop string there."""
+        """The finish reason; a request cancelled by another call counts as stopped by a string."""
         assert self.done is not None
         return "stop_sequence" if self.done.reason == "cancel" else reason(self.done, self._limit)
 
     def _take(self, events: Sequence[Event]) -> tuple[list[Token], str]:
-        """The tokens and the text of these events; what else they tell is put down."""
+        """Return the tokens and text of these events; store the other events."""
         tokens: list[Token] = []
         texts: list[str] = []
         for event in events:
@@ -132,7 +137,7 @@ class Single(MindieReply):
         return tokens, "".join(texts)
 
     def _pieces(self, events: Sequence[Event]) -> Iterator[Piece]:
-        """What was said is divided among the tokens that came with it. What they do not spell is the last ones'."""
+        """Split the text among the steps whose tokens spell it; the rest of the text goes to the last step."""
         tokens, rest = self._take(events)
         groups = list(_steps(tokens))
         for group in groups[:-1]:
@@ -152,7 +157,7 @@ class Single(MindieReply):
 
 
 def _steps(tokens: Iterable[Token]) -> Iterator[list[Token]]:
-    """Tokens that one step gave together are one frame. Those of a step have the same costs, and no others have."""
+    """Group the tokens of one step: they have equal costs, and different steps have different ones."""
     group: list[Token] = []
     for token in tokens:
         if group and (token.cost is None or token.cost.tokens == 1 or token.cost != group[-1].cost):
@@ -164,10 +169,10 @@ def _steps(tokens: Iterable[Token]) -> Iterator[list[Token]]:
 
 
 def milliseconds(cost: Cost | None) -> int:
-    """From the choice's last token, or from when it was queued, to this one; whole ones, as there."""
+    """Return the whole milliseconds from the choice's previous token, or from queueing, to this one."""
     return round(1000 * (cost.waited + cost.computed)) if cost is not None else 0
 
 
 def microseconds(cost: Cost | None) -> int:
-    """How long the choice waited for the step."""
+    """Return the microseconds that the choice waited for the step."""
     return round(1e6 * cost.waited) if cost is not None else 0

@@ -1,5 +1,4 @@
-"""How MindIE's API is asked for a stream of tokens, for ``parley bench``: members and events are those of its form of
-TGI's."""
+"""How ``parley bench`` requests a stream of tokens from MindIE's API: like TGI, whose members and events it shares."""
 
 from __future__ import annotations
 

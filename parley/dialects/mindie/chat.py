@@ -1,7 +1,7 @@
-"""MindIE's ``POST /v1/chat/completions`` in both its flavours: vLLM's members, or those of its own interface.
+"""MindIE's ``POST /v1/chat/completions`` in both variants: with vLLM's members, or those of its own interface.
 
-In a stream, a choice opens with an event that has an empty text (not with servers of the old manual), and ends with
-one that has its last text, finish_reason and usage.
+In a stream, a choice opens with an event with empty text (not for the old manual's servers), and ends with one that has
+its last text, finish_reason and usage.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ from parley.dialects.openai import tools
 from parley.dialects.openai.shared import number
 from parley.types import Delta, Done, Event, Request, Token, Usage, Want
 
-# Nearly every event there is.
+# The fast path, for nearly all events.
 PLAIN = b'"choices":[{"index":%d,"delta":{"role":"assistant","content":%b},"logprobs":null,"finish_reason":null}]}\n\n'
-FINISH = {"length": "length", "tool": "tool_calls"}  # everything else is stop
+FINISH = {"length": "length", "tool": "tool_calls"}  # all other reasons are "stop"
 
 
 def read(rules: Rules, body: bytes, head: Head) -> ChatReply:
-    """Raises BadRequest."""
+    """Read a chat request. Raises BadRequest."""
     return ChatReply(rules, decode(body, UNREAD), head)
 
 
 class ChatReply(OpenAIReply):
+    """A reply to one conversation, as a stream of events or in one piece."""
+
     def __init__(self, rules: Rules, body: Fields, head: Head):
         self.model = openai.model(body, rules)
         chat, budget = messages.conversation(body, rules)
@@ -45,7 +47,7 @@ class ChatReply(OpenAIReply):
         self._scored = scored
         self._tools = bool(chat.tools)
         self._opened: set[int] = set()
-        self._plain = not (scored or rules.old or rules.full_text)  # events of a stream say no more than they must
+        self._plain = not (scored or rules.old or rules.full_text)  # events have no optional members
         self._before = b""
         self.request = Request(
             **common(rules, head),
@@ -64,11 +66,12 @@ class ChatReply(OpenAIReply):
             thinking_budget=budget,
         )
 
-    # -- a stream
+    # -- streaming
 
     def chunk(self, events: Sequence[Event]) -> bytes:
+        """Return an event for each piece of output."""
         parts: list[bytes] = []
-        waiting: dict[int, Delta] = {}  # the last thing that a choice said, which its end may go with
+        waiting: dict[int, Delta] = {}  # the last output of each choice, which may be sent with its end
         for event in events:
             if isinstance(event, Delta):
                 if (before := waiting.pop(event.index, None)) is not None:
@@ -102,14 +105,14 @@ class ChatReply(OpenAIReply):
         if self._rules.old or index in self._opened:
             return b""
         self._opened.add(index)
-        # the model's name is only known for sure once the server has looked it up
+        # the model's name is final only after the server has looked it up
         self._before = b"data: " + encode(self._envelope("chat.completion.chunk")).removesuffix(b"}") + b","
         delta = {"role": "assistant", "content": ""}
         told = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         return frame(self._envelope("chat.completion.chunk") | {"choices": [told]})
 
     def _delta(self, choice: Choice, event: Delta) -> dict[str, Any]:
-        full = self._rules.full_text  # only then what was said is kept
+        full = self._rules.full_text  # only then is earlier output kept
         if event.call is not None:
             function = {} if event.call.name is None else {"name": event.call.name}
             call: dict[str, Any] = {"index": event.call.index}
@@ -121,9 +124,10 @@ class ChatReply(OpenAIReply):
         text = event.text if event.part == "content" else ""
         return {"content": _grown(choice.content, text) if full else text}
 
-    # -- one answer
+    # -- in one piece
 
     def add(self, events: Sequence[Event]) -> None:
+        """Collect the output of these events by choice."""
         for event in events:
             match event:
                 case Delta(index, text, part):
@@ -137,6 +141,7 @@ class ChatReply(OpenAIReply):
                     self._choices[event.index].done = event
 
     def body(self, usage: Usage) -> bytes:
+        """Return the whole answer as JSON."""
         costs = self._costs
         answer = self._envelope("chat.completion")
         answer["choices"] = [self._choice(index, choice) for index, choice in enumerate(self._choices)]
@@ -166,6 +171,6 @@ def _token(token: Token) -> dict[str, Any]:
 
 
 def _grown(texts: list[str], text: str) -> str:
-    """A text behind those so far, which are kept in one piece."""
+    """Append a text to the earlier ones, join them in place, and return the result."""
     texts[:] = ["".join((*texts, text))]
     return texts[0]

@@ -1,7 +1,7 @@
-"""How many answers a request of MindIE's interfaces gets: ``n`` and ``best_of``, and what may not stand beside them.
+"""The number of answers to a request: ``n`` and ``best_of``, and the combinations that are refused.
 
-With ``use_beam_search`` there are as many beams as answers, and ``best_of`` does not count.
-Each interface words its refusals in its own way.
+With ``use_beam_search`` there are as many beams as answers, and ``best_of`` is ignored. Each interface words its
+refusals in its own way.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SURE = {
 
 
 def count(given: Fields, values: Values, interface: Interface, rules: Rules) -> Choices:
-    """How many answers are given, and of how many these are the likeliest. Raises BadRequest."""
+    """Return how many answers are given, and out of how many the best are chosen. Raises BadRequest."""
     n, best_of, stream = values["n"], values["best_of"], bool(values["stream"])
     if n is not None:
         _bound(given, n, rules)

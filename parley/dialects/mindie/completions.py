@@ -1,4 +1,4 @@
-"""MindIE's ``POST /v1/completions``: a text or token ids in, text out. Not strictly, also several prompts, ``echo``."""
+"""MindIE's ``POST /v1/completions``: text or token ids in, text out. Lenient rules add several prompts and ``echo``."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ MAX_PROMPTS = 1024
 
 
 def read(rules: Rules, body: bytes, head: Head) -> CompletionReply:
-    """Raises BadRequest."""
+    """Read a completion request. Raises BadRequest."""
     return CompletionReply(rules, decode(body, UNREAD), head)
 
 
 class CompletionReply(OpenAIReply):
+    """A reply to one or more prompts, as a stream of events or in one piece."""
+
     unknown = "Not found given model, please check modelName in config file."
 
     def __init__(self, rules: Rules, body: Fields, head: Head):
@@ -68,9 +70,10 @@ class CompletionReply(OpenAIReply):
             stream=bool(values["stream"]),
         )
 
-    # -- a stream
+    # -- streaming
 
     def chunk(self, events: Sequence[Event]) -> bytes:
+        """Return an event for each piece of output; an echoed prompt comes first."""
         parts: list[bytes] = []
         waiting: dict[int, Delta] = {}
         for event in events:
@@ -101,9 +104,10 @@ class CompletionReply(OpenAIReply):
             chunk["usage"] = self._usage(done.usage, choice.costs)
         return frame(chunk)
 
-    # -- one answer
+    # -- in one piece
 
     def add(self, events: Sequence[Event]) -> None:
+        """Collect the output of these events by choice."""
         for event in events:
             match event:
                 case Delta():
@@ -115,14 +119,15 @@ class CompletionReply(OpenAIReply):
                         self._take(Delta(index, event.text), event)
 
     def body(self, usage: Usage) -> bytes:
+        """Return the whole answer as JSON."""
         told = [self._choice(index, "".join(choice.content), choice.done) for index, choice in enumerate(self._choices)]
         answer = self._envelope("text_completion")
         return encode(answer | {"choices": told, "usage": self._usage(usage, self._costs)})
 
-    # -- both
+    # -- shared by both
 
     def _of(self, event: Scored) -> range:
-        """The choices of a prompt."""
+        """Return the indexes of a prompt's choices."""
         return range(event.prompt * self._each, (event.prompt + 1) * self._each)
 
     def _take(self, event: Delta, prompt: Scored | None = None) -> None:
@@ -149,7 +154,7 @@ class CompletionReply(OpenAIReply):
 
 
 def _prompts(body: Fields, rules: Rules) -> list[Prompt]:
-    """Raises BadRequest."""
+    """Read a prompt; lenient rules also accept a list of prompts. Raises BadRequest."""
     value = body.raw("prompt")
     if value is None:
         raise body.fail("prompt", MISSING)

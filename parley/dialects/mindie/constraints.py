@@ -1,4 +1,4 @@
-"""``response_format`` as MindIE reads it, with its own refusals."""
+"""MindIE's reading of ``response_format``, with its own refusals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TYPES = ("string", "integer", "number", "boolean", "array", "object", "null")
 
 
 def read(body: Fields) -> Grammar | None:
-    """The form that the answer is to have; None: text. Raises BadRequest."""
+    """Return the grammar of the answer, or None for plain text. Raises BadRequest."""
     given = body.raw(MEMBER)
     if given is None:
         return None
@@ -35,7 +35,7 @@ def read(body: Fields) -> Grammar | None:
 
 
 def _described(body: Fields, given: Any) -> dict[str, Any]:
-    """The schema that a description holds."""
+    """Return the schema in a ``json_schema`` object. Raises BadRequest."""
     if given is None:
         raise _wrong(body, ".json_schema is required when type is 'json_schema'")
     if not isinstance(given, dict):
@@ -57,7 +57,7 @@ def _described(body: Fields, given: Any) -> dict[str, Any]:
 
 
 def _faults(schema: dict[str, Any], path: str) -> Iterator[str]:
-    """What is wrong with a schema, from the outside in; its depth was looked at before."""
+    """Yield the faults in a schema, from the outside in. Its depth was checked before."""
     kind, properties, items = schema.get("type"), schema.get("properties"), schema.get("items")
     required = schema.get("required")
     if kind is not None and not isinstance(kind, str):

@@ -1,4 +1,4 @@
-"""What MindIE's service plane tells of tokens and of itself: ``/v1/tokenizer``, and metadata in Triton's form."""
+"""Tokenization and server information of MindIE's service port: ``/v1/tokenizer``, and metadata in Triton's format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNREAD = Words("Req body converts to json fail.")
 
 
 def tokenize(rules: Rules, body: bytes) -> Tokenize:
-    """Raises BadRequest."""
+    """Read a tokenize request. Raises BadRequest."""
     fields = decode(body, UNREAD)
     text, most = fields.raw("inputs"), rules.limit << 20
     if not isinstance(text, str):
@@ -31,10 +31,12 @@ def tokenize(rules: Rules, body: bytes) -> Tokenize:
 
 
 def tokenized(made: Tokenized) -> bytes:
+    """Return the tokens of a text as JSON."""
     return encode({"token_number": len(made.ids), "tokens": made.strings or []})
 
 
 def server(rules: Rules, body: bytes, head: Head, facts: Facts) -> Answer:
+    """Return the server's metadata."""
     extensions = {
         "max_iter_times": rules.max_iter_times or head.context,
         "prefill_policy_type": rules.prefill_policy,
@@ -46,6 +48,8 @@ def server(rules: Rules, body: bytes, head: Head, facts: Facts) -> Answer:
 
 
 def metadata(rules: Rules, body: bytes, head: Head, facts: Facts) -> Answer:
+    """Return the metadata of the path's model. Raises UnknownModel."""
+
     def tensor(name: str) -> dict[str, Any]:
         return {"name": name, "shape": [-1], "datatype": DATATYPE}
 
@@ -54,6 +58,7 @@ def metadata(rules: Rules, body: bytes, head: Head, facts: Facts) -> Answer:
 
 
 def config(rules: Rules, body: bytes, head: Head, facts: Facts) -> Answer:
+    """Return the configuration of the path's model. Raises UnknownModel."""
     return _told(
         {
             "model_name": known(head, facts),

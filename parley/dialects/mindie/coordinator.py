@@ -1,5 +1,7 @@
-"""What MindIE's coordinator refuses of a body before any instance sees it. Only a strict coordinator of parley does:
-instances say more precisely what is wrong. Pure: bytes in, a text or none out.
+"""The checks that MindIE's coordinator makes on a body before any instance sees it.
+
+Only a strict coordinator of parley makes them, because instances report faults more precisely. Pure: bytes in, an error
+text out.
 """
 
 from __future__ import annotations
@@ -10,11 +12,11 @@ import msgspec
 
 FORMAT = "Request format is invalid"
 NEITHER = "Invalid request format: Missing both 'prompt' or 'messages'"
-LEAST = "UINT32"  # the type of tokens
+LEAST = "UINT32"  # the datatype of token tensors
 
 
 def body_fault(path: str, body: bytes) -> str:
-    """Return the documented text of the first error in a body; empty if there is none. ``path``: the route's path."""
+    """Return the documented error text, or "" for a valid body. ``path`` is the route's pattern."""
     try:
         said = msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -29,7 +31,7 @@ def body_fault(path: str, body: bytes) -> str:
 
 
 def _input(path: str, said: dict[str, Any]) -> bool:
-    """Whether there is exactly one prompt, of a type that the interface accepts."""
+    """True if the body has exactly one prompt of a type that the interface accepts."""
     if path.endswith("/infer") and path.startswith("/v2/"):
         tensors = said.get("inputs")
         return isinstance(tensors, list) and any(

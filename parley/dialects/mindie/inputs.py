@@ -1,6 +1,6 @@
-"""What MindIE's interfaces are asked: a text, or a list of parts of which some could be media; and how it is refused.
+"""Prompts of MindIE's interfaces: a text, or a list of parts that may include media; and their refusals.
 
-An interface calls its input by its own name and says what is wrong with it in its own sentence.
+Each interface has its own name for the input and its own sentences for faults.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from parley.errors import Unsupported
 
 MEDIA = ("image_url", "video_url", "audio_url")
 MAX_MEDIA = 20
-IDS = 1_048_576  # tokens of an input, whatever the model takes
+IDS = 1_048_576  # tokens of an input, independent of the model
 LONG = "{} must be necessary and data type must be string and length in (0, {{1}}], but the length of inputs is {{0}}"
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """``name`` of the member; what is said where it is ``missing``, of no ``type``, an ``empty`` list, or of a length
-    (0) beyond the limit (1), and of a text that has no ``tokens``."""
+    """The name of a member, and the sentences of its refusals. In ``wrong_length``, {0} is the length and {1} the
+    limit; in ``wrong_type``, {} is the request's id. ``no_tokens`` refuses a text that yields no tokens."""
 
     name: str
     missing: str
@@ -61,12 +61,12 @@ TRITON = Input(
 
 
 def text(body: Fields, known: Input, rules: Rules, id: str = "") -> str:
-    """The text, or the texts of a list of parts as one. Raises BadRequest; Unsupported for media."""
+    """Return the text, or the joined texts of a list of parts. Raises BadRequest; Unsupported for media."""
     return "".join(texts(body, known, rules, id))
 
 
 def texts(body: Fields, known: Input, rules: Rules, id: str = "") -> list[str]:
-    """The text alone, or those of a list of parts."""
+    """Return the text by itself, or the texts of a list of parts. Raises BadRequest; Unsupported for media."""
     value, most = body.raw(known.name), rules.limit << 20
     if value is None:
         raise body.fail(known.name, known.missing)
@@ -83,7 +83,7 @@ def texts(body: Fields, known: Input, rules: Rules, id: str = "") -> list[str]:
 
 
 def parts(body: Fields, known: Input, value: list[Any], id: str = "") -> list[str]:
-    """The texts of a list of parts. Raises BadRequest; Unsupported for media."""
+    """Return the texts of a list of parts. Raises BadRequest; Unsupported for media."""
     if not value:
         raise body.fail(known.name, known.empty)
     media = sum(isinstance(part, dict) and part.get("type") in MEDIA for part in value)

@@ -1,4 +1,4 @@
-"""MindIE's instance plane: the paths at which an instance answers coordinators and controllers, and its refusals."""
+"""MindIE's instance routes: its answers to coordinators and controllers, and its refusals."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ KINDS = {401: "Unauthorized", 422: "Input Validation Error", 503: "Service Unava
 
 
 def refusal(error: OrderRefused) -> Answer:
+    """Return the answer to a command that an instance refuses."""
     return answer(error.status, error.message, error.kind or KINDS.get(error.status, "Bad Request"))
 
 

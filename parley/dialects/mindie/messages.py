@@ -1,6 +1,6 @@
-"""A conversation as MindIE reads it: messages, tools, what the chat template is told; and its own words for mistakes.
+"""MindIE conversations: messages, tools, options of the chat template, and MindIE's own error sentences.
 
-It is stricter with a request that has tools: then roles are known ones and no content is empty.
+Requests with tools are checked more strictly: roles must be known, and no content may be empty.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KINDS = {type(None): "null", bool: "boolean", int: "number", float: "number", st
 
 
 def conversation(body: Fields, rules: Rules) -> tuple[Chat, int | None]:
-    """The conversation, and how many tokens its reasoning may have. Raises BadRequest, in the original's order."""
+    """Return the conversation and its budget of reasoning tokens. Raises BadRequest, in the original's order."""
     choice, only = _choice(body)
     tools = _tools(body)
     options, budget = _options(body)
@@ -101,7 +101,7 @@ def _content(turn: Fields, role: str, strict: bool, calls: bool, rules: Rules) -
 
 
 def _answered(turn: Fields) -> str:
-    """Which call a message of a tool answers."""
+    """Return the id of the call that a tool's message answers. Raises BadRequest."""
     id = turn.raw("tool_call_id")
     if id is None:
         told = "Request param contains not tool_call_id or tool_call_id null while role is tool"
@@ -114,7 +114,7 @@ def _answered(turn: Fields) -> str:
 
 
 def _call(turn: Fields, call: Any) -> ToolCall:
-    """A call that an earlier answer made."""
+    """Read a tool call of an earlier answer. Raises BadRequest."""
     given = call if isinstance(call, dict) else {}
     function = given.get("function") if isinstance(given.get("function"), dict) else None
 
@@ -138,14 +138,14 @@ def _call(turn: Fields, call: Any) -> ToolCall:
 
 
 def _choice(body: Fields) -> tuple[Literal["auto", "none", "required"], str | None]:
-    """Whether calls may, must not or must be made, and the tool that must be called if one is named."""
+    """Return whether calls may, must not or must be made, and the tool that must be called, if one is named."""
     value = body.raw("tool_choice")
     if value is None:
         return "auto", None
     if isinstance(value, str):
         if value not in CHOICES:
             raise body.fail("tool_choice", "Parameter tool_choice string not in [none, auto, required]")
-        return value, None  # type: ignore[return-value]  # one of those allowed
+        return value, None  # type: ignore[return-value]  # narrowed by the check above
     if not isinstance(value, dict):
         raise body.fail("tool_choice", "Parameter tool_choice not string or object")
     return "required", _tool(body, "tool_choice", value)["function"]["name"]
@@ -161,7 +161,7 @@ def _tools(body: Fields) -> list[dict[str, Any]]:
 
 
 def _tool(body: Fields, member: str, tool: Any) -> dict[str, Any]:
-    """A tool as a template may see it."""
+    """Check a tool and return the members that a template may see. Raises BadRequest."""
     if not isinstance(tool, dict) or "type" not in tool:
         raise body.fail(member, "Tool param invalid, tool type not exist")
     kind, function = tool["type"], tool.get("function")
@@ -200,7 +200,7 @@ def _tool(body: Fields, member: str, tool: Any) -> dict[str, Any]:
 
 
 def _options(body: Fields) -> tuple[dict[str, Any], int | None]:
-    """Names for the template, and a budget for thinking, which counts where thinking is switched on."""
+    """Return the template's variables, and the thinking budget, which applies only with ``enable_thinking``."""
     given = body.raw("chat_template_kwargs")
     if given is None and not body.null("chat_template_kwargs"):
         return {}, None

@@ -1,6 +1,6 @@
-"""MindIE's own interface: ``POST /infer`` and ``/infer_token``, one handler for a text and for token ids.
+"""MindIE's own interface: ``POST /infer`` and ``/infer_token``, both for text and for token ids.
 
-A stream tells with each token the time since the one before; the first one's is that of reading the prompt.
+A stream reports with each token the time since the previous one; for the first token, this is the prefill time.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from parley.dialects.mindie.rules import Rules
 from parley.dialects.mindie.shared import UNREAD, encode
 from parley.types import Prompt, Request, Stop, Text, Tokens, Usage, Want
 
-TOKENS = 20  # unless told otherwise
+TOKENS = 20  # default of max_new_tokens
 
 
 def read(rules: Rules, body: bytes, head: Head) -> NativeReply:
-    """Raises BadRequest."""
+    """Read a request. Raises BadRequest."""
     return NativeReply(rules, decode(body, UNREAD), head)
 
 
 class NativeReply(Single):
+    """A reply of MindIE's own interface."""
+
     def __init__(self, rules: Rules, body: Fields, head: Head):
         prompt = _prompt(body, rules)
         given = body.object("parameters") or Fields({}, "parameters", UNREAD)
@@ -47,6 +49,7 @@ class NativeReply(Single):
         )
 
     def frame(self, piece: Piece) -> bytes:
+        """Return a piece as an event."""
         time = piece.milliseconds if piece.tokens else None
         answer: dict[str, Any] = {
             "prefill_time": None if self._begun else time,
@@ -60,6 +63,7 @@ class NativeReply(Single):
         return b"data: " + encode(answer) + b"\n\n"
 
     def body(self, usage: Usage) -> bytes:
+        """Return the whole answer as JSON."""
         answer: dict[str, Any] = {"generated_text": self.text}
         if self._details:
             told = self._told()
@@ -77,7 +81,7 @@ class NativeReply(Single):
 
 
 def _prompt(body: Fields, rules: Rules) -> Prompt:
-    """Which of the two it is goes by the names alone: a null counts as given here."""
+    """Read the text or the token ids; the member's name alone decides, even if its value is null. Raises BadRequest."""
     names = [name for name in ("inputs", "input_id") if body.has(name) or body.null(name)]
     if len(names) == 2:
         raise body.fail("inputs", "Input conflict.")

@@ -1,4 +1,4 @@
-"""What MindIE's two OpenAI routes have in common: which model is meant, usage with what each token took, models."""
+"""Shared by MindIE's two OpenAI routes: model names, usage with the cost of each token, and the list of models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OWNER = "MindIE Server"
 
 
 class Choice:
-    """What one choice has said so far."""
+    """The output of one choice so far."""
 
     def __init__(self) -> None:
         self.content: list[str] = []
@@ -35,7 +35,7 @@ class Choice:
         self.done: Done | None = None
 
     def take(self, tokens: Sequence[Token]) -> None:
-        """Put down what is told of these tokens."""
+        """Collect these tokens and their costs."""
         self.tokens += tokens
         for token in tokens:
             if token.cost is not None:
@@ -43,7 +43,7 @@ class Choice:
 
 
 class OpenAIReply(MindieReply):
-    """``unknown``: what is said of a model that is not there. ``model`` is the name that the body has."""
+    """A reply of an OpenAI route. ``unknown_model_text``: for a name that is not served. ``model_name``: the body's."""
 
     unknown: str
     model: str
@@ -54,9 +54,11 @@ class OpenAIReply(MindieReply):
         self._choices = [Choice() for _ in range(count)]
 
     def end(self, usage: Usage) -> bytes:
+        """Return the mark that ends a stream."""
         return DONE
 
     def refusal(self, error: ParleyError) -> Answer | None:
+        """Return the refusal of an unknown model, or of a prompt without tokens; None for other errors."""
         if isinstance(error, UnknownModel):
             return shared.refused(self.unknown.format(self.model))
         return super().refusal(error)
@@ -85,19 +87,19 @@ class OpenAIReply(MindieReply):
 
     @property
     def _costs(self) -> list[Cost]:
-        """Of the steps of the engine: those of the longest choice."""
+        """The costs of the engine's steps: those of the longest choice."""
         return max((choice.costs for choice in self._choices), key=len)
 
 
 def times(costs: Sequence[Cost]) -> dict[str, Any]:
-    """Milliseconds to the first token, and between each two."""
+    """Return the milliseconds to the first token, and between each two tokens."""
     if not costs:
         return {"prefill_time": 0, "decode_time_arr": []}
     return {"prefill_time": milliseconds(costs[0]), "decode_time_arr": [milliseconds(cost) for cost in costs[1:]]}
 
 
 def model(body: Fields, rules: Rules) -> str:
-    """The name of the model that is meant. Raises BadRequest."""
+    """Return the body's model name. Raises BadRequest."""
     value = body.raw("model")
     if value is None:
         if not rules.strict:
@@ -111,6 +113,7 @@ def model(body: Fields, rules: Rules) -> str:
 
 
 def stop(values: Values) -> Stop:
+    """Return the stop conditions that the parameters ask for."""
     return Stop(
         strings=values["stop"],
         ids=values["stop_token_ids"],
@@ -122,6 +125,7 @@ def stop(values: Values) -> Stop:
 
 
 def frame(chunk: dict[str, Any]) -> bytes:
+    """Encode one event of a stream."""
     return b"data: " + encode(chunk) + b"\n\n"
 
 
@@ -129,7 +133,7 @@ def frame(chunk: dict[str, Any]) -> bytes:
 
 
 def models(rules: Rules, cards: list[Card]) -> bytes:
-    """In the original's spelling: sorted members, four blanks, the word null as the parent of those that have none."""
+    """Return the list of models, formatted like the original: four spaces, and "null" as the parent of base models."""
     data = []
     for card in cards:
         told = {"id": card.name, "object": "model", "owned_by": OWNER, "parent": card.root if card.folder else "null"}
@@ -139,5 +143,6 @@ def models(rules: Rules, cards: list[Card]) -> bytes:
 
 
 def card(card: Card) -> bytes:
+    """Return one model as JSON."""
     told = {"id": card.name, "object": "model", "created": card.created, "owned_by": OWNER}
     return encode(told | ({"parent": card.root} if card.folder else {}))

@@ -1,9 +1,8 @@
-"""The parameters of MindIE's interfaces, as one table: who takes which, in what order they are looked at, within what
-range, and what is said of the others.
+"""The parameters of MindIE's interfaces as one table: members, order of checks, ranges, and refusals.
 
-An interface is a row of data. ``read`` gives the values of its parameters, None where one was not given; the first
-fault in the interface's order is the one that is told. ``sampling`` says what those of drawing mean together. The
-file knows neither where in a body an interface has its parameters nor how its answers look.
+An interface is a row of data. ``read_mindie_parameters`` returns the values of its parameters, None for absent ones,
+and raises the first fault in the interface's order. ``mindie_sampling`` combines the sampling parameters. The file
+knows neither where an interface's parameters are in a body nor the form of its answers.
 """
 
 from __future__ import annotations
@@ -24,23 +23,24 @@ OPENAI = (
     "temperature", "top_k", "top_p", "seed", "repetition_penalty", "frequency_penalty", "presence_penalty",
     "skip_special_tokens", "best_of", "n",
 )  # fmt: skip
-STOPS = 32_768  # characters of a list of stop strings, and of one string where it is vLLM's interface
-STOP = 1024  # characters of a string in the list, and how many those may be where the list is short
+STOPS = 32_768  # characters of all stop strings together; with ``long_stop_string``, also of a single one
+STOP = 1024  # characters of each listed stop string; also their number, without ``long_stop_string``
 MAX_N, MAX_BEST = 8192, 128
 MAX_TIMEOUT = 65_535
-LEVELS = 5  # of priority: 1 is the most urgent one, the last is meant by requests that say nothing
+LEVELS = 5  # of priority: 1 is the most urgent, the last is the default
 MAX_TOP, MAX_LOGPROBS = 20, 5
 ADAPTER = re.compile(r"[a-zA-Z0-9_./-]{1,256}")
-BASE = "None"  # the name of no adapter
+BASE = "None"  # the adapter name that stands for the base model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interface:
-    """``order``: its parameters. ``low_k``: the least top_k, -1 if that turns it off; then 0 does not.
+    """The parameters of an interface, in the order of their checks, and where its rules differ.
 
-    ``cold``: a temperature of 0 is taken. ``whole``: so is a top_p of 1. ``hottest`` and ``max_penalty`` are the
-    largest temperature and repetition_penalty. ``long_stop``: one stop string may be as long as a list of them.
-    ``voice``: whose sentences say what is wrong with n and best_of. ``lax``: zeros that mean "off" are taken.
+    ``min_top_k``: the least top_k; -1 turns it off, and then 0 is refused. ``zero_temperature``, ``full_top_p``: allow
+    temperature 0 and top_p 1. ``max_temperature``, ``max_penalty``: limits of temperature and
+    repetition_penalty. ``long_stop_string``: a single stop string may be as long as a whole list. ``error_style``: the
+    wording of errors in n and best_of. ``zeros_allowed``: zeros that mean "off" are allowed.
     """
 
     order: tuple[str, ...]
@@ -54,7 +54,7 @@ class Interface:
     lax: bool = False
 
     def under(self, rules: Rules) -> Interface:
-        """The interface of a server with these rules."""
+        """Return the interface under these rules."""
         return self if rules.strict else replace(self, cold=True, whole=True, low_k=min(self.low_k, 0), lax=True)
 
 
@@ -91,14 +91,14 @@ Values = dict[str, Any]
 
 
 def read(given: Fields, interface: Interface) -> Values:
-    """The values of all its parameters, by name. Raises BadRequest."""
+    """Return the values of all parameters, by name. Raises BadRequest."""
     return {name: CHECKS[name](given, name, interface) for name in interface.order}
 
 
 def sampling(values: Values, rules: Rules) -> Sampling:
-    """How tokens are drawn: greedily, unless a temperature, top_k or top_p asks for more. Raises BadRequest.
+    """Return the sampling settings: greedy, unless a temperature, top_k or top_p is given.
 
-    What the original only looks at, typical_p and watermark, has no effect under strict rules.
+    Under strict rules typical_p and watermark have no effect, because the original only checks them.
     """
     temperature, top_k, top_p = values["temperature"], values["top_k"], values["top_p"]
     draws = values.get("do_sample")
@@ -119,7 +119,7 @@ def sampling(values: Values, rules: Rules) -> Sampling:
 
 
 def priority(values: Values) -> int:
-    """With 0 for those that say nothing."""
+    """Return the priority relative to the default level, which is 0."""
     return _or(values["priority"], LEVELS) - LEVELS
 
 
@@ -131,7 +131,7 @@ def _or(value: Any, default: Any) -> Any:
 
 
 def _integer(given: Fields, name: str, low: int, high: int) -> Any:
-    """As ``Fields.integer``, but 5.0 is none."""
+    """Like ``Fields.integer``, but refuses 5.0."""
     if isinstance(given.raw(name), float):
         raise given.mistyped(name, "an integer")
     return given.integer(name, None, low, high)
@@ -187,7 +187,7 @@ def _adapter(given: Fields, name: str, interface: Interface) -> Any:
 
 
 def _model(given: Fields, name: str, interface: Interface) -> Any:
-    """Of vLLM's /generate: which adapter. Where the other interfaces have a model, it is none of the parameters."""
+    """Read the adapter's name in vLLM's /generate. The other interfaces read ``model`` elsewhere."""
     value = given.raw(name)
     if value is None:
         return None
@@ -233,7 +233,7 @@ def _stop_ids(given: Fields, name: str, interface: Interface) -> list[int]:
 
 
 def _include(given: Fields, name: str, interface: Interface) -> Any:
-    """Looked at only where there is something to include."""
+    """Read the flag only if there are stop strings or stop ids, like the original."""
     return given.boolean(name, None) if given.has("stop") or given.has("stop_token_ids") else None
 
 

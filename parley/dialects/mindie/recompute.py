@@ -1,9 +1,9 @@
-"""Bodies of requests that go on elsewhere: MindIE's recompute, written where a request stops and read where it goes on.
+"""MindIE's recompute: bodies of requests that another instance resumes, written by the first and read by the second.
 
-Such a body is the client's, but that its prompt is a text of numbers: how long the prompt was, then the ids of its
-tokens and of those that were generated. Beside that, parley puts the request as it came and the engine's outputs,
-by which another parley goes on exactly (``parley_origin``); any other reads over it. It knows the interfaces by path
-and members, and nothing of how a request is answered.
+Such a body is the client's, except that its prompt is a text of numbers: the length of the prompt, then the token ids
+of the prompt and of the output so far. parley adds ``parley_origin``, the original request and the engine's outputs,
+so that another parley can resume exactly; other servers ignore it. Knows the interfaces by path and members, and not
+how a request is answered.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from parley.types import Batch, Output
 IDS = re.compile(r"[0-9]{1,10}(,[0-9]{1,10})*")
 ORIGIN = "parley_origin"
 MESSAGES = "Messages MUST be a string for recompute"
-CALLING = "Messages must be a string for recompute"  # with tools
+CALLING = "Messages must be a string for recompute"  # for requests with tools
 UNREAD = "Failed to get token from input: {}"
 FIRST = "Failed to get parameter firstTokenCost in json body"
 TIMES = "Parameter decodeTime length is invalid."
-ANY = "a"  # stands where a prompt was whose text is not known
+ANY = "a"  # replaces a prompt whose text is not known
 
 
 _ORIGIN = msgspec.msgpack.Decoder(Origin)
 
-# Where the prompt of an interface stands; that of tensors is in ``inputs[0]``.
+# The member that holds an interface's prompt; for tensors it is in ``inputs[0]``.
 MEMBERS = {
     "chat": "messages",
     "completions": "prompt",
@@ -48,7 +48,7 @@ MEMBERS = {
 
 
 def read(path: str, body: bytes) -> ResumedBody:
-    """A body that came with ``is-recompute: true``. Raises OrderRefused. What is no JSON object is left to others."""
+    """Read a body sent with ``is-recompute: true``; return it as it is if it is no JSON object. Raises OrderRefused."""
     try:
         given = msgspec.json.decode(body)
     except (ValueError, RecursionError):
@@ -84,7 +84,7 @@ def _original(coded: Any) -> ResumedBody:
 
 
 def _interface(path: str, given: dict[str, Any]) -> str:
-    """Which of the interfaces a path and a body are of."""
+    """Return the name of the interface that a path and a body belong to."""
     if "messages" in given:
         return "chat"
     if isinstance(given.get("inputs"), list) and path.endswith("/infer"):
@@ -97,7 +97,7 @@ def _interface(path: str, given: dict[str, Any]) -> str:
 
 
 def _text(interface: str, given: dict[str, Any]) -> str | list[int]:
-    """The numbers in a body. Raises OrderRefused."""
+    """Return the numbers in a body, as text or as a list. Raises OrderRefused."""
     if interface == "tensors":
         return _data(given["inputs"])
     member = MEMBERS[interface]
@@ -106,7 +106,7 @@ def _text(interface: str, given: dict[str, Any]) -> str | list[int]:
         return text
     if interface == "chat":
         raise OrderRefused(422, CALLING if given.get("tools") else MESSAGES)
-    raise OrderRefused(422, UNREAD.format(f"{member} is no string"))
+    raise OrderRefused(422, UNREAD.format(f"{member} is not a string"))
 
 
 def _data(tensors: list[Any]) -> list[int]:
@@ -114,12 +114,12 @@ def _data(tensors: list[Any]) -> list[int]:
     while isinstance(data, list) and len(data) == 1 and isinstance(data[0], list):
         data = data[0]
     if not isinstance(data, list) or not all(type(id) is int and id >= 0 for id in data):
-        raise OrderRefused(422, UNREAD.format("data is no list of token ids"))
+        raise OrderRefused(422, UNREAD.format("data is not a list of token ids"))
     return data
 
 
 def _stand_in(interface: str, given: dict[str, Any], prompt: list[int]) -> Any:
-    """What an interface reads in place of the numbers. Raises OrderRefused."""
+    """Return the value that replaces the numbers in the prompt's member. Raises OrderRefused."""
     if interface == "chat":
         return [{"role": "user", "content": ANY}]
     if interface == "completions":
@@ -134,12 +134,12 @@ def _stand_in(interface: str, given: dict[str, Any], prompt: list[int]) -> Any:
 
 def _tokens(text: str) -> tuple[list[int], list[int]]:
     if not IDS.fullmatch(text):
-        raise OrderRefused(422, UNREAD.format("it is no list of numbers with commas in between"))
+        raise OrderRefused(422, UNREAD.format("it is not a list of numbers separated by commas"))
     return _split([int(id) for id in text.split(",")])
 
 
 def _split(numbers: list[int]) -> tuple[list[int], list[int]]:
-    """The ids of the prompt and of what was generated."""
+    """Split the numbers into the ids of the prompt and of the output. Raises OrderRefused."""
     length, *ids = numbers or [0]
     if not 0 < length <= len(ids):
         raise OrderRefused(422, UNREAD.format(f"the prompt cannot have {length} of {len(ids)} tokens"))
@@ -147,14 +147,14 @@ def _split(numbers: list[int]) -> tuple[list[int], list[int]]:
 
 
 def _fill(tensor: dict[str, Any], ids: list[int]) -> None:
-    """Give a tensor of one row other elements."""
+    """Replace the elements of a tensor with one row."""
     tensor["data"] = ids
     if isinstance(shape := tensor.get("shape"), list) and shape:
         tensor["shape"] = [*(1 for _ in shape[1:]), len(ids)]
 
 
 def _times(given: dict[str, Any], drawn: int) -> None:
-    """Take out what the original's servers measured; it must be there."""
+    """Remove the timings that the original's servers measured. Raises OrderRefused if they are missing."""
     parameters = given.get("parameters")
     if not isinstance(parameters, dict) or not _unsigned(parameters.pop("firstTokenCost", None)):
         raise OrderRefused(422, FIRST)
@@ -171,10 +171,10 @@ def _unsigned(value: Any) -> bool:
 
 
 def write(path: str, origin: Origin, prompt: Sequence[int], seed: int) -> bytes:
-    """The body with which a request goes on: ``retry:`` of an instance that cannot finish it.
+    """Return the body that resumes a request elsewhere: ``retry:`` from an instance that cannot finish it.
 
-    ``prompt``: token ids of its first prompt, whose first choice has drawn the tokens in ``origin``; it is all that
-    others than parley are told, as they have no more. ``seed``: of that choice.
+    ``prompt``: token ids of its first prompt. ``origin`` holds the tokens drawn so far; only those of that prompt's
+    first choice are written as numbers, because MindIE's requests have no others. ``seed``: that choice's seed.
     """
     try:
         given = msgspec.json.decode(origin.body)
@@ -191,7 +191,7 @@ def write(path: str, origin: Origin, prompt: Sequence[int], seed: int) -> bytes:
     if interface == "tensors":
         _fill(body["inputs"][0], numbers)
     else:
-        body.pop("input_id", None)  # native: either of two members
+        body.pop("input_id", None)  # the native interface has either of two members
         body[MEMBERS[interface]] = text
     nested = interface in ("tgi", "native", "triton", "tensors")
     place = body["inputs"][0] if interface == "tensors" else body

@@ -1,6 +1,6 @@
-"""How one server of MindIE's API reads and answers: what its configuration file says that a client can tell.
+"""The settings of MindIE's configuration file that change how a server of its API reads and answers.
 
-Data only. Defaults are those of the original's file, or None where the server itself knows better.
+Data only. Defaults are those of the original's file, or None if the server itself knows a better value.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ Profile = Literal["strict-old", "strict", "extended"]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """``profile``: the manual's servers (strict-old), those of today (strict), or without their refusals (extended).
+    """``profile``: like the manual's servers (strict-old), like today's (strict), or without refusals (extended).
 
-    ``vllm``: which of the two OpenAI interfaces it has, vLLM's or its own. ``full_text``: each event of a stream
-    repeats the text so far. ``figures``: usage tells what each token took. ``limit``: MB that a body may have.
-    ``max_n`` is the most choices of an answer. ``truncation``: which part of a prompt that is too long is kept; none:
-    it is refused. The rest is only told, by routes about the server itself.
+    ``vllm``: the server has vLLM's OpenAI interface rather than its own. ``full_text``: each event of a stream repeats
+    the text so far. ``figures``: usage reports the cost of each token. ``limit``: size of a body, in MB. ``max_n``: the
+    most choices of an answer. ``truncation``: the part of a too long prompt that is kept; None: it is refused. The
+    other settings are only reported, by routes about the server itself.
     """
 
     profile: Profile = "strict"
     vllm: bool = True
     full_text: bool = False
     figures: bool = True
-    monitored: bool = True  # the metrics plane tells metrics
+    monitored: bool = True  # the metrics port is on
     limit: int = 40
     truncation: Keep | None = None
     max_seq_len: int | None = None
@@ -43,13 +43,15 @@ class Rules:
     cpu_mem_size: int = 5
     world_size: int = 1
     cache_block_size: int | None = None
-    weights: str = ""  # the last part of the folder's path
+    weights: str = ""  # last part of the model folder's path
     instance: str = "Standard"
 
     @property
     def strict(self) -> bool:
+        """True for both strict profiles."""
         return self.profile != "extended"
 
     @property
     def old(self) -> bool:
+        """True for the old manual's profile."""
         return self.profile == "strict-old"

@@ -1,7 +1,7 @@
-"""What MindIE's interfaces have in common: how refusals are worded, and the form of errors.
+"""Shared by MindIE's interfaces: the wording of refusals, and the form of errors.
 
-Every refusal of a body is a 422, whatever is wrong with it. What engines refuse is a 424 there; a stream that has begun
-ends with the bare text of the error.
+Every refusal of a body is a 422, whichever fault it has. Refusals by the engine are a 424. A stream that has begun ends
+with the bare text of the error.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ TYPES = {
     "an object": "object",
 }
 UNSIGNED = ("seed", "n", "best_of", "priority", "timeout", "top_logprobs", "logprobs")
-# What is said of a number out of range, whatever the range of the interface is. {1} is the most that it takes.
+# Messages for numbers out of range, independent of the interface's range. {1} is its upper limit.
 RANGES = {
     "temperature": "Parameter temperature must be in (0.0,{1:g}], got {0}.",
     "top_k": "Parameter top_k must be in -1 || (0,2147483647], got {0}",
@@ -82,36 +82,42 @@ EXPIRED = {
     "server": "Engine callback timeout: server e2eTimeout",
     "token": "Engine callback timeout: server tokenTimeout",
 }
-OTHERWISE = {"max_tokens": "Parameter max_tokens not number_integer"}  # what is said of another type
+OTHERWISE = {"max_tokens": "Parameter max_tokens not number_integer"}  # messages for a wrong type
 
 
 class Words(words.Words):
-    """``unread``: what is said of a body that is no JSON object; each route has its own sentence."""
+    """MindIE's wording. ``unreadable_body``: the message for a body that is no JSON object; each route has its own."""
 
     def __init__(self, unread: str = ""):
         self.unread = unread
 
     def missing(self, path: str) -> BadRequest:
+        """Return the error for a missing member."""
         return Missing(f"Request should contain '{path}' and the type should be string.", field=path)
 
     def mistyped(self, path: str, expected: str, value: Any) -> BadRequest:
+        """Return the error for a value of a wrong type."""
         name = path.rpartition(".")[2]
         type_ = "unsigned" if name in UNSIGNED and expected == "an integer" else TYPES.get(expected, expected)
         return WrongType(OTHERWISE.get(name, f"{name} must be {type_} type."), field=path)
 
     def outside(self, path: str, value: float, low: float | None, high: float | None, *, open: bool) -> BadRequest:
+        """Return the error for a number out of range."""
         name = path.rpartition(".")[2]
         if name in UNSIGNED and value < 0:
             return self.mistyped(path, "an integer", value)
         return mistaken(path, value, high)
 
     def invalid(self, path: str, reason: str) -> BadRequest:
+        """Return the error for any other fault."""
         return Invalid(reason, field=path)
 
     def unreadable(self, body: bytes, reason: str) -> BadRequest:
+        """Return the error for a body that is not JSON."""
         return Malformed(self.unread)
 
     def shapeless(self, value: Any) -> BadRequest:
+        """Return the error for a body that is not a JSON object."""
         return Malformed(self.unread)
 
 
@@ -119,17 +125,17 @@ UNREAD = Words("Failed to parse request context to json")
 
 
 def mistaken(path: str, value: Any, high: float | None = None) -> BadRequest:
-    """A value of the parameter at this path that its interface does not take."""
+    """Return the error for a parameter's value that its interface does not accept."""
     return Invalid(RANGES[path.rpartition(".")[2]].format(encode(value).decode(), high or 0), field=path)
 
 
 def size(text: str) -> int:
-    """Its length as the original counts, in units of UTF-16."""
+    """Return a text's length in UTF-16 units, as the original counts."""
     return len(text) if text.isascii() else len(text.encode("utf-16-le")) // 2
 
 
 def error(error: ParleyError, rules: Rules = RULES) -> Answer:
-    """An error as the whole answer."""
+    """Return an error as a whole answer."""
     match error:
         case TooLarge():
             text = f"Request body too large. Maximum allowed size is {rules.limit}MB."
@@ -156,7 +162,7 @@ def error(error: ParleyError, rules: Rules = RULES) -> Answer:
         case NotReady() | Overloaded():
             return answer(503, error.message, "Service Unavailable")
         case _ if type(error) is ParleyError and rules.strict:
-            return Answer(500, b"Server internal error")  # no JSON, although it says so
+            return Answer(500, b"Server internal error")  # not JSON, despite the content type
         case _ if error.status >= 500:
             return answer(500, error.message, "Incomplete Generation")
         case _:
@@ -164,22 +170,22 @@ def error(error: ParleyError, rules: Rules = RULES) -> Answer:
 
 
 def sole(head: Head) -> str:
-    """The name that a request has by its header, which no other may have."""
+    """Return the request's id from its header; no two open requests may share it."""
     return head.headers.get(b"req-id", b"").decode("utf-8", "replace")
 
 
 def name(head: Head) -> str:
-    """What a request is called: as it says, or in the form of the original, which counts them."""
+    """Return the request's name: its header's id, or a numbered one like the original's."""
     return sole(head) or f"endpoint_common_{int(head.id[-8:], 16)}"
 
 
 def refused(text: str) -> Answer:
-    """What is said of a body that is wrong."""
+    """Return the refusal of a body."""
     return answer(422, text, "Input Validation Error")
 
 
 def failure(error: ParleyError) -> bytes:
-    """The end of a stream that an error cuts short."""
+    """Return the end of a stream after an error."""
     return EXPIRED[error.limit].encode() if isinstance(error, Expired) else error.message.encode()
 
 
@@ -193,4 +199,5 @@ def _reason(error: ContextLength) -> str:
 
 
 def answer(status: int, text: str, kind: str) -> Answer:
+    """Return an error answer in JSON."""
     return Answer(status, encode({"error": text, "error_type": kind}))

@@ -1,4 +1,4 @@
-"""MindIE's form of Triton's interface for tokens: ``/v2/models/{model}/infer``, one tensor of ids in and one out."""
+"""MindIE's variant of Triton's token interface: ``/v2/models/{model}/infer``, one tensor of ids in and one out."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ from parley.errors import BadRequest
 from parley.types import Request, Stop, Tokens, Usage, Want
 
 DATATYPES = {"INT32": 2**31 - 1, "UINT32": 2**32 - 1, "INT64": 2**63 - 1, "UINT64": 2**64 - 1}
-STRICT = "UINT32"  # what the original takes of them
+STRICT = "UINT32"  # the only one that the original accepts
 MAX_NAME = 256
 OUTPUT = "output0"
 
 
 def read(rules: Rules, body: bytes, head: Head) -> TensorReply:
-    """Raises BadRequest."""
+    """Read a request. Raises BadRequest."""
     return TensorReply(rules, decode(body, UNREAD), head)
 
 
 class TensorReply(Single):
+    """A reply in one tensor; never a stream."""
+
     def __init__(self, rules: Rules, body: Fields, head: Head):
         tensor = _input(body)
         self._datatype, ids = _tensor(tensor, rules)
         self._id = label(body) or name(head)
         self._output = _output(body) or OUTPUT
         given = tensor.object("parameters")
-        if given is None and (rules.old or not rules.strict):  # where the manual has them
+        if given is None and (rules.old or not rules.strict):  # where the old manual documents them
             given = body.object("parameters")
         given = given or Fields({}, "parameters", UNREAD)
         values = parameters.read(given, parameters.TRITON_TOKEN.under(rules))
@@ -50,9 +52,11 @@ class TensorReply(Single):
         )
 
     def frame(self, piece: Piece) -> bytes:
-        return b""  # there is no stream of tensors
+        """Return nothing: tensors are never streamed."""
+        return b""
 
     def body(self, usage: Usage) -> bytes:
+        """Return the whole answer as JSON."""
         ids = [token.id for token in self.tokens]
         tensor = {"name": self._output, "shape": [1, len(ids)], "datatype": self._datatype, "data": ids}
         return encode({"id": self._id, "outputs": [tensor]})
@@ -74,7 +78,7 @@ def _input(body: Fields) -> Fields:
 
 
 def _tensor(tensor: Fields, rules: Rules) -> tuple[str, list[int]]:
-    """Its datatype and its elements. Raises BadRequest."""
+    """Return a tensor's datatype and elements. Raises BadRequest."""
     called = tensor.raw("name")
     if not isinstance(called, str):
         raise _absent(tensor, "name", "string")
@@ -97,7 +101,7 @@ def _tensor(tensor: Fields, rules: Rules) -> tuple[str, list[int]]:
 
 
 def _count(tensor: Fields) -> int:
-    """How many elements the shape has room for."""
+    """Return the number of elements in the shape. Raises BadRequest."""
     shape = tensor.raw("shape")
     if not isinstance(shape, list):
         raise _absent(tensor, "shape", "array")

@@ -1,7 +1,7 @@
-"""MindIE's form of TGI's interface: ``POST /``, ``/generate`` and ``/generate_stream``.
+"""MindIE's variant of TGI's interface: ``POST /``, ``/generate`` and ``/generate_stream``.
 
-It took after version 0.9.4: 20 tokens unless told otherwise, either of two members asks for all details. Strict
-MindIE knows neither log-probabilities nor texts of tokens and says null.
+It follows version 0.9.4: 20 tokens by default, and either of two members asks for all details. Strict MindIE has
+neither log-probabilities nor the text of tokens and writes null.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from parley.types import Request, Stop, Text, Token, Usage, Want
 ROOT = Words("Failed to parse context to json body")
 EITHER = Words(NEITHER)
 STREAM = Words("Failed to parse request context to json")
-TOKENS = 20  # unless told otherwise
-NO_ORIGIN = "Failed to get parameter `origin_inputs` in json body"  # of a request that goes on elsewhere
+TOKENS = 20  # default of max_new_tokens
+NO_ORIGIN = "Failed to get parameter `origin_inputs` in json body"  # refuses a recompute body without it
 
 
 def either(rules: Rules, body: bytes, head: Head) -> TextReply:
-    """The member ``stream`` decides; in one piece the answer is a list of one."""
+    """Read a body whose member ``stream`` selects a stream or one answer, a list of one. Raises BadRequest."""
     fields = decode(body, ROOT)
     if fields.has("stream") and not isinstance(fields.raw("stream"), bool):
         raise fields.fail("stream", "Stream must be boolean type.")
@@ -32,6 +32,7 @@ def either(rules: Rules, body: bytes, head: Head) -> TextReply:
 
 
 def whole(rules: Rules, body: bytes, head: Head) -> TextReply:
+    """Read a request for an answer in one piece. Raises BadRequest."""
     fields = decode(body, EITHER)
     if not fields.has("inputs"):
         raise fields.fail("inputs", NEITHER)
@@ -39,10 +40,13 @@ def whole(rules: Rules, body: bytes, head: Head) -> TextReply:
 
 
 def stream(rules: Rules, body: bytes, head: Head) -> TextReply:
+    """Read a request for a stream. Raises BadRequest."""
     return TextReply(rules, decode(body, STREAM), head, stream=True)
 
 
 class TextReply(Single):
+    """A reply in TGI's format, as a stream of tokens or in one piece."""
+
     def __init__(self, rules: Rules, body: Fields, head: Head, *, stream: bool, listed: bool = False):
         text = inputs.text(body, inputs.TGI, rules)
         given = body.object("parameters") or Fields({}, "parameters", ROOT)
@@ -64,7 +68,7 @@ class TextReply(Single):
             sampling=parameters.sampling(values, rules),
             grammar=None if rules.strict else constraints.read(given),
             stop=Stop(strings=values["stop"], max_tokens=limit, reserve=1),
-            # A frame has room for several ids, but for one log-probability.
+            # A frame can hold several ids, but only one log-probability.
             want=Want(
                 ids=True,
                 logprobs=scores,
@@ -77,6 +81,7 @@ class TextReply(Single):
         )
 
     def frame(self, piece: Piece) -> bytes:
+        """Return a piece as an event."""
         token = piece.token
         answer: dict[str, Any] = {
             "token": {
@@ -97,6 +102,7 @@ class TextReply(Single):
         return b"data: " + encode(answer) + b"\n\n"
 
     def body(self, usage: Usage) -> bytes:
+        """Return the whole answer as JSON."""
         answer: dict[str, Any] = {}
         if self._details:
             told = self._told()

@@ -1,8 +1,8 @@
-"""MindIE's form of Triton's interface for texts: ``/v2/models/{model}/generate`` and ``…/generate_stream``.
+"""MindIE's variant of Triton's text interface: ``/v2/models/{model}/generate`` and ``…/generate_stream``.
 
-With ``details`` it tells how many choices shared the step of each token and how long, in microseconds, the token waited
-for its step. Events have no blank behind ``data:``. The client's ``id`` is a label: the answer has it, and
-``stopInfer`` knows it.
+With ``details`` it reports how many choices shared each token's step, and how many microseconds the token waited for
+the step. Events have no space after ``data:``. The client's ``id`` is a label: the answer repeats it, and ``stopInfer``
+accepts it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from parley.types import Request, Stop, Text, Usage, Want
 
 ID = re.compile(r"[a-zA-Z0-9_-]{1,256}")
 UNSTOPPED = Words("Failed to parse context to json body.")
-TOKENS = 20  # unless told otherwise
+TOKENS = 20  # default of max_new_tokens
 
 
 def read(rules: Rules, body: bytes, head: Head, *, stream: bool) -> TextReply:
-    """Raises BadRequest."""
+    """Read a generate request. Raises BadRequest."""
     return TextReply(rules, decode(body, UNREAD), head, stream=stream)
 
 
 def stop(body: bytes, head: Head) -> Halt:
-    """Which request is to be stopped; the answer is the body itself. Raises BadRequest."""
+    """Read which request to cancel; the answer repeats the body. Raises BadRequest."""
     fields = decode(body, UNSTOPPED)
     if "id" not in fields.names:
         raise fields.fail("id", "Not found id.")
@@ -42,7 +42,7 @@ def stop(body: bytes, head: Head) -> Halt:
 
 
 def label(body: Fields) -> str | None:
-    """The client's name for its request. Raises BadRequest."""
+    """Return the client's label of its request. Raises BadRequest."""
     id = body.string("id", None)
     if id is not None and not ID.fullmatch(id):
         told = (
@@ -53,6 +53,8 @@ def label(body: Fields) -> str | None:
 
 
 class TextReply(Single):
+    """A reply in Triton's format, as a stream of tokens or in one piece."""
+
     def __init__(self, rules: Rules, body: Fields, head: Head, *, stream: bool):
         self._id = label(body) or name(head)
         text = inputs.text(body, inputs.TRITON, rules, self._id)
@@ -62,7 +64,7 @@ class TextReply(Single):
         super().__init__(rules, inputs.TRITON, limit)
         self._details = bool(values["details"])
         self._begun = False
-        self._told = 0  # tokens in the frames of a stream
+        self._told = 0  # tokens sent in the frames of a stream
         self.request = Request(
             **common(rules, head, self._id),
             model=head.path["model"],
@@ -77,6 +79,7 @@ class TextReply(Single):
         )
 
     def frame(self, piece: Piece) -> bytes:
+        """Return a piece as an event."""
         text = self.text if self._rules.full_text else piece.text
         told = self._named() | {"text_output": text}
         if self._details:
@@ -94,6 +97,7 @@ class TextReply(Single):
         return b"data:" + encode(told) + b"\n\n"
 
     def body(self, usage: Usage) -> bytes:
+        """Return the whole answer as JSON."""
         told = self._named() | {"text_output": self.text}
         if self._details:
             costs = [token.cost for token in self.tokens]

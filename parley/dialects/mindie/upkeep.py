@@ -1,8 +1,8 @@
-"""MindIE's management and metrics planes: health, what the server is and does, its statistics, how it is stopped.
+"""MindIE's management and metrics ports: health, server information, statistics, shutdown.
 
-Health is told from what is known at the moment of asking: an engine that dies is noticed at once, so nothing has to be
-tried out every few seconds; ``timed`` health, where a client asks for it, tries one token for true. There are no
-accelerators to be cured of faults: the commands for that hold new requests back and let them in again.
+Health is reported from present knowledge: a dead engine is noticed at once, so no periodic test is needed. ``timed``
+health actually generates one token. There are no accelerators to recover from faults: the commands for that stop and
+resume the intake of new requests.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from parley.dialects.mindie.shared import encode
 from parley.dialects.wishes import Adapt, Command, Told
 from parley.errors import Invalid, NotFound, ParleyError, UnknownModel
 
-LONGEST = 600  # seconds that a client may have health tried
-USUAL = 10
+LONGEST = 600  # seconds that a timed health check may take
+USUAL = 10  # seconds by default
 TEXT = b"text/plain"
 STOPPED = "The service has been stopped."
 MONITOR = "The environment variable MIES_SERVICE_MONITOR_MODE is not set to 1."
@@ -34,10 +34,12 @@ COMMAND = encode(
 
 
 def live(rules: Rules, body: bytes, head: Head, facts: Facts) -> Answer:
+    """Return whether the server is alive; a busy one is."""
     return _health(facts, 200, "Service is alive but busy")
 
 
 def ready(rules: Rules, body: bytes, head: Head, facts: Facts) -> Answer:
+    """Return whether the server takes requests; a busy one does not. Raises UnknownModel."""
     if "model" in head.path:
         known(head, facts)
     return _health(facts, 503, "Service is alive but busy. Consider reducing request frequency")
@@ -57,7 +59,7 @@ def _health(facts: Facts, busy: int, told: str) -> Answer:
 
 
 def wait(head: Head) -> float:
-    """How many seconds health may be tried. Raises NotFound."""
+    """Return how many seconds a timed health check may take. Raises NotFound."""
     given = head.path.get("seconds", str(USUAL))
     if not re.fullmatch(r"[0-9]{1,3}", given):
         long = given.isdigit() and len(given) > 3
@@ -72,13 +74,15 @@ def _range() -> str:
 
 
 def tried(good: bool) -> Answer:
+    """Return the result of a timed health check."""
     return Answer(200, encode({"status": "healthy"})) if good else Answer(500, encode({"status": "abnormal"}))
 
 
-# -- what it is and does
+# -- information and statistics
 
 
 def info(rules: Rules, body: bytes, head: Head, facts: Facts) -> Answer:
+    """Return the server's information in TGI's format."""
     now = facts.vitals
     length = rules.max_seq_len or head.context
     made = now.info
@@ -111,6 +115,7 @@ def info(rules: Rules, body: bytes, head: Head, facts: Facts) -> Answer:
 
 
 def config(rules: Rules, body: bytes, head: Head, facts: Facts) -> Answer:
+    """Return the main model's configuration."""
     length = rules.max_seq_len or head.context
     made = facts.vitals.info
     return _told(
@@ -127,6 +132,7 @@ def config(rules: Rules, body: bytes, head: Head, facts: Facts) -> Answer:
 
 
 def slots(rules: Rules, body: bytes, head: Head, facts: Facts) -> Answer:
+    """Return the free sequences and cache tokens of the path's model. Raises UnknownModel."""
     known(head, facts)
     now = facts.vitals
     return _told(
@@ -139,7 +145,7 @@ def slots(rules: Rules, body: bytes, head: Head, facts: Facts) -> Answer:
 
 
 def statistics(rules: Rules, body: bytes, head: Head, facts: Facts) -> Answer:
-    """Times are milliseconds, and means of the last thousand."""
+    """Return load and latency; times are in milliseconds, means of the last thousand requests or tokens."""
     now = facts.vitals
     values = {
         "TTFT": round(1000 * now.first_token),
@@ -157,20 +163,20 @@ def statistics(rules: Rules, body: bytes, head: Head, facts: Facts) -> Answer:
 
 
 def unmonitored(body: bytes, head: Head, facts: Facts) -> Answer:
-    """Where the original's metrics are off."""
+    """Answer the metrics route if the original's metrics are off."""
     return shared.answer(500, MONITOR, "Incomplete Generation")
 
 
-# -- the end
+# -- shutdown
 
 
 def force(head: Head) -> bool:
-    """Is it to end at once?"""
+    """True if the server should stop at once."""
     return b"mode=Force" in head.query.split(b"&")
 
 
 def stopped(first: bool) -> Answer:
-    """What is said to the wish that the server ends, the first time and later."""
+    """Return the answer to a shutdown request, the first and later ones."""
     if first:
         return Answer(200, b"")
     return shared.answer(500, STOPPED, "Incomplete Generation")
@@ -185,11 +191,12 @@ ORDERS: dict[int, Command] = {0: "hold", 1: "prepare", 2: "release", 3: "hold"}
 
 
 def status(rules: Rules, body: bytes, head: Head, facts: Facts) -> Answer:
+    """Return the engine's state."""
     return _told({"status": _state(facts), "errors": []})
 
 
 def command(rules: Rules, body: bytes, head: Head, facts: Facts) -> Told:
-    """What is to be done, and what is said of it. Raises Invalid."""
+    """Return the answer to a command, and the pause command it stands for, if any. Raises Invalid."""
     try:
         given = msgspec.json.decode(body)
         number = given.get("cmd") if isinstance(given, dict) else None
@@ -214,7 +221,7 @@ def _state(facts: Facts) -> int:
 
 
 def adapter(rules: Rules, load: bool, body: bytes, head: Head) -> Adapt | Answer:
-    """The original answers 200 also when nothing came of it; the text says so."""
+    """Read a request to load or unload an adapter. The original answers 200 even on failure; its text says so."""
     fields: dict[str, Any] = {}
     try:
         given = msgspec.json.decode(body)
@@ -238,7 +245,7 @@ def _refused(rules: Rules, error: ParleyError) -> Answer:
 
 
 def known(head: Head, facts: Facts) -> str:
-    """The model that the path names. Raises UnknownModel."""
+    """Return the name of the path's model. Raises UnknownModel."""
     name = head.path["model"]
     if all(card.name != name for card in facts.cards):
         raise UnknownModel("", name=name)

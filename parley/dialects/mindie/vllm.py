@@ -1,7 +1,7 @@
-"""MindIE's form of vLLM's interface: ``POST /generate`` with ``prompt``.
+"""MindIE's variant of vLLM's interface: ``POST /generate`` with ``prompt``.
 
-An answer is the prompt, a blank and what was generated, the likeliest of several first. A stream is no series of
-events: each record is a JSON object and a NUL, with what every choice adds.
+An answer is the prompt, a space and the output; of several choices, the most probable comes first. A stream has no
+events: each record is a JSON object and a NUL byte, with the new text of every choice.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ from parley.dialects.mindie.shared import NEITHER, Words, encode
 from parley.types import Delta, Done, Event, Request, Stop, Text, Usage, Want
 
 UNREAD = Words(NEITHER)
-TOKENS = 16  # unless told otherwise, by the manual
-NO_ORIGIN = "Failed to get parameter `origin_inputs` in given json body"  # of a request that goes on elsewhere
+TOKENS = 16  # default of max_tokens, by the manual
+NO_ORIGIN = "Failed to get parameter `origin_inputs` in given json body"  # refuses a recompute body without it
 
 
 def read(rules: Rules, body: bytes, head: Head) -> RecordReply:
-    """Raises BadRequest."""
+    """Read a request. Raises BadRequest."""
     return RecordReply(rules, decode(body, UNREAD), head)
 
 
 class RecordReply(MindieReply):
+    """A reply in vLLM's format, as a stream of records or in one piece."""
+
     def __init__(self, rules: Rules, body: Fields, head: Head):
         parts = inputs.texts(body, inputs.VLLM, rules)
         interface = parameters.VLLM.under(rules)
@@ -37,7 +39,7 @@ class RecordReply(MindieReply):
         self._said: list[list[str]] = [[] for _ in range(wish.n)]
         stream = bool(values["stream"])
         if wish.n > 1 and not stream:
-            wish = wish._replace(best_of=wish.best_of or wish.n)  # all of them, but the likeliest first
+            wish = wish._replace(best_of=wish.best_of or wish.n)  # return all of them, the most probable first
         self.request = Request(
             **common(rules, head),
             model="",
@@ -61,6 +63,7 @@ class RecordReply(MindieReply):
         )
 
     def chunk(self, events: Sequence[Event]) -> bytes:
+        """Return a record with the text of these events, if there is any."""
         fresh = [""] * len(self._said)
         for event in events:
             if isinstance(event, Delta):
@@ -72,14 +75,16 @@ class RecordReply(MindieReply):
         return encode({"text": self._texts()}) + b"\0" if told else b""
 
     def add(self, events: Sequence[Event]) -> None:
+        """Collect the text of these events by choice."""
         for event in events:
             if isinstance(event, Delta):
                 self._said[event.index].append(event.text)
 
     def body(self, usage: Usage) -> bytes:
+        """Return the prompt and the output of each choice as JSON."""
         return encode({"text": [self._before + text for text in self._texts()]})
 
     def _texts(self) -> list[str]:
-        """The whole text of each choice, which is kept in one piece from here on."""
+        """Return the whole text of each choice; its parts are joined in place."""
         self._said = [["".join(said)] for said in self._said]
         return [said[0] for said in self._said]

@@ -1,7 +1,7 @@
 """The OpenAI API with the extras that vLLM's server made common: its table of routes.
 
-Reference for every member, default, range and error is the published API; members that nobody knows are ignored, and
-members that are known but not available are refused by name.
+The published API is the reference for every member, default, range and error. Unknown members are ignored; known
+members that are not supported are refused by name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How OpenAI's API is asked for a stream of tokens, and what its events say, for ``parley bench``."""
+"""How ``parley bench`` requests a token stream from OpenAI's API and reads its events."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from parley.dialects.bench import SILENT, Api, Seen, Shape, reason
 
 
 def body(shape: Shape) -> dict[str, Any]:
+    """Return the members that completions and conversations have in common."""
     return {
         "model": shape.model,
         "max_tokens": shape.output,
@@ -20,6 +21,7 @@ def body(shape: Shape) -> dict[str, Any]:
 
 
 def see(data: bytes) -> Seen:
+    """Read one event. Raises ValueError, TypeError or AttributeError if the data is not an event."""
     if data == b"[DONE]":
         return Seen(last=True)
     event = json.loads(data)
@@ -37,10 +39,12 @@ def see(data: bytes) -> Seen:
 
 
 def completion(shape: Shape, ids: Any) -> dict[str, Any]:
+    """Return the body for a prompt of token ids."""
     return body(shape) | {"prompt": ids}
 
 
 def conversation(shape: Shape, text: str) -> dict[str, Any]:
+    """Return the body for a conversation of one user turn."""
     return body(shape) | {"messages": [{"role": "user", "content": text}]}
 
 

@@ -1,7 +1,7 @@
-"""``POST /v1/chat/completions``: the body as a neutral request, and events as chunks or as one answer.
+"""``POST /v1/chat/completions``: reads the body as a neutral request, and writes events as chunks or as one answer.
 
-A stream's first chunk of a choice carries the role and comes with the choice's first event, not before: as long as
-nothing was sent, an error can still be an HTTP status.
+The first chunk of a choice carries the role and is sent with the choice's first event, not earlier: until something is
+sent, an error can still be an HTTP status.
 """
 
 from __future__ import annotations
@@ -23,24 +23,26 @@ CONTENT = b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":n
 
 
 def read(body: bytes, head: Head) -> ChatReply:
-    """Raises BadRequest."""
+    """Read a chat request. Raises BadRequest."""
     return ChatReply(decode(body), head)
 
 
 @dataclass
 class Choice:
-    """What one choice has said so far."""
+    """The output of one choice so far."""
 
     started: bool = False
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     tokens: list[Token] = field(default_factory=list)
-    given: int = 0  # tokens in the stream so far, counted where each chunk tells them
+    given: int = 0  # tokens sent in the stream so far, counted only for continuous usage
     done: Done | None = None
 
 
 class ChatReply(Reply):
+    """A chat request, answered in OpenAI's form."""
+
     names: ClassVar[Mapping[str, str]] = {"prompt": "messages", "stop_ids": "stop_token_ids"}
     rules: ClassVar[Rules] = RULES
 
@@ -116,7 +118,7 @@ class ChatReply(Reply):
         return shared.failure(error)
 
     def _start(self, index: int) -> bytes:
-        """The chunk that opens a choice, the first time it is heard of."""
+        """Return the chunk that opens a choice, or nothing if the choice is open already."""
         choice = self._choices[index]
         if choice.started:
             return b""
@@ -140,9 +142,9 @@ class ChatReply(Reply):
         return start + self._frame(event.index, made) if made else b""
 
     def _continued(self, event: Delta) -> bytes:
-        """The choice of a chunk; empty if there is nothing to say."""
+        """Return the choice object of a chunk, or nothing if there is nothing to send."""
         wants_tokens = self.request.want.logprobs is not None or self._ids
-        if event.part == "content" and event.text and not wants_tokens:  # nearly every chunk there is
+        if event.part == "content" and event.text and not wants_tokens:  # nearly every chunk takes this path
             return CONTENT % (event.index, shared.encode(event.text))
         delta = self._piece(event)
         if not delta and not (wants_tokens and event.tokens):
@@ -158,7 +160,7 @@ class ChatReply(Reply):
         )
 
     def _piece(self, event: Delta) -> dict[str, Any]:
-        """The ``delta`` of a chunk; empty if there is nothing to say."""
+        """Return the ``delta`` of a chunk, or nothing if there is nothing to send."""
         if event.call is not None:
             return self._call_piece(event.call)
         if event.part == "tool" or not event.text:
@@ -193,8 +195,8 @@ class ChatReply(Reply):
         )
 
     def _frame(self, index: int, choice: bytes, more: bytes = b"") -> bytes:
-        """A chunk with one choice; ``more`` are further members behind the choices."""
-        if not self._before:  # the model's name is only known for sure once the server has looked it up
+        """Return a chunk with one choice. ``more``: further members to write after the choices."""
+        if not self._before:  # the model's name is final only after the server has resolved it
             envelope = shared.encode(self._envelope("chat.completion.chunk", []))
             self._before = b"data: " + envelope.removesuffix(b"]}")
         if self._continuous:
@@ -298,7 +300,7 @@ class ChatReply(Reply):
 
 
 def _max_tokens(body: Fields) -> int | None:
-    """``max_completion_tokens`` wins over its older name."""
+    """Read the token limit; ``max_completion_tokens`` wins over its older name."""
     old = body.integer("max_tokens", None, 1, shared.MAX_TOKENS)
     return body.integer("max_completion_tokens", old, 1, shared.MAX_TOKENS)
 

@@ -1,7 +1,7 @@
-"""``POST /v1/completions``: text or token ids in, text out. Events as chunks or as one answer.
+"""``POST /v1/completions``: text or token ids in, text out, as chunks or as one answer.
 
-Several prompts may come at once; choice index = prompt number * n + k. With ``echo`` a choice's text begins with its
-prompt, and its log-probabilities with those of the prompt's tokens.
+A request may have several prompts; choice index = prompt number * n + k. With ``echo`` the text of a choice begins with
+its prompt, and its log-probabilities with those of the prompt's tokens.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ PLAIN = b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":null}'
 
 
 def read(body: bytes, head: Head) -> CompletionReply:
-    """Raises BadRequest."""
+    """Read a completion request. Raises BadRequest."""
     return CompletionReply(decode(body), head)
 
 
 class Logprobs:
-    """The parallel lists of a choice's log-probabilities, and where in its text they have come to.
+    """The parallel lists of a choice's log-probabilities, and the current offset in its text.
 
-    ``top``: how many alternatives a map of the prompt has beside the token itself; -1: all there are.
-    ``skip_special``: special tokens are listed, but are not in the text.
+    ``top``: the number of alternatives that a prompt token's map has in addition to the token itself; -1: all of them.
+    ``skip_special``: special tokens are listed, but are not part of the text.
     """
 
     def __init__(self, top: int, id_names: bool, skip_special: bool = True):
@@ -45,25 +45,26 @@ class Logprobs:
         self.clear()
 
     def clear(self) -> None:
+        """Empty the lists."""
         self._tokens: list[str] = []
         self._logprobs: list[float | None] = []
         self._tops: list[dict[str, float] | None] = []
         self._offsets: list[int] = []
 
     def add(self, tokens: list[Token]) -> None:
-        """Tokens of the output."""
+        """Append tokens of the output."""
         for token in tokens:
             self._append(token, token.top)
             if not (token.special and self._skip_special):
                 self._characters += len(self._decoder.decode(token.raw))
 
     def echo(self, tokens: list[Token], text: str) -> None:
-        """Tokens of the prompt, whose text begins the choice's. Not all that is in them need be in it."""
+        """Append tokens of the prompt, whose text begins the choice's. Some of their text may be missing from it."""
         for token in tokens:
             self._append(token, token.top[: self._top])
             piece = self._decoder.decode(token.raw)
             if self._characters == 0 and not text.startswith(" "):
-                piece = piece.removeprefix(" ")  # the mark of a word's beginning, which the tokenizer put there
+                piece = piece.removeprefix(" ")  # the word-start marker that the tokenizer added
             if not token.special or text.startswith(piece, self._characters):
                 self._characters += len(piece)
         self._characters = len(text)
@@ -76,12 +77,12 @@ class Logprobs:
             self._tops.append(None)
         else:
             self._logprobs.append(shared.number(token.logprob))
-            # The token itself comes first, and its score stands where another is spelt alike.
+            # The token itself is listed first, and its score wins over that of another with the same spelling.
             scored = [token, *top, token]
             self._tops.append({self._name(t): shared.number(t.logprob) for t in scored})
 
     def take(self) -> dict[str, Any]:
-        """What was added since the last time."""
+        """Return the lists since the last call, and empty them."""
         taken = {
             "tokens": self._tokens,
             "token_logprobs": self._logprobs,
@@ -96,23 +97,25 @@ class Logprobs:
             return f"token_id:{token.id}"
         try:
             token.raw.decode()
-        except UnicodeDecodeError:  # part of a character: its bytes keep names in a map apart
+        except UnicodeDecodeError:  # part of a character: its bytes keep the names in a map distinct
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.raw)
         return token.text
 
 
 class Choice:
-    """What one choice has said so far."""
+    """The output of one choice so far."""
 
     def __init__(self, logprobs: Logprobs | None):
         self.text: list[str] = []
         self.logprobs = logprobs
         self.ids: list[int] = []
-        self.given = 0  # tokens in the stream so far, counted where each chunk tells them
+        self.given = 0  # tokens sent in the stream so far, counted only for continuous usage
         self.done: Done | None = None
 
 
 class CompletionReply(Reply):
+    """A completion request, answered in OpenAI's form."""
+
     names: ClassVar[Mapping[str, str]] = {"stop_ids": "stop_token_ids"}
     rules: ClassVar[Rules] = RULES
 
@@ -208,7 +211,7 @@ class CompletionReply(Reply):
         return self._frame(index, shared.encode(choice))
 
     def _preceded(self, index: int, prompt: Scored) -> bytes:
-        """The first chunk of a choice: what was asked for of its prompt, as text and as scores."""
+        """Return the first chunk of a choice: the requested text and scores of its prompt."""
         logprobs = self._choices[index].logprobs
         if logprobs is not None and self.request.want.echo:
             logprobs.echo(prompt.tokens, prompt.text)
@@ -219,7 +222,7 @@ class CompletionReply(Reply):
         return self._frame(index, shared.encode(choice))
 
     def _frame(self, index: int, choice: bytes) -> bytes:
-        if not self._before:  # the model's name is only known for sure once the server has looked it up
+        if not self._before:  # the model's name is final only after the server has resolved it
             self._before = b"data: " + shared.encode(self._envelope([])).removesuffix(b"]}")
         if self._continuous:
             prompt = self._prompt_ids.get(index // self.request.n, ())
@@ -271,7 +274,7 @@ class CompletionReply(Reply):
     # -- both
 
     def _of(self, prompt: int) -> range:
-        """The choices of a prompt."""
+        """Return the choice indices of a prompt."""
         return range(prompt * self.request.n, (prompt + 1) * self.request.n)
 
     def _choice(self, index: int, text: str, done: Done | None, logprobs: Logprobs | None = None) -> dict[str, Any]:
@@ -286,13 +289,13 @@ class CompletionReply(Reply):
         return choice
 
     def _extras(self, index: int, tokens: list[Token]) -> dict[str, Any]:
-        """Token ids in a stream: the prompt's with the first piece of a choice."""
+        """Return the token ids of a chunk, and with the first chunk of a choice the prompt's."""
         if not self._ids:
             return {}
         extras: dict[str, Any] = {"token_ids": [token.id for token in tokens]}
         choice = self._choices[index]
         if not choice.ids:
-            choice.ids = [-1]  # marks that the prompt's ids were given
+            choice.ids = [-1]  # marks that the prompt's ids were sent
             extras["prompt_token_ids"] = self._prompt_ids.get(index // self.request.n)
         return extras
 

@@ -1,6 +1,6 @@
-"""Wishes for the form of the answer: ``response_format``, vLLM's ``structured_outputs`` and its older members.
+"""Constraints on the form of the answer: ``response_format``, vLLM's ``structured_outputs`` and its older members.
 
-Each is read and checked in full; of all of them one request has one. Knows nothing of how output is constrained.
+Each is read and checked in full, and a request may have only one. Knows nothing of how output is constrained.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ GUIDED: dict[str, Kind] = {
     "guided_choice": "choice",
     "guided_grammar": "grammar",
     "structural_tag": "structural_tag",
-    "regex": "regex",  # these three are SGLang's
+    "regex": "regex",  # this and the next two are SGLang's
     "ebnf": "grammar",
     "json_schema": "json",
     "grammar": "grammar",  # llama.cpp's
 }
-MEMBERS = dict.fromkeys(  # their order is that of the documentation
+MEMBERS = dict.fromkeys(  # in the order of the documentation
     ("structured_outputs", *GUIDED, "guided_decoding_backend", "guided_whitespace_pattern", "response_format")
 )
 TYPES = ("text", "json_object", "json_schema", "structural_tag")
-VALUED = ("json", "json_object", "json_schema", "regex")  # TGI's, whose clients write them to every server
+VALUED = ("json", "json_object", "json_schema", "regex")  # TGI's; its clients send them to every server
 
 
 def read(body: Fields) -> Grammar | None:
-    """The form that the answer is to have, if any. Raises BadRequest."""
+    """Return the constraint on the answer's form, or None. Raises BadRequest."""
     if not body.among(MEMBERS):
         return None
     wish = body.object("structured_outputs")
@@ -48,7 +48,7 @@ def _guided(body: Fields) -> list[Grammar]:
 
 
 def response_format(body: Fields) -> Grammar | None:
-    """The form that ``response_format`` asks for; None: text. Raises BadRequest."""
+    """Return the constraint of ``response_format``; None for text. Raises BadRequest."""
     wish = body.object("response_format")
     if wish is None:
         return None
@@ -61,7 +61,7 @@ def response_format(body: Fields) -> Grammar | None:
         case "text":
             return None
         case "json_object":
-            wanted = forms.schema(wish, "schema")  # llama.cpp's and others'
+            wanted = forms.schema(wish, "schema")  # an extension of llama.cpp and others
             return Grammar("json", forms.OBJECT if wanted is None else wanted)
         case "structural_tag":
             return forms.tags(wish, "response_format")
@@ -81,7 +81,7 @@ def response_format(body: Fields) -> Grammar | None:
 
 
 def _valued(wish: Fields) -> Grammar:
-    """Objects have the members that they are told of, as everywhere with these clients."""
+    """Read TGI's form. Objects are closed: members that the schema does not name are never expected."""
     kind, member = wish.string("type", None, allowed=VALUED), "value"
     if kind is None:
         raise wish.missing("type")

@@ -1,7 +1,7 @@
-"""``POST /v1/embeddings``: texts or token ids in, a vector for each out, in the order of the input.
+"""``POST /v1/embeddings``: texts or token ids in, one vector for each out, in the order of the input.
 
-vLLM's additions are read too: a conversation in place of texts, cutting of long ones, and vectors in other forms; and
-``prompt_name``, as sentence-transformers has it: which of the model's own prompts stands before a text.
+vLLM's additions are read too: a conversation in place of texts, truncation of long texts, and other vector encodings.
+``prompt_name`` is sentence-transformers': the name of the model's own prompt to put before each text.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ BINARY = b"application/octet-stream"
 
 
 def read(body: bytes, head: Head) -> EmbeddingReply:
-    """Raises BadRequest."""
+    """Read an embedding request. Raises BadRequest."""
     return EmbeddingReply(decode(body), head)
 
 
 class EmbeddingReply(Whole):
+    """An embedding request, answered in OpenAI's form."""
+
     names: ClassVar[Mapping[str, str]] = {"prompt": "input"}
     rules: ClassVar[Rules] = RULES
 
@@ -60,7 +62,7 @@ class EmbeddingReply(Whole):
 
     def _prompts(self, body: Fields) -> list[Prompt]:
         if body.has("messages") and not body.has("input"):
-            asked = body.over({"add_generation_prompt": False})  # there is nothing to come
+            asked = body.over({"add_generation_prompt": False})  # no answer follows
             return [conversation(asked, self.rules)[0]]
         return prompts.read(body, "input", cap=MAX_INPUTS)
 
@@ -79,12 +81,12 @@ class EmbeddingReply(Whole):
         return shared.encode(self.envelope(data, usage))
 
     def envelope(self, data: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
-        """The answer around its vectors."""
+        """Return the answer with its vectors."""
         told = {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
         return {"object": "list", "data": data, "model": self.request.model, "usage": told}
 
     def headers(self, timings: Timings | None) -> Headers:
-        """What cannot stand in an answer of bytes alone."""
+        """Return the metadata that an answer in raw bytes cannot contain."""
         if self._coding != "bytes":
             return ()
         data, start = [], 0
@@ -108,12 +110,12 @@ class EmbeddingReply(Whole):
 
 
 def _normalize(body: Fields) -> bool | None:
-    """Under the name it has now, and the older one."""
+    """Return the current member ``use_activation``, or ``normalize``, its older name."""
     return body.boolean("use_activation", body.boolean("normalize", None))
 
 
 def _ascii(data: bytes) -> bytes:
-    """JSON as a header can hold it: a name may have any characters."""
+    """Return JSON in printable ASCII, as a header requires; names may contain any characters."""
     return re.sub(r"[^\x20-\x7e]", lambda match: _escape(match[0]), data.decode()).encode()
 
 

@@ -1,7 +1,7 @@
-"""Members that other servers, vLLM's above all, added to OpenAI's API, but for sampling, stopping and conversations.
+"""Members that other servers, mainly vLLM's, added to OpenAI's API, except sampling, stopping and conversations.
 
-All are read and checked in full. What asks for a feature that is not there is refused by name, rather than answered
-as if it had been done; null, false, empty and -1 ask for nothing.
+All are read and checked in full. A member that asks for an unsupported feature is refused by name rather than ignored;
+null, false, empty and -1 ask for nothing.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ MAX_NAME = 256
 MAX_NAMED = 128  # tokens
 MAX_SECONDS = 1e9
 SALT = 128  # characters
-PRIORITY, SALTED = b"x-vllm-priority", b"x-cache-salt"  # headers, by which a gateway may know better than the client
+PRIORITY, SALTED = b"x-vllm-priority", b"x-cache-salt"  # headers of a gateway, which override the client's members
 NUMBER = re.compile(rb"[+-]?[0-9]{1,19}")
 CONTROL = set(map(chr, range(32)))
 
-Read = Callable[[Fields, str], Any]  # what a member asks for; nothing, if it is empty or 0
+Read = Callable[[Fields, str], Any]  # returns the value of a member; falsy values ask for nothing
 
 
 def _boolean(body: Fields, name: str) -> bool:
@@ -42,17 +42,17 @@ def _raw(body: Fields, name: str) -> Any:
     return body.raw(name)
 
 
-# Members that change nothing here, or only together with others.
+# Members that have no effect here, or only together with others.
 HARMLESS: dict[str, Read] = {
-    "return_token_offsets": _boolean,  # of prompts that are only rendered
+    "return_token_offsets": _boolean,  # for prompts that are only rendered
     "session_id": lambda body, name: body.string(name, None, cap=MAX_NAME),
     "spaces_between_special_tokens": _boolean,
     "vllm_xargs": lambda body, name: _arguments(body, name),
 }
 
-# Members that ask for a feature which is not there, and what to call it.
+# Members that ask for an unsupported feature, and the subject of the refusal.
 FEATURES: dict[str, tuple[str, Read]] = {
-    "custom_logit_processor": ("Custom logits processors are", _raw),  # this one and the next three are SGLang's
+    "custom_logit_processor": ("Custom logits processors are", _raw),  # this and the next three are SGLang's
     "lora_path": ("Choosing an adapter otherwise than as the 'model' is", _raw),
     "return_hidden_states": ("Hidden states are", _boolean),
     "stop_regex": ("Stopping at a regular expression is", _raw),
@@ -68,11 +68,11 @@ FEATURES: dict[str, tuple[str, Read]] = {
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """``name``: what the client calls the request. ``truncate``: of a longer prompt only so many tokens, of its
-    beginning or its end as ``keep`` says.
+    """The extra members of a request. ``name``: the client's id for it. ``truncate``: the maximum prompt length in
+    tokens; of a longer prompt ``keep`` says whether its beginning or its end is kept.
 
-    ``priority``: lower is sooner, here as there. ``grammar``: the form that the answer is to have. ``seconds``: after
-    so many the answer ends with what there is. ``budget``: how many tokens of reasoning there may be.
+    ``priority``: lower values run earlier. ``grammar``: the constraint on the answer's form. ``seconds``: the time
+    limit; the partial answer is returned when it expires. ``budget``: the maximum number of reasoning tokens.
     """
 
     name: str | None
@@ -86,7 +86,7 @@ class Extras:
 
     @property
     def members(self) -> dict[str, Any]:
-        """What any request says of these, under its own names."""
+        """These values under the member names of ``Request``."""
         return {
             "salt": self.salt,
             "truncate": self.truncate,
@@ -98,7 +98,7 @@ class Extras:
 
 
 def read(body: Fields, head: Head, *, max_tokens: int | None) -> Extras:
-    """Raises BadRequest."""
+    """Read the extra members of a request that generates. Raises BadRequest."""
     _check(body)
     grammar = constraints.read(body)
     truncate, keep = truncation(body, head.context - max(1, max_tokens or 1)), _keep(body, "left")
@@ -110,8 +110,8 @@ def read(body: Fields, head: Head, *, max_tokens: int | None) -> Extras:
 
 
 def pooling(body: Fields, head: Head) -> Extras:
-    """The same for a request of vectors: of a longer text the beginning, unless told otherwise. Raises BadRequest."""
-    body.boolean("padding", None)  # nothing is ever padded
+    """Read those of a request for vectors, where by default a longer text keeps its beginning. Raises BadRequest."""
+    body.boolean("padding", None)  # has no effect: nothing is ever padded
     if body.free("mm_processor_kwargs"):
         raise shared.unsupported(body, "mm_processor_kwargs", "Media are")
     truncate, keep = truncation(body, head.context), _keep(body, "right")
@@ -119,18 +119,18 @@ def pooling(body: Fields, head: Head) -> Extras:
 
 
 def named(body: Fields, logprobs: int | None, max_tokens: int | None) -> list[int]:
-    """Tokens whose log-probabilities are wanted at every place of the output, beside those of its own."""
+    """Return additional tokens whose log-probabilities are requested at every position. Raises BadRequest."""
     name = "logprob_token_ids"
     ids = body.integers(name, cap=MAX_NAMED, low=0, high=MAX_ID)
     if ids and logprobs is None:
         raise body.fail(name, "needs 'logprobs'.")
     if ids and max_tokens == 0:
-        raise body.fail(name, "is of tokens that are written, but 'max_tokens' is 0.")
+        raise body.fail(name, "needs output tokens, but 'max_tokens' is 0.")
     return list(dict.fromkeys(ids))
 
 
 def _check(body: Fields) -> None:
-    """Most bodies have none of these: only those that are there are read."""
+    """Check the members that have no effect or are not supported. Only present ones are read: most have none."""
     for name in body.among(HARMLESS):
         HARMLESS[name](body, name)
     for name in body.among(FEATURES):
@@ -140,7 +140,7 @@ def _check(body: Fields) -> None:
 
 
 def _name(body: Fields) -> str | None:
-    """What the client calls the request."""
+    """Return the client's id for the request."""
     name = body.string("request_id", None, cap=MAX_NAME)
     if name is not None and (not name or not CONTROL.isdisjoint(name)):
         raise body.fail("request_id", "must be text without control characters.")
@@ -148,7 +148,7 @@ def _name(body: Fields) -> str | None:
 
 
 def _priority(body: Fields, headers: Mapping[bytes, bytes]) -> int:
-    """That of the header, if there is one."""
+    """Return the priority; the header wins over the member."""
     priority = body.integer("priority", 0)
     if (said := headers.get(PRIORITY)) is None:
         return priority
@@ -164,7 +164,7 @@ def _arguments(body: Fields, member: str) -> None:
 
 
 def _salt(body: Fields, headers: Mapping[bytes, bytes]) -> str:
-    """What keeps a request's cached prefixes apart from those of others; that of the header, if there is one."""
+    """Return the salt that separates a request's cached prefixes from others; the header wins over the member."""
     if (said := headers.get(SALTED)) is not None:
         body = body.without({"cache_salt"}).over({"cache_salt": said.decode("latin-1")})
     if not body.has("cache_salt"):
@@ -176,5 +176,5 @@ def _salt(body: Fields, headers: Mapping[bytes, bytes]) -> str:
 
 
 def _keep(body: Fields, usual: str) -> Keep:
-    """``truncation_side`` is the side that is left out."""
+    """Return the side to keep; ``truncation_side`` names the side to cut."""
     return "head" if body.string("truncation_side", usual, allowed=("left", "right")) == "right" else "tail"

@@ -1,4 +1,4 @@
-"""Reading a conversation: messages, content parts, and what the chat template is told."""
+"""Reading a conversation: messages, content parts, and the options of the chat template."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal":
 THOUGHTS = {"thinking": "thinking"}
 MEDIA = ("image_url", "input_audio", "file", "video_url", "audio_url", "image_embeds")
 
-# The server itself gives these to the template; a client must not be able to replace them.
+# The server itself passes these to the template; a client must not replace them.
 RESERVED = {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize",
             "documents", "conversation", "tokenizer", "self"}  # fmt: skip
 
 
 def conversation(body: Fields, rules: Rules = RULES) -> tuple[Chat, bool]:
-    """The conversation, and whether its tools came as the deprecated ``functions``. Raises BadRequest."""
+    """Return the conversation, and whether its tools came as the deprecated ``functions``. Raises BadRequest."""
     messages = turns(body, "\n", rules.roles, loose=rules.bare, bare=rules.bare)
     wish = tools.read(body, rules)
     continue_final = body.boolean("continue_final_message", False)
@@ -55,11 +55,11 @@ def conversation(body: Fields, rules: Rules = RULES) -> tuple[Chat, bool]:
 def turns(
     body: Fields, joint: str, roles: tuple[str, ...], *, loose: bool = False, bare: bool = False
 ) -> list[Message]:
-    """The messages, at least one. Raises BadRequest.
+    """Return the messages, at least one. Raises BadRequest.
 
-    ``joint`` is put between the parts of a content that comes in parts; ``roles`` are those there are, or none for any.
-    ``loose``: a call's arguments may be an object, also as ``parameters``, and its result need not tell its id.
-    ``bare``: a message needs no content, and a text alone is a part of one.
+    ``joint`` separates the parts of a content that has several; ``roles`` are the valid ones, all if empty.
+    ``loose``: a call's arguments may be an object, also as ``parameters``, and its result may omit the call's id.
+    ``bare``: a message may have no content, and a plain string is valid as a content part.
     """
     messages = [_message(item, joint, roles, loose, bare) for item in body.objects("messages", cap=MAX_MESSAGES)]
     if not messages:
@@ -68,7 +68,7 @@ def turns(
 
 
 def _options(body: Fields) -> dict[str, Any]:
-    """Names for the template."""
+    """Return the extra variables of the template."""
     options: dict[str, Any] = {}
     given = body.free("chat_template_kwargs")
     for key in given:
@@ -82,7 +82,7 @@ def _options(body: Fields) -> dict[str, Any]:
 
 
 def _document(item: Fields) -> dict[str, str]:
-    """What a template may quote: a title, a text, or whatever it calls them."""
+    """Return a document that the template may quote: a title, a text, or other members."""
     if any(len(name) > 64 for name in item.names):
         raise item.fail("title", "names of a document's members have at most 64 characters.")
     return {name: item.string(name, "") for name in item.names}
@@ -150,7 +150,7 @@ def _function(function: Fields, id: str, loose: bool) -> ToolCall:
 
 
 def _content(item: Fields, joint: str, bare: bool = False) -> str | None:
-    """A text, or an array of parts whose texts are joined."""
+    """Return the content as one text; an array's parts are joined."""
     value = item.raw("content")
     if value is None or isinstance(value, str):
         return value
@@ -164,7 +164,7 @@ def _content(item: Fields, joint: str, bare: bool = False) -> str | None:
 
 
 def prediction(body: Fields) -> str:
-    """What the client thinks that the answer will be; empty if it says nothing. Raises BadRequest."""
+    """Return the client's prediction of the answer, or "". Raises BadRequest."""
     wish = body.object("prediction")
     if wish is None:
         return ""
@@ -176,7 +176,7 @@ def prediction(body: Fields) -> str:
 
 
 def _part(part: Fields, members: dict[str, str]) -> str:
-    """The text of a part; ``members``: where it stands, by the type of the part."""
+    """Return the text of a part. ``members``: the member that holds the text, by type of part."""
     kind = part.string("type", None)
     if kind is None:
         raise part.missing("type")

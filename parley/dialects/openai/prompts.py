@@ -1,4 +1,4 @@
-"""Reading texts and token ids: one or several prompts, and what is embedded."""
+"""Reading texts and token ids: one or several prompts, or the input of an embedding request."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from parley.dialects.fields import Fields
 from parley.dialects.parameters import MAX_ID
 from parley.types import Prompt, Text, Tokens
 
-MAX_SIZE = 2**31  # characters or ids; what a body may hold is less
+MAX_SIZE = 2**31  # characters or ids; more than the limit on a body's size allows
 
 
 def read(body: Fields, member: str, *, cap: int) -> list[Prompt]:
-    """At most ``cap`` of them, none empty. Raises BadRequest."""
+    """Return at most ``cap`` prompts, none empty. Raises BadRequest."""
     special = body.boolean("add_special_tokens", True)
     value = body.raw(member)
     if value is None:

@@ -1,4 +1,4 @@
-"""What the OpenAI routes have in common: sampling members, refused features, usage, stream frames and error objects."""
+"""Common parts of the OpenAI routes: sampling members, unsupported features, usage, stream frames and error objects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from parley.dialects.parameters import MAX_ID, MAX_STOP_CHARACTERS, MAX_STOPS, M
 from parley.errors import NotFound, Overloaded, ParleyError, Unsupported
 from parley.types import Reason, Repetition, Sampling, Stop, Token, Usage
 
-MAX_CHOICES = 2048  # n times prompts
+MAX_CHOICES = 2048  # n times the number of prompts
 MAX_STOP_IDS = 1024
 MAX_TOKENS = 2**31 - 1
 MAX_PATTERN = 1024  # tokens
@@ -22,7 +22,7 @@ MAX_PATTERN = 1024  # tokens
 ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 DONE = b"data: [DONE]\n\n"
 encode = msgspec.json.Encoder().encode
-# What a coordinator says that has no memory for a body.
+# The coordinator's refusal when it has no memory for a body.
 NO_MEMORY = b'{"error":{"message":"Memory limit exceeded","type":"server_error","code":429}}'
 
 FINISH: dict[Reason, str] = {
@@ -37,13 +37,13 @@ FINISH: dict[Reason, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the servers of this API read differently.
+    """The differences between the servers of this API in how they read a request.
 
-    ``roles`` that a message may have; none: any. ``reserve``: of the tokens that may be generated, how many must fit
-    behind the prompt; None: all. ``best_of``: is it a member? ``fewest`` alternatives that may be asked for; -1 is all
-    of the vocabulary. ``shown``: with ``tool_choice`` none the model sees its tools all the same.
-    ``schemas``: a ``strict`` tool has one of the schemas that OpenAI's API takes. ``bare``: messages are
-    read ``loose`` and ``bare``, as ``messages.turns`` has it, and the last may be continued whoever wrote it.
+    ``roles`` that a message may have; empty: any. ``reserve``: the number of output tokens that must fit after the
+    prompt; None: all that may be generated. ``best_of``: whether it is a member. ``fewest``: the smallest valid number
+    of alternatives; -1 asks for the whole vocabulary. ``shown``: the model sees its tools even if ``tool_choice`` is
+    none. ``schemas``: a ``strict`` tool must have a schema that OpenAI's strict mode accepts. ``bare``: messages are
+    read ``loose`` and ``bare`` (see ``messages.turns``), and the last may be continued regardless of its role.
     """
 
     roles: tuple[str, ...] = ROLES
@@ -59,12 +59,12 @@ RULES = Rules()
 
 
 def sampling(body: Fields) -> Sampling:
-    """Members that say how a token is drawn."""
+    """Read the members that control how a token is drawn."""
     return parameters.sampling(body, hottest=2)
 
 
 def stop(body: Fields, max_tokens: int | None, rules: Rules = RULES) -> Stop:
-    """Members that say when to stop."""
+    """Read the members that control when to stop. Raises BadRequest."""
     min_tokens = body.integer("min_tokens", 0, 0, MAX_TOKENS)
     if max_tokens is not None and min_tokens > max_tokens:
         raise body.fail("min_tokens", f"must be at most max_tokens, which is {max_tokens}, but got {min_tokens}.")
@@ -75,14 +75,14 @@ def stop(body: Fields, max_tokens: int | None, rules: Rules = RULES) -> Stop:
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         ignore_eos=body.boolean("ignore_eos", False),
-        include=body.boolean("no_stop_trim", include),  # SGLang's name for it
+        include=body.boolean("no_stop_trim", include),  # SGLang's name
         reserve=rules.reserve,
         repetition=_repetition(body),
     )
 
 
 def _repetition(body: Fields) -> Repetition | None:
-    """vLLM's wish to end an output that says the same over and over; patterns of no tokens ask for nothing."""
+    """Read vLLM's ``repetition_detection``, which ends a repetitive output. None if patterns have no tokens."""
     wish = body.object("repetition_detection")
     if wish is None:
         return None
@@ -99,12 +99,12 @@ def _repetition(body: Fields) -> Repetition | None:
 
 
 def interval(body: Fields) -> int:
-    """How many tokens a chunk has at least, as vLLM's clients can say."""
+    """Return the minimum number of tokens of a chunk, a member of vLLM's."""
     return body.integer("stream_interval", 1, 1, MAX_TOKENS)
 
 
 def choices(body: Fields, prompts: int, rules: Rules = RULES) -> Choices:
-    """How many answers, capped over all prompts."""
+    """Read the choice counts, and check the limit over all prompts. Raises BadRequest."""
     wish = parameters.choices(body, ranked=rules.best_of)
     name, each = ("n", wish.n) if wish.best_of is None else ("best_of", wish.best_of)
     if each * prompts > MAX_CHOICES:
@@ -113,7 +113,7 @@ def choices(body: Fields, prompts: int, rules: Rules = RULES) -> Choices:
 
 
 def include_usage(body: Fields, stream: bool) -> tuple[bool, bool]:
-    """Is usage wanted at the end of the stream, and in each chunk?"""
+    """Return whether usage is requested at the end of the stream, and in each chunk. Raises BadRequest."""
     options = body.object("stream_options")
     if options is None:
         return False, False
@@ -124,12 +124,12 @@ def include_usage(body: Fields, stream: bool) -> tuple[bool, bool]:
 
 
 def alternatives(body: Fields, name: str, rules: Rules) -> int | None:
-    """How many other tokens' log-probabilities are wanted."""
+    """Return the number of alternatives whose log-probabilities are requested, or None."""
     return body.integer(name, None, rules.fewest, MAX_TOP)
 
 
 def name(fields: Fields) -> str:
-    """The name of a function or schema: 1 to 64 letters, digits, underscores and dashes."""
+    """Return the name of a function or schema: 1 to 64 letters, digits, underscores and dashes. Raises BadRequest."""
     text = fields.string("name", None, cap=64)
     if text is None:
         raise fields.missing("name")
@@ -139,12 +139,13 @@ def name(fields: Fields) -> str:
 
 
 def unsupported(body: Fields, member: str, subject: str) -> Unsupported:
+    """Return the error for a member that asks for an unsupported feature; ``subject`` with its verb, "Media are"."""
     return Unsupported(f"Unsupported parameter: '{body.path(member)}'. {subject} not available on this server.",
                        field=body.path(member))  # fmt: skip
 
 
 def progress(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """The usage object of a chunk in the middle of a stream."""
+    """Return the usage object of a chunk in the middle of a stream."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
@@ -153,7 +154,7 @@ def progress(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
 
 
 def usage(total: Usage) -> dict[str, Any]:
-    """The usage object."""
+    """Return the usage object of a finished request."""
     return {
         "prompt_tokens": total.prompt_tokens,
         "completion_tokens": total.completion_tokens,
@@ -169,14 +170,14 @@ def usage(total: Usage) -> dict[str, Any]:
 
 
 def number(logprob: float | None) -> float:
-    """A log-probability as JSON can hold it: impossible tokens (and anything that is no number) are -9999."""
+    """Return a log-probability in a form that JSON can represent: -9999 for impossible tokens and NaN."""
     return logprob if logprob is not None and logprob > -9999.0 else -9999.0
 
 
 def prompt_scores(tokens: list[Token], top: int) -> list[dict[str, Any] | None]:
-    """The ``prompt_logprobs`` extra: for each token a map from token id to score, its own first; null for the first.
+    """Return the ``prompt_logprobs`` extra: a map from token id to score for each token, null for the first.
 
-    ``top``: how many alternatives each map has beside the token itself; -1: all there are.
+    Each map has the token's own id first, then at most ``top`` alternatives; -1: all there are.
     """
     return [
         None
@@ -190,11 +191,12 @@ def prompt_scores(tokens: list[Token], top: int) -> list[dict[str, Any] | None]:
 
 
 def frame(chunk: Any) -> bytes:
-    """One event of the stream."""
+    """Return one event of the stream."""
     return b"data: " + encode(chunk) + b"\n\n"
 
 
 def error_object(error: ParleyError) -> dict[str, Any]:
+    """Return the error object of an OpenAI answer."""
     match error:
         case Overloaded():
             type_ = "requests"
@@ -209,14 +211,15 @@ def error_object(error: ParleyError) -> dict[str, Any]:
 
 
 def error(error: ParleyError) -> Answer:
-    """An error as the whole answer."""
+    """Return an error as a complete answer."""
     return Answer(error.status, encode(error_object(error)))
 
 
 def failure(error: ParleyError) -> bytes:
-    """The end of a stream that an error cuts short."""
+    """Return the end of a stream that an error cuts short."""
     return frame(error_object(error)) + DONE
 
 
 def headers(seconds: float) -> list[tuple[bytes, bytes]]:
+    """Return the headers of every answer, given the seconds that the request has taken so far."""
     return [(b"openai-processing-ms", b"%d" % (seconds * 1000)), (b"openai-version", b"2020-10-01")]

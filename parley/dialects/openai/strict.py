@@ -1,8 +1,7 @@
-"""The schemas that OpenAI's API takes where ``strict`` is true, of answers and of functions' arguments.
+"""The schemas that OpenAI's API accepts where ``strict`` is true, for answers and for arguments of functions.
 
-In short: every object is closed and all its members are required, each place says its type, and of JSON Schema's
-keywords only some are there. What is refused is told with where it stands. Whoever asks for a schema without ``strict``
-has it followed as it is.
+In short: every object is closed and all its members are required, each subschema states its type, and only some of JSON
+Schema's keywords are permitted. A refusal names the position of the fault. Other schemas are used as they are.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ REFUSED = (
     "unevaluatedItems", "prefixItems", "contains", "minContains", "maxContains", "uniqueItems",
 )  # fmt: skip
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid")
-TELLING = ("type", "enum", "const", "anyOf", "$ref")  # one of them says what a place holds
+TELLING = ("type", "enum", "const", "anyOf", "$ref")  # every subschema needs one of them to state its type
 
 Where = tuple[str, ...]
 
 
 def check(schema: Any, subject: str, field: str, code: str | None = None) -> None:
-    """``subject``: whose schema it is, for the message. Raises Invalid for one that strict mode does not take."""
+    """Raise Invalid for a schema that strict mode does not accept. ``subject``: its owner, for the message."""
     fault = next(_root(schema), None)
     if fault is not None:
         where, told = fault
@@ -44,7 +43,7 @@ def _root(schema: Any) -> Iterator[tuple[Where, str]]:
 
 
 def _faults(schema: Any, where: Where) -> Iterator[tuple[Where, str]]:
-    """What is wrong, from the outside in; how deep it goes was looked at before."""
+    """Yield the faults of a subschema, outermost first. The nesting depth is already limited."""
     if not isinstance(schema, dict):
         yield where, "schema must be an object."
         return

@@ -1,4 +1,4 @@
-"""Models, tokens and version: the small routes beside generation, in the form that vLLM's server gave them."""
+"""Models, tokens and version: the small routes besides generation, in the form of vLLM's server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from parley.types import Chat, Prompt, Text
 
 
 def tokenize(body: bytes, words: Words = WORDS, rules: Rules = RULES) -> Tokenize:
-    """A prompt or a conversation. Raises BadRequest."""
+    """Read a prompt or a conversation to tokenize. Raises BadRequest."""
     fields = decode(body, words)
     prompt = _chat(fields, rules) if fields.has("messages") else _text(fields)
     return Tokenize(
@@ -39,6 +39,7 @@ def _text(fields: Fields) -> Prompt:
 
 
 def tokenized(result: Tokenized) -> bytes:
+    """Return the answer to ``/tokenize``."""
     return shared.encode(
         {
             "count": len(result.ids),
@@ -50,7 +51,7 @@ def tokenized(result: Tokenized) -> bytes:
 
 
 def detokenize(body: bytes, words: Words = WORDS, *, lax: bool = False) -> Detokenize:
-    """Raises BadRequest."""
+    """Read tokens to convert to text. Raises BadRequest."""
     fields = decode(body, words)
     if not fields.has("tokens"):
         raise fields.missing("tokens")
@@ -59,6 +60,7 @@ def detokenize(body: bytes, words: Words = WORDS, *, lax: bool = False) -> Detok
 
 
 def detokenized(text: str) -> bytes:
+    """Return the answer to ``/detokenize``."""
     return shared.encode({"prompt": text})
 
 
@@ -75,16 +77,20 @@ def _card(card: Card) -> dict[str, Any]:
 
 
 def model(card: Card) -> bytes:
+    """Return one model."""
     return shared.encode(_card(card))
 
 
 def models(cards: list[Card]) -> bytes:
+    """Return the list of models."""
     return shared.encode({"object": "list", "data": [_card(card) for card in cards]})
 
 
 def version(text: str) -> bytes:
+    """Return the server's version."""
     return shared.encode({"version": text})
 
 
 def load(requests: int) -> bytes:
+    """Return the number of requests being served."""
     return shared.encode({"server_load": requests})

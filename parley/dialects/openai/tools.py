@@ -1,7 +1,7 @@
-"""Tools as OpenAI's API describes them: which the model is shown, which it may call, whether it has to, and its calls.
+"""Tools as OpenAI's API describes them: those that the model sees and may or must call, and its calls.
 
-Read here once for all APIs that have this form: ``tools`` and ``tool_choice``, and their deprecated twins ``functions``
-and ``function_call``. Knows nothing of how a model writes a call.
+Read here for all APIs that have this form: ``tools`` and ``tool_choice``, and their deprecated counterparts
+``functions`` and ``function_call``. Knows nothing of how a model writes a call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Tool = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a request says of calls. The members are those of ``Chat``; ``legacy``: it has functions for tools."""
+    """The tool members of a request, as in ``Chat``. ``legacy``: its tools came as ``functions``."""
 
     tools: list[Tool] = field(default_factory=list)
     choice: Literal["auto", "none", "required"] = "auto"
@@ -32,7 +32,7 @@ class Wish:
 
 
 def read(body: Fields, rules: Rules) -> Wish:
-    """Raises BadRequest."""
+    """Read the tool members of a body. Raises BadRequest."""
     tools = _distinct([(each, _tool(each, rules)) for each in body.objects("tools", cap=MAX_TOOLS)])
     functions = _distinct([(each, _wrapped(each, rules)) for each in body.objects("functions", cap=MAX_TOOLS)])
     choice = _choice(body, tools)
@@ -47,7 +47,7 @@ def read(body: Fields, rules: Rules) -> Wish:
 
 
 def extend(calls: list[dict[str, Any]], piece: CallDelta) -> None:
-    """Put a piece of a call to the calls of an answer in one piece."""
+    """Add a piece of a call to the calls of an answer in one piece."""
     while len(calls) <= piece.index:
         calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
     call = calls[piece.index]
@@ -88,7 +88,7 @@ def _wrapped(function: Fields, rules: Rules) -> Tool:
 
 
 def _distinct(read: list[tuple[Fields, Tool]]) -> list[Tool]:
-    """The tools, none of which may have another's name."""
+    """Return the tools. Raises BadRequest if two have the same name."""
     names: set[str] = set()
     for given, tool in read:
         name = tool["function"]["name"]
@@ -102,14 +102,14 @@ Choice = tuple[Literal["auto", "none", "required"], str | None, list[str]]
 
 
 def _choice(body: Fields, tools: list[Tool]) -> Choice:
-    """``choice``, ``only`` and ``allowed``."""
+    """Return ``choice``, ``only`` and ``allowed`` from ``tool_choice``."""
     value = body.raw("tool_choice")
     wish = None if value is None or isinstance(value, str) else body.object("tool_choice")
     if wish is None:
         choice = body.string("tool_choice", "auto", allowed=("none", "auto", "required"))
         if choice == "required" and not tools:
             raise body.fail("tool_choice", "only allowed when tools are given.")
-        return choice, None, []  # type: ignore[return-value]  # one of those allowed
+        return choice, None, []  # type: ignore[return-value]  # one of the allowed values
     kind = wish.string("type", None, allowed=("function", "allowed_tools", "custom"))
     if kind is None:
         raise wish.missing("type")
@@ -123,7 +123,7 @@ def _choice(body: Fields, tools: list[Tool]) -> Choice:
 
 
 def _allowed(wish: Fields, tools: list[Tool]) -> Choice:
-    """Some of the tools, of which one must or may be called."""
+    """Read ``allowed_tools``: a subset of the tools; the model must or may call one of them."""
     inner = wish.object("allowed_tools")
     if inner is None:
         raise wish.missing("allowed_tools")
@@ -137,16 +137,16 @@ def _allowed(wish: Fields, tools: list[Tool]) -> Choice:
         names.append(_named(tool, tools))
     if not names:
         raise inner.empty("tools", "array") if inner.has("tools") else inner.missing("tools")
-    return mode, None, names  # type: ignore[return-value]  # one of those allowed
+    return mode, None, names  # type: ignore[return-value]  # one of the allowed values
 
 
 def _old_choice(body: Fields, functions: list[Tool]) -> Choice:
-    """The same of ``function_call``, which knows no "required"."""
+    """Return the same from ``function_call``, which has no "required"."""
     value = body.raw("function_call")
     wish = None if value is None or isinstance(value, str) else body.object("function_call")
     if wish is None:
         choice = body.string("function_call", "auto", allowed=("none", "auto"))
-        return choice, None, []  # type: ignore[return-value]  # one of those allowed
+        return choice, None, []  # type: ignore[return-value]  # one of the allowed values
     if not functions:
         raise body.fail("function_call", "only allowed when functions are given.")
     return "required", _known(wish, functions), []
@@ -160,7 +160,7 @@ def _named(wish: Fields, tools: list[Tool]) -> str:
 
 
 def _known(function: Fields, tools: list[Tool]) -> str:
-    """The name of one of the tools."""
+    """Return the name of one of the tools. Raises BadRequest if there is no such tool."""
     name = function.string("name", None, cap=256)
     if name is None:
         raise function.missing("name")

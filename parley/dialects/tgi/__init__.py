@@ -1,8 +1,8 @@
-"""The API of Hugging Face's Text Generation Inference, version 3: its table of routes.
+"""The API of Hugging Face's Text Generation Inference (TGI), version 3: its table of routes.
 
-``STRICT`` has the original's limits and refusals; ``DIALECT`` lifts those that only stand in a client's way; ``OLD`` is
-version 0.9.4, whose framing and defaults many servers took after. Where APIs share a root, what is at ``/v1`` is
-OpenAI's; TGI's flavour of it is where TGI is alone.
+``STRICT`` keeps the original's limits and refusals. ``DIALECT`` lifts those that only get in a client's way. ``OLD`` is
+version 0.9.4, whose framing and defaults many servers copied. If several APIs share a root, ``/v1`` belongs to OpenAI;
+TGI's variant of ``/v1`` is served only where TGI is alone.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _dialect(rules: Rules) -> Dialect:
 
 
 def _generate(path: str, read: Read, rules: Rules, claims: tuple[str, ...] = (), model: Name | None = None) -> Route:
-    """A route that generates. The original looks at the kind of a body before anything else."""
+    """Return a route that generates. Like the original, it checks the content type before anything else."""
 
     def typed(body: bytes, head: Head) -> Reply | Answer:
         if rules.strict and not shared.is_json(head.headers.get(b"content-type", b"")):
@@ -58,7 +58,7 @@ def _generate(path: str, read: Read, rules: Rules, claims: tuple[str, ...] = (),
 
 
 def _common(rules: Rules) -> tuple[Route, ...]:
-    """What every version has."""
+    """Return the routes that every version of TGI has."""
     return (
         _generate("/", generate.either, rules, INPUTS),
         _generate("/generate", generate.whole, rules, INPUTS),

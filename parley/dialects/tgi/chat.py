@@ -1,4 +1,4 @@
-"""TGI's ``POST /v1/chat/completions``: a conversation in, chunks of one token each or one answer out."""
+"""TGI's ``POST /v1/chat/completions``: reads a conversation, writes a chunk for each token or one whole answer."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from parley.dialects.tgi.shared import F32, U32, WORDS, Rules
 from parley.errors import Invalid, WrongType
 from parley.types import CallDelta, Delta, Done, Event, Request, Stop, Token, Usage, Want
 
-MAX_BIAS = 1 << 20  # of a list with one number per token, which the original takes and forgets
-FINISH = {"eos_token": "stop"}  # other ends keep their native names
+MAX_BIAS = 1 << 20  # length of the list (one number per token) that the original accepts and ignores
+FINISH = {"eos_token": "stop"}  # other reasons keep their native names
 CHUNK = b'{"index":0,"delta":{"role":"assistant","content":%b},"logprobs":null,"finish_reason":null}'
 
 
 def read(rules: Rules, body: bytes, head: Head) -> ChatReply | Answer:
+    """Read the body of a chat request. Raises BadRequest."""
     return of(rules, decode(body, WORDS), head)
 
 
 def of(rules: Rules, body: Fields, head: Head) -> ChatReply | Answer:
-    """Raises BadRequest."""
+    """Return the reply to a decoded chat request, or an error as a stream. Raises BadRequest."""
     reply: ChatReply | Answer = openai.read_stream(rules, body, lambda: ChatReply(rules, body, head))
     return reply
 
 
 def _parameters(body: Fields, rules: Rules) -> Parameters:
-    """The request as a native one. That a presence penalty makes a repetition penalty is the original's own idea."""
+    """Return the native parameters; as in the original, the presence penalty sets the repetition penalty."""
     if body.has("max_tokens") and body.has("max_completion_tokens"):
         raise WrongType("duplicate field `max_tokens`", field="max_completion_tokens")
     limit = "max_completion_tokens" if body.has("max_completion_tokens") else "max_tokens"
@@ -44,11 +45,13 @@ def _parameters(body: Fields, rules: Rules) -> Parameters:
 
 
 class ChatReply(openai.Spoken):
+    """A reply to one conversation, as a stream of chunks or in one piece."""
+
     def __init__(self, rules: Rules, body: Fields, head: Head):
         stream = openai.streams(body, rules)
         wish = _parameters(body, rules)
         body.array("logit_bias", cap=MAX_BIAS)
-        body.integer("n", None, 0, U32)  # one answer, whatever is asked for
+        body.integer("n", None, 0, U32)  # checked only: there is always one choice
         self._scores = body.boolean("logprobs", False)
         if rules.strict and body.null("stream_options"):
             raise body.mistyped("stream_options", "an object")
@@ -82,11 +85,12 @@ class ChatReply(openai.Spoken):
         self._arguments: list[str] = []
         self._done: Done | None = None
 
-    # -- a stream
+    # -- streaming
 
     def chunk(self, events: Sequence[Event]) -> bytes:
+        """Return a chunk for each token of these events."""
         frames: list[bytes] = []
-        held: tuple[Token | None, str] | None = None  # the last token's chunk waits for the news that it is the last
+        held: tuple[Token | None, str] | None = None  # held back until it is known whether it is the last token
         for event in events:
             match event:
                 case Delta(part="tool", call=call):
@@ -101,7 +105,7 @@ class ChatReply(openai.Spoken):
                     if not event.tokens and event.text:
                         frames.append(self._piece(None, event.text))
                 case Done():
-                    if self._name_of_call is None:  # the end of a call has no chunk
+                    if self._name_of_call is None:  # a tool call ends without a chunk
                         frames.append(self._piece(*(held or (None, "")), done=event))
                     held = None
         if held is not None:
@@ -109,13 +113,14 @@ class ChatReply(openai.Spoken):
         return b"".join(frames)
 
     def end(self, usage: Usage) -> bytes:
+        """Return the usage chunk, if requested, and the ``[DONE]`` mark."""
         if not self.request.want.usage:
             return openai.DONE
         told = self._envelope("chat.completion.chunk", []) | {"usage": openai.usage(usage)}
         return shared.frame(told) + openai.DONE
 
     def _piece(self, token: Token | None, text: str, done: Done | None = None) -> bytes:
-        if done is None and not self._scores:  # nearly every chunk there is
+        if done is None and not self._scores:  # the fast path, for nearly all chunks
             return self._frame(CHUNK % shared.encode(text))
         return self._frame(
             shared.encode(
@@ -135,14 +140,15 @@ class ChatReply(openai.Spoken):
         return self._frame(shared.encode({"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}))
 
     def _frame(self, choice: bytes) -> bytes:
-        if not self._before:  # the model's name is only known for sure once the server has looked it up
+        if not self._before:  # the model's name is final only after the server has looked it up
             envelope = shared.encode(self._envelope("chat.completion.chunk", []))
             self._before = b"data: " + envelope.removesuffix(b"]}")
         return self._before + choice + b'],"usage":null}\n\n'
 
-    # -- one answer
+    # -- in one piece
 
     def add(self, events: Sequence[Event]) -> None:
+        """Collect the text, tokens and tool call of these events."""
         for event in events:
             match event:
                 case Delta():
@@ -156,6 +162,7 @@ class ChatReply(openai.Spoken):
                     self._done = event
 
     def body(self, usage: Usage) -> bytes:
+        """Return the whole answer as JSON."""
         assert self._done is not None
         self._usage = usage
         choice = {
@@ -172,7 +179,7 @@ class ChatReply(openai.Spoken):
         function = {"description": None, "name": self._name_of_call, "arguments": "".join(self._arguments)}
         return {"role": "assistant", "tool_calls": [{"id": self._call_id, "type": "function", "function": function}]}
 
-    # -- both
+    # -- shared by both
 
     def _envelope(self, object: str, choices: list[Any]) -> dict[str, Any]:
         return {

@@ -1,4 +1,4 @@
-"""TGI's ``POST /v1/completions``: one text or several in, chunks of one token each or one answer out."""
+"""TGI's ``POST /v1/completions``: reads one or more texts, writes a chunk for each token or one whole answer."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ from parley.dialects.tgi.shared import F32, U32, WORDS, Rules
 from parley.errors import Invalid, WrongType
 from parley.types import Accepted, Delta, Done, Event, Request, Text, Usage, Want
 
-FINISH = {"eos_token": "stop"}  # of an answer in one piece; a stream ends in native words
+FINISH = {"eos_token": "stop"}  # for answers in one piece; streams end with native reasons
 
 
 def read(rules: Rules, body: bytes, head: Head) -> CompletionReply | Answer:
+    """Read the body of a completion request. Raises BadRequest."""
     return of(rules, decode(body, WORDS), head)
 
 
 def of(rules: Rules, body: Fields, head: Head) -> CompletionReply | Answer:
-    """Raises BadRequest."""
+    """Return the reply to a decoded completion request, or an error as a stream. Raises BadRequest."""
     reply: CompletionReply | Answer = openai.read_stream(rules, body, lambda: CompletionReply(rules, body, head))
     return reply
 
 
 class CompletionReply(openai.Spoken):
+    """A reply to one or more texts, as a stream of chunks or in one piece."""
+
     def __init__(self, rules: Rules, body: Fields, head: Head):
         stream = openai.streams(body, rules)
         texts = _prompts(body)
@@ -60,13 +63,14 @@ class CompletionReply(openai.Spoken):
         )
         self._texts: list[list[str]] = [[] for _ in texts]
         self._lengths = [0] * len(texts)
-        self._done: list[Done] = []  # in the order in which they ended, which is that of the choices
+        self._done: list[Done] = []  # in the order the choices ended; the answer keeps it
 
-    # -- a stream
+    # -- streaming
 
     def chunk(self, events: Sequence[Event]) -> bytes:
+        """Return a chunk for each token of these events."""
         frames: list[bytes] = []
-        held: dict[int, str] = {}  # a choice's last text waits for the news that it is the last
+        held: dict[int, str] = {}  # last text of each choice, held back until it is known whether it is the last
         for event in events:
             match event:
                 case Delta(index):
@@ -96,9 +100,10 @@ class CompletionReply(openai.Spoken):
         used = Usage(self._lengths[index], done.usage.completion_tokens)
         return shared.frame(self._whole([_choice(index, text, self._ended(done))], used))
 
-    # -- one answer
+    # -- in one piece
 
     def add(self, events: Sequence[Event]) -> None:
+        """Collect the text of these events by choice."""
         for event in events:
             match event:
                 case Delta(index, text):
@@ -107,6 +112,7 @@ class CompletionReply(openai.Spoken):
                     self._done.append(event)
 
     def body(self, usage: Usage) -> bytes:
+        """Return the whole answer as JSON."""
         self._usage = usage
         choices = []
         for done in self._done:
@@ -115,7 +121,7 @@ class CompletionReply(openai.Spoken):
         return shared.encode(self._whole(choices, usage))
 
     def headers(self, timings: Timings | None) -> Headers:
-        """Those of every answer, without the time of one computation, for there may have been several."""
+        """Return the usual headers without ``x-compute-time``: the prompts may have been computed separately."""
         return [header for header in super().headers(timings) if header[0] != b"x-compute-time"]
 
     def _whole(self, choices: list[Any], used: Usage) -> dict[str, Any]:
@@ -135,7 +141,7 @@ def _choice(index: int, text: str, reason: str) -> dict[str, Any]:
 
 
 def _prompts(body: Fields) -> list[str]:
-    """A text or a list of texts; token ids are of a wrong type."""
+    """Read a text or a list of texts. Token ids are refused as a wrong type."""
     value = body.raw("prompt")
     if value is None:
         raise (

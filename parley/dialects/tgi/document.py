@@ -1,7 +1,7 @@
-"""The OpenAPI document of TGI's routes, and a page for people that lists what is in it.
+"""The OpenAPI document of TGI's routes, and an HTML page that lists its contents.
 
-The document is made from what the readers ask for (``docs/compatibility.py``) and lies beside this file. The original's
-page fetches its scripts from elsewhere; this one is plain and needs nothing.
+``docs/compatibility.py`` generates the document from the members that the readers ask for, and stores it next to this
+file. The original's page loads its scripts from other hosts; this one is plain HTML and needs none.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ LINK = '<p>As data: <a href="{}api-doc/openapi.json">openapi.json</a></p>'
 
 @cache
 def _document() -> bytes:
-    return msgspec.json.encode(msgspec.json.decode(FILE.read_bytes()))  # without the spaces
+    return msgspec.json.encode(msgspec.json.decode(FILE.read_bytes()))  # drops the whitespace
 
 
 def openapi(body: bytes, head: Head, facts: Facts) -> Answer:
+    """Answer ``GET /api-doc/openapi.json``."""
     return Answer(200, _document())
 
 
 def page(up: str, body: bytes, head: Head, facts: Facts) -> Answer:
-    """``up`` leads from the page to the API's root."""
+    """Answer ``GET /docs``. ``up`` is the relative path from the page to the API's root."""
     document: Any = msgspec.json.decode(_document())
     lines = [TOP, LINK.format(up)]
     for path, operations in document["paths"].items():
@@ -44,7 +45,7 @@ def page(up: str, body: bytes, head: Head, facts: Facts) -> Answer:
 
 
 def _members(schema: dict[str, Any]) -> str:
-    """The members of an object, and theirs, as nested lists."""
+    """Return an object's members as nested HTML lists."""
     schema = schema.get("items", schema)
     listed = [
         f"<li><code>{escape(name)}</code> {member.get('type', 'any')}{_members(member)}</li>"

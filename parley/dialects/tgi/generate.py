@@ -1,7 +1,7 @@
-"""``POST /``, ``/generate``, ``/generate_stream``, ``/invocations``: a text and parameters in, text and details out.
+"""``POST /``, ``/generate``, ``/generate_stream``, ``/invocations``: text and parameters in, text and details out.
 
-A stream has one event for each token, and its last event is that of the last token, with the whole text in it. So the
-tokens that come together with the end of a choice wait for it, and no others.
+A stream has one event per token, and the last token's event also holds the whole text. So tokens that arrive in one
+batch with the end of a choice wait for it; all others are sent at once.
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ from parley.types import Accepted, Delta, Done, Event, Request, Scored, Text, To
 
 INDEX = b'"index":%d,'
 TOKEN = b'%b{%b"token":{"id":%d,"text":%b,"logprob":%b,"special":%b},"generated_text":null,"details":null}\n\n'
-ENDLESS = Token(0, "", b"", special=True)  # stands in the last event when a choice ends without a token of its own
+ENDLESS = Token(0, "", b"", special=True)  # used in the last event if a choice ends without a token of its own
 
 
 def either(rules: Rules, body: bytes, head: Head) -> GenerateReply | Answer:
-    """The member ``stream`` decides; in one piece the answer is a list, with the prompt unless told otherwise."""
+    """Read a body; its member ``stream`` selects a stream or one answer, a list. Both include the prompt by default."""
     return _either(rules, decode(body, WORDS), head)
 
 
 def whole(rules: Rules, body: bytes, head: Head) -> GenerateReply:
+    """Read a request for an answer in one piece. Raises BadRequest."""
     return GenerateReply(rules, decode(body, WORDS), head, stream=False)
 
 
 def stream(rules: Rules, body: bytes, head: Head) -> GenerateReply | Answer:
+    """Read a request for a stream. Raises BadRequest."""
     return _streamed(rules, decode(body, WORDS), head)
 
 
 def invoked(rules: Rules, body: bytes, head: Head) -> Reply | Answer:
-    """As ``either``, or a conversation, or a completion. What is none of them is no body of this route."""
+    """Read a body of ``POST /``, a conversation or a completion, recognized by its members. Raises BadRequest."""
     fields = decode(body, WORDS)
     if fields.has("inputs") or rules.old:
         return _either(rules, fields, head)
@@ -65,17 +67,18 @@ def _streamed(rules: Rules, fields: Fields, head: Head, *, full: bool = False) -
 
 
 class Spelling:
-    """The text that each token adds to those before it: nothing while a character is incomplete."""
+    """Decodes tokens to text incrementally: an incomplete character adds nothing until it is complete."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, token: Token) -> str:
+        """Return the text that this token adds."""
         return token.text if token.special else self._decoder.decode(token.raw)
 
 
 class Sequel:
-    """What one choice has said so far."""
+    """The tokens and text of one choice so far."""
 
     def __init__(self) -> None:
         self.text: list[str] = []
@@ -87,11 +90,13 @@ class Sequel:
 
     @property
     def mean(self) -> float:
-        """Mean log-probability of its tokens."""
+        """The mean log-probability of the tokens."""
         return self.sum / max(1, len(self.tokens))
 
 
 class GenerateReply(Reply):
+    """A reply to one text, as a stream of token events or in one piece."""
+
     media_type: ClassVar[str] = "text/event-stream"
     names: ClassVar[Mapping[str, str]] = {"prompt": "inputs"}
     ping: ClassVar[bytes] = b":\n\n"
@@ -137,9 +142,10 @@ class GenerateReply(Reply):
         self._prompt_tokens = 0
         self._prefill: list[dict[str, Any]] = []
 
-    # -- a stream
+    # -- streaming
 
     def chunk(self, events: Sequence[Event]) -> bytes:
+        """Return an event for each token of these events."""
         sequel = self._sequels[0]
         tokens: list[Token] = []
         frames: list[bytes] = []
@@ -159,19 +165,22 @@ class GenerateReply(Reply):
         return b"".join(frames)
 
     def end(self, usage: Usage) -> bytes:
+        """Return nothing: the last token's event ends the stream."""
         return b""
 
     def fail(self, error: ParleyError) -> bytes:
+        """Return the error event that ends the stream."""
         return shared.failure(error, self._rules)
 
     def refusal(self, error: ParleyError) -> Answer | None:
+        """Return an error before the first event; strict streams report it with status 200."""
         return shared.streamed(error, self._rules) if self._rules.strict and self.request.stream else None
 
     def _event(self, token: Token, done: Done | None = None) -> bytes:
         self._events += 1
         text = self._sequels[0].spelling.add(token)
         top = token.top if self._wish.top_n_tokens else []
-        if done is None and not top:  # nearly every event there is
+        if done is None and not top:  # the fast path, for nearly all events
             logprob, special = shared.encode(shared.single(token.logprob)), b"true" if token.special else b"false"
             index = b"" if self._rules.old else INDEX % self._events
             return TOKEN % (self._rules.lead, index, token.id, shared.encode(text), logprob, special)
@@ -188,9 +197,10 @@ class GenerateReply(Reply):
                     event["details"]["input_length"] = self._prompt_tokens
         return shared.frame(event, self._rules)
 
-    # -- one answer
+    # -- in one piece
 
     def add(self, events: Sequence[Event]) -> None:
+        """Collect the tokens and text of these events by choice."""
         for event in events:
             match event:
                 case Delta():
@@ -211,7 +221,8 @@ class GenerateReply(Reply):
                 sequel.top.append([_token(other, other.text) for other in token.top])
 
     def body(self, usage: Usage) -> bytes:
-        # of equals the first: the answer of the seed that was given, or reported
+        """Return the choice with the highest mean log-probability as JSON, the others in its details."""
+        # the first of equals, because it used the seed that was given or is reported
         self._best = max(range(len(self._sequels)), key=lambda k: (self._sequels[k].mean, -k))
         answer: dict[str, Any] = {"generated_text": self._text(self._best)}
         if self._details:
@@ -226,6 +237,7 @@ class GenerateReply(Reply):
         return shared.encode([answer] if self._listed else answer)
 
     def headers(self, timings: Timings | None) -> Headers:
+        """Return the timing and token headers."""
         done = self._sequels[self._best].done
         generated = done.usage.completion_tokens if done is not None else 0
         return shared.headers(self._rules, self._device, self._characters, timings, self._prompt_tokens, generated)
@@ -234,13 +246,13 @@ class GenerateReply(Reply):
         return self._before + "".join(self._sequels[index].text)
 
     def _told(self, index: int) -> dict[str, Any]:
-        """The details of one sequence."""
+        """Return the details of one choice."""
         sequel = self._sequels[index]
         assert sequel.done is not None
         told = self._end(index, sequel.done) | {"prefill": self._prefill, "tokens": sequel.tokens}
         return told | {"top_tokens": sequel.top} if sequel.top else told
 
-    # -- both
+    # -- shared by both
 
     def _accept(self, event: Accepted) -> None:
         self._seed = event.seed

@@ -1,7 +1,7 @@
-"""A conversation as TGI reads it: its messages are OpenAI's, its tools and their choice are its own.
+"""TGI conversations: messages are OpenAI's; tools and tool choice are TGI's own.
 
-The last turn of an assistant is left open, so that the model goes on with it. An answer has one call at most, whose
-arguments always follow the tool's schema.
+If the assistant has the last turn, it is left open and the model continues it. An answer has at most one tool call,
+whose arguments always follow the tool's schema.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from parley.types import Chat, Message
 
 
 def talk(body: Fields) -> Chat:
-    """Raises BadRequest."""
+    """Read a conversation with its tools. Raises BadRequest."""
     messages = turns(body, joint="", roles=(), loose=True)
     tools, choice, only = _tools(body)
     prompt = body.string("tool_prompt", None)
@@ -40,7 +40,7 @@ def talk(body: Fields) -> Chat:
 
 
 def next_id(chat: Chat) -> str:
-    """The id of the next call: ids count up through a conversation. Empty where the client has ids of another kind."""
+    """Return the next call id: ids count up through a conversation. Empty if the client uses ids of another kind."""
     ids = [call.id for message in chat.messages for call in message.tool_calls]
     if not all(id.isascii() and id.isdigit() and len(id) < 19 for id in ids):
         return ""
@@ -56,13 +56,13 @@ def _members(message: Message) -> dict[str, Any]:
 
 
 def _tools(body: Fields) -> tuple[list[dict[str, Any]], Literal["auto", "required"], str | None]:
-    """The tools that the model is shown (none if it is not to use any), whether it has to call one, and which."""
+    """Return the tools shown to the model (none for "none"), whether it must call one, and the only one allowed."""
     tools = [_tool(tool) for tool in body.objects("tools", cap=MAX_TOOLS)]
     choice = _choice(body)
     if not tools or choice == "none":
         return [], "auto", None
     if choice in ("auto", "required"):
-        return tools, choice, None  # type: ignore[return-value]  # one of those compared with
+        return tools, choice, None  # type: ignore[return-value]  # narrowed by the comparison
     if choice not in [tool["function"]["name"] for tool in tools]:
         raise Invalid(f"Tool with name {choice} not found", field="tool_choice", code="tool_error")
     return tools, "required", choice
@@ -88,7 +88,7 @@ def _tool(tool: Fields) -> dict[str, Any]:
 
 
 def _choice(body: Fields) -> str:
-    """ "auto", "none", "required", or a function's name."""
+    """Return "auto", "none", "required" or a function's name."""
     value = body.raw("tool_choice")
     if value is None or isinstance(value, str):
         return value or "auto"

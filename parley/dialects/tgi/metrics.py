@@ -1,7 +1,8 @@
-"""The server's facts under the names that Text Generation Inference gives them. Knows no other names.
+"""The server's counts under the metric names of Text Generation Inference. Knows no other names.
 
-Its router's batches are steps of the engine here: those in which prompts are read are its ``prefill``. What it measures
-and this server does not do (filtering and joining batches, decoding apart from the step) is left out, not told as 0.
+A batch of TGI's router corresponds to a step of the engine here; steps with prefill are counted as ``prefill``. Metrics
+without a counterpart on this server (filtering and joining batches, decoding apart from the step) are left out rather
+than reported as 0.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from parley.metrics.recorded import Metrics, View
 from parley.metrics.series import Distribution, header, scalar
 
-Values = Callable[[View], Iterable[tuple[str, float]]]  # labels, and the value
+Values = Callable[[View], Iterable[tuple[str, float]]]  # pairs of labels and value
 
 
 def _one(read: Callable[[View], float]) -> Values:
@@ -40,42 +41,42 @@ def _tokens(blocks: int, view: View) -> float:
 
 
 SCALARS: tuple[tuple[str, str, str, Values], ...] = (
-    ("counter", "tgi_request_count", "Requests that came.", _one(_asked)),
-    ("counter", "tgi_request_success", "Requests that were answered.", _one(lambda v: v.metrics.totals.succeeded)),
-    ("counter", "tgi_request_failure", "Requests that were not, by reason.", _failures),
-    ("gauge", "tgi_queue_size", "Sequences that wait for a place.", _one(lambda v: v.stats.waiting)),
+    ("counter", "tgi_request_count", "Requests received.", _one(_asked)),
+    ("counter", "tgi_request_success", "Requests answered.", _one(lambda v: v.metrics.totals.succeeded)),
+    ("counter", "tgi_request_failure", "Requests not answered, by reason.", _failures),
+    ("gauge", "tgi_queue_size", "Sequences waiting to run.", _one(lambda v: v.stats.waiting)),
     ("gauge", "tgi_batch_current_size", "Sequences in the running batch.", _one(lambda v: v.stats.running)),
-    ("gauge", "tgi_batch_current_max_tokens", "Tokens for which running sequences hold room in the KV cache.",
+    ("gauge", "tgi_batch_current_max_tokens", "Tokens of KV cache held by running sequences.",
      _one(lambda v: _tokens(v.stats.blocks_used, v))),
-    ("gauge", "tgi_batch_total_tokens", "Tokens that the KV cache has room for.",
+    ("gauge", "tgi_batch_total_tokens", "Tokens that fit in the KV cache.",
      _one(lambda v: _tokens(v.stats.blocks_total, v))),
 )  # fmt: skip
 
 HISTOGRAMS: tuple[tuple[str, str, Callable[[Metrics], Distribution]], ...] = (
-    ("tgi_request_duration", "From a request's arrival to its end.", lambda m: m.whole),
-    ("tgi_request_validation_duration", "Reading, rendering and tokenising.", lambda m: m.prepared),
-    ("tgi_request_queue_duration", "In the engine's queue.", lambda m: m.waited),
-    ("tgi_request_inference_duration", "From a request's first step to its end.", lambda m: m.inference),
-    ("tgi_request_mean_time_per_token_duration", "Mean time per token after the first.", lambda m: m.per_token),
+    ("tgi_request_duration", "Seconds from a request's arrival to its end.", lambda m: m.whole),
+    ("tgi_request_validation_duration", "Seconds to read, render and tokenize a request.", lambda m: m.prepared),
+    ("tgi_request_queue_duration", "Seconds a request waits in the engine's queue.", lambda m: m.waited),
+    ("tgi_request_inference_duration", "Seconds from a request's first step to its end.", lambda m: m.inference),
+    ("tgi_request_mean_time_per_token_duration", "Mean seconds per token after the first.", lambda m: m.per_token),
     ("tgi_request_input_length", "Prompt tokens of a request.", lambda m: m.prompt_length),
     ("tgi_request_generated_tokens", "Output tokens of a request.", lambda m: m.output_length),
     ("tgi_request_max_new_tokens", "max_new_tokens of a request.", lambda m: m.max_tokens),
-    ("tgi_request_skipped_tokens", "Tokens of a request that came without a step of their own.", lambda m: m.skipped),
-    ("tgi_batch_next_size", "Sequences of a step of the engine.", lambda m: m.step_rows),
+    ("tgi_request_skipped_tokens", "Output tokens of a request that needed no step of their own.", lambda m: m.skipped),
+    ("tgi_batch_next_size", "Sequences in a step of the engine.", lambda m: m.step_rows),
 )
 
 BATCHES: tuple[tuple[str, str], ...] = (
     ("tgi_batch_inference_duration", "Seconds of a step of the engine."),
-    ("tgi_batch_forward_duration", "Seconds of a step of the engine, drawing of tokens included."),
+    ("tgi_batch_forward_duration", "Seconds of a step of the engine, including sampling."),
 )
 COUNTS: tuple[tuple[str, str], ...] = (
     ("tgi_batch_inference_count", "Steps of the engine."),
-    ("tgi_batch_inference_success", "Steps of the engine that did not fail."),
+    ("tgi_batch_inference_success", "Steps of the engine that succeeded."),
 )
 
 
 def told(views: Sequence[View]) -> str:
-    """These series as text, of the main model alone: they have no common labels that would tell models apart."""
+    """Return the series of the main model as text; TGI's metrics have no label that could tell models apart."""
     view = views[0]
     parts = [scalar(kind, name, help, [("", values(view))]) for kind, name, help, values in SCALARS]
     for name, help, read in HISTOGRAMS:

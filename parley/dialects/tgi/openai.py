@@ -1,7 +1,7 @@
-"""What TGI's two routes in OpenAI's form share: parameters under OpenAI's names, ends, errors in a stream, headers.
+"""Shared by TGI's two routes in OpenAI's format: parameters under OpenAI's names, endings, stream errors, headers.
 
-They differ from OpenAI's own in nearly every byte: ids are empty, each token is a chunk and each chunk has the role,
-the end is told in TGI's words, and what is wrong with a stream is told inside it.
+The bytes differ from OpenAI's almost everywhere: ids are empty, each token is a chunk, each chunk has the role, finish
+reasons are TGI's, and errors of a stream are reported inside it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from parley.version import __version__
 
 DONE = b"data: [DONE]\n\n"
 FINGERPRINT = f"{SPOKEN}-parley-{__version__}"
-HOUSE = "tgi"  # the model name that stands for whatever is served
+HOUSE = "tgi"  # model name that matches any served model
 
 
 def common(body: Fields, rules: Rules) -> dict[str, Any]:
-    """The members of ``Parameters`` that both routes have. Temperature 0 is greedy; without one there is drawing."""
+    """Read the ``TgiParameters`` members that both routes share. Temperature 0 is greedy; the default samples."""
     temperature = body.number("temperature", None, -F32, F32)
     if rules.strict and isinstance(body.raw("stop"), str):
         raise body.mistyped("stop", "an array")
@@ -40,13 +40,14 @@ def common(body: Fields, rules: Rules) -> dict[str, Any]:
 
 
 def streams(body: Fields, rules: Rules) -> bool:
+    """Return the member ``stream``, False by default. Raises BadRequest."""
     if rules.strict and body.null("stream"):
         raise body.mistyped("stream", "a boolean")
     return body.boolean("stream", False)
 
 
 class Spoken(Reply):
-    """An answer in OpenAI's form."""
+    """A reply in OpenAI's format."""
 
     media_type: ClassVar[str] = "text/event-stream"
     names: ClassVar[Mapping[str, str]] = {"prompt": "inputs"}
@@ -61,15 +62,19 @@ class Spoken(Reply):
         self._usage = Usage()
 
     def end(self, usage: Usage) -> bytes:
+        """Return the mark that ends a stream."""
         return DONE
 
     def fail(self, error: ParleyError) -> bytes:
+        """Return the error frame that ends a stream."""
         return failure(error, self._rules)
 
     def refusal(self, error: ParleyError) -> Answer | None:
+        """Return an error before the first chunk; strict streams report it with status 200."""
         return told_inside(error, self._rules) if self._rules.strict and self.request.stream else None
 
     def headers(self, timings: Timings | None) -> Headers:
+        """Return the timing and token headers."""
         return shared.headers(
             self._rules,
             self._head.device,
@@ -80,16 +85,16 @@ class Spoken(Reply):
         )
 
     def _name(self) -> str:
-        """The model as the client called it."""
+        """Return the model name: the client's, or else the served one."""
         return self._model or self.request.model
 
     def _ended(self, done: Done) -> str:
-        """The end as a native answer tells it."""
+        """Return the finish reason of a native answer."""
         return shared.reason(done, self._wish.max_new_tokens)
 
 
 def pieces(delta: Delta) -> Iterator[tuple[Token, str]]:
-    """Each token with its part of the delta's text; together the parts are that text."""
+    """Yield each token with its part of the delta's text; the parts add up to that text."""
     rest = delta.text
     last = len(delta.tokens) - 1
     for number, token in enumerate(delta.tokens):
@@ -99,6 +104,7 @@ def pieces(delta: Delta) -> Iterator[tuple[Token, str]]:
 
 
 def usage(total: Usage) -> dict[str, int]:
+    """Return the ``usage`` object."""
     return {
         "prompt_tokens": total.prompt_tokens,
         "completion_tokens": total.completion_tokens,
@@ -107,20 +113,20 @@ def usage(total: Usage) -> dict[str, int]:
 
 
 def failure(error: ParleyError, rules: Rules) -> bytes:
-    """The end of a stream that an error cuts short; the number is the same for every error."""
+    """Return the frames that end a stream after an error; the status number is the same for every error."""
     text = shared.error_object(error, rules)["error"]
     return shared.frame({"error": {"message": text, "http_status_code": 422}}) + DONE
 
 
 def told_inside(error: ParleyError, rules: Rules) -> Answer | None:
-    """An error as a whole stream; None for those of template and tools, which come before there is one."""
+    """Return an error as a whole stream; None for template and tool errors, which come before the stream starts."""
     if shared.kind(error) in ("tool_error", "template_error"):
         return None
     return Answer(200, failure(error, rules), b"text/event-stream")
 
 
 def read_stream(rules: Rules, body: Fields, make: Any) -> Any:
-    """The reply that ``make`` gives; what validation refuses of a stream is told inside it, if that is the manner."""
+    """Return ``build_reply()``. Strict rules report its validation errors inside the stream, with status 200."""
     try:
         return make()
     except (Malformed, Missing, WrongType):

@@ -1,7 +1,7 @@
-"""The ``parameters`` of a generation: types and nulls, checks in the original's order, and what they mean neutrally.
+"""The ``parameters`` of a generation: types and nulls, checks in the original's order, and their neutral meaning.
 
-Reading comes before checking, as in the original: a body with a wrong type anywhere is refused for that, whatever
-else is wrong with it.
+As in the original, all members are read before any is checked: a wrong type anywhere is reported before any other
+error.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from parley.dialects.tgi.shared import F32, I32, U32, U64, WORDS, Rules
 from parley.errors import Invalid
 from parley.types import Grammar, Sampling, Stop
 
-RESERVED = 1024  # of max_new_tokens, how many must fit; the rest is given as long as there is room
-MAX_STOP_CHARACTERS = 16_384  # of all together
+RESERVED = 1024  # how many of max_new_tokens must fit; the rest is generated as far as there is room
+MAX_STOP_CHARACTERS = 16_384  # of all stop strings together
 NOT_NULL = {
     "do_sample": "a boolean",
     "stop": "an array",
@@ -26,13 +26,13 @@ NOT_NULL = {
     "details": "a boolean",
     "decoder_input_details": "a boolean",
 }
-NEWER = frozenset({"frequency_penalty", "top_n_tokens", "grammar", "adapter_id"})  # than version 0.9.4, which ignores
-OLD_TOKENS = 20  # unless told otherwise, in that version
+NEWER = frozenset({"frequency_penalty", "top_n_tokens", "grammar", "adapter_id"})  # version 0.9.4 ignores these
+OLD_TOKENS = 20  # default of version 0.9.4
 GRAMMARS = ("json", "json_object", "regex", "json_schema")
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True):
-    """As they were sent; None where they were not."""
+    """Parameters as the client sent them; None if absent."""
 
     best_of: int | None = None
     temperature: float | None = None
@@ -57,7 +57,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def samples(self) -> bool:
-        """Is a token drawn, rather than the likeliest taken? Asked for, or implied by what changes the distribution."""
+        """True if tokens are sampled, not picked greedily: on request, or implied by a sampling parameter."""
         changed = self.temperature not in (None, 1.0) or self.top_p not in (None, 1.0)
         return self.temperature != 0 and (
             self.do_sample or changed or bool(self.top_k) or self.typical_p not in (None, 1.0)
@@ -65,6 +65,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sampling(self) -> Sampling:
+        """The parameters in neutral form."""
         temperature = 1.0 if self.temperature is None else self.temperature
         return Sampling(
             temperature=temperature if self.samples else 0.0,
@@ -78,7 +79,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def form(self, field: str) -> Grammar | None:
-        """What the answer is to look like. The original writes objects, with the members that it was told of."""
+        """Return the grammar of the answer. Like the original, it allows objects with the declared members only."""
         if self.grammar is None:
             return None
         kind, value = self.grammar
@@ -89,11 +90,12 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stopping(self) -> Stop:
+        """The stop conditions in neutral form."""
         return Stop(strings=self.stop, max_tokens=self.max_new_tokens, include=True, reserve=self.reserve)
 
 
 def read(body: Fields, rules: Rules) -> Parameters:
-    """The types of all members. Raises BadRequest."""
+    """Read all members and check their types. Raises BadRequest."""
     if rules.strict and body.null("parameters"):
         raise body.mistyped("parameters", "an object")
     given = body.object("parameters")
@@ -134,11 +136,11 @@ def read(body: Fields, rules: Rules) -> Parameters:
 
 def _adapter(fields: Fields, rules: Rules) -> str | None:
     name = fields.string("adapter_id", None, cap=256) or None
-    return None if name == "None" and not rules.strict else name  # as MindIE writes that there is none
+    return None if name == "None" and not rules.strict else name  # MindIE writes "None" for no adapter
 
 
 def grammar(fields: Fields, name: str) -> tuple[str, Any] | None:
-    """The type of a grammar and its value; the value itself is looked at when everything else is right."""
+    """Return a grammar's type and value. The value's content is checked last, by ``check_tgi_parameters``."""
     wish = fields.object(name)
     if wish is None:
         return None
@@ -164,7 +166,7 @@ def grammar(fields: Fields, name: str) -> tuple[str, Any] | None:
 
 
 def check(wish: Parameters, rules: Rules, *, empty: bool, stream: bool, context: int) -> None:
-    """Ranges and combinations; the first that is wrong is told. ``empty``: so is the prompt. Raises BadRequest."""
+    """Check ranges and combinations; report the first fault. ``empty``: the prompt is empty. Raises Invalid."""
     fault = next(_faults(wish, empty, rules, stream, context), None)
     if fault is not None:
         raise Invalid(fault)
@@ -213,17 +215,17 @@ def _faults(p: Parameters, empty: bool, rules: Rules, stream: bool, context: int
 
 
 def _above(value: float | None, rules: Rules | None = None) -> bool:
-    """Greater than 0; or 0, where that has a meaning."""
+    """True if absent or greater than 0; lenient rules also allow 0."""
     return value is None or value > 0 or (value == 0 and rules is not None and not rules.strict)
 
 
 def _share(value: float | None, rules: Rules) -> bool:
-    """Between 0 and 1; or 1, where that has a meaning."""
+    """True if absent or between 0 and 1; lenient rules also allow 1."""
     return value is None or 0 < value < 1 or (value == 1 and not rules.strict)
 
 
 def _check_grammar(kind: str, value: Any, rules: Rules) -> None:
-    """What is wrong with a grammar itself. Raises Invalid."""
+    """Check the content of a grammar. Raises Invalid."""
     if kind == "regex":
         return
     if isinstance(value, str):

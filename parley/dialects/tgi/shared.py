@@ -1,7 +1,7 @@
-"""What the TGI routes have in common: limits, the three layers of errors, numbers and stream frames.
+"""Shared by the TGI routes: limits, the layers of errors, numbers and stream frames.
 
-Clients tell the layers apart, so they are kept: what the web framework of the original would refuse (not JSON, a
-wrong type, a missing field) is plain text; what its validation would refuse is JSON with ``error`` and ``error_type``.
+Clients distinguish the layers, so they are kept. Errors that the original's web framework would raise (invalid JSON, a
+wrong type, a missing field) are plain text; errors of its validation are JSON with ``error`` and ``error_type``.
 """
 
 from __future__ import annotations
@@ -40,35 +40,35 @@ U64 = 2**64 - 1
 I32 = 2**31 - 1
 F32 = 3.4028234663852886e38
 
-SPOKEN = "3.3.7"  # the version of the original whose API this is; clients tell from it what they may ask for
+SPOKEN = "3.3.7"  # version of the original that this API follows; clients infer the supported members from it
 PLAIN = b"text/plain; charset=utf-8"
-INCOMPLETE = "incomplete_generation"  # a type that clients know, and that has another name inside a stream
+INCOMPLETE = "incomplete_generation"  # a type that clients know; inside a stream it has another name
 MISLABELLED = b"Expected request with `Content-Type: application/json`"
 encode = msgspec.json.Encoder().encode
-# What a coordinator says that has no memory for a body.
+# A coordinator's answer if it has no memory for a body.
 NO_MEMORY = b'{"error":"Memory limit exceeded","error_type":"overloaded"}'
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The limits that the original is started with, and whether its ``strict`` readings hold.
+    """The limits the original is started with, and whether its ``strict`` readings apply.
 
-    Strict: what is wrong with a stream is told inside it, with status 200. Not strict: a temperature of 0 is greedy; a
-    top_p, typical_p or top_k that keeps everything is off; ``stop`` may be one string; null means the default
-    everywhere.
+    Strict: an error of a stream is reported inside it, with status 200. Otherwise: temperature 0 is greedy; a top_p,
+    typical_p or top_k that keeps every token is off; ``stop`` may be a single string; null means the default for every
+    member.
     """
 
     strict: bool
     max_best_of: int
     max_stops: int
-    max_top: int  # alternatives per token
-    max_prompts: int  # of one completion
+    max_top: int  # top alternatives per token
+    max_prompts: int  # per completion
     max_body: int | None = None  # bytes
-    old: bool = False  # as version 0.9.4: its defaults, its framing, its fewer members and headers
+    old: bool = False  # like version 0.9.4: its defaults and framing, fewer members and headers
 
     @property
     def lead(self) -> bytes:
-        """How a line of a stream begins."""
+        """The start of each line of a stream."""
         return b"data:" if self.old else b"data: "
 
 
@@ -95,35 +95,43 @@ TYPES = {
 
 
 class Words(words.Words):
-    """Refusals as the original's JSON reader words them, up to where it counts lines and columns."""
+    """Refusals worded like the original's JSON reader (serde), but without its line and column."""
 
     def missing(self, path: str) -> BadRequest:
+        """Return the error for a missing member."""
         where, _, name = path.rpartition(".")
         return Missing(f"{where + ': ' if where else ''}missing field `{name}`", field=path)
 
     def mistyped(self, path: str, expected: str, value: Any) -> BadRequest:
+        """Return the error for a value of a wrong type."""
         name = path.rpartition(".")[2]
         type_ = TYPES.get(name, "an integer") if expected == "an integer" else TYPES.get(expected, expected)
         return WrongType(f"{path}: invalid type: {_kind(value)}, expected {type_}", field=path)
 
     def outside(self, path: str, value: float, low: float | None, high: float | None, *, open: bool) -> BadRequest:
+        """Return the error for a number out of range."""
         type_ = TYPES.get(path.rpartition(".")[2], "f32")
         return WrongType(f"{path}: invalid value: {_kind(value)}, expected {type_}", field=path)
 
     def unlisted(self, path: str, value: Any, allowed: Sequence[str]) -> BadRequest:
+        """Return the error for a value that is not one of those allowed."""
         listed = ", ".join(f"`{name}`" for name in allowed)
         return WrongType(f"{path}: unknown variant `{str(value)[:60]}`, expected one of {listed}", field=path)
 
     def empty(self, path: str, what: str) -> BadRequest:
+        """Return the error for an empty string or array."""
         return Invalid(f"`{path}` cannot be empty", field=path)
 
     def long(self, path: str, what: str, size: int, cap: int) -> BadRequest:
+        """Return the error for a string, array or object that is too long."""
         return Invalid(f"`{path}` is too long: {size}, where at most {cap} are allowed", field=path)
 
     def invalid(self, path: str, reason: str) -> BadRequest:
+        """Return the error for any other fault."""
         return Invalid(f"`{path}` {reason}", field=path)
 
     def shapeless(self, value: Any) -> BadRequest:
+        """Return the error for a body that is not a JSON object."""
         return WrongType(f"invalid type: {_kind(value)}, expected a map")
 
 
@@ -148,7 +156,7 @@ def _kind(value: Any) -> str:
             return "map"
 
 
-# Errors with a kind of their own, and how their texts begin.
+# Errors with a type of their own, and the start of their messages.
 KINDS = {
     "tool_error": "Tool error: ",
     "template_error": "Template error: ",
@@ -159,14 +167,14 @@ KINDS = {
 
 
 def kind(error: ParleyError) -> str:
-    """Which of the kinds of its own an error is, if any. The template says no with a bare BadRequest."""
+    """Return an error's special type, or "". The chat template refuses with a plain BadRequest about ``messages``."""
     if type(error) is BadRequest and error.field == "messages":
         return "template_error"
     return error.code if error.code in KINDS else ""
 
 
 def error(rules: Rules, error: ParleyError) -> Answer:
-    """An error as the whole answer."""
+    """Return an error as a whole answer."""
     match error:
         case Malformed():
             return Answer(400, f"Failed to parse the request body as JSON: {error.message}".encode(), PLAIN)
@@ -184,12 +192,12 @@ def error(rules: Rules, error: ParleyError) -> Answer:
 
 
 def streamed(error: ParleyError, rules: Rules = STRICT) -> Answer:
-    """An error as a whole stream: what the original does with one that comes before the first event."""
+    """Return an error as a whole stream, as the original does if one occurs before the first event."""
     return Answer(200, failure(error, rules), b"text/event-stream")
 
 
 def failure(error: ParleyError, rules: Rules = STRICT) -> bytes:
-    """The end of a stream that an error cuts short."""
+    """Return the event that ends a stream after an error."""
     told = error_object(error, rules)
     if told["error_type"] == INCOMPLETE and rules.strict and not rules.old:
         told = {"error": "Incomplete generation stream", "error_type": f"{INCOMPLETE}_stream"}
@@ -197,7 +205,7 @@ def failure(error: ParleyError, rules: Rules = STRICT) -> bytes:
 
 
 def error_object(error: ParleyError, rules: Rules) -> dict[str, str]:
-    """Of what is the server's own fault the original says no more than that it is so."""
+    """Return an error's JSON object. Like the original, strict rules give no details of server faults."""
     why = "" if rules.strict else f": {error.message}"
     match error:
         case BadRequest() if special := kind(error):
@@ -206,7 +214,7 @@ def error_object(error: ParleyError, rules: Rules) -> dict[str, str]:
             return {"error": f"Input validation error: {_words(error)}", "error_type": "validation"}
         case Overloaded():
             return {"error": "Model is overloaded", "error_type": "overloaded"}
-        case EngineError() | UnknownModel():  # a model of another name would be an adapter
+        case EngineError() | UnknownModel():  # an unknown model name means an unknown adapter here
             return {"error": f"Request failed during generation: {error.message}", "error_type": "generation"}
         case NotReady():
             return {"error": f"unhealthy{why}", "error_type": "healthcheck"}
@@ -228,13 +236,13 @@ def _words(error: BadRequest) -> str:
 
 
 def is_json(kind: bytes) -> bool:
-    """Does a header ``content-type`` say that the body is JSON?"""
+    """True if a ``content-type`` header names JSON."""
     main, _, sub = kind.partition(b";")[0].strip().lower().partition(b"/")
     return main == b"application" and (sub == b"json" or sub.endswith(b"+json"))
 
 
 def reason(done: Done, limit: int | None) -> str:
-    """Why a choice ended. Length is looked at first: the last token that was asked for ends by it, whatever it is."""
+    """Return the finish reason. Length wins: it is reported even if the last allowed token would also have ended."""
     if done.reason not in ("stop", "tool") or done.usage.completion_tokens == limit:
         return "length"
     return "eos_token" if done.stop is None else "stop_sequence"
@@ -243,7 +251,7 @@ def reason(done: Done, limit: int | None) -> str:
 def headers(
     rules: Rules, device: str, characters: int, timings: Timings | None, prompt: int, generated: int
 ) -> Headers:
-    """What the headers of an answer tell: ``timings`` None is a stream; tokens of the prompt, and generated ones."""
+    """Return an answer's headers. ``timings`` is None for streams; ``prompt`` and ``generated`` count tokens."""
     kind = [(b"x-compute-type", f"{device}+optimized".encode())]
     size = [(b"x-compute-characters", b"%d" % characters)]
     if timings is None:
@@ -267,7 +275,7 @@ def _milliseconds(seconds: float) -> bytes:
 
 
 def frame(event: Any, rules: Rules = STRICT) -> bytes:
-    """One event of the stream."""
+    """Encode one event of a stream."""
     return rules.lead + encode(event) + b"\n\n"
 
 
@@ -275,12 +283,12 @@ _single = struct.Struct("f")
 
 
 def single(value: float | None) -> float | None:
-    """The number whose shortest form is that of its 32-bit value; None for what is no number."""
+    """Return the float whose shortest decimal form is that of its 32-bit value; None for NaN and infinity."""
     if value is None or not -F32 <= value <= F32:
         return None
     packed = _single.pack(value)
     (exact,) = _single.unpack(packed)
-    for digits in (6, 7, 8):  # what fewer than six can say comes out of six too
+    for digits in (6, 7, 8):  # six digits also yield all shorter forms
         short = float(f"{exact:.{digits}g}")
         if _single.pack(short) == packed:
             return short

@@ -1,4 +1,4 @@
-"""The small routes: what the server is, and texts and conversations cut into tokens."""
+"""The small routes: server information, the list of models, and tokenization of texts and conversations."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ OLD = "0.9.4"
 
 
 def info(rules: Rules, about: About) -> bytes:
+    """Return the body of ``GET /info``; version 0.9.4 has other members."""
     context = about.card.max_model_len
     longest = None if context is None else context - 1
     model: dict[str, Any] = {"model_id": about.card.name, "model_sha": None}
@@ -54,12 +55,13 @@ def info(rules: Rules, about: About) -> bytes:
 
 
 def models(cards: list[Card]) -> bytes:
+    """Return the list of models in OpenAI's format."""
     listed = [{"id": card.name, "object": "model", "created": 0, "owned_by": card.name} for card in cards]
     return shared.encode({"object": "list", "data": listed})
 
 
 def tokenize(body: bytes) -> Tokenize:
-    """The body of a generation, of which only the text and ``truncate`` count. Raises BadRequest."""
+    """Read the body of a generation; only its text and ``truncate`` count. Raises BadRequest."""
     fields = decode(body, WORDS)
     inputs = fields.string("inputs", None)
     if inputs is None:
@@ -72,20 +74,22 @@ def tokenize(body: bytes) -> Tokenize:
 
 
 def chat_tokenize(body: bytes) -> Tokenize:
-    """A conversation; one that ends with the assistant's turn is left open there. Raises BadRequest."""
+    """Read a conversation; if the assistant has the last turn, it is left open. Raises BadRequest."""
     return Tokenize(model="", prompt=messages.talk(decode(body, WORDS)), spans=True)
 
 
 def tokenized(result: Tokenized) -> bytes:
+    """Return the tokens of a text as JSON."""
     return shared.encode(_tokens(result))
 
 
 def chat_tokenized(result: Tokenized) -> bytes:
+    """Return the tokens of a conversation and its rendered text as JSON."""
     return shared.encode({"tokenize_response": _tokens(result), "templated_text": result.text})
 
 
 def _tokens(result: Tokenized) -> list[dict[str, Any]]:
-    """Each token with the text that it stands for, and where that is in the text's UTF-8."""
+    """Return each token with its text and the byte offsets of that text in UTF-8."""
     text = result.text
     place: Any = range(len(text) + 1)
     if not text.isascii():

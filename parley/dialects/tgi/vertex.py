@@ -1,7 +1,7 @@
-"""``POST /vertex``: the envelope of Google Vertex around several generations, ``instances`` in and ``predictions`` out.
+"""``POST /vertex``: Google Vertex's envelope for several generations, ``instances`` in and ``predictions`` out.
 
-Of an instance's parameters only the length and the seed count, as in the original, and tokens are drawn. They are one
-request here, so these two must be the same in all.
+As in the original, only the length and the seed of an instance's parameters count, and tokens are sampled. All
+instances form one request here, so these two must be equal in all of them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from parley.errors import BadRequest, Invalid, Malformed, Missing, ParleyError, 
 from parley.types import Delta, Event, Prompt, Request, Sampling, Stop, Text, Usage, Want
 
 MAX_INSTANCES = 1024
-EMPTY = "Input validation error"  # both text and kind
-FAILED = "Incomplete generation"  # both text and kind of whatever goes wrong
+EMPTY = "Input validation error"  # both message and type
+FAILED = "Incomplete generation"  # both message and type of every other error
 
 
 def read(rules: Rules, body: bytes, head: Head) -> VertexReply | Answer:
-    """Raises BadRequest."""
+    """Read the body of a request. Raises BadRequest."""
     try:
         return VertexReply(rules, decode(body, WORDS), head)
     except (Malformed, Missing, WrongType):
@@ -35,10 +35,13 @@ def read(rules: Rules, body: bytes, head: Head) -> VertexReply | Answer:
 
 
 def failed() -> Answer:
+    """Return the answer that strict rules give to nearly every error."""
     return Answer(500, shared.encode({"error": FAILED, "error_type": FAILED}))
 
 
 class VertexReply(Reply):
+    """A reply to several instances; never a stream."""
+
     names: ClassVar[Mapping[str, str]] = {"prompt": "inputs"}
 
     def __init__(self, rules: Rules, body: Fields, head: Head):
@@ -63,28 +66,34 @@ class VertexReply(Reply):
         self._texts: list[list[str]] = [[] for _ in read]
 
     def refusal(self, error: ParleyError) -> Answer | None:
+        """Return the strict answer to an error; otherwise None, for the dialect's own."""
         return failed() if self._rules.strict else None
 
     def chunk(self, events: Sequence[Event]) -> bytes:
+        """Not supported: there is no stream."""
         raise NotImplementedError("there are no streams here")
 
     def end(self, usage: Usage) -> bytes:
+        """Not supported: there is no stream."""
         raise NotImplementedError("there are no streams here")
 
     def fail(self, error: ParleyError) -> bytes:
+        """Not supported: there is no stream."""
         raise NotImplementedError("there are no streams here")
 
     def add(self, events: Sequence[Event]) -> None:
+        """Collect the text of these events by instance."""
         for event in events:
             if isinstance(event, Delta):
                 self._texts[event.index].append(event.text)
 
     def body(self, usage: Usage) -> bytes:
+        """Return all texts as JSON."""
         return shared.encode({"predictions": ["".join(text) for text in self._texts]})
 
 
 def _instance(item: Fields, rules: Rules, head: Head) -> tuple[Prompt, int | None, int | None]:
-    """Prompt, length and seed of a generation or of a conversation."""
+    """Return the prompt, length and seed of a generation or a conversation."""
     if item.has("messages"):
         chat = messages.talk(item)
         length, seed = item.integer("max_tokens", None, 0, U32), item.integer("seed", None, 0, U64)

@@ -1,7 +1,7 @@
 """The API of Triton Inference Server over HTTP: KServe's v2 protocol with Triton's extensions. Its table of routes.
 
-Requests come as tensors (``infer``) or as flat JSON objects (``generate``); ``model`` has the names, ``sampling`` makes
-a request of them, ``outputs`` makes tensors of what the model says.
+Requests are tensors (``infer``) or flat JSON objects (``generate``). ``model`` declares the tensors, ``sampling`` turns
+values into a request, and ``outputs`` turns events into output tensors.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _dialect(strict: bool) -> Dialect:
             Route("GET", "/v2", "ask", read=control.server),
             Route("GET", "/v2/health/live", "live", write=_health("live", strict)),
             Route("GET", "/v2/health/ready", "ready", write=_health("ready", strict)),
-            Route("GET", "/v2/models/stats", "count", read=control.statistics),  # before the model of that name
+            Route("GET", "/v2/models/stats", "count", read=control.statistics),  # before a model named "stats"
             *(route for place in PLACES for route in _model(place, strict)),
             *_repository("/v2/repository", strict),
             *_repository("/v2/repository/{repo}", strict),
@@ -84,4 +84,4 @@ def _dialect(strict: bool) -> Dialect:
 
 
 DIALECT = _dialect(strict=False)
-STRICT = _dialect(strict=True)  # with the refusals of the original
+STRICT = _dialect(strict=True)  # with the original's refusals

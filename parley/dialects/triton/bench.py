@@ -1,4 +1,4 @@
-"""How Triton's API is asked for a stream of tokens, and what its events say, for ``parley bench``."""
+"""How ``parley bench`` requests a stream of tokens from Triton's API and reads its events."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from parley.dialects.bench import SILENT, Api, Seen, Shape, reason
 
 
 def body(shape: Shape, text: str) -> dict[str, Any]:
+    """Return the body of a streamed request for greedy tokens up to the length; ``text`` is the prompt."""
     return {
         "text_input": text,
         "stream": True,
@@ -22,7 +23,7 @@ def body(shape: Shape, text: str) -> dict[str, Any]:
 
 
 def see(data: bytes) -> Seen:
-    """Output tokens are told anew with each event."""
+    """Read one event; its count of output tokens is that of the event alone."""
     event = json.loads(data)
     if "error" in event:
         return Seen(error=reason(event) or SILENT)

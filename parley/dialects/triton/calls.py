@@ -1,7 +1,7 @@
-"""gRPC's calls as routes: what a coordinator asks of its instances for its clients' calls.
+"""gRPC calls as HTTP routes: a coordinator forwards its clients' calls to instances this way.
 
-The body is the call's message, and so is the answer; that to ``ModelStreamInfer`` is a series of frames
-(``rpc/frames``). Errors are those of the API over HTTP. Who lacks the packages that read messages refuses.
+Request and answer bodies are the call's protobuf messages; the answer to ``ModelStreamInfer`` is a series of frames
+(``rpc/frames``). Errors are those of the HTTP API. Without the protobuf package all calls are refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _stream(body: bytes, head: Head) -> Reply:
 
 
 def _read(body: bytes, head: Head, *, stream: bool) -> Reply:
-    """Raises BadRequest, NotFound."""
+    """Read a ``ModelInfer`` message, or one message of ``ModelStreamInfer``. Raises BadRequest, NotFound."""
     _require()
     from parley.dialects.triton.rpc import reply
 
@@ -35,7 +35,7 @@ def _read(body: bytes, head: Head, *, stream: bool) -> Reply:
 
 
 def _ask(body: bytes, head: Head, facts: Facts) -> Answer:
-    """Raises ParleyError."""
+    """Answer any other method. Raises ParleyError."""
     _require()
     from parley.dialects.triton.rpc import reply
 

@@ -1,7 +1,7 @@
-"""What a server of this API says of itself: health, metadata, statistics, the repository, trace and log settings.
+"""Health, metadata, statistics, the repository, and trace and log settings of a server.
 
-Models have one version and are loaded for as long as the server runs; what would change that, or a setting, is
-refused. Asking for what is so already is granted.
+Each model has one version and stays loaded while the server runs. A call that would change this, or a setting, is
+refused; a call that asks for the present state succeeds.
 """
 
 from __future__ import annotations
@@ -42,15 +42,17 @@ Ask = Callable[[bytes, Head, Facts], Answer]
 
 
 def health(good: bool) -> Answer:
+    """Return the original's health answer: a status without a body."""
     return Answer(status=200 if good else 400, type=b"")
 
 
 def healthy(member: str, good: bool) -> Answer:
-    """With a body as well, in which KServe's own client looks for the answer."""
+    """Return a health answer with a body, which KServe's own client reads."""
     return Answer(200 if good else 400, encode({member: good}))
 
 
 def server(body: bytes, head: Head, facts: Facts) -> Answer:
+    """Return the server's metadata."""
     return _json({"name": "triton", "version": facts.version, "extensions": EXTENSIONS})
 
 
@@ -58,21 +60,24 @@ def server(body: bytes, head: Head, facts: Facts) -> Answer:
 
 
 def metadata(body: bytes, head: Head, facts: Facts) -> Answer:
+    """Return the metadata of the path's model. Raises UnknownModel."""
     return _json(model.metadata(_card(head, facts).name))
 
 
 def config(body: bytes, head: Head, facts: Facts) -> Answer:
+    """Return the configuration of the path's model. Raises UnknownModel."""
     return _json(model.config(_card(head, facts).name))
 
 
 def ready(body: bytes, head: Head, facts: Facts) -> Answer:
+    """Return 200 if the path's model is ready, else 400. Raises UnknownModel."""
     if _card(head, facts).phase != "ready":
         return Answer(400, told("Model version not ready"))
     return Answer(type=b"")
 
 
 def statistics(body: bytes, head: Head, facts: Facts) -> Answer:
-    """Of one model, or of all if the path names none. An unknown one is a 400 here, unlike elsewhere."""
+    """Return the statistics of the path's model, or of all models. Unlike elsewhere, an unknown model is a 400."""
     name = head.path.get("model")
     cards = [card for card in facts.cards if name in (None, card.name)]
     if not cards:
@@ -123,6 +128,7 @@ def _counts(name: str, totals: Totals) -> dict[str, Any]:
 
 
 def index(body: bytes, head: Head, facts: Facts) -> Answer:
+    """Return the list of models with their states, optionally only the ready ones. Raises BadRequest."""
     wish = parse(body) if body else {}
     only = wish.get("ready", False)
     if not isinstance(only, bool):
@@ -138,7 +144,7 @@ def _state(card: Card) -> str:
 
 
 def load(body: bytes, head: Head, facts: Facts) -> Answer:
-    """A model that is served is loaded; another cannot be, nor can this one with another configuration."""
+    """Accept a model that is served. Any other model, or another configuration, is refused. Raises BadRequest."""
     if "repo" in head.path:
         raise _repository()
     parameters = _parameters(body)
@@ -151,7 +157,7 @@ def load(body: bytes, head: Head, facts: Facts) -> Answer:
 
 
 def unload(body: bytes, head: Head, facts: Facts) -> Answer:
-    """What the original answers, for loading too, unless it was started to be told what to load."""
+    """Refuse like the original without explicit model control. Under strict rules this also answers loading."""
     if "repo" in head.path:
         raise _repository()
     _parameters(body)
@@ -175,17 +181,19 @@ def _repository() -> Unsupported:
 
 
 def trace(body: bytes, head: Head, facts: Facts) -> Answer:
+    """Return the trace settings; a change is refused. Raises BadRequest, UnknownModel."""
     if "model" in head.path:
         _card(head, facts)
     return _settings(body, TRACE)
 
 
 def log(body: bytes, head: Head, facts: Facts) -> Answer:
+    """Return the log settings; a change is refused. Raises BadRequest."""
     return _settings(body, LOG)
 
 
 def _settings(body: bytes, current: dict[str, Any]) -> Answer:
-    """The settings, which cannot be changed. Null asks for the default, which is what they are."""
+    """Return the settings; they cannot be changed. Null asks for the default, which is the present value."""
     for name, value in (parse(body) if body else {}).items():
         if name not in current:
             raise Invalid(f"unknown setting {quoted(name)}", field=name)
@@ -195,18 +203,19 @@ def _settings(body: bytes, current: dict[str, Any]) -> Answer:
 
 
 def regions(body: bytes, head: Head, facts: Facts) -> Answer:
-    """The state of shared memory: there is none."""
+    """Return the status of shared memory: no region is ever registered."""
     if region := head.path.get("region"):
         return Answer(404, told(f"Unable to find shared memory region: {quoted(region)}"))
     return _json([])
 
 
 def register(body: bytes, head: Head, facts: Facts) -> Answer:
+    """Refuse to register shared memory, which is not supported."""
     return Answer(501, told("Shared memory is not available on this server."))
 
 
 def unregister(body: bytes, head: Head, facts: Facts) -> Answer:
-    """Nothing can be registered, so all is well."""
+    """Succeed without doing anything, since no region can be registered."""
     return Answer()
 
 

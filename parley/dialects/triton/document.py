@@ -1,4 +1,4 @@
-"""Bodies as JSON documents: decoding with the refusals of this API, which are unlike those of the others."""
+"""Bodies as JSON documents, decoded with this API's own refusals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BYTE = re.compile(r"byte (\d+)")
 
 
 def parse(body: bytes) -> dict[str, Any]:
-    """The members of a body. Raises Internal when it is not one JSON object in UTF-8, Invalid when it is too deep."""
+    """Return a body's members. Raises UnreadableInput unless it is a JSON object, Invalid if nested too deep."""
     if not body:
         raise Internal(f"{FAILED}The document is empty. at 0")
     try:
@@ -39,17 +39,17 @@ def parse(body: bytes) -> dict[str, Any]:
 
 
 def repeated(body: bytes) -> tuple[list[str], list[str]]:
-    """The names that stand again in a body which ``parse`` has read: among its members, and inside ``parameters``."""
+    """Return repeated names in a body that ``parse`` accepted: among its members, and inside ``parameters``."""
     try:
         document = json.loads(body, object_pairs_hook=_Pairs)
-    except ValueError:  # a number of so many digits that this reader gives up
+    except ValueError:  # a number with too many digits for this reader
         return [], []
     inner = dict(document).get("parameters")
     return _again(document), _again(inner) if isinstance(inner, _Pairs) else []
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """An object's members as they stand, so that it is no array."""
+    """An object's members in order, as a type of its own so that it is not taken for an array."""
 
 
 def _again(pairs: _Pairs) -> list[str]:

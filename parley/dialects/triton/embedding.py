@@ -1,8 +1,8 @@
-"""The input ``embedding_request``: the wish for a vector of a text, or of token ids, rather than for words behind it.
+"""The input ``embedding_request``: asks for the embedding of a text or of token ids instead of generated text.
 
-It is the text of a JSON object, ``{"input": …, "pooling_params": {"dimensions": [n]}}``. The original keeps it for its
-own OpenAI frontend; clients that know of it send it with an empty ``text_input``. The vector is told as the text of a
-JSON array, in the output ``text_output``.
+Its value is JSON text, ``{"input": …, "pooling_params": {"dimensions": [n]}}``. The original reserves it for its own
+OpenAI frontend; clients that know it send it with an empty ``text_input``. The vector is returned as the text of a JSON
+array, in the output ``text_output``.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from parley.dialects.parameters import MAX_ID, truncation
 from parley.types import Pooling, Prompt, Request, Text, Tokens
 
 NAME = "embedding_request"
-MAX_SIZE = 2**31  # characters or ids; what a body may hold is less
+MAX_SIZE = 2**31  # characters or ids; the limit of a body is lower
 
 
 def read(body: Fields, head: Head) -> Request | None:
-    """The request for a vector; None where there is no such wish. Raises BadRequest."""
+    """Return the request for an embedding, or None if the body has none. Raises BadRequest."""
     if not body.string(NAME, "", cap=MAX_SIZE):
         return None
     wish = body.spelled(NAME, cap=MAX_SIZE).object(NAME) or Fields({}, NAME)
@@ -48,7 +48,7 @@ def _prompt(wish: Fields) -> Prompt:
 
 
 def _pooling(wish: Fields) -> Pooling:
-    """The original reads the first of an array of dimensions; a number by itself is taken as well."""
+    """Read ``pooling_params``. The original uses the first of an array of dimensions; a number is accepted as well."""
     given = wish.object("pooling_params")
     if given is None:
         return Pooling()

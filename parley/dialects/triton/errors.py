@@ -1,7 +1,7 @@
-"""How this API says that something went wrong: one sentence in ``{"error": …}``, and a status that is its own.
+"""Errors of this API: one sentence in ``{"error": …}``, with a status of its own.
 
-What cannot be read as JSON, or has another JSON type than is read, counts here as the server's failure (500), as the
-original has it; what was read and is not allowed is a 400. Clients tell errors apart by the sentence alone.
+As in the original, invalid JSON and wrong JSON types are server errors (500); values that were read but are not allowed
+are a 400. Clients can tell errors apart only by the sentence.
 """
 
 from __future__ import annotations
@@ -27,32 +27,33 @@ encode = msgspec.json.Encoder().encode
 
 
 class Internal(Malformed):
-    """What could not be read."""
+    """A body or value that could not be read."""
 
     status = 500
 
 
 def mistaken(kind: str, what: str = "'data'", *, read: str = "") -> Internal:
-    """``what`` was to be parsed and is not of the JSON type ``kind``, as which (or as ``read``) it would be read."""
+    """Return the error for a subject not of the JSON type ``kind``; ``read_as``: Triton's name for that type."""
     return Internal(f"Unable to parse {what}: attempt to access JSON non-{kind} as {read or kind}")
 
 
 def about(id: str, sentence: str) -> BadRequest:
-    """What is wrong with the inputs of the request of that id."""
+    """Return an error about the inputs of the request with this id."""
     return Invalid(f"[request id: {id[:256] or '<id_unknown>'}] {sentence}")
 
 
 def quoted(text: str) -> str:
-    """A name that the client gave, as messages show it."""
+    """Return a client's name in quotes, cut to 256 characters, for messages."""
     return f"'{text if len(text) <= 256 else text[:255] + '…'}'"
 
 
 def body(message: str) -> bytes:
+    """Return the JSON body of an error."""
     return encode({"error": message})
 
 
 def error(error: ParleyError) -> Answer:
-    """An error that is the whole answer."""
+    """Return an error as a whole answer."""
     status, message = error.status, error.message
     match error:
         case NotAllowed():
@@ -76,5 +77,5 @@ def error(error: ParleyError) -> Answer:
 
 
 def failure(error: ParleyError) -> bytes:
-    """The end of a stream that an error cuts short."""
+    """Return the event that ends a stream after an error."""
     return b"data: " + body(error.message) + b"\n\n"

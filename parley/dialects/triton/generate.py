@@ -1,10 +1,10 @@
 """The generate extension: ``…/generate`` and ``…/generate_stream``. Flat JSON objects both ways.
 
-Members of the body, and those of its member ``parameters``, are inputs of the model where it has one of that name, else
-request parameters. Which endpoint it was decides the framing, the input ``stream`` how many responses there are: a
-stream of one response is as good as one of many. What the original refuses is refused if ``strict``: many responses on
-``generate``, which are given as one otherwise, the prompt in a stream, members that are null, parameters that are lists
-or objects, and bodies that are compressed or have an input twice.
+Members of the body, and of its member ``parameters``, are inputs if the model has an input of that name, else request
+parameters. The endpoint decides the framing; the input ``stream`` decides how many responses there are, so a stream may
+have a single response. ``strict`` adds the original's refusals: several responses on ``generate`` (joined into one
+otherwise), the prompt in a stream, null members, parameters that are lists or objects, compressed bodies, and an input
+given twice.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ MANY = (
 
 
 class GenerateReply(Reply):
+    """A reply in flat JSON, as events or in one piece."""
+
     names: ClassVar[Mapping[str, str]] = {"prompt": "text_input", "stop_ids": "stop_token_ids"}
 
     def __init__(self, asked: Asked, *, stream: bool, strict: bool = False, load: Headers = ()):
@@ -45,32 +47,38 @@ class GenerateReply(Reply):
         self._outputs = Outputs(asked)
 
     def chunk(self, events: Sequence[Event]) -> bytes:
+        """Return an event with the new output, if any; the last event alone if the client wants one response."""
         fresh = self._outputs.add(events)
         if fresh if self._asked.stream else self._outputs.ended:
             return b"data: " + encode(self._response()) + b"\n\n"
         return b""
 
     def end(self, usage: Usage) -> bytes:
+        """Return nothing: the last event ends the stream."""
         return b""
 
     def fail(self, error: ParleyError) -> bytes:
+        """Return the error event that ends the stream."""
         return failure(error)
 
     def refusal(self, error: ParleyError) -> Answer | None:
-        """What the model itself refuses comes as the first event of a stream, but with its status."""
+        """Return an error of the model as the first event of a stream, with the error's status."""
         if not self.request.stream or not isinstance(error, BadRequest | EngineError):
             return None
         return Answer(refuse(error).status, failure(error), self.media_type.encode())
 
     def add(self, events: Sequence[Event]) -> None:
+        """Collect these events in the outputs."""
         self._outputs.add(events)
 
     def body(self, usage: Usage) -> bytes:
+        """Return the whole answer as JSON."""
         if self._strict and self._asked.stream and self._outputs.length != 1:
-            return body(MANY)  # with status 200: the original has sent it by then
+            return body(MANY)  # with status 200, which the original has sent by then
         return encode(self._response())
 
     def headers(self, timings: Timings | None) -> Headers:
+        """Return the load report of an answer in one piece."""
         return self._load if timings is not None else ()
 
     def _response(self) -> dict[str, Any]:
@@ -82,7 +90,7 @@ class GenerateReply(Reply):
 
 
 def read(data: bytes, head: Head, *, stream: bool, strict: bool) -> GenerateReply:
-    """Raises BadRequest, NotFound."""
+    """Read a generate request. Raises BadRequest, NotFound."""
     versions.check(head.path)
     if strict and head.headers.get(b"content-encoding", b"identity").lower() != b"identity":
         raise Invalid("Unsupported content-encoding, only 'identity' is supported.")
@@ -110,14 +118,14 @@ def read(data: bytes, head: Head, *, stream: bool, strict: bool) -> GenerateRepl
 
 
 def _load(head: Head) -> Headers:
-    """How full the KV cache is, for balancers that ask for it."""
+    """Return the ORCA load report, if the client asks for one: how full the KV cache is."""
     share = head.cached / head.capacity if head.capacity else 0.0
     metrics = {"kv_cache_utilization": share, "max_token_capacity": head.capacity}
     return orca.report(head, metrics, number="%f", encode=encode)
 
 
 def _once(data: bytes, id: str) -> None:
-    """No input may be given twice. Of a request parameter the last value counts."""
+    """Refuse an input given twice. Of repeated request parameters the last one counts."""
     for prefix, names in zip(("", NESTED), repeated(data), strict=True):
         for name in names:
             if name in INPUTS and not INPUTS[name].loose:
@@ -144,7 +152,7 @@ def _nested(values: dict[str, Any], parameters: Any, id: str, strict: bool) -> N
 
 
 def _take(values: dict[str, Any], name: str, value: Any, id: str, strict: bool) -> None:
-    """Add a member: as an input of the model, or as a request parameter, of which the last one counts."""
+    """Add a member as an input of the model, or as a request parameter, where the last one counts."""
     if value is None and not strict:
         return
     tensor = INPUTS.get(name)
@@ -163,7 +171,7 @@ def _take(values: dict[str, Any], name: str, value: Any, id: str, strict: bool) 
 
 
 def _tensor(tensor: Input, value: Any) -> Any:
-    """A scalar or a flat array as the elements of an input."""
+    """Return a scalar or a flat array as the elements of an input."""
     given = value if isinstance(value, list) else [value]
     elements = from_json(tensor.name, tensor.datatype, given)
     if tensor.many:
@@ -176,6 +184,6 @@ def _tensor(tensor: Input, value: Any) -> Any:
 
 
 def _bare(tensor: Tensor) -> Any:
-    """One element stands for itself, several are a flat array."""
+    """Return a single element by itself, several as a flat array."""
     elements = to_json(tensor)
     return elements[0] if len(elements) == 1 else elements

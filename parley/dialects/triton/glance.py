@@ -1,7 +1,7 @@
-"""A glance at a request over gRPC: the model and the prompt, read off a message's bytes.
+"""Reads the model and the prompt of a gRPC request directly from the message's bytes.
 
-For who has to know no more of it, and may lack the packages that read messages. Knows the wire's form and the numbers
-of a few fields; what is no message says nothing, and is refused by who reads it in full.
+For callers that need nothing else and may lack the protobuf package. Knows the wire format and the numbers of a few
+fields. Bytes that are no valid message yield empty results; the full reader refuses them.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 MODEL, INPUT, RAW = 1, 5, 7  # of ModelInferRequest
-NAME, CONTENTS, BYTES = 1, 5, 8  # of its inputs; of their contents
+NAME, CONTENTS, BYTES = 1, 5, 8  # of its inputs; BYTES is a field of their contents
 PROMPT = b"text_input"
-VARINT, EIGHT, LENGTH, FOUR = 0, 1, 2, 5  # how a field's value is written
-LONGEST = 10  # bytes of a number
-MOST = 4096  # fields that are read: what has more is none that a client would write, and may be anything
+VARINT, EIGHT, LENGTH, FOUR = 0, 1, 2, 5  # wire types
+LONGEST = 10  # bytes of a varint
+MOST = 4096  # fields read; no real client sends more, so a longer message is treated as invalid
 
 
 class _Broken(Exception):
-    """It is no message."""
+    """The bytes are not a valid message."""
 
 
 def model(data: bytes) -> str:
-    """The model that a request names, empty if it names none."""
+    """Return the model that a request names, or "" if it names none."""
     try:
         names = [bytes(value) for number, value in _fields(memoryview(data)) if number == MODEL]
         return names[-1].decode() if names else ""
@@ -30,7 +30,7 @@ def model(data: bytes) -> str:
 
 
 def prompt(data: bytes) -> bytes:
-    """The text of a request's prompt, empty if it has none."""
+    """Return the text of a request's prompt, or b"" if it has none."""
     try:
         return bytes(_prompt(memoryview(data)))
     except _Broken:
@@ -48,13 +48,13 @@ def _prompt(data: memoryview) -> memoryview | bytes:
         fields = dict(_fields(tensor))
         if fields.get(NAME) == PROMPT:
             if raw:
-                return raw[place][4:] if place < len(raw) else b""  # behind its length
+                return raw[place][4:] if place < len(raw) else b""  # after its length, 4 bytes
             return dict(_fields(fields.get(CONTENTS, memoryview(b"")))).get(BYTES, b"")
     return b""
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """The numbers and values of those fields that have a length. Raises _Broken."""
+    """Yield the numbers and values of all length-delimited fields. Raises _InvalidMessage."""
     at = 0
     for _ in range(MOST):
         if at >= len(data):
@@ -77,7 +77,7 @@ def _fields(data: memoryview) -> Iterator[tuple[int, memoryview]]:
 
 
 def _number(data: memoryview, at: int) -> tuple[int, int]:
-    """A number of seven bits in each byte, and where it ends. Raises _Broken."""
+    """Return the varint at a position, and the position after it. Raises _InvalidMessage."""
     value = 0
     for place, byte in enumerate(data[at : at + LONGEST]):
         value |= (byte & 0x7F) << 7 * place

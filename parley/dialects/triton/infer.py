@@ -1,8 +1,8 @@
-"""``…/infer``: tensors in, tensors out, each as JSON or as bytes behind the JSON.
+"""``…/infer``: tensors in, tensors out, each as JSON or as bytes that follow the JSON.
 
-``Inference-Header-Content-Length`` tells where the JSON ends, in requests and in answers; 0 in a request means that the
-whole body is the text. A client that accepts gzip or deflate gets that. The original refuses this endpoint for models
-that may give several responses; here there is always one, with all that was said.
+``Inference-Header-Content-Length`` gives the size of the JSON part, in requests and in answers; 0 in a request means
+that the whole body is the prompt. Answers are compressed for clients that accept gzip or deflate. The original refuses
+this endpoint for models that may give several responses; here there is always one, with the whole output.
 """
 
 from __future__ import annotations
@@ -27,22 +27,24 @@ from parley.types import Usage
 
 LENGTH = b"inference-header-content-length"
 OCTETS = b"application/octet-stream"
-MAX_ELEMENTS = 4096  # of one input
-MAX_CODINGS = 16  # that a client lists
+MAX_ELEMENTS = 4096  # per input
+MAX_CODINGS = 16  # read of a client's accept-encoding
 WEIGHT = re.compile(rb"q\s*=\s*([01](?:\.\d{0,3})?)")
 TYPES = frozenset({"BYTES", *FORMATS})
 
 
 @dataclass(slots=True)
 class Form:
-    """In what form outputs are wanted. ``binary``: the named ones, and what counts for the rest."""
+    """The requested form of the outputs. ``binary``: by output name; ``default_binary``: for all other outputs."""
 
-    names: list[str] = field(default_factory=list)  # in the order asked for; none: all that there are
+    names: list[str] = field(default_factory=list)  # in the requested order; empty: all outputs
     binary: dict[str, bool] = field(default_factory=dict)
     rest: bool = False
 
 
 class InferReply(GenerateReply):
+    """A reply in tensors; never a stream."""
+
     def __init__(self, asked: Asked, form: Form, coding: bytes = b""):
         super().__init__(asked, stream=False)
         self.coding = coding
@@ -50,7 +52,7 @@ class InferReply(GenerateReply):
         self._length = 0
 
     def body(self, usage: Usage) -> bytes:
-        """JSON, or JSON and bytes: ``type`` and ``headers`` then say so."""
+        """Return JSON, or JSON and bytes; in that case ``content_type`` and ``answer_headers`` say so."""
         made = {tensor.name: tensor for tensor in self._outputs.take()}
         outputs, tail = [], []
         for name in self._form.names or made:
@@ -71,11 +73,12 @@ class InferReply(GenerateReply):
         return document + rest
 
     def headers(self, timings: Timings | None) -> Headers:
+        """Return the size of the JSON part, if bytes follow it."""
         return [(LENGTH, b"%d" % self._length)] if self._length else ()
 
 
 def read(body: bytes, head: Head) -> InferReply:
-    """Raises BadRequest, NotFound."""
+    """Read an infer request. Raises BadRequest, NotFound."""
     versions.check(head.path)
     size = _split(head.headers, len(body))
     if size == 0 and LENGTH in head.headers:
@@ -86,7 +89,7 @@ def read(body: bytes, head: Head) -> InferReply:
 
 
 def understand(document: dict[str, Any], tail: memoryview, head: Head) -> tuple[Asked, Form]:
-    """What a request asks for that is this document, with its binary tensors behind it. Raises BadRequest."""
+    """Read a request's document and the binary tensors in ``tail``. Raises BadRequest."""
     model = head.path["model"]
     id = document.get("id", "")
     if not isinstance(id, str):
@@ -97,7 +100,7 @@ def understand(document: dict[str, Any], tail: memoryview, head: Head) -> tuple[
 
 
 def _split(headers: Mapping[bytes, bytes], length: int) -> int:
-    """How many bytes of the body are JSON."""
+    """Return how many bytes of the body are JSON. Raises Invalid."""
     value = headers.get(LENGTH)
     if value is None:
         return length
@@ -110,7 +113,7 @@ def _split(headers: Mapping[bytes, bytes], length: int) -> int:
 
 
 def _coding(accepted: bytes) -> bytes:
-    """The coding that a client likes best, the first of several; empty for none, which is what it gets if not asked."""
+    """Return the coding that the client prefers, the first of equals; empty for none, also without the header."""
     best, chosen = 0.0, b""
     for part in accepted.lower().split(b",")[:MAX_CODINGS]:
         name, _, weight = (piece.strip() for piece in part.partition(b";"))
@@ -121,7 +124,7 @@ def _coding(accepted: bytes) -> bytes:
 
 
 def _quality(weight: bytes) -> float:
-    """What a weight such as ``q=0.5`` says; 1 without one, 0 if it cannot be read."""
+    """Return the weight of a coding such as ``q=0.5``: 1 if absent, 0 if unreadable."""
     if not weight:
         return 1.0
     found = WEIGHT.fullmatch(weight)
@@ -135,7 +138,7 @@ def _text(body: bytes) -> str:
         raise Invalid(f"input 'text_input' is not UTF-8 text (at byte {error.start})", field="text_input") from None
 
 
-# -- what is wanted
+# -- requested outputs
 
 
 def _form(document: dict[str, Any], id: str, model: str) -> Form:
@@ -169,7 +172,7 @@ def _form(document: dict[str, Any], id: str, model: str) -> Form:
 
 
 def _sequence(parameters: dict[str, Any]) -> None:
-    """The sequence that a request is part of: of no effect, as with every model that keeps nothing between requests."""
+    """Check the members for sequences. They have no effect, as with any model that is stateless between requests."""
     _flag(parameters, "sequence_start", False)
     _flag(parameters, "sequence_end", False)
     given = parameters.get("sequence_id", 0)
@@ -177,11 +180,11 @@ def _sequence(parameters: dict[str, Any]) -> None:
         raise mistaken("string", "'sequence_id'")
 
 
-# -- what is given
+# -- inputs
 
 
 def _inputs(document: dict[str, Any], id: str, model: str, tail: memoryview) -> dict[str, Any]:
-    """The values of all inputs and of the request's own parameters, by name."""
+    """Return the values of all inputs and of the request's own parameters, by name."""
     values: dict[str, Any] = {}
     for entry in _objects(document, "inputs", required=True):
         name = _string(entry, "name")
@@ -213,7 +216,7 @@ def _inputs(document: dict[str, Any], id: str, model: str, tail: memoryview) -> 
 
 
 def _loose(name: str, datatype: str, model: str, id: str) -> Input:
-    """A parameter that has no tensor of its own, as one."""
+    """Return a request parameter without a declared tensor as an input."""
     if name not in KNOWN:
         raise about(id, f"unexpected inference input {quoted(name)} for model '{model}'")
     return Input(name, datatype, many=name in ("stop", "stop_token_ids"))
@@ -237,7 +240,7 @@ def _check(tensor: Input, datatype: str, shape: list[int], id: str, model: str) 
 
 
 def _source(entry: dict[str, Any]) -> int | None:
-    """How many bytes of the tail an input takes, None if its data is JSON."""
+    """Return how many bytes of the tail an input takes, or None if its data is JSON."""
     options = _object(entry, "parameters")
     given: list[str] = [name for name in ("binary_data_size", "shared_memory_region") if name in options]
     if "data" in entry:

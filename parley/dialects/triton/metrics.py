@@ -1,6 +1,6 @@
-"""The server's counts under the names that Triton and its TensorRT-LLM backend give them. Knows no other names.
+"""The server's counts under the metric names of Triton and its TensorRT-LLM backend. Knows no other names.
 
-What the original measures and this server does not have (GPU power, a response cache) is left out, not told as 0.
+Metrics without a counterpart on this server (GPU power, a response cache) are left out rather than reported as 0.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from parley.metrics.series import labels, scalar
 from parley.metrics.totals import Totals
 from parley.types import Stats
 
-Values = Callable[[Totals, Stats], Iterable[tuple[str, float]]]  # further labels, and the value
+Values = Callable[[Totals, Stats], Iterable[tuple[str, float]]]  # pairs of further labels and value
 
 
 def _count(read: Callable[[Totals], float]) -> Values:
@@ -25,17 +25,17 @@ def _micro(read: Callable[[Totals], float]) -> Values:
 
 
 def _by(label: str, reads: dict[str, Callable[[Totals, Stats], float]]) -> Values:
-    """One series for each value of a label."""
+    """Return a reader that yields one series for each value of a label."""
     return lambda totals, stats: [(f',{label}="{value}"', read(totals, stats)) for value, read in reads.items()]
 
 
 # Kind, name, help, values.
 SCALARS: tuple[tuple[Literal["counter", "gauge"], str, str, Values], ...] = (
-    ("counter", "nv_inference_request_success", "Requests that were answered.", _count(lambda t: t.succeeded)),
+    ("counter", "nv_inference_request_success", "Requests answered.", _count(lambda t: t.succeeded)),
     (
         "counter",
         "nv_inference_request_failure",
-        "Requests that were not, by reason.",
+        "Requests not answered, by reason.",
         _by(
             "reason",
             {
@@ -46,27 +46,42 @@ SCALARS: tuple[tuple[Literal["counter", "gauge"], str, str, Values], ...] = (
             },
         ),
     ),
-    ("counter", "nv_inference_count", "Inferences made.", _count(lambda t: t.succeeded)),
-    ("counter", "nv_inference_exec_count", "Executions made, one for each request.", _count(lambda t: t.succeeded)),
-    ("counter", "nv_inference_request_duration_us", "From arrival to end, summed.", _micro(lambda t: t.whole)),
-    ("counter", "nv_inference_queue_duration_us", "Waiting for the engine, summed.", _micro(lambda t: t.queued)),
+    ("counter", "nv_inference_count", "Inferences.", _count(lambda t: t.succeeded)),
+    ("counter", "nv_inference_exec_count", "Executions, one per request.", _count(lambda t: t.succeeded)),
+    (
+        "counter",
+        "nv_inference_request_duration_us",
+        "Microseconds from arrival to end, summed.",
+        _micro(lambda t: t.whole),
+    ),
+    (
+        "counter",
+        "nv_inference_queue_duration_us",
+        "Microseconds of waiting for the engine, summed.",
+        _micro(lambda t: t.queued),
+    ),
     (
         "counter",
         "nv_inference_compute_input_duration_us",
-        "Making prompts ready, summed.",
+        "Microseconds of preparing prompts, summed.",
         _micro(lambda t: t.prepared),
     ),
-    ("counter", "nv_inference_compute_infer_duration_us", "In the engine, summed.", _micro(lambda t: t.computed)),
+    (
+        "counter",
+        "nv_inference_compute_infer_duration_us",
+        "Microseconds in the engine, summed.",
+        _micro(lambda t: t.computed),
+    ),
     (
         "counter",
         "nv_inference_compute_output_duration_us",
-        "Always 0: outputs are written while more is computed.",
+        "Always 0: outputs are written while the next step is computed.",
         _count(lambda t: 0),
     ),
     (
         "gauge",
         "nv_inference_pending_request_count",
-        "Sequences that wait for a place.",
+        "Sequences waiting to run.",
         lambda totals, stats: [("", stats.waiting)],
     ),
     (
@@ -106,7 +121,7 @@ SCALARS: tuple[tuple[Literal["counter", "gauge"], str, str, Values], ...] = (
 
 
 def told(views: Sequence[View]) -> str:
-    """These series as text."""
+    """Return the series of all models as text."""
     each = [(labels({"model": view.model, "version": "1"}), view) for view in views]
     return "".join(
         scalar(kind, name, help, [(common, values(view.metrics.totals, view.stats)) for common, view in each])

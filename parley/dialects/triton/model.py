@@ -1,8 +1,8 @@
-"""The model as clients see it: the tensors it reads and writes, its metadata, and its configuration.
+"""The model as clients see it: its input and output tensors, metadata and configuration.
 
-Names are those of the two backends that serve language models behind this API, vLLM's and TensorRT-LLM's. Where they
-clash vLLM's meaning counts. What says how to sample is a request parameter for the one and a tensor for the other; here
-it may come as either (``loose``), with any numeric type.
+Names are those of the two backends that serve language models under this API, vLLM's and TensorRT-LLM's; where they
+clash, vLLM's meaning applies. One backend takes sampling options as request parameters, the other as tensors; here they
+may come as either (``loose``), with any numeric type.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BACKEND = "vllm"
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """``many``: any number of elements rather than one."""
+    """An input tensor. ``many``: any number of elements rather than one."""
 
     name: str
     datatype: str
@@ -26,12 +26,13 @@ class Input:
 
     @property
     def dims(self) -> list[int]:
+        """The declared shape."""
         return [-1] if self.many else [1]
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """``asked_by``: the input that makes it appear, which asking for the output itself does as well."""
+    """An output tensor. ``asked_by``: the input that enables it; requesting the output by name does so as well."""
 
     name: str
     datatype: str
@@ -51,7 +52,7 @@ _INPUTS = (
     Input("return_num_input_tokens", "BOOL"),
     Input("return_num_output_tokens", "BOOL"),
     Input("embedding_request", "BYTES"),
-    # TensorRT-LLM's
+    # TensorRT-LLM's inputs
     Input("max_tokens", "INT32", loose=True),
     Input("num_return_sequences", "INT32", loose=True),
     Input("bad_words", "BYTES", many=True),
@@ -71,7 +72,7 @@ _INPUTS = (
     Input("random_seed", "UINT64", loose=True),
     Input("beam_width", "INT32", loose=True),
     Input("return_log_probs", "BOOL"),
-    # understood, so that a request which needs one is refused by its name
+    # declared only so that a request which uses one is refused by name
     Input("image", "BYTES", many=True),
     Input("image_url", "BYTES", many=True),
     Input("decoder_text_input", "BYTES"),
@@ -109,6 +110,7 @@ OUTPUTS = {tensor.name: tensor for tensor in _OUTPUTS}
 
 
 def metadata(name: str) -> dict[str, Any]:
+    """Return the model's metadata."""
     return {
         "name": name,
         "versions": [VERSION],
@@ -119,7 +121,7 @@ def metadata(name: str) -> dict[str, Any]:
 
 
 def config(name: str) -> dict[str, Any]:
-    """The model's configuration with every default filled in."""
+    """Return the model's configuration with every default filled in."""
     return {
         "name": name,
         "platform": "",

@@ -1,4 +1,4 @@
-"""What the model has said so far, as output tensors: everything at once, or what is new since the last time."""
+"""The model's output so far as tensors: all of it, or the part since the last call."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ FINISH: dict[Reason, str] = {
     "cancel": "abort",
     "error": "abort",
 }
-FLOOR = -9999.0  # the log-probability of what cannot be
+FLOOR = -9999.0  # log-probability of an impossible token
 
 
 class Choice:
-    """One sequence: what it said since the last ``take``, and the sums over all of it."""
+    """One sequence: its output since the last ``take_tensors``, and sums over all of it."""
 
     def __init__(self, text: str):
         self.text = [text]
         self.tokens: list[Token] = []
         self.total = 0.0
-        self.counted = 0  # tokens told so far
+        self.counted = 0  # tokens reported so far
         self.done: Done | None = None
 
     def clear(self) -> None:
+        """Forget the output that was taken."""
         self.text, self.tokens = [], []
 
 
 class Outputs:
-    """The outputs of one request, in the order in which the model declares them."""
+    """The outputs of one request, in the model's declared order."""
 
     def __init__(self, asked: Asked):
         self._asked = asked
@@ -48,15 +49,16 @@ class Outputs:
 
     @property
     def ended(self) -> bool:
+        """True if all sequences have ended."""
         return all(choice.done is not None for choice in self._choices)
 
     @property
     def length(self) -> int:
-        """Tokens of the longest sequence that has ended: each is a response where the model streams."""
+        """The tokens of the longest sequence that has ended; a streaming model sends a response for each."""
         return max(0 if choice.done is None else choice.done.usage.completion_tokens for choice in self._choices)
 
     def add(self, events: Sequence[Event]) -> bool:
-        """Is there something to tell since the last ``take``?"""
+        """Collect these events; return True if there is new output since the last ``take_tensors``."""
         for event in events:
             match event:
                 case Accepted():
@@ -75,6 +77,7 @@ class Outputs:
         return self._fresh
 
     def take(self) -> list[Tensor]:
+        """Return the requested outputs as tensors, and forget the output that was taken."""
         count = len(self._choices)
         tensors = []
         for output in OUTPUTS.values():
@@ -127,7 +130,7 @@ def _logprob(token: Token) -> float:
 
 
 def _scores(token: Token, top: int) -> dict[str, Any]:
-    """The chosen token's score, and those of its alternatives."""
+    """Return the log-probabilities of a token, and of its alternatives if ``top`` is not 0."""
     return {
         str(t.id): {"logprob": _logprob(t), "rank": t.rank, "decoded_token": t.text}
         for t in [token, *(token.top if top else [])]

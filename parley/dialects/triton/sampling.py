@@ -1,7 +1,7 @@
-"""From named values, however they came, to what is asked of the model. Values are scalars, or lists of them.
+"""Turns named values, wherever they came from, into a request. Values are scalars or lists of them.
 
-The names are those of vLLM's sampling parameters and of TensorRT-LLM's inputs; texts count as numbers where a number is
-due, for the original converts them. What nobody knows is ignored; what is known and not available is refused by name.
+Names are those of vLLM's sampling parameters and of TensorRT-LLM's inputs. Like the original, it converts text where a
+number is due. Unknown names are ignored; known ones that are not available are refused by name.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from parley.dialects.triton.model import INPUTS, OUTPUTS
 from parley.errors import BadRequest, Invalid, Unsupported, excerpt
 from parley.types import Grammar, Request, Sampling, Stop, Text, Want
 
-MAX_TEMPERATURE = 1000.0  # every token is equally likely long before
+MAX_TEMPERATURE = 1000.0  # far below this, all tokens are already equally probable
 DEFAULT_TOKENS = 16
-MICRO = 1_000_000  # of these in a second
-LEVEL = 5  # the priority of requests that say nothing, or 0
+MICRO = 1_000_000  # microseconds in a second
+LEVEL = 5  # the default priority, also for 0
 
-# Other names for the same: TensorRT-LLM's of several ages.
+# Other names for the same parameters, from several versions of TensorRT-LLM.
 ALIASES = {
     "random_seed": "seed",
     "min_length": "min_tokens",
@@ -57,7 +57,7 @@ ALIASES = {
 }
 WHOLE = {"max_tokens", "min_tokens", "top_k", "n", "best_of", "beam_width", "seed", "logprobs", "prompt_logprobs",
          "end_id", "pad_id", "no_repeat_ngram_size", "truncate_prompt_tokens", "priority", "timeout"}  # fmt: skip
-OWN = frozenset({"priority", "timeout"})  # the protocol's own parameters, which are no model's
+OWN = frozenset({"priority", "timeout"})  # parameters of the protocol rather than of a model
 REAL = {"temperature", "top_p", "min_p", "typical_p", "length_penalty", "repetition_penalty", "presence_penalty",
         "frequency_penalty"}  # fmt: skip
 FLAGS = {"ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output",
@@ -66,7 +66,7 @@ FLAGS = {"ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "
 STRUCTURES = {"stop", "stop_token_ids", "logit_bias", "allowed_token_ids", "structured_outputs", "guided_decoding",
               "guided_choice", "guided_json", "logits_processors", "bad_words"}  # fmt: skip
 
-# Known and not available yet: what each would need. Null, false, 0, -1 and what is empty ask for nothing, and pass.
+# Known but not available, each with the reason. Null, false, 0, -1 and empty values ask for nothing and pass.
 FEATURES = {
     "lora_task_id": "LoRA feature is not enabled.",
     "lora_weights": "LoRA feature is not enabled.",
@@ -87,15 +87,15 @@ FEATURES = {
     "num_draft_tokens": "Draft models are not available on this server.",
     "use_draft_logits": "Draft models are not available on this server.",
 }
-SCORED = frozenset({"cumulative_logprob", "cum_log_probs", "output_log_probs"})  # outputs made of log-probabilities
-FORMS = ("structured_outputs", "guided_decoding")  # an object of constraints, or its text
+SCORED = frozenset({"cumulative_logprob", "cum_log_probs", "output_log_probs"})  # outputs that need log-probabilities
+FORMS = ("structured_outputs", "guided_decoding")  # an object of constraints, or its JSON text
 GUIDED: dict[str, Kind] = {
     "guided_json": "json",
     "guided_regex": "regex",
     "guided_choice": "choice",
     "guided_grammar": "grammar",
 }
-GUIDES: dict[str, Kind] = {  # TensorRT-LLM's; "json" alone has no guide
+GUIDES: dict[str, Kind] = {  # TensorRT-LLM's guide types; "json" has no guide
     "json_schema": "json",
     "regex": "regex",
     "ebnf_grammar": "grammar",
@@ -106,7 +106,7 @@ KNOWN = WHOLE | REAL | FLAGS | STRUCTURES | set(ALIASES) | set(FEATURES) | set(G
 
 @dataclass(slots=True)
 class Asked:
-    """A request, and which outputs the client wants of it. ``echo``: the text begins with the prompt."""
+    """A request and the outputs the client wants of it. ``echo``: the text begins with the prompt."""
 
     id: str
     request: Request
@@ -114,11 +114,11 @@ class Asked:
     stream: bool
     echo: bool
     outputs: set[str] = field(default_factory=set)
-    told: int | None = None  # alternatives in the output "logprobs"; None: it is the text "null"
+    told: int | None = None  # top alternatives in the output "logprobs"; None: it is the text "null"
 
 
 def read(values: dict[str, Any], id: str, head: Head, wanted: set[str] | None = None) -> Asked:
-    """``wanted``: the outputs that were asked for by name, None for what the values ask for. Raises BadRequest."""
+    """Read a request. ``wanted``: outputs requested by name; None: the values decide. Raises BadRequest."""
     require(values, id, head.path["model"])
     body = Fields(_gather(values))
     _refuse(body)
@@ -156,7 +156,7 @@ def read(values: dict[str, Any], id: str, head: Head, wanted: set[str] | None = 
 
 
 def require(values: dict[str, Any], id: str, model: str) -> None:
-    """Raise Invalid unless every input that is not optional is there."""
+    """Raise Invalid if a mandatory input is missing."""
     missing = [tensor.name for tensor in INPUTS.values() if not tensor.optional and tensor.name not in values]
     if missing:
         given = [name for name in values if name in INPUTS]
@@ -169,7 +169,7 @@ def require(values: dict[str, Any], id: str, model: str) -> None:
 
 
 def _gather(values: dict[str, Any]) -> dict[str, Any]:
-    """The values under one name each, converted. With ``sampling_parameters`` other parameters do not count."""
+    """Return the values under one name each, converted. ``sampling_parameters`` overrides all other parameters."""
     text = values.get("sampling_parameters")
     if text:
         try:
@@ -190,7 +190,7 @@ def _gather(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _convert(name: str, value: Any) -> Any:
-    """A text as the number or truth value that it spells; what spells none is left for the reader to refuse."""
+    """Convert text to the number or boolean that it spells; other text is left for the reader to refuse."""
     if not isinstance(value, str) or len(value) > 64:
         return value
     if name in FLAGS:
@@ -215,18 +215,18 @@ def _refuse(body: Fields) -> None:
 
 
 def _priority(body: Fields) -> int:
-    """From levels that begin with 1, the most urgent one."""
+    """Return the priority relative to the default level; level 1 is the most urgent."""
     level = body.integer("priority", 0, 0)
     return level - LEVEL if level else 0
 
 
 def _timeout(body: Fields) -> float | None:
-    """In seconds, from microseconds; 0 is none."""
+    """Return the timeout in seconds, from microseconds; None for 0."""
     return body.integer("timeout", 0, 0) / MICRO or None
 
 
 def _sampling(body: Fields) -> Sampling:
-    body.integer("pad_id", None)  # nothing is padded
+    body.integer("pad_id", None)  # checked only: nothing is padded
     return sampling(body, hottest=MAX_TEMPERATURE)
 
 
@@ -250,7 +250,7 @@ def _stop(body: Fields) -> Stop:
 
 
 def _grammar(body: Fields) -> Grammar | None:
-    """The form that the answer is to have. Raises BadRequest."""
+    """Return the grammar of the answer. Raises BadRequest."""
     wishes = [forms.constraint(body, name, kind) for name, kind in GUIDED.items()]
     for name in FORMS:
         if body.raw(name):
@@ -261,7 +261,7 @@ def _grammar(body: Fields) -> Grammar | None:
 
 
 def _guide(body: Fields) -> Grammar | None:
-    """TensorRT-LLM's: two texts, of which one says what the other is."""
+    """Return TensorRT-LLM's guided decoding: two texts, a type and a guide of that type. Raises BadRequest."""
     given = body.string("guided_decoding_guide_type", "")
     text = body.string("guided_decoding_guide", "", cap=MAX_CHARACTERS)
     if not given:
@@ -279,14 +279,14 @@ def _guide(body: Fields) -> Grammar | None:
 
 
 def _strings(body: Fields, name: str) -> list[str]:
-    """Strings, of which an empty one asks for nothing."""
+    """Return the strings of a member; empty ones are dropped."""
     value = body.raw(name)
     value = [text for text in value if text != ""] if isinstance(value, list) else value
     return Fields({name: value or None}).strings(name, cap=MAX_STOPS, total=MAX_STOP_CHARACTERS)
 
 
 def _choices(body: Fields) -> Choices:
-    """As many answers as there are beams, unless told otherwise, where TensorRT-LLM's member asks for beams."""
+    """Return the number of answers. TensorRT-LLM's ``beam_width`` gives one answer per beam by default."""
     width = body.integer("beam_width", 1, 1, MAX_N)
     if width == 1:
         return choices(body)

@@ -1,7 +1,7 @@
-"""Tensors on the wire: their types, their elements as JSON and as bytes, and what is wrong with them.
+"""Tensors on the wire: types, elements as JSON and as bytes, and the errors in them.
 
-Binary elements are little-endian in row-major order; one of BYTES is its length in 32 bits and then its content. In
-Python an element is a bool, int, float or str.
+Binary elements are little-endian in row-major order; a BYTES element is its length in 32 bits followed by its content.
+In Python an element is a bool, int, float or str.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ HALVES = ("FP16", "BF16")
 
 @dataclass(slots=True)
 class Tensor:
+    """A named tensor with its elements in row-major order."""
+
     name: str
     datatype: str
     shape: list[int]
@@ -47,7 +49,7 @@ class Tensor:
 
 
 def from_json(name: str, datatype: str, values: Sequence[Any]) -> list[Element]:
-    """Elements that were JSON values. Raises Internal on a wrong JSON type, Invalid where JSON may not carry them."""
+    """Convert JSON values to elements. Raises UnreadableInput, or Invalid for types JSON cannot carry."""
     if datatype == "BYTES":
         if any(not isinstance(value, str) for value in values):
             raise mistaken("string", "JSON bytes array")
@@ -73,7 +75,7 @@ def from_json(name: str, datatype: str, values: Sequence[Any]) -> list[Element]:
 
 
 def flatten(name: str, data: Any, count: int) -> list[Any]:
-    """The scalars of nested arrays in row-major order: exactly ``count``. Raises BadRequest."""
+    """Return exactly ``count`` scalars of nested arrays in row-major order. Raises BadRequest."""
     if not isinstance(data, list):
         raise mistaken("array")
     while any(isinstance(item, list) for item in data):
@@ -86,7 +88,7 @@ def flatten(name: str, data: Any, count: int) -> list[Any]:
 
 
 def from_bytes(name: str, datatype: str, count: int, data: memoryview, model: str) -> list[Element]:
-    """Elements that were bytes. Raises Invalid when they are not exactly ``count``, or no text where text is due."""
+    """Convert bytes to exactly ``count`` elements. Raises Invalid for a wrong size, or text that is not UTF-8."""
     if datatype == "BYTES":
         return _texts(name, count, data, model)
     code = FORMATS[datatype]
@@ -102,6 +104,7 @@ def from_bytes(name: str, datatype: str, count: int, data: memoryview, model: st
 
 
 def to_bytes(tensor: Tensor) -> bytes:
+    """Convert a tensor's elements to bytes."""
     if tensor.datatype == "BYTES":
         parts = []
         for text in tensor.elements:
@@ -112,7 +115,7 @@ def to_bytes(tensor: Tensor) -> bytes:
 
 
 def to_json(tensor: Tensor) -> list[Element]:
-    """Elements as JSON shows them: a 32-bit float is the double that equals it."""
+    """Convert elements to JSON values; a 32-bit float becomes the double that equals it."""
     if tensor.datatype == "FP32":
         return [struct.unpack("f", struct.pack("f", value))[0] for value in tensor.elements]
     return list(tensor.elements)
@@ -158,7 +161,7 @@ def _misshapen() -> BadRequest:
 
 
 def extent(shape: Any) -> list[int]:
-    """A tensor's shape as it was sent. Raises Internal, and Invalid if it has too many dimensions."""
+    """Check a tensor's shape and return it. Raises UnreadableInput, or Invalid for too many dimensions."""
     if not isinstance(shape, list):
         raise mistaken("array", "'shape'")
     if len(shape) > MAX_RANK:

@@ -1,4 +1,4 @@
-"""Versions of the model: there is one. Paths may name it."""
+"""Model versions: there is only one. Paths may name it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from parley.errors import Invalid, NotFound, UnknownModel
 
 
 def check(path: Mapping[str, str]) -> None:
-    """Raise NotFound, UnknownModel or Invalid if the path names a version that there is not."""
+    """Raise NotFound, UnknownModel or Invalid if the path names another version."""
     version = path.get("version", VERSION)
     if not (version.isascii() and version.isdigit()):
         raise NotFound("A version is a number.")

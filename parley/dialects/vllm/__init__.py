@@ -1,9 +1,8 @@
 """vLLM's server: its table of routes.
 
-``STRICT`` is its OpenAI server as it is, with its own form of answers and refusals, and the old demo server's
-``/generate``; ``OLD`` is that demo server up to version 0.6.3, whose records ended otherwise. ``DIALECT`` is what the
-universal surface has of it: the routes that no other API has, for at ``/v1`` OpenAI's own form is spoken, with all of
-vLLM's members.
+``STRICT`` is its OpenAI server in the original form of answers and refusals, with the old demo server's ``/generate``.
+``OLD`` is that demo server up to version 0.6.3, whose records had another terminator. ``DIALECT`` is its part of the
+universal server: the routes that no other API has. There ``/v1`` is in OpenAI's own form, with all of vLLM's members.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""``POST /v1/chat/completions/batch``: several conversations in one request of vLLM's, and a choice for each.
+"""``POST /v1/chat/completions/batch``: several conversations in one request of vLLM's, with one choice for each.
 
-Each is read, and its choice told, as that of a request of its own would be.
+Each conversation is read and answered like a request of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from parley.dialects.vllm import requests
 from parley.dialects.vllm.chat import ChatReply
 from parley.types import Delta, Done, Event, Usage
 
-ALONE = {  # what only a single conversation can ask for
+ALONE = {  # features that are available only for a single conversation
     "stream": "Streams of several conversations are",
     "use_beam_search": "Beam search in several conversations is",
     "tools": "Tools in several conversations are",
@@ -29,11 +29,13 @@ ALONE = {  # what only a single conversation can ask for
 
 
 def read(body: bytes, head: Head) -> BatchReply | Answer:
-    """Raises BadRequest."""
+    """Read a request with several conversations. Raises BadRequest."""
     return requests.read(BatchReply, body, head)
 
 
 class BatchReply(Whole):
+    """A request with several conversations."""
+
     names: ClassVar[Mapping[str, str]] = ChatReply.names
 
     def __init__(self, body: Fields, head: Head):
@@ -60,7 +62,7 @@ class BatchReply(Whole):
 
 
 def _apart(body: Fields) -> list[Fields]:
-    """A body for each conversation. Raises BadRequest."""
+    """Return a body for each conversation. Raises BadRequest."""
     conversations = body.array("messages", cap=MAX_PROMPTS)
     if not conversations:
         raise body.empty("messages", "array") if body.has("messages") else body.missing("messages")

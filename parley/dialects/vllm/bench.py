@@ -1,4 +1,4 @@
-"""How vLLM's API is asked for a stream of tokens, for ``parley bench``: its members and events are OpenAI's."""
+"""How ``parley bench`` requests a token stream from vLLM's API: with OpenAI's members and events."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """``POST /v1/chat/completions`` as vLLM answers it: OpenAI's members, its own form of chunks and answers.
 
-A stream opens every choice before the first token, and a choice's last text comes with the reason for its end. In
-an answer nothing is left out: what there is not is null.
+A stream opens every choice before its first token, and the last text of a choice carries its finish reason. An answer
+omits nothing: absent values are null.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ CONTENT = b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":n
 
 
 def read(body: bytes, head: Head) -> ChatReply | Answer:
-    """Raises BadRequest."""
+    """Read a chat request. Raises BadRequest."""
     return requests.read(ChatReply, body, head)
 
 
 class ChatReply(shared.Streamed, chat.ChatReply):
+    """A chat request, answered in vLLM's form."""
+
     rules: ClassVar[Rules] = requests.RULES
 
     def __init__(self, body: Fields, head: Head):
@@ -35,7 +37,7 @@ class ChatReply(shared.Streamed, chat.ChatReply):
         self.request.stop = requests.cap(self.request.stop, head)
         self.request.sampling = requests.sampling(self.request)
         self._name = requests.name(head, self._name)
-        self._legacy = False  # what was called is always told in the newer form
+        self._legacy = False  # calls are always written in the newer form
         self._echoes = body.boolean("echo", False)
         self._wants_tokens = self._ids or self.request.want.logprobs is not None
         if self._echoes and self.request.want.prompt_logprobs is None and not self.request.stream:
@@ -68,7 +70,7 @@ class ChatReply(shared.Streamed, chat.ChatReply):
         return shared.frame(told) + shared.frame(self._wrap([opening]) | self._progress(index))
 
     def _say(self, delta: Delta | None, done: Done | None) -> bytes:
-        """The chunks of some new output, of the end of a choice, or of both."""
+        """Return the chunks for new output, for the end of a choice, or for both."""
         plain = not (self._wants_tokens or self._continuous)
         if delta is not None and done is None and plain and delta.part == "content" and delta.text:
             return self._before_chunk() + CONTENT % (delta.index, shared.encode(delta.text)) + b"]}\n\n"
@@ -113,7 +115,7 @@ class ChatReply(shared.Streamed, chat.ChatReply):
         return [{"reasoning": event.text, "reasoning_content": event.text}] if self._reasons else []
 
     def _calls(self, call: CallDelta) -> list[dict[str, Any]]:
-        """The announcement of a call has no arguments; they follow in chunks of their own."""
+        """Return the deltas of a call: its announcement without arguments, then the arguments as separate deltas."""
         pieces: list[dict[str, Any]] = []
         if call.name is not None:
             function = {"name": call.name}
@@ -136,11 +138,11 @@ class ChatReply(shared.Streamed, chat.ChatReply):
         return self.answer([self._choice(index, choice) for index, choice in enumerate(self._choices)], usage)
 
     def choice(self, index: int) -> dict[str, Any]:
-        """The first choice, under another number."""
+        """Return the first choice, with another index."""
         return self._choice(index, self._choices[0])
 
     def answer(self, choices: list[dict[str, Any]], usage: Usage) -> bytes:
-        """The answer around its choices."""
+        """Return the answer with its choices."""
         answer = shared.envelope(f"chatcmpl-{self._name}", "chat.completion", self._head, self.request, choices)
         return shared.encode(
             answer
@@ -190,5 +192,5 @@ class ChatReply(shared.Streamed, chat.ChatReply):
 
 
 def _call_id(id: str | None) -> str:
-    """The form of the original, from what tells calls apart here."""
+    """Return the id of a call in vLLM's form, from the part that distinguishes calls here."""
     return f"chatcmpl-tool-{(id or '')[-16:]}"

@@ -1,6 +1,6 @@
-"""``POST /v2/embed`` as Cohere's clients ask for it and vLLM answers: texts in, their vectors in several forms out.
+"""``POST /v2/embed`` of Cohere's API as vLLM answers it: texts in, their vectors in several encodings out.
 
-``input_type`` is which of the model's own prompts stands before a text. Knows texts only.
+``input_type`` is the name of the model's own prompt to put before each text. Only texts are supported.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from parley.errors import Invalid
 from parley.types import Event, Pooling, Request, Text, Usage, Vector
 
 FORMS = ("float", "base64", "binary", "ubinary")
-SIDES = {"END": "right", "START": "left"}  # what is left out of a text that is too long
+SIDES = {"END": "right", "START": "left"}  # the side to cut of a text that is too long
 ONE = "Exactly one of texts, images, or inputs must be provided and non-empty"
 
 
 def read(body: bytes, head: Head) -> EmbedReply | Answer:
-    """Raises BadRequest."""
+    """Read an embedding request in Cohere's form. Raises BadRequest."""
     return requests.read(EmbedReply, body, head)
 
 
 class EmbedReply(Whole):
+    """An embedding request in Cohere's form."""
+
     names: ClassVar[Mapping[str, str]] = {
         "prompt": "texts", "prompt_name": "input_type", "dimensions": "output_dimension"
     }  # fmt: skip
@@ -81,7 +83,7 @@ def _texts(body: Fields) -> list[str]:
 
 
 def _forms(body: Fields) -> list[str]:
-    """In which forms each vector is told, each once."""
+    """Return the encodings in which each vector is requested, without duplicates."""
     forms = body.strings("embedding_types", cap=len(FORMS), total=MAX_SIZE)
     for index, form in enumerate(forms):
         place = f"embedding_types[{index}]"
@@ -90,7 +92,7 @@ def _forms(body: Fields) -> list[str]:
 
 
 def _cut(body: Fields, head: Head) -> Fields:
-    """With what is too long cut, in the members that vLLM has for it; ``NONE``: it is refused."""
+    """Return the body with its truncation in vLLM's own members; ``NONE`` refuses long texts instead."""
     truncate = body.string("truncate", "END", allowed=("NONE", *SIDES))
     most = body.integer("max_tokens", -1, 1, MAX_TOKENS)
     if truncate in SIDES:

@@ -20,11 +20,13 @@ PLAIN = (
 
 
 def read(body: bytes, head: Head) -> CompletionReply | Answer:
-    """Raises BadRequest."""
+    """Read a completion request. Raises BadRequest."""
     return requests.read(CompletionReply, body, head)
 
 
 class CompletionReply(shared.Streamed, completions.CompletionReply):
+    """A completion request, answered in vLLM's form."""
+
     rules: ClassVar[Rules] = requests.RULES
 
     def __init__(self, body: Fields, head: Head):
@@ -77,7 +79,7 @@ class CompletionReply(shared.Streamed, completions.CompletionReply):
     def _chunk(
         self, index: int, text: str, logprobs: Logprobs | None, fresh: list[Token], done: Done | None = None
     ) -> bytes:
-        """``logprobs``: those to tell now. ``fresh`` tokens are the choice's own."""
+        """Return a chunk. ``logprobs`` are written now; ``fresh`` are the choice's own new tokens."""
         state = self._choices[index]
         state.given += len(fresh)
         prompt = None

@@ -1,4 +1,4 @@
-"""The small routes of vLLM's server: models, tokens, versions, the prefix cache, and calls that are not answered."""
+"""The small routes of vLLM's server: models, tokens, versions, the prefix cache, and calls that are not supported."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ TEXT = b"text/plain; charset=utf-8"
 
 
 def models(body: bytes, head: Head, facts: Facts) -> Answer:
-    """A card per name; times and ids are new in each answer, as there."""
+    """Return one card per name. As in the original, times and ids are new in each answer."""
     cards = [_card(card, number, head) for number, card in enumerate(facts.cards)]
     return Answer(body=shared.encode({"object": "list", "data": cards}))
 
 
 def load_adapter(strict: bool, body: bytes, head: Head) -> Adapt:
-    """Raises BadRequest."""
+    """Read a request to load an adapter. Raises BadRequest."""
     fields = decode(body, WORDS)
     name, path = fields.string("lora_name", ""), fields.string("lora_path", "")
     if not name or not path:
@@ -42,7 +42,7 @@ def load_adapter(strict: bool, body: bytes, head: Head) -> Adapt:
 
 
 def unload_adapter(strict: bool, body: bytes, head: Head) -> Adapt:
-    """Raises BadRequest."""
+    """Read a request to unload an adapter. Raises BadRequest."""
     fields = decode(body, WORDS)
     name = fields.string("lora_name", "")
     fields.integer("lora_int_id", None)
@@ -57,7 +57,8 @@ def _unusable(message: str) -> Invalid:
 
 
 def _refused(strict: bool, error: ParleyError) -> Answer:
-    """What goes wrong with an adapter has kinds of its own; without leave to load any the original has no such path."""
+    """Return the answer to a failed adapter request, whose error types differ from other routes'. The original has no
+    such path unless it may load adapters."""
     if not isinstance(error, NotFound) or (strict and error.field is None):
         return shared.error(error)
     told = {"message": error.message, "type": "NotFoundError", "param": error.field, "code": 404}
@@ -93,7 +94,7 @@ def _card(card: Card, number: int, head: Head) -> dict[str, Any]:
 
 
 def invoked(body: bytes, head: Head) -> Reply | Answer:
-    """A conversation, a plain prompt or texts to embed or compare, whichever the body is. Raises BadRequest."""
+    """Read a conversation, a plain prompt, or texts to embed or compare, depending on the body. Raises BadRequest."""
     requests.check_type(head)
     fields = decode(body, WORDS)
     if fields.has("input") or fields.has("encoding_format"):
@@ -109,21 +110,22 @@ def invoked(body: bytes, head: Head) -> Reply | Answer:
 
 
 def tokenize(body: bytes) -> Tokenize:
-    """Raises BadRequest."""
+    """Read a prompt or a conversation to tokenize. Raises BadRequest."""
     return tokens.tokenize(body, WORDS, requests.RULES)
 
 
 def detokenize(body: bytes) -> Detokenize:
-    """Raises BadRequest."""
+    """Read tokens to convert to text. Raises BadRequest."""
     return tokens.detokenize(body, WORDS, lax=True)
 
 
 def version(text: str) -> bytes:
+    """Return the version of the original whose API this is."""
     return shared.encode({"version": shared.SPOKEN})
 
 
 def put_back(head: Head) -> bool:
-    """May what runs be put back in the queue, so that the cache can be emptied? Raises BadRequest."""
+    """Return whether running requests may be preempted so that the cache can be cleared. Raises BadRequest."""
     given = parse_qs(head.query.decode("latin-1"), max_num_fields=64) if head.query.count(b"&") < 64 else {}
     text = given.get("reset_running_requests", ["false"])[-1].strip().lower()
     if text not in TRUE | FALSE:
@@ -132,9 +134,10 @@ def put_back(head: Head) -> bool:
 
 
 def was_reset(done: bool) -> bytes:
+    """Return whether the cache was cleared."""
     return shared.encode({"success": done})
 
 
 def unbuilt(what: str, body: bytes, head: Head, facts: Facts) -> NoReturn:
-    """Raises Unbuilt."""
+    """Raise Unbuilt, for a call that is not supported."""
     raise shared.Unbuilt(f"{what} not available on this server.")

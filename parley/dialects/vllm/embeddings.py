@@ -17,22 +17,24 @@ TASKS = ("embed", "classify", "token_embed", "token_classify", "plugin")
 
 
 def read(body: bytes, head: Head) -> EmbeddingReply | Answer:
-    """Raises BadRequest."""
+    """Read an embedding request. Raises BadRequest."""
     return requests.read(EmbeddingReply, body, head)
 
 
 def pool(body: bytes, head: Head) -> PoolingReply | Answer:
-    """Raises BadRequest."""
+    """Read a pooling request. Raises BadRequest."""
     return requests.read(PoolingReply, body, head)
 
 
 def check_cut(body: Fields, head: Head) -> None:
-    """May a text be cut to as many tokens as the body says? Raises BadRequest."""
+    """Check that the requested truncation is within the context length. Raises BadRequest."""
     if head.context and body.integer("truncate_prompt_tokens", -1, -1, MAX_TOKENS) > head.context:
         raise Invalid(UNCUT)
 
 
 class EmbeddingReply(embeddings.EmbeddingReply):
+    """An embedding request, answered in vLLM's form."""
+
     rules: ClassVar[Rules] = requests.RULES
     kind: ClassVar[str] = "embd"
 
@@ -53,7 +55,7 @@ class EmbeddingReply(embeddings.EmbeddingReply):
 
 
 class PoolingReply(EmbeddingReply):
-    """One vector for each input, whose numbers are called data."""
+    """A pooling request: one vector for each input, in a member called ``data``."""
 
     kind: ClassVar[str] = "pooling"
 

@@ -1,7 +1,7 @@
-"""``POST /generate`` of vLLM's old demo server: a prompt and sampling members in, texts with the prompt in front out.
+"""``POST /generate`` of vLLM's old demo server: a prompt and sampling members in, texts that begin with the prompt out.
 
-A stream is one JSON record after another, each with everything so far of all choices; what ends a record was NUL up to
-version 0.6.3, and is a line end since. It has no content type. Clients of many servers still speak it.
+A stream is a sequence of JSON records, each with the whole text so far of all choices, terminated by NUL up to version
+0.6.3 and by a newline since. It has no content type. Clients of many servers still use this form.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DEFAULT_TOKENS = 16
 HOTTEST = 3.4028234663852886e38
 MISTAKE = Answer(500, b"Internal Server Error", b"text/plain; charset=utf-8")
 
-# Arguments of the original's sampling parameters, of all versions that had this server.
+# Arguments of the original's sampling parameters, from all versions that had this server.
 KNOWN = {
     "prompt", "stream", "n", "best_of", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature",
     "top_p", "top_k", "min_p", "seed", "use_beam_search", "length_penalty", "early_stopping", "stop", "stop_token_ids",
@@ -38,7 +38,8 @@ KNOWN = {
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """Of which version it is. ``strict``: unknown members are refused, and every refusal is a plain 500, as there."""
+    """The version of the server. ``strict``: as in the original, unknown members are refused, and every refusal is a
+    plain 500."""
 
     strict: bool
     terminator: bytes = b"\n"
@@ -50,12 +51,12 @@ OLD = Manner(strict=True, terminator=b"\0")
 
 
 def read(manner: Manner, body: bytes, head: Head) -> GenerateReply | Answer:
-    """Raises BadRequest, unless strict."""
+    """Read a request. Raises BadRequest, unless strict."""
     try:
         fields = decode(body, WORDS)
         unknown = set(fields.names) - KNOWN
         if manner.strict and unknown:
-            raise fields.fail(min(unknown), "is no sampling parameter.")
+            raise fields.fail(min(unknown), "is not a sampling parameter.")
         return GenerateReply(manner, fields, head)
     except BadRequest:
         if manner.strict:
@@ -64,6 +65,8 @@ def read(manner: Manner, body: bytes, head: Head) -> GenerateReply | Answer:
 
 
 class GenerateReply(Reply):
+    """A request of the demo server."""
+
     names: ClassVar[Mapping[str, str]] = {"stop_ids": "stop_token_ids"}
     media_type: ClassVar[str] = ""
     rules: ClassVar[Rules] = RULES
@@ -124,14 +127,14 @@ class GenerateReply(Reply):
         return shared.encode({"text": self._told()})
 
     def _told(self) -> list[str]:
-        """The whole text of each choice, which is kept in one piece from here on."""
+        """Return the whole text of each choice so far, and keep it in one piece."""
         told = ["".join(text) for text in self._texts]
         self._texts = [[text] for text in told]
         return told
 
 
 def _prompt(body: Fields) -> Prompt:
-    """A text, or an object with a text or with token ids."""
+    """Read the prompt: a text, or an object with a text or with token ids."""
     value = body.raw("prompt")
     if value is None:
         raise body.missing("prompt")
@@ -161,7 +164,7 @@ def _choices(body: Fields) -> Choices:
 
 
 def _check(body: Fields) -> None:
-    """Members that are taken and change nothing: log-probabilities are never told here."""
+    """Check the members that are accepted without effect: this form has no log-probabilities."""
     body.integer("logprobs", None, -1, MAX_TOP)
     body.integer("prompt_logprobs", None, -1, MAX_TOP)
     if not body.boolean("detokenize", True):
@@ -169,6 +172,6 @@ def _check(body: Fields) -> None:
 
 
 def _guided(body: Fields) -> Grammar | None:
-    """What ``structured_outputs`` was called before."""
+    """Read ``guided_decoding``, the older name of ``structured_outputs``."""
     wish = body.object("guided_decoding")
     return forms.structured(wish) if wish is not None and wish.names else None

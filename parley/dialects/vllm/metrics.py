@@ -1,7 +1,7 @@
-"""The server's facts under vLLM's names, as its dashboards, autoscalers and routers ask for them. Knows no other names.
+"""The server's metrics under vLLM's names, for its dashboards, autoscalers and routers. Knows no other API's names.
 
-Names that newer versions gave up are there too, for dashboards that did not. What cannot happen here is told as 0
-where a dashboard would have a hole otherwise.
+Names that newer versions dropped are included, for older dashboards. Values that cannot occur here are reported as 0
+where a dashboard would show a gap otherwise.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from parley.metrics.recorded import Metrics, View
 from parley.metrics.series import Count, Distribution, header, labels, scalar
 
-Values = Callable[[View], Iterable[tuple[str, float]]]  # further labels, and the value
+Values = Callable[[View], Iterable[tuple[str, float]]]  # additional labels, value
 
 
 def _one(read: Callable[[View], float]) -> Values:
@@ -45,7 +45,7 @@ def _sources(view: View) -> list[tuple[str, float]]:
 
 
 def _cache(view: View) -> list[tuple[str, float]]:
-    """What the cache is like, as labels; nothing before the model is loaded."""
+    """Return the properties of the cache as labels; nothing before the model is loaded."""
     if view.info is None:
         return []
     tokens = view.info.kv_blocks * view.info.block_size
@@ -66,7 +66,7 @@ def _places(view: View) -> list[tuple[str, float]]:
 
 
 def _adapters(view: View) -> list[tuple[str, float]]:
-    """Which adapters are in use, as labels, and the time; nothing where there are none."""
+    """Return the adapters in use as labels, with the time as the value; nothing if adapters are not supported."""
     if not view.places:
         return []
     names = {waits: ",".join(sorted(name for name, each in view.adapters if each == waits)) for waits in (True, False)}
@@ -83,11 +83,11 @@ SHARE = _one(_share)
 
 SCALARS: tuple[tuple[str, str, str, Values], ...] = (
     ("gauge", "num_requests_running", "Sequences in the running batch.", _one(lambda v: v.stats.running)),
-    ("gauge", "num_requests_waiting", "Sequences that wait for a place.", _one(lambda v: v.stats.waiting)),
+    ("gauge", "num_requests_waiting", "Sequences waiting to run.", _one(lambda v: v.stats.waiting)),
     ("gauge", "num_requests_waiting_by_reason", "The same, by reason.", _waiting),
     ("gauge", "kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", SHARE),
-    ("gauge", "engine_sleep_state", "1 at the state that the engine is in.", _asleep),
-    ("gauge", "cache_config_info", "What the KV cache is like.", _cache),
+    ("gauge", "engine_sleep_state", "1 for the engine's current state.", _asleep),
+    ("gauge", "cache_config_info", "Properties of the KV cache.", _cache),
     ("gauge", "lora_requests_info", "Adapters of running and waiting requests; the value is the time.", _adapters),
     ("counter", "prompt_tokens_total", "Prompt tokens of requests that began here.",
      _one(lambda v: v.stats.prompt_tokens)),
@@ -99,19 +99,19 @@ SCALARS: tuple[tuple[str, str, str, Values], ...] = (
     ("counter", "prefix_cache_hits_total", "Tokens found in the prefix cache.", HITS),
     ("counter", "external_prefix_cache_queries_total", "Prompt tokens of requests that another instance began.",
      _one(lambda v: v.metrics.moved.total + v.metrics.repeated.total)),
-    ("counter", "external_prefix_cache_hits_total", "Of those, the ones that it brought, or that were here.",
+    ("counter", "external_prefix_cache_hits_total", "Of those, tokens transferred or found here.",
      _one(lambda v: v.metrics.moved.total)),
     ("counter", "mm_cache_queries_total", "Always 0: there are no media.", _zero),
     ("counter", "mm_cache_hits_total", "Always 0: there are no media.", _zero),
     ("counter", "num_preemptions_total", "Sequences preempted.", _one(lambda v: v.stats.preemptions)),
-    ("counter", "request_success_total", "Choices that ended, by reason.",
+    ("counter", "request_success_total", "Finished choices, by reason.",
      _by("finished_reason", lambda m: m.finished)),
-    ("counter", "admission_rejections_total", "Requests that found no room.", _by("reason", lambda m: m.rejected)),
-    ("counter", "spec_decode_num_drafts_total", "Drafts that were tried.", _one(lambda v: v.stats.drafts)),
-    ("counter", "spec_decode_num_draft_tokens_total", "Tokens of drafts.", _one(lambda v: v.stats.draft_tokens)),
-    ("counter", "spec_decode_num_accepted_tokens_total", "Of those, tokens that were right.",
+    ("counter", "admission_rejections_total", "Requests rejected, by reason.", _by("reason", lambda m: m.rejected)),
+    ("counter", "spec_decode_num_drafts_total", "Drafts verified.", _one(lambda v: v.stats.drafts)),
+    ("counter", "spec_decode_num_draft_tokens_total", "Draft tokens verified.", _one(lambda v: v.stats.draft_tokens)),
+    ("counter", "spec_decode_num_accepted_tokens_total", "Draft tokens accepted.",
      _one(lambda v: sum(v.stats.draft_accepted))),
-    ("counter", "spec_decode_num_accepted_tokens_per_pos_total", "The same, by their place in the draft.", _places),
+    ("counter", "spec_decode_num_accepted_tokens_per_pos_total", "The same, by position in the draft.", _places),
     # names of older versions
     ("gauge", "gpu_cache_usage_perc", "Share of KV blocks in use, 0 to 1 (old name).", SHARE),
     ("gauge", "cpu_cache_usage_perc", "Always 0: nothing is swapped (old name).", _zero),
@@ -142,7 +142,7 @@ HISTOGRAMS: tuple[tuple[str, str, Callable[[Metrics], Distribution]], ...] = (
 
 
 def told(views: Sequence[View]) -> str:
-    """These series as text."""
+    """Return these series in Prometheus' text format."""
     each = [(labels({"model_name": view.model, "engine": "0"}), view) for view in views]
     parts = [
         scalar(kind, f"vllm:{name}", help, [(common, values(view)) for common, view in each])

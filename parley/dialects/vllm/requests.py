@@ -1,6 +1,6 @@
-"""What vLLM's server refuses, and how it reads what OpenAI's API does not have: rules for its chat and completions.
+"""The request rules of vLLM's server that OpenAI's API does not have, for chat and completions.
 
-The members themselves are read where OpenAI's are; here is only what differs, in the words of the original.
+The members themselves are read in ``dialects/openai``. Here are only the differences, in the original's wording.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from parley.errors import BadRequest, Invalid, excerpt
 from parley.types import Request, Sampling, Stop
 
 MAX_STOPS = 4
-MAX_ID = 128  # characters of an id that a header gives
-CAP = "max_new_tokens"  # of a model's advice, what is no default of a member
-GREEDY = 1e-5  # a temperature below it is 0
+MAX_ID = 128  # characters of a request id in a header
+CAP = "max_new_tokens"  # a generation default that limits a member rather than filling it in
+GREEDY = 1e-5  # a lower temperature is treated as 0
 RULES = Rules(roles=(), reserve=1, best_of=False, fewest=0, shown=True, schemas=False, bare=True)
-FORMS = {"json_object": "json_object", "json_schema": "json", "structural_tag": "structural_tag"}  # types and kinds
+FORMS = {"json_object": "json_object", "json_schema": "json", "structural_tag": "structural_tag"}  # type: kind
 UNTRUSTED_TEMPLATE = (
     "Chat template is passed with request, but --trust-request-chat-template is not set. Refused request with "
     "untrusted chat template."
@@ -41,7 +41,7 @@ R = TypeVar("R", bound=Reply)
 
 
 def read(make: Callable[[Fields, Head], R], body: bytes, head: Head) -> R | Answer:
-    """The reply to a body. What the original's engine refuses is told inside a stream. Raises BadRequest."""
+    """Return the reply to a body. A refusal by the original's engine is sent inside a stream. Raises BadRequest."""
     check_type(head)
     advice = {name: value for name, value in head.advice.items() if name != CAP}
     fields = decode(body, WORDS).over(advice)
@@ -54,14 +54,17 @@ def read(make: Callable[[Fields, Head], R], body: bytes, head: Head) -> R | Answ
 
 
 def check_type(head: Head) -> None:
-    """Only JSON is read. Raises Malformed."""
+    """Raise Malformed if the content type is not JSON."""
     kind = head.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if not (kind.endswith((b"/json", b"+json")) and b"/" in kind):
         raise unsupported_media()
 
 
 def check(body: Fields, head: Head, *, counted: str = "max_tokens", least: int = 0) -> None:
-    """Rules for all that generates. ``counted``: which member says how many tokens, at ``least``. Raises BadRequest."""
+    """Check the rules for all generating requests. ``counted``: the member that limits the output, at ``least``.
+
+    Raises BadRequest.
+    """
     fault = next(_faults(body, head, counted, least), None)
     if fault is not None:
         raise fault
@@ -95,7 +98,7 @@ def _faults(body: Fields, head: Head, counted: str, least: int) -> Iterator[BadR
     if head.context and (kept := body.integer("truncate_prompt_tokens", -1, -1, MAX_TOKENS)) > left:
         sentence = f"truncate_prompt_tokens={kept} cannot be greater than max_model_len - {counted} = {left}."
         yield named(f"{sentence} Please request a smaller truncation size.", "truncate_prompt_tokens", kept)
-    body.integer("seed", None)  # of 64 bits, one of which is its sign
+    body.integer("seed", None)  # a signed integer of 64 bits
     if body.raw("logprob_token_ids") == []:
         yield named("`logprob_token_ids` must not be an empty list.", "logprob_token_ids")
     if body.boolean("stream", False) and body.has("prompt_logprobs"):
@@ -124,14 +127,14 @@ def _constraints(body: Fields) -> Iterator[BadRequest]:
 
 
 def _formed(body: Fields) -> set[str]:
-    """The kind of constraint that ``response_format`` is, if it is one."""
+    """Return the kind of constraint in ``response_format``, if it has one."""
     form = body.object("response_format")
     kind = FORMS.get(str(form.raw("type"))) if form is not None else None
     return {kind} if kind is not None else set()
 
 
 def formed(body: Fields) -> Fields:
-    """With a ``response_format`` in place of the constraint of its kind that stands beside it. Raises BadRequest."""
+    """Let ``response_format`` replace the constraint of its kind in ``structured_outputs``. Raises BadRequest."""
     wish, form = body.raw("structured_outputs"), body.raw("response_format")
     kinds = _formed(body)
     if not wish or not kinds:
@@ -148,7 +151,7 @@ def formed(body: Fields) -> Fields:
 
 
 def check_chat(body: Fields) -> None:
-    """Rules for conversations. Raises Invalid."""
+    """Check the rules for conversations. Raises Invalid."""
     if body.has("chat_template"):
         raise Invalid(UNTRUSTED_TEMPLATE)
     if body.has("tools") and body.raw("tools") == []:
@@ -163,7 +166,7 @@ def check_chat(body: Fields) -> None:
 
 
 def check_prompt(body: Fields) -> None:
-    """Rules for plain prompts. Raises BadRequest."""
+    """Check the rules for plain prompts. Raises BadRequest."""
     if not (body.has("prompt") or body.raw("prompt_embeds")):
         raise body.empty("prompt", "string")
     if body.string("suffix", ""):
@@ -171,7 +174,7 @@ def check_prompt(body: Fields) -> None:
 
 
 def cap(stop: Stop, head: Head) -> Stop:
-    """No more tokens than the model's makers would generate."""
+    """Limit the output tokens to ``max_new_tokens`` of the model's generation defaults, if it has it."""
     most = head.advice.get(CAP)
     if most is None or most < 1 or (stop.max_tokens is not None and stop.max_tokens <= most):
         return stop
@@ -179,14 +182,14 @@ def cap(stop: Stop, head: Head) -> Stop:
 
 
 def sampling(request: Request) -> Sampling:
-    """As it is, but of a search nothing counts that says how tokens are drawn, be it the model's makers' advice."""
+    """Return the sampling options; for beam search without those that only apply to drawing, including defaults."""
     if request.beam is None:
         return request.sampling
     return msgspec.structs.replace(request.sampling, top_p=1.0, top_k=0, min_p=0.0)
 
 
 def name(head: Head, own: str) -> str:
-    """What a request is called: as its header says, or else as its body does, or 16 digits."""
+    """Return the request's id: the header's, or else the body's (``own``), or 16 digits of the unique id."""
     given = head.headers.get(b"x-request-id", b"").decode("latin-1")
     if given and len(given) <= MAX_ID and given.isascii() and given.isprintable():
         return given

@@ -1,7 +1,8 @@
-"""``POST /score`` and ``/rerank`` as vLLM answers them for models that embed: the cosine of two texts' vectors.
+"""``POST /score`` and ``/rerank`` as vLLM answers them for embedding models: the cosine of two texts' vectors.
 
-One text on the first side goes with each on the second; several go with as many, in their order. Every text is embedded
-once, as ``/v1/embeddings`` would. What only models have that read two texts at once is refused by name.
+A single text on the first side is compared with each on the second; several are compared pairwise, in their order.
+Every text is embedded once, as in ``/v1/embeddings``. Features of models that read two texts at once are refused by
+name.
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ UNEVEN = "Input lengths must be either 1:1, 1:N or N:N"
 
 
 def score(body: bytes, head: Head) -> ScoreReply | Answer:
-    """Raises BadRequest."""
+    """Read a score request. Raises BadRequest."""
     return requests.read(ScoreReply, body, head)
 
 
 def rerank(body: bytes, head: Head) -> RerankReply | Answer:
-    """Raises BadRequest."""
+    """Read a rerank request. Raises BadRequest."""
     return requests.read(RerankReply, body, head)
 
 
 def fits_score(body: Fields) -> bool:
-    """Has a body texts to score?"""
+    """True if a body has texts to score."""
     return _pair(body.among(MEMBERS)) is not None
 
 
 def fits_rerank(body: Fields) -> bool:
-    """Has a body texts to rank?"""
+    """True if a body has texts to rank."""
     return body.has("query") and body.has("documents")
 
 
@@ -51,7 +52,7 @@ def _pair(given: Collection[str]) -> tuple[str, str] | None:
 
 
 class _Pairs(Whole):
-    """``ones`` and ``others``: the texts of either side."""
+    """A request that compares texts. ``ones`` and ``others``: the texts of the two sides."""
 
     names: ClassVar[Mapping[str, str]] = {"prompt": "documents"}
 
@@ -72,7 +73,7 @@ class _Pairs(Whole):
         self._ones, self._others = len(ones), others
         self._name = requests.name(head, more.name or head.id)
         self._head = head
-        self._vectors: dict[int, bytes] = {}  # as Python's numbers they would take eight times the memory
+        self._vectors: dict[int, bytes] = {}  # as lists of Python floats they would take eight times the memory
 
     def add(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -80,7 +81,7 @@ class _Pairs(Whole):
                 self._vectors[event.prompt] = event.values
 
     def scores(self) -> list[float]:
-        """One for each text of the second side."""
+        """Return one score for each text of the second side."""
         made, one = [], vectors.numbers(self._vectors[0])
         for index in range(len(self._others)):
             if 0 < index < self._ones:
@@ -90,6 +91,8 @@ class _Pairs(Whole):
 
 
 class ScoreReply(_Pairs):
+    """A score request, which has one of several pairs of member names."""
+
     def __init__(self, body: Fields, head: Head):
         given = {name: _texts(body, name) for name in body.among(MEMBERS)}
         pair = _pair(given)
@@ -112,8 +115,10 @@ class ScoreReply(_Pairs):
 
 
 class RerankReply(_Pairs):
+    """A rerank request: a query and documents."""
+
     def __init__(self, body: Fields, head: Head):
-        if body.string("query", None) is None:  # one, and no list of them
+        if body.string("query", None) is None:  # a single text, not a list
             raise body.missing("query")
         if not body.has("documents"):
             raise body.missing("documents")
@@ -137,7 +142,7 @@ class RerankReply(_Pairs):
 
 
 def _cosine(one: list[float], other: list[float]) -> float:
-    """Of vectors of length 1, whose rounding must not lead beyond what a cosine can be."""
+    """Return the cosine of two vectors of length 1, clamped against rounding errors."""
     return max(-1.0, min(1.0, sum(map(mul, one, other))))
 
 
@@ -147,7 +152,7 @@ def _relevance(result: dict[str, Any]) -> float:
 
 
 def _refuse(body: Fields) -> None:
-    """What asks for more than an embedding can tell; nothing and 0 ask for nothing."""
+    """Refuse members that a comparison of embeddings cannot implement; empty and 0 ask for nothing."""
     for name in ("max_tokens_per_query", "max_tokens_per_doc"):
         if body.integer(name, 0, 0, MAX_TOKENS):
             raise unsupported(body, name, "Cutting the texts of one side is")

@@ -1,4 +1,4 @@
-"""What vLLM's routes have in common: its version, envelopes and usage, and what it says of errors."""
+"""Common parts of vLLM's routes: its version, envelopes, usage and error objects."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from parley.errors import (
 )
 from parley.types import Delta, Done, Request, Usage, Want
 
-SPOKEN = "0.32.0"  # the version of the original whose API this is; clients tell from it what they may ask for
+SPOKEN = "0.32.0"  # the version of the original whose API this is; clients use it to detect features
 DONE = b"data: [DONE]\n\n"
 BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
 
-UNUSABLE = "InvalidUserInput"  # what is wrong with an adapter
+UNUSABLE = "InvalidUserInput"  # the error type of a wrong adapter request
 
 encode = msgspec.json.Encoder().encode
-# What a coordinator says that has no memory for a body.
+# The coordinator's refusal when it has no memory for a body.
 NO_MEMORY = b'{"error":"Memory limit exceeded","error_type":"overloaded"}'
 
 
 def frame(chunk: Any) -> bytes:
-    """One event of a stream."""
+    """Return one event of a stream."""
     return b"data: " + encode(chunk) + b"\n\n"
 
 
 def envelope(id: str, object: str, head: Head, request: Request, choices: list[Any]) -> dict[str, Any]:
-    """What every answer and chunk begins with."""
+    """Return the common first members of every answer and chunk."""
     return {"id": id, "object": object, "created": head.created, "model": request.model, "choices": choices}
 
 
 def finish(pieces: list[tuple[Delta | None, Done | None]], done: Done) -> None:
-    """Let a choice's last text tell its end too, if it comes with it; a call's last piece does not."""
+    """Attach the end of a choice to its last text, if that is among the pieces; not to the last piece of a call."""
     for place in range(len(pieces) - 1, -1, -1):
         delta, _ = pieces[place]
         if delta is not None and delta.index == done.index:
@@ -60,12 +60,12 @@ def finish(pieces: list[tuple[Delta | None, Done | None]], done: Done) -> None:
 
 
 def scored(want: Want) -> Want:
-    """The same, with log-probabilities of the prompt: as many alternatives as there are for the output."""
+    """Return the options with log-probabilities of the prompt: as many alternatives as for the output."""
     return msgspec.structs.replace(want, prompt_logprobs=want.logprobs or 0)
 
 
 def usage(total: Usage) -> dict[str, Any]:
-    """The usage of an answer, with nulls for what is not told."""
+    """Return the usage of an answer, with null for absent values."""
     return {
         "prompt_tokens": total.prompt_tokens,
         "total_tokens": total.prompt_tokens + total.completion_tokens,
@@ -80,14 +80,14 @@ def usage(total: Usage) -> dict[str, Any]:
 
 
 def final(total: Usage) -> dict[str, Any]:
-    """The usage at the end of a stream, where nulls are left out."""
+    """Return the usage at the end of a stream, without nulls."""
     told = usage(total)
     told["prompt_tokens_details"] = {"cached_tokens": total.cached_tokens}
     return {name: value for name, value in told.items() if value is not None}
 
 
 def progress(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
-    """The usage in the middle of a stream."""
+    """Return the usage in the middle of a stream."""
     return {
         "prompt_tokens": prompt_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
@@ -97,7 +97,7 @@ def progress(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
 
 
 def embedded(total: Usage) -> dict[str, Any]:
-    """The usage of an answer for which nothing was generated."""
+    """Return the usage of an answer without generated tokens."""
     return {
         "prompt_tokens": total.prompt_tokens,
         "total_tokens": total.prompt_tokens,
@@ -108,18 +108,18 @@ def embedded(total: Usage) -> dict[str, Any]:
 
 
 def load(head: Head) -> Headers:
-    """How busy the model is, for balancers that ask for it."""
+    """Return the load header of the model, for balancers that request it."""
     share = head.cached / head.capacity if head.capacity else 0.0
     metrics = {"num_requests_waiting": float(head.waiting), "kv_cache_usage_perc": share}
     return orca.report(head, metrics, number="%s", encode=lambda told: json.dumps(told).encode())
 
 
 class Streamed:
-    """What both of OpenAI's kinds of answer have alike: how a stream ends, and the headers of one in one piece."""
+    """Common parts of both reply classes: the end of a stream, and the headers of an answer in one piece."""
 
     request: Request
     _head: Head
-    _before: bytes  # what plain chunks begin with, once one was made
+    _before: bytes  # the first bytes of a plain chunk, after the first one was built
 
     def end(self, usage: Usage) -> bytes:
         if not self.request.want.usage:
@@ -133,29 +133,29 @@ class Streamed:
         return load(self._head) if timings is not None else ()
 
     def _before_chunk(self) -> bytes:
-        if not self._before:  # the model's name is only known for sure once the server has looked it up
+        if not self._before:  # the model's name is final only after the server has resolved it
             self._before = b"data: " + encode(self._wrap([])).removesuffix(b"]}")
         return self._before
 
     def _wrap(self, choices: list[Any]) -> dict[str, Any]:
-        """The envelope around choices."""
+        """Return the envelope with these choices."""
         raise NotImplementedError
 
 
 class Unbuilt(ParleyError):
-    """A call of this API that the server does not answer."""
+    """The call is part of this API, but the server does not support it."""
 
     status = 501
 
 
 def error(error: ParleyError) -> Answer:
-    """An error as the whole answer. A key or path that is wrong is refused by layers that know no error object."""
+    """Return an error as a complete answer. Wrong keys and paths are refused by layers without an error object."""
     match error:
         case Unauthorized():
             return Answer(401, b'{"error":"Unauthorized"}')
         case UnknownModel():
             pass
-        case NotFound() | Incapable():  # a model there has only the routes that it can serve
+        case NotFound() | Incapable():  # in the original a model has only the routes that it can serve
             return Answer(404, b'{"detail":"Not Found"}')
         case NotAllowed():
             return Answer(405, b'{"detail":"Method Not Allowed"}')
@@ -164,11 +164,12 @@ def error(error: ParleyError) -> Answer:
 
 
 def failure(error: ParleyError) -> bytes:
-    """The end of a stream that an error cuts short; the original writes it with blanks, and escapes all but ASCII."""
+    """Return the end of a stream that an error cuts short; like the original with spaces and escaped non-ASCII."""
     return b"data: " + json.dumps(error_object(error)).encode() + b"\n\n" + DONE
 
 
 def error_object(error: ParleyError) -> dict[str, Any]:
+    """Return the error object of an answer, with the original's types and sentences."""
     message, field, status = error.message, error.field, error.status
     match error:
         case Malformed() | Missing() | WrongType():

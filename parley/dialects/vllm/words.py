@@ -1,8 +1,8 @@
-"""How vLLM's server words its refusals, in two layers that clients tell apart.
+"""The wording of vLLM's refusals, which has two layers that clients can distinguish.
 
-The *shape* of a body is checked by pydantic there: its errors come as a counted list of Python dicts, and are
-Malformed, Missing or WrongType here. What vLLM checks itself is a sentence, to which the parameter and its value are
-put where it names them; that is Invalid. Types are as lax as pydantic's: "5" is an integer, "yes" is true.
+In the original, pydantic checks the *shape* of a body: its errors are a counted list of Python dicts, and are
+Malformed, Missing or WrongType here. Errors of vLLM's own checks are sentences, some with the parameter and its value
+appended; they are Invalid here. Types are as lenient as pydantic's: "5" is an integer, "yes" is true.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ TRUE = {"1", "true", "t", "yes", "y", "on"}
 FALSE = {"0", "false", "f", "no", "n", "off"}
 DIGITS = re.compile(r"\s*[+-]?\d{1,300}(\.0*)?\s*", re.ASCII)
 DECIMAL = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.ASCII | re.IGNORECASE)
-MAX_NUMBER = 300  # characters of a number that is written as text
+MAX_NUMBER = 300  # characters of a number given as text
 
-# What the original says of a number out of its range, below and above; whether it then names the parameter.
+# The original's sentences for a number below and above its range, and whether the parameter is appended.
 RANGES: dict[str, tuple[str, str, bool]] = {
     "temperature": ("must be non-negative", "must be in [0, 2]", True),
     "top_p": ("must be in (0, 1]", "must be in (0, 1]", True),
@@ -51,7 +51,7 @@ RANGES: dict[str, tuple[str, str, bool]] = {
 }
 SCORES = {"logprobs": "sample", "top_logprobs": "sample", "prompt_logprobs": "prompt"}
 
-# What it says where a rule that is no range is broken, and whether it then names the parameter.
+# The original's sentences for other broken rules, and whether the parameter is appended.
 RULES: dict[str, tuple[str, bool]] = {
     "stream_options": ("Stream options can only be defined when `stream=True`.", True),
     "top_logprobs": ("when using `top_logprobs`, `logprobs` must be set to true.", True),
@@ -79,7 +79,7 @@ KEYS = re.compile(r"\[(\d+)\]")
 
 
 class Words(words.Words):
-    """``body``: what refusals may tell of."""
+    """The wording for one ``body``, which refusals may quote."""
 
     def __init__(self, body: Mapping[str, Any] | None = None):
         self._body = body if body is not None else {}
@@ -88,7 +88,7 @@ class Words(words.Words):
         return Words(body)
 
     def unreadable(self, body: bytes, reason: str) -> BadRequest:
-        """Broken JSON: where, in the words of Python's own reader if that finds fault with it too."""
+        """Return the error for broken JSON with its position, in the words of Python's own parser if that fails too."""
         place, fault = 0, reason
         try:
             json.loads(body)
@@ -122,7 +122,7 @@ class Words(words.Words):
         return WrongType(_listed(_entry(kind, place, message, value)), field=f"body.{place}")
 
     def convert(self, path: str, expected: str, value: Any) -> Any:
-        """What pydantic makes of text and booleans."""
+        """Convert text and booleans as pydantic does."""
         text = value.strip().lower() if isinstance(value, str) and len(value) <= MAX_NUMBER else None
         match expected:
             case "a boolean" if text in TRUE or value in (1, 1.0):
@@ -143,7 +143,7 @@ class Words(words.Words):
         name, place = path.rpartition(".")[2], _place(path)
         above = high is not None and value > high
         if name in SCORES and (above or value == -1):
-            told = excerpt(value) if above else "the whole vocabulary"  # which is what -1 asks for
+            told = excerpt(value) if above else "the whole vocabulary"  # requested by -1
             return named(
                 f"Requested {SCORES[name]} logprobs of {told}, which is greater than max allowed: {high}",
                 path, value,
@@ -194,7 +194,7 @@ class Words(words.Words):
         return named(sentence, path) if tells else Invalid(sentence)
 
     def _value(self, place: str) -> Any:
-        """What stands in the body at a dotted place."""
+        """Return the value at a dotted path in the body."""
         value: Any = self._body
         for key in filter(None, place.split(".")):
             if isinstance(value, list):
@@ -211,13 +211,13 @@ WORDS = Words()
 
 
 def named(sentence: str, field: str, value: Any = None) -> Invalid:
-    """A refusal with the parameter behind it, and its value if that is told."""
+    """Return a refusal with the parameter appended, and its value unless it is None."""
     told = "" if value is None else f", value={excerpt(value)}"
     return Invalid(f"{sentence} (parameter={field}{told})", field=field)
 
 
 def unstopped(strings: Sequence[Any], cap: int) -> WrongType:
-    """More stop strings than the original takes: one string is none, and the list is too long."""
+    """Return the error for more stop strings than the original accepts: neither a string nor a short enough list."""
     message = f"List should have at most {cap} items after validation, not {len(strings)}"
     ctx = {"field_type": "List", "max_length": cap, "actual_length": len(strings)}
     return WrongType(
@@ -230,6 +230,7 @@ def unstopped(strings: Sequence[Any], cap: int) -> WrongType:
 
 
 def unsupported_media() -> Malformed:
+    """Return the error for a content type that is not JSON."""
     return Malformed("1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed")
 
 
@@ -244,7 +245,7 @@ def _entry(kind: str, place: str, message: str, value: Any, ctx: dict[str, Any] 
 
 
 def _summary(value: Any) -> Any:
-    """Something short in place of a value."""
+    """Return a short substitute for a long value."""
     match value:
         case dict():
             return f"<dict of {len(value)} items>"

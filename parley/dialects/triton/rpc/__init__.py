@@ -1,5 +1,5 @@
-"""Triton's API over gRPC: messages to what the dialect reads over HTTP, and its answers to messages.
+"""Triton's API over gRPC: translates messages to the inputs of the HTTP dialect, and its answers to messages.
 
-Only who serves gRPC imports this package; it needs protobuf. It knows no sockets, and nothing of what a call means:
-that is said once, for both ways in, by ``control``, ``infer`` and ``sampling``.
+Needs protobuf, so only code that serves gRPC imports it. Knows no sockets and no semantics of calls: ``control``,
+``infer`` and ``sampling`` of the HTTP dialect decide that for both transports.
 """

@@ -1,4 +1,4 @@
-"""What a server says of itself, over gRPC: each method asks what the HTTP dialect answers to the same question."""
+"""Server information and control over gRPC: each method forwards to the HTTP dialect's answer to the same call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from parley.dialects.triton.rpc.messages import HEALTH, INFERENCE, Message, fill
 from parley.errors import NotFound, UnknownModel
 
 Ask = Callable[[Message, Head, Facts], Message]
-LISTS = ("trace_level",)  # settings that are lists even of one value
+LISTS = ("trace_level",)  # settings that are lists even with one value
 
 SERVICE = "inference.GRPCInferenceService"
 QUESTION = HEALTH("HealthCheckRequest")
@@ -23,7 +23,7 @@ STATE = HEALTH("HealthCheckResponse")
 
 
 def _put(ask: control.Ask, head: Head, facts: Facts, body: dict[str, Any] | None = None, **path: str) -> Any:
-    """The HTTP dialect's answer; parts of the path that are empty were not given."""
+    """Return the HTTP dialect's answer, decoded. Empty parts of the path count as absent, except the model's name."""
     place = {part: value for part, value in path.items() if value or part == "model"}
     answer: Answer = ask(msgspec.json.encode(body) if body else b"", replace(head, path=place), facts)
     return told(answer)
@@ -33,14 +33,17 @@ def _put(ask: control.Ask, head: Head, facts: Facts, body: dict[str, Any] | None
 
 
 def live(message: Message, head: Head, facts: Facts) -> Message:
+    """Answer ``ServerLive``."""
     return filled("ServerLiveResponse", {"live": True})
 
 
 def ready(message: Message, head: Head, facts: Facts) -> Message:
+    """Answer ``ServerReady``."""
     return filled("ServerReadyResponse", {"ready": facts.ready})
 
 
 def check(message: Message, head: Head, facts: Facts) -> Message:
+    """Answer gRPC's health check. Raises NotFound for another service."""
     if message.service not in ("", SERVICE):
         raise NotFound("There is no such service.")
     return STATE(status="SERVING" if facts.ready else "NOT_SERVING")
@@ -50,10 +53,12 @@ def check(message: Message, head: Head, facts: Facts) -> Message:
 
 
 def server(message: Message, head: Head, facts: Facts) -> Message:
+    """Answer ``ServerMetadata``."""
     return filled("ServerMetadataResponse", _put(control.server, head, facts))
 
 
 def model_ready(message: Message, head: Head, facts: Facts) -> Message:
+    """Answer ``ModelReady``; an unknown model is not ready."""
     try:
         _put(control.metadata, head, facts, model=message.name, version=message.version)
     except UnknownModel:
@@ -63,17 +68,20 @@ def model_ready(message: Message, head: Head, facts: Facts) -> Message:
 
 
 def metadata(message: Message, head: Head, facts: Facts) -> Message:
+    """Answer ``ModelMetadata``. Raises UnknownModel."""
     answer = _put(control.metadata, head, facts, model=message.name, version=message.version)
     return filled("ModelMetadataResponse", answer)
 
 
 def config(message: Message, head: Head, facts: Facts) -> Message:
+    """Answer ``ModelConfig``. Raises UnknownModel."""
     answer = _put(control.config, head, facts, model=message.name, version=message.version)
-    told = {name: value for name, value in answer.items() if value not in ("", [], {})}  # absent is empty in a message
+    told = {name: value for name, value in answer.items() if value not in ("", [], {})}  # empty is absent in protobuf
     return filled("ModelConfigResponse", {"config": told})
 
 
 def statistics(message: Message, head: Head, facts: Facts) -> Message:
+    """Answer ``ModelStatistics``."""
     path = {"model": message.name, "version": message.version} if message.name else {}
     return filled("ModelStatisticsResponse", _put(control.statistics, head, facts, **path))
 
@@ -82,16 +90,19 @@ def statistics(message: Message, head: Head, facts: Facts) -> Message:
 
 
 def index(message: Message, head: Head, facts: Facts) -> Message:
+    """Answer ``RepositoryIndex``."""
     answer = _put(control.index, head, facts, {"ready": message.ready}, repo=message.repository_name)
     return filled("RepositoryIndexResponse", {"models": answer})
 
 
 def load(message: Message, head: Head, facts: Facts) -> Message:
+    """Answer ``RepositoryModelLoad``. Raises ParleyError if refused."""
     _repository(control.load, message, head, facts)
     return filled("RepositoryModelLoadResponse", {})
 
 
 def unload(message: Message, head: Head, facts: Facts) -> Message:
+    """Answer ``RepositoryModelUnload``. Raises ParleyError if refused."""
     _repository(control.unload, message, head, facts)
     return filled("RepositoryModelUnloadResponse", {})
 
@@ -105,6 +116,7 @@ def _repository(ask: control.Ask, message: Message, head: Head, facts: Facts) ->
 
 
 def trace(message: Message, head: Head, facts: Facts) -> Message:
+    """Answer ``TraceSetting``. Raises ParleyError if a change is refused."""
     wish: dict[str, Any] = {}
     for name, setting in message.settings.items():
         given = list(setting.value)
@@ -116,6 +128,7 @@ def trace(message: Message, head: Head, facts: Facts) -> Message:
 
 
 def log(message: Message, head: Head, facts: Facts) -> Message:
+    """Answer ``LogSettings``. Raises ParleyError if a change is refused."""
     answer = _put(control.log, head, facts, values(message.settings))
     kinds = {bool: "bool_param", int: "uint32_param", str: "string_param"}
     settings = {name: {kinds[type(value)]: value} for name, value in answer.items()}
@@ -126,14 +139,14 @@ def log(message: Message, head: Head, facts: Facts) -> Message:
 
 
 def _shared(kind: str) -> dict[str, Ask]:
-    """The methods for one kind of shared memory, of which there is none."""
+    """Return the methods for one kind of shared memory; none of it can be registered."""
 
     def status(message: Message, head: Head, facts: Facts) -> Message:
         _put(control.regions, head, facts, region=message.name)
         return filled(f"{kind}SharedMemoryStatusResponse", {})
 
     def register(message: Message, head: Head, facts: Facts) -> Message:
-        return _put(control.register, head, facts)  # refuses
+        return _put(control.register, head, facts)  # raises
 
     def unregister(message: Message, head: Head, facts: Facts) -> Message:
         _put(control.unregister, head, facts, region=message.name)
@@ -164,5 +177,5 @@ _QUESTIONS = {method.name: method.input_type.name for method in INFERENCE.servic
 
 
 def question(method: str) -> Any:
-    """The class of a method's message."""
+    """Return the class of a method's request message."""
     return INFERENCE(_QUESTIONS[method])

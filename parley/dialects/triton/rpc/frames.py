@@ -1,4 +1,4 @@
-"""The answers to a request of a stream as bytes, each behind its kind and length as gRPC has them. Pure."""
+"""Answers of a stream as bytes: each follows a header with its kind and length, as in gRPC. Pure."""
 
 from __future__ import annotations
 
@@ -11,29 +11,31 @@ HEAD = struct.Struct(">BI")
 
 
 class Failure(msgspec.Struct):
-    """An error in place of further answers: HTTP status and sentence."""
+    """An error that ends the answers: HTTP status and sentence."""
 
     status: int
     error: str
 
 
 def frame(message: bytes) -> bytes:
+    """Return a message as one frame."""
     return HEAD.pack(MESSAGE, len(message)) + message
 
 
 def failure(status: int, error: str) -> bytes:
+    """Return an error as one frame."""
     data = msgspec.json.encode(Failure(status, error))
     return HEAD.pack(FAILURE, len(data)) + data
 
 
 class Reader:
-    """Frames out of bytes that may be cut anywhere."""
+    """Splits bytes, which may be cut anywhere, into frames."""
 
     def __init__(self) -> None:
         self._data = b""
 
     def feed(self, data: bytes) -> list[bytes | Failure]:
-        """The messages that these bytes complete, or what ends them. Raises msgspec.MsgspecError."""
+        """Return the messages, or the error, that these bytes complete. Raises msgspec.MsgspecError."""
         data, found, at = self._data + data, list[bytes | Failure](), 0
         while len(data) - at >= HEAD.size:
             kind, size = HEAD.unpack_from(data, at)

@@ -1,7 +1,7 @@
-"""Inference over gRPC: a request's message as the document that HTTP's ``infer`` reads, and answers as messages.
+"""Inference over gRPC: turns a request message into the document that HTTP's ``infer`` reads, and answers to messages.
 
-Tensors come typed in the message or as bytes beside it; they leave as bytes. Every answer in a stream says whether
-it is the last one of its request.
+Input tensors are typed values in the message or separate raw bytes; output tensors are always raw bytes. Every answer
+in a stream says whether it is the last one of its request.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STREAMED = INFERENCE("ModelStreamInferResponse")
 FINAL = "triton_final_response"
 EMPTY_FINAL = "triton_enable_empty_final_response"
 
-# Which member of a message holds the elements of a type; 8 and 16 bits travel as 32, and half floats only as bytes.
+# The field that holds the elements of each type: 8 and 16 bits are sent as 32; half floats only as raw bytes.
 CONTENTS = {
     "BOOL": "bool_contents",
     **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
@@ -42,7 +42,7 @@ CONTENTS = {
 
 
 class Inference:
-    """One request and the messages that answer it: one if the client wants no stream, or ``whole``; else several."""
+    """One request and its answers: a single message with ``whole`` or if the client wants no stream, else several."""
 
     def __init__(self, asked: Asked, form: Form, *, whole: bool):
         self.request = asked.request
@@ -52,7 +52,7 @@ class Inference:
         self._outputs = Outputs(asked)
 
     def answer(self, events: Sequence[Event]) -> Message | None:
-        """The message that these events make, if any."""
+        """Return the message that these events produce, or None."""
         fresh = self._outputs.add(events)
         if not (self._outputs.ended if self._whole else fresh):
             return None
@@ -66,14 +66,15 @@ class Inference:
 
     @property
     def ended(self) -> bool:
+        """True if all sequences have ended."""
         return self._outputs.ended
 
 
 def read(message: Message, head: Head, *, whole: bool) -> Inference:
-    """What a request asks for. ``head`` has the path that the message names. Raises BadRequest, NotFound."""
+    """Read a request. ``head`` holds the path that ``path_parts_of`` returns. Raises BadRequest, NotFound."""
     versions.check(head.path)
     parameters = values(message.parameters)
-    if not isinstance(parameters.pop(EMPTY_FINAL, False), bool):  # the last answer here always has content
+    if not isinstance(parameters.pop(EMPTY_FINAL, False), bool):  # no effect: the last answer is never empty here
         raise Invalid(f"the parameter '{EMPTY_FINAL}' must be a bool_param", field=EMPTY_FINAL)
     model = head.path["model"]
     document = {
@@ -87,19 +88,19 @@ def read(message: Message, head: Head, *, whole: bool) -> Inference:
 
 
 def path(message: Message) -> dict[str, str]:
-    """The parts of the path that a request over HTTP would have had."""
+    """Return the path parts that a request over HTTP would have."""
     version = {"version": message.model_version} if message.model_version else {}
     return {"model": message.model_name} | version
 
 
 def streamed(response: Message, *, final: bool) -> Message:
-    """An answer as one of a stream."""
+    """Wrap an answer as a message of a stream."""
     response.parameters[FINAL].bool_param = final
     return STREAMED(infer_response=response)
 
 
 def failed(message: Message, sentence: str) -> Message:
-    """The end of a request in a stream that goes on."""
+    """Return the error message that ends one request of a stream; the stream itself continues."""
     response = RESPONSE(model_name=message.model_name, model_version=message.model_version, id=message.id)
     response.parameters[FINAL].bool_param = True
     return STREAMED(error_message=sentence, infer_response=response)
@@ -132,7 +133,7 @@ def _inputs(message: Message, model: str) -> list[dict[str, Any]]:
 
 
 def _elements(tensor: Message, model: str) -> list[Element]:
-    """The elements of a tensor that the message itself holds."""
+    """Return the elements of a tensor whose values are in the message itself. Raises Invalid."""
     member = CONTENTS.get(tensor.datatype, "")
     if tensor.datatype in TYPES and any(field.name != member for field, _ in tensor.contents.ListFields()):
         raise Invalid(

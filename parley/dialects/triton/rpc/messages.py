@@ -1,4 +1,4 @@
-"""The messages of both services by name, and parameters and answers as Python's values."""
+"""The messages of both services by name, and conversions of parameters and answers to Python values and back."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from parley.errors import ParleyError
 INFERENCE = Schema("inference.proto")
 HEALTH = Schema("health.proto")
 
-Message = Any  # an instance of one of their classes, which exist at run time only
+Message = Any  # an instance of a message class; the classes exist only at run time
 
 
 def plain(value: Message) -> Any:
-    """What a message holds that is one of several kinds of value; None if it holds none."""
+    """Return the value of a parameter message, whichever type it has; None if unset."""
     kind = value.WhichOneof("parameter_choice")
     return None if kind is None else getattr(value, kind)
 
 
 def values(parameters: Mapping[str, Message]) -> dict[str, Any]:
+    """Return parameters as Python values, by name."""
     return {name: plain(value) for name, value in parameters.items()}
 
 
 def told(answer: Answer) -> Any:
-    """What an answer of the HTTP dialect says; None if nothing. One that is no success is raised as ParleyError."""
+    """Decode an answer of the HTTP dialect; None if its body is empty. An error answer is raised as ParleyError."""
     value: Any = msgspec.json.decode(answer.body) if answer.body else None
     if answer.status != 200:
         error = ParleyError(value["error"])
@@ -39,5 +40,5 @@ def told(answer: Answer) -> Any:
 
 
 def filled(name: str, members: dict[str, Any]) -> Message:
-    """The message of that name with these members."""
+    """Return the named message with these members."""
     return ParseDict(members, INFERENCE(name)())

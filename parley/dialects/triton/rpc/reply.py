@@ -1,4 +1,4 @@
-"""A call as a request over HTTP: its message in, its answers out, alone or as frames."""
+"""A gRPC call in the form of an HTTP request: the message as body, the answers as one message or as frames."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ UNNAMED = "Request for unknown model: '' is not found"
 
 
 class InferenceReply(Reply):
+    """A reply in protobuf messages: frames in a stream, else one message."""
+
     type = TYPE
     media_type: ClassVar[str] = TYPE.decode()
     ping: ClassVar[bytes] = b""
@@ -36,27 +38,32 @@ class InferenceReply(Reply):
         self._answer: Message = None
 
     def chunk(self, events: Sequence[Event]) -> bytes:
+        """Return the frame that these events produce, if any."""
         answer = self._inference.answer(events)
         if answer is None:
             return b""
         return frame(infer.streamed(answer, final=self._inference.ended).SerializeToString())
 
     def end(self, usage: Usage) -> bytes:
+        """Return nothing: the last answer is marked as final."""
         return b""
 
     def fail(self, error: ParleyError) -> bytes:
+        """Return the error frame that ends the answers."""
         answer = answered(error)
         return failure(answer.status, msgspec.json.decode(answer.body)["error"])
 
     def add(self, events: Sequence[Event]) -> None:
+        """Keep the message that these events complete."""
         self._answer = self._answer or self._inference.answer(events)
 
     def body(self, usage: Usage) -> bytes:
+        """Return the message."""
         return bytes(self._answer.SerializeToString())
 
 
 def read(body: bytes, head: Head, *, stream: bool) -> InferenceReply:
-    """Raises BadRequest, NotFound."""
+    """Read a request message. Raises BadRequest, NotFound."""
     message = _parsed(infer.REQUEST, body)
     if not message.model_name:
         raise UnknownModel(UNNAMED)
@@ -65,7 +72,7 @@ def read(body: bytes, head: Head, *, stream: bool) -> InferenceReply:
 
 
 def ask(body: bytes, head: Head, facts: Facts) -> Answer:
-    """What a server says of itself, by the method that the path names. Raises ParleyError."""
+    """Answer the method that the path names. Raises ParleyError."""
     method = head.path["method"]
     if method not in control.CALLS:
         raise NotFound("There is no such method.")
@@ -74,7 +81,7 @@ def ask(body: bytes, head: Head, facts: Facts) -> Answer:
 
 
 def _parsed(kind: Any, body: bytes) -> Message:
-    """Raises Internal."""
+    """Parse a message of this class. Raises UnreadableInput."""
     try:
         return kind.FromString(body)
     except DecodeError:

@@ -1,7 +1,8 @@
-"""Message classes from a ``.proto`` file, at run time: nothing is generated, and no compiler is needed.
+"""Builds message classes from a ``.proto`` file at run time, without generated code or a compiler.
 
-Reads the part of the language that this package's files use. The classes live in a pool of their own, so that a client
-library in the same process, with its own copy of the protocol, is not disturbed. Knows nothing of any protocol.
+Reads the subset of the language that this package's files use. The classes live in a descriptor pool of their own, so
+that they do not collide with a client library in the same process that has its own copy of the protocol. Knows nothing
+of any protocol.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SCALARS = {
 
 
 class Schema:
-    """What one file defines. Calling it with a message's name gives the class, ``service`` the methods' descriptors."""
+    """The definitions of one file; a call returns a message's class."""
 
     def __init__(self, name: str):
         pool = DescriptorPool()
@@ -37,25 +38,28 @@ class Schema:
         self._file = pool.AddSerializedFile(_Reader(text).file(name).SerializeToString())
 
     def __call__(self, message: str) -> Any:
+        """Return the class of the named message."""
         return GetMessageClass(self._file.message_types_by_name[message])
 
     @property
     def messages(self) -> list[str]:
+        """The names of all messages."""
         return list(self._file.message_types_by_name)
 
     def service(self, name: str) -> tuple[str, list[Any]]:
-        """Its full name and its methods."""
+        """Return a service's full name and the descriptors of its methods."""
         service = self._file.services_by_name[name]
         return service.full_name, list(service.methods)
 
 
 class _Reader:
-    """The tokens of a file, and what they say. Types that are no scalars are left for the pool to look up."""
+    """Parses the tokens of a file. Types that are not scalars are left for the pool to resolve."""
 
     def __init__(self, text: str):
         self._tokens = iter([token for token in TOKEN.findall(text) if not token.startswith("//")])
 
     def file(self, name: str) -> FileDescriptorProto:
+        """Parse the whole file."""
         made = FileDescriptorProto(name=name, syntax="proto3")
         for word in self._tokens:
             match word:
@@ -79,7 +83,7 @@ class _Reader:
                 method.output_type, method.server_streaming = self._side()
 
     def _side(self) -> tuple[str, bool]:
-        """``( [stream] Type )``."""
+        """Parse ``( [stream] Type )``; return the type and whether it is a stream."""
         words = []
         while (word := self._next()) != ")":
             words.append(word)
@@ -105,14 +109,14 @@ class _Reader:
                     self._field(made, word)
 
     def _field(self, made: DescriptorProto, kind: str) -> FieldDescriptorProto:
-        """``name = number ;`` behind its type."""
+        """Parse ``name = number ;``, which follows the type."""
         field = made.field.add(name=self._next(), label=FieldDescriptorProto.LABEL_OPTIONAL)
         _type(field, kind)
         field.number = self._number()
         return field
 
     def _map(self, made: DescriptorProto) -> None:
-        """``< key , value > name = number ;``, which on the wire is a list of pairs."""
+        """Parse ``< key , value > name = number ;``, a list of pairs on the wire."""
         _, key, _, value, _ = (self._next() for _ in range(5))
         name = self._next()
         pair = made.nested_type.add(name=f"{name.title().replace('_', '')}Entry")
@@ -128,12 +132,12 @@ class _Reader:
             made.value.add(name=name, number=self._number())
 
     def _number(self) -> int:
-        """``= number ;``."""
+        """Parse ``= number ;``."""
         _, number, _ = (self._next() for _ in range(3))
         return int(number)
 
     def _block(self) -> Iterator[str]:
-        """The words that begin something between braces."""
+        """Yield the first word of each entry between braces."""
         self._next()
         while (word := self._next()) != "}":
             if word != ";":

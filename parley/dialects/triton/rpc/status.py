@@ -1,4 +1,4 @@
-"""What did not succeed, as gRPC says it. Imported only by those who serve gRPC."""
+"""Errors as gRPC statuses. Needs grpc, so only code that serves gRPC imports it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STATUSES = {
 
 
 class Refused(Exception):
-    """``fatal``: a stream does not go on after it."""
+    """An error to answer a call with. ``fatal``: it also ends a stream."""
 
     def __init__(self, code: grpc.StatusCode, message: str, *, fatal: bool = False):
         super().__init__(message)
@@ -29,10 +29,11 @@ class Refused(Exception):
 
 
 def status(number: int) -> grpc.StatusCode:
-    """That of an HTTP status."""
+    """Return the gRPC status code for an HTTP status."""
     return STATUSES.get(number, grpc.StatusCode.INTERNAL)
 
 
 def refused(error: ParleyError) -> Refused:
+    """Return an error as a gRPC error."""
     answer = errors.error(error)
     return Refused(status(answer.status), msgspec.json.decode(answer.body)["error"])

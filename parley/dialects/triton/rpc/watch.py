@@ -1,4 +1,4 @@
-"""Watching a server over gRPC. Knows the protocol's message, and not whose state it is."""
+"""Watching a service's health over gRPC. Knows the protocol's message, not where the state comes from."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from parley.dialects.triton.rpc import control
 from parley.dialects.triton.rpc.messages import Message
 from parley.errors import NotFound
 
-LOOK = 0.25  # seconds between two looks
+LOOK = 0.25  # seconds between two checks
 
 
 async def watch(look: Callable[[], Awaitable[Message]], write: Callable[[bytes], Awaitable[Any]]) -> None:
-    """Tell a service's state now and whenever it changes, until cancelled."""
+    """Send a service's state now and after every change, until cancelled."""
     told = None
     while True:
         try:
