@@ -84,7 +84,6 @@ KNOWING = {  # files that know an API by its name, and why
     "coordinator/config.py": "options",
     "settings/config.py": "options",
     "settings/kinds.py": "an example in the help of an option",
-    "serving/app.py": "options",
     "serving/options.py": "options",
     "boot/server.py": "options",
     "boot/parts.py": "options",

@@ -27,7 +27,7 @@ MAX_ID = 128  # characters of a request id in a header
 CAP = "max_new_tokens"  # a generation default that limits a member rather than filling it in
 GREEDY = 1e-5  # a lower temperature is treated as 0
 RULES = Rules(roles=(), reserve=1, best_of=False, fewest=0, shown=True, schemas=False, bare=True)
-FORMS = {"json_object": "json_object", "json_schema": "json", "structural_tag": "structural_tag"}  # type: kind
+FORMS = {"json_object": "json_object", "json_schema": "json", "structural_tag": "structural_tag"}  # by type
 UNTRUSTED_TEMPLATE = (
     "Chat template is passed with request, but --trust-request-chat-template is not set. Refused request with "
     "untrusted chat template."
