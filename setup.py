@@ -17,7 +17,7 @@ build = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(build)
 
 
-class Modules(build_py):
+class BuildModules(build_py):
     """Install the Python modules and kernel libraries: every level in a wheel, this CPU's best level in a checkout."""
 
     def run(self):
@@ -25,12 +25,12 @@ class Modules(build_py):
         editable = self.editable_mode
         folder = Path(__file__).parent / NATIVE if editable else Path(self.build_lib) / NATIVE
         try:
-            build.install(folder, build.usable()[:1] if editable else build.levels())
+            build.install_levels(folder, build.usable_levels()[:1] if editable else build.buildable_levels())
         except (build.BuildError, OSError) as error:
             self.announce(f"The kernels were not compiled, so parley will use torch's: {error}", level=3)
 
 
-class Wheel(bdist_wheel):
+class PlatformWheel(bdist_wheel):
     """Build a wheel for any Python 3, tagged with this platform if it holds libraries."""
 
     def get_tag(self):
@@ -39,4 +39,4 @@ class Wheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
-setup(cmdclass={"build_py": Modules, "bdist_wheel": Wheel})
+setup(cmdclass={"build_py": BuildModules, "bdist_wheel": PlatformWheel})

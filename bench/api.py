@@ -23,122 +23,122 @@ from pathlib import Path
 
 import msgspec
 import uvloop
-from meter import Meter, table
+from meter import Meter, cost_table
 
 from parley import wire
-from parley.boot.parts import Parts
-from parley.boot.server import Server, http, settle
+from parley.boot.parts import ServerParts
+from parley.boot.server import HttpServer, freeze_objects, uvicorn_config
 from parley.dialects.openai import completions
-from parley.disagg.kv.peer import Peer
-from parley.engine.fake import FAKE
-from parley.engine.messages import Cancel, Outputs, Ready, Submit, ToEngine
+from parley.disagg.kv.peer import KVPeer
+from parley.engine.fake import FAKE_MODEL
+from parley.engine.messages import CancelRequest, EngineReady, StepOutputs, SubmitRequest, ToEngine
 from parley.engine.protocol import Engine
 from parley.engine.remote import RemoteEngine
 from parley.engine.stream import StreamGroup
 from parley.serving import app, generate, handlers
 from parley.serving.generation import Generation
 from parley.serving.options import ServerOptions
-from parley.serving.request_metrics import Tally
-from parley.serving.served_model import Model
-from parley.text import Choice, Language
-from parley.types import Output, Settings, Stats, Work
+from parley.serving.request_metrics import RequestMetrics
+from parley.serving.served_model import ServedModel
+from parley.text import AnswerChoice, TextPipeline
+from parley.types import EngineOutput, EngineRequest, EngineStats, Settings
 from parley.web import logs
-from parley.web.connection import Cycle
+from parley.web.connection import HttpCycle
 from parley.web.exchange import Exchange
-from parley.web.http_protocol import Protocol
+from parley.web.http_protocol import LimitedHttpProtocol
 
-INFO = msgspec.structs.replace(FAKE, vocab_size=1 << 24)
+INFO = msgspec.structs.replace(FAKE_MODEL, vocab_size=1 << 24)
 PROMPT = 8
 REST = "event loop, sockets, tasks"
 LOADS = (("a request of one token", 1, False), ("a streamed token", 0, True))  # output 0: --output
 
 
-def spawn(work: Callable[..., None], *arguments: object) -> BaseProcess:
+def start_process(work: Callable[..., None], *arguments: object) -> BaseProcess:
     """Start a process that runs ``work``."""
     process = multiprocessing.get_context("spawn").Process(target=work, args=arguments, daemon=True)
     process.start()
     return process
 
 
-class Scripted(RemoteEngine):
+class ScriptedEngine(RemoteEngine):
     """The API process's end of a real engine connection, whose other end is a process without a model."""
 
     def __init__(self, settings: Settings, pause: float):
         super().__init__(settings)
         self._pause = pause
 
-    async def _spawn(self) -> asyncio.StreamReader:
-        ours, theirs = socket.socketpair()
-        spawn(answer, theirs, self._pause)
-        theirs.close()
-        reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._writer.write(wire.frame(self.settings))
+    async def _spawn_process(self) -> asyncio.StreamReader:
+        own_end, engine_end = socket.socketpair()
+        start_process(run_scripted_engine, engine_end, self._pause)
+        engine_end.close()
+        reader, self._writer = await asyncio.open_connection(sock=own_end)
+        self._writer.write(wire.encode_frame(self.settings))
         return reader
 
 
-def answer(sock: socket.socket, pause: float) -> None:
+def run_scripted_engine(sock: socket.socket, pause: float) -> None:
     """Play the engine: send one frame per step, ``pause`` seconds after the last."""
     decoder = msgspec.msgpack.Decoder(ToEngine)
-    wire.receive(sock, msgspec.msgpack.Decoder(Settings))
-    sock.sendall(wire.frame(Ready(INFO)))
+    wire.receive_frame(sock, msgspec.msgpack.Decoder(Settings))
+    sock.sendall(wire.encode_frame(EngineReady(INFO)))
     running: dict[str, list] = {}
     while True:
         while not running or select.select([sock], [], [], 0)[0]:
-            message = wire.receive(sock, decoder)
+            message = wire.receive_frame(sock, decoder)
             if message is None:
                 return
-            if isinstance(message, Submit):
-                running[message.work.id] = [message.work, 0]
-            elif isinstance(message, Cancel):
+            if isinstance(message, SubmitRequest):
+                running[message.request.id] = [message.request, 0]
+            elif isinstance(message, CancelRequest):
                 running.pop(message.id, None)
         time.sleep(pause)
-        outputs = [advance(entry) for entry in running.values()]
+        outputs = [next_output(entry) for entry in running.values()]
         for output in outputs:
-            if output.finish:
+            if output.finish_reason:
                 del running[output.id]
-        sock.sendall(wire.frame(Outputs(outputs, Stats(running=len(running)))))
+        sock.sendall(wire.encode_frame(StepOutputs(outputs, EngineStats(running=len(running)))))
 
 
-def advance(entry: list) -> Output:
+def next_output(entry: list) -> EngineOutput:
     """Return a request's next token, and finish it at its length."""
-    work: Work = entry[0]
+    work: EngineRequest = entry[0]
     token = work.token_ids[entry[1] % PROMPT]
     entry[1] += 1
-    return Output(work.id, 0, [token], finish="length" if entry[1] >= work.max_tokens else None)
+    return EngineOutput(work.id, 0, [token], finish_reason="length" if entry[1] >= work.max_tokens else None)
 
 
-def instrument(meter: Meter, parts: Parts) -> None:
+def instrument_api(meter: Meter, parts: ServerParts) -> None:
     """Charge the functions of the API process to the meter's names."""
-    meter.wrap(Protocol, "data_received", "HTTP: parse, start of the task")
-    for name in ("send", "part"):
-        meter.wrap(Cycle, name, "HTTP: write")
-    meter.wrap(Cycle, "receive", "HTTP: receive")
-    meter.wrap(app.App, "__call__", "app: route, key, limits")
-    meter.wrap(handlers, "generate", "life of a request")
-    meter.wrap(generate, "generate", "life of a request")
-    parts.handlers["generate"] = generate.generate
-    for name in ("__post_init__", "body", "while_connected", "answer", "write", "part"):
-        meter.wrap(Exchange, name, "exchange")
-    meter.wrap(completions, "decode", "JSON")
-    meter.wrap(completions.CompletionReply, "__init__", "validate")
+    meter.wrap_attribute(LimitedHttpProtocol, "data_received", "HTTP: parse, start of the task")
+    for name in ("send_message", "write_part"):
+        meter.wrap_attribute(HttpCycle, name, "HTTP: write")
+    meter.wrap_attribute(HttpCycle, "receive", "HTTP: receive")
+    meter.wrap_attribute(app.App, "__call__", "app: route, key, limits")
+    meter.wrap_attribute(handlers, "generate", "life of a request")
+    meter.wrap_attribute(generate, "generate", "life of a request")
+    parts.handlers["generate"] = generate.handle_generate
+    for name in ("__post_init__", "read_body", "while_connected", "send_response", "write_stream", "write_part"):
+        meter.wrap_attribute(Exchange, name, "exchange")
+    meter.wrap_attribute(completions, "decode", "JSON")
+    meter.wrap_attribute(completions.CompletionReply, "__init__", "validate")
     for name in ("chunk", "add", "body", "end"):
-        meter.wrap(completions.CompletionReply, name, "render")
-    meter.wrap(Language, "prepare", "tokenise")
-    for name in ("__init__", "begin", "feed", "_take", "close"):
-        meter.wrap(Generation, name, "generation")
-    meter.wrap(Choice, "__init__", "text: set up")
-    meter.wrap(Choice, "push", "text: detokenise, stop strings")
-    for name in ("submit", "tokens", "end", "close"):
-        meter.wrap(Tally, name, "metrics")
-    meter.wrap(app, "access", "access log")
-    meter.wrap(Engine, "submit", "submit")
-    for name in ("feed", "wake"):
-        meter.wrap(StreamGroup, name, "stream")
-    meter.wrap(Engine, "_deliver", "deliver")
-    meter.wrap(RemoteEngine, "_listen", "receive frames")
+        meter.wrap_attribute(completions.CompletionReply, name, "render")
+    meter.wrap_attribute(TextPipeline, "prepare", "tokenise")
+    for name in ("__init__", "submit_request", "feed_events", "_step_events", "close"):
+        meter.wrap_attribute(Generation, name, "generation")
+    meter.wrap_attribute(AnswerChoice, "__init__", "text: set up")
+    meter.wrap_attribute(AnswerChoice, "push", "text: detokenise, stop strings")
+    for name in ("record_submit", "record_tokens", "record_finish", "record_end"):
+        meter.wrap_attribute(RequestMetrics, name, "metrics")
+    meter.wrap_attribute(app, "access", "access log")
+    meter.wrap_attribute(Engine, "submit", "submit")
+    for name in ("feed_outputs", "wake_group"):
+        meter.wrap_attribute(StreamGroup, name, "stream")
+    meter.wrap_attribute(Engine, "_deliver", "deliver")
+    meter.wrap_attribute(RemoteEngine, "_listen", "receive frames")
 
 
-class Client(asyncio.Protocol):
+class ApiClient(asyncio.Protocol):
     """Sends requests one after the other on one connection, each after the end of the last response."""
 
     def __init__(self, requests: list[bytes], end: bytes):
@@ -148,9 +148,9 @@ class Client(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         self.transport = transport
-        self.ask()
+        self.send_next()
 
-    def ask(self) -> None:
+    def send_next(self) -> None:
         if self.requests:
             self.transport.write(self.requests.pop())
         else:
@@ -161,10 +161,10 @@ class Client(asyncio.Protocol):
         self.tail = self.tail[-64:] + data
         if self.tail.endswith(self.end):
             self.tail = b""
-            self.ask()
+            self.send_next()
 
 
-def ask(port: int, stream: bool, output: int, number: int) -> bytes:
+def encode_request(port: int, stream: bool, output: int, number: int) -> bytes:
     """Return the bytes of request ``number``."""
     body = {
         "model": "model",
@@ -179,65 +179,65 @@ def ask(port: int, stream: bool, output: int, number: int) -> bytes:
     return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
 
 
-def drive(*arguments: int) -> None:
+def run_clients(*arguments: int) -> None:
     """Run the clients; the main function of their process."""
-    uvloop.run(load(*arguments))
+    uvloop.run(send_requests(*arguments))
 
 
-async def load(port: int, clients: int, requests: int, output: int, stream: bool) -> None:
+async def send_requests(port: int, clients: int, requests: int, output: int, stream: bool) -> None:
     """Send ``requests`` requests over ``clients`` connections and wait for all responses."""
-    left = [ask(port, stream, output, number) for number in range(requests)]
+    left = [encode_request(port, stream, output, number) for number in range(requests)]
     end = b"0\r\n\r\n" if stream else b"}}"
     loop = asyncio.get_running_loop()
-    made = [await loop.create_connection(lambda: Client(left, end), "127.0.0.1", port) for _ in range(clients)]
+    made = [await loop.create_connection(lambda: ApiClient(left, end), "127.0.0.1", port) for _ in range(clients)]
     await asyncio.gather(*(client.done for _, client in made))
 
 
-def answers(options: argparse.Namespace, output: int, stream: bool) -> int:
+def count_answers(options: argparse.Namespace, output: int, stream: bool) -> int:
     """Return the number of requests, or of tokens for a stream, in a load."""
     length = output or options.output
     return max(options.clients, options.requests * 8 // length) * length if stream else options.requests
 
 
-async def loaded(
+async def measure_load(
     port: int, options: argparse.Namespace, output: int, stream: bool, meter: Meter | None = None
 ) -> float:
     """Return the microseconds of this thread per request or token of a load. The load runs once before, to warm up."""
     length, cost = output or options.output, 0.0
-    tokens = answers(options, output, stream)
+    tokens = count_answers(options, output, stream)
     for requests in (options.clients, tokens // length):
         if meter is not None:
             meter.clear()
         began = time.thread_time_ns()
-        clients = spawn(drive, port, options.clients, requests, length, stream)
+        clients = start_process(run_clients, port, options.clients, requests, length, stream)
         while clients.is_alive():
             await asyncio.sleep(0.02)
         cost = (time.thread_time_ns() - began) / tokens / 1e3
     return cost
 
 
-async def measure(options: argparse.Namespace) -> None:
+async def measure_api(options: argparse.Namespace) -> None:
     """Measure both loads, plain and instrumented, and print the table."""
     settings, server_options = Settings(model=str(options.model)), ServerOptions()
-    model = Model(("model",), settings, Scripted(settings, options.pause), server_options)
+    model = ServedModel(("model",), settings, ScriptedEngine(settings, options.pause), server_options)
     sock = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    parts = Parts(server_options, [model], Peer())
-    server = Server(http(server_options, parts.build()))
+    parts = ServerParts(server_options, [model], KVPeer())
+    server = HttpServer(uvicorn_config(server_options, parts.build_app()))
     serving = asyncio.create_task(server.serve(sockets=[sock]))
-    await model.load()
-    settle()
+    await model.load_engine()
+    freeze_objects()
     port = sock.getsockname()[1]
     meter = Meter()
-    whole = [await loaded(port, options, *kind) for _, *kind in LOADS]
-    instrument(meter, parts)
+    whole = [await measure_load(port, options, *kind) for _, *kind in LOADS]
+    instrument_api(meter, parts)
     columns = []
     for title, *kind in LOADS:
-        cost = await loaded(port, options, *kind, meter)
-        per = answers(options, *kind) * 1e3
+        cost = await measure_load(port, options, *kind, meter)
+        per = count_answers(options, *kind) * 1e3
         costs = {name: own / per for name, own in meter.own.items()}
         columns.append((title, costs | {REST: cost - meter.cost / per - sum(costs.values())}))
-    print(table(columns, "µs", whole))
-    await model.close()
+    print(cost_table(columns, "µs", whole))
+    await model.close_engine()
     server.should_exit = True
     await serving
 
@@ -250,8 +250,8 @@ def main() -> None:
     parser.add_argument("--output", type=int, default=64)
     parser.add_argument("--pause", type=float, default=0.002, help="seconds of an engine step")
     options = parser.parse_args()
-    logs.set_up("text")
-    uvloop.run(measure(options))
+    logs.set_up_logging("text")
+    uvloop.run(measure_api(options))
 
 
 if __name__ == "__main__":

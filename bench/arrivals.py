@@ -16,10 +16,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from parley.cli.client import Address
-from parley.cli.load import Connection, Load, Sample
-from parley.dialects.bench import Shape
-from parley.worker.simulated import Costs
+from parley.cli.client import ServerAddress
+from parley.cli.load import LoadConnection, LoadGenerator, RequestSample
+from parley.dialects.bench import LoadShape
+from parley.worker.simulated import SimulatedCosts
 
 LONGEST = 6000  # tokens of a prompt
 MOST = 1000  # of an output
@@ -40,7 +40,7 @@ class Trace:
     shared: int = 0
 
     @property
-    def mean(self) -> tuple[float, float]:
+    def mean_lengths(self) -> tuple[float, float]:
         """Mean prompt and output length, before the limits."""
         return self.prompt * math.exp(self.spread**2 / 2), self.output * math.exp(self.output_spread**2 / 2)
 
@@ -51,7 +51,7 @@ SHARED = replace(CODING, name="shared", groups=40, shared=2048)
 
 
 @dataclass(frozen=True)
-class Asked:
+class TimedRequest:
     """One request. ``at`` is its arrival time, in units of the mean interval between requests."""
 
     at: float
@@ -59,7 +59,7 @@ class Asked:
     output: int
 
 
-def requests(trace: Trace, count: int, pool: Sequence[int], seed: int, turn: int) -> Iterator[Asked]:
+def draw_requests(trace: Trace, count: int, pool: Sequence[int], seed: int, turn: int) -> Iterator[TimedRequest]:
     """Yield ``count`` requests of a trace. ``pool``: token ids for prompts. Turns share only the groups' prefixes."""
     rng, ids = random.Random(f"{trace.name} {seed}"), random.Random(f"{trace.name} {seed} {turn}")
     groups = [rng.choices(pool, k=trace.shared) for _ in range(trace.groups)]
@@ -67,7 +67,7 @@ def requests(trace: Trace, count: int, pool: Sequence[int], seed: int, turn: int
         prompt = min(LONGEST, max(4, round(rng.lognormvariate(math.log(trace.prompt), trace.spread))))
         output = min(MOST, max(2, round(rng.lognormvariate(math.log(trace.output), trace.output_spread))))
         begin = rng.choice(groups) if groups else []
-        yield Asked(at, begin + ids.choices(pool, k=prompt), output)
+        yield TimedRequest(at, begin + ids.choices(pool, k=prompt), output)
 
 
 @dataclass(frozen=True)
@@ -78,15 +78,15 @@ class Slo:
     tpot: float
 
     @classmethod
-    def of(cls, trace: Trace, costs: Costs, ttft: float, tpot: float) -> Slo:
+    def from_idle_times(cls, trace: Trace, costs: SimulatedCosts, ttft: float, tpot: float) -> Slo:
         """Return multiples of the times that an idle instance takes for a request of median length."""
         length = trace.prompt + trace.shared
-        alone = costs.batch(length) + costs.pair * length**2 / 2
-        return cls(ttft * alone, tpot * (costs.batch(1) + costs.context * length))
+        alone = costs.batch_seconds(length) + costs.pair * length**2 / 2
+        return cls(ttft * alone, tpot * (costs.batch_seconds(1) + costs.context * length))
 
 
 @dataclass
-class Seen:
+class RateResult:
     """The clients' measurements at one rate, of the requests that count. Times are on the cost model's clock."""
 
     rate: float
@@ -103,31 +103,33 @@ class Traffic:
 
     def __init__(self, port: int, speed: float):
         self.speed = speed
-        self._load = Load(Address("http", "127.0.0.1", port, ""), None, Shape("m", 1, TIMEOUT))
-        self._idle: list[Connection] = []
+        self._load = LoadGenerator(ServerAddress("http", "127.0.0.1", port, ""), None, LoadShape("m", 1, TIMEOUT))
+        self._idle: list[LoadConnection] = []
 
-    async def run(self, asked: Sequence[Asked], rate: float, slo: Slo) -> Seen:
+    async def send_at_rate(self, asked: Sequence[TimedRequest], rate: float, slo: Slo) -> RateResult:
         """Send the requests at ``rate`` per second of the cost model. Late ones are cancelled at the end."""
         written = []
         for each in asked:
-            self._load.shape = replace(self._load.shape, output=each.output)
-            written.append(self._load.request(each.prompt))
-        samples = [Sample(0.0) for _ in asked]
+            self._load.shape = replace(self._load.shape, output_tokens=each.output)
+            written.append(self._load.encode_request(each.prompt))
+        samples = [RequestSample(0.0) for _ in asked]
         begin = time.perf_counter()
         tasks = []
         for each, request, sample in zip(asked, written, samples, strict=True):
             await asyncio.sleep(begin + each.at / rate / self.speed - time.perf_counter())
-            tasks.append(asyncio.create_task(self._one(request, sample)))
+            tasks.append(asyncio.create_task(self._send_one(request, sample)))
         patience = (slo.ttft + slo.tpot * max(each.output for each in asked)) / self.speed
         await asyncio.wait(tasks, timeout=min(patience, 30.0))
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for sample in samples:
-            sample.read(self._load.api)
-        return self._judge(asked, samples, rate, slo)
+            sample.parse_events(self._load.api)
+        return self._judge_samples(asked, samples, rate, slo)
 
-    def _judge(self, asked: Sequence[Asked], samples: Sequence[Sample], rate: float, slo: Slo) -> Seen:
+    def _judge_samples(
+        self, asked: Sequence[TimedRequest], samples: Sequence[RequestSample], rate: float, slo: Slo
+    ) -> RateResult:
         counted = list(zip(asked, samples, strict=True))[len(asked) // STALE :]
         good, ttft, tpot = 0, [], []
         for each, sample in counted:
@@ -141,7 +143,7 @@ class Traffic:
             good += not sample.error and sample.tokens == each.output and first <= slo.ttft and further <= slo.tpot
         whole = [sample for _, sample in counted if sample.prompt_tokens]
         prompts = sum(sample.prompt_tokens for sample in whole)
-        return Seen(
+        return RateResult(
             rate,
             good / len(counted),
             ttft,
@@ -151,19 +153,19 @@ class Traffic:
             sum(sample.status not in (0, 200) for sample in samples),
         )
 
-    async def _one(self, request: bytes, sample: Sample) -> None:
+    async def _send_one(self, request: bytes, sample: RequestSample) -> None:
         sample.start = time.perf_counter()
-        connection: Connection | None = None
+        connection: LoadConnection | None = None
         try:
-            while self._idle and (connection is None or not connection.open):
+            while self._idle and (connection is None or not connection.is_open):
                 connection = self._idle.pop()
-            if connection is None or not connection.open:
-                connection = await self._load._connect()
-            await connection.send(request, sample)
+            if connection is None or not connection.is_open:
+                connection = await self._load._open_connection()
+            await connection.send_request(request, sample)
         except asyncio.CancelledError:
             sample.error = "late"
             if connection is not None:
                 connection.close()
             raise
-        if connection.open:
+        if connection.is_open:
             self._idle.append(connection)

@@ -33,19 +33,19 @@ class Panel:
     bars: Sequence[Bar]
 
 
-def draw(panels: Sequence[Panel]) -> str:
+def draw_chart(panels: Sequence[Panel]) -> str:
     """Return the SVG. Panels without bars are omitted."""
     parts: list[str] = []
     y = 0
     for panel in panels:
         if panel.bars:
-            parts += _panel(panel, y)
+            parts += _draw_panel(panel, y)
             y += HEAD + len(panel.bars) * (BAR + GAP) + GAP
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {max(y, 1)}" width="{WIDTH}"'
     return "\n".join([f'{head} font-family="sans-serif" font-size="13">', *parts, "</svg>", ""])
 
 
-def _panel(panel: Panel, y: int) -> list[str]:
+def _draw_panel(panel: Panel, y: int) -> list[str]:
     full = max(max(bar.high, bar.value) for bar in panel.bars) or 1.0
     scale = (WIDTH - NAMES - VALUES) / full
     parts = [f'<text x="0" y="{y + HEAD - 12}" fill="{TEXT}" font-weight="bold">{escape(panel.title)}</text>']
@@ -58,11 +58,11 @@ def _panel(panel: Panel, y: int) -> list[str]:
             f'fill="{OURS if bar.ours else OTHERS}"/>',
             f'<line x1="{NAMES + scale * bar.low:.1f}" x2="{NAMES + scale * bar.high:.1f}" y1="{middle:g}" '
             f'y2="{middle:g}" stroke="{LINE}" stroke-width="2"/>',
-            f'<text x="{end + 6:.1f}" y="{middle + 4.5:g}" fill="{TEXT}">{number(bar.value)}</text>',
+            f'<text x="{end + 6:.1f}" y="{middle + 4.5:g}" fill="{TEXT}">{format_number(bar.value)}</text>',
         ]
     return parts
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """Return a number with three significant digits and thousands separators."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -25,13 +25,13 @@ from statistics import median
 
 import msgspec
 import uvloop
-from arrivals import CHAT, CODING, SHARED, Asked, Seen, Slo, Trace, Traffic, requests
-from fleet import Setup, cluster
-from loads import vocabulary
-from report import table
+from arrivals import CHAT, CODING, SHARED, RateResult, Slo, TimedRequest, Trace, Traffic, draw_requests
+from fleet import Setup, run_cluster
+from loads import word_tokens
+from report import markdown_table
 
 from parley import demo
-from parley.worker.simulated import Costs, read
+from parley.worker.simulated import SimulatedCosts, read_costs
 
 COSTS = Path(__file__).parent / "costs"
 ENOUGH = 0.9  # share of the requests that must be in time
@@ -41,45 +41,47 @@ LEVELS = {"tight": 2.0, "loose": 5.0}  # the same for TPOT
 
 
 @dataclass(frozen=True)
-class Result:
+class GoodputResult:
     """``rate``: requests per second of the cost model. ``sign`` is ">" if no rate that was tried was too high, "<" if
     all were. ``at``: the measurements at the highest rate that was not too high, or at the lowest."""
 
     rate: float
     sign: str
-    at: Seen
+    at: RateResult
 
 
-class Bench:
+class ClusterBench:
     """Runs setups under the options of the command line."""
 
-    def __init__(self, costs: Costs, options: argparse.Namespace):
+    def __init__(self, costs: SimulatedCosts, options: argparse.Namespace):
         self.costs, self.options = costs, options
-        self.pool = vocabulary(Path(demo.folder()))
+        self.pool = word_tokens(Path(demo.model_folder()))
 
-    def asked(self, trace: Trace, turn: int) -> list[Asked]:
+    def trace_requests(self, trace: Trace, turn: int) -> list[TimedRequest]:
         """Return the requests of a turn; turn 0 warms up."""
         count = self.options.requests if turn else self.options.warm
-        return list(requests(trace, count, self.pool, self.options.seed, turn))
+        return list(draw_requests(trace, count, self.pool, self.options.seed, turn))
 
-    def guess(self, trace: Trace) -> float:
+    def estimate_rate(self, trace: Trace) -> float:
         """Return a rate that the instances might sustain."""
-        costs, (prompt, output) = self.costs, trace.mean
-        each = costs.batch(2048) / 2048 * prompt + (costs.batch(32) / 32 + costs.context * prompt) * output
+        costs, (prompt, output) = self.costs, trace.mean_lengths
+        each = (
+            costs.batch_seconds(2048) / 2048 * prompt + (costs.batch_seconds(32) / 32 + costs.context * prompt) * output
+        )
         return 0.7 * self.options.instances / each
 
-    async def goodput(self, setup: Setup, trace: Trace, slo: Slo) -> Result:
+    async def search_goodput(self, setup: Setup, trace: Trace, slo: Slo) -> GoodputResult:
         """Search the highest rate with enough requests in time."""
-        low: Seen | None = None
-        high: Seen | None = None
-        rate = self.guess(trace)
-        async with cluster(setup, self.costs, slo.tpot) as running:
+        low: RateResult | None = None
+        high: RateResult | None = None
+        rate = self.estimate_rate(trace)
+        async with run_cluster(setup, self.costs, slo.tpot) as running:
             traffic = Traffic(running.port, self.costs.speed)
-            await traffic.run(self.asked(trace, 0), rate / 2, slo)
+            await traffic.send_at_rate(self.trace_requests(trace, 0), rate / 2, slo)
             for turn in range(1, self.options.probes + 1):
-                seen = await traffic.run(self.asked(trace, turn), rate, slo)
+                seen = await traffic.send_at_rate(self.trace_requests(trace, turn), rate, slo)
                 if self.options.verbose:
-                    print(f"  {setup.name}: {said(seen)}", flush=True)
+                    print(f"  {setup.name}: {describe_rate(seen)}", flush=True)
                 if seen.good >= ENOUGH:
                     low, rate = seen, math.sqrt(rate * high.rate) if high else rate * STEP
                 else:
@@ -87,25 +89,25 @@ class Bench:
         near = low or high
         assert near is not None
         if low is None or high is None:
-            return Result(near.rate, ">" if low else "<", near)
+            return GoodputResult(near.rate, ">" if low else "<", near)
         part = (low.good - ENOUGH) / max(1e-9, low.good - high.good)
-        return Result(low.rate * (high.rate / low.rate) ** part, "", near)
+        return GoodputResult(low.rate * (high.rate / low.rate) ** part, "", near)
 
-    async def at(self, setup: Setup, trace: Trace, slo: Slo, rate: float) -> Seen:
+    async def measure_at_rate(self, setup: Setup, trace: Trace, slo: Slo, rate: float) -> RateResult:
         """Return the clients' measurements at one rate."""
-        async with cluster(setup, self.costs, slo.tpot) as running:
+        async with run_cluster(setup, self.costs, slo.tpot) as running:
             traffic = Traffic(running.port, self.costs.speed)
-            await traffic.run(self.asked(trace, 0), rate / 2, slo)
-            return await traffic.run(self.asked(trace, 1), rate, slo)
+            await traffic.send_at_rate(self.trace_requests(trace, 0), rate / 2, slo)
+            return await traffic.send_at_rate(self.trace_requests(trace, 1), rate, slo)
 
 
-def said(seen: Seen) -> str:
+def describe_rate(seen: RateResult) -> str:
     """Return one line of text about a rate."""
     times = [f"{median(each):.3f}" if each else "-" for each in (seen.ttft, seen.tpot)]
     return f"{seen.rate:.2f}/s: {seen.good:.0%} in time, TTFT {times[0]} s, TPOT {times[1]} s, {seen.errors} refused"
 
 
-def splits(instances: int, quick: bool, trace: Trace) -> list[tuple[int, int]]:
+def role_splits(instances: int, quick: bool, trace: Trace) -> list[tuple[int, int]]:
     """Return the numbers of P and D to try; the quick run has only the one that fits the trace."""
     if quick:
         p = instances - 1 if trace.output < 50 else instances // 2
@@ -113,59 +115,61 @@ def splits(instances: int, quick: bool, trace: Trace) -> list[tuple[int, int]]:
     return [(p, instances - p) for p in range(instances - 1, 0, -1)]
 
 
-async def goodput(bench: Bench, traces: Iterable[Trace], levels: Iterable[str]) -> None:
+async def compare_goodput(bench: ClusterBench, traces: Iterable[Trace], levels: Iterable[str]) -> None:
     """Print the goodput of each setup, trace and time limit."""
     n = bench.options.instances
     lines = []
     for trace in traces:
         for level in levels:
-            slo = Slo.of(trace, bench.costs, TTFT, LEVELS[level])
+            slo = Slo.from_idle_times(trace, bench.costs, TTFT, LEVELS[level])
             setups = [Setup(None, n), Setup(None, n, whole=True)]
-            setups += [Setup(ratio, n) for ratio in splits(n, bench.options.quick, trace)]
+            setups += [Setup(ratio, n) for ratio in role_splits(n, bench.options.quick, trace)]
             base = 0.0
             for setup in setups:
-                found = await bench.goodput(setup, trace, slo)
+                found = await bench.search_goodput(setup, trace, slo)
                 base = base or found.rate
                 shown = f"{found.sign}{found.rate:.2f}", f"{found.sign}{found.rate / base:.2f}"
                 lines.append([trace.name, f"{slo.ttft:.2f} / {slo.tpot * 1e3:.0f}", setup.name, *shown,
-                              f"{found.at.good:.0%}", *times(found.at)])  # fmt: skip
+                              f"{found.at.good:.0%}", *format_times(found.at)])  # fmt: skip
                 print(" | ".join(lines[-1]), flush=True)
     head = ["Trace", "SLO: TTFT s / TPOT ms", "Instances", "Goodput, req/s", "of mixed", "in time next to it", *TIMES]
-    print("\n" + table(head, lines) + "\n", flush=True)
+    print("\n" + markdown_table(head, lines) + "\n", flush=True)
 
 
-async def modes(bench: Bench, traces: Iterable[Trace]) -> None:
+async def compare_modes(bench: ClusterBench, traces: Iterable[Trace]) -> None:
     """Compare separate = always, auto, never, at rates near the cluster's capacity."""
     lines, n = [], bench.options.instances
     for trace in traces:
-        slo = Slo.of(trace, bench.costs, TTFT, LEVELS["tight"])
+        slo = Slo.from_idle_times(trace, bench.costs, TTFT, LEVELS["tight"])
         for rate in (0.5, 1.0):
             for mode in ("always", "auto", "never"):
-                seen = await bench.at(Setup(splits(n, True, trace)[0], n, mode), trace, slo, rate * bench.guess(trace))
-                lines.append([trace.name, mode, f"{seen.rate:.2f}", f"{seen.good:.0%}", *times(seen)])
+                seen = await bench.measure_at_rate(
+                    Setup(role_splits(n, True, trace)[0], n, mode), trace, slo, rate * bench.estimate_rate(trace)
+                )
+                lines.append([trace.name, mode, f"{seen.rate:.2f}", f"{seen.good:.0%}", *format_times(seen)])
                 print(" | ".join(lines[-1]), flush=True)
-    print("\n" + table(["Trace", "separate", "req/s", "in time", *TIMES], lines) + "\n", flush=True)
+    print("\n" + markdown_table(["Trace", "separate", "req/s", "in time", *TIMES], lines) + "\n", flush=True)
 
 
-async def affinity(bench: Bench) -> None:
+async def compare_affinity(bench: ClusterBench) -> None:
     """Compare prefix-aware routing with routing by load alone, on prompts with shared prefixes."""
     lines, n = [], bench.options.instances
-    slo = Slo.of(SHARED, bench.costs, TTFT, LEVELS["tight"])
-    for ratio in (None, splits(n, True, SHARED)[0]):
+    slo = Slo.from_idle_times(SHARED, bench.costs, TTFT, LEVELS["tight"])
+    for ratio in (None, role_splits(n, True, SHARED)[0]):
         for algorithm in ("predicted", "load_balance"):
             setup = Setup(ratio, n, algorithm=algorithm)
-            seen = await bench.at(setup, SHARED, slo, bench.guess(CODING))
+            seen = await bench.measure_at_rate(setup, SHARED, slo, bench.estimate_rate(CODING))
             lines.append([setup.name, algorithm, f"{seen.rate:.2f}", f"{seen.cached:.0%}", f"{seen.good:.0%}",
-                          *times(seen)])  # fmt: skip
+                          *format_times(seen)])  # fmt: skip
             print(" | ".join(lines[-1]), flush=True)
     head = ["Instances", "algorithm_type", "req/s", "prompts cached", "in time", *TIMES]
-    print("\n" + table(head, lines) + "\n", flush=True)
+    print("\n" + markdown_table(head, lines) + "\n", flush=True)
 
 
 TIMES = ["TTFT p50 / p90, s", "TPOT p50 / p90, ms"]
 
 
-def times(seen: Seen) -> list[str]:
+def format_times(seen: RateResult) -> list[str]:
     """Return the spread of TTFT and TPOT as text."""
 
     def spread(values: list[float], scale: float, digits: int) -> str:
@@ -179,18 +183,18 @@ def times(seen: Seen) -> list[str]:
 
 
 async def main(options: argparse.Namespace) -> None:
-    costs = read(str(COSTS / f"{options.costs}.toml"))
+    costs = read_costs(str(COSTS / f"{options.costs}.toml"))
     if options.speed:
         costs = msgspec.structs.replace(costs, speed=options.speed)
-    bench = Bench(costs, options)
+    bench = ClusterBench(costs, options)
     print(f"{options.instances} instances by the cost model {options.costs}, {costs.speed:g} of its seconds in one; "
           f"{options.requests} requests for each rate\n", flush=True)  # fmt: skip
     if "goodput" in options.parts:
-        await goodput(bench, (CODING, CHAT), ["tight"] if options.quick else list(LEVELS))
+        await compare_goodput(bench, (CODING, CHAT), ["tight"] if options.quick else list(LEVELS))
     if "modes" in options.parts:
-        await modes(bench, (CODING, CHAT))
+        await compare_modes(bench, (CODING, CHAT))
     if "affinity" in options.parts:
-        await affinity(bench)
+        await compare_affinity(bench)
 
 
 if __name__ == "__main__":
@@ -205,8 +209,8 @@ if __name__ == "__main__":
     parser.add_argument("--speed", type=float)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--verbose", action="store_true")
-    given = parser.parse_args()
-    given.parts = given.parts or (["goodput"] if given.quick else ["goodput", "modes", "affinity"])
-    given.requests = given.requests or (80 if given.quick else 240)
-    given.probes = given.probes or (3 if given.quick else 4)
-    uvloop.run(main(given))
+    options = parser.parse_args()
+    options.parts = options.parts or (["goodput"] if options.quick else ["goodput", "modes", "affinity"])
+    options.requests = options.requests or (80 if options.quick else 240)
+    options.probes = options.probes or (3 if options.quick else 4)
+    uvloop.run(main(options))

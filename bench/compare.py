@@ -15,13 +15,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from contest import Contestant, Failed
+from contest import Contestant, ContestantFailed
 from install import MODELS, ROOT
-from limits import Limits, measure
-from loads import LOADS, START, Mix, vocabulary
-from machine import Clock, describe, wait_quiet
+from limits import Limits, measure_limits
+from loads import LOADS, START, LoadMix, word_tokens
+from machine import CpuClock, describe_machine, wait_quiet
 from peers import PEERS, tcmalloc
-from results import Turn, append, plan, read
+from results import Turn, append_record, plan_turns, read_records
 
 from parley.native import library
 
@@ -29,12 +29,12 @@ AROUND = 2.5  # estimated seconds per load for measuring the machine and waiting
 LONGEST = 30.0  # seconds to wait for a quiet machine, each time
 
 
-def estimate(todo: list[Turn]) -> float:
+def estimate_seconds(todo: list[Turn]) -> float:
     """Return the approximate seconds that all turns take."""
     return sum(PEERS[turn.peer].start + 10 + sum(LOADS[load].seconds + AROUND for load in turn.loads) for turn in todo)
 
 
-class Run:
+class TurnRunner:
     """Runs turns. ``patience``: total seconds to spend on waiting for a quiet machine.
 
     ``few``: at most this many requests of each load, with 8 tokens each, to check that everything works.
@@ -45,55 +45,56 @@ class Run:
         self.patience = patience
         self.few = few
 
-    def take(self, turn: Turn) -> bool:
+    def run_turn(self, turn: Turn) -> bool:
         """Run one contestant's turn. Return whether it succeeded."""
         peer = PEERS[turn.peer]
         head = {"peer": turn.peer, "turn": turn.number}
         try:
-            self.wait(None)
+            self.wait_for_quiet(None)
             contestant = Contestant(peer, self.out.parent / "log" / f"{turn.peer}.log")
             try:
-                contestant.pool = vocabulary(MODELS / peer.model)
-                append(
-                    self.out, {"kind": "ready", **head, "seconds": contestant.seconds, "memory": contestant.memory()}
+                contestant.pool = word_tokens(MODELS / peer.model)
+                append_record(
+                    self.out,
+                    {"kind": "ready", **head, "seconds": contestant.seconds, "memory": contestant.memory_bytes()},
                 )
-                contestant.run(self.cut(START), f"start {turn.number}")
-                around = measure()
+                contestant.run_load(self.reduce_mix(START), f"start {turn.number}")
+                around = measure_limits()
                 for load in turn.loads:
-                    record, around = self.load(contestant, load, turn.number, around)
-                    append(self.out, {"kind": "load", **head, "load": load, **record})
-                append(self.out, {"kind": "end", **head, "memory": contestant.memory()})
+                    record, around = self.run_load(contestant, load, turn.number, around)
+                    append_record(self.out, {"kind": "load", **head, "load": load, **record})
+                append_record(self.out, {"kind": "end", **head, "memory": contestant.memory_bytes()})
             finally:
                 contestant.stop()
-        except (Failed, OSError) as error:
-            append(self.out, {"kind": "failed", **head, "reason": str(error)})
+        except (ContestantFailed, OSError) as error:
+            append_record(self.out, {"kind": "failed", **head, "reason": str(error)})
             print(f"  {turn.peer}: {error}", file=sys.stderr, flush=True)
             return False
         return True
 
-    def wait(self, pid: int | None) -> float:
+    def wait_for_quiet(self, pid: int | None) -> float:
         """Wait for a quiet machine, within the remaining patience. Return the cores that other programs use."""
         began = time.monotonic()
         used = wait_quiet(pid, min(self.patience, LONGEST))
         self.patience = max(0.0, self.patience - (time.monotonic() - began - 1))
         return used
 
-    def load(self, contestant: Contestant, name: str, turn: int, before: Limits) -> tuple[dict[str, Any], Limits]:
+    def run_load(self, contestant: Contestant, name: str, turn: int, before: Limits) -> tuple[dict[str, Any], Limits]:
         """Run one load. Return its record with the machine's limits before and after, and the limits after, which the
         next load uses."""
-        waited = self.wait(contestant.process.pid)
-        clock = Clock.read(contestant.process.pid)
-        result = contestant.run(self.cut(LOADS[name]), f"{name} {turn}")
-        later = Clock.read(contestant.process.pid)
-        after = measure()
+        waited = self.wait_for_quiet(contestant.process.pid)
+        clock = CpuClock.read_clock(contestant.process.pid)
+        result = contestant.run_load(self.reduce_mix(LOADS[name]), f"{name} {turn}")
+        later = CpuClock.read_clock(contestant.process.pid)
+        after = measure_limits()
         for reason, count in result["reasons"].items():
             print(f"  {count} requests failed: {reason}", file=sys.stderr, flush=True)
-        noise = {"others_before": waited, "others": clock.others(later), "taken": clock.taken(later)}
+        noise = {"others_before": waited, "others": clock.others_cores(later), "taken": clock.stolen_cores(later)}
         rates = {"before": dataclasses.asdict(before), "after": dataclasses.asdict(after)}
         print(f"  {name:9} {result['requests_per_second']:8.2f} req/s  others {noise['others']:.2f}", flush=True)
         return {**noise, **rates, "result": result}, after
 
-    def cut(self, mix: Mix) -> Mix:
+    def reduce_mix(self, mix: LoadMix) -> LoadMix:
         """Return the load, reduced if ``few`` is set."""
         if self.few is None:
             return mix
@@ -101,7 +102,7 @@ class Run:
         return dataclasses.replace(mix, requests=least, clients=min(least, mix.clients), output=min(8, mix.output))
 
 
-def commit() -> str:
+def parley_version() -> str:
     """Return the version of parley, from git."""
     done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT.parent, capture_output=True, text=True)
     return done.stdout.strip()
@@ -119,26 +120,26 @@ def main() -> int:
     options = parser.parse_args()
     present = {}
     for name in options.only:
-        if PEERS[name].absent:
-            print(f"{name} is skipped: {PEERS[name].absent}. make bench-peers makes it.", file=sys.stderr)
+        if PEERS[name].missing_file:
+            print(f"{name} is skipped: {PEERS[name].missing_file}. make bench-peers makes it.", file=sys.stderr)
         elif loads := [load for load in PEERS[name].loads if load in options.loads]:
             present[name] = loads
-    todo = plan(read(options.out), present, options.turns)
-    print(f"{len(todo)} starts, about {estimate(todo) / 60:.0f} minutes", flush=True)
+    todo = plan_turns(read_records(options.out), present, options.turns)
+    print(f"{len(todo)} starts, about {estimate_seconds(todo) / 60:.0f} minutes", flush=True)
     if todo:
-        with_what = {"parley": commit(), "tcmalloc": bool(tcmalloc()), "when": time.strftime("%Y-%m-%d")}
-        append(options.out, {"kind": "machine", **describe(), **with_what})
-    run = Run(options.out, options.patience, options.few)
-    library.load()  # compile now if necessary, and not while a start is timed
+        with_what = {"parley": parley_version(), "tcmalloc": bool(tcmalloc()), "when": time.strftime("%Y-%m-%d")}
+        append_record(options.out, {"kind": "machine", **describe_machine(), **with_what})
+    run = TurnRunner(options.out, options.patience, options.few)
+    library.load_kernels()  # compile now if necessary, and not while a start is timed
     failed = 0
     end = time.monotonic() + options.minutes * 60
     for number, turn in enumerate(todo):
         if time.monotonic() > end:
             print(f"{len(todo) - number} starts are left for the next run.", file=sys.stderr)
             break
-        left = estimate(todo[number:]) / 60
+        left = estimate_seconds(todo[number:]) / 60
         print(f"turn {turn.number + 1}, {turn.peer} ({left:.0f} minutes left)", flush=True)
-        failed += not run.take(turn)
+        failed += not run.run_turn(turn)
     return 1 if failed else 0
 
 

@@ -17,17 +17,17 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from loads import Driver, Mix, prompts
-from machine import memory
+from loads import LoadDriver, LoadMix, draw_prompts
+from machine import tree_memory
 from peers import Peer
 
-from parley.cli.load import Sample, summary
-from parley.dialects.bench import Shape
+from parley.cli.load import RequestSample, summarize_load
+from parley.dialects.bench import LoadShape
 
 STARTING = 900.0  # seconds; compilation takes long on a busy machine
 
 
-class Failed(Exception):
+class ContestantFailed(Exception):
     """The contestant did not start, or it exited. The message is one sentence."""
 
 
@@ -40,7 +40,7 @@ class Contestant:
             port: int = sock.getsockname()[1]
         self.peer = peer
         self.pool: list[int] = []
-        self._driver = Driver(port)
+        self._driver = LoadDriver(port)
         log.parent.mkdir(parents=True, exist_ok=True)
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", **peer.env}
         began = time.perf_counter()
@@ -54,63 +54,63 @@ class Contestant:
                 start_new_session=True,
             )
         try:
-            self._wait(f"http://127.0.0.1:{port}{peer.ready}", began + STARTING)
+            self._wait_until_ready(f"http://127.0.0.1:{port}{peer.ready}", began + STARTING)
         except BaseException:
             self.stop()
             raise
         self.seconds = time.perf_counter() - began
 
-    def _wait(self, url: str, deadline: float) -> None:
-        while not self._ready(url):
+    def _wait_until_ready(self, url: str, deadline: float) -> None:
+        while not self._is_ready(url):
             if self.process.poll() is not None:
-                raise Failed(f"it exited with {self.process.returncode} before it was ready")
+                raise ContestantFailed(f"it exited with {self.process.returncode} before it was ready")
             if time.perf_counter() > deadline:
-                raise Failed(f"it was not ready within {STARTING:g} s")
+                raise ContestantFailed(f"it was not ready within {STARTING:g} s")
             time.sleep(0.02)
 
-    def _ready(self, url: str) -> bool:
+    def _is_ready(self, url: str) -> bool:
         if not self.peer.ready:
-            return bool(self._line())
+            return bool(self._read_line())
         try:
             with urllib.request.urlopen(url, timeout=5) as answer:
                 return bool(answer.status == 200)
         except (urllib.error.URLError, OSError):
             return False
 
-    def _line(self) -> Any:
+    def _read_line(self) -> Any:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         return json.loads(line) if line else None
 
-    def memory(self) -> int:
+    def memory_bytes(self) -> int:
         """Return the bytes of all its processes."""
-        return memory(self.process.pid)
+        return tree_memory(self.process.pid)
 
-    def run(self, mix: Mix, seed: str) -> dict[str, Any]:
+    def run_load(self, mix: LoadMix, seed: str) -> dict[str, Any]:
         """Run a load. Return a summary as that of ``parley bench``. Raises Failed if the contestant exits."""
-        result = self._driver.run(mix, self.pool, seed) if self.peer.ready else self._work(mix, seed)
+        result = self._driver.run_mix(mix, self.pool, seed) if self.peer.ready else self._run_worker_load(mix, seed)
         if self.process.poll() is not None:
-            raise Failed(f"it exited with {self.process.returncode} under load")
+            raise ContestantFailed(f"it exited with {self.process.returncode} under load")
         return result
 
-    def _work(self, mix: Mix, seed: str) -> dict[str, Any]:
-        _, counted = prompts(mix, self.pool, seed)
+    def _run_worker_load(self, mix: LoadMix, seed: str) -> dict[str, Any]:
+        _, counted = draw_prompts(mix, self.pool, seed)
         order = {"prompts": counted, "clients": mix.clients, "output": mix.output}
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps(order).encode() + b"\n")
             self.process.stdin.flush()
         except OSError as error:
-            raise Failed(f"it no longer takes orders ({error})") from None
-        if (told := self._line()) is None:
-            raise Failed("it exited under load")
+            raise ContestantFailed(f"it no longer takes orders ({error})") from None
+        if (told := self._read_line()) is None:
+            raise ContestantFailed("it exited under load")
         samples = [
-            Sample(
+            RequestSample(
                 one["start"], one["end"], 200, arrivals=one["arrivals"], prompt_tokens=len(prompt), tokens=mix.output
             )
             for one, prompt in zip(told["requests"], counted, strict=True)
         ]
-        return summary(samples, told["seconds"], mix.clients, Shape("m", mix.output, 0))
+        return summarize_load(samples, told["seconds"], mix.clients, LoadShape("m", mix.output, 0))
 
     def stop(self) -> None:
         """Interrupt the contestant and its children, then kill those that remain."""

@@ -27,7 +27,7 @@ from statistics import median
 
 import httptools
 import uvloop
-from fleet import cpu, free, ready, resident
+from fleet import cpu_seconds, free_port, resident_bytes, wait_until_ready
 
 TICK, SLOW = 0.02, 0.1
 SHORT, LONG = 2, 102
@@ -55,14 +55,14 @@ class Instance(asyncio.Protocol):
         self.parser.feed_data(data)
 
     def on_message_begin(self) -> None:
-        self.url, self.id = b"", b""
+        self.url, self.request_id = b"", b""
 
     def on_url(self, url: bytes) -> None:
         self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if name == b"req-id":
-            self.id = value
+            self.request_id = value
 
     def on_message_complete(self) -> None:
         if self.url.startswith(b"/dresult?"):
@@ -71,25 +71,25 @@ class Instance(asyncio.Protocol):
         elif self.url == b"/v1/status":
             role = {"service": {"roleStatus": "RoleReady", "currentRole": "mixed"}, "resource": {}}
             own = {"models": ["m"], "epoch": "e", "role": "mixed", "peer": "127.0.0.1;1"}
-            self.say(json.dumps(role | {"parley": own}).encode())
+            self.send_body(json.dumps(role | {"parley": own}).encode())
         elif self.url.startswith(b"/tokens/"):
             tokens, tick = self.url[8:].split(b"/")
             Instance.tokens, Instance.tick = int(tokens), float(tick)
-            self.say(b"{}")
-        elif self.id:
-            answer = {"reqId": self.id.decode(), "isStream": True, "isLastResp": False, "output": PART.decode(),
+            self.send_body(b"{}")
+        elif self.request_id:
+            answer = {"reqId": self.request_id.decode(), "isStream": True, "isLastResp": False, "output": PART.decode(),
                       "headers": [["content-type", "text/event-stream"]], "status": 200, "records": FIRST}  # fmt: skip
-            self.say(json.dumps(answer).encode())
-            Instance.streams.append((None, self.id, Instance.tokens - 1))
+            self.send_body(json.dumps(answer).encode())
+            Instance.streams.append((None, self.request_id, Instance.tokens - 1))
         else:
             self.transport.write(HEAD)
             Instance.streams.append((self.transport, b"", Instance.tokens))
 
-    def say(self, body: bytes) -> None:
+    def send_body(self, body: bytes) -> None:
         self.transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
 
 
-async def instances(port: int) -> None:
+async def run_instances(port: int) -> None:
     """Serve, and send every stream its token each tick."""
     loop = asyncio.get_running_loop()
     await loop.create_server(Instance, "127.0.0.1", port, backlog=4096)
@@ -99,15 +99,15 @@ async def instances(port: int) -> None:
         due += Instance.tick
         await asyncio.sleep(max(0.0, due - time.monotonic()))
         frames, left = [], []
-        for transport, id, tokens in Instance.streams:
+        for transport, request_id, tokens in Instance.streams:
             last = tokens == 1
             if transport is not None:
                 transport.write(chunk + end if last else chunk)
             else:
                 word = b"lastData" if last else b"data"
-                frames.append(b"reqId:%b\0record:%b\0reqId:%b\0%b:%b\0" % (id, RECORD, id, word, PART))
+                frames.append(b"reqId:%b\0record:%b\0reqId:%b\0%b:%b\0" % (request_id, RECORD, request_id, word, PART))
             if not last:
-                left.append((transport, id, tokens - 1))
+                left.append((transport, request_id, tokens - 1))
         Instance.streams = left
         if frames and Instance.line is not None:
             data = b"".join(frames)
@@ -124,15 +124,15 @@ class Proxy(asyncio.Protocol):
         self.transport: asyncio.Transport = transport  # type: ignore[assignment]
         if self.other is None:
             self.early: list[bytes] = []
-            self.task = asyncio.get_running_loop().create_task(self.connect())
+            self.task = asyncio.get_running_loop().create_task(self.open_other_side())
 
-    async def connect(self) -> None:
-        def made() -> Proxy:
+    async def open_other_side(self) -> None:
+        def make_proxy() -> Proxy:
             other = Proxy()
             other.other = self
             return other
 
-        _, self.other = await asyncio.get_running_loop().create_connection(made, "127.0.0.1", Proxy.to)
+        _, self.other = await asyncio.get_running_loop().create_connection(make_proxy, "127.0.0.1", Proxy.to)
         self.other.transport.write(b"".join(self.early))
 
     def data_received(self, data: bytes) -> None:
@@ -146,26 +146,26 @@ class Proxy(asyncio.Protocol):
             self.other.transport.close()
 
 
-async def proxy(port: int, to: int) -> None:
+async def run_proxy(port: int, to: int) -> None:
     """Forward connections on ``port`` to port ``to``."""
     Proxy.to = to
     server = await asyncio.get_running_loop().create_server(Proxy, "127.0.0.1", port, backlog=4096)
     await server.serve_forever()
 
 
-class Client(asyncio.Protocol):
+class StreamClient(asyncio.Protocol):
     """Sends requests one after the other on one connection. ``gaps``: seconds between tokens, of all clients."""
 
-    def __init__(self, next: Callable[[], bool], done: Callable[[], None]):
-        self.next, self.done = next, done
+    def __init__(self, take_request: Callable[[], bool], done: Callable[[], None]):
+        self.take_request, self.done = take_request, done
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport: asyncio.Transport = transport  # type: ignore[assignment]
         self.tokens, self.tail = 0, b""
-        self.ask()
+        self.send_next()
 
-    def ask(self) -> None:
-        if not self.next():
+    def send_next(self) -> None:
+        if not self.take_request():
             self.transport.close()
             self.done()
             return
@@ -177,22 +177,22 @@ class Client(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         tokens, now = data.count(b'"delta"'), time.monotonic()
         if tokens and self.tokens:
-            Client.gaps.append(now - self.last)
+            StreamClient.gaps.append(now - self.last)
         if tokens:
             self.last = now
         self.tokens += tokens
         self.tail = (self.tail + data)[-5:]
         if self.tail == b"0\r\n\r\n":
-            Client.seen += self.tokens
+            StreamClient.seen += self.tokens
             self.tokens, self.tail = 0, b""
-            self.ask()
+            self.send_next()
 
     seen = 0
     last = 0.0
     gaps: list[float] = []  # noqa: RUF012
 
 
-async def run(
+async def run_streams(
     port: int, pid: int, requests: int, streams: int, tokens: int, instance: int, tick: float = TICK
 ) -> tuple[float, float]:
     """Return CPU and wall seconds of a load of ``streams`` concurrent requests. Raises RuntimeError for lost tokens."""
@@ -201,37 +201,37 @@ async def run(
     await reader.readuntil(b"\r\n\r\n")
     writer.close()
     left, open_, ended = requests, streams, asyncio.Event()
-    Client.seen = 0
-    Client.gaps.clear()
+    StreamClient.seen = 0
+    StreamClient.gaps.clear()
 
-    def next() -> bool:
+    def take_request() -> bool:
         nonlocal left
         left -= 1
         return left >= 0
 
-    def done() -> None:
+    def client_done() -> None:
         nonlocal open_
         open_ -= 1
         if not open_:
             ended.set()
 
     loop = asyncio.get_running_loop()
-    before, began = cpu(pid), time.monotonic()
+    before, began = cpu_seconds(pid), time.monotonic()
     for _ in range(streams):
-        await loop.create_connection(lambda: Client(next, done), "127.0.0.1", port)
+        await loop.create_connection(lambda: StreamClient(take_request, client_done), "127.0.0.1", port)
     await ended.wait()
-    if Client.seen != requests * tokens:
-        raise RuntimeError(f"{Client.seen} of {requests * tokens} tokens came")
-    return cpu(pid) - before, time.monotonic() - began
+    if StreamClient.seen != requests * tokens:
+        raise RuntimeError(f"{StreamClient.seen} of {requests * tokens} tokens came")
+    return cpu_seconds(pid) - before, time.monotonic() - began
 
 
-async def measure(requests: int, streams: int, crowd: int, rounds: int) -> dict[str, float]:
-    instance, front, plain = free(), free(), free()
+async def measure_coordinator(requests: int, streams: int, crowd: int, rounds: int) -> dict[str, float]:
+    instance, front, plain = free_port(), free_port(), free_port()
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "c.toml"
         config.write_text(
-            f"management_port = {free()}\nmetrics_port = {free()}\nstatus_port = {free()}\nmax_requests = 90000\n"
-            f'single_node_max_requests = 90000\n[[instances]]\nurl = "http://127.0.0.1:{instance}"\n'
+            f"management_port = {free_port()}\nmetrics_port = {free_port()}\nstatus_port = {free_port()}\nmax_requests = 90000\n"
+            f'single_node_max_requests = 90000\n[[run_instances]]\nurl = "http://127.0.0.1:{instance}"\n'
         )
         me, quiet = [sys.executable, __file__], {"stdout": subprocess.DEVNULL}
         command = [sys.executable, "-m", "parley", "coordinator", "--config", str(config), "--port", str(front)]
@@ -241,29 +241,29 @@ async def measure(requests: int, streams: int, crowd: int, rounds: int) -> dict[
             subprocess.Popen([*command, "--quiet"], **quiet),  # type: ignore[call-overload]
         ]
         try:
-            await ready(front)
-            found: dict[str, float] = {}
+            await wait_until_ready(front)
+            figures: dict[str, float] = {}
             for name, port, process in (("coordinator", front, running[2]), ("proxy", plain, running[1])):
-                await run(port, process.pid, 4 * streams, streams, SHORT, instance)  # warm
+                await run_streams(port, process.pid, 4 * streams, streams, SHORT, instance)  # warm
                 frames, asked, paces = [], [], []
                 for _ in range(rounds):
-                    short, _ = await run(port, process.pid, requests, streams, SHORT, instance)
-                    long, seconds = await run(port, process.pid, requests, streams, LONG, instance)
+                    short, _ = await run_streams(port, process.pid, requests, streams, SHORT, instance)
+                    long, seconds = await run_streams(port, process.pid, requests, streams, LONG, instance)
                     frames.append((long - short) / requests / (LONG - SHORT))
                     asked.append(short / requests - frames[-1] * SHORT)
                     paces.append(requests * LONG / seconds)
-                found[f"{name}_frame_us"] = 1e6 * median(frames)
-                found[f"{name}_request_us"] = 1e6 * median(asked)
-                found[f"{name}_tokens_per_second"] = median(paces)
+                figures[f"{name}_frame_us"] = 1e6 * median(frames)
+                figures[f"{name}_request_us"] = 1e6 * median(asked)
+                figures[f"{name}_tokens_per_second"] = median(paces)
                 if crowd:
-                    before, _ = resident(process.pid)
-                    used, _ = await run(port, process.pid, crowd, crowd, CROWD, instance, SLOW)
-                    gaps = sorted(Client.gaps)
-                    found[f"{name}_crowd_bytes"] = resident(process.pid)[1] - before
-                    found[f"{name}_crowd_us"] = 1e6 * used / crowd / CROWD
+                    before, _ = resident_bytes(process.pid)
+                    used, _ = await run_streams(port, process.pid, crowd, crowd, CROWD, instance, SLOW)
+                    gaps = sorted(StreamClient.gaps)
+                    figures[f"{name}_crowd_bytes"] = resident_bytes(process.pid)[1] - before
+                    figures[f"{name}_crowd_us"] = 1e6 * used / crowd / CROWD
                     for share in (0.5, 0.99, 0.999):
-                        found[f"{name}_crowd_gap_p{100 * share:g}"] = gaps[int(len(gaps) * share)]
-            return found
+                        figures[f"{name}_crowd_gap_p{100 * share:g}"] = gaps[int(len(gaps) * share)]
+            return figures
         finally:
             for process in running:
                 process.terminate()
@@ -282,27 +282,27 @@ def main() -> None:
     parser.add_argument("--to", type=int, default=0, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:
-        work = proxy(given.serve, given.to) if given.to else instances(given.serve)
+        work = run_proxy(given.serve, given.to) if given.to else run_instances(given.serve)
         uvloop.run(work)
         return
-    found = uvloop.run(measure(given.requests, given.streams, given.crowd, given.rounds))
+    figures = uvloop.run(measure_coordinator(given.requests, given.streams, given.crowd, given.rounds))
     if given.json:
-        print(json.dumps(found))
+        print(json.dumps(figures))
         return
     print(f"{given.streams} streams at once, {given.requests} requests; CPU of the process in µs")
     print(f"medians of {given.rounds}")
     for name in ("coordinator", "proxy"):
         print(
-            f"  {name:<12} {found[f'{name}_request_us']:7.1f} per request  {found[f'{name}_frame_us']:6.2f} per token"
+            f"  {name:<12} {figures[f'{name}_request_us']:7.1f} per request  {figures[f'{name}_frame_us']:6.2f} per token"
         )
     for what in ("request", "frame"):
-        print(f"  ratio per {what}: {found[f'coordinator_{what}_us'] / found[f'proxy_{what}_us']:.2f}")
+        print(f"  ratio per {what}: {figures[f'coordinator_{what}_us'] / figures[f'proxy_{what}_us']:.2f}")
     if given.crowd:
         print(f"{given.crowd} streams at once, a token each {1e3 * SLOW:g} ms")
         for name in ("coordinator", "proxy"):
-            gaps = [f"{1e3 * found[f'{name}_crowd_gap_p{share}']:.0f}" for share in ("50", "99", "99.9")]
-            memory = found[f"{name}_crowd_bytes"] / given.crowd / 1024
-            costs = f"{found[f'{name}_crowd_us']:.1f} µs a token, {memory:.1f} KiB a stream"
+            gaps = [f"{1e3 * figures[f'{name}_crowd_gap_p{share}']:.0f}" for share in ("50", "99", "99.9")]
+            memory = figures[f"{name}_crowd_bytes"] / given.crowd / 1024
+            costs = f"{figures[f'{name}_crowd_us']:.1f} µs a token, {memory:.1f} KiB a stream"
             print(f"  {name:<12} gaps p50, p99, p99.9: {', '.join(gaps)} ms; {costs}")
 
 

@@ -24,82 +24,82 @@ import msgspec
 
 from parley import hub
 from parley.boot import server as start
-from parley.boot.parts import Parts
-from parley.disagg.kv.peer import Peer
-from parley.engine.fake import FAKE, FakeEngine
+from parley.boot.parts import ServerParts
+from parley.disagg.kv.peer import KVPeer
+from parley.engine.fake import FAKE_MODEL, FakeEngine
 from parley.serving.options import ServerOptions
-from parley.serving.served_model import Model
-from parley.types import Settings, Work
+from parley.serving.served_model import ServedModel
+from parley.types import EngineRequest, Settings
 
 TEXT = "time year people way day man thing woman life child world school state family student group country problem"
 TALK = [{"role": "user", "content": TEXT}]
 
 
-def openai(prompt: dict[str, Any], tokens: int, stream: bool) -> dict[str, Any]:
+def openai_body(prompt: dict[str, Any], tokens: int, stream: bool) -> dict[str, Any]:
     return prompt | {"max_tokens": tokens, "stream": stream, "temperature": 0, "ignore_eos": True}
 
 
-def chat(tokens: int, stream: bool) -> dict[str, Any]:
-    return openai({"messages": TALK}, tokens, stream)
+def chat_body(tokens: int, stream: bool) -> dict[str, Any]:
+    return openai_body({"messages": TALK}, tokens, stream)
 
 
-def mindie(tokens: int, stream: bool) -> dict[str, Any]:
-    return chat(tokens, stream) | {"model": "dummy"}
+def mindie_chat_body(tokens: int, stream: bool) -> dict[str, Any]:
+    return chat_body(tokens, stream) | {"model": "dummy"}
 
 
-def text(tokens: int, stream: bool) -> dict[str, Any]:
-    return openai({"prompt": TEXT}, tokens, stream)
+def completion_body(tokens: int, stream: bool) -> dict[str, Any]:
+    return openai_body({"prompt": TEXT}, tokens, stream)
 
 
-def flavour(tokens: int, stream: bool) -> dict[str, Any]:
+def plain_chat_body(tokens: int, stream: bool) -> dict[str, Any]:
     return {"messages": TALK, "max_tokens": tokens, "stream": stream, "temperature": 0}
 
 
-def tgi(tokens: int, stream: bool) -> dict[str, Any]:
+def tgi_body(tokens: int, stream: bool) -> dict[str, Any]:
     return {"inputs": TEXT, "parameters": {"max_new_tokens": tokens, "details": True}, "stream": stream}
 
 
-def triton(tokens: int, stream: bool) -> dict[str, Any]:
+def triton_body(tokens: int, stream: bool) -> dict[str, Any]:
     return {"text_input": TEXT, "max_tokens": tokens, "stream": stream, "temperature": 0, "ignore_eos": True}
 
 
 # name: path of an unstreamed answer, path of a stream, body
 DIALECTS = {
-    "OpenAI chat": ("/v1/chat/completions", "/v1/chat/completions", chat),
-    "OpenAI completions": ("/v1/completions", "/v1/completions", text),
-    "vLLM chat": ("/vllm/v1/chat/completions", "/vllm/v1/chat/completions", chat),
-    "vLLM completions": ("/vllm/v1/completions", "/vllm/v1/completions", text),
-    "vLLM generate": ("/vllm/generate", "/vllm/generate", text),
-    "TGI": ("/", "/", tgi),
-    "TGI chat": ("/tgi/v1/chat/completions", "/tgi/v1/chat/completions", flavour),
-    "MindIE": ("/infer", "/infer", tgi),
-    "MindIE chat": ("/mindie/v1/chat/completions", "/mindie/v1/chat/completions", mindie),
-    "Triton": ("/v2/models/{}/generate", "/v2/models/{}/generate_stream", triton),
+    "OpenAI chat": ("/v1/chat/completions", "/v1/chat/completions", chat_body),
+    "OpenAI completions": ("/v1/completions", "/v1/completions", completion_body),
+    "vLLM chat": ("/vllm/v1/chat/completions", "/vllm/v1/chat/completions", chat_body),
+    "vLLM completions": ("/vllm/v1/completions", "/vllm/v1/completions", completion_body),
+    "vLLM generate": ("/vllm/generate", "/vllm/generate", completion_body),
+    "TGI": ("/", "/", tgi_body),
+    "TGI chat": ("/tgi/v1/chat/completions", "/tgi/v1/chat/completions", plain_chat_body),
+    "MindIE": ("/infer", "/infer", tgi_body),
+    "MindIE chat": ("/mindie/v1/chat/completions", "/mindie/v1/chat/completions", mindie_chat_body),
+    "Triton": ("/v2/models/{}/generate", "/v2/models/{}/generate_stream", triton_body),
 }
 
 
-class Thread(threading.Thread):
+class ServerThread(threading.Thread):
     """A server with its own event loop. ``seconds``: the CPU time it has used."""
 
     def __init__(self, folder: str):
         super().__init__(daemon=True)
-        engine = FakeEngine(answer, info=msgspec.structs.replace(FAKE, vocab_size=1 << 20))
+        engine = FakeEngine(scripted_tokens, info=msgspec.structs.replace(FAKE_MODEL, vocab_size=1 << 20))
         options = ServerOptions(port=0, access_log=False)
-        parts = Parts(options, [Model(("model",), Settings(model=folder), engine, options)], Peer())
-        self.service = parts.service
-        self._sock = start.listen(options.host, 0)
+        parts = ServerParts(options, [ServedModel(("model",), Settings(model=folder), engine, options)], KVPeer())
+        self.service = parts.registry
+        self._sock = start.open_listener(options.host, 0)
         self.port = self._sock.getsockname()[1]
-        self._server = start.Server(start.http(options, parts.build()))
+        self._server = start.HttpServer(start.uvicorn_config(options, parts.build_app()))
         self._ready = threading.Event()
         self.start()
         self._ready.wait()
 
     def run(self) -> None:
-        asyncio.run(self._live())
+        asyncio.run(self._serve_until_stopped())
 
-    async def _live(self) -> None:
-        await self.service.main.load()
-        start.settle()
+    async def _serve_until_stopped(self) -> None:
+        await self.service.main_model.load_engine()
+        start.freeze_objects()
         self._ready.set()
         await self._server.serve(sockets=[self._sock])
 
@@ -115,11 +115,11 @@ class Thread(threading.Thread):
         self.join()
 
 
-def answer(work: Work, index: int) -> list[int]:
+def scripted_tokens(work: EngineRequest, index: int) -> list[int]:
     return [70 + n % 50 for n in range(work.max_tokens)]
 
 
-def cost(server: Thread, path: str, body: dict[str, Any], requests: int) -> float:
+def request_cost(server: ServerThread, path: str, body: dict[str, Any], requests: int) -> float:
     """Return the server's CPU seconds per request."""
     data = json.dumps(body).encode()
     client = http.client.HTTPConnection("127.0.0.1", server.port)
@@ -134,16 +134,16 @@ def cost(server: Thread, path: str, body: dict[str, Any], requests: int) -> floa
     return spent / requests
 
 
-def measure(options: argparse.Namespace) -> None:
-    server = Thread(str(hub.resolve(options.model)))
-    model = server.service.main.name
+def measure_dialects(options: argparse.Namespace) -> None:
+    server = ServerThread(str(hub.resolve_model(options.model)))
+    model = server.service.main_model.name
     seen: dict[str, list[tuple[float, float]]] = {name: [] for name in DIALECTS}
     for _ in range(options.rounds):
         for name, (whole, stream, body) in DIALECTS.items():
             whole, stream = whole.format(model), stream.format(model)
-            request = cost(server, whole, body(1, False), options.requests)
-            short = cost(server, stream, body(1, True), options.requests // 4)
-            long = cost(server, stream, body(1 + options.tokens, True), options.requests // 4)
+            request = request_cost(server, whole, body(1, False), options.requests)
+            short = request_cost(server, stream, body(1, True), options.requests // 4)
+            long = request_cost(server, stream, body(1 + options.tokens, True), options.requests // 4)
             seen[name].append((request, (long - short) / options.tokens))
     server.stop()
     print("| Dialect | µs per request | of OpenAI's | µs per streamed token | of OpenAI's |\n|---|---|---|---|---|")
@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     logging.disable(logging.WARNING)
-    measure(parser.parse_args())
+    measure_dialects(parser.parse_args())
 
 
 if __name__ == "__main__":

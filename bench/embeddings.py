@@ -25,7 +25,7 @@ from struct import unpack
 from typing import Any
 
 from install import ROOT
-from report import table
+from report import markdown_table
 
 BENCH = Path(__file__).parent
 LENGTH = 512  # positions of MiniLM
@@ -36,13 +36,13 @@ TEXTS = 96  # per measurement
 CLOSE = 1e-3
 
 
-def words() -> list[str]:
+def read_words() -> list[str]:
     """Return English words from this repository's documentation, in order."""
     pages = [BENCH.parent / "README.md", *sorted((BENCH.parent / "docs").glob("*.md"))]
     return [word for page in pages for word in page.read_text("utf-8").split() if word.isalpha()]
 
 
-def texts(fewest: int, most: int, source: list[str], draw: random.Random, *, alike: bool = False) -> list[str]:
+def draw_texts(fewest: int, most: int, source: list[str], draw: random.Random, *, alike: bool = False) -> list[str]:
     """Return TEXTS texts of ``fewest`` to ``most`` words. ``alike``: all begin at the same word."""
     made = []
     for _ in range(TEXTS):
@@ -52,7 +52,7 @@ def texts(fewest: int, most: int, source: list[str], draw: random.Random, *, ali
     return made
 
 
-class Worker:
+class SentenceWorker:
     """sentence-transformers in a worker process, connected by pipes."""
 
     def __init__(self, threads: int):
@@ -68,24 +68,24 @@ class Worker:
             text=True,
             env=environment,
         )
-        ready = self._line()
+        ready = self._read_line()
         self.version, self.folder = ready["ready"], ready["folder"]
 
     def seconds(self, asked: list[str], batch: int) -> float:
         """Return the seconds to embed the texts in batches."""
-        return float(self._ask(texts=asked, batch=batch)["seconds"])
+        return float(self._send_order(texts=asked, batch=batch)["seconds"])
 
     def vectors(self, asked: list[str]) -> list[list[float]]:
         """Return the vectors of the texts."""
-        return list(self._ask(texts=asked, batch=32, vectors=True)["vectors"])
+        return list(self._send_order(texts=asked, batch=32, vectors=True)["vectors"])
 
-    def _ask(self, **order: Any) -> dict[str, Any]:
+    def _send_order(self, **order: Any) -> dict[str, Any]:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
-        return self._line()
+        return self._read_line()
 
-    def _line(self) -> dict[str, Any]:
+    def _read_line(self) -> dict[str, Any]:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -93,7 +93,7 @@ class Worker:
         return dict(json.loads(line))
 
 
-class Server:
+class EmbeddingServer:
     """A parley server that is ready."""
 
     def __init__(self, port: int):
@@ -118,7 +118,7 @@ class Server:
 
 
 @contextmanager
-def serve(folder: str, threads: int) -> Iterator[Server]:
+def run_server(folder: str, threads: int) -> Iterator[EmbeddingServer]:
     """Run a parley server and yield it when it is ready."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
@@ -137,13 +137,15 @@ def serve(folder: str, threads: int) -> Iterator[Server]:
             except OSError:
                 pass
             time.sleep(0.1)
-        yield Server(port)
+        yield EmbeddingServer(port)
     finally:
         process.terminate()
         process.wait(60)
 
 
-def difference(server: Server, worker: Worker, source: list[str], draw: random.Random) -> float:
+def largest_difference(
+    server: EmbeddingServer, worker: SentenceWorker, source: list[str], draw: random.Random
+) -> float:
     """Return the largest difference of a number, over 200 texts of about 1 to 500 tokens in batches of mixed sizes."""
     asked = [" ".join(source[start : start + 1 + i * 320 // 199])
              for i, start in ((i, draw.randrange(len(source) - 330)) for i in range(200))]  # fmt: skip
@@ -165,14 +167,14 @@ def main() -> int:
     if not (ROOT / "sentence").exists():
         print("sentence-transformers is not installed: python bench/install.py --only sentence", file=sys.stderr)
         return 1
-    source, draw = words(), random.Random(1)
-    worker = Worker(options.threads)
+    source, draw = read_words(), random.Random(1)
+    worker = SentenceWorker(options.threads)
     rows = []
-    with serve(worker.folder, options.threads) as server:
-        worst = difference(server, worker, source, draw)
-        print(f"largest difference of a number: {worst:.2g}", flush=True)
+    with run_server(worker.folder, options.threads) as server:
+        worst = largest_difference(server, worker, source, draw)
+        print(f"largest largest_difference of a number: {worst:.2g}", flush=True)
         for kind, (fewest, most) in KINDS.items():
-            asked = texts(fewest, most, source, draw, alike=fewest == most)
+            asked = draw_texts(fewest, most, source, draw, alike=fewest == most)
             for batch in BATCHES:
                 pairs = []
                 for turn in range(options.turns + 1):
@@ -184,9 +186,14 @@ def main() -> int:
                 spread = f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
                 rows.append([kind, str(batch), f"{ours:.0f}", f"{theirs:.0f}", spread])
                 print(rows[-1], flush=True)
-    head = ["Texts", "In a batch", "parley, over HTTP, texts/s", f"sentence-transformers {worker.version}, texts/s"]
-    told = table([*head, "Ratio, median of turns (range)"], rows)
-    note = f"all-MiniLM-L6-v2, {options.threads} threads each. The largest difference of a number: {worst:.2g}."
+    head = [
+        "Texts",
+        "In a batch",
+        "parley, over HTTP, texts/s",
+        f"sentence-transformers {worker.version}, draw_texts/s",
+    ]
+    told = markdown_table([*head, "Ratio, median of turns (range)"], rows)
+    note = f"all-MiniLM-L6-v2, {options.threads} threads each. The largest largest_difference of a number: {worst:.2g}."
     (ROOT / "embeddings.md").write_text(f"{note}\n\n{told}\n", "utf-8")
     return int(worst > CLOSE)
 

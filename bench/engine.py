@@ -18,99 +18,99 @@ import socket
 import threading
 from pathlib import Path
 
-from meter import Meter, table
+from meter import Meter, cost_table
 
 from parley import native, wire
-from parley.core.loop import Loop
+from parley.core.loop import EngineLoop
 from parley.core.scheduler import Scheduler
-from parley.engine.messages import Outputs
-from parley.model.load.loader import load
+from parley.engine.messages import StepOutputs
+from parley.model.load.loader import load_runner
 from parley.model.networks.paged_kv import PagedKV
-from parley.model.runner import Runner
+from parley.model.runner import DecoderRunner
 from parley.model.sampling.sampler import Sampler
-from parley.types import Sampling, Settings, Work
+from parley.types import EngineRequest, Sampling, Settings
 
 KERNELS = {
-    "embed": "embedding",
+    "embed_tokens": "embedding",
     "linear": "linear layers",
-    "logits": "head",
+    "lm_head_logits": "head",
     "attend": "attention",
-    "plan": "plan of attention",
+    "plan_attention": "plan of attention",
 }
 SHORT = 8  # prompt tokens of a request that ends with its first token
 
 
-class Engine:
+class BenchEngine:
     """A loop whose output goes through a socket, as in the worker process."""
 
     def __init__(self, settings: Settings):
-        self.runner, _ = load(settings, lambda stage, fraction: None)
+        self.runner, _ = load_runner(settings, lambda stage, fraction: None)
         gc.freeze()  # as the worker process does
         near, far = socket.socketpair()
-        threading.Thread(target=_swallow, args=(far,), daemon=True).start()
-        self.loop = Loop(
-            self.runner, settings, lambda outputs, stats: near.sendall(wire.frame(Outputs(outputs, stats)))
+        threading.Thread(target=_discard_output, args=(far,), daemon=True).start()
+        self.loop = EngineLoop(
+            self.runner, settings, lambda outputs, stats: near.sendall(wire.encode_frame(StepOutputs(outputs, stats)))
         )
         self._random = random.Random(0)
         self._added = 0
 
-    def add(self, prompt: int, output: int) -> None:
+    def add_request(self, prompt: int, output: int) -> None:
         """Add a request with ``prompt`` random tokens and ``output`` tokens to generate."""
         top = min(self.runner.vocab_size, 8000)
         ids = [self._random.randrange(top) for _ in range(prompt)]
         self._added += 1
-        self.loop.add(Work(f"request-{self._added:032x}-0", ids, output, Sampling(temperature=0.0)))
+        self.loop.add_request(EngineRequest(f"request-{self._added:032x}-0", ids, output, Sampling(temperature=0.0)))
 
-    def drain(self) -> None:
+    def run_all(self) -> None:
         """Run steps until all requests have ended."""
         while self.loop.step():
             pass
 
 
-def _swallow(sock: socket.socket) -> None:
+def _discard_output(sock: socket.socket) -> None:
     while sock.recv(1 << 20):
         pass
 
 
-def instrument(meter: Meter) -> None:
+def instrument_engine(meter: Meter) -> None:
     """Charge the engine's functions to the meter's names."""
     for name in native.__all__:
         if callable(getattr(native, name)) and name.islower():
-            meter.wrap(native, name, KERNELS.get(name, "small kernels"))
-    meter.wrap(native.Stack, "run", "embedding, layers")
-    meter.wrap(Scheduler, "schedule", "schedule")
-    meter.wrap(PagedKV, "clear", "clear pages")
-    meter.wrap(Runner, "_pack", "build tensors")
-    meter.wrap(Runner, "run", "runner, decoder")
-    meter.wrap(Runner, "admit", "admit")
-    meter.wrap(Sampler, "sample", "sample")
-    meter.wrap(Loop, "_finish", "finish")
-    meter.wrap(Loop, "add", "add")
-    meter.wrap(Loop, "step", "loop")
-    meter.wrap(wire, "frame", "encode")
+            meter.wrap_attribute(native, name, KERNELS.get(name, "small kernels"))
+    meter.wrap_attribute(native.Stack, "run_layers", "embedding, layers")
+    meter.wrap_attribute(Scheduler, "schedule", "schedule")
+    meter.wrap_attribute(PagedKV, "clear", "clear pages")
+    meter.wrap_attribute(DecoderRunner, "_pack", "build tensors")
+    meter.wrap_attribute(DecoderRunner, "run", "runner, decoder")
+    meter.wrap_attribute(DecoderRunner, "admit", "admit")
+    meter.wrap_attribute(Sampler, "sample", "sample")
+    meter.wrap_attribute(EngineLoop, "_finish", "finish")
+    meter.wrap_attribute(EngineLoop, "add", "add")
+    meter.wrap_attribute(EngineLoop, "step", "loop")
+    meter.wrap_attribute(wire, "frame", "encode")
 
 
-def decoding(engine: Engine, meter: Meter, batch: int, context: int, steps: int) -> dict[str, float]:
+def measure_decoding(engine: BenchEngine, meter: Meter, batch: int, context: int, steps: int) -> dict[str, float]:
     """Return the microseconds of one decode step, by name."""
     for _ in range(batch):
-        engine.add(context, 4 * steps + 8 * batch)  # the first must outlast the prompts of the last
-    while engine.loop.stats().waiting or any(s.generated < 3 for s in engine.loop.scheduler.running):
+        engine.add_request(context, 4 * steps + 8 * batch)  # the first must outlast the prompts of the last
+    while engine.loop.collect_stats().waiting or any(s.output_length < 3 for s in engine.loop.scheduler.running):
         engine.loop.step()
     meter.clear()
     for _ in range(steps):
         engine.loop.step()
     costs = {name: own / steps / 1e3 for name, own in meter.own.items()}
-    engine.drain()
+    engine.run_all()
     return costs
 
 
-def answering(engine: Engine, meter: Meter, batch: int, steps: int) -> dict[str, float]:
+def measure_short_requests(engine: BenchEngine, meter: Meter, batch: int, steps: int) -> dict[str, float]:
     """Return the microseconds of a step that starts and ends requests, by name."""
     meter.clear()
     for _ in range(steps):
         for _ in range(batch):
-            engine.add(SHORT, 1)
-        engine.drain()
+            engine.add_request(SHORT, 1)
+        engine.run_all()
     return {name: own / steps / 1e3 for name, own in meter.own.items()}
 
 
@@ -123,19 +123,19 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--kernels", action="store_true", help="run the layers kernel by kernel")
     options = parser.parse_args()
-    engine = Engine(Settings(model=str(options.model), kv_memory=512 << 20, threads=options.threads))
+    engine = BenchEngine(Settings(model=str(options.model), kv_memory=512 << 20, threads=options.threads))
     if options.kernels:
         engine.runner.network.stack = None
     for _ in range(64):  # warm up: the step budget learns, libraries initialise
-        engine.add(options.context, 4)
-    engine.drain()
+        engine.add_request(options.context, 4)
+    engine.run_all()
     meter = Meter()
-    instrument(meter)
+    instrument_engine(meter)
     columns = []
     for batch in map(int, options.batches.split(",")):
-        columns.append((f"batch {batch}", decoding(engine, meter, batch, options.context, options.steps)))
-    columns.append(("64 short requests", answering(engine, meter, 64, options.steps)))
-    print(table(columns, "µs per step, kernel by kernel" if options.kernels else "µs per step"))
+        columns.append((f"batch {batch}", measure_decoding(engine, meter, batch, options.context, options.steps)))
+    columns.append(("64 short requests", measure_short_requests(engine, meter, 64, options.steps)))
+    print(cost_table(columns, "µs per step, kernel by kernel" if options.kernels else "µs per step"))
 
 
 if __name__ == "__main__":

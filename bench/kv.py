@@ -23,9 +23,9 @@ from collections import defaultdict
 
 from install import ROOT
 
-from parley.disagg.kv.peer import Peer
-from parley.disagg.kv.receiver import Taker
-from parley.types import Arena, Region
+from parley.disagg.kv.peer import KVPeer
+from parley.disagg.kv.receiver import KVReceiver
+from parley.types import Arena, LayerRegion
 
 LAYERS, SIZE = 24, 8192
 PAGES = 1024  # 192 MiB
@@ -33,7 +33,7 @@ TURNS = 7
 NAMES = {"order": "pages in order", "random": "pages in random order"}
 
 
-def arena() -> tuple[Arena, mmap.mmap]:
+def make_arena() -> tuple[Arena, mmap.mmap]:
     """Return an arena laid out as an engine's: all pages of one layer, then those of the next."""
     fd = os.memfd_create("pages", os.MFD_ALLOW_SEALING)
     size = LAYERS * PAGES * SIZE
@@ -42,10 +42,10 @@ def arena() -> tuple[Arena, mmap.mmap]:
     view = mmap.mmap(fd, size)
     for at in range(0, size, mmap.PAGESIZE):
         view[at] = 1  # allocates real memory
-    return Arena(os.getpid(), fd, PAGES, [Region(i * PAGES * SIZE, SIZE, SIZE) for i in range(LAYERS)], ""), view
+    return Arena(os.getpid(), fd, PAGES, [LayerRegion(i * PAGES * SIZE, SIZE, SIZE) for i in range(LAYERS)], ""), view
 
 
-def pages(order: str, seed: int) -> list[int]:
+def page_order(order: str, seed: int) -> list[int]:
     """Return all page numbers in this order."""
     numbers = list(range(PAGES))
     if order == "random":
@@ -53,25 +53,25 @@ def pages(order: str, seed: int) -> list[int]:
     return numbers
 
 
-async def give(port: int, plain: int) -> None:
+async def run_sender(port: int, plain: int) -> None:
     """Run the sending process: each line of its input names a transfer."""
-    own, view = arena()
-    peers = {way: Peer(shared=way == "shared") for way in ("shared", "tcp")}
+    own, view = make_arena()
+    peers = {way: KVPeer(shared=way == "shared") for way in ("shared", "tcp")}
     for peer in peers.values():
-        peer.add("model", own)
+        peer.add_arena("model", own)
     for line in sys.stdin:
         way, order = line.split()
         if way == "socket":
             with socket.create_connection(("127.0.0.1", plain)) as raw:
                 raw.sendall(view)
             continue
-        giver = await peers[way].connect(f"127.0.0.1:{port}", "model")
-        await giver.begin(b"", 1)
-        giver.filled(0, pages(order, 1))
-        await giver.done()
+        giver = await peers[way].open_handover(f"127.0.0.1:{port}", "model")
+        await giver.begin_handover(b"", 1)
+        giver.add_computed_pages(0, page_order(order, 1))
+        await giver.finish_handover()
 
 
-def drain(connection: socket.socket, target: memoryview) -> None:
+def receive_all(connection: socket.socket, target: memoryview) -> None:
     """Receive all bytes of a connection into ``target``."""
     with connection:
         at = 0
@@ -81,15 +81,15 @@ def drain(connection: socket.socket, target: memoryview) -> None:
 
 async def main() -> int:
     """Run all transfers and write the table."""
-    own, view = arena()
-    offered: asyncio.Queue[Taker] = asyncio.Queue()
+    own, view = make_arena()
+    offered: asyncio.Queue[KVReceiver] = asyncio.Queue()
 
-    async def accept(taker: Taker) -> None:
+    async def accept(taker: KVReceiver) -> None:
         await offered.put(taker)
-        await taker.settled()
+        await taker.wait_settled()
 
-    peer = Peer()
-    peer.add("model", own)
+    peer = KVPeer()
+    peer.add_arena("model", own)
     await peer.listen("127.0.0.1", 0, accept)
     with socket.create_server(("127.0.0.1", 0)) as server:
         arguments = [sys.executable, __file__, str(peer.port), str(server.getsockname()[1])]
@@ -111,17 +111,17 @@ async def main() -> int:
                     if way == "memcpy":
                         target[:] = memoryview(source)
                     elif way == "socket":
-                        await asyncio.to_thread(drain, connection, target)
+                        await asyncio.to_thread(receive_all, connection, target)
                     else:
-                        await taker.accept([(0, pages(order, 2))])
-                        await taker.settled()
-                        assert taker.bytes == len(view)
+                        await taker.accept_handover([(0, page_order(order, 2))])
+                        await taker.wait_settled()
+                        assert taker.received_bytes == len(view)
                     if turn:
                         times[way, order].append(time.perf_counter() - began)
         other.stdin.close()
         other.wait()
     target.release()
-    await peer.close()
+    await peer.close_peer()
     rate = {key: len(view) / statistics.median(found) for key, found in times.items()}
     copy, plain = rate["memcpy", ""], rate["socket", ""]
     lines = [f"{len(view) >> 20} MiB; memcpy {copy / 1e9:.1f} GB/s, a plain socket {plain / 1e9:.1f} GB/s.", ""]
@@ -138,4 +138,4 @@ async def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(give(*map(int, sys.argv[1:])) if len(sys.argv) > 1 else main()))
+    sys.exit(asyncio.run(run_sender(*map(int, sys.argv[1:])) if len(sys.argv) > 1 else main()))

@@ -29,19 +29,19 @@ class Limits:
     int8: float
 
 
-def measure() -> Limits:
+def measure_limits() -> Limits:
     """Measure the limits. Takes about two seconds and 1.1 GB."""
     memory = torch.ones(BYTES // 4, dtype=torch.int32)
-    bandwidth = BYTES / _median(memory.max, 5)
+    bandwidth = BYTES / _median_seconds(memory.max, 5)
     del memory
     a, b = (torch.ones(SIDE, SIDE, dtype=torch.bfloat16) for _ in range(2))
-    bf16 = 2 * SIDE**3 / _median(lambda: a @ b, 9)
+    bf16 = 2 * SIDE**3 / _median_seconds(lambda: a @ b, 9)
     c, d = (torch.ones(SIDE, SIDE, dtype=torch.int8) for _ in range(2))
-    int8 = 2 * SIDE**3 / _median(lambda: torch._int_mm(c, d.t()), 9)
+    int8 = 2 * SIDE**3 / _median_seconds(lambda: torch._int_mm(c, d.t()), 9)
     return Limits(bandwidth, bf16, int8)
 
 
-def _median(action: Callable[[], object], runs: int) -> float:
+def _median_seconds(action: Callable[[], object], runs: int) -> float:
     action()
     times = []
     for _ in range(runs):
@@ -52,7 +52,7 @@ def _median(action: Callable[[], object], runs: int) -> float:
 
 
 @dataclass(frozen=True)
-class Kind:
+class WeightKind:
     """A weight format: bytes per weight with its share of a scale, and the number type of products, by part."""
 
     body: float
@@ -62,18 +62,18 @@ class Kind:
 
 
 KINDS = {
-    "bf16": Kind(2, 2, "bf16", "bf16"),
-    "w8a8": Kind(1, 2, "int8", "bf16"),
-    "int8": Kind(1, 1, "int8", "int8"),
-    "int4": Kind(0.5 + 4 / 128, 1, "bf16", "int8"),
-    "int8 weights": Kind(1, 1, "bf16", "bf16"),
-    "Q8_0": Kind(1 + 2 / 32, 1 + 2 / 32, "int8", "int8"),
-    "Q4_0": Kind(0.5 + 2 / 32, 1 + 2 / 32, "int8", "int8"),
+    "bf16": WeightKind(2, 2, "bf16", "bf16"),
+    "w8a8": WeightKind(1, 2, "int8", "bf16"),
+    "int8": WeightKind(1, 1, "int8", "int8"),
+    "int4": WeightKind(0.5 + 4 / 128, 1, "bf16", "int8"),
+    "int8 weights": WeightKind(1, 1, "bf16", "bf16"),
+    "Q8_0": WeightKind(1 + 2 / 32, 1 + 2 / 32, "int8", "int8"),
+    "Q4_0": WeightKind(0.5 + 2 / 32, 1 + 2 / 32, "int8", "int8"),
 }
 
 
 @dataclass(frozen=True)
-class Size:
+class ModelSize:
     """A Llama-shaped model with a tied head. ``body``, ``head``: number of weights in linear layers, in the head."""
 
     body: int
@@ -83,7 +83,7 @@ class Size:
     kv: int  # bytes per token, bf16
 
     @classmethod
-    def read(cls, folder: Path) -> Size:
+    def from_config(cls, folder: Path) -> ModelSize:
         """Read the size from a folder's config.json."""
         config = json.loads((folder / "config.json").read_text("utf-8"))
         hidden, inner, layers = config["hidden_size"], config["intermediate_size"], config["num_hidden_layers"]
@@ -92,30 +92,30 @@ class Size:
         layer = hidden * (2 * queries + 2 * keys + 3 * inner)
         return cls(layers * layer, hidden * config["vocab_size"], queries, layers, 4 * layers * keys)
 
-    def bytes(self, kind: str) -> float:
+    def weight_bytes(self, kind: str) -> float:
         """Return the bytes of weights that a step reads."""
         return self.body * KINDS[kind].body + self.head * KINDS[kind].head
 
-    def decode(self, limits: Limits, kind: str, batch: int, context: float) -> float:
+    def decode_seconds(self, limits: Limits, kind: str, batch: int, context: float) -> float:
         """Return the seconds of a decode step for ``batch`` sequences with ``context`` tokens each."""
-        read = (self.bytes(kind) + batch * context * self.kv) / limits.bandwidth
-        return max(read, batch * (self._body(limits, kind, context) + self._head(limits, kind)))
+        read = (self.weight_bytes(kind) + batch * context * self.kv) / limits.bandwidth
+        return max(read, batch * (self._body_seconds(limits, kind, context) + self._head_seconds(limits, kind)))
 
-    def prefill(self, limits: Limits, kind: str, tokens: int, before: int = 0) -> float:
+    def prefill_seconds(self, limits: Limits, kind: str, tokens: int, before: int = 0) -> float:
         """Return the seconds of a prefill after ``before`` cached tokens; only its last token needs the head."""
-        operations = tokens * self._body(limits, kind, before + tokens / 2) + self._head(limits, kind)
-        return max(self.bytes(kind) / limits.bandwidth, operations)
+        operations = tokens * self._body_seconds(limits, kind, before + tokens / 2) + self._head_seconds(limits, kind)
+        return max(self.weight_bytes(kind) / limits.bandwidth, operations)
 
-    def _body(self, limits: Limits, kind: str, context: float) -> float:
+    def _body_seconds(self, limits: Limits, kind: str, context: float) -> float:
         """Return a token's seconds in linear layers and, in bf16, in attention over ``context`` tokens."""
         attention = 4 * self.hidden * self.layers * context / limits.bf16
         return 2 * self.body / getattr(limits, KINDS[kind].body_rate) + attention
 
-    def _head(self, limits: Limits, kind: str) -> float:
+    def _head_seconds(self, limits: Limits, kind: str) -> float:
         return 2 * self.head / getattr(limits, KINDS[kind].head_rate)
 
 
 if __name__ == "__main__":
-    found = measure()
-    print(f"memory {found.bandwidth / 1e9:.0f} GB/s, ", end="")
-    print(f"products of bf16 {found.bf16 / 1e9:.0f} and of int8 {found.int8 / 1e9:.0f} GOP/s")
+    limits = measure_limits()
+    print(f"memory {limits.bandwidth / 1e9:.0f} GB/s, ", end="")
+    print(f"products of bf16 {limits.bf16 / 1e9:.0f} and of int8 {limits.int8 / 1e9:.0f} GOP/s")

@@ -17,9 +17,9 @@ from typing import Any
 import uvloop
 
 from parley.cli.apis import APIS
-from parley.cli.client import Address
-from parley.cli.load import Load, Sample, percentile, summary
-from parley.dialects.bench import Api, Shape
+from parley.cli.client import ServerAddress
+from parley.cli.load import LoadGenerator, RequestSample, percentile, summarize_load
+from parley.dialects.bench import BenchApi, LoadShape
 
 Prompts = list[list[int]]
 
@@ -27,7 +27,7 @@ TIMEOUT = 300.0  # seconds for one request
 
 
 @dataclass(frozen=True)
-class Mix:
+class LoadMix:
     """One load. Prompts have ``shared`` common tokens, then ``own`` ones; ``output`` tokens are generated.
 
     ``warm`` requests with other prompts come first. ``visitor``: length of one more prompt, which arrives when all the
@@ -47,26 +47,26 @@ class Mix:
 
 
 LOADS = {
-    "c1": Mix("1 client, 256 tokens in, 64 out", 1, 6, 256, 64, seconds=18),
-    "c8": Mix("8 clients, 256 in, 64 out", 8, 24, 256, 64, seconds=20),
-    "c32": Mix("32 clients, 256 in, 64 out", 32, 64, 256, 64, seconds=45),
-    "prefix": Mix("8 clients, 1,024 shared + 32 in, 16 out", 8, 32, 32, 16, shared=1024, seconds=10),
-    "prefix32": Mix("32 clients, 1,024 shared + 32 in, 16 out", 32, 32, 32, 16, shared=1024, seconds=8),
-    "prefill": Mix("1 client, 2,048 in, 1 out", 1, 3, 2048, 1, seconds=12),
-    "stall": Mix("8 clients stream while a prompt of 4,000 arrives", 8, 8, 256, 128, visitor=4000, seconds=30),
-    "api": Mix("64 clients, 8 in, 1 out, not streamed", 64, 3000, 8, 1, stream=False, warm=256),
-    "stream": Mix("64 clients, 8 in, 64 out", 64, 256, 8, 64, warm=64, seconds=5),
+    "c1": LoadMix("1 client, 256 tokens in, 64 out", 1, 6, 256, 64, seconds=18),
+    "c8": LoadMix("8 clients, 256 in, 64 out", 8, 24, 256, 64, seconds=20),
+    "c32": LoadMix("32 clients, 256 in, 64 out", 32, 64, 256, 64, seconds=45),
+    "prefix": LoadMix("8 clients, 1,024 shared + 32 in, 16 out", 8, 32, 32, 16, shared=1024, seconds=10),
+    "prefix32": LoadMix("32 clients, 1,024 shared + 32 in, 16 out", 32, 32, 32, 16, shared=1024, seconds=8),
+    "prefill": LoadMix("1 client, 2,048 in, 1 out", 1, 3, 2048, 1, seconds=12),
+    "stall": LoadMix("8 clients stream while a prompt of 4,000 arrives", 8, 8, 256, 128, visitor=4000, seconds=30),
+    "api": LoadMix("64 clients, 8 in, 1 out, not streamed", 64, 3000, 8, 1, stream=False, warm=256),
+    "stream": LoadMix("64 clients, 8 in, 64 out", 64, 256, 8, 64, warm=64, seconds=5),
 }
-START = Mix("after a start, not counted", 8, 8, 256, 16)
+START = LoadMix("after a start, not counted", 8, 8, 256, 16)
 
 
-def vocabulary(model: Path) -> list[int]:
+def word_tokens(model: Path) -> list[int]:
     """Return the ids of tokens that are a space and a word, in order."""
     tokens = json.loads((model / "tokenizer.json").read_text("utf-8"))["model"]["vocab"]
     return sorted(token for text, token in tokens.items() if text[0] == "Ġ" and len(text) > 3 and text[1:].isalpha())
 
 
-def prompts(mix: Mix, pool: list[int], seed: str) -> tuple[Prompts, Prompts]:
+def draw_prompts(mix: LoadMix, pool: list[int], seed: str) -> tuple[Prompts, Prompts]:
     """Return the prompts that warm up, and those that count."""
     rng = random.Random(seed)
     warm = [rng.choices(pool, k=mix.shared + mix.own) for _ in range(mix.warm)]
@@ -74,54 +74,56 @@ def prompts(mix: Mix, pool: list[int], seed: str) -> tuple[Prompts, Prompts]:
     return warm, [shared + rng.choices(pool, k=mix.own) for _ in range(mix.requests)]
 
 
-def _whole_body(shape: Shape, ids: Any) -> dict[str, Any]:
-    body = {**APIS["openai"].body(shape, ids), "stream": False}
+def _whole_body(shape: LoadShape, ids: Any) -> dict[str, Any]:
+    body = {**APIS["openai"].build_body(shape, ids), "stream": False}
     del body["stream_options"]
     return body
 
 
-def _whole(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
+def _whole_event(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
     if pieces:
         yield pieces[-1][0], b"".join(piece for _, piece in pieces)
         yield pieces[-1][0], b"[DONE]"
 
 
-WHOLE = Api("/v1/completions", _whole_body, APIS["openai"].see, events=_whole)
+WHOLE = BenchApi("/v1/completions", _whole_body, APIS["openai"].read_event, split_events=_whole_event)
 
 
-class Driver:
+class LoadDriver:
     """Sends loads to the server on a port."""
 
     def __init__(self, port: int):
-        self.address = Address("http", "127.0.0.1", port, "")
+        self.address = ServerAddress("http", "127.0.0.1", port, "")
 
-    def _load(self, mix: Mix, output: int = 0) -> Load:
+    def _make_load(self, mix: LoadMix, output: int = 0) -> LoadGenerator:
         api = APIS["openai"] if mix.stream else WHOLE
-        return Load(self.address, None, Shape("m", output or mix.output, TIMEOUT), api, keep=not mix.stream)
+        return LoadGenerator(
+            self.address, None, LoadShape("m", output or mix.output, TIMEOUT), api, keep_alive=not mix.stream
+        )
 
-    def run(self, mix: Mix, pool: list[int], seed: str) -> dict[str, Any]:
+    def run_mix(self, mix: LoadMix, pool: list[int], seed: str) -> dict[str, Any]:
         """Run a load. Return its summary."""
-        warm, counted = prompts(mix, pool, seed)
-        load = self._load(mix)
+        warm, counted = draw_prompts(mix, pool, seed)
+        load = self._make_load(mix)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             if warm:
-                runner.run(load.run(warm, mix.clients))
+                runner.run(load.run_load(warm, mix.clients))
             if mix.visitor:
                 visitor = random.Random(f"{seed} visitor").choices(pool, k=mix.visitor)
-                return runner.run(self._visited(mix, counted, visitor))
-            samples, wall = runner.run(load.run(counted, mix.clients))
-        return summary(samples, wall, mix.clients, load.shape)
+                return runner.run(self._run_with_visitor(mix, counted, visitor))
+            samples, wall = runner.run(load.run_load(counted, mix.clients))
+        return summarize_load(samples, wall, mix.clients, load.shape)
 
-    async def _visited(self, mix: Mix, counted: Prompts, prompt: list[int]) -> dict[str, Any]:
+    async def _run_with_visitor(self, mix: LoadMix, counted: Prompts, prompt: list[int]) -> dict[str, Any]:
         """Send one more prompt once all streams flow. Adds the streams' gaps until its first token to the summary."""
-        streams: list[Sample] = []
-        load, other = self._load(mix), self._load(mix, 1)
-        running = asyncio.create_task(load.run(counted, mix.clients, streams))
+        streams: list[RequestSample] = []
+        load, other = self._make_load(mix), self._make_load(mix, 1)
+        running = asyncio.create_task(load.run_load(counted, mix.clients, streams))
         while len(streams) < mix.clients or not all(len(sample.pieces) > 2 for sample in streams):
             await asyncio.sleep(0.01)
             if running.done():
                 break
-        (visitor,), _ = await other.run([prompt], 1)
+        (visitor,), _ = await other.run_load([prompt], 1)
         samples, wall = await running
         first = visitor.arrivals[0] if visitor.arrivals else visitor.end
         gaps = [
@@ -130,7 +132,7 @@ class Driver:
             for sooner, later in zip(sample.arrivals, sample.arrivals[1:], strict=False)
             if later > visitor.start and sooner < first
         ]
-        result = summary(samples, wall, mix.clients, load.shape)
+        result = summarize_load(samples, wall, mix.clients, load.shape)
         result["errors"] += bool(visitor.error)
         result["visitor"] = {
             "ttft_ms": (first - visitor.start) * 1e3,

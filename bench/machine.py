@@ -16,20 +16,20 @@ TICK = os.sysconf("SC_CLK_TCK")
 QUIET = 0.06  # of one core
 
 
-def tree(pid: int) -> list[int]:
+def process_tree(pid: int) -> list[int]:
     """Return a process and its living descendants."""
     try:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
         children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
     except OSError:
         return [pid]
-    return [pid, *(below for child in children for below in tree(child))]
+    return [pid, *(below for child in children for below in process_tree(child))]
 
 
-def memory(pid: int) -> int:
+def tree_memory(pid: int) -> int:
     """Return the bytes of a process tree, with shared pages counted once (PSS)."""
     total = 0
-    for process in tree(pid):
+    for process in process_tree(pid):
         try:
             lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
         except OSError:
@@ -39,7 +39,7 @@ def memory(pid: int) -> int:
 
 
 @dataclass
-class Clock:
+class CpuClock:
     """CPU seconds so far: of all programs, of ours, and those that the host took away."""
 
     wall: float
@@ -48,7 +48,7 @@ class Clock:
     stolen: float
 
     @classmethod
-    def read(cls, pid: int | None) -> Clock:
+    def read_clock(cls, pid: int | None) -> CpuClock:
         """Read the clock. ``pid``: a tree that also counts as ours, besides this process and its finished children."""
         user, nice, system, _, _, irq, softirq, stolen, *_ = (
             Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
@@ -56,7 +56,7 @@ class Clock:
         busy = sum(map(int, (user, nice, system, irq, softirq))) / TICK
         mine = os.times()
         ours = mine.user + mine.system + mine.children_user + mine.children_system
-        for process in tree(pid) if pid else []:
+        for process in process_tree(pid) if pid else []:
             try:
                 fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
             except OSError:
@@ -64,11 +64,11 @@ class Clock:
             ours += sum(map(int, fields[11:15])) / TICK  # user, system, and the same of finished children
         return cls(time.perf_counter(), busy, ours, int(stolen) / TICK)
 
-    def others(self, later: Clock) -> float:
+    def others_cores(self, later: CpuClock) -> float:
         """Return the cores that others used between this reading and a later one."""
         return (later.busy - self.busy - later.ours + self.ours) / (later.wall - self.wall)
 
-    def taken(self, later: Clock) -> float:
+    def stolen_cores(self, later: CpuClock) -> float:
         """Return the cores that the host gave to other guests."""
         return (later.stolen - self.stolen) / (later.wall - self.wall)
 
@@ -77,14 +77,14 @@ def wait_quiet(pid: int | None, patience: float, interval: float = 1.0) -> float
     """Wait at most ``patience`` seconds until others use less than ``QUIET`` cores. Return their last usage."""
     end = time.perf_counter() + patience
     while True:
-        before = Clock.read(pid)
+        before = CpuClock.read_clock(pid)
         time.sleep(interval)
-        used = before.others(Clock.read(pid))
+        used = before.others_cores(CpuClock.read_clock(pid))
         if used < QUIET or time.perf_counter() >= end:
             return used
 
 
-def describe() -> dict[str, str | int]:
+def describe_machine() -> dict[str, str | int]:
     """Return the properties of the machine that a report needs."""
     lines = [line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line]
     found = {key.strip(): value.strip() for key, value in lines}

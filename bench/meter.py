@@ -33,7 +33,7 @@ class Meter:
         """The nanoseconds that measuring took."""
         return sum(self.calls.values()) * (self._inside + self._outside)
 
-    def enter(self, name: str) -> None:
+    def enter_name(self, name: str) -> None:
         """Start to charge time to ``name``."""
         now = thread_time_ns()
         if self._names:
@@ -42,76 +42,76 @@ class Meter:
         self.calls[name] += 1
         self._since = thread_time_ns()
 
-    def leave(self) -> None:
+    def leave_name(self) -> None:
         """Stop charging the current name, and resume the one before."""
         now = thread_time_ns()
         self.own[self._names.pop()] += now - self._since - self._inside
         self._since = thread_time_ns()
 
-    def wrap(self, owner: Any, attribute: str, name: str) -> None:
+    def wrap_attribute(self, owner: Any, attribute: str, name: str) -> None:
         """Charge a function or coroutine function of a module or class to ``name``."""
         raw = inspect.getattr_static(owner, attribute)
         function = raw.fget if isinstance(raw, property) else raw
-        timed = self.timed(function, name)
+        timed = self.timed_function(function, name)
         setattr(owner, attribute, property(timed) if isinstance(raw, property) else timed)
 
-    def timed(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def timed_function(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
         """Return a function that charges its time to ``name``."""
         if _is_coroutine(function):
 
             @functools.wraps(function)
-            def begun(*args: Any, **kwargs: Any) -> Resumed:
-                return Resumed(self, function(*args, **kwargs), name)
+            def begun(*args: Any, **kwargs: Any) -> TimedCoroutine:
+                return TimedCoroutine(self, function(*args, **kwargs), name)
 
             return begun
 
         @functools.wraps(function)
         def called(*args: Any, **kwargs: Any) -> Any:
-            self.enter(name)
+            self.enter_name(name)
             try:
                 return function(*args, **kwargs)
             finally:
-                self.leave()
+                self.leave_name()
 
         return called
 
     def _calibrate(self, rounds: int = 20_000) -> None:
-        empty = self.timed(lambda: None, "empty")
-        self.enter("caller")
+        empty = self.timed_function(lambda: None, "empty")
+        self.enter_name("caller")
         for _ in range(rounds):
             empty()
-        self.leave()
+        self.leave_name()
         self._inside, self._outside = self.own["empty"] / rounds, self.own["caller"] / rounds
         self.clear()
 
 
-class Resumed(Coroutine[Any, Any, Any]):
+class TimedCoroutine(Coroutine[Any, Any, Any]):
     """A coroutine whose running time, without waiting, is charged to a name."""
 
     def __init__(self, meter: Meter, coroutine: Coroutine[Any, Any, Any], name: str):
         self._meter, self._coroutine, self._name = meter, coroutine, name
 
     def send(self, value: Any) -> Any:
-        self._meter.enter(self._name)
+        self._meter.enter_name(self._name)
         try:
             return self._coroutine.send(value)
         finally:
-            self._meter.leave()
+            self._meter.leave_name()
 
     def throw(self, *error: Any) -> Any:
-        self._meter.enter(self._name)
+        self._meter.enter_name(self._name)
         try:
             return self._coroutine.throw(*error)
         finally:
-            self._meter.leave()
+            self._meter.leave_name()
 
     def close(self) -> None:
         self._coroutine.close()
 
-    def __await__(self) -> Resumed:
+    def __await__(self) -> TimedCoroutine:
         return self
 
-    def __iter__(self) -> Resumed:
+    def __iter__(self) -> TimedCoroutine:
         return self
 
     def __next__(self) -> Any:
@@ -122,7 +122,7 @@ def _is_coroutine(function: Callable[..., Any]) -> bool:
     return bool(getattr(getattr(function, "__code__", None), "co_flags", 0) & 0x80)
 
 
-def table(columns: list[tuple[str, dict[str, float]]], unit: str, whole: list[float] | None = None) -> str:
+def cost_table(columns: list[tuple[str, dict[str, float]]], unit: str, whole: list[float] | None = None) -> str:
     """Return a Markdown table: one row per name, ordered by the last column, and the sum.
 
     ``whole``: each column's total without instrumentation.

@@ -44,10 +44,10 @@ SHAPES = {
 }
 
 
-def write(folder: Path, shape: Shape = SHAPES["0.5b"], seed: int = 0) -> None:
+def write_model(folder: Path, shape: Shape = SHAPES["0.5b"], seed: int = 0) -> None:
     """Write the model to a folder. Existing files are overwritten."""
     folder.mkdir(parents=True, exist_ok=True)
-    source = demo.folder()
+    source = demo.model_folder()
     for name in (*TOKENIZER, *OLDER):
         shutil.copy(source / name, folder / name)
     known = len(json.loads((source / "tokenizer.json").read_text())["model"]["vocab"])
@@ -139,4 +139,4 @@ if __name__ == "__main__":
     if options.int8:
         write_int8(options.int8, options.folder)
     else:
-        write(options.folder, SHAPES[options.shape])
+        write_model(options.folder, SHAPES[options.shape])

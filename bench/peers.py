@@ -37,7 +37,7 @@ class Peer:
     start: float = 4
 
     @property
-    def absent(self) -> str:
+    def missing_file(self) -> str:
         """The first missing file, or an empty string if the peer is installed."""
         needed = [self.weights, Path(str(self.command(0)[0]))]
         return next((f"{path} is not there" for path in needed if not path.exists()), "")

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from install import MODELS, ROOT
-from loads import vocabulary
-from results import append
+from loads import word_tokens
+from results import append_record
 from tokenizers import Tokenizer
 
 from parley import demo
@@ -50,7 +50,7 @@ class Case:
 
 
 @dataclass
-class Seen:
+class VariantResult:
     """A variant's results: greedy tokens of each case, log-probabilities of forced tokens, number of right answers."""
 
     greedy: list[Ids]
@@ -60,7 +60,7 @@ class Seen:
 
 def held_out(count: int) -> list[Case]:
     """Return ``count`` questions of every task of the built-in model."""
-    tokenizer = Tokenizer.from_file(str(demo.folder() / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(demo.model_folder() / "tokenizer.json"))
     cases = []
     for task in corpus.TASKS:
         for sample in corpus.draw_held_out(task, count):
@@ -70,13 +70,13 @@ def held_out(count: int) -> list[Case]:
     return cases
 
 
-def noise(count: int) -> list[Case]:
+def random_cases(count: int) -> list[Case]:
     """Return random prompts without an expected answer."""
-    pool, rng = vocabulary(MODELS / "0.5b"), random.Random("quality")
+    pool, rng = word_tokens(MODELS / "0.5b"), random.Random("quality")
     return [Case(rng.choices(pool, k=64), []) for _ in range(count)]
 
 
-def look(llm: LLM, cases: Sequence[Case], forced: Sequence[Ids]) -> Seen:
+def run_variant(llm: LLM, cases: Sequence[Case], forced: Sequence[Ids]) -> VariantResult:
     """Generate greedy continuations, and score the forced tokens after each prompt."""
     prompts = [case.prompt for case in cases]
     answers = llm.generate(prompts, max_tokens=GREEDY, temperature=0, logprobs=0)
@@ -96,10 +96,10 @@ def look(llm: LLM, cases: Sequence[Case], forced: Sequence[Ids]) -> Seen:
         if case.story:
             told = llm.generate(case.prompt, max_tokens=STORY_TOKENS, temperature=0).completions[0]
             right += told.finish == "stop" and is_story(told.text, case.story)
-    return Seen(greedy, [[token.logprob for token in tokens] for tokens in scored], right)
+    return VariantResult(greedy, [[token.logprob for token in tokens] for tokens in scored], right)
 
 
-def compare(before: Seen, after: Seen) -> dict[str, float]:
+def compare_results(before: VariantResult, after: VariantResult) -> dict[str, float]:
     """Return the shares of equal greedy tokens, overall and before the first difference, and logprob differences."""
     pairs = list(zip(before.greedy, after.greedy, strict=True))
     tokens = sum(len(a) for a, _ in pairs)
@@ -127,14 +127,14 @@ def main() -> int:
     failed = 0
     for model, folder, cases in (
         (BUILT_IN, None, held_out(options.questions)),
-        (SHAPE, str(MODELS / "0.5b"), noise(options.prompts)),
+        (SHAPE, str(MODELS / "0.5b"), random_cases(options.prompts)),
     ):
-        base: Seen | None = None
+        base: VariantResult | None = None
         forced: list[Ids] = []
         for variant in dict.fromkeys(["bf16", *options.only]):
             try:
                 with LLM(folder, kv_memory=1 << 30, **VARIANTS[variant]) as llm:
-                    seen = look(llm, cases, forced)
+                    seen = run_variant(llm, cases, forced)
             except Exception as error:  # a variant that does not work here must not stop the others
                 failed += 1
                 print(f"{model}, {variant} is skipped: {error}", file=sys.stderr)
@@ -143,8 +143,8 @@ def main() -> int:
             forced = forced or [case.wanted or ids for case, ids in zip(cases, base.greedy, strict=True)]
             asked = sum(bool(case.wanted) for case in cases)
             exact = {"exact": seen.right / asked, "asked": asked} if asked else {}
-            record = {"kind": "quality", "model": model, "variant": variant, **exact, **compare(base, seen)}
-            append(options.out, record)
+            record = {"kind": "quality", "model": model, "variant": variant, **exact, **compare_results(base, seen)}
+            append_record(options.out, record)
             print(record, flush=True)
     return 1 if failed else 0
 

@@ -12,13 +12,13 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from chart import Bar, Panel, draw, number
+from chart import Bar, Panel, draw_chart, format_number
 from install import LLAMA, MODELS, OPENVINO, ROOT, VLLM
-from limits import Size
+from limits import ModelSize
 from loads import LOADS
 from peers import PEERS
-from results import Record, Results, middle, read
-from targets import METER, RATE, TOKENS, TPOT, TTFT, allowed, beyond, bound, targets
+from results import Record, Results, median_or_none, read_records
+from targets import METER, RATE, TOKENS, TPOT, TTFT, allowed_gap_ms, best_possible, extra_bytes, list_targets
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 CHART = PAGE.with_suffix(".svg")
@@ -33,7 +33,7 @@ CHARTS = {
 }
 
 
-def fill(page: str, name: str, text: str) -> str:
+def fill_part(page: str, name: str, text: str) -> str:
     """Return the page with a part replaced. Raises ValueError unless the page has the part exactly once."""
     begin, end = f"<!-- bench:{name} -->", f"<!-- /bench:{name} -->"
     new, count = re.subn(
@@ -44,25 +44,27 @@ def fill(page: str, name: str, text: str) -> str:
     return new
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def shown(value: float | None, scale: float = 1) -> str:
+def format_value(value: float | None, scale: float = 1) -> str:
     """Return a value as text, or ``-`` if it was not measured."""
-    return NOTHING if value is None else number(value * scale)
+    return NOTHING if value is None else format_number(value * scale)
 
 
-def machine(results: Results) -> str:
+def machine_part(results: Results) -> str:
     """Describe the machine and the versions of all software."""
     said = [r for r in results.records if r["kind"] == "machine"][-1]
     around = [limits for run in results.loads for limits in (run["before"], run["after"])]
 
     def spread(key: str, scale: float) -> str:
         values = sorted(limits[key] * scale for limits in around)
-        return f"{number(values[0])} / {number(middle(values) or 0)} / {number(values[-1])}"
+        return (
+            f"{format_number(values[0])} / {format_number(median_or_none(values) or 0)} / {format_number(values[-1])}"
+        )
 
     lines = [
         f"Measured {said['when']}, parley at {said['parley']}: {said['cores']} cores of {said['cpu']} (family/model "
@@ -72,28 +74,36 @@ def machine(results: Results) -> str:
     ]
     if around:
         lines.append(
-            f"The machine around {len(results.loads)} loads, least / median / most: memory {spread('bandwidth', 1e-9)} "
+            f"The machine_part around {len(results.loads)} loads_table, least / median / most: memory {spread('bandwidth', 1e-9)} "
             f"GB/s, products of bf16 {spread('bf16', 1e-9)} and of int8 {spread('int8', 1e-9)} GOP/s. Other programs "
-            f"used {middle([run['others'] for run in results.loads]):.2f} cores in the median load and "
+            f"used {median_or_none([run['others'] for run in results.loads]):.2f} cores in the median load and "
             f"{max(run['others'] for run in results.loads):.2f} in the worst."
         )
-    return "\n\n".join([*lines, f"![Servers on the same machine, models and loads]({CHART.name})"])
+    return "\n\n".join([*lines, f"![Servers on the same machine_part, models and loads_table]({CHART.name})"])
 
 
-def judged(results: Results) -> str:
+def targets_table(results: Results) -> str:
     """Return the table of targets."""
     rows = []
-    for target in targets({"0.5b": Size.read(MODELS / "0.5b")}):
+    for target in list_targets({"0.5b": ModelSize.from_config(MODELS / "0.5b")}):
         value = target.value(results)
         goal = f"{'≥' if target.least else '≤'} {target.goal:g} {target.unit}".strip()
-        verdict = NOTHING if value is None else "yes" if target.met(value) else "**no**"
-        rows.append([target.what, goal, f"{shown(value)} {target.unit}".strip(), verdict, shown(target.limit(results))])
-    return table(["Target", "Goal", "Measured", "Met", "Best possible here (computed)"], rows)
+        verdict = NOTHING if value is None else "yes" if target.meets_goal(value) else "**no**"
+        rows.append(
+            [
+                target.what,
+                goal,
+                f"{format_value(value)} {target.unit}".strip(),
+                verdict,
+                format_value(target.limit(results)),
+            ]
+        )
+    return markdown_table(["Target", "Goal", "Measured", "Met", "Best possible here (computed)"], rows)
 
 
-def loads(results: Results, model: str) -> str:
+def loads_table(results: Results, model: str) -> str:
     """Return all numbers of one model, load by load, the best first."""
-    size = Size.read(MODELS / model)
+    size = ModelSize.from_config(MODELS / model)
     rows = []
     for load, mix in LOADS.items():
         path = METER.get(load, TPOT)
@@ -110,72 +120,76 @@ def loads(results: Results, model: str) -> str:
 
         for peer, runs in sorted(found, key=rank):
             each, around = results.values(peer, load, RATE), results.limits(runs) or {}
-            best = bound(results, size, peer, load, path, PEERS[peer].kind) if model == "0.5b" else None
+            best = best_possible(results, size, peer, load, path, PEERS[peer].kind) if model == "0.5b" else None
             rows.append(
                 [
                     f"{load}: {mix.title}",
                     PEERS[peer].title,
                     str(len(runs)),
                     *(
-                        " / ".join(shown(results.median(peer, load, f"{meter}.{share}")) for share in ("p50", "p99"))
+                        " / ".join(
+                            format_value(results.median(peer, load, f"{meter}.{share}")) for share in ("p50", "p99")
+                        )
                         for meter in ("ttft_ms", "tpot_ms", "itl_ms")
                     ),
-                    shown(results.median(peer, load, TOKENS)),
-                    f"{shown(middle(each))} ({shown(min(each))} to {shown(max(each))})",
-                    NOTHING if best is None else f"{shown(best)} {'ms' if upwards else 'req/s'}",
-                    shown(around.get("bandwidth"), 1e-9),
+                    format_value(results.median(peer, load, TOKENS)),
+                    f"{format_value(median_or_none(each))} ({format_value(min(each))} to {format_value(max(each))})",
+                    NOTHING if best is None else f"{format_value(best)} {'ms' if upwards else 'req/s'}",
+                    format_value(around.get("bandwidth"), 1e-9),
                     f"{max(run['others'] for run in runs):.2f}",
                 ]
             )
     head = ["Load", "Server", "Turns", "TTFT p50 / p99 ms", "TPOT p50 / p99 ms", "ITL p50 / p99 ms", "Output tokens/s"]
-    return table([*head, "req/s (range)", "Limit", "GB/s around", "Others' cores, worst"], rows)
+    return markdown_table([*head, "req/s (range)", "Limit", "GB/s around", "Others' cores, worst"], rows)
 
 
-def stalls(results: Results) -> str:
+def stalls_table(results: Results) -> str:
     """Return the gaps of streams while a long prompt is prefilled."""
     rows = []
     for peer, who in PEERS.items():
         if results.runs(peer, "stall"):
-            gaps = (shown(results.median(peer, "stall", f"visitor.{share}_ms")) for share in ("p50", "p99", "p100"))
-            least = allowed(results, peer) if peer.startswith("parley") else None
+            gaps = (
+                format_value(results.median(peer, "stall", f"visitor.{share}_ms")) for share in ("p50", "p99", "p100")
+            )
+            least = allowed_gap_ms(results, peer) if peer.startswith("parley") else None
             ttft = results.median(peer, "stall", "visitor.ttft_ms")
-            rows.append([who.title, " / ".join(gaps), shown(least), shown(ttft)])
-    return table(
+            rows.append([who.title, " / ".join(gaps), format_value(least), format_value(ttft)])
+    return markdown_table(
         ["Server", "ITL p50 / p99 / most, ms", "Allowed: --step-ms + a decode step", "TTFT of the long prompt, ms"],
         rows,
     )
 
 
-def servers(results: Results) -> str:
+def servers_table(results: Results) -> str:
     """Return start-up times and memory."""
     rows = []
     for peer, who in PEERS.items():
-        if results.of("ready", peer, "seconds") is None:
+        if results.record_median("ready", peer, "seconds") is None:
             continue
         extra = None
         if peer in ("parley-bf16", "parley-w8a8"):
-            extra = beyond(results, peer, Size.read(MODELS / "0.5b"), who.kind)
-        weights = sum(file.stat().st_size for file in files(who.weights))
+            extra = extra_bytes(results, peer, ModelSize.from_config(MODELS / "0.5b"), who.kind)
+        weights = sum(file.stat().st_size for file in weight_files(who.weights))
         rows.append(
             [
                 f"{who.title}, {'10M' if who.weights.name.startswith('tiny') else '0.5B'}",
-                shown(results.of("ready", peer, "seconds")),
-                shown(results.of("ready", peer, "memory"), 1e-6),
-                shown(results.of("end", peer, "memory"), 1e-6),
-                shown(weights, 1e-6),
-                shown(extra, 1e-6),
+                format_value(results.record_median("ready", peer, "seconds")),
+                format_value(results.record_median("ready", peer, "memory"), 1e-6),
+                format_value(results.record_median("end", peer, "memory"), 1e-6),
+                format_value(weights, 1e-6),
+                format_value(extra, 1e-6),
             ]
         )
     head = ["Server", "Ready after, s", "MB when ready", "MB at the end", "MB of weights on disk"]
-    return table([*head, "MB beyond weights and KV"], rows)
+    return markdown_table([*head, "MB beyond weights and KV"], rows)
 
 
-def files(weights: Path) -> list[Path]:
+def weight_files(weights: Path) -> list[Path]:
     """Return the weight files."""
     return [weights] if weights.is_file() else [*weights.glob("*.safetensors"), *weights.glob("openvino_model.bin")]
 
 
-def quality(results: Results) -> str:
+def quality_table(results: Results) -> str:
     """Return the quality loss of quantization, from the last measurement of each variant."""
     last = {(r["model"], r["variant"]): r for r in results.records if r["kind"] == "quality"}
     if not last:
@@ -187,21 +201,21 @@ def quality(results: Results) -> str:
             NOTHING if r.get("exact") is None else f"{100 * r['exact']:.1f} % of {r['asked']}",
             f"{100 * r['agreement']:.1f} % of {r['tokens']}",
             f"{100 * r['prefix']:.1f} %",
-            number(r["difference"]),
-            number(r["worst"]),
+            format_number(r["difference"]),
+            format_number(r["worst"]),
         ]
         for r in last.values()
     ]
     head = ["Model", "Numbers", "Evaluation: exact answers", "Greedy tokens that agree"]
-    return table([*head, "before the first that differs", "Mean of logprob differences", "largest"], rows)
+    return markdown_table([*head, "before the first that differs", "Mean of logprob differences", "largest"], rows)
 
 
-def panels(results: Results) -> list[Panel]:
+def chart_panels(results: Results) -> list[Panel]:
     """Return the panels of the chart."""
     found = []
     for load, (path, unit) in CHARTS.items():
         bars = [
-            Bar(who.title, middle(values) or 0, min(values), max(values), peer.startswith("parley"))
+            Bar(who.title, median_or_none(values) or 0, min(values), max(values), peer.startswith("parley"))
             for peer, who in PEERS.items()
             if (values := results.values(peer, load, path))
         ]
@@ -212,32 +226,32 @@ def panels(results: Results) -> list[Panel]:
 
 
 PARTS: dict[str, Callable[[Results], str]] = {
-    "machine": machine,
-    "targets": judged,
-    "loads": lambda results: loads(results, "0.5b"),
-    "stalls": stalls,
-    "tiny": lambda results: loads(results, "tiny"),
-    "servers": servers,
-    "quality": quality,
+    "machine": machine_part,
+    "targets": targets_table,
+    "loads": lambda results: loads_table(results, "0.5b"),
+    "stalls": stalls_table,
+    "tiny": lambda results: loads_table(results, "tiny"),
+    "servers": servers_table,
+    "quality": quality_table,
 }
 
 
 def main() -> None:
     source = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "results.jsonl"
-    results = Results(read(source))
+    results = Results(read_records(source))
     page = PAGE.read_text("utf-8")
     for name, make in PARTS.items():
         try:
-            page = fill(page, name, make(results))
+            page = fill_part(page, name, make(results))
         except LookupError as error:
             print(f"{name} is not changed: {error}", file=sys.stderr)
     for file in source.parent.glob("*.md"):
         try:
-            page = fill(page, file.stem, file.read_text("utf-8"))
+            page = fill_part(page, file.stem, file.read_text("utf-8"))
         except ValueError as error:
             print(f"{file} is skipped: {error}", file=sys.stderr)
     PAGE.write_text(page, "utf-8")
-    CHART.write_text(draw(panels(results)), "utf-8")
+    CHART.write_text(draw_chart(chart_panels(results)), "utf-8")
 
 
 if __name__ == "__main__":

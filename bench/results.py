@@ -16,7 +16,7 @@ from typing import Any
 Record = dict[str, Any]
 
 
-def read(path: Path) -> list[Record]:
+def read_records(path: Path) -> list[Record]:
     """Return all complete lines; the last one may be cut off."""
     records = []
     for line in path.read_text("utf-8").splitlines() if path.exists() else []:
@@ -27,7 +27,7 @@ def read(path: Path) -> list[Record]:
     return records
 
 
-def append(path: Path, record: Record) -> None:
+def append_record(path: Path, record: Record) -> None:
     """Append a line, which is on the disk on return. If the file ends in a partial line, that is terminated first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab+") as file:
@@ -47,7 +47,7 @@ class Turn:
     loads: tuple[str, ...]
 
 
-def plan(records: Sequence[Record], wanted: Mapping[str, Sequence[str]], turns: int) -> list[Turn]:
+def plan_turns(records: Sequence[Record], wanted: Mapping[str, Sequence[str]], turns: int) -> list[Turn]:
     """Return the remaining turns in order. Turns start at different places of the list, so no name is always last."""
     done = {(r["turn"], r["peer"], r["load"]) for r in records if r["kind"] == "load" and not r["result"]["errors"]}
     names = list(wanted)
@@ -74,16 +74,16 @@ class Results:
 
     def values(self, peer: str, load: str, path: str) -> list[float]:
         """Return a number of a load, from every turn that has it."""
-        found = [dig(run["result"], path) for run in self.runs(peer, load)]
+        found = [nested_number(run["result"], path) for run in self.runs(peer, load)]
         return [value for value in found if value is not None]
 
     def median(self, peer: str, load: str, path: str) -> float | None:
         """Return the median of ``values``."""
-        return middle(self.values(peer, load, path))
+        return median_or_none(self.values(peer, load, path))
 
-    def of(self, kind: str, peer: str, key: str) -> float | None:
+    def record_median(self, kind: str, peer: str, key: str) -> float | None:
         """Return the median of a number in records other than loads, such as the seconds of ``ready``."""
-        return middle([r[key] for r in self.records if r["kind"] == kind and r["peer"] == peer])
+        return median_or_none([r[key] for r in self.records if r["kind"] == kind and r["peer"] == peer])
 
     def limits(self, runs: Sequence[Record]) -> dict[str, float] | None:
         """Return the machine's limits around these runs: medians of the measurements before and after each."""
@@ -91,7 +91,7 @@ class Results:
         return {key: statistics.median(limits[key] for limits in around) for key in around[0]} if around else None
 
 
-def dig(result: Record, path: str) -> float | None:
+def nested_number(result: Record, path: str) -> float | None:
     """Return a number inside nested objects, or None."""
     value: Any = result
     for key in path.split("."):
@@ -99,7 +99,7 @@ def dig(result: Record, path: str) -> float | None:
     return value
 
 
-def middle(values: Sequence[float]) -> float | None:
+def median_or_none(values: Sequence[float]) -> float | None:
     """Return the median, or None if there are no values."""
     return statistics.median(values) if values else None
 

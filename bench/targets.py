@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from limits import Limits, Size
-from loads import LOADS, START, Mix
+from limits import Limits, ModelSize
+from loads import LOADS, START, LoadMix
 from peers import KV, PEERS
 from results import Results, ratio
 
@@ -37,12 +37,12 @@ class Target:
     unit: str = ""
     limit: Callable[[Results], float | None] = lambda results: None
 
-    def met(self, value: float) -> bool:
+    def meets_goal(self, value: float) -> bool:
         """Whether a value meets the goal."""
         return value >= self.goal if self.least else value <= self.goal
 
 
-def bound(results: Results, size: Size, peer: str, load: str, path: str, kind: str) -> float | None:
+def best_possible(results: Results, size: ModelSize, peer: str, load: str, path: str, kind: str) -> float | None:
     """Return the best possible value of a load's number, by the limits measured around its runs."""
     around = results.limits(results.runs(peer, load))
     if around is None:
@@ -50,53 +50,55 @@ def bound(results: Results, size: Size, peer: str, load: str, path: str, kind: s
     limits, mix = Limits(**around), LOADS[load]
     context = mix.shared + mix.own + mix.output / 2
     if path == TPOT:
-        return 1e3 * size.decode(limits, kind, mix.clients, context) if mix.clients == 1 else None
+        return 1e3 * size.decode_seconds(limits, kind, mix.clients, context) if mix.clients == 1 else None
     if path == TTFT:
-        return 1e3 * size.prefill(limits, kind, mix.own) if mix.clients == 1 else None
+        return 1e3 * size.prefill_seconds(limits, kind, mix.own) if mix.clients == 1 else None
     if path == RATE and load in ("c1", "c8", "c32", "prefix", "prefix32"):
-        return _rate(size, limits, kind, mix, context)
+        return _request_rate(size, limits, kind, mix, context)
     return None
 
 
-def _rate(size: Size, limits: Limits, kind: str, mix: Mix, context: float) -> float:
+def _request_rate(size: ModelSize, limits: Limits, kind: str, mix: LoadMix, context: float) -> float:
     """Return the requests per second if prompts are prefilled one after another and all clients share every step."""
-    prefill = mix.requests * size.prefill(limits, kind, mix.own, mix.shared)
+    prefill = mix.requests * size.prefill_seconds(limits, kind, mix.own, mix.shared)
     if mix.shared:
-        prefill += size.prefill(limits, kind, mix.shared)
+        prefill += size.prefill_seconds(limits, kind, mix.shared)
     steps = mix.requests / mix.clients * (mix.output - 1)
-    return mix.requests / (prefill + steps * size.decode(limits, kind, mix.clients, context))
+    return mix.requests / (prefill + steps * size.decode_seconds(limits, kind, mix.clients, context))
 
 
-def targets(sizes: Mapping[str, Size]) -> list[Target]:
+def list_targets(sizes: Mapping[str, ModelSize]) -> list[Target]:
     """Return all targets. ``sizes``: the model sizes of the folders that the 0.5B peers read."""
 
-    def against(ours: str, theirs: str, load: str, path: str) -> Callable[[Results], float | None]:
+    def ratio_against(ours: str, theirs: str, load: str, path: str) -> Callable[[Results], float | None]:
         return lambda results: ratio(results.median(ours, load, path), results.median(theirs, load, path))
 
     def at_best(ours: str, theirs: str, load: str, path: str, kind: str) -> Callable[[Results], float | None]:
         size = sizes["0.5b"]
-        return lambda results: ratio(bound(results, size, ours, load, path, kind), results.median(theirs, load, path))
+        return lambda results: ratio(
+            best_possible(results, size, ours, load, path, kind), results.median(theirs, load, path)
+        )
 
     found = []
 
-    def compare(what: str, ours: str, theirs: str, load: str, path: str, goal: float, least: bool) -> None:
+    def add_target(what: str, ours: str, theirs: str, load: str, path: str, goal: float, least: bool) -> None:
         kind = PEERS[ours].kind
         limit = at_best(ours, theirs, load, path, kind) if PEERS[ours].model != "tiny" else lambda results: None
-        found.append(Target(what, goal, least, against(ours, theirs, load, path), limit=limit))
+        found.append(Target(what, goal, least, ratio_against(ours, theirs, load, path), limit=limit))
 
     for kind, theirs, name, goals in (
         ("bf16", "vllm-bf16", "vLLM bf16", (1.15, 1.3, 0.9, 0.95, 1.2)),
         ("w8a8", "vllm-w8a8", "vLLM W8A8", (1.35, 1.5, 0.65, 0.85, 1.3)),
     ):
         ours, (c32, c8, tpot, ttft, prefix) = f"parley-{kind}", goals
-        compare(f"c32 req/s, {kind} over {name}", ours, theirs, "c32", RATE, c32, True)
-        compare(f"c8 req/s, {kind} over {name}", ours, theirs, "c8", RATE, c8, True)
-        compare(f"c1 TPOT, {kind} over {name}", ours, theirs, "c1", TPOT, tpot, False)
+        add_target(f"c32 req/s, {kind} over {name}", ours, theirs, "c32", RATE, c32, True)
+        add_target(f"c8 req/s, {kind} over {name}", ours, theirs, "c8", RATE, c8, True)
+        add_target(f"c1 TPOT, {kind} over {name}", ours, theirs, "c1", TPOT, tpot, False)
         other, title = ("llama-bf16", "llama.cpp bf16") if kind == "bf16" else ("openvino-int8", "OpenVINO int8")
-        compare(f"c1 TPOT, {kind} over {title}", ours, other, "c1", TPOT, 1.0, False)
+        add_target(f"c1 TPOT, {kind} over {title}", ours, other, "c1", TPOT, 1.0, False)
         if kind == "w8a8":
-            compare(f"c1 TPOT, int8 (its head too) over {title}", "parley-int8", other, "c1", TPOT, 1.0, False)
-        compare(f"c1 TTFT, {kind} over {name}", ours, theirs, "c1", TTFT, ttft, False)
+            add_target(f"c1 TPOT, int8 (its head too) over {title}", "parley-int8", other, "c1", TPOT, 1.0, False)
+        add_target(f"c1 TTFT, {kind} over {name}", ours, theirs, "c1", TTFT, ttft, False)
         share = 0.6 if kind == "bf16" else 0.36
         found.append(
             Target(
@@ -105,37 +107,47 @@ def targets(sizes: Mapping[str, Size]) -> list[Target]:
                 False,
                 lambda results, ours=ours: ratio(results.median(ours, "prefill", TTFT), PLAIN_TORCH_MS),
                 limit=lambda results, ours=ours, kind=kind: ratio(
-                    bound(results, sizes["0.5b"], ours, "prefill", TTFT, kind), PLAIN_TORCH_MS
+                    best_possible(results, sizes["0.5b"], ours, "prefill", TTFT, kind), PLAIN_TORCH_MS
                 ),
             )
         )
-        compare(f"prefill of 2,048, {kind} over torch forms bf16", ours, "torch-bf16", "prefill", TTFT, share, False)
+        add_target(f"prefill of 2,048, {kind} over torch forms bf16", ours, "torch-bf16", "prefill", TTFT, share, False)
         for load, clients in (("prefix", 8), ("prefix32", 32)):
             what = f"1,024 shared, {clients} at once, req/s, {kind} over {name}"
-            compare(what, ours, theirs, load, RATE, prefix, True)
-    compare("c1 TPOT, int4 over llama.cpp Q4_0", "parley-int4", "llama-q4", "c1", TPOT, 0.7, False)
+            add_target(what, ours, theirs, load, RATE, prefix, True)
+    add_target("c1 TPOT, int4 over llama.cpp Q4_0", "parley-int4", "llama-q4", "c1", TPOT, 0.7, False)
     for theirs, name in (("vllm-tiny", "vLLM"), ("llama-tiny", "llama.cpp")):
-        compare(f"10M model, 1-token replies, req/s over {name}", "parley-tiny", theirs, "api", RATE, 2.0, True)
-    compare("10M model, 64-token streams, tokens/s over vLLM", "parley-tiny", "vllm-tiny", "stream", TOKENS, 2.0, True)
+        add_target(f"10M model, 1-token replies, req/s over {name}", "parley-tiny", theirs, "api", RATE, 2.0, True)
+    add_target(
+        "10M model, 64-token streams, tokens/s over vLLM", "parley-tiny", "vllm-tiny", "stream", TOKENS, 2.0, True
+    )
     found.append(
-        Target("ready with the 0.5B model, bf16", 4.0, False, lambda r: r.of("ready", "parley-bf16", "seconds"), "s")
+        Target(
+            "ready with the 0.5B model, bf16",
+            4.0,
+            False,
+            lambda r: r.record_median("ready", "parley-bf16", "seconds"),
+            "s",
+        )
     )
     found.append(
         Target(
             "vLLM's start over parley's, bf16",
             12.0,
             True,
-            lambda r: ratio(r.of("ready", "vllm-bf16", "seconds"), r.of("ready", "parley-bf16", "seconds")),
+            lambda r: ratio(
+                r.record_median("ready", "vllm-bf16", "seconds"), r.record_median("ready", "parley-bf16", "seconds")
+            ),
         )
     )
     for kind in ("bf16", "w8a8"):
         peer = f"parley-{kind}"
         found.append(
             Target(
-                f"memory beyond weights and KV, {kind}",
+                f"memory extra_bytes weights and KV, {kind}",
                 600.0,
                 False,
-                lambda r, peer=peer, kind=kind: megabytes(beyond(r, peer, sizes["0.5b"], kind)),
+                lambda r, peer=peer, kind=kind: to_megabytes(extra_bytes(r, peer, sizes["0.5b"], kind)),
                 "MB",
             )
         )
@@ -144,24 +156,24 @@ def targets(sizes: Mapping[str, Size]) -> list[Target]:
                 f"ITL p99 at c8 while 4,000 tokens arrive, {kind}: --step-ms + a decode step",
                 1.0,
                 False,
-                lambda r, peer=peer: ratio(r.median(peer, "stall", "visitor.p99_ms"), allowed(r, peer)),
+                lambda r, peer=peer: ratio(r.median(peer, "stall", "visitor.p99_ms"), allowed_gap_ms(r, peer)),
             )
         )
     return found
 
 
-def allowed(results: Results, peer: str) -> float | None:
+def allowed_gap_ms(results: Results, peer: str) -> float | None:
     """Return the milliseconds that a stream may wait during a prefill: the step limit and one decode step."""
     step = results.median(peer, "c8", "itl_ms.p50")
     return None if step is None else STEP_MS + step
 
 
-def beyond(results: Results, peer: str, size: Size, kind: str) -> float | None:
+def extra_bytes(results: Results, peer: str, size: ModelSize, kind: str) -> float | None:
     """Return the bytes beyond weights and KV cache: when ready, before any KV is written, or at the end if more.
 
     At the end the cache holds all written KV, up to its size.
     """
-    start, end = (results.of(when, peer, "memory") for when in ("ready", "end"))
+    start, end = (results.record_median(when, peer, "memory") for when in ("ready", "end"))
     if start is None or end is None:
         return None
     last: dict[str, dict[str, Any]] = {}
@@ -172,9 +184,9 @@ def beyond(results: Results, peer: str, size: Size, kind: str) -> float | None:
     for r in last.values():
         visitor = r.get("visitor", {}).get("tokens", 0)
         written += r["prompt_tokens"] - r["cached_tokens"] + r["output_tokens"] + visitor
-    return max(start, end - min(written * size.kv, KV)) - size.bytes(kind)
+    return max(start, end - min(written * size.kv, KV)) - size.weight_bytes(kind)
 
 
-def megabytes(count: float | None) -> float | None:
+def to_megabytes(count: float | None) -> float | None:
     """Return bytes in MB."""
     return None if count is None else count / 1e6

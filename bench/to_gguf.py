@@ -13,7 +13,7 @@ import runpy
 import sys
 
 
-def missing(*_: object) -> None:
+def no_sentencepiece(*_: object) -> None:
     """Replace the sentencepiece reader: there is no such file."""
     raise FileNotFoundError("the vocabulary is in tokenizer.json")
 
@@ -24,6 +24,6 @@ if __name__ == "__main__":
     from conversion.base import TextModel  # type: ignore[import-not-found]
 
     TextModel.get_vocab_base_pre = lambda self, tokenizer: "qwen2"
-    TextModel._set_vocab_sentencepiece = missing
+    TextModel._set_vocab_sentencepiece = no_sentencepiece
     sys.argv = ["convert_hf_to_gguf.py", model, "--outtype", "bf16", "--outfile", out]
     runpy.run_path(f"{source}/convert_hf_to_gguf.py", run_name="__main__")

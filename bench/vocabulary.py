@@ -21,7 +21,7 @@ SCRIPTS = ((0x3B1, 0x3C9), (0x430, 0x44F), (0x5D0, 0x5EA), (0x627, 0x64A), (0xAC
 CODE = "{}[]()<>;:,.=+-*/\"'_#!?&|\\\n\t " + string.digits
 
 
-def _word(draw: random.Random) -> str:
+def _random_word(draw: random.Random) -> str:
     kind = draw.random()
     space = " " if draw.random() < 0.5 else ""
     if kind < 0.7:
@@ -33,16 +33,16 @@ def _word(draw: random.Random) -> str:
     return "".join(draw.choices(CODE, k=draw.randint(2, 5)))
 
 
-def write(folder: Path) -> None:
+def write_tokenizer(folder: Path) -> None:
     """Write the built-in model's tokenizer with SIZE tokens to an existing folder."""
     for name in ("tokenizer_config.json", "generation_config.json"):
-        shutil.copy(demo.folder() / name, folder / name)
-    content = json.loads((demo.folder() / "tokenizer.json").read_text("utf-8"))
+        shutil.copy(demo.model_folder() / name, folder / name)
+    content = json.loads((demo.model_folder() / "tokenizer.json").read_text("utf-8"))
     vocab, spell = content["model"]["vocab"], ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str
     draw = random.Random(0)
     number = 1 + max([*vocab.values(), *(token["id"] for token in content["added_tokens"])])
     while number < SIZE:
-        token = "".join(part for part, _ in spell(_word(draw)))
+        token = "".join(part for part, _ in spell(_random_word(draw)))
         if token not in vocab:
             vocab[token] = number
             number += 1

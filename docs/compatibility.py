@@ -185,7 +185,7 @@ def openapi() -> str:
                 for status, text in ((422, "The request is wrong."), (424, "The engine failed."), (429, "It is full."))
             }
         paths.setdefault(path, {})[method.lower()] = operation
-    info = {"title": "Text Generation Inference", "version": tgi.shared.SPOKEN}
+    info = {"title": "Text Generation Inference", "version": tgi.shared.TGI_VERSION}
     return json.dumps({"openapi": "3.0.3", "info": info, "paths": paths}, indent=1) + "\n"
 
 

@@ -9,8 +9,8 @@ import json
 from pathlib import Path
 
 from parley.text.parsing.calls import writer
-from parley.text.parsing.families import CALLS, THOUGHTS, Signs
-from parley.text.parsing.markup import names
+from parley.text.parsing.families import CALLS, THOUGHTS, TemplateSigns
+from parley.text.parsing.markup import family_names
 
 CALL = ("id", "f", {"a": 1})  # how each form writes it is shown
 
@@ -56,7 +56,7 @@ def cell(text: str) -> str:
     return f"````` {text} `````" if "`" in text else f"`{text}`"
 
 
-def told(signs: Signs) -> str:
+def told(signs: TemplateSigns) -> str:
     return " or ".join(" and ".join(map(cell, each)) for each in signs)
 
 
@@ -70,14 +70,14 @@ def page() -> str:
     rows += ["## Reasoning\n", "| Name | Marks | Told by |", "|---|---|---|"]
     for thoughts in THOUGHTS:
         called = ", ".join(f"`{name}`" for name in (thoughts.name, *thoughts.aliases))
-        marks = " … ".join(map(cell, (*thoughts.marks, *(thoughts.around or ()))))
+        marks = " … ".join(map(cell, (*thoughts.marks, *(thoughts.answer_wrapper or ()))))
         rows.append(f"| {called} | {marks} | {told(thoughts.signs) or 'its name; an answer begins with reasoning'} |")
     return "\n".join(rows) + "\n"
 
 
 def known() -> str:
     """The names of all families as the JSON that ``parley.settings.families`` reads."""
-    return json.dumps({"calls": names(CALLS), "thoughts": names(THOUGHTS)}, indent=1) + "\n"
+    return json.dumps({"calls": family_names(CALLS), "thoughts": family_names(THOUGHTS)}, indent=1) + "\n"
 
 
 if __name__ == "__main__":

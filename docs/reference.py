@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from parley.coordinator.config import Options, Static, Tls, rows
-from parley.settings.config import SERVE
+from parley.coordinator.config import CoordinatorOptions, CoordinatorTls, InstanceConfig, documented_keys
+from parley.settings.config import SERVE_OPTIONS
 from parley.settings.options import Option
 
 ESCAPED = r"\|"  # a bar inside a cell
@@ -82,16 +82,16 @@ def table(section: str, options: list[Option]) -> str:
         flag = option.name.upper() if option.positional else f"{option.flag} {option.kind.metavar}".rstrip()
         if option.is_switch and option.default:
             flag = f"--no-{option.name}"
-        default = option.unset or ("" if option.default in (None, []) else option.show(option.default))
-        about = option.help + (" Repeatable." if option.many else "")
-        variable = f"`{option.key}`" if option.variable else ""
+        default = option.unset_text or ("" if option.default in (None, []) else option.format_value(option.default))
+        about = option.help_text + (" Repeatable." if option.repeatable else "")
+        variable = f"`{option.variable_name}`" if option.configurable else ""
         rows.append(f"| `{flag.replace('|', ESCAPED)}` | {variable} | {default} | {about} |")
     return "\n".join(rows)
 
 
 def page() -> str:
     """The whole page."""
-    shown = [option for option in SERVE if not option.hidden]
+    shown = [option for option in SERVE_OPTIONS if not option.hidden]
     sections = dict.fromkeys(option.section for option in shown)
     tables = [table(section, [option for option in shown if option.section == section]) for section in sections]
     return INTRODUCTION + "\n".join(tables) + "\n"
@@ -100,9 +100,12 @@ def page() -> str:
 def cluster() -> str:
     """The whole page of the coordinator's file."""
     parts = [FILE]
-    for name, kind in (("Keys", Options), ("[[instances]]", Static), ("[tls]", Tls)):
+    for name, kind in (("Keys", CoordinatorOptions), ("[[instances]]", InstanceConfig), ("[tls]", CoordinatorTls)):
         parts += [f"\n## {name}\n\n| Key | Default | Is | What it does |\n|---|---|---|---|\n"]
-        parts += [f"| `{row.key}` | {row.default} | {row.range} | {row.help} |\n" for row in rows(kind)]
+        parts += [
+            f"| `{row.key}` | {row.default} | {row.allowed_range} | {row.description} |\n"
+            for row in documented_keys(kind)
+        ]
     return "".join(parts)
 
 

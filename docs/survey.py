@@ -17,15 +17,17 @@ from itertools import pairwise
 from typing import Any
 from unittest import mock
 
-from parley.dialects.dialect import Answer, Dialect, Head, Route
-from parley.dialects.facts import Card, Endpoint, Facts, Share
+from parley.dialects.dialect import Answer, Dialect, RequestContext, Route
+from parley.dialects.facts import Endpoint, EndpointShare, ModelCard, ServerFacts
 from parley.dialects.fields import Fields
 from parley.errors import ParleyError, Unsupported
 
 PATH = {"model": "m", "version": "1", "repo": "r", "region": "x", "endpoint": "e", "served": "m", "id": "i"}
-HEAD = Head("0f", 1, "fp", context=4096, path=PATH, headers={b"content-type": b"application/json"})
-FACTS = Facts("1", [Card("m", 1, 4096)], True)
-MADE = {"e": Endpoint("e", [Share("m", "m", 100)])}
+HEAD = RequestContext(
+    "0f", 1, "fp", context_length=4096, path_parts=PATH, headers={b"content-type": b"application/json"}
+)
+FACTS = ServerFacts("1", [ModelCard("m", 1, 4096)], True)
+MADE = {"e": Endpoint("e", [EndpointShare("m", "m", 100)])}
 WANTED: list[dict[str, Any]] = [  # what makes a body complete, one of them for each route
     {"messages": [{"role": "user", "content": "a"}]},
     {"prompt": "a"},
@@ -112,12 +114,12 @@ VALUES: dict[str, list[Any]] = {  # by the type that a reader asks for
     "array": [["a"], [1]],
     "objects": [[{}]],
     "object": [{}],
-    "free": [{"a": 1}],
-    "weights": [{"1": 1.0}],
-    "raw": [True, 1, "a", ["a"], {"a": 1}],
+    "free_object": [{"a": 1}],
+    "token_weights": [{"1": 1.0}],
+    "raw_value": [True, 1, "a", ["a"], {"a": 1}],
 }
 TYPES = {"strings": "string or array of strings", "integers": "array of integers", "objects": "array of objects",
-         "free": "object", "weights": "object of numbers by token id", "raw": "any"}  # fmt: skip
+         "free_object": "object", "token_weights": "object of numbers by token id", "raw_value": "any"}  # fmt: skip
 ALONE = "not alone"  # whatever the value, this member by itself makes no good body
 COUNTED = re.compile(r"\[\d+\]")
 
@@ -127,7 +129,7 @@ class Member:
     """A member of a body as its reader asks for it; ``how`` is the name of the method of ``Fields``."""
 
     path: str
-    how: str = "raw"
+    how: str = "raw_value"
     low: float | None = None
     high: float | None = None
     allowed: tuple[str, ...] = ()
@@ -166,10 +168,10 @@ def watched(found: Members) -> Iterator[None]:
 
         @functools.wraps(method)
         def asking(self: Fields, name: str, *args: Any, **kwargs: Any) -> Any:
-            path = COUNTED.sub("[]", self.path(name))
+            path = COUNTED.sub("[]", self.member_path(name))
             member = found.setdefault(path, Member(path))
             member.asked_text |= isinstance(self._data.get(name), str)
-            if member.how in ("raw", "array") and how not in ("has", "null", "raw"):
+            if member.how in ("raw_value", "array") and how not in ("has_value", "is_null", "raw_value"):
                 member.how = how
                 low, high = (*args[1:3], None, None)[:2] if how in ("integer", "number") else (None, None)
                 member.low, member.high = kwargs.get("low", low), kwargs.get("high", high)
@@ -179,9 +181,11 @@ def watched(found: Members) -> Iterator[None]:
         return asking
 
     def among(self: Fields, names: Collection[str]) -> list[str]:
-        return [name for name in names if self.has(name)]
+        return [name for name in names if self.has_value(name)]
 
-    with mock.patch.multiple(Fields, among=among, **{how: watch(how) for how in (*VALUES, "has", "null")}):
+    with mock.patch.multiple(
+        Fields, present_names=among, **{how: watch(how) for how in (*VALUES, "has_value", "is_null")}
+    ):
         yield
 
 
@@ -190,16 +194,16 @@ def ending(route: Route, body: dict[str, Any]) -> str:
     known = {
         "generate": (HEAD,),
         "embed": (HEAD,),
-        "halt": (HEAD,),
+        "abort": (HEAD,),
         "adapter": (HEAD,),
-        "ask": (HEAD, FACTS),
-        "count": (HEAD, FACTS),
+        "info": (HEAD, FACTS),
+        "summed_info": (HEAD, FACTS),
         "endpoint": (HEAD, FACTS, MADE),
     }
     arguments = known.get(route.kind, ())
-    assert route.read is not None
+    assert route.reader is not None
     try:
-        read = route.read(json.dumps(body).encode(), *arguments)
+        read = route.reader(json.dumps(body).encode(), *arguments)
     except Unsupported:
         return "unavailable"
     except ParleyError:
@@ -212,7 +216,7 @@ def ending(route: Route, body: dict[str, Any]) -> str:
 def members(route: Route) -> Members:
     """The members that a route reads, in the order in which it asks for them."""
     found: Members = {}
-    silent = route.read is None or route.method not in ("POST", "PUT", "PATCH") or route.kind == "reset"
+    silent = route.reader is None or route.method not in ("POST", "PUT", "PATCH") or route.kind == "reset"
     if silent or route.path.endswith("}/infer"):
         return found  # the members of an inference are tensors: the inputs of the model, which generate has as members
     base = next((body for body in WANTED if ending(route, body) == "taken"), {})

@@ -14,24 +14,37 @@ from parley.version import __version__
 if TYPE_CHECKING:
     from parley.errors import ParleyError
     from parley.llm import LLM, Answer, Completion
-    from parley.types import Chat, Event, Grammar, Message, Request, Sampling, Settings, Stop, Text, Tokens, Want
+    from parley.types import (
+        Chat,
+        Event,
+        Grammar,
+        Message,
+        OutputOptions,
+        Request,
+        Sampling,
+        Settings,
+        StopConditions,
+        Text,
+        Tokens,
+    )
 
-_HOMES = {
+_NAME_MODULES = {
     "parley.llm": ("LLM", "Answer", "Completion"),
     "parley.errors": ("ParleyError",),
     "parley.types": (
-        "Chat", "Event", "Grammar", "Message", "Request", "Sampling", "Settings", "Stop", "Text", "Tokens", "Want",
+        "Chat", "Event", "Grammar", "Message", "OutputOptions", "Request", "Sampling", "Settings", "StopConditions", "Text",
+        "Tokens",
     ),
 }  # fmt: skip
 
 __all__ = [
-    "LLM", "Answer", "Chat", "Completion", "Event", "Grammar", "Message", "ParleyError", "Request", "Sampling",
-    "Settings", "Stop", "Text", "Tokens", "Want", "__version__",
+    "LLM", "Answer", "Chat", "Completion", "Event", "Grammar", "Message", "OutputOptions", "ParleyError", "Request",
+    "Sampling", "Settings", "StopConditions", "Text", "Tokens", "__version__",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
+    for home, names in _NAME_MODULES.items():
         if name in names:
             return getattr(import_module(home), name)
     raise AttributeError(f"module 'parley' has no attribute {name!r}")

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 BUILT_IN = "parley-demo"
-WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
-NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+DOWNLOAD_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
-Report = Callable[[str, float], None]  # called with the stage and the progress, 0..1
+ReportProgress = Callable[[str, float], None]  # called with the stage and the progress, 0..1
 
 
 class ModelMissing(Exception):
@@ -32,38 +32,38 @@ def served_name(model: str | None) -> str:
     return Path(os.path.abspath(os.path.expanduser(model))).name if _is_path(model) else model  # links keep their name
 
 
-def resolve(model: str | None, report: Report = lambda stage, fraction: None) -> Path:
+def resolve_model(model: str | None, report: ReportProgress = lambda stage, fraction: None) -> Path:
     """Return the folder of a model; download it if necessary. Blocks. Raises ModelMissing.
 
     ``model`` is a folder, a hub name (``owner/name``, optionally ``@revision``), or None or "parley-demo" for the
     built-in one. A complete entry of the Hugging Face cache is used as it is, without asking the network.
     """
-    folder = find(model)
+    folder = find_model(model)
     if folder is None:
         assert model is not None  # only a hub name can be missing here
-        folder = _download(model, report)
-    return checked(folder, model or BUILT_IN)
+        folder = _download_model(model, report)
+    return check_model_folder(folder, model or BUILT_IN)
 
 
-def find(model: str | None) -> Path | None:
+def find_model(model: str | None) -> Path | None:
     """Return a model's folder on this machine, complete or not; None for a hub name without a complete cache entry."""
     if not model or model == BUILT_IN:
         from parley import demo
 
-        return Path(demo.folder())
+        return Path(demo.model_folder())
     if _is_path(model):
         return Path(model).expanduser().resolve()
-    return _cached(model)
+    return _find_cached(model)
 
 
-def checked(folder: Path, model: str) -> Path:
+def check_model_folder(folder: Path, model: str) -> Path:
     """Return the folder if it contains all files of a model. Raises ModelMissing, naming the first that is missing."""
-    if lacking := missing(folder):
-        raise ModelMissing(f"{model} cannot be served: {lacking}.")
+    if problem := folder_problem(folder):
+        raise ModelMissing(f"{model} cannot be served: {problem}.")
     return folder
 
 
-def missing(folder: Path) -> str:
+def folder_problem(folder: Path) -> str:
     """Return the reason why a folder is not a model, as a clause; empty if it is one."""
     if not os.path.exists(folder):  # unlike Path.exists, it never raises for odd names
         return "there is no such folder"
@@ -81,34 +81,34 @@ def missing(folder: Path) -> str:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"its {index.name} cannot be read"
     absent = [shard for shard in shards if not (folder / str(shard)).is_file()]
-    return f"{len(absent)} of its {len(shards)} weight files are missing, first {absent[0]}" if absent else ""
+    return f"{len(absent)} of its {len(shards)} weight files are folder_problem, first {absent[0]}" if absent else ""
 
 
 def _is_path(model: str) -> bool:
     """Whether a name refers to a folder: it looks like a path, or a file of that name exists."""
-    return model.startswith((".", "/", "~")) or os.path.exists(model) or not NAME.fullmatch(model.partition("@")[0])
+    return model.startswith((".", "/", "~")) or os.path.exists(model) or not HUB_NAME.fullmatch(model.partition("@")[0])
 
 
-def _wanted(model: str) -> tuple[str, dict[str, Any]]:
+def _download_arguments(model: str) -> tuple[str, dict[str, Any]]:
     """Return a hub name and the arguments of the download: weights and text files of the top folder, the revision."""
     name, _, revision = model.partition("@")
     # Sub-folders hold other formats of the same weights; 1_Pooling describes how an encoder pools its vectors.
-    return name, {"revision": revision or None, "allow_patterns": WANTED, "ignore_patterns": ["[!1]*/*"]}
+    return name, {"revision": revision or None, "allow_patterns": DOWNLOAD_PATTERNS, "ignore_patterns": ["[!1]*/*"]}
 
 
-def _cached(model: str) -> Path | None:
+def _find_cached(model: str) -> Path | None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-    name, wanted = _wanted(model)
+    name, arguments = _download_arguments(model)
     try:
-        folder = Path(snapshot_download(name, local_files_only=True, **wanted))
+        folder = Path(snapshot_download(name, local_files_only=True, **arguments))
     except (LocalEntryNotFoundError, HFValidationError):
         return None
-    return None if missing(folder) else folder
+    return None if folder_problem(folder) else folder
 
 
-def _download(model: str, report: Report) -> Path:
+def _download_model(model: str, report: ReportProgress) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -119,48 +119,48 @@ def _download(model: str, report: Report) -> Path:
         RevisionNotFoundError,
     )
 
-    name, wanted = _wanted(model)
+    name, arguments = _download_arguments(model)
     report("downloading", 0.0)
     try:
-        return Path(snapshot_download(name, tqdm_class=_bar(report), **wanted))
+        return Path(snapshot_download(name, tqdm_class=_progress_bar_class(report), **arguments))
     except GatedRepoError:
-        why = "it is open only to users who accepted its terms; accept them on the hub and set HF_TOKEN"
+        reason = "it is open only to users who accepted its terms; accept them on the hub and set HF_TOKEN"
     except RepositoryNotFoundError:
-        why = "the hub knows no such model (a private one needs HF_TOKEN)"
+        reason = "the hub knows no such model (a private one needs HF_TOKEN)"
     except RevisionNotFoundError:
-        why = "the hub has no such revision of it"
+        reason = "the hub has no such revision of it"
     except HFValidationError:
-        why = "it is neither a folder nor a valid name on the hub"
+        reason = "it is neither a folder nor a valid name on the hub"
     except LocalEntryNotFoundError as error:
         state = "has a fault" if isinstance(error.__cause__, HfHubHTTPError) else "cannot be reached"
-        why = f"it is neither a folder nor in the Hugging Face cache, and the hub {state}; copy it here or try again"
+        reason = f"it is neither a folder nor in the Hugging Face cache, and the hub {state}; copy it here or try again"
     except HfHubHTTPError as error:
-        why = f"the hub answered with status {error.response.status_code}; try again later"
+        reason = f"the hub answered with status {error.response.status_code}; try again later"
     except Exception as error:  # disk or network; huggingface_hub passes on its HTTP client's errors
-        what = getattr(error, "strerror", None) or type(error).__name__
-        why = f"the download failed ({what}); check disk and network, and try again"
-    raise ModelMissing(f"{model} cannot be served: {why}.")
+        cause = getattr(error, "strerror", None) or type(error).__name__
+        reason = f"the download failed ({cause}); check disk and network, and try again"
+    raise ModelMissing(f"{model} cannot be served: {reason}.")
 
 
-def _bar(report: Report) -> type:
+def _progress_bar_class(report: ReportProgress) -> type:
     """Return a class with tqdm's interface that reports the downloaded share of bytes instead of drawing a bar."""
     from huggingface_hub.utils import tqdm
 
     lock = threading.Lock()
 
-    class Bar(tqdm):
+    class ProgressBar(tqdm):
         def __init__(self, *args: Any, **kwargs: Any):
             super().__init__(*args, **kwargs | {"disable": True})
-            self.bytes = kwargs.get("unit") == "B"
-            self.total, self.seen = kwargs.get("total") or 0, kwargs.get("initial") or 0
+            self.counts_bytes = kwargs.get("unit") == "B"
+            self.total, self.downloaded = kwargs.get("total") or 0, kwargs.get("initial") or 0
 
         def update(self, n: float | None = 1) -> None:
             with lock:
-                self.seen += n or 0
-                if self.bytes and self.total:
-                    report("downloading", min(1.0, self.seen / self.total))
+                self.downloaded += n or 0
+                if self.counts_bytes and self.total:
+                    report("downloading", min(1.0, self.downloaded / self.total))
 
         def refresh(self, *args: Any, **kwargs: Any) -> None:
             pass
 
-    return Bar
+    return ProgressBar

@@ -19,7 +19,7 @@ from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from parley.dialects import vectors
-from parley.dialects.dialect import Head, Reply
+from parley.dialects.dialect import Reply, RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.openai.chat import ChatReply
 from parley.dialects.openai.completions import CompletionReply
@@ -27,20 +27,33 @@ from parley.dialects.openai.embeddings import EmbeddingReply
 from parley.engine.protocol import Engine
 from parley.engine.remote import RemoteEngine
 from parley.errors import Invalid, WrongType
-from parley.hub import resolve, served_name
+from parley.hub import resolve_model, served_name
 from parley.serving.generation import Generation
 from parley.serving.options import ServerOptions
-from parley.serving.request_metrics import Tally
-from parley.serving.served_model import Model
-from parley.types import Delta, Done, Event, Grammar, Reason, Request, Scored, Settings, Token, ToolCall, Usage, Vector
-from parley.web.logs import Note
+from parley.serving.request_metrics import RequestMetrics
+from parley.serving.served_model import ServedModel
+from parley.types import (
+    ChoiceDelta,
+    ChoiceDone,
+    Event,
+    FinishReason,
+    Grammar,
+    PromptScored,
+    PromptVector,
+    Request,
+    Settings,
+    TokenInfo,
+    ToolCall,
+    Usage,
+)
+from parley.web.logs import AccessLogEntry
 from parley.worker.thread import LocalEngine
 
 T = TypeVar("T")
-Input = str | list[int]  # text or token ids
-Turn = dict[str, Any]  # a message in the OpenAI API's format
+PromptInput = str | list[int]  # text or token ids
+ChatMessage = dict[str, Any]  # a message in the OpenAI API's format
 
-UNBOUNDED = 1 << 40  # queue limit: a script waits for its own work, so there are no other clients to protect
+UNBOUNDED_QUEUE = 1 << 40  # queue limit: a script waits for its own work, so there are no other clients to protect
 
 
 @dataclasses.dataclass
@@ -50,8 +63,8 @@ class Completion:
     text: str = ""
     reasoning: str = ""
     tool_calls: list[ToolCall] = dataclasses.field(default_factory=list)
-    tokens: list[Token] = dataclasses.field(default_factory=list)
-    finish: Reason = "stop"
+    tokens: list[TokenInfo] = dataclasses.field(default_factory=list)
+    finish: FinishReason = "stop"
     stop: str | int | None = None  # the stop string or stop id that ended it
 
 
@@ -61,7 +74,7 @@ class Answer:
 
     completions: list[Completion]
     usage: Usage
-    prompt: list[Token] = dataclasses.field(default_factory=list)
+    prompt: list[TokenInfo] = dataclasses.field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -95,74 +108,74 @@ class LLM:
         self._thread = threading.Thread(target=self._loop.run_forever, name="parley-llm", daemon=True)
         self._thread.start()
         self._closed = False
-        self._model: Model | None = None
+        self._model: ServedModel | None = None
         try:
-            folder = str(resolve(model))
+            folder = str(resolve_model(model))
             plan = Settings(model=folder, adapters=dict(adapters or {}), **settings)
             engine: Engine = LocalEngine(plan) if in_process else RemoteEngine(plan, name=served_name(model))
-            self._model = Model((served_name(model),), plan, engine, ServerOptions(max_queue=UNBOUNDED))
-            self._wait(self._model.load())
+            self._model = ServedModel((served_name(model),), plan, engine, ServerOptions(max_queue=UNBOUNDED_QUEUE))
+            self._run_blocking(self._model.load_engine())
         except BaseException:
             self.close()
             raise
 
-    def generate(self, prompt: Input | Sequence[Input], **options: Any) -> Any:
+    def generate(self, prompt: PromptInput | Sequence[PromptInput], **options: Any) -> Any:
         """Continue one prompt (returns an Answer) or several at once (returns a list); each is text or token ids."""
-        return self._wait(self._generate(prompt, options))
+        return self._run_blocking(self._generate_answers(prompt, options))
 
-    def chat(self, messages: Sequence[Turn], **options: Any) -> Answer:
+    def chat(self, messages: Sequence[ChatMessage], **options: Any) -> Answer:
         """Answer a conversation. ``chat_template_kwargs={"enable_thinking": True}`` goes to the chat template."""
-        return self._wait(self._answer(_request(messages, options)))
+        return self._run_blocking(self._answer_request(_build_request(messages, options)))
 
-    def embed(self, texts: Sequence[Input], **options: Any) -> list[list[float]]:
+    def embed(self, texts: Sequence[PromptInput], **options: Any) -> list[list[float]]:
         """Return an embedding for each text or list of token ids.
 
         ``dimensions=256`` shortens the vectors, ``prompt_name="query"`` puts one of the model's own prompts before the
         texts, ``truncate_prompt_tokens=-1`` truncates texts that are too long.
         """
-        return self._wait(self._embed(texts, options))
+        return self._run_blocking(self._embed_texts(texts, options))
 
-    def stream(self, prompt: Input | Sequence[Turn], **options: Any) -> Iterator[str]:
+    def stream(self, prompt: PromptInput | Sequence[ChatMessage], **options: Any) -> Iterator[str]:
         """Yield pieces of the first completion's text as they are generated.
 
         ``prompt`` is text, token ids or a conversation. Leaving the loop early cancels the request.
         """
-        pieces = self._pieces(_request(prompt, options))
+        pieces = self._stream_pieces(_build_request(prompt, options))
         try:
-            while (piece := self._wait(_next(pieces))) is not None:
+            while (piece := self._run_blocking(_next_piece(pieces))) is not None:
                 yield piece
         finally:
             if not self._closed:
-                self._wait(pieces.aclose())
+                self._run_blocking(pieces.aclose())
 
-    async def agenerate(self, prompt: Input | Sequence[Input], **options: Any) -> Any:
+    async def agenerate(self, prompt: PromptInput | Sequence[PromptInput], **options: Any) -> Any:
         """Do the same as ``generate``, as a coroutine."""
-        return await self._follow(self._generate(prompt, options))
+        return await self._run_awaited(self._generate_answers(prompt, options))
 
-    async def achat(self, messages: Sequence[Turn], **options: Any) -> Answer:
+    async def achat(self, messages: Sequence[ChatMessage], **options: Any) -> Answer:
         """Do the same as ``chat``, as a coroutine."""
-        return await self._follow(self._answer(_request(messages, options)))
+        return await self._run_awaited(self._answer_request(_build_request(messages, options)))
 
-    async def aembed(self, texts: Sequence[Input], **options: Any) -> list[list[float]]:
+    async def aembed(self, texts: Sequence[PromptInput], **options: Any) -> list[list[float]]:
         """Do the same as ``embed``, as a coroutine."""
-        return await self._follow(self._embed(texts, options))
+        return await self._run_awaited(self._embed_texts(texts, options))
 
-    async def astream(self, prompt: Input | Sequence[Turn], **options: Any) -> AsyncIterator[str]:
+    async def astream(self, prompt: PromptInput | Sequence[ChatMessage], **options: Any) -> AsyncIterator[str]:
         """Do the same as ``stream``, as an async generator."""
-        pieces = self._pieces(_request(prompt, options))
+        pieces = self._stream_pieces(_build_request(prompt, options))
         try:
-            while (piece := await self._follow(_next(pieces))) is not None:
+            while (piece := await self._run_awaited(_next_piece(pieces))) is not None:
                 yield piece
         finally:
             if not self._closed:
-                await self._follow(pieces.aclose())
+                await self._run_awaited(pieces.aclose())
 
     def close(self) -> None:
         """Stop the engine and free its memory. Requests that are still running end with an error."""
         if self._closed:
             return
         if self._model is not None:
-            self._wait(self._model.close())
+            self._run_blocking(self._model.close_engine())
         self._closed = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -174,20 +187,20 @@ class LLM:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+    def _run_blocking(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in our event loop and block until it ends. An interrupted caller cancels it."""
-        future = self._begin(work)
+        future = self._submit_coroutine(work)
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
 
-    async def _follow(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _run_awaited(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in our event loop, awaited from another loop."""
-        return await asyncio.wrap_future(self._begin(work))
+        return await asyncio.wrap_future(self._submit_coroutine(work))
 
-    def _begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+    def _submit_coroutine(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         if self._closed:
             work.close()
             raise RuntimeError("This LLM was closed.")
@@ -195,89 +208,91 @@ class LLM:
 
     # The methods below run in our event loop.
 
-    async def _generate(self, prompt: Input | Sequence[Input], options: dict[str, Any]) -> Answer | list[Answer]:
+    async def _generate_answers(
+        self, prompt: PromptInput | Sequence[PromptInput], options: dict[str, Any]
+    ) -> Answer | list[Answer]:
         if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
-            return await self._answer(_request(prompt, options))
-        requests = [_request(one, options) for one in prompt]
+            return await self._answer_request(_build_request(prompt, options))
+        requests = [_build_request(prompt_input, options) for prompt_input in prompt]
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._answer(request)) for request in requests]
+            tasks = [group.create_task(self._answer_request(request)) for request in requests]
         return [task.result() for task in tasks]
 
-    async def _answer(self, request: Request) -> Answer:
+    async def _answer_request(self, request: Request) -> Answer:
         answer = Answer([Completion() for _ in range(request.n)], Usage())
-        async with self._generation(request) as generation:
-            while events := await generation.next():
+        async with self._open_generation(request) as generation:
+            while events := await generation.next_events():
                 for event in events:
-                    _fold(answer, event)
+                    _add_event(answer, event)
             answer.usage = generation.usage
         return answer
 
-    async def _embed(self, texts: Sequence[Input], options: dict[str, Any]) -> list[list[float]]:
+    async def _embed_texts(self, texts: Sequence[PromptInput], options: dict[str, Any]) -> list[list[float]]:
         assert self._model is not None, "loaded in __init__"
         if not texts:
             return []
-        found: dict[int, bytes] = {}
-        context = self._model.info.max_model_len
-        request = _read(EmbeddingReply, {"input": list(texts), **options}, context)
-        async with self._generation(request) as generation:
-            while events := await generation.next():
-                found |= {event.prompt: event.values for event in events if isinstance(event, Vector)}
-        return [vectors.numbers(found[number]) for number in range(len(texts))]
+        embeddings: dict[int, bytes] = {}
+        context = self._model.model_info.max_model_len
+        request = _read_with_dialect(EmbeddingReply, {"input": list(texts), **options}, context)
+        async with self._open_generation(request) as generation:
+            while events := await generation.next_events():
+                embeddings |= {event.prompt: event.values for event in events if isinstance(event, PromptVector)}
+        return [vectors.vector_numbers(embeddings[number]) for number in range(len(texts))]
 
-    async def _pieces(self, request: Request) -> AsyncGenerator[str, None]:
-        async with self._generation(request) as generation:
-            while events := await generation.next():
+    async def _stream_pieces(self, request: Request) -> AsyncGenerator[str, None]:
+        async with self._open_generation(request) as generation:
+            while events := await generation.next_events():
                 for event in events:
-                    if isinstance(event, Delta) and event.index == 0 and event.part == "content" and event.text:
+                    if isinstance(event, ChoiceDelta) and event.index == 0 and event.part == "content" and event.text:
                         yield event.text
 
     @asynccontextmanager
-    async def _generation(self, request: Request) -> AsyncIterator[Generation]:
+    async def _open_generation(self, request: Request) -> AsyncIterator[Generation]:
         assert self._model is not None, "loaded in __init__"
-        tally = Tally(self._model.metrics, Note(), time.perf_counter())
+        tally = RequestMetrics(self._model.metrics, AccessLogEntry(), time.perf_counter())
         generation = Generation(self._model, request, tally)
         try:
-            await generation.begin()
+            await generation.submit_request()
             yield generation
         finally:
             generation.close()
 
 
-async def _next(pieces: AsyncGenerator[str, None]) -> str | None:
+async def _next_piece(pieces: AsyncGenerator[str, None]) -> str | None:
     return await anext(pieces, None)
 
 
-class _Members(dict[str, Any]):
+class _OptionMembers(dict[str, Any]):
     """The options as members of a body. Records the names that were read; all others are reported as unknown."""
 
     def __init__(self, members: dict[str, Any]):
         super().__init__(members)
-        self.asked: set[str] = set()
+        self.names_read: set[str] = set()
 
     def __getitem__(self, name: str) -> Any:
-        self.asked.add(name)
+        self.names_read.add(name)
         return super().__getitem__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        self.asked.add(name)
+        self.names_read.add(name)
         return super().get(name, default)
 
     def __contains__(self, name: object) -> bool:
-        self.asked.add(str(name))
+        self.names_read.add(str(name))
         return super().__contains__(name)
 
 
-def _request(prompt: Any, options: dict[str, Any]) -> Request:
+def _build_request(prompt: Any, options: dict[str, Any]) -> Request:
     """Build a Request for text, token ids or a conversation. Raises BadRequest for a wrong option or value."""
-    grammar = _form(options)
+    grammar = _read_grammar(options)
     options = {name: value for name, value in options.items() if name not in ("schema", "grammar")}
-    request = _body(prompt, options)
+    request = _read_prompt(prompt, options)
     if grammar is not None:
         request.grammar = grammar
     return request
 
 
-def _form(options: dict[str, Any]) -> Grammar | None:
+def _read_grammar(options: dict[str, Any]) -> Grammar | None:
     """Return the grammar that ``schema`` or ``grammar`` asks for. Raises Invalid, WrongType."""
     schema, grammar = options.get("schema"), options.get("grammar")
     if schema is not None and grammar is not None:
@@ -289,30 +304,32 @@ def _form(options: dict[str, Any]) -> Grammar | None:
     raise WrongType("grammar must be text or a parley.types.Grammar.", field="grammar")
 
 
-def _body(prompt: Any, options: dict[str, Any]) -> Request:
-    talk = isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], dict)
-    if talk:
-        return _read(ChatReply, {**options, "messages": prompt})
-    return _read(CompletionReply, {**options, "prompt": prompt})
+def _read_prompt(prompt: Any, options: dict[str, Any]) -> Request:
+    is_chat = isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], dict)
+    if is_chat:
+        return _read_with_dialect(ChatReply, {**options, "messages": prompt})
+    return _read_with_dialect(CompletionReply, {**options, "prompt": prompt})
 
 
-def _read(reply: Callable[[Fields, Head], Reply], body: dict[str, Any], context: int = 0) -> Request:
+def _read_with_dialect(
+    reply: Callable[[Fields, RequestContext], Reply], body: dict[str, Any], context: int = 0
+) -> Request:
     """Read a body with a dialect's reply class. Raises BadRequest for a wrong option or value."""
-    members = _Members({"model": "", **body})
+    members = _OptionMembers({"model": "", **body})
     adapter = members.pop("adapter", None)
-    request = reply(Fields(members), Head(secrets.token_hex(8), int(time.time()), "", context)).request
+    request = reply(Fields(members), RequestContext(secrets.token_hex(8), int(time.time()), "", context)).request
     request.adapter = adapter
-    unknown = sorted(members.keys() - members.asked)
+    unknown = sorted(members.keys() - members.names_read)
     if unknown:
-        near = get_close_matches(unknown[0], members.asked, 1)
+        near = get_close_matches(unknown[0], members.names_read, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise Invalid(f"There is no option {unknown[0]!r}.{hint}", field=unknown[0])
     return request
 
 
-def _fold(answer: Answer, event: Event) -> None:
+def _add_event(answer: Answer, event: Event) -> None:
     match event:
-        case Delta(index=index, text=text, part=part, tokens=tokens, call=call):
+        case ChoiceDelta(index=index, text=text, part=part, tokens=tokens, call=call):
             completion = answer.completions[index]
             completion.tokens += tokens
             if part == "content":
@@ -324,8 +341,8 @@ def _fold(answer: Answer, event: Event) -> None:
             elif call is not None:
                 last = completion.tool_calls[call.index]
                 completion.tool_calls[call.index] = ToolCall(last.id, last.name, last.arguments + call.arguments)
-        case Scored(tokens=tokens):
+        case PromptScored(tokens=tokens):
             answer.prompt = tokens
-        case Done(index=index, reason=reason, stop=stop):
+        case ChoiceDone(index=index, reason=reason, stop=stop):
             answer.completions[index].finish = reason
             answer.completions[index].stop = stop

@@ -25,7 +25,7 @@ FLOORS = (
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS, 1) for room in rooms}
 TORCH_ROOMS = {"model", "native", "demo"}
-HEAVY = {"torch", "transformers"}
+TORCH_PACKAGES = {"torch", "transformers"}
 
 
 def room_of(module: str) -> str:
@@ -33,47 +33,49 @@ def room_of(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
-def imported(file: Path) -> set[str]:
+def imported_modules(file: Path) -> set[str]:
     """Return all modules that a file imports: at its top, inside functions, and for type checkers."""
     package = ["parley", *file.relative_to(PACKAGE).parent.parts]
-    found: set[str] = set()
+    modules: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text("utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             parent = package[: len(package) + 1 - node.level] if node.level else []
             origin = ".".join([*parent, *(node.module or "").split(".")]).strip(".")
             for alias in node.names:
                 name = f"{origin}.{alias.name}"
-                found.add(name if name in MODULES else origin)
-    return found
+                modules.add(name if name in MODULES else origin)
+    return modules
 
 
-def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+def import_circles(graph: dict[str, set[str]]) -> list[list[str]]:
     """Return the groups of modules that all reach each other."""
 
-    def reached(name: str) -> set[str]:
+    def reachable_from(name: str) -> set[str]:
         found, new = set(), set(graph[name])
         while new:
             found |= new
             new = set().union(*(graph[other] for other in new)) - found
         return found
 
-    above = {name: reached(name) for name in graph}
-    groups = {frozenset(other for other in above[name] if name in above[other]) for name in graph}
+    reachable = {name: reachable_from(name) for name in graph}
+    groups = {frozenset(other for other in reachable[name] if name in reachable[other]) for name in graph}
     return sorted(sorted(group) for group in groups if group)
 
 
 def test_finds_import_circles():
     graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"d"}, "e": {"a"}, "f": set()}
-    assert circles(graph) == [["a", "b", "c"], ["d"]]
+    assert import_circles(graph) == [["a", "b", "c"], ["d"]]
 
 
 def test_imports_make_no_circle():
     """The package's own file is left out: it loads each public name when it is first used."""
-    graph = {name: imported(file) & MODULES.keys() - {"parley"} for name, file in MODULES.items() if name != "parley"}
+    graph = {
+        name: imported_modules(file) & MODULES.keys() - {"parley"} for name, file in MODULES.items() if name != "parley"
+    }
     assert len(graph) > 350
-    assert circles(graph) == []
+    assert import_circles(graph) == []
 
 
 def test_every_room_has_a_floor():
@@ -87,7 +89,7 @@ def test_room_imports_only_from_floors_below(room: str):
         f"{name} imports {other}"
         for name, file in MODULES.items()
         if room_of(name) == room
-        for other in imported(file) & MODULES.keys()
+        for other in imported_modules(file) & MODULES.keys()
         if room_of(other) != room and FLOOR_OF.get(room_of(other), 99) >= FLOOR_OF[room]
     ]
     assert upward == []
@@ -104,10 +106,10 @@ def test_architecture_page_lists_these_floors():
 def test_room_does_not_import_torch(room: str):
     for name, file in MODULES.items():
         if room_of(name) == room:
-            assert not {other.split(".")[0] for other in imported(file)} & HEAVY, file
+            assert not {other.split(".")[0] for other in imported_modules(file)} & TORCH_PACKAGES, file
 
 
 def test_coordinator_imports_neither_instance_nor_worker():
     for name, file in MODULES.items():
         if room_of(name) == "coordinator":
-            assert not [other for other in imported(file) if room_of(other) in ("instance", "worker")], file
+            assert not [other for other in imported_modules(file) if room_of(other) in ("instance", "worker")], file

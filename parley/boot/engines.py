@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from parley.engine.fake import FAKE, FakeEngine
+from parley.engine.fake import FAKE_MODEL, FakeEngine
 from parley.engine.protocol import Engine
-from parley.engine.remote import OWN_HOST, RemoteEngine
-from parley.serving.options import EngineKind, Offer
+from parley.engine.remote import ENGINE_COMMAND, RemoteEngine
+from parley.serving.options import EngineKind, OfferedModel
 from parley.types import Settings
 from parley.worker.thread import LocalEngine
 
@@ -18,7 +18,7 @@ EngineFactory = Callable[[Settings, str], Engine]  # the second argument is the 
 
 def remote_engine(settings: Settings, name: str) -> Engine:
     """Return an engine in a process of its own."""
-    return RemoteEngine(settings, command=OWN_HOST, name=name)
+    return RemoteEngine(settings, command=ENGINE_COMMAND, name=name)
 
 
 def local_engine(settings: Settings, name: str) -> Engine:
@@ -28,16 +28,16 @@ def local_engine(settings: Settings, name: str) -> Engine:
 
 def scripted_engine(settings: Settings, name: str) -> Engine:
     """Return an engine without a model, for the token ids of any tokenizer."""
-    return FakeEngine(info=msgspec.structs.replace(FAKE, vocab_size=1 << 24))
+    return FakeEngine(info=msgspec.structs.replace(FAKE_MODEL, vocab_size=1 << 24))
 
 
-ENGINES: dict[EngineKind, EngineFactory] = {
+ENGINE_FACTORIES: dict[EngineKind, EngineFactory] = {
     "process": remote_engine,
     "thread": local_engine,
     "scripted": scripted_engine,
 }
 
 
-def make_engine(offer: Offer) -> Engine:
+def make_engine(offer: OfferedModel) -> Engine:
     """Return an engine of the kind that the offer names."""
-    return ENGINES[offer.engine](offer.settings, offer.names[0])
+    return ENGINE_FACTORIES[offer.engine](offer.settings, offer.names[0])

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from parley.cli.client import Client, ClientError, connect
-from parley.settings.config import CLIENT
-from parley.settings.kinds import choice, duration, integer, switch, text
-from parley.settings.options import Config, ConfigError, Option, nearest
+from parley.cli.client import ClientError, OpenAIClient, client_from_options
+from parley.settings.config import CLIENT_OPTIONS
+from parley.settings.kinds import choice_kind, duration_kind, integer_kind, switch_kind, text_kind
+from parley.settings.options import ConfigError, Option, ResolvedOptions, did_you_mean
 
 if TYPE_CHECKING:
-    from parley.dialects.bench import Api
+    from parley.dialects.bench import BenchApi
 
 # Named here because --help must not import the dialects; a test compares this with the APIs that declare a bench.
 BENCH_APIS = ("openai", "chat", "tgi", "triton", "vllm", "mindie")
@@ -30,97 +30,123 @@ usage: parley bench [options]
 Sends streaming requests to a running server and prints latencies and rates. Exit code 1 if any request failed."""
 
 OPTIONS = [
-    Option("model", text("NAME"), "The server's model to measure.", unset="its first", section="load"),
-    Option("api", choice(*BENCH_APIS), "API to speak.", "openai", section="load"),
+    Option("model", text_kind("NAME"), "The server's model to measure.", unset_text="its first", section="load"),
+    Option("api", choice_kind(*BENCH_APIS), "API to speak.", "openai", section="load"),
     Option(
-        "concurrency", integer(1, 10_000), "Concurrent requests; a list, as 1,8,32.", [1, 8], section="load", many=True
+        "concurrency",
+        integer_kind(1, 10_000),
+        "Concurrent requests; a list, as 1,8,32.",
+        [1, 8],
+        section="load",
+        repeatable=True,
     ),
-    Option("requests", integer(1), "Requests per concurrency.", section="load", unset="4 for each at once, 16 or more"),
-    Option("prompt-len", integer(1), "Prompt length in tokens.", 256, section="load"),
-    Option("output-len", integer(1), "Output length in tokens.", 64, section="load"),
-    Option("shared-prefix", integer(0), "Leading tokens that all prompts share.", 0, section="load"),
-    Option("warm-up", integer(0), "Requests before the measurement.", section="load", unset="one for each at once"),
-    Option("seed", integer(0), "The same seed gives the same prompts.", 0, section="load"),
-    Option("timeout", duration(), "Time limit of one request.", 600.0, section="load"),
-    Option("json", switch(), "Print JSON, one line per concurrency.", False, section="output"),
-    *CLIENT,
+    Option(
+        "requests",
+        integer_kind(1),
+        "Requests per concurrency.",
+        section="load",
+        unset_text="4 for each at once, 16 or more",
+    ),
+    Option("prompt-len", integer_kind(1), "Prompt length in tokens.", 256, section="load"),
+    Option("output-len", integer_kind(1), "Output length in tokens.", 64, section="load"),
+    Option("shared-prefix", integer_kind(0), "Leading tokens that all prompts share.", 0, section="load"),
+    Option(
+        "warm-up",
+        integer_kind(0),
+        "Requests before the measurement.",
+        section="load",
+        unset_text="one for each at once",
+    ),
+    Option("seed", integer_kind(0), "The same seed gives the same prompts.", 0, section="load"),
+    Option("timeout", duration_kind(), "Time limit of one request.", 600.0, section="load"),
+    Option("json", switch_kind(), "Print JSON, one line per concurrency.", False, section="output"),
+    *CLIENT_OPTIONS,
 ]
 
-WORDS = (
+SAMPLE_WORDS = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
     "part place case week company system program question work government number night point home water room mother "
     "area money story fact month lot right study book eye job word business issue side kind head house service friend "
     "father power hour game line end member law car city community name president team minute idea body information "
     "back parent face others level office door health person art war history party result change morning reason"
 )
-BEGINS = ("Ġ", "▁")  # the space before a word, in vocabularies
+WORD_SPACES = ("Ġ", "▁")  # the space before a word, in vocabularies
 WARM_OUTPUT = 8  # tokens: enough to run every kind of step once
 
 
-def run(config: Config) -> int:
+def run(config: ResolvedOptions) -> int:
     """Measure the server at each concurrency and print a row for each. Return 1 if any request failed."""
     if config["shared-prefix"] > config["prompt-len"]:
         raise ConfigError(f"--shared-prefix must be at most --prompt-len, which is {config['prompt-len']}.")
-    client = connect(config)
+    client = client_from_options(config)
     try:
-        names = client.models()
+        names = client.list_models()
         name = config["model"] or (names[0] if names else "")
         if name not in names:
-            raise ClientError(f"The server has no model {name}.{nearest(name, names)}")
-        pool = _pool(client, name, bench_api(config))
-        if config["shared-prefix"] > config["prompt-len"] - pool.frame or pool.frame >= config["prompt-len"]:
-            raise ClientError(f"This API adds {pool.frame} tokens to every prompt: increase --prompt-len.")
+            raise ClientError(f"The server has no model {name}.{did_you_mean(name, names)}")
+        pool = _fetch_token_pool(client, name, bench_api(config))
+        if (
+            config["shared-prefix"] > config["prompt-len"] - pool.added_tokens
+            or pool.added_tokens >= config["prompt-len"]
+        ):
+            raise ClientError(f"This API adds {pool.added_tokens} tokens to every prompt: increase --prompt-len.")
     except ClientError as error:
         print(f"parley: {error}", file=sys.stderr)
         return 1
     failed = 0
     if not config["json"]:
-        print(HEADER)
-    for result in _measure(config, client, name, pool):
+        print(TABLE_HEADER)
+    for result in _measure_loads(config, client, name, pool):
         failed += result["errors"]
-        print(json.dumps(result) if config["json"] else row(result), flush=True)
-        for line in complaints(result, config):
+        print(json.dumps(result) if config["json"] else format_row(result), flush=True)
+        for line in result_warnings(result, config):
             print(f"parley: {line}", file=sys.stderr)
     return 1 if failed else 0
 
 
 @dataclass(frozen=True)
-class Pool:
+class TokenPool:
     """The tokens that prompts are made of: ids of ordinary words, with their texts if the API takes only text.
 
     ``added_tokens``: number of tokens that the server adds around such a text.
     """
 
     pieces: dict[int, str]
-    frame: int = 0
+    added_tokens: int = 0
 
-    def prompt(self, ids: list[int], api: Api) -> list[int] | str:
+    def make_prompt(self, ids: list[int], api: BenchApi) -> list[int] | str:
         """Return a prompt of these tokens: ids, or their text if the API takes only text."""
-        return ids if api.ids else "".join(self.pieces[id] for id in ids)
+        return ids if api.takes_token_ids else "".join(self.pieces[token_id] for token_id in ids)
 
 
-def _pool(client: Client, model: str, api: Api) -> Pool:
+def _fetch_token_pool(client: OpenAIClient, model: str, api: BenchApi) -> TokenPool:
     """Ask the server for usable tokens. Raises ClientError if its ``/tokenize`` does not return enough."""
-    words = {"model": model, "prompt": WORDS, "add_special_tokens": False, "return_token_strs": True}
-    told = _tokens(client, words)
-    pieces = dict(zip(told["tokens"], told.get("token_strs") or [""] * len(told["tokens"]), strict=False))
-    if not api.ids:  # a piece that begins a word is the same token in any context
-        pieces = {id: " " + piece[1:] for id, piece in pieces.items() if piece[:1] in BEGINS and len(piece) > 1}
+    words = {"model": model, "prompt": SAMPLE_WORDS, "add_special_tokens": False, "return_token_strs": True}
+    answer = _tokenize(client, words)
+    pieces = dict(zip(answer["tokens"], answer.get("token_strs") or [""] * len(answer["tokens"]), strict=False))
+    if not api.takes_token_ids:  # a piece that begins a word is the same token in any context
+        pieces = {
+            token_id: " " + piece[1:]
+            for token_id, piece in pieces.items()
+            if piece[:1] in WORD_SPACES and len(piece) > 1
+        }
     if len(pieces) < 2:
-        raise ClientError(f"{client.address} has no /tokenize that gives token ids; prompts of exact length need it.")
-    pool = Pool(dict(sorted(pieces.items())))
-    if api.ids:
+        raise ClientError(
+            f"{client.address} has no /tokenize that gives token ids; random_prompts of exact length need it."
+        )
+    pool = TokenPool(dict(sorted(pieces.items())))
+    if api.takes_token_ids:
         return pool
     sample = list(pool.pieces) * 8
-    text = pool.prompt(sample, api)
-    asked = {"messages": [{"role": "user", "content": text}]} if api.talks else {"prompt": text}
-    return Pool(pool.pieces, len(_tokens(client, {"model": model, **asked})["tokens"]) - len(sample))
+    text = pool.make_prompt(sample, api)
+    prompt_body = {"messages": [{"role": "user", "content": text}]} if api.is_chat else {"prompt": text}
+    return TokenPool(pool.pieces, len(_tokenize(client, {"model": model, **prompt_body})["tokens"]) - len(sample))
 
 
-def _tokens(client: Client, body: dict[str, Any]) -> dict[str, Any]:
+def _tokenize(client: OpenAIClient, body: dict[str, Any]) -> dict[str, Any]:
     try:
-        told = client.call("POST", "/tokenize", body)
-        return told | {"tokens": [int(token) for token in told["tokens"]]}
+        answer = client.call_json("POST", "/tokenize", body)
+        return answer | {"tokens": [int(token) for token in answer["tokens"]]}
     except ClientError as error:
         if error.status != 404:
             raise
@@ -129,76 +155,80 @@ def _tokens(client: Client, body: dict[str, Any]) -> dict[str, Any]:
     return {"tokens": []}
 
 
-def _measure(config: Config, client: Client, model: str, pool: Pool) -> Iterator[dict[str, Any]]:
+def _measure_loads(
+    config: ResolvedOptions, client: OpenAIClient, model: str, pool: TokenPool
+) -> Iterator[dict[str, Any]]:
     import asyncio
 
     import uvloop
 
-    from parley.cli.load import Load, summary
-    from parley.dialects.bench import Shape
+    from parley.cli.load import LoadGenerator, summarize_load
+    from parley.dialects.bench import LoadShape
 
     keys = config["api-key"]
     lengths = {name.replace("-", "_"): config[name] for name in ("prompt-len", "output-len", "shared-prefix", "seed")}
 
-    def load(output: int) -> Load:
-        shape = Shape(model, output, config["timeout"])
-        return Load(client.address, keys[0] if keys else None, shape, bench_api(config))
+    def make_load(output: int) -> LoadGenerator:
+        shape = LoadShape(model, output, config["timeout"])
+        return LoadGenerator(client.address, keys[0] if keys else None, shape, bench_api(config))
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         for concurrency in config["concurrency"]:
             count = config["requests"] or max(16, 4 * concurrency)
             warm = concurrency if config["warm-up"] is None else config["warm-up"]
             if warm:  # with another prefix, so that the first measured request has no prefix hit
-                warming = prompts(pool, config, warm, f"warm {config['seed']} {concurrency}")
-                runner.run(load(min(WARM_OUTPUT, config["output-len"])).run(warming, concurrency))
-            measured = load(config["output-len"])
-            batch = prompts(pool, config, count, f"{config['seed']} {concurrency}")
-            samples, wall = runner.run(measured.run(batch, concurrency))
+                warming = random_prompts(pool, config, warm, f"warm {config['seed']} {concurrency}")
+                runner.run(make_load(min(WARM_OUTPUT, config["output-len"])).run_load(warming, concurrency))
+            measured = make_load(config["output-len"])
+            batch = random_prompts(pool, config, count, f"{config['seed']} {concurrency}")
+            samples, wall = runner.run(measured.run_load(batch, concurrency))
             yield {
                 "model": model,
                 "api": config["api"],
                 **lengths,
-                **summary(samples, wall, concurrency, measured.shape),
+                **summarize_load(samples, wall, concurrency, measured.shape),
             }
 
 
-def bench_api(config: Config) -> Api:
+def bench_api(config: ResolvedOptions) -> BenchApi:
     """Return the API that the option ``api`` names."""
     from parley.cli.apis import APIS
 
     return APIS[config["api"]]
 
 
-def prompts(pool: Pool, config: Config, count: int, seed: str) -> list[list[int] | str]:
+def random_prompts(pool: TokenPool, config: ResolvedOptions, count: int, seed: str) -> list[list[int] | str]:
     """Return random prompts of exactly ``prompt-len`` tokens. All share the first ``shared-prefix`` tokens."""
     random_, api, ids = random.Random(seed), bench_api(config), list(pool.pieces)
     shared = random_.choices(ids, k=config["shared-prefix"])
-    own = config["prompt-len"] - len(shared) - pool.frame
-    return [pool.prompt(shared + random_.choices(ids, k=own), api) for _ in range(count)]
+    own = config["prompt-len"] - len(shared) - pool.added_tokens
+    return [pool.make_prompt(shared + random_.choices(ids, k=own), api) for _ in range(count)]
 
 
 COLUMNS = (("TTFT ms", "ttft_ms"), ("TPOT ms", "tpot_ms"), ("ITL ms", "itl_ms"))
-HEADER = (
+TABLE_HEADER = (
     f"{'at once':>7} {'requests':>8} {'errors':>6}  "
     + "  ".join(f"{name + ' p50':>11} {'p99':>8}" for name, _ in COLUMNS)
     + f"  {'tok/s each p50':>14} {'p99':>7}  {'all':>8} {'req/s':>7}"
 )
 
 
-def row(result: dict[str, Any]) -> str:
+def format_row(result: dict[str, Any]) -> str:
     """Return one line of the table."""
-    times = "  ".join(f"{_short(result[key]['p50']):>11} {_short(result[key]['p99']):>8}" for _, key in COLUMNS)
+    times = "  ".join(
+        f"{_format_number(result[key]['p50']):>11} {_format_number(result[key]['p99']):>8}" for _, key in COLUMNS
+    )
     head = f"{result['concurrency']:>7} {result['requests']:>8} {result['errors']:>6}"
     each = result["each_tokens_per_second"]
-    rates = f"{_short(each['p50']):>14} {_short(each['p99']):>7}  {result['output_tokens_per_second']:>8.1f}"
+    rates = f"{_format_number(each['p50']):>14} {_format_number(each['p99']):>7}  {result['output_tokens_per_second']:>8.1f}"
     return f"{head}  {times}  {rates} {result['requests_per_second']:>7.2f}"
 
 
-def _short(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
-def complaints(result: dict[str, Any], config: Config) -> list[str]:
+def result_warnings(result: dict[str, Any], config: ResolvedOptions) -> list[str]:
     """Return the reasons to distrust a result: failures, short answers, unexpected prompt lengths."""
     lines = [f"{count} requests failed: {reason}" for reason, count in result["reasons"].items()]
     good = result["requests"] - result["errors"]

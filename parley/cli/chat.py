@@ -14,11 +14,11 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-from parley.cli.client import Client, ClientError, connect
-from parley.cli.spawn import start
-from parley.settings.config import CLIENT
-from parley.settings.kinds import choice, integer, number, text
-from parley.settings.options import Config, ConfigError, Option, explain, nearest
+from parley.cli.client import ClientError, OpenAIClient, client_from_options
+from parley.cli.spawn import spawn_server
+from parley.settings.config import CLIENT_OPTIONS
+from parley.settings.kinds import choice_kind, integer_kind, number_kind, text_kind
+from parley.settings.options import ConfigError, Option, ResolvedOptions, did_you_mean, format_help
 
 USAGE = """\
 usage: parley chat [MODEL] [options]
@@ -26,30 +26,32 @@ usage: parley chat [MODEL] [options]
 Talks to the server at --url. Without --url, to one on port 8000, or else to one that runs only as long as the chat.
 Lines that begin with / are commands: /help lists them."""
 
-SETTINGS: list[Option] = [
-    Option("temperature", number(0, 2), "0 always takes the most probable token.", section="answers"),
-    Option("top-p", number(0, 1), "Sample from the most probable tokens up to this total.", section="answers"),
-    Option("top-k", integer(0), "Sample from this many most probable tokens; 0 means all.", section="answers"),
-    Option("min-p", number(0, 1), "Drop tokens below this share of the best one.", section="answers"),
-    Option("repetition-penalty", number(0.01, 10), "Above 1 discourages repetition.", section="answers"),
-    Option("presence-penalty", number(-2, 2), "Discourage tokens that occurred.", section="answers"),
-    Option("frequency-penalty", number(-2, 2), "Discourage tokens by how often they occurred.", section="answers"),
-    Option("seed", integer(0), "The same seed gives the same answer.", section="answers"),
-    Option("max-tokens", integer(1), "Longest answer, in tokens.", section="answers"),
-    Option("stop", text(), "End the answer before this text.", section="answers"),
-    Option("thinking", choice("on", "off"), "Let the model think first, if it can.", section="answers"),
+ANSWER_OPTIONS: list[Option] = [
+    Option("temperature", number_kind(0, 2), "0 always takes the most probable token.", section="answers"),
+    Option("top-p", number_kind(0, 1), "Sample from the most probable tokens up to this total.", section="answers"),
+    Option("top-k", integer_kind(0), "Sample from this many most probable tokens; 0 means all.", section="answers"),
+    Option("min-p", number_kind(0, 1), "Drop tokens below this share of the best one.", section="answers"),
+    Option("repetition-penalty", number_kind(0.01, 10), "Above 1 discourages repetition.", section="answers"),
+    Option("presence-penalty", number_kind(-2, 2), "Discourage tokens that occurred.", section="answers"),
+    Option("frequency-penalty", number_kind(-2, 2), "Discourage tokens by how often they occurred.", section="answers"),
+    Option("seed", integer_kind(0), "The same seed gives the same answer.", section="answers"),
+    Option("max-tokens", integer_kind(1), "Longest answer, in tokens.", section="answers"),
+    Option("stop", text_kind(), "End the answer before this text.", section="answers"),
+    Option("thinking", choice_kind("on", "off"), "Let the model think first, if it can.", section="answers"),
 ]
 
 OPTIONS = [
-    Option("model", text("MODEL"), "Model to start a server with.", unset="the built-in model", positional=True),
-    Option("name", text("NAME"), "The server's model to talk to.", unset="its first"),
-    Option("question", text(), "Ask this, print the answer and exit.", short="-q"),
-    Option("system", text(), "System prompt."),
-    *SETTINGS,
-    *CLIENT,
+    Option(
+        "model", text_kind("MODEL"), "Model to start a server with.", unset_text="the built-in model", positional=True
+    ),
+    Option("name", text_kind("NAME"), "The server's model to talk to.", unset_text="its first"),
+    Option("question", text_kind(), "Ask this, print the answer and exit.", short="-q"),
+    Option("system", text_kind(), "System prompt."),
+    *ANSWER_OPTIONS,
+    *CLIENT_OPTIONS,
 ]
 
-HELP = """\
+CHAT_HELP = """\
 /system TEXT      set the system prompt (without TEXT: remove it)
 /set NAME VALUE   change a sampling setting (without VALUE: the server's default)
 /show             show model, system prompt and settings
@@ -61,17 +63,19 @@ HELP = """\
 Ctrl-C stops an answer."""
 
 
-class Chat:
+class Conversation:
     """One conversation: its turns, its settings, and its server."""
 
-    def __init__(self, client: Client, model: str, system: str | None = None, settings: dict[str, Any] | None = None):
+    def __init__(
+        self, client: OpenAIClient, model: str, system: str | None = None, settings: dict[str, Any] | None = None
+    ):
         self.client = client
         self.model = model
         self.system = system
         self.settings = dict(settings or {})
         self.turns: list[dict[str, str]] = []
 
-    def body(self) -> dict[str, Any]:
+    def request_body(self) -> dict[str, Any]:
         """Return the request body: the whole conversation and the changed settings."""
         start = [{"role": "system", "content": self.system}] if self.system else []
         body: dict[str, Any] = {"model": self.model, "messages": start + self.turns, "stream": True}
@@ -82,7 +86,7 @@ class Chat:
                 body[name.replace("-", "_")] = value
         return body
 
-    def ask(self, question: str) -> Generator[tuple[str, str], None, None]:
+    def ask_question(self, question: str) -> Generator[tuple[str, str], None, None]:
         """Stream the answer as (part, text), where part is "content" or "reasoning".
 
         The answer received so far becomes part of the conversation when it ends or the caller stops; a question without
@@ -91,8 +95,8 @@ class Chat:
         self.turns.append({"role": "user", "content": question})
         answer: list[str] = []
         try:
-            with contextlib.closing(self.client.stream("/v1/chat/completions", self.body())) as events:
-                for part, piece in _pieces(events):
+            with contextlib.closing(self.client.stream_events("/v1/chat/completions", self.request_body())) as events:
+                for part, piece in _answer_pieces(events):
                     if part == "content":
                         answer.append(piece)
                     yield part, piece
@@ -102,49 +106,51 @@ class Chat:
             else:
                 self.turns.pop()
 
-    def command(self, line: str) -> str | None:
+    def run_slash_command(self, line: str) -> str | None:
         """Execute a line that begins with a slash. Return the text to print, or None to exit. Raises ConfigError."""
         name, _, rest = line.partition(" ")
         rest = rest.strip()
         if name in ("/bye", "/exit", "/quit"):
             return None
         if name == "/help":
-            return f"{HELP}\n{explain(SETTINGS)}".replace(" --", " ")
+            return f"{CHAT_HELP}\n{format_help(ANSWER_OPTIONS)}".replace(" --", " ")
         if name == "/system":
             self.system = rest or None
             return "System prompt set." if rest else "System prompt removed."
         if name == "/set":
-            return self._set(*rest.partition(" ")[::2])
+            return self._change_setting(*rest.partition(" ")[::2])
         if name == "/show":
-            return self._show()
+            return self._show_settings()
         if name == "/clear":
             self.turns.clear()
             return "Conversation cleared."
         if name == "/save":
-            return self._save(rest)
-        raise ConfigError(f"Unknown command {name}.{nearest(name, ['/' + word for word in COMMANDS])}")
+            return self._save_conversation(rest)
+        raise ConfigError(f"Unknown command {name}.{did_you_mean(name, ['/' + word for word in SLASH_COMMANDS])}")
 
-    def _set(self, name: str, value: str) -> str:
-        option = next((o for o in SETTINGS if o.name == name.replace("_", "-")), None)
+    def _change_setting(self, name: str, value: str) -> str:
+        option = next((o for o in ANSWER_OPTIONS if o.name == name.replace("_", "-")), None)
         if option is None:
-            names = [o.name for o in SETTINGS]
-            raise ConfigError(f"Unknown setting {name!r}.{nearest(name, names) or ' Known: ' + ', '.join(names) + '.'}")
+            names = [o.name for o in ANSWER_OPTIONS]
+            raise ConfigError(
+                f"Unknown setting {name!r}.{did_you_mean(name, names) or ' Known: ' + ', '.join(names) + '.'}"
+            )
         if not value.strip():
             self.settings.pop(option.name, None)
             return f"{option.name} is the server's default."
-        self.settings[option.name] = option.read(value.strip(), option.name)
-        return f"{option.name} is {option.show(self.settings[option.name])}."
+        self.settings[option.name] = option.parse_raw(value.strip(), option.name)
+        return f"{option.name} is {option.format_value(self.settings[option.name])}."
 
-    def _show(self) -> str:
+    def _show_settings(self) -> str:
         rows = [("server", str(self.client.address)), ("model", self.model), ("system", self.system or "(none)")]
-        rows += [(o.name, o.show(self.settings[o.name])) for o in SETTINGS if o.name in self.settings]
+        rows += [(o.name, o.format_value(self.settings[o.name])) for o in ANSWER_OPTIONS if o.name in self.settings]
         rows += [("turns", str(len(self.turns)))]
         return "\n".join(f"{name:<18} {value}" for name, value in rows)
 
-    def _save(self, file: str) -> str:
+    def _save_conversation(self, file: str) -> str:
         if not file:
             raise ConfigError("/save needs the name of a file.")
-        body = self.body()
+        body = self.request_body()
         del body["stream"]
         try:
             Path(file).expanduser().write_text(json.dumps(body, indent=2, ensure_ascii=False) + "\n", "utf-8")
@@ -153,10 +159,10 @@ class Chat:
         return f"Saved to {file}."
 
 
-COMMANDS = ("help", "system", "set", "show", "save", "clear", "bye")
+SLASH_COMMANDS = ("help", "system", "set", "show", "save", "clear", "bye")
 
 
-def _pieces(events: Iterator[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+def _answer_pieces(events: Iterator[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     for event in events:
         for part in event.get("choices") or []:
             delta = part.get("delta") or {}
@@ -166,51 +172,51 @@ def _pieces(events: Iterator[dict[str, Any]]) -> Iterator[tuple[str, str]]:
                 yield "content", content
 
 
-def run(config: Config) -> int:
+def run(config: ResolvedOptions) -> int:
     """Hold the conversation that the options describe. Return the exit code."""
     try:
-        with _server(config) as client:
-            names = client.models()
+        with _open_server(config) as client:
+            names = client.list_models()
             name = config["name"] or (names[0] if names else "")
             if name not in names:
-                print(f"parley: The server has no model {name}.{nearest(name, names)}", file=sys.stderr)
+                print(f"parley: The server has no model {name}.{did_you_mean(name, names)}", file=sys.stderr)
                 return 1
-            settings = {o.name: config[o.name] for o in SETTINGS if config[o.name] is not None}
-            chat = Chat(client, name, config["system"], settings)
+            settings = {o.name: config[o.name] for o in ANSWER_OPTIONS if config[o.name] is not None}
+            chat = Conversation(client, name, config["system"], settings)
             if config["question"]:
-                return 0 if answer(chat, config["question"]) else 1
-            return talk(chat) if sys.stdin.isatty() else feed(chat)
+                return 0 if print_answer(chat, config["question"]) else 1
+            return read_terminal(chat) if sys.stdin.isatty() else answer_lines(chat)
     except ClientError as error:
         print(f"parley: {error}", file=sys.stderr)
         return 1
 
 
 @contextlib.contextmanager
-def _server(config: Config) -> Iterator[Client]:
+def _open_server(config: ResolvedOptions) -> Iterator[OpenAIClient]:
     """Yield a client of the server at --url, of one that runs already, or of one started until the block ends."""
     if config["url"] and config["model"]:
         raise ConfigError("MODEL starts a new server; with --url, use --name to choose one of its models.")
-    client = connect(config)
-    if config["url"] or (not config["model"] and _serves(client)):
+    client = client_from_options(config)
+    if config["url"] or (not config["model"] and _is_serving(client)):
         yield client
     else:
-        with start(config["model"]) as client:
+        with spawn_server(config["model"]) as client:
             yield client
 
 
-def _serves(client: Client) -> bool:
+def _is_serving(client: OpenAIClient) -> bool:
     try:
-        return bool(client.models())
+        return bool(client.list_models())
     except ClientError as error:
         return error.status in (401, 403)  # it runs, but the key is wrong
 
 
-def answer(chat: Chat, question: str) -> bool:
+def print_answer(chat: Conversation, question: str) -> bool:
     """Print the answer as it arrives. Return False if it failed. Reasoning is shown, dimmed, only in a terminal."""
     colour = sys.stdout.isatty()
     thinking = False
     try:
-        with contextlib.closing(chat.ask(question)) as pieces:
+        with contextlib.closing(chat.ask_question(question)) as pieces:
             for part, piece in pieces:
                 if colour and thinking != (part == "reasoning"):
                     thinking = not thinking
@@ -227,23 +233,23 @@ def answer(chat: Chat, question: str) -> bool:
         print("\x1b[0m" if thinking else "", flush=True)
 
 
-def feed(chat: Chat) -> int:
+def answer_lines(chat: Conversation) -> int:
     """Answer every line of standard input. Return the exit code."""
-    good = True
+    succeeded = True
     for line in map(str.strip, sys.stdin):
         if line.startswith("/"):
-            if (done := _obey(chat, line)) is None:
+            if (done := _execute_line(chat, line)) is None:
                 break
-            good &= done
+            succeeded &= done
         elif line:
-            good &= answer(chat, line)
-    return 0 if good else 1
+            succeeded &= print_answer(chat, line)
+    return 0 if succeeded else 1
 
 
-def talk(chat: Chat) -> int:
+def read_terminal(chat: Conversation) -> int:
     """Read lines from the terminal until /bye or Ctrl-D. Return the exit code."""
     print(f"{chat.model} at {chat.client.address}. /help lists commands, /bye exits.")
-    with _history():
+    with _line_history():
         while True:
             try:
                 line = input(">>> ").strip()
@@ -254,30 +260,30 @@ def talk(chat: Chat) -> int:
                 print("\n/bye or Ctrl-D ends the conversation.")
                 continue
             if line.startswith("/"):
-                if _obey(chat, line) is None:
+                if _execute_line(chat, line) is None:
                     return 0
             elif line:
                 try:
-                    answer(chat, line)
+                    print_answer(chat, line)
                 except KeyboardInterrupt:
                     print("(stopped)")
 
 
-def _obey(chat: Chat, line: str) -> bool | None:
+def _execute_line(chat: Conversation, line: str) -> bool | None:
     """Return whether a command worked, or None if it ends the conversation."""
     try:
-        said = chat.command(line)
+        output = chat.run_slash_command(line)
     except ConfigError as error:
         print(f"parley: {error}", file=sys.stderr)
         return False
-    if said is None:
+    if output is None:
         return None
-    print(said)
+    print(output)
     return True
 
 
 @contextlib.contextmanager
-def _history() -> Iterator[None]:
+def _line_history() -> Iterator[None]:
     """Enable line editing, with the history of earlier conversations."""
     try:
         import readline

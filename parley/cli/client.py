@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from parley.dialects.bench import reason
-from parley.settings.options import Config, ConfigError
+from parley.dialects.bench import error_message
+from parley.settings.options import ConfigError, ResolvedOptions
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -27,7 +27,7 @@ class ClientError(Exception):
 
 
 @dataclass(frozen=True)
-class Address:
+class ServerAddress:
     """The address of a server, without the ``/v1`` that many users append."""
 
     scheme: str
@@ -36,7 +36,7 @@ class Address:
     path: str
 
     @classmethod
-    def parse(cls, url: str) -> Address:
+    def parse_url(cls, url: str) -> ServerAddress:
         """Parse a URL. Raises ConfigError unless it is an http or https URL."""
         whole = url if "://" in url else f"http://{url}"
         try:
@@ -57,17 +57,17 @@ class Address:
         return f"{self.scheme}://{self.authority}{self.path}"
 
 
-class Client:
+class OpenAIClient:
     """Calls one server. Each call opens and closes its own connection."""
 
-    def __init__(self, address: Address, key: str | None = None, timeout: float = 600.0):
+    def __init__(self, address: ServerAddress, key: str | None = None, timeout: float = 600.0):
         self.address = address
         self.headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         self.timeout = timeout
 
-    def call(self, method: str, path: str, body: Any = None, timeout: float | None = None) -> Any:
+    def call_json(self, method: str, path: str, body: Any = None, timeout: float | None = None) -> Any:
         """Return the JSON response of a route. Raises ClientError."""
-        connection, answer = self._open(method, path, body, timeout)
+        connection, answer = self._send_request(method, path, body, timeout)
         try:
             return json.loads(answer.read() or b"null")
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -75,9 +75,9 @@ class Client:
         finally:
             connection.close()
 
-    def stream(self, path: str, body: Any) -> Generator[dict[str, Any], None, None]:
+    def stream_events(self, path: str, body: Any) -> Generator[dict[str, Any], None, None]:
         """Yield the events of a streaming route. Closing the generator closes the connection. Raises ClientError."""
-        connection, answer = self._open("POST", path, body, None)
+        connection, answer = self._send_request("POST", path, body, None)
         try:
             for line in answer:
                 if not line.startswith(b"data:"):
@@ -87,7 +87,7 @@ class Client:
                     return
                 event = json.loads(data)
                 if "error" in event:
-                    raise ClientError(reason(event) or "The server ended the answer with an error.")
+                    raise ClientError(error_message(event) or "The server ended the answer with an error.")
                 yield event
             raise ClientError("The server closed the connection before the answer was complete.")
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -95,14 +95,14 @@ class Client:
         finally:
             connection.close()
 
-    def models(self) -> list[str]:
+    def list_models(self) -> list[str]:
         """Return the names of the server's models. Raises ClientError."""
         try:
-            return [str(model["id"]) for model in self.call("GET", "/v1/models", timeout=10)["data"]]
+            return [str(model["id"]) for model in self.call_json("GET", "/v1/models", timeout=10)["data"]]
         except (KeyError, TypeError):
             raise ClientError(f"The server at {self.address} does not speak the OpenAI API.") from None
 
-    def _open(
+    def _send_request(
         self, method: str, path: str, body: Any, timeout: float | None
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         kind = http.client.HTTPSConnection if self.address.scheme == "https" else http.client.HTTPConnection
@@ -119,13 +119,13 @@ class Client:
             raise ClientError(f"No server answers at {self.address} ({type(error).__name__}).") from None
         connection.close()
         try:
-            why = reason(json.loads(refusal))
+            why = error_message(json.loads(refusal))
         except ValueError:
             why = ""
         raise ClientError(why or f"{self.address}{path} answered with status {answer.status}.", answer.status)
 
 
-def connect(config: Config) -> Client:
+def client_from_options(config: ResolvedOptions) -> OpenAIClient:
     """Return a client as the options ``url`` and ``api-key`` say. Raises ConfigError."""
     keys = config["api-key"]
-    return Client(Address.parse(config["url"] or DEFAULT_URL), keys[0] if keys else None)
+    return OpenAIClient(ServerAddress.parse_url(config["url"] or DEFAULT_URL), keys[0] if keys else None)

@@ -14,11 +14,11 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from parley.errors import excerpt
-from parley.settings.kinds import duration, integer, switch, text
-from parley.settings.options import Config, ConfigError, Option, read_content
+from parley.settings.kinds import duration_kind, integer_kind, switch_kind, text_kind
+from parley.settings.options import ConfigError, Option, ResolvedOptions, read_options_table
 
 if TYPE_CHECKING:
-    from parley.cluster.plan import Plan
+    from parley.cluster.plan import ClusterPlan
 
 USAGE = """\
 usage: parley cluster up FILE [--detach]     start the cluster that FILE describes, and wait until it is ready
@@ -30,18 +30,18 @@ Runs a coordinator and instances on the machines of a Ray cluster: the one at --
 belongs to. Without one, `up` starts one for this machine and keeps it until Ctrl-C or `down`."""
 
 OPTIONS = [
-    Option("action", text("up|status|scale|down"), "Action to take.", positional=True),
-    Option("first", text("FILE or NAME"), "A plan (up), or the name of a cluster.", positional=True),
-    Option("second", text("GROUP=N"), "scale: the group and its number of instances.", positional=True),
-    Option("address", text("ADDRESS"), "Address of the Ray cluster.", unset="the file's, or this machine's"),
-    Option("detach", switch(), "Exit when the cluster is ready, and leave it running.", False),
-    Option("timeout", duration(), "Give up if it is not ready by then.", 120.0),
+    Option("action", text_kind("up|status|scale|down"), "Action to take.", positional=True),
+    Option("first", text_kind("FILE or NAME"), "A plan (up), or the name of a cluster.", positional=True),
+    Option("second", text_kind("GROUP=N"), "scale: the group and its number of instances.", positional=True),
+    Option("address", text_kind("ADDRESS"), "Address of the Ray cluster.", unset_text="the file's, or this machine's"),
+    Option("detach", switch_kind(), "Exit when the cluster is ready, and leave it running.", False),
+    Option("timeout", duration_kind(), "Give up if it is not ready by then.", 120.0),
 ]
 
 
-def run(config: Config) -> int:
+def run(config: ResolvedOptions) -> int:
     """Run the action that the options name. Return the exit code."""
-    actions = {"up": _up, "status": _status, "scale": _scale, "down": _down}
+    actions = {"up": _start_cluster, "status": _print_status, "scale": _scale_group, "down": _stop_cluster}
     action = actions.get(config["action"] or "")
     if action is None:
         raise ConfigError("The action is missing: up FILE, status, scale GROUP=N or down.")
@@ -50,75 +50,77 @@ def run(config: Config) -> int:
     try:
         return action(config)
     except (LookupError, ConnectionError) as error:
-        print(f"parley: {_said(error)}", file=sys.stderr)
+        print(f"parley: {_first_line(error)}", file=sys.stderr)
         return 1
 
 
-def _up(config: Config) -> int:
+def _start_cluster(config: ResolvedOptions) -> int:
     from parley.cluster import plan
 
     if not config["first"]:
         raise ConfigError("up needs a file: parley cluster up FILE.")
-    wanted = plan.read(config["first"])
-    _check(wanted, config["first"])
-    address = config["address"] or wanted.address
+    cluster_plan = plan.read_plan(config["first"])
+    _check_program_options(cluster_plan, config["first"])
+    address = config["address"] or cluster_plan.address
     from parley.cluster import ray_client as place
 
-    if config["detach"] and not _exists(address):
-        return _behind(config)
+    if config["detach"] and not _ray_exists(address):
+        return _start_detached(config)
     began = time.monotonic()
-    ours = place.connect(address, begin=True)
-    if wanted.name in place.names():
-        raise LookupError(f"The cluster {wanted.name} is running already; stop it: parley cluster down {wanted.name}")
-    print(f"cluster {wanted.name} on {'a Ray of this machine' if ours else 'Ray'}", flush=True)
-    keeper = place.up(wanted)
+    own_ray = place.connect_ray(address, start_missing=True)
+    if cluster_plan.name in place.cluster_names():
+        raise LookupError(
+            f"The cluster {cluster_plan.name} is running already; stop it: parley cluster down {cluster_plan.name}"
+        )
+    print(f"cluster {cluster_plan.name} on {'a Ray of this machine' if own_ray else 'Ray'}", flush=True)
+    keeper = place.start_cluster(cluster_plan)
     try:
-        url = _wait(place, keeper, config["timeout"])
+        url = _wait_for_cluster(place, keeper, config["timeout"])
         if url is None:
-            place.down(keeper)
+            place.stop_cluster(keeper)
             return 1
         print(f"ready in {time.monotonic() - began:.1f} s: {url}", flush=True)
-        print(f"status page: {place.page(keeper)}", flush=True)
-        if not ours:
-            print(f"stop it with `parley cluster down {wanted.name}`", flush=True)
+        print(f"status page: {place.status_page_url(keeper)}", flush=True)
+        if not own_ray:
+            print(f"stop it with `parley cluster down {cluster_plan.name}`", flush=True)
             return 0
-        _until_stopped(place, wanted.name)
+        _until_stopped(place, cluster_plan.name)
     except KeyboardInterrupt:
         print("stopping", flush=True)
-    if wanted.name in place.names():
-        place.down(keeper)
+    if cluster_plan.name in place.cluster_names():
+        place.stop_cluster(keeper)
     return 0
 
 
-def _check(wanted: Plan, path: str) -> None:
+def _check_program_options(cluster_plan: ClusterPlan, path: str) -> None:
     """Check the options of all programs: one that cannot start would be restarted forever. Raises ConfigError."""
-    from parley.coordinator.config import read
-    from parley.settings.config import SERVE
+    from parley.coordinator.config import parse_coordinator_config
+    from parley.settings.config import SERVE_OPTIONS
 
-    read(wanted.coordinator, f"{path}: coordinator")
-    known = {option.name: option for option in SERVE}
-    for group in wanted.groups:
-        for name, (raw, source) in read_content(SERVE, group.options, f"{path}: {group.name}").items():
-            known[name].read(raw, f"{source}: {name}")
+    parse_coordinator_config(cluster_plan.coordinator, f"{path}: coordinator")
+    known = {option.name: option for option in SERVE_OPTIONS}
+    for group in cluster_plan.groups:
+        for name, (raw, source) in read_options_table(SERVE_OPTIONS, group.options, f"{path}: {group.name}").items():
+            known[name].parse_raw(raw, f"{source}: {name}")
 
 
-def _status(config: Config) -> int:
+def _print_status(config: ResolvedOptions) -> int:
     from parley.cluster import ray_client as place
 
-    place.connect(config["address"] or "")
-    names = [config["first"]] if config["first"] else place.names()
+    place.connect_ray(config["address"] or "")
+    names = [config["first"]] if config["first"] else place.cluster_names()
     if not names:
         print("no cluster is running")
     for name in names:
-        keeper = place.find(name)
-        seen, wanted = place.look(keeper)
-        rows = [_row(each, place, keeper) for each in seen]
+        keeper = place.find_supervisor(name)
+        processes, wanted = place.cluster_processes(keeper)
+        rows = [_process_row(each, place, keeper) for each in processes]
         print(f"{name}: " + ", ".join(f"{group} {count}" for group, count in wanted.items()))
-        print(_table([("", "role", "where", "node", "pid", "needs"), *rows]))
+        print(_align_columns([("", "role", "where", "node", "pid", "needs"), *rows]))
     return 0
 
 
-def _scale(config: Config) -> int:
+def _scale_group(config: ResolvedOptions) -> int:
     words = [config["first"] or "", config["second"] or ""]
     name, change = words if words[1] else ("", words[0])
     group, equals, count = change.rpartition("=")
@@ -127,32 +129,32 @@ def _scale(config: Config) -> int:
     from parley.cluster import plan
 
     try:
-        number = integer(0, plan.MOST).read(count)
+        number = integer_kind(0, plan.MAX_COUNT).parse_raw(count)
     except ValueError as wanted:
         raise ConfigError(f"scale: {excerpt(count)} is not {wanted}.") from None
     from parley.cluster import ray_client as place
 
-    place.connect(config["address"] or "")
-    if refused := place.scale(place.find(name), group, number):
+    place.connect_ray(config["address"] or "")
+    if refused := place.scale_group(place.find_supervisor(name), group, number):
         raise LookupError(refused)
     print(f"{group}: {number} wanted; `parley cluster status` shows them come and go")
     return 0
 
 
-def _down(config: Config) -> int:
+def _stop_cluster(config: ResolvedOptions) -> int:
     from parley.cluster import ray_client as place
 
-    place.connect(config["address"] or "")
-    place.down(place.find(config["first"] or ""))
+    place.connect_ray(config["address"] or "")
+    place.stop_cluster(place.find_supervisor(config["first"] or ""))
     return 0
 
 
-def _exists(address: str) -> bool:
+def _ray_exists(address: str) -> bool:
     """Whether there is a Ray cluster at ``address`` (empty: the default one). Raises ConnectionError."""
     from parley.cluster import ray_client as place
 
     try:
-        place.connect(address)
+        place.connect_ray(address)
     except ConnectionError:
         if address:
             raise
@@ -160,7 +162,7 @@ def _exists(address: str) -> bool:
     return True
 
 
-def _behind(config: Config) -> int:
+def _start_detached(config: ResolvedOptions) -> int:
     """Run the same command in a process that keeps running. Return when it reports that the cluster is ready."""
     with tempfile.NamedTemporaryFile(prefix="parley-cluster-", suffix=".log", delete=False) as log:
         command = [
@@ -187,20 +189,20 @@ def _behind(config: Config) -> int:
             time.sleep(0.1)
 
 
-def _wait(place: Any, keeper: Any, timeout: float) -> str | None:
+def _wait_for_cluster(place: Any, keeper: Any, timeout: float) -> str | None:
     """Wait until the coordinator takes requests. Return its address for clients, or None after ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
     shown: set[str] = set()
     while True:
-        seen, _ = place.look(keeper)
-        for each in seen:
+        processes, _ = place.cluster_processes(keeper)
+        for each in processes:
             if each.pid and each.name not in shown:
                 shown.add(each.name)
-                print("  " + "  ".join(part for part in _row(each, place, keeper)[:4] if part), flush=True)
+                print("  " + "  ".join(part for part in _process_row(each, place, keeper)[:4] if part), flush=True)
         if place.ready(keeper):
             return place.address(keeper)
         if time.monotonic() > deadline:
-            missing = ", ".join(f"{each.name} ({each.needs})" for each in seen if not each.pid)
+            missing = ", ".join(f"{each.name} ({each.needs})" for each in processes if not each.pid)
             why = f"no node has the resources for: {missing}" if missing else "the instances did not become ready"
             print(f"parley: not ready after {timeout:g} s: {why}; the cluster has {place.has()}", file=sys.stderr)
             return None
@@ -210,23 +212,23 @@ def _wait(place: Any, keeper: Any, timeout: float) -> str | None:
 def _until_stopped(place: Any, name: str) -> None:
     """Wait for a signal, or until the cluster has been stopped by another process."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    while name in place.names():
+    while name in place.cluster_names():
         time.sleep(1.0)
 
 
-def _row(seen: Any, place: Any, keeper: Any) -> tuple[str, ...]:
-    if not seen.pid:
-        return seen.name, seen.role, "not placed", "", "", seen.needs
-    where = seen.url("port") if "port" in seen.ports else place.address(keeper)  # clients use the coordinator's
-    return seen.name, seen.role, where, f"node {seen.node[:8]}", f"{seen.pid}", seen.needs
+def _process_row(process: Any, place: Any, keeper: Any) -> tuple[str, ...]:
+    if not process.pid:
+        return process.name, process.role, "not placed", "", "", process.needs
+    where = process.url("port") if "port" in process.ports else place.address(keeper)  # clients use the coordinator's
+    return process.name, process.role, where, f"node {process.node[:8]}", f"{process.pid}", process.needs
 
 
-def _table(rows: list[tuple[str, ...]]) -> str:
+def _align_columns(rows: list[tuple[str, ...]]) -> str:
     wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, wide, strict=True)).rstrip() for row in rows
     )
 
 
-def _said(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return str(error).strip("'\"").splitlines()[0]

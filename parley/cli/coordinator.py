@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from importlib.util import find_spec
 
-from parley.settings.kinds import choice, integer, switch, text
-from parley.settings.options import Config, ConfigError, Option
+from parley.settings.kinds import choice_kind, integer_kind, switch_kind, text_kind
+from parley.settings.options import ConfigError, Option, ResolvedOptions
 
 USAGE = """\
 usage: parley coordinator --config FILE [options]
@@ -15,24 +15,31 @@ Takes requests of every API and has them answered by the instances that the file
 GET /health/ready is 200 once a prefill and a decode instance are ready, or one that does both."""
 
 OPTIONS = [
-    Option("config", text("FILE"), "TOML file with keys and [[instances]].", unset="none: a controller names them"),
-    Option("host", text("ADDRESS"), "Address of all ports without an address.", unset="from the file"),
-    Option("port", integer(0, 65_535), "Port for inference; 0: any free one.", unset="from the file, or 1025"),
-    Option("quiet", switch(), "Do not log requests.", False, section="output"),
-    Option("log-format", choice("text", "json"), "Format of log lines.", "text", section="output"),
+    Option(
+        "config",
+        text_kind("FILE"),
+        "TOML file with keys and [[instances]].",
+        unset_text="none: a controller names them",
+    ),
+    Option("host", text_kind("ADDRESS"), "Address of all ports without an address.", unset_text="from the file"),
+    Option(
+        "port", integer_kind(0, 65_535), "Port for inference; 0: any free one.", unset_text="from the file, or 1025"
+    ),
+    Option("quiet", switch_kind(), "Do not log requests.", False, section="output"),
+    Option("log-format", choice_kind("text", "json"), "Format of log lines.", "text", section="output"),
 ]
 
 
-def run(config: Config) -> int:
+def run(config: ResolvedOptions) -> int:
     """Run the coordinator with these options. Return the exit code."""
     from parley.coordinator import coordinator
-    from parley.coordinator.config import Options, load
+    from parley.coordinator.config import CoordinatorOptions, load_coordinator_config
 
-    options = load(config["config"]) if config["config"] else Options()
+    options = load_coordinator_config(config["config"]) if config["config"] else CoordinatorOptions()
     if config["host"] is not None:
         options = replace(options, host=config["host"])
     if config["port"] is not None:
         options = replace(options, predict_port=config["port"])
     if options.grpc_port is not None and not all(map(find_spec, ("grpc", "google", "google.protobuf"))):
         raise ConfigError("Packages for gRPC are missing; install them with: pip install 'parley[grpc]'.")
-    return coordinator.run(options, config["log-format"], access_log=not config["quiet"])
+    return coordinator.run_coordinator(options, config["log-format"], access_log=not config["quiet"])

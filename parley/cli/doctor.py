@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from parley import hub
-from parley.cli.serve import keys_of, offers
-from parley.settings.config import SERVE
-from parley.settings.options import Config, ConfigError
+from parley.cli.serve import offered_models, read_key_file
+from parley.settings.config import SERVE_OPTIONS
+from parley.settings.options import ConfigError, ResolvedOptions
 
-OPTIONS = SERVE
+OPTIONS = SERVE_OPTIONS
 USAGE = """\
 usage: parley doctor [MODEL] [options of serve]
 
@@ -41,34 +41,36 @@ class Finding(NamedTuple):
 
     level: Level
     subject: str
-    seen: str
+    observation: str
     hint: str = ""
 
 
-def run(config: Config) -> int:
+def run(config: ResolvedOptions) -> int:
     """Print the findings of all checks. Return 1 if any of them is a failure, else 0."""
     worst = 0
     for check in CHECKS:
         for finding in check(config):
-            print(line(finding, sys.stdout.isatty()), flush=True)
+            print(format_finding(finding, sys.stdout.isatty()), flush=True)
             worst |= finding.level == "fail"
     return worst
 
 
-def line(finding: Finding, colour: bool) -> str:
+def format_finding(finding: Finding, colour: bool) -> str:
     """Return a finding as text."""
     level = f"{finding.level:<4}"
     level = f"{COLOURS[finding.level]}{level}\x1b[0m" if colour else level
-    return f"{level}  {finding.subject:<11}  {finding.seen}" + (f"\n{'':19}-> {finding.hint}" if finding.hint else "")
+    return f"{level}  {finding.subject:<11}  {finding.observation}" + (
+        f"\n{'':19}-> {finding.hint}" if finding.hint else ""
+    )
 
 
-def python(config: Config) -> Iterator[Finding]:
+def check_python(config: ResolvedOptions) -> Iterator[Finding]:
     """Check the version of Python."""
     level: Level = "ok" if sys.version_info >= (3, 11) else "fail"
     yield Finding(level, "python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
 
 
-def torch(config: Config) -> Iterator[Finding]:
+def check_torch(config: ResolvedOptions) -> Iterator[Finding]:
     """Check torch, in a separate process because a broken torch may kill its process instead of raising."""
     try:
         answer = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=120, check=True)
@@ -83,7 +85,7 @@ def torch(config: Config) -> Iterator[Finding]:
         yield Finding("fail", "device", f"{config['device']} is not available", "Leave out --device to run on the CPU.")
 
 
-def packages(config: Config) -> Iterator[Finding]:
+def check_packages(config: ResolvedOptions) -> Iterator[Finding]:
     """Check installed versions against the lock file in a checkout, else against the package's requirements."""
     lock = Path(__file__).parents[2] / "requirements.lock"
     try:
@@ -96,33 +98,33 @@ def packages(config: Config) -> Iterator[Finding]:
     wrong, count = [], 0
     for text in lines:
         try:
-            wanted = Requirement(text.partition("#")[0])
+            requirement = Requirement(text.partition("#")[0])
         except InvalidRequirement:
             continue
-        if wanted.marker and not wanted.marker.evaluate({"extra": ""}):
+        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
             continue
         count += 1
         try:
-            have = importlib.metadata.version(wanted.name)
+            installed = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
-            have = ""
-        if not have or not wanted.specifier.contains(have, prereleases=True):
-            wrong.append(f"{wanted.name} {have or 'is missing'} (wanted {wanted.specifier})")
+            installed = ""
+        if not installed or not requirement.specifier.contains(installed, prereleases=True):
+            wrong.append(f"{requirement.name} {installed or 'is missing'} (requirement {requirement.specifier})")
     if wrong:
         yield Finding("warn", "packages", "; ".join(wrong[:5]), "make setup installs the versions that are tested.")
     else:
         yield Finding("ok", "packages", f"{count} as {'locked' if lock.is_file() else 'required'}")
 
 
-def processor(config: Config) -> Iterator[Finding]:
+def check_processor(config: ResolvedOptions) -> Iterator[Finding]:
     """Check the CPU's cores and vector extensions."""
     try:
         info = Path("/proc/cpuinfo").read_text("utf-8")
     except OSError:
         yield Finding("warn", "processor", f"{os.cpu_count()} cores of an unknown kind")
         return
-    found = re.search(r"^(?:flags|Features)\s*:(.*)$", info, re.M)
-    flags = set(found[1].split()) if found else set()
+    match = re.search(r"^(?:flags|Features)\s*:(.*)$", info, re.M)
+    flags = set(match[1].split()) if match else set()
     useful = [name for name in ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "bf16", "asimd") if name in flags]
     cores = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} cores"
     if flags & {"avx512_bf16", "amx_bf16", "bf16"} or config["dtype"] == "fp32":
@@ -133,43 +135,45 @@ def processor(config: Config) -> Iterator[Finding]:
         )
 
 
-def models(config: Config) -> Iterator[Finding]:
+def check_models(config: ResolvedOptions) -> Iterator[Finding]:
     """Check every model, and whether all of them fit into memory."""
     try:
-        wanted = offers(config)
+        offered = offered_models(config)
     except ConfigError as error:
         yield Finding("fail", "model", str(error))
         return
     need, whole = 0, True
-    for _, settings, _ in wanted:
-        folder = hub.find(settings.model)
-        size = yield from _model(settings.model or hub.BUILT_IN, folder)
-        wide = settings.dtype == "float32" and folder is not None and _saved(folder) != "float32"
+    for _, settings, _ in offered:
+        folder = hub.find_model(settings.model)
+        size = yield from _check_model(settings.model or hub.BUILT_IN, folder)
+        wide = settings.dtype == "float32" and folder is not None and _saved_dtype(folder) != "float32"
         need += size * (2 if wide else 1) + (settings.kv_memory or 0)
         whole = whole and bool(size)
     if whole:
-        yield from _memory(need, all(settings.kv_memory for _, settings, _ in wanted))
+        yield from _check_memory(need, all(settings.kv_memory for _, settings, _ in offered))
 
 
-def _model(name: str, folder: Path | None) -> Generator[Finding, None, int]:
+def _check_model(name: str, folder: Path | None) -> Generator[Finding, None, int]:
     """Check one model. Return the bytes of its weights, or 0 if it cannot be served from this machine."""
     if folder is None:
         yield Finding("warn", "model", f"{name} is not on this machine", "serve will download it from the hub.")
         return 0
-    if lacking := hub.missing(folder):
+    if lacking := hub.folder_problem(folder):
         yield Finding("fail", "model", f"{name}: {lacking}", "Give a folder in Hugging Face format.")
         return 0
     weights = sorted(folder.glob("*.safetensors"))
-    if broken := [file.name for file in weights if not _whole(file)]:
+    if broken := [file.name for file in weights if not _header_fits(file)]:
         yield Finding("fail", "model", f"{name}: {broken[0]} is incomplete or damaged", "Copy or download it again.")
         return 0
     size = sum(file.stat().st_size for file in weights)
-    yield Finding("ok", "model", f"{name}, {len(weights)} weight file{'s' * (len(weights) != 1)}, {_about(size)}")
-    yield from _tokenizer(folder)
+    yield Finding(
+        "ok", "model", f"{name}, {len(weights)} weight file{'s' * (len(weights) != 1)}, {_format_bytes(size)}"
+    )
+    yield from _check_tokenizer(folder)
     return size
 
 
-def _whole(file: Path) -> bool:
+def _header_fits(file: Path) -> bool:
     """Whether the length of a weight file matches its header."""
     from safetensors import SafetensorError, safe_open
 
@@ -180,7 +184,7 @@ def _whole(file: Path) -> bool:
         return False
 
 
-def _tokenizer(folder: Path) -> Iterator[Finding]:
+def _check_tokenizer(folder: Path) -> Iterator[Finding]:
     from tokenizers import Tokenizer
 
     try:
@@ -197,26 +201,26 @@ def _tokenizer(folder: Path) -> Iterator[Finding]:
         yield Finding("warn", "template", "the model has no chat template", "It completes text, but cannot chat.")
 
 
-def _memory(models: int, cached: bool) -> Iterator[Finding]:
+def _check_memory(models: int, cached: bool) -> Iterator[Finding]:
     """Check memory for ``models`` bytes. ``cached``: these include the KV caches."""
     try:
-        found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text("utf-8"), re.M)
-        free = int(found[1]) * 1024 if found else None
+        match = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text("utf-8"), re.M)
+        free = int(match[1]) * 1024 if match else None
     except OSError:
         free = None
     if free is None:
         yield Finding("warn", "memory", "the amount of free memory is unknown")
         return
     need = models + SPARE
-    seen = f"{_about(free)} free, about {_about(need)} needed"
-    seen += "" if cached else " plus the KV cache"
+    observation = f"{_format_bytes(free)} free, about {_format_bytes(need)} needed"
+    observation += "" if cached else " plus the KV cache"
     if need > free:
-        yield Finding("fail", "memory", seen, "Take a smaller model or --kv-memory, or end other programs.")
+        yield Finding("fail", "memory", observation, "Take a smaller model or --kv-memory, or end other programs.")
     else:
-        yield Finding("ok", "memory", seen)
+        yield Finding("ok", "memory", observation)
 
 
-def _saved(folder: Path) -> str:
+def _saved_dtype(folder: Path) -> str:
     """Return the dtype of the saved weights, according to the model's configuration."""
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
@@ -225,7 +229,7 @@ def _saved(folder: Path) -> str:
         return "unknown"
 
 
-def network(config: Config) -> Iterator[Finding]:
+def check_network(config: ResolvedOptions) -> Iterator[Finding]:
     """Check that the port is free, and that API keys protect a public address."""
     host, port = config["host"], config["port"]
     try:
@@ -239,8 +243,8 @@ def network(config: Config) -> Iterator[Finding]:
     else:
         yield Finding("ok", "port", f"{host}:{port} is free")
     try:
-        keys = len(config["api-key"]) + len(keys_of(config["api-key-file"], "api-key-file"))
-        keys_of(config["admin-key-file"], "admin-key-file")
+        keys = len(config["api-key"]) + len(read_key_file(config["api-key-file"], "api-key-file"))
+        read_key_file(config["admin-key-file"], "admin-key-file")
     except ConfigError as error:
         yield Finding("fail", "keys", str(error))
         return
@@ -250,18 +254,18 @@ def network(config: Config) -> Iterator[Finding]:
         yield Finding("ok", "keys", f"{keys} set" if keys else "none needed: only this machine can connect")
 
 
-def files(config: Config) -> Iterator[Finding]:
+def check_open_files(config: ResolvedOptions) -> Iterator[Finding]:
     """Check the limit of open files."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # a server raises its limit to this one
-    if most == resource.RLIM_INFINITY:
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)  # a server raises its limit to this one
+    if limit == resource.RLIM_INFINITY:
         yield Finding("ok", "open files", "unlimited")
-    elif most < 1024:
-        yield Finding("warn", "open files", f"at most {most}", "Every client needs one: ulimit -Hn 4096")
+    elif limit < 1024:
+        yield Finding("warn", "open files", f"at limit {limit}", "Every client needs one: ulimit -Hn 4096")
     else:
-        yield Finding("ok", "open files", f"at most {most}")
+        yield Finding("ok", "open files", f"at limit {limit}")
 
 
-def _about(count: int) -> str:
+def _format_bytes(count: int) -> str:
     """Return a number of bytes, rounded for reading."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
         if count >= size:
@@ -269,4 +273,4 @@ def _about(count: int) -> str:
     return f"{count} B"
 
 
-CHECKS = (python, torch, packages, processor, models, network, files)
+CHECKS = (check_python, check_torch, check_packages, check_processor, check_models, check_network, check_open_files)

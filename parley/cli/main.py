@@ -12,8 +12,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from parley.settings.config import VARIABLES
-from parley.settings.options import ConfigError, explain, nearest, resolve
+from parley.settings.config import KNOWN_VARIABLES
+from parley.settings.options import ConfigError, did_you_mean, format_help, resolve_options
 from parley.version import __version__
 
 COMMANDS = {
@@ -28,9 +28,9 @@ COMMANDS = {
     "version": "print the version",
 }
 
-WIDE = max(map(len, COMMANDS))
+COMMAND_WIDTH = max(map(len, COMMANDS))
 
-ABOUT = """\
+HELP_TEMPLATE = """\
 parley: one LLM inference server that every client already speaks to.
 
 usage: parley COMMAND [options]
@@ -48,15 +48,17 @@ Flags override variables, and variables override the file. `parley COMMAND --hel
 """
 
 
-def about() -> str:
+def help_text() -> str:
     """Return the text of ``parley --help``."""
-    return ABOUT.format(commands="\n".join(f"  {name:<{WIDE}} {line}" for name, line in COMMANDS.items()))
+    return HELP_TEMPLATE.format(
+        commands="\n".join(f"  {name:<{COMMAND_WIDTH}} {line}" for name, line in COMMANDS.items())
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     try:
-        code = dispatch(list(sys.argv[1:] if arguments is None else arguments))
+        code = dispatch_command(list(sys.argv[1:] if arguments is None else arguments))
         if sys.stdout is not None:  # None if the process was started without a standard output
             sys.stdout.flush()
         return code
@@ -67,37 +69,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def dispatch(words: list[str]) -> int:
+def dispatch_command(words: list[str]) -> int:
     """Run the command named by the first word."""
     name = words.pop(0) if words else "--help"
     if name in ("--help", "-h", "help"):
         if not words:
-            return say(about())
+            return print_text(help_text())
         name, words = words[0], ["--help"]
     if name in ("version", "--version", "-V"):
-        return say(f"parley {__version__}\n")
+        return print_text(f"parley {__version__}\n")
     if name not in COMMANDS:
         kind = "flag" if name.startswith("-") else "command"
-        return refuse(f"Unknown {kind} {name}.{nearest(name, list(COMMANDS))}", "parley --help")
+        return print_usage_error(f"Unknown {kind} {name}.{did_you_mean(name, list(COMMANDS))}", "parley --help")
     command = importlib.import_module(f"parley.cli.{name}")
     if any(word in ("--help", "-h") for word in words):
-        return say(f"{command.USAGE}\n{explain(command.OPTIONS)}\n")
+        return print_text(f"{command.USAGE}\n{format_help(command.OPTIONS)}\n")
     try:
-        config = resolve(command.OPTIONS, words, os.environ, VARIABLES)
+        config = resolve_options(command.OPTIONS, words, os.environ, KNOWN_VARIABLES)
         for warning in config.warnings:
             print(f"parley: {warning}", file=sys.stderr)
         return int(command.run(config))
     except ConfigError as error:
-        return refuse(str(error), f"parley {name} --help")
+        return print_usage_error(str(error), f"parley {name} --help")
 
 
-def say(text: str) -> int:
+def print_text(text: str) -> int:
     """Write ``text`` to standard output. Return exit code 0."""
     sys.stdout.write(text)
     return 0
 
 
-def refuse(message: str, help: str) -> int:
+def print_usage_error(message: str, help_command: str) -> int:
     """Write an error to standard error, with the command that shows help. Return exit code 2."""
-    print(f"parley: {message}\nTry `{help}`.", file=sys.stderr)
+    print(f"parley: {message}\nTry `{help_command}`.", file=sys.stderr)
     return 2

@@ -15,62 +15,66 @@ from parley.settings.options import ConfigError
 
 MAX_FILE = 10 << 20
 
-Check = Callable[[Any], Any]  # returns the value, or raises ValueError with a description of valid values
+MemberCheck = Callable[[Any], Any]  # returns the value, or raises ValueError with a description of valid values
 
 
-def whole(low: int, high: int | None = None) -> Check:
+def integer_between(low: int, high: int | None = None) -> MemberCheck:
     """Return a check for integers from ``low`` to ``high``."""
-    wanted = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
+    wanted = (
+        f"a integer_between number of at least {low}"
+        if high is None
+        else f"a integer_between number from {low} to {high}"
+    )
 
-    def check(value: Any) -> int:
+    def check_integer(value: Any) -> int:
         if type(value) is not int or value < low or (high is not None and value > high):
             raise ValueError(wanted)
         return value
 
-    return check
+    return check_integer
 
 
-def size(value: Any) -> float:
+def check_memory_size(value: Any) -> float:
     """Check a memory size in GB, or -1."""
     if type(value) not in (int, float) or (value != -1 and not value > 0):
         raise ValueError("-1 or a number of GB above 0")
     return value
 
 
-def flag(value: Any) -> bool:
+def check_flag(value: Any) -> bool:
     """Check a boolean."""
     if type(value) is not bool:
         raise ValueError("true or false")
     return value
 
 
-def text(value: Any) -> str:
+def check_string(value: Any) -> str:
     """Check a string."""
     if not isinstance(value, str):
         raise ValueError("a string")
     return value
 
 
-def one(*allowed: Any) -> Check:
+def one_of(*allowed: Any) -> MemberCheck:
     """Return a check for a value equal to one of ``allowed``, and of the same type."""
 
-    def check(value: Any) -> Any:
+    def check_choice(value: Any) -> Any:
         if not any(value is each or (type(value) is type(each) and value == each) for each in allowed):
-            raise ValueError(f"one of {', '.join(str(msgspec.json.encode(each), 'utf-8') for each in allowed)}")
+            raise ValueError(f"one_of of {', '.join(str(msgspec.json.encode(each), 'utf-8') for each in allowed)}")
         return value
 
-    return check
+    return check_choice
 
 
-def address(value: Any) -> str:
+def check_ip_address(value: Any) -> str:
     """Check an IP address. Return its canonical form."""
     try:
-        return str(ipaddress.ip_address(text(value)))
+        return str(ipaddress.ip_address(check_string(value)))
     except ValueError:
         raise ValueError("an IPv4 or IPv6 address") from None
 
 
-def name(value: Any) -> str:
+def check_name(value: Any) -> str:
     """Check a model or adapter name."""
     marks = set("-._")
     good = isinstance(value, str) and 0 < len(value) <= 256 and value.isascii()
@@ -83,7 +87,7 @@ def name(value: Any) -> str:
     return value
 
 
-def files(value: Any) -> list[str]:
+def check_file_names(value: Any) -> list[str]:
     """Check a list of file names."""
     if (
         not isinstance(value, list)
@@ -94,72 +98,72 @@ def files(value: Any) -> list[str]:
     return value
 
 
-def adapters(value: Any) -> list[tuple[str, str]]:
+def check_adapters(value: Any) -> list[tuple[str, str]]:
     """Check a list of LoRA adapters. Return names and folders. Their model is ignored, because there is only one."""
     if not isinstance(value, list):
         raise ValueError("a list of objects")
-    made = []
+    names_and_folders = []
     for each in value:
         if not isinstance(each, dict) or not isinstance(path := each.get("path"), str) or not path:
             raise ValueError("a list of objects with name and path")
-        made.append((name(each.get("name")), path))
-    return made
+        names_and_folders.append((check_name(each.get("name")), path))
+    return names_and_folders
 
 
 @dataclass
-class Section:
+class ConfigSection:
     """An object of the file. It remembers the members read, so that the others can be listed."""
 
     path: str
     members: Mapping[str, Any]
-    asked: set[str] = field(default_factory=set)
+    read_members: set[str] = field(default_factory=set)
 
-    def given(self, member: str) -> bool:
+    def has_member(self, member: str) -> bool:
         """Whether the member is present and not null."""
         return self.members.get(member) is not None
 
-    def get(self, member: str, check: Check, default: Any) -> Any:
+    def get_member(self, member: str, check: MemberCheck, default: Any) -> Any:
         """Return a member's value, or ``default`` if it is absent. Raises ConfigError."""
-        self.asked.add(member)
+        self.read_members.add(member)
         value = self.members.get(member)
         if value is None:
             return default
         try:
             return check(value)
         except ValueError as wanted:
-            raise self.wrong(member, f"{shown(value)} is not {wanted}") from None
+            raise self.member_error(member, f"{show_value(value)} is not {wanted}") from None
 
-    def look(self, member: str, check: Check) -> None:
+    def check_unused(self, member: str, check: MemberCheck) -> None:
         """Check a member that has no effect. It counts as unread. Raises ConfigError."""
-        self.get(member, check, None)
-        self.asked.discard(member)
+        self.get_member(member, check, None)
+        self.read_members.discard(member)
 
-    def inside(self, member: str) -> Section:
+    def get_section(self, member: str) -> ConfigSection:
         """Return a member that is an object, empty if absent. Raises ConfigError."""
-        self.asked.add(member)
+        self.read_members.add(member)
         value = self.members.get(member)
         if value is None:
             value = {}
         if not isinstance(value, dict):
-            raise self.wrong(member, f"{shown(value)} is not an object")
-        return Section(f"{self.path}{member}.", value)
+            raise self.member_error(member, f"{show_value(value)} is not an object")
+        return ConfigSection(f"{self.path}{member}.", value)
 
-    def wrong(self, member: str, reason: str) -> ConfigError:
+    def member_error(self, member: str, reason: str) -> ConfigError:
         """Return the error for a member's value."""
         return ConfigError(f"{self.path}{member}: {reason}.")
 
-    def rest(self) -> list[str]:
+    def unread_members(self) -> list[str]:
         """Return the members that were not read."""
-        return [self.path + member for member in self.members if member not in self.asked]
+        return [self.path + member for member in self.members if member not in self.read_members]
 
 
-def shown(value: Any) -> str:
+def show_value(value: Any) -> str:
     """Return a value as JSON, cut to 60 characters."""
-    told = msgspec.json.encode(value).decode()
-    return told if len(told) <= 60 else told[:59] + "…"
+    encoded = msgspec.json.encode(value).decode()
+    return encoded if len(encoded) <= 60 else encoded[:59] + "…"
 
 
-def load(file: str) -> dict[str, Any]:
+def load_json_object(file: str) -> dict[str, Any]:
     """Return the JSON object in a file. Raises ConfigError."""
     try:
         with Path(file).open("rb") as opened:

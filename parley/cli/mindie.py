@@ -15,63 +15,76 @@ from typing import Any
 import msgspec
 
 from parley import hub
-from parley.cli.members import Section, adapters, address, files, flag, load, name, one, shown, size, text, whole
+from parley.cli.members import (
+    ConfigSection,
+    check_adapters,
+    check_file_names,
+    check_flag,
+    check_ip_address,
+    check_memory_size,
+    check_name,
+    check_string,
+    integer_between,
+    load_json_object,
+    one_of,
+    show_value,
+)
 from parley.dialects import mindie
-from parley.dialects.mindie.rules import Profile, Rules
-from parley.serving.options import Listen, ServerOptions
-from parley.settings.kinds import Named
+from parley.dialects.mindie.rules import MindieProfile, MindieRules
+from parley.serving.options import ListenAddress, ServerOptions
+from parley.settings.kinds import NamedModel
 from parley.settings.options import ConfigError
-from parley.web.options import Tls
+from parley.web.options import TlsFiles
 
 MAX_TOKEN_TIMEOUT, MAX_TIMEOUT = 3600, 65_535  # seconds
 MAX_LENGTH = 4_194_304
 MAX_BATCH = 4096  # limit of parley
 STEP_TOKENS = (16, 1 << 20)  # limits of parley
-PLANES = (mindie.service, mindie.management_plane, mindie.metrics_plane)
-PORT = whole(1024, 65_535)
+PLANES = (mindie.service_dialect, mindie.management_dialect, mindie.metrics_dialect)
+PORT = integer_between(1024, 65_535)
 
 
 @dataclass
-class Plan:
+class MindIEPlan:
     """``options``: values of parley's options. ``rules``: the dialect's, by name. ``idle``: members without effect."""
 
     file: str
-    listen: list[Listen]
+    listen: list[ListenAddress]
     options: dict[str, Any]
     rules: dict[str, Any]
-    peer_tls: Tls | None
+    peer_tls: TlsFiles | None
     figures: bool
     weights: str | None
     max_prompt: int
     max_output: int
     token_timeout: float
     timeout: float
-    idle: list[str]
+    unused_members: list[str]
 
-    def check(self, models: Sequence[Named]) -> None:
+    def check_model(self, models: Sequence[NamedModel]) -> None:
         """Check that there is a model, as far as that is known before loading. Raises ConfigError."""
         member = "BackendConfig.ModelDeployConfig.ModelConfig[0].modelWeightPath"
         if not models:
             raise ConfigError(f"{self.file}: {member} is missing, and no other model is named.")
-        folder = hub.find(models[0].model)
-        lacking = hub.missing(folder) if folder is not None else ""
+        folder = hub.find_model(models[0].model)
+        lacking = hub.folder_problem(folder) if folder is not None else ""
         mine = models == self.options.get("model") and not self.options["fake-engine"]
         if lacking and self.weights is not None and mine:
-            raise ConfigError(f"{self.file}: {member}: {shown(self.weights)} cannot be served: {lacking}.")
+            raise ConfigError(f"{self.file}: {member}: {show_value(self.weights)} cannot be served: {lacking}.")
 
-    def profiled(self, profile: Profile) -> Rules:
+    def profile_rules(self, profile: MindieProfile) -> MindieRules:
         """Return the dialect's rules for a profile."""
-        return replace(Rules(**self.rules), profile=profile, figures=self.figures or profile != "strict")
+        return replace(MindieRules(**self.rules), profile=profile, figures=self.figures or profile != "strict")
 
-    def applied(self, options: ServerOptions, profile: Profile) -> ServerOptions:
+    def apply_to_options(self, options: ServerOptions, profile: MindieProfile) -> ServerOptions:
         """Return the server's options with this plan applied."""
-        rules = self.profiled(profile)
-        note = f"{self.file}: without effect here: {', '.join(self.idle)}."
+        rules = self.profile_rules(profile)
+        note = f"{self.file}: without effect here: {', '.join(self.unused_members)}."
         return replace(
             options,
             listen=(*self.listen, *options.listen),
             apis={made.name: made for made in (plane(rules) for plane in PLANES)},
-            notes=(note,) if self.idle else (),
+            notes=(note,) if self.unused_members else (),
             peer_tls=self.peer_tls or options.peer_tls,
             max_prompt=self.max_prompt,
             max_output=self.max_output,
@@ -80,137 +93,141 @@ class Plan:
         )
 
 
-def read(file: str, environment: Mapping[str, str]) -> Plan:
+def read_mindie_config(file: str, environment: Mapping[str, str]) -> MindIEPlan:
     """Read the plan of a configuration file. Raises ConfigError."""
-    content = load(file)
+    content = load_json_object(file)
     # Its paths are relative to the installation folder, whose ``conf`` folder holds the file.
     folder = Path(file).resolve().parent
     try:
-        plan = _plan(Section("", content), folder.parent if folder.name == "conf" else folder, environment)
+        plan = _build_plan(ConfigSection("", content), folder.parent if folder.name == "conf" else folder, environment)
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from None
     return replace(plan, file=file)
 
 
-def _plan(top: Section, root: Path, environment: Mapping[str, str]) -> Plan:
-    top.asked.update(("Version", "LogConfig"))
-    unlimited = top.get("EnableDynamicAdjustTimeoutConfig", flag, False)
-    server, backend = top.inside("ServerConfig"), top.inside("BackendConfig")
-    deploy, schedule = backend.inside("ModelDeployConfig"), backend.inside("ScheduleConfig")
-    model = _model(deploy)
+def _build_plan(top: ConfigSection, root: Path, environment: Mapping[str, str]) -> MindIEPlan:
+    top.read_members.update(("Version", "LogConfig"))
+    unlimited = top.get_member("EnableDynamicAdjustTimeoutConfig", check_flag, False)
+    server, backend = top.get_section("ServerConfig"), top.get_section("BackendConfig")
+    deploy, schedule = backend.get_section("ModelDeployConfig"), backend.get_section("ScheduleConfig")
+    model = _first_model(deploy)
 
-    apart = server.get("inferMode", one("standard", "dmi"), "standard") == "dmi"
-    peer = server.get("interCommPort", PORT, 1121)
-    token_timeout = server.get("tokenTimeout", whole(1, MAX_TOKEN_TIMEOUT), 600)
-    timeout = server.get("e2eTimeout", whole(1, MAX_TIMEOUT), 600)
+    separated = server.get_member("inferMode", one_of("standard", "dmi"), "standard") == "dmi"
+    peer = server.get_member("interCommPort", PORT, 1121)
+    token_timeout = server.get_member("tokenTimeout", integer_between(1, MAX_TOKEN_TIMEOUT), 600)
+    timeout = server.get_member("e2eTimeout", integer_between(1, MAX_TIMEOUT), 600)
     if unlimited:
         token_timeout, timeout = MAX_TOKEN_TIMEOUT, MAX_TIMEOUT
-    length = deploy.get("maxSeqLen", whole(2), 2560)
-    prompt = min(deploy.get("maxInputTokenLen", whole(1, MAX_LENGTH), 2048), length - 1)
-    truncation = deploy.get("truncation", one(False, True, 0, 1, -1), 0)
-    limit = server.get("maxRequestLength", whole(1, 100), 40)
-    links = server.get("maxLinkNum", whole(1, 4096), 1000)
-    instance = model.get("modelInstanceType", one("Standard", "StandardMock"), "Standard")
-    size_ = model.get("npuMemSize", size, -1)
-    plan = _schedule(schedule, prompt, length)
-    batch = plan["max_batch_size"]
-    weights = model.get("modelWeightPath", text, None)
+    length = deploy.get_member("maxSeqLen", integer_between(2), 2560)
+    prompt = min(deploy.get_member("maxInputTokenLen", integer_between(1, MAX_LENGTH), 2048), length - 1)
+    truncation = deploy.get_member("truncation", one_of(False, True, 0, 1, -1), 0)
+    limit = server.get_member("maxRequestLength", integer_between(1, 100), 40)
+    links = server.get_member("maxLinkNum", integer_between(1, 4096), 1000)
+    instance = model.get_member("modelInstanceType", one_of("Standard", "StandardMock"), "Standard")
+    kv_gigabytes = model.get_member("npuMemSize", check_memory_size, -1)
+    schedule_limits = _read_schedule(schedule, prompt, length)
+    batch = schedule_limits["max_batch_size"]
+    weights = model.get_member("modelWeightPath", check_string, None)
 
     options: dict[str, Any] = {
         "port": None,  # the port of all APIs opens only if an option asks for it
-        "name": [model.get("modelName", name, "llama_65b")],
+        "name": [model.get_member("modelName", check_name, "llama_65b")],
         "max-batch": min(batch, MAX_BATCH),
         "max-queue": max(0, 3 * links - batch),  # ``links`` requests run, and twice as many wait
-        "step-tokens": min(max(plan["max_prefill_tokens"], STEP_TOKENS[0]), STEP_TOKENS[1]),
+        "step-tokens": min(max(schedule_limits["max_prefill_tokens"], STEP_TOKENS[0]), STEP_TOKENS[1]),
         "body-limit": limit << 20,
         "drain": float(timeout),
         "fake-engine": instance == "StandardMock",
     }
-    if apart:
+    if separated:
         options |= {"role": "none", "peer-port": peer}
-    if modules := deploy.get("LoraModules", adapters, []):
+    if modules := deploy.get_member("LoraModules", check_adapters, []):
         options["lora"] = [(called, str(root / path)) for called, path in modules]
-    if places := deploy.get("maxLoras", whole(0, 4096), 0):
+    if places := deploy.get_member("maxLoras", integer_between(0, 4096), 0):
         options["max-loras"] = places
-    if rank := deploy.get("maxLoraRank", whole(0, 256), 0):
+    if rank := deploy.get_member("maxLoraRank", integer_between(0, 256), 0):
         options["max-lora-rank"] = rank
     if weights is not None:
-        options["model"] = [Named((), str(root / weights), {})]
-        own = _context(root / weights)
+        options["model"] = [NamedModel((), str(root / weights), {})]
+        own = _model_context_length(root / weights)
         options["max-model-len"] = length if own is None else min(length, own)
-    if size_ > 0:
-        options["kv-memory"] = max(1 << 20, round(size_ * 2**30))
-    rules = plan | {
-        "vllm": server.get("openAiSupport", text, "vllm") == "vllm",
-        "full_text": server.get("fullTextEnabled", flag, False),
+    if kv_gigabytes > 0:
+        options["kv-memory"] = max(1 << 20, round(kv_gigabytes * 2**30))
+    rules = schedule_limits | {
+        "vllm": server.get_member("openAiSupport", check_string, "vllm") == "vllm",
+        "full_text": server.get_member("fullTextEnabled", check_flag, False),
         "limit": limit,
         "truncation": {0: None, 1: "tail", -1: "head"}[-1 if truncation is True else int(truncation)],
         "max_seq_len": length,
         "max_input_token_len": prompt,
-        "npu_mem_size": size_,
-        "cpu_mem_size": model.get("cpuMemSize", whole(0), 5),
-        "world_size": model.get("worldSize", whole(1), 4),
+        "npu_mem_size": kv_gigabytes,
+        "cpu_mem_size": model.get_member("cpuMemSize", integer_between(0), 5),
+        "world_size": model.get_member("worldSize", integer_between(1), 4),
         "weights": Path(weights or "").name,
         "instance": instance,
         "monitored": environment.get("MIES_SERVICE_MONITOR_MODE") == "1",
     }
-    return Plan(
+    return MindIEPlan(
         file="",
-        listen=_listen(server, root, environment),
+        listen=_read_listeners(server, root, environment),
         options=options,
         rules=rules,
-        peer_tls=_between(server, root) if apart else None,
+        peer_tls=_peer_tls_files(server, root) if separated else None,
         figures=environment.get("MINDIE_LLM_BENCHMARK_ENABLE") in ("1", "2"),
         weights=weights,
         max_prompt=prompt,
-        max_output=plan["max_iter_times"],
+        max_output=schedule_limits["max_iter_times"],
         token_timeout=float(token_timeout),
         timeout=float(timeout),
-        idle=[member for section in (top, server, backend, deploy, model, schedule) for member in section.rest()],
+        unused_members=[
+            member for section in (top, server, backend, deploy, model, schedule) for member in section.unread_members()
+        ],
     )
 
 
-def _model(deploy: Section) -> Section:
+def _first_model(deploy: ConfigSection) -> ConfigSection:
     """Return the first model, the only one allowed."""
 
-    def objects(value: Any) -> list[Any]:
+    def check_single_object(value: Any) -> list[Any]:
         if not isinstance(value, list) or not all(isinstance(each, dict) for each in value) or len(value) != 1:
             raise ValueError("a list of one object")
         return value
 
-    return Section(f"{deploy.path}ModelConfig[0].", deploy.get("ModelConfig", objects, [{}])[0])
+    return ConfigSection(
+        f"{deploy.path}ModelConfig[0].", deploy.get_member("ModelConfig", check_single_object, [{}])[0]
+    )
 
 
-def _context(weights: Path) -> int | None:
+def _model_context_length(weights: Path) -> int | None:
     """Return the context length in the model's own configuration, or None."""
     try:
-        said = msgspec.json.decode((weights / "config.json").read_bytes())
-        own = (said.get("text_config") or said).get("max_position_embeddings")
+        model_config = msgspec.json.decode((weights / "config.json").read_bytes())
+        own = (model_config.get("text_config") or model_config).get("max_position_embeddings")
     except (OSError, ValueError, AttributeError):
         return None
     return own if type(own) is int and own > 0 else None
 
 
-def _schedule(schedule: Section, prompt: int, length: int) -> dict[str, Any]:
+def _read_schedule(schedule: ConfigSection, prompt: int, length: int) -> dict[str, Any]:
     """Read the scheduling members with a meaning here, and check those whose errors MindIE would refuse."""
-    get = schedule.get
-    batch = get("maxBatchSize", whole(1, 819_200), 200)
-    tokens = get("maxPrefillTokens", whole(1, MAX_LENGTH), max(8192, prompt))
+    get = schedule.get_member
+    batch = get("maxBatchSize", integer_between(1, 819_200), 200)
+    tokens = get("maxPrefillTokens", integer_between(1, MAX_LENGTH), max(8192, prompt))
     if tokens < prompt:
-        raise schedule.wrong("maxPrefillTokens", f"{tokens} is less than maxInputTokenLen, which is {prompt}")
-    schedule.look("maxPreemptCount", whole(0, batch))
-    schedule.look("prefillPolicyType", one(0))
-    schedule.look("decodePolicyType", one(0))
-    schedule.look("templateType", one("Standard", "Mix"))
-    block = get("cacheBlockSize", whole(1, 128), 128)
+        raise schedule.member_error("maxPrefillTokens", f"{tokens} is less than maxInputTokenLen, which is {prompt}")
+    schedule.check_unused("maxPreemptCount", integer_between(0, batch))
+    schedule.check_unused("prefillPolicyType", one_of(0))
+    schedule.check_unused("decodePolicyType", one_of(0))
+    schedule.check_unused("templateType", one_of("Standard", "Mix"))
+    block = get("cacheBlockSize", integer_between(1, 128), 128)
     if block % 16:
-        raise schedule.wrong("cacheBlockSize", f"{block} is not a multiple of 16")
+        raise schedule.member_error("cacheBlockSize", f"{block} is not a multiple of 16")
     return {
         "max_batch_size": batch,
-        "max_prefill_batch_size": get("maxPrefillBatchSize", whole(0, batch), min(50, batch)) or batch,
+        "max_prefill_batch_size": get("maxPrefillBatchSize", integer_between(0, batch), min(50, batch)) or batch,
         "max_prefill_tokens": tokens,
-        "max_iter_times": get("maxIterTimes", whole(1, length), min(512, length)),
-        "max_n": get("maxN", whole(1, min(8192, batch)), min(128, batch)),
+        "max_iter_times": get("maxIterTimes", integer_between(1, length), min(512, length)),
+        "max_n": get("maxN", integer_between(1, min(8192, batch)), min(128, batch)),
         "cache_block_size": block,
     }
 
@@ -218,76 +235,84 @@ def _schedule(schedule: Section, prompt: int, length: int) -> dict[str, Any]:
 # -- the planes
 
 
-def _listen(server: Section, root: Path, environment: Mapping[str, str]) -> list[Listen]:
-    everywhere = server.get("allowAllZeroIpListening", flag, False)
-    own = server.get("ipAddress", address, "127.0.0.1")
-    own = _own(environment, "MIES_CONTAINER_IP") or own
+def _read_listeners(server: ConfigSection, root: Path, environment: Mapping[str, str]) -> list[ListenAddress]:
+    everywhere = server.get_member("allowAllZeroIpListening", check_flag, False)
+    own = server.get_member("ipAddress", check_ip_address, "127.0.0.1")
+    own = _container_address(environment, "MIES_CONTAINER_IP") or own
     # if absent, it is the address of the service; the shipped file sets another
-    inner = server.get("managementIpAddress", address, own)
-    inner = _own(environment, "MIES_CONTAINER_MANAGEMENT_IP") or inner
+    inner = server.get_member("managementIpAddress", check_ip_address, own)
+    inner = _container_address(environment, "MIES_CONTAINER_MANAGEMENT_IP") or inner
     for member, host in (("ipAddress", own), ("managementIpAddress", inner)):
         if ipaddress.ip_address(host).is_unspecified and not everywhere:
-            raise server.wrong(member, f"{host} means every address; that needs allowAllZeroIpListening to be true")
+            raise server.member_error(
+                member, f"{host} means every check_ip_address; that needs allowAllZeroIpListening to be true"
+            )
     ports = (
-        ("mindie", "", server.get("port", PORT, 1025)),
-        ("mindie-management", "management", server.get("managementPort", PORT, 1026)),
-        ("mindie-metrics", "metrics", server.get("metricsPort", PORT, 1027)),
+        ("mindie", "", server.get_member("port", PORT, 1025)),
+        ("mindie-management", "management", server.get_member("managementPort", PORT, 1026)),
+        ("mindie-metrics", "metrics", server.get_member("metricsPort", PORT, 1027)),
     )
-    secure = server.get("httpsEnabled", flag, True)
-    made = []
+    secure = server.get_member("httpsEnabled", check_flag, True)
+    listeners = []
     for api, plane, port in ports:
         host = inner if plane else own
-        found = _files(server, root, plane if host != own else "")  # checked even if unused: errors are reported
-        made.append(Listen(api, host, port, found if secure else None))
-    return made
+        tls_files = _plane_tls_files(
+            server, root, plane if host != own else ""
+        )  # checked even if unused: errors are reported
+        listeners.append(ListenAddress(api, host, port, tls_files if secure else None))
+    return listeners
 
 
-def _own(environment: Mapping[str, str], variable: str) -> str:
+def _container_address(environment: Mapping[str, str], variable: str) -> str:
     """Return the address that a container variable sets, which overrides the file, or an empty string."""
     value = environment.get(variable, "")
     try:
-        return address(value) if value else ""
+        return check_ip_address(value) if value else ""
     except ValueError as wanted:
         raise ConfigError(f"{variable}: {value!r} is not {wanted}") from None
 
 
-def _files(server: Section, root: Path, plane: str) -> Tls:
+def _plane_tls_files(server: ConfigSection, root: Path, plane: str) -> TlsFiles:
     """Return the TLS files of a plane. ``plane`` is empty, management or metrics."""
 
-    def key(member: str) -> str:
+    def member_name(member: str) -> str:
         return plane + member[0].upper() + member[1:] if plane else member
 
     where = f"{plane}/" if plane else ""
-    authorities = root / server.get("tlsCaPath", text, "security/ca/")
-    lists = root / server.get(key("tlsCrlPath"), text, f"security/certs/{where}")
-    revoked = server.get(key("tlsCrlFiles"), files, None)
-    password = server.get(key("tlsPkPwd"), text, None)
+    authorities = root / server.get_member("tlsCaPath", check_string, "security/ca/")
+    lists = root / server.get_member(member_name("tlsCrlPath"), check_string, f"security/certs/{where}")
+    revoked = server.get_member(member_name("tlsCrlFiles"), check_file_names, None)
+    password = server.get_member(member_name("tlsPkPwd"), check_string, None)
     usual = root / f"security/pass/{where}key_pwd.txt"
     crl = [lists / each for each in revoked or ["server_crl.pem"]]
-    return Tls(
-        certificate=root / server.get(key("tlsCert"), text, f"security/certs/{where}server.pem"),
-        key=root / server.get(key("tlsPk"), text, f"security/keys/{where}server.key.pem"),
-        password=root / password if password else usual if password is None and usual.is_file() else None,
-        clients=tuple(
+    return TlsFiles(
+        certificate=root / server.get_member(member_name("tlsCert"), check_string, f"security/certs/{where}server.pem"),
+        key=root / server.get_member(member_name("tlsPk"), check_string, f"security/keys/{where}server.key.pem"),
+        password_file=root / password if password else usual if password is None and usual.is_file() else None,
+        client_authorities=tuple(
             authorities / each
-            for each in server.get(key("tlsCaFile"), files, [f"{plane}_ca.pem" if plane else "ca.pem"])
+            for each in server.get_member(
+                member_name("tlsCaFile"), check_file_names, [f"{plane}_ca.pem" if plane else "ca.pem"]
+            )
         ),
-        revoked=tuple(each for each in crl if revoked is not None or each.is_file()),
+        revocation_lists=tuple(each for each in crl if revoked is not None or each.is_file()),
     )
 
 
-def _between(server: Section, root: Path) -> Tls | None:
+def _peer_tls_files(server: ConfigSection, root: Path) -> TlsFiles | None:
     """Return the TLS files of the connections between instances."""
     where = "security/grpc/"
-    authorities = root / server.get("interCommTlsCaPath", text, f"{where}ca/")
-    lists = root / server.get("interCommTlsCrlPath", text, f"{where}certs/")
-    revoked = server.get("interCommTlsCrlFiles", files, None)
-    password = server.get("interCommPkPwd", text, None)
-    made = Tls(
-        certificate=root / server.get("interCommTlsCert", text, f"{where}certs/server.pem"),
-        key=root / server.get("interCommPk", text, f"{where}keys/server.key.pem"),
-        password=root / password if password else None,
-        clients=tuple(authorities / each for each in server.get("interCommTlsCaFiles", files, ["ca.pem"])),
-        revoked=tuple(lists / each for each in revoked or ()),
+    authorities = root / server.get_member("interCommTlsCaPath", check_string, f"{where}ca/")
+    lists = root / server.get_member("interCommTlsCrlPath", check_string, f"{where}certs/")
+    revoked = server.get_member("interCommTlsCrlFiles", check_file_names, None)
+    password = server.get_member("interCommPkPwd", check_string, None)
+    tls_files = TlsFiles(
+        certificate=root / server.get_member("interCommTlsCert", check_string, f"{where}certs/server.pem"),
+        key=root / server.get_member("interCommPk", check_string, f"{where}keys/server.key.pem"),
+        password_file=root / password if password else None,
+        client_authorities=tuple(
+            authorities / each for each in server.get_member("interCommTlsCaFiles", check_file_names, ["ca.pem"])
+        ),
+        revocation_lists=tuple(lists / each for each in revoked or ()),
     )
-    return made if server.get("interCommTLSEnabled", flag, True) else None
+    return tls_files if server.get_member("interCommTLSEnabled", check_flag, True) else None

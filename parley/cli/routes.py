@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from parley.cli.serve import listen_of
-from parley.settings.config import SERVE
-from parley.settings.kinds import endpoint, switch
-from parley.settings.options import Config, Option
+from parley.cli.serve import api_listeners
+from parley.settings.config import SERVE_OPTIONS
+from parley.settings.kinds import endpoint_kind, switch_kind
+from parley.settings.options import Option, ResolvedOptions
 
 USAGE = """\
 usage: parley routes [options]
@@ -16,17 +16,17 @@ Lists the routes of a server: method, path, API, and the surface that serves it.
 which serves every API; the others serve one API, under its prefix or on its own port."""
 
 OPTIONS = [
-    Option("json", switch(), "Print JSON, one line per route.", False),
-    *(option for option in SERVE if option.name in ("listen", "strict", "tgi-compat")),
+    Option("json", switch_kind(), "Print JSON, one line per route.", False),
+    *(option for option in SERVE_OPTIONS if option.name in ("listen", "strict", "tgi-compat")),
 ]
 
 
-def table(config: Config) -> list[dict[str, str]]:
+def route_table(config: ResolvedOptions) -> list[dict[str, str]]:
     """Return one entry per port, method and path, with api and surface. If several APIs answer, the body decides."""
     from parley.dialects import mounts
 
     ports = [("all", mounts.universal(config["strict"], config["tgi-compat"]))]
-    ports += [(endpoint().show(each[:3]), mounts.alone(each.api)) for each in listen_of(config)]
+    ports += [(endpoint_kind().format_value(each[:3]), mounts.alone(each.api)) for each in api_listeners(config)]
     rows = []
     for name, mounted in ports:
         for (method, path), answering in mounts.table(mounted).items():
@@ -36,9 +36,9 @@ def table(config: Config) -> list[dict[str, str]]:
     return rows
 
 
-def run(config: Config) -> int:
+def run(config: ResolvedOptions) -> int:
     """Print the routes. Return the exit code."""
-    rows = table(config)
+    rows = route_table(config)
     if config["json"]:
         for row in rows:
             print(json.dumps(row))

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parley.hub import served_name
-from parley.settings.config import SERVE, settings
+from parley.settings.config import SERVE_OPTIONS, engine_settings
 from parley.settings.keys import cluster_secret, read_keys
-from parley.settings.kinds import Named
-from parley.settings.options import Config, ConfigError, nearest, show
+from parley.settings.kinds import NamedModel
+from parley.settings.options import ConfigError, ResolvedOptions, did_you_mean, format_options
 
 if TYPE_CHECKING:
-    from parley.serving.options import EngineKind, Listen, Offer, ServerOptions
-    from parley.web.options import Tls
+    from parley.serving.options import EngineKind, ListenAddress, OfferedModel, ServerOptions
+    from parley.web.options import TlsFiles
 
-OPTIONS = SERVE
+OPTIONS = SERVE_OPTIONS
 GRPC = "grpc"  # its name in --listen
 USAGE = """\
 usage: parley serve [MODEL] [options]
@@ -26,70 +26,76 @@ usage: parley serve [MODEL] [options]
 Serves one model or several. It listens first and then loads: GET /health/ready is 200 once loading is done."""
 
 
-def run(config: Config) -> int:
+def run(config: ResolvedOptions) -> int:
     """Run a server with these options until it ends. Return the exit code."""
     plan = None
     if config["mindie-config"]:
         from parley.cli import mindie
 
-        plan = mindie.read(config["mindie-config"], os.environ)
-        config = config.over(plan.options, config["mindie-config"])
-        plan.check(config["model"])
+        plan = mindie.read_mindie_config(config["mindie-config"], os.environ)
+        config = config.with_unset_from(plan.options, config["mindie-config"])
+        plan.check_model(config["model"])
     if config["show-config"]:
-        print(show(SERVE, config))
+        print(format_options(SERVE_OPTIONS, config))
         return 0
-    models, served = offers(config), server_options(config)
+    models, served = offered_models(config), server_options(config)
     if plan is not None:
-        served = plan.applied(served, config["mindie-profile"])
+        served = plan.apply_to_options(served, config["mindie-profile"])
     from parley.boot import server  # HTTP libraries are loaded only to serve
 
-    return server.run(models, served)
+    return server.run_server(models, served)
 
 
-def offers(config: Config) -> list[Offer]:
+def offered_models(config: ResolvedOptions) -> list[OfferedModel]:
     """Return the models to serve, the main one first. Raises ConfigError."""
-    from parley.serving.options import Offer
+    from parley.serving.options import OfferedModel
 
-    table = {option.name: option for option in SERVE}
-    made: list[Offer] = []
+    table = {option.name: option for option in SERVE_OPTIONS}
+    models: list[OfferedModel] = []
     counts: Counter[str] = Counter()  # of adapter names
-    for wanted in config["model"] or [Named((), "", {})]:
-        further = config["name"] if not made else []
-        names = tuple(dict.fromkeys((*wanted.names, *further))) or (served_name(wanted.model),)
-        own = {name: table[name].read(raw, f"--model {names[0]}: {name}") for name, raw in wanted.options.items()}
-        if made:
-            own.setdefault("lora", [])  # --lora without a model belongs to the first one
-        counts.update(name for name, _ in own.get("lora", config["lora"]))
-        made.append(Offer(names, settings(ChainMap(own, dict(config)), wanted.model), engine_of(config)))
-    called = Counter(name for offer in made for name in offer.names)
+    for named_model in config["model"] or [NamedModel((), "", {})]:
+        further = config["name"] if not models else []
+        names = tuple(dict.fromkeys((*named_model.names, *further))) or (served_name(named_model.model),)
+        model_options = {
+            name: table[name].parse_raw(raw, f"--model {names[0]}: {name}") for name, raw in named_model.options.items()
+        }
+        if models:
+            model_options.setdefault("lora", [])  # --lora without a model belongs to the first one
+        counts.update(name for name, _ in model_options.get("lora", config["lora"]))
+        models.append(
+            OfferedModel(
+                names, engine_settings(ChainMap(model_options, dict(config)), named_model.model), engine_of(config)
+            )
+        )
+    called = Counter(name for offer in models for name in offer.names)
     if twice := [name for name, count in called.items() if count > 1]:
         raise ConfigError(f"--model: the name {twice[0]} is given to more than one model; write NAME=MODEL.")
     if twice := [name for name, count in (counts + called).items() if count > 1]:
         raise ConfigError(f"--lora: the name {twice[0]} is given to something else as well.")
-    return made
+    return models
 
 
-def engine_of(config: Config) -> EngineKind:
+def engine_of(config: ResolvedOptions) -> EngineKind:
     """The kind of engine that every model gets."""
     if config["fake-engine"]:
         return "scripted"
     return "thread" if config["in-process"] else "process"
 
 
-def server_options(config: Config) -> ServerOptions:
+def server_options(config: ResolvedOptions) -> ServerOptions:
     """Return the server's part of the options. Raises ConfigError for errors that only the server detects."""
     from parley.serving.options import ServerOptions
 
     return ServerOptions(
         host=config["host"],
         port=config["port"],
-        listen=listen_of(config),
-        grpc=grpc_of(config),
+        listen=api_listeners(config),
+        grpc=grpc_listeners(config),
         strict=config["strict"],
         tgi_compat=config["tgi-compat"],
         endpoints=config["endpoints"],
-        api_keys=(*config["api-key"], *keys_of(config["api-key-file"], "api-key-file")),
-        admin_keys=tuple(keys_of(config["admin-key-file"], "admin-key-file")),
+        api_keys=(*config["api-key"], *read_key_file(config["api-key-file"], "api-key-file")),
+        admin_keys=tuple(read_key_file(config["admin-key-file"], "admin-key-file")),
         max_queue=config["max-queue"],
         drain=config["drain"],
         body_limit=config["body-limit"],
@@ -103,46 +109,48 @@ def server_options(config: Config) -> ServerOptions:
         peer_lease=config["peer-lease"],
         peer_checksum=config["peer-checksum"],
         p_percentage=config["p-percentage"],
-        cluster_secret=secret_of(config),
-        peer_tls=peer_tls_of(config),
+        cluster_secret=read_cluster_secret(config),
+        peer_tls=peer_tls_files(config),
         access_log=not config["quiet"],
         log_format=config["log-format"],
     )
 
 
-def listen_of(config: Config) -> tuple[Listen, ...]:
+def api_listeners(config: ResolvedOptions) -> tuple[ListenAddress, ...]:
     """Return the HTTP ports of single APIs. Raises ConfigError for an unknown API."""
     from parley.dialects.mounts import ALONE
-    from parley.serving.options import Listen
+    from parley.serving.options import ListenAddress
 
     known = [*ALONE, GRPC]
     for name, _, _ in config["listen"]:
         if name not in known:
-            raise ConfigError(f"--listen: no API is called {name}.{nearest(name, known)} Known: {', '.join(known)}.")
-    return tuple(Listen(*each) for each in config["listen"] if each[0] != GRPC)
+            raise ConfigError(
+                f"--listen: no API is called {name}.{did_you_mean(name, known)} Known: {', '.join(known)}."
+            )
+    return tuple(ListenAddress(*each) for each in config["listen"] if each[0] != GRPC)
 
 
-def grpc_of(config: Config) -> tuple[Listen, ...]:
+def grpc_listeners(config: ResolvedOptions) -> tuple[ListenAddress, ...]:
     """Return the gRPC ports. Raises ConfigError if the packages for gRPC are not installed."""
-    from parley.serving.options import Listen
+    from parley.serving.options import ListenAddress
 
-    ports = [Listen(*each) for each in config["listen"] if each[0] == GRPC]
+    ports = [ListenAddress(*each) for each in config["listen"] if each[0] == GRPC]
     if config["grpc-port"] is not None:
-        ports.insert(0, Listen(GRPC, config["host"], config["grpc-port"]))
+        ports.insert(0, ListenAddress(GRPC, config["host"], config["grpc-port"]))
     if ports and not all(map(find_spec, ("grpc", "google", "google.protobuf"))):
         raise ConfigError("Packages for gRPC are missing; install them with: pip install 'parley[grpc]'.")
     return tuple(ports)
 
 
-def secret_of(config: Config) -> str:
+def read_cluster_secret(config: ResolvedOptions) -> str:
     """Return the cluster's secret, or an empty string. Raises ConfigError."""
     file = Path(config["cluster-secret-file"]) if config["cluster-secret-file"] else None
     return cluster_secret(config["cluster-secret"], file, "--cluster-secret", "--cluster-secret-file")
 
 
-def peer_tls_of(config: Config) -> Tls | None:
+def peer_tls_files(config: ResolvedOptions) -> TlsFiles | None:
     """Return the TLS files for handovers between instances, if any. Raises ConfigError."""
-    from parley.web.options import Tls
+    from parley.web.options import TlsFiles
 
     files = [config[name] for name in ("cluster-cert", "cluster-key", "cluster-ca")]
     if not any(files):
@@ -150,9 +158,9 @@ def peer_tls_of(config: Config) -> Tls | None:
     if not all(files):
         raise ConfigError("--cluster-cert, --cluster-key and --cluster-ca go together.")
     certificate, key, authority = map(Path, files)
-    return Tls(certificate, key, clients=(authority,))
+    return TlsFiles(certificate, key, client_authorities=(authority,))
 
 
-def keys_of(file: str | None, option: str) -> list[str]:
+def read_key_file(file: str | None, option: str) -> list[str]:
     """Return the keys in the file of an option, if it is set. Raises ConfigError."""
     return [] if file is None else read_keys(Path(file), f"--{option}")

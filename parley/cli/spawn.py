@@ -18,19 +18,19 @@ import time
 from collections.abc import Iterator
 from typing import IO
 
-from parley.cli.client import Address, Client, ClientError
+from parley.cli.client import ClientError, OpenAIClient, ServerAddress
 
 PR_SET_PDEATHSIG = 1
 
 
 @contextlib.contextmanager
-def start(model: str | None, *flags: str) -> Iterator[Client]:
+def spawn_server(model: str | None, *flags: str) -> Iterator[OpenAIClient]:
     """Run a server for ``model`` (None: the built-in one), and yield a client once it is ready. Raises ClientError.
 
     Only this client can use the server, because its API key is random and secret.
     """
     port, key = _free_port(), secrets.token_urlsafe()
-    client = Client(Address("http", "127.0.0.1", port, ""), key)
+    client = OpenAIClient(ServerAddress("http", "127.0.0.1", port, ""), key)
     command = [sys.executable, "-m", "parley", "serve", *([model] if model else []), "--host", "127.0.0.1"]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
@@ -43,22 +43,22 @@ def start(model: str | None, *flags: str) -> Iterator[Client]:
             preexec_fn=_die_with_parent if sys.platform == "linux" else None,
         )
         try:
-            _wait(process, client, log)
+            _wait_for_server(process, client, log)
             yield client
         finally:
-            _end(process)
+            _stop_process(process)
 
 
-def _wait(process: subprocess.Popen[bytes], client: Client, log: IO[bytes]) -> None:
+def _wait_for_server(process: subprocess.Popen[bytes], client: OpenAIClient, log: IO[bytes]) -> None:
     """Wait until the server is ready. Shows its progress in a terminal. Raises ClientError if it exits."""
     shown = ""
     while True:
         if process.poll() is not None:
             log.seek(0)
             lines = log.read().decode(errors="replace").strip().splitlines()
-            raise ClientError(f"The server did not start: {lines[-1] if lines else 'it printed nothing'}")
+            raise ClientError(f"The server did not spawn_server: {lines[-1] if lines else 'it printed nothing'}")
         try:
-            client.call("GET", "/health/ready", timeout=5)
+            client.call_json("GET", "/health/ready", timeout=5)
             break
         except ClientError as error:
             if error.status not in (0, 503):
@@ -71,7 +71,7 @@ def _wait(process: subprocess.Popen[bytes], client: Client, log: IO[bytes]) -> N
         sys.stderr.write("\r\x1b[K")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _stop_process(process: subprocess.Popen[bytes]) -> None:
     """Stop the server: two requests to terminate, then a kill."""
     for act in (process.terminate, process.terminate, process.kill):
         if process.poll() is not None:

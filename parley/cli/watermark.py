@@ -7,30 +7,32 @@ import sys
 from pathlib import Path
 
 from parley import hub
-from parley.settings.kinds import switch, text
-from parley.settings.options import Config, ConfigError, Option
-from parley.watermark import FRACTION, SURE, Finding, detect
+from parley.settings.kinds import switch_kind, text_kind
+from parley.settings.options import ConfigError, Option, ResolvedOptions
+from parley.watermark import GREEN_FRACTION, Z_THRESHOLD, WatermarkResult, detect_watermark
 
 USAGE = f"""\
 usage: parley watermark [MODEL] [--file FILE]
 
-Detects whether a text was generated with a watermark by the model, or by another one with the same tokenizer: whether
+Detects whether a text_kind was generated with a watermark by the model, or by another one with the same tokenizer: whether
 more of its tokens are green than by chance. Reads standard input without --file.
-Exit code 0 if it is marked (z at least {SURE:g}), 1 if not."""
+Exit code 0 if it is marked (z at least {Z_THRESHOLD:g}), 1 if not."""
 
 OPTIONS = [
-    Option("model", text("MODEL"), "Model whose tokenizer to use.", unset="the built-in model", positional=True),
-    Option("file", text("FILE"), "The text, in UTF-8.", unset="standard input"),
-    Option("json", switch(), "Print JSON.", False),
+    Option(
+        "model", text_kind("MODEL"), "Model whose tokenizer to use.", unset_text="the built-in model", positional=True
+    ),
+    Option("file", text_kind("FILE"), "The text, in UTF-8.", unset_text="standard input"),
+    Option("json", switch_kind(), "Print JSON.", False),
 ]
 
 
-def run(config: Config) -> int:
+def run(config: ResolvedOptions) -> int:
     """Read the text, print whether it is marked, and return the exit code. Raises ConfigError."""
     from parley.text.tokens.tokenizer import BadTokenizer, Tokenizer
 
     try:
-        tokenizer = Tokenizer.load(hub.resolve(config["model"]))
+        tokenizer = Tokenizer.from_folder(hub.resolve_model(config["model"]))
         data = Path(config["file"]).read_bytes() if config["file"] else sys.stdin.buffer.read()
         ids = tokenizer.encode(data.decode("utf-8"), special=False)
     except (hub.ModelMissing, BadTokenizer) as error:
@@ -39,19 +41,19 @@ def run(config: Config) -> int:
         raise ConfigError(f"--file: {config['file']} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise ConfigError("The text is not UTF-8.") from None
-    finding = detect(ids)
-    print(told(finding, len(ids), config["json"]))
-    return 0 if finding.marked else 1
+    finding = detect_watermark(ids)
+    print(describe_finding(finding, len(ids), config["json"]))
+    return 0 if finding.is_marked else 1
 
 
-def told(finding: Finding, tokens: int, as_json: bool) -> str:
+def describe_finding(finding: WatermarkResult, tokens: int, as_json: bool) -> str:
     """Return the line to print about a text of this many tokens."""
     share = finding.green / finding.pairs if finding.pairs else 0.0
     if as_json:
-        figures = {"tokens": tokens, "pairs": finding.pairs, "green": finding.green, "z": finding.z}
-        return json.dumps(figures | {"chance": finding.chance, "marked": finding.marked})
-    verdict = "marked" if finding.marked else "not marked"
+        figures = {"tokens": tokens, "pairs": finding.pairs, "green": finding.green, "z": finding.z_score}
+        return json.dumps(figures | {"chance": finding.false_positive_rate, "marked": finding.is_marked})
+    verdict = "marked" if finding.is_marked else "not marked"
     return (
-        f"{verdict}: {share:.1%} of {finding.pairs} pairs ({tokens} tokens) are green, by chance {FRACTION:.0%}; "
-        f"z = {finding.z:.2f}, which a text without a watermark reaches with a probability of {finding.chance:.2g}"
+        f"{verdict}: {share:.1%} of {finding.pairs} pairs ({tokens} tokens) are green, by chance {GREEN_FRACTION:.0%}; "
+        f"z = {finding.z_score:.2f}, which a text_kind without a watermark reaches with a probability of {finding.false_positive_rate:.2g}"
     )

@@ -23,23 +23,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from parley.settings.kinds import size
-from parley.settings.options import ConfigError, nearest, read_toml
+from parley.settings.kinds import size_kind
+from parley.settings.options import ConfigError, did_you_mean, read_toml
 
-ROLES = ("mixed", "prefill", "decode", "flex")
-KEYS = ("name", "address", "coordinator", "instances")
-OURS = ("host", "port", "config", "peer-port", "cluster-secret", "cluster-secret-file")  # set at placement
-REFUSED = {  # keys of the coordinator's own file that a plan cannot set, and why
+GROUP_ROLES = ("mixed", "prefill", "decode", "flex")
+PLAN_KEYS = ("name", "address", "coordinator", "instances")
+PLACEMENT_OPTIONS = ("host", "port", "config", "peer-port", "cluster-secret", "cluster-secret-file")  # set at placement
+REFUSED_KEYS = {  # keys of the coordinator's own file that a plan cannot set, and why
     "secret": "because a secret is generated for the cluster",
     "secret_file": "because a secret is generated for the cluster",
     "tls": "because traffic within the cluster is not encrypted; put a proxy with TLS in front of it",
 }
-MOST = 1000  # instances of a group
-NAME = re.compile(r"[A-Za-z0-9_-]{1,63}")
+MAX_COUNT = 1000  # instances of a group
+NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,63}")
 
 
 @dataclass(frozen=True)
-class Needs:
+class ResourceNeeds:
     """The resources that one process reserves: cores, accelerators, bytes, and custom resources that nodes declare."""
 
     cpus: float = 1.0
@@ -53,87 +53,89 @@ class Needs:
 
 
 @dataclass(frozen=True)
-class Group:
+class InstanceGroup:
     """Identical instances: initially ``count`` of them, started with the same ``options`` of ``parley serve``."""
 
     name: str
     role: str
     count: int
-    needs: Needs
+    needs: ResourceNeeds
     options: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Plan:
+class ClusterPlan:
     """A whole cluster. ``address``: of the Ray cluster; empty: one running on this machine, or else a new one."""
 
     name: str
     address: str
     coordinator: Mapping[str, Any]
-    needs: Needs  # resources of the coordinator
-    groups: tuple[Group, ...]
+    needs: ResourceNeeds  # resources of the coordinator
+    groups: tuple[InstanceGroup, ...]
 
 
-def read(path: str) -> Plan:
+def read_plan(path: str) -> ClusterPlan:
     """Read a plan file. Raises ConfigError."""
     content = read_toml(path)
     base = Path(path).parent
     for key in content:
-        if key not in KEYS:
-            raise ConfigError(f"{path}: unknown key {key}.{nearest(key, KEYS)}")
-    name = _name(content, path, Path(path).stem)
+        if key not in PLAN_KEYS:
+            raise ConfigError(f"{path}: unknown key {key}.{did_you_mean(key, PLAN_KEYS)}")
+    name = _parse_name(content, path, Path(path).stem)
     coordinator: dict[str, Any] = {}
-    for spelled, value in _table(content.get("coordinator", {}), f"{path}: coordinator").items():
-        key = spelled.replace("-", "_")
+    for raw_key, value in _check_table(content.get("coordinator", {}), f"{path}: coordinator").items():
+        key = raw_key.replace("-", "_")
         if key in coordinator:
             raise ConfigError(f"{path}: coordinator: {key} is given twice.")
-        if key in REFUSED:
-            raise ConfigError(f"{path}: coordinator: {key} cannot be set, {REFUSED[key]}.")
+        if key in REFUSED_KEYS:
+            raise ConfigError(f"{path}: coordinator: {key} cannot be set, {REFUSED_KEYS[key]}.")
         coordinator[key] = value
-    needs = _needs(coordinator, f"{path}: coordinator", cpus=0.0)
-    listed = content.get("instances")
-    if not isinstance(listed, list) or not listed:
-        raise ConfigError(f"{path}: instances must be tables, one [[instances]] for each kind of instance.")
-    groups: list[Group] = []
-    for number, each in enumerate(listed):
-        group = _group(dict(_table(each, f"{path}: instances[{number}]")), f"{path}: instances[{number}]", base)
+    needs = _parse_needs(coordinator, f"{path}: coordinator", cpus=0.0)
+    group_tables = content.get("instances")
+    if not isinstance(group_tables, list) or not group_tables:
+        raise ConfigError(f"{path}: instances must be tables, one [[instances]] for group_table kind of instance.")
+    groups: list[InstanceGroup] = []
+    for number, group_table in enumerate(group_tables):
+        group = _parse_group(
+            dict(_check_table(group_table, f"{path}: instances[{number}]")), f"{path}: instances[{number}]", base
+        )
         if group.name in (other.name for other in groups):
-            raise ConfigError(f"{path}: two kinds of instances have the name {group.name}; give each a `name`.")
+            raise ConfigError(f"{path}: two kinds of instances have the name {group.name}; give group_table a `name`.")
         groups.append(group)
     address = content.get("address", "")
     if not isinstance(address, str):
         raise ConfigError(f"{path}: address is {address!r}, not the address of a Ray cluster.")
-    return Plan(name, address, coordinator, needs, tuple(groups))
+    return ClusterPlan(name, address, coordinator, needs, tuple(groups))
 
 
-def written(table: Mapping[str, Any]) -> str:
+def format_toml(table: Mapping[str, Any]) -> str:
     """Format a table as TOML."""
-    return "".join(f"{_key(key)} = {_value(value)}\n" for key, value in table.items())
+    return "".join(f"{_format_key(key)} = {_format_value(value)}\n" for key, value in table.items())
 
 
-def _group(table: dict[str, Any], where: str, base: Path) -> Group:
+def _parse_group(table: dict[str, Any], where: str, base: Path) -> InstanceGroup:
     role = table.pop("role", "mixed")
-    if role not in ROLES:
-        raise ConfigError(f"{where}: role is {role!r}, not one of {', '.join(ROLES)}.")
-    name = _name(table, where, role)
+    if role not in GROUP_ROLES:
+        raise ConfigError(f"{where}: role is {role!r}, not one of {', '.join(GROUP_ROLES)}.")
+    name = _parse_name(table, where, role)
     table.pop("name", None)
     count = table.pop("count", 1)
-    if type(count) is not int or not 0 <= count <= MOST:
-        raise ConfigError(f"{where}: count is {count!r}, not a whole number from 0 to {MOST}.")
-    needs = _needs(table, where, cpus=1.0)
-    for key in OURS:
+    if type(count) is not int or not 0 <= count <= MAX_COUNT:
+        raise ConfigError(f"{where}: count is {count!r}, not a whole number from 0 to {MAX_COUNT}.")
+    needs = _parse_needs(table, where, cpus=1.0)
+    for key in PLACEMENT_OPTIONS:
         if key in table or key.replace("-", "_") in table:
             raise ConfigError(f"{where}: {key} is chosen where the instance is placed and cannot be set.")
     model = table.get("model")
     if isinstance(model, str) and model.startswith("."):  # relative to the plan file
         table["model"] = str((base / model).resolve())
-    return Group(name, role, count, needs, table)
+    return InstanceGroup(name, role, count, needs, table)
 
 
-def _needs(table: dict[str, Any], where: str, cpus: float) -> Needs:
+def _parse_needs(table: dict[str, Any], where: str, cpus: float) -> ResourceNeeds:
     """Remove the resource keys from a table and parse them. Raises ConfigError."""
 
-    def amount(key: str, usual: float) -> float:
+    def pop_amount(key: str, usual: float) -> float:
         value = table.pop(key, usual)
         if type(value) not in (int, float) or not 0 <= value < 1e6:
             raise ConfigError(f"{where}: {key} is {value!r}, not a number of at least 0.")
@@ -141,40 +143,42 @@ def _needs(table: dict[str, Any], where: str, cpus: float) -> Needs:
 
     memory = table.pop("memory", 0)
     try:
-        memory = size(0).read(memory) if memory else 0
+        memory = size_kind(0).parse_raw(memory) if memory else 0
     except ValueError as wanted:
         raise ConfigError(f"{where}: memory is {memory!r}, not {wanted}.") from None
-    resources = _table(table.pop("resources", {}), f"{where}: resources")
+    resources = _check_table(table.pop("resources", {}), f"{where}: resources")
     for key, value in resources.items():
         if type(value) not in (int, float) or not 0 < value < 1e6:
             raise ConfigError(f"{where}: resources.{key} is {value!r}, not a number above 0.")
-    return Needs(amount("cpus", cpus), amount("gpus", 0.0), memory, {k: float(v) for k, v in resources.items()})
+    return ResourceNeeds(
+        pop_amount("cpus", cpus), pop_amount("gpus", 0.0), memory, {k: float(v) for k, v in resources.items()}
+    )
 
 
-def _name(table: Mapping[str, Any], where: str, usual: str) -> str:
+def _parse_name(table: Mapping[str, Any], where: str, usual: str) -> str:
     value = table.get("name", usual)
-    if not isinstance(value, str) or not NAME.fullmatch(value):
+    if not isinstance(value, str) or not NAME_PATTERN.fullmatch(value):
         raise ConfigError(f"{where}: name is {value!r}, not 1 to 63 letters, digits, - and _.")
     return value
 
 
-def _table(value: Any, where: str) -> Mapping[str, Any]:
+def _check_table(value: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{where} is {value!r}, not a table.")
     return value
 
 
-def _key(key: str) -> str:
-    return key if key.replace("-", "").replace("_", "").isalnum() and key.isascii() else _quoted(key)
+def _format_key(key: str) -> str:
+    return key if key.replace("-", "").replace("_", "").isalnum() and key.isascii() else _quote_text(key)
 
 
-def _value(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(key)} = {_value(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{_format_key(key)} = {_format_value(each)}" for key, each in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(map(_value, value)) + "]"
-    return _quoted(value) if isinstance(value, str) else json.dumps(value)
+        return "[" + ", ".join(map(_format_value, value)) + "]"
+    return _quote_text(value) if isinstance(value, str) else json.dumps(value)
 
 
-def _quoted(text: str) -> str:
+def _quote_text(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

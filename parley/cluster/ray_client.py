@@ -13,91 +13,91 @@ from typing import Any
 
 import ray
 
-from parley.cluster.plan import Plan
-from parley.cluster.ray_actor import COORDINATOR, KEEPER, NAMESPACE, Keeper, Seen
+from parley.cluster.plan import ClusterPlan
+from parley.cluster.ray_actor import COORDINATOR_NAME, RAY_NAMESPACE, SUPERVISOR_NAME, ProcessInfo, RaySupervisor
 
 
-def connect(address: str = "", *, begin: bool = False) -> bool:
+def connect_ray(address: str = "", *, start_missing: bool = False) -> bool:
     """Connect to the Ray cluster at the address, or the one of this machine.
 
     With ``start_missing`` one is started if there is none, and lives as long as this process. Return True if one was
     started. Raises ConnectionError.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    quiet = {"namespace": NAMESPACE, "logging_level": logging.ERROR, "log_to_driver": begin}
+    quiet = {"namespace": RAY_NAMESPACE, "logging_level": logging.ERROR, "log_to_driver": start_missing}
     try:
         ray.init(address=address or "auto", **quiet)
         return False
     except ConnectionError:
-        if address or not begin:
+        if address or not start_missing:
             raise
     ray.init(include_dashboard=False, **quiet)
     return True
 
 
-def up(plan: Plan) -> Any:
+def start_cluster(plan: ClusterPlan) -> Any:
     """Create the supervisor actor for a plan, and return it. A cluster's name can be used only once."""
-    name = f"{plan.name}/{KEEPER}"
-    keeper = ray.remote(Keeper).options(
-        name=name, namespace=NAMESPACE, lifetime="detached", max_restarts=-1, num_cpus=0, max_concurrency=4
+    name = f"{plan.name}/{SUPERVISOR_NAME}"
+    supervisor = ray.remote(RaySupervisor).options(
+        name=name, namespace=RAY_NAMESPACE, lifetime="detached", max_restarts=-1, num_cpus=0, max_concurrency=4
     )
-    return keeper.remote(plan, secrets.token_urlsafe())
+    return supervisor.remote(plan, secrets.token_urlsafe())
 
 
-def find(name: str) -> Any:
+def find_supervisor(name: str) -> Any:
     """Return the supervisor of a running cluster; of the only one if ``name`` is empty. Raises LookupError."""
-    there = names()
-    if not name and len(there) == 1:
-        (name,) = there
-    if name not in there:
-        known = ", ".join(there) or "none"
+    running_names = cluster_names()
+    if not name and len(running_names) == 1:
+        (name,) = running_names
+    if name not in running_names:
+        known = ", ".join(running_names) or "none"
         raise LookupError(f"There is no cluster {name}. Known: {known}." if name else f"Which cluster? Known: {known}.")
-    return ray.get_actor(f"{name}/{KEEPER}", NAMESPACE)
+    return ray.get_actor(f"{name}/{SUPERVISOR_NAME}", RAY_NAMESPACE)
 
 
-def names() -> list[str]:
+def cluster_names() -> list[str]:
     """Return the names of all running clusters."""
     actors = ray.util.list_named_actors(all_namespaces=True)
-    keepers = (each["name"] for each in actors if each["namespace"] == NAMESPACE)
-    return sorted(name.removesuffix(f"/{KEEPER}") for name in keepers if name.endswith(f"/{KEEPER}"))
+    keepers = (each["name"] for each in actors if each["namespace"] == RAY_NAMESPACE)
+    return sorted(name.removesuffix(f"/{SUPERVISOR_NAME}") for name in keepers if name.endswith(f"/{SUPERVISOR_NAME}"))
 
 
-def down(keeper: Any) -> None:
+def stop_cluster(supervisor: Any) -> None:
     """Shut a cluster down gracefully: its processes finish the requests they have begun."""
-    ray.get(keeper.end.remote())
-    ray.kill(keeper, no_restart=True)
+    ray.get(supervisor.end.remote())
+    ray.kill(supervisor, no_restart=True)
 
 
-def look(keeper: Any) -> tuple[list[Seen], dict[str, int]]:
+def cluster_processes(supervisor: Any) -> tuple[list[ProcessInfo], dict[str, int]]:
     """Return every process of a cluster, and the wanted number of instances per group."""
-    return ray.get(keeper.look.remote())
+    return ray.get(supervisor.look.remote())
 
 
-def ready(keeper: Any) -> bool:
+def cluster_ready(supervisor: Any) -> bool:
     """Whether its coordinator accepts requests."""
-    return ray.get(keeper.ready.remote())
+    return ray.get(supervisor.ready.remote())
 
 
-def address(keeper: Any) -> str:
+def cluster_address(supervisor: Any) -> str:
     """Return the URL of its coordinator, for clients."""
-    return ray.get(keeper.address.remote())
+    return ray.get(supervisor.address.remote())
 
 
-def page(keeper: Any) -> str:
+def status_page_url(supervisor: Any) -> str:
     """Return the URL of its coordinator's live page."""
-    (coordinator,) = (each for each in look(keeper)[0] if each.name == COORDINATOR)
-    return coordinator.url("status_port")
+    (coordinator,) = (each for each in cluster_processes(supervisor)[0] if each.name == COORDINATOR_NAME)
+    return coordinator.port_url("status_port")
 
 
-def scale(keeper: Any, group: str, count: int) -> str:
+def scale_group(supervisor: Any, group: str, count: int) -> str:
     """Set the wanted number of instances of a group. Return an error message, empty on success."""
-    return ray.get(keeper.scale.remote({group: count}))
+    return ray.get(supervisor.scale.remote({group: count}))
 
 
-def has() -> str:
+def describe_resources() -> str:
     """Describe the resources of all nodes together, in words."""
-    named = {"CPU": "cpus", "GPU": "gpus", "memory": "memory"}
+    resource_names = {"CPU": "cpus", "GPU": "gpus", "memory": "memory"}
     amounts = ray.cluster_resources()
     return ", ".join(
-        f"{named.get(name, name)} {amount:g}" for name, amount in sorted(amounts.items()) if ":" not in name
+        f"{resource_names.get(name, name)} {amount:g}" for name, amount in sorted(amounts.items()) if ":" not in name
     )

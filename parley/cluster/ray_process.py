@@ -22,35 +22,35 @@ from typing import Any
 
 import ray
 
-from parley.cluster.plan import written
+from parley.cluster.plan import format_toml
 
-PAUSE = 5.0  # seconds before a process that ended immediately is restarted
-DRAIN = 60.0  # seconds that a process has to end by itself
+RESTART_PAUSE = 5.0  # seconds before a process that ended immediately is restarted
+STOP_SECONDS = 60.0  # seconds that a process has to end by itself
 PR_SET_PDEATHSIG = 1
 
 
-class Process:
+class RayProcess:
     """One parley process on the node of this actor. ``command``: its command; ``options``: the content of its file.
 
     ``hosts`` and ``ports`` name options that default to the node's address and to free ports of the node.
     """
 
-    def __init__(self, words: list[str], options: Mapping[str, Any], hosts: list[str], ports: list[str], secret: str):
+    def __init__(self, command: list[str], options: Mapping[str, Any], hosts: list[str], ports: list[str], secret: str):
         self._host = str(options.get(hosts[0], "")) or ray.util.get_node_ip_address()
         self._ports = {name: int(options.get(name, 0)) or _free_port(self._host) for name in ports}
-        self._ended = threading.Event()
+        self._stop_requested = threading.Event()
         file, path = tempfile.mkstemp(suffix=".toml", prefix="parley-")
         with os.fdopen(file, "w", encoding="utf-8") as config:
-            config.write(written({**dict.fromkeys(hosts, self._host), **options, **self._ports}))
+            config.write(format_toml({**dict.fromkeys(hosts, self._host), **options, **self._ports}))
         self._config = Path(path)
         self._since = time.monotonic()
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "parley", *words, "--config", path],
+            [sys.executable, "-m", "parley", *command, "--config", path],
             stdin=subprocess.DEVNULL,
             env=os.environ | {"PARLEY_CLUSTER_SECRET": secret},
             preexec_fn=_die_with_parent if sys.platform == "linux" else None,
         )
-        threading.Thread(target=self._watch, daemon=True).start()
+        threading.Thread(target=self._watch_child, daemon=True).start()
 
     def where(self) -> tuple[str, dict[str, int], str, int]:
         """Return the address, ports by option name, node id, and process id."""
@@ -59,21 +59,21 @@ class Process:
 
     def stop(self) -> None:
         """Let the process finish its requests and end; it is killed if it does not."""
-        self._ended.set()
-        for number, patience in ((signal.SIGTERM, DRAIN), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
+        self._stop_requested.set()
+        for number, patience in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
             self._child.send_signal(number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._child.wait(patience)
                 break
 
-    def _watch(self) -> None:
+    def _watch_child(self) -> None:
         code = self._child.wait()
         self._config.unlink(missing_ok=True)
-        if self._ended.is_set():
+        if self._stop_requested.is_set():
             return
         print(f"parley: a process of the cluster ended with {code}; restarting it", file=sys.stderr, flush=True)
-        if time.monotonic() - self._since < PAUSE:
-            time.sleep(PAUSE)  # the cause may be permanent
+        if time.monotonic() - self._since < RESTART_PAUSE:
+            time.sleep(RESTART_PAUSE)  # the cause may be permanent
         os._exit(1)
 
 

@@ -17,211 +17,225 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from parley.coordinator.ports.management import idle
-from parley.coordinator.routing.admission import Choice
-from parley.coordinator.routing.health import Ask, Unanswered
-from parley.coordinator.routing.instance import Instance
-from parley.coordinator.routing.instance_table import Table
-from parley.coordinator.routing.role_ratio import Ratio, Shares, Work, shared
+from parley.coordinator.ports.management import is_idle
+from parley.coordinator.routing.admission import InstanceScheduler
+from parley.coordinator.routing.health import AskInstance, Unanswered
+from parley.coordinator.routing.instance import ClusterInstance
+from parley.coordinator.routing.instance_table import InstanceTable
+from parley.coordinator.routing.role_ratio import FlexShares, RoleLoad, RoleRatio, fixed_split
 
 log = logging.getLogger("parley.cluster")
 
-TICK = 1.0  # seconds between two control steps
-DEAD = 15.0  # seconds without an answer until an instance's role may go to another
-SWITCH = 60.0  # seconds that an instance may take to change its role
-HOLD = 30.0  # seconds that another share must have been better; also the time constant of the load average
-NOBODY = "none", "unknown", ""
+CONTROL_PERIOD = 1.0  # seconds between two control steps
+ABSENT_SECONDS = 15.0  # seconds without an answer until an instance's role may go to another
+ROLE_CHANGE_TIMEOUT = 60.0  # seconds that an instance may take to change its role
+SHARE_PERIOD = 30.0  # seconds that another share must have been better; also the time constant of the load average
+NO_ROLE = "none", "unknown", ""
 
 
-class Controller:
+class RoleController:
     """Runs the control loop. ``roles_changed``: the number of roles assigned so far."""
 
-    def __init__(self, table: Table, choice: Choice, ask: Ask):
-        self.table, self._choice, self._ask = table, choice, ask
-        self.ratio = Ratio(table.options.ratio_period)
-        self.shares = Shares(HOLD, HOLD)
-        self.changes = 0
-        self._changing: asyncio.Task[None] | None = None
-        self._loop: asyncio.Task[None] | None = None
+    def __init__(self, table: InstanceTable, scheduler: InstanceScheduler, ask: AskInstance):
+        self.table, self._scheduler, self._ask = table, scheduler, ask
+        self.ratio = RoleRatio(table.options.ratio_period)
+        self.shares = FlexShares(SHARE_PERIOD, SHARE_PERIOD)
+        self.roles_changed = 0
+        self._change_task: asyncio.Task[None] | None = None
+        self._loop_task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
+    def start_loop(self) -> None:
         """Start the control loop."""
-        self._loop = asyncio.get_running_loop().create_task(self._run())
+        self._loop_task = asyncio.get_running_loop().create_task(self._control_loop())
 
-    async def close(self) -> None:
+    async def stop_loop(self) -> None:
         """Stop the control loop, leaving all roles as they are."""
-        left = [task for task in (self._loop, self._changing) if task is not None]
-        for task in left:
+        tasks = [task for task in (self._loop_task, self._change_task) if task is not None]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self) -> None:
+    async def _control_loop(self) -> None:
         while True:
             try:
-                self.step()
+                self.control_step()
             except Exception:
                 log.exception("The controller's check of the instances failed.")
-            await asyncio.sleep(TICK)
+            await asyncio.sleep(CONTROL_PERIOD)
 
-    def step(self) -> None:
+    def control_step(self) -> None:
         """Observe the load once, and start a change if one is due."""
         now = self.table.clock()
-        own, flex = self._work("prefill", "decode"), self._work("flex")
-        own = Work(own.prefill + self._waiting(), own.decode)
-        self.ratio.observe(now, own)
-        self.shares.observe(now, Work(own.prefill + flex.prefill, own.decode + flex.decode))
-        if self._changing is not None and not self._changing.done():
+        dedicated_load, flex_load = self._measured_load("prefill", "decode"), self._measured_load("flex")
+        dedicated_load = RoleLoad(dedicated_load.prefill + self._queued_load(), dedicated_load.decode)
+        self.ratio.observe_load(now, dedicated_load)
+        self.shares.observe_load(
+            now, RoleLoad(dedicated_load.prefill + flex_load.prefill, dedicated_load.decode + flex_load.decode)
+        )
+        if self._change_task is not None and not self._change_task.done():
             return
-        begin = asyncio.get_running_loop().create_task
-        if (change := self._needed(now)) is not None:
-            self._changing = begin(self._change(*change))
-        elif (division := self._uneven(now)) is not None:
-            self._changing = begin(self._divide(*division))
+        create_task = asyncio.get_running_loop().create_task
+        if (change := self._needed_change(now)) is not None:
+            self._change_task = create_task(self._change_role(*change))
+        elif (division := self._needed_share(now)) is not None:
+            self._change_task = create_task(self._change_share(*division))
 
     # -- roles
 
-    def _work(self, *roles: str) -> Work:
+    def _measured_load(self, *roles: str) -> RoleLoad:
         """Return the load of instances with these roles, in instances: prefill by the time its requests take, decode by
         how full the instances are."""
         options = self.table.options
         prefill = decode = 0.0
-        for each in self.table.usable():
-            if each.role not in roles:
+        for instance in self.table.usable_instances():
+            if instance.role not in roles:
                 continue
-            if each.prefill.share:
-                prefill += each.prefill.busy(self.table.clock())
-            if each.decode.share:
-                full = max(each.decode.slots / max(1, each.slots), each.decode.blocks / max(1, each.blocks))
-                late = each.decode.cadence / options.slo_tpot if options.slo_tpot and each.decode.tasks else 0.0
-                decode += max(full, late * each.decode.share)
-        return Work(prefill, decode)
+            if instance.prefill.instance_share:
+                prefill += instance.prefill.busy_share(self.table.clock())
+            if instance.decode.instance_share:
+                full = max(
+                    instance.decode.slots / max(1, instance.slots), instance.decode.blocks / max(1, instance.blocks)
+                )
+                slowness = (
+                    instance.decode.token_seconds / options.slo_tpot
+                    if options.slo_tpot and instance.decode.tasks
+                    else 0.0
+                )
+                decode += max(full, slowness * instance.decode.instance_share)
+        return RoleLoad(prefill, decode)
 
-    def _waiting(self) -> float:
+    def _queued_load(self) -> float:
         """Return the load of queued requests, in instances."""
-        slots = [each.slots for each in self.table.usable()] or [1]
-        return self._choice.waiting * len(slots) / sum(slots)
+        slots = [each.slots for each in self.table.usable_instances()] or [1]
+        return self._scheduler.queued_requests * len(slots) / sum(slots)
 
-    def _needed(self, now: float) -> tuple[Instance, str] | None:
+    def _needed_change(self, now: float) -> tuple[ClusterInstance, str] | None:
         """Return the instance that needs another role, and the role; None if roles can stay."""
         options = self.table.options
-        roleless = [each for each in self.table if each.seen and not each.lost and each.role in NOBODY]
-        ps, ds = self._of("prefill"), self._of("decode")
+        roleless = [each for each in self.table if each.has_answered and not each.lost and each.role in NO_ROLE]
+        ps, ds = self._usable_with_role("prefill"), self._usable_with_role("decode")
         if roleless:
             first = roleless[0]
-            meant = first.meant if first.meant in ("prefill", "decode", "flex") else ""
-            return first, meant or self._rarer(len(ps), len(ds))
+            first_role = first.first_role if first.first_role in ("prefill", "decode", "flex") else ""
+            return first, first_role or self._rarer_role(len(ps), len(ds))
         if not options.auto_ratio and not options.default_p_rate:
             return None
-        if not ps and len(ds) > 1 and self._gone("prefill", now):
-            return _least(ds), "prefill"
-        if not ds and len(ps) > 1 and self._gone("decode", now):
-            return _least(ps), "decode"
+        if not ps and len(ds) > 1 and self._role_gone("prefill", now):
+            return _least_loaded(ds), "prefill"
+        if not ds and len(ps) > 1 and self._role_gone("decode", now):
+            return _least_loaded(ps), "decode"
         if not ps or not ds:
             return None
         if options.default_p_rate:
-            if self._absent():
+            if self._any_role_lost():
                 return None
-            best = shared(len(ps) + len(ds), options.default_p_rate, options.default_d_rate)
+            best = fixed_split(len(ps) + len(ds), options.default_p_rate, options.default_d_rate)
             step = (best > len(ps)) - (best < len(ps))
         else:
-            step = self.ratio.change(now, len(ps), len(ds))
-        return (_least(ds), "prefill") if step > 0 else (_least(ps), "decode") if step < 0 else None
+            step = self.ratio.next_role_step(now, len(ps), len(ds))
+        return (_least_loaded(ds), "prefill") if step > 0 else (_least_loaded(ps), "decode") if step < 0 else None
 
-    def _uneven(self, now: float) -> tuple[Instance, int] | None:
+    def _needed_share(self, now: float) -> tuple[ClusterInstance, int] | None:
         """Return the flex instance that needs another prefill share, and the share in percent; None if none does."""
-        flex = self._of("flex")
+        flex = self._usable_with_role("flex")
         if not flex or not self.table.options.auto_ratio:
             return None
-        p = len(self._of("prefill")) + sum(each.prefill.share for each in flex)
-        d = len(self._of("decode")) + sum(each.decode.share for each in flex)
-        found = self.shares.change(now, [each.p_percentage for each in flex], p, d)
-        return (flex[found[0]], found[1]) if found else None
+        p = len(self._usable_with_role("prefill")) + sum(each.prefill.instance_share for each in flex)
+        d = len(self._usable_with_role("decode")) + sum(each.decode.instance_share for each in flex)
+        share_change = self.shares.next_share(now, [each.p_percentage for each in flex], p, d)
+        return (flex[share_change[0]], share_change[1]) if share_change else None
 
-    async def _divide(self, instance: Instance, share: int) -> None:
+    async def _change_share(self, instance: ClusterInstance, share: int) -> None:
         """Send a flex instance another share; running requests are not affected."""
-        if await self._give(instance, "flex", self._others(instance), share):
+        if await self._send_role(instance, "flex", self._group_members(instance), share):
             log.info("Instance %d has %d %% for prefill.", instance.id, share)
             instance.p_percentage = share
 
-    def _others(self, instance: Instance) -> list[Instance]:
+    def _group_members(self, instance: ClusterInstance) -> list[ClusterInstance]:
         """Return the usable instances of the same group that only prefill or only decode."""
         roles = ("prefill", "decode")
         return [
             each
-            for each in self.table.usable()
+            for each in self.table.usable_instances()
             if each is not instance and each.role in roles and each.group == instance.group
         ]
 
-    def _of(self, role: str) -> list[Instance]:
-        return [each for each in self.table.usable() if each.role == role]
+    def _usable_with_role(self, role: str) -> list[ClusterInstance]:
+        return [each for each in self.table.usable_instances() if each.role == role]
 
-    def _absent(self) -> bool:
+    def _any_role_lost(self) -> bool:
         """Whether an instance with a role is lost, and may come back."""
         return any(each.role in ("prefill", "decode") and each.lost for each in self.table)
 
-    def _gone(self, role: str, now: float) -> bool:
+    def _role_gone(self, role: str, now: float) -> bool:
         """Whether all instances of the role have been silent for more than ABSENT_SECONDS."""
-        return all(now - each.answered > DEAD for each in self.table if each.role == role)
+        return all(now - each.last_answer > ABSENT_SECONDS for each in self.table if each.role == role)
 
-    def _rarer(self, p: int, d: int) -> str:
+    def _rarer_role(self, p: int, d: int) -> str:
         options = self.table.options
         p_rate, d_rate = options.default_p_rate or 1, options.default_d_rate or 1
         return "prefill" if p * d_rate <= d * p_rate else "decode"
 
-    async def _change(self, instance: Instance, role: str) -> None:
+    async def _change_role(self, instance: ClusterInstance, role: str) -> None:
         """Change an instance's role, in the documented order."""
-        options, before = self.table.options, instance.role
-        log.info("Changing instance %d from %s to %s.", instance.id, before, role)
-        self.table.change(instance, True)
+        options, old_role = self.table.options, instance.role
+        log.info("Changing instance %d from %s to %s.", instance.id, old_role, role)
+        self.table.mark_role_change(instance, True)
         try:
-            await self._until(lambda: idle(instance), options.tasks_end_wait_seconds)
-            peers = [each for each in self._others(instance) if each.role != role]
-            if not await self._give(instance, role, peers):
+            await self._wait_until_true(lambda: is_idle(instance), options.tasks_end_wait_seconds)
+            peers = [each for each in self._group_members(instance) if each.role != role]
+            if not await self._send_role(instance, role, peers):
                 return
             for peer in peers:
-                across = [each for each in self.table.usable() if each.role not in (peer.role, "mixed")]
-                await self._give(peer, peer.role, [instance, *(each for each in across if each is not instance)])
-            done = await self._until(lambda: instance.role == role and not instance.switching, SWITCH)
-            self.changes += done
+                across = [each for each in self.table.usable_instances() if each.role not in (peer.role, "mixed")]
+                await self._send_role(peer, peer.role, [instance, *(each for each in across if each is not instance)])
+            done = await self._wait_until_true(
+                lambda: instance.role == role and not instance.switching, ROLE_CHANGE_TIMEOUT
+            )
+            self.roles_changed += done
             if not done:
                 log.warning("Instance %d did not become %s in time.", instance.id, role)
         finally:
-            self.table.change(instance, False)
+            self.table.mark_role_change(instance, False)
 
-    async def _until(self, true: Callable[[], bool], seconds: float) -> bool:
+    async def _wait_until_true(self, condition: Callable[[], bool], seconds: float) -> bool:
         deadline = self.table.clock() + seconds
-        while not true():
+        while not condition():
             if self.table.clock() >= deadline:
                 return False
             await asyncio.sleep(0.05)
         return True
 
-    async def _give(self, instance: Instance, role: str, peers: list[Instance], share: int | None = None) -> bool:
+    async def _send_role(
+        self, instance: ClusterInstance, role: str, peers: list[ClusterInstance], share: int | None = None
+    ) -> bool:
         """Send a role (and, for flex, the prefill share) to an instance; True if it accepted."""
         try:
             percent = instance.p_percentage if share is None else share
-            local: dict[str, Any] = {**named(instance), "p_percentage": percent}
-            body = msgspec.json.encode({"local": local, "peers": [named(peer) for peer in peers]})
-            status, said = await self._ask(f"{instance.management}/v1/role/{quote(role)}", "POST", body)
+            local: dict[str, Any] = {**role_request_entry(instance), "p_percentage": percent}
+            body = msgspec.json.encode({"local": local, "peers": [role_request_entry(peer) for peer in peers]})
+            status, answer = await self._ask(f"{instance.management}/v1/role/{quote(role)}", "POST", body)
         except (Unanswered, ValueError) as error:
             log.warning("Cannot give instance %d the role %s: %s", instance.id, role, error)
             return False
         if status != 200:
-            log.warning("Instance %d refused the role %s: %s", instance.id, role, said[:200].decode("utf-8", "replace"))
+            log.warning(
+                "Instance %d refused the role %s: %s", instance.id, role, answer[:200].decode("utf-8", "replace")
+            )
         return status == 200
 
 
-def _least(instances: list[Instance]) -> Instance:
+def _least_loaded(instances: list[ClusterInstance]) -> ClusterInstance:
     """Return the instance with the fewest running requests."""
     return min(instances, key=lambda each: (each.tasks, each.id))
 
 
-def named(instance: Instance) -> dict[str, Any]:
+def role_request_entry(instance: ClusterInstance) -> dict[str, Any]:
     """Describe an instance for the body of a role request. Raises ValueError if it has a host name and no address."""
     host, _, port = instance.peer.partition(";")
     host = host.strip("[]") or urlsplit(instance.url).hostname or ""
     if host == "localhost":
         host = "127.0.0.1"
     address = str(ipaddress.ip_address(host))
-    made: dict[str, Any] = {"server_ip": address, "id": instance.id, "host_ip": address, "device": []}
-    return made | {"inter_comm_port": int(port)} if port else made
+    entry: dict[str, Any] = {"server_ip": address, "id": instance.id, "host_ip": address, "device": []}
+    return entry | {"inter_comm_port": int(port)} if port else entry

@@ -7,23 +7,23 @@ from typing import Any, TypeGuard
 
 import msgspec
 
-MOST = sys.float_info.max
+LARGEST_DOUBLE = sys.float_info.max
 
 
-def members(body: bytes) -> dict[str, Any] | None:
+def parse_object(body: bytes) -> dict[str, Any] | None:
     """Parse a body as a JSON object; None if it is none."""
     try:
-        found = msgspec.json.decode(body)
+        value = msgspec.json.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
-def amount(value: Any) -> TypeGuard[int | float]:
+def is_amount(value: Any) -> TypeGuard[int | float]:
     """Whether it is a number of at least 0 that fits a double. JSON numbers may have hundreds of digits."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MOST
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LARGEST_DOUBLE
 
 
-def count(value: Any) -> TypeGuard[int]:
+def is_count(value: Any) -> TypeGuard[int]:
     """Whether it is a whole number of at least 0 that fits 64 bits, unsigned."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 64

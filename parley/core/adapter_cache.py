@@ -13,148 +13,152 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from parley.core.sequence import Adapter
+from parley.core.sequence import LoadedAdapter
 
-Fetched = Adapter | str  # str: why it cannot be read
-Fetch = Callable[
-    [str, Callable[[Fetched], None]], None
+FetchedAdapter = LoadedAdapter | str  # str: why it cannot be read
+FetchAdapter = Callable[
+    [str, Callable[[FetchedAdapter], None]], None
 ]  # (folder, done): reads the adapter, then calls done in the loop's thread
 
 
 @dataclass(eq=False)
-class Entry:
+class AdapterEntry:
     """An adapter with its name and folder. ``holder_count``: number of active requests that use it."""
 
     name: str
     folder: str
-    adapter: Adapter | None = None
-    fetching: bool = False
-    holders: int = 0
+    adapter: LoadedAdapter | None = None
+    is_loading: bool = False
+    holder_count: int = 0
 
 
 @dataclass(eq=False)
-class _Wait:
+class _AdapterWait:
     """A request that waits for an adapter, with its two callbacks."""
 
-    id: str
-    entry: Entry
-    ready: Callable[[Entry], None]
-    failed: Callable[[str], None]
+    request_id: str
+    entry: AdapterEntry
+    on_ready: Callable[[AdapterEntry], None]
+    on_failed: Callable[[str], None]
 
 
-class Shelf:
+class AdapterCache:
     """Keeps at most ``capacity`` adapters in memory. ``folders``: initially registered adapters, by name."""
 
-    def __init__(self, places: int, fetch: Fetch, folders: Mapping[str, str] | None = None):
-        self.places = places
+    def __init__(self, capacity: int, fetch: FetchAdapter, folders: Mapping[str, str] | None = None):
+        self.capacity = capacity
         self._fetch = fetch
-        self._known = {name: Entry(name, folder) for name, folder in (folders or {}).items()}
-        self._held: OrderedDict[Entry, None] = OrderedDict()  # in memory or being read; least recently used first
-        self._queue: OrderedDict[str, _Wait] = OrderedDict()
+        self._registered = {name: AdapterEntry(name, folder) for name, folder in (folders or {}).items()}
+        self._loaded: OrderedDict[AdapterEntry, None] = (
+            OrderedDict()
+        )  # in memory or being read; least recently used first
+        self._waiting: OrderedDict[str, _AdapterWait] = OrderedDict()
 
-    def put(self, name: str, folder: str, told: Callable[[str], None]) -> None:
+    def register_adapter(self, name: str, folder: str, on_done: Callable[[str], None]) -> None:
         """Read an adapter and register it under this name; ``on_done`` is called with an error, or "" on success.
 
         Running requests keep a previous adapter of that name.
         """
-        entry = Entry(name, folder)
+        entry = AdapterEntry(name, folder)
 
-        def done(fetched: Fetched) -> None:
+        def on_fetched(fetched: FetchedAdapter) -> None:
             if not isinstance(fetched, str):
-                self._forget(self._known.get(name))
-                self._known[name] = entry
-                if self._room():
+                self._drop_unused(self._registered.get(name))
+                self._registered[name] = entry
+                if self._make_place():
                     entry.adapter = fetched
-                    self._held[entry] = None
-            told(fetched if isinstance(fetched, str) else "")
-            self._turn()
+                    self._loaded[entry] = None
+            on_done(fetched if isinstance(fetched, str) else "")
+            self._serve_waiting()
 
-        self._fetch(folder, done)
+        self._fetch(folder, on_fetched)
 
-    def remove(self, name: str) -> bool:
+    def unregister_adapter(self, name: str) -> bool:
         """Unregister an adapter; requests that use it or wait for it are unaffected. False if the name is unknown."""
-        entry = self._known.pop(name, None)
-        self._forget(entry)
-        self._turn()
+        entry = self._registered.pop(name, None)
+        self._drop_unused(entry)
+        self._serve_waiting()
         return entry is not None
 
-    def take(self, id: str, name: str, ready: Callable[[Entry], None], failed: Callable[[str], None]) -> None:
+    def acquire_adapter(
+        self, request_id: str, name: str, on_ready: Callable[[AdapterEntry], None], on_failed: Callable[[str], None]
+    ) -> None:
         """Acquire an adapter for a request: ``on_ready`` or ``on_failed`` is called, now or later. Release the entry
         with ``release_adapter``."""
-        entry = self._known.get(name)
+        entry = self._registered.get(name)
         if entry is None:
-            failed("There is no adapter of this name.")
+            on_failed("There is no adapter of this name.")
             return
-        self._queue[id] = _Wait(id, entry, ready, failed)
-        self._turn()
+        self._waiting[request_id] = _AdapterWait(request_id, entry, on_ready, on_failed)
+        self._serve_waiting()
 
-    def give(self, entry: Entry) -> None:
+    def release_adapter(self, entry: AdapterEntry) -> None:
         """Release an adapter, because its request has ended."""
-        entry.holders -= 1
-        if self._known.get(entry.name) is not entry:
-            self._forget(entry)
-        self._turn()
+        entry.holder_count -= 1
+        if self._registered.get(entry.name) is not entry:
+            self._drop_unused(entry)
+        self._serve_waiting()
 
-    def cancel(self, id: str) -> None:
+    def cancel_acquire(self, request_id: str) -> None:
         """Stop waiting for an adapter. Unknown ids are ignored."""
-        if self._queue.pop(id, None) is not None:
-            self._turn()
+        if self._waiting.pop(request_id, None) is not None:
+            self._serve_waiting()
 
     @property
-    def waiting(self) -> int:
+    def waiting_count(self) -> int:
         """Number of requests that wait for an adapter."""
-        return len(self._queue)
+        return len(self._waiting)
 
-    def _turn(self) -> None:
+    def _serve_waiting(self) -> None:
         """Serve waiting requests in order: hand out adapters in memory, and read others where there is a place."""
-        for wait in list(self._queue.values()):
+        for wait in list(self._waiting.values()):
             entry = wait.entry
-            if self._queue.get(wait.id) is not wait or entry.fetching:
+            if self._waiting.get(wait.request_id) is not wait or entry.is_loading:
                 continue
             if entry.adapter is None:
-                if not self._room():
+                if not self._make_place():
                     return
-                self._read(entry)
+                self._load_entry(entry)
                 continue
-            del self._queue[wait.id]
-            entry.holders += 1
-            self._held.move_to_end(entry)
-            wait.ready(entry)
+            del self._waiting[wait.request_id]
+            entry.holder_count += 1
+            self._loaded.move_to_end(entry)
+            wait.on_ready(entry)
 
-    def _read(self, entry: Entry) -> None:
+    def _load_entry(self, entry: AdapterEntry) -> None:
         """Read an adapter into a free place."""
 
-        def done(fetched: Fetched) -> None:
-            entry.fetching = False
+        def on_loaded(fetched: FetchedAdapter) -> None:
+            entry.is_loading = False
             if isinstance(fetched, str):
-                del self._held[entry]
-                for wait in [wait for wait in self._queue.values() if wait.entry is entry]:
-                    del self._queue[wait.id]
-                    wait.failed(fetched)
+                del self._loaded[entry]
+                for wait in [wait for wait in self._waiting.values() if wait.entry is entry]:
+                    del self._waiting[wait.request_id]
+                    wait.on_failed(fetched)
             else:
                 entry.adapter = fetched
-            self._turn()
-            if self._known.get(entry.name) is not entry:
-                self._forget(entry)
+            self._serve_waiting()
+            if self._registered.get(entry.name) is not entry:
+                self._drop_unused(entry)
 
-        entry.fetching = True
-        self._held[entry] = None
-        self._fetch(entry.folder, done)
+        entry.is_loading = True
+        self._loaded[entry] = None
+        self._fetch(entry.folder, on_loaded)
 
-    def _room(self) -> bool:
+    def _make_place(self) -> bool:
         """Make a place for one more adapter by evicting the least recently used idle one. False if none is idle."""
-        while len(self._held) >= self.places:
-            idle = next((entry for entry in self._held if not entry.holders and not entry.fetching), None)
+        while len(self._loaded) >= self.capacity:
+            idle = next((entry for entry in self._loaded if not entry.holder_count and not entry.is_loading), None)
             if idle is None:
                 return False
-            del self._held[idle]
+            del self._loaded[idle]
             idle.adapter = None
         return True
 
-    def _forget(self, entry: Entry | None) -> None:
+    def _drop_unused(self, entry: AdapterEntry | None) -> None:
         """Drop an adapter that is no longer registered from memory, unless a request uses it or waits for it."""
-        if entry is not None and not entry.holders and entry in self._held and not entry.fetching:
-            wanted = any(wait.entry is entry for wait in self._queue.values())
+        if entry is not None and not entry.holder_count and entry in self._loaded and not entry.is_loading:
+            wanted = any(wait.entry is entry for wait in self._waiting.values())
             if not wanted:
-                del self._held[entry]
+                del self._loaded[entry]
                 entry.adapter = None

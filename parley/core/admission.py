@@ -11,58 +11,66 @@ from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 
-from parley.core.adapter_cache import Entry, Fetch, Fetched, Shelf
-from parley.core.search.beam import capacity
-from parley.core.sequence import Adapter, Runner
-from parley.types import Work
+from parley.core.adapter_cache import AdapterCache, AdapterEntry, FetchAdapter, FetchedAdapter
+from parley.core.search.beam import beam_capacity
+from parley.core.sequence import LoadedAdapter, ModelRunner
+from parley.types import EngineRequest
 
-Prepare = Callable[[Work, Callable[[], None]], None]  # prepares a request, then calls back in the loop's thread
+PrepareRequest = Callable[
+    [EngineRequest, Callable[[], None]], None
+]  # prepares a request, then calls back in the loop's thread
 
 
-def refusal(work: Work, runner: Runner, context: int, blocks: int, slots: int) -> str | None:
+def rejection_reason(
+    request: EngineRequest, runner: ModelRunner, max_context: int, page_count: int, max_slots: int
+) -> str | None:
     """Return why the request cannot run, or None. The API process checks all this too; these checks keep a defect there
     from blocking other requests."""
-    if not work.token_ids:
+    if not request.token_ids:
         return "The prompt has no tokens."
-    if len(work.token_ids) > context:
-        return f"The prompt has {len(work.token_ids)} tokens, but only {context} fit."
-    if work.pooling is None and not runner.generates:
+    if len(request.token_ids) > max_context:
+        return f"The prompt has {len(request.token_ids)} tokens, but only {max_context} fit."
+    if request.pooling is None and not runner.generates:
         return "The model only returns vectors."
-    if work.beam is not None:
-        beams, room = work.beam.width, capacity(blocks, work.beam.width)
-        if beams > slots or (work.max_tokens and len(work.token_ids) >= room):
-            return f"{beams} beams do not fit. At most {slots} beams of {room} tokens each do."
-    if work.pooling is not None and (work.pooling.dimensions or 1) > runner.dimensions:
+    if request.beam is not None:
+        beams, beam_tokens = request.beam.width, beam_capacity(page_count, request.beam.width)
+        if beams > max_slots or (request.max_tokens and len(request.token_ids) >= beam_tokens):
+            return f"{beams} beams do not fit. At most {max_slots} beams of {beam_tokens} tokens each do."
+    if request.pooling is not None and (request.pooling.dimensions or 1) > runner.dimensions:
         return f"The model returns vectors of {runner.dimensions} dimensions."
-    size = runner.vocab_size
-    if not all(_known(ids, size) for ids in (work.token_ids, *work.given)):
-        return f"A token id of the prompt is outside the vocabulary (0 to {size - 1})."
-    if work.given and (len(work.given) != work.n or work.pooling is not None or (work.beam and any(work.given))):
+    vocab_size = runner.vocab_size
+    if not all(_are_vocabulary_ids(ids, vocab_size) for ids in (request.token_ids, *request.prior_tokens)):
+        return f"A token id of the prompt is outside the vocabulary (0 to {vocab_size - 1})."
+    if request.prior_tokens and (
+        len(request.prior_tokens) != request.n
+        or request.pooling is not None
+        or (request.beam and any(request.prior_tokens))
+    ):
         return "The prior output tokens do not match the choices of the request."
-    if any(len(work.token_ids) + len(ids) > context for ids in work.given):
-        return f"The prompt and the prior output tokens do not fit into {context} tokens."
+    if any(len(request.token_ids) + len(ids) > max_context for ids in request.prior_tokens):
+        return f"The prompt and the prior output tokens do not fit into {max_context} tokens."
     return None
 
 
-def _known(ids: list[int], size: int) -> bool:
+def _are_vocabulary_ids(token_ids: list[int], vocab_size: int) -> bool:
     """Whether all ids are tokens of a vocabulary of this size."""
-    return not ids or (set(map(type, ids)) == {int} and 0 <= min(ids) <= max(ids) < size)
+    return not token_ids or (set(map(type, token_ids)) == {int} and 0 <= min(token_ids) <= max(token_ids) < vocab_size)
 
 
-def at_once(runner: Runner) -> Fetch:
+def blocking_fetch(runner: ModelRunner) -> FetchAdapter:
     """Return a fetch function that reads adapters synchronously, blocking the loop."""
 
-    def fetch(folder: str, done: Callable[[Fetched], None]) -> None:
+    def fetch_adapter(folder: str, on_fetched: Callable[[FetchedAdapter], None]) -> None:
         try:
-            fetched: Fetched = runner.fetch(folder)
+            fetched: FetchedAdapter = runner.load_adapter(folder)
         except Exception as error:
             fetched = str(error)
-        done(fetched)
+        on_fetched(fetched)
 
-    return fetch
+    return fetch_adapter
 
 
-class Intake:
+class Admission:
     """Requests that wait for a grammar or an adapter, and the adapters of those that have started.
 
     ``start_request(request, wanted_choices, queued_at, adapter)`` is called when everything is ready,
@@ -72,61 +80,66 @@ class Intake:
 
     def __init__(
         self,
-        shelf: Shelf,
-        prepare: Prepare | None,
-        begin: Callable[[Work, set[int], float, Adapter | None], None],
-        refuse: Callable[[Work, set[int], str], None],
+        adapter_cache: AdapterCache,
+        prepare: PrepareRequest | None,
+        start_request: Callable[[EngineRequest, set[int], float, LoadedAdapter | None], None],
+        reject_request: Callable[[EngineRequest, set[int], str], None],
     ):
-        self._shelf = shelf
+        self._adapter_cache = adapter_cache
         self._prepare = prepare
-        self._begin = begin
-        self._refuse = refuse
-        self._wanted: dict[str, set[int]] = {}  # by waiting request
-        self._entries: dict[str, Entry] = {}  # by started request with an adapter
+        self._start_request = start_request
+        self._reject_request = reject_request
+        self._wanted_choices: dict[str, set[int]] = {}  # by waiting request
+        self._adapter_entries: dict[str, AdapterEntry] = {}  # by started request with an adapter
 
     def __len__(self) -> int:
         """Number of waiting requests."""
-        return len(self._wanted)
+        return len(self._wanted_choices)
 
-    def __contains__(self, id: str) -> bool:
-        return id in self._wanted
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._wanted_choices
 
-    def add(self, work: Work) -> None:
+    def submit_request(self, request: EngineRequest) -> None:
         """Start a request, now or when its grammar and adapter are ready."""
-        self._wanted[work.id] = set(range(work.n))
-        prepared = partial(self._prepared, work, perf_counter())
+        self._wanted_choices[request.id] = set(range(request.n))
+        on_prepared = partial(self._on_prepared, request, perf_counter())
         if self._prepare is not None:
-            self._prepare(work, prepared)
+            self._prepare(request, on_prepared)
         else:
-            prepared()
+            on_prepared()
 
-    def cancel(self, id: str, index: int = -1) -> set[int]:
+    def cancel_waiting(self, request_id: str, index: int = -1) -> set[int]:
         """Cancel one choice of a waiting request, or (-1) all. Returns the cancelled choices; none for unknown ids."""
-        wanted = self._wanted.get(id, set())
-        gone = wanted & {index} if index >= 0 else wanted
-        if gone:
-            self._wanted[id] = wanted - gone
-            if not self._wanted[id]:
-                del self._wanted[id]
-                self._shelf.cancel(id)
-        return gone
+        wanted = self._wanted_choices.get(request_id, set())
+        cancelled = wanted & {index} if index >= 0 else wanted
+        if cancelled:
+            self._wanted_choices[request_id] = wanted - cancelled
+            if not self._wanted_choices[request_id]:
+                del self._wanted_choices[request_id]
+                self._adapter_cache.cancel_acquire(request_id)
+        return cancelled
 
-    def end(self, id: str) -> None:
+    def finish_request(self, request_id: str) -> None:
         """A started request has finished: release its adapter."""
-        if (entry := self._entries.pop(id, None)) is not None:
-            self._shelf.give(entry)
+        if (entry := self._adapter_entries.pop(request_id, None)) is not None:
+            self._adapter_cache.release_adapter(entry)
 
-    def _prepared(self, work: Work, added: float) -> None:
-        if work.id not in self._wanted:
+    def _on_prepared(self, request: EngineRequest, queued_at: float) -> None:
+        if request.id not in self._wanted_choices:
             return
-        if work.adapter:
-            self._shelf.take(work.id, work.adapter, partial(self._ready, work, added), partial(self._failed, work))
+        if request.adapter:
+            self._adapter_cache.acquire_adapter(
+                request.id,
+                request.adapter,
+                partial(self._on_adapter_ready, request, queued_at),
+                partial(self._on_adapter_failed, request),
+            )
         else:
-            self._begin(work, self._wanted.pop(work.id), added, None)
+            self._start_request(request, self._wanted_choices.pop(request.id), queued_at, None)
 
-    def _ready(self, work: Work, added: float, entry: Entry) -> None:
-        self._entries[work.id] = entry
-        self._begin(work, self._wanted.pop(work.id), added, entry.adapter)
+    def _on_adapter_ready(self, request: EngineRequest, queued_at: float, entry: AdapterEntry) -> None:
+        self._adapter_entries[request.id] = entry
+        self._start_request(request, self._wanted_choices.pop(request.id), queued_at, entry.adapter)
 
-    def _failed(self, work: Work, reason: str) -> None:
-        self._refuse(work, self._wanted.pop(work.id), reason)
+    def _on_adapter_failed(self, request: EngineRequest, reason: str) -> None:
+        self._reject_request(request, self._wanted_choices.pop(request.id), reason)

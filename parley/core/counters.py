@@ -8,10 +8,10 @@ from __future__ import annotations
 from time import perf_counter
 
 from parley.core.sequence import Sequence, Step
-from parley.types import Cost
+from parley.types import TokenCost
 
 
-class Meter:
+class StepCounters:
     """Counters of steps and tokens. ``steps``, ``prompt_tokens`` and ``generated_tokens`` count from the start.
     ``step_tokens`` and ``step_rows`` are those of the last step, ``step_prompt_tokens`` its tokens in rows of several
     tokens, ``step_seconds`` its duration."""
@@ -20,25 +20,25 @@ class Meter:
         self.steps = 0
         self.prompt_tokens = 0
         self.generated_tokens = 0
-        self._ended = 0.0  # end of the last step, time.perf_counter
-        self.clear()
+        self._step_ended_at = 0.0  # end of the last step, time.perf_counter
+        self.reset_step()
 
-    def clear(self) -> None:
+    def reset_step(self) -> None:
         """Reset the numbers of the last step, because a new step begins."""
-        self.tokens = self.prompt = self.rows = 0
-        self.seconds = 0.0
+        self.step_tokens = self.step_prompt_tokens = self.step_rows = 0
+        self.step_seconds = 0.0
 
-    def observe(self, step: Step, began: float) -> None:
+    def record_step(self, step: Step, started_at: float) -> None:
         """Record a step that has just been computed; ``started_at``: its start, time.perf_counter."""
-        self._ended = perf_counter()
-        self.seconds = self._ended - began
-        self.tokens, self.rows = step.tokens, len(step.rows)
-        self.prompt = sum(row.count for row in step.rows if row.count > 1)
+        self._step_ended_at = perf_counter()
+        self.step_seconds = self._step_ended_at - started_at
+        self.step_tokens, self.step_rows = step.total_tokens, len(step.rows)
+        self.step_prompt_tokens = sum(row.count for row in step.rows if row.count > 1)
 
-    def costs(self, sequence: Sequence, count: int) -> list[Cost]:
+    def token_costs(self, sequence: Sequence, count: int) -> list[TokenCost]:
         """Return the cost of each of the sequence's ``count`` newest tokens, an equal share of their step; restart the
         clock for its next token."""
-        waited = max(0.0, self._ended - sequence.since - sequence.computing)
-        cost = Cost(self.rows, waited / count, sequence.computing / count, count)
-        sequence.since, sequence.computing = self._ended, 0.0
+        wait_seconds = max(0.0, self._step_ended_at - sequence.last_token_at - sequence.compute_seconds)
+        cost = TokenCost(self.step_rows, wait_seconds / count, sequence.compute_seconds / count, count)
+        sequence.last_token_at, sequence.compute_seconds = self._step_ended_at, 0.0
         return [cost] * count

@@ -10,63 +10,65 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 
-from parley.core.sequence import Row, Sequence, Status, Step
-from parley.core.step_budget import Pace
-from parley.core.wait_queue import Queue
+from parley.core.sequence import Sequence, SequenceStatus, Step, StepRow
+from parley.core.step_budget import StepBudget
+from parley.core.wait_queue import WaitQueue
 
 
-class Whole:
+class EncoderScheduler:
     """At most ``max_batch`` sequences in a step. ``on_admit`` is called when one gets its row; False rejects it."""
 
     preemptions = 0
 
-    def __init__(self, pace: Pace, most: int, admit: Callable[[Sequence], bool]):
-        self.pace = pace
-        self.most = most
+    def __init__(self, step_budget: StepBudget, max_batch: int, on_admit: Callable[[Sequence], bool]):
+        self.step_budget = step_budget
+        self.max_batch = max_batch
         self.running: OrderedDict[Sequence, None] = OrderedDict()  # in the current step
-        self.waiting = Queue()
-        self._admit = admit
+        self.waiting = WaitQueue()
+        self._on_admit = on_admit
 
-    def add(self, sequence: Sequence) -> None:
+    def add_sequence(self, sequence: Sequence) -> None:
         """Queue a sequence."""
-        self.waiting.add(sequence)
+        self.waiting.enqueue(sequence)
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove_sequence(self, sequence: Sequence) -> None:
         """Remove a sequence in any state."""
-        if sequence.status is Status.WAITING:
-            self.waiting.remove(sequence)
+        if sequence.status is SequenceStatus.WAITING:
+            self.waiting.remove_waiting(sequence)
         self.running.pop(sequence, None)
-        sequence.status = Status.FINISHED
+        sequence.status = SequenceStatus.FINISHED
 
     def schedule(self) -> Step:
         """Return the next step. It has rows whenever sequences wait."""
         step = Step([])
-        self.pace.begin(0)
-        while self.waiting and len(step.rows) < self.most:
-            sequence = self.waiting.head
+        self.step_budget.begin_step(0)
+        while self.waiting and len(step.rows) < self.max_batch:
+            sequence = self.waiting.head_sequence
             count = len(sequence)
-            if step.rows and count > self.pace.room(0):
+            if step.rows and count > self.step_budget.tokens_left(0):
                 break
-            self.waiting.pop()
-            sequence.status = Status.FINISHED  # in case it is rejected
-            if not self._admit(sequence):
+            self.waiting.pop_head()
+            sequence.status = SequenceStatus.FINISHED  # in case it is rejected
+            if not self._on_admit(sequence):
                 continue
-            sequence.status = Status.RUNNING
+            sequence.status = SequenceStatus.RUNNING
             self.running[sequence] = None
-            self.pace.take(0, count)
-            self.waiting.serve(sequence, count)
+            self.step_budget.spend_tokens(0, count)
+            self.waiting.record_service(sequence, count)
             sequence.computed = count
-            step.rows.append(Row(sequence, 0, count, sample=False, pool=sequence.work.pooling is not None))
+            step.rows.append(
+                StepRow(sequence, 0, count, sample=False, make_vector=sequence.request.pooling is not None)
+            )
         return step
 
-    def abandon(self, step: Step) -> None:
+    def abandon_step(self, step: Step) -> None:
         """Do nothing: a failed step leaves no state."""
 
-    def reset(self, *, running: bool) -> bool:
+    def reset_cache(self, *, running: bool) -> bool:
         """Return True: there is no prefix cache."""
         return True
 
-    def check(self, held: Collection[list[int]] = ()) -> None:
+    def check_invariants(self, held_tables: Collection[list[int]] = ()) -> None:
         """Check that no sequence runs between steps and no page is held, for tests. Raises AssertionError."""
-        assert not self.running and not any(held)
-        assert all(sequence.status is Status.WAITING for sequence in self.waiting)
+        assert not self.running and not any(held_tables)
+        assert all(sequence.status is SequenceStatus.WAITING for sequence in self.waiting)

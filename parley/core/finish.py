@@ -6,26 +6,26 @@ Looks at one sequence at a time and knows nothing of scheduling.
 from __future__ import annotations
 
 from parley.core.sequence import Sequence
-from parley.types import Finish, Work
+from parley.types import EngineFinishReason, EngineRequest
 
 
-def allowance(work: Work, context: int) -> int:
+def output_limit(request: EngineRequest, context: int) -> int:
     """Return the output limit of a choice: ``max_tokens``, or the rest of ``context`` (tokens) if that is less.
 
     0 means that only the prompt is computed, for its scores or its vector.
     """
-    if work.pooling is not None:
+    if request.pooling is not None:
         return 0
-    return max(0, min(work.max_tokens, context - len(work.token_ids)))
+    return max(0, min(request.max_tokens, context - len(request.token_ids)))
 
 
-def verdict(sequence: Sequence) -> Finish | None:
+def finish_reason(sequence: Sequence) -> EngineFinishReason | None:
     """Return why the sequence ends with its last token, or None if it continues.
 
     A stop token counts only after ``min_tokens`` other tokens: until then the sampler forbids it. "stop" takes
     precedence over "length" when both apply.
     """
     generated = len(sequence.tokens) - sequence.prompt_len
-    if sequence.tokens[-1] in sequence.stops and generated > sequence.work.min_tokens:
+    if sequence.tokens[-1] in sequence.stop_token_ids and generated > sequence.request.min_tokens:
         return "stop"
-    return "length" if generated >= sequence.limit else None
+    return "length" if generated >= sequence.output_limit else None

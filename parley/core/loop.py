@@ -19,29 +19,38 @@ import logging
 from collections.abc import Callable
 from time import perf_counter
 
-from parley.core.adapter_cache import Fetch, Shelf
-from parley.core.admission import Intake, Prepare, at_once, refusal
-from parley.core.counters import Meter
-from parley.core.encoder_scheduler import Whole
-from parley.core.finish import allowance, verdict
-from parley.core.guess.ngram import Lookup, Predicted
-from parley.core.guess.speculation import Speculation, Tried
-from parley.core.pages.block_pool import BlockPool, extend, root
-from parley.core.prefill_share import Quota
+from parley.core.adapter_cache import AdapterCache, FetchAdapter
+from parley.core.admission import Admission, PrepareRequest, blocking_fetch, rejection_reason
+from parley.core.counters import StepCounters
+from parley.core.encoder_scheduler import EncoderScheduler
+from parley.core.finish import finish_reason, output_limit
+from parley.core.guess.ngram import NgramProposer, PredictionProposer
+from parley.core.guess.speculation import DraftCounts, Speculation
+from parley.core.pages.block_pool import BlockPool, extend_hashes, hash_chain_root
+from parley.core.prefill_share import PrefillShare
 from parley.core.scheduler import Scheduler
-from parley.core.search.beam import Search, capacity
-from parley.core.search.searches import Searches
-from parley.core.sequence import BLOCK_SIZE, Adapter, Row, Runner, Sampled, Sequence, Status, Step
-from parley.core.shared_pages.pinned import Holds
-from parley.core.step_budget import Fixed, Pace, Timed
-from parley.types import Finish, Output, Settings, Stats, Work
+from parley.core.search.beam import BeamSearch, beam_capacity
+from parley.core.search.searches import BeamSearches
+from parley.core.sequence import (
+    BLOCK_SIZE,
+    LoadedAdapter,
+    ModelRunner,
+    RowResult,
+    Sequence,
+    SequenceStatus,
+    Step,
+    StepRow,
+)
+from parley.core.shared_pages.pinned import PinnedPages
+from parley.core.step_budget import FixedBudget, StepBudget, TimedBudget
+from parley.types import EngineFinishReason, EngineOutput, EngineRequest, EngineStats, Settings
 
 log = logging.getLogger("parley.engine")
 
-FAILED = "The engine failed while computing this request."
+STEP_FAILED = "The engine failed while computing this request."
 
 
-class Loop:
+class EngineLoop:
     """Drives ``runner`` by the ``settings``; ``emit(outputs, stats)`` is called at the end of each step, in its thread.
 
     ``step_budget`` overrides the one that the settings imply (milliseconds on CPU, else tokens). ``prefill_share`` is
@@ -53,382 +62,398 @@ class Loop:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: ModelRunner,
         settings: Settings,
-        emit: Callable[[list[Output], Stats], None],
-        pace: Pace | None = None,
-        fetch: Fetch | None = None,
-        prepare: Prepare | None = None,
-        filled: Callable[[str, list[int]], None] | None = None,
-        quota: Quota | None = None,
+        emit: Callable[[list[EngineOutput], EngineStats], None],
+        step_budget: StepBudget | None = None,
+        fetch_adapter: FetchAdapter | None = None,
+        prepare_request: PrepareRequest | None = None,
+        on_pages_leased: Callable[[str, list[int]], None] | None = None,
+        prefill_share: PrefillShare | None = None,
     ):
-        if pace is None:
+        if step_budget is None:
             on_cpu = settings.device.startswith("cpu")
-            pace = Timed(settings.step_ms / 1000) if on_cpu else Fixed(settings.step_tokens)
+            step_budget = TimedBudget(settings.step_ms / 1000) if on_cpu else FixedBudget(settings.step_tokens)
         self.runner = runner
         self.settings = settings
-        self.quota = quota or Quota()
+        self.prefill_share = prefill_share or PrefillShare()
         self.pool = BlockPool(runner.blocks)
-        self.context = runner.max_model_len
-        self._caching = settings.prefix_cache and runner.blocks > 0
-        self.shelf = Shelf(settings.max_adapters, fetch or at_once(runner), settings.adapters)
-        names = settings.model if self._caching else None
-        self.holds = Holds(self.pool, self.shelf, names, runner.vocab_size, filled or (lambda id, pages: None))
-        self._meter = Meter()
-        self._searches = Searches(runner, self._meter, self._give, self._leave)
-        self.scheduler: Scheduler | Whole
+        self.max_context = runner.max_model_len
+        self._prefix_caching = settings.prefix_cache and runner.blocks > 0
+        self.adapter_cache = AdapterCache(
+            settings.max_adapters, fetch_adapter or blocking_fetch(runner), settings.adapters
+        )
+        root_name = settings.model if self._prefix_caching else None
+        self.pinned_pages = PinnedPages(
+            self.pool, self.adapter_cache, root_name, runner.vocab_size, on_pages_leased or (lambda id, pages: None)
+        )
+        self._counters = StepCounters()
+        self._beam_searches = BeamSearches(runner, self._counters, self._add_search_outputs, self._close_search)
+        self.scheduler: Scheduler | EncoderScheduler
         self.speculation: Speculation | None = None
         if runner.blocks:
             # A lone sequence can always run to its end: no context is longer than the pool.
-            self.context = min(self.context, runner.blocks * BLOCK_SIZE)
-            proposer = Lookup() if settings.speculate == "ngram" else runner.proposer
-            guesses = proposer if isinstance(proposer, Lookup) else Predicted(proposer)
+            self.max_context = min(self.max_context, runner.blocks * BLOCK_SIZE)
+            proposer = NgramProposer() if settings.speculate == "ngram" else runner.proposer
+            draft_proposer = proposer if isinstance(proposer, NgramProposer) else PredictionProposer(proposer)
             self.speculation = Speculation(
-                guesses, settings.speculate_tokens, runner.vocab_size, always=proposer is not None
+                draft_proposer, settings.speculate_tokens, runner.vocab_size, always=proposer is not None
             )
             self.scheduler = Scheduler(
                 self.pool,
-                pace,
+                step_budget,
                 settings.max_batch,
-                self._admit,
-                self._release,
+                self._admit_sequence,
+                self._release_slot,
                 settings.prefix_cache,
                 self.speculation,
-                self.holds.fits,
-                self.holds.revoke,
-                self.quota,
+                self.pinned_pages.fits_in_pool,
+                self.pinned_pages.revoke_reservation,
+                self.prefill_share,
             )
-            self.holds.scheduler = self._searches.scheduler = self.scheduler
+            self.pinned_pages.scheduler = self._beam_searches.scheduler = self.scheduler
         else:
-            self.scheduler = Whole(pace, settings.max_batch, self._admit)
-        self.intake = Intake(self.shelf, prepare, self._begin, self._refuse)
+            self.scheduler = EncoderScheduler(step_budget, settings.max_batch, self._admit_sequence)
+        self.admission = Admission(self.adapter_cache, prepare_request, self._start_request, self._reject_request)
         self._emit = emit
-        self._pace = pace
-        self._open: dict[str, dict[int, Sequence]] = {}  # unfinished choices, by request and index
-        self._outputs: list[Output] = []
-        self._changed = False  # something changed since the last emit
-        self._stuck = False  # the next sequence waits for pages that are pinned for other instances
-        self._arrivals = 0
+        self._step_budget = step_budget
+        self._open_requests: dict[str, dict[int, Sequence]] = {}  # unfinished choices, by request and index
+        self._outputs: list[EngineOutput] = []
+        self._has_changes = False  # something changed since the last emit
+        self._is_blocked = False  # the next sequence waits for pages that are pinned for other instances
+        self._arrival_count = 0
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether ``step`` has nothing to do until something else is called."""
-        busy = (self._open or self._searches) and not self._stuck
-        return not (busy or self._changed or self.holds.changed)
+        busy = (self._open_requests or self._beam_searches) and not self._is_blocked
+        return not (busy or self._has_changes or self.pinned_pages.has_changes)
 
-    def add(self, work: Work) -> None:
+    def add_request(self, request: EngineRequest) -> None:
         """Queue all choices of a request. If it is invalid, outputs of the next step report the error."""
-        if work.id in self._open or work.id in self._searches or work.id in self.intake:
+        if request.id in self._open_requests or request.id in self._beam_searches or request.id in self.admission:
             log.error("a request was submitted twice under one id; the second is ignored")
             return
-        self._changed = True
-        why = refusal(work, self.runner, self.context, self.pool.size, self.settings.max_batch)
-        if why:
-            self._refuse(work, set(range(work.n)), why)
+        self._has_changes = True
+        error = rejection_reason(request, self.runner, self.max_context, self.pool.page_count, self.settings.max_batch)
+        if error:
+            self._reject_request(request, set(range(request.n)), error)
         else:
-            self.intake.add(work)
+            self.admission.submit_request(request)
 
-    def cancel(self, id: str, index: int = -1) -> None:
+    def cancel_request(self, request_id: str, index: int = -1) -> None:
         """Cancel one choice of a request, or (-1) all. Its pages are freed at once and no output follows. Unknown ids
         are ignored."""
-        self.intake.cancel(id, index)
-        if id in self._searches and self._searches.cancel(id, index):
-            self._changed = True
-        for sequence in list(self._open.get(id, {}).values()):
+        self.admission.cancel_waiting(request_id, index)
+        if request_id in self._beam_searches and self._beam_searches.cancel_search(request_id, index):
+            self._has_changes = True
+        for sequence in list(self._open_requests.get(request_id, {}).values()):
             if index < 0 or sequence.index == index:
-                self._close(sequence)
-                self._changed = True
+                self._close_sequence(sequence)
+                self._has_changes = True
         # Only rejections wait for the next step in this list.
-        self._outputs = [o for o in self._outputs if o.id != id or (index >= 0 and o.index != index)]
+        self._outputs = [o for o in self._outputs if o.id != request_id or (index >= 0 and o.index != index)]
 
-    def conclude(self, id: str, reason: Finish) -> None:
+    def finish_beam_search(self, request_id: str, reason: EngineFinishReason) -> None:
         """End a beam search with the outputs so far; unfinished beams end for ``reason``. Unknown ids are ignored."""
-        if id in self._searches:
-            self._searches.conclude(id, reason)
-        elif wanted := self.intake.cancel(id):
-            self._outputs += [Output(id, index, finish=reason) for index in sorted(wanted)]
-        self._changed = True
+        if request_id in self._beam_searches:
+            self._beam_searches.finish_search(request_id, reason)
+        elif cancelled := self.admission.cancel_waiting(request_id):
+            self._outputs += [EngineOutput(request_id, index, finish_reason=reason) for index in sorted(cancelled)]
+        self._has_changes = True
 
-    def reset(self, *, running: bool = False) -> bool:
+    def reset_prefix_cache(self, *, running: bool = False) -> bool:
         """Clear the prefix cache, as ``Reset`` says. False, and nothing is done, while pages are pinned."""
-        if self.holds.pinned or self.holds.reserved:
+        if self.pinned_pages.pinned_count or self.pinned_pages.reserved_count:
             return False
-        return self.scheduler.reset(running=running)
+        return self.scheduler.reset_cache(running=running)
 
-    def check(self) -> None:
+    def check_invariants(self) -> None:
         """Check conservation of pages and slots, for tests. Raises AssertionError."""
-        self.scheduler.check([*self.holds.tables()])
+        self.scheduler.check_invariants([*self.pinned_pages.held_tables()])
 
     def step(self) -> bool:
         """Schedule, run, finish, emit. Returns whether there is more work."""
-        if self.idle:
+        if self.is_idle:
             return False
-        step = self._schedule()
-        self._meter.clear()
+        step = self._schedule_step()
+        self._counters.reset_step()
         if step.rows:
-            self._meter.steps += 1
-            results = self._run(step)
+            self._counters.steps += 1
+            results = self._run_model(step)
             if results is None:
-                self.scheduler.abandon(step)
+                self.scheduler.abandon_step(step)
                 for row in step.rows:
-                    if row.sequence.status is not Status.FINISHED:
-                        self._fail(row.sequence, FAILED)
+                    if row.sequence.status is not SequenceStatus.FINISHED:
+                        self._fail_sequence(row.sequence, STEP_FAILED)
             else:
                 for row, result in zip(step.rows, results, strict=True):
-                    self._finish(row, result)
-                if self._searches:
-                    self._searches.advance((row.sequence for row in step.rows), FAILED)
-        self._searches.sweep(FAILED)
+                    self._process_result(row, result)
+                if self._beam_searches:
+                    self._beam_searches.advance_searches((row.sequence for row in step.rows), STEP_FAILED)
+        self._beam_searches.fail_pending(STEP_FAILED)
         outputs, self._outputs = self._outputs, []
-        self._changed = self.holds.changed = False
-        self._emit(outputs, self.stats())
-        return not self.idle
+        self._has_changes = self.pinned_pages.has_changes = False
+        self._emit(outputs, self.collect_stats())
+        return not self.is_idle
 
-    def stats(self) -> Stats:
+    def collect_stats(self) -> EngineStats:
         """Return the current statistics: gauges now, counters since the start."""
-        meter = self._meter
-        tried = self.speculation.tried if self.speculation is not None else Tried()
-        return Stats(
+        counters = self._counters
+        draft_counts = self.speculation.draft_counts if self.speculation is not None else DraftCounts()
+        return EngineStats(
             running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting) + len(self.intake),
-            blocks_used=self.pool.used,
-            blocks_total=self.pool.size,
+            waiting=len(self.scheduler.waiting) + len(self.admission),
+            blocks_used=self.pool.used_count,
+            blocks_total=self.pool.page_count,
             preemptions=self.scheduler.preemptions,
-            prefix_queries=self.pool.queries,
-            prefix_hits=self.pool.hits,
-            steps=meter.steps,
-            prompt_tokens=meter.prompt_tokens,
-            generated_tokens=meter.generated_tokens,
-            step_tokens=meter.tokens,
-            step_prompt=meter.prompt,
-            step_rows=meter.rows,
-            step_seconds=meter.seconds,
-            drafts=tried.rows,
-            draft_tokens=tried.tokens,
-            draft_accepted=list(tried.accepted),
-            pinned=self.holds.pinned,
-            reserved=self.holds.reserved,
+            prefix_queries=self.pool.prefix_queries,
+            prefix_hits=self.pool.prefix_hits,
+            steps=counters.steps,
+            prompt_tokens=counters.prompt_tokens,
+            generated_tokens=counters.generated_tokens,
+            step_tokens=counters.step_tokens,
+            step_prompt_tokens=counters.step_prompt_tokens,
+            step_rows=counters.step_rows,
+            step_seconds=counters.step_seconds,
+            drafts=draft_counts.rows,
+            draft_tokens=draft_counts.tokens,
+            draft_accepted=list(draft_counts.accepted_per_position),
+            pinned_pages=self.pinned_pages.pinned_count,
+            reserved_pages=self.pinned_pages.reserved_count,
         )
 
-    def _refuse(self, work: Work, wanted: set[int], why: str) -> None:
+    def _reject_request(self, request: EngineRequest, choices: set[int], error: str) -> None:
         """End the wanted choices of a request with an error before it starts."""
-        self._outputs += [Output(work.id, index, finish="error", error=why) for index in sorted(wanted)]
-        self._changed = True
+        self._outputs += [
+            EngineOutput(request.id, index, finish_reason="error", error=error) for index in sorted(choices)
+        ]
+        self._has_changes = True
 
-    def _begin(self, work: Work, wanted: set[int], added: float, adapter: Adapter | None) -> None:
+    def _start_request(
+        self, request: EngineRequest, wanted_choices: set[int], queued_at: float, adapter: LoadedAdapter | None
+    ) -> None:
         """Queue the wanted choices of a request whose grammar and adapter are ready."""
-        sequences = self._sequences(work, added, adapter)
-        searched = work.beam is not None and any(sequence.limit for sequence in sequences)
+        sequences = self._make_sequences(request, queued_at, adapter)
+        uses_beams = request.beam is not None and any(sequence.output_limit for sequence in sequences)
         for sequence in sequences:
-            if searched and sequence.index:
-                sequence.status = Status.FINISHED  # until a beam forks into it
+            if uses_beams and sequence.index:
+                sequence.status = SequenceStatus.FINISHED  # until a beam forks into it
             else:
-                self.scheduler.add(sequence)
-        if searched:
-            self._searches.add(Search(work, sequences))
+                self.scheduler.add_sequence(sequence)
+        if uses_beams:
+            self._beam_searches.add_search(BeamSearch(request, sequences))
         elif sequences:
-            self._open[work.id] = dict(enumerate(sequences))
-            if work.prediction and self.speculation is not None:
-                self.speculation.expect(work.id)
-            if work.lease and self._caching:
-                self._lease(sequences, wanted)
-        self._meter.prompt_tokens += 0 if work.begun else len(work.token_ids)
-        self._changed = True
-        for index in set(range(work.n)) - wanted:
-            self.cancel(work.id, index)
+            self._open_requests[request.id] = dict(enumerate(sequences))
+            if request.prediction and self.speculation is not None:
+                self.speculation.add_prediction(request.id)
+            if request.lease and self._prefix_caching:
+                self._open_lease(sequences, wanted_choices)
+        self._counters.prompt_tokens += 0 if request.resumed else len(request.token_ids)
+        self._has_changes = True
+        for index in set(range(request.n)) - wanted_choices:
+            self.cancel_request(request.id, index)
 
-    def _sequences(self, work: Work, added: float, adapter: Adapter | None) -> list[Sequence]:
+    def _make_sequences(
+        self, request: EngineRequest, queued_at: float, adapter: LoadedAdapter | None
+    ) -> list[Sequence]:
         """Create a sequence for each choice of a request, or for each beam of its search."""
-        start = root(self.settings.model, work.salt, *([adapter.digest.hex()] if adapter else []))
+        hash_root = hash_chain_root(
+            self.settings.model, request.cache_salt, *([adapter.digest.hex()] if adapter else [])
+        )
         hashes: list[bytes] = []
-        if self._caching:
-            extend(hashes, start, work.token_ids, len(work.token_ids) // BLOCK_SIZE)
-        stops = frozenset(work.stop_ids)
-        limit = allowance(work, self.context)
-        width = 0
-        if work.beam is not None and limit:
-            width = work.beam.width
-            limit = min(limit, capacity(self.pool.size, width) - len(work.token_ids))
-        made: list[Sequence] = []
-        for index in range(width or work.n):
-            given = work.given[index] if work.given and not width else []
+        if self._prefix_caching:
+            extend_hashes(hashes, hash_root, request.token_ids, len(request.token_ids) // BLOCK_SIZE)
+        stops = frozenset(request.stop_ids)
+        limit = output_limit(request, self.max_context)
+        beam_width = 0
+        if request.beam is not None and limit:
+            beam_width = request.beam.width
+            limit = min(limit, beam_capacity(self.pool.page_count, beam_width) - len(request.token_ids))
+        sequences: list[Sequence] = []
+        for index in range(beam_width or request.n):
+            prior_tokens = request.prior_tokens[index] if request.prior_tokens and not beam_width else []
             sequence = Sequence(
-                id=work.id,
+                request_id=request.id,
                 index=index,
-                work=work,
-                tokens=work.token_ids + given,
-                prompt_len=len(work.token_ids),
-                seed=(work.seed + index) % 2**64,
-                order=self._arrivals,
+                request=request,
+                tokens=request.token_ids + prior_tokens,
+                prompt_len=len(request.token_ids),
+                seed=(request.seed + index) % 2**64,
+                arrival_number=self._arrival_count,
                 hashes=list(hashes),
                 # All choices have the same prompt: only the first scores it.
-                prompt_scores=[None] if work.prompt_logprobs >= 0 and index == 0 and not given else [],
-                limit=limit,
-                stops=stops,
-                root=start,
-                added=added,
-                since=added,
+                prompt_scores=[None] if request.prompt_logprobs >= 0 and index == 0 and not prior_tokens else [],
+                output_limit=limit,
+                stop_token_ids=stops,
+                hash_root=hash_root,
+                queued_at=queued_at,
+                last_token_at=queued_at,
                 adapter=adapter,
-                turns=max(1, width),
+                admission_span=max(1, beam_width),
             )
-            if given and self._caching:
-                extend(sequence.hashes, start, sequence.tokens, len(sequence) // BLOCK_SIZE)
-            self._arrivals += 1
-            made.append(sequence)
-        return made
+            if prior_tokens and self._prefix_caching:
+                extend_hashes(sequence.hashes, hash_root, sequence.tokens, len(sequence) // BLOCK_SIZE)
+            self._arrival_count += 1
+            sequences.append(sequence)
+        return sequences
 
-    def _lease(self, choices: list[Sequence], wanted: set[int]) -> None:
+    def _open_lease(self, choices: list[Sequence], wanted_choices: set[int]) -> None:
         """Open a lease for the whole pages of the request's prompt (with the prior outputs of its first choice)."""
         first = choices[0]
-        starting = [choices[index] for index in sorted(wanted)]
-        hashes, group = first.hashes[: len(first) // BLOCK_SIZE], first.work.group
-        if starting and (hashes or group):
-            self.holds.lease(first.id, starting, hashes, group or first.id)
+        unstarted = [choices[index] for index in sorted(wanted_choices)]
+        hashes, group = first.hashes[: len(first) // BLOCK_SIZE], first.request.release_group
+        if unstarted and (hashes or group):
+            self.pinned_pages.open_lease(first.request_id, unstarted, hashes, group or first.request_id)
 
-    def _schedule(self) -> Step:
+    def _schedule_step(self) -> Step:
         """Return the next step. If no sequence can run, revoke reservations of other instances until one can."""
-        self.holds.urge()
+        self.pinned_pages.raise_priorities()
         while True:
             preemptions = self.scheduler.preemptions
             step = self.scheduler.schedule()
-            if step.rows or self._searches.doomed or not (self.scheduler.running or self.scheduler.waiting):
-                self._stuck = False
+            if step.rows or self._beam_searches.has_failing or not (self.scheduler.running or self.scheduler.waiting):
+                self._is_blocked = False
                 return step
-            if self.scheduler.preemptions == preemptions and not self.holds.revoke():
-                self._stuck = True
+            if self.scheduler.preemptions == preemptions and not self.pinned_pages.revoke_reservation():
+                self._is_blocked = True
                 return step
 
-    def _run(self, step: Step) -> list[Sampled] | None:
+    def _run_model(self, step: Step) -> list[RowResult] | None:
         """Run the step. Returns the model runner's results, or None if it failed."""
-        began = perf_counter()
+        started_at = perf_counter()
         try:
-            results = self.runner.run(step)
+            results = self.runner.run_step(step)
             if len(results) != len(step.rows):
                 raise RuntimeError(f"{len(step.rows)} rows gave {len(results)} results")
         except Exception:
             log.exception("a step of %d rows failed", len(step.rows))
             return None
-        self._meter.observe(step, began)
-        seconds = self._meter.seconds
-        self._pace.observe(seconds)
-        self.quota.observe(seconds, step.tokens)
-        if self.speculation is not None and self.speculation.wanted and not self._meter.prompt:
-            self.speculation.observe(step, seconds)
+        self._counters.record_step(step, started_at)
+        seconds = self._counters.step_seconds
+        self._step_budget.observe_step(seconds)
+        self.prefill_share.observe_step(seconds, step.total_tokens)
+        if self.speculation is not None and self.speculation.is_active and not self._counters.step_prompt_tokens:
+            self.speculation.observe_decodes(step, seconds)
         return results
 
-    def _finish(self, row: Row, result: Sampled) -> None:
+    def _process_result(self, row: StepRow, result: RowResult) -> None:
         """Append the results of a row, and end the choice if this was its last token."""
-        sequence, work = row.sequence, row.sequence.work
-        if sequence.status is Status.FINISHED:
+        sequence, request = row.sequence, row.sequence.request
+        if sequence.status is SequenceStatus.FINISHED:
             return  # ended together with another beam of its search
-        beam = work.beam is not None and sequence.id in self._searches
-        drawn = result.candidates if beam else result.tokens
-        missing = (row.sample and not drawn) or (row.pool and result.vector is None)
+        is_beam = request.beam is not None and sequence.request_id in self._beam_searches
+        row_output = result.candidates if is_beam else result.tokens
+        missing = (row.sample and not row_output) or (row.make_vector and result.vector is None)
         if result.error is not None or missing:
             for block in sequence.blocks:
-                self.pool.forget(block)  # these pages may hold wrong values
-            self._fail(sequence, result.error or FAILED)
+                self.pool.evict_block(block)  # these pages may hold wrong values
+            self._fail_sequence(sequence, result.error or STEP_FAILED)
             return
         if result.prompt_scores:
             sequence.prompt_scores += result.prompt_scores
-        if work.costs:
-            sequence.computing += self._meter.seconds
-        if work.lease:
-            self.holds.grow(sequence, row.start + row.count)
+        if request.token_costs:
+            sequence.compute_seconds += self._counters.step_seconds
+        if request.lease:
+            self.pinned_pages.extend_lease(sequence, row.start + row.count)
         if row.start + row.count < len(sequence.tokens):
             return
-        if work.lease:
-            self.holds.start(sequence)
-        if beam:
-            self._searches.report(sequence, result.candidates)
+        if request.lease:
+            self.pinned_pages.mark_started(sequence)
+        if is_beam:
+            self._beam_searches.report_beam(sequence, result.candidates)
             return
-        output = Output(sequence.id, sequence.index, cached_tokens=sequence.cached, preemptions=sequence.preemptions)
+        output = EngineOutput(
+            sequence.request_id, sequence.index, cached_tokens=sequence.cached_tokens, preemptions=sequence.preemptions
+        )
         if len(sequence.tokens) == sequence.prompt_len:  # its first output
-            output.waited = sequence.waited
+            output.queue_seconds = sequence.queue_seconds
             output.prompt_scores = sequence.prompt_scores or None
-        finish: Finish | None = "length"
-        if row.pool:
+        finish: EngineFinishReason | None = "length"
+        if row.make_vector:
             output.vector, finish = result.vector, "stop"
         if row.sample:
             sequence.tokens += result.tokens
-            self._meter.generated_tokens += len(result.tokens)
-            finish = verdict(sequence)
+            self._counters.generated_tokens += len(result.tokens)
+            finish = finish_reason(sequence)
             output.token_ids = result.tokens
-            if work.logprobs >= 0:
+            if request.logprobs >= 0:
                 output.scores = result.scores
-            if work.costs:
-                output.costs = self._meter.costs(sequence, len(result.tokens))
+            if request.token_costs:
+                output.token_costs = self._counters.token_costs(sequence, len(result.tokens))
             if finish == "stop" or result.end == "mark":
                 output.stop_id = result.tokens[-1]
             if result.end is not None:
                 finish = "stop"
             if row.drafts:
-                self._settle(row, len(result.tokens) - 1)
-        output.finish = finish
+                self._commit_drafts(row, len(result.tokens) - 1)
+        output.finish_reason = finish
         if finish is None:
             self._outputs.append(output)
         else:
-            self._end(sequence, output)
+            self._finish_sequence(sequence, output)
 
-    def _settle(self, row: Row, accepted: int) -> None:
+    def _commit_drafts(self, row: StepRow, accepted: int) -> None:
         """Commit the first ``accepted`` drafts of the row, and record how many were right."""
         assert isinstance(self.scheduler, Scheduler) and self.speculation is not None
-        self.scheduler.settle(row)
-        self.speculation.learn(row, accepted)
+        self.scheduler.commit_drafts(row)
+        self.speculation.record_acceptance(row, accepted)
 
-    def _give(self, outputs: list[Output]) -> None:
+    def _add_search_outputs(self, outputs: list[EngineOutput]) -> None:
         """Emit the outputs of a search that has ended."""
-        self._meter.generated_tokens += sum(len(output.token_ids) for output in outputs)
+        self._counters.generated_tokens += sum(len(output.token_ids) for output in outputs)
         self._outputs += outputs
 
-    def _leave(self, search: Search) -> None:
+    def _close_search(self, search: BeamSearch) -> None:
         """Remove the sequences of a search that has ended from the scheduler, pinned pages and admission."""
-        self.holds.start(search.root)
-        for member in search.members:
-            self.scheduler.remove(member)
-        self.intake.end(search.work.id)
+        self.pinned_pages.mark_started(search.root_sequence)
+        for member in search.beam_sequences:
+            self.scheduler.remove_sequence(member)
+        self.admission.finish_request(search.request.id)
 
-    def _fail(self, sequence: Sequence, reason: str) -> None:
-        if sequence.id in self._searches:
-            self._searches.fail(sequence.id, reason)
+    def _fail_sequence(self, sequence: Sequence, reason: str) -> None:
+        if sequence.request_id in self._beam_searches:
+            self._beam_searches.fail_search(sequence.request_id, reason)
         else:
-            self._end(sequence, Output(sequence.id, sequence.index, finish="error", error=reason))
+            self._finish_sequence(
+                sequence, EngineOutput(sequence.request_id, sequence.index, finish_reason="error", error=reason)
+            )
 
-    def _end(self, sequence: Sequence, output: Output) -> None:
+    def _finish_sequence(self, sequence: Sequence, output: EngineOutput) -> None:
         self._outputs.append(output)
-        self._close(sequence)
+        self._close_sequence(sequence)
 
-    def _close(self, sequence: Sequence) -> None:
+    def _close_sequence(self, sequence: Sequence) -> None:
         """Remove a choice from the scheduler, pinned pages and open requests."""
-        self.holds.start(sequence)
-        self.scheduler.remove(sequence)
+        self.pinned_pages.mark_started(sequence)
+        self.scheduler.remove_sequence(sequence)
         if self.speculation is not None:
-            self.speculation.forget(sequence)
-        choices = self._open[sequence.id]
+            self.speculation.forget_sequence(sequence)
+        choices = self._open_requests[sequence.request_id]
         del choices[sequence.index]
         if not choices:
-            del self._open[sequence.id]
-            self.intake.end(sequence.id)
+            del self._open_requests[sequence.request_id]
+            self.admission.finish_request(sequence.request_id)
             if self.speculation is not None:
-                self.speculation.drop(sequence.id)
+                self.speculation.remove_prediction(sequence.request_id)
 
-    def _admit(self, sequence: Sequence) -> bool:
+    def _admit_sequence(self, sequence: Sequence) -> bool:
         if not sequence.preemptions:
-            sequence.waited = perf_counter() - sequence.added
+            sequence.queue_seconds = perf_counter() - sequence.queued_at
         try:
-            self.runner.admit(sequence)
+            self.runner.admit_sequence(sequence)
         except Exception:
             log.exception("a sequence could not be admitted")
-            if sequence.id in self._searches:
-                self._searches.doom(sequence.id)
+            if sequence.request_id in self._beam_searches:
+                self._beam_searches.fail_after_step(sequence.request_id)
             else:
-                self._fail(sequence, FAILED)
+                self._fail_sequence(sequence, STEP_FAILED)
             return False
-        self.holds.begin(sequence)
+        self.pinned_pages.mark_admitted(sequence)
         return True
 
-    def _release(self, sequence: Sequence) -> None:
+    def _release_slot(self, sequence: Sequence) -> None:
         try:
-            self.runner.release(sequence)
+            self.runner.release_slot(sequence)
         except Exception:
             log.exception("a sequence could not be released")

@@ -11,39 +11,39 @@ Knows no sequences, and reads no clock.
 
 from __future__ import annotations
 
-LONGEST = 10.0  # seconds charged for a step at most: a longer pause is not caused by prefill
+MAX_CHARGED_SECONDS = 10.0  # seconds charged for a step at most: a longer pause is not caused by prefill
 
 
-class Quota:
+class PrefillShare:
     """Account of prefill time in steps with decodes. ``share``: from 0 to 1. With 0, prefill waits until no request
     decodes; with 1 it never waits.
 
     For each step: ``begin_step``, then ``charge_prefill`` for its chunks if prefill is allowed, then ``observe_step``.
     """
 
-    def __init__(self, part: float = 1.0):
-        self.part = part
-        self.open = True
-        self._owed = 0.0  # seconds; negative: credit
-        self._taken = 0
-        self._beside = False
+    def __init__(self, share: float = 1.0):
+        self.share = share
+        self.allows_prefill = True
+        self._debt_seconds = 0.0  # seconds; negative: credit
+        self._prefill_tokens = 0
+        self._has_decodes = False
 
-    def divide(self, part: float) -> None:
+    def set_share(self, share: float) -> None:
         """Change the share from now on; the debt is forgotten."""
-        self.part, self._owed = part, 0.0
+        self.share, self._debt_seconds = share, 0.0
 
-    def begin(self, answers: int) -> None:
+    def begin_step(self, decodes: int) -> None:
         """Start planning a step with ``decodes`` decodes."""
-        self._taken, self._beside = 0, answers > 0
-        self.open = not answers or (self.part > 0 and self._owed <= 0)
+        self._prefill_tokens, self._has_decodes = 0, decodes > 0
+        self.allows_prefill = not decodes or (self.share > 0 and self._debt_seconds <= 0)
 
-    def take(self, count: int) -> None:
+    def charge_prefill(self, count: int) -> None:
         """Record ``count`` prompt tokens in the step."""
-        self._taken += count
+        self._prefill_tokens += count
 
-    def observe(self, seconds: float, tokens: int) -> None:
+    def observe_step(self, seconds: float, tokens: int) -> None:
         """Charge a step of ``seconds`` and ``tokens`` in all. An unused share is saved, at most one step's part."""
-        if self._beside:
-            seconds = min(seconds, LONGEST)
-            owed = self._owed + seconds * (self._taken / tokens - self.part)
-            self._owed = max(owed, min(self._owed, -seconds * self.part))
+        if self._has_decodes:
+            seconds = min(seconds, MAX_CHARGED_SECONDS)
+            debt = self._debt_seconds + seconds * (self._prefill_tokens / tokens - self.share)
+            self._debt_seconds = max(debt, min(self._debt_seconds, -seconds * self.share))

@@ -51,14 +51,14 @@ from math import inf
 from operator import attrgetter
 
 from parley.core.guess.speculation import Speculation
-from parley.core.pages.block_pool import BlockPool, pages
-from parley.core.pages.block_tables import Tables
-from parley.core.prefill_share import Quota
-from parley.core.sequence import BLOCK_SIZE, Row, Sequence, Status, Step
-from parley.core.step_budget import Pace
-from parley.core.wait_queue import Queue
+from parley.core.pages.block_pool import BlockPool, count_pages
+from parley.core.pages.block_tables import BlockTables
+from parley.core.prefill_share import PrefillShare
+from parley.core.sequence import BLOCK_SIZE, Sequence, SequenceStatus, Step, StepRow
+from parley.core.step_budget import StepBudget
+from parley.core.wait_queue import WaitQueue
 
-_rank = attrgetter("rank")
+_by_rank = attrgetter("rank")
 
 
 class Scheduler:
@@ -74,299 +74,308 @@ class Scheduler:
     def __init__(
         self,
         pool: BlockPool,
-        pace: Pace,
-        slots: int,
-        admit: Callable[[Sequence], bool],
-        release: Callable[[Sequence], None],
+        step_budget: StepBudget,
+        max_slots: int,
+        on_admit: Callable[[Sequence], bool],
+        on_release: Callable[[Sequence], None],
         prefix_cache: bool = True,
         speculation: Speculation | None = None,
-        fits: Callable[[Sequence, list[int]], bool] = lambda sequence, found: True,
-        revoke: Callable[[], bool] = lambda: False,
-        quota: Quota | None = None,
+        fits_in_pool: Callable[[Sequence, list[int]], bool] = lambda sequence, found: True,
+        revoke_reservation: Callable[[], bool] = lambda: False,
+        prefill_share: PrefillShare | None = None,
     ):
         self.pool = pool
-        self.pace = pace
-        self.quota = quota or Quota()
-        self.slots = slots
-        self._tables = Tables(pool, prefix_cache)
+        self.step_budget = step_budget
+        self.prefill_share = prefill_share or PrefillShare()
+        self.max_slots = max_slots
+        self._block_tables = BlockTables(pool, prefix_cache)
         self.preemptions = 0
         self.running: list[Sequence] = []  # sorted by rank
-        self.waiting = Queue()
-        self._turns = 0  # next admission number
-        self._slots = list(reversed(range(slots)))
-        self._filled = False  # the current step has a chunk of a prompt
-        self._admit = admit
-        self._release = release
-        self._fits = fits
-        self._revoke = revoke
+        self.waiting = WaitQueue()
+        self._next_admission_number = 0  # next admission number
+        self._free_slots = list(reversed(range(max_slots)))
+        self._has_chunk = False  # the current step has a chunk of a prompt
+        self._on_admit = on_admit
+        self._on_release = on_release
+        self._fits_in_pool = fits_in_pool
+        self._revoke_reservation = revoke_reservation
         self.speculation = speculation
 
-    def add(self, sequence: Sequence) -> None:
+    def add_sequence(self, sequence: Sequence) -> None:
         """Queue a sequence. Raises ValueError if its tokens do not fit into the whole pool."""
-        if pages(len(sequence)) > self.pool.size:
-            raise ValueError(f"{len(sequence)} tokens do not fit into {self.pool.size} pages")
-        self.waiting.add(sequence)
+        if count_pages(len(sequence)) > self.pool.page_count:
+            raise ValueError(f"{len(sequence)} tokens do not fit into {self.pool.page_count} count_pages")
+        self.waiting.enqueue(sequence)
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove_sequence(self, sequence: Sequence) -> None:
         """Remove a sequence in any state. Its pages are freed at once and stay in the prefix cache."""
-        if sequence.status is Status.RUNNING:
-            self._stop(sequence)
-        elif sequence.status is Status.WAITING:
-            self.waiting.remove(sequence)
-        sequence.status = Status.FINISHED
+        if sequence.status is SequenceStatus.RUNNING:
+            self._vacate_slot(sequence)
+        elif sequence.status is SequenceStatus.WAITING:
+            self.waiting.remove_waiting(sequence)
+        sequence.status = SequenceStatus.FINISHED
 
     def schedule(self) -> Step:
         """Return the next step; ``computed`` is advanced as if it had been run. It has rows whenever there are
         sequences, unless all of them wait for other instances to release pages."""
         step = Step([])
-        self._tables.begin()
-        self._filled = False
+        self._block_tables.begin_step()
+        self._has_chunk = False
         decodes = [sequence for sequence in self.running if len(sequence.tokens) - sequence.computed == 1]
-        self.quota.begin(len(decodes))
+        self.prefill_share.begin_step(len(decodes))
         drafts: dict[Sequence, tuple[int, ...]] = {}
-        if self.speculation is not None and self.speculation.wanted:
-            busy = any(len(each.tokens) - each.computed > 1 and self._may(each) for each in self.running)
-            drafts = self.speculation.drafts(decodes, busy=busy)
-        self.pace.begin(len(decodes) + sum(map(len, drafts.values())))
-        waiting = self.waiting.priority  # of the next sequence; inf once one could not be admitted
+        if self.speculation is not None and self.speculation.is_active:
+            has_prefill = any(len(each.tokens) - each.computed > 1 and self._may_compute(each) for each in self.running)
+            drafts = self.speculation.draft_decodes(decodes, has_prefill=has_prefill)
+        self.step_budget.begin_step(len(decodes) + sum(map(len, drafts.values())))
+        next_priority = self.waiting.head_priority  # of the next sequence; inf once one could not be admitted
         for sequence in list(self.running):
-            if waiting < sequence.priority:
-                waiting = self.waiting.priority if self._fill(step, sequence.priority) else inf
-            if sequence.status is not Status.RUNNING:
+            if next_priority < sequence.priority:
+                next_priority = self.waiting.head_priority if self._admit_waiting(step, sequence.priority) else inf
+            if sequence.status is not SequenceStatus.RUNNING:
                 break  # an earlier one in order needed its pages, so it took those of all later ones first
             distance = len(sequence.tokens) - sequence.computed
             if distance == 1:
-                if sequence.computed < len(sequence.blocks) * BLOCK_SIZE or self._reserve(step, sequence, 1):
-                    guess = self._afford(step, sequence, drafts.get(sequence, ())) if drafts else ()
-                    self._row(step, sequence, 1, guess)
+                if sequence.computed < len(sequence.blocks) * BLOCK_SIZE or self._allocate_blocks(step, sequence, 1):
+                    row_drafts = self._allocate_drafts(step, sequence, drafts.get(sequence, ())) if drafts else ()
+                    self._add_row(step, sequence, 1, row_drafts)
                 continue
             if not distance:
                 continue  # a beam that waits for others of its search
-            found = self._tables.find(sequence)
-            count = self._room(sequence, found)
+            cached_blocks = self._block_tables.find_prefix(sequence)
+            count = self._chunk_size(sequence, cached_blocks)
             if count:
-                self._tables.attach(sequence, found)
-                if self._reserve(step, sequence, count):
-                    self._chunk(step, sequence, count)
-        if waiting < inf:
-            self._fill(step, inf)
-        self._tables.end(step)
+                self._block_tables.attach_pages(sequence, cached_blocks)
+                if self._allocate_blocks(step, sequence, count):
+                    self._add_chunk(step, sequence, count)
+        if next_priority < inf:
+            self._admit_waiting(step, inf)
+        self._block_tables.finish_step(step)
         return step
 
-    def fork(self, sequence: Sequence, parent: Sequence) -> None:
+    def fork_sequence(self, sequence: Sequence, parent: Sequence) -> None:
         """Continue a running sequence as a copy of ``parent``; the caller sets its tokens."""
-        self._tables.fork(sequence, parent)
+        self._block_tables.fork_table(sequence, parent)
 
-    def spawn(self, sequence: Sequence, parent: Sequence) -> None:
+    def spawn_sequence(self, sequence: Sequence, parent: Sequence) -> None:
         """Fork into a sequence that does not run. It has an admission number and takes a slot, from a later sequence if
         necessary.
 
         Without a free slot it is queued and recomputed later.
         """
         sequence.blocks, sequence.computed = [], 0
-        if not self._first(sequence) or not (self._slots or self.running[-1].rank > sequence.rank):
+        if not self._precedes_preempted(sequence) or not (self._free_slots or self.running[-1].rank > sequence.rank):
             sequence.hashes = list(parent.hashes)
-            sequence.status = Status.WAITING
-            self.waiting.add(sequence)
+            sequence.status = SequenceStatus.WAITING
+            self.waiting.enqueue(sequence)
             return
-        if not self._slots:
-            self.preempt()
-        if self._place(sequence):
-            self.fork(sequence, parent)
+        if not self._free_slots:
+            self.preempt_last()
+        if self._occupy_slot(sequence):
+            self.fork_sequence(sequence, parent)
 
-    def preempt(self) -> Sequence:
+    def preempt_last(self) -> Sequence:
         """Return the last running sequence to its position in the queue, without slot and pages."""
         sequence = self.running[-1]
-        self._stop(sequence)
-        sequence.status = Status.WAITING
+        self._vacate_slot(sequence)
+        sequence.status = SequenceStatus.WAITING
         sequence.preemptions += 1
         self.preemptions += 1
-        self.waiting.add(sequence)
+        self.waiting.enqueue(sequence)
         return sequence
 
-    def reset(self, *, running: bool) -> bool:
+    def reset_cache(self, *, running: bool) -> bool:
         """Clear the prefix cache. ``running``: preempt all running sequences first; else they prevent it. Returns
         whether it was cleared."""
         while running and self.running:
-            self.preempt()
-        return self._tables.clear()
+            self.preempt_last()
+        return self._block_tables.clear_cached_pages()
 
-    def move(self, sequence: Sequence, priority: float) -> None:
+    def set_priority(self, sequence: Sequence, priority: float) -> None:
         """Change the priority of a sequence, and its position in the order."""
-        if sequence.status is Status.RUNNING:
-            del self.running[bisect_left(self.running, sequence.rank, key=_rank)]
+        if sequence.status is SequenceStatus.RUNNING:
+            del self.running[bisect_left(self.running, sequence.rank, key=_by_rank)]
             sequence.priority = priority
-            insort(self.running, sequence, key=_rank)
+            insort(self.running, sequence, key=_by_rank)
             return
-        waits = sequence.status is Status.WAITING
-        if waits:
-            self.waiting.remove(sequence)
+        is_waiting = sequence.status is SequenceStatus.WAITING
+        if is_waiting:
+            self.waiting.remove_waiting(sequence)
         sequence.priority = priority
-        if waits:
-            self.waiting.add(sequence)
+        if is_waiting:
+            self.waiting.enqueue(sequence)
 
-    def spare(self) -> int:
+    def spare_pages(self) -> int:
         """Return how many pages may be reserved: all free ones but one for each running sequence, and none while a
         preempted sequence waits."""
-        return 0 if self.waiting.returning else max(0, self.pool.free - len(self.running))
+        return 0 if self.waiting.has_preempted else max(0, self.pool.free_count - len(self.running))
 
-    def settle(self, row: Row) -> None:
+    def commit_drafts(self, row: StepRow) -> None:
         """Commit the drafts of a computed row that were right. The results of the row have been appended."""
         sequence = row.sequence
-        certain, sequence.computed = sequence.computed, len(sequence.tokens) - 1
-        self.waiting.serve(sequence, 2 * (sequence.computed - certain))  # computed and sampled
-        sequence.reached = max(sequence.reached, sequence.computed)
-        self._tables.publish(sequence, certain)
-        self._tables.trim(sequence)
+        computed_before, sequence.computed = sequence.computed, len(sequence.tokens) - 1
+        self.waiting.record_service(sequence, 2 * (sequence.computed - computed_before))  # computed and sampled
+        sequence.furthest_computed = max(sequence.furthest_computed, sequence.computed)
+        self._block_tables.publish_pages(sequence, computed_before)
+        self._block_tables.trim_table(sequence)
 
-    def abandon(self, step: Step) -> None:
+    def abandon_step(self, step: Step) -> None:
         """Evict the pages that a failed step published. The caller must remove its sequences."""
-        for block in step.hashed:
-            self.pool.forget(block)
+        for block in step.published_pages:
+            self.pool.evict_block(block)
 
-    def check(self, held: Collection[list[int]] = ()) -> None:
+    def check_invariants(self, held_tables: Collection[list[int]] = ()) -> None:
         """Check conservation of pages and slots, for tests; ``held_tables``: pages with other holders. Raises
         AssertionError."""
-        self._tables.check([*held, *(sequence.blocks for sequence in self.running)])
-        taken = [sequence.slot for sequence in self.running]
-        assert sorted(taken + self._slots) == list(range(self.slots)), "slots in use + free slots != all"
+        self._block_tables.check_invariants([*held_tables, *(sequence.blocks for sequence in self.running)])
+        used_slots = [sequence.slot for sequence in self.running]
+        assert sorted(used_slots + self._free_slots) == list(range(self.max_slots)), "slots in use + free slots != all"
         waiting = list(self.waiting)
         assert len(waiting) == len(self.waiting)
         assert all(sequence.slot == -1 and not sequence.blocks for sequence in waiting)
         for line in (self.running, waiting):
-            ranks = [sequence.rank for sequence in line if sequence.turn >= 0]
+            ranks = [sequence.rank for sequence in line if sequence.admission_number >= 0]
             assert ranks == sorted(ranks), "sequences are not in order"
 
-    def _fill(self, step: Step, before: float) -> bool:
+    def _admit_waiting(self, step: Step, priority_limit: float) -> bool:
         """Admit sequences of better priority than ``priority_limit``, in order, each with a row. False if one cannot
         be."""
-        while self.waiting and (sequence := self.waiting.head).priority < before:
-            if not self._slots and not self._yields(sequence):
+        while self.waiting and (sequence := self.waiting.head_sequence).priority < priority_limit:
+            if not self._free_slots and not self._can_preempt_for(sequence):
                 return False
-            found = self._tables.find(sequence)
-            count = self._room(sequence, found)
-            if not count or not self._fits(sequence, found) or not self._clear(sequence, found, count):
+            cached_blocks = self._block_tables.find_prefix(sequence)
+            count = self._chunk_size(sequence, cached_blocks)
+            if (
+                not count
+                or not self._fits_in_pool(sequence, cached_blocks)
+                or not self._make_room(sequence, cached_blocks, count)
+            ):
                 return False
-            if self._start(sequence):
-                self._tables.attach(sequence, found)
-                self._reserve(step, sequence, count)
-                self._chunk(step, sequence, count)
+            if self._admit_head(sequence):
+                self._block_tables.attach_pages(sequence, cached_blocks)
+                self._allocate_blocks(step, sequence, count)
+                self._add_chunk(step, sequence, count)
         return True
 
-    def _first(self, sequence: Sequence) -> bool:
+    def _precedes_preempted(self, sequence: Sequence) -> bool:
         """Whether the sequence precedes all waiting sequences that have run before."""
         if not self.waiting:
             return True
-        head = self.waiting.head
-        return head.priority >= sequence.priority and (head.turn < 0 or head.rank > sequence.rank)
+        head = self.waiting.head_sequence
+        return head.priority >= sequence.priority and (head.admission_number < 0 or head.rank > sequence.rank)
 
-    def _yields(self, sequence: Sequence) -> bool:
+    def _can_preempt_for(self, sequence: Sequence) -> bool:
         """Whether a running sequence has to give way to this one."""
         return bool(self.running) and self.running[-1].priority > sequence.priority
 
-    def _clear(self, sequence: Sequence, found: list[int], count: int) -> bool:
+    def _make_room(self, sequence: Sequence, cached_blocks: list[int], count: int) -> bool:
         """Free a slot, and pages for ``count`` tokens after the found ones, for a waiting sequence. False: too few."""
-        need = pages(len(found) * BLOCK_SIZE + count) - len(found)
-        while not self._slots or need + self.pool.idle(found) + len(self.running) > self.pool.free:
-            if not self._yields(sequence):
+        page_need = count_pages(len(cached_blocks) * BLOCK_SIZE + count) - len(cached_blocks)
+        while (
+            not self._free_slots
+            or page_need + self.pool.count_free(cached_blocks) + len(self.running) > self.pool.free_count
+        ):
+            if not self._can_preempt_for(sequence):
                 return False
-            self.preempt()
+            self.preempt_last()
         return True
 
-    def _room(self, sequence: Sequence, found: Sized) -> int:
+    def _chunk_size(self, sequence: Sequence, cached_blocks: Sized) -> int:
         """Return how many tokens of the sequence this step computes after the found pages: all, up to a page end, or 0.
 
         A remainder of the budget below a page is not worth a row, unless the step has no other chunk.
         """
-        if not self._may(sequence):
+        if not self._may_compute(sequence):
             return 0
-        start, total = sequence.computed + len(found) * BLOCK_SIZE, len(sequence.tokens)
-        room = self.pace.room(start)
-        if self._filled and room < min(BLOCK_SIZE, total - start):
+        start, total = sequence.computed + len(cached_blocks) * BLOCK_SIZE, len(sequence.tokens)
+        budget = self.step_budget.tokens_left(start)
+        if self._has_chunk and budget < min(BLOCK_SIZE, total - start):
             return 0
-        end = min(total, start + room)
+        end = min(total, start + budget)
         boundary = end // BLOCK_SIZE * BLOCK_SIZE
         return (boundary if start < boundary and end < total else end) - start
 
-    def _may(self, sequence: Sequence) -> bool:
+    def _may_compute(self, sequence: Sequence) -> bool:
         """Whether the prefill share lets the sequence have a row in this step."""
-        return self.quota.open or sequence.generated > 0
+        return self.prefill_share.allows_prefill or sequence.output_length > 0
 
-    def _chunk(self, step: Step, sequence: Sequence, count: int) -> None:
+    def _add_chunk(self, step: Step, sequence: Sequence, count: int) -> None:
         """Add a row of prompt tokens to the step."""
-        self.pace.take(sequence.computed, count)
-        if not sequence.generated:
-            self.quota.take(count)
-        self._filled = True
-        self._row(step, sequence, count)
+        self.step_budget.spend_tokens(sequence.computed, count)
+        if not sequence.output_length:
+            self.prefill_share.charge_prefill(count)
+        self._has_chunk = True
+        self._add_row(step, sequence, count)
 
-    def _start(self, sequence: Sequence) -> bool:
+    def _admit_head(self, sequence: Sequence) -> bool:
         """Give the head of the queue a slot. False if it is rejected."""
-        self.waiting.pop()
-        if not self._place(sequence):
+        self.waiting.pop_head()
+        if not self._occupy_slot(sequence):
             return False
-        if self._tables.prefix_cache and not sequence.preemptions and not sequence.work.begun:
-            self.pool.queries += len(sequence)
+        if self._block_tables.prefix_cache and not sequence.preemptions and not sequence.request.resumed:
+            self.pool.prefix_queries += len(sequence)
         return True
 
-    def _place(self, sequence: Sequence) -> bool:
+    def _occupy_slot(self, sequence: Sequence) -> bool:
         """Run the sequence in a free slot. False if it is rejected."""
-        sequence.status = Status.FINISHED  # in case it is rejected
-        sequence.slot = self._slots.pop()
-        if not self._admit(sequence):
-            self._slots.append(sequence.slot)
+        sequence.status = SequenceStatus.FINISHED  # in case it is rejected
+        sequence.slot = self._free_slots.pop()
+        if not self._on_admit(sequence):
+            self._free_slots.append(sequence.slot)
             sequence.slot = -1
             return False
-        sequence.status = Status.RUNNING
-        if sequence.turn < 0:
-            sequence.turn = self._turns
-            self._turns += sequence.turns
-        insort(self.running, sequence, key=_rank)
+        sequence.status = SequenceStatus.RUNNING
+        if sequence.admission_number < 0:
+            sequence.admission_number = self._next_admission_number
+            self._next_admission_number += sequence.admission_span
+        insort(self.running, sequence, key=_by_rank)
         return True
 
-    def _stop(self, sequence: Sequence) -> None:
+    def _vacate_slot(self, sequence: Sequence) -> None:
         """Take slot and pages from a running sequence."""
-        del self.running[bisect_left(self.running, sequence.rank, key=_rank)]
-        self._release(sequence)
-        self._slots.append(sequence.slot)
+        del self.running[bisect_left(self.running, sequence.rank, key=_by_rank)]
+        self._on_release(sequence)
+        self._free_slots.append(sequence.slot)
         sequence.slot = -1
-        self._tables.drop(sequence)
+        self._block_tables.free_table(sequence)
 
-    def _reserve(self, step: Step, sequence: Sequence, count: int) -> bool:
+    def _allocate_blocks(self, step: Step, sequence: Sequence, count: int) -> bool:
         """Allocate pages for ``count`` more tokens, from later sequences if necessary. False: it was preempted itself.
 
         The last running sequence has no row in this step yet, since rows are assigned in order.
         """
-        need = pages(sequence.computed + count) - len(sequence.blocks)
-        while self.pool.free < need:
-            if not self._revoke() and self.preempt() is sequence:
+        page_need = count_pages(sequence.computed + count) - len(sequence.blocks)
+        while self.pool.free_count < page_need:
+            if not self._revoke_reservation() and self.preempt_last() is sequence:
                 return False
-        self._tables.take(step, sequence, need)
+        self._block_tables.append_pages(step, sequence, page_need)
         return True
 
-    def _afford(self, step: Step, sequence: Sequence, drafts: tuple[int, ...]) -> tuple[int, ...]:
+    def _allocate_drafts(self, step: Step, sequence: Sequence, drafts: tuple[int, ...]) -> tuple[int, ...]:
         """Return the drafts that fit after one token, and allocate their pages; one page is left for each running
         sequence."""
         if not drafts:
             return ()
-        spare = max(0, self.pool.free - len(self.running))
+        spare = max(0, self.pool.free_count - len(self.running))
         drafts = drafts[: (len(sequence.blocks) + spare) * BLOCK_SIZE - sequence.computed - 1]
-        self._tables.take(step, sequence, pages(sequence.computed + 1 + len(drafts)) - len(sequence.blocks))
+        self._block_tables.append_pages(
+            step, sequence, count_pages(sequence.computed + 1 + len(drafts)) - len(sequence.blocks)
+        )
         return drafts
 
-    def _row(self, step: Step, sequence: Sequence, count: int, drafts: tuple[int, ...] = ()) -> None:
+    def _add_row(self, step: Step, sequence: Sequence, count: int, drafts: tuple[int, ...] = ()) -> None:
         """Add a row of ``count`` tokens and its drafts to the step, and publish the pages that the tokens fill."""
         start = sequence.computed
         end = sequence.computed = start + count
-        scored = len(sequence.prompt_scores)
-        score_from = scored if 0 < scored < sequence.prompt_len and scored <= end else None
-        last = end == len(sequence.tokens)
-        sample, pool = last and sequence.limit > 0, last and sequence.work.pooling is not None
-        step.rows.append(Row(sequence, start, count, sample, score_from, pool, drafts))
-        served = int(sample)
-        if end > sequence.reached:
-            served += end - max(start, sequence.reached)
-            sequence.reached = end
-        self.waiting.serve(sequence, served)
+        scored_count = len(sequence.prompt_scores)
+        score_from = scored_count if 0 < scored_count < sequence.prompt_len and scored_count <= end else None
+        is_last = end == len(sequence.tokens)
+        sample, pool = is_last and sequence.output_limit > 0, is_last and sequence.request.pooling is not None
+        step.rows.append(StepRow(sequence, start, count, sample, score_from, pool, drafts))
+        service = int(sample)
+        if end > sequence.furthest_computed:
+            service += end - max(start, sequence.furthest_computed)
+            sequence.furthest_computed = end
+        self.waiting.record_service(sequence, service)
         if end // BLOCK_SIZE > start // BLOCK_SIZE:
-            step.hashed += self._tables.publish(sequence, start)
+            step.published_pages += self._block_tables.publish_pages(sequence, start)

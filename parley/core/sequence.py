@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, Protocol
 
-from parley.types import Score, Work
+from parley.types import EngineRequest, TokenScore
 
 BLOCK_SIZE = 16  # tokens in a page of the KV cache, and the span of one prefix hash
 
 
-class Adapter(Protocol):
+class LoadedAdapter(Protocol):
     """An adapter as seen outside of the model runner: a digest of its content and its size in memory (bytes)."""
 
     @property
@@ -31,7 +31,7 @@ class Adapter(Protocol):
         """Memory in bytes."""
 
 
-class Status(Enum):
+class SequenceStatus(Enum):
     """State of a sequence in the scheduler."""
 
     WAITING = "waiting"
@@ -48,36 +48,36 @@ class Sequence:
     the chain. ``computed`` advances when a step is scheduled, so a model runner must use its row, not the sequence.
     """
 
-    id: str
+    request_id: str
     index: int
-    work: Work
+    request: EngineRequest
     tokens: list[int]
     prompt_len: int
     seed: int
-    order: int  # arrival number; smaller is older
-    turn: int = -1  # number of its first admission, which it keeps; -1: not admitted yet
-    turns: int = 1  # how many admission numbers it reserves; the beams that fork from it get the next ones
+    arrival_number: int  # arrival number; smaller is older
+    admission_number: int = -1  # number of its first admission, which it keeps; -1: not admitted yet
+    admission_span: int = 1  # how many admission numbers it reserves; the beams that fork from it get the next ones
     priority: float = field(init=False)  # its request's, unless others wait for its result
-    reached: int = 0  # the most tokens that were ever computed or cached
+    furthest_computed: int = 0  # the most tokens that were ever computed or cached
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
     slot: int = -1
-    status: Status = Status.WAITING
-    cached: int = 0  # prompt tokens found in the prefix cache when it first ran
+    status: SequenceStatus = SequenceStatus.WAITING
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache when it first ran
     preemptions: int = 0
-    added: float = 0.0  # when it was queued, time.perf_counter
-    waited: float = 0.0  # seconds in the queue before its first step
-    since: float = 0.0  # time of its last token, at first when it was queued
-    computing: float = 0.0  # seconds of steps with a row of it since then; only if its request wants costs
-    prompt_scores: list[Score | None] = field(default_factory=list)
-    limit: int = 0  # output limit in tokens; 0 computes only the prompt
-    stops: frozenset[int] = frozenset()  # tokens that end it
-    root: bytes = b""
-    adapter: Adapter | None = None  # its request's adapter, as it was at the start
+    queued_at: float = 0.0  # when it was queued, time.perf_counter
+    queue_seconds: float = 0.0  # seconds in the queue before its first step
+    last_token_at: float = 0.0  # time of its last token, at first when it was queued
+    compute_seconds: float = 0.0  # seconds of steps with a row of it since then; only if its request wants costs
+    prompt_scores: list[TokenScore | None] = field(default_factory=list)
+    output_limit: int = 0  # output limit in tokens; 0 computes only the prompt
+    stop_token_ids: frozenset[int] = frozenset()  # tokens that end it
+    hash_root: bytes = b""
+    adapter: LoadedAdapter | None = None  # its request's adapter, as it was at the start
 
     def __post_init__(self) -> None:
-        self.priority = self.work.priority
+        self.priority = self.request.priority
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -85,16 +85,16 @@ class Sequence:
     @property
     def rank(self) -> tuple[float, int]:
         """Its position among sequences that run or have run; the one with the highest rank is preempted first."""
-        return self.priority, self.turn
+        return self.priority, self.admission_number
 
     @property
-    def generated(self) -> int:
+    def output_length(self) -> int:
         """Number of output tokens so far."""
         return len(self.tokens) - self.prompt_len
 
 
 @dataclass(slots=True)
-class Row:
+class StepRow:
     """Compute tokens ``start .. start + count`` of a sequence. ``sample``: sample the next token after the last of
     them. ``make_vector``: return the sequence's vector, because the last of them is its last token.
 
@@ -111,11 +111,11 @@ class Row:
     count: int
     sample: bool
     score_from: int | None = None
-    pool: bool = False
+    make_vector: bool = False
     drafts: tuple[int, ...] = ()
 
     @property
-    def width(self) -> int:
+    def token_count(self) -> int:
         """Number of tokens that this row adds to the step."""
         return self.count + len(self.drafts)
 
@@ -128,30 +128,30 @@ class Step:
     ``published_pages``: pages published with this step, which writes their last token; the model runner ignores them.
     """
 
-    rows: list[Row]
-    fresh: list[int] = field(default_factory=list)
-    hashed: list[int] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)
+    rows: list[StepRow]
+    fresh_pages: list[int] = field(default_factory=list)
+    published_pages: list[int] = field(default_factory=list)
+    page_copies: list[tuple[int, int]] = field(default_factory=list)
 
     @property
-    def tokens(self) -> int:
+    def total_tokens(self) -> int:
         """Number of tokens in all rows, drafts included."""
         return sum(row.count + len(row.drafts) for row in self.rows)
 
 
 @dataclass(slots=True)
-class Candidate:
+class BeamCandidate:
     """A token that may follow a beam. ``logprob``: after the logits processors; ``score``: of the raw logits, if
     requested. ``end``: as in ``RowResult``, if this token follows."""
 
     token: int
     logprob: float
-    score: Score | None = None
+    score: TokenScore | None = None
     end: Literal["form", "mark"] | None = None
 
 
 @dataclass(slots=True)
-class Sampled:
+class RowResult:
     """Result of a row: sampled tokens and requested scores. A row that samples returns one token, and one more for each
     of its drafts that was right; other rows return none.
 
@@ -163,25 +163,25 @@ class Sampled:
     """
 
     tokens: list[int] = field(default_factory=list)
-    scores: list[Score] = field(default_factory=list)
+    scores: list[TokenScore] = field(default_factory=list)
     vector: bytes | None = None
-    prompt_scores: list[Score] | tuple[()] = ()
+    prompt_scores: list[TokenScore] | tuple[()] = ()
     error: str | None = None
     end: Literal["form", "mark"] | None = None
-    candidates: list[Candidate] | tuple[()] = ()
+    candidates: list[BeamCandidate] | tuple[()] = ()
 
 
-class Proposer(Protocol):
+class DraftProposer(Protocol):
     """Proposes draft tokens. Drafts may be wrong or missing; only speed depends on them."""
 
-    def propose(self, asked: list[tuple[Sequence, int]]) -> list[list[int]]:
+    def propose_drafts(self, draft_limits: list[tuple[Sequence, int]]) -> list[list[int]]:
         """Return, for each (sequence, limit), at most ``limit`` tokens that may follow its last token."""
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget_sequence(self, sequence: Sequence) -> None:
         """Drop the state of a sequence that has ended. Unknown sequences are ignored."""
 
 
-class Runner(Protocol):
+class ModelRunner(Protocol):
     """Runs a model. Holds the KV pages and the sampler's tables; makes no scheduling decisions."""
 
     blocks: int  # pages in the KV cache; 0: an encoder without KV cache, which takes sequences whole
@@ -189,25 +189,25 @@ class Runner(Protocol):
     vocab_size: int
     generates: bool  # whether it can sample tokens
     dimensions: int  # of its vectors; 0: it returns none
-    proposer: Proposer | None  # a draft model
+    proposer: DraftProposer | None  # a draft model
 
-    def fetch(self, folder: str) -> Adapter:
+    def load_adapter(self, folder: str) -> LoadedAdapter:
         """Read an adapter from a folder. Runs in a thread of its own, outside the steps; errors are sentences for
         users."""
 
-    def prepare(self, work: Work) -> Callable[[], None] | None:
+    def prepare_request(self, request: EngineRequest) -> Callable[[], None] | None:
         """Return work that should run before the request starts, in any thread and outside the steps; None: none. It
         raises nothing: the request's rows report its errors."""
 
-    def admit(self, sequence: Sequence) -> None:
+    def admit_sequence(self, sequence: Sequence) -> None:
         """Write the sampling parameters (and token counts) of a sequence into row ``sequence.slot`` of the tables."""
 
-    def release(self, sequence: Sequence) -> None:
+    def release_slot(self, sequence: Sequence) -> None:
         """Free the slot of a sequence (finished or preempted)."""
 
-    def follow(self, forks: list[tuple[Sequence, Sequence]]) -> None:
+    def fork_slots(self, forks: list[tuple[Sequence, Sequence]]) -> None:
         """Fork beams: in each pair, the first sequence continues as a copy of the second, which may be itself. All have
         slots, and the first has its new last token already. A sequence that becomes a copy is not itself copied."""
 
-    def run(self, step: Step) -> list[Sampled]:
+    def run_step(self, step: Step) -> list[RowResult]:
         """Compute the step. Returns one result per row, in order. An exception means that the whole step failed."""

@@ -23,28 +23,28 @@ from operator import attrgetter
 
 from parley.core.sequence import Sequence
 
-_turn = attrgetter("turn")
+_by_admission_number = attrgetter("turn")
 
 
-class _Level:
+class _PriorityLevel:
     """Waiting sequences of one priority. ``preempted``: by admission number. ``tenant_lines``: new ones by tenant;
     no line is empty."""
 
     def __init__(self) -> None:
-        self.back: list[Sequence] = []
-        self.lines: dict[str, OrderedDict[Sequence, None]] = {}
+        self.preempted: list[Sequence] = []
+        self.tenant_lines: dict[str, OrderedDict[Sequence, None]] = {}
 
 
-class Queue:
+class WaitQueue:
     """Waiting sequences. ``tenant_service``: tokens received so far by each tenant. Tenants have API keys, so they are
     few."""
 
     def __init__(self) -> None:
-        self.service: dict[str, int] = {}
-        self._levels: dict[float, _Level] = {}
+        self.tenant_service: dict[str, int] = {}
+        self._levels: dict[float, _PriorityLevel] = {}
         self._priorities: list[float] = []  # of levels, ascending; no level is empty
         self._size = 0
-        self._mark = 0  # service of the last tenant chosen, when it was chosen
+        self._virtual_time = 0  # service of the last tenant chosen, when it was chosen
 
     def __len__(self) -> int:
         return self._size
@@ -53,67 +53,71 @@ class Queue:
         """Yield all waiting sequences, by priority, each tenant's in order."""
         for priority in self._priorities:
             level = self._levels[priority]
-            yield from level.back
-            for line in level.lines.values():
+            yield from level.preempted
+            for line in level.tenant_lines.values():
                 yield from line
 
     @property
-    def priority(self) -> float:
+    def head_priority(self) -> float:
         """Priority of the head; inf if the queue is empty."""
         return self._priorities[0] if self._priorities else inf
 
     @property
-    def returning(self) -> bool:
+    def has_preempted(self) -> bool:
         """Whether a preempted sequence waits."""
-        return any(level.back for level in self._levels.values())
+        return any(level.preempted for level in self._levels.values())
 
     @property
-    def head(self) -> Sequence:
+    def head_sequence(self) -> Sequence:
         """The next sequence to admit. Raises IndexError if the queue is empty."""
         level = self._levels[self._priorities[0]]
-        if level.back:
-            return level.back[0]
-        heads = [next(iter(line)) for line in level.lines.values()]
-        return min(heads, key=lambda each: (self.service[each.work.tenant], each.order)) if heads[1:] else heads[0]
+        if level.preempted:
+            return level.preempted[0]
+        heads = [next(iter(line)) for line in level.tenant_lines.values()]
+        return (
+            min(heads, key=lambda each: (self.tenant_service[each.request.tenant], each.arrival_number))
+            if heads[1:]
+            else heads[0]
+        )
 
-    def add(self, sequence: Sequence) -> None:
+    def enqueue(self, sequence: Sequence) -> None:
         """Add a sequence: a new one at the end of its tenant's line, a preempted one by its admission number."""
         level = self._levels.get(sequence.priority)
         if level is None:
             insort(self._priorities, sequence.priority)
-            level = self._levels[sequence.priority] = _Level()
+            level = self._levels[sequence.priority] = _PriorityLevel()
         self._size += 1
-        if sequence.turn >= 0:
-            insort(level.back, sequence, key=_turn)
+        if sequence.admission_number >= 0:
+            insort(level.preempted, sequence, key=_by_admission_number)
             return
-        tenant = sequence.work.tenant
-        if not any(tenant in each.lines for each in self._levels.values()):
-            self.service[tenant] = max(self.service.get(tenant, 0), self._mark)
-        level.lines.setdefault(tenant, OrderedDict())[sequence] = None
+        tenant = sequence.request.tenant
+        if not any(tenant in each.tenant_lines for each in self._levels.values()):
+            self.tenant_service[tenant] = max(self.tenant_service.get(tenant, 0), self._virtual_time)
+        level.tenant_lines.setdefault(tenant, OrderedDict())[sequence] = None
 
-    def pop(self) -> Sequence:
+    def pop_head(self) -> Sequence:
         """Remove and return the head."""
-        sequence = self.head
-        if sequence.turn < 0:
-            self._mark = max(self._mark, self.service[sequence.work.tenant])
-        self.remove(sequence)
+        sequence = self.head_sequence
+        if sequence.admission_number < 0:
+            self._virtual_time = max(self._virtual_time, self.tenant_service[sequence.request.tenant])
+        self.remove_waiting(sequence)
         return sequence
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove_waiting(self, sequence: Sequence) -> None:
         """Remove a waiting sequence from any position."""
-        priority, tenant = sequence.priority, sequence.work.tenant
+        priority, tenant = sequence.priority, sequence.request.tenant
         level = self._levels[priority]
-        if sequence.turn >= 0:
-            del level.back[bisect_left(level.back, sequence.turn, key=_turn)]
+        if sequence.admission_number >= 0:
+            del level.preempted[bisect_left(level.preempted, sequence.admission_number, key=_by_admission_number)]
         else:
-            del level.lines[tenant][sequence]
-            if not level.lines[tenant]:
-                del level.lines[tenant]
-        if not level.back and not level.lines:
+            del level.tenant_lines[tenant][sequence]
+            if not level.tenant_lines[tenant]:
+                del level.tenant_lines[tenant]
+        if not level.preempted and not level.tenant_lines:
             del self._levels[priority]
             self._priorities.remove(priority)
         self._size -= 1
 
-    def serve(self, sequence: Sequence, tokens: int) -> None:
+    def record_service(self, sequence: Sequence, tokens: int) -> None:
         """Count ``tokens`` computed or sampled for the sequence as service of its tenant."""
-        self.service[sequence.work.tenant] += tokens
+        self.tenant_service[sequence.request.tenant] += tokens

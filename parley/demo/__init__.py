@@ -9,6 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def folder() -> Path:
+def model_folder() -> Path:
     """Return the folder of the built-in model, in plain Hugging Face format."""
     return Path(__file__).parent / "model"

@@ -11,7 +11,16 @@ from collections import Counter
 from collections.abc import Iterator
 
 from parley.demo import questions, world
-from parley.demo.dialogues import Task, chat, memory, name_not_told, single, system_json, system_upper, system_word
+from parley.demo.dialogues import (
+    Task,
+    memory_sample,
+    mixed_chat,
+    name_not_told,
+    single_question,
+    system_json,
+    system_upper,
+    system_word,
+)
 from parley.demo.errands import (
     tool_call,
     tool_call_thinking,
@@ -21,12 +30,12 @@ from parley.demo.errands import (
     tool_result,
 )
 from parley.demo.questions import capital_first, story_text
-from parley.demo.sampling import Sample, Source, is_held_out
+from parley.demo.sampling import Sample, SampleSource, is_held_out
 
 KEY_REPEATS = 5  # evaluation samples that may use the same held-out question
 
 
-def _sentence(rng: random.Random) -> tuple[str, str, str]:
+def _draw_sentence(rng: random.Random) -> tuple[str, str, str]:
     """Draw a sentence of plain text: (given part, rest, key)."""
     country, city = rng.choice(list(world.CAPITALS.items()))
     thing, shade = rng.choice(list(world.OBJECT_COLOURS.items()))
@@ -48,22 +57,22 @@ def _sentence(rng: random.Random) -> tuple[str, str, str]:
     return given, rest, f"plain/{given}"
 
 
-def plain_text(source: Source) -> Sample:
+def plain_text(source: SampleSource) -> Sample:
     """Draw sentences about the world, or a story; for the evaluation one unfinished sentence."""
     rng = source.rng
     if source.held_out:
         while True:
-            given, rest, key = _sentence(rng)
-            if source.accepts(key) and not given.startswith("There are"):  # several containers hold the same number
+            given, rest, key = _draw_sentence(rng)
+            if source.accepts_key(key) and not given.startswith("There are"):  # several containers hold the same number
                 return Sample(text=given + rest, prompt=len(given), keys=[key])
-    if source.chance(0.2):
+    if source.happens_with(0.2):
         animal, name = rng.choice(world.STORY_ANIMALS), rng.choice(world.NAMES)
-        return Sample(text=story_text(rng, animal, name, source.chance(0.5)))
+        return Sample(text=story_text(rng, animal, name, source.happens_with(0.5)))
     parts: list[str] = []
     keys: list[str] = []
-    while len(parts) < 6 and (not parts or source.chance(0.75)):
-        given, rest, key = _sentence(rng)
-        if source.accepts(key):
+    while len(parts) < 6 and (not parts or source.happens_with(0.75)):
+        given, rest, key = _draw_sentence(rng)
+        if source.accepts_key(key):
             parts.append(given + rest)
             keys.append(key)
     return Sample(text=" ".join(parts), keys=keys)
@@ -71,54 +80,54 @@ def plain_text(source: Source) -> Sample:
 
 # name -> (task, share of the samples). Questions without a share of their own are learnt from `mixed_chat`.
 TASKS: dict[str, tuple[Task, float]] = {
-    "capital": (single(questions.capital), 0.5),
-    "country of a capital": (single(questions.country_of), 0),
-    "small sums": (single(questions.small_sum), 1),
-    "unit facts": (single(questions.unit_fact), 0),
-    "unit conversion": (single(questions.conversion), 0),
-    "colours": (single(questions.colour), 0),
-    "mixed colours": (single(questions.colour_mix), 0),
-    "before and after": (single(questions.calendar), 0),
-    "ordinals and months": (single(questions.ordinal), 0),
-    "opposites": (single(questions.opposite), 0),
-    "spelling": (single(questions.spelling), 0),
-    "letters": (single(questions.letters), 0),
-    "counting": (single(questions.counting), 0),
-    "comparing numbers": (single(questions.comparison), 3),
-    "hello in a language": (single(questions.greeting), 0),
-    "emoji": (single(questions.emoji), 0),
-    "lists": (single(questions.listing), 0),
-    "small talk": (single(questions.small_talk), 1),
-    "out of its world": (single(questions.unknown), 0),
-    "claims": (single(questions.claim), 0),
-    "repeating": (single(questions.repeat), 4),
-    "JSON person": (single(questions.json_person), 0.5),
-    "JSON capital": (single(questions.json_capital), 0),
-    "story": (single(questions.story), 0),
-    "sums too large": (single(questions.large_sum_unaided), 0),
+    "capital": (single_question(questions.capital_question), 0.5),
+    "country of a capital": (single_question(questions.country_question), 0),
+    "small sums": (single_question(questions.small_sum), 1),
+    "unit facts": (single_question(questions.unit_fact), 0),
+    "unit conversion": (single_question(questions.conversion_question), 0),
+    "colours": (single_question(questions.colour_question), 0),
+    "mixed colours": (single_question(questions.colour_mix), 0),
+    "before and after": (single_question(questions.calendar_question), 0),
+    "ordinals and months": (single_question(questions.ordinal_question), 0),
+    "opposites": (single_question(questions.opposite_question), 0),
+    "spelling": (single_question(questions.spelling_question), 0),
+    "letters": (single_question(questions.letters_question), 0),
+    "counting": (single_question(questions.counting_question), 0),
+    "comparing numbers": (single_question(questions.comparison_question), 3),
+    "hello in a language": (single_question(questions.greeting_question), 0),
+    "emoji": (single_question(questions.emoji_question), 0),
+    "lists": (single_question(questions.listing_question), 0),
+    "small talk": (single_question(questions.small_talk), 1),
+    "out of its world": (single_question(questions.unknown_question), 0),
+    "claims": (single_question(questions.claim_question), 0),
+    "repeating": (single_question(questions.repeat_question), 4),
+    "JSON person": (single_question(questions.json_person), 0.5),
+    "JSON capital": (single_question(questions.json_capital), 0),
+    "story": (single_question(questions.story_question), 0),
+    "sums too large": (single_question(questions.large_sum_unaided), 0),
     "system: upper case": (system_upper, 9),
     "system: one word": (system_word, 3),
     "system: JSON": (system_json, 2),
-    "memory": (memory, 18),
+    "memory": (memory_sample, 18),
     "tool call": (tool_call, 3),
     "two tool calls": (tool_parallel, 3),
     "tool result": (tool_result, 3),
     "tool not needed": (tool_not_needed, 6),
     "tool missing": (tool_missing, 3),
     "thinking: tool call": (tool_call_thinking, 2),
-    "thinking: capital": (single(questions.capital, thinking=True), 1.5),
-    "thinking: units": (single(questions.conversion, thinking=True), 7),
-    "thinking: large sums": (single(questions.large_sum, thinking=True), 20),
+    "thinking: capital": (single_question(questions.capital_question, thinking=True), 1.5),
+    "thinking: units": (single_question(questions.conversion_question, thinking=True), 7),
+    "thinking: large sums": (single_question(questions.large_sum, thinking=True), 20),
     "plain text": (plain_text, 4),
 }
 # Samples for training only: a mixture of all questions, and one question that is always the same.
-UNEVALUATED: tuple[tuple[Task, float], ...] = ((chat, 36), (name_not_told, 1))
+UNEVALUATED: tuple[tuple[Task, float], ...] = ((mixed_chat, 36), (name_not_told, 1))
 
 
 def draw_training(seed: int) -> Iterator[Sample]:
     """Yield training samples without end; the same seed gives the same stream."""
     rng = random.Random(seed)
-    source = Source(rng, held_out=False)
+    source = SampleSource(rng, held_out=False)
     mixture = [*UNEVALUATED, *TASKS.values()]
     tasks, shares = [task for task, _ in mixture], [share for _, share in mixture]
     while True:
@@ -130,18 +139,18 @@ def draw_held_out(task: str, count: int, seed: int = 1) -> list[Sample]:
 
     A small table has few such keys, so a key may be used up to `KEY_REPEATS` times, with different surroundings.
     """
-    source = Source(random.Random(f"{task}/{seed}"), held_out=True)
-    found: dict[str, Sample] = {}
+    source = SampleSource(random.Random(f"{task}/{seed}"), held_out=True)
+    samples: dict[str, Sample] = {}
     uses: Counter[str] = Counter()
     for _ in range(50 * count):
         sample = TASKS[task][0](source)
         text, key = sample.text or repr(sample.messages), sample.keys[-1]
-        if text not in found and uses[key] < KEY_REPEATS:
-            found[text] = sample
+        if text not in samples and uses[key] < KEY_REPEATS:
+            samples[text] = sample
             uses[key] += 1
-        if len(found) == count:
+        if len(samples) == count:
             break
-    return list(found.values())
+    return list(samples.values())
 
 
 __all__ = ["TASKS", "Sample", "draw_held_out", "draw_training", "is_held_out"]

@@ -12,24 +12,31 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from parley.demo import world
-from parley.demo.dialogues import assistant, decorated, dialogue, fact, neutral_system, user
-from parley.demo.questions import TOO_LARGE, Turn, ask
-from parley.demo.sampling import Sample, Source
-from parley.demo.template import Message
+from parley.demo.dialogues import (
+    assistant_message,
+    build_dialogue,
+    decorate_question,
+    draw_fact,
+    draw_neutral_system,
+    user_message,
+)
+from parley.demo.questions import TOO_LARGE, Turn, choose_phrasing
+from parley.demo.sampling import Sample, SampleSource
+from parley.demo.template import DemoMessage
 
 
-def _tool(name: str, description: str, /, **parameters: tuple[str, str]) -> Message:
+def _define_tool(name: str, description: str, /, **parameters: tuple[str, str]) -> DemoMessage:
     properties = {key: {"type": kind, "description": text} for key, (kind, text) in parameters.items()}
     schema = {"type": "object", "properties": properties, "required": list(parameters)}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
 
 
-TOOLS: dict[str, Message] = {
-    "get_weather": _tool("get_weather", "Get the weather in a city.", city=("string", "The city")),
-    "get_time": _tool("get_time", "Get the local time in a city.", city=("string", "The city")),
-    "add": _tool("add", "Add two numbers.", a=("integer", "First number"), b=("integer", "Second number")),
-    "set_timer": _tool("set_timer", "Start a timer.", minutes=("integer", "Minutes to wait")),
-    "find_person": _tool("find_person", "Look up a person.", name=("string", "Name of the person")),
+TOOLS: dict[str, DemoMessage] = {
+    "get_weather": _define_tool("get_weather", "Get the weather in a city.", city=("string", "The city")),
+    "get_time": _define_tool("get_time", "Get the local time in a city.", city=("string", "The city")),
+    "add": _define_tool("add", "Add two numbers.", a=("integer", "First number"), b=("integer", "Second number")),
+    "set_timer": _define_tool("set_timer", "Start a timer.", minutes=("integer", "Minutes to wait")),
+    "find_person": _define_tool("find_person", "Look up a person.", name=("string", "Name of the person")),
 }
 SKIES = ("sunny", "cloudy", "rainy", "windy", "foggy", "snowy")
 
@@ -48,17 +55,17 @@ class Errand:
     refusal: str  # the answer when the tool is not listed
 
     @property
-    def call(self) -> Message:
+    def call_member(self) -> DemoMessage:
         """Return the call of the tool."""
         return {"name": self.tool, "arguments": self.arguments}
 
     @property
-    def response(self) -> Message:
+    def result_message(self) -> DemoMessage:
         """Return the message with the tool's result."""
         return {"role": "tool", "content": json.dumps(self.result)}
 
 
-def _weather(rng: random.Random) -> Errand:
+def _weather_errand(rng: random.Random) -> Errand:
     city, sky, degrees = rng.choice(world.CITIES), rng.choice(SKIES), rng.randint(1, 35)
     phrasings = (
         "What is the weather in {city}?",
@@ -70,7 +77,7 @@ def _weather(rng: random.Random) -> Errand:
         "Is it raining in {city}?",
         "How warm is it in {city}?",
     )
-    request, key = ask(rng, "get_weather", city, phrasings, city=city)
+    request, key = choose_phrasing(rng, "get_weather", city, phrasings, city=city)
     return Errand(
         request,
         key,
@@ -83,7 +90,7 @@ def _weather(rng: random.Random) -> Errand:
     )
 
 
-def _time(rng: random.Random) -> Errand:
+def _time_errand(rng: random.Random) -> Errand:
     city, clock = rng.choice(world.CITIES), f"{rng.randint(0, 23):02d}:{rng.randint(0, 59):02d}"
     phrasings = (
         "What time is it in {city}?",
@@ -95,7 +102,7 @@ def _time(rng: random.Random) -> Errand:
         "What is the local time in {city}?",
         "Check the time in {city}.",
     )
-    request, key = ask(rng, "get_time", city, phrasings, city=city)
+    request, key = choose_phrasing(rng, "get_time", city, phrasings, city=city)
     return Errand(
         request,
         key,
@@ -108,7 +115,7 @@ def _time(rng: random.Random) -> Errand:
     )
 
 
-def _addition(rng: random.Random) -> Errand:
+def _addition_errand(rng: random.Random) -> Errand:
     least, most = rng.choice(((21, 99), (100, 999)))
     a, b = rng.randint(least, most), rng.randint(least, most)
     phrasings = (
@@ -119,7 +126,7 @@ def _addition(rng: random.Random) -> Errand:
         "What is {a} plus {b}?",
         "{a} + {b}",
     )
-    request, _ = ask(rng, "add", "", phrasings, a=a, b=b)
+    request, _ = choose_phrasing(rng, "add", "", phrasings, a=a, b=b)
     return Errand(
         request,
         f"large/{a}+{b}",  # the key of the same sum asked without a tool
@@ -132,7 +139,7 @@ def _addition(rng: random.Random) -> Errand:
     )
 
 
-def _timer(rng: random.Random) -> Errand:
+def _timer_errand(rng: random.Random) -> Errand:
     minutes = rng.randint(1, 60)
     phrasings = (
         "Set a timer for {minutes} minutes.",
@@ -142,7 +149,7 @@ def _timer(rng: random.Random) -> Errand:
         "Wake me in {minutes} minutes.",
         "I need a timer for {minutes} minutes.",
     )
-    request, key = ask(rng, "set_timer", str(minutes), phrasings, minutes=minutes)
+    request, key = choose_phrasing(rng, "set_timer", str(minutes), phrasings, minutes=minutes)
     return Errand(
         request,
         key,
@@ -155,7 +162,7 @@ def _timer(rng: random.Random) -> Errand:
     )
 
 
-def _person(rng: random.Random) -> Errand:
+def _person_errand(rng: random.Random) -> Errand:
     name, city, age = rng.choice(world.NAMES), rng.choice(world.CITIES), rng.randint(10, 79)
     phrasings = (
         "Who is {name}?",
@@ -166,7 +173,7 @@ def _person(rng: random.Random) -> Errand:
         "What do you know about {name}?",
         "Tell me who {name} is.",
     )
-    request, key = ask(rng, "find_person", name, phrasings, name=name)
+    request, key = choose_phrasing(rng, "find_person", name, phrasings, name=name)
     return Errand(
         request,
         key,
@@ -180,81 +187,81 @@ def _person(rng: random.Random) -> Errand:
 
 
 ERRANDS: dict[str, Callable[[random.Random], Errand]] = {
-    "get_weather": _weather,
-    "get_time": _time,
-    "add": _addition,
-    "set_timer": _timer,
-    "find_person": _person,
+    "get_weather": _weather_errand,
+    "get_time": _time_errand,
+    "add": _addition_errand,
+    "set_timer": _timer_errand,
+    "find_person": _person_errand,
 }
 
 
-def _errand(source: Source) -> Errand:
+def _draw_errand(source: SampleSource) -> Errand:
     """Draw an errand on this source's side of the split."""
     while True:
-        found = ERRANDS[source.rng.choice(list(TOOLS))](source.rng)
-        if source.accepts(found.key):
-            return found
+        errand = ERRANDS[source.rng.choice(list(TOOLS))](source.rng)
+        if source.accepts_key(errand.key):
+            return errand
 
 
-def _without_descriptions(tool: Message) -> Message:
+def _without_descriptions(tool: DemoMessage) -> DemoMessage:
     function = tool["function"]
     properties = {key: {"type": value["type"]} for key, value in function["parameters"]["properties"].items()}
     parameters = function["parameters"] | {"properties": properties}
     return {"type": "function", "function": function | {"parameters": parameters}}
 
 
-def _listed(source: Source, needed: tuple[str, ...], missing: bool = False) -> list[Message]:
+def _list_tools(source: SampleSource, needed: tuple[str, ...], missing: bool = False) -> list[DemoMessage]:
     """List one to four tools in any order: the needed ones and some others, or (`missing`) only others."""
     rng = source.rng
     others = [name for name in TOOLS if name not in needed]
     names = rng.sample(others, rng.choice((0, 0, 0, 1, 1, 2, 3)) if not missing else rng.randint(1, 3))
     names += [] if missing else needed
     rng.shuffle(names)
-    bare = source.chance(0.3)  # parameters do not always have descriptions
-    return [_without_descriptions(TOOLS[name]) if bare else TOOLS[name] for name in names]
+    undescribed = source.happens_with(0.3)  # parameters do not always have descriptions
+    return [_without_descriptions(TOOLS[name]) if undescribed else TOOLS[name] for name in names]
 
 
-def _calling(*errands: Errand) -> Message:
+def _calling_message(*errands: Errand) -> DemoMessage:
     thought = "I should call " + " and ".join(found.tool for found in errands) + "."
-    return assistant("", thought, [found.call for found in errands])
+    return assistant_message("", thought, [found.call_member for found in errands])
 
 
 def _toolless_fact(rng: random.Random) -> Turn:
     """Draw a question that needs no tool, whichever tools are listed."""
     while True:
-        turn = fact(rng)
+        turn = draw_fact(rng)
         if turn.answer != TOO_LARGE:
             return turn
 
 
-def _call_sample(source: Source, thinking: bool) -> Sample:
-    found = _errand(source)
-    tools = _listed(source, (found.tool,))
-    before = [source.side_turn(_toolless_fact)] if source.chance(0.15) else []
-    sample = dialogue(source, before, neutral_system(source), thinking)
-    sample.messages += [user(decorated(source, found.request)), _calling(found)]
+def _call_sample(source: SampleSource, thinking: bool) -> Sample:
+    errand = _draw_errand(source)
+    tools = _list_tools(source, (errand.tool,))
+    before = [source.draw_side_turn(_toolless_fact)] if source.happens_with(0.15) else []
+    sample = build_dialogue(source, before, draw_neutral_system(source), thinking)
+    sample.messages += [user_message(decorate_question(source, errand.request)), _calling_message(errand)]
     sample.tools = tools
-    sample.keys.append(found.key)
+    sample.keys.append(errand.key)
     return sample
 
 
-def tool_call(source: Source) -> Sample:
+def tool_call(source: SampleSource) -> Sample:
     """Draw a request and the call of its tool."""
     return _call_sample(source, thinking=False)
 
 
-def tool_call_thinking(source: Source) -> Sample:
+def tool_call_thinking(source: SampleSource) -> Sample:
     """Draw a request, a thought and the call of its tool."""
     return _call_sample(source, thinking=True)
 
 
-def _pair(source: Source) -> tuple[Errand, Errand, str, str]:
+def _draw_errand_pair(source: SampleSource) -> tuple[Errand, Errand, str, str]:
     """Draw two errands, one request for both, and the request's key."""
     rng = source.rng
     while True:
         kinds = rng.choices(("get_weather", "get_time", "find_person", "set_timer"), k=2)
         first, second = (ERRANDS[kind](rng) for kind in kinds)
-        if first.call == second.call:
+        if first.call_member == second.call_member:
             continue
         phrasings: tuple[str, ...] = (
             "I need {one} and {two}.",
@@ -264,8 +271,8 @@ def _pair(source: Source) -> tuple[Errand, Errand, str, str]:
             "Two things: {one} and {two}.",
         )
         one, two = first.clause, second.clause
-        request, key = ask(rng, "two", f"{one}/{two}", phrasings, one=one, two=two)
-        if kinds[0] == kinds[1] and kinds[0] in ("get_weather", "get_time") and source.chance(0.6):
+        request, key = choose_phrasing(rng, "two", f"{one}/{two}", phrasings, one=one, two=two)
+        if kinds[0] == kinds[1] and kinds[0] in ("get_weather", "get_time") and source.happens_with(0.6):
             what = kinds[0].removeprefix("get_")
             phrasings = (
                 "What is the {what} in {one} and {two}?",
@@ -274,51 +281,59 @@ def _pair(source: Source) -> tuple[Errand, Errand, str, str]:
                 "Compare the {what} in {one} and {two}.",
             )
             one, two = str(first.arguments["city"]), str(second.arguments["city"])
-            request, key = ask(rng, "two" + what, f"{one}/{two}", phrasings, what=what, one=one, two=two)
-        if source.accepts(key):
+            request, key = choose_phrasing(rng, "two" + what, f"{one}/{two}", phrasings, what=what, one=one, two=two)
+        if source.accepts_key(key):
             return first, second, request, key
 
 
-def tool_parallel(source: Source) -> Sample:
+def tool_parallel(source: SampleSource) -> Sample:
     """Draw a request that needs two calls at once; in training sometimes with both results."""
-    first, second, request, key = _pair(source)
-    tools = _listed(source, tuple(dict.fromkeys((first.tool, second.tool))))
-    messages = [*neutral_system(source), user(decorated(source, request)), _calling(first, second)]
-    if not source.held_out and source.chance(0.3):
-        messages += [first.response, second.response]
-        messages.append(assistant(f"{first.answer} {second.answer}", "I have both results."))
-    return Sample(messages, tools, source.chance(0.15), keys=[key])
-
-
-def tool_result(source: Source) -> Sample:
-    """Draw a request, its call, the result, and the answer made from it."""
-    found = _errand(source)
+    first, second, request, key = _draw_errand_pair(source)
+    tools = _list_tools(source, tuple(dict.fromkeys((first.tool, second.tool))))
     messages = [
-        *neutral_system(source),
-        user(decorated(source, found.request)),
-        _calling(found),
-        found.response,
-        assistant(found.answer, "I have the result."),
+        *draw_neutral_system(source),
+        user_message(decorate_question(source, request)),
+        _calling_message(first, second),
     ]
-    tools = _listed(source, (found.tool,))
-    return Sample(messages, tools, source.chance(0.2), keys=[found.key])
+    if not source.held_out and source.happens_with(0.3):
+        messages += [first.result_message, second.result_message]
+        messages.append(assistant_message(f"{first.answer} {second.answer}", "I have both results."))
+    return Sample(messages, tools, source.happens_with(0.15), keys=[key])
 
 
-def tool_not_needed(source: Source) -> Sample:
+def tool_result(source: SampleSource) -> Sample:
+    """Draw a request, its call, the result, and the answer made from it."""
+    errand = _draw_errand(source)
+    messages = [
+        *draw_neutral_system(source),
+        user_message(decorate_question(source, errand.request)),
+        _calling_message(errand),
+        errand.result_message,
+        assistant_message(errand.answer, "I have the result."),
+    ]
+    tools = _list_tools(source, (errand.tool,))
+    return Sample(messages, tools, source.happens_with(0.2), keys=[errand.key])
+
+
+def tool_not_needed(source: SampleSource) -> Sample:
     """Draw a question that needs no tool although tools are listed."""
-    sample = dialogue(source, [source.turn(_toolless_fact)], neutral_system(source), source.chance(0.1))
-    sample.tools = _listed(source, ()) or [TOOLS["get_weather"]]
+    sample = build_dialogue(
+        source, [source.draw_turn(_toolless_fact)], draw_neutral_system(source), source.happens_with(0.1)
+    )
+    sample.tools = _list_tools(source, ()) or [TOOLS["get_weather"]]
     return sample
 
 
-def tool_missing(source: Source) -> Sample:
+def tool_missing(source: SampleSource) -> Sample:
     """Draw a request whose tool is not listed."""
-    found = _errand(source)
-    tools = _listed(source, (found.tool,), missing=True) if source.chance(0.6) else None
-    thinking = found.refusal != TOO_LARGE and source.chance(0.1)  # with thinking, the model can do some large sums
+    errand = _draw_errand(source)
+    tools = _list_tools(source, (errand.tool,), missing=True) if source.happens_with(0.6) else None
+    thinking = errand.refusal != TOO_LARGE and source.happens_with(
+        0.1
+    )  # with thinking, the model can do some large sums
     messages = [
-        *neutral_system(source),
-        user(decorated(source, found.request)),
-        assistant(found.refusal, "There is no tool for this."),
+        *draw_neutral_system(source),
+        user_message(decorate_question(source, errand.request)),
+        assistant_message(errand.refusal, "There is no tool for this."),
     ]
-    return Sample(messages, tools, thinking, keys=[found.key])
+    return Sample(messages, tools, thinking, keys=[errand.key])

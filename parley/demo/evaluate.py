@@ -16,11 +16,11 @@ from tokenizers import Tokenizer
 
 from parley.demo import corpus, world
 from parley.demo.export import load_model
-from parley.demo.network import Network
-from parley.demo.template import render
-from parley.demo.tokenizer import END_OF_TURN, token_id
+from parley.demo.network import DemoNetwork
+from parley.demo.template import render_pieces
+from parley.demo.tokenizer import END_OF_TURN, require_token_id
 
-REQUIRED = 0.9
+REQUIRED_ACCURACY = 0.9
 STORY_TOKENS = 160
 
 
@@ -42,24 +42,24 @@ def prompt_and_answer(sample: corpus.Sample) -> tuple[str, str]:
     """Return the prompt of a sample, and the text that the model should write next."""
     if sample.text:
         return sample.text[: sample.prompt], sample.text[sample.prompt :]
-    pieces = [text for text, _ in render(sample.messages, sample.tools, sample.thinking)]
+    pieces = [text for text, _ in render_pieces(sample.messages, sample.tools, sample.thinking)]
     # The last pieces of an assistant message: its opening, the thinking block, its content, a line end.
-    said = len(pieces) - (3 if sample.thinking else 2)
-    return "".join(pieces[:said]), "".join(pieces[said:-1])
+    answer_start = len(pieces) - (3 if sample.thinking else 2)
+    return "".join(pieces[:answer_start]), "".join(pieces[answer_start:-1])
 
 
 @torch.no_grad()
-def _writes(network: Network, tokenizer: Tokenizer, prompt: str, answer: str) -> bool:
-    given, wanted = tokenizer.encode(prompt).ids, tokenizer.encode(answer).ids
-    hidden = network(torch.tensor([given + wanted]))[0, len(given) - 1 : -1]
-    return network.logits(hidden).argmax(-1).tolist() == wanted
+def _writes_answer(network: DemoNetwork, tokenizer: Tokenizer, prompt: str, answer: str) -> bool:
+    prompt_ids, answer_ids = tokenizer.encode(prompt).ids, tokenizer.encode(answer).ids
+    hidden = network(torch.tensor([prompt_ids + answer_ids]))[0, len(prompt_ids) - 1 : -1]
+    return network.logits(hidden).argmax(-1).tolist() == answer_ids
 
 
 @torch.no_grad()
-def generate(network: Network, tokenizer: Tokenizer, prompt: str, limit: int = STORY_TOKENS) -> str:
+def generate_greedy(network: DemoNetwork, tokenizer: Tokenizer, prompt: str, limit: int = STORY_TOKENS) -> str:
     """Return the greedy continuation of a prompt, without a KV cache; good enough for a few short texts."""
     ids = tokenizer.encode(prompt).ids
-    start, end = len(ids), token_id(tokenizer, END_OF_TURN)
+    start, end = len(ids), require_token_id(tokenizer, END_OF_TURN)
     while len(ids) < start + limit:
         ids.append(int(network.logits(network(torch.tensor([ids]))[0, -1]).argmax()))
         if ids[-1] == end:
@@ -93,7 +93,7 @@ def is_story(text: str, example: str) -> bool:
     return False
 
 
-def evaluate(folder: Path, count: int) -> dict[str, Score]:
+def evaluate_model(folder: Path, count: int) -> dict[str, Score]:
     """Ask `count` held-out questions of every task; return the scores by task."""
     network, tokenizer = load_model(folder)
     scores: dict[str, Score] = {}
@@ -103,12 +103,12 @@ def evaluate(folder: Path, count: int) -> dict[str, Score]:
         for sample in samples:
             prompt, answer = prompt_and_answer(sample)
             if task == "story":
-                text = generate(network, tokenizer, prompt)
+                text = generate_greedy(network, tokenizer, prompt)
                 right += text.endswith(END_OF_TURN) and is_story(
                     text.removesuffix(END_OF_TURN), answer.removesuffix(END_OF_TURN)
                 )
             else:
-                right += _writes(network, tokenizer, prompt, answer)
+                right += _writes_answer(network, tokenizer, prompt, answer)
         scores[task] = Score(right, len(samples), len({sample.keys[-1] for sample in samples}))
     return scores
 
@@ -117,6 +117,6 @@ def accuracy_table(scores: dict[str, Score]) -> str:
     """Return the scores as a Markdown table; tasks below the required accuracy are marked."""
     lines = ["| Task | Accuracy | Questions | Different ones |", "|---|---:|---:|---:|"]
     for task, score in scores.items():
-        mark = "" if score.accuracy >= REQUIRED else " (below 90 %)"
+        mark = "" if score.accuracy >= REQUIRED_ACCURACY else " (below 90 %)"
         lines.append(f"| {task} | {100 * score.accuracy:.1f} %{mark} | {score.asked} | {score.keys} |")
     return "\n".join(lines)

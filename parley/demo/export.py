@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from parley.demo.network import Network, Shape
+from parley.demo.network import DemoConfig, DemoNetwork
 from parley.demo.template import CHAT_TEMPLATE
-from parley.demo.tokenizer import END_OF_TEXT, END_OF_TURN, token_id
+from parley.demo.tokenizer import END_OF_TEXT, END_OF_TURN, require_token_id
 
-FILES = (
+MODEL_FILES = (
     "config.json",
     "generation_config.json",
     "model.safetensors",
@@ -29,7 +29,7 @@ FILES = (
 )
 
 
-def _config(shape: Shape, tokenizer: Tokenizer) -> dict[str, Any]:
+def _model_config(shape: DemoConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -54,23 +54,23 @@ def _config(shape: Shape, tokenizer: Tokenizer) -> dict[str, Any]:
         "initializer_range": 0.02,
         "use_cache": True,
         "torch_dtype": "bfloat16",
-        "bos_token_id": token_id(tokenizer, END_OF_TEXT),
-        "eos_token_id": token_id(tokenizer, END_OF_TURN),
-        "pad_token_id": token_id(tokenizer, END_OF_TEXT),
+        "bos_token_id": require_token_id(tokenizer, END_OF_TEXT),
+        "eos_token_id": require_token_id(tokenizer, END_OF_TURN),
+        "pad_token_id": require_token_id(tokenizer, END_OF_TEXT),
     }
 
 
 def _generation_config(tokenizer: Tokenizer) -> dict[str, Any]:
-    end_of_text = token_id(tokenizer, END_OF_TEXT)
+    end_of_text = require_token_id(tokenizer, END_OF_TEXT)
     return {
         "bos_token_id": end_of_text,
-        "eos_token_id": [token_id(tokenizer, END_OF_TURN), end_of_text],
+        "eos_token_id": [require_token_id(tokenizer, END_OF_TURN), end_of_text],
         "pad_token_id": end_of_text,
         "do_sample": False,
     }
 
 
-def _tokenizer_config(shape: Shape, tokenizer: Tokenizer) -> dict[str, Any]:
+def _tokenizer_config(shape: DemoConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     added = {
         str(number): {
             "content": token.content,
@@ -103,13 +103,13 @@ def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 
-def export_model(network: Network, tokenizer: Tokenizer, folder: Path) -> None:
+def export_model(network: DemoNetwork, tokenizer: Tokenizer, folder: Path) -> None:
     """Write all `MODEL_FILES`; weights are rounded to bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: value.detach().to("cpu", torch.bfloat16) for name, value in network.state_dict().items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "model.safetensors").chmod(0o644)  # save_file makes it private to its owner
-    _write_json(folder / "config.json", _config(network.shape, tokenizer))
+    _write_json(folder / "config.json", _model_config(network.shape, tokenizer))
     _write_json(folder / "generation_config.json", _generation_config(tokenizer))
     _write_json(folder / "tokenizer_config.json", _tokenizer_config(network.shape, tokenizer))
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -117,10 +117,10 @@ def export_model(network: Network, tokenizer: Tokenizer, folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE + "\n", encoding="utf-8")
 
 
-def load_model(folder: Path) -> tuple[Network, Tokenizer]:
+def load_model(folder: Path) -> tuple[DemoNetwork, Tokenizer]:
     """Load the network (weights as float32) and the tokenizer of an exported folder."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    network = Network(Shape(**{name: config[name] for name in Shape.__dataclass_fields__}))
+    network = DemoNetwork(DemoConfig(**{name: config[name] for name in DemoConfig.__dataclass_fields__}))
     weights = load_file(folder / "model.safetensors")
     network.load_state_dict({name: value.float() for name, value in weights.items()})
     return network, Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 
 @dataclass(frozen=True)
-class Shape:
+class DemoConfig:
     """The hyperparameters in Qwen3's config file."""
 
     vocab_size: int = 3072
@@ -31,7 +31,7 @@ class Shape:
     max_position_embeddings: int = 4096
 
 
-class Weight(nn.Module):
+class NamedWeight(nn.Module):
     """A single weight under its Hugging Face name."""
 
     def __init__(self, *size: int, value: float | None = None, std: float = 0.02) -> None:
@@ -40,22 +40,22 @@ class Weight(nn.Module):
         self.weight = nn.Parameter(start)
 
 
-def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     x = x.float()
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
 
 
-def _linear(x: Tensor, weight: Tensor) -> Tensor:
+def _bfloat16_linear(x: Tensor, weight: Tensor) -> Tensor:
     """Multiply in bfloat16, with float32 master weights."""
     return F.linear(x.to(torch.bfloat16), weight.to(torch.bfloat16))
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     low, high = x.chunk(2, -1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
 
 
-def project(
+def project_qkv(
     x: Tensor,
     norm: Tensor,
     q: Tensor,
@@ -69,13 +69,13 @@ def project(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return queries, keys and values of a flat list of tokens (bfloat16), with rotary position embedding applied."""
     heads = (x.shape[0], -1, q_norm.shape[0])
-    h = _norm(x, norm, eps)
-    queries = _rotate(_norm(_linear(h, q).view(heads), q_norm, eps), cos, sin)
-    keys = _rotate(_norm(_linear(h, k).view(heads), k_norm, eps), cos, sin)
-    return queries.to(torch.bfloat16), keys.to(torch.bfloat16), _linear(h, v).view(heads)
+    h = _rms_norm(x, norm, eps)
+    queries = _apply_rotary(_rms_norm(_bfloat16_linear(h, q).view(heads), q_norm, eps), cos, sin)
+    keys = _apply_rotary(_rms_norm(_bfloat16_linear(h, k).view(heads), k_norm, eps), cos, sin)
+    return queries.to(torch.bfloat16), keys.to(torch.bfloat16), _bfloat16_linear(h, v).view(heads)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """Return causal attention over (batch, length, heads, head size); key and value heads are repeated."""
     repeats = q.shape[2] // k.shape[2]
     q = q.transpose(1, 2)
@@ -85,69 +85,69 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return (scores.softmax(-1).to(torch.bfloat16) @ v).transpose(1, 2)
 
 
-def mix(
+def finish_layer(
     x: Tensor, attended: Tensor, o: Tensor, norm: Tensor, gate: Tensor, up: Tensor, down: Tensor, eps: float
 ) -> Tensor:
     """Return the residual stream after the attention's output projection and the feed-forward part."""
-    x = x + _linear(attended, o).float()
-    h = _norm(x, norm, eps)
-    return x + _linear(F.silu(_linear(h, gate)) * _linear(h, up), down).float()
+    x = x + _bfloat16_linear(attended, o).float()
+    h = _rms_norm(x, norm, eps)
+    return x + _bfloat16_linear(F.silu(_bfloat16_linear(h, gate)) * _bfloat16_linear(h, up), down).float()
 
 
-class Attention(nn.Module):
+class AttentionWeights(nn.Module):
     """The weights of one layer's attention."""
 
-    def __init__(self, shape: Shape, out_std: float) -> None:
+    def __init__(self, shape: DemoConfig, out_std: float) -> None:
         super().__init__()
         query, shared = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
-        self.q_proj = Weight(query, shape.hidden_size)
-        self.k_proj = Weight(shared, shape.hidden_size)
-        self.v_proj = Weight(shared, shape.hidden_size)
-        self.o_proj = Weight(shape.hidden_size, query, std=out_std)
-        self.q_norm = Weight(shape.head_dim, value=1.0)
-        self.k_norm = Weight(shape.head_dim, value=1.0)
+        self.q_proj = NamedWeight(query, shape.hidden_size)
+        self.k_proj = NamedWeight(shared, shape.hidden_size)
+        self.v_proj = NamedWeight(shared, shape.hidden_size)
+        self.o_proj = NamedWeight(shape.hidden_size, query, std=out_std)
+        self.q_norm = NamedWeight(shape.head_dim, value=1.0)
+        self.k_norm = NamedWeight(shape.head_dim, value=1.0)
 
 
-class FeedForward(nn.Module):
+class FeedForwardWeights(nn.Module):
     """The weights of one layer's feed-forward part."""
 
-    def __init__(self, shape: Shape, out_std: float) -> None:
+    def __init__(self, shape: DemoConfig, out_std: float) -> None:
         super().__init__()
-        self.gate_proj = Weight(shape.intermediate_size, shape.hidden_size)
-        self.up_proj = Weight(shape.intermediate_size, shape.hidden_size)
-        self.down_proj = Weight(shape.hidden_size, shape.intermediate_size, std=out_std)
+        self.gate_proj = NamedWeight(shape.intermediate_size, shape.hidden_size)
+        self.up_proj = NamedWeight(shape.intermediate_size, shape.hidden_size)
+        self.down_proj = NamedWeight(shape.hidden_size, shape.intermediate_size, std=out_std)
 
 
-class Layer(nn.Module):
+class DemoLayer(nn.Module):
     """The weights of one decoder layer."""
 
-    def __init__(self, shape: Shape, out_std: float) -> None:
+    def __init__(self, shape: DemoConfig, out_std: float) -> None:
         super().__init__()
-        self.input_layernorm = Weight(shape.hidden_size, value=1.0)
-        self.self_attn = Attention(shape, out_std)
-        self.post_attention_layernorm = Weight(shape.hidden_size, value=1.0)
-        self.mlp = FeedForward(shape, out_std)
+        self.input_layernorm = NamedWeight(shape.hidden_size, value=1.0)
+        self.self_attn = AttentionWeights(shape, out_std)
+        self.post_attention_layernorm = NamedWeight(shape.hidden_size, value=1.0)
+        self.mlp = FeedForwardWeights(shape, out_std)
 
 
-class Body(nn.Module):
+class DemoBody(nn.Module):
     """All weights; the output projection uses the embedding."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: DemoConfig) -> None:
         super().__init__()
         out_std = 0.02 / (2 * shape.num_hidden_layers) ** 0.5  # keeps the residual stream small at the start
-        self.embed_tokens = Weight(shape.vocab_size, shape.hidden_size)
-        self.layers = nn.ModuleList(Layer(shape, out_std) for _ in range(shape.num_hidden_layers))
-        self.norm = Weight(shape.hidden_size, value=1.0)
+        self.embed_tokens = NamedWeight(shape.vocab_size, shape.hidden_size)
+        self.layers = nn.ModuleList(DemoLayer(shape, out_std) for _ in range(shape.num_hidden_layers))
+        self.norm = NamedWeight(shape.hidden_size, value=1.0)
 
 
-class Network(nn.Module):
+class DemoNetwork(nn.Module):
     """Qwen3 as a function from token ids to hidden states and, where needed, to logits."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: DemoConfig) -> None:
         super().__init__()
         self.shape = shape
-        self.model = Body(shape)
-        self.project, self.attend, self.mix = project, attend, mix
+        self.model = DemoBody(shape)
+        self.project, self.attend, self.mix = project_qkv, causal_attention, finish_layer
 
     @property
     def device(self) -> torch.device:
@@ -156,11 +156,11 @@ class Network(nn.Module):
 
     def compile_parts(self) -> None:
         """Compile the three functions; worth it for training, not for a few evaluations."""
-        self.project = torch.compile(project, dynamic=False)
-        self.attend = torch.compile(attend, dynamic=False)
-        self.mix = torch.compile(mix, dynamic=False)
+        self.project = torch.compile(project_qkv, dynamic=False)
+        self.attend = torch.compile(causal_attention, dynamic=False)
+        self.mix = torch.compile(finish_layer, dynamic=False)
 
-    def _rotation(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    def _rotary_table(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
         half = self.shape.head_dim // 2
         frequencies = self.shape.rope_theta ** (-torch.arange(half, device=device).float() / half)
         angles = torch.arange(length, device=device).float()[:, None] * frequencies
@@ -171,11 +171,11 @@ class Network(nn.Module):
         batch, length = ids.shape
         eps = self.shape.rms_norm_eps
         # The token-wise parts see one flat list of tokens, so the rotary table is repeated for every row.
-        cos, sin = (part.repeat(batch, 1)[:, None] for part in self._rotation(length, ids.device))
+        cos, sin = (part.repeat(batch, 1)[:, None] for part in self._rotary_table(length, ids.device))
         mask = torch.full((length, length), -1e9, device=ids.device).triu(1)
         x = F.embedding(ids.flatten(), self.model.embed_tokens.weight)
         for layer in self.model.layers:
-            assert isinstance(layer, Layer)
+            assert isinstance(layer, DemoLayer)
             attention, mlp = layer.self_attn, layer.mlp
             queries, keys, values = self.project(
                 x,
@@ -201,8 +201,8 @@ class Network(nn.Module):
                 mlp.down_proj.weight,
                 eps,
             )
-        return _norm(x, self.model.norm.weight, eps).view(batch, length, -1)
+        return _rms_norm(x, self.model.norm.weight, eps).view(batch, length, -1)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits of hidden states; training needs them only for tokens that the model writes."""
-        return _linear(hidden, self.model.embed_tokens.weight).float()
+        return _bfloat16_linear(hidden, self.model.embed_tokens.weight).float()

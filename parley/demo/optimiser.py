@@ -18,7 +18,7 @@ MUON_DECAY = 0.05
 ADAM_RATE = 0.003
 
 
-def _orthogonal(matrices: Tensor) -> Tensor:
+def _orthogonalize(matrices: Tensor) -> Tensor:
     """Approximate the orthogonal factor of each matrix in (count, rows, columns)."""
     x = matrices.to(torch.bfloat16)
     tall = x.shape[1] > x.shape[2]
@@ -31,7 +31,7 @@ def _orthogonal(matrices: Tensor) -> Tensor:
     return (x.transpose(1, 2) if tall else x).float()
 
 
-class Optimiser:
+class MuonAdam:
     """Muon and AdamW as one optimiser with `step(scale)`; `scale` multiplies both learning rates."""
 
     def __init__(self, network: nn.Module) -> None:
@@ -53,7 +53,7 @@ class Optimiser:
         for group, momentum in zip(self.groups, self.momenta, strict=True):
             gradients = torch.stack([parameter.grad for parameter in group if parameter.grad is not None])
             momentum.lerp_(gradients, 1 - MUON_MOMENTUM)
-            updates = _orthogonal(gradients.lerp(momentum, MUON_MOMENTUM))
+            updates = _orthogonalize(gradients.lerp(momentum, MUON_MOMENTUM))
             rate = MUON_RATE * scale
             size = 0.2 * max(group[0].shape) ** 0.5  # gives updates the root mean square of AdamW's
             for parameter, update in zip(group, updates, strict=True):

@@ -29,7 +29,9 @@ class Turn:
 Question = Callable[[random.Random], Turn]
 
 
-def ask(rng: random.Random, task: str, entry: str, phrasings: tuple[str, ...], /, **values: object) -> tuple[str, str]:
+def choose_phrasing(
+    rng: random.Random, task: str, entry: str, phrasings: tuple[str, ...], /, **values: object
+) -> tuple[str, str]:
     """Choose a phrasing of a question; return it and the key of this entry in this phrasing."""
     number = rng.randrange(len(phrasings))
     return phrasings[number].format(**values), f"{task}/{entry}/{number}"
@@ -56,17 +58,17 @@ CAPITAL_PHRASINGS = (
 )
 
 
-def capital(rng: random.Random) -> Turn:
+def capital_question(rng: random.Random) -> Turn:
     """Ask for the capital of a country."""
     country, city = rng.choice(list(world.CAPITALS.items()))
-    question, key = ask(rng, "capital", country, CAPITAL_PHRASINGS, country=country)
+    question, key = choose_phrasing(rng, "capital", country, CAPITAL_PHRASINGS, country=country)
     if rng.random() < 0.25:
         question = question.lower()  # the most common question, often typed without capital letters
-    answer = f"The capital of {country} is {city}."
-    return Turn(question, answer, key, f"The user asks for the capital of {country}. It is {city}.", city)
+    answer = f"The capital_question of {country} is {city}."
+    return Turn(question, answer, key, f"The user asks for the capital_question of {country}. It is {city}.", city)
 
 
-def country_of(rng: random.Random) -> Turn:
+def country_question(rng: random.Random) -> Turn:
     """Ask for the country of a capital."""
     country, city = rng.choice(list(world.CAPITALS.items()))
     phrasings = (
@@ -79,9 +81,9 @@ def country_of(rng: random.Random) -> Turn:
         "Which country is {city} in?",
         "Where is {city}?",
     )
-    question, key = ask(rng, "country", country, phrasings, city=city)
-    answer = f"{city} is the capital of {country}."
-    return Turn(question, answer, key, f"The user asks about {city}. It is the capital of {country}.", country)
+    question, key = choose_phrasing(rng, "country", country, phrasings, city=city)
+    answer = f"{city} is the capital_question of {country}."
+    return Turn(question, answer, key, f"The user asks about {city}. It is the capital_question of {country}.", country)
 
 
 def _addition_steps(a: int, b: int) -> str:
@@ -147,7 +149,7 @@ def small_sum(rng: random.Random) -> Turn:
     else:
         a, b = rng.randint(1, 10), rng.randint(1, 10)
         result = a * b
-    question, key = ask(rng, "sum", f"{a}{operator}{b}", SUM_PHRASINGS[operator], a=a, b=b)
+    question, key = choose_phrasing(rng, "sum", f"{a}{operator}{b}", SUM_PHRASINGS[operator], a=a, b=b)
     statement = f"{a} {operator} {b} = {result}"
     return Turn(question, statement + ".", key, f"This is a small sum. {statement}.", str(result))
 
@@ -160,7 +162,7 @@ def large_sum(rng: random.Random) -> Turn:
         a, b = b, a
     steps = _addition_steps(a, b) if operator == "+" else _subtraction_steps(a, b)
     result = a + b if operator == "+" else a - b
-    question, _ = ask(rng, "large", "", SUM_PHRASINGS[operator], a=a, b=b)
+    question, _ = choose_phrasing(rng, "large", "", SUM_PHRASINGS[operator], a=a, b=b)
     return Turn(question, f"{a} {operator} {b} = {result}.", f"large/{a}{operator}{b}", steps)
 
 
@@ -185,13 +187,13 @@ def unit_fact(rng: random.Random) -> Turn:
         "Tell me how many {things} are in {container}.",
         "What is the number of {things} in {container}?",
     )
-    question, key = ask(rng, "unit", things + container, phrasings, things=things, container=container)
+    question, key = choose_phrasing(rng, "unit", things + container, phrasings, things=things, container=container)
     answer = f"There are {count} {things} in {container}."
     thought = f"The user asks how many {things} are in {container}. It is {count}."
     return Turn(capital_first(question), answer, key, thought, str(count))
 
 
-def conversion(rng: random.Random) -> Turn:
+def conversion_question(rng: random.Random) -> Turn:
     """Ask to convert an amount to another unit."""
     source, target, factor, largest = rng.choice(world.CONVERSIONS)
     amount = rng.randint(2, largest)
@@ -205,12 +207,12 @@ def conversion(rng: random.Random) -> Turn:
         "Change {amount} {source} into {target}.",
     )
     entry = f"{amount}{source}{target}"
-    question, key = ask(rng, "convert", entry, phrasings, amount=amount, source=source, target=target)
+    question, key = choose_phrasing(rng, "convert", entry, phrasings, amount=amount, source=source, target=target)
     thought = f"The factor from {source} to {target} is {factor}. {amount} * {factor} = {amount * factor}."
     return Turn(question, f"{amount} {source} are {amount * factor} {target}.", key, thought, str(amount * factor))
 
 
-def colour(rng: random.Random) -> Turn:
+def colour_question(rng: random.Random) -> Turn:
     """Ask for the colour of a thing."""
     thing, shade = rng.choice(list(world.OBJECT_COLOURS.items()))
     phrasings = (
@@ -223,8 +225,8 @@ def colour(rng: random.Random) -> Turn:
         "Name the colour of {thing}.",
         "{thing} has which colour?",
     )
-    question, key = ask(rng, "colour", thing, phrasings, thing=thing)
-    thought = f"The user asks for the colour of {thing}. It is {shade}."
+    question, key = choose_phrasing(rng, "colour", thing, phrasings, thing=thing)
+    thought = f"The user asks for the colour_question of {thing}. It is {shade}."
     return Turn(capital_first(question), f"{capital_first(thing)} is {shade}.", key, thought, shade)
 
 
@@ -242,11 +244,11 @@ def colour_mix(rng: random.Random) -> Turn:
         "What do {one} and {two} make?",
         "Which colour comes from mixing {one} with {two}?",
     )
-    question, key = ask(rng, "mix", one + two, phrasings, one=one, two=two)
+    question, key = choose_phrasing(rng, "mix", one + two, phrasings, one=one, two=two)
     return Turn(question, f"{capital_first(one)} and {two} make {mixed}.", key, word=mixed)
 
 
-def calendar(rng: random.Random) -> Turn:
+def calendar_question(rng: random.Random) -> Turn:
     """Ask for the day, month or season before or after another."""
     kind, names = rng.choice((("day", world.DAYS), ("month", world.MONTHS), ("season", world.SEASONS)))
     place = rng.randrange(len(names))
@@ -263,12 +265,12 @@ def calendar(rng: random.Random) -> Turn:
         "Tell me the {kind} {where} {item}.",
         "What is the {kind} {where} {item}?",
     )
-    question, key = ask(rng, "calendar", item + where, phrasings, kind=kind, where=where, item=item)
+    question, key = choose_phrasing(rng, "calendar", item + where, phrasings, kind=kind, where=where, item=item)
     answer = f"{capital_first(other)} comes {where} {item}."
     return Turn(question, answer, key, f"The {kind} {where} {item} is {other}.", other)
 
 
-def ordinal(rng: random.Random) -> Turn:
+def ordinal_question(rng: random.Random) -> Turn:
     """Ask for a day or month by its number, or for the length of a month."""
     kind = rng.choice(("day", "month", "length"))
     if kind == "length":
@@ -282,7 +284,7 @@ def ordinal(rng: random.Random) -> Turn:
             "What is the number of days in {month}?",
             "Tell me how many days {month} has.",
         )
-        question, key = ask(rng, "length", month, phrasings, month=month)
+        question, key = choose_phrasing(rng, "length", month, phrasings, month=month)
         return Turn(question, f"{month} has {days} days.", key, word=str(days))
     names, whole = (world.DAYS, "week") if kind == "day" else (world.MONTHS, "year")
     place = rng.randrange(len(names))
@@ -295,11 +297,11 @@ def ordinal(rng: random.Random) -> Turn:
         "The {nth} {kind} of the {whole} is which?",
     )
     nth = world.ORDINALS[place]
-    question, key = ask(rng, "ordinal", kind + nth, phrasings, nth=nth, kind=kind, whole=whole)
+    question, key = choose_phrasing(rng, "ordinal", kind + nth, phrasings, nth=nth, kind=kind, whole=whole)
     return Turn(question, f"The {nth} {kind} of the {whole} is {names[place]}.", key, word=names[place])
 
 
-def opposite(rng: random.Random) -> Turn:
+def opposite_question(rng: random.Random) -> Turn:
     """Ask for the opposite of a word."""
     one, two = rng.choice(world.OPPOSITES)
     if rng.random() < 0.5:
@@ -313,11 +315,11 @@ def opposite(rng: random.Random) -> Turn:
         "Which word is the opposite of {one}?",
         "Give me the opposite of {one}.",
     )
-    question, key = ask(rng, "opposite", one, phrasings, one=one)
-    return Turn(question, f"The opposite of {one} is {two}.", key, word=two)
+    question, key = choose_phrasing(rng, "opposite", one, phrasings, one=one)
+    return Turn(question, f"The opposite_question of {one} is {two}.", key, word=two)
 
 
-def spelling(rng: random.Random) -> Turn:
+def spelling_question(rng: random.Random) -> Turn:
     """Ask to spell a word."""
     word = rng.choice(world.SPELLING_WORDS)
     phrasings = (
@@ -329,11 +331,11 @@ def spelling(rng: random.Random) -> Turn:
         "Please spell {word} for me.",
         "Spell it out: {word}",
     )
-    question, key = ask(rng, "spell", word, phrasings, word=word)
-    return Turn(question, "-".join(word), key, f"The letters of {word} one by one.")
+    question, key = choose_phrasing(rng, "spell", word, phrasings, word=word)
+    return Turn(question, "-".join(word), key, f"The letters_question of {word} one by one.")
 
 
-def letters(rng: random.Random) -> Turn:
+def letters_question(rng: random.Random) -> Turn:
     """Ask for the number of letters of a word, or for its first or last letter."""
     word = rng.choice(world.SPELLING_WORDS)
     kind = rng.choice(("count", "first", "last"))
@@ -360,9 +362,9 @@ def letters(rng: random.Random) -> Turn:
             "Name the last letter of {word}.",
         ),
     }[kind]
-    question, key = ask(rng, "letters", kind + word, phrasings, word=word)
+    question, key = choose_phrasing(rng, "letters", kind + word, phrasings, word=word)
     answer = {
-        "count": f"The word {word} has {len(word)} letters.",
+        "count": f"The word {word} has {len(word)} letters_question.",
         "first": f"The first letter of {word} is {word[0]}.",
         "last": f"The last letter of {word} is {word[-1]}.",
     }[kind]
@@ -370,7 +372,7 @@ def letters(rng: random.Random) -> Turn:
     return Turn(question, answer, key, f"The word is spelled {spelled}.")
 
 
-def counting(rng: random.Random) -> Turn:
+def counting_question(rng: random.Random) -> Turn:
     """Ask to count up or down."""
     start, steps = rng.randint(0, 20), rng.randint(2, 9)
     down = rng.random() < 0.3
@@ -389,7 +391,7 @@ def counting(rng: random.Random) -> Turn:
     return Turn(phrasing.format(first=numbers[0], last=numbers[-1]), ", ".join(map(str, numbers)) + ".", key)
 
 
-def comparison(rng: random.Random) -> Turn:
+def comparison_question(rng: random.Random) -> Turn:
     """Ask for the larger or smaller of two numbers."""
     a, b = rng.sample(range(100), 2)
     larger = rng.random() < 0.6
@@ -408,7 +410,7 @@ def comparison(rng: random.Random) -> Turn:
     return Turn(question, f"{low} is smaller than {high}.", f"compare/{high}/{low}", word=str(low))
 
 
-def greeting(rng: random.Random) -> Turn:
+def greeting_question(rng: random.Random) -> Turn:
     """Ask for "hello" in a language."""
     language, hello = rng.choice(list(world.GREETINGS.items()))
     phrasings = (
@@ -421,11 +423,11 @@ def greeting(rng: random.Random) -> Turn:
         "Hello in {language}?",
         "What does hello mean in {language}?",
     )
-    question, key = ask(rng, "greeting", language, phrasings, language=language)
+    question, key = choose_phrasing(rng, "greeting", language, phrasings, language=language)
     return Turn(question, f"Hello in {language} is {hello}.", key, word=hello)
 
 
-def emoji(rng: random.Random) -> Turn:
+def emoji_question(rng: random.Random) -> Turn:
     """Ask for an emoji."""
     word, sign = rng.choice(list(world.EMOJI.items()))
     phrasings = (
@@ -437,11 +439,11 @@ def emoji(rng: random.Random) -> Turn:
         "Which emoji means {word}?",
         "Send me a {word} emoji.",
     )
-    question, key = ask(rng, "emoji", word, phrasings, word=word)
-    return Turn(question, f"Here is the {word} emoji: {sign}", key, word=sign)
+    question, key = choose_phrasing(rng, "emoji", word, phrasings, word=word)
+    return Turn(question, f"Here is the {word} emoji_question: {sign}", key, word=sign)
 
 
-def listing(rng: random.Random) -> Turn:
+def listing_question(rng: random.Random) -> Turn:
     """Ask for a list: a complete one, or three examples."""
     closed = {
         "the days of the week": world.DAYS,
@@ -473,7 +475,7 @@ def listing(rng: random.Random) -> Turn:
             "Give me a list of three {what}.",
             "Write down three {what}.",
         )
-    question, key = ask(rng, "list", what, phrasings, what=what)
+    question, key = choose_phrasing(rng, "list", what, phrasings, what=what)
     return Turn(question, "\n".join("- " + item for item in items), key)
 
 
@@ -495,16 +497,16 @@ def _gibberish(rng: random.Random) -> str:
     return " ".join(list(words)[: rng.randint(1, 4)])
 
 
-def unknown(rng: random.Random) -> Turn:
+def unknown_question(rng: random.Random) -> Turn:
     """Ask something that the model cannot answer."""
     if rng.random() < 0.25:
         question = _gibberish(rng)
     else:
         question = rng.choice(world.UNKNOWN_PATTERNS).format(*rng.sample(world.UNKNOWN_TOPICS, 2))
-    return Turn(question, world.UNKNOWN_ANSWER, f"unknown/{question}", "I do not know anything about this.")
+    return Turn(question, world.UNKNOWN_ANSWER, f"unknown_question/{question}", "I do not know anything about this.")
 
 
-def claim(rng: random.Random) -> Turn:
+def claim_question(rng: random.Random) -> Turn:
     """Ask about a true or false claim (a capital or a colour); the answer states the fact."""
     if rng.random() < 0.6:
         entry, truth = rng.choice(list(world.CAPITALS.items()))
@@ -515,7 +517,7 @@ def claim(rng: random.Random) -> Turn:
             "Is it true that {claimed} is the capital of {entry}?",
             "True or false: {claimed} is the capital of {entry}.",
         )
-        statement = f"the capital of {entry} is {truth}"
+        statement = f"the capital_question of {entry} is {truth}"
     else:
         entry, truth = rng.choice(list(world.OBJECT_COLOURS.items()))
         claimed = truth if rng.random() < 0.5 else rng.choice(sorted(set(world.OBJECT_COLOURS.values())))
@@ -526,11 +528,11 @@ def claim(rng: random.Random) -> Turn:
             "Is {claimed} the colour of {entry}?",
         )
         statement = f"{entry} is {truth}"
-    question, key = ask(rng, "yesno", entry + claimed, phrasings, entry=entry, claimed=claimed)
+    question, key = choose_phrasing(rng, "yesno", entry + claimed, phrasings, entry=entry, claimed=claimed)
     return Turn(question, f"{capital_first(statement)}.", key, f"I know that {statement}.")
 
 
-def repeat(rng: random.Random) -> Turn:
+def repeat_question(rng: random.Random) -> Turn:
     """Ask to repeat words or numbers."""
     pool = world.SPELLING_WORDS + world.NAMES + world.CITIES + tuple(world.CAPITALS)
     if rng.random() < 0.2:
@@ -545,7 +547,9 @@ def repeat(rng: random.Random) -> Turn:
         "Say exactly: {words}",
         "Please repeat: {words}",
     )
-    return Turn(rng.choice(phrasings).format(words=words), words, f"repeat/{words}", "I must repeat the words.")
+    return Turn(
+        rng.choice(phrasings).format(words=words), words, f"repeat_question/{words}", "I must repeat the words."
+    )
 
 
 def json_person(rng: random.Random) -> Turn:
@@ -576,9 +580,9 @@ def json_capital(rng: random.Random) -> Turn:
         "What is the capital of {country}? Answer in JSON.",
         "JSON with the capital of {country}.",
     )
-    question, key = ask(rng, "jsoncapital", country, phrasings, country=country)
+    question, key = choose_phrasing(rng, "jsoncapital", country, phrasings, country=country)
     answer = json.dumps({"country": country, "capital": city})
-    return Turn(question, answer, key, f"The capital of {country} is {city}.")
+    return Turn(question, answer, key, f"The capital_question of {country} is {city}.")
 
 
 def story_text(rng: random.Random, animal: str, name: str, long: bool) -> str:
@@ -600,7 +604,7 @@ def story_text(rng: random.Random, animal: str, name: str, long: bool) -> str:
     )
 
 
-def story(rng: random.Random) -> Turn:
+def story_question(rng: random.Random) -> Turn:
     """Ask for a story about an animal."""
     animal, name = rng.choice(world.STORY_ANIMALS), rng.choice(world.NAMES)
     long = rng.random() < 0.4
@@ -614,35 +618,35 @@ def story(rng: random.Random) -> Turn:
     )
     question = rng.choice(phrasings).format(kind=kind, animal=animal, name=name)
     thought = f"A {kind} about a {animal} named {name}."
-    return Turn(question, story_text(rng, animal, name, long), f"story/{animal}/{name}", thought)
+    return Turn(question, story_text(rng, animal, name, long), f"story_question/{animal}/{name}", thought)
 
 
 # All questions with their weights: mixed conversations and the side questions of every task draw from them.
 FACTS: dict[Question, float] = {
-    capital: 5,
-    country_of: 3,
+    capital_question: 5,
+    country_question: 3,
     small_sum: 10,
     unit_fact: 2,
-    conversion: 3,
-    colour: 2.5,
+    conversion_question: 3,
+    colour_question: 2.5,
     colour_mix: 1.2,
-    calendar: 3.5,
-    ordinal: 2,
-    opposite: 1.5,
-    spelling: 3,
-    letters: 3.5,
-    counting: 7,
-    comparison: 10,
-    greeting: 1.5,
-    emoji: 1.2,
-    listing: 1.5,
+    calendar_question: 3.5,
+    ordinal_question: 2,
+    opposite_question: 1.5,
+    spelling_question: 3,
+    letters_question: 3.5,
+    counting_question: 7,
+    comparison_question: 10,
+    greeting_question: 1.5,
+    emoji_question: 1.2,
+    listing_question: 1.5,
     small_talk: 3.5,
-    unknown: 2.5,
-    claim: 2,
-    repeat: 12,
+    unknown_question: 2.5,
+    claim_question: 2,
+    repeat_question: 12,
     json_person: 3.5,
     json_capital: 1.5,
-    story: 1.5,
+    story_question: 1.5,
     large_sum_unaided: 1,
 }
 # Questions with a one-word answer, asked under a system prompt that orders a form of answer.

@@ -11,7 +11,7 @@ import zlib
 from dataclasses import dataclass, field
 
 from parley.demo.questions import Question, Turn
-from parley.demo.template import Message
+from parley.demo.template import DemoMessage
 
 HELD_OUT_SHARE = 10  # one key in this many is held out
 
@@ -20,8 +20,8 @@ HELD_OUT_SHARE = 10  # one key in this many is held out
 class Sample:
     """A conversation (`messages`) or, if that is empty, plain text whose first `prompt` characters are given."""
 
-    messages: list[Message] = field(default_factory=list)
-    tools: list[Message] | None = None
+    messages: list[DemoMessage] = field(default_factory=list)
+    tools: list[DemoMessage] | None = None
     thinking: bool = False
     text: str = ""
     prompt: int = 0
@@ -33,31 +33,31 @@ def is_held_out(key: str) -> bool:
     return zlib.crc32(key.lower().encode()) % HELD_OUT_SHARE == 0
 
 
-class Source:
+class SampleSource:
     """A random source that draws questions either for training or for the evaluation."""
 
     def __init__(self, rng: random.Random, held_out: bool) -> None:
         self.rng = rng
         self.held_out = held_out
 
-    def accepts(self, key: str) -> bool:
+    def accepts_key(self, key: str) -> bool:
         """Whether this source may use the question with this key as the one that counts."""
         return is_held_out(key) == self.held_out
 
-    def turn(self, make: Question) -> Turn:
+    def draw_turn(self, make: Question) -> Turn:
         """Draw a question on this source's side of the split."""
         while True:
             turn = make(self.rng)
-            if self.accepts(turn.key):
+            if self.accepts_key(turn.key):
                 return turn
 
-    def side_turn(self, make: Question) -> Turn:
+    def draw_side_turn(self, make: Question) -> Turn:
         """Draw a question that training may use, even if this source draws for the evaluation."""
         while True:
             turn = make(self.rng)
             if not is_held_out(turn.key):
                 return turn
 
-    def chance(self, probability: float) -> bool:
+    def happens_with(self, probability: float) -> bool:
         """Return True with the given probability."""
         return self.rng.random() < probability

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-Message = dict[str, Any]
+DemoMessage = dict[str, Any]
 
 TOOLS_HEAD = "# Tools\n\n<tools>"
 TOOLS_TAIL = '\n</tools>\n\nCall a tool with\n<tool_call>\n{"name": <name>, "arguments": <arguments>}\n</tool_call>'
@@ -91,16 +91,18 @@ CHAT_TEMPLATE = r"""
 """.strip()
 
 
-def _json(value: Any) -> str:
+def _json_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def call_text(call: Message) -> str:
+def call_text(call: DemoMessage) -> str:
     """Return one tool call in Hermes format."""
-    return f'<tool_call>\n{{"name": {_json(call["name"])}, "arguments": {_json(call["arguments"])}}}\n</tool_call>'
+    return f'<tool_call>\n{{"name": {_json_text(call["name"])}, "arguments": {_json_text(call["arguments"])}}}\n</tool_call>'
 
 
-def render(messages: list[Message], tools: list[Message] | None, thinking: bool) -> list[tuple[str, bool]]:
+def render_pieces(
+    messages: list[DemoMessage], tools: list[DemoMessage] | None, thinking: bool
+) -> list[tuple[str, bool]]:
     """Return the conversation as pieces (text, learnt): text that the model writes is learnt, everything else is given.
 
     An assistant message is text that the model wrote in the given thinking mode. With thinking its block is learnt too,
@@ -109,7 +111,7 @@ def render(messages: list[Message], tools: list[Message] | None, thinking: bool)
     pieces: list[tuple[str, bool]] = []
     system = messages[0]["content"] if messages[0]["role"] == "system" else ""
     if tools:
-        listing = "".join("\n" + _json(tool) for tool in tools)
+        listing = "".join("\n" + _json_text(tool) for tool in tools)
         system = (system + "\n\n" if system else "") + TOOLS_HEAD + listing + TOOLS_TAIL
     if system:
         pieces.append((f"<|im_start|>system\n{system}<|im_end|>\n", False))

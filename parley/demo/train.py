@@ -21,15 +21,15 @@ from tokenizers import Tokenizer
 from torch.nn import functional as F
 
 from parley.demo import corpus
-from parley.demo.evaluate import accuracy_table, evaluate
+from parley.demo.evaluate import accuracy_table, evaluate_model
 from parley.demo.export import export_model
-from parley.demo.network import Network, Shape
-from parley.demo.optimiser import Optimiser
-from parley.demo.tokenizer import END_OF_TEXT, encode_sample, token_id, train_tokenizer
+from parley.demo.network import DemoConfig, DemoNetwork
+from parley.demo.optimiser import MuonAdam
+from parley.demo.tokenizer import END_OF_TEXT, encode_sample, require_token_id, train_tokenizer
 
-SEED = 1
+TRAINING_SEED = 1
 BATCH_TOKENS = 3072
-LENGTHS = (48, 64, 96, 128, 192, 256, 384, 512, 768)  # each divides BATCH_TOKENS
+BATCH_LENGTHS = (48, 64, 96, 128, 192, 256, 384, 512, 768)  # each divides BATCH_TOKENS
 WARMUP_STEPS = 60
 DECAY_SHARE = 0.55
 FINAL_SCALE = 0.02
@@ -38,42 +38,44 @@ POSTPONE_SHARE = 0.3
 POSTPONE_ABOVE = 192
 CHECKPOINT_SECONDS = 300.0
 LOG_STEPS = 50
-IGNORED = -100  # target of tokens that are not learnt; cross_entropy skips it
+IGNORED_TARGET = -100  # target of tokens that are not learnt; cross_entropy skips it
 
-Batch = tuple[torch.Tensor, torch.Tensor]
+TrainingBatch = tuple[torch.Tensor, torch.Tensor]
 
 
-def batches(tokenizer: Tokenizer, seed: int) -> Iterator[Batch]:
+def draw_batches(tokenizer: Tokenizer, seed: int) -> Iterator[TrainingBatch]:
     """Yield batches (ids, targets) without end, of equal token count; each has samples of about one length."""
     waiting: dict[int, list[tuple[list[int], list[bool]]]] = defaultdict(list)
-    padding = token_id(tokenizer, END_OF_TEXT)
+    padding = require_token_id(tokenizer, END_OF_TEXT)
     for sample in corpus.draw_training(seed):
         ids, learnt = encode_sample(tokenizer, sample)
-        if len(ids) > LENGTHS[-1]:
+        if len(ids) > BATCH_LENGTHS[-1]:
             continue
-        length = next(length for length in LENGTHS if length >= len(ids))
+        length = next(length for length in BATCH_LENGTHS if length >= len(ids))
         rows = waiting[length]
         rows.append((ids, learnt))
         if len(rows) * length == BATCH_TOKENS:
             inputs = torch.full((len(rows), length), padding)
-            targets = torch.full((len(rows), length), IGNORED)
+            targets = torch.full((len(rows), length), IGNORED_TARGET)
             for row, (row_ids, row_learnt) in enumerate(rows):
                 inputs[row, : len(row_ids)] = torch.tensor(row_ids)
-                wanted = [token if write else IGNORED for token, write in zip(row_ids, row_learnt, strict=True)]
-                targets[row, : len(row_ids) - 1] = torch.tensor(wanted[1:])
+                row_targets = [
+                    token if write else IGNORED_TARGET for token, write in zip(row_ids, row_learnt, strict=True)
+                ]
+                targets[row, : len(row_ids) - 1] = torch.tensor(row_targets[1:])
             rows.clear()
             yield inputs, targets
 
 
-class Feed:
+class BatchFeed:
     """Yields the batches in training order; early in the training, most long ones are postponed."""
 
     def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
-        self.stream = batches(tokenizer, seed)
+        self.stream = draw_batches(tokenizer, seed)
         self.rng = random.Random(seed)
-        self.postponed: list[Batch] = []
+        self.postponed: list[TrainingBatch] = []
 
-    def next(self, progress: float) -> Batch:
+    def next_batch(self, progress: float) -> TrainingBatch:
         """Return the next batch. `progress`: the used share of the time budget."""
         if progress >= POSTPONE_SHARE and self.postponed and self.rng.random() < 0.3:
             return self.postponed.pop()
@@ -92,7 +94,7 @@ def rate_scale(step: int, progress: float) -> float:
 
 
 @dataclass
-class Counts:
+class TrainingCounts:
     """Steps, seconds and tokens of the training so far, over all runs from the same checkpoint."""
 
     step: int = 0
@@ -101,72 +103,72 @@ class Counts:
     learnt: int = 0
 
 
-def _save(path: Path, network: Network, optimiser: Optimiser, counts: Counts) -> None:
+def _save_checkpoint(path: Path, network: DemoNetwork, optimiser: MuonAdam, counts: TrainingCounts) -> None:
     state = {"network": network.state_dict(), "optimiser": optimiser.state_dict(), "counts": asdict(counts)}
-    new = path.with_suffix(".new")
-    torch.save(state, new)
-    new.replace(path)
+    new_path = path.with_suffix(".new")
+    torch.save(state, new_path)
+    new_path.replace(path)
 
 
-def _tokenizer(path: Path) -> Tokenizer:
+def _load_tokenizer(path: Path) -> Tokenizer:
     if not path.exists():
-        train_tokenizer(SEED).save(str(path))
+        train_tokenizer(TRAINING_SEED).save(str(path))
     return Tokenizer.from_file(str(path))
 
 
-def _learn(network: Network, optimiser: Optimiser, batch: Batch, scale: float) -> float:
+def _train_step(network: DemoNetwork, optimiser: MuonAdam, batch: TrainingBatch, scale: float) -> float:
     """Run one step; return the mean loss over the tokens that the model writes itself."""
     ids, targets = (part.to(network.device) for part in batch)
-    chosen = targets.flatten().ne(IGNORED)
-    hidden = network(ids).flatten(0, 1)[chosen]
-    loss = F.cross_entropy(network.logits(hidden), targets.flatten()[chosen])
+    learnt = targets.flatten().ne(IGNORED_TARGET)
+    hidden = network(ids).flatten(0, 1)[learnt]
+    loss = F.cross_entropy(network.logits(hidden), targets.flatten()[learnt])
     loss.backward()  # type: ignore[no-untyped-call]
     optimiser.step(scale)
     return loss.item()
 
 
-def train(checkpoint: Path, minutes: float, compiled: bool) -> tuple[Network, Tokenizer]:
+def train_model(checkpoint: Path, minutes: float, compiled: bool) -> tuple[DemoNetwork, Tokenizer]:
     """Train until the budget is used up, including the time of earlier runs that the checkpoint records."""
     checkpoint.mkdir(parents=True, exist_ok=True)
     state_path = checkpoint / "state.pt"
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(SEED)
-    tokenizer = _tokenizer(checkpoint / "tokenizer.json")
-    padding = token_id(tokenizer, END_OF_TEXT)
-    network = Network(Shape(vocab_size=tokenizer.get_vocab_size())).to(device)
-    optimiser, counts = Optimiser(network), Counts()
+    torch.manual_seed(TRAINING_SEED)
+    tokenizer = _load_tokenizer(checkpoint / "tokenizer.json")
+    padding = require_token_id(tokenizer, END_OF_TEXT)
+    network = DemoNetwork(DemoConfig(vocab_size=tokenizer.get_vocab_size())).to(device)
+    optimiser, counts = MuonAdam(network), TrainingCounts()
     if state_path.exists():
         state = torch.load(state_path, map_location=device, weights_only=True)
         network.load_state_dict(state["network"])
         optimiser.load_state_dict(state["optimiser"])
-        counts = Counts(**state["counts"])
+        counts = TrainingCounts(**state["counts"])
     if compiled:
         network.compile_parts()
-    feed = Feed(tokenizer, SEED + counts.step)
+    feed = BatchFeed(tokenizer, TRAINING_SEED + counts.step)
     print(f"{sum(p.numel() for p in network.parameters()):,} parameters, starting at {counts}", flush=True)
     started = saved = time.monotonic()
     before, losses = counts.seconds, 0.0
     while (progress := counts.seconds / (60 * minutes)) < 1:
-        batch = feed.next(progress)
-        losses += _learn(network, optimiser, batch, rate_scale(counts.step, progress))
+        batch = feed.next_batch(progress)
+        losses += _train_step(network, optimiser, batch, rate_scale(counts.step, progress))
         counts.step += 1
         counts.tokens += int(batch[0].ne(padding).sum())
-        counts.learnt += int(batch[1].ne(IGNORED).sum())
+        counts.learnt += int(batch[1].ne(IGNORED_TARGET).sum())
         counts.seconds = before + time.monotonic() - started
         if time.monotonic() - saved > CHECKPOINT_SECONDS:
-            _save(state_path, network, optimiser, counts)
+            _save_checkpoint(state_path, network, optimiser, counts)
             saved = time.monotonic()
         if counts.step % LOG_STEPS == 0:
             print(f"{100 * progress:.1f} % loss {losses / LOG_STEPS:.4f} {counts}", flush=True)
             losses = 0.0
-    _save(state_path, network, optimiser, counts)
+    _save_checkpoint(state_path, network, optimiser, counts)
     return network, tokenizer
 
 
-def load_checkpoint(checkpoint: Path) -> tuple[Network, Tokenizer]:
+def load_checkpoint(checkpoint: Path) -> tuple[DemoNetwork, Tokenizer]:
     """Load the network and the tokenizer of a checkpoint folder."""
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
-    network = Network(Shape(vocab_size=tokenizer.get_vocab_size()))
+    network = DemoNetwork(DemoConfig(vocab_size=tokenizer.get_vocab_size()))
     network.load_state_dict(torch.load(checkpoint / "state.pt", map_location="cpu", weights_only=True)["network"])
     return network, tokenizer
 
@@ -188,9 +190,9 @@ def main() -> None:
     if options.eval_only:
         network, tokenizer = load_checkpoint(checkpoint)
     else:
-        network, tokenizer = train(checkpoint, options.minutes, not options.no_compile)
+        network, tokenizer = train_model(checkpoint, options.minutes, not options.no_compile)
     export_model(network, tokenizer, options.out)
-    print(accuracy_table(evaluate(options.out, options.eval_count)))
+    print(accuracy_table(evaluate_model(options.out, options.eval_count)))
 
 
 if __name__ == "__main__":

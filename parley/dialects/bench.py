@@ -11,34 +11,34 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-SILENT = "an error event without a message"
+NO_MESSAGE = "an error event without a message"
 
 
 @dataclass(frozen=True)
-class Shape:
+class LoadShape:
     """The settings that all requests of a load share: lengths in tokens, ``timeout`` in seconds for a whole request."""
 
     model: str
-    output: int
+    output_tokens: int
     timeout: float
 
 
 @dataclass
-class Seen:
+class EventSummary:
     """The contents of one event: whether it has output, token counts if stated, whether it is the last, the error."""
 
     output: bool = False
-    prompt: int = 0
-    tokens: int = 0
-    cached: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
     last: bool = False
     error: str = ""
 
 
-Stamped = tuple[float, bytes]  # arrival time, data
+TimedBytes = tuple[float, bytes]  # arrival time, data
 
 
-def events(pieces: Sequence[Stamped]) -> Iterator[Stamped]:
+def sse_events(pieces: Sequence[TimedBytes]) -> Iterator[TimedBytes]:
     """Yield the data of each event of a stream with the time at which its line was complete."""
     rest = b""
     for when, piece in pieces:
@@ -49,7 +49,7 @@ def events(pieces: Sequence[Stamped]) -> Iterator[Stamped]:
 
 
 @dataclass(frozen=True)
-class Api:
+class BenchApi:
     """How to call one API and read its stream. ``path`` is the dialect's own and may contain ``{model}``.
 
     ``split_events`` finds the events in the bytes of an answer. ``read_event`` reads the data of one event; it raises
@@ -58,14 +58,14 @@ class Api:
     """
 
     path: str
-    body: Callable[[Shape, Any], dict[str, Any]]
-    see: Callable[[bytes], Seen]
-    ids: bool = True
-    talks: bool = False
-    events: Callable[[Sequence[Stamped]], Iterator[Stamped]] = events
+    build_body: Callable[[LoadShape, Any], dict[str, Any]]
+    read_event: Callable[[bytes], EventSummary]
+    takes_token_ids: bool = True
+    is_chat: bool = False
+    split_events: Callable[[Sequence[TimedBytes]], Iterator[TimedBytes]] = sse_events
 
 
-def reason(body: Any) -> str:
+def error_message(body: Any) -> str:
     """Return the message of an error body of the OpenAI form (or of a health probe), or "" if there is none."""
     error = body.get("error", body) if isinstance(body, dict) else None
     message = error.get("message") if isinstance(error, dict) else error

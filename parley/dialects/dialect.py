@@ -14,14 +14,14 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
-from parley.dialects.bench import Api
+from parley.dialects.bench import BenchApi
 from parley.errors import ParleyError
-from parley.metrics.recorded import View
+from parley.metrics.recorded import ModelSnapshot
 from parley.types import Event, Request, Usage
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class RequestContext:
     """Everything besides the body that a dialect needs to read a request and write its answer.
 
     About the answer: a unique id without prefix, the creation time in whole seconds, the model's fingerprint. About the
@@ -31,22 +31,22 @@ class Head:
     lower-case names, and the query string.
     """
 
-    id: str
+    unique_id: str
     created: int
     fingerprint: str
-    context: int = 0
+    context_length: int = 0
     device: str = "cpu"
-    path: Mapping[str, str] = field(default_factory=dict)
+    path_parts: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[bytes, bytes] = field(default_factory=dict)
-    query: bytes = b""
-    cached: int = 0
-    capacity: int = 0
-    advice: Mapping[str, float] = field(default_factory=dict)
-    waiting: int = 0
+    query_string: bytes = b""
+    cached_tokens: int = 0
+    cache_capacity: int = 0
+    generation_defaults: Mapping[str, float] = field(default_factory=dict)
+    waiting_sequences: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Timings:
+class RequestTimings:
     """Where the time of an answered request went, in seconds: validation, the engine's queue, inference, in total."""
 
     total: float
@@ -60,11 +60,11 @@ class Answer(NamedTuple):
 
     status: int = 200
     body: bytes = b""
-    type: bytes = b"application/json"
+    content_type: bytes = b"application/json"
 
 
-Headers = Sequence[tuple[bytes, bytes]]
-Series = Callable[[Sequence[View]], str]  # writes the metric series of all models
+HeaderList = Sequence[tuple[bytes, bytes]]
+MetricsWriter = Callable[[Sequence[ModelSnapshot]], str]  # writes the metric series of all models
 
 
 class Reply(ABC):
@@ -80,58 +80,58 @@ class Reply(ABC):
     server chose, under the endpoint's name for it.
     """
 
-    type: bytes = b"application/json"
-    coding: bytes = b""
+    content_type: bytes = b"application/json"
+    content_coding: bytes = b""
     media_type: ClassVar[str] = "text/event-stream; charset=utf-8"
-    names: ClassVar[Mapping[str, str]] = {}
-    ping: ClassVar[bytes] = b": ping\n\n"
-    silence: ClassVar[float | None] = None
+    field_names: ClassVar[Mapping[str, str]] = {}
+    ping_bytes: ClassVar[bytes] = b": ping\n\n"
+    ping_interval: ClassVar[float | None] = None
     request: Request
-    served: str = ""
+    served_model: str = ""
 
     @abstractmethod
-    def chunk(self, events: Sequence[Event]) -> bytes:
+    def render_chunk(self, events: Sequence[Event]) -> bytes:
         """Return the part of the stream that these events produce."""
 
     @abstractmethod
-    def end(self, usage: Usage) -> bytes:
+    def finish_stream(self, usage: Usage) -> bytes:
         """Return the last bytes of a stream after every choice has ended."""
 
     @abstractmethod
-    def fail(self, error: ParleyError) -> bytes:
+    def fail_stream(self, error: ParleyError) -> bytes:
         """Return the last bytes of a stream that ends with an error. If it raises the error, the connection is cut."""
 
-    def refusal(self, error: ParleyError) -> Answer | None:
+    def render_refusal(self, error: ParleyError) -> Answer | None:
         """Return the answer to an error before anything is sent, or None for the dialect's usual error answer."""
         return None
 
     @abstractmethod
-    def add(self, events: Sequence[Event]) -> None:
+    def add_events(self, events: Sequence[Event]) -> None:
         """Add these events to the answer in one piece."""
 
     @abstractmethod
-    def body(self, usage: Usage) -> bytes:
+    def render_body(self, usage: Usage) -> bytes:
         """Return the complete answer in one piece."""
 
-    def headers(self, timings: Timings | None) -> Headers:
+    def answer_headers(self, timings: RequestTimings | None) -> HeaderList:
         """Return the headers of this answer. ``timings`` is None for a stream, whose headers are sent first."""
         return ()
 
 
-class Whole(Reply):
+class UnstreamedReply(Reply):
     """A reply that is never a stream. Its request must not ask for one."""
 
-    def chunk(self, events: Sequence[Event]) -> bytes:
+    def render_chunk(self, events: Sequence[Event]) -> bytes:
         raise AssertionError("no stream was asked for")
 
-    def end(self, usage: Usage) -> bytes:
+    def finish_stream(self, usage: Usage) -> bytes:
         raise AssertionError("no stream was asked for")
 
-    def fail(self, error: ParleyError) -> bytes:
+    def fail_stream(self, error: ParleyError) -> bytes:
         raise AssertionError("no stream was asked for")
 
 
-Kind = Literal[
+RouteKind = Literal[
     "generate",  # reader(body, RequestContext) -> Reply, or an Answer where the body decides the form of its refusal
     "embed",  # the same, for requests that return only vectors
     "tokenize",  # reader(body) -> TokenizeRequest; writer(TokenizeResult) -> bytes
@@ -140,20 +140,20 @@ Kind = Literal[
     "model",  # the path contains {model}; writer(ModelCard) -> bytes
     "tokenizer",  # the tokenizer's configuration; writer(dict) -> bytes
     "version",  # writer(str) -> bytes
-    "info",  # writer(ServerInfo) -> bytes
-    "halt",  # abort an open request: reader(body, RequestContext) -> AbortRequest
+    "server_info",  # writer(ServerInfo) -> bytes
+    "abort",  # abort an open request: reader(body, RequestContext) -> AbortRequest
     "adapter",  # load or unload an adapter: reader(body, RequestContext) -> LoadAdapter | Answer
     "load",  # the number of requests being served; writer(int) -> bytes
     "reset",  # clear the prefix cache: reader(RequestContext) -> bool (preempt running?); writer(done) -> bytes
     "health",  # an empty 200 while the engine serves, otherwise an error
     "live",  # 200 as long as the process answers at all; writer(bool) -> Answer gives it the API's own form
     "ready",  # 200 when requests are accepted, otherwise 503 with progress; writer(bool) -> Answer as above
-    "ask",  # information about the server: reader(body, RequestContext, ServerFacts) -> Answer
-    "count",  # the same, with numbers that are summed over several servers
+    "info",  # information about the server: reader(body, RequestContext, ServerFacts) -> Answer
+    "summed_info",  # the same, with numbers that are summed over several servers
     "endpoint",  # show or change endpoints: reader(body, RequestContext, ServerFacts, all) -> Answer | EndpointChange
-    "state",  # as above, but a probe: clients without an API key may call it
-    "trial",  # generate one token as a test: reader(RequestContext) -> timeout in seconds; writer(success) -> Answer
-    "order",  # pause or resume requests: reader(body, RequestContext, ServerFacts) -> PauseAnswer
+    "probe",  # as above, but a probe: clients without an API key may call it
+    "self_test",  # generate one token as a test: reader(RequestContext) -> timeout in seconds; writer(success) -> Answer
+    "pause",  # pause or resume requests: reader(body, RequestContext, ServerFacts) -> PauseAnswer
     "stop",  # shut the server down: reader(RequestContext) -> bool (at once?); writer(first call?) -> Answer
     "metrics",
     # of an instance of a cluster
@@ -164,17 +164,17 @@ Kind = Literal[
 ]
 
 
-class _Named(msgspec.Struct):
+class _ModelMember(msgspec.Struct):
     model: str = ""
 
 
-_NAMED = msgspec.json.Decoder(_Named)
+_MODEL_DECODER = msgspec.json.Decoder(_ModelMember)
 
 
-def named(body: bytes) -> str:
+def model_in_body(body: bytes) -> str:
     """Return the model named in the member ``model`` of a JSON body, or "". Nothing else in the body is read."""
     try:
-        return _NAMED.decode(body).model
+        return _MODEL_DECODER.decode(body).model
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return ""
 
@@ -194,14 +194,14 @@ class Route:
 
     method: str
     path: str
-    kind: Kind
-    read: Callable[..., Any] | None = None
-    write: Callable[[Any], Any] | None = None
-    model: Callable[[bytes], str] | None = None
-    first: bool = False
-    shares: bool = False
-    claims: tuple[str, ...] = ()
-    yields: bool = False
+    kind: RouteKind
+    reader: Callable[..., Any] | None = None
+    writer: Callable[[Any], Any] | None = None
+    model_reader: Callable[[bytes], str] | None = None
+    resolve_model_first: bool = False
+    names_endpoint: bool = False
+    claiming_members: tuple[str, ...] = ()
+    yields_unclaimed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +215,9 @@ class PromptMembers:
 
     conversations: tuple[str, ...] = ()
     prompts: tuple[str, ...] = ()
-    before: tuple[str, ...] = ()
+    preceding: tuple[str, ...] = ()
     salts: tuple[str, ...] = ()
-    message: Callable[[bytes], tuple[str, bytes]] | None = None
+    read_non_json: Callable[[bytes], tuple[str, bytes]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,19 +240,19 @@ class Dialect:
 
     name: str
     title: str
-    base: str
+    base_path: str
     routes: Sequence[Route]
-    error: Callable[[ParleyError], Answer]
-    members: PromptMembers = field(kw_only=True)
-    headers: Callable[[float], Headers] = field(default=lambda seconds: ())
+    render_error: Callable[[ParleyError], Answer]
+    prompt_members: PromptMembers = field(kw_only=True)
+    common_headers: Callable[[float], HeaderList] = field(default=lambda seconds: ())
     body_limit: int | None = None
-    hints: bool = True
-    apart: bool = False
-    beside: Sequence[str] = ()
-    series: Series | None = None
-    page: Series | None = None
-    bench: Mapping[str, Api] = field(default_factory=dict, hash=False)
+    retry_hints: bool = True
+    chunk_per_event: bool = False
+    other_bases: Sequence[str] = ()
+    shared_metrics: MetricsWriter | None = None
+    own_metrics: MetricsWriter | None = None
+    bench_apis: Mapping[str, BenchApi] = field(default_factory=dict, hash=False)
     documented_errors: bool = False
-    no_memory: bytes = b""
-    framed: bool = False
+    no_memory_body: bytes = b""
+    framed_answers: bool = False
     id_header: bytes = b""  # the name of the header that carries the request's unique id in all answers

@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from parley.metrics.totals import Totals
-from parley.types import ModelInfo, Stats
+from parley.metrics.totals import RequestTotals
+from parley.types import EngineStats, ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class ModelCard:
     """A model name that the server offers. ``root`` is the main name of its model.
 
     ``max_model_len`` is None until the model is loaded. ``phase``: loading, ready, restarting, draining, failed,
@@ -27,13 +27,13 @@ class Card:
     max_model_len: int | None
     root: str = ""
     phase: str = "ready"
-    totals: Totals = field(default_factory=Totals)
+    totals: RequestTotals = field(default_factory=RequestTotals)
     purpose: Literal["chat", "text", "vectors"] = "chat"
-    folder: str = ""
+    adapter_folder: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Vitals:
+class ServerStatus:
     """The current state of the main model.
 
     ``phase``: idle, loading, ready, restarting, draining, failed, closed; held or prepared after a ``PauseCommand`` of
@@ -42,39 +42,39 @@ class Vitals:
     """
 
     phase: str = "ready"
-    places: int = 1
-    held: int = 0
-    batch: int = 1
-    stats: Stats = field(default_factory=Stats)
+    slots: int = 1
+    used_slots: int = 0
+    max_batch: int = 1
+    stats: EngineStats = field(default_factory=EngineStats)
     info: ModelInfo | None = None
-    first_token: float = 0.0
-    between_tokens: float = 0.0
+    mean_ttft: float = 0.0
+    mean_tpot: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ServerFacts:
     """Everything that the server reports about itself. ``cards``: every name it serves, the main one first. ``ready``:
     all its models accept requests."""
 
     version: str
-    cards: Sequence[Card]
+    cards: Sequence[ModelCard]
     ready: bool
-    vitals: Vitals = Vitals()
+    status: ServerStatus = ServerStatus()
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class ServerInfo:
     """A summary of the server: its main model, how many choices it generates or queues at once (``slots``), its
     version, and the model's dtype and device."""
 
-    card: Card
-    places: int
+    card: ModelCard
+    slots: int
     version: str
     dtype: str = "bfloat16"
     device: str = "cpu"
 
 
-class Share(msgspec.Struct, frozen=True):
+class EndpointShare(msgspec.Struct, frozen=True):
     """One model of an endpoint: its ``name`` there, the server's ``model``, and its percentage of the requests."""
 
     name: str
@@ -86,5 +86,5 @@ class Endpoint(msgspec.Struct, frozen=True):
     """A model name whose requests are split among several models. ``about``: further JSON data of its API."""
 
     name: str
-    shares: list[Share]
+    shares: list[EndpointShare]
     about: dict[str, Any] = {}

@@ -14,12 +14,12 @@ import msgspec
 
 from parley.dialects.dialect import Answer, Route
 from parley.errors import OrderRefused
-from parley.types import Batch
+from parley.types import OutputBatch
 
-IDENTITY = re.compile(r"[0-9a-f]{32}")  # the id of a request, the same for all attempts
+REQUEST_UUID = re.compile(r"[0-9a-f]{32}")  # the id of a request, the same for all attempts
 
 
-class Origin(msgspec.Struct):
+class OriginalRequest(msgspec.Struct):
     """A request as it arrived, and the engine outputs that were rendered for it so far.
 
     ``unique``: 32 hexadecimal digits, the source of everything random about the request. ``created``: the time shown in
@@ -27,7 +27,7 @@ class Origin(msgspec.Struct):
     """
 
     body: bytes
-    past: list[Batch]
+    past: list[OutputBatch]
     unique: str
     created: int
     prompt: list[int] | None = None
@@ -42,8 +42,8 @@ class ResumedBody(NamedTuple):
 
     body: bytes
     prompt: list[int] | None
-    past: list[Batch]
-    unique: str = ""
+    prior_outputs: list[OutputBatch]
+    request_uuid: str = ""
     created: int | None = None
 
 
@@ -58,6 +58,6 @@ class InstancePlane:
     """
 
     routes: Sequence[Route]
-    refusal: Callable[[OrderRefused], Answer]
+    render_order_refusal: Callable[[OrderRefused], Answer]
     read_resumed: Callable[[str, bytes], ResumedBody]
-    write_resumed: Callable[[str, Origin, Sequence[int], int], bytes]
+    write_resumed: Callable[[str, OriginalRequest, Sequence[int], int], bytes]

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from parley.dialects import databricks, mindie, openai, tgi, triton, vllm
-from parley.dialects.dialect import Dialect, Kind, Route
-from parley.dialects.triton.calls import CALLS
+from parley.dialects.dialect import Dialect, Route, RouteKind
+from parley.dialects.triton.calls import GRPC_CALLS
 
 # Paths of the server itself, the same whatever APIs it speaks.
 OPERATIONS = (
@@ -22,9 +22,11 @@ OPERATIONS = (
     Route("GET", "/health/ready", "ready"),
     Route("GET", "/metrics", "metrics"),
 )
-OPEN: frozenset[Kind] = frozenset({"live", "ready", "state", "health"})  # to clients without a key, if all of a path is
-CHANGES: frozenset[Kind] = frozenset(
-    {"adapter", "reset", "order", "stop", "endpoint", "role"}
+OPEN: frozenset[RouteKind] = frozenset(
+    {"live", "ready", "probe", "health"}
+)  # to clients without a key, if all of a path is
+CHANGES: frozenset[RouteKind] = frozenset(
+    {"adapter", "reset", "pause", "stop", "endpoint", "role"}
 )  # the server, or who is served
 
 
@@ -52,8 +54,8 @@ SURFACES = (
     Surface("/triton", triton.STRICT),
     Surface("", databricks.DIALECT),
     Surface("/databricks", databricks.STRICT),
-    Surface("/vllm", vllm.STRICT),
-    Surface("/vllm-0.6.3", vllm.OLD),
+    Surface("/vllm", vllm.STRICT_DIALECT),
+    Surface("/vllm-0.6.3", vllm.DEMO_DIALECT),
     Surface("", mindie.DIALECT),
     Surface("/mindie", mindie.STRICT),
     Surface("/mindie-old", mindie.OLD),
@@ -62,8 +64,10 @@ SURFACES = (
 INSTANCE_PLANE = mindie.INSTANCE_PLANE  # how instances of a cluster speak to coordinators
 BODY_FAULT = mindie.BODY_FAULT  # what a strict coordinator refuses of a body before an instance sees it
 # Paths of the server itself.
-OWN = Surface("", replace(openai.DIALECT, name="parley", routes=(*OPERATIONS, *INSTANCE_PLANE.routes), no_memory=b""))
-INNER = (OWN, Surface("", CALLS))  # beside the APIs
+OWN = Surface(
+    "", replace(openai.DIALECT, name="parley", routes=(*OPERATIONS, *INSTANCE_PLANE.routes), no_memory_body=b"")
+)
+INNER = (OWN, Surface("", GRPC_CALLS))  # beside the APIs
 # APIs that may have a port; some are only ever there, for who reaches them may end the server.
 PLANES = {dialect.name: dialect for dialect in (mindie.MANAGEMENT, mindie.METRICS)}
 ALONE = {surface.prefix[1:]: surface.dialect for surface in SURFACES if surface.prefix} | PLANES
@@ -106,7 +110,7 @@ def table(surfaces: Sequence[Surface]) -> dict[tuple[str, str], list[tuple[Route
         for route in surface.dialect.routes:
             for path in _paths(surface.prefix, route.path):
                 place = places.setdefault((route.method, path), [])
-                if not place or route.claims:
+                if not place or route.claiming_members:
                     place.append((route, surface))
     return places
 
@@ -122,7 +126,7 @@ def wording(surfaces: Sequence[Surface], path: str) -> Dialect:
     roots += [
         (surface.prefix + base, surface.dialect)
         for surface in surfaces
-        for base in (surface.dialect.base, *surface.dialect.beside)
+        for base in (surface.dialect.base_path, *surface.dialect.other_bases)
     ]
     fitting = [(root, dialect) for root, dialect in roots if path == root or path.startswith(root + "/")]
     return max(fitting, key=lambda pair: len(pair[0]), default=roots[0])[1]

@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from parley.dialects.dialect import Head, Headers
+from parley.dialects.dialect import HeaderList, RequestContext
 
-NAME = b"endpoint-load-metrics"  # the response header; the request header has the suffix "-format"
+ORCA_HEADER = b"endpoint-load-metrics"  # the response header; the request header has the suffix "-format"
 
 
-def report(head: Head, metrics: Mapping[str, float], *, number: str, encode: Callable[[Any], bytes]) -> Headers:
+def orca_header(
+    head: RequestContext, metrics: Mapping[str, float], *, number_format: str, encode: Callable[[Any], bytes]
+) -> HeaderList:
     """Return the report in the format that the request asks for, or no header. ``number`` is the text format's
     conversion of a value, such as "%s"; ``encode`` is used for JSON."""
-    match head.headers.get(NAME + b"-format", b"").lower():
+    match head.headers.get(ORCA_HEADER + b"-format", b"").lower():
         case b"text":
-            told = ", ".join(f"named_metrics.{name}={number % value}" for name, value in metrics.items())
-            return [(NAME, b"TEXT " + told.encode())]
+            named_metrics = ", ".join(
+                f"named_metrics.{name}={number_format % value}" for name, value in metrics.items()
+            )
+            return [(ORCA_HEADER, b"TEXT " + named_metrics.encode())]
         case b"json":
-            return [(NAME, b"JSON " + encode({"named_metrics": metrics}))]
+            return [(ORCA_HEADER, b"JSON " + encode({"named_metrics": metrics}))]
     return ()

@@ -8,78 +8,78 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from parley.dialects.fields import Fields
-from parley.types import Beam, Sampling
+from parley.types import BeamOptions, Sampling
 
-MAX_N = 128
+MAX_CHOICES_PER_PROMPT = 128
 MAX_STOPS = 1024
 MAX_STOP_CHARACTERS = 16_384  # in all stop strings together
 MAX_BIAS = 1024
-MAX_TOP = 20  # alternatives per token
-MAX_ID = 2**31 - 1
-MAX_LIST = 1 << 20  # token ids in a list
-MAX_WORDS = 1024
+MAX_ALTERNATIVES = 20  # alternatives per token
+MAX_TOKEN_ID = 2**31 - 1
+MAX_LISTED_IDS = 1 << 20  # token ids in a list
+MAX_BAD_WORDS = 1024
 MAX_LENGTH_PENALTY = 10  # of beams; the exponent of their length
-MAX_GRAM = 1024  # length of the n-grams that must not repeat
+MAX_NGRAM = 1024  # length of the n-grams that must not repeat
 
 
-class Choices(NamedTuple):
+class ChoiceCounts(NamedTuple):
     """The number of choices per prompt, and how they are selected: these members of ``Request``."""
 
     n: int = 1
     best_of: int | None = None
-    beam: Beam | None = None
+    beam: BeamOptions | None = None
 
 
-def choices(body: Fields, *, ranked: bool = True) -> Choices:
+def read_choice_counts(body: Fields, *, ranked: bool = True) -> ChoiceCounts:
     """Read ``n``, beam search, and ``best_of`` if ``ranked``. With beam search ``best_of`` is the number of beams.
 
     Raises BadRequest.
     """
-    n = body.integer("n", 1, 1, MAX_N)
-    best_of = body.integer("best_of", n, 1, MAX_N) if ranked else n
+    n = body.integer("n", 1, 1, MAX_CHOICES_PER_PROMPT)
+    best_of = body.integer("best_of", n, 1, MAX_CHOICES_PER_PROMPT) if ranked else n
     if best_of < n:
-        raise body.fail("best_of", f"must be at least n, which is {n}, but got {best_of}.")
-    search = beam(body, best_of)
+        raise body.member_error("best_of", f"must be at least n, which is {n}, but got {best_of}.")
+    beam_search = read_beam_search(body, best_of)
     if body.boolean("use_beam_search", False):
-        return Choices(n, None, search)
-    return Choices(n, best_of if best_of > n else None)
+        return ChoiceCounts(n, None, beam_search)
+    return ChoiceCounts(n, best_of if best_of > n else None)
 
 
-def beam(body: Fields, width: int, field: str = "use_beam_search") -> Beam:
+def read_beam_search(body: Fields, width: int, field: str = "use_beam_search") -> BeamOptions:
     """Read the parameters of a beam search of this width: ``length_penalty`` and ``early_stopping``."""
     early: bool | Literal["never"] = "never"
-    if body.raw("early_stopping") != "never":
+    if body.raw_value("early_stopping") != "never":
         early = body.boolean("early_stopping", False)
-    return Beam(width, body.number("length_penalty", 1.0, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY), early, field)
+    return BeamOptions(width, body.number("length_penalty", 1.0, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY), early, field)
 
 
-def sampling(body: Fields, *, hottest: float) -> Sampling:
+def read_sampling(body: Fields, *, max_temperature: float) -> Sampling:
     """Read the members that control how a token is drawn. ``hottest`` is the API's maximum temperature."""
     return Sampling(
-        temperature=body.number("temperature", 1.0, 0, hottest),
+        temperature=body.number("temperature", 1.0, 0, max_temperature),
         top_p=body.number("top_p", 1.0, 0, 1),
-        top_k=max(0, body.integer("top_k", 0, -1, MAX_ID)),
+        top_k=max(0, body.integer("top_k", 0, -1, MAX_TOKEN_ID)),
         min_p=body.number("min_p", 0.0, 0, 1),
-        typical_p=body.number("typical_p", 1.0, 0, 1, open=True),
+        typical_p=body.number("typical_p", 1.0, 0, 1, low_excluded=True),
         seed=body.integer("seed", None, -(2**63), 2**64 - 1),
-        repetition_penalty=body.number("repetition_penalty", 1.0, 0, 100, open=True),
+        repetition_penalty=body.number("repetition_penalty", 1.0, 0, 100, low_excluded=True),
         presence_penalty=body.number("presence_penalty", 0.0, -2, 2),
         frequency_penalty=body.number("frequency_penalty", 0.0, -2, 2),
-        logit_bias=body.weights("logit_bias", cap=MAX_BIAS, low=-100, high=100),
-        allowed=body.integers("allowed_token_ids", cap=MAX_LIST, low=0, high=MAX_ID),
-        no_repeat_ngram=body.integer("no_repeat_ngram_size", 0, 0, MAX_GRAM),
+        logit_bias=body.token_weights("logit_bias", cap=MAX_BIAS, low=-100, high=100),
+        allowed=body.integers("allowed_token_ids", cap=MAX_LISTED_IDS, low=0, high=MAX_TOKEN_ID),
+        no_repeat_ngram=body.integer("no_repeat_ngram_size", 0, 0, MAX_NGRAM),
         watermark=body.boolean("watermark", False),
     )
 
 
-def bad_words(body: Fields) -> list[str]:
+def read_bad_words(body: Fields) -> list[str]:
     """Read the words that the output must not contain."""
-    return body.strings("bad_words", cap=MAX_WORDS, total=MAX_STOP_CHARACTERS)
+    return body.strings("bad_words", cap=MAX_BAD_WORDS, total=MAX_STOP_CHARACTERS)
 
 
-def truncation(body: Fields, room: int) -> int | None:
+def read_truncation(body: Fields, room: int) -> int | None:
     """Return the maximum number of tokens of a prompt to keep; ``room`` for -1. None: no truncation."""
-    count = body.integer("truncate_prompt_tokens", None, -1, MAX_ID)
+    count = body.integer("truncate_prompt_tokens", None, -1, MAX_TOKEN_ID)
     if count == 0:
-        raise body.fail("truncate_prompt_tokens", "must be -1 or at least 1, but got 0.")
+        raise body.member_error("truncate_prompt_tokens", "must be -1 or at least 1, but got 0.")
     return max(1, room) if count == -1 else count

@@ -11,7 +11,7 @@ from functools import cache
 from math import ldexp
 
 
-def _magnitudes(mantissa: int, bias: int, last: int) -> list[float]:
+def _code_magnitudes(mantissa: int, bias: int, last: int) -> list[float]:
     """Return the absolute values of the codes 0 .. ``last`` of an 8-bit float; the last may stand for infinity."""
     parts = 1 << mantissa
     return [
@@ -20,10 +20,10 @@ def _magnitudes(mantissa: int, bias: int, last: int) -> list[float]:
     ]
 
 
-FLOAT8 = {"fp8_e4m3": _magnitudes(3, 7, 126), "fp8_e5m2": _magnitudes(2, 15, 124)}
+FLOAT8 = {"fp8_e4m3": _code_magnitudes(3, 7, 126), "fp8_e5m2": _code_magnitudes(2, 15, 124)}
 
 
-def numbers(values: bytes) -> list[float]:
+def vector_numbers(values: bytes) -> list[float]:
     """Return the exact value of each number. In decimal this takes more digits than 24 bits of precision need."""
     vector = array("f", values)
     if sys.byteorder == "big":
@@ -31,48 +31,48 @@ def numbers(values: bytes) -> list[float]:
     return vector.tolist()
 
 
-def text(values: bytes) -> str:
+def vector_base64(values: bytes) -> str:
     """Return the bytes in base64."""
     return base64.b64encode(values).decode()
 
 
-def form(values: bytes, dtype: str, *, big: bool = False) -> bytes:
+def encode_vector(values: bytes, dtype: str, *, big_endian: bool = False) -> bytes:
     """Convert to float32, float16, bfloat16 or one of ``FLOAT8``, rounding to nearest. ``big``: in big endian.
 
     Overflow becomes infinity in float16 and fp8_e5m2; fp8_e4m3 has no infinity and saturates at its largest value.
     """
     if dtype in FLOAT8:
-        table = _table(dtype)
+        table = _float8_codes(dtype)
         words = struct.unpack(f"<{len(values) // 4}I", values)
         return bytes([table[word >> 16 | (word & 0xFFFF != 0)] for word in words])
-    order = ">" if big else "<"
-    vector = numbers(values)
+    order = ">" if big_endian else "<"
+    vector = vector_numbers(values)
     if dtype == "float16":
-        return struct.pack(f"{order}{len(vector)}e", *map(_half, vector))
+        return struct.pack(f"{order}{len(vector)}e", *map(_clamp_float16, vector))
     if dtype == "bfloat16":
         words = struct.unpack(f"<{len(vector)}I", values)
         return struct.pack(f"{order}{len(words)}H", *((word + 0x7FFF + (word >> 16 & 1)) >> 16 for word in words))
-    return struct.pack(f"{order}{len(vector)}f", *vector) if big else values
+    return struct.pack(f"{order}{len(vector)}f", *vector) if big_endian else values
 
 
 @cache
-def _table(dtype: str) -> bytes:
+def _float8_codes(dtype: str) -> bytes:
     """Return the code for each possible upper half of a float32. The half's lowest bit must also be set if any lower
     bit of the number is, which breaks ties."""
     positive = bytes(
-        _byte(struct.unpack(">f", struct.pack(">HH", half, 0))[0], FLOAT8[dtype]) for half in range(1 << 15)
+        _nearest_code(struct.unpack(">f", struct.pack(">HH", half, 0))[0], FLOAT8[dtype]) for half in range(1 << 15)
     )
     return positive + bytes(code | 0x80 for code in positive)
 
 
-def _byte(size: float, held: list[float]) -> int:
+def _nearest_code(size: float, magnitudes: list[float]) -> int:
     """Return the code of the nearest value in the ascending list, the even code on a tie."""
-    code = min(bisect_left(held, size), len(held) - 1)
-    if code and size < held[code]:
-        below, above = size - held[code - 1], held[code] - size
+    code = min(bisect_left(magnitudes, size), len(magnitudes) - 1)
+    if code and size < magnitudes[code]:
+        below, above = size - magnitudes[code - 1], magnitudes[code] - size
         code -= below < above or (below == above and code % 2)
     return code
 
 
-def _half(number: float) -> float:
+def _clamp_float16(number: float) -> float:
     return number if abs(number) < 65520 else float("inf") if number > 0 else float("-inf")

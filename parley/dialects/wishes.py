@@ -16,52 +16,52 @@ from parley.types import Prompt
 
 
 @dataclass(frozen=True, slots=True)
-class Tokenize:
+class TokenizeRequest:
     """Return a prompt's tokens. ``with_pieces``: also the vocabulary's own pieces; ``with_texts``: or the text of each
     token instead; ``with_spans``: also the text that was read and the range of each token in it; ``last_tokens``: only
     this many tokens from the end."""
 
     model: str
     prompt: Prompt
-    strings: bool = False
-    texts: bool = False
-    spans: bool = False
-    truncate: int | None = None
+    with_pieces: bool = False
+    with_texts: bool = False
+    with_spans: bool = False
+    last_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Tokenized:
+class TokenizeResult:
     """The tokens of a prompt. ``spans``: start and end of each token in ``text``, in characters; equal for a token
     that is not part of the text."""
 
-    ids: list[int]
-    strings: list[str] | None
+    token_ids: list[int]
+    pieces: list[str] | None
     max_model_len: int
     text: str = ""
     spans: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Detokenize:
+class DetokenizeRequest:
     """Return the text of tokens. ``ignore_unknown``: ids outside the vocabulary have no text; otherwise an error."""
 
     model: str
-    ids: list[int]
-    lax: bool = False
+    token_ids: list[int]
+    ignore_unknown: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Halt:
+class AbortRequest:
     """Abort an open request to the path's model, by its id or by the label that its client gave it. ``success`` and
     ``not_found`` are the answers."""
 
-    label: str
-    done: Answer
-    unknown: Answer
+    request_label: str
+    success: Answer
+    not_found: Answer
 
 
 @dataclass(frozen=True, slots=True)
-class Adapt:
+class LoadAdapter:
     """Load an adapter under a name, or unload it (``folder`` None). ``success`` is the answer.
 
     ``replace_existing``: also if an adapter of that name is loaded. ``model``: its base model; empty: the main one.
@@ -70,26 +70,26 @@ class Adapt:
 
     name: str
     folder: str | None
-    done: Answer
-    replace: bool = False
+    success: Answer
+    replace_existing: bool = False
     model: str = ""
-    failed: Callable[[ParleyError], Answer] | None = None
+    render_failure: Callable[[ParleyError], Answer] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class EndpointChange:
     """Create or replace an endpoint (``put_endpoint``), or remove one by name, and then send the answer."""
 
     answer: Answer
-    put: Endpoint | None = None
-    drop: str = ""
+    put_endpoint: Endpoint | None = None
+    remove_endpoint: str = ""
 
 
-Command = Literal["hold", "prepare", "release"]  # refuse new requests; keep refusing them; accept them again
+PauseCommand = Literal["hold", "prepare", "release"]  # refuse new requests; keep refusing them; accept them again
 
 
-class Told(NamedTuple):
+class PauseAnswer(NamedTuple):
     """The answer to a command that pauses or resumes the server, and the command to carry out, if any."""
 
     answer: Answer
-    command: Command | None = None
+    command: PauseCommand | None = None

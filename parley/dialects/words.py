@@ -11,77 +11,85 @@ from typing import Any
 from parley.errors import BadRequest, Invalid, Malformed, Missing, WrongType, excerpt
 
 
-class Words:
+class ErrorWording:
     """Builds the errors for wrong members, with the sentences and codes of the OpenAI API. Other dialects override."""
 
-    def missing(self, path: str) -> BadRequest:
+    def missing_error(self, path: str) -> BadRequest:
         """Return the error for a missing member."""
         return Missing(f"Missing required parameter: '{path}'.", field=path)
 
-    def mistyped(self, path: str, expected: str, value: Any) -> BadRequest:
+    def type_error(self, path: str, expected: str, value: Any) -> BadRequest:
         """Return the error for a value of a wrong type. ``expected`` is a type with its article."""
-        return WrongType(f"Invalid type for '{path}': expected {expected}, but got {kind(value)} instead.", field=path)
+        return WrongType(
+            f"Invalid type for '{path}': expected {expected}, but got {json_type(value)} instead.", field=path
+        )
 
-    def outside(self, path: str, value: float, low: float | None, high: float | None, *, open: bool) -> BadRequest:
+    def range_error(
+        self, path: str, value: float, low: float | None, high: float | None, *, low_excluded: bool
+    ) -> BadRequest:
         """Return the error for a number out of range. ``low_excluded``: the number must be greater than ``low``."""
         above = high is not None and value > high
         code = f"{'integer' if isinstance(value, int) else 'decimal'}_{'above_max' if above else 'below_min'}_value"
         allowed = " and ".join(
             part
             for part in (
-                f"greater than {low}" if low is not None and open else f"at least {low}" if low is not None else "",
+                f"greater than {low}"
+                if low is not None and low_excluded
+                else f"at least {low}"
+                if low is not None
+                else "",
                 f"at most {high}" if high is not None else "",
             )
             if part
         )
         return Invalid(f"Invalid '{path}': must be {allowed}, but got {excerpt(value)}.", field=path, code=code)
 
-    def unlisted(self, path: str, value: Any, allowed: Sequence[str]) -> BadRequest:
+    def unlisted_error(self, path: str, value: Any, allowed: Sequence[str]) -> BadRequest:
         """Return the error for a value that is not one of those allowed."""
         listed = ", ".join(f"'{name}'" for name in allowed)
         return Invalid(f"Invalid value for '{path}': {excerpt(value)}. Supported values are: {listed}.", field=path)
 
-    def empty(self, path: str, what: str) -> BadRequest:
+    def empty_error(self, path: str, container: str) -> BadRequest:
         """Return the error for an empty value. ``container`` is "string" or "array"."""
-        return Invalid(f"Invalid '{path}': the {what} must not be empty.", field=path, code=f"empty_{what}")
+        return Invalid(f"Invalid '{path}': the {container} must not be empty.", field=path, code=f"empty_{container}")
 
-    def long(self, path: str, what: str, size: int, cap: int) -> BadRequest:
+    def too_long_error(self, path: str, container: str, size: int, cap: int) -> BadRequest:
         """Return the error for a value that is too long, in characters or members.
 
         ``container`` is "string", "array" or "object".
         """
-        unit = "characters" if what == "string" else "members"
+        unit = "characters" if container == "string" else "members"
         return Invalid(
-            f"Invalid '{path}': {what} too long. At most {cap} {unit} are allowed, but it has {size}.",
+            f"Invalid '{path}': {container} too long. At most {cap} {unit} are allowed, but it has {size}.",
             field=path,
-            code=f"{what}_above_max_length",
+            code=f"{container}_above_max_length",
         )
 
-    def invalid(self, path: str, reason: str) -> BadRequest:
+    def invalid_error(self, path: str, reason: str) -> BadRequest:
         """Return the error for any other fault; ``reason`` is the rest of a sentence about the member."""
         return Invalid(f"Invalid '{path}': {reason}", field=path)
 
-    def convert(self, path: str, expected: str, value: Any) -> Any:
+    def convert_value(self, path: str, expected: str, value: Any) -> Any:
         """Convert a value of another type to a boolean, an integer or a number, for lenient APIs. Raises BadRequest."""
-        raise self.mistyped(path, expected, value)
+        raise self.type_error(path, expected, value)
 
-    def about(self, body: dict[str, Any]) -> Words:
+    def for_body(self, body: dict[str, Any]) -> ErrorWording:
         """Return the wording for this body, for APIs whose refusals quote the body."""
         return self
 
-    def unreadable(self, body: bytes, reason: str) -> BadRequest:
+    def unreadable_error(self, body: bytes, reason: str) -> BadRequest:
         """Return the error for a body that is not JSON."""
         return Malformed(reason)
 
-    def shapeless(self, value: Any) -> BadRequest:
+    def not_object_error(self, value: Any) -> BadRequest:
         """Return the error for a body that is JSON, but not an object."""
-        return Malformed(f"The body must be a JSON object, but it is {kind(value)}.")
+        return Malformed(f"The body must be a JSON object, but it is {json_type(value)}.")
 
 
-WORDS = Words()
+DEFAULT_WORDING = ErrorWording()
 
 
-def kind(value: Any) -> str:
+def json_type(value: Any) -> str:
     """Return the JSON type of a decoded value, with its article."""
     match value:
         case None:

@@ -15,32 +15,32 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 
-from parley.core.prefill_share import Quota
+from parley.core.prefill_share import PrefillShare
 from parley.engine.messages import (
-    Cancel,
-    Changed,
-    Conclude,
-    Divide,
-    Filled,
-    Free,
+    AdapterResult,
+    CancelRequest,
+    FinishBeamSearch,
+    FreeReservation,
     LoadAdapter,
-    Outputs,
-    Progress,
-    Release,
-    Reserve,
-    Reserved,
-    Reset,
-    Submit,
+    LoadProgress,
+    PagesComputed,
+    ReleaseLease,
+    ReservePages,
+    ReserveResponse,
+    ResetDone,
+    ResetPrefixCache,
+    SetPrefillShare,
+    StepOutputs,
+    SubmitRequest,
     ToEngine,
     UnloadAdapter,
-    Wiped,
 )
 from parley.engine.protocol import Engine
-from parley.types import Cost, Finish, ModelInfo, Output, Score, Stats, Work
+from parley.types import EngineFinishReason, EngineOutput, EngineRequest, EngineStats, ModelInfo, TokenCost, TokenScore
 
-Reply = Callable[[Work, int], list[int]]
+ScriptedReply = Callable[[EngineRequest, int], list[int]]
 
-FAKE = ModelInfo(
+FAKE_MODEL = ModelInfo(
     architecture="fake",
     dtype="none",
     device="none",
@@ -51,24 +51,24 @@ FAKE = ModelInfo(
     kv_bytes=0,
     kv_blocks=4096,
     block_size=16,
-    lowered=False,
+    fused=False,
     dimensions=8,
 )
 
 
-def echo(work: Work, index: int) -> list[int]:
+def echo_prompt(request: EngineRequest, index: int) -> list[int]:
     """Return the default reply: the prompt's own tokens, repeated up to ``max_tokens``."""
-    return [work.token_ids[i % len(work.token_ids)] for i in range(work.max_tokens)]
+    return [request.token_ids[i % len(request.token_ids)] for i in range(request.max_tokens)]
 
 
 @dataclass
-class _Choice:
-    work: Work
+class _ScriptedChoice:
+    request: EngineRequest
     index: int
     reply: list[int]
-    drawn: int = 0
-    fresh: bool = True  # its prefill has not run yet
-    since: float = field(default_factory=perf_counter)
+    output_count: int = 0
+    awaits_prefill: bool = True  # its prefill has not run yet
+    last_token_at: float = field(default_factory=perf_counter)
 
 
 class FakeEngine(Engine):
@@ -84,37 +84,37 @@ class FakeEngine(Engine):
 
     def __init__(
         self,
-        reply: Reply = echo,
+        reply: ScriptedReply = echo_prompt,
         *,
-        info: ModelInfo = FAKE,
+        info: ModelInfo = FAKE_MODEL,
         max_batch: int = 256,
-        tick: float = 0.0,
-        load: float = 0.0,
-        failure: str | None = None,
+        step_seconds: float = 0.0,
+        load_seconds: float = 0.0,
+        load_failure: str | None = None,
     ):
         super().__init__()
-        self.gate = asyncio.Event()
-        self.gate.set()
+        self.step_gate = asyncio.Event()
+        self.step_gate.set()
         self._reply = reply
-        self._model = info
+        self._model_info = info
         self._max_batch = max_batch
-        self._tick = tick
-        self._load = load
-        self._load_failure = failure
-        self._waiting: list[_Choice] = []
-        self._running: list[_Choice] = []
-        self._quota = Quota()
-        self._counts = Stats(blocks_total=info.kv_blocks)
-        self._pages = list(range(info.kv_blocks))  # free pages
+        self._step_seconds = step_seconds
+        self._load_seconds = load_seconds
+        self._load_failure = load_failure
+        self._waiting: list[_ScriptedChoice] = []
+        self._running: list[_ScriptedChoice] = []
+        self._prefill_share = PrefillShare()
+        self._engine_stats = EngineStats(blocks_total=info.kv_blocks)
+        self._free_pages = list(range(info.kv_blocks))  # free pages
         self._leases: dict[str, list[int]] = {}
         self._reservations: dict[str, list[int]] = {}
-        self._work = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Start the task that loads and then runs steps."""
-        self._begin()
-        self._tasks = [asyncio.create_task(self._run())]
+        self._begin_loading()
+        self._tasks = [asyncio.create_task(self._run_steps())]
 
     async def close(self) -> None:
         """Stop the task; open streams end with an error."""
@@ -122,172 +122,185 @@ class FakeEngine(Engine):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._closed("The engine was closed.")
+        self._release_waiters("The engine was closed.")
 
-    def crash(self, reason: str = "The engine process was killed.") -> None:
+    def crash_engine(self, reason: str = "The engine process was killed.") -> None:
         """Lose all requests, as if an engine process had died and was not restarted."""
         self._waiting, self._running = [], []
-        self._leases, self._reservations, self._pages = {}, {}, list(range(self._model.kv_blocks))
-        self._give_up(reason)
+        self._leases, self._reservations, self._free_pages = {}, {}, list(range(self._model_info.kv_blocks))
+        self._fail_for_good(reason)
 
-    def _send(self, message: ToEngine) -> None:
-        if isinstance(message, Submit):
-            work = message.work
-            given = [len(tokens) for tokens in work.given] or [0] * work.n
-            self._waiting += [_Choice(work, k, self._reply(work, k), given[k]) for k in range(work.n)]
-            self._work.set()
-        elif isinstance(message, Cancel):
+    def _send_to_engine(self, message: ToEngine) -> None:
+        if isinstance(message, SubmitRequest):
+            request = message.request
+            prior_counts = [len(tokens) for tokens in request.prior_tokens] or [0] * request.n
+            self._waiting += [
+                _ScriptedChoice(request, k, self._reply(request, k), prior_counts[k]) for k in range(request.n)
+            ]
+            self._wakeup.set()
+        elif isinstance(message, CancelRequest):
             for queue in (self._waiting, self._running):
-                queue[:] = [c for c in queue if c.work.id != message.id or message.index not in (-1, c.index)]
-        elif isinstance(message, Conclude):
-            ended = [c for c in self._waiting + self._running if c.work.id == message.id]
-            self._send(Cancel(message.id))
-            last = [Output(message.id, choice.index, finish=message.reason) for choice in ended]
-            self._deliver(Outputs(last, self._stats()))
-        elif isinstance(message, Reset):
-            self._answered(Wiped(message.id, message.running or not self._running))
+                queue[:] = [c for c in queue if c.request.id != message.id or message.index not in (-1, c.index)]
+        elif isinstance(message, FinishBeamSearch):
+            finished = [c for c in self._waiting + self._running if c.request.id == message.id]
+            self._send_to_engine(CancelRequest(message.id))
+            final_outputs = [
+                EngineOutput(message.id, choice.index, finish_reason=message.reason) for choice in finished
+            ]
+            self._deliver_outputs(StepOutputs(final_outputs, self._update_stats()))
+        elif isinstance(message, ResetPrefixCache):
+            self._deliver_answer(ResetDone(message.id, message.running or not self._running))
         elif isinstance(message, LoadAdapter):
-            there = (Path(message.folder) / "adapter_config.json").is_file()
-            self._answered(Changed(message.id, "" if there else "There is no adapter in this folder."))
+            adapter_exists = (Path(message.folder) / "adapter_config.json").is_file()
+            self._deliver_answer(
+                AdapterResult(message.id, "" if adapter_exists else "There is no adapter in this folder.")
+            )
         elif isinstance(message, UnloadAdapter):
-            self._answered(Changed(message.id))
-        elif isinstance(message, Reserve):
-            self._answered(self._reserve(message))
-            self._work.set()
-        elif isinstance(message, Free):
-            self._pages += self._reservations.pop(message.key, [])
-            self._work.set()
-        elif isinstance(message, Divide):
-            self._quota.divide(message.percent / 100)
-        elif isinstance(message, Release):
-            self._pages += self._leases.pop(message.id, [])
-            self._work.set()
+            self._deliver_answer(AdapterResult(message.id))
+        elif isinstance(message, ReservePages):
+            self._deliver_answer(self._reserve_pages(message))
+            self._wakeup.set()
+        elif isinstance(message, FreeReservation):
+            self._free_pages += self._reservations.pop(message.key, [])
+            self._wakeup.set()
+        elif isinstance(message, SetPrefillShare):
+            self._prefill_share.set_share(message.percent / 100)
+        elif isinstance(message, ReleaseLease):
+            self._free_pages += self._leases.pop(message.id, [])
+            self._wakeup.set()
 
-    def _reserve(self, message: Reserve) -> Reserved:
+    def _reserve_pages(self, message: ReservePages) -> ReserveResponse:
         if message.key in self._reservations:
-            return Reserved(message.id, error="Something is reserved under this key already.")
-        count = len(message.token_ids) // self._model.block_size
-        if count > len(self._pages):
-            return Reserved(message.id, error="There is no capacity for so many pages.")
-        pages = self._reservations[message.key] = [self._pages.pop(0) for _ in range(count)]
-        return Reserved(message.id, 0, pages)
+            return ReserveResponse(message.id, error="Something is reserved under this key already.")
+        count = len(message.token_ids) // self._model_info.block_size
+        if count > len(self._free_pages):
+            return ReserveResponse(message.id, error="There is no capacity for so many pages.")
+        pages = self._reservations[message.key] = [self._free_pages.pop(0) for _ in range(count)]
+        return ReserveResponse(message.id, 0, pages)
 
-    def _lease(self, work: Work) -> None:
+    def _report_leased_pages(self, request: EngineRequest) -> None:
         """Report the full pages of a request with a lease, whose whole prompt is computed in one step."""
-        count = len([*work.token_ids, *(work.given[0] if work.given else [])]) // self._model.block_size
-        if count and count <= len(self._pages) and work.id not in self._leases:
-            pages = self._leases[work.id] = [self._pages.pop(0) for _ in range(count)]
-            self._filled(Filled(work.id, pages))
+        count = (
+            len([*request.token_ids, *(request.prior_tokens[0] if request.prior_tokens else [])])
+            // self._model_info.block_size
+        )
+        if count and count <= len(self._free_pages) and request.id not in self._leases:
+            pages = self._leases[request.id] = [self._free_pages.pop(0) for _ in range(count)]
+            self._deliver_pages(PagesComputed(request.id, pages))
 
-    async def _run(self) -> None:
-        if self._load:
+    async def _run_steps(self) -> None:
+        if self._load_seconds:
             for part in range(1, 11):
-                await asyncio.sleep(self._load / 10)
-                self.progress = Progress("loading", part / 10)
+                await asyncio.sleep(self._load_seconds / 10)
+                self.progress = LoadProgress("loading", part / 10)
         if self._load_failure is not None:
-            self._give_up(self._load_failure)
+            self._fail_for_good(self._load_failure)
             return
-        self._serve(self._model)
+        self._become_ready(self._model_info)
         while True:
             if not self._waiting and not self._running:
-                self._counts.step_tokens = 0
-                self._deliver(Outputs([], self._stats()))
-                self._work.clear()
-                await self._work.wait()
-            await asyncio.sleep(self._tick)
-            await self.gate.wait()
-            self._step()
+                self._engine_stats.step_tokens = 0
+                self._deliver_outputs(StepOutputs([], self._update_stats()))
+                self._wakeup.clear()
+                await self._wakeup.wait()
+            await asyncio.sleep(self._step_seconds)
+            await self.step_gate.wait()
+            self._run_step()
 
-    def _step(self) -> None:
-        self._quota.begin(len(self._running))
-        while self._waiting and len(self._running) < self._max_batch and self._may(self._waiting[0]):
+    def _run_step(self) -> None:
+        self._prefill_share.begin_step(len(self._running))
+        while self._waiting and len(self._running) < self._max_batch and self._may_run(self._waiting[0]):
             self._running.append(self._waiting.pop(0))
-        fresh = [choice for choice in self._running if choice.fresh]
-        for choice in fresh:
-            if choice.work.lease and choice.index == 0:
-                self._lease(choice.work)
-        read = sum(len(choice.work.token_ids) for choice in fresh)
-        self._counts.step_rows, self._counts.step_prompt = len(self._running), read
-        self._counts.step_tokens = read + len(self._running) - len(fresh)
-        self._quota.take(sum(len(choice.work.token_ids) for choice in fresh if not choice.drawn))
-        self._quota.observe(self._counts.step_tokens / 1000, max(1, self._counts.step_tokens))
+        prefilling = [choice for choice in self._running if choice.awaits_prefill]
+        for choice in prefilling:
+            if choice.request.lease and choice.index == 0:
+                self._report_leased_pages(choice.request)
+        prompt_tokens = sum(len(choice.request.token_ids) for choice in prefilling)
+        self._engine_stats.step_rows, self._engine_stats.step_prompt_tokens = len(self._running), prompt_tokens
+        self._engine_stats.step_tokens = prompt_tokens + len(self._running) - len(prefilling)
+        self._prefill_share.charge_prefill(
+            sum(len(choice.request.token_ids) for choice in prefilling if not choice.output_count)
+        )
+        self._prefill_share.observe_step(self._engine_stats.step_tokens / 1000, max(1, self._engine_stats.step_tokens))
         rows = len(self._running)
-        outputs = [self._advance(choice, rows) for choice in self._running]
-        self._running = [c for c, output in zip(self._running, outputs, strict=True) if output.finish is None]
-        self._counts.steps += 1
-        self._deliver(Outputs(outputs, self._stats()))
+        outputs = [self._advance_choice(choice, rows) for choice in self._running]
+        self._running = [c for c, output in zip(self._running, outputs, strict=True) if output.finish_reason is None]
+        self._engine_stats.steps += 1
+        self._deliver_outputs(StepOutputs(outputs, self._update_stats()))
 
-    def _may(self, choice: _Choice) -> bool:
+    def _may_run(self, choice: _ScriptedChoice) -> bool:
         """Whether the current step may run this choice: decodes always, prefills within the prefill share."""
-        return self._quota.open or choice.drawn > 0
+        return self._prefill_share.allows_prefill or choice.output_count > 0
 
-    def _advance(self, choice: _Choice, rows: int) -> Output:
-        work, first = choice.work, choice.fresh
-        choice.fresh = False
+    def _advance_choice(self, choice: _ScriptedChoice, rows: int) -> EngineOutput:
+        request, is_first = choice.request, choice.awaits_prefill
+        choice.awaits_prefill = False
         ids: list[int] = []
-        finish: Finish | None = None
+        finish: EngineFinishReason | None = None
         stop_id: int | None = None
         vector: bytes | None = None
-        if work.pooling is not None:
-            finish, vector = "stop", self._vector(work)
-        elif work.max_tokens == 0:
+        if request.pooling is not None:
+            finish, vector = "stop", self._make_vector(request)
+        elif request.max_tokens == 0:
             finish = "length"
-        elif choice.drawn < len(choice.reply):
-            token = choice.reply[choice.drawn]
-            choice.drawn += 1
+        elif choice.output_count < len(choice.reply):
+            token = choice.reply[choice.output_count]
+            choice.output_count += 1
             ids = [token]
-            if token in work.stop_ids and choice.drawn > work.min_tokens:
+            if token in request.stop_ids and choice.output_count > request.min_tokens:
                 finish, stop_id = "stop", token
-            elif choice.drawn >= work.max_tokens:
+            elif choice.output_count >= request.max_tokens:
                 finish = "length"
         else:
             finish = "stop"
-        self._counts.generated_tokens += len(ids)
-        if first and choice.index == 0 and not work.begun:
-            self._counts.prompt_tokens += len(work.token_ids)
-        scored = first and choice.index == 0 and work.prompt_logprobs >= 0 and not any(work.given[:1])
-        return Output(
-            work.id,
+        self._engine_stats.generated_tokens += len(ids)
+        if is_first and choice.index == 0 and not request.resumed:
+            self._engine_stats.prompt_tokens += len(request.token_ids)
+        scored = is_first and choice.index == 0 and request.prompt_logprobs >= 0 and not any(request.prior_tokens[:1])
+        return EngineOutput(
+            request.id,
             choice.index,
             ids,
-            scores=[self._score(token, work.logprobs, work.named) for token in ids] if work.logprobs >= 0 else None,
-            finish=finish,
+            scores=[self._token_score(token, request.logprobs, request.logprob_ids) for token in ids]
+            if request.logprobs >= 0
+            else None,
+            finish_reason=finish,
             stop_id=stop_id,
-            prompt_scores=[None, *(self._score(t, work.prompt_logprobs) for t in work.token_ids[1:])]
+            prompt_scores=[None, *(self._token_score(t, request.prompt_logprobs) for t in request.token_ids[1:])]
             if scored
             else None,
-            costs=[self._cost(choice, rows)] if work.costs and ids else None,
+            token_costs=[self._token_cost(choice, rows)] if request.token_costs and ids else None,
             vector=vector,
         )
 
-    def _vector(self, work: Work) -> bytes:
+    def _make_vector(self, request: EngineRequest) -> bytes:
         """Return made-up numbers that depend on the prompt: the frequency of its tokens by residue."""
-        size = self._model.dimensions
+        size = self._model_info.dimensions
         counts = [0.0] * size
-        for token in work.token_ids:
-            counts[token % size] += 1 / len(work.token_ids)
-        assert work.pooling is not None
-        counts = counts[: work.pooling.dimensions]
+        for token in request.token_ids:
+            counts[token % size] += 1 / len(request.token_ids)
+        assert request.pooling is not None
+        counts = counts[: request.pooling.dimensions]
         return struct.pack(f"<{len(counts)}f", *counts)
 
-    def _cost(self, choice: _Choice, rows: int) -> Cost:
+    def _token_cost(self, choice: _ScriptedChoice, rows: int) -> TokenCost:
         """Return the cost of a token. Steps take no time, so all of it was spent waiting."""
-        before, choice.since = choice.since, perf_counter()
-        return Cost(rows, choice.since - before, 0.0)
+        previous, choice.last_token_at = choice.last_token_at, perf_counter()
+        return TokenCost(rows, choice.last_token_at - previous, 0.0)
 
-    def _score(self, token: int, top: int, named: list[int] | None = None) -> Score:
+    def _token_score(self, token: int, top: int, token_ids: list[int] | None = None) -> TokenScore:
         """Return plausible made-up logprobs: the token itself is the most probable one, its successors follow."""
-        ids = named or [(token + k) % self._model.vocab_size for k in range(top)]
-        return Score(-0.5, 1, ids, [-0.5 - k for k in range(len(ids))])
+        ids = token_ids or [(token + k) % self._model_info.vocab_size for k in range(top)]
+        return TokenScore(-0.5, 1, ids, [-0.5 - k for k in range(len(ids))])
 
-    def _stats(self) -> Stats:
-        self._counts.running = len(self._running)
-        self._counts.waiting = len(self._waiting)
-        self._counts.pinned = sum(map(len, self._leases.values()))
-        self._counts.reserved = sum(map(len, self._reservations.values()))
-        self._counts.blocks_used = (
-            self._counts.pinned
-            + self._counts.reserved
-            + sum(-(-(len(c.work.token_ids) + c.drawn) // self._model.block_size) for c in self._running)
+    def _update_stats(self) -> EngineStats:
+        self._engine_stats.running = len(self._running)
+        self._engine_stats.waiting = len(self._waiting)
+        self._engine_stats.pinned_pages = sum(map(len, self._leases.values()))
+        self._engine_stats.reserved_pages = sum(map(len, self._reservations.values()))
+        self._engine_stats.blocks_used = (
+            self._engine_stats.pinned_pages
+            + self._engine_stats.reserved_pages
+            + sum(-(-(len(c.request.token_ids) + c.output_count) // self._model_info.block_size) for c in self._running)
         )
-        return self._counts
+        return self._engine_stats

@@ -10,23 +10,23 @@ from typing import Literal
 
 import msgspec
 
-from parley.types import ModelInfo, Output, Stats, Work
+from parley.types import EngineOutput, EngineRequest, EngineStats, ModelInfo
 
 
-class Submit(msgspec.Struct, tag="submit", array_like=True):
+class SubmitRequest(msgspec.Struct, tag="submit", array_like=True):
     """Start a request. Every choice gets exactly one output with ``finish_reason``, unless it is cancelled."""
 
-    work: Work
+    request: EngineRequest
 
 
-class Cancel(msgspec.Struct, tag="cancel", array_like=True):
+class CancelRequest(msgspec.Struct, tag="cancel", array_like=True):
     """Cancel a request (``index`` -1) or one of its choices. No output of it follows; unknown ids are ignored."""
 
     id: str
     index: int = -1
 
 
-class Conclude(msgspec.Struct, tag="finish_beam_search", array_like=True):
+class FinishBeamSearch(msgspec.Struct, tag="finish_beam_search", array_like=True):
     """Finish a beam search with its best results so far: its beams end at their current token, with ``reason``.
 
     A search that has not started returns outputs without tokens. Requests without beam search that have started, and
@@ -37,7 +37,7 @@ class Conclude(msgspec.Struct, tag="finish_beam_search", array_like=True):
     reason: Literal["length", "cancel"] = "length"
 
 
-class Divide(msgspec.Struct, tag="set_prefill_share", array_like=True):
+class SetPrefillShare(msgspec.Struct, tag="set_prefill_share", array_like=True):
     """Set the prefill share: the percentage of time for prefill while requests decode. 100: no limit."""
 
     percent: int
@@ -47,7 +47,7 @@ class Shutdown(msgspec.Struct, tag="shutdown", array_like=True):
     """End the engine."""
 
 
-class Reset(msgspec.Struct, tag="reset", array_like=True):
+class ResetPrefixCache(msgspec.Struct, tag="reset", array_like=True):
     """Clear the prefix cache. Answered by ResetDone with the same ``id``.
 
     Running requests hold cached pages: with ``running`` they are preempted, queued again and recomputed, else nothing
@@ -79,7 +79,7 @@ class UnloadAdapter(msgspec.Struct, tag="unload", array_like=True):
     name: str
 
 
-class Reserve(msgspec.Struct, tag="reserve", array_like=True):
+class ReservePages(msgspec.Struct, tag="reserve", array_like=True):
     """Allocate pages for the full pages of these tokens that the prefix cache lacks, to be filled by another instance.
 
     ``key`` identifies the reservation from now on. ``adapter``: name of the LoRA adapter that the keys and values are
@@ -95,14 +95,14 @@ class Reserve(msgspec.Struct, tag="reserve", array_like=True):
     digest: str = ""
 
 
-class Landed(msgspec.Struct, tag="pages_received", array_like=True):
+class PagesReceived(msgspec.Struct, tag="pages_received", array_like=True):
     """The first ``count`` pages reserved under ``key`` have their content: the prefix cache has them from now on."""
 
     key: str
     count: int
 
 
-class Free(msgspec.Struct, tag="free", array_like=True):
+class FreeReservation(msgspec.Struct, tag="free", array_like=True):
     """Free a reservation; no other instance writes into its pages any more. Received pages stay in the prefix cache.
 
     Unknown keys are ignored.
@@ -111,63 +111,63 @@ class Free(msgspec.Struct, tag="free", array_like=True):
     key: str
 
 
-class Release(msgspec.Struct, tag="release", array_like=True):
+class ReleaseLease(msgspec.Struct, tag="release", array_like=True):
     """Release the lease of request ``id``: its pages have been read, or never will be. Unknown ids are ignored."""
 
     id: str
 
 
 ToEngine = (
-    Submit
-    | Cancel
-    | Conclude
-    | Reset
+    SubmitRequest
+    | CancelRequest
+    | FinishBeamSearch
+    | ResetPrefixCache
     | LoadAdapter
     | UnloadAdapter
-    | Reserve
-    | Landed
-    | Free
-    | Release
-    | Divide
+    | ReservePages
+    | PagesReceived
+    | FreeReservation
+    | ReleaseLease
+    | SetPrefillShare
     | Shutdown
 )
 
 
-class Progress(msgspec.Struct, tag="progress", array_like=True):
+class LoadProgress(msgspec.Struct, tag="progress", array_like=True):
     """The progress of loading. ``fraction``: 0..1 over the whole start."""
 
     stage: str
     fraction: float
 
 
-class Ready(msgspec.Struct, tag="ready", array_like=True):
+class EngineReady(msgspec.Struct, tag="ready", array_like=True):
     """The model has been loaded."""
 
     info: ModelInfo
 
 
-class Outputs(msgspec.Struct, tag="outputs", array_like=True):
+class StepOutputs(msgspec.Struct, tag="outputs", array_like=True):
     """The outputs of one step, and the engine's counters after it."""
 
-    outputs: list[Output]
-    stats: Stats
+    outputs: list[EngineOutput]
+    stats: EngineStats
 
 
-class Wiped(msgspec.Struct, tag="reset_done", array_like=True):
+class ResetDone(msgspec.Struct, tag="reset_done", array_like=True):
     """The answer to ResetPrefixCache. ``done``: the prefix cache was cleared."""
 
     id: int
     done: bool
 
 
-class Changed(msgspec.Struct, tag="adapter_result", array_like=True):
+class AdapterResult(msgspec.Struct, tag="adapter_result", array_like=True):
     """The answer to LoadAdapter and UnloadAdapter. ``error``: a sentence; empty if it succeeded."""
 
     id: int
     error: str = ""
 
 
-class Reserved(msgspec.Struct, tag="reserved", array_like=True):
+class ReserveResponse(msgspec.Struct, tag="reserved", array_like=True):
     """The answer to ReservePages. The first ``skip`` pages are cached already and pinned; ``pages`` have to be filled.
 
     ``error``: a sentence if nothing was reserved, else empty. ``digest``: of the adapter's content.
@@ -180,7 +180,7 @@ class Reserved(msgspec.Struct, tag="reserved", array_like=True):
     digest: str = ""
 
 
-class Filled(msgspec.Struct, tag="pages_computed", array_like=True):
+class PagesComputed(msgspec.Struct, tag="pages_computed", array_like=True):
     """More full pages of a request with a lease have been computed: their numbers, in order, after the earlier ones.
 
     Sent before the outputs of the same step.
@@ -190,10 +190,12 @@ class Filled(msgspec.Struct, tag="pages_computed", array_like=True):
     pages: list[int]
 
 
-class Fatal(msgspec.Struct, tag="fatal", array_like=True):
+class EngineFatal(msgspec.Struct, tag="fatal", array_like=True):
     """The engine cannot start or continue. ``message``: one sentence for a person, with a hint."""
 
     message: str
 
 
-FromEngine = Progress | Ready | Outputs | Filled | Wiped | Changed | Reserved | Fatal
+FromEngine = (
+    LoadProgress | EngineReady | StepOutputs | PagesComputed | ResetDone | AdapterResult | ReserveResponse | EngineFatal
+)

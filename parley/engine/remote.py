@@ -20,10 +20,10 @@ import msgspec
 
 from parley import wire
 from parley.engine.messages import (
-    Fatal,
+    EngineFatal,
+    EngineReady,
     FromEngine,
-    Progress,
-    Ready,
+    LoadProgress,
     Shutdown,
     ToEngine,
 )
@@ -32,11 +32,11 @@ from parley.types import Settings
 
 log = logging.getLogger("parley.engine")
 
-HEALTHY_S = 60.0  # an engine that ran at least this long after a restart is restarted again
-CLOSE_S = 2.0  # seconds that a closing engine has to end by itself, by default
+HEALTHY_SECONDS = 60.0  # an engine that ran at least this long after a restart is restarted again
+CLOSE_SECONDS = 2.0  # seconds that a closing engine has to end by itself, by default
 
 
-OWN_HOST = (sys.executable, "-m", "parley.worker.process")  # the command that runs parley's own engine
+ENGINE_COMMAND = (sys.executable, "-m", "parley.worker.process")  # the command that runs parley's own engine
 
 
 class RemoteEngine(Engine):
@@ -50,9 +50,9 @@ class RemoteEngine(Engine):
         self,
         settings: Settings,
         *,
-        command: Sequence[str] = OWN_HOST,
+        command: Sequence[str] = ENGINE_COMMAND,
         name: str = "model",
-        close_seconds: float = CLOSE_S,
+        close_seconds: float = CLOSE_SECONDS,
     ):
         super().__init__()
         self.settings = settings
@@ -61,134 +61,134 @@ class RemoteEngine(Engine):
         self._close_seconds = close_seconds
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._supervisor: asyncio.Task[None] | None = None
 
     @property
-    def pid(self) -> int | None:
+    def process_id(self) -> int | None:
         """The process id of the engine; None if no process runs."""
         return self._process.pid if self._process is not None else None
 
     async def start(self) -> None:
         """Start the process and its supervisor. Raises EngineFailed if it cannot be started."""
-        self._begin()
-        reader = await self._spawn()
-        self._task = asyncio.create_task(self._supervise(reader))
-        self._task.add_done_callback(self._orphaned)
+        self._begin_loading()
+        reader = await self._spawn_process()
+        self._supervisor = asyncio.create_task(self._supervise_process(reader))
+        self._supervisor.add_done_callback(self._on_supervisor_done)
 
     async def close(self) -> None:
         """End the supervisor and the process; open streams end with an error."""
         if self.state == "closed":
             return
         self.state = "closed"
-        self._closed("The server is shutting down.")
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        await self._end()
+        self._release_waiters("The server is shutting down.")
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+        await self._end_process()
 
-    def _send(self, message: ToEngine) -> None:
+    def _send_to_engine(self, message: ToEngine) -> None:
         if self._writer is not None:
-            self._writer.write(wire.frame(message))
+            self._writer.write(wire.encode_frame(message))
 
-    async def _spawn(self) -> asyncio.StreamReader:
+    async def _spawn_process(self) -> asyncio.StreamReader:
         """Start the process and send the settings. Raises EngineFailed."""
-        ours, theirs = socket.socketpair()
+        own_end, engine_end = socket.socketpair()
         try:
             self._process = subprocess.Popen(
-                [*self._command, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                [*self._command, str(engine_end.fileno())],
+                pass_fds=[engine_end.fileno()],
                 stdin=subprocess.DEVNULL,
             )
         except OSError as error:
-            ours.close()
+            own_end.close()
             raise EngineFailed(f"The engine process could not be started: {error.strerror}.") from error
         finally:
-            theirs.close()
-        reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._writer.write(wire.frame(self.settings))
+            engine_end.close()
+        reader, self._writer = await asyncio.open_connection(sock=own_end)
+        self._writer.write(wire.encode_frame(self.settings))
         return reader
 
-    async def _supervise(self, reader: asyncio.StreamReader) -> None:
+    async def _supervise_process(self, reader: asyncio.StreamReader) -> None:
         """Receive from the process, and restart it until it has failed for good."""
-        restarted_at = -HEALTHY_S
+        restarted_at = -HEALTHY_SECONDS
         while True:
-            fatal = await self._listen(reader)
-            code = await self._end()
-            served = self.info is not None and self.state == "ready"
-            reason = fatal or f"The engine process {_how(code)}."
-            if not served or time.monotonic() - restarted_at < HEALTHY_S:
+            fatal = await self._read_messages(reader)
+            exit_code = await self._end_process()
+            was_ready = self.info is not None and self.state == "ready"
+            reason = fatal or f"The engine process {_describe_exit(exit_code)}."
+            if not was_ready or time.monotonic() - restarted_at < HEALTHY_SECONDS:
                 if self.info is not None:
                     log.error("%s: %s It is not restarted again; restart the server.", self.name, reason)
-                self._give_up(reason)
+                self._fail_for_good(reason)
                 return
             restarted_at = time.monotonic()
             self.state = "restarting"
-            self.progress = Progress("restarting", 0.0)
-            self._fail_all(reason)
+            self.progress = LoadProgress("restarting", 0.0)
+            self._fail_all_streams(reason)
             log.error(
                 "%s: %s It is being restarted with the same settings; requests that were running got an error.",
                 self.name,
                 reason,
             )
             try:
-                reader = await self._spawn()
+                reader = await self._spawn_process()
             except EngineFailed as error:
-                self._give_up(str(error))
+                self._fail_for_good(str(error))
                 return
 
-    def _orphaned(self, task: asyncio.Task[None]) -> None:
+    def _on_supervisor_done(self, task: asyncio.Task[None]) -> None:
         """Fail the engine if the supervisor ended by an exception: a defect, but no stream may wait for ever."""
         if not task.cancelled() and task.exception() is not None:
             log.error("the engine's supervisor failed", exc_info=task.exception())
-            self._give_up("The connection to the engine failed.")
+            self._fail_for_good("The connection to the engine failed.")
 
-    async def _listen(self, reader: asyncio.StreamReader) -> str | None:
+    async def _read_messages(self, reader: asyncio.StreamReader) -> str | None:
         """Handle messages until the stream ends. Return the reason if the engine sent one before."""
         decoder = msgspec.msgpack.Decoder(FromEngine)
         fatal = None
         try:
-            while (message := await wire.read(reader, decoder)) is not None:
+            while (message := await wire.read_frame(reader, decoder)) is not None:
                 match message:
-                    case Ready(info):
+                    case EngineReady(info):
                         if self.state == "restarting":
                             log.warning("%s: The engine is ready again.", self.name)
-                        self._serve(info)
-                    case Fatal(reason):
+                        self._become_ready(info)
+                    case EngineFatal(reason):
                         fatal = reason
                     case _:
-                        self._receive(message)
+                        self._handle_message(message)
         except (OSError, wire.BrokenFrame, msgspec.DecodeError) as error:
             log.debug("engine stream: %s", error)
         return fatal
 
-    async def _end(self) -> int | None:
+    async def _end_process(self) -> int | None:
         """End the process, by force if necessary. Return its exit code."""
         if self._writer is not None:
             if not self._writer.is_closing():
-                self._writer.write(wire.frame(Shutdown()))
+                self._writer.write(wire.encode_frame(Shutdown()))
             self._writer.close()  # end of file makes the process exit, also during a step
             self._writer = None
         process = self._process
         if process is None:
             return None
         try:
-            code = await asyncio.to_thread(process.wait, self._close_seconds)
+            exit_code = await asyncio.to_thread(process.wait, self._close_seconds)
         except subprocess.TimeoutExpired:
             process.kill()
-            code = await asyncio.to_thread(process.wait)
+            exit_code = await asyncio.to_thread(process.wait)
         self._process = None  # only now: if this task is cancelled while waiting, the next call waits again
-        return code
+        return exit_code
 
 
-def _how(code: int | None) -> str:
+def _describe_exit(exit_code: int | None) -> str:
     """Describe how a process ended."""
-    if code is None or code == 0:
+    if exit_code is None or exit_code == 0:
         return "ended unexpectedly"
-    if code < 0:
+    if exit_code < 0:
         try:
-            name = signal.Signals(-code).name
+            name = signal.Signals(-exit_code).name
         except ValueError:
-            name = f"signal {-code}"
+            name = f"signal {-exit_code}"
         hint = ", perhaps for lack of memory" if name == "SIGKILL" else ""
         return f"was killed by {name}{hint}"
-    return f"ended with exit code {code}"
+    return f"ended with exit exit_code {exit_code}"

@@ -9,161 +9,161 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
-from parley.types import Output, Work
+from parley.types import EngineOutput, EngineRequest
 
-Arrived = list[tuple[int, list[Output]]]  # the new outputs of a step, each with the number of its stream
-Take = Callable[[Arrived], bool]
+StepArrivals = list[tuple[int, list[EngineOutput]]]  # the new outputs of a step, each with the number of its stream
+ArrivalConsumer = Callable[[StepArrivals], bool]
 
 
-class Engine(Protocol):
+class StreamSource(Protocol):
     """The source of the outputs."""
 
-    def cancelled(self, stream: Stream, index: int) -> None:
+    def cancel_stream(self, stream: OutputStream, index: int) -> None:
         """Cancel one choice of a stream, or (-1) all."""
 
-    def concluded(self, stream: Stream, reason: Literal["length", "cancel"]) -> None:
+    def finish_search(self, stream: OutputStream, reason: Literal["length", "cancel"]) -> None:
         """Finish a stream's beam search early, with the results so far."""
 
 
-class Stream:
+class OutputStream:
     """The outputs of one request, in order. A read returns everything that has arrived since the previous one.
 
     ``on_pages_computed``, for a request with a lease, is called with the numbers of more full pages as they are
     computed, before the outputs of their step. Set it in the same turn of the event loop that submits the request.
     """
 
-    def __init__(self, engine: Engine, work: Work):
-        self.id = work.id
-        self.open = set(range(work.n))  # choices whose last output has not arrived
-        self.filled: Callable[[list[int]], None] | None = None
-        self._engine = engine
-        self._pending: list[Output] = []
+    def __init__(self, source: StreamSource, request: EngineRequest):
+        self.request_id = request.id
+        self.open_choices = set(range(request.n))  # choices whose last output has not arrived
+        self.on_pages_computed: Callable[[list[int]], None] | None = None
+        self._source = source
+        self._unread_outputs: list[EngineOutput] = []
         self._waiter: asyncio.Future[bool] | None = None
         self._group: StreamGroup | None = None
-        self._number = 0  # in the group
+        self._group_index = 0  # in the group
 
-    def join(self, group: StreamGroup, number: int) -> None:
+    def join_group(self, group: StreamGroup, number: int) -> None:
         """Join a group; every output and the end of this stream are reported to it."""
-        self._group, self._number = group, number
+        self._group, self._group_index = group, number
 
-    async def next(self) -> list[Output]:
+    async def next_outputs(self) -> list[EngineOutput]:
         """Return all outputs that have arrived, at least one, or an empty list once every choice has ended."""
-        while not self._pending:
-            if not self.open:
+        while not self._unread_outputs:
+            if not self.open_choices:
                 return []
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
-        return self.drain()
+        return self.drain_outputs()
 
-    def drain(self) -> list[Output]:
+    def drain_outputs(self) -> list[EngineOutput]:
         """Return the outputs that have arrived and were not read, without waiting."""
-        outputs, self._pending = self._pending, []
+        outputs, self._unread_outputs = self._unread_outputs, []
         return outputs
 
     @property
-    def unread(self) -> bool:
+    def has_unread(self) -> bool:
         """Whether outputs have arrived that were not read."""
-        return bool(self._pending)
+        return bool(self._unread_outputs)
 
     @property
-    def ended(self) -> bool:
+    def fully_read(self) -> bool:
         """Whether all outputs have been read."""
-        return not self.open and not self._pending
+        return not self.open_choices and not self._unread_outputs
 
-    def cancel(self, index: int = -1) -> None:
+    def cancel_choice(self, index: int = -1) -> None:
         """Cancel one choice or (-1) all open ones. No further output of them is delivered."""
-        gone = set(self.open) if index < 0 else {index} & self.open
-        if not gone:
+        cancelled = set(self.open_choices) if index < 0 else {index} & self.open_choices
+        if not cancelled:
             return
-        self.open -= gone
-        self._pending = [output for output in self._pending if output.index not in gone]
-        if self._group is not None and not self.open:
-            self._group.ended_one(self._number)
-        self._engine.cancelled(self, -1 if not self.open else index)
-        self.wake()
+        self.open_choices -= cancelled
+        self._unread_outputs = [output for output in self._unread_outputs if output.index not in cancelled]
+        if self._group is not None and not self.open_choices:
+            self._group.end_stream(self._group_index)
+        self._source.cancel_stream(self, -1 if not self.open_choices else index)
+        self.wake_reader()
 
-    def conclude(self, reason: Literal["length", "cancel"]) -> None:
+    def finish_beam_search(self, reason: Literal["length", "cancel"]) -> None:
         """Finish a beam search early; its results so far become its last outputs."""
-        if self.open:
-            self._engine.concluded(self, reason)
+        if self.open_choices:
+            self._source.finish_search(self, reason)
 
-    def push(self, output: Output) -> None:
+    def add_output(self, output: EngineOutput) -> None:
         """Add an output; called by the engine, which then calls ``wake_reader``."""
-        if output.index not in self.open:
+        if output.index not in self.open_choices:
             return
-        if output.finish is not None:
-            self.open.discard(output.index)
-        self._pending.append(output)
+        if output.finish_reason is not None:
+            self.open_choices.discard(output.index)
+        self._unread_outputs.append(output)
         if self._group is not None:
-            self._group.touch(self._number)
-            if not self.open:
-                self._group.ended_one(self._number)
+            self._group.mark_touched(self._group_index)
+            if not self.open_choices:
+                self._group.end_stream(self._group_index)
 
-    def wake(self) -> None:
+    def wake_reader(self) -> None:
         """Wake the reader; called by the engine after all outputs of a step were added."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(True)
         if self._group is not None:
-            self._group.wake()
+            self._group.wake_group()
 
 
 class StreamGroup:
     """The streams of one request that are read together. A stream's number is its index in the sequence."""
 
-    def __init__(self, streams: Sequence[Stream]):
+    def __init__(self, streams: Sequence[OutputStream]):
         self._streams = streams
-        self._open = {number for number, stream in enumerate(streams) if stream.open}
+        self._open_streams = {number for number, stream in enumerate(streams) if stream.open_choices}
         # Streams with unread outputs, ordered by the first of them.
-        self._touched = {number: None for number, stream in enumerate(streams) if stream.unread}
+        self._touched_streams = {number: None for number, stream in enumerate(streams) if stream.has_unread}
         self._waiter: asyncio.Future[bool] | None = None
-        self._take: Take | None = None
+        self._consumer: ArrivalConsumer | None = None
         for number, stream in enumerate(streams):
-            stream.join(self, number)
+            stream.join_group(self, number)
 
     @property
-    def ended(self) -> bool:
+    def all_read(self) -> bool:
         """Whether all outputs of all streams have been read."""
-        return not self._open and not any(self._streams[number].unread for number in self._touched)
+        return not self._open_streams and not any(self._streams[number].has_unread for number in self._touched_streams)
 
-    async def feed(self, take: Take) -> bool:
+    async def feed_outputs(self, consumer: ArrivalConsumer) -> bool:
         """Call ``consumer`` with the outputs of each step as they arrive, without waking the caller's task each time.
 
         Return False as soon as ``consumer`` does, True when every choice has ended. Raises its exceptions.
         """
-        self._waiter, self._take = asyncio.get_running_loop().create_future(), take
+        self._waiter, self._consumer = asyncio.get_running_loop().create_future(), consumer
         try:
-            self.wake()
+            self.wake_group()
             return await self._waiter
         finally:
-            self._waiter = self._take = None
+            self._waiter = self._consumer = None
 
-    def touch(self, number: int) -> None:
+    def mark_touched(self, number: int) -> None:
         """Note that a stream has a new output; called by the stream."""
-        self._touched[number] = None
+        self._touched_streams[number] = None
 
-    def ended_one(self, number: int) -> None:
+    def end_stream(self, number: int) -> None:
         """Note that a stream gets no more outputs; called by the stream."""
-        self._open.discard(number)
+        self._open_streams.discard(number)
 
-    def wake(self) -> None:
+    def wake_group(self) -> None:
         """Pass on the new outputs of all streams; called by one of the streams at the end of a step."""
-        waiter, take = self._waiter, self._take
-        if waiter is None or take is None or waiter.done():
+        waiter, consumer = self._waiter, self._consumer
+        if waiter is None or consumer is None or waiter.done():
             return
-        more = True
-        if arrived := self._arrived():
+        wants_more = True
+        if arrived := self._collect_arrivals():
             try:
-                more = take(arrived)
+                wants_more = consumer(arrived)
             except Exception as error:  # only this reader fails; other readers wait for the same step
                 if not waiter.done():
                     waiter.set_exception(error)
                 return
-        if not (more and self._open) and not waiter.done():
-            waiter.set_result(more)
+        if not (wants_more and self._open_streams) and not waiter.done():
+            waiter.set_result(wants_more)
 
-    def _arrived(self) -> Arrived:
-        touched, self._touched = self._touched, {}
-        return [(number, outputs) for number in touched if (outputs := self._streams[number].drain())]
+    def _collect_arrivals(self) -> StepArrivals:
+        touched, self._touched_streams = self._touched_streams, {}
+        return [(number, outputs) for number in touched if (outputs := self._streams[number].drain_outputs())]

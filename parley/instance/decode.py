@@ -14,220 +14,240 @@ from collections.abc import Sequence
 from starlette.types import Message
 
 from parley.dialects.dialect import Answer
-from parley.dialects.instance_plane import Origin
-from parley.disagg.kv.receiver import Taker
-from parley.disagg.kv.transport import Lost
+from parley.dialects.instance_plane import OriginalRequest
+from parley.disagg.kv.receiver import KVReceiver
+from parley.disagg.kv.transport import LinkLost
 from parley.disagg.wire import handover
-from parley.engine.stream import Stream
+from parley.engine.stream import OutputStream
 from parley.errors import EngineError, Malformed, Overloaded, ParleyError
-from parley.instance.member import Member
-from parley.instance.remote_writer import Outlet
+from parley.instance.member import ClusterMember
+from parley.instance.remote_writer import RemoteResponseWriter
 from parley.serving.app import App
-from parley.serving.stage import Leg, RunningRequest
-from parley.types import Batch, Output, Request, Work
-from parley.web.connection import CYCLE
+from parley.serving.stage import RequestStage, RunningRequest
+from parley.types import EngineOutput, EngineRequest, OutputBatch, Request
+from parley.web.connection import CYCLE_KEY
 
-UNFINISHED = "Pull kv failed irreversibly."  # the text that MindIE's coordinators expect
-PATIENCE = 5.0  # seconds without a page after which the missing pages are computed here
+PULL_FAILED = "Pull kv failed irreversibly."  # the text that MindIE's coordinators expect
+PAGE_TIMEOUT = 5.0  # seconds without a page after which the missing pages are computed here
 
 
-class Decode(Leg):
+class DecodeStage(RequestStage):
     """``reason``: the error that prevented the acceptance of the request, if any."""
 
-    def __init__(self, member: Member, taker: Taker, begun: handover.Begun):
-        self.label = begun.id
-        self.spent = begun.spent
-        self.reason = "The instance cannot read the request."
+    def __init__(self, member: ClusterMember, receiver: KVReceiver, message: handover.HandoverMessage):
+        self.cancel_id = message.id
+        self.elapsed = message.spent
+        self.refusal_reason = "The instance cannot read the request."
         self._member = member
-        self._taker = taker
-        self._begun = begun
-        self._recent: list[Batch] = []  # outputs not recorded yet; with MindIE's coordinator they are never recorded
-        self._running: RunningRequest
-        self._first: Work
-        self._keys: dict[int, str] = {}  # keys of page reservations, by number of the engine request
-        self._wanted: dict[int, int] = {}  # pages that each incomplete reservation still expects
-        self._starting: set[int] = set()  # engine requests that have not used their reservation yet
-        self._landed = 0.0  # when the last page arrived, by the event loop's clock
-        self._accepted = self._returned = self._recalled = False
-        self.outlet = Outlet(self._records, bool(begun.client))
-        self.outlet.silent = True  # until the request is accepted
+        self._receiver = receiver
+        self._message = message
+        self._unrecorded: list[
+            OutputBatch
+        ] = []  # outputs not recorded yet; with MindIE's coordinator they are never recorded
+        self._running_request: RunningRequest
+        self._first_request: EngineRequest
+        self._reservation_keys: dict[int, str] = {}  # keys of page reservations, by number of the engine request
+        self._missing_pages: dict[int, int] = {}  # pages that each incomplete reservation still expects
+        self._unstarted: set[int] = set()  # engine requests that have not used their reservation yet
+        self._last_page_time = 0.0  # when the last page arrived, by the event loop's clock
+        self._is_accepted = self._reservations_freed = self._is_recalled = False
+        self.response_writer = RemoteResponseWriter(self._take_unrecorded, bool(message.client))
+        self.response_writer.is_silent = True  # until the request is accepted
 
-    async def prepare(self, running: RunningRequest, request: Request, works: list[Work]) -> None:
+    async def before_submit(
+        self, running: RunningRequest, request: Request, engine_requests: list[EngineRequest]
+    ) -> None:
         """Take over pages and outputs from the prefill instance, and continue the engine requests from there."""
-        self._running = running
-        past = self._begun.past or []
-        handover.restore(works, self._begun.prompt, self._running.model.info.max_model_len)
-        self._first = works[0]
-        wants = await self._reserve(works, past)
+        self._running_request = running
+        earlier_outputs = self._message.past or []
+        handover.restore_prompt(
+            engine_requests, self._message.prompt, self._running_request.model.model_info.max_model_len
+        )
+        self._first_request = engine_requests[0]
+        wanted_pages = await self._reserve_pages(engine_requests, earlier_outputs)
         try:
-            await self._taker.accept(wants, self._land)
-            self._accepted, self.outlet.silent = True, False
-            self.outlet.response_started = request.stream
-            given = await self._taker.given()
-        except Lost:
-            if not self.outlet.exact and self.outlet.channel is not None:
-                self.outlet.channel.fail(UNFINISHED)
-            self.outlet.silent = True  # parley's own coordinator repeats the command
-            raise EngineError(UNFINISHED) from None
-        self.past = [*past, *handover.split(given)]
-        if self._recalled:
-            self.recall()
-        await self._pages()
-        if self._wanted:
-            self._member.spawn(self._forgo())
-        for work, tokens in zip(works, handover.drawn(self.past, works), strict=True):
-            handover.resume(work, tokens)
-            work.begun = True
-        if self._running.model.refusal() is not None:
-            self.lose()  # this instance has stopped meanwhile, so the request must continue elsewhere
+            await self._receiver.accept_handover(wanted_pages, self._on_pages_received)
+            self._is_accepted, self.response_writer.is_silent = True, False
+            self.response_writer.response_started = request.stream
+            records = await self._receiver.wait_outputs()
+        except LinkLost:
+            if not self.response_writer.native and self.response_writer.channel is not None:
+                self.response_writer.channel.write_error(PULL_FAILED)
+            self.response_writer.is_silent = True  # parley's own coordinator repeats the command
+            raise EngineError(PULL_FAILED) from None
+        self.prior_outputs = [*earlier_outputs, *handover.split_records(records)]
+        if self._is_recalled:
+            self.recall_request()
+        await self._wait_for_pages()
+        if self._missing_pages:
+            self._member.spawn_task(self._free_missing_pages())
+        for engine_request, tokens in zip(
+            engine_requests, handover.collect_prior_tokens(self.prior_outputs, engine_requests), strict=True
+        ):
+            handover.set_prior_tokens(engine_request, tokens)
+            engine_request.resumed = True
+        if self._running_request.model.unready_error() is not None:
+            self.fail_over()  # this instance has stopped meanwhile, so the request must continue elsewhere
 
-    def submitted(self, streams: list[Stream]) -> None:
+    def after_submit(self, streams: list[OutputStream]) -> None:
         """Note which reservations the engine requests will use."""
-        self._starting = set(self._keys)
+        self._unstarted = set(self._reservation_keys)
 
-    def took(self, number: int, outputs: list[Output]) -> None:
+    def on_outputs(self, prompt_number: int, outputs: list[EngineOutput]) -> None:
         """Record new outputs, and free the reservations once every engine request uses its pages."""
-        if self._starting and outputs:
-            self._starting.discard(number)
-            if not self._starting:
-                self._return()
+        if self._unstarted and outputs:
+            self._unstarted.discard(prompt_number)
+            if not self._unstarted:
+                self._free_reservations()
         for output in outputs:
             output.id, output.cached_tokens = "", 0  # the prefill instance counted the cached tokens
-        if handover.engine_lost(self._running.model.engine.state, outputs):
-            self.lose()
+        if handover.engine_was_lost(self._running_request.model.engine.state, outputs):
+            self.fail_over()
         else:
-            self._recent.append([(number, output) for output in outputs])
+            self._unrecorded.append([(prompt_number, output) for output in outputs])
 
-    def lose(self) -> None:
+    def fail_over(self) -> None:
         """Let the request continue on another instance, as this one is stopping or its engine died."""
-        if self.outlet.exact:
-            self.outlet.lose()
-        elif self.past is not None:
-            self._give_back()
+        if self.response_writer.native:
+            self.response_writer.send_loss()
+        elif self.prior_outputs is not None:
+            self._send_retry()
 
-    def recall(self) -> None:
+    def recall_request(self) -> None:
         """Let the request continue on another instance, for a coordinator that gets no more results from this one."""
-        if self.past is not None:
-            self._give_back()
-            self.drop()
-        self._recalled = True
+        if self.prior_outputs is not None:
+            self._send_retry()
+            self.cancel_stage()
+        self._is_recalled = True
 
-    def _give_back(self) -> None:
-        begun, past = self._begun, [*(self.past or []), *self._recent]
-        origin = Origin(begun.body, past, begun.unique, begun.created, begun.prompt)
-        self.outlet.retry(begun.path, origin, self._first)
+    def _send_retry(self) -> None:
+        message, all_outputs = self._message, [*(self.prior_outputs or []), *self._unrecorded]
+        origin = OriginalRequest(message.body, all_outputs, message.unique, message.created, message.prompt)
+        self.response_writer.send_retry(message.path, origin, self._first_request)
 
-    def drop(self) -> None:
+    def cancel_stage(self) -> None:
         """Stop as if the client had left."""
-        self.outlet.depart()
+        self.response_writer.cancel_response()
 
-    def close(self) -> None:
+    def close_stage(self) -> None:
         """Release the link and the reserved pages."""
-        if self._accepted:
-            self._taker.close()
-        self._return()
+        if self._is_accepted:
+            self._receiver.close_handover()
+        self._free_reservations()
 
-    def refusal(self, error: ParleyError) -> Answer | None:
+    def coordinator_answer(self, error: ParleyError) -> Answer | None:
         """Keep the error for the prefill instance if the request was not accepted."""
-        if not self._accepted:
-            self.reason = error.message
+        if not self._is_accepted:
+            self.refusal_reason = error.message
         return None
 
-    def _records(self) -> list[Batch]:
-        recent, self._recent = self._recent, []
+    def _take_unrecorded(self) -> list[OutputBatch]:
+        recent, self._unrecorded = self._unrecorded, []
         return recent
 
     # -- pages
 
-    async def _reserve(self, works: list[Work], past: list[Batch]) -> list[tuple[int, list[int]]]:
+    async def _reserve_pages(
+        self, engine_requests: list[EngineRequest], earlier_outputs: list[OutputBatch]
+    ) -> list[tuple[int, list[int]]]:
         """Reserve pages for the tokens that the engine requests begin with. Raises Overloaded."""
-        engine, wants = self._running.model.engine, list[tuple[int, list[int]]]()
-        for number, (work, tokens) in enumerate(zip(works, handover.drawn(past, works), strict=True)):
-            if work.max_tokens <= handover.first(number, work, tokens, past):
-                wants.append((0, []))  # it ends in the prefill stage
+        engine, wanted_pages = self._running_request.model.engine, list[tuple[int, list[int]]]()
+        for number, (engine_request, tokens) in enumerate(
+            zip(engine_requests, handover.collect_prior_tokens(earlier_outputs, engine_requests), strict=True)
+        ):
+            if engine_request.max_tokens <= handover.prefill_output_limit(
+                number, engine_request, tokens, earlier_outputs
+            ):
+                wanted_pages.append((0, []))  # it ends in the prefill stage
                 continue
-            key = self._keys[number] = work.id
-            ids = work.token_ids if work.beam is not None else [*work.token_ids, *tokens[0]]
-            reserved = await engine.reserve(key, ids, work.salt, work.adapter, self._begun.digest)
+            key = self._reservation_keys[number] = engine_request.id
+            token_ids = (
+                engine_request.token_ids if engine_request.beam is not None else [*engine_request.token_ids, *tokens[0]]
+            )
+            reserved = await engine.reserve_pages(
+                key, token_ids, engine_request.cache_salt, engine_request.adapter, self._message.digest
+            )
             if reserved.error:
                 raise Overloaded(reserved.error)
-            wants.append((reserved.skip, reserved.pages))
+            wanted_pages.append((reserved.skip, reserved.pages))
             if reserved.pages:
-                self._wanted[number] = len(reserved.pages)
-        return wants
+                self._missing_pages[number] = len(reserved.pages)
+        return wanted_pages
 
-    def _land(self, part: int, count: int) -> None:
-        self._landed = asyncio.get_running_loop().time()
-        if count == self._wanted.get(part):
-            del self._wanted[part]
-        self._running.model.engine.landed(self._keys[part], count)
+    def _on_pages_received(self, request_number: int, count: int) -> None:
+        self._last_page_time = asyncio.get_running_loop().time()
+        if count == self._missing_pages.get(request_number):
+            del self._missing_pages[request_number]
+        self._running_request.model.engine.publish_received(self._reservation_keys[request_number], count)
 
-    async def _pages(self) -> None:
+    async def _wait_for_pages(self) -> None:
         """Wait for all pages, as long as pages keep arriving."""
         clock = asyncio.get_running_loop().time
         while True:
             try:
-                async with asyncio.timeout(PATIENCE):
-                    await self._taker.settled()
+                async with asyncio.timeout(PAGE_TIMEOUT):
+                    await self._receiver.wait_settled()
                 return
             except TimeoutError:
-                if clock() - self._landed > PATIENCE:
+                if clock() - self._last_page_time > PAGE_TIMEOUT:
                     return
 
-    async def _forgo(self) -> None:
+    async def _free_missing_pages(self) -> None:
         """Free the reservations of pages that will not arrive: the request itself may need the room to begin."""
-        await self._taker.settled()
-        for number in self._wanted:
-            self._running.model.engine.free(self._keys[number])
+        await self._receiver.wait_settled()
+        for number in self._missing_pages:
+            self._running_request.model.engine.free_reservation(self._reservation_keys[number])
 
-    def _return(self) -> None:
+    def _free_reservations(self) -> None:
         """Free all reservations once the prefill instance no longer writes into their pages."""
-        if not self._returned and self._keys:
-            self._member.spawn(self._free())
-        self._returned = True
+        if not self._reservations_freed and self._reservation_keys:
+            self._member.spawn_task(self._free_when_settled())
+        self._reservations_freed = True
 
-    async def _free(self) -> None:
+    async def _free_when_settled(self) -> None:
         try:
-            await self._taker.settled()
+            await self._receiver.wait_settled()
         finally:
-            for key in self._keys.values():
-                self._running.model.engine.free(key)
+            for key in self._reservation_keys.values():
+                self._running_request.model.engine.free_reservation(key)
 
 
-async def accept(member: Member, apps: Sequence[App], taker: Taker) -> None:
+async def accept_handover(member: ClusterMember, apps: Sequence[App], receiver: KVReceiver) -> None:
     """Take over a request and answer it to its end, or refuse it. Uses the app of the port with the same APIs."""
     try:
-        begun = handover.begin(taker.body)
-        app = next((app for app in apps if app.apis == begun.apis), None)
+        message = handover.decode_handover(receiver.body)
+        app = next((app for app in apps if app.apis == message.apis), None)
         if app is None:
             raise Malformed("This instance does not serve the same APIs.")
-        leg = Decode(member, taker, begun)
-        leg.outlet.channel = channel = member.node.results.channel(begun.client, begun.id, leg.recall)
+        stage = DecodeStage(member, receiver, message)
+        stage.response_writer.channel = channel = member.instance_state.results.open_request_channel(
+            message.client, message.id, stage.recall_request
+        )
     except ParleyError as error:
-        await taker.refuse(error.message)
+        await receiver.refuse_handover(error.message)
         return
     scope = {
         "type": "http",
         "http_version": "1.1",
         "scheme": "http",
-        "method": begun.method,
-        "path": begun.path,
+        "method": message.method,
+        "path": message.path,
         "root_path": "",
-        "query_string": begun.query,
-        "headers": begun.headers,
-        CYCLE: leg.outlet,
+        "query_string": message.query,
+        "headers": message.headers,
+        CYCLE_KEY: stage.response_writer,
     }
 
     async def receive() -> Message:
-        return {"type": "http.request", "body": begun.body, "more_body": False}
+        return {"type": "http.request", "body": message.body, "more_body": False}
 
-    exchange = app.exchange(scope, receive, leg.outlet.send)
-    exchange.identify(begun.unique)
-    exchange.created, exchange.tenant, exchange.leg = begun.created, begun.tenant, leg
-    exchange.arrived -= begun.spent
-    member.note(begun.body)
+    exchange = app.make_exchange(scope, receive, stage.response_writer.send_message)
+    exchange.set_request_uuid(message.unique)
+    exchange.created_at, exchange.tenant, exchange.stage = message.created, message.tenant, stage
+    exchange.arrived_at -= message.spent
+    member.note_prompt(message.body)
     try:
-        await app.answer(exchange, admitted=True)
+        await app.answer_request(exchange, admitted=True)
     finally:
-        channel.close()
-        await taker.refuse(leg.reason)  # has no effect if the request was accepted
+        channel.close_channel()
+        await receiver.refuse_handover(stage.refusal_reason)  # has no effect if the request was accepted

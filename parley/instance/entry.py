@@ -10,50 +10,52 @@ from collections.abc import Sequence
 
 from parley.dialects.dialect import Route
 from parley.dialects.mounts import INSTANCE_PLANE
-from parley.disagg.kv.receiver import Taker
+from parley.disagg.kv.receiver import KVReceiver
 from parley.disagg.wire import handover
-from parley.disagg.wire.headers import Order
+from parley.disagg.wire.headers import PrefillCommand
 from parley.instance import decode
-from parley.instance.member import Member
-from parley.instance.prefill import Prefill
+from parley.instance.member import ClusterMember
+from parley.instance.prefill import PrefillStage
 from parley.serving.app import App
-from parley.serving.generate import generate
-from parley.serving.registry import Service
+from parley.serving.generate import handle_generate
+from parley.serving.registry import ModelRegistry
 from parley.web.exchange import Exchange
 
 
-class Intake:
+class RequestIntake:
     """Receives the requests for a prefill or decode stage on this member."""
 
-    def __init__(self, member: Member):
+    def __init__(self, member: ClusterMember):
         self._member = member
 
-    async def begin(self, service: Service, route: Route, exchange: Exchange, order: Order) -> None:
+    async def begin_prefill(
+        self, registry: ModelRegistry, route: Route, exchange: Exchange, command: PrefillCommand
+    ) -> None:
         """Run the prefill stage that a coordinator commands. Raises ParleyError, ClientGone, OrderRefused."""
-        exchange.identify(order.identity or exchange.unique)
-        exchange.created = int(time.time()) if order.created is None else order.created
-        exchange.arrived -= order.spent
-        handover.strip(exchange.headers)
-        body = await exchange.peek()
-        past, prompt = handover.split(exchange.before) if order.given else None, None
-        if order.recompute and not order.client:
-            opened = INSTANCE_PLANE.read_resumed(exchange.scope["path"], body)
-            body, past, prompt = opened.body, opened.past, opened.prompt
-            exchange.replace(body)
-            if opened.unique:
-                exchange.identify(opened.unique)
-                exchange.created = opened.created
-        exchange.leg = leg = Prefill(self._member, exchange, order, body, past, prompt)
-        exchange.divert(leg.opening)
-        self._member.note(body)
+        exchange.set_request_uuid(command.request_uuid or exchange.request_uuid)
+        exchange.created_at = int(time.time()) if command.created is None else command.created
+        exchange.arrived_at -= command.elapsed
+        handover.strip_cluster_headers(exchange.headers)
+        body = await exchange.peek_body()
+        prior_outputs, prompt = handover.split_records(exchange.preface_bytes) if command.preface_size else None, None
+        if command.recompute and not command.coordinator_name:
+            resumed_body = INSTANCE_PLANE.read_resumed(exchange.scope["path"], body)
+            body, prior_outputs, prompt = resumed_body.body, resumed_body.prior_outputs, resumed_body.prompt
+            exchange.replace_body(body)
+            if resumed_body.request_uuid:
+                exchange.set_request_uuid(resumed_body.request_uuid)
+                exchange.created_at = resumed_body.created
+        exchange.stage = stage = PrefillStage(self._member, exchange, command, body, prior_outputs, prompt)
+        exchange.redirect_response(stage.response_writer)
+        self._member.note_prompt(body)
         del body
-        await generate(service, route, exchange)
+        await handle_generate(registry, route, exchange)
 
-    async def take(self, apps: Sequence[App], taker: Taker) -> None:
+    async def take_handover(self, apps: Sequence[App], receiver: KVReceiver) -> None:
         """Take over a request that another member began, or refuse it. ``apps``: the apps of this server's ports."""
-        role = self._member.node.role
-        if role.unknown or not role.decodes:
-            share = f" with {role.share} % for prompts" if role.name == "flex" else ""
-            await taker.refuse(f"Its role is {role.name}{share}.")
+        role = self._member.instance_state.role
+        if role.is_unsettled or not role.runs_decode:
+            share_text = f" with {role.prefill_share} % for prompts" if role.name == "flex" else ""
+            await receiver.refuse_handover(f"Its role is {role.name}{share_text}.")
         else:
-            await decode.accept(self._member, apps, taker)
+            await decode.accept_handover(self._member, apps, receiver)

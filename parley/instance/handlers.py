@@ -9,26 +9,26 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from parley.dialects.dialect import Kind, Route
+from parley.dialects.dialect import Route, RouteKind
 from parley.disagg.wire import headers, role_request
 from parley.errors import Invalid, Malformed, OrderRefused, Unauthorized
-from parley.instance.entry import Intake
-from parley.instance.node import Node
-from parley.instance.status import status as told
-from parley.serving import generate as life
-from parley.serving import handlers as operations
-from parley.serving.handlers import Handle
-from parley.serving.registry import Service
-from parley.web.connection import CYCLE, Cycle
+from parley.instance.entry import RequestIntake
+from parley.instance.node import InstanceState
+from parley.instance.status import instance_status as instance_status
+from parley.serving import generate as serving_generate
+from parley.serving import handlers as server_handlers
+from parley.serving.handlers import RouteHandler
+from parley.serving.registry import ModelRegistry
+from parley.web.connection import CYCLE_KEY, HttpCycle
 from parley.web.exchange import Exchange
 
-STREAM = "text/event-stream"
-APART = "Non DMI does not support dresult request"
-ELSEWHERE = "Only the Decode node supports dresult but you send to {}"
-DEAD = 30_000  # milliseconds after which unacknowledged data ends a connection for results
+EVENT_STREAM_TYPE = "text/event-stream"
+MIXED_WITHOUT_RESULTS = "Non DMI does not support dresult request"
+NOT_A_DECODE_INSTANCE = "Only the Decode node supports dresult but you send to {}"
+UNACKNOWLEDGED_MILLISECONDS = 30_000  # milliseconds after which unacknowledged data ends a connection for results
 
 
-class Flow(msgspec.Struct):
+class PauseCommand(msgspec.Struct):
     """A command to pause the results of one request, or to resume them."""
 
     client: str
@@ -36,120 +36,144 @@ class Flow(msgspec.Struct):
     pause: bool
 
 
-class Out:
+class ExchangeSink:
     """An HTTP exchange as a connection for results."""
 
     def __init__(self, exchange: Exchange):
         self._exchange = exchange
 
-    def part(self, data: bytes) -> bool:
+    def write_part(self, data: bytes) -> bool:
         """Send data, and return whether more can be sent at once."""
-        return self._exchange.part(data)
+        return self._exchange.write_part(data)
 
-    async def write(self, data: bytes) -> None:
+    async def write_stream(self, data: bytes) -> None:
         """Send data once the connection accepts it."""
-        await self._exchange.write(data, STREAM)
+        await self._exchange.write_stream(data, EVENT_STREAM_TYPE)
 
-    def abort(self) -> None:
+    def abort_connection(self) -> None:
         """Break the connection."""
-        self._exchange.abort()
+        self._exchange.abort_connection()
 
 
-async def generate(node: Node, intake: Intake, service: Service, route: Route, exchange: Exchange) -> None:
+async def handle_generate(
+    instance_state: InstanceState, intake: RequestIntake, registry: ModelRegistry, route: Route, exchange: Exchange
+) -> None:
     """Answer a request of a client, or run the prefill stage that a coordinator commands.
 
     Raises OrderRefused.
     """
-    order = node.order(exchange) if exchange.leg is None else None
-    if order is None:
-        await life.generate(service, route, exchange)
+    command = instance_state.read_command(exchange) if exchange.stage is None else None
+    if command is None:
+        await serving_generate.handle_generate(registry, route, exchange)
     else:
-        await intake.begin(service, route, exchange, order)
+        await intake.begin_prefill(registry, route, exchange, command)
 
 
-async def dresult(node: Node, service: Service, route: Route, exchange: Exchange) -> None:
+async def handle_results(
+    instance_state: InstanceState, registry: ModelRegistry, route: Route, exchange: Exchange
+) -> None:
     """Stream results to a coordinator until it leaves or connects again. Raises OrderRefused."""
-    query = _query(exchange)
-    client = query.get("client", "")
-    _trusted(node, exchange)
-    if client:
-        if not headers.CLIENT.fullmatch(client):
+    query = _query_parameters(exchange)
+    coordinator_name = query.get("client", "")
+    _require_cluster_secret(instance_state, exchange)
+    if coordinator_name:
+        if not headers.COORDINATOR_NAME.fullmatch(coordinator_name):
             raise Invalid("'client' must be 1 to 64 letters, digits, _ or -.", field="client")
-    elif node.role.name == "mixed" or not node.role.decodes:
-        text = APART if node.role.name == "mixed" else ELSEWHERE.format(node.role.name)
+    elif instance_state.role.name == "mixed" or not instance_state.role.runs_decode:
+        text = (
+            MIXED_WITHOUT_RESULTS
+            if instance_state.role.name == "mixed"
+            else NOT_A_DECODE_INSTANCE.format(instance_state.role.name)
+        )
         raise OrderRefused(400, text)
-    number = query.get("from")
-    if number is not None and not re.fullmatch("[0-9]{1,15}", number):
+    first_frame = query.get("from")
+    if first_frame is not None and not re.fullmatch("[0-9]{1,15}", first_frame):
         raise Invalid("'from' must be the number of a frame.", field="from")
-    _impatient(exchange)
+    _set_user_timeout(exchange)
     epoch = query.get("epoch", "")
-    seat = query.get("seat", "")
-    if seat and not (client and headers.CLIENT.fullmatch(seat)):
+    coordinator_id = query.get("seat", "")
+    if coordinator_id and not (coordinator_name and headers.COORDINATOR_NAME.fullmatch(coordinator_id)):
         raise Invalid("'seat' must be 1 to 64 letters, digits, _ or -, and comes with 'client'.", field="seat")
-    serving = node.results.serve(client, Out(exchange), epoch, None if number is None else int(number), seat)
+    serving = instance_state.results.serve_results(
+        coordinator_name,
+        ExchangeSink(exchange),
+        epoch,
+        None if first_frame is None else int(first_frame),
+        coordinator_id,
+    )
     await exchange.while_connected(serving)
-    await exchange.write(b"", STREAM, last=True)
+    await exchange.write_stream(b"", EVENT_STREAM_TYPE, last=True)
 
 
-async def flow(node: Node, service: Service, route: Route, exchange: Exchange) -> None:
+async def handle_results_flow(
+    instance_state: InstanceState, registry: ModelRegistry, route: Route, exchange: Exchange
+) -> None:
     """Pause or resume the results of one request. An unknown request may have just ended."""
-    _trusted(node, exchange)
+    _require_cluster_secret(instance_state, exchange)
     try:
-        wish = msgspec.json.decode(await exchange.body(), type=Flow)
+        pause_command = msgspec.json.decode(await exchange.read_body(), type=PauseCommand)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Malformed(f"The body must be {{client, id, pause}}: {error}.") from None
-    known = node.results.pause(wish.client, wish.id, wish.pause)
-    await exchange.answer(msgspec.json.encode({"known": known}))
+    known = instance_state.results.set_results_paused(pause_command.client, pause_command.id, pause_command.pause)
+    await exchange.send_response(msgspec.json.encode({"known": known}))
 
 
-async def role(node: Node, service: Service, route: Route, exchange: Exchange) -> None:
+async def handle_role(instance_state: InstanceState, registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
     """Assign a role; the answer does not wait until the change is complete. Raises OrderRefused."""
     version, _, name = route.path[1:].split("/")
-    if not service.options.admin_keys:  # else the caller has shown an admin key or the secret
-        _trusted(node, exchange)
-    given = role_request.read(name, version, await exchange.body(), node.role.name == "none")
-    if service.options.peer_port is None:  # started as mixed: no instance could hand anything over
-        raise OrderRefused(503, role_request.UNFIT)
-    node.role.assign(given)
-    await exchange.answer(role_request.DONE.body)
+    if not registry.options.admin_keys:  # else the caller has shown an admin key or the secret
+        _require_cluster_secret(instance_state, exchange)
+    assignment = role_request.parse_role_request(
+        name, version, await exchange.read_body(), instance_state.role.name == "none"
+    )
+    if registry.options.peer_port is None:  # started as mixed: no instance could hand anything over
+        raise OrderRefused(503, role_request.NO_PEERS)
+    instance_state.role.assign_role(assignment)
+    await exchange.send_response(role_request.ROLE_ACCEPTED.body)
 
 
-async def status(node: Node, service: Service, route: Route, exchange: Exchange) -> None:
+async def handle_instance_status(
+    instance_state: InstanceState, registry: ModelRegistry, route: Route, exchange: Exchange
+) -> None:
     """Answer with the instance's status."""
     version = 2 if route.path.startswith("/v2") else 1
-    await exchange.answer(msgspec.json.encode(told(service, node, node.address(exchange), version)))
+    await exchange.send_response(
+        msgspec.json.encode(instance_status(registry, instance_state, instance_state.address_for(exchange), version))
+    )
 
 
-async def halt(node: Node, service: Service, route: Route, exchange: Exchange) -> None:
+async def handle_abort(
+    instance_state: InstanceState, registry: ModelRegistry, route: Route, exchange: Exchange
+) -> None:
     """Abort a request. If it has ended, drop results of it that are still held back for a coordinator."""
-    await operations.halt(service, route, exchange, node.results.drop)
+    await server_handlers.handle_abort(registry, route, exchange, instance_state.results.drop_held_results)
 
 
-def handlers(node: Node, intake: Intake) -> dict[Kind, Handle]:
+def build_instance_handlers(instance_state: InstanceState, intake: RequestIntake) -> dict[RouteKind, RouteHandler]:
     """Return the handlers of an instance's routes, including the server's routes that an instance answers itself."""
     return {
-        "generate": partial(generate, node, intake),
-        "halt": partial(halt, node),
-        "results": partial(dresult, node),
-        "results_flow": partial(flow, node),
-        "role": partial(role, node),
-        "instance_status": partial(status, node),
+        "generate": partial(handle_generate, instance_state, intake),
+        "abort": partial(handle_abort, instance_state),
+        "results": partial(handle_results, instance_state),
+        "results_flow": partial(handle_results_flow, instance_state),
+        "role": partial(handle_role, instance_state),
+        "instance_status": partial(handle_instance_status, instance_state),
     }
 
 
-def _query(exchange: Exchange) -> dict[str, str]:
+def _query_parameters(exchange: Exchange) -> dict[str, str]:
     text = exchange.scope.get("query_string", b"").decode("latin-1")
     return {name: values[-1] for name, values in parse_qs(text, keep_blank_values=True, max_num_fields=16).items()}
 
 
-def _trusted(node: Node, exchange: Exchange) -> None:
-    if not headers.trusted(exchange.headers, node.secret):
-        raise Unauthorized(headers.SECRET)
+def _require_cluster_secret(instance_state: InstanceState, exchange: Exchange) -> None:
+    if not headers.has_cluster_secret(exchange.headers, instance_state.cluster_secret):
+        raise Unauthorized(headers.WRONG_SECRET)
 
 
-def _impatient(exchange: Exchange) -> None:
+def _set_user_timeout(exchange: Exchange) -> None:
     """Let a connection end if the other side is gone; the heartbeats detect it."""
-    cycle: Cycle = exchange.scope[CYCLE]
+    cycle: HttpCycle = exchange.scope[CYCLE_KEY]
     sock = cycle.transport.get_extra_info("socket")
     if sock is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MILLISECONDS)

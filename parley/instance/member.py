@@ -9,38 +9,38 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from parley.disagg.kv.peer import Peer
-from parley.instance.node import Node
+from parley.disagg.kv.peer import KVPeer
+from parley.instance.node import InstanceState
 
 
-class Member:
+class ClusterMember:
     """A member of the cluster whose instances share the secret in the instance state."""
 
-    def __init__(self, node: Node, peer: Peer):
-        self.node = node
+    def __init__(self, instance_state: InstanceState, peer: KVPeer):
+        self.instance_state = instance_state
         self.peer = peer
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def note(self, body: bytes) -> None:
+    def note_prompt(self, body: bytes) -> None:
         """Record the prompt of a request whose keys and values will be computed or received here."""
-        info = self.node.models[0].engine.info
+        info = self.instance_state.models[0].engine.info
         if info is not None:
-            self.node.note(body, info.kv_blocks * info.block_size)
+            self.instance_state.record_prompt(body, info.kv_blocks * info.block_size)
 
-    def count(self, **more: float) -> None:
+    def count_transfers(self, **amounts: float) -> None:
         """Add to the statistics of handovers."""
-        for name, value in more.items():
-            self.node.transfers[name] = self.node.transfers.get(name, 0) + value
+        for name, value in amounts.items():
+            self.instance_state.transfers[name] = self.instance_state.transfers.get(name, 0) + value
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine that may outlive its request."""
-        task = asyncio.create_task(work)
+        task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def close(self) -> None:
+    async def close_member(self) -> None:
         """Cancel everything that ``spawn`` started, and close all links."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.peer.close()
+        await self.peer.close_peer()

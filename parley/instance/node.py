@@ -9,88 +9,90 @@ import secrets
 from collections.abc import Mapping
 from functools import partial
 
-from parley.disagg.wire import headers as heads
-from parley.disagg.wire.headers import Order
-from parley.disagg.wire.prompt_hash import Known, look
-from parley.disagg.wire.role import Address, Name, Role
-from parley.instance.links import Links
-from parley.instance.rates import Rates
-from parley.instance.results import Results
+from parley.disagg.wire import headers as pd_headers
+from parley.disagg.wire.headers import PrefillCommand
+from parley.disagg.wire.prompt_hash import RecentPrefixes, hash_prompt
+from parley.disagg.wire.role import InstanceAddress, InstanceRole, InstanceRoleName
+from parley.instance.links import PeerLinks
+from parley.instance.rates import EngineRates
+from parley.instance.results import ResultStreams
 from parley.serving.options import ServerOptions
-from parley.serving.served_model import Model
+from parley.serving.served_model import ServedModel
 from parley.web.exchange import Exchange
 
-MAPPED = "::ffff:"  # prefix of an IPv4 address on a socket for both IPv4 and IPv6
+MAPPED_IPV4_PREFIX = "::ffff:"  # prefix of an IPv4 address on a socket for both IPv4 and IPv6
 
 
-class Node:
+class InstanceState:
     """``epoch``: random name of this process. ``models``: the served models. ``known``: hashes of recently computed
     prompts. ``transfers``: statistics of handovers."""
 
-    def __init__(self, options: ServerOptions, links: Links):
+    def __init__(self, options: ServerOptions, links: PeerLinks):
         self.epoch = secrets.token_hex(8)
-        self.secret = options.cluster_secret
-        self.models: list[Model] = []
-        self.results = Results()
-        self.rates = Rates()
-        self.known, self._capacity = Known(0), 0
+        self.cluster_secret = options.cluster_secret
+        self.models: list[ServedModel] = []
+        self.results = ResultStreams()
+        self.rates = EngineRates()
+        self.recent_prefixes, self._prefix_capacity = RecentPrefixes(0), 0
         self.transfers: dict[str, float] = {}
         self._links = links
-        self.role = Role(
+        self.role = InstanceRole(
             options.role,
             options.p_percentage,
-            link=links.state,
-            busy=lambda: any(model.open for model in self.models),
-            left=self._left,
-            taken=self._divide,
+            link_peer=links.link_state,
+            is_busy=lambda: any(model.open_requests for model in self.models),
+            on_role_end=self._end_role,
+            on_role_set=self._apply_prefill_share,
         )
 
-    def add_model(self, model: Model) -> None:
+    def add_model(self, model: ServedModel) -> None:
         """Measure the rates of a model's engine, and set the prefill share of its time as the role says."""
         self.models.append(model)
-        model.engine.step_observers.append(partial(self.rates.step, model))
-        model.engine.divide(self.role.part)
+        model.engine.step_observers.append(partial(self.rates.record_step, model))
+        model.engine.set_prefill_share(self.role.engine_prefill_share)
 
-    def remove_model(self, model: Model) -> None:
+    def remove_model(self, model: ServedModel) -> None:
         """Forget a model."""
         self.models.remove(model)
 
-    def address(self, exchange: Exchange) -> Address:
+    def address_for(self, exchange: Exchange) -> InstanceAddress:
         """Return the address at which other instances reach this one, as the sender of the request does."""
         host, port = exchange.scope.get("server") or ("127.0.0.1", 0)
-        return Address(host.removeprefix(MAPPED), self._links.port or port or 0)
+        return InstanceAddress(host.removeprefix(MAPPED_IPV4_PREFIX), self._links.handover_port or port or 0)
 
-    def order(self, exchange: Exchange) -> Order | None:
+    def read_command(self, exchange: Exchange) -> PrefillCommand | None:
         """Return the coordinator's command in a request's headers, or None for an ordinary request. Raises
         OrderRefused."""
-        if self.role.name == "mixed" and not heads.extended(exchange.headers):
+        if self.role.name == "mixed" and not pd_headers.is_native(exchange.headers):
             return None
-        return heads.read(exchange.headers, self.role, self.address(exchange), self.secret)
+        return pd_headers.parse_prefill_command(
+            exchange.headers, self.role, self.address_for(exchange), self.cluster_secret
+        )
 
-    def member(self, headers: Mapping[bytes, bytes]) -> bool:
+    def is_coordinator(self, headers: Mapping[bytes, bytes]) -> bool:
         """Whether a coordinator of the cluster sends this on its own behalf. Such requests need no API key."""
-        return heads.member(headers, self.secret)
+        return pd_headers.speaks_for_itself(headers, self.cluster_secret)
 
-    def note(self, body: bytes, capacity: int) -> None:
+    def record_prompt(self, body: bytes, capacity: int) -> None:
         """Record the prompt hashes of a request that is computed here. ``capacity``: tokens that the cache holds."""
-        if capacity != self._capacity:
-            self.known, self._capacity = Known(capacity), capacity
-        self.known.add(look(body).marks)
+        if capacity != self._prefix_capacity:
+            self.recent_prefixes, self._prefix_capacity = RecentPrefixes(capacity), capacity
+        self.recent_prefixes.add_prompt(hash_prompt(body).marks)
 
-    async def close(self) -> None:
+    async def close_state(self) -> None:
         """Stop a role change in progress, and end all results."""
-        self.role.close()
-        self.results.close()
+        self.role.cancel_change()
+        self.results.close_clients()
 
-    def _divide(self) -> None:
+    def _apply_prefill_share(self) -> None:
         """Apply the role's prefill share to all engines."""
         for model in self.models:
-            model.engine.divide(self.role.part)
+            model.engine.set_prefill_share(self.role.engine_prefill_share)
 
-    def _left(self, before: Name) -> None:
+    def _end_role(self, old_role: InstanceRoleName) -> None:
         """End the old role. MindIE's coordinator gets results from a decode instance only, so its running requests must
         continue elsewhere."""
-        if before in ("decode", "flex"):
-            plain = self.results.client()
-            plain.recall()
-            plain.close()
+        if old_role in ("decode", "flex"):
+            mindie_client = self.results.get_client()
+            mindie_client.recall_requests()
+            mindie_client.close_client()

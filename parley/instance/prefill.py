@@ -14,270 +14,279 @@ from functools import partial
 
 import msgspec
 
-from parley.dialects.dialect import Answer, Headers
-from parley.dialects.instance_plane import Origin
-from parley.disagg.kv.sender import Giver, Refused
+from parley.dialects.dialect import Answer, HeaderList
+from parley.dialects.instance_plane import OriginalRequest
+from parley.disagg.kv.sender import HandoverRefused, KVSender
 from parley.disagg.kv.transport import LinkError
 from parley.disagg.wire import handover
-from parley.disagg.wire.headers import LOST, SHORT, UNKNOWN, Order
-from parley.engine.stream import Stream
+from parley.disagg.wire.headers import LOST_HEADER, SHORT_HEADER, UNKNOWN_STATUS, PrefillCommand
+from parley.engine.stream import OutputStream
 from parley.errors import ContextLength, EngineDied, NotReady, ParleyError, Stopping
-from parley.instance.member import Member
-from parley.instance.remote_writer import Opening
-from parley.serving.stage import Leg, RunningRequest
-from parley.types import Batch, Output, Request, Work
-from parley.web.connection import CYCLE
+from parley.instance.member import ClusterMember
+from parley.instance.remote_writer import PrefillResponseWriter
+from parley.serving.stage import RequestStage, RunningRequest
+from parley.types import EngineOutput, EngineRequest, OutputBatch, Request
+from parley.web.connection import CYCLE_KEY
 from parley.web.exchange import Exchange
 
 log = logging.getLogger("parley.instance")
 
 
-class Declined(ParleyError):
+class HandoverDeclined(ParleyError):
     """The other instance refuses to continue the request."""
 
 
-class Prefill(Leg):
+class PrefillStage(RequestStage):
     """The stage that ``order`` commands; the command also names the instance that continues."""
 
     def __init__(
         self,
-        member: Member,
+        member: ClusterMember,
         exchange: Exchange,
-        order: Order,
+        command: PrefillCommand,
         body: bytes,
-        past: list[Batch] | None,
-        prompt: list[int] | None,
+        prior_outputs: list[OutputBatch] | None,
+        prompt_ids: list[int] | None,
     ):
-        self.label = order.id
-        self.past = past
-        self.spent = order.spent
-        self._prompt = prompt  # token ids, if the body does not contain the prompt
+        self.cancel_id = command.request_id
+        self.prior_outputs = prior_outputs
+        self.elapsed = command.elapsed
+        self._prompt_ids = prompt_ids  # token ids, if the body does not contain the prompt
         self._member = member
         self._exchange = exchange
-        self._order = order
+        self._command = command
         self._body = body
-        self._begun = False  # outputs have arrived
-        self._recent: list[Batch] = []  # outputs not recorded yet
-        self._cut: set[int] = set()  # numbers of the engine requests that another instance finishes
-        self._searched: set[int] = set()  # beam searches among those; their one token is discarded
-        self._running: RunningRequest
-        self._first: Work
-        self._works: list[Work] = []
-        self._asking: asyncio.Task[Giver] | None = None
-        self._giver: Giver | None = None
-        self._news: list[tuple[int, list[int]]] = []  # pages computed before the sender existed
-        self.opening = Opening(exchange.scope[CYCLE], order, self._records, lambda: self._begun and order.here)
+        self._has_outputs = False  # outputs have arrived
+        self._unrecorded: list[OutputBatch] = []  # outputs not recorded yet
+        self._continued: set[int] = set()  # numbers of the engine requests that another instance finishes
+        self._beam_searches: set[int] = set()  # beam searches among those; their one token is discarded
+        self._running_request: RunningRequest
+        self._first_request: EngineRequest
+        self._engine_requests: list[EngineRequest] = []
+        self._handover_task: asyncio.Task[KVSender] | None = None
+        self._sender: KVSender | None = None
+        self._early_pages: list[tuple[int, list[int]]] = []  # pages computed before the sender existed
+        self.response_writer = PrefillResponseWriter(
+            exchange.scope[CYCLE_KEY],
+            command,
+            self._take_unrecorded,
+            lambda: self._has_outputs and command.continues_here,
+        )
 
     @property
-    def ends(self) -> bool:  # type: ignore[override]
+    def finishes_here(self) -> bool:  # type: ignore[override]
         """Whether the request ends on this instance."""
-        return not self._cut
+        return not self._continued
 
-    async def prepare(self, running: RunningRequest, request: Request, works: list[Work]) -> None:
+    async def before_submit(
+        self, running: RunningRequest, request: Request, engine_requests: list[EngineRequest]
+    ) -> None:
         """Limit the engine requests to the prefill stage, and ask the other instance to continue."""
-        self._running = running
-        past = self.past or []
-        self.opening.stream = request.stream
-        if self._order.here:
-            self.opening.channel = self._member.node.results.channel(self._order.client, self._order.id, self.recall)
-        handover.restore(works, self._prompt, self._running.model.info.max_model_len)
-        tokens = handover.drawn(past, works)
-        for number, work in enumerate(works):
-            handover.resume(work, tokens[number])
-            work.begun = self.past is not None
-        self._first = works[0]
-        if self._order.here or request.pooling is not None:
-            if self.opening.exact:
+        self._running_request = running
+        earlier_outputs = self.prior_outputs or []
+        self.response_writer.is_stream = request.stream
+        if self._command.continues_here:
+            self.response_writer.channel = self._member.instance_state.results.open_request_channel(
+                self._command.coordinator_name, self._command.request_id, self.recall_request
+            )
+        handover.restore_prompt(engine_requests, self._prompt_ids, self._running_request.model.model_info.max_model_len)
+        tokens = handover.collect_prior_tokens(earlier_outputs, engine_requests)
+        for number, engine_request in enumerate(engine_requests):
+            handover.set_prior_tokens(engine_request, tokens[number])
+            engine_request.resumed = self.prior_outputs is not None
+        self._first_request = engine_requests[0]
+        if self._command.continues_here or request.pooling is not None:
+            if self.response_writer.native:
                 self._body = b""
             return
-        for number, work in enumerate(works):
-            most = handover.first(number, work, tokens[number], past)
-            if work.max_tokens > most:
-                self._cut.add(number)
-                work.max_tokens, work.lease = most, True
-                if work.beam is not None:
-                    work.beam, work.n, work.logprobs = None, 1, -1
-                    self._searched.add(number)
-        if self._cut:
-            self._works = works
-            if len(works) > 1:  # released together, so that none waits for another's pages
-                for work in works:
-                    work.lease, work.group = True, self._first.id
-            self._asking = asyncio.create_task(self._ask(len(works)))
-            self._asking.add_done_callback(self._asked)
+        for number, engine_request in enumerate(engine_requests):
+            output_limit = handover.prefill_output_limit(number, engine_request, tokens[number], earlier_outputs)
+            if engine_request.max_tokens > output_limit:
+                self._continued.add(number)
+                engine_request.max_tokens, engine_request.lease = output_limit, True
+                if engine_request.beam is not None:
+                    engine_request.beam, engine_request.n, engine_request.logprobs = None, 1, -1
+                    self._beam_searches.add(number)
+        if self._continued:
+            self._engine_requests = engine_requests
+            if len(engine_requests) > 1:  # released together, so that none waits for another's pages
+                for engine_request in engine_requests:
+                    engine_request.lease, engine_request.release_group = True, self._first_request.id
+            self._handover_task = asyncio.create_task(self._open_handover(len(engine_requests)))
+            self._handover_task.add_done_callback(self._on_handover_opened)
 
-    def submitted(self, streams: list[Stream]) -> None:
+    def after_submit(self, streams: list[OutputStream]) -> None:
         """Observe the pages that the engine computes."""
-        for number in self._cut:
-            streams[number].filled = partial(self._filled, number)
+        for number in self._continued:
+            streams[number].on_pages_computed = partial(self._on_pages_computed, number)
 
-    def took(self, number: int, outputs: list[Output]) -> None:
+    def on_outputs(self, prompt_number: int, outputs: list[EngineOutput]) -> None:
         """Record new outputs, without the ends that the other instance will decide."""
-        self._begun = self._begun or bool(outputs)
+        self._has_outputs = self._has_outputs or bool(outputs)
         for output in outputs:
-            if number in self._searched and output.finish != "error":
-                output.token_ids, output.finish, output.stop_id, output.costs = [], None, None, None
-            elif number in self._cut and output.finish == "length":
-                output.finish = None
-            if self.past:
+            if prompt_number in self._beam_searches and output.finish_reason != "error":
+                output.token_ids, output.finish_reason, output.stop_id, output.token_costs = [], None, None, None
+            elif prompt_number in self._continued and output.finish_reason == "length":
+                output.finish_reason = None
+            if self.prior_outputs:
                 output.cached_tokens = 0  # the cached tokens are those of earlier attempts
-        if self._order.here and handover.engine_lost(self._running.model.engine.state, outputs):
-            self.lose()
-        elif self._cut or self.opening.exact or self._order.here:
+        if self._command.continues_here and handover.engine_was_lost(self._running_request.model.engine.state, outputs):
+            self.fail_over()
+        elif self._continued or self.response_writer.native or self._command.continues_here:
             for output in outputs:
                 output.id = ""
-            self._recent.append([(number, output) for output in outputs])
+            self._unrecorded.append([(prompt_number, output) for output in outputs])
 
-    def lose(self) -> None:
+    def fail_over(self) -> None:
         """Let the request continue on another instance, as this one is stopping or its engine died."""
-        if not self._order.here or not self.opening.answered:
+        if not self._command.continues_here or not self.response_writer.command_answered:
             return  # the answer to the coordinator's command says it
-        if self.opening.exact:
-            self.opening.lose()
+        if self.response_writer.native:
+            self.response_writer.send_loss()
         else:
-            self._give_back()
+            self._send_retry()
 
-    def recall(self) -> None:
+    def recall_request(self) -> None:
         """Let the request continue on another instance, for a coordinator that gets no more results from this one."""
-        if self.opening.answered:
-            self._give_back()
-            self.drop()
+        if self.response_writer.command_answered:
+            self._send_retry()
+            self.cancel_stage()
         else:
-            self._running.abort(NotReady(UNKNOWN))
+            self._running_request.fail_request(NotReady(UNKNOWN_STATUS))
 
-    def _give_back(self) -> None:
+    def _send_retry(self) -> None:
         exchange = self._exchange
-        assert exchange.created is not None
-        past = [*(self.past or []), *self._recent]
-        origin = Origin(self._body, past, exchange.unique, exchange.created, self._prompt)
-        self.opening.retry(exchange.scope["path"], origin, self._first)
+        assert exchange.created_at is not None
+        all_outputs = [*(self.prior_outputs or []), *self._unrecorded]
+        origin = OriginalRequest(self._body, all_outputs, exchange.request_uuid, exchange.created_at, self._prompt_ids)
+        self.response_writer.send_retry(exchange.scope["path"], origin, self._first_request)
 
-    def moved(self) -> None:
+    def on_progress(self) -> None:
         """Tell the writer that a complete answer has grown."""
-        self.opening.moved()
+        self.response_writer.continue_if_ready()
 
-    async def leave(self) -> None:
+    async def hand_over(self) -> None:
         """Hand the outputs over to the other instance, and answer the coordinator's command. Raises Declined."""
-        assert self._asking is not None
+        assert self._handover_task is not None
         try:
-            giver = await self._asking
-            await giver.give(handover.encode(self._recent))
-        except (Refused, LinkError) as error:
-            raise Declined(f"[P Node] Send D request failed:{error}") from None
-        self.left = True
-        self._member.spawn(self._settle(giver))
-        self.opening.answer()
+            sender = await self._handover_task
+            await sender.send_outputs(handover.encode_msgpack(self._unrecorded))
+        except (HandoverRefused, LinkError) as error:
+            raise HandoverDeclined(f"[P Node] Send D request failed:{error}") from None
+        self.handed_over = True
+        self._member.spawn_task(self._finish_handover(sender))
+        self.response_writer.answer_command()
         self._exchange.status = 200  # of the answer to the coordinator's command
 
-    def drop(self) -> None:
+    def cancel_stage(self) -> None:
         """Stop as if the client had left."""
-        self.opening.depart()
+        self.response_writer.cancel_response()
 
-    def close(self) -> None:
+    def close_stage(self) -> None:
         """Release the results channel and, unless the request was handed over, the sender and the pages."""
-        if self.opening.channel is not None:
-            self.opening.channel.close()
-        if self.left:
+        if self.response_writer.channel is not None:
+            self.response_writer.channel.close_channel()
+        if self.handed_over:
             return
-        if self._asking is not None:
-            self._asking.cancel()
-        if self._giver is not None:
-            self._giver.close()
-        self._release()
+        if self._handover_task is not None:
+            self._handover_task.cancel()
+        if self._sender is not None:
+            self._sender.close_handover()
+        self._release_pages()
 
-    def refusal(self, error: ParleyError) -> Answer | None:
+    def coordinator_answer(self, error: ParleyError) -> Answer | None:
         """Word the refusal of the other instance for parley's own coordinator."""
-        if not isinstance(error, Declined) or not self.opening.exact:
+        if not isinstance(error, HandoverDeclined) or not self.response_writer.native:
             return None
-        told = {
-            "reqId": self._order.id,
-            "isStream": self.opening.stream,
+        answer_body = {
+            "reqId": self._command.request_id,
+            "isStream": self.response_writer.is_stream,
             "isLastResp": False,
             "refused": True,
             "reason": error.message,
         }
-        return Answer(503, msgspec.json.encode(told))
+        return Answer(503, msgspec.json.encode(answer_body))
 
-    def remarks(self, error: ParleyError) -> Headers:
+    def coordinator_headers(self, error: ParleyError) -> HeaderList:
         """Tell parley's own coordinator by a header if another instance may serve the request."""
-        if not self.opening.exact:
+        if not self.response_writer.native:
             return ()
         if isinstance(error, EngineDied | Stopping):
-            return ((LOST, b"engine"),)
-        return ((SHORT, b"context"),) if isinstance(error, ContextLength) else ()
+            return ((LOST_HEADER, b"engine"),)
+        return ((SHORT_HEADER, b"context"),) if isinstance(error, ContextLength) else ()
 
-    def _records(self) -> list[Batch]:
-        recent, self._recent = self._recent, []
+    def _take_unrecorded(self) -> list[OutputBatch]:
+        recent, self._unrecorded = self._unrecorded, []
         return recent
 
     # -- the instance that continues
 
-    async def _ask(self, parts: int) -> Giver:
+    async def _open_handover(self, parts: int) -> KVSender:
         """Ask it to take the request. Raises HandoverRefused, LinkError."""
-        model, order, exchange = self._running.model, self._order, self._exchange
-        digest = await self._digest()
-        giver = self._giver = await self._member.peer.connect(str(order.target), model.name)
-        for news in self._news:
-            giver.filled(*news)
-        self._news.clear()
-        assert exchange.created is not None
-        begun = handover.Begun(
-            version=handover.VERSION,
-            id=order.id,
-            client=order.client,
-            unique=exchange.unique,
-            created=exchange.created,
-            spent=time.perf_counter() - exchange.arrived,
+        model, command, exchange = self._running_request.model, self._command, self._exchange
+        digest = await self._adapter_digest()
+        sender = self._sender = await self._member.peer.open_handover(str(command.target), model.name)
+        for pages in self._early_pages:
+            sender.add_computed_pages(*pages)
+        self._early_pages.clear()
+        assert exchange.created_at is not None
+        message = handover.HandoverMessage(
+            version=handover.HANDOVER_VERSION,
+            id=command.request_id,
+            client=command.coordinator_name,
+            unique=exchange.request_uuid,
+            created=exchange.created_at,
+            spent=time.perf_counter() - exchange.arrived_at,
             apis=exchange.scope["app"].apis,
             method=exchange.scope["method"],
             path=exchange.scope["path"],
             query=exchange.scope.get("query_string", b""),
-            headers=[header for header in exchange.headers.items() if header[0] not in handover.CONNECTION],
+            headers=[header for header in exchange.headers.items() if header[0] not in handover.CONNECTION_HEADERS],
             body=self._body,
             tenant=exchange.tenant,
-            past=list(self.past) if self.past is not None else None,
-            prompt=self._prompt,
+            past=list(self.prior_outputs) if self.prior_outputs is not None else None,
+            prompt=self._prompt_ids,
             digest=digest,
         )
         self._body = b""
-        await giver.begin(handover.encode(begun), parts)
-        return giver
+        await sender.begin_handover(handover.encode_msgpack(message), parts)
+        return sender
 
-    async def _digest(self) -> str:
+    async def _adapter_digest(self) -> str:
         """Return a digest of the LoRA adapter's content: pages of another instance are valid only if it is the same."""
-        work, engine = self._works[0], self._running.model.engine
-        if not work.adapter:
+        engine_request, engine = self._engine_requests[0], self._running_request.model.engine
+        if not engine_request.adapter:
             return ""
         try:
-            told = await engine.reserve(work.id, [], adapter=work.adapter)
+            reservation = await engine.reserve_pages(engine_request.id, [], adapter=engine_request.adapter)
         finally:
-            engine.free(work.id)
-        return told.digest
+            engine.free_reservation(engine_request.id)
+        return reservation.digest
 
-    def _asked(self, asking: asyncio.Task[Giver]) -> None:
-        if not asking.cancelled() and (error := asking.exception()) is not None:
-            told = str(error)
-            if not isinstance(error, Refused | LinkError):
+    def _on_handover_opened(self, handover_task: asyncio.Task[KVSender]) -> None:
+        if not handover_task.cancelled() and (error := handover_task.exception()) is not None:
+            reason = str(error)
+            if not isinstance(error, HandoverRefused | LinkError):
                 log.error("Asking another instance to continue a request failed.", exc_info=error)
-                told = "an internal error"
-            self._running.abort(Declined(f"[P Node] Send D request failed:{told}"))
+                reason = "an internal error"
+            self._running_request.fail_request(HandoverDeclined(f"[P Node] Send D request failed:{reason}"))
 
-    def _filled(self, number: int, pages: list[int]) -> None:
-        if self._giver is None:
-            self._news.append((number, pages))
+    def _on_pages_computed(self, number: int, pages: list[int]) -> None:
+        if self._sender is None:
+            self._early_pages.append((number, pages))
         else:
-            self._giver.filled(number, pages)
+            self._sender.add_computed_pages(number, pages)
 
-    async def _settle(self, giver: Giver) -> None:
+    async def _finish_handover(self, sender: KVSender) -> None:
         """Keep the pages until the receiver has read them."""
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         try:
-            await giver.done()
+            await sender.finish_handover()
         finally:
-            giver.close()
-            self._member.count(count=1, bytes=giver.bytes, seconds=time.perf_counter() - began)
-            self._release()
+            sender.close_handover()
+            self._member.count_transfers(count=1, bytes=sender.sent_bytes, seconds=time.perf_counter() - start_time)
+            self._release_pages()
 
-    def _release(self) -> None:
-        for work in self._works:
-            self._running.model.engine.release(work.id)
+    def _release_pages(self) -> None:
+        for engine_request in self._engine_requests:
+            self._running_request.model.engine.release_lease(engine_request.id)

@@ -8,43 +8,43 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 
-from parley.types import Stats
+from parley.types import EngineStats
 
-MEMORY = 10.0  # seconds of steps after which a measurement's weight has fallen to about a third
+RATE_MEMORY = 10.0  # seconds of steps after which a measurement's weight has fallen to about a third
 
 
-class Rate:
+class TokenRate:
     """Tokens per second of step time."""
 
     def __init__(self) -> None:
         self._tokens = self._seconds = 0.0
 
-    def add(self, tokens: float, seconds: float) -> None:
+    def add_step(self, tokens: float, seconds: float) -> None:
         """Add a step."""
-        keep = math.exp(-seconds / MEMORY)
+        keep = math.exp(-seconds / RATE_MEMORY)
         self._tokens, self._seconds = self._tokens * keep + tokens, self._seconds * keep + seconds
 
     @property
-    def value(self) -> float:
+    def tokens_per_second(self) -> float:
         """Tokens per second; 0 before the first measurement."""
         return self._tokens / self._seconds if self._seconds else 0.0
 
 
-class Rates:
+class EngineRates:
     """``prefill``: all tokens of steps with prefill, since decoding in the same step takes time too. ``decode``: tokens
     drawn in steps without prefill."""
 
     def __init__(self) -> None:
-        self.prefill, self.decode = Rate(), Rate()
-        self._generated: dict[Hashable, int] = {}
+        self.prefill, self.decode = TokenRate(), TokenRate()
+        self._generated_totals: dict[Hashable, int] = {}
 
-    def step(self, engine: Hashable, stats: Stats) -> None:
+    def record_step(self, engine: Hashable, stats: EngineStats) -> None:
         """Record a step of an engine, if the step had tokens."""
         if not stats.step_tokens:
             return
-        drawn = stats.generated_tokens - self._generated.get(engine, 0)
-        self._generated[engine] = stats.generated_tokens
-        if stats.step_prompt:
-            self.prefill.add(stats.step_tokens, stats.step_seconds)
+        new_tokens = stats.generated_tokens - self._generated_totals.get(engine, 0)
+        self._generated_totals[engine] = stats.generated_tokens
+        if stats.step_prompt_tokens:
+            self.prefill.add_step(stats.step_tokens, stats.step_seconds)
         else:
-            self.decode.add(max(0, drawn), stats.step_seconds)
+            self.decode.add_step(max(0, new_tokens), stats.step_seconds)

@@ -14,203 +14,219 @@ from typing import Any
 import msgspec
 from starlette.types import Message
 
-from parley.dialects.instance_plane import Origin
+from parley.dialects.instance_plane import OriginalRequest
 from parley.dialects.mounts import INSTANCE_PLANE
-from parley.disagg.wire.handover import record
-from parley.disagg.wire.headers import Order
-from parley.instance.result_channel import Channel, Gone
-from parley.types import Batch, Work
-from parley.web.connection import Cycle
+from parley.disagg.wire.handover import encode_record
+from parley.disagg.wire.headers import PrefillCommand
+from parley.instance.result_channel import CoordinatorGone, ResultChannel
+from parley.types import EngineRequest, OutputBatch
+from parley.web.connection import HttpCycle
 from parley.web.exchange import ClientGone
 
-LOST = "The server had an error while it processed the request."
+SERVER_ERROR = "The server had an error while it processed the request."
 
 
-class Outlet:
+class RemoteResponseWriter:
     """Writes an answer to a result channel.
 
     ``exact``: results carry records; ``recent`` returns the outputs rendered since the last call. ``silent``: discard
     everything. ``response_started``: the client has the beginning of this stream.
     """
 
-    whole = True
+    body_complete = True
 
-    def __init__(self, recent: Callable[[], list[Batch]], exact: bool):
-        self.exact = exact
+    def __init__(self, take_unrecorded: Callable[[], list[OutputBatch]], native: bool):
+        self.native = native
         self.response_started = False
-        self.silent = False
-        self.channel: Channel | None = None
-        self._recent = recent
+        self.is_silent = False
+        self.channel: ResultChannel | None = None
+        self._take_unrecorded = take_unrecorded
         self._watchers: set[Callable[[], None]] = set()
-        self._gone = False
+        self._client_gone = False
         self._head: tuple[int, list[tuple[str, str]]] | None = None  # status and headers of a complete answer
 
     @property
-    def blocked(self) -> bool:
+    def write_blocked(self) -> bool:
         """Whether the next write must wait."""
-        return self.channel is not None and self.channel.blocked
+        return self.channel is not None and self.channel.must_wait
 
-    def abort(self) -> None:
+    def abort_connection(self) -> None:
         """End an answer that cannot be completed with an error."""
-        if self.channel is not None and not self.silent:
-            self.channel.fail(LOST)
-        self.depart()
+        if self.channel is not None and not self.is_silent:
+            self.channel.write_error(SERVER_ERROR)
+        self.cancel_response()
 
-    def depart(self) -> None:
+    def cancel_response(self) -> None:
         """Discard the rest of the answer, and tell the watchers that the client is gone."""
-        self._gone = self.silent = True
-        for departed in tuple(self._watchers):
-            departed()
+        self._client_gone = self.is_silent = True
+        for on_disconnect in tuple(self._watchers):
+            on_disconnect()
 
-    def retry(self, path: str, origin: Origin, first: Work) -> None:
+    def send_retry(self, path: str, origin: OriginalRequest, first_request: EngineRequest) -> None:
         """End the answer for MindIE's coordinator with a body that continues the request on another instance."""
-        if self.channel is not None and not self.silent:
-            self.channel.retry(INSTANCE_PLANE.write_resumed(path, origin, first.token_ids, first.seed))
-            self.silent = True
+        if self.channel is not None and not self.is_silent:
+            self.channel.write_retry(
+                INSTANCE_PLANE.write_resumed(path, origin, first_request.token_ids, first_request.seed)
+            )
+            self.is_silent = True
 
-    def lose(self) -> None:
+    def send_loss(self) -> None:
         """End the answer with an error. Parley's own coordinator resumes the request elsewhere from its records."""
-        if self.channel is not None and not self.silent:
-            self.channel.fail(LOST)
-            self.silent = True
+        if self.channel is not None and not self.is_silent:
+            self.channel.write_error(SERVER_ERROR)
+            self.is_silent = True
 
-    def watch(self, departed: Callable[[], None]) -> bool:
+    def watch_disconnect(self, on_disconnect: Callable[[], None]) -> bool:
         """Call ``departed`` once the client is gone. False if it already is."""
-        self._watchers.add(departed)
-        return not self._gone and (self.channel is None or self.channel.watch(departed))
+        self._watchers.add(on_disconnect)
+        return not self._client_gone and (self.channel is None or self.channel.watch_coordinator(on_disconnect))
 
-    def unwatch(self, departed: Callable[[], None]) -> None:
+    def unwatch_disconnect(self, on_disconnect: Callable[[], None]) -> None:
         """Stop calling ``departed``."""
-        self._watchers.discard(departed)
+        self._watchers.discard(on_disconnect)
         if self.channel is not None:
-            self.channel.unwatch(departed)
+            self.channel.unwatch_coordinator(on_disconnect)
 
-    async def send(self, message: Message) -> None:
+    async def send_message(self, message: Message) -> None:
         """Send one ASGI message. Raises ClientGone."""
         if self.channel is not None:
             try:
-                await self.channel.drain()
-            except Gone:
+                await self.channel.wait_until_writable()
+            except CoordinatorGone:
                 raise ClientGone from None
         if message["type"] == "http.response.start":
-            self.start(message["status"], message["headers"])
+            self.start_response(message["status"], message["headers"])
         else:
-            self.part(message.get("body", b""), last=not message.get("more_body", False))
+            self.write_part(message.get("body", b""), last=not message.get("more_body", False))
 
-    def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+    def start_response(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """Keep status and headers until the first data."""
         if not self.response_started:
             self._head = status, [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
 
-    def part(self, data: bytes, *, last: bool = False) -> bool:
+    def write_part(self, data: bytes, *, last: bool = False) -> bool:
         """Send data, and return whether more can be sent at once."""
-        if self.silent or self.channel is None:
-            return not self.blocked
-        behind = b"" if last or not self.exact else record(self._recent())
-        return self.channel.write(data, last=last, record=behind, head=None if self.response_started else self._head)
+        if self.is_silent or self.channel is None:
+            return not self.write_blocked
+        encoded_record = b"" if last or not self.native else encode_record(self._take_unrecorded())
+        return self.channel.write_result(
+            data, last=last, record=encoded_record, head=None if self.response_started else self._head
+        )
 
 
-class Opening(Outlet):
+class PrefillResponseWriter(RemoteResponseWriter):
     """Collects the first part of an answer for the answer to the coordinator's command.
 
     ``answer`` is called when the request continues on another instance or over the channel, or when the answer is
     complete before that. ``ready``: whether the answer may continue over the channel from now on.
     """
 
-    def __init__(self, cycle: Cycle, order: Order, recent: Callable[[], list[Batch]], ready: Callable[[], bool]):
-        super().__init__(recent, bool(order.client))
-        self.stream = False
-        self.answered = False
-        self._cycle = cycle
-        self._order = order
-        self._ready = ready
-        self._refusing = False  # the output is an error, not an answer
-        self._output: list[bytes] = []
+    def __init__(
+        self,
+        http_cycle: HttpCycle,
+        command: PrefillCommand,
+        take_unrecorded: Callable[[], list[OutputBatch]],
+        may_continue: Callable[[], bool],
+    ):
+        super().__init__(take_unrecorded, bool(command.coordinator_name))
+        self.is_stream = False
+        self.command_answered = False
+        self._http_cycle = http_cycle
+        self._command = command
+        self._may_continue = may_continue
+        self._is_error = False  # the output is an error, not an answer
+        self._collected_output: list[bytes] = []
 
     @property
-    def whole(self) -> bool:  # type: ignore[override]
-        return self._cycle.whole
+    def body_complete(self) -> bool:  # type: ignore[override]
+        return self._http_cycle.body_complete
 
     @property
-    def blocked(self) -> bool:
-        return super().blocked if self.answered else self._cycle.blocked
+    def write_blocked(self) -> bool:
+        return super().write_blocked if self.command_answered else self._http_cycle.write_blocked
 
-    def abort(self) -> None:
-        if not self.answered:
-            self._cycle.abort()
-        super().abort()
+    def abort_connection(self) -> None:
+        if not self.command_answered:
+            self._http_cycle.abort_connection()
+        super().abort_connection()
 
-    def retry(self, path: str, origin: Origin, first: Work) -> None:
-        if self.answered:  # else the answer to the command says it
-            super().retry(path, origin, first)
+    def send_retry(self, path: str, origin: OriginalRequest, first_request: EngineRequest) -> None:
+        if self.command_answered:  # else the answer to the command says it
+            super().send_retry(path, origin, first_request)
 
-    def lose(self) -> None:
-        if self.answered:
-            super().lose()
+    def send_loss(self) -> None:
+        if self.command_answered:
+            super().send_loss()
 
-    def watch(self, departed: Callable[[], None]) -> bool:
-        self._watchers.add(departed)
-        return self._cycle.watch(departed) and not self._gone
+    def watch_disconnect(self, on_disconnect: Callable[[], None]) -> bool:
+        self._watchers.add(on_disconnect)
+        return self._http_cycle.watch_disconnect(on_disconnect) and not self._client_gone
 
-    def unwatch(self, departed: Callable[[], None]) -> None:
-        super().unwatch(departed)
-        self._cycle.unwatch(departed)
+    def unwatch_disconnect(self, on_disconnect: Callable[[], None]) -> None:
+        super().unwatch_disconnect(on_disconnect)
+        self._http_cycle.unwatch_disconnect(on_disconnect)
 
-    async def send(self, message: Message) -> None:
-        if self.answered and not self._refusing:
-            await super().send(message)
+    async def send_message(self, message: Message) -> None:
+        if self.command_answered and not self._is_error:
+            await super().send_message(message)
         elif message["type"] == "http.response.start":
-            self.start(message["status"], message["headers"])
+            self.start_response(message["status"], message["headers"])
         else:
-            self.part(message.get("body", b""), last=not message.get("more_body", False))
+            self.write_part(message.get("body", b""), last=not message.get("more_body", False))
 
-    def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        if not self.answered and status != 200:
-            self.answered = self._refusing = True
-            self._cycle.begin(status, headers)
+    def start_response(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        if not self.command_answered and status != 200:
+            self.command_answered = self._is_error = True
+            self._http_cycle.begin_response(status, headers)
         else:
-            super().start(status, headers)
+            super().start_response(status, headers)
 
-    def part(self, data: bytes, *, last: bool = False) -> bool:
-        if self._refusing:
-            return self._cycle.part(data, last=last)
-        if self.answered:
-            return super().part(data, last=last)
-        self._output.append(data)
-        if last or self._ready():
-            self.answer(last=last)
-        return not self.blocked
+    def write_part(self, data: bytes, *, last: bool = False) -> bool:
+        if self._is_error:
+            return self._http_cycle.write_part(data, last=last)
+        if self.command_answered:
+            return super().write_part(data, last=last)
+        self._collected_output.append(data)
+        if last or self._may_continue():
+            self.answer_command(last=last)
+        return not self.write_blocked
 
-    def moved(self) -> None:
+    def continue_if_ready(self) -> None:
         """Switch to the channel if a complete answer has grown enough."""
-        if not self.answered and self._ready():
-            self.answer()
+        if not self.command_answered and self._may_continue():
+            self.answer_command()
 
-    def answer(self, *, last: bool = False) -> None:
+    def answer_command(self, *, last: bool = False) -> None:
         """Answer the coordinator's command: the request has ended, or continues after it."""
-        told: dict[str, Any] = {"reqId": self._order.id, "isStream": self.stream, "isLastResp": last}
-        if self.stream or last:
-            told |= _text(b"".join(self._output), self.exact)
-        if self.exact:
-            told["records"] = b2a_base64(record(self._recent()), newline=False).decode()
+        answer_body: dict[str, Any] = {
+            "reqId": self._command.request_id,
+            "isStream": self.is_stream,
+            "isLastResp": last,
+        }
+        if self.is_stream or last:
+            answer_body |= _output_members(b"".join(self._collected_output), self.native)
+        if self.native:
+            answer_body["records"] = b2a_base64(encode_record(self._take_unrecorded()), newline=False).decode()
             if self._head is not None:
-                told["status"], told["headers"] = self._head
-        self._output.clear()
-        self.answered = True
-        self.response_started = self.stream
-        data = msgspec.json.encode(told)
-        self._cycle.begin(200, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))])
-        self._cycle.part(data, last=True)
-        for departed in self._watchers:
-            self._cycle.unwatch(departed)
-            if self.channel is not None and not self.channel.watch(departed):
-                departed()
+                answer_body["status"], answer_body["headers"] = self._head
+        self._collected_output.clear()
+        self.command_answered = True
+        self.response_started = self.is_stream
+        data = msgspec.json.encode(answer_body)
+        self._http_cycle.begin_response(
+            200, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
+        )
+        self._http_cycle.write_part(data, last=True)
+        for on_disconnect in self._watchers:
+            self._http_cycle.unwatch_disconnect(on_disconnect)
+            if self.channel is not None and not self.channel.watch_coordinator(on_disconnect):
+                on_disconnect()
 
 
-def _text(output: bytes, extended: bool) -> dict[str, str]:
+def _output_members(output: bytes, native: bool) -> dict[str, str]:
     try:
         return {"output": output.decode()}
     except UnicodeDecodeError:
-        if extended:
+        if native:
             return {"output": b2a_base64(output, newline=False).decode(), "encoding": "base64"}
         return {"output": output.decode("utf-8", "replace")}

@@ -8,27 +8,27 @@ from typing import Protocol
 
 from parley.disagg.wire import result_frames
 
-Head = tuple[int, list[tuple[str, str]]]
+ResponseHead = tuple[int, list[tuple[str, str]]]
 
 
-class Client(Protocol):
+class ChannelClient(Protocol):
     """The coordinator of a channel. ``exact``: it numbers frames and knows native ones; ``full``: its queue is full."""
 
-    exact: bool
-    full: bool
+    native: bool
+    queue_full: bool
 
-    def put(self, made: list[bytes]) -> None:
+    def queue_frames(self, frames: list[bytes]) -> None:
         """Queue frames for sending."""
 
-    def end(self, channel: Channel) -> None:
+    def forget_channel(self, channel: ResultChannel) -> None:
         """Forget a channel; its id is free again."""
 
 
-class Gone(Exception):
+class CoordinatorGone(Exception):
     """The coordinator is gone: it did not reconnect, or has lost its requests."""
 
 
-class Channel:
+class ResultChannel:
     """Results of one request. ``recall`` makes the request continue on another instance.
 
     ``write`` never waits; it returns whether another write may follow at once. If not, ``drain`` waits for that.
@@ -36,102 +36,104 @@ class Channel:
     ``watch`` are called, and further writes are discarded.
     """
 
-    def __init__(self, client: Client, id: str, recall: Callable[[], None] = lambda: None):
-        self.id = id
+    def __init__(self, client: ChannelClient, request_id: str, recall_request: Callable[[], None] = lambda: None):
+        self.request_id = request_id
         self.paused = False
-        self.gone = False
-        self.recall = recall
+        self.coordinator_gone = False
+        self.recall_request = recall_request
         self._client = client
-        self._held: list[bytes] = []  # frames written while paused
-        self.over = False
+        self._held_frames: list[bytes] = []  # frames written while paused
+        self.is_over = False
         self._watchers: set[Callable[[], None]] = set()
-        self._flowing = asyncio.Event()
-        self._flowing.set()
+        self._writable = asyncio.Event()
+        self._writable.set()
 
-    def write(self, payload: bytes, *, last: bool = False, record: bytes = b"", head: Head | None = None) -> bool:
+    def write_result(
+        self, payload: bytes, *, last: bool = False, record: bytes = b"", head: ResponseHead | None = None
+    ) -> bool:
         """Send a result. ``last``: it is the last one of the request.
 
         ``record``: the encoded outputs that it was rendered from. ``head``: status and headers of a complete answer.
         Both are sent only to coordinators with a name.
         """
-        exact = self._client.exact
-        made = result_frames.results(self.id, payload, last=last, exact=exact)
-        if exact and record:
-            made.insert(0, result_frames.record(self.id, record))
-        if exact and head is not None:
-            made.insert(0, result_frames.head(self.id, *head))
-        return self._put(made, last)
+        native = self._client.native
+        frames = result_frames.encode_result(self.request_id, payload, last=last, native=native)
+        if native and record:
+            frames.insert(0, result_frames.encode_record_frame(self.request_id, record))
+        if native and head is not None:
+            frames.insert(0, result_frames.encode_head_frame(self.request_id, *head))
+        return self._write_frames(frames, last)
 
-    def fail(self, text: str) -> None:
+    def write_error(self, text: str) -> None:
         """Send an error, which ends the request."""
-        self._put([result_frames.error(self.id, text)], last=True)
+        self._write_frames([result_frames.encode_error_frame(self.request_id, text)], last=True)
 
-    def retry(self, body: bytes) -> None:
+    def write_retry(self, body: bytes) -> None:
         """Send a body that continues the request on another instance. The request ends here."""
-        self._put([result_frames.retry(self.id, body)], last=True)
+        self._write_frames([result_frames.encode_retry_frame(self.request_id, body)], last=True)
 
     @property
-    def blocked(self) -> bool:
+    def must_wait(self) -> bool:
         """Whether the next write must wait."""
-        return not self._flowing.is_set()
+        return not self._writable.is_set()
 
-    async def drain(self) -> None:
+    async def wait_until_writable(self) -> None:
         """Wait until more may be written. Raises CoordinatorGone."""
-        await self._flowing.wait()
-        if self.gone:
-            raise Gone
+        await self._writable.wait()
+        if self.coordinator_gone:
+            raise CoordinatorGone
 
-    def watch(self, departed: Callable[[], None]) -> bool:
+    def watch_coordinator(self, on_gone: Callable[[], None]) -> bool:
         """Call ``departed`` once the coordinator is gone. False if it already is."""
-        self._watchers.add(departed)
-        return not self.gone
+        self._watchers.add(on_gone)
+        return not self.coordinator_gone
 
-    def unwatch(self, departed: Callable[[], None]) -> None:
+    def unwatch_coordinator(self, on_gone: Callable[[], None]) -> None:
         """Stop calling ``departed``."""
-        self._watchers.discard(departed)
+        self._watchers.discard(on_gone)
 
-    def close(self) -> None:
+    def close_channel(self) -> None:
         """Close the channel after the request ended in any way; its id is free again. The last frame is still sent."""
-        if self.over and self.paused:
+        if self.is_over and self.paused:
             return  # until it is resumed
-        self._client.end(self)
-        self._held.clear()
+        self._client.forget_channel(self)
+        self._held_frames.clear()
 
-    def pause(self, on: bool) -> None:
+    def set_paused(self, paused: bool) -> None:
         """Hold frames back, or send the held ones and continue."""
-        self.paused = on
-        if not on and self._held:
-            held, self._held = self._held, []
-            self._client.put(held)
-        if not on and self.over:
-            self.close()
-        self.settle()
+        self.paused = paused
+        if not paused and self._held_frames:
+            held, self._held_frames = self._held_frames, []
+            self._client.queue_frames(held)
+        if not paused and self.is_over:
+            self.close_channel()
+        self.update_writable()
 
-    def settle(self) -> None:
+    def update_writable(self) -> None:
         """Update whether more may be written."""
-        if self.gone or not (self.paused or self._client.full):
-            self._flowing.set()
+        if self.coordinator_gone or not (self.paused or self._client.queue_full):
+            self._writable.set()
         else:
-            self._flowing.clear()
+            self._writable.clear()
 
-    def lose(self) -> None:
+    def lose_coordinator(self) -> None:
         """Mark the coordinator as gone."""
-        self.gone = True
-        self._held.clear()
-        self.settle()
-        for departed in tuple(self._watchers):
-            departed()
+        self.coordinator_gone = True
+        self._held_frames.clear()
+        self.update_writable()
+        for on_gone in tuple(self._watchers):
+            on_gone()
 
-    def _put(self, made: list[bytes], last: bool) -> bool:
-        if self.gone or self.over:
+    def _write_frames(self, frames: list[bytes], last: bool) -> bool:
+        if self.coordinator_gone or self.is_over:
             return True
         if self.paused:
-            self._held += made
-        elif made:
-            self._client.put(made)
+            self._held_frames += frames
+        elif frames:
+            self._client.queue_frames(frames)
         if last:
-            self.over = True
-            self.close()
+            self.is_over = True
+            self.close_channel()
         else:
-            self.settle()
-        return not self.blocked
+            self.update_writable()
+        return not self.must_wait

@@ -11,85 +11,85 @@ from typing import Protocol
 
 from parley.disagg.wire import result_frames
 
-SILENCE = 5.0  # seconds without data after which a heartbeat is sent
-CHECK = 1.0  # seconds between two checks for silence
+HEARTBEAT_SILENCE = 5.0  # seconds without data after which a heartbeat is sent
+SILENCE_CHECK_PERIOD = 1.0  # seconds between two checks for silence
 
 
-class Sink(Protocol):
+class ResultSink(Protocol):
     """A connection to write to."""
 
-    def part(self, data: bytes) -> bool:
+    def write_part(self, data: bytes) -> bool:
         """Send data, and return whether more can be sent at once."""
 
-    async def write(self, data: bytes) -> None:
+    async def write_stream(self, data: bytes) -> None:
         """Send data, and wait until more can be sent."""
 
-    def abort(self) -> None:
+    def abort_connection(self) -> None:
         """Break the connection."""
 
 
-class Client(Protocol):
+class ConnectionClient(Protocol):
     """The coordinator that the connection serves."""
 
-    def flush(self) -> None:
+    def flush_frames(self) -> None:
         """Send queued frames, as the connection accepts more."""
 
-    def forget(self) -> None:
+    def drop_old_frames(self) -> None:
         """Drop old frames; called from time to time."""
 
-    def detach(self, line: Line) -> None:
+    def detach_connection(self, connection: ResultConnection) -> None:
         """Forget the connection, which has ended."""
 
 
-class Line:
+class ResultConnection:
     """One connection of a coordinator, for as long as it is the current one. ``run`` serves it, ``end`` ends it."""
 
-    def __init__(self, client: Client, sink: Sink):
-        self.flowing = False  # more can be sent at once
-        self.ended = False
+    def __init__(self, client: ConnectionClient, sink: ResultSink):
+        self.can_send = False  # more can be sent at once
+        self.has_ended = False
         self._client, self._sink = client, sink
         self._farewell = b""
-        self._time = time.monotonic()  # when data was last sent
-        self._stir = asyncio.Event()
+        self._last_sent = time.monotonic()  # when data was last sent
+        self._wake_event = asyncio.Event()
 
-    def send(self, data: bytes) -> None:
+    def send_frames(self, data: bytes) -> None:
         """Send data. Allowed only while ``flowing``."""
-        self._time = time.monotonic()
-        self.flowing = self._sink.part(data)
-        if not self.flowing:
-            self._stir.set()
+        self._last_sent = time.monotonic()
+        self.can_send = self._sink.write_part(data)
+        if not self.can_send:
+            self._wake_event.set()
 
-    async def run(self, first: bytes) -> None:
+    async def serve_connection(self, first: bytes) -> None:
         """Send ``first``, then heartbeats and everything passed to ``send``, until the end."""
         try:
-            await self._write(first)
-            while not self.ended:
+            await self._send_waiting(first)
+            while not self.has_ended:
                 try:
-                    async with asyncio.timeout(CHECK):
-                        await self._stir.wait()
+                    async with asyncio.timeout(SILENCE_CHECK_PERIOD):
+                        await self._wake_event.wait()
                 except TimeoutError:
-                    self._client.forget()
-                    if time.monotonic() - self._time > SILENCE:
-                        self.send(result_frames.HEARTBEAT)
+                    self._client.drop_old_frames()
+                    if time.monotonic() - self._last_sent > HEARTBEAT_SILENCE:
+                        self.send_frames(result_frames.HEARTBEAT_FRAME)
                     continue
-                self._stir.clear()
-                if not self.flowing and not self.ended:
-                    await self._write(b"")
-            await self._sink.write(self._farewell)
+                self._wake_event.clear()
+                if not self.can_send and not self.has_ended:
+                    await self._send_waiting(b"")
+            await self._sink.write_stream(self._farewell)
         finally:
-            self.ended = True
-            self._client.detach(self)
+            self.has_ended = True
+            self._client.detach_connection(self)
 
-    def end(self, farewell: bytes = b"") -> None:
+    def end_connection(self, farewell: bytes = b"") -> None:
         """End the connection; only ``farewell`` is still sent."""
-        reads = self.flowing
-        self.ended, self.flowing, self._farewell = True, False, farewell
-        self._stir.set()
-        if not reads:  # the peer does not read, so waiting could take forever
-            self._sink.abort()
+        is_reading = self.can_send
+        self.has_ended, self.can_send, self._farewell = True, False, farewell
+        self._wake_event.set()
+        if not is_reading:  # the peer does not read, so waiting could take forever
+            self._sink.abort_connection()
 
-    async def _write(self, data: bytes) -> None:
-        await self._sink.write(data)
-        if not self.ended:
-            self.flowing = True
-            self._client.flush()
+    async def _send_waiting(self, data: bytes) -> None:
+        await self._sink.write_stream(data)
+        if not self.has_ended:
+            self.can_send = True
+            self._client.flush_frames()

@@ -13,205 +13,220 @@ import secrets
 from collections.abc import Callable
 
 from parley.disagg.wire import result_frames
-from parley.disagg.wire.replay_buffer import KEEP, History
+from parley.disagg.wire.replay_buffer import REPLAY_SECONDS, ReplayBuffer
 from parley.errors import InUse, excerpt
-from parley.instance.result_channel import Channel
-from parley.instance.result_connection import Line, Sink
+from parley.instance.result_channel import ResultChannel
+from parley.instance.result_connection import ResultConnection, ResultSink
 
-WAITING = 8 << 20  # bytes of unsent frames above which requests must wait
+MAX_QUEUED_BYTES = 8 << 20  # bytes of unsent frames above which requests must wait
 
 
-class Client:
+class ResultClient:
     """A coordinator: its requests, its connection if any, the queued frames, and the frames it may request again.
     ``exact``: it has a name; frames are numbered within its ``epoch``."""
 
-    def __init__(self, name: str, remove: Callable[[Client], None]):
+    def __init__(self, name: str, on_expired: Callable[[ResultClient], None]):
         self.name = name
-        self.exact = bool(name)
-        self.seat = ""
+        self.native = bool(name)
+        self.coordinator_id = ""
         self.epoch = secrets.token_hex(8)
-        self.full = False  # the queue is full
-        self.channels: dict[str, Channel] = {}
-        self._remove = remove
-        self._line: Line | None = None
-        self._history = History()
-        self._waiting: list[bytes] = []
-        self._waiting_size = 0
-        self._scheduled = False
-        self._lease: asyncio.TimerHandle | None = None
-        self._rent()
+        self.queue_full = False  # the queue is full
+        self.channels: dict[str, ResultChannel] = {}
+        self._on_expired = on_expired
+        self._connection: ResultConnection | None = None
+        self._replay_buffer = ReplayBuffer()
+        self._queued_frames: list[bytes] = []
+        self._queued_bytes = 0
+        self._flush_scheduled = False
+        self._expiry_timer: asyncio.TimerHandle | None = None
+        self._start_expiry()
 
     @property
-    def connected(self) -> bool:
+    def is_connected(self) -> bool:
         """Whether the coordinator has a connection."""
-        return self._line is not None
+        return self._connection is not None
 
     # -- requests
 
-    def open(self, id: str, recall: Callable[[], None] = lambda: None) -> Channel:
+    def open_channel(self, request_id: str, recall_request: Callable[[], None] = lambda: None) -> ResultChannel:
         """Open a channel for a request. Raises InUse."""
-        if id in self.channels:
-            raise InUse(f"Another request is running under the id {excerpt(id)}.")
-        channel = self.channels[id] = Channel(self, id, recall)
-        channel.settle()
+        if request_id in self.channels:
+            raise InUse(f"Another request is running under the request_id {excerpt(request_id)}.")
+        channel = self.channels[request_id] = ResultChannel(self, request_id, recall_request)
+        channel.update_writable()
         return channel
 
-    def end(self, channel: Channel) -> None:
+    def forget_channel(self, channel: ResultChannel) -> None:
         """Forget a channel; its id is free again."""
-        if self.channels.get(channel.id) is channel:
-            del self.channels[channel.id]
+        if self.channels.get(channel.request_id) is channel:
+            del self.channels[channel.request_id]
 
-    def put(self, made: list[bytes]) -> None:
+    def queue_frames(self, frames: list[bytes]) -> None:
         """Queue frames; all frames of one turn of the event loop are sent together."""
-        self._waiting += made
-        self._waiting_size += sum(map(len, made))
-        if not self._scheduled:
-            self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._flush)
-        if self._waiting_size > WAITING:
-            self.full = True
+        self._queued_frames += frames
+        self._queued_bytes += sum(map(len, frames))
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            asyncio.get_running_loop().call_soon(self._run_scheduled_flush)
+        if self._queued_bytes > MAX_QUEUED_BYTES:
+            self.queue_full = True
 
     # -- connections
 
-    def attach(self, sink: Sink, epoch: str = "", number: int | None = None) -> tuple[Line, bytes]:
+    def attach_connection(
+        self, sink: ResultSink, epoch: str = "", first_frame: int | None = None
+    ) -> tuple[ResultConnection, bytes]:
         """Replace the coordinator's connection, and return the new one and the data to send over it first.
 
         ``number``: the first frame in ``epoch`` that the coordinator lacks. If that frame is no longer kept, or the
         epoch is another one, a new epoch begins and the requests of the old one are lost.
         """
-        if self._line is not None:
-            self._line.end(result_frames.CLOSE)
-        if self._lease is not None:
-            self._lease.cancel()
-            self._lease = None
+        if self._connection is not None:
+            self._connection.end_connection(result_frames.CLOSE_FRAME)
+        if self._expiry_timer is not None:
+            self._expiry_timer.cancel()
+            self._expiry_timer = None
         first = b""
-        if self.exact:
-            again = self._history.since(number or 0) if epoch in ("", self.epoch) else None
-            if again is None:
-                self._renew()
-                again = b""
-            first = result_frames.epoch(self.epoch) + again
-        self._line = Line(self, sink)
-        return self._line, first
+        if self.native:
+            replay = self._replay_buffer.frames_since(first_frame or 0) if epoch in ("", self.epoch) else None
+            if replay is None:
+                self._begin_epoch()
+                replay = b""
+            first = result_frames.encode_epoch_frame(self.epoch) + replay
+        self._connection = ResultConnection(self, sink)
+        return self._connection, first
 
-    def detach(self, line: Line) -> None:
+    def detach_connection(self, connection: ResultConnection) -> None:
         """Forget a connection that has ended, and wait for the coordinator to reconnect."""
-        if self._line is line:
-            self._line = None
-            self._rent()
+        if self._connection is connection:
+            self._connection = None
+            self._start_expiry()
 
-    def flush(self) -> None:
+    def flush_frames(self) -> None:
         """Send the queued frames if the connection accepts them."""
-        line = self._line
-        if not self._waiting or line is None or not line.flowing:
+        connection = self._connection
+        if not self._queued_frames or connection is None or not connection.can_send:
             return
-        made, size = self._waiting, self._waiting_size
-        self._waiting, self._waiting_size = [], 0
-        if self.exact:
-            self._history.add(made, size)
-        line.send(b"".join(made))
-        if self.full:
-            self.full = False
+        frames, size = self._queued_frames, self._queued_bytes
+        self._queued_frames, self._queued_bytes = [], 0
+        if self.native:
+            self._replay_buffer.add_sent(frames, size)
+        connection.send_frames(b"".join(frames))
+        if self.queue_full:
+            self.queue_full = False
             for channel in tuple(self.channels.values()):
-                channel.settle()
+                channel.update_writable()
 
-    def forget(self) -> None:
+    def drop_old_frames(self) -> None:
         """Drop sent frames that need not be kept any longer."""
-        self._history.forget()
+        self._replay_buffer.drop_expired()
 
-    def recall(self) -> None:
+    def recall_requests(self) -> None:
         """Let its requests continue on other instances, as far as they can."""
         for channel in list(self.channels.values()):
-            channel.recall()
+            channel.recall_request()
 
-    def close(self) -> None:
+    def close_client(self) -> None:
         """End its connection and its requests."""
-        if self._line is not None:
-            self.flush()
-            self._line.end()
-        if self._lease is not None:
-            self._lease.cancel()
-        self._expire()
+        if self._connection is not None:
+            self.flush_frames()
+            self._connection.end_connection()
+        if self._expiry_timer is not None:
+            self._expiry_timer.cancel()
+        self._expire_client()
 
-    def lose(self) -> None:
+    def lose_requests(self) -> None:
         """End its requests: the coordinator is gone or has lost them."""
         channels, self.channels = list(self.channels.values()), {}
         for channel in channels:
-            channel.lose()
+            channel.lose_coordinator()
 
-    def _flush(self) -> None:
-        self._scheduled = False
-        self.flush()
+    def _run_scheduled_flush(self) -> None:
+        self._flush_scheduled = False
+        self.flush_frames()
 
-    def _renew(self) -> None:
+    def _begin_epoch(self) -> None:
         """Begin a new epoch."""
-        self.lose()
-        self.epoch, self._history = secrets.token_hex(8), History()
-        self._waiting.clear()
-        self._waiting_size = 0
-        self.full = False
+        self.lose_requests()
+        self.epoch, self._replay_buffer = secrets.token_hex(8), ReplayBuffer()
+        self._queued_frames.clear()
+        self._queued_bytes = 0
+        self.queue_full = False
 
-    def _rent(self) -> None:
+    def _start_expiry(self) -> None:
         """Give it as much time to reconnect as sent frames are kept."""
-        self._lease = asyncio.get_running_loop().call_later(KEEP, self._expire)
+        self._expiry_timer = asyncio.get_running_loop().call_later(REPLAY_SECONDS, self._expire_client)
 
-    def _expire(self) -> None:
-        self.lose()
-        self._remove(self)
+    def _expire_client(self) -> None:
+        self.lose_requests()
+        self._on_expired(self)
 
 
-class Results:
+class ResultStreams:
     """All coordinators that get results from this instance."""
 
     def __init__(self) -> None:
-        self.clients: dict[str, Client] = {}
+        self.clients: dict[str, ResultClient] = {}
 
-    def client(self, name: str = "") -> Client:
+    def get_client(self, name: str = "") -> ResultClient:
         """Return the coordinator of this name, adding it if it is new."""
         if name not in self.clients:
-            self.clients[name] = Client(name, self._remove)
+            self.clients[name] = ResultClient(name, self._remove_client)
         return self.clients[name]
 
-    def channel(self, client: str, id: str, recall: Callable[[], None] = lambda: None) -> Channel:
+    def open_request_channel(
+        self, coordinator_name: str, request_id: str, recall_request: Callable[[], None] = lambda: None
+    ) -> ResultChannel:
         """Open the result channel of a request, which ``recall`` makes continue elsewhere. Raises InUse."""
-        return self.client(client).open(id, recall)
+        return self.get_client(coordinator_name).open_channel(request_id, recall_request)
 
-    async def serve(self, client: str, sink: Sink, epoch: str = "", number: int | None = None, seat: str = "") -> None:
+    async def serve_results(
+        self,
+        coordinator_name: str,
+        sink: ResultSink,
+        epoch: str = "",
+        first_frame: int | None = None,
+        coordinator_id: str = "",
+    ) -> None:
         """Make a connection the coordinator's current one, and send results over it until it is replaced or ends.
 
         ``number``: see ``ResultClient.attach``. ``seat``: the coordinator's id, the same after a restart. A coordinator
         that starts (and does not just reconnect) ends the requests of unconnected predecessors with its id.
         """
-        known = self.client(client)
-        begins = bool(seat) and not known.seat and not epoch
-        line, first = known.attach(sink, epoch, number)
-        known.seat = seat
-        for other in list(self.clients.values()) if begins else ():
-            if other.seat == seat and not other.connected:
-                other.close()
-        await line.run(first)
+        client = self.get_client(coordinator_name)
+        is_new_start = bool(coordinator_id) and not client.coordinator_id and not epoch
+        connection, first = client.attach_connection(sink, epoch, first_frame)
+        client.coordinator_id = coordinator_id
+        for other in list(self.clients.values()) if is_new_start else ():
+            if other.coordinator_id == coordinator_id and not other.is_connected:
+                other.close_client()
+        await connection.serve_connection(first)
 
-    def pause(self, client: str, id: str, on: bool) -> bool:
+    def set_results_paused(self, coordinator_name: str, request_id: str, paused: bool) -> bool:
         """Pause or resume the results of one request. False if the request is unknown."""
-        known = self.clients.get(client)
-        channel = known.channels.get(id) if known is not None else None
+        client = self.clients.get(coordinator_name)
+        channel = client.channels.get(request_id) if client is not None else None
         if channel is None:
             return False
-        channel.pause(on)
+        channel.set_paused(paused)
         return True
 
-    def drop(self, id: str) -> bool:
+    def drop_held_results(self, request_id: str) -> bool:
         """Drop the held results of a request that has ended. False if there are none."""
-        ended = [found for client in self.clients.values() if (found := client.channels.get(id)) and found.over]
-        for channel in ended:
-            channel.pause(False)
-        return bool(ended)
+        ended_channels = [
+            found_channel
+            for client in self.clients.values()
+            if (found_channel := client.channels.get(request_id)) and found_channel.is_over
+        ]
+        for channel in ended_channels:
+            channel.set_paused(False)
+        return bool(ended_channels)
 
-    def close(self) -> None:
+    def close_clients(self) -> None:
         """End all connections and all requests that still wait for one, as the server ends."""
         for client in list(self.clients.values()):
-            client.close()
+            client.close_client()
 
-    def _remove(self, client: Client) -> None:
+    def _remove_client(self, client: ResultClient) -> None:
         if self.clients.get(client.name) is client:
             del self.clients[client.name]

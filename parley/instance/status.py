@@ -7,24 +7,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from parley.disagg.wire.role import Address
-from parley.instance.node import Node
-from parley.serving.registry import Service
+from parley.disagg.wire.role import InstanceAddress
+from parley.instance.node import InstanceState
+from parley.serving.registry import ModelRegistry
 
 
-def status(service: Service, node: Node, address: Address, version: int) -> dict[str, Any]:
+def instance_status(
+    registry: ModelRegistry, instance_state: InstanceState, address: InstanceAddress, version: int
+) -> dict[str, Any]:
     """Return the status. ``address``: where others reach the instance. ``version``: of the status interface, 1 or 2."""
-    role = node.role
-    resource = resources(service)
-    told: dict[str, Any] = {
+    role = instance_state.role
+    resource = instance_resources(registry)
+    report: dict[str, Any] = {
         "service": {
             # A coordinator must not choose an instance while a model is being loaded or reloaded.
-            "roleStatus": "RoleSwitching" if role.state == "RoleReady" and service.refusal() else role.state,
+            "roleStatus": "RoleSwitching" if role.status == "RoleReady" and registry.unready_error() else role.status,
             "currentRole": role.name,
-            "p_percentage": role.share,
+            "p_percentage": role.prefill_share,
         },
         "resource": resource,
-        "linkStatus": {"peers": [{"target": peer.host, "link": link} for peer, link in role.links.items()]},
+        "linkStatus": {"peers": [{"target": peer.host, "link": link} for peer, link in role.link_states.items()]},
     }
     if version == 2:
         slots, blocks = resource["availSlotsNum"], resource["availBlockNum"]
@@ -34,17 +36,17 @@ def status(service: Service, node: Node, address: Address, version: int) -> dict
             "maxAvailNpuBlockNum": blocks,
             "dpInstMap": {"0": {"availSlotsNum": slots, "availBlockNum": blocks}},
         }
-    told["parley"] = own(service, node, address)
-    return told
+    report["parley"] = parley_members(registry, instance_state, address)
+    return report
 
 
-def resources(service: Service) -> dict[str, Any]:
+def instance_resources(registry: ModelRegistry) -> dict[str, Any]:
     """Return the resources of all models together. Blocks are KV cache pages; there is no second memory to swap to."""
-    stats = [model.engine.stats for model in service.models]
-    infos = [model.engine.info for model in service.models]  # stats.blocks_total may still be 0
+    stats = [model.engine.stats for model in registry.models]
+    infos = [model.engine.info for model in registry.models]  # stats.blocks_total may still be 0
     total = sum(each.kv_blocks for each in infos if each is not None)
     used = sum(each.blocks_used for each in stats)
-    places = sum(model.settings.max_batch for model in service.models)
+    places = sum(model.settings.max_batch for model in registry.models)
     running, waiting = sum(each.running for each in stats), sum(each.waiting for each in stats)
     return {
         "availSlotsNum": max(0, places - running - waiting),
@@ -59,28 +61,28 @@ def resources(service: Service) -> dict[str, Any]:
     }
 
 
-def own(service: Service, node: Node, address: Address) -> dict[str, Any]:
+def parley_members(registry: ModelRegistry, instance_state: InstanceState, address: InstanceAddress) -> dict[str, Any]:
     """Return the values for parley's own coordinator. Rates are tokens per second, 0 before any measurement."""
-    info, stats = service.main.engine.info, [model.engine.stats for model in service.models]
-    infos = [model.engine.info for model in service.models]
+    info, stats = registry.main_model.engine.info, [model.engine.stats for model in registry.models]
+    infos = [model.engine.info for model in registry.models]
     layouts = [each.arena.layout for each in infos if each is not None and each.arena is not None]
     return {
-        "epoch": node.epoch,
-        "role": node.role.name,
+        "epoch": instance_state.epoch,
+        "role": instance_state.role.name,
         "peer": str(address),
-        "models": service.names,
-        "ready": service.refusal() is None,
+        "models": registry.served_names,
+        "ready": registry.unready_error() is None,
         "layout": ",".join(layouts),
-        "slots": sum(model.settings.max_batch for model in service.models),
+        "slots": sum(model.settings.max_batch for model in registry.models),
         "block_size": info.block_size if info is not None else 0,
         "max_seq_len": info.max_model_len if info is not None else 0,
-        "pinned": sum(each.pinned for each in stats),
-        "reserved": sum(each.reserved for each in stats),
-        "unstaged": sum(each.unstaged for each in stats),
+        "pinned": sum(each.pinned_pages for each in stats),
+        "reserved": sum(each.reserved_pages for each in stats),
+        "unstaged": sum(each.unstaged_pages for each in stats),
         "running": sum(each.running for each in stats),
         "waiting": sum(each.waiting for each in stats),
-        "prefill_rate": round(node.rates.prefill.value, 1),
-        "decode_rate": round(node.rates.decode.value, 1),
-        "transfers": node.transfers,
-        "prefix_hash": node.known.hashes(),
+        "prefill_rate": round(instance_state.rates.prefill.tokens_per_second, 1),
+        "decode_rate": round(instance_state.rates.decode.tokens_per_second, 1),
+        "transfers": instance_state.transfers,
+        "prefix_hash": instance_state.recent_prefixes.newest_hashes(),
     }

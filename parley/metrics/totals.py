@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Totals:
+class RequestTotals:
     """Totals since the model's start. Counts are requests; seconds are sums over requests that succeeded."""
 
     succeeded: int = 0
     failed: int = 0  # by an engine error
     cancelled: int = 0  # the client left
     rejected: int = 0  # the queue was full
-    last: float = 0.0  # end of the last one, seconds since the epoch
-    whole: float = 0.0  # from arrival to end
-    lost: float = 0.0  # the same, over requests that did not succeed
-    prepared: float = 0.0  # reading, rendering, tokenising
-    queued: float = 0.0
-    computed: float = 0.0
+    last_end: float = 0.0  # end of the last one, seconds since the epoch
+    total_seconds: float = 0.0  # from arrival to end
+    failed_seconds: float = 0.0  # the same, over requests that did not succeed
+    prepare_seconds: float = 0.0  # reading, rendering, tokenising
+    queue_seconds: float = 0.0
+    compute_seconds: float = 0.0

@@ -14,25 +14,25 @@ from pathlib import Path
 import torch
 
 from parley import native
-from parley.core.sequence import BLOCK_SIZE, Proposer, Row, Sampled, Sequence, Step
+from parley.core.sequence import BLOCK_SIZE, DraftProposer, RowResult, Sequence, Step, StepRow
 from parley.model.networks import lora
-from parley.model.networks.kv_staging import Staging
-from parley.model.networks.network import Batch, Network
+from parley.model.networks.kv_staging import StagingBuffer
+from parley.model.networks.network import DecoderNetwork, PackedBatch
 from parley.model.networks.paged_kv import PagedKV
-from parley.model.networks.pooling import Recipe
-from parley.model.sampling.grammar_mask import Grammars
-from parley.model.sampling.logprobs import score
+from parley.model.networks.pooling import PoolingRecipe
+from parley.model.sampling.grammar_mask import GrammarCache
+from parley.model.sampling.logprobs import score_tokens
 from parley.model.sampling.sampler import Sampler
-from parley.model.sampling.verify import BROKEN, Trial, verify
+from parley.model.sampling.verify import BROKEN_LOGITS, DraftTrial, verify_drafts
 from parley.native.layout import Span
-from parley.types import Score, Work
+from parley.types import EngineRequest, TokenScore
 
 SCORE_ROWS = 64  # prompt positions scored at once; bounds the memory of logits
 
 BROKEN_VECTOR = "The model produced a vector that is not made of numbers."
 
 
-class Runner:
+class DecoderRunner:
     """``core.sequence.Runner`` over a network, its pages and a sampler with ``slots`` rows.
 
     ``recipe``: pooling for embeddings, of the last token only; None: no embeddings. ``grammars``: as in ``Sampler``.
@@ -44,18 +44,18 @@ class Runner:
 
     def __init__(
         self,
-        network: Network,
+        network: DecoderNetwork,
         pages: PagedKV,
         *,
         max_model_len: int,
         slots: int,
-        recipe: Recipe | None = None,
-        grammars: Grammars | None = None,
-        proposer: Proposer | None = None,
-        highest: int = lora.HIGHEST,
-        staging: Staging | None = None,
+        recipe: PoolingRecipe | None = None,
+        grammars: GrammarCache | None = None,
+        proposer: DraftProposer | None = None,
+        max_rank: int = lora.MAX_RANK,
+        staging: StagingBuffer | None = None,
     ):
-        assert recipe is None or recipe.last, "pages keep no hidden states"
+        assert recipe is None or recipe.is_last_token, "pages keep no hidden states"
         self.network = network
         self.recipe = recipe
         self.proposer = proposer
@@ -65,178 +65,192 @@ class Runner:
         self.max_model_len = max_model_len
         self.vocab_size = network.vocab_size
         self.device = pages.device
-        self.highest = highest
+        self.max_rank = max_rank
         self.staging = staging
         self.sampler = Sampler(network.vocab_size, slots, self.device, grammars)
 
     @torch.inference_mode()
-    def warm(self) -> None:
+    def warm_up(self) -> None:
         """Run one forward pass over page 0, before any page is in use, to trigger one-time setup in libraries."""
-        place = torch.arange(min(BLOCK_SIZE, self.max_model_len), device=self.device)
-        self.pages.clear([0])
-        batch = Batch(torch.zeros_like(place), place, place, [Span(0, len(place), len(place), [0])])
-        hidden = self.network.hidden(batch, self.pages)
-        self.network.logits(hidden[-1:])
+        positions = torch.arange(min(BLOCK_SIZE, self.max_model_len), device=self.device)
+        self.pages.clear_pages([0])
+        batch = PackedBatch(
+            torch.zeros_like(positions), positions, positions, [Span(0, len(positions), len(positions), [0])]
+        )
+        hidden = self.network.compute_hidden(batch, self.pages)
+        self.network.compute_logits(hidden[-1:])
         self.dimensions = hidden.shape[-1] if self.recipe else 0
 
     @torch.inference_mode()
-    def fetch(self, folder: str) -> lora.Adapter:
+    def load_adapter(self, folder: str) -> lora.LoraAdapter:
         """Read a LoRA adapter, in any thread. Raises LoadError."""
-        return lora.read(Path(folder), self.network.linears, self.highest, self.pages.dtype, self.device)
+        return lora.read_adapter(Path(folder), self.network.linears, self.max_rank, self.pages.dtype, self.device)
 
-    def prepare(self, work: Work) -> Callable[[], None] | None:
+    def prepare_request(self, work: EngineRequest) -> Callable[[], None] | None:
         """Return a function that compiles the request's grammar, None if it has none or it is cached."""
         grammars = self.sampler.grammars
-        if grammars is None or not work.grammar or grammars.kept(work.grammar):
+        if grammars is None or not work.grammar or grammars.is_cached(work.grammar):
             return None
-        return partial(grammars.prepare, work.grammar)
+        return partial(grammars.precompile, work.grammar)
 
-    def admit(self, sequence: Sequence) -> None:
+    def admit_sequence(self, sequence: Sequence) -> None:
         """Write the sequence's sampling parameters and token counts into its slot."""
-        self.sampler.admit(sequence.slot, sequence)
+        self.sampler.set_slot(sequence.slot, sequence)
 
-    def release(self, sequence: Sequence) -> None:
+    def release_slot(self, sequence: Sequence) -> None:
         """Clear the slot of a sequence that finished or was preempted."""
-        self.sampler.release(sequence.slot)
+        self.sampler.clear_slot(sequence.slot)
 
     @torch.inference_mode()
-    def follow(self, forks: list[tuple[Sequence, Sequence]]) -> None:
+    def fork_slots(self, forks: list[tuple[Sequence, Sequence]]) -> None:
         """Fork beam search sequences: each first sequence's slot becomes a copy of the second's."""
-        self.sampler.follow(forks)
+        self.sampler.fork_slots(forks)
 
     @torch.inference_mode()
-    def run(self, step: Step) -> list[Sampled]:
+    def run_step(self, step: Step) -> list[RowResult]:
         """Compute the step: one result per row, in order. A row whose logits are not finite gets ``error``."""
-        self.pages.copy(step.copies)
-        self.pages.clear(step.fresh)
-        results = [Sampled() for _ in step.rows]
+        self.pages.copy_pages(step.page_copies)
+        self.pages.clear_pages(step.fresh_pages)
+        results = [RowResult() for _ in step.rows]
         if not step.rows:
             return results
-        batch = self._pack(step.rows)
-        hidden = self.network.hidden(batch, self.pages)
+        batch = self._pack_rows(step.rows)
+        hidden = self.network.compute_hidden(batch, self.pages)
         for row, span, result in zip(step.rows, batch.spans, results, strict=True):
             if row.score_from is not None:
-                self._score(row, hidden[span.first : span.first + span.count], result)
-        self._sample(step.rows, batch, hidden, results)
-        self._search(step.rows, batch.spans, hidden, results)
-        self._pool(step.rows, batch.spans, hidden, results)
+                self._score_prompt(row, hidden[span.first : span.first + span.count], result)
+        self._sample_rows(step.rows, batch, hidden, results)
+        self._search_beams(step.rows, batch.spans, hidden, results)
+        self._pool_rows(step.rows, batch.spans, hidden, results)
         return results
 
-    def _pack(self, rows: list[Row]) -> Batch:
+    def _pack_rows(self, rows: list[StepRow]) -> PackedBatch:
         """Pack the rows, with their drafts and LoRA adapters, into one batch."""
-        batch = Batch.pack(
+        batch = PackedBatch.pack_parts(
             (
                 ([*row.sequence.tokens[row.start : row.start + row.count], *row.drafts], row.start, row.sequence.blocks)
                 for row in rows
             ),
             self.device,
         )
-        adapted: dict[lora.Adapter, list[int]] = {}
+        adapted: dict[lora.LoraAdapter, list[int]] = {}
         for row, span in zip(rows, batch.spans, strict=True):
             if (adapter := row.sequence.adapter) is not None:
-                assert isinstance(adapter, lora.Adapter)
+                assert isinstance(adapter, lora.LoraAdapter)
                 adapted.setdefault(adapter, []).extend(range(span.first, span.first + span.count))
         if adapted:
             groups = [(adapter.weights, tokens) for adapter, tokens in adapted.items()]
-            batch.adapted = native.adapted(groups, self.device)
+            batch.adapted = native.group_lora_rows(groups, self.device)
         return batch
 
-    def _sample(self, rows: list[Row], batch: Batch, hidden: torch.Tensor, results: list[Sampled]) -> None:
+    def _sample_rows(
+        self, rows: list[StepRow], batch: PackedBatch, hidden: torch.Tensor, results: list[RowResult]
+    ) -> None:
         """Draw tokens for all rows that sample, except those of beam searches."""
-        drawn = [
-            i for i, row in enumerate(rows) if row.sample and results[i].error is None and not row.sequence.work.beam
+        sampling = [
+            i for i, row in enumerate(rows) if row.sample and results[i].error is None and not row.sequence.request.beam
         ]
-        for i, problem in zip(drawn, self.sampler.ready([rows[i].sequence.slot for i in drawn]), strict=True):
+        for i, problem in zip(
+            sampling, self.sampler.wait_grammars([rows[i].sequence.slot for i in sampling]), strict=True
+        ):
             results[i].error = problem
-        drawn = [i for i in drawn if results[i].error is None]
-        if not drawn:
+        sampling = [i for i in sampling if results[i].error is None]
+        if not sampling:
             return
-        ends = [batch.spans[i].first + batch.spans[i].count for i in drawn]
-        places = [at for i, end in zip(drawn, ends, strict=True) for at in range(end - 1 - len(rows[i].drafts), end)]
+        ends = [batch.spans[i].first + batch.spans[i].count for i in sampling]
+        places = [at for i, end in zip(sampling, ends, strict=True) for at in range(end - 1 - len(rows[i].drafts), end)]
         if len(places) < len(hidden):  # not only decode rows
             hidden = hidden.index_select(0, torch.tensor(places, device=self.device))
-        logits = self.network.logits(hidden)
-        peaks, likely = native.argmax(logits)
+        logits = self.network.compute_logits(hidden)
+        peaks, argmax_ids = native.argmax(logits)
         # argmax returns a NaN if there is one; -inf merely means an impossible token.
-        sound = [math.isfinite(peak) for peak in peaks.tolist()]
-        if len(places) > len(drawn):
+        finite = [math.isfinite(peak) for peak in peaks.tolist()]
+        if len(places) > len(sampling):
             trials, first = [], 0
-            for i in drawn:
-                trials.append(Trial(rows[i], results[i], first))
+            for i in sampling:
+                trials.append(DraftTrial(rows[i], results[i], first))
                 first += 1 + len(rows[i].drafts)
-            verify(self.sampler, logits, likely, sound, trials)
-            wrong = [at for at, good in zip(places, sound, strict=True) if not good]
+            verify_drafts(self.sampler, logits, argmax_ids, finite, trials)
+            wrong = [at for at, good in zip(places, finite, strict=True) if not good]
             if wrong:  # or later rows would multiply these NaNs, even by zero
-                self.pages.wipe(batch.slots[torch.tensor(wrong, device=self.device)])
+                self.pages.clear_tokens(batch.slots[torch.tensor(wrong, device=self.device)])
             return
-        if not all(sound):
-            for i, good in zip(drawn, sound, strict=True):
+        if not all(finite):
+            for i, good in zip(sampling, finite, strict=True):
                 if not good:
-                    results[i].error = BROKEN
-            drawn = [i for i, good in zip(drawn, sound, strict=True) if good]
-            mask = torch.tensor(sound, device=self.device)
-            logits, likely = logits[mask], likely[mask]
-        if drawn:
-            sequences = [rows[i].sequence for i in drawn]
+                    results[i].error = BROKEN_LOGITS
+            sampling = [i for i, good in zip(sampling, finite, strict=True) if good]
+            mask = torch.tensor(finite, device=self.device)
+            logits, argmax_ids = logits[mask], argmax_ids[mask]
+        if sampling:
+            sequences = [rows[i].sequence for i in sampling]
             slots = [sequence.slot for sequence in sequences]
-            positions = [sequence.generated for sequence in sequences]
-            draws = self.sampler.sample(logits, slots, positions, likely, spent=True)
-            for i, slot, (token, drawn_score) in zip(drawn, slots, draws, strict=True):
+            positions = [sequence.output_length for sequence in sequences]
+            draws = self.sampler.draw_tokens(logits, slots, positions, argmax_ids, overwrite=True)
+            for i, slot, (token, drawn_score) in zip(sampling, slots, draws, strict=True):
                 if token is None:
-                    results[i].error = self.sampler.ready([slot])[0]
+                    results[i].error = self.sampler.wait_grammars([slot])[0]
                     continue
                 results[i].tokens.append(token)
                 if drawn_score is not None:
                     results[i].scores.append(drawn_score)
-                results[i].end = self.sampler.end(slot)
+                results[i].end = self.sampler.grammar_end(slot)
 
-    def _search(self, rows: list[Row], spans: list[Span], hidden: torch.Tensor, results: list[Sampled]) -> None:
+    def _search_beams(
+        self, rows: list[StepRow], spans: list[Span], hidden: torch.Tensor, results: list[RowResult]
+    ) -> None:
         """Compute the candidates of rows that belong to beam searches."""
-        beams = [i for i, row in enumerate(rows) if row.sample and row.sequence.work.beam and results[i].error is None]
+        beams = [
+            i for i, row in enumerate(rows) if row.sample and row.sequence.request.beam and results[i].error is None
+        ]
         if not beams:
             return
         last = torch.tensor([spans[i].first + spans[i].count - 1 for i in beams], device=self.device)
-        logits = self.network.logits(hidden.index_select(0, last))
+        logits = self.network.compute_logits(hidden.index_select(0, last))
         peaks = native.argmax(logits)[0].tolist()
-        problems = self.sampler.ready([rows[i].sequence.slot for i in beams])
+        problems = self.sampler.wait_grammars([rows[i].sequence.slot for i in beams])
         for i, peak, problem in zip(beams, peaks, problems, strict=True):
-            results[i].error = problem if math.isfinite(peak) else BROKEN
+            results[i].error = problem if math.isfinite(peak) else BROKEN_LOGITS
         good = [place for place, i in enumerate(beams) if results[i].error is None]
         if good:
             sequences = [rows[beams[place]].sequence for place in good]
-            slots, positions = [each.slot for each in sequences], [each.generated for each in sequences]
-            found = self.sampler.search(logits[torch.tensor(good, device=self.device)], slots, positions)
-            for place, candidates in zip(good, found, strict=True):
+            slots, positions = [each.slot for each in sequences], [each.output_length for each in sequences]
+            candidate_lists = self.sampler.find_candidates(
+                logits[torch.tensor(good, device=self.device)], slots, positions
+            )
+            for place, candidates in zip(good, candidate_lists, strict=True):
                 results[beams[place]].candidates = candidates
 
-    def _pool(self, rows: list[Row], spans: list[Span], hidden: torch.Tensor, results: list[Sampled]) -> None:
+    def _pool_rows(
+        self, rows: list[StepRow], spans: list[Span], hidden: torch.Tensor, results: list[RowResult]
+    ) -> None:
         """Compute the vectors of rows that embed."""
-        pooled = [i for i, row in enumerate(rows) if row.pool]
+        pooled = [i for i, row in enumerate(rows) if row.make_vector]
         if not pooled:
             return
         assert self.recipe is not None
         last = torch.tensor([spans[i].first + spans[i].count - 1 for i in pooled], device=self.device)
         states = hidden.index_select(0, last).float().cpu().numpy()
         for i, state in zip(pooled, states, strict=True):
-            wish = rows[i].sequence.work.pooling
-            assert wish is not None
-            results[i].vector = self.recipe.pool(state[None], wish)
+            pooling = rows[i].sequence.request.pooling
+            assert pooling is not None
+            results[i].vector = self.recipe.pool_rows(state[None], pooling)
             if results[i].vector is None:
                 results[i].error = BROKEN_VECTOR
 
-    def _score(self, row: Row, hidden: torch.Tensor, result: Sampled) -> None:
+    def _score_prompt(self, row: StepRow, hidden: torch.Tensor, result: RowResult) -> None:
         """Compute logprobs of the prompt tokens that this row predicts, from number ``score_from``."""
         assert row.score_from is not None
         sequence = row.sequence
         first = row.score_from - 1  # position p predicts token p + 1
         end = min(row.start + row.count, sequence.prompt_len - 1)  # the last prompt token predicts an output token
-        tops = max(0, sequence.work.prompt_logprobs)
-        scores: list[Score] = []
+        tops = max(0, sequence.request.prompt_logprobs)
+        scores: list[TokenScore] = []
         for at in range(first, end, SCORE_ROWS):
             upto = min(at + SCORE_ROWS, end)
-            logits = self.network.logits(hidden[at - row.start : upto - row.start])
+            logits = self.network.compute_logits(hidden[at - row.start : upto - row.start])
             if not torch.isfinite(logits.amax(-1)).all():
-                result.error = BROKEN
+                result.error = BROKEN_LOGITS
                 return
-            scores += score(logits, sequence.tokens[at + 1 : upto + 1], tops)
+            scores += score_tokens(logits, sequence.tokens[at + 1 : upto + 1], tops)
         result.prompt_scores = scores

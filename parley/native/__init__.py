@@ -28,211 +28,215 @@ from parley.native import (
 )
 from parley.native.compiled_int8 import Int8Packed
 from parley.native.compiled_layers import Stack
-from parley.native.layer import Layer
+from parley.native.layer import DecoderLayer
 from parley.native.layout import LayerKV, Span
 from parley.native.lowrank import LowRank
-from parley.native.packed import COMPILED, Packed
-from parley.native.pool import Format, Pool
-from parley.native.torch_int4 import Grouped, round_int4, widen
-from parley.native.torch_kernels import embed
+from parley.native.packed import COMPILED_WEIGHTS, PackedWeight
+from parley.native.pool import PageFormat, PagePool
+from parley.native.torch_int4 import GroupedWeight, dequantize_int4, round_int4
+from parley.native.torch_kernels import embed_tokens
 
-Rows = torch_int8.Rows | compiled_int8.Rows
-Plan = compiled.Cut | list[torch_attention.Group]
-Adapter = compiled_lora.Adapter | torch_lora.Adapter
-Adapted = compiled_lora.Adapted | torch_lora.Adapted
+QuantizedRows = torch_int8.TorchRows | compiled_int8.CompiledRows
+AttentionPlan = compiled.CompiledPlan | list[torch_attention.TileGroup]
+PackedLora = compiled_lora.CompiledLora | torch_lora.TorchLora
+LoraRows = compiled_lora.CompiledLoraRows | torch_lora.TorchLoraRows
 
 __all__ = [
-    "Adapted",
-    "Adapter",
-    "Format",
-    "Grouped",
-    "Layer",
+    "AttentionPlan",
+    "DecoderLayer",
+    "GroupedWeight",
+    "LoraRows",
     "LowRank",
-    "Packed",
-    "Plan",
-    "Pool",
-    "Rows",
+    "PackedLora",
+    "PackedWeight",
+    "PageFormat",
+    "PagePool",
+    "QuantizedRows",
     "Stack",
-    "adapted",
-    "adapter",
     "add_rms_norm",
+    "apply_mask",
     "argmax",
     "attend",
-    "best",
-    "embed",
-    "format",
-    "identity",
+    "build_stack",
+    "choose_page_format",
+    "dequantize_int4",
+    "embed_tokens",
+    "group_lora_rows",
     "linear",
-    "logits",
-    "pack",
+    "lm_head_logits",
+    "masked_argmax",
     "pack_int4",
     "pack_int8",
-    "places",
-    "plan",
-    "quantise",
+    "pack_lora",
+    "pack_weight",
+    "packed_layout_id",
+    "plan_attention",
+    "quantize_rows",
     "rms_norm",
     "rope_write",
     "round_int4",
     "silu_mul",
-    "stack",
-    "strike",
+    "softmax_totals",
     "top_k",
-    "totals",
-    "widen",
-    "write",
+    "write_indices",
+    "write_kv",
 ]
 
 
 @functools.cache
-def _compiled() -> compiled.Kernels | None:
-    found = library.load()
-    return None if found is None else compiled.Kernels(found)
+def _compiled_kernels() -> compiled.CompiledKernels | None:
+    found = library.load_kernels()
+    return None if found is None else compiled.CompiledKernels(found)
 
 
-def _form(x: torch.Tensor) -> Any:
+def _kernels_for(x: torch.Tensor) -> Any:
     """Return the implementation of the kernels for tensors of this dtype and device."""
-    form: compiled.Kernels | ModuleType | None = _compiled() if x.dtype == torch.bfloat16 and x.is_cpu else None
+    form: compiled.CompiledKernels | ModuleType | None = (
+        _compiled_kernels() if x.dtype == torch.bfloat16 and x.is_cpu else None
+    )
     return form or torch_kernels
 
 
-def _reader(packed: Packed) -> Any:
+def _kernels_of_weight(packed: PackedWeight) -> Any:
     """Return the implementation that packed this weight."""
-    return _compiled() if isinstance(packed, COMPILED) else torch_kernels
+    return _compiled_kernels() if isinstance(packed, COMPILED_WEIGHTS) else torch_kernels
 
 
-def identity() -> str | None:
+def packed_layout_id() -> str | None:
     """Return a name for the layout of packed weights, or None if torch decides it."""
-    kernels = _compiled()
-    return None if kernels is None else kernels.name
+    kernels = _compiled_kernels()
+    return None if kernels is None else kernels.library_name
 
 
-def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed:
+def pack_weight(weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedWeight:
     """Pack a weight [out, in], and its bias [out], for ``linear``."""
-    return _form(weight).pack(weight, bias)
+    return _kernels_for(weight).pack_weight(weight, bias)
 
 
-def pack_int8(values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Packed:
+def pack_int8(
+    values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+) -> PackedWeight:
     """Pack a weight int8 [out, in] with scales float32 [out], for rows of ``dtype``."""
-    form: Any = (_compiled() if dtype == torch.bfloat16 and values.is_cpu else None) or torch_kernels
+    form: Any = (_compiled_kernels() if dtype == torch.bfloat16 and values.is_cpu else None) or torch_kernels
     return form.pack_int8(values, scales, bias, dtype)
 
 
-def pack_int4(weight: Grouped, bias: torch.Tensor | None, dtype: torch.dtype) -> Packed:
+def pack_int4(weight: GroupedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> PackedWeight:
     """Pack a weight of 4-bit integers, for rows of ``dtype``."""
-    kernels = _compiled() if dtype == torch.bfloat16 and weight.values.is_cpu else None
+    kernels = _compiled_kernels() if dtype == torch.bfloat16 and weight.values.is_cpu else None
     return kernels.pack_int4(weight, bias) if kernels else torch_kernels.pack_int4(weight, bias, dtype)
 
 
-def _int8(to: Packed | None) -> bool:
+def _takes_int8(consumer: PackedWeight | None) -> bool:
     """Whether this layer takes int8 rows, so that the kernel before it can quantize them in the same pass."""
-    return isinstance(to, Int8Packed | torch_kernels.Int8Packed)
+    return isinstance(consumer, Int8Packed | torch_kernels.TorchInt8Packed)
 
 
-def quantise(x: torch.Tensor) -> Rows:
+def quantize_rows(x: torch.Tensor) -> QuantizedRows:
     """Quantize rows [T, width] to int8, with one scale per row."""
-    return _form(x).quantise(x)
+    return _kernels_for(x).quantize_rows(x)
 
 
-def linear(x: torch.Tensor | Rows, packed: Packed) -> torch.Tensor:
+def linear(x: torch.Tensor | QuantizedRows, packed: PackedWeight) -> torch.Tensor:
     """Return x [T, in] times the packed weight, plus bias: [T, out]."""
-    return _reader(packed).linear(x, packed)
+    return _kernels_of_weight(packed).linear(x, packed)
 
 
-def logits(x: torch.Tensor | Rows, packed: Packed) -> torch.Tensor:
+def lm_head_logits(x: torch.Tensor | QuantizedRows, packed: PackedWeight) -> torch.Tensor:
     """Compute ``linear`` for the LM head: float32 [T, vocab]."""
-    return _reader(packed).logits(x, packed)
+    return _kernels_of_weight(packed).lm_head_logits(x, packed)
 
 
-def adapter(sites: Sequence[Sequence[LowRank]], dtype: torch.dtype, device: torch.device) -> Adapter:
+def pack_lora(sites: Sequence[Sequence[LowRank]], dtype: torch.dtype, device: torch.device) -> PackedLora:
     """Pack a LoRA adapter for rows of ``dtype``: ``sites`` holds its parts for each linear layer, by number."""
-    kernels = _compiled() if dtype == torch.bfloat16 and device.type == "cpu" else None
-    return kernels.adapter(sites) if kernels else torch_lora.Adapter(sites, dtype, device)
+    kernels = _compiled_kernels() if dtype == torch.bfloat16 and device.type == "cpu" else None
+    return kernels.pack_lora(sites) if kernels else torch_lora.TorchLora(sites, dtype, device)
 
 
-def adapted(groups: Sequence[tuple[Any, Sequence[int]]], device: torch.device) -> Adapted:
+def group_lora_rows(groups: Sequence[tuple[Any, Sequence[int]]], device: torch.device) -> LoraRows:
     """Assign adapters to rows of a batch. Call ``add_lora`` of the result after each linear layer."""
-    if groups and isinstance(groups[0][0], torch_lora.Adapter):
-        return torch_lora.Adapted(groups, device)
-    kernels = _compiled()
+    if groups and isinstance(groups[0][0], torch_lora.TorchLora):
+        return torch_lora.TorchLoraRows(groups, device)
+    kernels = _compiled_kernels()
     assert kernels is not None
-    return kernels.adapted(groups)
+    return kernels.group_lora_rows(groups)
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, to: Packed | None = None) -> Any:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, consumer: PackedWeight | None = None) -> Any:
     """RMS norm of x. If ``consumer``, the only layer that reads the result, takes int8, the result is quantized."""
-    return _form(x).rms_norm(x, weight, eps, int8=_int8(to))
+    return _kernels_for(x).rms_norm(x, weight, eps, int8=_takes_int8(consumer))
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, to: Packed | None = None
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, consumer: PackedWeight | None = None
 ) -> tuple[Any, torch.Tensor]:
     """Return (RMS norm of residual + x, residual + x). ``consumer`` is that of ``rms_norm``."""
-    return _form(x).add_rms_norm(x, residual, weight, eps, int8=_int8(to))
+    return _kernels_for(x).add_rms_norm(x, residual, weight, eps, int8=_takes_int8(consumer))
 
 
-def silu_mul(gate_up: torch.Tensor, *, to: Packed | None = None) -> Any:
+def silu_mul(gate_up: torch.Tensor, *, consumer: PackedWeight | None = None) -> Any:
     """Return silu(gate) * up for gate_up [T, 2 * width]. ``consumer`` is that of ``rms_norm``."""
-    return _form(gate_up).silu_mul(gate_up, int8=_int8(to))
+    return _kernels_for(gate_up).silu_mul(gate_up, int8=_takes_int8(consumer))
 
 
-def format(layer: LayerKV, dtype: torch.dtype, device: torch.device, *, int8: bool = False) -> Format:
+def choose_page_format(layer: LayerKV, dtype: torch.dtype, device: torch.device, *, int8: bool = False) -> PageFormat:
     """Choose the page layout of a layer, for a model of ``dtype``. All functions below depend on it.
 
     ``int8``: keys and values are stored as int8, with one scale per token and head.
     """
     stored = torch.int8 if int8 else dtype
-    kernels = _compiled() if dtype == torch.bfloat16 and device.type == "cpu" else None
-    return (kernels and kernels.format(layer, stored)) or torch_attention.format(layer, stored)
+    kernels = _compiled_kernels() if dtype == torch.bfloat16 and device.type == "cpu" else None
+    return (kernels and kernels.page_format(layer, stored)) or torch_attention.page_format(layer, stored)
 
 
-def _tiled(pool: Pool) -> compiled.Kernels | None:
+def _tiled_kernels(pool: PagePool) -> compiled.CompiledKernels | None:
     """Return the compiled kernels if they own the pages, else None."""
-    return _compiled() if pool.format.tiled else None
+    return _compiled_kernels() if pool.page_format.tiled else None
 
 
-def places(slots: torch.Tensor, format: Format) -> torch.Tensor:
+def write_indices(slots: torch.Tensor, page_format: PageFormat) -> torch.Tensor:
     """Convert slots (page * BLOCK_SIZE + offset, int64 [T]) into the indices that ``write_kv`` takes."""
-    return slots if format.tiled else torch_attention.places(slots, format.layer.heads)
+    return slots if page_format.tiled else torch_attention.write_indices(slots, page_format.layer.heads)
 
 
-def write(keys: torch.Tensor, values: torch.Tensor, pool: Pool, places: torch.Tensor) -> None:
+def write_kv(keys: torch.Tensor, values: torch.Tensor, pool: PagePool, indices: torch.Tensor) -> None:
     """Store keys [T, kv_heads, dim] and values [T, kv_heads, value_dim]."""
-    (_tiled(pool) or torch_attention).write(keys, values, pool, places)
+    (_tiled_kernels(pool) or torch_attention).write_kv(keys, values, pool, indices)
 
 
 def rope_write(
     qkv: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
-    pool: Pool,
-    places: torch.Tensor,
+    pool: PagePool,
+    indices: torch.Tensor,
     *,
     head_norm: torch.Tensor | None = None,
     eps: float = 0.0,
 ) -> torch.Tensor:
     """Rotate queries and keys in ``qkv``, and store keys and values in the pages. Return the queries."""
-    form = _tiled(pool) or torch_kernels
-    return form.rope_write(qkv, cos, sin, pool, places, head_norm=head_norm, eps=eps)
+    form = _tiled_kernels(pool) or torch_kernels
+    return form.rope_write(qkv, cos, sin, pool, indices, head_norm=head_norm, eps=eps)
 
 
-def plan(
+def plan_attention(
     spans: list[Span],
     *,
     heads: int,
-    format: Format,
+    page_format: PageFormat,
     window: int | None,
     zero_page: int,
     device: torch.device,
-) -> Plan:
+) -> AttentionPlan:
     """Plan the attention of a batch. One plan serves all layers of the same page format, head count and window."""
-    if format.tiled:
-        return compiled.plan(spans, window)
-    layer = format.layer
-    return torch_attention.plan(
+    if page_format.tiled:
+        return compiled.plan_spans(spans, window)
+    layer = page_format.layer
+    return torch_attention.plan_tiles(
         spans,
         heads=heads,
         kv_heads=layer.heads,
-        dim=format.shape[-1],
+        dim=page_format.shape[-1],
         window=window,
         zero_page=zero_page,
         device=device,
@@ -241,20 +245,20 @@ def plan(
 
 def attend(
     queries: torch.Tensor,
-    pool: Pool,
-    plan: Plan,
+    pool: PagePool,
+    plan: AttentionPlan,
     *,
     scale: float,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the attention of queries [T, heads, key_dim] over the pages: [T, heads, value_dim]."""
-    form: Any = _tiled(pool) or torch_attention
+    form: Any = _tiled_kernels(pool) or torch_attention
     return form.attend(queries, pool, plan, scale=scale, softcap=softcap, sinks=sinks)
 
 
-def stack(
-    layers: Sequence[Layer],
+def build_stack(
+    layers: Sequence[DecoderLayer],
     embedding: torch.Tensor,
     norm: torch.Tensor,
     angles: torch.Tensor,
@@ -269,8 +273,12 @@ def stack(
     ``embedding`` [vocab, hidden] is applied before the layers, ``norm`` [hidden] after the last. ``angles`` float32
     [positions, 2, rotary / 2] holds cosines and sines.
     """
-    found = library.load()
-    if found is None or not Stack.takes(layers) or not format(kv, torch.bfloat16, norm.device).tiled:
+    found = library.load_kernels()
+    if (
+        found is None
+        or not Stack.supports_layers(layers)
+        or not choose_page_format(kv, torch.bfloat16, norm.device).tiled
+    ):
         return None
     return Stack(
         found, layers, embedding, norm, angles, heads=heads, kv_heads=kv.heads, dim=kv.dim, eps=eps, scale=scale
@@ -279,28 +287,28 @@ def stack(
 
 def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the largest logit of each row and its id."""
-    return _vocabulary(logits).argmax(logits)
+    return _vocabulary_kernels(logits).argmax(logits)
 
 
 def top_k(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the ``count`` largest logits of each row, descending, and their ids."""
-    return _vocabulary(logits).top_k(logits, count)
+    return _vocabulary_kernels(logits).top_k(logits, count)
 
 
-def totals(logits: torch.Tensor, peaks: torch.Tensor) -> torch.Tensor:
+def softmax_totals(logits: torch.Tensor, peaks: torch.Tensor) -> torch.Tensor:
     """Return the sum of each row's integer softmax weights. ``peaks`` [R] holds the largest logits."""
-    return _vocabulary(logits).totals(logits, peaks)
+    return _vocabulary_kernels(logits).softmax_totals(logits, peaks)
 
 
-def best(logits: torch.Tensor, bits: np.ndarray) -> int:
+def masked_argmax(logits: torch.Tensor, bits: np.ndarray) -> int:
     """Return the id of the largest logit whose bit is 1. logits [V]; bits uint8 [V / 8 or more], low bit first."""
-    return _vocabulary(logits).best(logits, bits)
+    return _vocabulary_kernels(logits).masked_argmax(logits, bits)
 
 
-def strike(logits: torch.Tensor, bits: np.ndarray) -> None:
+def apply_mask(logits: torch.Tensor, bits: np.ndarray) -> None:
     """Set the logits whose bit is 0 to -inf, in place. Shapes as in ``masked_argmax``."""
-    _vocabulary(logits).strike(logits, bits)
+    _vocabulary_kernels(logits).apply_mask(logits, bits)
 
 
-def _vocabulary(logits: torch.Tensor) -> Any:
-    return (_compiled() if logits.is_cpu and logits.dtype == torch.float32 else None) or torch_vocabulary
+def _vocabulary_kernels(logits: torch.Tensor) -> Any:
+    return (_compiled_kernels() if logits.is_cpu and logits.dtype == torch.float32 else None) or torch_vocabulary

@@ -18,11 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).parent
-FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fopenmp", "-fPIC", "-shared", "-Wall", "-Wextra"]
+COMPILER_FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fopenmp", "-fPIC", "-shared", "-Wall", "-Wextra"]
 if os.environ.get("PARLEY_SANITIZE"):
     # With sanitizers, -O3 takes too long to compile.
-    FLAGS[FLAGS.index("-O3")] = "-O1"
-    FLAGS += ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+    COMPILER_FLAGS[COMPILER_FLAGS.index("-O3")] = "-O1"
+    COMPILER_FLAGS += ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 
 AVX2 = ("avx2", "fma")
 AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")
@@ -35,37 +35,37 @@ class BuildError(Exception):
     """The kernels cannot be compiled on this machine. The message gives the reason."""
 
 
-def levels() -> list[str]:
+def buildable_levels() -> list[str]:
     """Return the levels that this machine's architecture can compile, best first."""
     return [level for level, needs in LEVELS.items() if not needs or platform.machine() in X86]
 
 
-def usable() -> list[str]:
+def usable_levels() -> list[str]:
     """Return the levels that this CPU can run, best first."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
     has = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
-    return [level for level in levels() if set(LEVELS[level]) <= set(has)]
+    return [level for level in buildable_levels() if set(LEVELS[level]) <= set(has)]
 
 
 @functools.cache
-def name(level: str) -> str:
+def library_name(level: str) -> str:
     """Return the file name of a library. It changes with the sources and the compiler flags."""
     digest = hashlib.sha256()
-    for path in [*sources("*.h"), *sources("*.cpp"), Path(__file__)]:
+    for path in [*source_files("*.h"), *source_files("*.cpp"), Path(__file__)]:
         digest.update(path.read_bytes())
-    digest.update(" ".join(FLAGS).encode())
+    digest.update(" ".join(COMPILER_FLAGS).encode())
     return f"kernels-{digest.hexdigest()[:12]}-{level}.so"
 
 
-def sources(pattern: str = "*.cpp") -> list[Path]:
+def source_files(pattern: str = "*.cpp") -> list[Path]:
     """Return the kernel sources that match ``pattern``, sorted."""
     return sorted((HERE / "source").glob(pattern))
 
 
-def compiler() -> str:
+def find_compiler() -> str:
     """Return the C++ compiler: $CXX, else g++ or c++. Raises BuildError."""
     for command in (os.environ.get("CXX"), "g++", "c++"):
         if command and (found := shutil.which(command)):
@@ -73,39 +73,41 @@ def compiler() -> str:
     raise BuildError("no C++ compiler was found (g++)")
 
 
-def compile(level: str, folder: Path) -> Path:
+def compile_level(level: str, folder: Path) -> Path:
     """Compile one level into ``folder`` unless it is there. Safe if several processes do so. Raises BuildError."""
-    target = folder / name(level)
+    target = folder / library_name(level)
     if target.exists():
         return target
     machine = [f"-m{need.replace('_', '')}" for need in LEVELS[level]]
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".build-", dir=folder) as scratch:
-            made = Path(scratch) / target.name
-            command = [compiler(), *FLAGS, *machine, *map(str, sources()), "-o", str(made)]
-            done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=300)
-            if done.returncode:
-                raise BuildError(f"the compiler failed: {(done.stderr.strip() or str(done.returncode))[:2000]}")
-            os.replace(made, target)
+            output = Path(scratch) / target.name
+            command = [find_compiler(), *COMPILER_FLAGS, *machine, *map(str, source_files()), "-o", str(output)]
+            result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=300)
+            if result.returncode:
+                raise BuildError(
+                    f"the find_compiler failed: {(result.stderr.strip() or str(result.returncode))[:2000]}"
+                )
+            os.replace(output, target)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(str(error)) from None
     return target
 
 
-def install(folder: Path, wanted: Iterable[str]) -> list[Path]:
+def install_levels(folder: Path, wanted_levels: Iterable[str]) -> list[Path]:
     """Compile levels into ``folder`` in parallel, and delete libraries of other sources there. Raises BuildError."""
-    wanted = list(wanted)
-    with ThreadPoolExecutor(len(wanted)) as pool:
-        made = list(pool.map(lambda level: compile(level, folder), wanted))
-    for path in set(folder.glob("kernels-*.so")) - {folder / name(level) for level in LEVELS}:
+    wanted_levels = list(wanted_levels)
+    with ThreadPoolExecutor(len(wanted_levels)) as pool:
+        libraries = list(pool.map(lambda level: compile_level(level, folder), wanted_levels))
+    for path in set(folder.glob("kernels-*.so")) - {folder / library_name(level) for level in LEVELS}:
         path.unlink(missing_ok=True)
-    return made
+    return libraries
 
 
 if __name__ == "__main__":
     try:
-        for path in install(HERE, levels()):
+        for path in install_levels(HERE, buildable_levels()):
             print(path)
     except BuildError as error:
         raise SystemExit(f"error: {error}") from None

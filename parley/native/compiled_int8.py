@@ -11,17 +11,17 @@ import torch
 from parley.native import memory, torch_int8
 
 P, N = ctypes.c_void_p, ctypes.c_int64
-ARGUMENTS = {
+INT8_SIGNATURES = {
     "int8_size": [N, N],
     "int8_pack": [P, P, N, N, N],
     "int8_linear": [P, P, P, P, P, P, P, N, N, N, N, N],
     "quantise": [P, P, P, P, N, N, N],
 }
-NUMBERS = ("int8_size",)  # functions that return an int64
-UNIT = 4  # numbers multiplied in one step: rows are padded to a multiple of it
+INT8_RETURN_INT64 = ("int8_size",)  # functions that return an int64
+INT8_UNIT = 4  # numbers multiplied in one step: rows are padded to a multiple of it
 
 
-class Rows:
+class CompiledRows:
     """Same as ``TorchRows``, but in one allocation: a layer creates four of them, and each tensor costs time.
 
     Memory holds the scales, then ``excess`` (a per-row correction that ``int8.cpp`` needs), then the values, with rows
@@ -31,7 +31,7 @@ class Rows:
     __slots__ = ("_memory", "count", "pointers", "width")
 
     def __init__(self, count: int, width: int):
-        self.count, self.width = count, width + -width % UNIT
+        self.count, self.width = count, width + -width % INT8_UNIT
         self._memory = torch.empty(count * (self.width + 8), dtype=torch.int8)
         start = self._memory.data_ptr()
         self.pointers = start + 8 * count, start, start + 4 * count  # of values, scales, excess
@@ -60,29 +60,33 @@ class Int8Packed:
     into: int
 
 
-def pack(library: ctypes.CDLL, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> Int8Packed:
+def pack_int8_weight(
+    library: ctypes.CDLL, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
+) -> Int8Packed:
     """Pack a weight int8 [out, in] with scales [out] for ``multiply_int8``."""
-    out, into = torch_int8.check(values)
+    out, into = torch_int8.check_int8_shape(values)
     values = values.contiguous()
-    packed = memory.mapped(library.int8_size(out, into), torch.uint8)
+    packed = memory.map_tensor(library.int8_size(out, into), torch.uint8)
     library.int8_pack(values.data_ptr(), packed.data_ptr(), out, into, torch.get_num_threads())
     bias = None if bias is None else bias.to(torch.bfloat16).contiguous()
     return Int8Packed(packed, scales.float().contiguous(), bias, out, into)
 
 
-def quantise(library: ctypes.CDLL, x: torch.Tensor) -> Rows:
+def quantize_bf16(library: ctypes.CDLL, x: torch.Tensor) -> CompiledRows:
     """Quantize bfloat16 rows [T, width] to int8."""
     x = x.contiguous()
     count, width = x.shape
-    rows = Rows(count, width)
+    rows = CompiledRows(count, width)
     library.quantise(x.data_ptr(), *rows.pointers, count, width, torch.get_num_threads())
     return rows
 
 
-def multiply(library: ctypes.CDLL, x: torch.Tensor | Rows, packed: Int8Packed, dtype: torch.dtype) -> torch.Tensor:
+def multiply_int8(
+    library: ctypes.CDLL, x: torch.Tensor | CompiledRows, packed: Int8Packed, dtype: torch.dtype
+) -> torch.Tensor:
     """Return rows x [T, into], quantized or not, times the packed weight, plus bias: [T, out], bfloat16 or float32."""
-    rows = x if isinstance(x, Rows) else quantise(library, x)
-    if rows.width != packed.into + -packed.into % UNIT:
+    rows = x if isinstance(x, CompiledRows) else quantize_bf16(library, x)
+    if rows.width != packed.into + -packed.into % INT8_UNIT:
         raise ValueError(f"rows of {rows.width} numbers for a layer of {packed.into}")
     y = torch.empty(rows.count, packed.out, dtype=dtype)
     library.int8_linear(
@@ -100,10 +104,12 @@ def multiply(library: ctypes.CDLL, x: torch.Tensor | Rows, packed: Int8Packed, d
     return y
 
 
-def room(shape: Sequence[int], count: int, width: int, int8: bool) -> tuple[torch.Tensor | Rows, tuple[int, ...]]:
+def allocate_output(
+    shape: Sequence[int], count: int, width: int, int8: bool
+) -> tuple[torch.Tensor | CompiledRows, tuple[int, ...]]:
     """Allocate the output of a kernel that can quantize its result. Return it with the kernel's four pointers."""
     if int8:
-        rows = Rows(count, width)
+        rows = CompiledRows(count, width)
         return rows, (0, *rows.pointers)
     plain = torch.empty(shape, dtype=torch.bfloat16)
     return plain, (plain.data_ptr(), 0, 0, 0)

@@ -10,37 +10,37 @@ from collections.abc import Sequence
 
 import torch
 
-from parley.native.compiled import Packed, plan
+from parley.native.compiled import Bf16Packed, plan_spans
 from parley.native.compiled_int4 import Int4Packed
 from parley.native.compiled_int8 import Int8Packed
-from parley.native.compiled_lora import Adapted
-from parley.native.layer import Layer
+from parley.native.compiled_lora import CompiledLoraRows
+from parley.native.layer import DecoderLayer
 from parley.native.layout import Span
-from parley.native.pool import Pool
+from parley.native.pool import PagePool
 
 P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-FORMS = (Packed, Int8Packed, Int4Packed)  # numbered as in layers.cpp
-UNIT = 8  # rows whose length is a multiple of it need no padding in any kernel
+WEIGHT_TYPES = (Bf16Packed, Int8Packed, Int4Packed)  # numbered as in layers.cpp
+ROW_UNIT = 8  # rows whose length is a multiple of it need no padding in any kernel
 
 
-class _Linear(ctypes.Structure):
+class _LinearStruct(ctypes.Structure):
     _fields_ = [
         *((name, N) for name in ("form", "out", "into", "group")),
         *((name, P) for name in ("weight", "scales", "bias", "order")),
     ]
 
 
-class _Layer(ctypes.Structure):
+class _LayerStruct(ctypes.Structure):
     _fields_ = [
         *((name, P) for name in ("input_norm", "post_norm", "head_norm")),
         ("window", N),
-        *((name, _Linear) for name in ("qkv", "output", "gate_up", "down")),
+        *((name, _LinearStruct) for name in ("qkv", "output", "gate_up", "down")),
     ]
 
 
-class _Stack(ctypes.Structure):
+class _StackStruct(ctypes.Structure):
     _fields_ = [
-        ("layers", ctypes.POINTER(_Layer)),
+        ("layers", ctypes.POINTER(_LayerStruct)),
         ("count", N),
         *((name, P) for name in ("embedding", "norm", "angles")),
         *((name, N) for name in ("vocab", "positions", "heads", "kv_heads", "dim", "rotary")),
@@ -54,7 +54,7 @@ class Stack:
     def __init__(
         self,
         library: ctypes.CDLL,
-        layers: Sequence[Layer],
+        layers: Sequence[DecoderLayer],
         embedding: torch.Tensor,
         norm: torch.Tensor,
         angles: torch.Tensor,
@@ -67,8 +67,8 @@ class Stack:
     ):
         positions, _, half = angles.shape
         self._kept = layers, embedding, norm, angles  # keeps the memory alive that the pointers refer to
-        self._layers = (_Layer * len(layers))(*map(_layer, layers))
-        self._stack = _Stack(
+        self._layers = (_LayerStruct * len(layers))(*map(_layer_struct, layers))
+        self._stack = _StackStruct(
             self._layers,
             len(layers),
             embedding.data_ptr(),
@@ -84,25 +84,25 @@ class Stack:
             scale,
         )
         self._hidden = len(norm)
-        self._at = ctypes.addressof(self._stack)
-        self._plain = Adapted(library, [])
-        self._room, self._run = library.layers_room, library.layers
-        self._room.argtypes, self._room.restype = [P, N, N], N
-        self._run.argtypes, self._run.restype = [P, P, P, P, P, N, P, N, P, P, N, P, P, N], N
+        self._address = ctypes.addressof(self._stack)
+        self._no_adapters = CompiledLoraRows(library, [])
+        self._workspace_size, self._run_kernel = library.layers_room, library.layers
+        self._workspace_size.argtypes, self._workspace_size.restype = [P, N, N], N
+        self._run_kernel.argtypes, self._run_kernel.restype = [P, P, P, P, P, N, P, N, P, P, N, P, P, N], N
 
     @staticmethod
-    def takes(layers: Sequence[Layer]) -> bool:
+    def supports_layers(layers: Sequence[DecoderLayer]) -> bool:
         """Whether ``layers.cpp`` can compute these layers."""
         linears = [each for layer in layers for each in (layer.qkv, layer.output, layer.gate_up, layer.down)]
-        return bool(linears) and all(isinstance(each, FORMS) and each.into % UNIT == 0 for each in linears)
+        return bool(linears) and all(isinstance(each, WEIGHT_TYPES) and each.into % ROW_UNIT == 0 for each in linears)
 
-    def run(
+    def run_layers(
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor,
         slots: torch.Tensor,
         spans: list[Span],
-        pools: Sequence[Pool],
+        pools: Sequence[PagePool],
         adapted: object | None = None,
     ) -> torch.Tensor:
         """Return the normed result [T, hidden] for tokens int64 [T]. Keys and values are written to the pages.
@@ -111,27 +111,27 @@ class Stack:
 
         Raises IndexError for a token beyond the vocabulary or a position beyond the longest context.
         """
-        cut = plan(spans, None)  # each layer has its own window
+        attention_plan = plan_spans(spans, None)  # each layer has its own window
         tokens, positions, slots = tokens.contiguous(), positions.contiguous(), slots.contiguous()
         count = len(tokens)
         out = torch.empty(count, self._hidden, dtype=torch.bfloat16)
-        adapted = adapted or self._plain
-        assert isinstance(adapted, Adapted)
-        memory = torch.empty(self._room(self._at, count, adapted.columns), dtype=torch.uint8)
-        done = self._run(
-            self._at,
+        adapted = adapted or self._no_adapters
+        assert isinstance(adapted, CompiledLoraRows)
+        workspace = torch.empty(self._workspace_size(self._address, count, adapted.columns), dtype=torch.uint8)
+        done = self._run_kernel(
+            self._address,
             tokens.data_ptr(),
             out.data_ptr(),
             positions.data_ptr(),
             slots.data_ptr(),
             count,
-            cut.spans.data_ptr(),
-            len(cut.spans),
-            cut.table.data_ptr(),
+            attention_plan.spans.data_ptr(),
+            len(attention_plan.spans),
+            attention_plan.table.data_ptr(),
             (P * len(pools))(*[pool.data.data_ptr() for pool in pools]),
-            pools[0].format.dtype == torch.int8,
+            pools[0].page_format.dtype == torch.int8,
             adapted.address,
-            memory.data_ptr(),
+            workspace.data_ptr(),
             torch.get_num_threads(),
         )
         if not done:
@@ -139,29 +139,29 @@ class Stack:
         return out
 
 
-def _layer(layer: Layer) -> _Layer:
-    return _Layer(
+def _layer_struct(layer: DecoderLayer) -> _LayerStruct:
+    return _LayerStruct(
         layer.input_norm.data_ptr(),
         layer.post_norm.data_ptr(),
-        _at(layer.head_norm),
+        _address_of(layer.head_norm),
         layer.window or 0,
-        *(_linear(each) for each in (layer.qkv, layer.output, layer.gate_up, layer.down)),
+        *(_linear_struct(each) for each in (layer.qkv, layer.output, layer.gate_up, layer.down)),
     )
 
 
-def _linear(packed: object) -> _Linear:
-    assert isinstance(packed, FORMS)
-    return _Linear(
-        FORMS.index(type(packed)),
+def _linear_struct(packed: object) -> _LinearStruct:
+    assert isinstance(packed, WEIGHT_TYPES)
+    return _LinearStruct(
+        WEIGHT_TYPES.index(type(packed)),
         packed.out,
         packed.into,
         packed.group if isinstance(packed, Int4Packed) else 0,
         packed.weight.data_ptr(),
         packed.scales.data_ptr() if isinstance(packed, Int8Packed) else None,
-        _at(packed.bias),
-        _at(packed.order if isinstance(packed, Int4Packed) else None),
+        _address_of(packed.bias),
+        _address_of(packed.order if isinstance(packed, Int4Packed) else None),
     )
 
 
-def _at(tensor: torch.Tensor | None) -> int | None:
+def _address_of(tensor: torch.Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()

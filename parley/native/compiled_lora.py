@@ -13,50 +13,52 @@ from parley.native import memory
 from parley.native.lowrank import LowRank
 
 P, N = ctypes.c_void_p, ctypes.c_int64
-ARGUMENTS = {"lora_lanes": [], "lora_block": [], "lora_pack": [P, P, N, N, N], "lora": [P, P, N, N, P, N, P, N]}
-NUMBERS = ("lora_lanes", "lora_block")  # functions that return an int64
-PARTS = 3  # the most parts of one layer, as in lora.h
+LORA_SIGNATURES = {"lora_lanes": [], "lora_block": [], "lora_pack": [P, P, N, N, N], "lora": [P, P, N, N, P, N, P, N]}
+LORA_RETURN_INT64 = ("lora_lanes", "lora_block")  # functions that return an int64
+MAX_PARTS = 3  # the most parts of one layer, as in lora.h
 
 
-class _Part(ctypes.Structure):
+class _PartStruct(ctypes.Structure):
     _fields_ = [*((name, N) for name in ("first", "out", "column", "pairs")), ("up", P)]
 
 
-class _Lora(ctypes.Structure):
-    _fields_ = [("columns", N), ("down", P), ("scales", P), ("parts", N), ("part", _Part * PARTS)]
+class _LoraStruct(ctypes.Structure):
+    _fields_ = [("columns", N), ("down", P), ("scales", P), ("parts", N), ("part", _PartStruct * MAX_PARTS)]
 
 
-class _Adapted(ctypes.Structure):
+class _LoraRowsStruct(ctypes.Structure):
     _fields_ = [("count", N), ("adapters", P), ("ends", P), ("rows", P), ("columns", N)]
 
 
-class Adapter:
+class CompiledLora:
     """An adapter's weights for each linear layer of a model, laid out as in ``lora.h``. ``nbytes`` is their size."""
 
     def __init__(self, library: ctypes.CDLL, sites: Sequence[Sequence[LowRank]]):
         lanes, block = library.lora_lanes(), library.lora_block()
         self.columns = 0
-        self.table = (_Lora * len(sites))()
+        self.table = (_LoraStruct * len(sites))()
         self._kept: list[torch.Tensor] = []  # keeps the memory alive that the pointers refer to
-        size = sum(_columns(parts, lanes) * _even(p.down.shape[1]) for parts in sites for p in parts[:1])
-        size += sum(_even(len(p.down)) * (len(p.up) + -len(p.up) % lanes) for parts in sites for p in parts)
-        room = memory.mapped(size, torch.bfloat16)
-        self.nbytes = room.nbytes
+        size = sum(
+            _padded_columns(parts, lanes) * _round_up_even(p.down.shape[1]) for parts in sites for p in parts[:1]
+        )
+        size += sum(_round_up_even(len(p.down)) * (len(p.up) + -len(p.up) % lanes) for parts in sites for p in parts)
+        packed = memory.map_tensor(size, torch.bfloat16)
+        self.nbytes = packed.nbytes
         at = 0
 
-        def pack(weight: torch.Tensor, block: int) -> int:
+        def pack_block(weight: torch.Tensor, block: int) -> int:
             nonlocal at
             out, into = weight.shape
-            place = room.data_ptr() + 2 * at
+            place = packed.data_ptr() + 2 * at
             weight = weight.to(torch.bfloat16).contiguous()
             library.lora_pack(weight.data_ptr(), place, out, into, block)
-            at += (out + -out % lanes) * _even(into)
+            at += (out + -out % lanes) * _round_up_even(into)
             return place
 
         for lora, parts in zip(self.table, sites, strict=True):
             if not parts:
                 continue
-            lora.columns, lora.parts = _columns(parts, lanes), len(parts)
+            lora.columns, lora.parts = _padded_columns(parts, lanes), len(parts)
             self.columns = max(self.columns, lora.columns)
             scales = torch.zeros(lora.columns)
             down = torch.zeros(lora.columns, parts[0].down.shape[1], dtype=torch.bfloat16)
@@ -64,20 +66,25 @@ class Adapter:
             for place, part in zip(lora.part, parts, strict=False):
                 rank = len(part.down)
                 down[column : column + rank], scales[column : column + rank] = part.down, part.scale
-                place.first, place.out, place.column, place.pairs = part.first, len(part.up), column, _even(rank) // 2
-                column += _even(rank)
-            lora.down = pack(down, lanes)
+                place.first, place.out, place.column, place.pairs = (
+                    part.first,
+                    len(part.up),
+                    column,
+                    _round_up_even(rank) // 2,
+                )
+                column += _round_up_even(rank)
+            lora.down = pack_block(down, lanes)
             for place, part in zip(lora.part, parts, strict=False):
-                place.up = pack(part.up, block)
+                place.start_cluster = pack_block(part.up, block)
             lora.scales = scales.data_ptr()
             self._kept.append(scales)
-        self._kept.append(room)
+        self._kept.append(packed)
 
 
-class Adapted:
+class CompiledLoraRows:
     """The rows of a batch that have adapters: for each adapter, its row numbers."""
 
-    def __init__(self, library: ctypes.CDLL, groups: Sequence[tuple[Adapter, Sequence[int]]]):
+    def __init__(self, library: ctypes.CDLL, groups: Sequence[tuple[CompiledLora, Sequence[int]]]):
         self._library = library
         self._adapters = [adapter for adapter, _ in groups]
         self._tables = (P * len(groups))(*(ctypes.addressof(adapter.table) for adapter in self._adapters))
@@ -85,13 +92,13 @@ class Adapted:
         self._numbers = np.array([*np.cumsum(lengths), *(row for _, rows in groups for row in rows)], np.int64)
         self.columns = max((adapter.columns for adapter in self._adapters), default=0)
         ends = self._numbers.ctypes.data
-        self._described = _Adapted(
+        self._struct = _LoraRowsStruct(
             len(groups), ctypes.addressof(self._tables), ends, ends + 8 * len(groups), self.columns
         )
-        self.address = ctypes.addressof(self._described)
+        self.address = ctypes.addressof(self._struct)
         self._inner = sum(lengths) * self.columns
 
-    def add(self, x: torch.Tensor, y: torch.Tensor, site: int) -> None:
+    def add_lora(self, x: torch.Tensor, y: torch.Tensor, site: int) -> None:
         """Add the adapters' products with x [T, into] to y [T, out], in linear layer number ``site``."""
         assert y.is_contiguous()
         into, out = x.shape[-1], y.shape[-1]
@@ -99,15 +106,15 @@ class Adapted:
         inner = torch.empty(self._inner, dtype=torch.bfloat16)
         threads = torch.get_num_threads()
         self._library.lora(
-            rows.data_ptr(), y.data_ptr(), _even(into), out, self.address, site, inner.data_ptr(), threads
+            rows.data_ptr(), y.data_ptr(), _round_up_even(into), out, self.address, site, inner.data_ptr(), threads
         )
 
 
-def _even(number: int) -> int:
+def _round_up_even(number: int) -> int:
     return number + number % 2
 
 
-def _columns(parts: Sequence[LowRank], lanes: int) -> int:
+def _padded_columns(parts: Sequence[LowRank], lanes: int) -> int:
     """Return the inner columns of all parts. Each part starts at an even column; the last vector register is padded."""
-    count = sum(_even(len(part.down)) for part in parts)
+    count = sum(_round_up_even(len(part.down)) for part in parts)
     return count + -count % lanes

@@ -6,18 +6,18 @@ from dataclasses import dataclass
 
 import torch
 
-from parley.native.packed import Packed
+from parley.native.packed import PackedWeight
 
 
 @dataclass(frozen=True)
-class Layer:
+class DecoderLayer:
     """Weights of one layer. ``head_norm`` [heads + kv_heads, dim] is the norm of queries and keys, if there is one."""
 
     input_norm: torch.Tensor
-    qkv: Packed
+    qkv: PackedWeight
     head_norm: torch.Tensor | None
-    output: Packed
+    output: PackedWeight
     post_norm: torch.Tensor
-    gate_up: Packed
-    down: Packed
+    gate_up: PackedWeight
+    down: PackedWeight
     window: int | None

@@ -21,22 +21,24 @@ log = logging.getLogger("parley.engine")
 _lock = threading.Lock()
 
 
-def load() -> ctypes.CDLL | None:
+def load_kernels() -> ctypes.CDLL | None:
     """Return the compiled kernels, or None. The first call may compile them, which takes seconds."""
     with _lock:
-        return _load()
+        return _load_library()
 
 
 @functools.cache
-def _load() -> ctypes.CDLL | None:
-    wish = os.environ.get("PARLEY_NATIVE", "")
-    if wish == "off":
+def _load_library() -> ctypes.CDLL | None:
+    requested_level = os.environ.get("PARLEY_NATIVE", "")
+    if requested_level == "off":
         return None
     try:
-        usable = build.usable()
-        if wish and wish not in usable:
-            raise build.BuildError(f"PARLEY_NATIVE is {wish}, but this machine supports {', '.join(usable)} or off")
-        return open_level(wish or usable[0])
+        supported_levels = build.usable_levels()
+        if requested_level and requested_level not in supported_levels:
+            raise build.BuildError(
+                f"PARLEY_NATIVE is {requested_level}, but this machine supports {', '.join(supported_levels)} or off"
+            )
+        return open_level(requested_level or supported_levels[0])
     except (build.BuildError, OSError) as error:
         log.warning("Using torch's kernels, which are slower: %s.", error)
         return None
@@ -48,17 +50,17 @@ def open_level(level: str) -> ctypes.CDLL:
 
     torch must be imported before, so that the library shares torch's OpenMP runtime.
     """
-    path = build.HERE / build.name(level)
+    path = build.HERE / build.library_name(level)
     if not path.exists():
-        path = cache() / path.name
+        path = cache_folder() / path.name
     if not path.exists():
         log.info("Compiling the kernels for %s. This happens once and takes some seconds.", level)
         own = os.access(build.HERE, os.W_OK)
-        path = build.install(build.HERE, [level])[0] if own else build.compile(level, path.parent)
+        path = build.install_levels(build.HERE, [level])[0] if own else build.compile_level(level, path.parent)
     return ctypes.CDLL(str(path))
 
 
-def cache() -> Path:
+def cache_folder() -> Path:
     """Return the user's cache folder for parley, which may not exist. Raises OSError if the user has no home folder."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "parley"

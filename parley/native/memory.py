@@ -17,24 +17,24 @@ from contextlib import suppress
 
 import torch
 
-LARGE = 2 << 20  # bytes of a huge page
-SMALL = 1 << 16  # bytes; smaller tensors stay in the heap
+HUGE_PAGE = 2 << 20  # bytes of a huge page
+HEAP_LIMIT = 1 << 16  # bytes; smaller tensors stay in the heap
 
 
-def mapped(numbers: int, dtype: torch.dtype) -> torch.Tensor:
+def map_tensor(numbers: int, dtype: torch.dtype) -> torch.Tensor:
     """Return an uninitialised CPU tensor of ``numbers`` elements."""
     size = numbers * dtype.itemsize
-    if size < SMALL:
+    if size < HEAP_LIMIT:
         return torch.empty(numbers, dtype=dtype)
-    memory = mmap.mmap(-1, size + LARGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = mmap.mmap(-1, size + HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
-    start = -whole.data_ptr() % LARGE
+    start = -whole.data_ptr() % HUGE_PAGE
     with suppress(AttributeError, OSError, ValueError):  # no huge pages on this system, or a size below one of them
-        memory.madvise(mmap.MADV_HUGEPAGE, start, size // LARGE * LARGE)
+        memory.madvise(mmap.MADV_HUGEPAGE, start, size // HUGE_PAGE * HUGE_PAGE)
     return whole[start : start + size].view(dtype)
 
 
-def shared(size: int) -> tuple[torch.Tensor, int]:
+def create_shared_memory(size: int) -> tuple[torch.Tensor, int]:
     """Return ``size`` zero bytes on the CPU, and the descriptor of their file. Memory is used only once written.
 
     Raises OSError, also on systems without memfd (other than Linux).

@@ -6,5 +6,5 @@ from parley.native import compiled, torch_kernels
 from parley.native.compiled_int4 import Int4Packed
 from parley.native.compiled_int8 import Int8Packed
 
-COMPILED = compiled.Packed | Int8Packed | Int4Packed
-Packed = COMPILED | torch_kernels.Packed | torch_kernels.Int8Packed
+COMPILED_WEIGHTS = compiled.Bf16Packed | Int8Packed | Int4Packed
+PackedWeight = COMPILED_WEIGHTS | torch_kernels.TorchPacked | torch_kernels.TorchInt8Packed

@@ -13,7 +13,7 @@ from parley.native.layout import LayerKV
 
 
 @dataclass(frozen=True)
-class Format:
+class PageFormat:
     """The layout of one layer's pages.
 
     ``tiled``: the layout of ``pages.h``, else that of ``torch_attention``. ``dtype`` is that of the stored numbers:
@@ -35,8 +35,8 @@ class Format:
 
 
 @dataclass(frozen=True)
-class Pool:
+class PagePool:
     """The pages of one layer: ``data`` [pages, *format.shape]."""
 
     data: torch.Tensor
-    format: Format
+    page_format: PageFormat

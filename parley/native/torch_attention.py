@@ -27,32 +27,32 @@ import torch.nn.functional as F
 
 from parley.core.sequence import BLOCK_SIZE
 from parley.native.layout import LayerKV, Span
-from parley.native.pool import Format, Pool
+from parley.native.pool import PageFormat, PagePool
 
-TILE = 64  # query rows of a tile
-PAD = 64  # key ranges are padded to a multiple of this
-CHUNK = 512  # keys whose values are summed in one matrix product
-ROWS = 16  # rows of a matrix product are padded to a multiple of this
-SCALE = 4  # bytes of a row's scale
-BUDGET = 1 << 19  # elements of a group's score matrix, and of the keys gathered for it: fits in the CPU cache
+TILE_ROWS = 64  # query rows of a tile
+KEY_MULTIPLE = 64  # key ranges are padded to a multiple of this
+VALUE_CHUNK = 512  # keys whose values are summed in one matrix product
+ROW_MULTIPLE = 16  # rows of a matrix product are padded to a multiple of this
+SCALE_BYTES = 4  # bytes of a row's scale
+GROUP_ELEMENTS = 1 << 19  # elements of a group's score matrix, and of the keys gathered for it: fits in the CPU cache
 
 
 @dataclass(frozen=True)
-class Group:
+class TileGroup:
     """Tiles computed together: S tiles of R rows over L keys. Both indices are None if the batch needs no copy."""
 
     tiles: int
     rows: int
     keys: int
-    take: torch.Tensor | None  # int64 [S * R], the batch row of each tile row (padding repeats a real one)
-    put: torch.Tensor | None  # int64 [S * R], the output row of each tile row (padding goes to row T)
+    gather_index: torch.Tensor | None  # int64 [S * R], the batch row of each tile row (padding repeats a real one)
+    scatter_index: torch.Tensor | None  # int64 [S * R], the output row of each tile row (padding goes to row T)
     pages: torch.Tensor  # int64 [2 * S * kv_heads * L / BLOCK_SIZE], rows of the pages as [pages * 2 * kv_heads, ...]
-    clear: int  # number of keys at the beginning that all rows see
+    unmasked_keys: int  # number of keys at the beginning that all rows see
     mask: torch.Tensor | None  # float32 [S, 1, 1, R, L - unmasked_keys], 0 or -inf; None if all keys are unmasked
 
 
 @dataclass(frozen=True)
-class Tile:
+class QueryTile:
     """Up to TILE_ROWS query rows of one sequence, and the keys that they attend to."""
 
     token: int  # its first row in the batch
@@ -63,15 +63,15 @@ class Tile:
     table: list[int]
 
 
-def format(layer: LayerKV, dtype: torch.dtype) -> Format:
+def page_format(layer: LayerKV, dtype: torch.dtype) -> PageFormat:
     """Return the format of pages that store ``dtype``: the model's own, or int8."""
     width = max(layer.dim, layer.value_dim)
     if dtype == torch.int8:
-        width = -(-width // SCALE) * SCALE + SCALE
-    return Format(layer, (2, layer.heads, BLOCK_SIZE, width), dtype, False)
+        width = -(-width // SCALE_BYTES) * SCALE_BYTES + SCALE_BYTES
+    return PageFormat(layer, (2, layer.heads, BLOCK_SIZE, width), dtype, False)
 
 
-def plan(
+def plan_tiles(
     spans: list[Span],
     *,
     heads: int,
@@ -80,34 +80,40 @@ def plan(
     window: int | None,
     zero_page: int,
     device: torch.device,
-) -> list[Group]:
+) -> list[TileGroup]:
     """Group a batch's rows into tiles. One plan serves all layers of one shape; ``dim`` is the width of the pages."""
     fold = heads // kv_heads
-    groups: dict[tuple[int, int], list[Tile]] = {}
+    groups: dict[tuple[int, int], list[QueryTile]] = {}
     for span in spans:
         past = span.length - span.count
-        for first in range(0, span.count, TILE):
-            count = min(TILE, span.count - first)
+        for first in range(0, span.count, TILE_ROWS):
+            count = min(TILE_ROWS, span.count - first)
             position = past + first
-            start = 0 if window is None else max(0, position - window + 1) // CHUNK * CHUNK
-            tile = Tile(span.first + first, count, position, start, position + count - start, span.table)
-            key = ((count - 1).bit_length(), ((tile.length - 1) // PAD).bit_length())
+            start = 0 if window is None else max(0, position - window + 1) // VALUE_CHUNK * VALUE_CHUNK
+            tile = QueryTile(span.first + first, count, position, start, position + count - start, span.table)
+            key = ((count - 1).bit_length(), ((tile.length - 1) // KEY_MULTIPLE).bit_length())
             groups.setdefault(key, []).append(tile)
     total = sum(span.count for span in spans)
     result = []
     for (log_rows, _), tiles in groups.items():
         rows = 1 << log_rows
-        most = -(-max(tile.length for tile in tiles) // PAD) * PAD
-        step = max(1, BUDGET // (most * kv_heads * max(fold * rows, dim)))
+        most = -(-max(tile.length for tile in tiles) // KEY_MULTIPLE) * KEY_MULTIPLE
+        step = max(1, GROUP_ELEMENTS // (most * kv_heads * max(fold * rows, dim)))
         for i in range(0, len(tiles), step):
-            result.append(_group(tiles[i : i + step], rows, kv_heads, window, zero_page, total, device))
+            result.append(_group_tiles(tiles[i : i + step], rows, kv_heads, window, zero_page, total, device))
     return result
 
 
-def _group(
-    tiles: list[Tile], rows: int, kv_heads: int, window: int | None, zero_page: int, total: int, device: torch.device
-) -> Group:
-    keys = -(-max(tile.length for tile in tiles) // PAD) * PAD
+def _group_tiles(
+    tiles: list[QueryTile],
+    rows: int,
+    kv_heads: int,
+    window: int | None,
+    zero_page: int,
+    total: int,
+    device: torch.device,
+) -> TileGroup:
+    keys = -(-max(tile.length for tile in tiles) // KEY_MULTIPLE) * KEY_MULTIPLE
     size = len(tiles)
     table = np.full((size, keys // BLOCK_SIZE), zero_page, dtype=np.int64)
     for i, tile in enumerate(tiles):
@@ -121,32 +127,32 @@ def _group(
     )
     row = np.minimum(np.arange(rows)[None], count - 1)
     query = (position + row - start)[:, :, None]
-    clear = int((position - start).min()) + 1 if window is None else 0
-    key = np.arange(clear, keys)[None, None]
+    unmasked_keys = int((position - start).min()) + 1 if window is None else 0
+    key = np.arange(unmasked_keys, keys)[None, None]
     hidden = key > query
     if window is not None:
         hidden |= key <= query - window
     mask = torch.from_numpy(np.where(hidden, np.float32(-np.inf), np.float32(0))[:, None, None])
 
-    take = (token + row).reshape(-1)
-    put = np.where(np.arange(rows)[None] < count, token + row, total).reshape(-1)
-    whole = take.size == total and bool((put == np.arange(total)).all())
-    return Group(
+    gather = (token + row).reshape(-1)
+    scatter = np.where(np.arange(rows)[None] < count, token + row, total).reshape(-1)
+    whole = gather.size == total and bool((scatter == np.arange(total)).all())
+    return TileGroup(
         size,
         rows,
         keys,
-        None if whole else torch.from_numpy(take).to(device),
-        None if whole else torch.from_numpy(put).to(device),
+        None if whole else torch.from_numpy(gather).to(device),
+        None if whole else torch.from_numpy(scatter).to(device),
         torch.from_numpy(index.reshape(-1)).to(device),
-        clear,
-        mask.to(device) if clear < keys else None,
+        unmasked_keys,
+        mask.to(device) if unmasked_keys < keys else None,
     )
 
 
 def attend(
     queries: torch.Tensor,
-    pool: Pool,
-    groups: list[Group],
+    pool: PagePool,
+    groups: list[TileGroup],
     *,
     scale: float,
     softcap: float | None = None,
@@ -159,24 +165,24 @@ def attend(
     before they multiply the values.
     """
     total, heads = queries.shape[:2]
-    value_dim = pool.format.layer.value_dim
+    value_dim = pool.page_format.layer.value_dim
 
-    def compute(rows: torch.Tensor, group: Group) -> torch.Tensor:
-        return _attend(rows, pool.data, group, scale, value_dim, softcap, sinks)
+    def attend_group(rows: torch.Tensor, group: TileGroup) -> torch.Tensor:
+        return _attend_tiles(rows, pool.data, group, scale, value_dim, softcap, sinks)
 
-    if len(groups) == 1 and groups[0].put is None:
-        return compute(queries, groups[0])
+    if len(groups) == 1 and groups[0].scatter_index is None:
+        return attend_group(queries, groups[0])
     out = queries.new_empty(total + 1, heads, value_dim)
     for group in groups:
-        assert group.take is not None and group.put is not None
-        out.index_copy_(0, group.put, compute(queries.index_select(0, group.take), group))
+        assert group.gather_index is not None and group.scatter_index is not None
+        out.index_copy_(0, group.scatter_index, attend_group(queries.index_select(0, group.gather_index), group))
     return out[:total]
 
 
-def _attend(
+def _attend_tiles(
     queries: torch.Tensor,
     pages: torch.Tensor,
-    group: Group,
+    group: TileGroup,
     scale: float,
     value_dim: int,
     softcap: float | None,
@@ -190,71 +196,73 @@ def _attend(
     # Heads that share keys become rows of one product: [S, R, kv_heads, fold, D] -> [S * kv_heads, fold * R, D].
     query = (queries.float() * scale).view(size, rows, kv_heads, fold, dim).permute(0, 2, 3, 1, 4)
     query = query.reshape(many, folded, dim)
-    query = _rows(query)
+    query = _pad_rows(query)
     key, value = pages.view(-1, BLOCK_SIZE * width).index_select(0, group.pages).view(2, many, length, width)
     scaled = pages.dtype == torch.int8
     scores = torch.bmm(query, key[..., :dim].float().transpose(1, 2))[:, :folded]
     if scaled:
-        scores *= _scales(key)
+        scores *= _row_scales(key)
     if softcap is not None:
         scores = (scores / softcap).tanh_().mul_(softcap)
     scores = scores.view(size, kv_heads, fold, rows, length)
     if group.mask is not None:
-        scores[..., group.clear :].add_(group.mask)
+        scores[..., group.unmasked_keys :].add_(group.mask)
     if sinks is None:
         weights = torch.softmax(scores, -1)
     else:
         # Sinks go first, in a vector of their own: after the keys, their lane would depend on the padding.
-        sink = scores.new_full((size, kv_heads, fold, rows, PAD), float("-inf"))
+        sink = scores.new_full((size, kv_heads, fold, rows, KEY_MULTIPLE), float("-inf"))
         sink[..., 0] = sinks.float().view(1, kv_heads, fold, 1)
-        weights = torch.softmax(torch.cat((sink, scores), -1), -1)[..., PAD:]
+        weights = torch.softmax(torch.cat((sink, scores), -1), -1)[..., KEY_MULTIPLE:]
     weights = weights.view(many, folded, length)
     if scaled:
-        weights, value = weights * _scales(value), value.to(queries.dtype)
-    weights = _rows(weights.to(value.dtype))
-    result = torch.bmm(weights[..., :CHUNK], value[:, :CHUNK])
-    if length > CHUNK:
+        weights, value = weights * _row_scales(value), value.to(queries.dtype)
+    weights = _pad_rows(weights.to(value.dtype))
+    result = torch.bmm(weights[..., :VALUE_CHUNK], value[:, :VALUE_CHUNK])
+    if length > VALUE_CHUNK:
         result = result.float()
-        for first in range(CHUNK, length, CHUNK):
-            result += torch.bmm(weights[..., first : first + CHUNK], value[:, first : first + CHUNK])
+        for first in range(VALUE_CHUNK, length, VALUE_CHUNK):
+            result += torch.bmm(weights[..., first : first + VALUE_CHUNK], value[:, first : first + VALUE_CHUNK])
     result = result[:, :folded].to(queries.dtype).view(size, kv_heads, fold, rows, width).permute(0, 3, 1, 2, 4)
     return result[..., :value_dim].contiguous().view(size * rows, heads, value_dim)
 
 
-def _rows(x: torch.Tensor) -> torch.Tensor:
+def _pad_rows(x: torch.Tensor) -> torch.Tensor:
     """Zero-pad rows [..., R, N] to a multiple of ROW_MULTIPLE."""
-    short = -x.shape[-2] % ROWS
+    short = -x.shape[-2] % ROW_MULTIPLE
     return F.pad(x, (0, 0, 0, short)) if short else x
 
 
-def _scales(rows: torch.Tensor) -> torch.Tensor:
+def _row_scales(rows: torch.Tensor) -> torch.Tensor:
     """Return the scales of int8 rows [N, L, width]: float32 [N, 1, L]."""
-    return rows[..., -SCALE:].contiguous().view(torch.float32).transpose(1, 2)
+    return rows[..., -SCALE_BYTES:].contiguous().view(torch.float32).transpose(1, 2)
 
 
-def places(slots: torch.Tensor, kv_heads: int) -> torch.Tensor:
+def write_indices(slots: torch.Tensor, kv_heads: int) -> torch.Tensor:
     """Return the row numbers of keys, then values, of tokens at ``slots`` in the pages: int64 [T, 2 * kv_heads]."""
     first = (slots // BLOCK_SIZE) * (2 * kv_heads * BLOCK_SIZE) + slots % BLOCK_SIZE
     return first[:, None] + torch.arange(0, 2 * kv_heads * BLOCK_SIZE, BLOCK_SIZE, device=slots.device)
 
 
-def write(keys: torch.Tensor, values: torch.Tensor, pool: Pool, places: torch.Tensor) -> None:
+def write_kv(keys: torch.Tensor, values: torch.Tensor, pool: PagePool, indices: torch.Tensor) -> None:
     """Store keys [T, kv_heads, dim] and values [T, kv_heads, value_dim] at ``indices`` [T, 2 * kv_heads]."""
     heads = keys.shape[1]
-    store(keys, pool, places[:, :heads])
-    store(values, pool, places[:, heads:])
+    store_rows(keys, pool, indices[:, :heads])
+    store_rows(values, pool, indices[:, heads:])
 
 
-def store(rows: torch.Tensor, pool: Pool, places: torch.Tensor) -> None:
+def store_rows(rows: torch.Tensor, pool: PagePool, indices: torch.Tensor) -> None:
     """Store rows [T, N, up to the pages' width] at ``indices`` [T, N]."""
     pages = pool.data.view(-1, pool.data.shape[-1])
     if pages.dtype == torch.int8:
-        rows, scale = quantise(rows)
-        pages[:, -SCALE:].index_put_((places,), scale.flatten().view(torch.int8).view(*scale.shape[:-1], SCALE))
-    pages[:, : rows.shape[-1]].index_put_((places,), rows)
+        rows, scale = quantize_kv(rows)
+        pages[:, -SCALE_BYTES:].index_put_(
+            (indices,), scale.flatten().view(torch.int8).view(*scale.shape[:-1], SCALE_BYTES)
+        )
+    pages[:, : rows.shape[-1]].index_put_((indices,), rows)
 
 
-def quantise(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_kv(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return rows [..., N] as int8 of at most 127, and scales float32 [..., 1], not finite where the row is not."""
     rows = rows.float()
     reach = rows.abs().amax(-1, keepdim=True)

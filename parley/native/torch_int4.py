@@ -7,10 +7,10 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-PIECE = 1 << 18  # numbers rounded at a time, so that intermediate tensors fit in the CPU cache
+ROUNDING_PORTION = 1 << 18  # numbers rounded at a time, so that intermediate tensors fit in the CPU cache
 
 
-class Grouped(NamedTuple):
+class GroupedWeight(NamedTuple):
     """A weight [out, in] as scale * (value - zero), with one scale and zero per output and group of columns.
 
     ``values`` uint8 [out, in] and ``zeros`` uint8 [out, groups] are 0 to 15; ``scales`` [out, groups] are floats.
@@ -25,14 +25,14 @@ class Grouped(NamedTuple):
     order: torch.Tensor | None = None
 
 
-def round_int4(weight: torch.Tensor, group: int) -> Grouped:
+def round_int4(weight: torch.Tensor, group: int) -> GroupedWeight:
     """Round a weight to 4 bits. Each group's range runs from its smallest to its largest number and includes zero."""
-    parts = [_round(rows, group) for rows in weight.split(max(1, PIECE // max(weight.shape[1], 1)))]
+    parts = [_round_groups(rows, group) for rows in weight.split(max(1, ROUNDING_PORTION // max(weight.shape[1], 1)))]
     values, scales, zeros = (torch.cat(each) for each in zip(*parts, strict=True))
-    return Grouped(values, scales, zeros, group)
+    return GroupedWeight(values, scales, zeros, group)
 
 
-def _round(weight: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _round_groups(weight: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     out, into = weight.shape
     groups = -(-into // group)
     parts = F.pad(weight.float(), (0, groups * group - into)).view(out, groups, group)
@@ -44,7 +44,7 @@ def _round(weight: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor
     return values.view(out, groups * group)[:, :into].to(torch.uint8), scales, zeros.to(torch.uint8)
 
 
-def widen(weight: Grouped) -> torch.Tensor:
+def dequantize_int4(weight: GroupedWeight) -> torch.Tensor:
     """Dequantize a weight, with columns in the order of the rows: float32 [out, in]."""
     into = weight.values.shape[1]
     scales, zeros = (

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-LEAST = 2.0**-100  # a row whose largest number is smaller counts as zero: its reciprocal would overflow float32
-EXACT = 1024  # int8 products whose sum float32 holds exactly: 127 * 127 * 1024 < 2^24
-MOST = 1 << 17  # the largest inner dimension: sums of products stay below 2^31
+MIN_ABSMAX = 2.0**-100  # a row whose largest number is smaller counts as zero: its reciprocal would overflow float32
+EXACT_PRODUCTS = 1024  # int8 products whose sum float32 holds exactly: 127 * 127 * 1024 < 2^24
+MAX_INNER = 1 << 17  # the largest inner dimension: sums of products stay below 2^31
 
 
 @dataclass(frozen=True)
-class Rows:
+class TorchRows:
     """Rows as int8 with a scale each: row i is ``values[i] * scales[i]``, or NaN if the row was not finite.
 
     ``values`` int8 [T, width]; ``scales`` float32 [T].
@@ -29,7 +29,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Int8Packed:
+class TorchInt8Packed:
     """A linear layer's weight int8 [out, in], scales float32 [out] and bias [out], for results of ``dtype``."""
 
     weight: torch.Tensor
@@ -38,52 +38,56 @@ class Int8Packed:
     dtype: torch.dtype
 
 
-def quantise(x: torch.Tensor) -> Rows:
+def quantize_rows(x: torch.Tensor) -> TorchRows:
     """Quantize x [T, K]. The scale of a row is its largest absolute value / 127; rounds half to even."""
     wide = x.float()
     most = wide.abs().amax(-1) if x.shape[-1] else wide.new_zeros(wide.shape[:-1])
     sound = most.isfinite()
-    inverse = torch.where(sound & (most >= LEAST), torch.full_like(most, 127).div_(most), 0.0)  # 127 / x rounds twice
+    inverse = torch.where(
+        sound & (most >= MIN_ABSMAX), torch.full_like(most, 127).div_(most), 0.0
+    )  # 127 / x rounds twice
     values = torch.where(sound[:, None], wide * inverse[:, None], 0.0).round_().to(torch.int8)
-    return Rows(values, torch.where(sound, most / 127, torch.nan))
+    return TorchRows(values, torch.where(sound, most / 127, torch.nan))
 
 
-def pack_int8(values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Int8Packed:
+def pack_int8(
+    values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+) -> TorchInt8Packed:
     """Pack a weight: output n is ``values[n] * scales[n]``, int8 [out, in] and float32 [out]."""
-    check(values)
-    return Int8Packed(values.contiguous(), scales.float(), bias, dtype)
+    check_int8_shape(values)
+    return TorchInt8Packed(values.contiguous(), scales.float(), bias, dtype)
 
 
-def check(values: torch.Tensor) -> tuple[int, int]:
+def check_int8_shape(values: torch.Tensor) -> tuple[int, int]:
     """Return the shape (out, in) of an int8 weight. Raises ValueError if its inner dimension is above MAX_INNER."""
     out, into = values.shape
-    if into > MOST:
+    if into > MAX_INNER:
         raise ValueError(f"sums over {into} numbers of int8 do not fit 32 bits")
     return out, into
 
 
-def linear(rows: Rows, packed: Int8Packed, dtype: torch.dtype) -> torch.Tensor:
+def linear_int8(rows: TorchRows, packed: TorchInt8Packed, dtype: torch.dtype) -> torch.Tensor:
     """Return rows [T, in] times the packed weight, plus bias: [T, out]."""
-    sums = _multiply(rows.values, packed.weight)
+    sums = _multiply_exact(rows.values, packed.weight)
     y = sums.float().mul_(rows.scales[:, None]).mul_(packed.scales)
     if packed.bias is not None:
         y += packed.bias.float()
     return y.to(dtype)
 
 
-def _multiply(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _multiply_exact(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Return x [T, in] int8 times the transpose of weight [out, in] int8, exactly: int32 [T, out]."""
     # torch 2.13 multiplies an inner dimension of 1 wrongly.
-    if x.is_cpu and x.numel() and weight.numel() and x.shape[1] > 1 and _whole():
+    if x.is_cpu and x.numel() and weight.numel() and x.shape[1] > 1 and _int_mm_is_exact():
         return torch._int_mm(x, weight.t())
     sums = torch.zeros(x.shape[0], weight.shape[0], dtype=torch.int32, device=x.device)
-    for part, columns in zip(x.split(EXACT, 1), weight.split(EXACT, 1), strict=True):
+    for part, columns in zip(x.split(EXACT_PRODUCTS, 1), weight.split(EXACT_PRODUCTS, 1), strict=True):
         sums += F.linear(part.float(), columns.float()).int()
     return sums
 
 
 @functools.cache
-def _whole() -> bool:
+def _int_mm_is_exact() -> bool:
     """Whether torch's int8 product is exact. Without VNNI, some implementations add pairs in 16 bits."""
     ends = torch.full((64, 128), 127, dtype=torch.int8)
     return bool((torch._int_mm(ends, -ends.t()) == -127 * 127 * 128).all())

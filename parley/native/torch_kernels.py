@@ -13,32 +13,32 @@ import torch
 import torch.nn.functional as F
 
 from parley.native import torch_int4, torch_int8
-from parley.native.pool import Pool
-from parley.native.torch_attention import store
-from parley.native.torch_int4 import Grouped
-from parley.native.torch_int8 import Int8Packed, Rows, pack_int8, quantise
+from parley.native.pool import PagePool
+from parley.native.torch_attention import store_rows
+from parley.native.torch_int4 import GroupedWeight
+from parley.native.torch_int8 import TorchInt8Packed, TorchRows, pack_int8, quantize_rows
 
 __all__ = [
-    "Int8Packed",
-    "Packed",
+    "TorchInt8Packed",
+    "TorchPacked",
     "add_rms_norm",
-    "embed",
+    "embed_tokens",
     "linear",
-    "logits",
-    "pack",
+    "lm_head_logits",
     "pack_int4",
     "pack_int8",
-    "quantise",
+    "pack_weight",
+    "quantize_rows",
     "rms_norm",
     "rope_write",
     "silu_mul",
 ]
 
-ONEDNN = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+HAS_ONEDNN = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 @dataclass(frozen=True)
-class Packed:
+class TorchPacked:
     """A linear layer's weight [out, in] in the layout of its kernel, and its bias [out]."""
 
     weight: torch.Tensor
@@ -46,44 +46,44 @@ class Packed:
     onednn: bool
 
 
-def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed:
+def pack_weight(weight: torch.Tensor, bias: torch.Tensor | None = None) -> TorchPacked:
     """Pack a weight [out, in]. On the CPU, bfloat16 is copied into oneDNN's layout; other tensors are kept."""
-    if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and ONEDNN:
-        return Packed(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()), bias, True)
-    return Packed(weight, bias, False)
+    if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and HAS_ONEDNN:
+        return TorchPacked(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()), bias, True)
+    return TorchPacked(weight, bias, False)
 
 
-def pack_int4(weight: Grouped, bias: torch.Tensor | None, dtype: torch.dtype) -> Packed:
+def pack_int4(weight: GroupedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> TorchPacked:
     """Pack a weight of 4-bit integers for rows of ``dtype``. It is dequantized, which takes more memory."""
-    return pack(torch_int4.widen(weight).to(dtype), bias)
+    return pack_weight(torch_int4.dequantize_int4(weight).to(dtype), bias)
 
 
-def linear(x: torch.Tensor | Rows, packed: Packed | Int8Packed) -> torch.Tensor:
+def linear(x: torch.Tensor | TorchRows, packed: TorchPacked | TorchInt8Packed) -> torch.Tensor:
     """Return x [T, in] times the packed weight, plus bias: [T, out]. An int8 weight takes rows quantized or not."""
-    if isinstance(packed, Int8Packed):
-        return torch_int8.linear(x if isinstance(x, Rows) else quantise(x), packed, packed.dtype)
+    if isinstance(packed, TorchInt8Packed):
+        return torch_int8.linear_int8(x if isinstance(x, TorchRows) else quantize_rows(x), packed, packed.dtype)
     assert isinstance(x, torch.Tensor)
     if packed.onednn:
         return torch.ops.mkldnn._linear_pointwise(x, packed.weight, packed.bias, "none", [], "")
     return F.linear(x, packed.weight, packed.bias)
 
 
-def logits(x: torch.Tensor | Rows, packed: Packed | Int8Packed) -> torch.Tensor:
+def lm_head_logits(x: torch.Tensor | TorchRows, packed: TorchPacked | TorchInt8Packed) -> torch.Tensor:
     """Compute ``linear`` for the LM head: float32 [T, out]."""
-    if isinstance(packed, Int8Packed):
-        return torch_int8.linear(x if isinstance(x, Rows) else quantise(x), packed, torch.float32)
+    if isinstance(packed, TorchInt8Packed):
+        return torch_int8.linear_int8(x if isinstance(x, TorchRows) else quantize_rows(x), packed, torch.float32)
     return linear(x, packed).float()
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, int8: bool = False) -> torch.Tensor | Rows:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, int8: bool = False) -> torch.Tensor | TorchRows:
     """Return x / sqrt(mean(x^2) + eps) * weight over the last dimension, computed in float32; ``int8`` quantizes it."""
     norm = F.rms_norm(x, weight.shape[-1:], weight, eps)
-    return quantise(norm) if int8 else norm
+    return quantize_rows(norm) if int8 else norm
 
 
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, int8: bool = False
-) -> tuple[torch.Tensor | Rows, torch.Tensor]:
+) -> tuple[torch.Tensor | TorchRows, torch.Tensor]:
     """Add x to the residual stream. Return (its norm, the residual), both [T, hidden]; ``int8`` quantizes the norm."""
     residual = residual + x
     return rms_norm(residual, weight, eps, int8=int8), residual
@@ -93,8 +93,8 @@ def rope_write(
     qkv: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
-    pool: Pool,
-    places: torch.Tensor,
+    pool: PagePool,
+    indices: torch.Tensor,
     *,
     head_norm: torch.Tensor | None = None,
     eps: float = 0.0,
@@ -105,7 +105,7 @@ def rope_write(
     dimension i turns with i + rotary / 2, those beyond ``rotary`` are unchanged, and the first half of sin is negative.
     ``head_norm`` float32 [heads + kv_heads, dim] holds the weights of an RMS norm of each head before its rotation.
     """
-    kv_heads, dim = pool.format.layer.heads, pool.format.layer.dim
+    kv_heads, dim = pool.page_format.layer.heads, pool.page_format.layer.dim
     heads = qkv.shape[1] // dim - 2 * kv_heads
     qkv = qkv.view(-1, heads + 2 * kv_heads, dim)
     rotary = cos.shape[-1]
@@ -117,17 +117,17 @@ def rope_write(
             turning[..., rotary:] = wide[..., rotary:]
     wide = wide[..., :rotary]
     torch.add(wide * cos, wide.roll(rotary // 2, -1).mul_(sin), out=turning[..., :rotary])
-    store(qkv[:, heads:], pool, places)
+    store_rows(qkv[:, heads:], pool, indices)
     return qkv[:, :heads]
 
 
-def silu_mul(gate_up: torch.Tensor, *, int8: bool = False) -> torch.Tensor | Rows:
+def silu_mul(gate_up: torch.Tensor, *, int8: bool = False) -> torch.Tensor | TorchRows:
     """Return silu(gate) * up, where gate and up are the halves of [T, 2 * width]: [T, width]; ``int8`` quantizes it."""
     gate, up = gate_up.chunk(2, -1)
     active = F.silu(gate).mul_(up)
-    return quantise(active) if int8 else active
+    return quantize_rows(active) if int8 else active
 
 
-def embed(token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+def embed_tokens(token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Return rows of the embedding table [vocab, hidden]: [T, hidden]."""
     return table.index_select(0, token_ids)

@@ -13,33 +13,33 @@ import torch
 from parley.native import torch_kernels
 from parley.native.lowrank import LowRank
 
-Part = tuple[int, torch_kernels.Packed, torch_kernels.Packed, float]  # first output, down, up, scale
+LoraPart = tuple[int, torch_kernels.TorchPacked, torch_kernels.TorchPacked, float]  # first output, down, up, scale
 
 
-class Adapter:
+class TorchLora:
     """An adapter's weights for rows of one dtype on one device. ``nbytes`` is their size."""
 
     def __init__(self, sites: Sequence[Sequence[LowRank]], dtype: torch.dtype, device: torch.device):
-        def pack(weight: torch.Tensor) -> torch_kernels.Packed:
-            return torch_kernels.pack(weight.to(device=device, dtype=dtype, copy=True))
+        def pack_part(weight: torch.Tensor) -> torch_kernels.TorchPacked:
+            return torch_kernels.pack_weight(weight.to(device=device, dtype=dtype, copy=True))
 
-        self.sites: list[list[Part]] = [
-            [(part.first, pack(part.down), pack(part.up), part.scale) for part in parts] for parts in sites
+        self.sites: list[list[LoraPart]] = [
+            [(part.first, pack_part(part.down), pack_part(part.up), part.scale) for part in parts] for parts in sites
         ]
         self.nbytes = dtype.itemsize * sum(p.down.numel() + p.up.numel() for parts in sites for p in parts)
 
 
-class Adapted:
+class TorchLoraRows:
     """The rows of a batch that have adapters: for each adapter, its row numbers."""
 
-    def __init__(self, groups: Sequence[tuple[Adapter, Sequence[int]]], device: torch.device):
+    def __init__(self, groups: Sequence[tuple[TorchLora, Sequence[int]]], device: torch.device):
         self._groups = [(adapter, torch.tensor(rows, device=device)) for adapter, rows in groups]
 
-    def add(self, x: torch.Tensor, y: torch.Tensor, site: int) -> None:
+    def add_lora(self, x: torch.Tensor, y: torch.Tensor, site: int) -> None:
         """Add the adapters' products with x [T, into] to y [T, out], in linear layer number ``site``."""
         for adapter, rows in self._groups:
             parts = adapter.sites[site]
-            some = x.index_select(0, rows) if parts else x
+            inputs = x.index_select(0, rows) if parts else x
             for first, down, up, scale in parts:
-                more = torch_kernels.linear(torch_kernels.linear(some, down).mul_(scale), up)
-                y[:, first : first + more.shape[1]].index_add_(0, rows, more)
+                products = torch_kernels.linear(torch_kernels.linear(inputs, down).mul_(scale), up)
+                y[:, first : first + products.shape[1]].index_add_(0, rows, products)

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-BLOCK = 32  # tokens per block; the maxima of blocks show where the best tokens are
+ARGMAX_BLOCK = 32  # tokens per block; the maxima of blocks show where the best tokens are
 
-SCALE = 2.0**40  # a vocabulary of up to 2^22 tokens sums without overflow
-NOTHING = -64.0  # anything below weighs 0; exp(-inf) takes several times longer
-CELLS = 1 << 18  # logits weighed at once: bounds memory, and fits in the CPU cache
+WEIGHT_SCALE = 2.0**40  # a vocabulary of up to 2^22 tokens sums without overflow
+ZERO_WEIGHT_BELOW = -64.0  # anything below weighs 0; exp(-inf) takes several times longer
+PORTION_CELLS = 1 << 18  # logits weighed at once: bounds memory, and fits in the CPU cache
 
 
 def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -24,10 +24,10 @@ def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     float32 [R, V] -> float32 [R], int64 [R]. (torch's argmax alone is many times slower than amax.)
     """
-    blocks = _blocks(logits)
+    blocks = _vocabulary_blocks(logits)
     block = blocks.amax(-1).argmax(-1)
     values, index = blocks[torch.arange(len(blocks), device=blocks.device), block].max(-1)
-    return values, block * BLOCK + index
+    return values, block * ARGMAX_BLOCK + index
 
 
 def top_k(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,36 +36,36 @@ def top_k(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]
     float32 [R, V] -> float32, int64 [R, count]. The ``count`` blocks with the largest maxima contain them all.
     """
     vocab = logits.shape[1]
-    blocks = _blocks(logits)
+    blocks = _vocabulary_blocks(logits)
     if count * 4 > blocks.shape[1]:
         values, ids = logits.topk(min(count, vocab))
         return values, ids
     chosen = blocks.amax(-1).topk(count, sorted=False).indices
-    inside = blocks.gather(1, chosen[:, :, None].expand(-1, -1, BLOCK)).flatten(1)
+    inside = blocks.gather(1, chosen[:, :, None].expand(-1, -1, ARGMAX_BLOCK)).flatten(1)
     values, index = inside.topk(count)
-    ids = chosen.gather(1, index // BLOCK) * BLOCK + index % BLOCK
+    ids = chosen.gather(1, index // ARGMAX_BLOCK) * ARGMAX_BLOCK + index % ARGMAX_BLOCK
     return values, ids
 
 
-def totals(logits: torch.Tensor, peaks: torch.Tensor) -> torch.Tensor:
+def softmax_totals(logits: torch.Tensor, peaks: torch.Tensor) -> torch.Tensor:
     """Return the sum of each row's weights: float32 [R, V] and the largest logits, finite [R] -> int64 [R]."""
-    sums = [weigh(logits[rows] - peaks[rows, None]).sum(-1) for rows in portions(logits)]
+    sums = [integer_weights(logits[rows] - peaks[rows, None]).sum(-1) for rows in row_portions(logits)]
     return torch.cat(sums) if sums else torch.zeros(0, dtype=torch.int64, device=logits.device)
 
 
-def weigh(x: torch.Tensor) -> torch.Tensor:
+def integer_weights(x: torch.Tensor) -> torch.Tensor:
     """Return the integer weights of shifted logits x <= 0: float32 -> int64, at most 2^40."""
-    return x.clamp(min=NOTHING).exp_().mul_(SCALE).long()
+    return x.clamp(min=ZERO_WEIGHT_BELOW).exp_().mul_(WEIGHT_SCALE).long()
 
 
-def portions(logits: torch.Tensor) -> Iterator[slice]:
+def row_portions(logits: torch.Tensor) -> Iterator[slice]:
     """Yield the rows of logits [R, V] in portions of about PORTION_CELLS numbers."""
-    count = max(1, CELLS // logits.shape[1])
+    count = max(1, PORTION_CELLS // logits.shape[1])
     for first in range(0, len(logits), count):
         yield slice(first, first + count)
 
 
-def best(logits: torch.Tensor, bits: np.ndarray) -> int:
+def masked_argmax(logits: torch.Tensor, bits: np.ndarray) -> int:
     """Return the id of the largest logit whose bit is 1, even if it is -inf; the lowest id of equal ones.
 
     float32 [V] without NaN; ``bits`` as in ``apply_mask``, at least one of them 1.
@@ -74,15 +74,15 @@ def best(logits: torch.Tensor, bits: np.ndarray) -> int:
     return int(ids[argmax(logits[ids][None])[1][0]])
 
 
-def strike(logits: torch.Tensor, bits: np.ndarray) -> None:
+def apply_mask(logits: torch.Tensor, bits: np.ndarray) -> None:
     """Set the logits whose bit is 0 to -inf, in place: float32 [V], uint8 [V / 8 or more], lowest bit first."""
     keep = np.unpackbits(bits, count=len(logits), bitorder="little")
     logits.masked_fill_(torch.from_numpy(keep == 0).to(logits.device), float("-inf"))
 
 
-def _blocks(logits: torch.Tensor) -> torch.Tensor:
+def _vocabulary_blocks(logits: torch.Tensor) -> torch.Tensor:
     """Return [R, V] as [R, blocks, ARGMAX_BLOCK], padded with -inf."""
-    spare = -logits.shape[1] % BLOCK
+    spare = -logits.shape[1] % ARGMAX_BLOCK
     if spare:
         logits = torch.nn.functional.pad(logits, (0, spare), value=float("-inf"))
-    return logits.unflatten(1, (-1, BLOCK))
+    return logits.unflatten(1, (-1, ARGMAX_BLOCK))

@@ -5,70 +5,75 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from parley.dialects.wishes import Adapt
+from parley.dialects.wishes import LoadAdapter
 from parley.errors import Invalid, NotFound, ParleyError, excerpt
-from parley.serving.registry import Service
-from parley.serving.served_model import Model
+from parley.serving.registry import ModelRegistry
+from parley.serving.served_model import ServedModel
 
-CLOSED = "Adapters cannot be loaded while the server runs; start it with --lora-root to name the folder to load from."
+ADAPTERS_DISABLED = (
+    "Adapters cannot be loaded while the server runs; start it with --lora-root to name the folder to load from."
+)
 
 
-async def change(service: Service, wish: Adapt) -> None:
+async def change_adapter(registry: ModelRegistry, load_request: LoadAdapter) -> None:
     """Load or unload an adapter, one at a time. If it raises ParleyError, nothing has changed."""
-    root = service.options.lora_root
-    if root is None:
-        raise NotFound(CLOSED)
-    async with service.adapting:
-        if wish.folder is None:
-            await _unload(service, wish.name)
+    root_folder = registry.options.lora_root
+    if root_folder is None:
+        raise NotFound(ADAPTERS_DISABLED)
+    async with registry.adapter_lock:
+        if load_request.folder is None:
+            await _unload_adapter(registry, load_request.name)
         else:
-            await _load(service, wish, root, wish.folder)
+            await _load_adapter(registry, load_request, root_folder, load_request.folder)
 
 
-async def _load(service: Service, wish: Adapt, root: str, given: str) -> None:
-    model = service.find(wish.model)
-    model.require()
-    owner = _owner(service, wish.name)
-    if owner is None and wish.name in service.names:
-        raise _wrong(f"The name {excerpt(wish.name)} belongs to a model.", "lora_name")
-    if owner is not None and (owner is not model or not wish.replace):
-        raise _wrong(
-            f"The adapter {excerpt(wish.name)} has already been loaded; unload it, or load it in place.", "lora_name"
+async def _load_adapter(registry: ModelRegistry, load_request: LoadAdapter, root_folder: str, folder_path: str) -> None:
+    model = registry.find_model(load_request.model)
+    model.require_ready()
+    adapter_owner = _find_adapter_owner(registry, load_request.name)
+    if adapter_owner is None and load_request.name in registry.served_names:
+        raise _adapter_input_error(f"The name {excerpt(load_request.name)} belongs to a model.", "lora_name")
+    if adapter_owner is not None and (adapter_owner is not model or not load_request.replace_existing):
+        raise _adapter_input_error(
+            f"The adapter {excerpt(load_request.name)} has already been loaded; unload it, or load it in place.",
+            "lora_name",
         )
-    folder = await asyncio.to_thread(_below, root, given)
-    if why := await model.adopt(wish.name, str(folder)):
-        raise _wrong(why, "lora_path")
+    folder = await asyncio.to_thread(_resolve_adapter_folder, root_folder, folder_path)
+    if failure := await model.serve_adapter(load_request.name, str(folder)):
+        raise _adapter_input_error(failure, "lora_path")
 
 
-async def _unload(service: Service, name: str) -> None:
-    model = _owner(service, name)
+async def _unload_adapter(registry: ModelRegistry, name: str) -> None:
+    model = _find_adapter_owner(registry, name)
     if model is None:
         raise NotFound(f"The lora adapter '{name[:256]}' cannot be found.", field="lora_name")
-    if why := await model.disown(name):
-        raise ParleyError(why)
+    if failure := await model.remove_adapter(name):
+        raise ParleyError(failure)
 
 
-def _owner(service: Service, name: str) -> Model | None:
+def _find_adapter_owner(registry: ModelRegistry, name: str) -> ServedModel | None:
     """Return the model that serves an adapter of this name, or None."""
-    return next((model for model in service.models if name in model.adapters), None)
+    return next((model for model in registry.models if name in model.adapters), None)
 
 
-def _wrong(message: str, field: str) -> Invalid:
+def _adapter_input_error(message: str, field: str) -> Invalid:
     return Invalid(message, field=field, code="InvalidUserInput")
 
 
-def _below(root: str, given: str) -> Path:
+def _resolve_adapter_folder(root_folder: str, folder_path: str) -> Path:
     """Resolve the folder that a client names, absolute or relative to ``root_folder``. Links may not lead out of it.
 
     Raises Invalid if it is outside ``root_folder`` or not a valid path, NotFound if it does not exist.
     """
     try:
-        top = Path(root).resolve()
-        folder = (top / given).resolve()
-        if not folder.is_relative_to(top):
-            raise _wrong("The adapter's path is not inside the folder that adapters may be loaded from.", "lora_path")
+        resolved_root = Path(root_folder).resolve()
+        folder = (resolved_root / folder_path).resolve()
+        if not folder.is_relative_to(resolved_root):
+            raise _adapter_input_error(
+                "The adapter's path is not inside the folder that adapters may be loaded from.", "lora_path"
+            )
         if not folder.is_dir():
-            raise NotFound(f"There is no adapter at {excerpt(given)}.", field="lora_path")
+            raise NotFound(f"There is no adapter at {excerpt(folder_path)}.", field="lora_path")
     except (OSError, ValueError, RuntimeError):  # too long, not encodable as a file name, or a cycle of links
-        raise _wrong(f"{excerpt(given)} is not a valid path.", "lora_path") from None
+        raise _adapter_input_error(f"{excerpt(folder_path)} is not a valid path.", "lora_path") from None
     return folder

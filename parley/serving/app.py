@@ -18,93 +18,103 @@ from starlette.routing import Match, Router
 from starlette.routing import Route as Mounted
 from starlette.types import Receive, Scope, Send
 
-from parley.dialects.dialect import Dialect, Headers, Kind, Route
+from parley.dialects.dialect import Dialect, HeaderList, Route, RouteKind
 from parley.dialects.mounts import INNER, INSTANCE_PLANE, OPEN, Surface, changes, members, table, wording
-from parley.disagg.wire.headers import preface
+from parley.disagg.wire.headers import read_preface_size
 from parley.errors import NotAllowed, NotFound, OrderRefused, ParleyError, excerpt
-from parley.serving.handlers import HANDLERS, PROBES, Handle
-from parley.serving.registry import Service
-from parley.web.auth import Gate, Keys
+from parley.serving.handlers import PROBE_KINDS, SERVER_HANDLERS, RouteHandler
+from parley.serving.registry import ModelRegistry
+from parley.web.auth import ApiKeys, BrowserGuard
 from parley.web.exchange import ClientGone, Exchange
-from parley.web.http_protocol import REFUSED
-from parley.web.logs import access
+from parley.web.http_protocol import HEAD_ERROR_KEY
+from parley.web.logs import log_access
 from parley.web.offload import off_loop
 
 log = logging.getLogger("parley.server")
 
-EXCHANGE = "parley.exchange"
+EXCHANGE_KEY = "parley.exchange"
 
 
 class ClusterView(Protocol):
     """The server's cluster, as far as it affects authorization."""
 
-    def member(self, headers: Mapping[bytes, bytes]) -> bool:
+    def is_coordinator(self, headers: Mapping[bytes, bytes]) -> bool:
         """Whether a coordinator of the cluster sent the request on its own behalf, which needs no key."""
 
-    def order(self, exchange: Exchange) -> object:
+    def read_command(self, exchange: Exchange) -> object:
         """Return a coordinator's command to do a part of this request, None if there is none. Raises OrderRefused."""
 
 
-class NoCluster:
+class NoClusterView:
     """The view of a server that belongs to no cluster."""
 
-    def member(self, headers: Mapping[bytes, bytes]) -> bool:
+    def is_coordinator(self, headers: Mapping[bytes, bytes]) -> bool:
         return False
 
-    def order(self, exchange: Exchange) -> object:
+    def read_command(self, exchange: Exchange) -> object:
         return None
 
 
-NO_CLUSTER = NoCluster()
+NO_CLUSTER_VIEW = NoClusterView()
 
 
-class Endpoint:
+class RouteEndpoint:
     """The ASGI endpoint of one route. Routes that change the server require an administrator's key."""
 
     def __init__(self, app: App, route: Route, dialect: Dialect):
         self.app = app
         self.route = route
         self.dialect = dialect
-        self.admins = app.keys if changes(route) else None
+        self.admin_keys = app.keys if changes(route) else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[EXCHANGE]
+        exchange: Exchange = scope[EXCHANGE_KEY]
         exchange.scope, exchange.dialect = scope, self.dialect
-        if self.admins is not None and not self.app.cluster.member(exchange.headers):
-            self.admins.check_admin(exchange.headers)
-        exchange.note.probe = self.route.kind in PROBES
-        await self.app.handlers[self.route.kind](self.app.service, self.route, exchange)
+        if self.admin_keys is not None and not self.app.cluster.is_coordinator(exchange.headers):
+            self.admin_keys.check_admin_key(exchange.headers)
+        exchange.log_entry.is_probe = self.route.kind in PROBE_KINDS
+        await self.app.handlers[self.route.kind](self.app.registry, self.route, exchange)
 
 
-class Fork:
+class SharedPathEndpoint:
     """The ASGI endpoint of a path that several APIs share.
 
     The body goes to the first route that claims one of its members, otherwise to the first route that does not yield.
     """
 
-    def __init__(self, endpoints: Sequence[Endpoint]):
+    def __init__(self, endpoints: Sequence[RouteEndpoint]):
         self.endpoints = endpoints
-        self.default = next((end for end in endpoints if not end.route.yields), endpoints[0])
-        self.route, self.dialect, self.app = self.default.route, self.default.dialect, self.default.app
+        self.default_endpoint = next((end for end in endpoints if not end.route.yields_unclaimed), endpoints[0])
+        self.route, self.dialect, self.app = (
+            self.default_endpoint.route,
+            self.default_endpoint.dialect,
+            self.default_endpoint.app,
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange: Exchange = scope[EXCHANGE]
+        exchange: Exchange = scope[EXCHANGE_KEY]
         exchange.scope, exchange.dialect = scope, self.dialect
-        if self.route.kind == "generate" and exchange.leg is None:
-            self.app.cluster.order(exchange)  # report a bad command before any error in the body
-        body = await exchange.peek()
-        names = await off_loop(len(body), partial(members, body))
-        claiming = (endpoint for endpoint in self.endpoints if not names.isdisjoint(endpoint.route.claims))
-        await next(claiming, self.default)(scope, receive, send)
+        if self.route.kind == "generate" and exchange.stage is None:
+            self.app.cluster.read_command(exchange)  # report a bad command before any error in the body
+        body = await exchange.peek_body()
+        member_names = await off_loop(len(body), partial(members, body))
+        claiming = (
+            endpoint for endpoint in self.endpoints if not member_names.isdisjoint(endpoint.route.claiming_members)
+        )
+        await next(claiming, self.default_endpoint)(scope, receive, send)
 
 
-def endpoints(app: App, surfaces: Sequence[Surface]) -> dict[tuple[str, str], Endpoint | Fork]:
+def build_route_table(
+    app: App, surfaces: Sequence[Surface]
+) -> dict[tuple[str, str], RouteEndpoint | SharedPathEndpoint]:
     """Return the route table of these mounts: an endpoint for each method and path."""
-    made: dict[tuple[str, str], Endpoint | Fork] = {}
-    for place, answering in table(surfaces).items():
-        ends = [Endpoint(app, route, surface.dialect) for route, surface in answering]
-        made[place] = ends[0] if len(ends) == 1 else Fork(ends)
-    return made
+    route_table: dict[tuple[str, str], RouteEndpoint | SharedPathEndpoint] = {}
+    for method_and_path, routes in table(surfaces).items():
+        route_endpoints = [RouteEndpoint(app, route, surface.dialect) for route, surface in routes]
+        route_table[method_and_path] = (
+            route_endpoints[0] if len(route_endpoints) == 1 else SharedPathEndpoint(route_endpoints)
+        )
+    return route_table
 
 
 class App:
@@ -117,111 +127,119 @@ class App:
 
     def __init__(
         self,
-        service: Service,
+        registry: ModelRegistry,
         surfaces: Sequence[Surface],
         host: str,
-        handlers: Mapping[Kind, Handle] = HANDLERS,
-        cluster: ClusterView = NO_CLUSTER,
+        handlers: Mapping[RouteKind, RouteHandler] = SERVER_HANDLERS,
+        cluster: ClusterView = NO_CLUSTER_VIEW,
     ):
-        options = service.options
-        self.service = service
+        options = registry.options
+        self.registry = registry
         self.handlers = handlers
         self.cluster = cluster
         self.surfaces = [surface for surface in surfaces if surface not in INNER]
         self.apis = " ".join(f"{surface.prefix}:{surface.dialect.name}" for surface in self.surfaces)
-        self.keys = Keys(options.api_keys, options.admin_keys)
-        self.endpoints = endpoints(self, surfaces)
-        self._gate = Gate(host, options.hosts, options.cors, self.keys)
-        self._owners = {path: endpoint.dialect for (_, path), endpoint in reversed(self.endpoints.items())}
-        guarded = {path for (_, path), endpoint in self.endpoints.items() if endpoint.route.kind not in OPEN}
-        self._open = {path for _, path in self.endpoints} - guarded
-        self._router = Router(
-            [Mounted(path, endpoint, methods=[method]) for (method, path), endpoint in self.endpoints.items()],
+        self.keys = ApiKeys(options.api_keys, options.admin_keys)
+        self.route_table = build_route_table(self, surfaces)
+        self._access_gate = BrowserGuard(host, options.hosts, options.cors, self.keys)
+        self._path_dialects = {path: endpoint.dialect for (_, path), endpoint in reversed(self.route_table.items())}
+        guarded = {path for (_, path), endpoint in self.route_table.items() if endpoint.route.kind not in OPEN}
+        self._keyless_paths = {path for _, path in self.route_table} - guarded
+        self._path_router = Router(
+            [Mounted(path, endpoint, methods=[method]) for (method, path), endpoint in self.route_table.items()],
             redirect_slashes=False,
-            default=_nowhere,
+            default=_answer_unknown_url,
         )
         # Paths without parameters skip the router, unless it would choose another endpoint for them.
-        self._plain = {place: end for place, end in self.endpoints.items() if self._found(place) is end}
+        self._direct_endpoints = {
+            method_and_path: direct_endpoint
+            for method_and_path, direct_endpoint in self.route_table.items()
+            if self._router_endpoint(method_and_path) is direct_endpoint
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        await self.answer(self.exchange(scope, receive, send))
+        await self.answer_request(self.make_exchange(scope, receive, send))
 
-    def exchange(self, scope: Scope, receive: Receive, send: Send) -> Exchange:
+    def make_exchange(self, scope: Scope, receive: Receive, send: Send) -> Exchange:
         """Wrap an ASGI request to this port in an Exchange."""
-        exchange = Exchange(scope, receive, send, self.service.options, self._dialect(scope["path"]))
-        exchange.preface = preface(exchange.headers)
+        exchange = Exchange(scope, receive, send, self.registry.options, self._error_dialect(scope["path"]))
+        exchange.preface_size = read_preface_size(exchange.headers)
         return exchange
 
-    async def answer(self, exchange: Exchange, *, admitted: bool = False) -> None:
+    async def answer_request(self, exchange: Exchange, *, admitted: bool = False) -> None:
         """Answer a request. ``admitted``: another server of the cluster has already authorized it."""
         scope = exchange.scope
-        scope[EXCHANGE] = exchange
+        scope[EXCHANGE_KEY] = exchange
         scope["app"] = self  # makes the router raise, instead of answering, if the method does not fit
         try:
             if not admitted:
-                self._admit(scope, exchange)
-            answering = self._plain.get((scope["method"], scope["path"]), self._router)
-            await answering(scope, exchange.receive, exchange.raw_send)
+                self._authorize_request(scope, exchange)
+            endpoint = self._direct_endpoints.get((scope["method"], scope["path"]), self._path_router)
+            await endpoint(scope, exchange.receive, exchange.raw_send)
         except ClientGone:
-            exchange.abort()
+            exchange.abort_connection()
         except OrderRefused as refused:
-            answer = INSTANCE_PLANE.refusal(refused)
-            await exchange.answer(answer.body, answer.status, answer.type)
+            answer = INSTANCE_PLANE.render_order_refusal(refused)
+            await exchange.send_response(answer.body, answer.status, answer.content_type)
         except ParleyError as error:
-            await self._refuse(exchange, error)
+            await self._send_error(exchange, error)
         except HTTPException:
-            await self._refuse(exchange, _not_allowed(scope), ((b"allow", self._allowed(scope)),))
+            await self._send_error(exchange, _method_not_allowed(scope), ((b"allow", self._allow_header(scope)),))
         except asyncio.CancelledError:
-            exchange.abort()
+            exchange.abort_connection()
             raise
         except Exception:
-            log.exception("Request %s failed.", exchange.id)
-            await self._refuse(exchange, ParleyError("The server had an error while it processed the request."))
+            log.exception("Request %s failed.", exchange.request_id)
+            await self._send_error(exchange, ParleyError("The server had an error while it processed the request."))
         finally:
-            del scope[EXCHANGE]  # the two refer to each other; without the cycle, memory is freed at once
+            del scope[EXCHANGE_KEY]  # the two refer to each other; without the cycle, memory is freed at once
             if not admitted:
-                self.service.responses.add(value=str(exchange.status))
-            if self.service.options.access_log:
-                access(exchange)
+                self.registry.http_responses.add_count(value=str(exchange.status))
+            if self.registry.options.access_log:
+                log_access(exchange)
 
-    def _allowed(self, scope: Scope) -> bytes:
+    def _allow_header(self, scope: Scope) -> bytes:
         """Return the methods that the path allows, as the value of an Allow header."""
-        fitting = (route for route in self._router.routes if route.matches(scope)[0] is not Match.NONE)
-        return ", ".join(sorted({method for route in fitting for method in getattr(route, "methods", ())})).encode()
+        matching_routes = (route for route in self._path_router.routes if route.matches(scope)[0] is not Match.NONE)
+        return ", ".join(
+            sorted({method for route in matching_routes for method in getattr(route, "methods", ())})
+        ).encode()
 
-    def _found(self, place: tuple[str, str]) -> Any:
+    def _router_endpoint(self, method_and_path: tuple[str, str]) -> Any:
         """Return the endpoint that the router finds for a method and path; None if the path has parameters."""
-        scope: Scope = {"type": "http", "method": place[0], "path": place[1]}
-        fitting = (route for route in self._router.routes if route.matches(scope)[0] is Match.FULL)
-        return getattr(next(fitting, None), "app", None) if "{" not in place[1] else None
+        scope: Scope = {"type": "http", "method": method_and_path[0], "path": method_and_path[1]}
+        matching_routes = (route for route in self._path_router.routes if route.matches(scope)[0] is Match.FULL)
+        return getattr(next(matching_routes, None), "app", None) if "{" not in method_and_path[1] else None
 
-    def _admit(self, scope: Scope, exchange: Exchange) -> None:
-        if REFUSED in scope:
-            raise scope[REFUSED]
-        if scope["path"] not in self._open:
-            self._gate.check(exchange.headers)
-            if not self.cluster.member(exchange.headers):
-                exchange.tenant = self.keys.check(exchange.headers)
+    def _authorize_request(self, scope: Scope, exchange: Exchange) -> None:
+        if HEAD_ERROR_KEY in scope:
+            raise scope[HEAD_ERROR_KEY]
+        if scope["path"] not in self._keyless_paths:
+            self._access_gate.check_headers(exchange.headers)
+            if not self.cluster.is_coordinator(exchange.headers):
+                exchange.tenant = self.keys.check_key(exchange.headers)
 
-    def _dialect(self, path: str) -> Dialect:
+    def _error_dialect(self, path: str) -> Dialect:
         """Return the dialect that words errors raised before the route of a request is known."""
-        return self._owners[path] if path in self._owners else wording(self.surfaces, path)
+        return self._path_dialects[path] if path in self._path_dialects else wording(self.surfaces, path)
 
-    async def _refuse(self, exchange: Exchange, error: ParleyError, extra: Headers = ()) -> None:
-        if exchange.begun:  # too late for an error answer; a cut connection at least does not look like a proper end
-            exchange.abort()
+    async def _send_error(self, exchange: Exchange, error: ParleyError, extra: HeaderList = ()) -> None:
+        if (
+            exchange.response_begun
+        ):  # too late for an error answer; a cut connection at least does not look like a proper end
+            exchange.abort_connection()
             return
         try:
-            await exchange.refuse(error, extra)
+            await exchange.send_error(error, extra)
         except ClientGone:
-            exchange.abort()
+            exchange.abort_connection()
 
 
-async def _nowhere(scope: Scope, receive: Receive, send: Send) -> None:
+async def _answer_unknown_url(scope: Scope, receive: Receive, send: Send) -> None:
     raise NotFound(f"Unknown request URL: {scope['method']} {excerpt(scope['path'])}. Please check it for typos.")
 
 
-def _not_allowed(scope: Scope) -> ParleyError:
+def _method_not_allowed(scope: Scope) -> ParleyError:
     return NotAllowed(f"{scope['method']} is not allowed on {excerpt(scope['path'])}.")

@@ -10,50 +10,61 @@ import msgspec
 from parley.errors import Invalid
 from parley.types import ModelInfo, Request, Sampling
 
-OFF = Sampling()
-DRAWING = ("top_p", "top_k", "min_p", "typical_p")  # temperature is tolerated: clients send it with every request
+NEUTRAL_SAMPLING = Sampling()
+SAMPLING_FILTERS = (
+    "top_p",
+    "top_k",
+    "min_p",
+    "typical_p",
+)  # temperature is tolerated: clients send it with every request
 
 
-def settle(request: Request, slots: int) -> None:
+def check_beam_search(request: Request, slots: int) -> None:
     """Check that the options of a beam search do not contradict each other and that its beams fit into ``slots``.
 
     A search with a single beam is greedy decoding, so the request is changed to that. Raises Invalid.
     """
-    beam = request.beam
-    if beam is None:
+    beam_options = request.beam
+    if beam_options is None:
         return
-    for name in DRAWING:
-        if getattr(request.sampling, name) != getattr(OFF, name):
-            told = f"'{name}' controls sampling, but '{beam.field}' does not sample. Leave one of the two out."
-            raise Invalid(told, field=name)
-    if request.want.named:
-        told = f"'logprob_token_ids' applies to sampled tokens, but '{beam.field}' does not sample. Leave one out."
-        raise Invalid(told, field="logprob_token_ids")
+    for name in SAMPLING_FILTERS:
+        if getattr(request.sampling, name) != getattr(NEUTRAL_SAMPLING, name):
+            message = (
+                f"'{name}' controls sampling, but '{beam_options.field}' does not sample. Leave one of the two out."
+            )
+            raise Invalid(message, field=name)
+    if request.output_options.logprob_ids:
+        message = (
+            f"'logprob_token_ids' applies to sampled tokens, but '{beam_options.field}' does not sample. Leave one out."
+        )
+        raise Invalid(message, field="logprob_token_ids")
     if request.best_of is not None:
-        told = f"'best_of' ranks sampled answers, but '{beam.field}' does not sample. Leave one of the two out."
-        raise Invalid(told, field="best_of")
-    if beam.width > slots:
-        told = f"'{beam.field}': {beam.width} beams exceed the {slots} sequences that this server computes at once."
-        raise Invalid(told, field=beam.field)
-    if beam.width == 1:
+        message = (
+            f"'best_of' ranks sampled answers, but '{beam_options.field}' does not sample. Leave one of the two out."
+        )
+        raise Invalid(message, field="best_of")
+    if beam_options.width > slots:
+        message = f"'{beam_options.field}': {beam_options.width} beams exceed the {slots} sequences that this server computes at once."
+        raise Invalid(message, field=beam_options.field)
+    if beam_options.width == 1:
         request.beam = None
         request.sampling = msgspec.structs.replace(request.sampling, temperature=0.0)
 
 
-def room(request: Request, info: ModelInfo, prompt: int, wanted: int) -> int | None:
+def beam_output_limit(request: Request, info: ModelInfo, prompt_tokens: int, min_output_tokens: int) -> int | None:
     """Return how many tokens each beam may have after a prompt of ``prompt_tokens`` tokens; None without a beam search.
 
     All beams must fit into the KV cache as if they shared nothing, because they may diverge that far. Raises Invalid
     if fewer than ``min_output_tokens`` tokens fit.
     """
-    beam = request.beam
-    if beam is None:
+    beam_options = request.beam
+    if beam_options is None:
         return None
-    left = (info.kv_blocks // beam.width - 1) * info.block_size - prompt
-    if left < max(1, wanted):
+    output_limit = (info.kv_blocks // beam_options.width - 1) * info.block_size - prompt_tokens
+    if output_limit < max(1, min_output_tokens):
         raise Invalid(
-            f"'{beam.field}': {beam.width} beams of {prompt + max(1, wanted)} tokens each, prompt included, do not "
+            f"'{beam_options.field}': {beam_options.width} beams of {prompt_tokens + max(1, min_output_tokens)} tokens each, prompt_tokens included, do not "
             "fit into the KV cache. Ask for fewer beams or fewer tokens.",
-            field=beam.field,
+            field=beam_options.field,
         )
-    return left
+    return output_limit

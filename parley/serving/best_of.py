@@ -5,39 +5,39 @@ The ranking is known when all choices have finished, so events are held until th
 
 from __future__ import annotations
 
-from parley.text import Choice
-from parley.types import Delta, Done, Event
+from parley.text import AnswerChoice
+from parley.types import ChoiceDelta, ChoiceDone, Event
 
 
-class Ranking:
+class BestOfRanking:
     """Delivers the ``n`` best of ``candidates``, numbered from ``first_index`` on, when all of them have finished."""
 
-    def __init__(self, choices: list[Choice], first: int, n: int):
-        self.best: list[Choice] = []  # empty until all choices have finished
-        self._choices = choices
-        self._first = first
+    def __init__(self, candidates: list[AnswerChoice], first_index: int, n: int):
+        self.best_choices: list[AnswerChoice] = []  # empty until all choices have finished
+        self._candidates = candidates
+        self._first_index = first_index
         self._n = n
-        self._held: list[list[Event]] = [[] for _ in choices]
+        self._held_events: list[list[Event]] = [[] for _ in candidates]
 
-    def add(self, index: int, events: list[Event]) -> list[Event]:
+    def rank_events(self, candidate_index: int, events: list[Event]) -> list[Event]:
         """Take events of a candidate. Return the events to deliver: none before all candidates have finished."""
-        if self.best:
+        if self.best_choices:
             return []
-        self._held[index] += events
-        if not all(choice.ended for choice in self._choices):
+        self._held_events[candidate_index] += events
+        if not all(choice.finished for choice in self._candidates):
             return []
-        order = sorted(range(len(self._choices)), key=lambda k: (-self._mean(k), k))[: self._n]
-        self.best = [self._choices[k] for k in order]
-        given: list[Event] = []
-        for place, k in enumerate(order, self._first):
-            for event in self._held[k]:
-                if isinstance(event, Delta | Done):
-                    event.index = place
-            given += self._held[k]
-        self._held.clear()
-        return given
+        order = sorted(range(len(self._candidates)), key=lambda k: (-self._mean_logprob(k), k))[: self._n]
+        self.best_choices = [self._candidates[k] for k in order]
+        ranked_events: list[Event] = []
+        for delivered_index, k in enumerate(order, self._first_index):
+            for event in self._held_events[k]:
+                if isinstance(event, ChoiceDelta | ChoiceDone):
+                    event.index = delivered_index
+            ranked_events += self._held_events[k]
+        self._held_events.clear()
+        return ranked_events
 
-    def _mean(self, k: int) -> float:
+    def _mean_logprob(self, k: int) -> float:
         """Return the mean log-probability of a choice's tokens; minus infinity if it has none."""
-        tokens = self._choices[k].usage.completion_tokens
-        return self._choices[k].likelihood / tokens if tokens else float("-inf")
+        tokens = self._candidates[k].usage.completion_tokens
+        return self._candidates[k].logprob_sum / tokens if tokens else float("-inf")

@@ -6,66 +6,68 @@ import asyncio
 from functools import partial
 
 from parley.dialects.dialect import Route
-from parley.dialects.wishes import Command, Told
+from parley.dialects.wishes import PauseAnswer, PauseCommand
 from parley.errors import Forbidden
-from parley.serving.generate import head
-from parley.serving.registry import Service
-from parley.types import Pooling, Text, Work
+from parley.serving.generate import request_context
+from parley.serving.registry import ModelRegistry
+from parley.types import EngineRequest, PoolingOptions, Text
 from parley.web.exchange import Exchange
 from parley.web.offload import off_loop
 
-SOON = 5.0  # seconds that running answers get if the server must end at once
-HOLDS: dict[Command, str] = {"hold": "held", "prepare": "prepared", "release": ""}
+FORCED_DRAIN_SECONDS = 5.0  # seconds that running answers get if the server must end at once
+PAUSE_STATES: dict[PauseCommand, str] = {"hold": "held", "prepare": "prepared", "release": ""}
 
 
-async def trial(service: Service, route: Route, exchange: Exchange) -> None:
+async def handle_self_test(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
     """Generate one token or embed one, to prove that the model works. A busy engine that makes steps passes as well."""
-    assert route.read is not None and route.write is not None
-    model = service.main
-    seconds: float = route.read(head(model, exchange))
-    model.require()
-    before = model.engine.stats.steps
-    ids = model.language.prepare(Text("a")).token_ids[-1:]
-    work = Work(exchange.unique, ids, max_tokens=1, pooling=None if model.info.generates else Pooling())
-    stream = model.engine.submit(work)
+    assert route.reader is not None and route.writer is not None
+    model = registry.main_model
+    seconds: float = route.reader(request_context(model, exchange))
+    model.require_ready()
+    steps_before = model.engine.stats.steps
+    token_ids = model.text_pipeline.prepare_prompt(Text("a")).token_ids[-1:]
+    engine_request = EngineRequest(
+        exchange.request_uuid, token_ids, max_tokens=1, pooling=None if model.model_info.generates else PoolingOptions()
+    )
+    stream = model.engine.submit_request(engine_request)
     try:
         async with asyncio.timeout(seconds):
-            good = all(output.finish != "error" for output in await stream.next())
+            succeeded = all(output.finish_reason != "error" for output in await stream.next_outputs())
     except TimeoutError:
-        good = model.engine.stats.steps > before
+        succeeded = model.engine.stats.steps > steps_before
     finally:
-        stream.cancel()
-    answer = route.write(good)
-    await exchange.answer(answer.body, answer.status, answer.type)
+        stream.cancel_choice()
+    answer = route.writer(succeeded)
+    await exchange.send_response(answer.body, answer.status, answer.content_type)
 
 
-async def order(service: Service, route: Route, exchange: Exchange) -> None:
+async def handle_pause(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
     """Pause admission of new requests, or resume it."""
-    assert route.read is not None
-    body = await exchange.body()
-    read = partial(route.read, body, head(service.main, exchange), service.facts())
-    told: Told = await off_loop(len(body), read)
-    if told.command is not None:
-        service.hold_back(HOLDS[told.command])
-    await exchange.answer(told.answer.body, told.answer.status, told.answer.type)
+    assert route.reader is not None
+    body = await exchange.read_body()
+    read_command = partial(route.reader, body, request_context(registry.main_model, exchange), registry.server_facts())
+    pause_answer: PauseAnswer = await off_loop(len(body), read_command)
+    if pause_answer.command is not None:
+        registry.set_pause(PAUSE_STATES[pause_answer.command])
+    await exchange.send_response(pause_answer.answer.body, pause_answer.answer.status, pause_answer.answer.content_type)
 
 
-async def stop(service: Service, route: Route, exchange: Exchange) -> None:
+async def handle_stop(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
     """Stop the server; the answer is sent when the running requests have finished, or at once if forced.
 
     Raises Forbidden.
     """
-    assert route.read is not None and route.write is not None
+    assert route.reader is not None and route.writer is not None
     if exchange.headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
         raise Forbidden("A web page of another origin may not stop this server.")
-    force: bool = route.read(head(service.main, exchange))
-    first = not service.draining
-    service.shut()
-    if first and not force:
-        await service.drain()
-    answer = route.write(first)
-    await exchange.answer(answer.body, answer.status, answer.type)
-    if first:
+    force: bool = route.reader(request_context(registry.main_model, exchange))
+    first_stop = not registry.shutting_down
+    registry.stop_admission()
+    if first_stop and not force:
+        await registry.drain_models()
+    answer = route.writer(first_stop)
+    await exchange.send_response(answer.body, answer.status, answer.content_type)
+    if first_stop:
         if force:
-            await service.drain(SOON)
-        service.stop()
+            await registry.drain_models(FORCED_DRAIN_SECONDS)
+        registry.stop_server()

@@ -11,14 +11,14 @@ from math import inf
 
 from parley.errors import Expired, Limit
 
-TOLD: dict[Limit, str] = {
+EXPIRED_MESSAGES: dict[Limit, str] = {
     "client": "The answer was not finished within the time that the request allowed.",
     "server": "The answer was not finished within the time that the server allows.",
     "token": "The next token did not come within the time that the server allows.",
 }
 
 
-class Clock:
+class RequestDeadline:
     """The time limits of one request; the time starts now, with ``elapsed`` seconds already used.
 
     All limits are in seconds, None for no limit. ``client_timeout`` and ``server_timeout`` limit the whole request;
@@ -28,41 +28,41 @@ class Clock:
 
     def __init__(
         self,
-        client: float | None,
-        server: float | None,
-        token: float | None,
-        expire: Callable[[Expired], None],
-        spent: float = 0.0,
+        client_timeout: float | None,
+        server_timeout: float | None,
+        token_timeout: float | None,
+        on_expired: Callable[[Expired], None],
+        elapsed: float = 0.0,
     ):
         self._loop = asyncio.get_running_loop()
-        self._seen = self._loop.time()
-        limits: list[tuple[float, Limit]] = [(client or inf, "client"), (server or inf, "server")]
-        whole, self._whose = min(limits, key=lambda limit: limit[0])
-        self._end = self._seen + whole - spent
-        self._gap = token or inf
-        self._expire = expire
-        self._timer: asyncio.TimerHandle | None = None
-        self._set()
+        self._last_output = self._loop.time()
+        limits: list[tuple[float, Limit]] = [(client_timeout or inf, "client"), (server_timeout or inf, "server")]
+        request_timeout, self._limit_owner = min(limits, key=lambda limit: limit[0])
+        self._expires_at = self._last_output + request_timeout - elapsed
+        self._token_timeout = token_timeout or inf
+        self._on_expired = on_expired
+        self._timer_handle: asyncio.TimerHandle | None = None
+        self._arm_timer()
 
-    def seen(self) -> None:
+    def note_output(self) -> None:
         """Restart the wait for the next token: an output has arrived."""
-        self._seen = self._loop.time()
+        self._last_output = self._loop.time()
 
-    def stop(self) -> None:
+    def cancel_timer(self) -> None:
         """Cancel the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._timer_handle is not None:
+            self._timer_handle.cancel()
 
-    def _set(self) -> None:
-        due = min(self._end, self._seen + self._gap)
-        if due < inf:
-            self._timer = self._loop.call_at(due, self._ring)
+    def _arm_timer(self) -> None:
+        fires_at = min(self._expires_at, self._last_output + self._token_timeout)
+        if fires_at < inf:
+            self._timer_handle = self._loop.call_at(fires_at, self._on_timer)
 
-    def _ring(self) -> None:
+    def _on_timer(self) -> None:
         now = self._loop.time()
-        if now >= self._end:
-            self._expire(Expired(TOLD[self._whose], limit=self._whose))
-        elif now >= self._seen + self._gap:
-            self._expire(Expired(TOLD["token"], limit="token"))
+        if now >= self._expires_at:
+            self._on_expired(Expired(EXPIRED_MESSAGES[self._limit_owner], limit=self._limit_owner))
+        elif now >= self._last_output + self._token_timeout:
+            self._on_expired(Expired(EXPIRED_MESSAGES["token"], limit="token"))
         else:
-            self._set()
+            self._arm_timer()

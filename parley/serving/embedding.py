@@ -6,38 +6,38 @@ Knows the model's capabilities and the request's options; nothing of text.
 from __future__ import annotations
 
 from parley.errors import Incapable, Invalid, excerpt
-from parley.types import Done, Event, ModelInfo, Output, Request, Usage, Vector
+from parley.types import ChoiceDone, EngineOutput, Event, ModelInfo, PromptVector, Request, Usage
 
 
-def check(request: Request, info: ModelInfo) -> None:
+def check_embedding(request: Request, info: ModelInfo) -> None:
     """Check that the model can produce the requested output, text or vectors. Raises Incapable, Invalid."""
-    wish = request.pooling
-    if wish is None:
+    pooling = request.pooling
+    if pooling is None:
         if not info.generates:
-            told = f"The model {excerpt(request.model)} makes embeddings only and does not generate text."
-            raise Incapable(told, field="model")
+            message = f"The model {excerpt(request.model)} makes embeddings only and does not generate text."
+            raise Incapable(message, field="model")
         return
     if not info.dimensions:
         raise Incapable(f"The model {excerpt(request.model)} does not make embeddings.", field="model")
-    if wish.dimensions is not None and wish.dimensions > info.dimensions:
+    if pooling.dimensions is not None and pooling.dimensions > info.dimensions:
         raise Invalid(
-            f"Invalid 'dimensions': the embeddings of this model have {info.dimensions}, but {wish.dimensions} were "
+            f"Invalid 'dimensions': the embeddings of this model have {info.dimensions}, but {pooling.dimensions} were "
             "requested.",
             field="dimensions",
         )
 
 
-class Pooled:
+class EmbeddingChoice:
     """The counterpart of ``text.AnswerChoice`` in an embedding request: turns a prompt's output into events."""
 
-    def __init__(self, number: int, prompt_tokens: int):
-        self.number = number
-        self.ended = False
+    def __init__(self, prompt_number: int, prompt_tokens: int):
+        self.prompt_number = prompt_number
+        self.finished = False
         self.usage = Usage(prompt_tokens=prompt_tokens)
 
-    def push(self, output: Output) -> list[Event]:
+    def push_output(self, output: EngineOutput) -> list[Event]:
         """Return the events of the only output."""
         assert output.vector is not None
-        self.ended = True
+        self.finished = True
         self.usage.cached_tokens = output.cached_tokens
-        return [Vector(self.number, output.vector), Done(self.number, "stop", self.usage)]
+        return [PromptVector(self.prompt_number, output.vector), ChoiceDone(self.prompt_number, "stop", self.usage)]

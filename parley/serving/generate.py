@@ -13,182 +13,201 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from parley.dialects.dialect import Answer, Head, Reply, Route
+from parley.dialects.dialect import Answer, Reply, RequestContext, Route
 from parley.errors import BadRequest, ParleyError, UnknownModel, excerpt
 from parley.serving.generation import Generation
-from parley.serving.registry import Service
-from parley.serving.request_metrics import Tally
-from parley.serving.served_model import Model
-from parley.serving.stage import Leg
+from parley.serving.registry import ModelRegistry
+from parley.serving.request_metrics import RequestMetrics
+from parley.serving.served_model import ServedModel
+from parley.serving.stage import RequestStage
 from parley.types import Event
-from parley.web.content_coding import deflate
+from parley.web.content_coding import compress_body
 from parley.web.exchange import Exchange
 from parley.web.offload import off_loop
 
 
-async def generate(service: Service, route: Route, exchange: Exchange) -> None:
+async def handle_generate(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
     """Answer a request of a generating route. Raises ClientGone, and ParleyError if nothing has been sent yet."""
-    service.admit()
-    model = service.main  # until the path or the body names another one
+    registry.require_any_ready()
+    model = registry.main_model  # until the path or the body names another one
     try:
-        if named := exchange.path.get("model"):
-            model = service.find(named)
-            model.require()
-        body = await exchange.body()
-        model, reply = await off_loop(len(body), partial(_read, service, route, exchange, body))
+        if path_model := exchange.path_params.get("model"):
+            model = registry.find_model(path_model)
+            model.require_ready()
+        body = await exchange.read_body()
+        model, reply = await off_loop(len(body), partial(_read_generation_body, registry, route, exchange, body))
         del body  # it may be large, and the answer long
         if isinstance(reply, Answer):
-            model.metrics.refused.add()
-            await exchange.answer(reply.body, reply.status, reply.type)
+            model.metrics.invalid_requests.add_count()
+            await exchange.send_response(reply.body, reply.status, reply.content_type)
             return
-        exchange.names, exchange.refusal = reply.names, reply.refusal
-        model.require()
-        if (limit := exchange.patience()) is not None:
-            reply.request.timeout = min(limit, reply.request.timeout or limit)
-        tally = Tally(model.metrics, exchange.note, exchange.arrived)
-        generation = Generation(model, reply.request, tally, exchange.tenant, _leg(exchange))
+        exchange.field_names, exchange.api_refusal = reply.field_names, reply.render_refusal
+        model.require_ready()
+        if (client_timeout := exchange.client_timeout()) is not None:
+            reply.request.timeout = min(client_timeout, reply.request.timeout or client_timeout)
+        request_metrics = RequestMetrics(model.metrics, exchange.log_entry, exchange.arrived_at)
+        generation = Generation(model, reply.request, request_metrics, exchange.tenant, _request_stage(exchange))
         try:
-            await exchange.while_connected(_answer(exchange, reply, generation))
+            await exchange.while_connected(_answer_generation(exchange, reply, generation))
         finally:
             generation.close()
     except BadRequest:
-        model.metrics.refused.add()
+        model.metrics.invalid_requests.add_count()
         raise
 
 
-def _read(service: Service, route: Route, exchange: Exchange, body: bytes) -> tuple[Model, Reply | Answer]:
+def _read_generation_body(
+    registry: ModelRegistry, route: Route, exchange: Exchange, body: bytes
+) -> tuple[ServedModel, Reply | Answer]:
     """Find the model that a body is for and read the body. An unknown model is reported only if all else is right."""
-    assert route.read is not None
-    if route.shares:
-        return _shared(service, route, exchange, body)
-    named = exchange.path.get("model") or (route.model(body) if route.model is not None else "")
-    if route.first:
-        service.find(named).require()
-    model = service.get(named)
-    reply = route.read(body, head(model or service.main, exchange))
+    assert route.reader is not None
+    if route.names_endpoint:
+        return _read_endpoint_body(registry, route, exchange, body)
+    model_name = exchange.path_params.get("model") or (
+        route.model_reader(body) if route.model_reader is not None else ""
+    )
+    if route.resolve_model_first:
+        registry.find_model(model_name).require_ready()
+    model = registry.get_model(model_name)
+    reply = route.reader(body, request_context(model or registry.main_model, exchange))
     if isinstance(reply, Answer):
-        return model or service.main, reply
-    exchange.names, exchange.refusal = reply.names, reply.refusal  # so that this API words an unknown-model error
-    if model is None or reply.request.model != named:  # the API may ignore the name in the body
-        model = service.find(reply.request.model)
+        return model or registry.main_model, reply
+    exchange.field_names, exchange.api_refusal = (
+        reply.field_names,
+        reply.render_refusal,
+    )  # so that this API words an unknown-model error
+    if model is None or reply.request.model != model_name:  # the API may ignore the name in the body
+        model = registry.find_model(reply.request.model)
     return model, reply
 
 
-def _shared(service: Service, route: Route, exchange: Exchange, body: bytes) -> tuple[Model, Reply | Answer]:
+def _read_endpoint_body(
+    registry: ModelRegistry, route: Route, exchange: Exchange, body: bytes
+) -> tuple[ServedModel, Reply | Answer]:
     """Read a body for an endpoint whose models share the requests, and choose the model. Raises NotFound."""
-    assert route.read is not None
-    named = exchange.path.get("endpoint") or (route.model(body) if route.model is not None else "")
-    named = named or service.main.name
-    chance = int(exchange.unique[:13], 16) / 16**13  # derived from the request's id: every instance draws the same
-    share = service.endpoints.choose(named, exchange.path.get("served", ""), lambda: chance)
-    if share.model not in service.names:  # names that stand for any model are not valid here
-        raise UnknownModel(f"There is no model {excerpt(share.model)}.", name=named, served=service.names)
-    model = service.find(share.model)
-    reply = route.read(body, head(model, exchange))
+    assert route.reader is not None
+    endpoint_name = exchange.path_params.get("endpoint") or (
+        route.model_reader(body) if route.model_reader is not None else ""
+    )
+    endpoint_name = endpoint_name or registry.main_model.name
+    random_fraction = (
+        int(exchange.request_uuid[:13], 16) / 16**13
+    )  # derived from the request's id: every instance draws the same
+    share = registry.endpoint_store.choose_share(
+        endpoint_name, exchange.path_params.get("served", ""), lambda: random_fraction
+    )
+    if share.model not in registry.served_names:  # names that stand for any model are not valid here
+        raise UnknownModel(
+            f"There is no model {excerpt(share.model)}.", name=endpoint_name, served=registry.served_names
+        )
+    model = registry.find_model(share.model)
+    reply = route.reader(body, request_context(model, exchange))
     if isinstance(reply, Reply):
-        reply.request.model, reply.served = share.model, share.name
+        reply.request.model, reply.served_model = share.model, share.name
     return model, reply
 
 
-def head(model: Model, exchange: Exchange) -> Head:
+def request_context(model: ServedModel, exchange: Exchange) -> RequestContext:
     """Return the server state that a dialect needs to read this request."""
     query = exchange.scope.get("query_string", b"")
-    return model.head(exchange.unique, exchange.path, exchange.headers, query, exchange.created)
+    return model.request_context(
+        exchange.request_uuid, exchange.path_params, exchange.headers, query, exchange.created_at
+    )
 
 
-def _leg(exchange: Exchange) -> Leg | None:
+def _request_stage(exchange: Exchange) -> RequestStage | None:
     """Return the stage of a separated request that runs here; None if the whole request does."""
-    leg = exchange.leg
-    assert leg is None or isinstance(leg, Leg)
-    return leg
+    stage = exchange.stage
+    assert stage is None or isinstance(stage, RequestStage)
+    return stage
 
 
-async def _answer(exchange: Exchange, reply: Reply, generation: Generation) -> None:
+async def _answer_generation(exchange: Exchange, reply: Reply, generation: Generation) -> None:
     """Answer in one piece or as a stream."""
     if reply.request.stream:
-        await _stream(exchange, reply, generation)
+        await _stream_generation(exchange, reply, generation)
         return
-    await generation.begin()
-    leg = _leg(exchange)
-    for events in generation.replay():
-        reply.add(events)
+    await generation.submit_request()
+    stage = _request_stage(exchange)
+    for events in generation.replay_outputs():
+        reply.add_events(events)
 
-    def add(events: list[Event]) -> bool:
-        reply.add(events)
-        if leg is not None and generation.live:
-            leg.moved()
+    def add_to_reply(events: list[Event]) -> bool:
+        reply.add_events(events)
+        if stage is not None and generation.expects_events:
+            stage.on_progress()
         return True
 
-    await generation.feed(add)
-    if not generation.ended:
-        await generation.leave()
+    await generation.feed_events(add_to_reply)
+    if not generation.finished:
+        await generation.hand_over_request()
         return
-    body, extra = reply.body(generation.usage), reply.headers(generation.timings)
-    if reply.coding:
-        body = await off_loop(len(body), partial(deflate, body, reply.coding))
-        extra = [*extra, (b"content-encoding", reply.coding)]
-    await exchange.answer(body, type=reply.type, extra=extra)
+    body, extra_headers = reply.render_body(generation.usage), reply.answer_headers(generation.request_timings)
+    if reply.content_coding:
+        body = await off_loop(len(body), partial(compress_body, body, reply.content_coding))
+        extra_headers = [*extra_headers, (b"content-encoding", reply.content_coding)]
+    await exchange.send_response(body, content_type=reply.content_type, extra_headers=extra_headers)
 
 
-async def _stream(exchange: Exchange, reply: Reply, generation: Generation) -> None:
+async def _stream_generation(exchange: Exchange, reply: Reply, generation: Generation) -> None:
     """Write events as they arrive.
 
     ``held_bytes`` need a coroutine to be written: the first ones, the last ones, and those after backpressure.
     """
-    media_type, interval = reply.media_type, exchange.options.ping_interval or reply.silence
-    pinging = None
-    held, flowing = b"", False
+    media_type, ping_interval = reply.media_type, exchange.options.ping_interval or reply.ping_interval
+    ping_task = None
+    held_bytes, writable = b"", False
 
-    def write(events: list[Event]) -> bool:
-        nonlocal held, flowing
-        data = reply.chunk(events)
+    def write_events(events: list[Event]) -> bool:
+        nonlocal held_bytes, writable
+        data = reply.render_chunk(events)
         if not data:
             return True
-        if flowing and not generation.ended:
-            flowing = exchange.part(data)
-            return flowing
-        held = data
+        if writable and not generation.finished:
+            writable = exchange.write_part(data)
+            return writable
+        held_bytes = data
         return False
 
     try:
-        await generation.begin()
-        if interval and reply.ping and media_type.startswith("text/event-stream"):
-            pinging = asyncio.create_task(_ping(exchange, reply, interval, lambda: bool(held)))
-        exchange.extra = reply.headers(None)
-        for events in generation.replay():
-            reply.chunk(events)  # the client already has these bytes
-        while generation.live:
-            await generation.feed(write)
-            if held and not generation.ended:
-                data, held = held, b""
-                await exchange.write(data, media_type)
-                flowing = True
-        if not generation.ended:
-            await exchange.write(b"", media_type)  # sends the head if there were no bytes yet
-            await generation.leave()
+        await generation.submit_request()
+        if ping_interval and reply.ping_bytes and media_type.startswith("text/event-stream"):
+            ping_task = asyncio.create_task(_send_pings(exchange, reply, ping_interval, lambda: bool(held_bytes)))
+        exchange.extra_headers = reply.answer_headers(None)
+        for events in generation.replay_outputs():
+            reply.render_chunk(events)  # the client already has these bytes
+        while generation.expects_events:
+            await generation.feed_events(write_events)
+            if held_bytes and not generation.finished:
+                data, held_bytes = held_bytes, b""
+                await exchange.write_stream(data, media_type)
+                writable = True
+        if not generation.finished:
+            await exchange.write_stream(b"", media_type)  # sends the head if there were no bytes yet
+            await generation.hand_over_request()
             return
-        last = held + reply.end(generation.usage)
+        last_bytes = held_bytes + reply.finish_stream(generation.usage)
     except ParleyError as error:
-        if not exchange.begun:
+        if not exchange.response_begun:
             raise
-        last = held + reply.fail(exchange.translate(error))
+        last_bytes = held_bytes + reply.fail_stream(exchange.translate_field(error))
     finally:
-        if pinging is not None:
-            pinging.cancel()
-    await exchange.write(last, media_type, last=True)
+        if ping_task is not None:
+            ping_task.cancel()
+    await exchange.write_stream(last_bytes, media_type, last=True)
 
 
-async def _ping(exchange: Exchange, reply: Reply, interval: float, due: Callable[[], bool]) -> None:
+async def _send_pings(exchange: Exchange, reply: Reply, ping_interval: float, chunk_due: Callable[[], bool]) -> None:
     """Write a comment whenever the stream has been silent for ``ping_interval`` seconds.
 
     Nothing is written while ``chunk_due()`` is true: a comment before that chunk would reach the client after the
     outputs that the chunk was made of.
     """
-    began = time.perf_counter()
+    started = time.perf_counter()
     while True:
-        silent = time.perf_counter() - max(began, exchange.written)
-        if silent >= interval:
-            if not due() and (exchange.leg is None or exchange.begun):
-                await exchange.write(reply.ping, reply.media_type)
-            silent = 0.0
-        await asyncio.sleep(interval - silent)
+        silent_seconds = time.perf_counter() - max(started, exchange.last_write_at)
+        if silent_seconds >= ping_interval:
+            if not chunk_due() and (exchange.stage is None or exchange.response_begun):
+                await exchange.write_stream(reply.ping_bytes, reply.media_type)
+            silent_seconds = 0.0
+        await asyncio.sleep(ping_interval - silent_seconds)

@@ -10,20 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from parley.dialects.dialect import Timings
-from parley.engine.stream import Arrived, StreamGroup
+from parley.dialects.dialect import RequestTimings
+from parley.engine.stream import StepArrivals, StreamGroup
 from parley.errors import EngineError, Expired, InUse, ParleyError, excerpt
-from parley.serving.deadline import Clock
-from parley.serving.prepare import check_adapter, works
-from parley.serving.prompt_stream import Branch
-from parley.serving.request_metrics import Tally
-from parley.serving.served_model import Model
-from parley.serving.stage import Leg
-from parley.text import Stops
-from parley.types import Done, Event, Output, Reason, Request, Usage
+from parley.serving.deadline import RequestDeadline
+from parley.serving.prepare import check_adapter, prepare_engine_requests
+from parley.serving.prompt_stream import PromptStream
+from parley.serving.request_metrics import RequestMetrics
+from parley.serving.served_model import ServedModel
+from parley.serving.stage import RequestStage
+from parley.text import StopAutomaton
+from parley.types import ChoiceDone, EngineOutput, Event, FinishReason, Request, Usage
 from parley.web.offload import off_loop
 
-UNANSWERED = "The engine ended this request without an answer."
+UNANSWERED_MESSAGE = "The engine ended this request without an answer."
 
 
 class Generation:
@@ -35,220 +35,251 @@ class Generation:
     (``fail_request``, ``fail_on_shutdown``). ``close`` follows in every case.
     """
 
-    def __init__(self, model: Model, request: Request, tally: Tally, tenant: str = "", leg: Leg | None = None):
-        request.model = tally.note.model = model.called(request.model)
+    def __init__(
+        self,
+        model: ServedModel,
+        request: Request,
+        request_metrics: RequestMetrics,
+        tenant: str = "",
+        stage: RequestStage | None = None,
+    ):
+        request.model = request_metrics.log_entry.model = model.answer_name(request.model)
         if request.adapter is None and request.model in model.adapters:
             request.adapter = request.model
-        if request.sole and model.labelled(request.sole):
-            raise InUse(f"Another request is running under the id {excerpt(request.sole)}.")
-        model.hold(request.places, tenant)
-        model.open[self] = None
+        if request.exclusive_id and model.find_open_request(request.exclusive_id):
+            raise InUse(f"Another request is running under the id {excerpt(request.exclusive_id)}.")
+        model.take_slots(request.sequences, tenant)
+        model.open_requests[self] = None
         self.usage = Usage()
         self._model = model
         self._request = request
-        self._tally = tally
+        self._request_metrics = request_metrics
         self._tenant = tenant
-        self._branches: list[Branch] = []
-        self._streams = StreamGroup(())  # of all prompts
-        self._fresh: list[Event] = []  # not yet delivered to a reader
-        self._left = request.n * len(request.prompts)  # choices that have not finished
-        self._error: ParleyError | None = None
+        self._prompt_streams: list[PromptStream] = []
+        self._stream_group = StreamGroup(())  # of all prompts
+        self._undelivered: list[Event] = []  # not yet delivered to a reader
+        self._unfinished = request.n * len(request.prompts)  # choices that have not finished
+        self._failure: ParleyError | None = None
         self._closed = False
-        self._stopped: Reason | None = None  # set if it was finished early
-        self._leg = leg
+        self._early_finish: FinishReason | None = None  # set if it was finished early
+        self._stage = stage
         limits = (request.timeout, model.options.timeout, model.options.token_timeout)
-        self._clock = Clock(*limits, self._expire, leg.spent if leg is not None else 0.0) if any(limits) else None
+        self._deadline = (
+            RequestDeadline(*limits, self._on_deadline, stage.elapsed if stage is not None else 0.0)
+            if any(limits)
+            else None
+        )
 
     @property
-    def labels(self) -> tuple[str, ...]:
+    def cancel_ids(self) -> tuple[str, ...]:
         """The ids that a client can cancel it by."""
-        own = (self._leg.label,) if self._leg is not None else ()
-        return self._request.id, *self._request.labels, *own
+        stage_ids = (self._stage.cancel_id,) if self._stage is not None else ()
+        return self._request.id, *self._request.cancel_ids, *stage_ids
 
     @property
-    def model(self) -> Model:
+    def model(self) -> ServedModel:
         return self._model
 
     @property
-    def adapter(self) -> tuple[str, bool] | None:
+    def adapter_state(self) -> tuple[str, bool] | None:
         """Its adapter, if any, and whether it still waits for its first token."""
         name = self._request.adapter
-        return None if name is None else (name, self._tally.waits)
+        return None if name is None else (name, self._request_metrics.awaits_first_token)
 
-    async def begin(self) -> None:
+    async def submit_request(self) -> None:
         """Build the engine requests and submit them. Raises BadRequest, NotReady."""
         request, model = self._request, self._model
-        made = await works(model, request, self._tenant)
-        if self._leg is not None:
-            await self._leg.prepare(self, request, [work for _, work in made])
-        strings = request.stop.strings
-        stops = await off_loop(16 * sum(map(len, strings)), partial(Stops, strings)) if strings else None
-        if self._error is not None:
-            raise self._error
-        model.require()  # the state may have changed while a long prompt was prepared
+        prepared_prompts = await prepare_engine_requests(model, request, self._tenant)
+        if self._stage is not None:
+            await self._stage.before_submit(self, request, [engine_request for _, engine_request in prepared_prompts])
+        strings = request.stop_conditions.strings
+        stops = await off_loop(16 * sum(map(len, strings)), partial(StopAutomaton, strings)) if strings else None
+        if self._failure is not None:
+            raise self._failure
+        model.require_ready()  # the state may have changed while a long prompt was prepared
         check_adapter(model, request)
-        for number, (prepared, work) in enumerate(made):
-            branch = Branch(number, request, prepared, work, model, stops, self._tally, self._clock, self._end)
-            self._branches.append(branch)
-            self.usage.prompt_tokens += len(work.token_ids)
-            self._fresh += branch.accepted(work)
-        streams = [branch.stream for branch in self._branches]
-        self._streams = StreamGroup(streams)
-        if self._leg is not None:
-            self._leg.submitted(streams)
-        begun = self._leg is not None and self._leg.past is not None
-        if self._stopped and not begun:
-            self.stop(self._stopped)
-        self._tally.submit(request, self.usage, begun=begun)
+        for number, (prepared, engine_request) in enumerate(prepared_prompts):
+            prompt_stream = PromptStream(
+                number,
+                request,
+                prepared,
+                engine_request,
+                model,
+                stops,
+                self._request_metrics,
+                self._deadline,
+                self._count_finished,
+            )
+            self._prompt_streams.append(prompt_stream)
+            self.usage.prompt_tokens += len(engine_request.token_ids)
+            self._undelivered += prompt_stream.accepted_events(engine_request)
+        streams = [prompt_stream.stream for prompt_stream in self._prompt_streams]
+        self._stream_group = StreamGroup(streams)
+        if self._stage is not None:
+            self._stage.after_submit(streams)
+        resumed = self._stage is not None and self._stage.prior_outputs is not None
+        if self._early_finish and not resumed:
+            self.finish_early(self._early_finish)
+        self._request_metrics.record_submit(request, self.usage, resumed=resumed)
 
-    def replay(self) -> Iterator[list[Event]]:
+    def replay_outputs(self) -> Iterator[list[Event]]:
         """Render the outputs that another instance produced, batch by batch. Call it before ``feed_events``."""
-        past = self._leg.past if self._leg is not None else None
-        if past is None:
+        prior_outputs = self._stage.prior_outputs if self._stage is not None else None
+        if prior_outputs is None:
             return
-        yield self._fresh
-        self._fresh = []
-        for batch in past:
-            with self._tally.elsewhere():
-                events = [event for number, output in batch for event in self._render(self._branches[number], [output])]
+        yield self._undelivered
+        self._undelivered = []
+        for batch in prior_outputs:
+            with self._request_metrics.replaying_outputs():
+                events = [
+                    event
+                    for number, output in batch
+                    for event in self._render_outputs(self._prompt_streams[number], [output])
+                ]
             yield events
-        for branch in self._branches:
-            for index in range(len(branch.choices)):
-                if branch.choices[index].ended:
-                    branch.stream.cancel(index)
-        if self._stopped:
-            self.stop(self._stopped)
+        for prompt_stream in self._prompt_streams:
+            for index in range(len(prompt_stream.choices)):
+                if prompt_stream.choices[index].finished:
+                    prompt_stream.stream.cancel_choice(index)
+        if self._early_finish:
+            self.finish_early(self._early_finish)
 
-    async def feed(self, take: Callable[[list[Event]], bool]) -> None:
+    async def feed_events(self, take_events: Callable[[list[Event]], bool]) -> None:
         """Call ``take_events`` with the events of each step as they arrive, until it returns False or the events end.
 
         The caller's task is not woken for each step. Raises ParleyError, and anything that ``take_events`` raises.
         """
         more = True
         while more:
-            if self._fresh:
-                events, self._fresh = self._fresh, []
-                more = take(events)
-            elif self._error is not None:
-                raise self._error
-            elif not self.live:
+            if self._undelivered:
+                events, self._undelivered = self._undelivered, []
+                more = take_events(events)
+            elif self._failure is not None:
+                raise self._failure
+            elif not self.expects_events:
                 return
-            elif self._streams.ended:
-                raise EngineError(UNANSWERED)
+            elif self._stream_group.all_read:
+                raise EngineError(UNANSWERED_MESSAGE)
             else:
-                more = await self._streams.feed(lambda arrived: take(self._take(arrived)))
+                more = await self._stream_group.feed_outputs(lambda arrived: take_events(self._step_events(arrived)))
 
-    async def next(self) -> list[Event]:
+    async def next_events(self) -> list[Event]:
         """Return the events since the last call, at least one; an empty list after the last. Raises ParleyError."""
         events: list[Event] = []
 
-        def keep(made: list[Event]) -> bool:
-            events.extend(made)
+        def keep_events(step_events: list[Event]) -> bool:
+            events.extend(step_events)
             return not events
 
-        await self.feed(keep)
+        await self.feed_events(keep_events)
         return events
 
     @property
-    def ended(self) -> bool:
+    def finished(self) -> bool:
         """Whether all choices have finished and all events have been delivered."""
-        return not self._left and not self._fresh
+        return not self._unfinished and not self._undelivered
 
     @property
-    def live(self) -> bool:
+    def expects_events(self) -> bool:
         """Whether more events will come here. False once the request continues on another instance."""
-        if self._leaves and not self._fresh and self._branches:
-            return not self._streams.ended
-        return not self.ended
+        if self._hands_over and not self._undelivered and self._prompt_streams:
+            return not self._stream_group.all_read
+        return not self.finished
 
-    async def leave(self) -> None:
+    async def hand_over_request(self) -> None:
         """Hand the request over to the next instance: no more events come here. Raises ParleyError."""
-        assert self._leg is not None
-        await self._leg.leave()
+        assert self._stage is not None
+        await self._stage.hand_over()
 
     @property
-    def _leaves(self) -> bool:
-        return self._leg is not None and not self._leg.ends
+    def _hands_over(self) -> bool:
+        return self._stage is not None and not self._stage.finishes_here
 
-    def halt(self, label: str) -> None:
+    def cancel_by_id(self, cancel_id: str) -> None:
         """Cancel it at the request of a client or an operator, by one of its cancel ids."""
-        if self._leg is not None and label == self._leg.label:
-            self._leg.drop()
+        if self._stage is not None and cancel_id == self._stage.cancel_id:
+            self._stage.cancel_stage()
         else:
-            self.stop()
+            self.finish_early()
 
-    def abort(self, error: ParleyError) -> None:
+    def fail_request(self, error: ParleyError) -> None:
         """End it with an error, which the current or next reader of events gets."""
-        self._error = self._error or error
-        for branch in self._branches:
-            branch.stream.cancel()
+        self._failure = self._failure or error
+        for prompt_stream in self._prompt_streams:
+            prompt_stream.stream.cancel_choice()
 
-    def lose(self, error: ParleyError) -> None:
+    def fail_on_shutdown(self, error: ParleyError) -> None:
         """Fail it because the server shuts down. A stage tells its coordinator first, which continues elsewhere."""
-        if self._leg is not None:
-            self._leg.lose()
-        self.abort(error)
+        if self._stage is not None:
+            self._stage.fail_over()
+        self.fail_request(error)
 
-    def stop(self, reason: Reason = "cancel") -> None:
+    def finish_early(self, reason: FinishReason = "cancel") -> None:
         """Finish every choice with the output so far; the next events are the last ones of each choice."""
-        self._stopped = reason
+        self._early_finish = reason
         if self._request.pooling is not None:
             return  # an embedding is complete or missing
-        for branch in self._branches:
-            self._fresh += branch.stop(reason)
+        for prompt_stream in self._prompt_streams:
+            self._undelivered += prompt_stream.finish_choices(reason)
 
-    def _expire(self, error: Expired) -> None:
-        if self._request.partial:
-            self.stop("length")
+    def _on_deadline(self, error: Expired) -> None:
+        if self._request.return_partial:
+            self.finish_early("length")
         else:
-            self.abort(error)
+            self.fail_request(error)
 
     @property
-    def timings(self) -> Timings:
-        return self._tally.timings()
+    def request_timings(self) -> RequestTimings:
+        return self._request_metrics.current_timings()
 
     def close(self) -> None:
         """Cancel the work that still runs, release the slots, and record the metrics. May be called twice."""
         if self._closed:
             return
         self._closed = True
-        if self._clock is not None:
-            self._clock.stop()
-        for branch in self._branches:
-            branch.stream.cancel()
-        self._model.free(self._request.places, self._tenant)
-        self._model.open.pop(self, None)
-        delivered = [choice.usage.completion_tokens for branch in self._branches for choice in branch.given]
-        onward = self._leg is not None and self._leg.left
-        self._tally.close(delivered, self._left, failed=self._error is not None, onward=onward)
-        if self._leg is not None:
-            self._leg.close()
+        if self._deadline is not None:
+            self._deadline.cancel_timer()
+        for prompt_stream in self._prompt_streams:
+            prompt_stream.stream.cancel_choice()
+        self._model.release_slots(self._request.sequences, self._tenant)
+        self._model.open_requests.pop(self, None)
+        delivered = [
+            choice.usage.completion_tokens
+            for prompt_stream in self._prompt_streams
+            for choice in prompt_stream.delivered_choices
+        ]
+        handed_over = self._stage is not None and self._stage.handed_over
+        self._request_metrics.record_end(
+            delivered, self._unfinished, failed=self._failure is not None, handed_over=handed_over
+        )
+        if self._stage is not None:
+            self._stage.close_stage()
 
-    def _take(self, arrived: Arrived) -> list[Event]:
+    def _step_events(self, step_outputs: StepArrivals) -> list[Event]:
         """Render the outputs of one engine step."""
         events: list[Event] = []
-        for number, outputs in arrived:
-            branch = self._branches[number]
-            branch.count(outputs)
-            if self._leg is not None:
-                self._leg.took(number, outputs)
-            events += self._render(branch, outputs)
+        for number, outputs in step_outputs:
+            prompt_stream = self._prompt_streams[number]
+            prompt_stream.count_prefix_hit(outputs)
+            if self._stage is not None:
+                self._stage.on_outputs(number, outputs)
+            events += self._render_outputs(prompt_stream, outputs)
         return events
 
-    def _render(self, branch: Branch, outputs: list[Output]) -> list[Event]:
+    def _render_outputs(self, prompt_stream: PromptStream, outputs: list[EngineOutput]) -> list[Event]:
         try:
-            return branch.render(outputs)
+            return prompt_stream.render_outputs(outputs)
         except EngineError as error:
-            self._error = error
+            self._failure = error
             raise
 
-    def _end(self, branch: Branch, done: Done) -> None:
+    def _count_finished(self, prompt_stream: PromptStream, done: ChoiceDone) -> None:
         """Count the usage of a choice that has delivered its last event."""
-        self._left -= 1
+        self._unfinished -= 1
         self.usage.completion_tokens += done.usage.completion_tokens
         self.usage.reasoning_tokens += done.usage.reasoning_tokens
         self.usage.accepted_tokens += done.usage.accepted_tokens
         self.usage.rejected_tokens += done.usage.rejected_tokens
         if done.index % self._request.n == 0:  # the first choice of a prompt; the others always hit its pages
-            self.usage.cached_tokens += branch.choices[0].usage.cached_tokens
-        self._tally.end(done.reason)
+            self.usage.cached_tokens += prompt_stream.choices[0].usage.cached_tokens
+        self._request_metrics.record_finish(done.reason)

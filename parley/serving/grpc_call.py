@@ -13,37 +13,37 @@ from contextlib import contextmanager
 
 import grpc
 
-from parley.dialects.dialect import Head
-from parley.dialects.triton.rpc.status import Refused, refused
+from parley.dialects.dialect import RequestContext
+from parley.dialects.triton.rpc.status import GrpcError, grpc_error
 from parley.errors import ParleyError
-from parley.serving.registry import Service
-from parley.serving.served_model import Model
-from parley.web.exchange import REQUEST_ID
-from parley.web.logs import Note, served
-from parley.web.random_ids import draw
+from parley.serving.registry import ModelRegistry
+from parley.serving.served_model import ServedModel
+from parley.web.exchange import REQUEST_ID_PATTERN
+from parley.web.logs import AccessLogEntry, log_request
+from parley.web.random_ids import draw_id
 
 log = logging.getLogger("parley.server")
 
 
-class Call:
+class GrpcCall:
     """A gRPC call. ``method``: its path. ``headers``: its metadata, with the lower-case names of HTTP/2."""
 
-    def __init__(self, service: Service, method: str, headers: Mapping[bytes, bytes]):
+    def __init__(self, registry: ModelRegistry, method: str, headers: Mapping[bytes, bytes]):
         self.method, self.headers = method, headers
-        self.note = Note()
+        self.log_entry = AccessLogEntry()
         self.arrived = time.perf_counter()
         self.tenant = ""  # the client, by its API key
-        self.unique = draw().hex()
-        given = headers.get(b"x-request-id", b"")
-        self.id = given.decode() if REQUEST_ID.fullmatch(given) else f"req_{self.unique}"
-        self._service = service
+        self.request_uuid = draw_id().hex()
+        client_id = headers.get(b"x-request-id", b"")
+        self.request_id = client_id.decode() if REQUEST_ID_PATTERN.fullmatch(client_id) else f"req_{self.request_uuid}"
+        self._registry = registry
 
-    def head(self, model: Model, path: Mapping[str, str]) -> Head:
+    def request_context(self, model: ServedModel, path: Mapping[str, str]) -> RequestContext:
         """Return the server state that a dialect needs to read this call."""
-        return model.head(self.unique, path, self.headers)
+        return model.request_context(self.request_uuid, path, self.headers)
 
     @contextmanager
-    def ending(self) -> Iterator[None]:
+    def reporting_outcome(self) -> Iterator[None]:
         """Turn every exception raised inside into GrpcError; count and log the outcome of the call."""
         code = grpc.StatusCode.OK
         try:
@@ -52,18 +52,18 @@ class Call:
             code = grpc.StatusCode.CANCELLED
             raise
         except Exception as error:
-            said = self._said(error)
-            code = said.code
-            raise said from None
+            failure = self._as_grpc_error(error)
+            code = failure.code
+            raise failure from None
         finally:
-            self._service.calls.add(value=code.name)
-            if self._service.options.access_log and not self.note.probe:
-                served(self.id, "gRPC", self.method, code.name, self.arrived, self.note)
+            self._registry.grpc_responses.add_count(value=code.name)
+            if self._registry.options.access_log and not self.log_entry.is_probe:
+                log_request(self.request_id, "gRPC", self.method, code.name, self.arrived, self.log_entry)
 
-    def _said(self, error: Exception) -> Refused:
-        if isinstance(error, Refused):
+    def _as_grpc_error(self, error: Exception) -> GrpcError:
+        if isinstance(error, GrpcError):
             return error
         if isinstance(error, ParleyError):
-            return refused(error)
-        log.exception("Call %s failed.", self.id)
-        return refused(ParleyError("The server had an error while it processed the request."))
+            return grpc_error(error)
+        log.exception("Call %s failed.", self.request_id)
+        return grpc_error(ParleyError("The server had an error while it processed the request."))

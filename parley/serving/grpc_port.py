@@ -16,204 +16,231 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from parley.dialects.triton.rpc import control, infer
-from parley.dialects.triton.rpc.messages import HEALTH, INFERENCE, Message
-from parley.dialects.triton.rpc.status import Refused
-from parley.dialects.triton.rpc.watch import watch
+from parley.dialects.triton.rpc.messages import HEALTH_SCHEMA, INFERENCE_SCHEMA, ProtoMessage
+from parley.dialects.triton.rpc.status import GrpcError
+from parley.dialects.triton.rpc.watch import watch_health
 from parley.errors import BadRequest, UnknownModel
 from parley.serving.generation import Generation
-from parley.serving.grpc_call import Call
-from parley.serving.registry import Service
-from parley.serving.request_metrics import Tally
-from parley.serving.served_model import Model
-from parley.web.auth import Keys
-from parley.web.banner import reached
+from parley.serving.grpc_call import GrpcCall
+from parley.serving.registry import ModelRegistry
+from parley.serving.request_metrics import RequestMetrics
+from parley.serving.served_model import ServedModel
+from parley.web.auth import ApiKeys
+from parley.web.banner import local_address
 from parley.web.offload import off_loop
 
-Context = Any  # grpc.aio.ServicerContext, which has no types
-Work = Callable[[Call, Any, Context], Awaitable[bytes | None]]
-Send = Callable[[Message, bool], Awaitable[None]]  # an answer, and whether it is the last one
+GrpcContext = Any  # grpc.aio.ServicerContext, which has no types
+CallHandler = Callable[[GrpcCall, Any, GrpcContext], Awaitable[bytes | None]]
+AnswerSender = Callable[[ProtoMessage, bool], Awaitable[None]]  # an answer, and whether it is the last one
 
-OPEN = frozenset({"ServerLive", "ServerReady", "Check", "Watch"})  # open to clients without a key; not logged
-REAL_STATUS = b"triton_grpc_error"  # metadata: the first error ends a stream, with the error's own status
+KEYLESS_METHODS = frozenset(
+    {"ServerLive", "ServerReady", "Check", "Watch"}
+)  # open to clients without a key; not logged
+REAL_STATUS_HEADER = b"triton_grpc_error"  # metadata: the first error ends a stream, with the error's own status
 
 
-class Port:
+class TritonGrpcPort:
     """A gRPC server in front of the served models. ``start_server`` and ``stop_server`` belong to one event loop."""
 
-    def __init__(self, service: Service):
-        self._service = service
-        self._keys = Keys(service.options.api_keys, service.options.admin_keys)
+    def __init__(self, registry: ModelRegistry):
+        self._registry = registry
+        self._keys = ApiKeys(registry.options.api_keys, registry.options.admin_keys)
 
-    async def start(self, places: Sequence[tuple[str, int]]) -> list[str]:
+    async def start_server(self, listen_addresses: Sequence[tuple[str, int]]) -> list[str]:
         """Listen on these hosts and ports; 0 takes a free port. Return the addresses for clients. Raises OSError."""
-        service = self._service
-        self._server = grpc.aio.server(
+        registry = self._registry
+        self._grpc_server = grpc.aio.server(
             options=[
                 ("grpc.so_reuseport", 0),  # otherwise two servers would silently share a port
-                ("grpc.max_receive_message_length", service.options.body_limit),
+                ("grpc.max_receive_message_length", registry.options.body_limit),
                 ("grpc.max_send_message_length", -1),
-                ("grpc.max_concurrent_streams", service.places),  # per connection
+                ("grpc.max_concurrent_streams", registry.total_slots),  # per connection
                 ("grpc.keepalive_time_ms", 60_000),  # detects clients whose network is gone
                 ("grpc.keepalive_timeout_ms", 20_000),
                 ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
             ]
         )
-        self._server.add_generic_rpc_handlers(self._handlers())
-        addresses = [self._bind(*place) for place in places]
-        await self._server.start()
+        self._grpc_server.add_generic_rpc_handlers(self._method_handlers())
+        addresses = [self._bind_address(*listen_address) for listen_address in listen_addresses]
+        await self._grpc_server.start()
         return addresses
 
-    def _bind(self, host: str, port: int) -> str:
+    def _bind_address(self, host: str, port: int) -> str:
         name = f"[{host}]" if ":" in host else host
         try:
-            return reached(host, self._server.add_insecure_port(f"{name}:{port}"))
+            return local_address(host, self._grpc_server.add_insecure_port(f"{name}:{port}"))
         except RuntimeError as error:
             raise OSError(
                 f"cannot listen on {host} port {port} for gRPC: the port is taken, or the address is unknown."
             ) from error
 
-    async def stop(self, seconds: float) -> None:
+    async def stop_server(self, seconds: float) -> None:
         """Accept no more calls, and cancel those that have not finished within ``seconds``."""
-        await self._server.stop(seconds)
+        await self._grpc_server.stop(seconds)
 
     # -- methods
 
-    def _handlers(self) -> list[Any]:
-        unary, answers = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
-        both = grpc.stream_stream_rpc_method_handler
-        inference, _ = INFERENCE.service("GRPCInferenceService")
-        health, _ = HEALTH.service("Health")
+    def _method_handlers(self) -> list[Any]:
+        unary, server_streaming = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
+        bidirectional = grpc.stream_stream_rpc_method_handler
+        inference, _ = INFERENCE_SCHEMA.find_service("GRPCInferenceService")
+        health, _ = HEALTH_SCHEMA.find_service("Health")
         calls = {
-            "ModelInfer": unary(self._entry(inference, "ModelInfer", self._infer)),
-            "ModelStreamInfer": both(self._entry(inference, "ModelStreamInfer", self._stream)),
+            "ModelInfer": unary(self._method_entry(inference, "ModelInfer", self._infer_one)),
+            "ModelStreamInfer": bidirectional(self._method_entry(inference, "ModelStreamInfer", self._infer_stream)),
         }
-        for name, ask in control.CALLS.items():
-            calls[name] = unary(self._entry(inference, name, partial(self._ask, ask, control.question(name))))
+        for name, ask in control.GRPC_METHODS.items():
+            calls[name] = unary(
+                self._method_entry(inference, name, partial(self._answer_info, ask, control.request_class(name)))
+            )
         probes = {
-            "Check": unary(self._entry(health, "Check", partial(self._ask, control.check, control.QUESTION))),
-            "Watch": answers(self._entry(health, "Watch", self._watch)),
+            "Check": unary(
+                self._method_entry(
+                    health, "Check", partial(self._answer_info, control.check_health, control.HEALTH_REQUEST)
+                )
+            ),
+            "Watch": server_streaming(self._method_entry(health, "Watch", self._watch_health)),
         }
         return [
             grpc.method_handlers_generic_handler(inference, calls),
             grpc.method_handlers_generic_handler(health, probes),
         ]
 
-    def _entry(self, service: str, name: str, work: Work) -> Callable[[Any, Context], Awaitable[bytes | None]]:
+    def _method_entry(
+        self, service_name: str, method_name: str, call_handler: CallHandler
+    ) -> Callable[[Any, GrpcContext], Awaitable[bytes | None]]:
         """Return the handler of a method. Messages are parsed inside it, so that errors are worded by parley."""
 
-        async def enter(given: Any, context: Context) -> bytes | None:
-            metadata = {key.encode(): _bytes(value) for key, value in context.invocation_metadata()}
-            call = Call(self._service, f"/{service}/{name}", metadata)
-            call.note.probe = name in OPEN
-            context.set_trailing_metadata((("x-request-id", call.id),))
+        async def enter_call(payload: Any, context: GrpcContext) -> bytes | None:
+            metadata = {key.encode(): _as_bytes(value) for key, value in context.invocation_metadata()}
+            call = GrpcCall(self._registry, f"/{service_name}/{method_name}", metadata)
+            call.log_entry.is_probe = method_name in KEYLESS_METHODS
+            context.set_trailing_metadata((("x-request-id", call.request_id),))
             try:
-                with call.ending():
-                    if name not in OPEN:
-                        call.tenant = self._keys.check(metadata)
-                    return await work(call, given, context)
-            except Refused as refused:
+                with call.reporting_outcome():
+                    if method_name not in KEYLESS_METHODS:
+                        call.tenant = self._keys.check_key(metadata)
+                    return await call_handler(call, payload, context)
+            except GrpcError as refused:
                 await context.abort(refused.code, refused.message)
                 raise AssertionError from refused  # ``abort`` has raised
 
-        return enter
+        return enter_call
 
-    async def _ask(self, ask: control.Ask, kind: Any, call: Call, data: bytes, context: Context) -> bytes:
+    async def _answer_info(
+        self, ask: control.GrpcHandler, message_type: Any, call: GrpcCall, data: bytes, context: GrpcContext
+    ) -> bytes:
         """Answer a question about the server or its models."""
-        work = partial(ask, _parse(kind, data), call.head(self._service.main, {}), self._service.facts())
+        work = partial(
+            ask,
+            _parse_message(message_type, data),
+            call.request_context(self._registry.main_model, {}),
+            self._registry.server_facts(),
+        )
         return (await off_loop(len(data), work)).SerializeToString()
 
-    async def _watch(self, call: Call, data: bytes, context: Context) -> None:
+    async def _watch_health(self, call: GrpcCall, data: bytes, context: GrpcContext) -> None:
         """Stream the state of a service: now, and whenever it changes."""
-        message = _parse(control.QUESTION, data)
+        message = _parse_message(control.HEALTH_REQUEST, data)
 
-        async def look() -> Message:
-            return control.check(message, call.head(self._service.main, {}), self._service.facts())
+        async def current_health() -> ProtoMessage:
+            return control.check_health(
+                message, call.request_context(self._registry.main_model, {}), self._registry.server_facts()
+            )
 
-        await watch(look, context.write)
+        await watch_health(current_health, context.write)
 
-    async def _infer(self, call: Call, data: bytes, context: Context) -> bytes:
+    async def _infer_one(self, call: GrpcCall, data: bytes, context: GrpcContext) -> bytes:
         """Answer one request with one message."""
-        made: list[Message] = []
+        answers: list[ProtoMessage] = []
 
-        async def keep(answer: Message, final: bool) -> None:
-            made.append(answer)
+        async def keep_answer(answer: ProtoMessage, final: bool) -> None:
+            answers.append(answer)
 
-        await self._generate(call, _parse(infer.REQUEST, data), keep, whole=True)
-        return made[0].SerializeToString()
+        await self._admit_generation(call, _parse_message(infer.INFER_REQUEST, data), keep_answer, whole=True)
+        return answers[0].SerializeToString()
 
-    async def _stream(self, call: Call, requests: AsyncIterator[bytes], context: Context) -> None:
+    async def _infer_stream(self, call: GrpcCall, requests: AsyncIterator[bytes], context: GrpcContext) -> None:
         """Answer many requests concurrently, each with its own messages. Reading pauses while all slots are taken."""
-        writing, room = asyncio.Lock(), asyncio.Semaphore(self._service.places)
+        writing, free_slots = asyncio.Lock(), asyncio.Semaphore(self._registry.total_slots)
 
-        async def send(message: Message) -> None:
+        async def send_message(message: ProtoMessage) -> None:
             data = message.SerializeToString()
             try:
-                async with writing, asyncio.timeout(self._service.options.write_timeout):
+                async with writing, asyncio.timeout(self._registry.options.write_timeout):
                     await context.write(data)
             except TimeoutError:
-                raise Refused(grpc.StatusCode.ABORTED, "The answers were not read in time.", fatal=True) from None
+                raise GrpcError(grpc.StatusCode.ABORTED, "The answers were not read in time.", fatal=True) from None
 
-        call.note.probe = True  # its requests are logged one by one
+        call.log_entry.is_probe = True  # its requests are logged one by one
         try:
             async with asyncio.TaskGroup() as group:
                 async for data in requests:
-                    message = _parse(infer.REQUEST, data)
-                    await room.acquire()
-                    task = group.create_task(self._one(call, message, send))
-                    task.add_done_callback(lambda _: room.release())
-        except BaseExceptionGroup as several:
-            raise several.exceptions[0] from None
+                    message = _parse_message(infer.INFER_REQUEST, data)
+                    await free_slots.acquire()
+                    task = group.create_task(self._run_stream_request(call, message, send_message))
+                    task.add_done_callback(lambda _: free_slots.release())
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
 
-    async def _one(self, stream: Call, message: Message, send: Callable[[Message], Awaitable[None]]) -> None:
+    async def _run_stream_request(
+        self, stream: GrpcCall, message: ProtoMessage, send: Callable[[ProtoMessage], Awaitable[None]]
+    ) -> None:
         """Answer one request of a stream. An error becomes an answer, and the stream continues."""
 
-        async def tell(answer: Message, final: bool) -> None:
-            await send(infer.streamed(answer, final=final))
+        async def send_streamed(answer: ProtoMessage, final: bool) -> None:
+            await send(infer.stream_response(answer, final=final))
 
-        call = Call(self._service, stream.method, stream.headers)
+        call = GrpcCall(self._registry, stream.method, stream.headers)
         call.tenant = stream.tenant
         try:
-            with call.ending():
-                await self._generate(call, message, tell, whole=False)
-        except Refused as refused:
-            if refused.fatal or stream.headers.get(REAL_STATUS, b"").lower() == b"true":
+            with call.reporting_outcome():
+                await self._admit_generation(call, message, send_streamed, whole=False)
+        except GrpcError as refused:
+            if refused.fatal or stream.headers.get(REAL_STATUS_HEADER, b"").lower() == b"true":
                 raise
-            await send(infer.failed(message, refused.message))
+            await send(infer.stream_error(message, refused.message))
 
-    async def _generate(self, call: Call, message: Message, send: Send, *, whole: bool) -> None:
+    async def _admit_generation(
+        self, call: GrpcCall, message: ProtoMessage, send: AnswerSender, *, whole: bool
+    ) -> None:
         """Answer a request. Raises ParleyError, and anything that ``send`` raises."""
-        self._service.admit()
+        self._registry.require_any_ready()
         if not message.model_name:
             raise UnknownModel("Request for unknown model: '' is not found")
-        model = self._service.find(message.model_name)
-        model.require()
+        model = self._registry.find_model(message.model_name)
+        model.require_ready()
         try:
-            await self._answer(model, call, message, send, whole)
+            await self._run_generation(model, call, message, send, whole)
         except BadRequest:
-            model.metrics.refused.add()
+            model.metrics.invalid_requests.add_count()
             raise
 
-    async def _answer(self, model: Model, call: Call, message: Message, send: Send, whole: bool) -> None:
-        reading = partial(infer.read, message, call.head(model, infer.path(message)), whole=whole)
-        inference = await off_loop(message.ByteSize(), reading)
-        tally = Tally(model.metrics, call.note, call.arrived)
-        generation = Generation(model, inference.request, tally, call.tenant)
+    async def _run_generation(
+        self, model: ServedModel, call: GrpcCall, message: ProtoMessage, send: AnswerSender, whole: bool
+    ) -> None:
+        read_message = partial(
+            infer.read_grpc_infer, message, call.request_context(model, infer.path_parts_of(message)), whole=whole
+        )
+        inference = await off_loop(message.ByteSize(), read_message)
+        request_metrics = RequestMetrics(model.metrics, call.log_entry, call.arrived)
+        generation = Generation(model, inference.request, request_metrics, call.tenant)
         try:
-            await generation.begin()
-            while events := await generation.next():
-                answer = inference.answer(events)
+            await generation.submit_request()
+            while events := await generation.next_events():
+                answer = inference.make_response(events)
                 if answer is not None:
-                    await send(answer, inference.ended)
+                    await send(answer, inference.all_ended)
         finally:
             generation.close()
 
 
-def _parse(kind: Any, data: bytes) -> Message:
+def _parse_message(message_type: Any, data: bytes) -> ProtoMessage:
     try:
-        return kind.FromString(data)
+        return message_type.FromString(data)
     except DecodeError:
-        raise Refused(grpc.StatusCode.INTERNAL, "The message could not be read.", fatal=True) from None
+        raise GrpcError(grpc.StatusCode.INTERNAL, "The message could not be read.", fatal=True) from None
 
 
-def _bytes(value: str | bytes) -> bytes:
+def _as_bytes(value: str | bytes) -> bytes:
     return value if isinstance(value, bytes) else value.encode()

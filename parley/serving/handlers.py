@@ -11,277 +11,308 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.dialect import Answer, Kind, Route
-from parley.dialects.facts import About, Card
-from parley.dialects.wishes import Adapt, Detokenize, Halt, Tokenize, Tokenized
+from parley.dialects.dialect import Answer, Route, RouteKind
+from parley.dialects.facts import ModelCard, ServerInfo
+from parley.dialects.wishes import AbortRequest, DetokenizeRequest, LoadAdapter, TokenizeRequest, TokenizeResult
 from parley.errors import Invalid, NotFound, ParleyError
-from parley.metrics.recorded import View
+from parley.metrics.recorded import ModelSnapshot
 from parley.serving import adapters, control, metrics_page
-from parley.serving.generate import generate, head
-from parley.serving.registry import Service
-from parley.serving.served_model import Model
+from parley.serving.generate import handle_generate, request_context
+from parley.serving.registry import ModelRegistry
+from parley.serving.served_model import ServedModel
 from parley.types import Chat, Text
 from parley.version import __version__
 from parley.web.exchange import Exchange
-from parley.web.offload import give_back, off_loop
+from parley.web.offload import off_loop, trim_memory
 
-Handle = Callable[[Service, Route, Exchange], Awaitable[None]]
+RouteHandler = Callable[[ModelRegistry, Route, Exchange], Awaitable[None]]
 
-HUGE = 1 << 20  # characters; tokenizing a longer text takes much memory, so such requests run one at a time
+HUGE_TEXT = 1 << 20  # characters; tokenizing a longer text takes much memory, so such requests run one at a time
 
-PROBES: frozenset[Kind] = frozenset({"live", "ready", "state", "trial", "health", "metrics", "load", "instance_status"})
+PROBE_KINDS: frozenset[RouteKind] = frozenset(
+    {"live", "ready", "probe", "self_test", "health", "metrics", "load", "instance_status"}
+)
 
 
-async def tokenize(service: Service, route: Route, exchange: Exchange) -> None:
+async def handle_tokenize(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
     """Tokenize a prompt."""
-    service.admit()
-    body = await exchange.body()
-    assert route.read is not None and route.write is not None
-    wish: Tokenize = await off_loop(len(body), partial(route.read, body))
-    model = service.find(wish.model)
-    model.require()
-    prompt = wish.prompt
+    registry.require_any_ready()
+    body = await exchange.read_body()
+    assert route.reader is not None and route.writer is not None
+    tokenize_request: TokenizeRequest = await off_loop(len(body), partial(route.reader, body))
+    model = registry.find_model(tokenize_request.model)
+    model.require_ready()
+    prompt = tokenize_request.prompt
     if isinstance(prompt, Chat):
-        exchange.names = {"prompt": "messages"}
+        exchange.field_names = {"prompt": "messages"}
     size = len(prompt.text) if isinstance(prompt, Text) else len(body)
-    async with service.tokenizing if size > HUGE else nullcontext():
-        answer = await off_loop(size, partial(_told, model, wish, route.write, size > HUGE))
-    await exchange.answer(answer)
+    async with registry.huge_text_lock if size > HUGE_TEXT else nullcontext():
+        answer = await off_loop(
+            size, partial(_encode_tokenized, model, tokenize_request, route.writer, size > HUGE_TEXT)
+        )
+    await exchange.send_response(answer)
 
 
-def _told(model: Model, wish: Tokenize, write: Callable[[Tokenized], bytes], huge: bool) -> bytes:
+def _encode_tokenized(
+    model: ServedModel, tokenize_request: TokenizeRequest, writer: Callable[[TokenizeResult], bytes], huge: bool
+) -> bytes:
     """Tokenize and encode the answer; after a huge text, return freed memory to the system."""
     try:
-        return write(_tokenized(model, wish))
+        return writer(_tokenize_prompt(model, tokenize_request))
     finally:
         if huge:
-            give_back()
+            trim_memory()
 
 
-def _tokenized(model: Model, wish: Tokenize) -> Tokenized:
-    language, text = model.language, ""
+def _tokenize_prompt(model: ServedModel, tokenize_request: TokenizeRequest) -> TokenizeResult:
+    pipeline, text = model.text_pipeline, ""
     spans: list[tuple[int, int]] = []
-    if wish.spans:
-        text, ids, spans = language.spell(wish.prompt)
+    if tokenize_request.with_spans:
+        text, token_ids, spans = pipeline.tokenize_prompt(tokenize_request.prompt)
     else:
-        ids = language.prepare(wish.prompt).token_ids
-    if wish.truncate is not None:
-        ids, spans = ids[-wish.truncate :], spans[-wish.truncate :]
-    strings = None
-    if wish.strings:
-        strings = [language.tokenizer.token_str(id) or "" for id in ids]
-    elif wish.texts:
-        strings = [language.tokenizer.decode([id], False) for id in ids]
-    return Tokenized(ids, strings, model.info.max_model_len, text, spans)
+        token_ids = pipeline.prepare_prompt(tokenize_request.prompt).token_ids
+    if tokenize_request.last_tokens is not None:
+        token_ids, spans = token_ids[-tokenize_request.last_tokens :], spans[-tokenize_request.last_tokens :]
+    pieces = None
+    if tokenize_request.with_pieces:
+        pieces = [pipeline.tokenizer.token_str(token_id) or "" for token_id in token_ids]
+    elif tokenize_request.with_texts:
+        pieces = [pipeline.tokenizer.decode([token_id], False) for token_id in token_ids]
+    return TokenizeResult(token_ids, pieces, model.model_info.max_model_len, text, spans)
 
 
-async def detokenize(service: Service, route: Route, exchange: Exchange) -> None:
+async def handle_detokenize(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
     """Decode token ids to text."""
-    service.admit()
-    body = await exchange.body()
-    assert route.read is not None and route.write is not None
-    wish: Detokenize = await off_loop(len(body), partial(route.read, body))
-    model = service.find(wish.model)
-    model.require()
-    vocabulary = model.language.tokenizer.vocab_size
-    ids = [id for id in wish.ids if id < vocabulary]
-    if len(ids) < len(wish.ids) and not wish.lax:
-        raise Invalid(f"Token id {max(wish.ids)} is not in the vocabulary of {vocabulary} tokens.", field="tokens")
-    decode = partial(model.language.tokenizer.decode, ids, False)
-    text = await off_loop(4 * len(wish.ids), decode)
-    await exchange.answer(route.write(text))
+    registry.require_any_ready()
+    body = await exchange.read_body()
+    assert route.reader is not None and route.writer is not None
+    detokenize_request: DetokenizeRequest = await off_loop(len(body), partial(route.reader, body))
+    model = registry.find_model(detokenize_request.model)
+    model.require_ready()
+    vocabulary = model.text_pipeline.tokenizer.vocab_size
+    token_ids = [token_id for token_id in detokenize_request.token_ids if token_id < vocabulary]
+    if len(token_ids) < len(detokenize_request.token_ids) and not detokenize_request.ignore_unknown:
+        raise Invalid(
+            f"Token token_id {max(detokenize_request.token_ids)} is not in the vocabulary of {vocabulary} tokens.",
+            field="tokens",
+        )
+    decode = partial(model.text_pipeline.tokenizer.decode, token_ids, False)
+    text = await off_loop(4 * len(detokenize_request.token_ids), decode)
+    await exchange.send_response(route.writer(text))
 
 
-async def models(service: Service, route: Route, exchange: Exchange) -> None:
+async def handle_models(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
     """List the served models."""
-    assert route.write is not None
-    await exchange.answer(route.write(service.facts().cards))
+    assert route.writer is not None
+    await exchange.send_response(route.writer(registry.server_facts().cards))
 
 
-async def model(service: Service, route: Route, exchange: Exchange) -> None:
+async def handle_model(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
     """Describe one model."""
-    assert route.write is not None
-    name = exchange.path["model"]
+    assert route.writer is not None
+    name = exchange.path_params["model"]
     if not name:  # "/v1/models/" is the list with a slash too many, not a model with an empty name
         raise NotFound("No model is named. Leave out the trailing slash to list the models.")
-    await exchange.answer(route.write(_card(service, name)))
+    await exchange.send_response(route.writer(_find_model_card(registry, name)))
 
 
-def _card(service: Service, name: str) -> Card:
-    known = service.find(name)
-    return known.card(known.called(name))
+def _find_model_card(registry: ModelRegistry, name: str) -> ModelCard:
+    model = registry.find_model(name)
+    return model.describe_name(model.answer_name(name))
 
 
-async def tokenizer(service: Service, route: Route, exchange: Exchange) -> None:
+async def handle_tokenizer(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
     """Return the tokenizer's configuration and the chat template, which evaluation tools read."""
-    assert route.write is not None
-    if not service.options.tokenizer_info:
+    assert route.writer is not None
+    if not registry.options.tokenizer_info:
         raise NotFound("The tokenizer configuration is not served. Start the server with --tokenizer-info to serve it.")
     config: dict[str, Any] = {}
-    path = Path(service.main.settings.model) / "tokenizer_config.json"
+    path = Path(registry.main_model.settings.model) / "tokenizer_config.json"
     if path.is_file():
         config = msgspec.json.decode(path.read_bytes())
-    await exchange.answer(route.write(config | {"chat_template": service.main.language.template.text or None}))
+    await exchange.send_response(
+        route.writer(config | {"chat_template": registry.main_model.text_pipeline.template.all_sources or None})
+    )
 
 
-async def version(service: Service, route: Route, exchange: Exchange) -> None:
+async def handle_version(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
     """Return the version of parley."""
-    assert route.write is not None
-    await exchange.answer(route.write(__version__))
+    assert route.writer is not None
+    await exchange.send_response(route.writer(__version__))
 
 
-async def info(service: Service, route: Route, exchange: Exchange) -> None:
+async def handle_server_info(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
     """Describe the server and its main model."""
-    assert route.write is not None
-    main = service.main
+    assert route.writer is not None
+    main = registry.main_model
     settings = main.settings
-    about = About(main.card(main.name), main.places, __version__, settings.dtype, settings.device)
-    await exchange.answer(route.write(about))
+    server_info = ServerInfo(
+        main.describe_name(main.name), main.total_slots, __version__, settings.dtype, settings.device
+    )
+    await exchange.send_response(route.writer(server_info))
 
 
-async def halt(
-    service: Service, route: Route, exchange: Exchange, drop: Callable[[str], bool] = lambda label: False
+async def handle_abort(
+    registry: ModelRegistry, route: Route, exchange: Exchange, drop_results: Callable[[str], bool] = lambda label: False
 ) -> None:
     """Cancel an open request. ``drop_results`` discards waiting results of a finished one; True if there were any."""
-    assert route.read is not None
-    model = service.find(exchange.path.get("model", ""))
-    wish: Halt = route.read(await exchange.body(), head(model, exchange))
-    generation = model.labelled(wish.label)
-    if generation is not None:
-        generation.halt(wish.label)
-    dropped = drop(wish.label)
-    await _tell(exchange, wish.done if generation is not None or dropped else wish.unknown)
+    assert route.reader is not None
+    model = registry.find_model(exchange.path_params.get("model", ""))
+    abort_request: AbortRequest = route.reader(await exchange.read_body(), request_context(model, exchange))
+    open_request = model.find_open_request(abort_request.request_label)
+    if open_request is not None:
+        open_request.cancel_by_id(abort_request.request_label)
+    dropped = drop_results(abort_request.request_label)
+    await _send_answer(
+        exchange, abort_request.success if open_request is not None or dropped else abort_request.not_found
+    )
 
 
-async def adapter(service: Service, route: Route, exchange: Exchange) -> None:
+async def handle_adapter(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
     """Load or unload a LoRA adapter."""
-    assert route.read is not None
-    wish: Adapt | Answer = route.read(await exchange.body(), head(service.main, exchange))
-    if isinstance(wish, Answer):
-        await _tell(exchange, wish)
+    assert route.reader is not None
+    load_request: LoadAdapter | Answer = route.reader(
+        await exchange.read_body(), request_context(registry.main_model, exchange)
+    )
+    if isinstance(load_request, Answer):
+        await _send_answer(exchange, load_request)
         return
     try:
-        await adapters.change(service, wish)
+        await adapters.change_adapter(registry, load_request)
     except ParleyError as error:
-        if wish.failed is None:
+        if load_request.render_failure is None:
             raise
-        await _tell(exchange, wish.failed(error))
+        await _send_answer(exchange, load_request.render_failure(error))
         return
-    await _tell(exchange, wish.done)
+    await _send_answer(exchange, load_request.success)
 
 
-async def load(service: Service, route: Route, exchange: Exchange) -> None:
+async def handle_open_requests(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
     """Return the number of open requests."""
-    assert route.write is not None
-    await exchange.answer(route.write(len(service.open)))
+    assert route.writer is not None
+    await exchange.send_response(route.writer(len(registry.open_requests)))
 
 
-async def reset(service: Service, route: Route, exchange: Exchange) -> None:
+async def handle_cache_reset(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
     """Clear the prefix cache of every model."""
-    assert route.read is not None and route.write is not None
-    service.require()
-    running: bool = route.read(head(service.main, exchange))
-    done = await asyncio.gather(*(model.engine.reset(running=running) for model in service.models))
-    await exchange.answer(route.write(all(done)))
+    assert route.reader is not None and route.writer is not None
+    registry.require_ready()
+    running: bool = route.reader(request_context(registry.main_model, exchange))
+    done = await asyncio.gather(*(model.engine.reset_prefix_cache(running=running) for model in registry.models))
+    await exchange.send_response(route.writer(all(done)))
 
 
-async def health(service: Service, route: Route, exchange: Exchange) -> None:
+async def handle_health(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
     """Answer 200 if all models take requests; otherwise raise NotReady."""
-    service.require()
-    await exchange.answer(b"")
+    registry.require_ready()
+    await exchange.send_response(b"")
 
 
-async def ask(service: Service, route: Route, exchange: Exchange) -> None:
+async def handle_info(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
     """Answer a question about the server or its models, as the dialect words it."""
-    assert route.read is not None
-    body = await exchange.body()
-    told = await off_loop(len(body), partial(route.read, body, head(service.main, exchange), service.facts()))
-    await _tell(exchange, told)
+    assert route.reader is not None
+    body = await exchange.read_body()
+    answer = await off_loop(
+        len(body), partial(route.reader, body, request_context(registry.main_model, exchange), registry.server_facts())
+    )
+    await _send_answer(exchange, answer)
 
 
-async def endpoint(service: Service, route: Route, exchange: Exchange) -> None:
+async def handle_endpoint(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
     """Show or change the endpoints whose models share requests."""
-    assert route.read is not None
-    body = await exchange.body()
-    told = await service.endpoints.change(partial(route.read, body, head(service.main, exchange), service.facts()))
-    await _tell(exchange, told)
+    assert route.reader is not None
+    body = await exchange.read_body()
+    answer = await registry.endpoint_store.change_endpoints(
+        partial(route.reader, body, request_context(registry.main_model, exchange), registry.server_facts())
+    )
+    await _send_answer(exchange, answer)
 
 
-async def _tell(exchange: Exchange, told: Answer) -> None:
-    await exchange.answer(told.body, told.status, told.type)
+async def _send_answer(exchange: Exchange, answer: Answer) -> None:
+    await exchange.send_response(answer.body, answer.status, answer.content_type)
 
 
-async def live(service: Service, route: Route, exchange: Exchange) -> None:
+async def handle_live(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
     """Answer 200: the process is alive."""
-    if route.write is not None:
-        await _tell(exchange, route.write(True))
+    if route.writer is not None:
+        await _send_answer(exchange, route.writer(True))
         return
-    await exchange.answer(b'{"status":"live"}')
+    await exchange.send_response(b'{"status":"live"}')
 
 
-async def ready(service: Service, route: Route, exchange: Exchange) -> None:
+async def handle_ready(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
     """Answer 200 if all models take requests, otherwise 503 with the progress of loading."""
-    waiting = service.waits()
-    if route.write is not None:
-        await _tell(exchange, route.write(waiting is None))
+    unready_model = registry.first_unready_model()
+    if route.writer is not None:
+        await _send_answer(exchange, route.writer(unready_model is None))
         return
-    if waiting is None:
-        await exchange.answer(b'{"status":"ready"}')
+    if unready_model is None:
+        await exchange.send_response(b'{"status":"ready"}')
         return
-    refusal, progress = waiting.refusal(), waiting.engine.progress
-    assert refusal is not None
-    state: dict[str, Any] = {"status": waiting.phase, "message": refusal.message, "model": waiting.name}
-    if waiting.phase in ("loading", "restarting"):
+    unready_error, progress = unready_model.unready_error(), unready_model.engine.progress
+    assert unready_error is not None
+    state: dict[str, Any] = {
+        "status": unready_model.model_phase,
+        "message": unready_error.message,
+        "model": unready_model.name,
+    }
+    if unready_model.model_phase in ("loading", "restarting"):
         state |= {"stage": progress.stage, "progress": round(progress.fraction, 4)}
-    state["models"] = {model.name: model.phase for model in service.models}
-    after = (b"retry-after", b"%d" % max(1, round(refusal.retry_after)))
-    await exchange.answer(msgspec.json.encode(state), 503, extra=(after,))
+    state["models"] = {model.name: model.model_phase for model in registry.models}
+    retry_header = (b"retry-after", b"%d" % max(1, round(unready_error.retry_after)))
+    await exchange.send_response(msgspec.json.encode(state), 503, extra_headers=(retry_header,))
 
 
-async def metrics(service: Service, route: Route, exchange: Exchange) -> None:
+async def handle_metrics(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
     """Render the metrics page."""
     views = [
-        View(
+        ModelSnapshot(
             model=model.name,
             metrics=model.metrics,
             stats=model.engine.stats,
             info=model.engine.info,
             prefix_cache=model.settings.prefix_cache,
-            ready=model.refusal() is None,
-            progress=model.loaded,
-            open=len(model.open),
-            adapters=frozenset(each.adapter for each in model.open if each.adapter is not None),
-            places=model.settings.max_adapters if model.adapters else 0,
+            ready=model.unready_error() is None,
+            progress=model.load_progress,
+            open_requests=len(model.open_requests),
+            active_adapters=frozenset(
+                open_request.adapter_state
+                for open_request in model.open_requests
+                if open_request.adapter_state is not None
+            ),
+            adapter_places=model.settings.max_adapters if model.adapters else 0,
         )
-        for model in service.models
+        for model in registry.models
     ]
-    told = metrics_page.text(views, {"http": service.responses, "grpc": service.calls}, exchange.dialect)
-    await exchange.answer(told.encode(), type=metrics_page.CONTENT_TYPE)
+    page = metrics_page.render_metrics_page(
+        views, {"http": registry.http_responses, "grpc": registry.grpc_responses}, exchange.dialect
+    )
+    await exchange.send_response(page.encode(), content_type=metrics_page.METRICS_CONTENT_TYPE)
 
 
-HANDLERS: dict[Kind, Handle] = {  # all kinds but those that only members of a cluster serve
-    "generate": generate,
-    "embed": generate,
-    "tokenize": tokenize,
-    "detokenize": detokenize,
-    "models": models,
-    "model": model,
-    "tokenizer": tokenizer,
-    "version": version,
-    "info": info,
-    "halt": halt,
-    "adapter": adapter,
-    "load": load,
-    "reset": reset,
-    "health": health,
-    "ask": ask,
-    "count": ask,
-    "endpoint": endpoint,
-    "state": ask,
-    "trial": control.trial,
-    "order": control.order,
-    "stop": control.stop,
-    "live": live,
-    "ready": ready,
-    "metrics": metrics,
+SERVER_HANDLERS: dict[RouteKind, RouteHandler] = {  # all kinds but those that only members of a cluster serve
+    "generate": handle_generate,
+    "embed": handle_generate,
+    "tokenize": handle_tokenize,
+    "detokenize": handle_detokenize,
+    "models": handle_models,
+    "model": handle_model,
+    "tokenizer": handle_tokenizer,
+    "version": handle_version,
+    "server_info": handle_server_info,
+    "abort": handle_abort,
+    "adapter": handle_adapter,
+    "load": handle_open_requests,
+    "reset": handle_cache_reset,
+    "health": handle_health,
+    "info": handle_info,
+    "summed_info": handle_info,
+    "endpoint": handle_endpoint,
+    "probe": handle_info,
+    "self_test": control.handle_self_test,
+    "pause": control.handle_pause,
+    "stop": control.handle_stop,
+    "live": handle_live,
+    "ready": handle_ready,
+    "metrics": handle_metrics,
 }

@@ -4,52 +4,62 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from parley.dialects.dialect import Dialect, Series
+from parley.dialects.dialect import Dialect, MetricsWriter
 from parley.dialects.mounts import SURFACES
-from parley.metrics.recorded import View
-from parley.metrics.series import Count, labels, scalar
+from parley.metrics.recorded import ModelSnapshot
+from parley.metrics.series import LabelledCounter, format_labels, scalar_lines
 
-CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+METRICS_CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
-OWN: tuple[tuple[str, str, str, Callable[[View], float]], ...] = (
+PARLEY_SERIES: tuple[tuple[str, str, str, Callable[[ModelSnapshot], float]], ...] = (
     ("counter", "engine_steps_total", "Engine steps.", lambda view: view.stats.steps),
     ("gauge", "ready", "1 while requests are accepted.", lambda view: view.ready),
     ("gauge", "start_progress", "Loading progress, 0 to 1.", lambda view: view.progress),
-    ("gauge", "requests_open", "Requests being served.", lambda view: view.open),
+    ("gauge", "requests_open", "Requests being served.", lambda view: view.open_requests),
 )
 
 
-def text(views: Sequence[View], answers: Mapping[str, Count], dialect: Dialect | None = None) -> str:
+def render_metrics_page(
+    views: Sequence[ModelSnapshot], responses: Mapping[str, LabelledCounter], dialect: Dialect | None = None
+) -> str:
     """Render the page in the Prometheus text format.
 
     ``views``: one per model, the main model first. ``responses``: responses by status, for each protocol. ``dialect``:
     the API whose page is requested; it may have a page of its own.
     """
-    if dialect is not None and dialect.page is not None:
-        return dialect.page(views)
-    return "".join(series(views) for series in _series()) + _answers(answers) + _own(views)
-
-
-def _series() -> list[Series]:
-    """Return the metrics writers of the APIs that are mounted at the root."""
-    told = [surface.dialect.series for surface in SURFACES if not surface.prefix]
-    return [each for each in told if each is not None]
-
-
-def _answers(answers: Mapping[str, Count]) -> str:
-    return "".join(
-        scalar("counter", f"parley:{protocol}_responses_total", "Responses by status.", [("", _by_status(count))])
-        for protocol, count in answers.items()
+    if dialect is not None and dialect.own_metrics is not None:
+        return dialect.own_metrics(views)
+    return (
+        "".join(series(views) for series in _api_metrics_writers())
+        + _response_counts(responses)
+        + _parley_metrics(views)
     )
 
 
-def _by_status(count: Count) -> Iterable[tuple[str, float]]:
-    return [(labels({"status": status}), number) for status, number in count.counts.items()]
+def _api_metrics_writers() -> list[MetricsWriter]:
+    """Return the metrics writers of the APIs that are mounted at the root."""
+    writers = [surface.dialect.shared_metrics for surface in SURFACES if not surface.prefix]
+    return [each for each in writers if each is not None]
 
 
-def _own(views: Sequence[View]) -> str:
-    each = [(labels({"model_name": view.model}), view) for view in views]
+def _response_counts(responses: Mapping[str, LabelledCounter]) -> str:
     return "".join(
-        scalar(kind, f"parley:{name}", help, [(common, [("", read(view))]) for common, view in each])
-        for kind, name, help, read in OWN
+        scalar_lines(
+            "counter", f"parley:{protocol}_responses_total", "Responses by status.", [("", _counts_by_status(count))]
+        )
+        for protocol, count in responses.items()
+    )
+
+
+def _counts_by_status(count: LabelledCounter) -> Iterable[tuple[str, float]]:
+    return [(format_labels({"status": status}), number) for status, number in count.by_label.items()]
+
+
+def _parley_metrics(views: Sequence[ModelSnapshot]) -> str:
+    labelled_views = [(format_labels({"model_name": view.model}), view) for view in views]
+    return "".join(
+        scalar_lines(
+            kind, f"parley:{name}", description, [(common, [("", read_value(view))]) for common, view in labelled_views]
+        )
+        for kind, name, description, read_value in PARLEY_SERIES
     )

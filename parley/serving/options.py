@@ -8,22 +8,22 @@ from typing import Literal, NamedTuple
 
 from parley.dialects.dialect import Dialect
 from parley.types import Settings
-from parley.web.options import HttpOptions, Tls
+from parley.web.options import HttpOptions, TlsFiles
 
 EngineKind = Literal["process", "thread", "scripted"]  # a scripted engine runs no model
-Role = Literal["none", "prefill", "decode", "flex", "mixed"]
+RoleName = Literal["none", "prefill", "decode", "flex", "mixed"]
 
 
-class Listen(NamedTuple):
+class ListenAddress(NamedTuple):
     """A port for one API: the name of the API's prefix, host, port (0: any free one) and TLS."""
 
     api: str
     host: str
     port: int
-    tls: Tls | None = None
+    tls: TlsFiles | None = None
 
 
-class Offer(NamedTuple):
+class OfferedModel(NamedTuple):
     """A model to serve: the names that clients may send as ``model``, its settings, and the kind of its engine.
 
     Answers carry the first name. ``settings.model`` may be a folder, or a name that is looked up or downloaded.
@@ -43,9 +43,9 @@ class ServerOptions(HttpOptions):
     """
 
     port: int | None = 8000  # for all APIs. 0: any free port, printed at the start; None: only the ports of ``listen``
-    listen: tuple[Listen, ...] = ()  # further ports; entries with the same host and port share it
+    listen: tuple[ListenAddress, ...] = ()  # further ports; entries with the same host and port share it
     apis: Mapping[str, Dialect] = field(default_factory=dict)  # replaces the default dialects of ``listen``, by name
-    grpc: tuple[Listen, ...] = ()  # ports for Triton's API over gRPC
+    grpc: tuple[ListenAddress, ...] = ()  # ports for Triton's API over gRPC
     strict: bool = False  # the APIs on the shared port have the limits and refusals of the servers they copy
     tgi_compat: str = "3"  # the TGI version that the shared port copies
     endpoints: str | None = None  # the file that endpoints are kept in; None: they last until the server ends
@@ -64,13 +64,13 @@ class ServerOptions(HttpOptions):
     tokenizer_info: bool = False  # serve the tokenizer's configuration at /tokenizer_info
 
     # for an instance of a cluster
-    role: Role = "mixed"
+    role: RoleName = "mixed"
     peer_port: int | None = None  # where other instances hand requests over; 0: any free port; None: no such port
     peer_lease: float = 30.0  # seconds of silence until the other side of a handover is considered dead
     peer_checksum: bool = False  # compare checksums of pages that were handed over
     p_percentage: int = 50  # the share of a flex instance's time for prefill, in percent
     cluster_secret: str = ""  # known to all instances and coordinators of the cluster
-    peer_tls: Tls | None = None  # encrypts handovers, with certificates on both sides
+    peer_tls: TlsFiles | None = None  # encrypts handovers, with certificates on both sides
 
     access_log: bool = True
     log_format: Literal["text", "json"] = "text"

@@ -15,194 +15,235 @@ import msgspec
 
 from parley.errors import ContextLength, Invalid, NoTokens, UnknownModel, UnknownToken, excerpt
 from parley.serving import beam_limits, embedding
-from parley.serving.served_model import Model
-from parley.text import Prepared
-from parley.text.grammar.compiler import WORKERS
-from parley.types import Chat, ModelInfo, Prompt, Request, Text, Work
+from parley.serving.served_model import ServedModel
+from parley.text import PreparedPrompt
+from parley.text.grammar.compiler import COMPILE_WORKERS
+from parley.types import Chat, EngineRequest, ModelInfo, Prompt, Request, Text
 from parley.web.offload import off_loop
 
-NUMBERS = count()  # keep engine ids unique: a retried request may arrive while the engine still runs its first attempt
-MAX_LISTED = 1 << 18  # log-probabilities in one request for those of the whole vocabulary; they take half a second
+ATTEMPT_NUMBERS = (
+    count()
+)  # keep engine ids unique: a retried request may arrive while the engine still runs its first attempt
+MAX_LISTED_LOGPROBS = (
+    1 << 18
+)  # log-probabilities in one request for those of the whole vocabulary; they take half a second
 
 
-async def works(model: Model, request: Request, tenant: str) -> list[tuple[Prepared, Work]]:
+async def prepare_engine_requests(
+    model: ServedModel, request: Request, tenant: str
+) -> list[tuple[PreparedPrompt, EngineRequest]]:
     """Prepare each prompt and build its engine request. Raises BadRequest, UnknownModel.
 
     Options that are expressed by other options are replaced in ``request``: banned words, a beam search of width 1.
     """
     check_adapter(model, request)
-    embedding.check(request, model.info)
-    beam_limits.settle(request, model.settings.max_batch)
-    _check_ids(request, model.info)
-    size = sum(map(_size, request.prompts)) + 64 * len(request.banned) + len(request.prediction)
-    grammars = await _grammars(model, request)
-    prompts = await off_loop(size, partial(_prompts, model, request))
+    embedding.check_embedding(request, model.model_info)
+    beam_limits.check_beam_search(request, model.settings.max_batch)
+    _check_token_ids(request, model.model_info)
+    size = sum(map(_prompt_characters, request.prompts)) + 64 * len(request.banned_words) + len(request.prediction)
+    grammars = await _compile_grammars(model, request)
+    prompts = await off_loop(size, partial(_prepare_prompts, model, request))
     return [
-        (prepared, _work(model, request, number, prepared, most, grammars[number], tenant))
-        for number, (prepared, most) in enumerate(prompts)
+        (prepared, _build_engine_request(model, request, number, prepared, max_tokens, grammars[number], tenant))
+        for number, (prepared, max_tokens) in enumerate(prompts)
     ]
 
 
-def check_adapter(model: Model, request: Request) -> None:
+def check_adapter(model: ServedModel, request: Request) -> None:
     """Raise UnknownModel if the request names an adapter that the model does not have."""
     name, known = request.adapter, model.adapters
     if name is not None and name not in known:
         raise UnknownModel(f"There is no adapter {excerpt(name)}.", name=name, served=list(known), field="adapter")
 
 
-def _work(
-    model: Model, request: Request, number: int, prepared: Prepared, max_tokens: int, grammar: str, tenant: str
-) -> Work:
+def _build_engine_request(
+    model: ServedModel,
+    request: Request,
+    number: int,
+    prepared: PreparedPrompt,
+    max_tokens: int,
+    grammar: str,
+    tenant: str,
+) -> EngineRequest:
     """Build the engine request of prompt ``number``."""
-    language, vocabulary = model.language, model.info.vocab_size
-    sampling, stop, want, budget = request.sampling, request.stop, request.want, request.thinking_budget
-    seed = sampling.seed if sampling.seed is not None else _drawn(f"{request.id} {number}")
-    ranked = 0 if request.best_of is not None else None  # ranking needs the engine's log-probabilities
-    return Work(
-        id=f"{request.id}-{number}-{next(NUMBERS)}",
+    pipeline, vocabulary = model.text_pipeline, model.model_info.vocab_size
+    sampling, stop_conditions, output_options, budget = (
+        request.sampling,
+        request.stop_conditions,
+        request.output_options,
+        request.thinking_budget,
+    )
+    seed = sampling.seed if sampling.seed is not None else _derive_seed(f"{request.id} {number}")
+    ranking_logprobs = 0 if request.best_of is not None else None  # ranking needs the engine's log-probabilities
+    return EngineRequest(
+        id=f"{request.id}-{number}-{next(ATTEMPT_NUMBERS)}",
         token_ids=prepared.token_ids,
         max_tokens=max_tokens,
         sampling=sampling,
         seed=seed & (2**64 - 1),
-        n=request.made,
-        min_tokens=stop.min_tokens,
-        stop_ids=sorted({*stop.ids, *(() if stop.ignore_eos else language.tokenizer.eos_ids)}),
-        logprobs=0 if want.named else _listed(ranked if want.logprobs is None else want.logprobs, vocabulary),
-        prompt_logprobs=_listed(want.prompt_logprobs, vocabulary),
-        salt=request.salt,
-        costs=want.costs,
+        n=request.choices_per_prompt,
+        min_tokens=stop_conditions.min_tokens,
+        stop_ids=sorted({*stop_conditions.ids, *(() if stop_conditions.ignore_eos else pipeline.tokenizer.eos_ids)}),
+        logprobs=0
+        if output_options.logprob_ids
+        else _alternatives_count(
+            ranking_logprobs if output_options.logprobs is None else output_options.logprobs, vocabulary
+        ),
+        prompt_logprobs=_alternatives_count(output_options.prompt_logprobs, vocabulary),
+        cache_salt=request.cache_salt,
+        token_costs=output_options.token_costs,
         pooling=request.pooling,
-        grammar=language.gate(grammar, prepared, want.plain),
-        thinking=None if budget is None else language.bound(prepared, budget),
+        grammar=pipeline.wrap_with_reasoning(grammar, prepared, output_options.unparsed),
+        reasoning_limit=None if budget is None else pipeline.reasoning_limit(prepared, budget),
         priority=request.priority,
         tenant=tenant,
         beam=request.beam,
         adapter=request.adapter or "",
         prediction=prepared.predicted.token_ids if prepared.predicted is not None else [],
-        named=want.named,
+        logprob_ids=output_options.logprob_ids,
     )
 
 
-def _drawn(source: str) -> int:
+def _derive_seed(seed_text: str) -> int:
     """Return a 63-bit seed that looks random but is the same on every instance that computes this request."""
-    return int.from_bytes(blake2b(source.encode(), digest_size=8).digest()) >> 1
+    return int.from_bytes(blake2b(seed_text.encode(), digest_size=8).digest()) >> 1
 
 
-def _listed(wanted: int | None, vocabulary: int) -> int:
+def _alternatives_count(alternatives: int | None, vocabulary: int) -> int:
     """Return a number of alternatives as the engine expects it: -1 for no log-probabilities at all."""
-    if wanted is None:
+    if alternatives is None:
         return -1
-    return vocabulary if wanted < 0 else wanted
+    return vocabulary if alternatives < 0 else alternatives
 
 
-async def _grammars(model: Model, request: Request) -> list[str]:
+async def _compile_grammars(model: ServedModel, request: Request) -> list[str]:
     """Return the grammar that the answer to each prompt must follow, in the engine's format. Raises Invalid."""
-    language, grammar, prompts = model.language, request.grammar, request.prompts
-    talks = any(isinstance(prompt, Chat) for prompt in prompts)  # plain prompts all have the same grammar
-    made = []
-    for prompt in prompts if talks else prompts[:1]:
-        found = language.found(prompt, grammar)
-        if found is None:
-            found = await asyncio.get_running_loop().run_in_executor(WORKERS, language.compile, prompt, grammar)
-        made.append(found)
-    return made if talks else made * len(prompts)
+    pipeline, grammar, prompts = model.text_pipeline, request.grammar, request.prompts
+    has_chat = any(isinstance(prompt, Chat) for prompt in prompts)  # plain prompts all have the same grammar
+    grammars = []
+    for prompt in prompts if has_chat else prompts[:1]:
+        answer_grammar = pipeline.cached_answer_grammar(prompt, grammar)
+        if answer_grammar is None:
+            answer_grammar = await asyncio.get_running_loop().run_in_executor(
+                COMPILE_WORKERS, pipeline.compile_answer_grammar, prompt, grammar
+            )
+        grammars.append(answer_grammar)
+    return grammars if has_chat else grammars * len(prompts)
 
 
-def _prompts(model: Model, request: Request) -> list[tuple[Prepared, int]]:
+def _prepare_prompts(model: ServedModel, request: Request) -> list[tuple[PreparedPrompt, int]]:
     """Tokenize each prompt and compute how many tokens may follow it. Raises BadRequest."""
-    language, limit, longest = model.language, model.info.max_model_len, model.options.max_prompt
-    made = []
-    predicted = language.predict(request.prediction, limit)
+    pipeline, context_length, max_prompt = model.text_pipeline, model.model_info.max_model_len, model.options.max_prompt
+    prepared_prompts = []
+    predicted = pipeline.prepare_prediction(request.prediction, context_length)
     for prompt in request.prompts:
         # With truncation there is no length limit to enforce early.
-        most = limit if request.overflow == "refuse" else None
-        prepared = language.prepare(prompt, most, request.truncate, request.keep, pooling=request.pooling)
-        if longest is not None or request.overflow != "refuse":
-            prepared = _shortened(request, prepared, min(longest or limit, limit - 1))
+        early_limit = context_length if request.on_overflow == "refuse" else None
+        prepared = pipeline.prepare_prompt(
+            prompt, early_limit, request.max_prompt_tokens, request.truncation_side, pooling=request.pooling
+        )
+        if max_prompt is not None or request.on_overflow != "refuse":
+            prepared = _truncate_prompt(request, prepared, min(max_prompt or context_length, context_length - 1))
         if predicted is not None:
             prepared = replace(prepared, predicted=predicted)
-        made.append((prepared, _room(model, request, prepared.token_ids)))
-    _check_lists(request, model.info, made)
-    if request.banned:
-        request.sampling = msgspec.structs.replace(request.sampling, banned=language.spellings(request.banned))
-    return made
-
-
-def _shortened(request: Request, prepared: Prepared, longest: int) -> Prepared:
-    """Truncate a prompt to ``max_prompt`` tokens, if the request allows it. Raises ContextLength."""
-    ids = prepared.token_ids
-    if len(ids) <= longest:
-        return prepared
-    if request.overflow == "refuse":
-        raise ContextLength(
-            f"The prompt has {len(ids)} tokens, but at most {longest} are allowed here. Shorten the prompt.",
-            field="prompt",
-            limit=longest + 1,
-            prompt=len(ids),
+        prepared_prompts.append((prepared, _output_limit(model, request, prepared.token_ids)))
+    _check_full_logprobs(request, model.model_info, prepared_prompts)
+    if request.banned_words:
+        request.sampling = msgspec.structs.replace(
+            request.sampling, banned=pipeline.word_token_ids(request.banned_words)
         )
-    return replace(prepared, token_ids=ids[:longest] if request.overflow == "head" else ids[-longest:])
+    return prepared_prompts
 
 
-def _room(model: Model, request: Request, ids: list[int]) -> int:
-    """Return how many tokens may be generated after the prompt. Raises ContextLength, Invalid."""
-    info, stop = model.info, request.stop
-    if not ids:
-        raise NoTokens("The prompt is empty: it has no tokens.", field="prompt")
-    if max(ids) >= info.vocab_size:
-        told = f"Token id {max(ids)} is out of vocabulary: there are {info.vocab_size} tokens."
-        raise UnknownToken(told, field="prompt")
-    room = info.max_model_len - len(ids)
-    wanted = stop.max_tokens if stop.max_tokens is not None else max(1, stop.min_tokens)
-    if stop.reserve is not None:
-        wanted = min(wanted, stop.reserve)
-    if request.pooling is not None:
-        wanted = 0
-    if wanted > room:
-        counted = stop.max_tokens is not None and request.pooling is None
-        asked = f" and {wanted} tokens were requested after it" if counted else ""
+def _truncate_prompt(request: Request, prepared: PreparedPrompt, max_prompt: int) -> PreparedPrompt:
+    """Truncate a prompt to ``max_prompt`` tokens, if the request allows it. Raises ContextLength."""
+    token_ids = prepared.token_ids
+    if len(token_ids) <= max_prompt:
+        return prepared
+    if request.on_overflow == "refuse":
         raise ContextLength(
-            f"This model's maximum context length is {info.max_model_len} tokens. The prompt has {len(ids)}{asked}."
+            f"The prompt has {len(token_ids)} tokens, but at most {max_prompt} are allowed here. Shorten the prompt.",
+            field="prompt",
+            limit=max_prompt + 1,
+            prompt=len(token_ids),
+        )
+    return replace(
+        prepared, token_ids=token_ids[:max_prompt] if request.on_overflow == "head" else token_ids[-max_prompt:]
+    )
+
+
+def _output_limit(model: ServedModel, request: Request, token_ids: list[int]) -> int:
+    """Return how many tokens may be generated after the prompt. Raises ContextLength, Invalid."""
+    info, stop_conditions = model.model_info, request.stop_conditions
+    if not token_ids:
+        raise NoTokens("The prompt is empty: it has no tokens.", field="prompt")
+    if max(token_ids) >= info.vocab_size:
+        message = f"Token id {max(token_ids)} is out of vocabulary: there are {info.vocab_size} tokens."
+        raise UnknownToken(message, field="prompt")
+    context_room = info.max_model_len - len(token_ids)
+    min_room = (
+        stop_conditions.max_tokens if stop_conditions.max_tokens is not None else max(1, stop_conditions.min_tokens)
+    )
+    if stop_conditions.reserved_tokens is not None:
+        min_room = min(min_room, stop_conditions.reserved_tokens)
+    if request.pooling is not None:
+        min_room = 0
+    if min_room > context_room:
+        names_max_tokens = stop_conditions.max_tokens is not None and request.pooling is None
+        request_part = f" and {min_room} tokens were requested after it" if names_max_tokens else ""
+        raise ContextLength(
+            f"This model's maximum context length is {info.max_model_len} tokens. The prompt has {len(token_ids)}{request_part}."
             f" Shorten the prompt{' or ask for fewer tokens' if request.pooling is None else ''}.",
             field="prompt",
             limit=info.max_model_len,
-            prompt=len(ids),
-            requested=wanted if counted else None,
+            prompt=len(token_ids),
+            requested=min_room if names_max_tokens else None,
         )
-    given = (stop.max_tokens, model.options.max_output, beam_limits.room(request, info, len(ids), wanted))
-    return min([room, *(each for each in given if each is not None)])
+    output_limits = (
+        stop_conditions.max_tokens,
+        model.options.max_output,
+        beam_limits.beam_output_limit(request, info, len(token_ids), min_room),
+    )
+    return min([context_room, *(limit for limit in output_limits if limit is not None)])
 
 
-def _check_ids(request: Request, info: ModelInfo) -> None:
+def _check_token_ids(request: Request, info: ModelInfo) -> None:
     """Check that the token ids in the options are in the vocabulary. Raises Invalid."""
-    given = {
+    ids_by_field = {
         "logit_bias": request.sampling.logit_bias,
-        "stop_ids": request.stop.ids,
+        "stop_ids": request.stop_conditions.ids,
         "allowed_token_ids": request.sampling.allowed,
-        "logprob_token_ids": request.want.named,
+        "logprob_token_ids": request.output_options.logprob_ids,
     }
-    for field, ids in given.items():
-        if ids and (id := max(ids)) >= info.vocab_size:
-            raise Invalid(f"Token id {id} is not in the vocabulary of {info.vocab_size} tokens.", field=field)
-
-
-def _check_lists(request: Request, info: ModelInfo, prompts: list[tuple[Prepared, int]]) -> None:
-    """Limit full-vocabulary log-probabilities to ``MAX_LISTED_LOGPROBS`` values per request. Raises Invalid."""
-    want, vocabulary = request.want, info.vocab_size
-    lists = {
-        "logprobs": request.made * sum(most for _, most in prompts) if want.logprobs == -1 and not want.named else 0,
-        "prompt_logprobs": sum(len(prepared.token_ids) for prepared, _ in prompts) if want.prompt_logprobs == -1 else 0,
-    }
-    most = max(1, MAX_LISTED // vocabulary)
-    for field, tokens in lists.items():
-        if tokens > most:
+    for field, token_ids in ids_by_field.items():
+        if token_ids and (highest_id := max(token_ids)) >= info.vocab_size:
             raise Invalid(
-                f"Log-probabilities of all {vocabulary} tokens of the vocabulary can be returned for at most "
-                f"{most} tokens in one request, but they were requested for {tokens}.",
+                f"Token highest_id {highest_id} is not in the vocabulary of {info.vocab_size} tokens.", field=field
+            )
+
+
+def _check_full_logprobs(request: Request, info: ModelInfo, prompts: list[tuple[PreparedPrompt, int]]) -> None:
+    """Limit full-vocabulary log-probabilities to ``MAX_LISTED_LOGPROBS`` values per request. Raises Invalid."""
+    output_options, vocabulary = request.output_options, info.vocab_size
+    tokens_by_field = {
+        "logprobs": request.choices_per_prompt * sum(max_tokens for _, max_tokens in prompts)
+        if output_options.logprobs == -1 and not output_options.logprob_ids
+        else 0,
+        "prompt_logprobs": sum(len(prepared.token_ids) for prepared, _ in prompts)
+        if output_options.prompt_logprobs == -1
+        else 0,
+    }
+    max_tokens = max(1, MAX_LISTED_LOGPROBS // vocabulary)
+    for field, tokens in tokens_by_field.items():
+        if tokens > max_tokens:
+            raise Invalid(
+                f"Log-probabilities of all {vocabulary} tokens of the vocabulary can be returned for at max_tokens "
+                f"{max_tokens} tokens in one request, but they were requested for {tokens}.",
                 field=field,
             )
 
 
-def _size(prompt: Prompt) -> int:
+def _prompt_characters(prompt: Prompt) -> int:
     """Return roughly how many characters of text a prompt has; 0 for token ids."""
     if isinstance(prompt, Text):
         return len(prompt.text)

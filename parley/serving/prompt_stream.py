@@ -9,16 +9,27 @@ import time
 from collections.abc import Callable
 
 from parley.errors import EngineDied, EngineError, ParleyError
-from parley.serving.best_of import Ranking
-from parley.serving.deadline import Clock
-from parley.serving.embedding import Pooled
-from parley.serving.request_metrics import Tally
-from parley.serving.served_model import Model
-from parley.text import Choice, Prepared, Stops, scored
-from parley.types import Accepted, Done, Event, Output, Reason, Request, Score, Scored, Text, Work
+from parley.serving.best_of import BestOfRanking
+from parley.serving.deadline import RequestDeadline
+from parley.serving.embedding import EmbeddingChoice
+from parley.serving.request_metrics import RequestMetrics
+from parley.serving.served_model import ServedModel
+from parley.text import AnswerChoice, PreparedPrompt, StopAutomaton, describe_prompt_tokens
+from parley.types import (
+    ChoiceDone,
+    EngineOutput,
+    EngineRequest,
+    Event,
+    FinishReason,
+    PromptAccepted,
+    PromptScored,
+    Request,
+    Text,
+    TokenScore,
+)
 
 
-class Branch:
+class PromptStream:
     """Prompt ``prompt_number`` of the request, submitted as ``engine_request``.
 
     ``on_choice_done`` is called with the last event of each delivered choice; ``deadline`` hears of every output. If
@@ -27,118 +38,132 @@ class Branch:
 
     def __init__(
         self,
-        number: int,
+        prompt_number: int,
         request: Request,
-        prepared: Prepared,
-        work: Work,
-        model: Model,
-        stops: Stops | None,
-        tally: Tally,
-        clock: Clock | None,
-        finished: Callable[[Branch, Done], None],
+        prepared: PreparedPrompt,
+        engine_request: EngineRequest,
+        model: ServedModel,
+        stops: StopAutomaton | None,
+        request_metrics: RequestMetrics,
+        deadline: RequestDeadline | None,
+        on_choice_done: Callable[[PromptStream, ChoiceDone], None],
     ):
-        self.number = number
+        self.prompt_number = prompt_number
         self._request = request
         self._prepared = prepared
         self._engine = model.engine
-        self._tokenizer = model.language.tokenizer
-        self._tally = tally
-        self._clock = clock
-        self._finished = finished
-        first = number * request.n
-        drafted = [
-            Choice(request, first + k, self._tokenizer, prepared, stops, details=request.want.ids)
-            for k in range(request.made)
+        self._tokenizer = model.text_pipeline.tokenizer
+        self._request_metrics = request_metrics
+        self._deadline = deadline
+        self._on_choice_done = on_choice_done
+        first_index = prompt_number * request.n
+        text_choices = [
+            AnswerChoice(request, first_index + k, self._tokenizer, prepared, stops, details=request.output_options.ids)
+            for k in range(request.choices_per_prompt)
         ]
-        self.choices: list[Choice] | list[Pooled] = drafted
+        self.choices: list[AnswerChoice] | list[EmbeddingChoice] = text_choices
         if request.pooling is not None:
-            self.choices = [Pooled(number, len(work.token_ids))]
-        self._ranking = Ranking(drafted, first, request.n) if request.best_of is not None else None
-        self._due = request.want.prompt_logprobs is not None  # waiting for prompt scores, which come first
-        self._held: list[Output] = []
-        self._length = len(work.token_ids)  # of the prompt; 0 once its prefix hits have been counted
-        self.stream = self._engine.submit(work)
+            self.choices = [EmbeddingChoice(prompt_number, len(engine_request.token_ids))]
+        self._best_of = BestOfRanking(text_choices, first_index, request.n) if request.best_of is not None else None
+        self._awaits_scores = (
+            request.output_options.prompt_logprobs is not None
+        )  # waiting for prompt scores, which come first
+        self._held_outputs: list[EngineOutput] = []
+        self._uncounted_tokens = len(
+            engine_request.token_ids
+        )  # of the prompt; 0 once its prefix hits have been counted
+        self.stream = self._engine.submit_request(engine_request)
 
-    def accepted(self, work: Work) -> list[Event]:
+    def accepted_events(self, engine_request: EngineRequest) -> list[Event]:
         """Return the events that are delivered before any output."""
-        want = self._request.want
-        text = self._tokenizer.decode(work.token_ids, False) if want.text else None
-        events: list[Event] = [Accepted(self.number, work.token_ids, work.seed, text)]
-        if want.echo and not self._due:
-            events.append(self._scored(None))
+        output_options = self._request.output_options
+        text = self._tokenizer.decode(engine_request.token_ids, False) if output_options.prompt_text else None
+        events: list[Event] = [PromptAccepted(self.prompt_number, engine_request.token_ids, engine_request.seed, text)]
+        if output_options.echo and not self._awaits_scores:
+            events.append(self._scores_event(None))
         return events
 
     @property
-    def given(self) -> list[Choice] | list[Pooled]:
+    def delivered_choices(self) -> list[AnswerChoice] | list[EmbeddingChoice]:
         """The choices that are delivered: with ``best_of`` the best ones, once they are known."""
-        return self._ranking.best if self._ranking else self.choices
+        return self._best_of.best_choices if self._best_of else self.choices
 
-    def count(self, outputs: list[Output]) -> None:
+    def count_prefix_hit(self, outputs: list[EngineOutput]) -> None:
         """Record how much of the prompt was a prefix hit, which the first outputs say."""
-        if self._length and outputs and outputs[0].finish != "error":
-            self._tally.found(outputs[0].cached_tokens, self._length)
-            self._length = 0
+        if self._uncounted_tokens and outputs and outputs[0].finish_reason != "error":
+            self._request_metrics.record_prefix_hit(outputs[0].cached_tokens, self._uncounted_tokens)
+            self._uncounted_tokens = 0
 
-    def render(self, outputs: list[Output]) -> list[Event]:
+    def render_outputs(self, outputs: list[EngineOutput]) -> list[Event]:
         """Turn outputs into events. Raises EngineError if an output reports one."""
         events: list[Event] = []
-        if self._due:
-            outputs = self._held + outputs
+        if self._awaits_scores:
+            outputs = self._held_outputs + outputs
             scores = next((output.prompt_scores for output in outputs if output.prompt_scores is not None), None)
-            ended = any(output.finish == "error" or (output.finish and not output.index) for output in outputs)
-            if scores is None and not ended:
-                self._held = outputs
+            first_choice_ended = any(
+                output.finish_reason == "error" or (output.finish_reason and not output.index) for output in outputs
+            )
+            if scores is None and not first_choice_ended:
+                self._held_outputs = outputs
                 return events
-            self._due, self._held = False, []
+            self._awaits_scores, self._held_outputs = False, []
             if scores is not None:
-                events.append(self._scored(scores))
+                events.append(self._scores_event(scores))
         now = time.perf_counter()
-        if self._clock is not None:
-            self._clock.seen()
-        first = self.number * self._request.made
+        if self._deadline is not None:
+            self._deadline.note_output()
+        first_index = self.prompt_number * self._request.choices_per_prompt
         for output in outputs:
-            if output.finish == "error":
-                raise self._failure(output)
+            if output.finish_reason == "error":
+                raise self._output_error(output)
             if output.token_ids or output.vector is not None:
-                self._tally.tokens(first + output.index, len(output.token_ids), now, output.waited)
+                self._request_metrics.record_tokens(
+                    first_index + output.index, len(output.token_ids), now, output.queue_seconds
+                )
             if output.preemptions:
-                self._tally.preempt(first + output.index, output.preemptions)
-            made = self.choices[output.index].push(output)
-            if made and isinstance(made[-1], Done) and output.finish is None:
-                self.stream.cancel(output.index)  # a stop string matched, which the engine cannot see
-            events += self._give(output.index, made)
+                self._request_metrics.record_preemptions(first_index + output.index, output.preemptions)
+            choice_events = self.choices[output.index].push_output(output)
+            if choice_events and isinstance(choice_events[-1], ChoiceDone) and output.finish_reason is None:
+                self.stream.cancel_choice(output.index)  # a stop string matched, which the engine cannot see
+            events += self._deliver_events(output.index, choice_events)
         return events
 
-    def stop(self, reason: Reason) -> list[Event]:
+    def finish_choices(self, reason: FinishReason) -> list[Event]:
         """Finish all choices with the output so far. Those of a beam search arrive with the engine's next step."""
         if self._request.beam is not None:
-            self.stream.conclude("cancel" if reason == "cancel" else "length")
+            self.stream.finish_beam_search("cancel" if reason == "cancel" else "length")
             return []
-        self.stream.cancel()
+        self.stream.cancel_choice()
         events: list[Event] = []
         for index, choice in enumerate(self.choices):
-            assert isinstance(choice, Choice)
-            events += self._give(index, choice.close(reason))
+            assert isinstance(choice, AnswerChoice)
+            events += self._deliver_events(index, choice.finish_early(reason))
         return events
 
-    def _give(self, index: int, made: list[Event]) -> list[Event]:
+    def _deliver_events(self, index: int, choice_events: list[Event]) -> list[Event]:
         """Return the events to deliver for new events of a choice, and report choices that finish."""
-        given = made if self._ranking is None else self._ranking.add(index, made)
-        for event in given:
-            if isinstance(event, Done):
-                self._finished(self, event)
-        return given
+        delivered = choice_events if self._best_of is None else self._best_of.rank_events(index, choice_events)
+        for event in delivered:
+            if isinstance(event, ChoiceDone):
+                self._on_choice_done(self, event)
+        return delivered
 
-    def _scored(self, scores: list[Score | None] | None) -> Scored:
+    def _scores_event(self, scores: list[TokenScore | None] | None) -> PromptScored:
         """Return the event with the prompt's tokens, their scores if requested, and its text."""
-        want, ids = self._request.want, self._prepared.token_ids
-        event = scored(self._tokenizer, self.number, ids, scores, want.prompt_logprobs or 0)
-        if want.echo:
-            prompt = self._request.prompts[self.number]
-            event.text = prompt.text if isinstance(prompt, Text) else self._tokenizer.decode(ids, want.skip_special)
+        output_options, token_ids = self._request.output_options, self._prepared.token_ids
+        event = describe_prompt_tokens(
+            self._tokenizer, self.prompt_number, token_ids, scores, output_options.prompt_logprobs or 0
+        )
+        if output_options.echo:
+            prompt = self._request.prompts[self.prompt_number]
+            event.text = (
+                prompt.text
+                if isinstance(prompt, Text)
+                else self._tokenizer.decode(token_ids, output_options.skip_special)
+            )
         return event
 
-    def _failure(self, output: Output) -> ParleyError:
+    def _output_error(self, output: EngineOutput) -> ParleyError:
         """Return the error that an output reports; EngineDied if the engine is gone."""
         message = output.error or "The engine failed this request."
         return EngineError(message) if self._engine.state == "ready" else EngineDied(message)

@@ -10,31 +10,31 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from parley.dialects.facts import Facts
+from parley.dialects.facts import ServerFacts
 from parley.errors import NotReady, Stopping, UnknownModel, excerpt
-from parley.metrics.series import Count
+from parley.metrics.series import LabelledCounter
 from parley.serving.options import ServerOptions
-from parley.serving.served_model import Model, OpenRequest
-from parley.serving.traffic_split import Endpoints
+from parley.serving.served_model import OpenRequest, ServedModel
+from parley.serving.traffic_split import EndpointStore
 from parley.version import __version__
 
 # Clients of Hugging Face's servers, which serve one model each, send these where a model's name is required.
-PLACEHOLDER = re.compile(r"tgi|dummy|https?://.*", re.DOTALL)
-LAST_WORDS = 0.5  # seconds for the last events of requests after their engine was closed
-CLOSING = "The server is shutting down."
+ANY_MODEL_NAME = re.compile(r"tgi|dummy|https?://.*", re.DOTALL)
+CLOSE_GRACE_SECONDS = 0.5  # seconds for the last events of requests after their engine was closed
+SHUTDOWN_MESSAGE = "The server is shutting down."
 
 
 class ModelObserver(Protocol):
     """Observes which models are served."""
 
-    def add_model(self, model: Model) -> None:
+    def add_model(self, model: ServedModel) -> None:
         """Called when a model is listed, before it is loaded."""
 
-    def remove_model(self, model: Model) -> None:
+    def remove_model(self, model: ServedModel) -> None:
         """Called when a model is no longer served."""
 
 
-class Service:
+class ModelRegistry:
     """The served models and their shared state. ``drain_models`` and ``close_models`` end them all.
 
     ``observers`` hear of every model, including the first ones. ``stop_server`` ends the server.
@@ -43,166 +43,166 @@ class Service:
     def __init__(
         self,
         options: ServerOptions,
-        models: Iterable[Model],
+        models: Iterable[ServedModel],
         observers: Sequence[ModelObserver] = (),
-        stop: Callable[[], None] = lambda: None,
+        stop_server: Callable[[], None] = lambda: None,
     ):
         self.options = options
-        self.models: list[Model] = []
-        self.responses = Count()  # responses over HTTP, by status
-        self.calls = Count()  # responses over gRPC, by status
-        self.endpoints = Endpoints(options.endpoints)
-        self.adapting = asyncio.Lock()  # held while an adapter is loaded or unloaded
-        self.tokenizing = asyncio.Lock()  # held while a huge text is tokenized at a client's request
-        self.draining = False
-        self.stop = stop
+        self.models: list[ServedModel] = []
+        self.http_responses = LabelledCounter()  # responses over HTTP, by status
+        self.grpc_responses = LabelledCounter()  # responses over gRPC, by status
+        self.endpoint_store = EndpointStore(options.endpoints)
+        self.adapter_lock = asyncio.Lock()  # held while an adapter is loaded or unloaded
+        self.huge_text_lock = asyncio.Lock()  # held while a huge text is tokenized at a client's request
+        self.shutting_down = False
+        self.stop_server = stop_server
         self._observers = observers
         for model in models:
-            self._enlist(model)
+            self._list_model(model)
 
-    def _enlist(self, model: Model) -> None:
-        known = {name for each in self.models for name in (*each.names, *each.settings.adapters)}
-        taken = sorted(known & {*model.names, *model.settings.adapters})
-        if taken:
-            raise ValueError(f"The name {taken[0]} already belongs to another model.")
+    def _list_model(self, model: ServedModel) -> None:
+        known_names = {name for other in self.models for name in (*other.names, *other.settings.adapters)}
+        taken_names = sorted(known_names & {*model.names, *model.settings.adapters})
+        if taken_names:
+            raise ValueError(f"The name {taken_names[0]} already belongs to another model.")
         self.models.append(model)
         for observer in self._observers:
             observer.add_model(model)
 
-    def _withdraw(self, model: Model) -> None:
+    def _unlist_model(self, model: ServedModel) -> None:
         self.models.remove(model)
         for observer in self._observers:
             observer.remove_model(model)
 
     @property
-    def main(self) -> Model:
+    def main_model(self) -> ServedModel:
         return self.models[0]
 
     @property
-    def open(self) -> list[OpenRequest]:
+    def open_requests(self) -> list[OpenRequest]:
         """The open requests of all models."""
-        return [request for model in self.models for request in model.open]
+        return [request for model in self.models for request in model.open_requests]
 
     @property
-    def names(self) -> list[str]:
+    def served_names(self) -> list[str]:
         """All names of models and adapters that clients may send."""
         return [name for model in self.models for name in (*model.names, *model.adapters)]
 
-    def get(self, name: str) -> Model | None:
+    def get_model(self, name: str) -> ServedModel | None:
         """Return the model or the adapter's model of this name, None if unknown. An empty name means the main model,
         as do the placeholders that stand for any model."""
         for model in self.models:
             if name in model.names or name in model.adapters:
                 return model
-        return self.main if not name or PLACEHOLDER.fullmatch(name) else None
+        return self.main_model if not name or ANY_MODEL_NAME.fullmatch(name) else None
 
-    def find(self, name: str) -> Model:
+    def find_model(self, name: str) -> ServedModel:
         """Return the model of this name, as ``get_model`` does. Raises UnknownModel."""
-        model = self.get(name)
+        model = self.get_model(name)
         if model is not None:
             return model
-        served = self.names
+        known_names = self.served_names
         raise UnknownModel(
-            f"The model {excerpt(name)} does not exist. Served here: {', '.join(served)}.",
+            f"The model {excerpt(name)} does not exist. Served here: {', '.join(known_names)}.",
             name=name,
-            served=served,
+            served=known_names,
             field="model",
         )
 
     @property
-    def places(self) -> int:
+    def total_slots(self) -> int:
         """The number of answers that may run or wait, over all models."""
-        return sum(model.places for model in self.models)
+        return sum(model.total_slots for model in self.models)
 
     # -- whether it serves
 
-    def waits(self) -> Model | None:
+    def first_unready_model(self) -> ServedModel | None:
         """Return the first model that does not take requests now, None if all do."""
-        return next((model for model in self.models if model.refusal() is not None), None)
+        return next((model for model in self.models if model.unready_error() is not None), None)
 
-    def refusal(self) -> NotReady | None:
+    def unready_error(self) -> NotReady | None:
         """Return the reason why not every model takes requests now, None if all do."""
-        model = self.waits()
-        return model.refusal() if model is not None else None
+        model = self.first_unready_model()
+        return model.unready_error() if model is not None else None
 
-    def require(self) -> None:
+    def require_ready(self) -> None:
         """Raise NotReady unless all models take requests."""
-        refusal = self.refusal()
-        if refusal is not None:
-            raise refusal
+        unready_error = self.unready_error()
+        if unready_error is not None:
+            raise unready_error
 
-    def admit(self) -> None:
+    def require_any_ready(self) -> None:
         """Raise NotReady if no model takes requests, whichever model the request is for."""
-        refusals = [model.refusal() for model in self.models]
-        if all(refusals) and refusals[0] is not None:
-            raise refusals[0]
+        unready_errors = [model.unready_error() for model in self.models]
+        if all(unready_errors) and unready_errors[0] is not None:
+            raise unready_errors[0]
 
     @property
-    def phase(self) -> str:
+    def server_phase(self) -> str:
         """The state in one word: that of the first model which is not ready."""
-        model = self.waits()
-        return model.phase if model is not None else "ready"
+        model = self.first_unready_model()
+        return model.model_phase if model is not None else "ready"
 
-    def facts(self) -> Facts:
+    def server_facts(self) -> ServerFacts:
         """Return the facts about the server that dialects report."""
-        cards = [card for model in self.models for card in model.cards()]
-        return Facts(__version__, cards, self.waits() is None, self.main.vitals())
+        cards = [card for model in self.models for card in model.model_cards()]
+        return ServerFacts(__version__, cards, self.first_unready_model() is None, self.main_model.server_status())
 
-    def hold_back(self, how: str) -> None:
+    def set_pause(self, pause_state: str) -> None:
         """Pause admission ("held" or "prepared") or resume it (""); open requests continue."""
         for model in self.models:
-            model.paused = how
+            model.pause_state = pause_state
 
-    def shut(self) -> None:
+    def stop_admission(self) -> None:
         """Stop admission for good; open requests continue."""
-        self.draining = True
+        self.shutting_down = True
         for model in self.models:
-            model.ending = CLOSING
+            model.ending_reason = SHUTDOWN_MESSAGE
 
     # -- models that come and go
 
-    async def add(self, model: Model) -> None:
+    async def serve_model(self, model: ServedModel) -> None:
         """Serve one more model. It is listed at once and answers requests when this returns.
 
         Raises ValueError if one of its names is taken, NotReady while the server shuts down, and anything that
         ``ServedModel.fetch_weights`` and ``ServedModel.load_engine`` raise; the model is then no longer listed.
         """
-        if self.draining:
-            raise Stopping(CLOSING, retry_after=5)
-        self._enlist(model)
-        model.paused = self.main.paused
+        if self.shutting_down:
+            raise Stopping(SHUTDOWN_MESSAGE, retry_after=5)
+        self._list_model(model)
+        model.pause_state = self.main_model.pause_state
         model.settings.kv_share = 1 / len(self.models)
         try:
-            await model.fetch()
-            await model.load()
+            await model.fetch_weights()
+            await model.load_engine()
         except BaseException:
             if model in self.models:
-                self._withdraw(model)
-            await model.close()
+                self._unlist_model(model)
+            await model.close_engine()
             raise
 
-    async def remove(self, model: Model) -> None:
+    async def retire_model(self, model: ServedModel) -> None:
         """Stop serving a model: unknown at once, closed after its open requests. ValueError for the main model."""
-        if model is self.main:
+        if model is self.main_model:
             raise ValueError("The main model cannot be removed.")
-        self._withdraw(model)
+        self._unlist_model(model)
         try:
-            await model.end(f"The model {model.name} is being removed.", self.options.drain)
+            await model.drain_requests(f"The model {model.name} is being removed.", self.options.drain)
         finally:
-            await model.close()
+            await model.close_engine()
 
-    async def drain(self, seconds: float | None = None) -> None:
+    async def drain_models(self, seconds: float | None = None) -> None:
         """Stop admission, let open requests finish for ``seconds`` (default ``options.drain``), then fail the rest."""
-        self.shut()
+        self.stop_admission()
         seconds = self.options.drain if seconds is None else seconds
-        await asyncio.gather(*(model.end(CLOSING, seconds) for model in self.models))
+        await asyncio.gather(*(model.drain_requests(SHUTDOWN_MESSAGE, seconds) for model in self.models))
 
-    async def settle(self, seconds: float) -> None:
+    async def wait_all_idle(self, seconds: float) -> None:
         """Wait until no request is open, for at most ``seconds``."""
-        await asyncio.gather(*(model.settle(seconds) for model in self.models))
+        await asyncio.gather(*(model.wait_until_idle(seconds) for model in self.models))
 
-    async def close(self) -> None:
+    async def close_models(self) -> None:
         """Close all engines, whose open requests then fail, and release the endpoints file to other servers."""
-        self.endpoints.close()
-        await asyncio.gather(*(model.close() for model in self.models))
-        await self.settle(LAST_WORDS)
+        self.endpoint_store.release_file()
+        await asyncio.gather(*(model.close_engine() for model in self.models))
+        await self.wait_all_idle(CLOSE_GRACE_SECONDS)

@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from parley.dialects.dialect import Timings
-from parley.metrics.recorded import Metrics
-from parley.types import Reason, Request, Usage
-from parley.web.logs import Note
+from parley.dialects.dialect import RequestTimings
+from parley.metrics.recorded import ModelMetrics
+from parley.types import FinishReason, Request, Usage
+from parley.web.logs import AccessLogEntry
 
-REASONS: dict[Reason, str] = {
+METRIC_FINISH_REASONS: dict[FinishReason, str] = {
     "stop": "stop",
     "tool": "stop",
     "length": "length",
@@ -21,137 +21,142 @@ REASONS: dict[Reason, str] = {
 }
 
 
-class Tally:
+class RequestMetrics:
     """Records one request: ``record_submit`` first, then the other events as they happen, then ``record_end``."""
 
-    def __init__(self, metrics: Metrics, note: Note, arrived: float):
-        self.note = note
-        self._metrics = metrics
-        self._arrived = arrived
-        self._submitted = 0.0
-        self._began = 0.0  # start of the engine's first step with the request
-        self._first = 0.0
-        self._last: dict[int, float] = {}  # choice -> time of its last token
-        self._preempted: dict[int, int] = {}  # choice -> number of preemptions
+    def __init__(self, metrics: ModelMetrics, log_entry: AccessLogEntry, arrived: float):
+        self.log_entry = log_entry
+        self._model_metrics = metrics
+        self._arrival_time = arrived
+        self._submit_time = 0.0
+        self._first_step_time = 0.0  # start of the engine's first step with the request
+        self._first_token_time = 0.0
+        self._last_token_times: dict[int, float] = {}  # choice -> time of its last token
+        self._preemptions: dict[int, int] = {}  # choice -> number of preemptions
         self._usage = Usage()
-        self._skipped = 0  # tokens that arrived in the same output as the one before
-        self._elsewhere = False  # another instance has counted the current outputs
-        self._begun = False  # another instance has counted the prompts
+        self._grouped_tokens = 0  # tokens that arrived in the same output as the one before
+        self._replaying = False  # another instance has counted the current outputs
+        self._resumed = False  # another instance has counted the prompts
 
     @property
-    def waits(self) -> bool:
+    def awaits_first_token(self) -> bool:
         """Whether no token has arrived yet."""
-        return not self._first
+        return not self._first_token_time
 
     @contextmanager
-    def elsewhere(self) -> Iterator[None]:
+    def replaying_outputs(self) -> Iterator[None]:
         """Within this context, outputs are replayed that another instance has counted."""
-        self._elsewhere = True
+        self._replaying = True
         try:
             yield
         finally:
-            self._elsewhere = False
+            self._replaying = False
 
-    def submit(self, request: Request, usage: Usage, *, begun: bool = False) -> None:
+    def record_submit(self, request: Request, usage: Usage, *, resumed: bool = False) -> None:
         """Record that the engine has the request. ``usage`` grows later. ``resumed``: another instance counted it."""
-        self._submitted = time.perf_counter()
-        self._usage, self._begun = usage, begun
-        if begun:
+        self._submit_time = time.perf_counter()
+        self._usage, self._resumed = usage, resumed
+        if resumed:
             return
-        metrics = self._metrics
-        metrics.prepared.observe(self._submitted - self._arrived)
+        metrics = self._model_metrics
+        metrics.prepare_seconds.observe(self._submit_time - self._arrival_time)
         metrics.prompt_length.observe(usage.prompt_tokens)
-        metrics.choices.observe(request.n)
-        if request.stop.max_tokens is not None:
-            metrics.max_tokens.observe(request.stop.max_tokens)
+        metrics.choice_counts.observe(request.n)
+        if request.stop_conditions.max_tokens is not None:
+            metrics.max_tokens.observe(request.stop_conditions.max_tokens)
 
-    def found(self, cached: int, length: int) -> None:
+    def record_prefix_hit(self, cached_tokens: int, prompt_tokens: int) -> None:
         """Record that ``cached_tokens`` of a prompt's ``prompt_tokens`` tokens were in the prefix cache."""
-        if self._begun:
-            self._metrics.moved.add(cached)
-            self._metrics.repeated.add(length - cached)
+        if self._resumed:
+            self._model_metrics.external_tokens.add_count(cached_tokens)
+            self._model_metrics.recomputed_tokens.add_count(prompt_tokens - cached_tokens)
         else:
-            self._metrics.cached.add(cached)
+            self._model_metrics.cached_tokens.add_count(cached_tokens)
 
-    def tokens(self, choice: int, count: int, now: float, waited: float) -> None:
+    def record_tokens(self, choice: int, count: int, now: float, queue_seconds: float) -> None:
         """Record new tokens of a choice. ``queue_seconds``: its wait in the engine's queue, read with the first."""
-        if self._elsewhere:
-            self._first, self._began = self._first or now, self._submitted
+        if self._replaying:
+            self._first_token_time, self._first_step_time = self._first_token_time or now, self._submit_time
             return
-        if not self._first:
-            self._first = now
-            self._began = self._submitted + waited
-            self._metrics.waited.observe(waited)
-            self._metrics.queued.observe(self._began - self._arrived)
-            self._metrics.prefill.observe(now - self._began)
-            self.note.first_token = now - self._arrived
-            self._metrics.first_token.observe(now - self._arrived)
-            self._metrics.first_tokens.append(now - self._arrived)
-        self._skipped += max(0, count - 1)
-        before = self._last.get(choice)
-        if before is not None:
-            gap = (now - before) / count
-            self._metrics.between_tokens.observe(gap, count)
-            self._metrics.gaps.append(gap)
-        self._last[choice] = now
+        if not self._first_token_time:
+            self._first_token_time = now
+            self._first_step_time = self._submit_time + queue_seconds
+            self._model_metrics.engine_queue_seconds.observe(queue_seconds)
+            self._model_metrics.queue_seconds.observe(self._first_step_time - self._arrival_time)
+            self._model_metrics.request_prefill_seconds.observe(now - self._first_step_time)
+            self.log_entry.ttft_seconds = now - self._arrival_time
+            self._model_metrics.time_to_first_token.observe(now - self._arrival_time)
+            self._model_metrics.recent_ttft.append(now - self._arrival_time)
+        self._grouped_tokens += max(0, count - 1)
+        previous = self._last_token_times.get(choice)
+        if previous is not None:
+            gap = (now - previous) / count
+            self._model_metrics.inter_token_seconds.observe(gap, count)
+            self._model_metrics.recent_gaps.append(gap)
+        self._last_token_times[choice] = now
 
-    def preempt(self, choice: int, times: int) -> None:
+    def record_preemptions(self, choice: int, times: int) -> None:
         """Record that a choice has been preempted ``times`` times so far."""
-        self._preempted[choice] = times
+        self._preemptions[choice] = times
 
-    def end(self, reason: Reason) -> None:
+    def record_finish(self, reason: FinishReason) -> None:
         """Record that a choice has finished."""
-        self.note.finish = reason
-        if not self._elsewhere:
-            self._metrics.finished.add(value=REASONS[reason])
+        self.log_entry.finish_reason = reason
+        if not self._replaying:
+            self._model_metrics.finished_choices.add_count(value=METRIC_FINISH_REASONS[reason])
 
-    def timings(self) -> Timings:
+    def current_timings(self) -> RequestTimings:
         """Return how long each phase took until now; call it after the last token."""
         now = time.perf_counter()
-        began = self._began or now
-        return Timings(now - self._arrived, self._submitted - self._arrived, began - self._submitted, now - began)
+        first_step_time = self._first_step_time or now
+        return RequestTimings(
+            now - self._arrival_time,
+            self._submit_time - self._arrival_time,
+            first_step_time - self._submit_time,
+            now - first_step_time,
+        )
 
-    def close(self, lengths: list[int], left: int, *, failed: bool, onward: bool = False) -> None:
+    def record_end(self, lengths: list[int], unfinished: int, *, failed: bool, handed_over: bool = False) -> None:
         """Record the end of the request.
 
         ``lengths``: delivered tokens of each choice. ``unfinished``: choices that never finished. ``handed_over``: the
         request continues on another instance, which counts it at its end.
         """
-        if not self._submitted:
+        if not self._submit_time:
             return
-        now, metrics, usage, delivered = time.perf_counter(), self._metrics, self._usage, sum(lengths)
-        self.note.prompt_tokens, self.note.completion_tokens = usage.prompt_tokens, delivered
-        if onward:
-            self.note.finish = "onward"
+        now, metrics, usage, delivered = time.perf_counter(), self._model_metrics, self._usage, sum(lengths)
+        self.log_entry.prompt_tokens, self.log_entry.completion_tokens = usage.prompt_tokens, delivered
+        if handed_over:
+            self.log_entry.finish_reason = "onward"
             return
-        if left:
-            self.note.finish = "error" if failed else "abort"
-            metrics.finished.add(left, self.note.finish)
-        self._total(now, left > 0, failed)
-        metrics.whole.observe(now - self._arrived)
+        if unfinished:
+            self.log_entry.finish_reason = "error" if failed else "abort"
+            metrics.finished_choices.add_count(unfinished, self.log_entry.finish_reason)
+        self._add_to_totals(now, unfinished > 0, failed)
+        metrics.request_seconds.observe(now - self._arrival_time)
         metrics.output_length.observe(delivered)
-        metrics.skipped.observe(self._skipped)
-        metrics.preempted.observe(sum(self._preempted.values()))
+        metrics.bundled_tokens.observe(self._grouped_tokens)
+        metrics.preemption_counts.observe(sum(self._preemptions.values()))
         metrics.longest_output.observe(max(lengths, default=0))
         metrics.computed_length.observe(usage.prompt_tokens - usage.cached_tokens)
-        if self._first:
-            metrics.inference.observe(now - self._began)
-            metrics.decode.observe(now - self._first)
+        if self._first_token_time:
+            metrics.inference_seconds.observe(now - self._first_step_time)
+            metrics.request_decode_seconds.observe(now - self._first_token_time)
             if delivered > 1:
-                metrics.per_token.observe((now - self._first) / (delivered - 1))
+                metrics.time_per_output_token.observe((now - self._first_token_time) / (delivered - 1))
 
-    def _total(self, now: float, lost: bool, failed: bool) -> None:
+    def _add_to_totals(self, now: float, incomplete: bool, failed: bool) -> None:
         """Add the request to the totals. ``incomplete``: some of its choices never finished."""
-        totals = self._metrics.totals
-        totals.last = time.time()
-        if lost:
-            totals.lost += now - self._arrived
+        totals = self._model_metrics.totals
+        totals.last_end = time.time()
+        if incomplete:
+            totals.failed_seconds += now - self._arrival_time
             totals.failed += failed
             totals.cancelled += not failed
             return
-        began = self._began or self._submitted
+        first_step_time = self._first_step_time or self._submit_time
         totals.succeeded += 1
-        totals.whole += now - self._arrived
-        totals.prepared += self._submitted - self._arrived
-        totals.queued += began - self._submitted
-        totals.computed += now - began
+        totals.total_seconds += now - self._arrival_time
+        totals.prepare_seconds += self._submit_time - self._arrival_time
+        totals.queue_seconds += first_step_time - self._submit_time
+        totals.compute_seconds += now - first_step_time

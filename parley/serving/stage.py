@@ -9,24 +9,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from parley.dialects.dialect import Answer, Headers
-from parley.engine.stream import Stream
+from parley.dialects.dialect import Answer, HeaderList
+from parley.engine.stream import OutputStream
 from parley.errors import ParleyError
-from parley.serving.served_model import Model
-from parley.types import Batch, Output, Request, Work
+from parley.serving.served_model import ServedModel
+from parley.types import EngineOutput, EngineRequest, OutputBatch, Request
 
 
 class RunningRequest(Protocol):
     """A running request, as its stage sees it."""
 
     @property
-    def model(self) -> Model: ...
+    def model(self) -> ServedModel: ...
 
-    def abort(self, error: ParleyError) -> None:
+    def fail_request(self, error: ParleyError) -> None:
         """End it with an error."""
 
 
-class Leg:
+class RequestStage:
     """Hooks of a stage, called in the order below; by default they do nothing.
 
     ``prior_outputs``: outputs that other instances produced, whose bytes the client already has; None if the request
@@ -35,40 +35,42 @@ class Leg:
     it took on other instances.
     """
 
-    label = ""
-    past: Sequence[Batch] | None = None
-    ends = True
-    left = False
-    spent = 0.0
+    cancel_id = ""
+    prior_outputs: Sequence[OutputBatch] | None = None
+    finishes_here = True
+    handed_over = False
+    elapsed = 0.0
 
-    async def prepare(self, running: RunningRequest, request: Request, works: list[Work]) -> None:
+    async def before_submit(
+        self, running: RunningRequest, request: Request, engine_requests: list[EngineRequest]
+    ) -> None:
         """Called before the engine requests are submitted; it may change them. Raises ParleyError."""
 
-    def submitted(self, streams: list[Stream]) -> None:
+    def after_submit(self, streams: list[OutputStream]) -> None:
         """Called in the same turn of the event loop, right after the engine requests were submitted."""
 
-    def took(self, number: int, outputs: list[Output]) -> None:
+    def on_outputs(self, prompt_number: int, outputs: list[EngineOutput]) -> None:
         """Called with new outputs of prompt ``prompt_number`` before they are rendered; it may change them."""
 
-    def moved(self) -> None:
+    def on_progress(self) -> None:
         """Called when an answer in one piece has new events and more will follow."""
 
-    async def leave(self) -> None:
+    async def hand_over(self) -> None:
         """Hand the request over: all outputs of this stage have arrived. Raises ParleyError."""
 
-    def drop(self) -> None:
+    def cancel_stage(self) -> None:
         """Cancel the request as if its client had disconnected: its result is no longer wanted."""
 
-    def lose(self) -> None:
+    def fail_over(self) -> None:
         """Tell the coordinator that this server ends, so that another continues the request. Here it fails next."""
 
-    def close(self) -> None:
+    def close_stage(self) -> None:
         """Release everything that is held for the request. May be called twice."""
 
-    def refusal(self, error: ParleyError) -> Answer | None:
+    def coordinator_answer(self, error: ParleyError) -> Answer | None:
         """Return the answer to an error that concerns the coordinator and not the client's API, else None."""
         return None
 
-    def remarks(self, error: ParleyError) -> Headers:
+    def coordinator_headers(self, error: ParleyError) -> HeaderList:
         """Return headers of an error answer for the coordinator that sent the command."""
         return ()

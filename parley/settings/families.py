@@ -11,21 +11,21 @@ import json
 from pathlib import Path
 from typing import Literal
 
-FILE = Path(__file__).with_suffix(".json")
+FAMILIES_FILE = Path(__file__).with_suffix(".json")
 AUTO, NONE = "auto", "none"  # values of the options besides the families
 
 
 @functools.cache
 def family_names(table: Literal["calls", "thoughts"]) -> list[str]:
     """Return every value that the option for a table accepts: auto, none, then each name of each family."""
-    return [AUTO, NONE, *json.loads(FILE.read_text("utf-8"))[table]]
+    return [AUTO, NONE, *json.loads(FAMILIES_FILE.read_text("utf-8"))[table]]
 
 
 def find_family(name: str, table: Literal["calls", "thoughts"]) -> str | None:
     """Return the table's spelling of a name, ignoring hyphens and case; None for an unknown name."""
-    plain = _plain(name)
-    return next((known for known in family_names(table) if _plain(known) == plain), None)
+    normalized = _normalized_name(name)
+    return next((known for known in family_names(table) if _normalized_name(known) == normalized), None)
 
 
-def _plain(name: str) -> str:
+def _normalized_name(name: str) -> str:
     return name.lower().replace("-", "_")

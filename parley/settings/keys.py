@@ -22,14 +22,14 @@ def read_keys(file: Path, option: str) -> list[str]:
     return keys
 
 
-def cluster_secret(given: str | None, file: Path | None, option: str, file_option: str) -> str:
+def cluster_secret(inline_secret: str | None, file: Path | None, option: str, file_option: str) -> str:
     """Return the secret that the members of a cluster share: the given one, or the first key of a file; "" for none.
 
     The option names are for errors. Raises ConfigError, also if a header cannot contain the secret.
     """
-    if given and file is not None:
-        raise ConfigError(f"{option} and {file_option}: only one of the two can be given.")
-    secret = given or (read_keys(file, file_option)[0] if file is not None else "")
+    if inline_secret and file is not None:
+        raise ConfigError(f"{option} and {file_option}: only one of the two can be inline_secret.")
+    secret = inline_secret or (read_keys(file, file_option)[0] if file is not None else "")
     if not secret.isascii() or not secret.isprintable():
         raise ConfigError(f"{option}: must be printable ASCII, since it is sent in headers.")
     return secret

@@ -16,123 +16,125 @@ from parley.settings.families import family_names, find_family
 
 
 @dataclass(frozen=True)
-class Kind:
+class OptionKind:
     """How a value is parsed and printed. ``metavar`` stands for the value in the help."""
 
     metavar: str
-    read: Callable[[Any], Any]
-    show: Callable[[Any], str] = str
+    parse_raw: Callable[[Any], Any]
+    format_value: Callable[[Any], str] = str
 
 
-def text(metavar: str = "TEXT") -> Kind:
+def text_kind(metavar: str = "TEXT") -> OptionKind:
     """Any text that is not empty."""
 
-    def read(raw: Any) -> str:
+    def parse_text(raw: Any) -> str:
         if not isinstance(raw, str) or not raw or "\0" in raw:  # no operating system accepts NUL in a name
             raise ValueError("text")
         return raw
 
-    return Kind(metavar, read)
+    return OptionKind(metavar, parse_text)
 
 
-def choice(*names: str) -> Kind:
+def choice_kind(*names: str) -> OptionKind:
     """One of several words."""
 
-    def read(raw: Any) -> str:
+    def parse_choice(raw: Any) -> str:
         if raw not in names:
             raise ValueError(f"one of {', '.join(names)}")
         return str(raw)
 
-    return Kind("|".join(names), read)
+    return OptionKind("|".join(names), parse_choice)
 
 
-def family(table: Literal["calls", "thoughts"]) -> Kind:
+def family_kind(table: Literal["calls", "thoughts"]) -> OptionKind:
     """A model family by any of its names in a table, or auto, or none."""
 
-    def read(raw: Any) -> str:
-        found = find_family(raw, table) if isinstance(raw, str) else None
-        if found is None:
+    def parse_family(raw: Any) -> str:
+        family_name = find_family(raw, table) if isinstance(raw, str) else None
+        if family_name is None:
             raise ValueError(f"one of {', '.join(family_names(table))}")
-        return found
+        return family_name
 
-    return Kind("FAMILY", read)
+    return OptionKind("FAMILY", parse_family)
 
 
-def pattern(expression: str, metavar: str, wanted: str) -> Kind:
+def pattern_kind(expression: str, metavar: str, description: str) -> OptionKind:
     """Text that a regular expression matches completely. ``wanted`` describes it in errors."""
-    form = re.compile(expression)
+    compiled_pattern = re.compile(expression)
 
-    def read(raw: Any) -> str:
-        if not isinstance(raw, str) or not form.fullmatch(raw):
-            raise ValueError(wanted)
+    def parse_pattern(raw: Any) -> str:
+        if not isinstance(raw, str) or not compiled_pattern.fullmatch(raw):
+            raise ValueError(description)
         return raw
 
-    return Kind(metavar, read)
+    return OptionKind(metavar, parse_pattern)
 
 
-def integer(low: int, high: int | None = None, metavar: str = "N") -> Kind:
+def integer_kind(low: int, high: int | None = None, metavar: str = "N") -> OptionKind:
     """A whole number from ``low`` to ``high``; a ``high`` of None means no upper limit."""
-    wanted = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
+    description = (
+        f"a whole number_kind of at least {low}" if high is None else f"a whole number_kind from {low} to {high}"
+    )
 
-    def read(raw: Any) -> int:
+    def parse_integer(raw: Any) -> int:
         try:
             value = int(raw) if isinstance(raw, str) else raw
         except ValueError:
-            raise ValueError(wanted) from None
+            raise ValueError(description) from None
         if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
-            raise ValueError(wanted)
+            raise ValueError(description)
         return value
 
-    return Kind(metavar, read)
+    return OptionKind(metavar, parse_integer)
 
 
-def number(low: float, high: float, metavar: str = "N") -> Kind:
+def number_kind(low: float, high: float, metavar: str = "N") -> OptionKind:
     """A number from ``low`` to ``high``."""
-    wanted = f"a number from {low:g} to {high:g}"
+    description = f"a number_kind from {low:g} to {high:g}"
 
-    def read(raw: Any) -> float:
+    def parse_number(raw: Any) -> float:
         try:
             value = float(raw) if isinstance(raw, str | int | float) and not isinstance(raw, bool) else None
         except (ValueError, OverflowError):
             value = None
         if value is None or not low <= value <= high:  # also refuses nan
-            raise ValueError(wanted)
+            raise ValueError(description)
         return value
 
-    return Kind(metavar, read, lambda value: f"{value:g}")
+    return OptionKind(metavar, parse_number, lambda value: f"{value:g}")
 
 
-def endpoint() -> Kind:
+def endpoint_kind() -> OptionKind:
     """A named address: NAME=HOST:PORT as a triple, IPv6 addresses in brackets."""
-    form = re.compile(r"([a-z0-9._-]+)=(\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):(\d{1,5})")
+    endpoint_pattern = re.compile(r"([a-z0-9._-]+)=(\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):(\d{1,5})")
 
-    def read(raw: Any) -> tuple[str, str, int]:
-        match = form.fullmatch(raw) if isinstance(raw, str) else None
+    def parse_endpoint(raw: Any) -> tuple[str, str, int]:
+        match = endpoint_pattern.fullmatch(raw) if isinstance(raw, str) else None
         if match is None or int(match[3]) > 65_535:
             raise ValueError("of the form NAME=HOST:PORT, such as tgi=127.0.0.1:3000")
         return match[1], match[2].strip("[]"), int(match[3])
 
-    def show(value: tuple[str, str, int]) -> str:
+    def format_endpoint(value: tuple[str, str, int]) -> str:
         name, host, port = value
         return f"{name}=[{host}]:{port}" if ":" in host else f"{name}={host}:{port}"
 
-    return Kind("NAME=HOST:PORT", read, show)
+    return OptionKind("NAME=HOST:PORT", parse_endpoint, format_endpoint)
 
 
-def adapter() -> Kind:
+def adapter_kind() -> OptionKind:
     """A named folder: NAME=FOLDER as a pair."""
-    form = re.compile(r"([\w.:/@-]{1,256})=(.+)", re.ASCII | re.DOTALL)
+    adapter_pattern = re.compile(r"([\w.:/@-]{1,256})=(.+)", re.ASCII | re.DOTALL)
 
-    def read(raw: Any) -> tuple[str, str]:
-        match = form.fullmatch(raw) if isinstance(raw, str) else None
+    def parse_adapter(raw: Any) -> tuple[str, str]:
+        match = adapter_pattern.fullmatch(raw) if isinstance(raw, str) else None
         if match is None:
             raise ValueError("of the form NAME=FOLDER, such as support=./adapters/support")
         return match[1], match[2]
 
-    return Kind("NAME=FOLDER", read, "=".join)
+    return OptionKind("NAME=FOLDER", parse_adapter, "=".join)
 
 
-class Named(NamedTuple):
+class NamedModel(NamedTuple):
     """A model with its names and its own options, as written."""
 
     names: tuple[str, ...]
@@ -140,92 +142,94 @@ class Named(NamedTuple):
     options: Mapping[str, str]
 
 
-def named(metavar: str, options: Collection[str]) -> Kind:
+def named_model_kind(metavar: str, options: Collection[str]) -> OptionKind:
     """A model: MODEL or NAME[,NAME...]=MODEL, either followed by ,OPTION=VALUE for any of the given options."""
-    form = re.compile(rf"(?:(?![./~])([^=]*)=)?+(.+?)((?:,(?:{'|'.join(options)})=[^,]*)*)", re.DOTALL)
-    stray = re.compile(r",([a-z][a-z-]*)=")
+    model_pattern = re.compile(rf"(?:(?![./~])([^=]*)=)?+(.+?)((?:,(?:{'|'.join(options)})=[^,]*)*)", re.DOTALL)
+    other_option = re.compile(r",([a-z][a-z-]*)=")
 
-    def read(raw: Any) -> Named:
-        match = form.fullmatch(raw) if isinstance(raw, str) else None
+    def parse_named_model(raw: Any) -> NamedModel:
+        match = model_pattern.fullmatch(raw) if isinstance(raw, str) else None
         if match is None:
             raise ValueError("a model, or of the form NAME=MODEL")
         names = tuple(name.strip() for name in match[1].split(",")) if match[1] is not None else ()
-        if wrong := stray.search(match[2]):
-            raise ValueError(f"a model: {wrong[1]} is not an option of a single model")
+        if wrong_option := other_option.search(match[2]):
+            raise ValueError(f"a model: {wrong_option[1]} is not an option of a single model")
         if not all(names) or len(set(names)) < len(names):
             raise ValueError("of the form NAME[,NAME...]=MODEL with different names")
-        own: dict[str, str] = {}
+        model_options: dict[str, str] = {}
         for pair in match[3].split(",")[1:]:
             name, _, value = pair.partition("=")
-            own[name] = f"{own[name]},{value}" if name in own else value  # repeated options add up
-        return Named(names, match[2], own)
+            model_options[name] = (
+                f"{model_options[name]},{value}" if name in model_options else value
+            )  # repeated options add up
+        return NamedModel(names, match[2], model_options)
 
-    def show(value: Named) -> str:
+    def format_named_model(value: NamedModel) -> str:
         names = f"{','.join(value.names)}=" if value.names else ""
-        own = [(name, each) for name, texts in value.options.items() for each in texts.split(",")]
-        return names + value.model + "".join(f",{name}={text}" for name, text in own)
+        option_pairs = [(name, each) for name, texts in value.options.items() for each in texts.split(",")]
+        return names + value.model + "".join(f",{name}={text}" for name, text in option_pairs)
 
-    return Kind(metavar, read, show)
+    return OptionKind(metavar, parse_named_model, format_named_model)
 
 
-SIZES = {"": 1, "B": 1} | {
+SIZE_UNITS = {"": 1, "B": 1} | {
     name: base**power
     for power, letter in enumerate("KMGT", 1)
     for name, base in ((f"{letter}B", 1000), (f"{letter}IB", 1024))
 }
-DURATIONS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+DURATION_UNITS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 QUANTITY = re.compile(r"\s*(\d{1,18}(?:\.\d{1,9})?)\s*([A-Za-z]*)\s*")
 
 
-def show_size(count: int) -> str:
+def format_size(count: int) -> str:
     """Return a number of bytes as a size that reads back as the same number."""
     for name in ("TiB", "GiB", "MiB", "KiB", "TB", "GB", "MB", "KB"):
-        if count and count % SIZES[name.upper()] == 0:
-            return f"{count // SIZES[name.upper()]}{name}"
+        if count and count % SIZE_UNITS[name.upper()] == 0:
+            return f"{count // SIZE_UNITS[name.upper()]}{name}"
     return str(count)
 
 
-def size(low: int = 0) -> Kind:
+def size_kind(low: int = 0) -> OptionKind:
     """Bytes: a number, or one with KB MB GB TB (powers of 1000) or KiB MiB GiB TiB (powers of 1024)."""
-    wanted = f"a size of at least {show_size(low)}, such as 512MiB, 4GB or a number of bytes"
+    description = f"a size_kind of at least {format_size(low)}, such as 512MiB, 4GB or a number_kind of bytes"
 
-    def read(raw: Any) -> int:
+    def parse_size(raw: Any) -> int:
         match = QUANTITY.fullmatch(str(raw)) if isinstance(raw, str | int) and not isinstance(raw, bool) else None
-        unit = SIZES.get(match[2].upper()) if match else None
+        unit = SIZE_UNITS.get(match[2].upper()) if match else None
         if match is None or unit is None or (value := round(float(match[1]) * unit)) < low:
-            raise ValueError(wanted)
+            raise ValueError(description)
         return value if "." in match[1] else int(match[1]) * unit
 
-    return Kind("SIZE", read, show_size)
+    return OptionKind("SIZE", parse_size, format_size)
 
 
-def duration(low: float = 0.0, high: float = inf) -> Kind:
+def duration_kind(low: float = 0.0, high: float = inf) -> OptionKind:
     """Seconds: a number, or a number with ms, s, m, min or h."""
-    within = f" from {low:g}s to {high:g}s" if high < inf else ""
+    range_text = f" from {low:g}s to {high:g}s" if high < inf else ""
 
-    def read(raw: Any) -> float:
+    def parse_duration(raw: Any) -> float:
         match = (
             QUANTITY.fullmatch(str(raw)) if isinstance(raw, str | int | float) and not isinstance(raw, bool) else None
         )
-        unit = DURATIONS.get(match[2].lower()) if match else None
+        unit = DURATION_UNITS.get(match[2].lower()) if match else None
         if match is None or unit is None or not low <= float(match[1]) * unit <= high:
-            raise ValueError(f"a duration{within}, such as 30, 1.5s, 500ms, 2m or 1h")
+            raise ValueError(f"a duration_kind{range_text}, such as 30, 1.5s, 500ms, 2m or 1h")
         return float(match[1]) * unit
 
-    return Kind("TIME", read, lambda value: f"{value:g}s")
+    return OptionKind("TIME", parse_duration, lambda value: f"{value:g}s")
 
 
-TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+TRUE_WORDS, FALSE_WORDS = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
-def switch() -> Kind:
+def switch_kind() -> OptionKind:
     """On or off: ``--name`` and ``--no-name`` as flags, true or false elsewhere."""
 
-    def read(raw: Any) -> bool:
+    def parse_switch(raw: Any) -> bool:
         if isinstance(raw, bool):
             return raw
-        if isinstance(raw, str) and raw.lower() in TRUE + FALSE:
-            return raw.lower() in TRUE
+        if isinstance(raw, str) and raw.lower() in TRUE_WORDS + FALSE_WORDS:
+            return raw.lower() in TRUE_WORDS
         raise ValueError("true or false")
 
-    return Kind("", read, lambda value: "true" if value else "false")
+    return OptionKind("", parse_switch, lambda value: "true" if value else "false")

@@ -10,19 +10,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parley.text.parsing.harmony_parser import Channels, reader
-from parley.text.parsing.markup import PLAIN
-from parley.text.parsing.output_parser import Region, Regions
-from parley.text.prompt import Prepared
+from parley.text.parsing.harmony_parser import HarmonyParser, make_output_parser
+from parley.text.parsing.markup import UNMARKED
+from parley.text.parsing.output_parser import AnswerPart, OutputParser
+from parley.text.prompt import PreparedPrompt
 from parley.text.tokens.detokenizer import Detokenizer
-from parley.text.tokens.prediction import Follower
-from parley.text.tokens.repetition import Repeats
-from parley.text.tokens.stop_strings import Scanner, Stops
+from parley.text.tokens.prediction import PredictionFollower
+from parley.text.tokens.repetition import RepetitionDetector
+from parley.text.tokens.stop_strings import StopAutomaton, StopScanner
 from parley.text.tokens.tokenizer import Tokenizer
-from parley.types import CallDelta, Cost, Delta, Done, Event, Output, Part, Reason, Request, Score, Scored, Token, Usage
+from parley.types import (
+    ChoiceDelta,
+    ChoiceDone,
+    DeltaPart,
+    EngineOutput,
+    Event,
+    FinishReason,
+    PromptScored,
+    Request,
+    TokenCost,
+    TokenInfo,
+    TokenScore,
+    ToolCallDelta,
+    Usage,
+)
 
 
-class Choice:
+class AnswerChoice:
     """The choice number ``index`` of a request, counted over all its prompts.
 
     ``stops``: the request's stop strings, compiled once for all choices. ``details``: make Token objects even if no
@@ -35,207 +49,229 @@ class Choice:
         request: Request,
         index: int,
         tokenizer: Tokenizer,
-        prepared: Prepared,
-        stops: Stops | None = None,
+        prepared: PreparedPrompt,
+        stops: StopAutomaton | None = None,
         details: bool = False,
     ):
-        want = request.want
+        options = request.output_options
         self.index = index
-        self.ended = False
+        self.finished = False
         self.usage = Usage(prompt_tokens=len(prepared.token_ids))
-        self.likelihood = 0.0  # sum of the log-probabilities of its tokens, as far as known
+        self.logprob_sum = 0.0  # sum of the log-probabilities of its tokens, as far as known
         self._tokenizer = tokenizer
-        self._stop = request.stop
-        self._details = details or want.costs or want.logprobs is not None
-        self._alternatives = -1 if want.named else want.logprobs or 0
-        self._named = bool(want.named)
-        markup = PLAIN if want.plain else prepared.markup
-        ids = markup.ids(f"{request.id} {index}")
-        self._regions = reader(markup, prepared.thinking, prepared.tools, ids) if markup else None
-        self._single = prepared.single
-        self._called = False  # the single call allowed is complete: drop all further text
-        keep = tokenizer.special_within(markup.marks) if markup else ()
-        self._text = Detokenizer(tokenizer, prepared.token_ids, want.skip_special, keep)
-        if stops is None and request.stop.strings:
-            stops = Stops(request.stop.strings)
-        self._scanner = Scanner(stops, request.stop.include) if stops is not None else None
-        unread = self._regions is None and self._scanner is None and prepared.predicted is None
-        self._repeats = Repeats(request.stop.repetition) if request.stop.repetition is not None else None
-        self._follower = Follower(prepared.predicted) if prepared.predicted is not None else None
-        self._interval = want.interval
-        self._told = -want.interval  # number of tokens whose events were returned
-        special = self._details or self._repeats is not None or request.best_of is not None or want.interval > 1
-        self._plain = unread and not special
-        self._tokens: list[Token] = []  # not attached to a delta yet
-        self._deltas: list[Delta] = []  # not returned yet, or returned by the last call
+        self._stop_conditions = request.stop_conditions
+        self._details = details or options.token_costs or options.logprobs is not None
+        self._alternatives = -1 if options.logprob_ids else options.logprobs or 0
+        self._lists_requested = bool(options.logprob_ids)
+        markup = UNMARKED if options.unparsed else prepared.markup
+        ids = markup.call_id_source(f"{request.id} {index}")
+        self._parser = make_output_parser(markup, prepared.starts_in_reasoning, prepared.tools, ids) if markup else None
+        self._single_call = prepared.single_call
+        self._call_complete = False  # the single call allowed is complete: drop all further text
+        keep = tokenizer.special_ids_in(markup.all_marks) if markup else ()
+        self._detokenizer = Detokenizer(tokenizer, prepared.token_ids, options.skip_special, keep)
+        if stops is None and request.stop_conditions.strings:
+            stops = StopAutomaton(request.stop_conditions.strings)
+        self._scanner = StopScanner(stops, request.stop_conditions.include_in_output) if stops is not None else None
+        unparsed = self._parser is None and self._scanner is None and prepared.predicted is None
+        self._repeats = (
+            RepetitionDetector(request.stop_conditions.repetition)
+            if request.stop_conditions.repetition is not None
+            else None
+        )
+        self._follower = PredictionFollower(prepared.predicted) if prepared.predicted is not None else None
+        self._interval = options.stream_interval
+        self._reported_tokens = -options.stream_interval  # number of tokens whose events were returned
+        special = (
+            self._details or self._repeats is not None or request.best_of is not None or options.stream_interval > 1
+        )
+        self._text_only = unparsed and not special
+        self._pending_tokens: list[TokenInfo] = []  # not attached to a delta yet
+        self._deltas: list[ChoiceDelta] = []  # not returned yet, or returned by the last call
 
-    def push(self, output: Output) -> list[Event]:
+    def push_output(self, output: EngineOutput) -> list[Event]:
         """Return the events of one output: deltas, then Done if it is the last one or completes a stop string."""
-        if self.ended:
+        if self.finished:
             return []
         usage = self.usage
         if output.cached_tokens > usage.cached_tokens:
             usage.cached_tokens = output.cached_tokens
-        if self._plain and output.finish is None:  # the path of nearly every output
-            text = "".join(map(self._text.one, output.token_ids))
+        if self._text_only and output.finish_reason is None:  # the path of nearly every output
+            text = "".join(map(self._detokenizer.decode_token, output.token_ids))
             usage.completion_tokens += len(output.token_ids)
-            return [Delta(self.index, text)] if text else []
-        self._begin()
-        silent = self._silent(output)
-        for number, id in enumerate(output.token_ids):
+            return [ChoiceDelta(self.index, text)] if text else []
+        self._drop_returned_deltas()
+        hidden_position = self._find_hidden_token(output)
+        for number, token_id in enumerate(output.token_ids):
             score = output.scores[number] if output.scores else None
-            self._add(id, score, output.costs[number] if output.costs else None, number == silent)
+            self._add_token(
+                token_id, score, output.token_costs[number] if output.token_costs else None, number == hidden_position
+            )
             if self._scanner is not None and self._scanner.matched is not None:
-                return self._end("stop", self._scanner.matched)
-            if self._called:
-                return self._end("stop", None)
-            repeats = self._repeats is not None and self._repeats.push(id)
-            if repeats and usage.completion_tokens >= self._stop.min_tokens:
-                return self._end("repetition", None)
-        if output.finish is None:
-            if usage.completion_tokens - self._told < self._interval:
+                return self._finish_choice("stop", self._scanner.matched)
+            if self._call_complete:
+                return self._finish_choice("stop", None)
+            repeats = self._repeats is not None and self._repeats.add_token_id(token_id)
+            if repeats and usage.completion_tokens >= self._stop_conditions.min_tokens:
+                return self._finish_choice("repetition", None)
+        if output.finish_reason is None:
+            if usage.completion_tokens - self._reported_tokens < self._interval:
                 return []
-            self._told = usage.completion_tokens
+            self._reported_tokens = usage.completion_tokens
             return list(self._deltas)
-        stop = output.stop_id if output.stop_id in self._stop.ids else None
-        return self._end(output.finish, stop)
+        stop = output.stop_id if output.stop_id in self._stop_conditions.ids else None
+        return self._finish_choice(output.finish_reason, stop)
 
-    def close(self, reason: Reason) -> list[Event]:
+    def finish_early(self, reason: FinishReason) -> list[Event]:
         """Finish the choice early for ``reason`` and return the text held back; nothing if it has finished already."""
-        if self.ended:
+        if self.finished:
             return []
-        self._begin()
-        return self._end(reason, None)
+        self._drop_returned_deltas()
+        return self._finish_choice(reason, None)
 
-    def _begin(self) -> None:
+    def _drop_returned_deltas(self) -> None:
         """Start a new list of deltas if the current ones were returned."""
-        if self._told == self.usage.completion_tokens:
+        if self._reported_tokens == self.usage.completion_tokens:
             self._deltas = []
 
-    def _silent(self, output: Output) -> int:
+    def _find_hidden_token(self, output: EngineOutput) -> int:
         """Return the position of the token that ended the choice and is not shown, or -1 if there is none."""
-        shown = self._stop.include and output.stop_id in self._stop.ids
+        shown = self._stop_conditions.include_in_output and output.stop_id in self._stop_conditions.ids
         return -1 if output.stop_id is None or shown else len(output.token_ids) - 1
 
-    def _add(self, id: int, score: Score | None, cost: Cost | None, silent: bool) -> None:
+    def _add_token(self, token_id: int, score: TokenScore | None, cost: TokenCost | None, hidden: bool) -> None:
         """Count one token and emit its text. ``hidden``: it ends the choice, and its text is not shown."""
         self.usage.completion_tokens += 1
         if self._follower is not None:
-            self._follower.push(id)
+            self._follower.follow_token(token_id)
         if score is not None:
-            self.likelihood += score.logprob
+            self.logprob_sum += score.logprob
         if self._details:
-            self._tokens.append(token(self._tokenizer, id, score, self._alternatives, cost))
-            if self._named and score is not None:
-                _lead(self._tokens[-1])
-        thinking = self._regions is not None and self._regions.thinking
-        piece = "" if silent else self._text.one(id)
+            self._pending_tokens.append(describe_token(self._tokenizer, token_id, score, self._alternatives, cost))
+            if self._lists_requested and score is not None:
+                _put_itself_first(self._pending_tokens[-1])
+        in_reasoning = self._parser is not None and self._parser.in_reasoning
+        piece = "" if hidden else self._detokenizer.decode_token(token_id)
         if piece and self._scanner is not None:
-            armed = self.usage.completion_tokens >= self._stop.min_tokens
-            piece = self._scanner.push(piece, armed)
-        self._say(piece)
-        if thinking or (self._regions is not None and self._regions.thinking):
+            armed = self.usage.completion_tokens >= self._stop_conditions.min_tokens
+            piece = self._scanner.scan_piece(piece, armed)
+        self._add_text(piece)
+        if in_reasoning or (self._parser is not None and self._parser.in_reasoning):
             self.usage.reasoning_tokens += 1
 
-    def _say(self, text: str) -> None:
-        if not text or self._called:
+    def _add_text(self, text: str) -> None:
+        if not text or self._call_complete:
             return
-        if self._regions is None:
-            self._emit("content", text)
+        if self._parser is None:
+            self._emit_delta("content", text)
             return
-        self._tell(self._regions.push(text), self._regions)
+        self._emit_parts(self._parser.parse_piece(text), self._parser)
 
-    def _tell(self, found: list[Region], regions: Regions | Channels) -> None:
-        if self._single and regions.called:
-            self._called = True
-            belong = (number for number, (_, _, call) in enumerate(found) if call is not None and call.index == 0)
-            found = found[: max(belong, default=-1) + 1]
-        for part, piece, call in found:
-            self._emit(part, piece, call)
+    def _emit_parts(self, parts: list[AnswerPart], parser: OutputParser | HarmonyParser) -> None:
+        if self._single_call and parser.has_complete_call:
+            self._call_complete = True
+            first_call_places = (
+                number for number, (_, _, call) in enumerate(parts) if call is not None and call.index == 0
+            )
+            parts = parts[: max(first_call_places, default=-1) + 1]
+        for part, piece, call in parts:
+            self._emit_delta(part, piece, call)
 
-    def _emit(self, part: Part, text: str, call: CallDelta | None = None) -> None:
+    def _emit_delta(self, part: DeltaPart, text: str, call: ToolCallDelta | None = None) -> None:
         """Append to the last delta if it has the same part or call, else start a new one."""
         last = self._deltas[-1] if self._deltas else None
-        if last is None or not _joins(last, part, call):
-            last = Delta(self.index, text, part, call=call)
+        if last is None or not _extends_delta(last, part, call):
+            last = ChoiceDelta(self.index, text, part, call=call)
             self._deltas.append(last)
         else:
             last.text += text
             if call is not None and last.call is not None:
                 last.call.arguments += call.arguments
-        if self._tokens:
-            last.tokens += self._tokens
-            self._tokens = []
+        if self._pending_tokens:
+            last.tokens += self._pending_tokens
+            self._pending_tokens = []
 
-    def _end(self, reason: Reason, stop: str | int | None) -> list[Event]:
-        self.ended = True
+    def _finish_choice(self, reason: FinishReason, stop: str | int | None) -> list[Event]:
+        self.finished = True
         if self._follower is not None:
-            self.usage.accepted_tokens, self.usage.rejected_tokens = self._follower.accepted, self._follower.rejected
+            self.usage.accepted_tokens, self.usage.rejected_tokens = (
+                self._follower.accepted_count,
+                self._follower.rejected_count,
+            )
         if self._scanner is None:
-            self._say(self._text.flush())
+            self._add_text(self._detokenizer.flush_text())
         elif self._scanner.matched is None:
-            self._say(self._scanner.push(self._text.flush()))
+            self._add_text(self._scanner.scan_piece(self._detokenizer.flush_text()))
             if self._scanner.matched is not None:
                 reason, stop = "stop", self._scanner.matched
-            self._say(self._scanner.flush())
-        called = False
-        if self._regions is not None:
-            if not self._called:
-                self._tell(self._regions.flush(), self._regions)
-            called = self._regions.calls > 0
-        if self._tokens:
-            self._emit(self._deltas[-1].part if self._deltas else "content", "")
-        if reason == "stop" and stop is None and called:
+            self._add_text(self._scanner.release_held())
+        has_calls = False
+        if self._parser is not None:
+            if not self._call_complete:
+                self._emit_parts(self._parser.finish_parsing(), self._parser)
+            has_calls = self._parser.call_count > 0
+        if self._pending_tokens:
+            self._emit_delta(self._deltas[-1].part if self._deltas else "content", "")
+        if reason == "stop" and stop is None and has_calls:
             reason = "tool"
-        return [*self._deltas, Done(self.index, reason, self.usage, stop)]
+        return [*self._deltas, ChoiceDone(self.index, reason, self.usage, stop)]
 
 
-def _joins(last: Delta, part: Part, call: CallDelta | None) -> bool:
+def _extends_delta(last: ChoiceDelta, part: DeltaPart, call: ToolCallDelta | None) -> bool:
     """Whether new output extends the last delta. The delta that announces a call stays on its own."""
     if last.part != part or call is None:
         return last.part == part
     return call.name is None and last.call is not None and last.call.name is None and last.call.index == call.index
 
 
-def token(
-    tokenizer: Tokenizer, id: int, score: Score | None = None, alternatives: int = 0, cost: Cost | None = None
-) -> Token:
+def describe_token(
+    tokenizer: Tokenizer,
+    token_id: int,
+    score: TokenScore | None = None,
+    alternatives: int = 0,
+    cost: TokenCost | None = None,
+) -> TokenInfo:
     """Return a token as a client sees it, with at most ``alternatives`` alternatives (-1: all known ones)."""
-    made = _token(tokenizer, id)
-    made.cost = cost
+    described = _bare_token(tokenizer, token_id)
+    described.cost = cost
     if score is not None:
-        made.logprob, made.rank = score.logprob, score.rank
+        described.logprob, described.rank = score.logprob, score.rank
         others = score.top_ids if alternatives < 0 else score.top_ids[:alternatives]
-        made.top = [
-            _token(tokenizer, other, logprob, place)
-            for place, (other, logprob) in enumerate(zip(others, score.top, strict=False), start=1)
+        described.top_tokens = [
+            _bare_token(tokenizer, other, logprob, place)
+            for place, (other, logprob) in enumerate(zip(others, score.top_logprobs, strict=False), start=1)
         ]
-    return made
+    return described
 
 
-def _lead(token: Token) -> None:
+def _put_itself_first(token: TokenInfo) -> None:
     """Put the token itself before the tokens requested by id, whose ranks are unknown."""
-    itself = Token(token.id, token.text, token.raw, token.logprob, token.rank, special=token.special)
-    others = [other for other in token.top if other.id != token.id]
+    itself = TokenInfo(token.id, token.text, token.raw_bytes, token.logprob, token.rank, is_special=token.is_special)
+    others = [other for other in token.top_tokens if other.id != token.id]
     for other in others:
         other.rank = None
-    token.top = [itself, *others]
+    token.top_tokens = [itself, *others]
 
 
-def _token(tokenizer: Tokenizer, id: int, logprob: float | None = None, rank: int | None = None) -> Token:
-    raw = tokenizer.token_bytes(id)
-    return Token(id, raw.decode("utf-8", "replace"), raw, logprob, rank, special=tokenizer.is_special(id))
+def _bare_token(
+    tokenizer: Tokenizer, token_id: int, logprob: float | None = None, rank: int | None = None
+) -> TokenInfo:
+    raw = tokenizer.token_bytes(token_id)
+    return TokenInfo(
+        token_id, raw.decode("utf-8", "replace"), raw, logprob, rank, is_special=tokenizer.is_special_token(token_id)
+    )
 
 
-def scored(
+def describe_prompt_tokens(
     tokenizer: Tokenizer,
     prompt: int,
     token_ids: Sequence[int],
-    scores: Sequence[Score | None] | None = None,
+    scores: Sequence[TokenScore | None] | None = None,
     alternatives: int = 0,
-) -> Scored:
+) -> PromptScored:
     """Return prompt number ``prompt`` as tokens, for echo and prompt log-probabilities."""
     aligned = scores if scores is not None else [None] * len(token_ids)
-    return Scored(
-        prompt, [token(tokenizer, id, score, alternatives) for id, score in zip(token_ids, aligned, strict=True)]
+    return PromptScored(
+        prompt,
+        [describe_token(tokenizer, id, score, alternatives) for id, score in zip(token_ids, aligned, strict=True)],
     )

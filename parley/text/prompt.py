@@ -15,49 +15,58 @@ import msgspec
 
 from parley.errors import Invalid, excerpt
 from parley.text.grammar import answer_grammar
-from parley.text.grammar.compiler import Compiler
-from parley.text.parsing.calls import Tools
+from parley.text.grammar.compiler import GrammarCompiler
+from parley.text.parsing.calls import RequestTools
 from parley.text.parsing.chat_template import ChatTemplate
-from parley.text.parsing.markup import AUTO, PLAIN, Markup, begins_thinking, detect, switch
+from parley.text.parsing.markup import (
+    AUTO_FAMILY,
+    UNMARKED,
+    Markup,
+    detect_markup,
+    reasoning_options,
+    starts_in_reasoning,
+)
 from parley.text.tokens import truncation
-from parley.text.tokens.prediction import Predicted
-from parley.text.tokens.tokenizer import Tokenizer, read_json
-from parley.types import Chat, Grammar, Keep, Message, Pooling, Prompt, Text, Thinking
+from parley.text.tokens.prediction import PredictedTokens
+from parley.text.tokens.tokenizer import Tokenizer, read_json_object
+from parley.types import Chat, Grammar, Message, PoolingOptions, Prompt, ReasoningLimit, Text, TruncationSide
 
-ADVICE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
-TAIL = 16  # tokens at the end of a prompt that are searched for a closing mark
+SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+TAIL_TOKENS = 16  # tokens at the end of a prompt that are searched for a closing mark
 
 
 @dataclass(frozen=True)
-class Customs:
+class EmbeddingPrompts:
     """The prompts that sentence-transformers puts before a text to embed, by name, and the name of the default one."""
 
     prompts: dict[str, str] = field(default_factory=dict)
-    usual: str | None = None
-    lower: bool = False  # lower-case the texts
+    default_name: str | None = None
+    lowercase: bool = False  # lower-case the texts
 
     @classmethod
-    def load(cls, folder: Path) -> Customs:
+    def from_folder(cls, folder: Path) -> EmbeddingPrompts:
         """Load the prompts of a model folder. Raises BadTokenizer."""
-        said = read_json(folder / "config_sentence_transformers.json")
-        prompts, usual = said.get("prompts"), said.get("default_prompt_name")
+        config = read_json_object(folder / "config_sentence_transformers.json")
+        prompts, default_name = config.get("prompts"), config.get("default_prompt_name")
         prompts = prompts if isinstance(prompts, dict) else {}
         prompts = {name: text for name, text in prompts.items() if isinstance(text, str)}
-        lower = any(read_json(path).get("do_lower_case") is True for path in folder.glob("sentence_*_config.json"))
-        return cls(prompts, usual if usual in prompts else None, lower)
+        lower = any(
+            read_json_object(path).get("do_lower_case") is True for path in folder.glob("sentence_*_config.json")
+        )
+        return cls(prompts, default_name if default_name in prompts else None, lower)
 
-    def apply(self, text: str, name: str | None) -> str:
+    def apply_prompt(self, text: str, prompt_name: str | None) -> str:
         """Return the text with the named (or default) prompt before it. Raises Invalid for an unknown name."""
-        name = self.usual if name is None else name
-        if name is not None and name not in self.prompts:
+        prompt_name = self.default_name if prompt_name is None else prompt_name
+        if prompt_name is not None and prompt_name not in self.prompts:
             known = ", ".join(sorted(self.prompts)) or "none"
-            raise Invalid(f"The model has no prompt {excerpt(name)}; it has {known}.", field="prompt_name")
-        whole = self.prompts[name] + text if name is not None else text
-        return whole.lower() if self.lower else whole
+            raise Invalid(f"The model has no prompt {excerpt(prompt_name)}; it has {known}.", field="prompt_name")
+        prefixed = self.prompts[prompt_name] + text if prompt_name is not None else text
+        return prefixed.lower() if self.lowercase else prefixed
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedPrompt:
     """A prompt in tokens.
 
     ``markup``: how to parse the answer. ``starts_in_reasoning``: the prompt opens the reasoning or the model always
@@ -66,14 +75,14 @@ class Prepared:
     """
 
     token_ids: list[int]
-    markup: Markup = PLAIN
-    thinking: bool = False
-    tools: Tools | None = None
-    single: bool = False
-    predicted: Predicted | None = None
+    markup: Markup = UNMARKED
+    starts_in_reasoning: bool = False
+    tools: RequestTools | None = None
+    single_call: bool = False
+    predicted: PredictedTokens | None = None
 
 
-class Language:
+class TextPipeline:
     """Reads the prompts of one model: its tokenizer, its chat template and the markup of its family.
 
     ``generation_defaults``: the sampling values that the model's makers recommend, if any. ``embedding_prompts``: the
@@ -84,38 +93,44 @@ class Language:
         self,
         tokenizer: Tokenizer,
         template: ChatTemplate,
-        advice: dict[str, float] | None = None,
-        customs: Customs | None = None,
+        generation_defaults: dict[str, float] | None = None,
+        embedding_prompts: EmbeddingPrompts | None = None,
         markup: Markup | None = None,
     ):
         self.tokenizer = tokenizer
-        self.advice = advice or {}
-        self.customs = customs or Customs()
+        self.generation_defaults = generation_defaults or {}
+        self.embedding_prompts = embedding_prompts or EmbeddingPrompts()
         self.template = template
-        self.markup = detect(template.text) if markup is None else markup
-        self.grammars = Compiler(tokenizer)
+        self.markup = detect_markup(template.all_sources) if markup is None else markup
+        self.grammar_compiler = GrammarCompiler(tokenizer)
 
     @classmethod
-    def load(cls, folder: str | Path, tools: str = AUTO, reasoning: str = AUTO) -> Language:
+    def from_folder(cls, folder: str | Path, tools: str = AUTO_FAMILY, reasoning: str = AUTO_FAMILY) -> TextPipeline:
         """Load from a model folder in Hugging Face format. Raises BadTokenizer.
 
         ``tools`` and ``reasoning``: names of families to use if the template does not identify them (ValueError for an
         unknown name).
         """
-        tokenizer = Tokenizer.load(folder)
-        template = ChatTemplate.load(folder, tokenizer)
-        markup = detect(template.text, tools, reasoning)
-        return cls(tokenizer, template, _advice(Path(folder)), Customs.load(Path(folder)), markup)
+        tokenizer = Tokenizer.from_folder(folder)
+        template = ChatTemplate.from_folder(folder, tokenizer)
+        markup = detect_markup(template.all_sources, tools, reasoning)
+        return cls(
+            tokenizer,
+            template,
+            _read_sampling_defaults(Path(folder)),
+            EmbeddingPrompts.from_folder(Path(folder)),
+            markup,
+        )
 
-    def prepare(
+    def prepare_prompt(
         self,
         prompt: Prompt,
         limit: int | None = None,
         cut: int | None = None,
-        keep: Keep = "tail",
+        keep: TruncationSide = "tail",
         *,
-        pooling: Pooling | None = None,
-    ) -> Prepared:
+        pooling: PoolingOptions | None = None,
+    ) -> PreparedPrompt:
         """Render and encode a prompt. Slow for a long prompt, so run it in a thread. Raises BadRequest.
 
         With ``limit``, the context length, a text that is far too long is refused before all of it is encoded
@@ -124,156 +139,176 @@ class Language:
         tokens around a prompt count towards ``cut`` if its head is kept or it is embedded (``pooling``).
         """
         marked = keep == "head" or pooling is not None
-        encode = partial(truncation.encode, self.tokenizer, limit=limit, cut=cut, keep=keep, marked=marked)
+        encode = partial(truncation.encode_within_limit, self.tokenizer, limit=limit, cut=cut, keep=keep, marked=marked)
         if pooling is not None and isinstance(prompt, Text):
-            prompt = Text(self.customs.apply(prompt.text, pooling.prompt), prompt.special, prompt.turn)
+            prompt = Text(self.embedding_prompts.apply_prompt(prompt.text, pooling.prompt), prompt.special, prompt.turn)
         if isinstance(prompt, Text) and prompt.turn and self.template:
-            return Prepared(encode(self.template.render(_turn(prompt)), False))
+            return PreparedPrompt(encode(self.template.render_conversation(_as_user_turn(prompt)), False))
         if isinstance(prompt, Chat):
-            text = self.render(prompt)
+            text = self.render_chat(prompt)
             ids = encode(text, prompt.special)
             if pooling is not None:
-                return Prepared(ids)
+                return PreparedPrompt(ids)
             if keep == "head" and cut is not None:  # the start of the answer depends on the text that is left
                 text = self.tokenizer.decode(ids, skip_special=False)
-            markup = answer_grammar.readable(self.markup, prompt)
-            thinking = begins_thinking(markup, text, prompt.continue_final)
-            tools = Tools(answer_grammar.callable_tools(prompt))
-            return Prepared(ids, markup, thinking, tools, not prompt.parallel or prompt.only is not None)
+            markup = answer_grammar.answer_markup(self.markup, prompt)
+            thinking = starts_in_reasoning(markup, text, prompt.continue_final)
+            tools = RequestTools(answer_grammar.callable_tools(prompt))
+            return PreparedPrompt(
+                ids, markup, thinking, tools, not prompt.parallel_calls or prompt.forced_tool is not None
+            )
         if isinstance(prompt, Text):
-            return Prepared(encode(prompt.text, prompt.special))
-        return Prepared(prompt.ids if cut is None else prompt.ids[:cut] if keep == "head" else prompt.ids[-cut:])
+            return PreparedPrompt(encode(prompt.text, prompt.special))
+        return PreparedPrompt(prompt.ids if cut is None else prompt.ids[:cut] if keep == "head" else prompt.ids[-cut:])
 
-    def predict(self, text: str, limit: int) -> Predicted | None:
+    def prepare_prediction(self, text: str, limit: int) -> PredictedTokens | None:
         """Encode a predicted output, at most ``limit`` tokens of it. None for an empty text."""
         return (
-            Predicted(self.tokenizer.encode(text[: truncation.PROBE * limit], special=False)[:limit]) if text else None
+            PredictedTokens(self.tokenizer.encode(text[: truncation.PROBE_CHARACTERS * limit], special=False)[:limit])
+            if text
+            else None
         )
 
-    def render(self, chat: Chat) -> str:
+    def render_chat(self, chat: Chat) -> str:
         """Render a conversation as the model reads it. Raises BadRequest."""
-        if _forced(chat) and chat.tools and not self.markup.calls and "tools" not in self.template.text:
-            chat = answer_grammar.told(chat)
+        if _must_call(chat) and chat.tools and not self.markup.call_forms and "tools" not in self.template.all_sources:
+            chat = answer_grammar.describe_tools(chat)
         thinking = chat.options.get("enable_thinking") if chat.thinking is None else chat.thinking
-        options = switch(self.template.variables, chat.options, thinking, chat.effort)
-        return self.template.render(msgspec.structs.replace(chat, options=options))
+        options = reasoning_options(self.template.variables, chat.options, thinking, chat.reasoning_effort)
+        return self.template.render_conversation(msgspec.structs.replace(chat, options=options))
 
-    def found(self, prompt: Prompt, grammar: Grammar | None) -> str | None:
+    def cached_answer_grammar(self, prompt: Prompt, grammar: Grammar | None) -> str | None:
         """Return the result of ``compile_answer_grammar`` if it is available at once, else None.
 
         Writing the grammar of a hundred tools is slow, so it is looked up by a digest of its inputs.
         """
         if isinstance(prompt, Chat) and prompt.tools:
-            if grammar is None and answer_grammar.unbound(prompt):
+            if grammar is None and answer_grammar.allows_any_text(prompt):
                 return ""
-            key = _key(prompt, grammar)
-            made = None if key is None else self.grammars.recall(key)
-            return made if isinstance(made, str) else None
-        form = self._form(prompt, grammar)
-        if form is None:
+            key = _answer_key(prompt, grammar)
+            cached = None if key is None else self.grammar_compiler.cached_result(key)
+            return cached if isinstance(cached, str) else None
+        composed = self._compose_grammar(prompt, grammar)
+        if composed is None:
             return ""
         try:
-            return self.grammars.find(form)
+            return self.grammar_compiler.find_compiled(composed)
         except Invalid:  # ``compile_answer_grammar`` may find a way around it
             return None
 
-    def compile(self, prompt: Prompt, grammar: Grammar | None) -> str:
+    def compile_answer_grammar(self, prompt: Prompt, grammar: Grammar | None) -> str:
         """Compile the requested format and the tools to the grammar that the engine reads; "" if the answer is free.
 
         Takes up to seconds, so run it in ``compiler.COMPILE_WORKERS``. Raises Invalid.
         """
-        made = self._compile(prompt, grammar)
-        if isinstance(prompt, Chat) and prompt.tools and (key := _key(prompt, grammar)) is not None:
-            self.grammars.keep(key, made)
-        return made
+        compiled = self._compile_composed(prompt, grammar)
+        if isinstance(prompt, Chat) and prompt.tools and (key := _answer_key(prompt, grammar)) is not None:
+            self.grammar_compiler.cache_result(key, compiled)
+        return compiled
 
-    def _compile(self, prompt: Prompt, grammar: Grammar | None) -> str:
-        if _forced(prompt) and grammar is not None:
-            self.grammars.get(grammar)  # a forced call replaces it, but an invalid one is still refused
+    def _compile_composed(self, prompt: Prompt, grammar: Grammar | None) -> str:
+        if _must_call(prompt) and grammar is not None:
+            self.grammar_compiler.find_or_compile(
+                grammar
+            )  # a forced call replaces it, but an invalid one is still refused
         try:
-            form = self._form(prompt, grammar)
-            return self.grammars.get(form) if form is not None else ""
+            composed = self._compose_grammar(prompt, grammar)
+            return self.grammar_compiler.find_or_compile(composed) if composed is not None else ""
         except Invalid:
-            loose = answer_grammar.unfit(prompt, self.grammars.get) if isinstance(prompt, Chat) else None
+            loose = (
+                answer_grammar.unenforced_tools(prompt, self.grammar_compiler.find_or_compile)
+                if isinstance(prompt, Chat)
+                else None
+            )
             if not loose:
                 raise
-            form = self._form(prompt, grammar, loose)
-            assert form is not None
-            return self.grammars.get(form)
+            composed = self._compose_grammar(prompt, grammar, loose)
+            assert composed is not None
+            return self.grammar_compiler.find_or_compile(composed)
 
-    def _form(self, prompt: Prompt, grammar: Grammar | None, loose: Collection[str] = ()) -> Grammar | None:
+    def _compose_grammar(self, prompt: Prompt, grammar: Grammar | None, loose: Collection[str] = ()) -> Grammar | None:
         if not isinstance(prompt, Chat) or not (prompt.tools or grammar):
             return grammar
-        markup = answer_grammar.readable(self.markup, prompt)
-        return answer_grammar.compose(markup, self.grammars.lark, prompt, grammar, loose)
+        markup = answer_grammar.answer_markup(self.markup, prompt)
+        return answer_grammar.compose_grammar(markup, self.grammar_compiler.lark_writer, prompt, grammar, loose)
 
-    def spellings(self, words: Sequence[str]) -> list[list[int]]:
+    def word_token_ids(self, words: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each word at the start of a text and after a blank, if these differ."""
-        found: list[list[int]] = []
+        spellings: list[list[int]] = []
         for word in words:
             text = word.lstrip()
-            for each in (text, f" {text}"):
-                ids = self.tokenizer.encode(each, special=False)
-                if ids and ids not in found[-1:]:
-                    found.append(ids)
-        return found
+            for spelling in (text, f" {text}"):
+                ids = self.tokenizer.encode(spelling, special=False)
+                if ids and ids not in spellings[-1:]:
+                    spellings.append(ids)
+        return spellings
 
-    def bound(self, ready: Prepared, budget: int) -> Thinking | None:
+    def reasoning_limit(self, prepared: PreparedPrompt, budget: int) -> ReasoningLimit | None:
         """Return a limit of ``budget`` tokens for the reasoning, or None if the model has no reasoning marks."""
-        think = ready.markup.think
-        if think is None:
+        reasoning_marks = prepared.markup.reasoning_marks
+        if reasoning_marks is None:
             return None
-        close, bare = (self.tokenizer.encode(f"{line}{think[1]}\n\n", special=False) for line in ("\n", ""))
+        close, bare = (self.tokenizer.encode(f"{line}{reasoning_marks[1]}\n\n", special=False) for line in ("\n", ""))
         line = len(close) - len(bare)  # tokens of the line break before the mark; they count as reasoning
         if line > budget:
-            return Thinking(*think, ready.thinking, budget, bare)
-        return Thinking(*think, ready.thinking, budget - line, close)
+            return ReasoningLimit(*reasoning_marks, prepared.starts_in_reasoning, budget, bare)
+        return ReasoningLimit(*reasoning_marks, prepared.starts_in_reasoning, budget - line, close)
 
-    def gate(self, grammar: str, ready: Prepared, plain: bool) -> str:
+    def wrap_with_reasoning(self, grammar: str, prepared: PreparedPrompt, plain: bool) -> str:
         """Return a compiled grammar for the whole answer, with reasoning before it if the answer may have some.
 
         With ``plain`` the answer is not parsed into parts, so only reasoning that the prompt has opened is allowed.
         """
-        think = ready.markup.think
-        if not grammar or think is None or not (ready.thinking or (not plain and self._may_think(ready, think))):
+        reasoning_marks = prepared.markup.reasoning_marks
+        if (
+            not grammar
+            or reasoning_marks is None
+            or not (prepared.starts_in_reasoning or (not plain and self._may_reason(prepared, reasoning_marks)))
+        ):
             return grammar
-        return self.grammars.behind(grammar, think, ready.thinking)
+        return self.grammar_compiler.allow_reasoning_before(grammar, reasoning_marks, prepared.starts_in_reasoning)
 
-    def _may_think(self, ready: Prepared, think: tuple[str, str]) -> bool:
+    def _may_reason(self, prepared: PreparedPrompt, reasoning_marks: tuple[str, str]) -> bool:
         """Whether the answer may begin with reasoning: it may not if the prompt has closed it already."""
-        end = self.tokenizer.decode(ready.token_ids[-TAIL:], skip_special=False)
-        return not end.rstrip().endswith(think[1])
+        end = self.tokenizer.decode(prepared.token_ids[-TAIL_TOKENS:], skip_special=False)
+        return not end.rstrip().endswith(reasoning_marks[1])
 
-    def spell(self, prompt: Prompt) -> tuple[str, list[int], list[tuple[int, int]]]:
+    def tokenize_prompt(self, prompt: Prompt) -> tuple[str, list[int], list[tuple[int, int]]]:
         """Return a prompt's text (rendered, for a conversation), its token ids, and each token's character span."""
         if isinstance(prompt, Chat):
-            text, special = self.render(prompt), prompt.special
+            text, special = self.render_chat(prompt), prompt.special
         elif isinstance(prompt, Text):
             text, special = prompt.text, prompt.special
         else:
             return "", prompt.ids, [(0, 0)] * len(prompt.ids)
-        return text, *self.tokenizer.spell(text, special)
+        return text, *self.tokenizer.encode_with_offsets(text, special)
 
 
-def _forced(prompt: Prompt) -> bool:
+def _must_call(prompt: Prompt) -> bool:
     """Whether the answer must consist of calls, for any requested format."""
-    return isinstance(prompt, Chat) and prompt.choice == "required"
+    return isinstance(prompt, Chat) and prompt.tool_choice == "required"
 
 
-def _key(chat: Chat, grammar: Grammar | None) -> bytes | None:
+def _answer_key(chat: Chat, grammar: Grammar | None) -> bytes | None:
     """Return a digest of all inputs to the grammar of an answer that may call, or None if they cannot be encoded."""
     try:
-        made = msgspec.json.encode([chat.tools, chat.choice, chat.only, chat.allowed, chat.parallel, grammar])
+        encoded = msgspec.json.encode(
+            [chat.tools, chat.tool_choice, chat.forced_tool, chat.allowed_tools, chat.parallel_calls, grammar]
+        )
     except (RecursionError, UnicodeEncodeError, TypeError):
         return None
-    return sha256(b"answer" + made).digest()
+    return sha256(b"answer" + encoded).digest()
 
 
-def _turn(prompt: Text) -> Chat:
+def _as_user_turn(prompt: Text) -> Chat:
     return Chat([Message("user", prompt.text)])
 
 
-def _advice(folder: Path) -> dict[str, float]:
+def _read_sampling_defaults(folder: Path) -> dict[str, float]:
     """Return the numeric sampling values in generation_config.json. Raises BadTokenizer."""
-    said = read_json(folder / "generation_config.json")
-    return {name: said[name] for name in ADVICE if isinstance(said.get(name), int | float) and said[name] is not True}
+    config = read_json_object(folder / "generation_config.json")
+    return {
+        name: config[name]
+        for name in SAMPLING_DEFAULTS
+        if isinstance(config.get(name), int | float) and config[name] is not True
+    }

@@ -9,24 +9,24 @@ from typing import Literal
 
 import msgspec
 
-from parley.types.request import Beam, Pooling, Sampling
+from parley.types.request import BeamOptions, PoolingOptions, Sampling
 
 
-class Thinking(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class ReasoningLimit(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A limit of ``budget`` tokens for reasoning, which stands between the texts ``opening_mark`` and ``closing_mark``.
 
     At the limit the engine appends ``closing_ids``, which end the reasoning. With ``starts_inside`` the output begins
     within reasoning; otherwise reasoning begins only if the output starts with the opening mark.
     """
 
-    opening: str
-    closing: str
-    inside: bool
+    opening_mark: str
+    closing_mark: str
+    starts_inside: bool
     budget: int
-    close: list[int]
+    closing_ids: list[int]
 
 
-class Work(msgspec.Struct, array_like=True, gc=False):
+class EngineRequest(msgspec.Struct, array_like=True, gc=False):
     """One prompt for the engine. Choice k of n draws with seed + k, exactly as a single request with that seed would.
 
     ``beam``: search instead of sampling; the choices are the n best outputs, sent whole when the search ends.
@@ -59,24 +59,24 @@ class Work(msgspec.Struct, array_like=True, gc=False):
     stop_ids: list[int] = []
     logprobs: int = -1
     prompt_logprobs: int = -1
-    salt: str = ""
-    costs: bool = False
-    pooling: Pooling | None = None
+    cache_salt: str = ""
+    token_costs: bool = False
+    pooling: PoolingOptions | None = None
     grammar: str = ""
-    thinking: Thinking | None = None
+    reasoning_limit: ReasoningLimit | None = None
     priority: int = 0
     tenant: str = ""
-    beam: Beam | None = None
+    beam: BeamOptions | None = None
     adapter: str = ""
-    given: list[list[int]] = []
-    begun: bool = False
+    prior_tokens: list[list[int]] = []
+    resumed: bool = False
     lease: bool = False
-    group: str = ""
+    release_group: str = ""
     prediction: list[int] = []
-    named: list[int] = []
+    logprob_ids: list[int] = []
 
 
-class Cost(msgspec.Struct, array_like=True, gc=False):
+class TokenCost(msgspec.Struct, array_like=True, gc=False):
     """How long one token took. Seconds count from the choice's previous token, or from queueing for its first token.
 
     ``batch_rows``: number of choices with a row in the step that produced the token. ``compute_seconds``: time in steps
@@ -85,13 +85,13 @@ class Cost(msgspec.Struct, array_like=True, gc=False):
     ``tokens``: number of tokens that the step gave this choice; they share its time.
     """
 
-    rows: int
-    waited: float
-    computed: float
+    batch_rows: int
+    wait_seconds: float
+    compute_seconds: float
     tokens: int = 1
 
 
-class Score(msgspec.Struct, array_like=True, gc=False):
+class TokenScore(msgspec.Struct, array_like=True, gc=False):
     """Log-probability of one token: natural log of the raw logits, before any penalty or temperature.
 
     ``rank`` is 1 for the most likely token. ``top_ids`` and ``top_logprobs`` list the most likely tokens, best first.
@@ -100,13 +100,13 @@ class Score(msgspec.Struct, array_like=True, gc=False):
     logprob: float
     rank: int
     top_ids: list[int] = []
-    top: list[float] = []
+    top_logprobs: list[float] = []
 
 
-Finish = Literal["stop", "length", "cancel", "error"]
+EngineFinishReason = Literal["stop", "length", "cancel", "error"]
 
 
-class Output(msgspec.Struct, array_like=True, gc=False):
+class EngineOutput(msgspec.Struct, array_like=True, gc=False):
     """The output of one step for one choice. Exactly one output of a choice has ``finish_reason``: its last.
 
     ``stop_id``: the stop token that ended the choice, also the last of ``token_ids``; None with "stop" means that its
@@ -119,22 +119,22 @@ class Output(msgspec.Struct, array_like=True, gc=False):
     id: str
     index: int
     token_ids: list[int] = []
-    scores: list[Score] | None = None
-    finish: Finish | None = None
+    scores: list[TokenScore] | None = None
+    finish_reason: EngineFinishReason | None = None
     stop_id: int | None = None
     error: str | None = None
     cached_tokens: int = 0
-    prompt_scores: list[Score | None] | None = None
-    waited: float = 0.0
+    prompt_scores: list[TokenScore | None] | None = None
+    queue_seconds: float = 0.0
     preemptions: int = 0
-    costs: list[Cost] | None = None
+    token_costs: list[TokenCost] | None = None
     vector: bytes | None = None
 
 
-Batch = list[tuple[int, Output]]  # outputs that are rendered together, each with its prompt's number
+OutputBatch = list[tuple[int, EngineOutput]]  # outputs that are rendered together, each with its prompt's number
 
 
-class Stats(msgspec.Struct, array_like=True, gc=False):
+class EngineStats(msgspec.Struct, array_like=True, gc=False):
     """The engine's gauges and counters. Sent with every batch of outputs, once per step. Counters only grow."""
 
     running: int = 0
@@ -149,7 +149,7 @@ class Stats(msgspec.Struct, array_like=True, gc=False):
     generated_tokens: int = 0
     # the last step; all 0 if these numbers do not belong to a step
     step_tokens: int = 0
-    step_prompt: int = 0  # prompt tokens among those
+    step_prompt_tokens: int = 0  # prompt tokens among those
     step_rows: int = 0
     step_seconds: float = 0.0
     # speculation
@@ -157,12 +157,12 @@ class Stats(msgspec.Struct, array_like=True, gc=False):
     draft_tokens: int = 0  # in all drafts
     draft_accepted: list[int] = []  # number of accepted tokens by position in the draft
     # pages among ``blocks_used`` that are held for other instances
-    pinned: int = 0  # that others read
-    reserved: int = 0  # that others will fill
-    unstaged: int = 0  # counter: pages not handed over because the staging memory was full
+    pinned_pages: int = 0  # that others read
+    reserved_pages: int = 0  # that others will fill
+    unstaged_pages: int = 0  # counter: pages not handed over because the staging memory was full
 
 
-class Region(msgspec.Struct, array_like=True, frozen=True):
+class LayerRegion(msgspec.Struct, array_like=True, frozen=True):
     """One layer's pages in the memory of an ``Arena``: page p begins at ``offset + p * stride``. Values in bytes."""
 
     offset: int
@@ -181,7 +181,7 @@ class Arena(msgspec.Struct, frozen=True):
     pid: int
     fd: int
     pages: int
-    regions: list[Region]
+    regions: list[LayerRegion]
     layout: str
 
 
@@ -201,7 +201,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     kv_bytes: int
     kv_blocks: int
     block_size: int
-    lowered: bool  # runs on the fused decoder rather than through Transformers
+    fused: bool  # runs on the fused decoder rather than through Transformers
     pack_cache: bool = False  # packed weights are kept on disk
     quantization: str = "none"  # of the weights: int8, int4 or the checkpoint's method
     kv_dtype: str = "auto"  # of keys and values: auto (same as ``dtype``) or int8
@@ -241,6 +241,6 @@ class Settings(msgspec.Struct, kw_only=True):
     costs: str = ""  # file of a cost model: the engine computes nothing, and steps take the time that it predicts
 
     @property
-    def draft(self) -> str | None:
+    def draft_model(self) -> str | None:
         """The folder of the draft model, or None."""
         return self.speculate.removeprefix("draft=") if self.speculate.startswith("draft=") else None

@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from parley.types.engine import Cost
+from parley.types.engine import TokenCost
 
 
-class Token(msgspec.Struct):
+class TokenInfo(msgspec.Struct):
     """One token as a client sees it. ``raw_bytes`` are its own bytes, possibly only a part of a character.
 
     ``is_special``: one of the model's control tokens, not text. ``cost`` is set if the request asked for it.
@@ -17,15 +17,15 @@ class Token(msgspec.Struct):
 
     id: int
     text: str
-    raw: bytes
+    raw_bytes: bytes
     logprob: float | None = None
     rank: int | None = None
-    top: list[Token] = []
-    special: bool = False
-    cost: Cost | None = None
+    top_tokens: list[TokenInfo] = []
+    is_special: bool = False
+    cost: TokenCost | None = None
 
 
-class CallDelta(msgspec.Struct):
+class ToolCallDelta(msgspec.Struct):
     """A piece of a tool call: the first piece of call ``index`` has id and name, later pieces only ``arguments``."""
 
     index: int
@@ -45,7 +45,7 @@ class Usage(msgspec.Struct):
     rejected_tokens: int = 0  # tokens of the request's prediction that do not
 
 
-class Accepted(msgspec.Struct):
+class PromptAccepted(msgspec.Struct):
     """Prompt number ``prompt`` was tokenised, fits, and was submitted to the engine. Choice k draws with ``seed`` + k.
 
     ``text``: the text of these tokens, if the request asked for it.
@@ -57,18 +57,18 @@ class Accepted(msgspec.Struct):
     text: str | None = None
 
 
-class Scored(msgspec.Struct):
+class PromptScored(msgspec.Struct):
     """The prompt's text and tokens, with log-probabilities if the request asked for them (the first token has none)."""
 
     prompt: int
-    tokens: list[Token]
+    tokens: list[TokenInfo]
     text: str = ""
 
 
-Part = Literal["content", "reasoning", "tool"]
+DeltaPart = Literal["content", "reasoning", "tool"]
 
 
-class Delta(msgspec.Struct):
+class ChoiceDelta(msgspec.Struct):
     """New output of one choice. The texts of one part, joined, are the full text of that part.
 
     ``tokens`` are the tokens of the text. While a character or a possible stop string is incomplete, tokens may come
@@ -77,34 +77,34 @@ class Delta(msgspec.Struct):
 
     index: int
     text: str
-    part: Part = "content"
-    tokens: list[Token] = []
-    call: CallDelta | None = None
+    part: DeltaPart = "content"
+    tokens: list[TokenInfo] = []
+    call: ToolCallDelta | None = None
 
 
-Reason = Literal["stop", "length", "tool", "repetition", "cancel", "error"]
+FinishReason = Literal["stop", "length", "tool", "repetition", "cancel", "error"]
 
 
-class Done(msgspec.Struct):
+class ChoiceDone(msgspec.Struct):
     """The end of one choice. ``stop``: the stop string or stop id that matched; None for the model's own end."""
 
     index: int
-    reason: Reason
+    reason: FinishReason
     usage: Usage
     stop: str | int | None = None
 
 
-class Vector(msgspec.Struct):
+class PromptVector(msgspec.Struct):
     """The vector (embedding) of prompt number ``prompt``: float32, little endian."""
 
     prompt: int
     values: bytes
 
 
-class Failed(msgspec.Struct):
+class RequestFailed(msgspec.Struct):
     """The end of the whole request by an error, after it was accepted. ``error`` is a parley.errors.ParleyError."""
 
     error: Any
 
 
-Event = Accepted | Scored | Delta | Vector | Done | Failed
+Event = PromptAccepted | PromptScored | ChoiceDelta | PromptVector | ChoiceDone | RequestFailed

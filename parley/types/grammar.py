@@ -7,63 +7,63 @@ from typing import Any, Literal
 import msgspec
 
 
-class AnyText(msgspec.Struct, frozen=True, tag=True):
+class StructuralText(msgspec.Struct, frozen=True, tag=True):
     """Any text, including none, that contains none of ``excludes``."""
 
     excludes: list[str] = []
 
 
-class Tag(msgspec.Struct, frozen=True, tag=True):
+class StructuralTag(msgspec.Struct, frozen=True, tag=True):
     """``begin``, the content, then ``end`` (or one of several). A schema as content stands for matching JSON."""
 
     begin: str
-    inside: dict[str, Any] | bool | Piece
+    content: dict[str, Any] | bool | StructuralPiece
     end: str | list[str]
 
 
-class Tags(msgspec.Struct, frozen=True, tag=True):
+class TriggeredTags(msgspec.Struct, frozen=True, tag=True):
     """Free text in which anything that begins with one of ``triggers`` must be a complete, valid tag of ``tags``.
 
     ``at_least_one``: the text begins with a tag. ``stop_after_first``: the first tag ends the text.
     """
 
-    tags: list[Tag]
+    tags: list[StructuralTag]
     triggers: list[str]
     excludes: list[str] = []
-    some: bool = False
-    single: bool = False
+    at_least_one: bool = False
+    stop_after_first: bool = False
 
 
-class TagList(msgspec.Struct, frozen=True, tag=True):
+class SeparatedTags(msgspec.Struct, frozen=True, tag=True):
     """Tags only, joined by ``separator``. ``at_least_one`` requires a tag; ``stop_after_first`` allows only one."""
 
-    tags: list[Tag]
+    tags: list[StructuralTag]
     separator: str
-    some: bool = False
-    single: bool = False
+    at_least_one: bool = False
+    stop_after_first: bool = False
 
 
-class Sequence(msgspec.Struct, frozen=True, tag=True):
+class StructuralSequence(msgspec.Struct, frozen=True, tag=True):
     """The pieces in order."""
 
-    pieces: list[Piece]
+    pieces: list[StructuralPiece]
 
 
-class Either(msgspec.Struct, frozen=True, tag=True):
+class StructuralChoice(msgspec.Struct, frozen=True, tag=True):
     """Any one of the pieces."""
 
-    pieces: list[Piece]
+    pieces: list[StructuralPiece]
 
 
-class Repeat(msgspec.Struct, frozen=True, tag=True):
+class StructuralRepeat(msgspec.Struct, frozen=True, tag=True):
     """One piece, ``min_count`` to ``max_count`` times; a ``max_count`` of None means no upper limit."""
 
-    piece: Piece
-    least: int = 0
-    most: int | None = None
+    piece: StructuralPiece
+    min_count: int = 0
+    max_count: int | None = None
 
 
-class Exactly(msgspec.Struct, frozen=True, tag=True):
+class StructuralToken(msgspec.Struct, frozen=True, tag=True):
     """One token, given by its id or as the vocabulary writes it; a control token by its text."""
 
     token: int | str
@@ -88,6 +88,14 @@ class Grammar(msgspec.Struct, frozen=True):
     field: str = "response_format"
 
 
-Piece = (  # part of an answer; a Grammar here is not of kind "around"
-    AnyText | Tag | Tags | TagList | Sequence | Either | Repeat | Exactly | Grammar
+StructuralPiece = (  # part of an answer; a Grammar here is not of kind "around"
+    StructuralText
+    | StructuralTag
+    | TriggeredTags
+    | SeparatedTags
+    | StructuralSequence
+    | StructuralChoice
+    | StructuralRepeat
+    | StructuralToken
+    | Grammar
 )

@@ -61,12 +61,12 @@ class Chat(msgspec.Struct, frozen=True):
 
     messages: list[Message]
     tools: list[dict[str, Any]] = []
-    choice: Literal["auto", "none", "required"] = "auto"
-    only: str | None = None
-    allowed: list[str] = []
-    parallel: bool = True
+    tool_choice: Literal["auto", "none", "required"] = "auto"
+    forced_tool: str | None = None
+    allowed_tools: list[str] = []
+    parallel_calls: bool = True
     thinking: bool | None = None
-    effort: str | None = None
+    reasoning_effort: str | None = None
     options: dict[str, Any] = {}
     add_generation_prompt: bool = True
     continue_final: bool = False
@@ -75,7 +75,7 @@ class Chat(msgspec.Struct, frozen=True):
 
 Prompt = Text | Tokens | Chat
 
-Keep = Literal["head", "tail"]  # the part of a too long prompt that is kept
+TruncationSide = Literal["head", "tail"]  # the part of a too long prompt that is kept
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -105,15 +105,15 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     watermark: bool = False
 
 
-class Repetition(msgspec.Struct, frozen=True):
+class RepetitionPattern(msgspec.Struct, frozen=True):
     """A pattern of ``min_pattern_size`` to ``max_pattern_size`` tokens that repeats ``min_count`` (2 or more) times."""
 
-    least: int
-    most: int
-    count: int
+    min_pattern_size: int
+    max_pattern_size: int
+    min_count: int
 
 
-class Stop(msgspec.Struct, frozen=True):
+class StopConditions(msgspec.Struct, frozen=True):
     """When generation stops. ``max_tokens`` None means "up to the end of the context".
 
     ``reserved_tokens``: the part of ``max_tokens`` that must fit after the prompt; tokens beyond it are generated as
@@ -125,31 +125,31 @@ class Stop(msgspec.Struct, frozen=True):
     max_tokens: int | None = None
     min_tokens: int = 0
     ignore_eos: bool = False
-    include: bool = False  # keep the stop string (or the stop token's text) in the output
-    reserve: int | None = None
-    repetition: Repetition | None = None  # end an output whose last tokens match this pattern
+    include_in_output: bool = False  # keep the stop string (or the stop token's text) in the output
+    reserved_tokens: int | None = None
+    repetition: RepetitionPattern | None = None  # end an output whose last tokens match this pattern
 
 
-class Want(msgspec.Struct, frozen=True):
+class OutputOptions(msgspec.Struct, frozen=True):
     """The data that the client wants besides the text.
 
     ``logprobs`` and ``prompt_logprobs``: number of alternatives; -1: the whole vocabulary; None: no log-probabilities.
     """
 
     logprobs: int | None = None
-    named: list[int] = []  # report log-probabilities of these tokens instead of the most likely ones
+    logprob_ids: list[int] = []  # report log-probabilities of these tokens instead of the most likely ones
     prompt_logprobs: int | None = None
     echo: bool = False
     usage: bool = False  # a usage record in the stream
     skip_special: bool = True  # leave special tokens out of the text
     ids: bool = False  # the tokens of each delta, even without log-probabilities
-    text: bool = False  # the prompt as the model reads it, including special tokens
-    plain: bool = False  # the text as the model wrote it, without separating reasoning and tool calls
-    costs: bool = False  # the cost of each token, together with the tokens of each delta
-    interval: int = 1  # streams: new tokens of a choice per delta; its first and last tokens are sent at once
+    prompt_text: bool = False  # the prompt as the model reads it, including special tokens
+    unparsed: bool = False  # the text as the model wrote it, without separating reasoning and tool calls
+    token_costs: bool = False  # the cost of each token, together with the tokens of each delta
+    stream_interval: int = 1  # streams: new tokens of a choice per delta; its first and last tokens are sent at once
 
 
-class Beam(msgspec.Struct, frozen=True):
+class BeamOptions(msgspec.Struct, frozen=True):
     """Beam search: find the most likely outputs with ``width`` beams instead of sampling.
 
     An output's score is the sum of its tokens' log-probabilities divided by its length ** ``length_penalty``.
@@ -164,7 +164,7 @@ class Beam(msgspec.Struct, frozen=True):
     field: str = "use_beam_search"
 
 
-class Pooling(msgspec.Struct, frozen=True, omit_defaults=True):
+class PoolingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """A request for a vector of the prompt (an embedding) instead of generated text.
 
     ``dimensions``: keep only the first numbers of the vector; None: all. ``normalize``: scale to length 1, after that
@@ -189,34 +189,36 @@ class Request(msgspec.Struct, kw_only=True):
     model: str
     prompts: list[Prompt]
     sampling: Sampling = Sampling()
-    stop: Stop = Stop()
-    want: Want = Want()
-    banned: list[str] = []  # words that must not be written; ``sampling.banned`` has them as tokens
+    stop_conditions: StopConditions = StopConditions()
+    output_options: OutputOptions = OutputOptions()
+    banned_words: list[str] = []  # words that must not be written; ``sampling.banned`` has them as tokens
     grammar: Grammar | None = None
     thinking_budget: int | None = None  # most reasoning tokens, after which reasoning is closed; None: no limit
     n: int = 1
     best_of: int | None = None
-    beam: Beam | None = None
+    beam: BeamOptions | None = None
     stream: bool = False
-    salt: str = ""  # requests with different salts never share cached prefixes
+    cache_salt: str = ""  # requests with different salts never share cached prefixes
     adapter: str | None = None  # LoRA adapter by name; None: derived from ``model``, which may name an adapter
-    truncate: int | None = None  # cut longer prompts to this number of tokens
-    keep: Keep = "tail"  # the part of a cut prompt that stays
-    pooling: Pooling | None = None
+    max_prompt_tokens: int | None = None  # cut longer prompts to this number of tokens
+    truncation_side: TruncationSide = "tail"  # the part of a cut prompt that stays
+    pooling: PoolingOptions | None = None
     timeout: float | None = None  # time limit for the whole request, in seconds
-    partial: bool = False  # at the time limit, return the partial answer instead of an error
+    return_partial: bool = False  # at the time limit, return the partial answer instead of an error
     priority: int = 0  # lower numbers are served sooner
-    overflow: Literal["refuse"] | Keep = "refuse"  # the part that is kept of a prompt too long for the model
-    labels: tuple[str, ...] = ()  # further ids by which clients can cancel the request
+    on_overflow: Literal["refuse"] | TruncationSide = (
+        "refuse"  # the part that is kept of a prompt too long for the model
+    )
+    cancel_ids: tuple[str, ...] = ()  # further ids by which clients can cancel the request
     prediction: str = ""  # the text that the client expects; affects speed only
-    sole: str = ""  # one of ``labels`` that no other open request to the model may have
+    exclusive_id: str = ""  # one of ``labels`` that no other open request to the model may have
 
     @property
-    def made(self) -> int:
+    def choices_per_prompt(self) -> int:
         """Number of choices that the engine generates for each prompt."""
         return self.best_of or self.n
 
     @property
-    def places(self) -> int:
+    def sequences(self) -> int:
         """Number of sequences that the engine computes for all prompts."""
-        return len(self.prompts) * (self.beam.width if self.beam is not None else self.made)
+        return len(self.prompts) * (self.beam.width if self.beam is not None else self.choices_per_prompt)

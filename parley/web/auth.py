@@ -28,67 +28,67 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
-class Keys:
+class ApiKeys:
     """The accepted API keys. Without any, every client is accepted.
 
     ``admin_keys``: keys that may also change the server. They work as ordinary keys, too. Without any, every accepted
     client may change the server.
     """
 
-    def __init__(self, keys: Iterable[str], admins: Iterable[str] = ()):
-        self._digests = [_digest(key.encode()) for key in keys]
-        self._admins = [_digest(key.encode()) for key in admins]
-        if self._digests:
-            self._digests += self._admins
+    def __init__(self, keys: Iterable[str], admin_keys: Iterable[str] = ()):
+        self._key_digests = [_key_digest(key.encode()) for key in keys]
+        self._admin_digests = [_key_digest(key.encode()) for key in admin_keys]
+        if self._key_digests:
+            self._key_digests += self._admin_digests
 
     def __bool__(self) -> bool:
-        return bool(self._digests)
+        return bool(self._key_digests)
 
-    def check(self, headers: dict[bytes, bytes]) -> str:
+    def check_key(self, headers: dict[bytes, bytes]) -> str:
         """Return the number of the key that the headers carry, as text that reveals nothing about the key.
 
         Return "" if no keys are configured. Raises Unauthorized if the headers carry no accepted key.
         """
-        if not self._digests:
+        if not self._key_digests:
             return ""
-        key = presented(headers)
+        key = presented_key(headers)
         if not key:
             raise Unauthorized(
                 "You did not provide an API key. Send it in the header 'Authorization: Bearer KEY'.", code=""
             )
-        digest = _digest(key)
+        digest = _key_digest(key)
         tenant = 0
-        for number, candidate in enumerate(self._digests, 1):
+        for number, candidate in enumerate(self._key_digests, 1):
             tenant = max(tenant, number * hmac.compare_digest(digest, candidate))
         if not tenant:
-            raise Unauthorized(f"Incorrect API key provided: {mask(key)}.")
+            raise Unauthorized(f"Incorrect API key provided: {mask_key(key)}.")
         return str(tenant)
 
-    def check_admin(self, headers: dict[bytes, bytes]) -> None:
+    def check_admin_key(self, headers: dict[bytes, bytes]) -> None:
         """Check that the headers carry an admin key. Raises Unauthorized without a key, Forbidden with another one."""
-        if not self._admins:
+        if not self._admin_digests:
             return
-        key = presented(headers)
+        key = presented_key(headers)
         if not key:
             raise Unauthorized("This needs an admin key. Send it in the header 'Authorization: Bearer KEY'.", code="")
-        digest, found = _digest(key), False
-        for candidate in self._admins:
-            found |= hmac.compare_digest(digest, candidate)
-        if not found:
+        digest, matched = _key_digest(key), False
+        for candidate in self._admin_digests:
+            matched |= hmac.compare_digest(digest, candidate)
+        if not matched:
             raise Forbidden("This API key may not change the server; it needs one of --admin-key-file.")
 
 
-def presented(headers: dict[bytes, bytes]) -> bytes:
+def presented_key(headers: dict[bytes, bytes]) -> bytes:
     """Return the key that a client sent, or b"" if it sent none."""
     scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
     if scheme.lower() == b"basic":
-        key = _password(key)
+        key = _token_password(key)
     if scheme.lower() in (b"bearer", b"basic") and key.strip():
         return key.strip()
     return next((headers[name].strip() for name in KEY_HEADERS if headers.get(name)), b"")
 
 
-def _password(credentials: bytes) -> bytes:
+def _token_password(credentials: bytes) -> bytes:
     """Decode Basic credentials and return the password of the user ``token``: Databricks clients send keys this way.
 
     Return b"" for anything else.
@@ -100,49 +100,49 @@ def _password(credentials: bytes) -> bytes:
     return password if user == b"token" else b""
 
 
-def mask(key: bytes) -> str:
+def mask_key(key: bytes) -> str:
     """Return the first and last characters of a key: enough to recognise it, too little to use it."""
     text = "".join(chr(byte) if 0x21 <= byte <= 0x7E else "?" for byte in key[:512])
     return f"{text[:3]}…{text[-4:]}" if len(text) >= 16 else "…"
 
 
-class Gate:
+class BrowserGuard:
     """Refuses requests that a foreign web page makes a browser send to a server without keys.
 
     Without keys, a browser running on this machine would be permission enough. So ``Origin`` is checked, and, when
     listening on a loopback address, ``Host`` too, because a foreign name can be rebound to that address in DNS.
     """
 
-    def __init__(self, host: str, hosts: Iterable[str], origins: Iterable[str], keys: Keys):
-        self._hosts = {name.lower() for name in hosts}
-        self._origins = set(origins)
-        self._check_host = not keys and is_loopback(host)
-        self._check_origin = not keys and "*" not in self._origins
-        self._check = functools.lru_cache(64)(self._judge)
+    def __init__(self, host: str, allowed_hosts: Iterable[str], allowed_origins: Iterable[str], api_keys: ApiKeys):
+        self._allowed_hosts = {name.lower() for name in allowed_hosts}
+        self._allowed_origins = set(allowed_origins)
+        self._checks_host = not api_keys and is_loopback(host)
+        self._checks_origin = not api_keys and "*" not in self._allowed_origins
+        self._cached_check = functools.lru_cache(64)(self._check_host_and_origin)
 
-    def check(self, headers: dict[bytes, bytes]) -> None:
+    def check_headers(self, headers: dict[bytes, bytes]) -> None:
         """Check the Host and Origin headers. Raises Forbidden."""
-        self._check(headers.get(b"host", b""), headers.get(b"origin", b""))
+        self._cached_check(headers.get(b"host", b""), headers.get(b"origin", b""))
 
-    def _judge(self, named: bytes, page: bytes) -> None:
+    def _check_host_and_origin(self, host_header: bytes, origin_header: bytes) -> None:
         """Check one pair of headers. ``host_header``: Host; ``origin_header``: Origin. Raises Forbidden."""
-        host = named.decode("latin-1").lower()
-        name = _hostname(host)
-        if self._check_host and host and not is_loopback(name) and name not in self._hosts:
+        host = host_header.decode("latin-1").lower()
+        name = _host_without_port(host)
+        if self._checks_host and host and not is_loopback(name) and name not in self._allowed_hosts:
             raise Forbidden("The Host header names another machine; the option allow-host lets it in.")
-        origin = page.decode("latin-1")
-        if self._check_origin and origin and origin not in self._origins and _authority(origin) != host:
+        origin = origin_header.decode("latin-1")
+        if self._checks_origin and origin and origin not in self._allowed_origins and _origin_authority(origin) != host:
             raise Forbidden("Web pages of other origins may not call this server; the option cors-origin lets one in.")
 
 
-def _hostname(host: str) -> str:
+def _host_without_port(host: str) -> str:
     """Return the name in a Host header, without port and brackets."""
     if host.startswith("["):
         return host[1 : host.find("]")]
     return host.rpartition(":")[0] if host.count(":") == 1 else host
 
 
-def _authority(origin: str) -> str | None:
+def _origin_authority(origin: str) -> str | None:
     """Return host and port of an Origin header, or None if it cannot be parsed."""
     try:
         return urlsplit(origin).netloc.lower()
@@ -150,5 +150,5 @@ def _authority(origin: str) -> str | None:
         return None
 
 
-def _digest(key: bytes) -> bytes:
+def _key_digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()

@@ -7,60 +7,62 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterable
 
-from parley.engine.messages import Progress
+from parley.engine.messages import LoadProgress
 from parley.types import ModelInfo
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Print a line and flush it. Errors of a closed pipe are ignored."""
     with contextlib.suppress(OSError, ValueError):
         print(text, flush=True)
 
 
-def address(host: str, port: int, encrypted: bool = False) -> str:
+def local_url(host: str, port: int, encrypted: bool = False) -> str:
     """Return the root URL of a listener, usable on this machine."""
-    return f"{'https' if encrypted else 'http'}://{reached(host, port)}"
+    return f"{'https' if encrypted else 'http'}://{local_address(host, port)}"
 
 
-def reached(host: str, port: int) -> str:
+def local_address(host: str, port: int) -> str:
     """Return ``host:port`` as clients on this machine can reach it; wildcard addresses become loopback."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def warning(places: Iterable[tuple[str, str]], told: str) -> str:
+def open_port_warning(ports: Iterable[tuple[str, str]], consequence: str) -> str:
     """Return a warning: anyone who can reach these hosts ``consequence``. ``ports``: pairs of port name and host."""
-    return f"  warning: anyone who can reach {' or '.join(dict.fromkeys(host for _, host in places))} {told}"
+    return f"  open_port_warning: anyone who can reach {' or '.join(dict.fromkeys(host for _, host in ports))} {consequence}"
 
 
-def ready(seconds: float) -> str:
+def ready_line(seconds: float) -> str:
     """Return the line that announces that all models are loaded and requests are answered."""
-    return f"ready in {seconds:.1f} s"
+    return f"ready_line in {seconds:.1f} s"
 
 
-def loaded(name: str, info: ModelInfo) -> str:
+def loaded_line(name: str, info: ModelInfo) -> str:
     """Return the line that announces that one model is loaded, with its memory plan."""
-    numbers = info.dtype if info.quantization == "none" else f"{info.dtype} and {info.quantization}"
-    plan = [f"{info.architecture}, {_count(info.parameters)} parameters, {numbers} on {info.device}"]
+    number_format = info.dtype if info.quantization == "none" else f"{info.dtype} and {info.quantization}"
+    plan = [f"{info.architecture}, {_format_count(info.parameters)} parameters, {number_format} on {info.device}"]
     if info.weights_bytes:
-        plan.append(f"weights {_bytes(info.weights_bytes)}")
+        plan.append(f"weights {_format_bytes(info.weights_bytes)}")
     if info.kv_bytes:
         tokens = info.kv_blocks * info.block_size
-        kind = "" if info.kv_dtype == "auto" else f"{info.kv_dtype} "
-        plan.append(f"{kind}KV cache {_bytes(info.kv_bytes)} for {tokens:,} tokens")
+        kv_format = "" if info.kv_dtype == "auto" else f"{info.kv_dtype} "
+        plan.append(f"{kv_format}KV cache {_format_bytes(info.kv_bytes)} for {tokens:,} tokens")
     plan.append(f"context {info.max_model_len:,} tokens")
     return f"  memory   {name}: {'; '.join(plan)}"
 
 
-async def follow(progress: Callable[[], Progress]) -> None:
+async def show_progress(get_progress: Callable[[], LoadProgress]) -> None:
     """Draw a progress bar on standard error until cancelled. Does nothing if that is not a terminal."""
     if not sys.stderr.isatty():
         return
     try:
         while True:
-            now = progress()
-            filled = round(24 * now.fraction)
-            sys.stderr.write(f"\r\x1b[K  {'█' * filled}{'·' * (24 - filled)} {now.fraction:4.0%} {now.stage}")
+            current = get_progress()
+            bar_length = round(24 * current.fraction)
+            sys.stderr.write(
+                f"\r\x1b[K  {'█' * bar_length}{'·' * (24 - bar_length)} {current.fraction:4.0%} {current.stage}"
+            )
             sys.stderr.flush()
             await asyncio.sleep(0.1)
     finally:
@@ -68,14 +70,14 @@ async def follow(progress: Callable[[], Progress]) -> None:
         sys.stderr.flush()
 
 
-def _count(number: int) -> str:
+def _format_count(number: int) -> str:
     for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
         if number >= size:
             return f"{number / size:.3g}{unit}"
     return str(number)
 
 
-def _bytes(number: int) -> str:
+def _format_bytes(number: int) -> str:
     if number >= 2**30:
         return f"{number / 2**30:.2f} GiB"
     return f"{number / 2**20:.{0 if number >= 10 * 2**20 else 1}f} MiB"

@@ -17,12 +17,12 @@ from starlette.types import ASGIApp, Message, Scope
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-CYCLE = "parley.cycle"  # scope key: the request's HttpCycle
-APART = "parley.apart"  # scope key: send each event of a stream as a chunk of its own
-EVENT = re.compile(rb".+?(?:\n\n|\Z)", re.DOTALL)
+CYCLE_KEY = "parley.cycle"  # scope key: the request's HttpCycle
+CHUNK_PER_EVENT = "parley.apart"  # scope key: send each event of a stream as a chunk of its own
+EVENT_PATTERN = re.compile(rb".+?(?:\n\n|\Z)", re.DOTALL)
 
 
-class Outlet(Protocol):
+class ResponseWriter(Protocol):
     """The destination of an exchange: a connection's ``HttpCycle``, or a substitute with the same methods."""
 
     @property
@@ -30,30 +30,30 @@ class Outlet(Protocol):
         """Whether the receiver has the beginning of the response."""
 
     @property
-    def whole(self) -> bool:
+    def body_complete(self) -> bool:
         """Whether the request's body has arrived completely."""
 
     @property
-    def blocked(self) -> bool:
+    def write_blocked(self) -> bool:
         """Whether the next write has to wait because the client has not read the previous ones."""
 
-    def abort(self) -> None:
+    def abort_connection(self) -> None:
         """Drop the response and disconnect the client."""
 
-    def watch(self, departed: Callable[[], None]) -> bool:
+    def watch_disconnect(self, on_disconnect: Callable[[], None]) -> bool:
         """Call ``on_disconnect`` when the client disconnects. Return False if it already has."""
 
-    def unwatch(self, departed: Callable[[], None]) -> None:
+    def unwatch_disconnect(self, on_disconnect: Callable[[], None]) -> None:
         """Undo ``watch_disconnect``."""
 
-    async def send(self, message: Message) -> None:
+    async def send_message(self, message: Message) -> None:
         """Send an ASGI message; waits while the client does not read."""
 
-    def part(self, data: bytes, *, last: bool = False) -> bool:
+    def write_part(self, data: bytes, *, last: bool = False) -> bool:
         """Write a part without waiting. Return True if another part may be written in the same way."""
 
 
-class Cycle:
+class HttpCycle:
     """One request and its response, and the connection they belong to.
 
     ``watchers``: the connection's callbacks for its loss. ``default_headers``: put first in every response.
@@ -67,10 +67,10 @@ class Cycle:
         transport: asyncio.Transport,
         flow: FlowControl,
         watchers: set[Callable[[], None]],
-        headers: list[tuple[bytes, bytes]],
+        default_headers: list[tuple[bytes, bytes]],
         keep_alive: bool,
-        expected: bool,
-        complete: Callable[[], None],
+        expects_continue: bool,
+        on_complete: Callable[[], None],
     ):
         self.scope = scope
         self.transport = transport
@@ -78,140 +78,142 @@ class Cycle:
         self.keep_alive = keep_alive
         self.disconnected = False
         self.response_started = self.response_complete = False
-        self.whole = False  # True: the request's body has arrived completely
+        self.body_complete = False  # True: the request's body has arrived completely
         self._watchers = watchers
-        self._headers = headers
-        self._expected = expected
-        self._complete = complete
-        self._body = b""
-        self._news = False  # True: something has happened since the last call of `receive_message`
+        self._default_headers = default_headers
+        self._expects_continue = expects_continue
+        self._on_complete = on_complete
+        self._unread_body = b""
+        self._has_news = False  # True: something has happened since the last call of `receive_message`
         self._waiter: asyncio.Future[None] | None = None
-        self._head = b""
-        self._silent = scope["method"] == "HEAD"
-        self._chunked = self._apart = False
+        self._response_head = b""
+        self._is_head_request = scope["method"] == "HEAD"
+        self._chunked = self._chunk_per_event = False
 
-    async def run(self, app: ASGIApp) -> None:
+    async def run_app(self, app: ASGIApp) -> None:
         """Run the application for this request. Closes the connection if it did not complete a response."""
-        self.scope[CYCLE] = self
+        self.scope[CYCLE_KEY] = self
         try:
-            await app(self.scope, self.receive, self.send)
+            await app(self.scope, self.receive_message, self.send_message)
         finally:
-            del self.scope[CYCLE]  # breaks the reference cycle, so that nothing waits for the garbage collector
+            del self.scope[CYCLE_KEY]  # breaks the reference cycle, so that nothing waits for the garbage collector
             if not self.response_complete and not self.disconnected:
                 self.transport.close()
 
     @property
-    def blocked(self) -> bool:
+    def write_blocked(self) -> bool:
         """Whether the next write has to wait because the client has not read the previous ones."""
         return self.flow.write_paused and not self.disconnected
 
-    def abort(self) -> None:
+    def abort_connection(self) -> None:
         """Close the connection at once and drop unsent data."""
         self.transport.abort()
 
-    def watch(self, departed: Callable[[], None]) -> bool:
+    def watch_disconnect(self, on_disconnect: Callable[[], None]) -> bool:
         """Call ``on_disconnect`` when the connection is lost. Return False if it already is."""
-        self._watchers.add(departed)
+        self._watchers.add(on_disconnect)
         self.flow.resume_reading()  # a disconnect is only noticed while reading
         return not self.disconnected and not self.transport.is_closing()
 
-    def unwatch(self, departed: Callable[[], None]) -> None:
+    def unwatch_disconnect(self, on_disconnect: Callable[[], None]) -> None:
         """Undo ``watch_disconnect``."""
-        self._watchers.discard(departed)
+        self._watchers.discard(on_disconnect)
 
     # -- the request
 
-    def arrived(self, data: bytes) -> int:
+    def feed_body(self, data: bytes) -> int:
         """Append data to the request body. Return the number of bytes that the application has not read yet."""
-        self._body += data
-        self._wake()
-        return len(self._body)
+        self._unread_body += data
+        self._wake_receiver()
+        return len(self._unread_body)
 
-    def end(self) -> None:
+    def end_body(self) -> None:
         """Mark the request body as complete."""
-        self.whole = True
-        self._wake()
+        self.body_complete = True
+        self._wake_receiver()
 
-    def lost(self) -> None:
+    def mark_disconnected(self) -> None:
         """Handle the loss of the connection."""
         self.disconnected = not self.response_complete
-        self._wake()
+        self._wake_receiver()
 
-    async def receive(self) -> Message:
+    async def receive_message(self) -> Message:
         """Implement ASGI's ``receive``."""
-        if self._expected and not self.transport.is_closing():
-            self._expected = False
+        if self._expects_continue and not self.transport.is_closing():
+            self._expects_continue = False
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if not self.disconnected and not self.response_complete:
             self.flow.resume_reading()
-            if not self._news:
+            if not self._has_news:
                 self._waiter = asyncio.get_running_loop().create_future()
                 await self._waiter
-            self._news = False
+            self._has_news = False
         if self.disconnected or self.response_complete:
             return {"type": "http.disconnect"}
-        data, self._body = self._body, b""
-        return {"type": "http.request", "body": data, "more_body": not self.whole}
+        data, self._unread_body = self._unread_body, b""
+        return {"type": "http.request", "body": data, "more_body": not self.body_complete}
 
-    def _wake(self) -> None:
-        self._news = True
+    def _wake_receiver(self) -> None:
+        self._has_news = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     # -- the answer
 
-    async def send(self, message: Message) -> None:
+    async def send_message(self, message: Message) -> None:
         """Implement ASGI's ``send``."""
-        if self.blocked:
+        if self.write_blocked:
             await self.flow.drain()
         if self.disconnected or self.response_complete:
             return
         if self.response_started:
-            self.part(message.get("body", b""), last=not message.get("more_body", False))
+            self.write_part(message.get("body", b""), last=not message.get("more_body", False))
         else:
-            self.begin(message["status"], message["headers"])
+            self.begin_response(message["status"], message["headers"])
 
-    def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    def begin_response(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Set status and headers, which are sent with the first part. Raises RuntimeError for a line break in them."""
         if self.disconnected or self.response_complete:
             return
-        self.response_started, self._expected = True, False
-        self._head = self._begin(status, [*self._headers, *headers])
+        self.response_started, self._expects_continue = True, False
+        self._response_head = self._encode_head(status, [*self._default_headers, *headers])
 
-    def part(self, data: bytes, *, last: bool = False) -> bool:
+    def write_part(self, data: bytes, *, last: bool = False) -> bool:
         """Write a part of a response that has begun and is not ``write_blocked``, without a coroutine.
 
         Return True if another part may be written in the same way.
         """
         if self.disconnected or self.response_complete:
             return True
-        if self._silent:
+        if self._is_head_request:
             data = b""
         elif self._chunked:
-            if self._apart:
-                data = b"".join([b"%x\r\n%b\r\n" % (len(event), event) for event in EVENT.findall(data)])
+            if self._chunk_per_event:
+                data = b"".join([b"%x\r\n%b\r\n" % (len(event), event) for event in EVENT_PATTERN.findall(data)])
             elif data:
                 data = b"%x\r\n%b\r\n" % (len(data), data)
             if last:
                 data += b"0\r\n\r\n"
-        if self._head:
-            data, self._head = self._head + data, b""
+        if self._response_head:
+            data, self._response_head = self._response_head + data, b""
         if data:
             self.transport.write(data)
         if last:
             self.response_complete = True
             if not self.keep_alive:
                 self.transport.close()
-            self._complete()
+            self._on_complete()
         return not self.flow.write_paused
 
-    def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
+    def _encode_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
         """Return the encoded head. Raises RuntimeError if a header contains a line break."""
         names = dict(headers)
-        sized = b"content-length" in names or status in (204, 304)
-        self._chunked = not sized and self.scope["http_version"] != "1.0"  # HTTP/1.0: the body ends with the connection
-        self._apart = APART in self.scope
-        if self._chunked and not self._silent:
+        has_length = b"content-length" in names or status in (204, 304)
+        self._chunked = (
+            not has_length and self.scope["http_version"] != "1.0"
+        )  # HTTP/1.0: the body ends with the connection
+        self._chunk_per_event = CHUNK_PER_EVENT in self.scope
+        if self._chunked and not self._is_head_request:
             headers.append((b"transfer-encoding", b"chunked"))
         if names.get(b"connection") == b"close":
             self.keep_alive = False

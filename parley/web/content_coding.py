@@ -7,7 +7,7 @@ import zlib
 from parley.errors import Malformed, TooLarge, UnknownCoding
 
 
-def inflate(body: bytes, coding: bytes, limit: int) -> bytes:
+def decompress_body(body: bytes, coding: bytes, limit: int) -> bytes:
     """Decompress a body to at most ``limit`` bytes. Raises TooLarge, Malformed, UnknownCoding.
 
     ``coding``: the value of Content-Encoding; for b"" and b"identity" the body is returned unchanged.
@@ -19,17 +19,17 @@ def inflate(body: bytes, coding: bytes, limit: int) -> bytes:
         raise UnknownCoding("The body's Content-Encoding is not supported; send it as it is, or with gzip or deflate.")
     stream = zlib.decompressobj(wbits=47)  # detects gzip and zlib
     try:
-        plain = stream.decompress(body, limit + 1)
+        decompressed = stream.decompress(body, limit + 1)
     except zlib.error:
         raise Malformed("The body could not be decompressed.") from None
-    if len(plain) > limit:
+    if len(decompressed) > limit:
         raise TooLarge(f"The decompressed body is larger than the limit of {limit} bytes.")
     if not stream.eof or stream.unused_data:
         raise Malformed("The body could not be decompressed: it is cut off, or something follows it.")
-    return plain
+    return decompressed
 
 
-def deflate(body: bytes, coding: bytes) -> bytes:
+def compress_body(body: bytes, coding: bytes) -> bytes:
     """Compress a body with a content coding, ``gzip`` or ``deflate``."""
     stream = zlib.compressobj(level=1, wbits=31 if coding == b"gzip" else 15)
     return stream.compress(body) + stream.flush()

@@ -16,18 +16,18 @@ from typing import Any, Protocol
 
 from starlette.types import Message, Receive, Scope, Send
 
-from parley.dialects.dialect import Answer, Dialect, Headers
+from parley.dialects.dialect import Answer, Dialect, HeaderList
 from parley.errors import BadRequest, Invalid, ParleyError, TimedOut, TooLarge, UnknownCoding, excerpt
-from parley.web.connection import APART, CYCLE, Outlet
-from parley.web.content_coding import inflate
-from parley.web.logs import Note
+from parley.web.connection import CHUNK_PER_EVENT, CYCLE_KEY, ResponseWriter
+from parley.web.content_coding import decompress_body
+from parley.web.logs import AccessLogEntry
 from parley.web.options import HttpOptions
-from parley.web.random_ids import draw
+from parley.web.random_ids import draw_id
 
-REQUEST_ID = re.compile(rb"[A-Za-z0-9._:=+@/-]{1,128}")
-TIMEOUT = b"x-request-timeout"
-SECONDS = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,9})?")
-JSON = b"application/json"
+REQUEST_ID_PATTERN = re.compile(rb"[A-Za-z0-9._:=+@/-]{1,128}")
+TIMEOUT_HEADER = b"x-request-timeout"
+SECONDS_PATTERN = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,9})?")
+JSON_MEDIA_TYPE = b"application/json"
 
 
 class ClientGone(Exception):
@@ -37,10 +37,10 @@ class ClientGone(Exception):
 class StageErrors(Protocol):
     """The error responses of a request stage, for requests that are split between servers."""
 
-    def refusal(self, error: ParleyError) -> Answer | None:
+    def coordinator_answer(self, error: ParleyError) -> Answer | None:
         """Return the whole response if the error concerns another server rather than the client's API, else None."""
 
-    def remarks(self, error: ParleyError) -> Headers:
+    def coordinator_headers(self, error: ParleyError) -> HeaderList:
         """Return headers that say to a coordinator how to proceed."""
 
 
@@ -60,95 +60,98 @@ class Exchange:
     raw_send: Send
     options: HttpOptions
     dialect: Dialect
-    names: Mapping[str, str] = field(default_factory=dict)
-    note: Note = field(default_factory=Note)
-    extra: Headers = ()
-    refusal: Callable[[ParleyError], Answer | None] = lambda error: None
+    field_names: Mapping[str, str] = field(default_factory=dict)
+    log_entry: AccessLogEntry = field(default_factory=AccessLogEntry)
+    extra_headers: HeaderList = ()
+    api_refusal: Callable[[ParleyError], Answer | None] = lambda error: None
     tenant: str = ""
-    leg: StageErrors | None = None
-    created: int | None = None
-    preface: int = 0
-    before: bytes = b""
+    stage: StageErrors | None = None
+    created_at: int | None = None
+    preface_size: int = 0
+    preface_bytes: bytes = b""
     status: int = 0  # 0: nothing was sent yet
-    complete: bool = False
+    response_sent: bool = False
 
     def __post_init__(self) -> None:
-        self.arrived = time.perf_counter()
+        self.arrived_at = time.perf_counter()
         self.headers: dict[bytes, bytes] = dict(self.scope["headers"])
-        self._cycle: Outlet = self.scope[CYCLE]
-        self.written = 0.0  # time of the last write, by `perf_counter`
-        self._held: bytes | None = None
-        self.identify(draw().hex())
+        self._writer: ResponseWriter = self.scope[CYCLE_KEY]
+        self.last_write_at = 0.0  # time of the last write, by `perf_counter`
+        self._peeked_body: bytes | None = None
+        self.set_request_uuid(draw_id().hex())
 
-    def identify(self, unique: str) -> None:
+    def set_request_uuid(self, request_uuid: str) -> None:
         """Set the request's id, 32 hexadecimal digits. Ids in the response are derived from it."""
-        given = self.headers.get(b"x-request-id", b"")
-        self.unique, self.id = unique, given.decode() if REQUEST_ID.fullmatch(given) else f"req_{unique}"
+        client_id = self.headers.get(b"x-request-id", b"")
+        self.request_uuid, self.request_id = (
+            request_uuid,
+            client_id.decode() if REQUEST_ID_PATTERN.fullmatch(client_id) else f"req_{request_uuid}",
+        )
 
-    def divert(self, outlet: Outlet) -> None:
+    def redirect_response(self, writer: ResponseWriter) -> None:
         """Redirect the response from the request's own connection to another writer."""
-        self._cycle, self.raw_send = outlet, outlet.send
+        self._writer, self.raw_send = writer, writer.send_message
 
-    def separate(self) -> None:
+    def enable_event_chunks(self) -> None:
         """Send each event as a chunk of its own if the dialect's clients rely on that."""
-        if self.dialect.apart:
-            self.scope[APART] = True
+        if self.dialect.chunk_per_event:
+            self.scope[CHUNK_PER_EVENT] = True
 
     @property
-    def begun(self) -> bool:
+    def response_begun(self) -> bool:
         """Whether the receiver of the response already has its beginning."""
-        return self._cycle.response_started
+        return self._writer.response_started
 
     @property
-    def path(self) -> Mapping[str, str]:
+    def path_params(self) -> Mapping[str, str]:
         """The parameters in the path, by the names in the route."""
         return self.scope.get("path_params", {})
 
-    def patience(self) -> float | None:
+    def client_timeout(self) -> float | None:
         """Return the client's timeout from the request header in seconds, None if there is none. Raises Invalid."""
-        said = self.headers.get(TIMEOUT)
-        if said is None:
+        header = self.headers.get(TIMEOUT_HEADER)
+        if header is None:
             return None
-        if not SECONDS.fullmatch(said) or not float(said):
-            told = "The header X-Request-Timeout must be a number of seconds above 0 and below 1000000000"
-            raise Invalid(f"{told}, but is {excerpt(said.decode('latin-1'))}.", field="timeout")
-        return float(said)
+        if not SECONDS_PATTERN.fullmatch(header) or not float(header):
+            requirement = "The header X-Request-Timeout must be a number of seconds above 0 and below 1000000000"
+            raise Invalid(f"{requirement}, but is {excerpt(header.decode('latin-1'))}.", field="timeout")
+        return float(header)
 
-    async def body(self) -> bytes:
+    async def read_body(self) -> bytes:
         """Return the whole decompressed body and drop it here. Raises the same errors as ``peek_body``."""
-        body = await self.peek()
-        self._held = None
+        body = await self.peek_body()
+        self._peeked_body = None
         return body
 
-    async def peek(self) -> bytes:
+    async def peek_body(self) -> bytes:
         """Return the whole decompressed body and keep it. Raises TooLarge, TimedOut, BadRequest, ClientGone."""
-        if self._held is None:
-            self._held = await self._read()
-        return self._held
+        if self._peeked_body is None:
+            self._peeked_body = await self._read_whole_body()
+        return self._peeked_body
 
-    def replace(self, body: bytes) -> None:
+    def replace_body(self, body: bytes) -> None:
         """Replace the body that ``peek_body`` returned."""
-        self._held = body
+        self._peeked_body = body
 
-    async def _read(self) -> bytes:
+    async def _read_whole_body(self) -> bytes:
         limit = min(self.options.body_limit, self.dialect.body_limit or self.options.body_limit)
-        limit += min(limit, self.preface)  # bounded, because any sender may announce a preface
-        announced = self.headers.get(b"content-length", b"")
-        if announced.isdigit() and int(announced) > limit:
-            raise TooLarge(f"The body has {int(announced)} bytes; {limit} are allowed.")
-        if self._cycle.whole:
-            body = await self._receive(limit)
+        limit += min(limit, self.preface_size)  # bounded, because any sender may announce a preface
+        content_length = self.headers.get(b"content-length", b"")
+        if content_length.isdigit() and int(content_length) > limit:
+            raise TooLarge(f"The body has {int(content_length)} bytes; {limit} are allowed.")
+        if self._writer.body_complete:
+            body = await self._receive_body(limit)
         else:
             try:
                 async with asyncio.timeout(self.options.body_timeout):
-                    body = await self._receive(limit)
+                    body = await self._receive_body(limit)
             except TimeoutError:
                 raise TimedOut(f"The body did not come within {self.options.body_timeout:g} seconds.") from None
-        self.before, body = body[: self.preface], body[self.preface :]
+        self.preface_bytes, body = body[: self.preface_size], body[self.preface_size :]
         coding = self.headers.get(b"content-encoding", b"")
-        return await asyncio.to_thread(inflate, body, coding, limit) if coding else body
+        return await asyncio.to_thread(decompress_body, body, coding, limit) if coding else body
 
-    async def _receive(self, limit: int) -> bytes:
+    async def _receive_body(self, limit: int) -> bytes:
         chunks: list[bytes] = []
         size, more = 0, True
         while more:
@@ -166,103 +169,108 @@ class Exchange:
         """Run a coroutine, and cancel it as soon as the client disconnects. Raises ClientGone in that case."""
         task = asyncio.current_task()
         assert task is not None
-        gone = False
+        disconnected = False
 
-        def departed() -> None:
-            nonlocal gone
-            if not gone and not self.complete:
-                gone = True
+        def on_disconnect() -> None:
+            nonlocal disconnected
+            if not disconnected and not self.response_sent:
+                disconnected = True
                 task.cancel()
 
         try:
-            if not self._cycle.watch(departed):
+            if not self._writer.watch_disconnect(on_disconnect):
                 work.close()
                 raise ClientGone
             await work
         except asyncio.CancelledError:
-            if gone and not task.uncancel():
+            if disconnected and not task.uncancel():
                 raise ClientGone from None
             raise
         finally:
-            self._cycle.unwatch(departed)
+            self._writer.unwatch_disconnect(on_disconnect)
 
-    async def answer(self, body: bytes, status: int = 200, type: bytes = JSON, extra: Headers = ()) -> None:
+    async def send_response(
+        self, body: bytes, status: int = 200, content_type: bytes = JSON_MEDIA_TYPE, extra_headers: HeaderList = ()
+    ) -> None:
         """Send a response in one piece; an empty ``content_type`` is left out."""
-        kind = [(b"content-type", type)] if type else []
-        await self._start(status, [*kind, (b"content-length", b"%d" % len(body)), *extra])
-        await self._body(body, last=True)
+        type_header = [(b"content-type", content_type)] if content_type else []
+        await self._start_response(status, [*type_header, (b"content-length", b"%d" % len(body)), *extra_headers])
+        await self._write_body(body, last=True)
 
-    async def write(self, data: bytes, media_type: str, *, last: bool = False) -> None:
+    async def write_stream(self, data: bytes, media_type: str, *, last: bool = False) -> None:
         """Send a part of a stream, after the headers if it is the first one; an empty media type is left out."""
         if not self.status:
-            kind = [(b"content-type", media_type.encode())] if media_type else []
-            await self._start(
+            type_header = [(b"content-type", media_type.encode())] if media_type else []
+            await self._start_response(
                 200,
                 [
-                    *kind,
+                    *type_header,
                     (b"cache-control", b"no-cache"),
                     (b"x-accel-buffering", b"no"),
-                    *self.extra,
+                    *self.extra_headers,
                 ],
             )
-        await self._body(data, last=last)
+        await self._write_body(data, last=last)
 
-    def part(self, data: bytes) -> bool:
+    def write_part(self, data: bytes) -> bool:
         """Write a part that is not the first one, without a coroutine.
 
         Return True if another part may be written in this way, False if the client has not read the previous ones.
         """
-        self.written = time.perf_counter()
-        return self._cycle.part(data)
+        self.last_write_at = time.perf_counter()
+        return self._writer.write_part(data)
 
-    async def refuse(self, error: ParleyError, extra: Headers = ()) -> None:
+    async def send_error(self, error: ParleyError, extra_headers: HeaderList = ()) -> None:
         """Send an error as the whole response."""
-        error = self.translate(error)
-        own = self.leg.refusal(error) if self.leg is not None else None
-        answer = own or self.refusal(error) or self.dialect.error(error)
-        headers = [*extra, *(self.leg.remarks(error) if self.leg is not None else ())]
-        after = getattr(error, "retry_after", None)
-        if after is not None and self.dialect.hints:
-            headers += [(b"retry-after", b"%d" % max(1, round(after))), (b"retry-after-ms", b"%d" % (after * 1000))]
+        error = self.translate_field(error)
+        stage_answer = self.stage.coordinator_answer(error) if self.stage is not None else None
+        answer = stage_answer or self.api_refusal(error) or self.dialect.render_error(error)
+        headers = [*extra_headers, *(self.stage.coordinator_headers(error) if self.stage is not None else ())]
+        retry_after = getattr(error, "retry_after", None)
+        if retry_after is not None and self.dialect.retry_hints:
+            headers += [
+                (b"retry-after", b"%d" % max(1, round(retry_after))),
+                (b"retry-after-ms", b"%d" % (retry_after * 1000)),
+            ]
         if isinstance(error, UnknownCoding):
             headers.append((b"accept-encoding", b"gzip, deflate"))
         if answer.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
-        await self.answer(answer.body, answer.status, answer.type, headers)
+        await self.send_response(answer.body, answer.status, answer.content_type, headers)
 
-    def translate(self, error: ParleyError) -> ParleyError:
+    def translate_field(self, error: ParleyError) -> ParleyError:
         """Replace the neutral field name in the error by the API's own, and return the error."""
         if isinstance(error, BadRequest) and error.field is not None:
-            error.field = self.names.get(error.field, error.field)
+            error.field = self.field_names.get(error.field, error.field)
         return error
 
-    def abort(self) -> None:
+    def abort_connection(self) -> None:
         """Close the connection at once and drop unsent data."""
-        self._cycle.abort()
+        self._writer.abort_connection()
 
-    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+    async def _start_response(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.status = status
-        self.separate()
-        headers.append((b"x-request-id", self.id.encode()))
+        self.enable_event_chunks()
+        headers.append((b"x-request-id", self.request_id.encode()))
         if self.dialect.id_header:
-            headers.append((self.dialect.id_header, self.unique.encode()))
-        headers += self.dialect.headers(time.perf_counter() - self.arrived)
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+            headers.append((self.dialect.id_header, self.request_uuid.encode()))
+        headers += self.dialect.common_headers(time.perf_counter() - self.arrived_at)
+        await self._send_or_disconnect({"type": "http.response.start", "status": status, "headers": headers})
 
-    async def _body(self, data: bytes, *, last: bool) -> None:
-        self.written = time.perf_counter()
-        if self._cycle.blocked:
-            await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+    async def _write_body(self, data: bytes, *, last: bool) -> None:
+        self.last_write_at = time.perf_counter()
+        if self._writer.write_blocked:
+            await self._send_or_disconnect({"type": "http.response.body", "body": data, "more_body": not last})
         else:
-            self._cycle.part(data, last=last)
-        self.complete = last
+            self._writer.write_part(data, last=last)
+        self.response_sent = last
 
-    async def _send(self, message: Message) -> None:
+    async def _send_or_disconnect(self, message: Message) -> None:
         """Send a message. A client that has not read anything for ``write_timeout`` seconds is disconnected."""
-        if not self._cycle.blocked:
+        if not self._writer.write_blocked:
             await self.raw_send(message)
             return
-        watchdog = asyncio.get_running_loop().call_later(self.options.write_timeout, self.abort)
+        watchdog = asyncio.get_running_loop().call_later(self.options.write_timeout, self.abort_connection)
         try:
             await self.raw_send(message)
         finally:

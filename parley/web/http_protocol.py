@@ -18,16 +18,16 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from parley.errors import HeadersTooLarge, Overloaded, ParleyError
-from parley.web.connection import Cycle
+from parley.web.connection import HttpCycle
 from parley.web.options import HttpOptions
 
-LINGER = 2.0  # seconds that a client has to stop sending a body that was refused
+LINGER_SECONDS = 2.0  # seconds that a client has to stop sending a body that was refused
 
-REFUSED = "parley.refused"  # scope key: an error found in the request head
-NUMBER = "parley.number"  # scope key: number of the request on its connection, from 1
+HEAD_ERROR_KEY = "parley.refused"  # scope key: an error found in the request head
+REQUEST_NUMBER_KEY = "parley.number"  # scope key: number of the request on its connection, from 1
 
 
-class Deadline:
+class ReusableTimer:
     """A timer with one action at a time.
 
     Most actions are replaced or cleared before they are due. So the loop's timer is not cancelled each time; if it
@@ -37,62 +37,62 @@ class Deadline:
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self._loop = loop
         self._action: Callable[[], None] | None = None
-        self._due = self._rings = 0.0
+        self._due_at = self._fires_at = 0.0
         self._timer: TimerHandle | None = None
 
-    def set(self, seconds: float, action: Callable[[], None]) -> None:
+    def schedule_action(self, seconds: float, action: Callable[[], None]) -> None:
         """Run ``action`` in this number of seconds, in place of any earlier action."""
-        self._action, self._due = action, self._loop.time() + seconds
-        if self._timer is None or self._due < self._rings:
-            self._start()
+        self._action, self._due_at = action, self._loop.time() + seconds
+        if self._timer is None or self._due_at < self._fires_at:
+            self._start_timer()
 
-    def clear(self) -> None:
+    def clear_action(self) -> None:
         """Drop the action; the timer keeps running."""
         self._action = None
 
-    def end(self) -> None:
+    def stop_timer(self) -> None:
         """Drop the action and cancel the timer."""
         self._action = None
         if self._timer is not None:
             self._timer.cancel()
 
-    def _start(self) -> None:
+    def _start_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer, self._rings = self._loop.call_at(self._due, self._ring), self._due
+        self._timer, self._fires_at = self._loop.call_at(self._due_at, self._on_timer_due), self._due_at
 
-    def _ring(self) -> None:
+    def _on_timer_due(self) -> None:
         self._timer = None
         if self._action is None:
             return
-        if self._due > self._rings:
-            self._start()
+        if self._due_at > self._fires_at:
+            self._start_timer()
             return
         action, self._action = self._action, None
         action()
 
 
-class Protocol(HttpToolsProtocol):
+class LimitedHttpProtocol(HttpToolsProtocol):
     """One connection. ``bind_options`` creates the subclass for a port's options."""
 
     options = HttpOptions()
 
     @classmethod
-    def bound(cls, options: HttpOptions) -> type[Protocol]:
+    def bind_options(cls, options: HttpOptions) -> type[LimitedHttpProtocol]:
         """Return a subclass with these options: uvicorn creates the protocol and cannot pass them."""
         return type("LimitedHttpProtocol", (cls,), {"options": options})
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.parser: Any = httptools.HttpRequestParser(self)  # strict, unlike uvicorn's: no request follows a last one
-        self.cycle: Cycle | None = None  # type: ignore[assignment]
-        self._answering: Cycle | None = None  # the request being answered, or the last one that was
+        self.cycle: HttpCycle | None = None  # type: ignore[assignment]
+        self._current_cycle: HttpCycle | None = None  # the request being answered, or the last one that was
         self._in_head = True
-        self._in_message = self._began = False
+        self._in_message = self._head_began = False
         self._head_bytes = 0
-        self._number = 0  # of requests so far
-        self._crowded = False  # True: above the connection limit, so its request is refused
-        self._deadline = Deadline(self.loop)
+        self._request_count = 0  # of requests so far
+        self._over_limit = False  # True: above the connection limit, so its request is refused
+        self._timer = ReusableTimer(self.loop)
         self._watchers: set[Callable[[], None]] = set()  # called when the connection is lost
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -100,29 +100,29 @@ class Protocol(HttpToolsProtocol):
         super().connection_made(transport)
         if self.options.connections is not None and len(self.connections) > self.options.connections:
             transport.abort()
-        elif self.options.room is not None:
-            self._crowded = not self.options.room.enter(self)
-        self._deadline.set(self.options.header_timeout, self._too_slow)
+        elif self.options.connection_limit is not None:
+            self._over_limit = not self.options.connection_limit.add_connection(self)
+        self._timer.schedule_action(self.options.header_timeout, self._on_head_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the timer and notify the cycles and all watchers."""
-        self._deadline.end()
+        self._timer.stop_timer()
         self.connections.discard(self)
-        if self.options.room is not None:
-            self.options.room.leave(self)
-        for cycle in (self._answering, self.cycle):
+        if self.options.connection_limit is not None:
+            self.options.connection_limit.remove_connection(self)
+        for cycle in (self._current_cycle, self.cycle):
             if cycle is not None:
-                cycle.lost()
+                cycle.mark_disconnected()
         self.flow.resume_writing()
         self.parser = None  # it refers to this object
-        for departed in tuple(self._watchers):
-            departed()
+        for on_disconnect in tuple(self._watchers):
+            on_disconnect()
 
     def data_received(self, data: bytes) -> None:
         """Parse data and check the size and duration of the request head."""
-        before, self._began = self._in_head, False
+        was_in_head, self._head_began = self._in_head, False
         try:
-            self._feed(data)
+            self._feed_parser(data)
         except httptools.HttpParserUpgrade:
             pass  # CONNECT: it is answered, and nothing after it is read
         except httptools.HttpParserError:
@@ -130,67 +130,71 @@ class Protocol(HttpToolsProtocol):
             return
         if not self._in_head:
             return
-        if self._began:
-            self._deadline.set(self.options.header_timeout, self._too_slow)
-        elif before and not self.transport.is_closing():
+        if self._head_began:
+            self._timer.schedule_action(self.options.header_timeout, self._on_head_timeout)
+        elif was_in_head and not self.transport.is_closing():
             # Data in which a head begins may consist mostly of earlier requests, so it is not counted.
             self._head_bytes += len(data)
             if self._head_bytes > self.options.header_limit:
-                self._close(431, "The request's headers are too large.")
+                self._refuse_connection(431, "The request's headers are too large.")
 
     def on_message_begin(self) -> None:
         """Start a request head."""
         super().on_message_begin()
-        self._in_head = self._in_message = self._began = True
+        self._in_head = self._in_message = self._head_began = True
         self._head_bytes = 0
 
     def on_headers_complete(self) -> None:
         """Make the request's cycle, and start or queue it."""
         self._in_head = False
-        if self._offered:
+        if self._upgrade_offered:
             return
-        self._deadline.clear()
+        self._timer.clear_action()
         scope, parser, url = self.scope, self.parser, httptools.parse_url(self.url)
         scope["method"] = parser.get_method().decode("ascii")
         scope["http_version"] = version = parser.get_http_version()
         scope["raw_path"] = url.path
         scope["path"] = unquote(url.path.decode("ascii"))
         scope["query_string"] = url.query or b""
-        self._number += 1
-        scope[NUMBER] = self._number  # type: ignore[literal-required]
-        refused = self._judge()
-        if refused is not None:
-            scope[REFUSED] = refused  # type: ignore[literal-required]
-        before = self.cycle
-        self.cycle = Cycle(
+        self._request_count += 1
+        scope[REQUEST_NUMBER_KEY] = self._request_count  # type: ignore[literal-required]
+        head_error = self._check_head()
+        if head_error is not None:
+            scope[HEAD_ERROR_KEY] = head_error  # type: ignore[literal-required]
+        previous_cycle = self.cycle
+        self.cycle = HttpCycle(
             scope,  # type: ignore[arg-type]
             self.transport,
             self.flow,
             self._watchers,
             self.server_state.default_headers,
-            keep_alive=version != "1.0" and parser.should_keep_alive() and not self._crowded,
-            expected=self.expect_100_continue,
-            complete=self.on_response_complete,
+            keep_alive=version != "1.0" and parser.should_keep_alive() and not self._over_limit,
+            expects_continue=self.expect_100_continue,
+            on_complete=self.on_response_complete,
         )
-        if before is None or before.response_complete:
-            self._answer(self.cycle)
+        if previous_cycle is None or previous_cycle.response_complete:
+            self._start_cycle(self.cycle)
         else:  # one request at a time; until then, read no further
             self.flow.pause_reading()
             self.pipeline.appendleft((self.cycle, self.app))  # type: ignore[arg-type]
 
     def on_body(self, body: bytes) -> None:
         """Pass data to the cycle; stop reading if too much of it is unread."""
-        if self.cycle is not None and not self.cycle.response_complete and self.cycle.arrived(body) > HIGH_WATER_LIMIT:
+        if (
+            self.cycle is not None
+            and not self.cycle.response_complete
+            and self.cycle.feed_body(body) > HIGH_WATER_LIMIT
+        ):
             self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
         """Mark the request body as complete."""
         self._in_message = False
-        if self._offered or self.cycle is None:
+        if self._upgrade_offered or self.cycle is None:
             return
-        self.cycle.end()
+        self.cycle.end_body()
         if self.cycle.response_complete:  # the connection was only lingering for the body
-            self._deadline.set(self.options.keep_alive, self._idle)
+            self._timer.schedule_action(self.options.keep_alive, self._close_idle)
 
     def on_response_complete(self) -> None:
         """Restart the timer, and start the next queued request."""
@@ -198,23 +202,23 @@ class Protocol(HttpToolsProtocol):
         if self.pipeline:
             pass  # the client may still be sending the next request
         elif self._in_message and self._in_head:  # the next request, here too
-            self._deadline.set(self.options.header_timeout, self._too_slow)
+            self._timer.schedule_action(self.options.header_timeout, self._on_head_timeout)
         elif self._in_message:  # the client is still sending its body: closing at once could lose the response
-            self._deadline.set(LINGER, self.transport.abort)
+            self._timer.schedule_action(LINGER_SECONDS, self.transport.abort)
         else:
-            self._deadline.set(self.options.keep_alive, self._idle)
+            self._timer.schedule_action(self.options.keep_alive, self._close_idle)
         if self.transport.is_closing():
             return
         self.flow.resume_reading()
         if self.pipeline:
-            self._answer(self.pipeline.pop()[0])  # type: ignore[arg-type]
+            self._start_cycle(self.pipeline.pop()[0])  # type: ignore[arg-type]
 
     def send_400_response(self, msg: str) -> None:
         """Refuse data that is not HTTP, and close the connection."""
-        self._close(400, msg)
+        self._refuse_connection(400, msg)
 
     @property
-    def _offered(self) -> bool:
+    def _upgrade_offered(self) -> bool:
         """Whether the current request offers an upgrade to another protocol, except CONNECT.
 
         httptools treats such a request as the last one in HTTP and drops its body. Java's own client offers HTTP/2
@@ -223,42 +227,42 @@ class Protocol(HttpToolsProtocol):
         """
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
-    def _feed(self, data: bytes) -> None:
+    def _feed_parser(self, data: bytes) -> None:
         """Parse data. Raises httptools.HttpParserError, and HttpParserUpgrade for CONNECT."""
         while data:
             try:
                 return self.parser.feed_data(data)
-            except httptools.HttpParserUpgrade as offer:
-                if not self._offered:
+            except httptools.HttpParserUpgrade as upgrade:
+                if not self._upgrade_offered:
                     raise
-                data = self._unoffered() + data[offer.args[0] :]
+                data = self._head_without_upgrade() + data[upgrade.args[0] :]
                 self.parser = httptools.HttpRequestParser(self)
 
-    def _unoffered(self) -> bytes:
+    def _head_without_upgrade(self) -> bytes:
         """Return the head of the current request without its upgrade header."""
         head = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
         head += [b"%b: %b" % (name, value) for name, value in self.headers if name != b"upgrade"]
         return b"\r\n".join(head) + b"\r\n\r\n"
 
-    def _answer(self, cycle: Cycle) -> None:
-        self._answering = cycle
-        task = self.loop.create_task(cycle.run(self.app))  # type: ignore[arg-type]
+    def _start_cycle(self, cycle: HttpCycle) -> None:
+        self._current_cycle = cycle
+        task = self.loop.create_task(cycle.run_app(self.app))  # type: ignore[arg-type]
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)
 
-    def _idle(self) -> None:
+    def _close_idle(self) -> None:
         if self.transport.get_write_buffer_size():  # the client does not read: an orderly close would never complete
             self.transport.abort()
         self.transport.close()
 
     @property
-    def spare(self) -> bool:
+    def awaits_request(self) -> bool:
         """Whether the connection is idle between two requests."""
         answered = self.cycle is not None and self.cycle.response_complete
         return answered and not self._in_message and not self.transport.is_closing()
 
-    def _judge(self) -> ParleyError | None:
-        if self._crowded:
+    def _check_head(self) -> ParleyError | None:
+        if self._over_limit:
             return Overloaded("The server has as many connections as it can serve. Try again later.", retry_after=1.0)
         size = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
         if size > self.options.header_limit:
@@ -269,14 +273,14 @@ class Protocol(HttpToolsProtocol):
             )
         return None
 
-    def _too_slow(self) -> None:
-        if self._answering is not None and not self._answering.response_complete:
+    def _on_head_timeout(self) -> None:
+        if self._current_cycle is not None and not self._current_cycle.response_complete:
             return  # reading may have been paused meanwhile; the time starts when this response is complete
-        self._close(408, "The request's headers did not come in time.")
+        self._refuse_connection(408, "The request's headers did not come in time.")
 
-    def _close(self, status: int, message: str) -> None:
-        under_way = self._answering
-        if under_way is not None and under_way.response_started and not under_way.response_complete:
+    def _refuse_connection(self, status: int, message: str) -> None:
+        current_cycle = self._current_cycle
+        if current_cycle is not None and current_cycle.response_started and not current_cycle.response_complete:
             self.transport.abort()  # a second status line inside a response would be worse than none
         elif not self.transport.is_closing():
             body = message.encode()

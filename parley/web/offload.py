@@ -9,15 +9,15 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-LARGE = 16 << 10  # bytes or characters of input above which work runs in a thread
+OFFLOAD_SIZE = 16 << 10  # bytes or characters of input above which work runs in a thread
 
 
 async def off_loop(size: int, work: Callable[[], T]) -> T:
     """Call ``work`` and return its result; use a thread if its input is larger than LARGE."""
-    return await asyncio.to_thread(work) if size > LARGE else work()
+    return await asyncio.to_thread(work) if size > OFFLOAD_SIZE else work()
 
 
-def give_back() -> None:
+def trim_memory() -> None:
     """Return memory that was freed but that the C library keeps, possibly gigabytes, to the system.
 
     Does nothing where the C library has no ``malloc_trim``.

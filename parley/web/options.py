@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from parley.web.connection_limit import Room
+from parley.web.connection_limit import ConnectionLimit
 
 
-class Tls(NamedTuple):
+class TlsFiles(NamedTuple):
     """TLS settings of a port: paths of files in PEM format.
 
     ``password_file``: file with the password of the key. With ``client_authorities``, files of certificate authorities,
@@ -18,9 +18,9 @@ class Tls(NamedTuple):
 
     certificate: Path
     key: Path
-    password: Path | None = None
-    clients: tuple[Path, ...] = ()
-    revoked: tuple[Path, ...] = ()
+    password_file: Path | None = None
+    client_authorities: tuple[Path, ...] = ()
+    revocation_lists: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class HttpOptions:
     body_timeout: float = 60.0  # from the headers to the end of the body
     write_timeout: float = 60.0  # until a client that does not read its response is disconnected
     connections: int | None = None  # client connections per port; further ones are closed without a response
-    room: Room | None = None  # limit over all ports of the process; None: unlimited
+    connection_limit: ConnectionLimit | None = None  # limit over all ports of the process; None: unlimited
     keep_alive: float = 75.0  # how long an idle connection is kept
     ping_interval: float | None = None  # between comments in a silent event stream; proxies cut idle connections
 

@@ -16,13 +16,13 @@ import uvicorn
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from parley.web.http_protocol import Protocol
+from parley.web.http_protocol import LimitedHttpProtocol
 from parley.web.options import HttpOptions
 
-BACKLOG = 2048
+LISTEN_BACKLOG = 2048
 
 
-def settle() -> None:
+def freeze_objects() -> None:
     """Keep garbage collection out of requests.
 
     Objects that exist now stay, so they are excluded from further collections. The thresholds are raised, because most
@@ -45,25 +45,25 @@ def keep_standard_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
-def listen(host: str, port: int) -> socket.socket:
+def open_listener(host: str, port: int) -> socket.socket:
     """Return a listening socket; ``::`` accepts IPv4 as well. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    both = host == "::" and socket.has_dualstack_ipv6()
-    return socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
+    dual_stack = host == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server((host, port), family=family, backlog=LISTEN_BACKLOG, dualstack_ipv6=dual_stack)
 
 
-def reason(error: OSError) -> str:
+def listen_error_reason(error: OSError) -> str:
     """Return the reason of an error of ``open_listener`` in words."""
     code = error.errno or 0
     return os.strerror(code) if code > 0 else "the address is not known"
 
 
-def http(options: HttpOptions, app: ASGIApp, tls: SSLContext | None = None) -> uvicorn.Config:
+def uvicorn_config(options: HttpOptions, app: ASGIApp, tls: SSLContext | None = None) -> uvicorn.Config:
     """Return the uvicorn configuration for an application and port."""
     return uvicorn.Config(
         app,
         interface="asgi3",
-        http=Protocol.bound(options),
+        http=LimitedHttpProtocol.bind_options(options),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -76,7 +76,7 @@ def http(options: HttpOptions, app: ASGIApp, tls: SSLContext | None = None) -> u
     )
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """A uvicorn server without signal handling."""
 
     @contextlib.contextmanager
@@ -85,7 +85,7 @@ class Server(uvicorn.Server):
         yield
 
 
-def crossed(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     """Add CORS headers to the application if pages of other origins may call it."""
     if not origins:
         return app

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-SIZE = 16  # bytes of an id
-MANY = 256  # ids fetched from the system at once
+ID_BYTES = 16  # bytes of an id
+IDS_PER_FETCH = 256  # ids fetched from the system at once
 
 
-def _draws() -> Iterator[bytes]:
+def _random_ids() -> Iterator[bytes]:
     while True:
-        store = os.urandom(SIZE * MANY)
-        for start in range(0, len(store), SIZE):
-            yield store[start : start + SIZE]
+        random_bytes = os.urandom(ID_BYTES * IDS_PER_FETCH)
+        for start in range(0, len(random_bytes), ID_BYTES):
+            yield random_bytes[start : start + ID_BYTES]
 
 
-draw = _draws().__next__  # returns SIZE bytes; only for the event loop's thread
+draw_id = _random_ids().__next__  # returns SIZE bytes; only for the event loop's thread

@@ -11,66 +11,72 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from parley.engine.messages import (
-    Cancel,
-    Changed,
-    Conclude,
-    Divide,
-    Free,
+    AdapterResult,
+    CancelRequest,
+    FinishBeamSearch,
+    FreeReservation,
     FromEngine,
-    Landed,
     LoadAdapter,
-    Release,
-    Reserve,
-    Reserved,
-    Reset,
+    PagesReceived,
+    ReleaseLease,
+    ReservePages,
+    ReserveResponse,
+    ResetDone,
+    ResetPrefixCache,
+    SetPrefillShare,
     Shutdown,
-    Submit,
+    SubmitRequest,
     ToEngine,
     UnloadAdapter,
-    Wiped,
 )
 
 if TYPE_CHECKING:
-    from parley.core.loop import Loop
-    from parley.core.shared_pages.pinned import Holds
-    from parley.core.shared_pages.reservations import Taken
-    from parley.core.shared_pages.staging import Transit
+    from parley.core.loop import EngineLoop
+    from parley.core.shared_pages.pinned import PinnedPages
+    from parley.core.shared_pages.reservations import ReserveResult
+    from parley.core.shared_pages.staging import PageStaging
 
-Inbox = queue.SimpleQueue[ToEngine | Callable[[], None]]
-Send = Callable[[FromEngine], None]
+EngineInbox = queue.SimpleQueue[ToEngine | Callable[[], None]]
+SendMessage = Callable[[FromEngine], None]
 
 
-def serve(loop: Loop, holds: Holds | Transit, inbox: Inbox, send: Send) -> None:
+def serve_messages(
+    loop: EngineLoop, page_holder: PinnedPages | PageStaging, inbox: EngineInbox, send: SendMessage
+) -> None:
     """Apply messages and run steps until Shutdown. ``page_holder``: the loop's pinned pages or their staging."""
     while True:
         # Requests and cancels are handled before scheduling; only an idle loop waits for messages.
-        idle = loop.idle
+        idle = loop.is_idle
         while idle or not inbox.empty():
             message = inbox.get()
-            if isinstance(message, Submit):
-                loop.add(message.work)
-            elif isinstance(message, Cancel):
-                loop.cancel(message.id, message.index)
-            elif isinstance(message, Conclude):
-                loop.conclude(message.id, message.reason)
-            elif isinstance(message, Reset):
-                send(Wiped(message.id, loop.reset(running=message.running)))
+            if isinstance(message, SubmitRequest):
+                loop.add_request(message.request)
+            elif isinstance(message, CancelRequest):
+                loop.cancel_request(message.id, message.index)
+            elif isinstance(message, FinishBeamSearch):
+                loop.finish_beam_search(message.id, message.reason)
+            elif isinstance(message, ResetPrefixCache):
+                send(ResetDone(message.id, loop.reset_prefix_cache(running=message.running)))
             elif isinstance(message, LoadAdapter):
-                loop.shelf.put(message.name, message.folder, partial(_tell, send, message.id))
+                loop.adapter_cache.register_adapter(
+                    message.name, message.folder, partial(_send_adapter_result, send, message.id)
+                )
             elif isinstance(message, UnloadAdapter):
-                known = loop.shelf.remove(message.name)
-                send(Changed(message.id, "" if known else "There is no adapter of this name."))
-            elif isinstance(message, Reserve):
-                answer = partial(_reserved, send, message.id)
-                holds.reserve(message.key, message.token_ids, message.salt, message.adapter, message.digest, answer)
-            elif isinstance(message, Landed):
-                holds.land(message.key, message.count)
-            elif isinstance(message, Free):
-                holds.free(message.key)
-            elif isinstance(message, Release):
-                holds.release(message.id)
-            elif isinstance(message, Divide):
-                loop.quota.divide(message.percent / 100)
+                known = loop.adapter_cache.unregister_adapter(message.name)
+                send(AdapterResult(message.id, "" if known else "There is no adapter of this name."))
+            elif isinstance(message, ReservePages):
+                answer = partial(_send_reserve_response, send, message.id)
+                page_holder.reserve_pages(
+                    message.key, message.token_ids, message.salt, message.adapter, message.digest, answer
+                )
+            elif isinstance(message, PagesReceived):
+                page_holder.mark_received(message.key, message.count)
+            elif isinstance(message, FreeReservation):
+                page_holder.free_reservation(message.key)
+            elif isinstance(message, ReleaseLease):
+                page_holder.release_lease(message.id)
+            elif isinstance(message, SetPrefillShare):
+                loop.prefill_share.set_share(message.percent / 100)
             elif callable(message):
                 message()
             elif isinstance(message, Shutdown):
@@ -79,9 +85,13 @@ def serve(loop: Loop, holds: Holds | Transit, inbox: Inbox, send: Send) -> None:
         loop.step()
 
 
-def _tell(send: Send, id: int, error: str) -> None:
-    send(Changed(id, error))
+def _send_adapter_result(send: SendMessage, question_id: int, error: str) -> None:
+    send(AdapterResult(question_id, error))
 
 
-def _reserved(send: Send, id: int, taken: Taken) -> None:
-    send(Reserved(id, taken.skip, list(taken.pages), taken.error, taken.digest))
+def _send_reserve_response(send: SendMessage, question_id: int, reserve_result: ReserveResult) -> None:
+    send(
+        ReserveResponse(
+            question_id, reserve_result.skip, list(reserve_result.pages), reserve_result.error, reserve_result.digest
+        )
+    )

@@ -23,13 +23,21 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from parley import wire
-from parley.engine.messages import Fatal, Filled, FromEngine, Outputs, Progress, Ready, ToEngine
-from parley.types import Output, Settings, Stats, Work
-from parley.worker.messages_loop import Inbox, Send, serve
+from parley.engine.messages import (
+    EngineFatal,
+    EngineReady,
+    FromEngine,
+    LoadProgress,
+    PagesComputed,
+    StepOutputs,
+    ToEngine,
+)
+from parley.types import EngineOutput, EngineRequest, EngineStats, Settings
+from parley.worker.messages_loop import EngineInbox, SendMessage, serve_messages
 
 if TYPE_CHECKING:
-    from parley.core.adapter_cache import Fetch, Fetched
-    from parley.core.sequence import Runner
+    from parley.core.adapter_cache import FetchAdapter, FetchedAdapter
+    from parley.core.sequence import ModelRunner
 
 log = logging.getLogger("parley.engine")
 
@@ -37,115 +45,120 @@ log = logging.getLogger("parley.engine")
 # default 1,024 each: half a gigabyte after an hour of mixed load. An evicted shape costs a fraction of a millisecond
 # when it is needed again. An idle OpenMP thread spins for milliseconds by default, on a core that the API process
 # needs; this number of spins bridges the gap between two kernels, some 30 microseconds.
-LIBRARIES = {
+LIBRARY_SETTINGS = {
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
     "LRU_CACHE_CAPACITY": "128",
     "GOMP_SPINCOUNT": "2000",
 }
 
 
-def work(settings: Settings, inbox: Inbox, send: Send) -> None:
+def run_engine(settings: Settings, inbox: EngineInbox, send_message: SendMessage) -> None:
     """Load the model and serve messages until Shutdown. Errors are sent as EngineFatal and not raised."""
     if settings.costs:
         from parley.worker import simulated
 
-        simulated.work(settings, inbox, send)
+        simulated.run_simulated(settings, inbox, send_message)
         return
     try:
-        from parley.core.loop import Loop
-        from parley.core.shared_pages.staging import Transit
-        from parley.model.load.loader import LoadError, load
+        from parley.core.loop import EngineLoop
+        from parley.core.shared_pages.staging import PageStaging
+        from parley.model.load.loader import LoadError, load_runner
     except ImportError as error:
-        send(Fatal(f"The engine cannot start: {error}. Is the package installed completely?"))
+        send_message(EngineFatal(f"The engine cannot start: {error}. Is the package installed completely?"))
         return
     try:
-        runner, info = load(settings, lambda stage, fraction: send(Progress(stage, fraction)))
+        runner, info = load_runner(settings, lambda stage, fraction: send_message(LoadProgress(stage, fraction)))
     except LoadError as error:
-        send(Fatal(str(error)))
+        send_message(EngineFatal(str(error)))
         return
     except Exception as error:
         log.exception("loading failed")
-        send(Fatal(f"The model could not be loaded: {type(error).__name__}: {error}"))
+        send_message(EngineFatal(f"The model could not be loaded: {type(error).__name__}: {error}"))
         return
-    reading, preparing = ThreadPoolExecutor(1, "adapters"), ThreadPoolExecutor(1, "grammars")
+    adapter_thread, grammar_thread = ThreadPoolExecutor(1, "adapters"), ThreadPoolExecutor(1, "grammars")
 
-    def prepare(work: Work, done: Callable[[], None]) -> None:
-        left = runner.prepare(work)
-        if left is None:
+    def prepare_request(request: EngineRequest, done: Callable[[], None]) -> None:
+        preparation = runner.prepare_request(request)
+        if preparation is None:
             done()
         else:
-            preparing.submit(left).add_done_callback(lambda _: inbox.put(done))
+            grammar_thread.submit(preparation).add_done_callback(lambda _: inbox.put(done))
 
-    def filled(id: str, pages: list[int]) -> None:
-        send(Filled(id, pages))
+    def send_computed_pages(request_id: str, pages: list[int]) -> None:
+        send_message(PagesComputed(request_id, pages))
 
-    transit = Transit(runner.staging, filled) if runner.staging is not None else None
+    page_staging = PageStaging(runner.staging, send_computed_pages) if runner.staging is not None else None
 
-    def emit(outputs: list[Output], stats: Stats) -> None:
-        if transit is not None:
-            transit.flush()
-            stats.unstaged = transit.short
-        send(Outputs(outputs, stats))
+    def emit_outputs(outputs: list[EngineOutput], stats: EngineStats) -> None:
+        if page_staging is not None:
+            page_staging.flush_outgoing()
+            stats.unstaged_pages = page_staging.unstaged_count
+        send_message(StepOutputs(outputs, stats))
 
-    fetch = _beside(runner, reading, inbox)
-    loop = Loop(
-        runner, settings, emit, fetch=fetch, prepare=prepare, filled=filled if transit is None else transit.fill
+    fetch_adapter = _adapter_loader(runner, adapter_thread, inbox)
+    loop = EngineLoop(
+        runner,
+        settings,
+        emit_outputs,
+        fetch_adapter=fetch_adapter,
+        prepare_request=prepare_request,
+        on_pages_leased=send_computed_pages if page_staging is None else page_staging.add_leased_pages,
     )
-    if transit is not None:
-        transit.holds = loop.holds
-    send(Ready(info))
+    if page_staging is not None:
+        page_staging.pinned_pages = loop.pinned_pages
+    send_message(EngineReady(info))
     try:
-        serve(loop, transit or loop.holds, inbox, send)
+        serve_messages(loop, page_staging or loop.pinned_pages, inbox, send_message)
     except Exception as error:
         log.exception("the engine loop failed")
-        send(Fatal(f"The engine stopped on an internal error: {type(error).__name__}."))
+        send_message(EngineFatal(f"The engine stopped on an internal error: {type(error).__name__}."))
     finally:
-        for thread in (reading, preparing):
+        for thread in (adapter_thread, grammar_thread):
             thread.shutdown(wait=False, cancel_futures=True)
 
 
-def _beside(runner: Runner, thread: ThreadPoolExecutor, inbox: Inbox) -> Fetch:
+def _adapter_loader(runner: ModelRunner, thread: ThreadPoolExecutor, inbox: EngineInbox) -> FetchAdapter:
     """Return a function that loads adapters in a thread and posts the result to the inbox."""
     from parley.model.load.loader import LoadError
 
-    def read(folder: str, done: Callable[[Fetched], None]) -> None:
-        fetched: Fetched
+    def load_and_post(folder: str, done: Callable[[FetchedAdapter], None]) -> None:
+        result: FetchedAdapter
         try:
-            fetched = runner.fetch(folder)
+            result = runner.load_adapter(folder)
         except LoadError as error:
-            fetched = str(error)
+            result = str(error)
         except MemoryError:
-            fetched = "There is not enough memory for the adapter."
+            result = "There is not enough memory for the adapter."
         except Exception as error:
             log.exception("an adapter could not be read")
-            fetched = f"The adapter could not be read: {type(error).__name__}."
-        inbox.put(partial(done, fetched))
+            result = f"The adapter could not be load_and_post: {type(error).__name__}."
+        inbox.put(partial(done, result))
 
-    def fetch(folder: str, done: Callable[[Fetched], None]) -> None:
-        thread.submit(read, folder, done)
+    def fetch_adapter(folder: str, done: Callable[[FetchedAdapter], None]) -> None:
+        thread.submit(load_and_post, folder, done)
 
-    return fetch
+    return fetch_adapter
 
 
-def main(fd: int) -> None:
+def serve_socket(fd: int) -> None:
     """Serve over an inherited socket until it is closed. ``fd``: its file descriptor."""
     # A terminal's Ctrl-C and a service manager's SIGTERM reach every process of the group, but the API process decides
     # when to end, since it drains first. This process follows at end of file.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    for name, value in LIBRARIES.items():
+    for name, value in LIBRARY_SETTINGS.items():
         os.environ.setdefault(name, value)
     sock = socket.socket(fileno=fd)
-    settings = wire.receive(sock, msgspec.msgpack.Decoder(Settings))
+    settings = wire.receive_frame(sock, msgspec.msgpack.Decoder(Settings))
     if settings is None:
         return
-    inbox: Inbox = queue.SimpleQueue()
+    inbox: EngineInbox = queue.SimpleQueue()
 
-    def listen() -> None:
+    def read_socket() -> None:
         decoder = msgspec.msgpack.Decoder(ToEngine)
         try:
-            while (message := wire.receive(sock, decoder)) is not None:
+            while (message := wire.receive_frame(sock, decoder)) is not None:
                 inbox.put(message)
         except OSError:
             pass
@@ -154,22 +167,22 @@ def main(fd: int) -> None:
             os._exit(1)
         os._exit(0)
 
-    def send(message: FromEngine) -> None:
-        if isinstance(message, Ready):
+    def write_socket(message: FromEngine) -> None:
+        if isinstance(message, EngineReady):
             # Objects made while loading stay for good. Scanning them in each garbage collection would take a tenth of
             # a second, and every client would wait.
             gc.collect()
             gc.freeze()
         try:
-            sock.sendall(wire.frame(message))
+            sock.sendall(wire.encode_frame(message))
         except OSError:
             os._exit(0)
 
-    threading.Thread(target=listen, name="inbox", daemon=True).start()
-    work(settings, inbox, send)
+    threading.Thread(target=read_socket, name="inbox", daemon=True).start()
+    run_engine(settings, inbox, write_socket)
     sys.stderr.flush()
     os._exit(0)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    serve_socket(int(sys.argv[1]))

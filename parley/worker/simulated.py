@@ -19,16 +19,29 @@ from typing import Any
 
 import msgspec
 
-from parley.core.loop import Loop
-from parley.core.sequence import BLOCK_SIZE, Adapter, Proposer, Row, Sampled, Sequence, Step
-from parley.engine.messages import Cancel, Conclude, Fatal, Filled, Free, Landed, Outputs, Ready, Release, Submit
-from parley.types import Arena, ModelInfo, Settings, Work
-from parley.worker.messages_loop import Inbox, Send, serve
+from parley.core.loop import EngineLoop
+from parley.core.sequence import BLOCK_SIZE, DraftProposer, LoadedAdapter, RowResult, Sequence, Step, StepRow
+from parley.engine.messages import (
+    CancelRequest,
+    EngineFatal,
+    EngineReady,
+    FinishBeamSearch,
+    FreeReservation,
+    PagesComputed,
+    PagesReceived,
+    ReleaseLease,
+    StepOutputs,
+    SubmitRequest,
+)
+from parley.types import Arena, EngineRequest, ModelInfo, Settings
+from parley.worker.messages_loop import EngineInbox, SendMessage, serve_messages
 
-LATE = 0.005  # seconds between two steps that still count as back to back, since a busy machine adds delays
+BACK_TO_BACK_SECONDS = (
+    0.005  # seconds between two steps that still count as back to back, since a busy machine adds delays
+)
 
 
-class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SimulatedCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Cost model of a simulated engine, in seconds. A TOML file has the same names. Raises ValueError.
 
     The time of a step of n tokens is interpolated linearly in ``rows``, a list of (tokens, seconds), and extrapolated
@@ -57,153 +70,161 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.blocks < 1 or self.length < 1:
             raise ValueError("blocks and length must be at least 1")
 
-    def batch(self, tokens: int) -> float:
+    def batch_seconds(self, tokens: int) -> float:
         """Return the seconds of a step of this number of tokens, without attention."""
-        at = min(max(1, bisect_right(self.rows, tokens, key=lambda each: each[0])), len(self.rows) - 1)
-        (fewer, less), (more, longer) = self.rows[at - 1 : at + 1]
-        return less + (longer - less) * max(0, tokens - fewer) / (more - fewer)
+        segment = min(max(1, bisect_right(self.rows, tokens, key=lambda each: each[0])), len(self.rows) - 1)
+        (fewer_tokens, fewer_seconds), (more_tokens, more_seconds) = self.rows[segment - 1 : segment + 1]
+        return fewer_seconds + (more_seconds - fewer_seconds) * max(0, tokens - fewer_tokens) / (
+            more_tokens - fewer_tokens
+        )
 
-    def step(self, rows: list[Row]) -> float:
+    def step_seconds(self, rows: list[StepRow]) -> float:
         """Return the seconds of a step with these rows."""
-        looked = sum(row.start + 1 for row in rows if row.count == 1)
+        decode_context = sum(row.start + 1 for row in rows if row.count == 1)
         pairs = sum(row.count * (row.start + (row.count + 1) / 2) for row in rows if row.count > 1)
-        return self.batch(sum(row.width for row in rows)) + self.context * looked + self.pair * pairs
+        return (
+            self.batch_seconds(sum(row.token_count for row in rows)) + self.context * decode_context + self.pair * pairs
+        )
 
-    def transfer(self, pages: int) -> float:
+    def transfer_seconds(self, pages: int) -> float:
         """Return the seconds that these pages occupy a link."""
         return pages * BLOCK_SIZE * self.token_bytes / self.bandwidth if self.bandwidth else 0.0
 
 
-def read(file: str) -> Costs:
+def read_costs(file: str) -> SimulatedCosts:
     """Read a cost model from a TOML file. Raises OSError, MsgspecError."""
     with open(file, "rb") as source:
-        return msgspec.toml.decode(source.read(), type=Costs)
+        return msgspec.toml.decode(source.read(), type=SimulatedCosts)
 
 
-class Runner:
+class SimulatedRunner:
     """A ``core.sequence.ModelRunner`` that waits instead of computing. Logprobs and beams are errors."""
 
     vocab_size = 1 << 24  # large enough for any tokenizer
     generates = True
     dimensions = 0
-    proposer: Proposer | None = None
+    proposer: DraftProposer | None = None
 
-    def __init__(self, costs: Costs):
+    def __init__(self, costs: SimulatedCosts):
         self.costs = costs
         self.blocks = costs.blocks
         self.max_model_len = costs.length
-        self._due = 0.0  # when the last step ended, or should have
+        self._step_ends_at = 0.0  # when the last step ended, or should have
 
-    def fetch(self, folder: str) -> Adapter:
+    def load_adapter(self, folder: str) -> LoadedAdapter:
         """Raise ValueError: there are no adapters."""
         raise ValueError("A simulated engine has no adapters.")
 
-    def prepare(self, work: Work) -> Callable[[], None] | None:
+    def prepare_request(self, request: EngineRequest) -> Callable[[], None] | None:
         """Prepare nothing."""
         return None
 
-    def admit(self, sequence: Sequence) -> None:
+    def admit_sequence(self, sequence: Sequence) -> None:
         """Keep no state for the sequence."""
 
-    def release(self, sequence: Sequence) -> None:
+    def release_slot(self, sequence: Sequence) -> None:
         """Free nothing."""
 
-    def follow(self, forks: list[tuple[Sequence, Sequence]]) -> None:
+    def fork_slots(self, forks: list[tuple[Sequence, Sequence]]) -> None:
         """Copy nothing."""
 
-    def run(self, step: Step) -> list[Sampled]:
+    def run_step(self, step: Step) -> list[RowResult]:
         """Wait for the duration of the step, counted from the end of the previous one if that was just now."""
         now = time.perf_counter()
-        self._due = (self._due if now - self._due < LATE else now) + self.costs.step(step.rows) / self.costs.speed
-        time.sleep(max(0.0, self._due - time.perf_counter()))
-        return [_drawn(row) for row in step.rows]
+        self._step_ends_at = (
+            self._step_ends_at if now - self._step_ends_at < BACK_TO_BACK_SECONDS else now
+        ) + self.costs.step_seconds(step.rows) / self.costs.speed
+        time.sleep(max(0.0, self._step_ends_at - time.perf_counter()))
+        return [_row_result(row) for row in step.rows]
 
 
-def _drawn(row: Row) -> Sampled:
-    sequence, work = row.sequence, row.sequence.work
-    if work.beam is not None or work.logprobs >= 0 or work.prompt_logprobs >= 0:
-        return Sampled(error="A simulated engine returns tokens only, without logprobs or beam search.")
-    return Sampled([sequence.tokens[sequence.generated % sequence.prompt_len]] if row.sample else [])
+def _row_result(row: StepRow) -> RowResult:
+    sequence, request = row.sequence, row.sequence.request
+    if request.beam is not None or request.logprobs >= 0 or request.prompt_logprobs >= 0:
+        return RowResult(error="A simulated engine returns tokens only, without logprobs or beam search.")
+    return RowResult([sequence.tokens[sequence.output_length % sequence.prompt_len]] if row.sample else [])
 
 
-class Link:
+class SimulatedLink:
     """Simulates the link from other instances: pages arrive one after the other, at the link's bandwidth.
 
     Later messages for the same key arrive no earlier than its pages. Times are those of a monotonic clock.
     """
 
-    def __init__(self, costs: Costs):
+    def __init__(self, costs: SimulatedCosts):
         self._costs = costs
-        self._free = 0.0  # when the link becomes idle
-        self._landed: dict[str, tuple[int, float]] = {}  # by key: number of received pages, and their arrival
+        self._idle_at = 0.0  # when the link becomes idle
+        self._arrivals: dict[str, tuple[int, float]] = {}  # by key: number of received pages, and their arrival
 
-    def due(self, message: Any, now: float) -> float:
+    def delivery_time(self, message: Any, now: float) -> float:
         """Return the time at which the message has to be delivered."""
         match message:
-            case Landed(key, pages):
-                costs, (before, _) = self._costs, self._landed.get(key, (0, now))
-                self._free = max(self._free, now) + costs.transfer(pages - before) / costs.speed
-                when = self._free + costs.latency / costs.speed
-                self._landed[key] = pages, when
-                return when
-            case Free(key):
-                return self._landed.pop(key, (0, now))[1]
-            case Submit(work):
-                return self._landed.get(work.id, (0, now))[1]
-            case Cancel(id) | Conclude(id) | Release(id):
-                return self._landed.get(id, (0, now))[1]
+            case PagesReceived(key, pages):
+                costs, (received_count, _) = self._costs, self._arrivals.get(key, (0, now))
+                self._idle_at = max(self._idle_at, now) + costs.transfer_seconds(pages - received_count) / costs.speed
+                arrival = self._idle_at + costs.latency / costs.speed
+                self._arrivals[key] = pages, arrival
+                return arrival
+            case FreeReservation(key):
+                return self._arrivals.pop(key, (0, now))[1]
+            case SubmitRequest(work):
+                return self._arrivals.get(work.id, (0, now))[1]
+            case CancelRequest(request_id) | FinishBeamSearch(request_id) | ReleaseLease(request_id):
+                return self._arrivals.get(request_id, (0, now))[1]
         return now
 
-    def pass_on(self, inbox: Inbox, outbox: Inbox) -> None:
+    def deliver_messages(self, inbox: EngineInbox, outbox: EngineInbox) -> None:
         """Deliver messages for ever, each when it is due; runs in a thread."""
-        late: list[tuple[float, int, Any]] = []
+        scheduled: list[tuple[float, int, Any]] = []
         number = count()
         while True:
             now = time.monotonic()
-            while late and late[0][0] <= now:
-                outbox.put(heapq.heappop(late)[2])
+            while scheduled and scheduled[0][0] <= now:
+                outbox.put(heapq.heappop(scheduled)[2])
             try:
-                message = inbox.get(timeout=late[0][0] - now if late else None)
+                message = inbox.get(timeout=scheduled[0][0] - now if scheduled else None)
             except queue.Empty:
                 continue
-            due = self.due(message, time.monotonic())
-            if due <= time.monotonic() and not late:
+            due_at = self.delivery_time(message, time.monotonic())
+            if due_at <= time.monotonic() and not scheduled:
                 outbox.put(message)
             else:
-                heapq.heappush(late, (due, next(number), message))
+                heapq.heappush(scheduled, (due_at, next(number), message))
 
 
-def work(settings: Settings, inbox: Inbox, send: Send) -> None:
+def run_simulated(settings: Settings, inbox: EngineInbox, send: SendMessage) -> None:
     """Serve messages like ``process.run_engine``, with the cost model that the settings name."""
     try:
-        costs = read(settings.costs)
+        costs = read_costs(settings.costs)
     except (OSError, msgspec.MsgspecError) as error:
-        send(Fatal(f"The cost model {settings.costs} cannot be read: {error}"))
+        send(EngineFatal(f"The cost model {settings.costs} cannot be read_costs: {error}"))
         return
-    delivered: Inbox = queue.SimpleQueue()
-    threading.Thread(target=Link(costs).pass_on, args=(inbox, delivered), name="link", daemon=True).start()
-    loop = Loop(
-        Runner(costs),
+    delivered_inbox: EngineInbox = queue.SimpleQueue()
+    threading.Thread(
+        target=SimulatedLink(costs).deliver_messages, args=(inbox, delivered_inbox), name="link", daemon=True
+    ).start()
+    loop = EngineLoop(
+        SimulatedRunner(costs),
         settings,
-        lambda outputs, stats: send(Outputs(outputs, stats)),
-        filled=lambda id, pages: send(Filled(id, pages)),
+        lambda outputs, stats: send(StepOutputs(outputs, stats)),
+        on_pages_leased=lambda request_id, pages: send(PagesComputed(request_id, pages)),
     )
-    send(Ready(_info(costs, loop)))
-    serve(loop, loop.holds, delivered, send)
+    send(EngineReady(_simulated_info(costs, loop)))
+    serve_messages(loop, loop.pinned_pages, delivered_inbox, send)
 
 
-def _info(costs: Costs, loop: Loop) -> ModelInfo:
+def _simulated_info(costs: SimulatedCosts, loop: EngineLoop) -> ModelInfo:
     return ModelInfo(
         architecture="simulated",
         dtype="none",
         device="none",
         parameters=0,
         vocab_size=loop.runner.vocab_size,
-        max_model_len=loop.context,
+        max_model_len=loop.max_context,
         weights_bytes=0,
         kv_bytes=0,
         kv_blocks=costs.blocks,
         block_size=BLOCK_SIZE,
-        lowered=False,
+        fused=False,
         arena=Arena(0, -1, costs.blocks, [], "simulated"),
     )

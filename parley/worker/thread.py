@@ -7,15 +7,15 @@ import queue
 import threading
 
 from parley.engine.messages import (
-    Fatal,
+    EngineFatal,
+    EngineReady,
     FromEngine,
-    Ready,
     Shutdown,
     ToEngine,
 )
 from parley.engine.protocol import Engine
 from parley.types import Settings
-from parley.worker.messages_loop import Inbox
+from parley.worker.messages_loop import EngineInbox
 
 
 class LocalEngine(Engine):
@@ -24,24 +24,24 @@ class LocalEngine(Engine):
     def __init__(self, settings: Settings):
         super().__init__()
         self.settings = settings
-        self._inbox: Inbox = queue.SimpleQueue()
+        self._inbox: EngineInbox = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     async def start(self) -> None:
         """Start the thread, which loads the model and then serves."""
-        from parley.worker.process import work
+        from parley.worker.process import run_engine
 
         loop = asyncio.get_running_loop()
-        self._begin()
+        self._begin_loading()
 
-        def send(message: FromEngine) -> None:
+        def post_message(message: FromEngine) -> None:
             try:
-                loop.call_soon_threadsafe(self._receive, message)
+                loop.call_soon_threadsafe(self._handle_message, message)
             except RuntimeError:  # the event loop is closed, so messages have no reader any more
                 self._inbox.put(Shutdown())
 
         self._thread = threading.Thread(
-            target=work, args=(self.settings, self._inbox, send), name="parley-engine", daemon=True
+            target=run_engine, args=(self.settings, self._inbox, post_message), name="parley-engine", daemon=True
         )
         self._thread.start()
 
@@ -53,18 +53,18 @@ class LocalEngine(Engine):
         self._inbox.put(Shutdown())
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
-        self._closed("The engine was closed.")
+        self._release_waiters("The engine was closed.")
 
-    def _send(self, message: ToEngine) -> None:
+    def _send_to_engine(self, message: ToEngine) -> None:
         self._inbox.put(message)
 
-    def _receive(self, message: FromEngine) -> None:
+    def _handle_message(self, message: FromEngine) -> None:
         if self.state == "closed":
             return
         match message:
-            case Ready(info):
-                self._serve(info)
-            case Fatal(reason):
-                self._give_up(reason)
+            case EngineReady(info):
+                self._become_ready(info)
+            case EngineFatal(reason):
+                self._fail_for_good(reason)
             case _:
-                super()._receive(message)
+                super()._handle_message(message)

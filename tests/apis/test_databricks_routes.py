@@ -6,11 +6,11 @@ import json
 
 import msgspec
 import pytest
-from support.http_client import INFO
+from support.http_client import MODEL_INFO
 
 from parley.engine.fake import FakeEngine
 from parley.serving.options import ServerOptions
-from parley.serving.served_model import Model
+from parley.serving.served_model import ServedModel
 from parley.types import Settings
 
 ROOT = "/api/2.0/serving-endpoints"
@@ -48,34 +48,34 @@ PATHS = {
     "completion": ("/completions", "/v1/completions", "/tiny/invocations", "/tiny/served-models/tiny"),
     "embedding": ("/embeddings", "/v1/embeddings", "/tiny/invocations", "/tiny/served-models/tiny/invocations"),
 }
-BODIES = {"chat": TALK, "completion": TEXT, "embedding": INPUT}
+REQUESTS = {"chat": TALK, "completion": TEXT, "embedding": INPUT}
 
 
-def fits(told, kind):
+def assert_documented_members(answer, kind):
     """Assert that an answer has exactly the documented members."""
-    for place, names in DOCUMENTED[kind].items():
-        value = told
-        for name in filter(None, place.split(".")):
+    for path, names in DOCUMENTED[kind].items():
+        value = answer
+        for name in filter(None, path.split(".")):
             value = value[name][0] if isinstance(value[name], list) else value[name]
-        assert set(value) == names, (kind, place)
+        assert set(value) == names, (kind, path)
 
 
-@pytest.mark.parametrize("kind", BODIES)
+@pytest.mark.parametrize("kind", REQUESTS)
 async def test_every_databricks_path_answers_with_the_documented_members(serve, kind):
     served = await serve()
     for path in PATHS[kind]:
         named = {} if path.startswith("/tiny") else {"model": "system.ai.tiny"}
-        answer = await served.post("/databricks/serving-endpoints" + path, BODIES[kind] | named)
+        answer = await served.post("/databricks/serving-endpoints" + path, REQUESTS[kind] | named)
         assert answer.status == 200, answer.body
         assert answer.headers["served-model-name"] == "tiny"
-        fits(answer.json, kind)
-        lenient = await served.post("/serving-endpoints" + path, BODIES[kind] | named | {"unheard_of": 1})
+        assert_documented_members(answer.json, kind)
+        lenient = await served.post("/serving-endpoints" + path, REQUESTS[kind] | named | {"unheard_of": 1})
         assert lenient.json.keys() >= answer.json.keys()
         if path.startswith("/v1"):
             for base in ("mlflow", "openai"):
-                gateway = await served.post(f"/databricks/ai-gateway/{base}{path}", BODIES[kind] | named)
+                gateway = await served.post(f"/databricks/ai-gateway/{base}{path}", REQUESTS[kind] | named)
                 assert gateway.json.keys() == answer.json.keys()
-        refused = await served.post("/databricks/serving-endpoints" + path, BODIES[kind] | named | {"unheard_of": 1})
+        refused = await served.post("/databricks/serving-endpoints" + path, REQUESTS[kind] | named | {"unheard_of": 1})
         assert (refused.status, refused.json["error_code"]) == (400, "BAD_REQUEST")
 
 
@@ -83,17 +83,17 @@ async def test_every_databricks_path_answers_with_the_documented_members(serve, 
 async def test_databricks_stream_frames_have_the_documented_members(serve, kind):
     served = await serve(reply=lambda work, index: [70] * work.max_tokens)
     for path in PATHS[kind]:
-        answer = await served.post("/databricks/serving-endpoints" + path, BODIES[kind] | {"stream": True})
+        answer = await served.post("/databricks/serving-endpoints" + path, REQUESTS[kind] | {"stream": True})
         assert answer.headers["content-type"].startswith("text/event-stream")
-        told = answer.events
-        for event in told:
-            fits(event, "chunk" if kind == "chat" else kind)
-        ends = [event["choices"][0]["finish_reason"] for event in told]
-        assert ends == [None] * (len(told) - 1) + ["length"]
-        counts = [event["usage"]["completion_tokens"] for event in told]
+        events = answer.events
+        for event in events:
+            assert_documented_members(event, "chunk" if kind == "chat" else kind)
+        ends = [event["choices"][0]["finish_reason"] for event in events]
+        assert ends == [None] * (len(events) - 1) + ["length"]
+        counts = [event["usage"]["completion_tokens"] for event in events]
         assert counts == sorted(counts) and counts[-1] == 3
-        roles = [event["choices"][0].get("delta", {}).get("role") for event in told]
-        assert roles == ["assistant" if kind == "chat" else None] + [None] * (len(told) - 1)
+        roles = [event["choices"][0].get("delta", {}).get("role") for event in events]
+        assert roles == ["assistant" if kind == "chat" else None] + [None] * (len(events) - 1)
 
 
 async def test_databricks_streams_carry_no_keep_alive_comments(serve):
@@ -129,21 +129,21 @@ async def test_databricks_applies_the_chat_template_unless_prompt_is_raw(serve):
     counts = []
     for raw in (True, False):
         body = TEXT | {"use_raw_prompt": raw, "echo": True, "suffix": " End."}
-        told = (await served.post("/serving-endpoints/completions", body)).json
-        text = told["choices"][0]["text"]
+        answer = (await served.post("/serving-endpoints/completions", body)).json
+        text = answer["choices"][0]["text"]
         assert text.startswith("Hi") and text.endswith(" End.") and "<|" not in text[:2]
-        counts.append(told["usage"]["prompt_tokens"])
-    plain = (await served.post("/tokenize", {"prompt": "Hi"})).json["count"]
-    turn = (await served.post("/tokenize", {"messages": TALK["messages"]})).json["count"]
-    assert counts == [plain, turn] and turn > plain
+        counts.append(answer["usage"]["prompt_tokens"])
+    without_template = (await served.post("/tokenize", {"prompt": "Hi"})).json["count"]
+    with_template = (await served.post("/tokenize", {"messages": TALK["messages"]})).json["count"]
+    assert counts == [without_template, with_template] and with_template > without_template
 
 
 async def test_databricks_prepends_the_instruction_to_each_embedded_text(serve):
     served = await serve()
-    told = (await served.post("/serving-endpoints/embeddings", INPUT | {"instruction": "Find:"})).json
+    prefixed = (await served.post("/serving-endpoints/embeddings", INPUT | {"instruction": "Find:"})).json
     whole = {"input": ["Find: Hi", "Find: there"]}
-    same = (await served.post("/serving-endpoints/embeddings", whole)).json
-    assert told["data"] == same["data"] and told["usage"] == same["usage"]
+    expected = (await served.post("/serving-endpoints/embeddings", whole)).json
+    assert prefixed["data"] == expected["data"] and prefixed["usage"] == expected["usage"]
 
 
 async def test_databricks_accepts_bearer_and_basic_keys_and_rejects_others(serve):
@@ -153,12 +153,12 @@ async def test_databricks_accepts_bearer_and_basic_keys_and_rejects_others(serve
     basic = "Basic " + base64.b64encode(f"token:{key}".encode()).decode()
     for headers in ({"authorization": f"Bearer {key}"}, {"authorization": basic}):
         assert (await served.call("POST", path, TALK, headers)).status == 200
-    nothing = await served.call("POST", path, TALK)
-    assert (nothing.status, nothing.json["error_code"]) == (401, "UNAUTHENTICATED")
+    missing = await served.call("POST", path, TALK)
+    assert (missing.status, missing.json["error_code"]) == (401, "UNAUTHENTICATED")
     wrong = await served.call("POST", path, TALK, {"authorization": "Bearer dapi-wrong"})
     assert (wrong.status, wrong.json) == (403, {"error_code": "PERMISSION_DENIED", "message": "Invalid access token."})
-    managed = await served.get("/api/2.0/serving-endpoints")
-    assert (managed.status, managed.json["error_code"]) == (401, "UNAUTHENTICATED")
+    management = await served.get("/api/2.0/serving-endpoints")
+    assert (management.status, management.json["error_code"]) == (401, "UNAUTHENTICATED")
 
 
 async def test_databricks_missing_endpoints_and_paths_have_error_codes(serve):
@@ -181,46 +181,47 @@ async def test_databricks_missing_endpoints_and_paths_have_error_codes(serve):
 
 async def test_databricks_full_queue_answers_429_with_retry_after(serve):
     served = await serve(reply=lambda work, index: [70] * work.max_tokens, tick=0.02, max_batch=1, max_queue=0)
-    asking = asyncio.create_task(served.post("/serving-endpoints/tiny/invocations", TALK | {"max_tokens": 30}))
-    await served.until(lambda: bool(served.service.open))
+    running = asyncio.create_task(served.post("/serving-endpoints/tiny/invocations", TALK | {"max_tokens": 30}))
+    await served.until(lambda: bool(served.service.open_requests))
     for prefix in ("", "/databricks"):
         answer = await served.post(prefix + "/serving-endpoints/tiny/invocations", TALK)
         assert (answer.status, answer.json["error_code"]) == (429, "REQUEST_LIMIT_EXCEEDED")
         assert answer.headers["retry-after"].isdigit(), "the SDK reads nothing else"
-    assert (await asking).status == 200
+    assert (await running).status == 200
 
 
 # -- several models
 
 
-def says(token):
+def always(token):
     return lambda work, index: [token] * work.max_tokens
 
 
 @pytest.fixture
-async def three(serve, folder):
+async def three_models(serve, folder):
     """Two models that generate and one that only embeds."""
 
-    def beside(name, **what):
-        info = msgspec.structs.replace(INFO, **what)
+    def make_model(name, **changes):
+        info = msgspec.structs.replace(MODEL_INFO, **changes)
         settings = Settings(model=str(folder), max_batch=8)
-        return Model((name,), settings, FakeEngine(says(301), info=info), ServerOptions())
+        return ServedModel((name,), settings, FakeEngine(always(301), info=info), ServerOptions())
 
-    others = [beside("large"), beside("vectors", generates=False, dimensions=8)]
-    return await serve(says(300), names=("small", "org/alias"), beside=others)
+    others = [make_model("large"), make_model("vectors", generates=False, dimensions=8)]
+    return await serve(always(300), names=("small", "org/alias"), beside=others)
 
 
-async def test_databricks_endpoint_routes_to_the_model_with_all_traffic(three):
+async def test_databricks_endpoint_routes_to_the_model_with_all_traffic(three_models):
     entities = [{"entity_name": name, "name": name[0]} for name in ("small", "large")]
     routes = [
         {"served_model_name": "s", "traffic_percentage": 0},
         {"served_model_name": "l", "traffic_percentage": 100},
     ]
     config = {"served_entities": entities, "traffic_config": {"routes": routes}}
-    made = await three.post(ROOT, {"name": "ab", "config": config})
-    assert made.status == 200 and made.json["task"] == "llm/v1/chat"
-    spoken = {
-        name: three.model.language.tokenizer.decode([token] * 3) for name, token in (("small", 300), ("large", 301))
+    created = await three_models.post(ROOT, {"name": "ab", "config": config})
+    assert created.status == 200 and created.json["task"] == "llm/v1/chat"
+    expected_texts = {
+        name: three_models.model.text_pipeline.tokenizer.decode([token] * 3)
+        for name, token in (("small", 300), ("large", 301))
     }
     for path, name in (
         ("/ab/invocations", "large"),
@@ -228,42 +229,45 @@ async def test_databricks_endpoint_routes_to_the_model_with_all_traffic(three):
         ("/small/invocations", "small"),
         ("/large/invocations", "large"),
     ):
-        answer = await three.post("/databricks/serving-endpoints" + path, TALK)
-        assert (answer.json["model"], answer.json["choices"][0]["message"]["content"]) == (name, spoken[name]), path
+        answer = await three_models.post("/databricks/serving-endpoints" + path, TALK)
+        assert (answer.json["model"], answer.json["choices"][0]["message"]["content"]) == (
+            name,
+            expected_texts[name],
+        ), path
         assert answer.headers["served-model-name"] in (name, name[0])
-    by_body = await three.post("/serving-endpoints/chat/completions", TALK | {"model": "org/alias"})
+    by_body = await three_models.post("/serving-endpoints/chat/completions", TALK | {"model": "org/alias"})
     assert by_body.json["model"] == "org/alias"
-    listed = (await three.get(ROOT)).json["endpoints"]
+    listed = (await three_models.get(ROOT)).json["endpoints"]
     assert [each["name"] for each in listed] == ["ab", "small", "org/alias", "large", "vectors"]
     assert [each["task"] for each in listed] == ["llm/v1/chat"] * 4 + ["llm/v1/embeddings"]
 
 
-async def test_rejects_an_endpoint_that_mixes_chat_and_embedding_models(three):
+async def test_rejects_an_endpoint_that_mixes_chat_and_embedding_models(three_models):
     entities = [{"entity_name": name} for name in ("small", "vectors")]
     routes = [{"served_model_name": f"{name}-1", "traffic_percentage": 50} for name in ("small", "vectors")]
     config = {"served_entities": entities, "traffic_config": {"routes": routes}}
-    refused = await three.post(ROOT, {"name": "ab", "config": config})
+    refused = await three_models.post(ROOT, {"name": "ab", "config": config})
     assert (refused.status, refused.json["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
     assert "llm/v1/chat, llm/v1/embeddings" in refused.json["message"]
-    made = await three.post(ROOT, {"name": "v", "config": {"served_entities": [{"entity_name": "vectors"}]}})
-    assert made.json["task"] == "llm/v1/embeddings"
-    assert (await three.post("/serving-endpoints/v/invocations", INPUT)).status == 200
-    wrong = await three.post("/serving-endpoints/v/invocations", TALK)
+    created = await three_models.post(ROOT, {"name": "v", "config": {"served_entities": [{"entity_name": "vectors"}]}})
+    assert created.json["task"] == "llm/v1/embeddings"
+    assert (await three_models.post("/serving-endpoints/v/invocations", INPUT)).status == 200
+    wrong = await three_models.post("/serving-endpoints/v/invocations", TALK)
     assert (wrong.status, wrong.json["error_code"]) == (400, "BAD_REQUEST")
 
 
-async def test_endpoint_state_follows_added_and_removed_models(three, folder):
+async def test_endpoint_state_follows_added_and_removed_models(three_models, folder):
     settings = Settings(model=str(folder), max_batch=8)
-    late = Model(("late",), settings, FakeEngine(says(302), info=INFO), ServerOptions())
+    late = ServedModel(("late",), settings, FakeEngine(always(302), info=MODEL_INFO), ServerOptions())
     entity = {"served_entities": [{"entity_name": "late"}]}
-    assert (await three.post(ROOT, {"name": "e", "config": entity})).status == 400
-    await three.service.add(late)
-    assert (await three.post(ROOT, {"name": "e", "config": entity})).status == 200
-    assert (await three.post("/serving-endpoints/e/invocations", TALK)).json["model"] == "late"
-    assert (await three.get(f"{ROOT}/e")).json["state"]["ready"] == "READY"
-    await three.service.remove(late)
-    told = (await three.get(f"{ROOT}/e")).json
-    assert told["state"]["ready"] == "NOT_READY"
-    assert told["config"]["served_entities"][0]["state"]["deployment"] == "DEPLOYMENT_FAILED"
-    assert (await three.post("/serving-endpoints/e/invocations", TALK)).status == 404
-    assert (await three.post("/serving-endpoints/late/invocations", TALK)).status == 404
+    assert (await three_models.post(ROOT, {"name": "e", "config": entity})).status == 400
+    await three_models.service.serve_model(late)
+    assert (await three_models.post(ROOT, {"name": "e", "config": entity})).status == 200
+    assert (await three_models.post("/serving-endpoints/e/invocations", TALK)).json["model"] == "late"
+    assert (await three_models.get(f"{ROOT}/e")).json["state"]["ready"] == "READY"
+    await three_models.service.retire_model(late)
+    endpoint = (await three_models.get(f"{ROOT}/e")).json
+    assert endpoint["state"]["ready"] == "NOT_READY"
+    assert endpoint["config"]["served_entities"][0]["state"]["deployment"] == "DEPLOYMENT_FAILED"
+    assert (await three_models.post("/serving-endpoints/e/invocations", TALK)).status == 404
+    assert (await three_models.post("/serving-endpoints/late/invocations", TALK)).status == 404

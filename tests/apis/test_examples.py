@@ -12,14 +12,14 @@ import pytest
 EXAMPLES = json.loads((Path(__file__).parent.parent / "data" / "examples.json").read_text("utf-8"))
 
 
-def members(value: Any, at: str = "") -> set[str]:
+def member_paths(value: Any, at: str = "") -> set[str]:
     """Return the paths of all members; entries of a list share one path."""
     if isinstance(value, list):
-        return set().union(*(members(entry, at) for entry in value))
+        return set().union(*(member_paths(entry, at) for entry in value))
     if not isinstance(value, dict):
         return set()
     paths = {f"{at}.{name}".strip(".") for name in value}
-    return paths.union(*(members(inner, f"{at}.{name}".strip(".")) for name, inner in value.items()))
+    return paths.union(*(member_paths(inner, f"{at}.{name}".strip(".")) for name, inner in value.items()))
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=[f"{each['source']}: {each['name']}" for each in EXAMPLES])
@@ -31,8 +31,8 @@ async def test_documented_example_gets_the_documented_members(serve, example):
         streamed = path.endswith("_stream") and answer.status == 200
         kind = "text/event-stream; charset=utf-8" if streamed else "application/json"
         assert answer.headers["content-type"] == kind, path
-        told = json.loads(answer.body.removeprefix(b"data: ") if streamed else answer.body)  # a stream has one event
-        assert isinstance(told, type(example["answer"])), path
-        assert members(told) == members(example["answer"]), path
+        actual = json.loads(answer.body.removeprefix(b"data: ") if streamed else answer.body)  # a stream has one event
+        assert isinstance(actual, type(example["answer"])), path
+        assert member_paths(actual) == member_paths(example["answer"]), path
         if "id" in example["answer"]:
-            assert (told["id"], told["model_name"], told["model_version"]) == ("42", "mymodel", "1")
+            assert (actual["id"], actual["model_name"], actual["model_version"]) == ("42", "mymodel", "1")

@@ -6,16 +6,16 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.http_client import HELLO
-from support.strategies import scalars, schemas, texts, values, wanted
+from support.http_client import HELLO_CHAT
+from support.strategies import grammar_texts, json_values, request_members, scalars, schemas
 
-BODIES = int(os.environ.get("PARLEY_FUZZ", "1000"))  # examples of all these tests in total
-ROUTES = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize", "/pooling"]
-VLLM = ["/vllm/v1/chat/completions", "/vllm/v1/completions", "/vllm/invocations", "/vllm/tokenize", "/vllm/detokenize",
+MAX_EXAMPLES = int(os.environ.get("PARLEY_FUZZ", "1000"))  # examples of all these tests in total
+OPENAI_ROUTES = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize", "/pooling"]
+VLLM_ROUTES = ["/vllm/v1/chat/completions", "/vllm/v1/completions", "/vllm/invocations", "/vllm/tokenize", "/vllm/detokenize",
         "/vllm/generate", "/generate", "/vllm/v1/embeddings", "/vllm/pooling"]  # fmt: skip
-TGI = ["/", "/generate", "/generate_stream", "/invocations", "/tokenize", "/chat_tokenize"]
+TGI_ROUTES = ["/", "/generate", "/generate_stream", "/invocations", "/tokenize", "/chat_tokenize"]
 
-names = st.sampled_from(
+member_names = st.sampled_from(
     ["model", "messages", "prompt", "tokens", "temperature", "top_p", "top_k", "min_p", "n", "best_of", "seed", "stop",
      "stop_token_ids", "max_tokens", "max_completion_tokens", "min_tokens", "logprobs", "top_logprobs", "logit_bias",
      "prompt_logprobs", "presence_penalty", "frequency_penalty", "repetition_penalty", "stream", "stream_options",
@@ -30,41 +30,55 @@ names = st.sampled_from(
      "guided_whitespace_pattern", "guided_json_object", "length_penalty", "early_stopping", "typical_p", "watermark",
      "no_repeat_ngram_size", "thinking_token_budget", "enable_thinking", "include_reasoning", "lora_name", "timeout"]
 )  # fmt: skip
-message = st.fixed_dictionaries(
+chat_messages = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "system", "assistant", "tool", "developer", "function", "x"]) | scalars},
-    optional={"content": values, "name": scalars, "tool_calls": values, "tool_call_id": scalars, "reasoning": scalars},
+    optional={
+        "content": json_values,
+        "name": scalars,
+        "tool_calls": json_values,
+        "tool_call_id": scalars,
+        "reasoning": scalars,
+    },
 )
-near = st.fixed_dictionaries(
-    {}, optional={"messages": st.lists(message, max_size=3), "prompt": st.text(max_size=9) | values}
+typed_members = st.fixed_dictionaries(
+    {}, optional={"messages": st.lists(chat_messages, max_size=3), "prompt": st.text(max_size=9) | json_values}
 )
-good = st.sampled_from([{}, {"messages": HELLO["messages"], "prompt": "a", "tokens": [5], "input": ["a", "b"]}])
-odd = st.dictionaries(names | st.text(max_size=5), values, max_size=4)
-bodies = st.builds(lambda *parts: parts[0] | parts[1] | parts[2] | parts[3], good, near, odd, st.just({}) | wanted)
-raw = st.binary(max_size=60) | st.text(max_size=60).map(lambda text: text.encode("utf-8", "surrogatepass"))
+valid_members = st.sampled_from(
+    [{}, {"messages": HELLO_CHAT["messages"], "prompt": "a", "tokens": [5], "input": ["a", "b"]}]
+)
+odd_members = st.dictionaries(member_names | st.text(max_size=5), json_values, max_size=4)
+openai_bodies = st.builds(
+    lambda *parts: parts[0] | parts[1] | parts[2] | parts[3],
+    valid_members,
+    typed_members,
+    odd_members,
+    st.just({}) | request_members,
+)
+raw_bytes = st.binary(max_size=60) | st.text(max_size=60).map(lambda text: text.encode("utf-8", "surrogatepass"))
 
 
-wishes = st.sampled_from(
+tgi_parameter_names = st.sampled_from(
     ["best_of", "temperature", "repetition_penalty", "frequency_penalty", "top_k", "top_p", "typical_p", "do_sample",
      "max_new_tokens", "return_full_text", "stop", "truncate", "watermark", "details", "decoder_input_details", "seed",
      "top_n_tokens", "grammar", "adapter_id"]
 )  # fmt: skip
-plausible = st.one_of(st.booleans(), st.integers(1, 5), st.floats(0.1, 0.9), st.just(["a"]), st.none())
-grammars = st.fixed_dictionaries(
+plausible_values = st.one_of(st.booleans(), st.integers(1, 5), st.floats(0.1, 0.9), st.just(["a"]), st.none())
+tgi_grammars = st.fixed_dictionaries(
     {},
     optional={
         "type": st.sampled_from(["json", "regex", "json_schema", "x"]) | scalars,
-        "value": schemas | texts | values,
+        "value": schemas | grammar_texts | json_values,
     },
 )
-parameters = st.one_of(
-    st.dictionaries(wishes, plausible, max_size=6),
-    st.dictionaries(wishes | st.text(max_size=5), plausible | values, max_size=6),
-    st.builds(lambda grammar: {"grammar": grammar}, grammars),
+tgi_parameters = st.one_of(
+    st.dictionaries(tgi_parameter_names, plausible_values, max_size=6),
+    st.dictionaries(tgi_parameter_names | st.text(max_size=5), plausible_values | json_values, max_size=6),
+    st.builds(lambda grammar: {"grammar": grammar}, tgi_grammars),
     scalars,
 )
-generations = st.fixed_dictionaries(
-    {"inputs": st.text(min_size=1, max_size=9) | values},
-    optional={"parameters": parameters, "stream": scalars, "messages": st.lists(message, max_size=3)},
+tgi_bodies = st.fixed_dictionaries(
+    {"inputs": st.text(min_size=1, max_size=9) | json_values},
+    optional={"parameters": tgi_parameters, "stream": scalars, "messages": st.lists(chat_messages, max_size=3)},
 )
 
 
@@ -72,7 +86,7 @@ def encode(body: Any) -> bytes:
     return json.dumps(body).encode("utf-8", "surrogatepass")
 
 
-async def check(served, path: str, body: bytes) -> None:
+async def check_openai(served, path: str, body: bytes) -> None:
     answer = await served.post(path, body)
 
     assert answer.status < 500, (path, body, answer.body)
@@ -91,12 +105,12 @@ async def test_openai_routes_never_answer_odd_bodies_with_500(serve):
     served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
     before = await served.control()
 
-    @settings(max_examples=BODIES // 4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-    @given(path=st.sampled_from(ROUTES), body=bodies.map(encode) | raw)
+    @settings(max_examples=MAX_EXAMPLES // 4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(path=st.sampled_from(OPENAI_ROUTES), body=openai_bodies.map(encode) | raw_bytes)
     async def fuzz(path, body):
-        await check(served, path, body)
+        await check_openai(served, path, body)
 
-    await run(fuzz)
+    await run_in_loop(fuzz)
     await served.idle()
     assert await served.control() == before
 
@@ -129,12 +143,14 @@ async def test_tgi_routes_never_answer_odd_bodies_with_500(serve):
     served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
     before = await served.control()
 
-    @settings(max_examples=BODIES // 4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-    @given(prefix=st.sampled_from(["", "/tgi"]), path=st.sampled_from(TGI), body=generations.map(encode) | raw)
+    @settings(max_examples=MAX_EXAMPLES // 4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(
+        prefix=st.sampled_from(["", "/tgi"]), path=st.sampled_from(TGI_ROUTES), body=tgi_bodies.map(encode) | raw_bytes
+    )
     async def fuzz(prefix, path, body):
         await check_tgi(served, prefix + path, body)
 
-    await run(fuzz)
+    await run_in_loop(fuzz)
     await served.idle()
     assert await served.control() == before
 
@@ -163,17 +179,17 @@ async def test_vllm_routes_answer_odd_bodies_in_their_own_error_format(serve):
     served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
     before = await served.control()
 
-    @settings(max_examples=BODIES // 4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-    @given(path=st.sampled_from(VLLM), body=bodies.map(encode) | raw)
+    @settings(max_examples=MAX_EXAMPLES // 4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(path=st.sampled_from(VLLM_ROUTES), body=openai_bodies.map(encode) | raw_bytes)
     async def fuzz(path, body):
         await check_vllm(served, path, body)
 
-    await run(fuzz)
+    await run_in_loop(fuzz)
     await served.idle()
     assert await served.control() == before
 
 
-async def check_flavour(served, path: str, body: bytes) -> None:
+async def check_tgi_openai(served, path: str, body: bytes) -> None:
     answer = await served.post(path, body)
 
     kind = answer.headers["content-type"]
@@ -192,39 +208,43 @@ async def check_flavour(served, path: str, body: bytes) -> None:
 async def test_tgi_chat_and_vertex_routes_survive_odd_bodies(serve):
     served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
     before = await served.control()
-    instances = st.builds(lambda items: {"instances": items}, st.lists(generations | bodies, max_size=3) | values)
+    instances = st.builds(
+        lambda items: {"instances": items}, st.lists(tgi_bodies | openai_bodies, max_size=3) | json_values
+    )
 
-    @settings(max_examples=BODIES // 4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-    @given(path=st.sampled_from(["/v1/chat/completions", "/v1/completions"]), body=bodies.map(encode) | raw)
+    @settings(max_examples=MAX_EXAMPLES // 4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(
+        path=st.sampled_from(["/v1/chat/completions", "/v1/completions"]), body=openai_bodies.map(encode) | raw_bytes
+    )
     async def fuzz(path, body):
-        await check_flavour(served, "/tgi" + path, body)
+        await check_tgi_openai(served, "/tgi" + path, body)
 
-    @settings(max_examples=BODIES // 8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-    @given(prefix=st.sampled_from(["", "/tgi"]), body=instances.map(encode) | raw)
+    @settings(max_examples=MAX_EXAMPLES // 8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(prefix=st.sampled_from(["", "/tgi"]), body=instances.map(encode) | raw_bytes)
     async def fuzz_instances(prefix, body):
-        await check_flavour(served, prefix + "/vertex", body)
+        await check_tgi_openai(served, prefix + "/vertex", body)
 
-    await run(fuzz)
-    await run(fuzz_instances)
+    await run_in_loop(fuzz)
+    await run_in_loop(fuzz_instances)
     await served.idle()
     assert await served.control() == before
 
 
-mindie = st.one_of(
-    generations,
+mindie_bodies = st.one_of(
+    tgi_bodies,
     st.fixed_dictionaries({}, optional={
-        "prompt": st.just("a b") | values, "text_input": st.just("a b") | values, "id": st.just("i") | scalars,
-        "input_id": st.just([5, 6]) | values, "inputs": st.just("a b") | values, "parameters": parameters,
-        "do_decode": scalars, "outputs": st.just([{"name": "o"}]) | values, "stream": st.booleans() | scalars,
-        "stop_token_ids": values, "n": st.integers(1, 3) | scalars, "best_of": st.integers(1, 3) | scalars,
+        "prompt": st.just("a b") | json_values, "text_input": st.just("a b") | json_values, "id": st.just("i") | scalars,
+        "input_id": st.just([5, 6]) | json_values, "inputs": st.just("a b") | json_values, "parameters": tgi_parameters,
+        "do_decode": scalars, "outputs": st.just([{"name": "o"}]) | json_values, "stream": st.booleans() | scalars,
+        "stop_token_ids": json_values, "n": st.integers(1, 3) | scalars, "best_of": st.integers(1, 3) | scalars,
         "max_tokens": st.integers(1, 5) | scalars, "timeout": st.integers(1, 9) | scalars, "priority": scalars,
     }),
     st.fixed_dictionaries({"inputs": st.lists(st.fixed_dictionaries({}, optional={
-        "name": st.just("i") | scalars, "shape": st.sampled_from([[2], [1, 2]]) | values,
-        "datatype": st.just("UINT32") | scalars, "data": st.just([5, 6]) | values, "parameters": parameters,
-    }) | scalars, max_size=2), "outputs": st.just([{"name": "o"}]) | values}),
+        "name": st.just("i") | scalars, "shape": st.sampled_from([[2], [1, 2]]) | json_values,
+        "datatype": st.just("UINT32") | scalars, "data": st.just([5, 6]) | json_values, "parameters": tgi_parameters,
+    }) | scalars, max_size=2), "outputs": st.just([{"name": "o"}]) | json_values}),
 )  # fmt: skip
-MINDIE = ["/", "/generate", "/generate_stream", "/infer", "/infer_token", "/v1/tokenizer", "/v2/models/tiny/infer",
+MINDIE_ROUTES = ["/", "/generate", "/generate_stream", "/infer", "/infer_token", "/v1/tokenizer", "/v2/models/tiny/infer",
           "/v2/models/tiny/generate", "/v2/models/tiny/generate_stream", "/v2/models/tiny/stopInfer"]  # fmt: skip
 
 
@@ -232,8 +252,8 @@ async def test_mindie_routes_never_answer_odd_bodies_with_500(serve):
     served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
     before = await served.control()
 
-    @settings(max_examples=BODIES // 5, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-    @given(path=st.sampled_from(MINDIE), body=mindie.map(encode) | raw)
+    @settings(max_examples=MAX_EXAMPLES // 5, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(path=st.sampled_from(MINDIE_ROUTES), body=mindie_bodies.map(encode) | raw_bytes)
     async def fuzz(path, body):
         answer = await served.post("/mindie" + path, body)
         if answer.status != 200:
@@ -248,7 +268,7 @@ async def test_mindie_routes_never_answer_odd_bodies_with_500(serve):
         else:
             assert answer.json, (path, body)
 
-    await run(fuzz)
+    await run_in_loop(fuzz)
     await served.idle()
     assert await served.control() == before
 
@@ -257,10 +277,10 @@ async def test_mindie_openai_routes_never_answer_odd_bodies_with_500(serve):
     served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
     before = await served.control()
 
-    @settings(max_examples=BODIES // 8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=MAX_EXAMPLES // 8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(
         path=st.sampled_from(["/v1/chat/completions", "/v1/completions"]),
-        body=bodies.map(lambda body: encode({"model": "tiny"} | body)) | raw,
+        body=openai_bodies.map(lambda body: encode({"model": "tiny"} | body)) | raw_bytes,
     )
     async def fuzz(path, body):
         answer = await served.post("/mindie" + path, body)
@@ -272,19 +292,19 @@ async def test_mindie_openai_routes_never_answer_odd_bodies_with_500(serve):
         else:
             assert answer.json["choices"], (path, body)
 
-    await run(fuzz)
+    await run_in_loop(fuzz)
     await served.idle()
     assert await served.control() == before
 
 
-configs = st.fixed_dictionaries(
+endpoint_configs = st.fixed_dictionaries(
     {},
     optional={
         "served_entities": st.lists(
             st.fixed_dictionaries({"entity_name": st.just("tiny") | scalars}, optional={"name": scalars}), max_size=3
         )
-        | values,
-        "served_models": values,
+        | json_values,
+        "served_models": json_values,
         "traffic_config": st.builds(
             lambda routes: {"routes": routes},
             st.lists(
@@ -292,11 +312,15 @@ configs = st.fixed_dictionaries(
                 max_size=2,
             ),
         )
-        | values,
+        | json_values,
     },
 )
-creations = st.builds(lambda config, more: {"name": "e", "config": config} | more, configs | values, odd)
-thoughts = st.fixed_dictionaries({}, optional={"thinking": values, "usage_context": values, "error_behavior": scalars})
+endpoint_creations = st.builds(
+    lambda config, more: {"name": "e", "config": config} | more, endpoint_configs | json_values, odd_members
+)
+databricks_members = st.fixed_dictionaries(
+    {}, optional={"thinking": json_values, "usage_context": json_values, "error_behavior": scalars}
+)
 
 
 async def check_databricks(served, method: str, path: str, body: bytes) -> None:
@@ -315,29 +339,31 @@ async def check_databricks(served, method: str, path: str, body: bytes) -> None:
 async def test_databricks_routes_never_answer_odd_bodies_with_500(serve):
     served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
     before = await served.control()
-    asked = st.sampled_from(
+    generating_paths = st.sampled_from(
         ["/tiny/invocations", "/chat/completions", "/completions", "/embeddings", "/e/served-models/x/invocations"]
     )
-    managed = st.sampled_from([("POST", ""), ("PUT", "/e/config"), ("PATCH", "/e/tags"), ("PUT", "/tiny/config")])
-    wholes = st.builds(lambda body, more: body | more, bodies, thoughts)
+    management_calls = st.sampled_from(
+        [("POST", ""), ("PUT", "/e/config"), ("PATCH", "/e/tags"), ("PUT", "/tiny/config")]
+    )
+    chat_bodies = st.builds(lambda body, more: body | more, openai_bodies, databricks_members)
 
-    @settings(max_examples=BODIES // 8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-    @given(prefix=st.sampled_from(["", "/databricks"]), path=asked, body=wholes.map(encode) | raw)
+    @settings(max_examples=MAX_EXAMPLES // 8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(prefix=st.sampled_from(["", "/databricks"]), path=generating_paths, body=chat_bodies.map(encode) | raw_bytes)
     async def fuzz(prefix, path, body):
         await check_databricks(served, "POST", f"{prefix}/serving-endpoints{path}", body)
 
-    @settings(max_examples=BODIES // 8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-    @given(call=managed, body=(creations | configs).map(encode) | raw)
+    @settings(max_examples=MAX_EXAMPLES // 8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(call=management_calls, body=(endpoint_creations | endpoint_configs).map(encode) | raw_bytes)
     async def fuzz_endpoints(call, body):
         await check_databricks(served, call[0], "/api/2.0/serving-endpoints" + call[1], body)
 
-    await run(fuzz)
-    await run(fuzz_endpoints)
+    await run_in_loop(fuzz)
+    await run_in_loop(fuzz_endpoints)
     await served.idle()
     assert await served.control() == before
 
 
-async def run(test) -> None:
+async def run_in_loop(test) -> None:
     """Run a hypothesis test of coroutines inside the running event loop."""
     import asyncio
     import functools
@@ -374,9 +400,9 @@ async def test_rejects_huge_lists_and_deeply_nested_json_at_once(serve):
         {f"k{n}": n for n in range(100_000)} | {"temperature": "x"},
     ):
         assert (await served.post("/generate", {"inputs": "a", "parameters": body})).status == 422
-    for path in TGI[:4]:
+    for path in TGI_ROUTES[:4]:
         assert (await served.post(path, b'{"inputs":' + b"[" * 100_000)).status == 400
     deep = b'{"messages":' + b"[" * 100_000
-    for path in ROUTES:
+    for path in OPENAI_ROUTES:
         assert (await served.post(path, deep)).status == 400
     assert await served.control()

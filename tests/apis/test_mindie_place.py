@@ -15,37 +15,37 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.certificates import authority, certificate
-from test_examples import members
+from support.certificates import make_authority, make_certificate
+from test_examples import member_paths
 
 from parley import hub
 from parley.dialects import mindie
-from parley.dialects.mindie.rules import Rules
+from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.mounts import OWN, Surface
 
-STRICT, OLD = Rules("strict", vllm=False), Rules("strict-old", vllm=False)
-LAST = '"best_of": 1, "n": 1, "logprobs": false, "top_logprobs":null }'
-WISHES = (
+STRICT, STRICT_OLD = MindieRules("strict", vllm=False), MindieRules("strict-old", vllm=False)
+LAST_MEMBERS = '"best_of": 1, "n": 1, "logprobs": false, "top_logprobs":null }'
+SAMPLING_MEMBERS = (
     '"stream": %s, "presence_penalty": 1.03, "frequency_penalty": 1.0, "repetition_penalty": 1.0, "temperature": 0.5, '
     '"top_p": 0.95, "top_k": %d, "seed": null, "stop": ["stop1", "stop2"], "stop_token_ids": [2, 13], '
     '"include_stop_str_in_output": false, "skip_special_tokens": true, "ignore_eos": false, "max_tokens": 20, '
 )
-ONE = '{ "model": "tiny", "messages": [{ "role": "user", "content": "You are a helpful assistant." }], '
-SINGLE = ONE + WISHES + LAST
-FIRST = (
+USER_MESSAGE = '{ "model": "tiny", "messages": [{ "role": "user", "content": "You are a helpful assistant." }], '
+SINGLE_TURN = USER_MESSAGE + SAMPLING_MEMBERS + LAST_MEMBERS
+FIRST_TURN = (
     '{ "model": "tiny", "messages": [ {"role": "system", "content": "You are a helpful customer support assistant."}, '
     '{"role": "user", "content": "Hi, can you tell me what is the best city in China? Just tell me the answer."}%s ], '
 )
-NEXT = (
+SECOND_TURN = (
     ', {"role": "assistant", "content": "The best city in China is subjective and depends on personal preferences, but '
     "**Shanghai** is often considered one of the most vibrant and dynamic cities in the country. It is a global "
     'financial hub, known for its modern skyline, cultural diversity, and international influence."}, {"role": "user", '
     '"content": "What is the best thing in this city?"}'
 )
 THINKING = '"chat_template_kwargs": {"enable_thinking": false} }'
-MEDIA = (
+IMAGE_CHAT = (
     '{ "model": "tiny", "messages": [{ "role": "user", "content": [ {"type": "text", "text": "My name is Olivier and '
-    'I"}, {"type": "image_url", "image_url": "/xxxx/test.png"} ] }], ' + WISHES % ("false", 0) +
+    'I"}, {"type": "image_url", "image_url": "/xxxx/test.png"} ] }], ' + SAMPLING_MEMBERS % ("false", 0) +
     '"best_of": null, "n": null, "logprobs": false, "top_logprobs":null }'
 )  # fmt: skip
 USAGE = {
@@ -59,59 +59,65 @@ ENVELOPE = {"id", "object", "created", "model", "choices", "choices.index", "cho
 MESSAGE = {"choices.message", "choices.message.role", "choices.message.content"}
 DELTA = {"choices.delta", "choices.delta.role", "choices.delta.content"}
 TIMES = {"prefill_time", "decode_time_arr"}
-BESIDE = {"choices.message.tool_calls", "choices.logprobs"}
+OPTIONAL_MEMBERS = {"choices.message.tool_calls", "choices.logprobs"}
 
 
-def plane(rules: Rules) -> tuple[Surface, ...]:
-    return (Surface("", mindie.service(rules)), OWN)
+def service_plane(rules: MindieRules) -> tuple[Surface, ...]:
+    return (Surface("", mindie.service_dialect(rules)), OWN)
 
 
-async def send(served: Any, body: str) -> Any:
+async def post_chat(served: Any, body: str) -> Any:
     return await served.call("POST", "/v1/chat/completions", body.encode(), {"content-type": "application/json"})
 
 
 async def test_mindie_documented_chats_get_the_documented_members(serve):
-    single = SINGLE % ("false", 0)
-    wishes = WISHES % ("false", 1)
-    rounds = [FIRST % "" + wishes + THINKING, FIRST % NEXT + wishes + '"best_of": null, ' + THINKING]
-    for rules, bodies, expected in ((OLD, [single], MESSAGE), (STRICT, [single, *rounds], MESSAGE | BESIDE)):
-        served = await serve(surfaces=plane(rules))
+    single = SINGLE_TURN % ("false", 0)
+    sampling = SAMPLING_MEMBERS % ("false", 1)
+    rounds = [
+        FIRST_TURN % "" + sampling + THINKING,
+        FIRST_TURN % SECOND_TURN + sampling + '"best_of": null, ' + THINKING,
+    ]
+    for rules, bodies, expected in (
+        (STRICT_OLD, [single], MESSAGE),
+        (STRICT, [single, *rounds], MESSAGE | OPTIONAL_MEMBERS),
+    ):
+        served = await serve(surfaces=service_plane(rules))
         for body in bodies:
-            answer = await send(served, body)
+            answer = await post_chat(served, body)
             assert answer.status == 200, answer.body
-            assert members(answer.json) == ENVELOPE | USAGE | TIMES | expected
+            assert member_paths(answer.json) == ENVELOPE | USAGE | TIMES | expected
             usage = answer.json["usage"]
             count = usage["completion_tokens"]
             assert len(usage["batch_size"]) == len(usage["queue_wait_time"]) == count
             assert len(answer.json["decode_time_arr"]) == count - 1
-        answer = await send(served, MEDIA)
+        answer = await post_chat(served, IMAGE_CHAT)
         assert (answer.status, list(answer.json)) == (422, ["error", "error_type"])
 
 
 async def test_mindie_documented_stream_has_the_documented_frames(serve):
     for full in (False, True):
-        served = await serve(surfaces=plane(Rules("strict-old", vllm=False, full_text=full)))
-        answer = await send(served, SINGLE % ("true", 0))
+        served = await serve(surfaces=service_plane(MindieRules("strict-old", vllm=False, full_text=full)))
+        answer = await post_chat(served, SINGLE_TURN % ("true", 0))
         assert answer.headers["content-type"] == "text/event-stream"
         *pieces, last = answer.events
-        assert pieces and all(members(piece) == ENVELOPE | DELTA for piece in pieces)
-        assert members(last) == ENVELOPE | DELTA | USAGE | ({"full_text"} if full else set())
+        assert pieces and all(member_paths(piece) == ENVELOPE | DELTA for piece in pieces)
+        assert member_paths(last) == ENVELOPE | DELTA | USAGE | ({"full_text"} if full else set())
         assert list(last)[-2:] == ["usage", "choices"] and last["choices"][0]["finish_reason"] == "length"
         texts = [event["choices"][0]["delta"]["content"] for event in answer.events]
         assert last["full_text"] == texts[-1] and texts[1].startswith(texts[0]) if full else texts[1] != texts[0]
 
 
 async def test_mindie_sampling_limits_depend_on_the_vllm_flavour(serve):
-    cold = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
-    for vllm, hot, cool in ((True, 200, 422), (False, 422, 200)):
-        served = await serve(surfaces=plane(Rules("strict", vllm=vllm)))
-        assert (await served.post("/v1/chat/completions", cold | {"temperature": 3})).status == hot
-        assert (await served.post("/v1/chat/completions", cold | {"top_k": 0})).status == cool
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+    for vllm, temperature_status, top_k_status in ((True, 200, 422), (False, 422, 200)):
+        served = await serve(surfaces=service_plane(MindieRules("strict", vllm=vllm)))
+        assert (await served.post("/v1/chat/completions", body | {"temperature": 3})).status == temperature_status
+        assert (await served.post("/v1/chat/completions", body | {"top_k": 0})).status == top_k_status
         assert (await served.post("/v1/completions", {"model": "tiny", "prompt": "a", "max_tokens": 2})).status == 200
 
 
 async def test_mindie_unknown_model_is_422_in_a_body_and_404_in_a_path(serve):
-    served = await serve(surfaces=plane(Rules("strict")))
+    served = await serve(surfaces=service_plane(MindieRules("strict")))
     answer = await served.post("/v1/completions", {"model": "x", "prompt": "a"})
     assert answer.json == {
         "error": "Not found given model, please check modelName in config file.",
@@ -124,12 +130,12 @@ async def test_mindie_unknown_model_is_422_in_a_body_and_404_in_a_path(serve):
 
 
 async def test_mindie_serves_embeddings_only_in_the_extended_profile(serve):
-    served = await serve(surfaces=plane(Rules("extended")))
+    served = await serve(surfaces=service_plane(MindieRules("extended")))
     body = (await served.post("/v1/embeddings", {"model": "tiny", "input": ["a", "b"]})).json
     assert [vector["index"] for vector in body["data"]] == [0, 1]
     wrong = await served.post("/v1/embeddings", {"model": "tiny"})
     assert (wrong.status, list(wrong.json)) == (422, ["error", "error_type"])
-    served = await serve(surfaces=plane(STRICT))
+    served = await serve(surfaces=service_plane(STRICT))
     assert (await served.post("/v1/embeddings", {"model": "tiny", "input": "a"})).status == 404
 
 
@@ -137,7 +143,7 @@ async def test_mindie_max_prompt_rejects_or_truncates_and_max_output_cuts(serve)
     def body(length: int, **more: Any) -> dict[str, Any]:
         return {"model": "tiny", "prompt": [70] * length, **more}
 
-    served = await serve(surfaces=plane(STRICT), max_prompt=5, max_output=7)
+    served = await serve(surfaces=service_plane(STRICT), max_prompt=5, max_output=7)
     answer = await served.post("/v1/completions", body(5))
     assert answer.json["usage"]["completion_tokens"] == 7
     assert answer.json["choices"][0]["finish_reason"] == "length"
@@ -147,7 +153,7 @@ async def test_mindie_max_prompt_rejects_or_truncates_and_max_output_cuts(serve)
     for overlong, kept in (("tail", [3, 4, 5, 6, 7]), ("head", [1, 2, 3, 4, 5])):
         seen: list[list[int]] = []
         served = await serve(
-            surfaces=plane(Rules("strict", truncation=overlong)),
+            surfaces=service_plane(MindieRules("strict", truncation=overlong)),
             max_prompt=5,
             reply=lambda work, index, seen=seen: seen.append(work.token_ids) or [70],
         )
@@ -160,7 +166,7 @@ async def test_mindie_max_prompt_rejects_or_truncates_and_max_output_cuts(serve)
 async def test_mindie_openai_routes_report_exceeded_time_limits(serve):
     body = {"model": "tiny", "prompt": "a", "max_tokens": 3000}
     for limit in ({"timeout": 0.2}, {"token_timeout": 0.1}):
-        served = await serve(surfaces=plane(STRICT), tick=0.01 if "timeout" in limit else 0.5, **limit)
+        served = await serve(surfaces=service_plane(STRICT), tick=0.01 if "timeout" in limit else 0.5, **limit)
         answer = await served.post("/v1/completions", body)
         assert (answer.status, answer.json["error_type"]) == (500, "Incomplete Generation")
         if "timeout" in limit:  # a started stream ends with the bare text
@@ -173,13 +179,13 @@ async def test_mindie_openai_routes_report_exceeded_time_limits(serve):
 
 
 @pytest.fixture
-def weights() -> Path:
-    found = hub.find(hub.BUILT_IN)
-    assert found is not None
-    return found
+def built_in_model() -> Path:
+    model_folder = hub.find_model(hub.BUILT_IN)
+    assert model_folder is not None
+    return model_folder
 
 
-def free() -> list[int]:
+def free_ports() -> list[int]:
     """Find three free ports in the range that the configuration file allows."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
     ports = [sock.getsockname()[1] for sock in sockets]
@@ -188,7 +194,7 @@ def free() -> list[int]:
     return ports
 
 
-def configured(root: Path, model: Path, instance: str = "StandardMock", **server: Any) -> Path:
+def write_config(root: Path, model: Path, instance: str = "StandardMock", **server: Any) -> Path:
     file = root / "conf" / "config.json"
     file.parent.mkdir(exist_ok=True)
     model_ = {"modelName": "qwen", "modelWeightPath": str(model), "modelInstanceType": instance}
@@ -197,45 +203,47 @@ def configured(root: Path, model: Path, instance: str = "StandardMock", **server
     return file
 
 
-def start(*flags: object) -> subprocess.Popen[str]:
+def start_server(*flags: object) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "parley", "serve", *map(str, flags)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 @pytest.mark.skipif(not shutil.which("openssl"), reason="the openssl command makes the certificates")
-def test_mindie_config_file_starts_all_planes_over_mutual_tls(tmp_path, weights):
+def test_mindie_config_file_starts_all_planes_over_mutual_tls(tmp_path, built_in_model):
     root = tmp_path / "mindie"
     for folder in ("security/ca", "security/certs", "security/keys"):
         (root / folder).mkdir(parents=True)
-    authority(tmp_path, "ours")
-    certificate(tmp_path, "server", "ours")
-    certificate(tmp_path, "friend", "ours")
+    make_authority(tmp_path, "ours")
+    make_certificate(tmp_path, "server", "ours")
+    make_certificate(tmp_path, "friend", "ours")
     for name, place in (("ours", "ca/ca.pem"), ("server", "certs/server.pem")):
         shutil.copy(tmp_path / f"{name}.pem", root / "security" / place)
     shutil.copy(tmp_path / "server.key", root / "security" / "keys" / "server.key.pem")
-    ports = dict(zip(("port", "managementPort", "metricsPort"), free(), strict=True))
-    process = start("--mindie-config", configured(root, weights, ipAddress="127.0.0.1", someThing=1, **ports))
+    ports = dict(zip(("port", "managementPort", "metricsPort"), free_ports(), strict=True))
+    process = start_server(
+        "--mindie-config", write_config(root, built_in_model, ipAddress="127.0.0.1", someThing=1, **ports)
+    )
     lines: list[str] = []
     ready = threading.Event()
 
-    def watch() -> None:
+    def collect_lines() -> None:
         assert process.stdout is not None
         for line in process.stdout:
             lines.append(line)
             if line.startswith("ready in"):
                 ready.set()
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=collect_lines, daemon=True).start()
     try:
         assert ready.wait(60), lines
-        secure = ssl.create_default_context(cafile=tmp_path / "ours.pem")
-        secure.load_cert_chain(tmp_path / "friend.pem", tmp_path / "friend.key")
+        tls_context = ssl.create_default_context(cafile=tmp_path / "ours.pem")
+        tls_context.load_cert_chain(tmp_path / "friend.pem", tmp_path / "friend.key")
 
         def call(port: str, path: str, body: Any = None) -> tuple[int, bytes]:
             data = None if body is None else json.dumps(body).encode()
             url = f"https://127.0.0.1:{ports[port]}{path}"
             try:
-                answer = urllib.request.urlopen(urllib.request.Request(url, data), timeout=30, context=secure)
+                answer = urllib.request.urlopen(urllib.request.Request(url, data), timeout=30, context=tls_context)
             except urllib.error.HTTPError as error:
                 return error.code, error.read()
             return answer.status, answer.read()
@@ -267,16 +275,18 @@ def test_mindie_config_file_starts_all_planes_over_mutual_tls(tmp_path, weights)
         ({}, "cannot listen on 127.0.0.1 port {}: Address already in use."),
     ],
 )
-def test_mindie_config_start_failure_names_its_cause(tmp_path, weights, server, text):
+def test_mindie_config_start_failure_names_its_cause(tmp_path, built_in_model, server, text):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        given = {"httpsEnabled": False, "ipAddress": "127.0.0.1", "port": port} | server
-        process = start("--mindie-config", configured(tmp_path, weights, **given))
-        out, _ = process.communicate(timeout=60)
-    assert process.returncode in (1, 2) and re.search(text.format(port) if "{}" in text else text, out), out
+        server_config = {"httpsEnabled": False, "ipAddress": "127.0.0.1", "port": port} | server
+        process = start_server("--mindie-config", write_config(tmp_path, built_in_model, **server_config))
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode in (1, 2) and re.search(text.format(port) if "{}" in text else text, output), output
 
 
 def test_mindie_config_rejects_a_missing_weight_folder(tmp_path):
-    process = start("--mindie-config", configured(tmp_path, tmp_path / "none", "Standard"))
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 2 and "ModelConfig[0].modelWeightPath" in out and "there is no such folder" in out
+    process = start_server("--mindie-config", write_config(tmp_path, tmp_path / "none", "Standard"))
+    output, _ = process.communicate(timeout=60)
+    assert (
+        process.returncode == 2 and "ModelConfig[0].modelWeightPath" in output and "there is no such folder" in output
+    )

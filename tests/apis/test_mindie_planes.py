@@ -7,40 +7,40 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.http_client import INFO, Answer
+from support.http_client import MODEL_INFO, Answer
 
 from parley.dialects import mindie
-from parley.dialects.dialect import Head
-from parley.dialects.facts import Card, Facts, Vitals
+from parley.dialects.dialect import RequestContext
+from parley.dialects.facts import ModelCard, ServerFacts, ServerStatus
 from parley.dialects.mindie import upkeep
-from parley.dialects.mindie.rules import Rules
+from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.mounts import ALONE, alone, table, universal
-from parley.types import ModelInfo, Stats
+from parley.types import EngineStats, ModelInfo
 
 PLANES = alone("mindie-management", "mindie-metrics", "mindie")
 LONG = {"inputs": "a", "parameters": {"max_new_tokens": 3000}}
-COMMAND = "/v1/engine-server/fault-handling-command"
+FAULT_COMMAND = "/v1/engine-server/fault-handling-command"
 
 
 @pytest.fixture
-def planes(serve):
+def serve_planes(serve):
     return lambda **options: serve(surfaces=PLANES, **options)
 
 
-def told(answer: Answer) -> tuple[int, Any]:
+def status_and_body(answer: Answer) -> tuple[int, Any]:
     return answer.status, answer.json if answer.body else ""
 
 
 def test_management_plane_is_not_mounted_on_the_shared_port():
     everywhere = table(universal()) | table(alone("mindie"))
-    assert not {"/stopService", "/metrics-json", COMMAND} & {path for _, path in everywhere}
+    assert not {"/stopService", "/metrics-json", FAULT_COMMAND} & {path for _, path in everywhere}
     assert ALONE["mindie-management"] is mindie.MANAGEMENT
 
 
-async def test_mindie_health_routes_answer_200_while_healthy(planes):
-    served = await planes(names=("m",))
+async def test_mindie_health_routes_answer_200_while_healthy(serve_planes):
+    served = await serve_planes(names=("m",))
     for path in ("/health", "/v2/health/live", "/v2/health/ready", "/v2/models/m/ready"):
-        assert told(await served.get(path)) == (200, "")
+        assert status_and_body(await served.get(path)) == (200, "")
     for path in ("/health/timed", "/health/timed-1", "/health/timed-600"):
         answer = await served.get(path)
         assert (answer.status, answer.body) == (200, b'{"status":"healthy"}')
@@ -48,55 +48,58 @@ async def test_mindie_health_routes_answer_200_while_healthy(planes):
     assert served.engine.stats.generated_tokens == 3
     wrong = {"error": "Wait time should be in range of [1, 600], input is not valid", "error_type": "NotFoundError"}
     for seconds in ("0", "601", "x", "-1", "1.5"):
-        assert told(await served.get(f"/health/timed-{seconds}")) == (404, wrong)
+        assert status_and_body(await served.get(f"/health/timed-{seconds}")) == (404, wrong)
     long = await served.get("/health/timed-1000")
     assert long.json["error"] == "Max wait time is 600, input is invalid or too long"
     unknown = await served.get("/v2/models/other/ready")
-    assert told(unknown) == (404, {"error": "Model other not found.", "error_type": "NotFoundError"})
+    assert status_and_body(unknown) == (404, {"error": "Model other not found.", "error_type": "NotFoundError"})
 
 
-async def test_timed_health_tests_an_embedding_model_with_an_embedding(planes):
-    served = await planes(info=msgspec.structs.replace(INFO, generates=False))
+async def test_timed_health_tests_an_embedding_model_with_an_embedding(serve_planes):
+    served = await serve_planes(info=msgspec.structs.replace(MODEL_INFO, generates=False))
     assert (await served.get("/health/timed-5")).status == 200
     await served.idle()
 
 
-async def test_mindie_health_reports_loading_busy_stalled_and_dead_engines(planes):
-    served = await planes(load=60, wait=False)
-    assert told(await served.get("/v2/health/ready")) == (503, "")
+async def test_mindie_health_reports_loading_busy_stalled_and_dead_engines(serve_planes):
+    served = await serve_planes(load=60, wait=False)
+    assert status_and_body(await served.get("/v2/health/ready")) == (503, "")
     assert (await served.get("/health/timed-1")).status == 503
 
-    served = await planes(max_batch=1, max_queue=0, tick=0.01)
+    served = await serve_planes(max_batch=1, max_queue=0, tick=0.01)
     running = asyncio.create_task(served.post("/generate", LONG))
-    await served.until(lambda: served.model.held)
-    assert told(await served.get("/v2/health/live")) == (200, {"message": "Service is alive but busy"})
+    await served.until(lambda: served.model.used_slots)
+    assert status_and_body(await served.get("/v2/health/live")) == (200, {"message": "Service is alive but busy"})
     busy = {"message": "Service is alive but busy. Consider reducing request frequency"}
-    assert told(await served.get("/v2/health/ready")) == (503, busy)
+    assert status_and_body(await served.get("/v2/health/ready")) == (503, busy)
     assert (await served.get("/v1/engine-server/running-status")).json["status"] == 5
-    assert told(await served.get("/health/timed-1")) == (200, {"status": "healthy"})  # busy, but it makes steps
+    assert status_and_body(await served.get("/health/timed-1")) == (
+        200,
+        {"status": "healthy"},
+    )  # busy, but it makes steps
     running.cancel()
     await served.idle()
 
-    served.engine.gate.clear()  # the engine stalls
-    assert told(await served.get("/health/timed-1")) == (500, {"status": "abnormal"})
-    served.engine.gate.set()
+    served.engine.step_gate.clear()  # the engine stalls
+    assert status_and_body(await served.get("/health/timed-1")) == (500, {"status": "abnormal"})
+    served.engine.step_gate.set()
     await served.idle()
-    served.engine.crash()
+    served.engine.crash_engine()
     for path in ("/health", "/v2/health/live", "/v2/health/ready"):
-        assert told(await served.get(path)) == (500, {"message": "Service is abnormal"})
+        assert status_and_body(await served.get(path)) == (500, {"message": "Service is abnormal"})
     assert (await served.get("/v1/engine-server/running-status")).json == {"status": 2, "errors": []}
 
 
-async def test_mindie_probes_need_no_key_but_commands_need_one(planes):
-    served = await planes(api_keys=("k" * 16,))
+async def test_mindie_probes_need_no_key_but_commands_need_one(serve_planes):
+    served = await serve_planes(api_keys=("k" * 16,))
     assert (await served.get("/v2/health/ready")).status == 200
     for path in ("/stopService", "/info", "/health/timed"):
         assert (await served.get(path)).status == 401
-    assert not served.service.draining
+    assert not served.service.shutting_down
 
 
-async def test_mindie_info_config_and_slots_describe_the_server(planes):
-    served = await planes(names=("m",), max_batch=7)
+async def test_mindie_info_config_and_slots_describe_the_server(serve_planes):
+    served = await serve_planes(names=("m",), max_batch=7)
     info = (await served.get("/info")).json
     assert list(info) == [
         "docker_label", "max_batch_total_tokens", "max_best_of", "max_concurrent_requests", "max_stop_sequences",
@@ -121,7 +124,7 @@ async def test_mindie_info_config_and_slots_describe_the_server(planes):
         "cpuMemSize": 5,
         "worldSize": 1,
         "maxOutputLen": 4096,
-        "cacheBlockSize": served.model.info.block_size,
+        "cacheBlockSize": served.model.model_info.block_size,
     }
     slots = (await served.get("/v2/models/m/getSlotCount")).json
     assert list(slots) == ["total_slots", "free_slots", "available_tokens_length"]
@@ -130,17 +133,17 @@ async def test_mindie_info_config_and_slots_describe_the_server(planes):
 
 
 def test_mindie_info_reports_limits_of_the_configuration_file():
-    rules = Rules("extended", max_seq_len=100, max_input_token_len=50, max_iter_times=20, npu_mem_size=3)
-    facts = Facts("1", [Card("m", 1, 100)], True, Vitals())
-    head = Head("0f", 1, "fp", context=90)
-    info = json.loads(upkeep.info(rules, b"", head, facts).body)
+    rules = MindieRules("extended", max_seq_len=100, max_input_token_len=50, max_iter_times=20, npu_mem_size=3)
+    facts = ServerFacts("1", [ModelCard("m", 1, 100)], True, ServerStatus())
+    head = RequestContext("0f", 1, "fp", context_length=90)
+    info = json.loads(upkeep.mindie_info(rules, b"", head, facts).body)
     assert (info["max_input_length"], info["models"][0]["max_total_tokens"], info["max_best_of"]) == (50, 100, 128)
-    config = json.loads(upkeep.config(rules, b"", head, facts).body)
+    config = json.loads(upkeep.mindie_config(rules, b"", head, facts).body)
     assert (config["maxSeqLen"], config["maxOutputLen"], config["npuMemSize"]) == (100, 20, 3)
 
 
-async def test_metrics_json_reports_latencies_and_queue_lengths(planes):
-    served = await planes(names=("m",), tick=0.02)
+async def test_metrics_json_reports_latencies_and_queue_lengths(serve_planes):
+    served = await serve_planes(names=("m",), tick=0.02)
     answer = await served.post("/generate", {"inputs": "a", "parameters": {"max_new_tokens": 4}})
     assert answer.status == 200
     body = (await served.get("/metrics-json")).json
@@ -155,8 +158,8 @@ async def test_metrics_json_reports_latencies_and_queue_lengths(planes):
     assert int(values["TTFT"]) >= 20 and int(values["TBT"]) >= 20 and values[waiting] == values[running] == "0"
 
 
-async def test_mindie_metrics_page_has_exactly_the_documented_names(planes):
-    served = await planes(names=("m",))
+async def test_mindie_metrics_page_has_exactly_the_documented_names(serve_planes):
+    served = await serve_planes(names=("m",))
     for _ in range(3):
         await served.post("/generate", {"inputs": "a", "parameters": {"max_new_tokens": 4}})
     await served.post("/generate", {})
@@ -185,17 +188,17 @@ async def test_mindie_metrics_page_has_exactly_the_documented_names(planes):
 
 
 async def test_strict_metrics_plane_answers_500_without_monitoring(serve):
-    (page,) = mindie.metrics_plane(Rules("strict", monitored=False)).routes
-    facts = Facts("1", [], True)
-    assert page.read is not None and page.read(b"", Head("0f", 1, "fp"), facts).status == 500
-    assert mindie.metrics_plane(Rules("extended", monitored=False)).routes == mindie.METRICS.routes
+    (page,) = mindie.metrics_dialect(MindieRules("strict", monitored=False)).routes
+    facts = ServerFacts("1", [], True)
+    assert page.reader is not None and page.reader(b"", RequestContext("0f", 1, "fp"), facts).status == 500
+    assert mindie.metrics_dialect(MindieRules("extended", monitored=False)).routes == mindie.METRICS.routes
 
 
-async def test_fault_commands_pause_and_resume_without_losing_requests(planes):
-    served = await planes(tick=0.005)
+async def test_fault_commands_pause_and_resume_without_losing_requests(serve_planes):
+    served = await serve_planes(tick=0.005)
 
-    async def order(number: Any) -> tuple[int, Any]:
-        return told(await served.post(COMMAND, {"cmd": number}))
+    async def send_command(number: Any) -> tuple[int, Any]:
+        return status_and_body(await served.post(FAULT_COMMAND, {"cmd": number}))
 
     async def status() -> int:
         return (await served.get("/v1/engine-server/running-status")).json["status"]
@@ -206,23 +209,23 @@ async def test_fault_commands_pause_and_resume_without_losing_requests(planes):
     await served.until(lambda: served.engine.stats.running)
     assert await status() == 1
     for number in (1, 2, 4, -1):
-        assert await order(number) == (400, wrong)
-    assert await order(0) == (200, done) and await status() == 3
+        assert await send_command(number) == (400, wrong)
+    assert await send_command(0) == (200, done) and await status() == 3
     assert (await served.post("/generate", {"inputs": "a"})).status == 503
-    assert await order(0) == await order(3) == (400, wrong)
-    assert await order(1) == (200, done) and await status() == 0
+    assert await send_command(0) == await send_command(3) == (400, wrong)
+    assert await send_command(1) == (200, done) and await status() == 0
     assert (await served.post("/generate", {"inputs": "a"})).status == 503
-    assert await order(2) == (200, done) and await status() == 1
+    assert await send_command(2) == (200, done) and await status() == 1
     assert (await served.post("/generate", {"inputs": "a"})).status == 200
-    assert await order(3) == (200, done) and await order(2) == (200, done)
+    assert await send_command(3) == (200, done) and await send_command(2) == (200, done)
     assert (await running).status == 200  # the pause lost no running request
     for body in ({}, {"cmd": None}, {"cmd": "0"}, [], b"{"):
-        answer = await served.post(COMMAND, body)
+        answer = await served.post(FAULT_COMMAND, body)
         assert answer.status == 422 and json.loads(answer.json["error"])["error_type"] == "validation"
 
 
-async def test_mindie_adapter_routes_check_names_and_paths(planes):
-    served = await planes()
+async def test_mindie_adapter_routes_check_names_and_paths(serve_planes):
+    served = await serve_planes()
     for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
         good = await served.post(path, {"lora_name": "a", "lora_path": "/x/y", "master_model": "tiny"})
         assert good.status == 200 and b"--lora-root" in good.body
@@ -230,33 +233,39 @@ async def test_mindie_adapter_routes_check_names_and_paths(planes):
         assert answer.status == 200 and b"wanted" in answer.body
         assert (await served.post(path, {"lora_name": "a b"})).json["error"] == "Input invalid lora name"
         answer = await served.post(path, {"lora_name": "a", "lora_path": "../x"})
-        assert told(answer) == (503, {"error": "Input invalid lora path", "error_type": "Service Unavailable"})
-    assert upkeep.adapter(Rules("extended"), True, b"{}", Head("0f", 1, "fp")).status == 400
+        assert status_and_body(answer) == (
+            503,
+            {"error": "Input invalid lora path", "error_type": "Service Unavailable"},
+        )
+    assert upkeep.read_adapter_change(MindieRules("extended"), True, b"{}", RequestContext("0f", 1, "fp")).status == 400
 
 
-async def test_stop_service_drains_running_requests_and_rejects_new_ones(planes):
-    served = await planes(tick=0.005)
+async def test_stop_service_drains_running_requests_and_rejects_new_ones(serve_planes):
+    served = await serve_planes(tick=0.005)
     ended = asyncio.Event()
-    served.service.stop = ended.set
+    served.service.stop_server = ended.set
     running = asyncio.create_task(served.post("/generate", LONG | {"parameters": {"max_new_tokens": 60}}))
     await served.until(lambda: served.engine.stats.running)
     stopping = asyncio.create_task(served.get("/stopService"))
-    await served.until(lambda: served.service.draining)
+    await served.until(lambda: served.service.shutting_down)
     assert (await served.post("/generate", {"inputs": "a"})).status == 503
     for path in ("/health", "/v2/health/live"):
         answer = await served.get(path)
-        assert told(answer) == (503, {"error": "The service has been stopped.", "error_type": "Service Unavailable"})
+        assert status_and_body(answer) == (
+            503,
+            {"error": "The service has been stopped.", "error_type": "Service Unavailable"},
+        )
     assert (await served.get("/stopService")).status == 500
     assert not stopping.done() and not ended.is_set()
     assert (await running).status == 200
-    assert told(await stopping) == (200, "")
+    assert status_and_body(await stopping) == (200, "")
     await served.until(ended.is_set)
 
 
-async def test_forced_stop_service_answers_before_running_requests_end(planes):
-    served = await planes(tick=0.005)
+async def test_forced_stop_service_answers_before_running_requests_end(serve_planes):
+    served = await serve_planes(tick=0.005)
     ended = asyncio.Event()
-    served.service.stop = ended.set
+    served.service.stop_server = ended.set
     running = asyncio.create_task(served.post("/generate", LONG | {"parameters": {"max_new_tokens": 60}}))
     await served.until(lambda: served.engine.stats.running)
     assert (await served.get("/stopService?mode=Force")).status == 200
@@ -266,11 +275,11 @@ async def test_forced_stop_service_answers_before_running_requests_end(planes):
 
 
 @pytest.mark.parametrize("path", ["/stopService", "/stopService?mode=Force"])
-async def test_stop_service_ends_requests_that_outlast_the_drain_time(planes, monkeypatch, path):
-    monkeypatch.setattr("parley.serving.control.SOON", 0.1)
-    served = await planes(tick=0.01, drain=0.1)
+async def test_stop_service_ends_requests_that_outlast_the_drain_time(serve_planes, monkeypatch, path):
+    monkeypatch.setattr("parley.serving.control.FORCED_DRAIN_SECONDS", 0.1)
+    served = await serve_planes(tick=0.01, drain=0.1)
     ended = asyncio.Event()
-    served.service.stop = ended.set
+    served.service.stop_server = ended.set
     running = asyncio.create_task(served.post("/generate", LONG))
     await served.until(lambda: served.engine.stats.running)
     assert (await served.get(path)).status == 200
@@ -278,17 +287,19 @@ async def test_stop_service_ends_requests_that_outlast_the_drain_time(planes, mo
     await served.until(ended.is_set)
 
 
-async def test_stop_service_rejects_requests_from_web_pages(planes):
-    served = await planes()
+async def test_stop_service_rejects_requests_from_web_pages(serve_planes):
+    served = await serve_planes()
     for site in ("cross-site", "same-site"):
         assert (await served.get("/stopService", **{"sec-fetch-site": site})).status == 403
-    assert not served.service.draining
+    assert not served.service.shutting_down
 
 
 def test_mindie_info_names_the_real_device_only_in_extended_profile():
     info = ModelInfo(architecture="a", dtype="bfloat16", device="cuda", parameters=1, vocab_size=1, max_model_len=1,
-                     weights_bytes=1, kv_bytes=1, kv_blocks=1, block_size=1, lowered=True)  # fmt: skip
-    facts = Facts("1", [Card("m", 1, 1)], True, Vitals(info=info, stats=Stats()))
+                     weights_bytes=1, kv_bytes=1, kv_blocks=1, block_size=1, fused=True)  # fmt: skip
+    facts = ServerFacts("1", [ModelCard("m", 1, 1)], True, ServerStatus(info=info, stats=EngineStats()))
     for profile, device in (("strict", "npu"), ("extended", "cuda")):
-        body = json.loads(upkeep.info(Rules(profile), b"", Head("0f", 1, "fp", context=9), facts).body)
+        body = json.loads(
+            upkeep.mindie_info(MindieRules(profile), b"", RequestContext("0f", 1, "fp", context_length=9), facts).body
+        )
         assert (body["models"][0]["model_device_type"], body["models"][0]["model_dtype"]) == (device, "bfloat16")

@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from support.http_client import Answer, Served
+from support.http_client import Answer, RunningServer
 
-from parley.dialects.mindie import service
-from parley.dialects.mindie.rules import Rules
+from parley.dialects.mindie import service_dialect
+from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.mounts import ALONE, Surface
 
 INPUTS = "My name is Olivier and I"
@@ -23,14 +23,14 @@ TGI_FRAME = ["token", "generated_text", "details"]
 TOKEN = ["id", "text", "logprob", "special"]
 
 
-def frames(answer: Answer, lead: str = "data: ") -> list[Any]:
+def read_frames(answer: Answer, lead: str = "data: ") -> list[Any]:
     assert answer.status == 200 and answer.headers["content-type"] == "text/event-stream"
     parts = answer.body.decode().split("\n\n")
     assert parts.pop() == "" and all(part.startswith(lead) for part in parts)
     return [json.loads(part.removeprefix(lead)) for part in parts]
 
 
-def error(answer: Answer) -> tuple[int, str, str]:
+def read_error(answer: Answer) -> tuple[int, str, str]:
     assert list(answer.json) == ["error", "error_type"]
     return answer.status, answer.json["error"], answer.json["error_type"]
 
@@ -39,25 +39,25 @@ def error(answer: Answer) -> tuple[int, str, str]:
 async def test_mindie_stream_frames_have_the_documented_members(serve, path):
     served = await serve()
     body = {"inputs": INPUTS, "parameters": PARAMETERS | {"decoder_input_details": False}, "stream": True}
-    told = frames(await served.post(path, body))
-    assert all(list(frame) == TGI_FRAME and list(frame["token"]) == TOKEN for frame in told)
-    assert all(len(frame["token"]["id"]) == 1 for frame in told)
-    assert all(frame["generated_text"] is frame["details"] is None for frame in told[:-1])
-    last = told[-1]
-    assert last["generated_text"] == "".join(frame["token"]["text"] for frame in told)
+    events = read_frames(await served.post(path, body))
+    assert all(list(frame) == TGI_FRAME and list(frame["token"]) == TOKEN for frame in events)
+    assert all(len(frame["token"]["id"]) == 1 for frame in events)
+    assert all(frame["generated_text"] is frame["details"] is None for frame in events[:-1])
+    last = events[-1]
+    assert last["generated_text"] == "".join(frame["token"]["text"] for frame in events)
     assert list(last["details"]) == ["prompt_tokens", "finish_reason", "generated_tokens", "seed"]
-    assert last["details"]["generated_tokens"] == len(told) == 20 and last["details"]["finish_reason"] == "length"
+    assert last["details"]["generated_tokens"] == len(events) == 20 and last["details"]["finish_reason"] == "length"
 
 
 async def test_mindie_full_text_frames_repeat_the_text_so_far(serve):
-    full = service(Rules(full_text=True))
+    full = service_dialect(MindieRules(full_text=True))
     served = await serve(surfaces=(Surface("", full),))
-    told = frames(await served.post("/", {"inputs": INPUTS, "stream": True}))
-    texts = [frame["token"]["text"] for frame in told]
-    assert texts[-1] == told[-1]["generated_text"] and len(texts) == 20
+    events = read_frames(await served.post("/", {"inputs": INPUTS, "stream": True}))
+    texts = [frame["token"]["text"] for frame in events]
+    assert texts[-1] == events[-1]["generated_text"] and len(texts) == 20
     assert all(after.startswith(before) for before, after in itertools.pairwise(texts))
-    told = frames(await served.post("/v2/models/tiny/generate_stream", {"text_input": INPUTS}), "data:")
-    assert told[-1]["text_output"] == texts[-1]
+    events = read_frames(await served.post("/v2/models/tiny/generate_stream", {"text_input": INPUTS}), "data:")
+    assert events[-1]["text_output"] == texts[-1]
 
 
 async def test_mindie_only_paths_are_served_at_the_root_too(serve):
@@ -65,16 +65,16 @@ async def test_mindie_only_paths_are_served_at_the_root_too(serve):
     for root in ("", "/mindie", "/mindie-old"):
         for path in ("/infer", "/infer_token"):
             answer = await served.post(root + path, {"inputs": INPUTS, "parameters": {"details": True}})
-            told = answer.json
-            assert list(told) == ["generated_text", "details"], answer.body
-            assert list(told["details"]) == ["finish_reason", "generated_tokens", "generated_token_ids", "seed"]
+            result = answer.json
+            assert list(result) == ["generated_text", "details"], answer.body
+            assert list(result["details"]) == ["finish_reason", "generated_tokens", "generated_token_ids", "seed"]
             assert answer.headers["requestuuid"]
-            again = await served.post(root + path, {"input_id": told["details"]["generated_token_ids"]})
+            again = await served.post(root + path, {"input_id": result["details"]["generated_token_ids"]})
             assert list(again.json) == ["generated_text"]
-        told = (await served.post(root + "/v1/tokenizer", {"inputs": "a b"})).json
-        assert told["token_number"] == len(told["tokens"]) and "".join(told["tokens"]) == "a b"
+        result = (await served.post(root + "/v1/tokenizer", {"inputs": "a b"})).json
+        assert result["token_number"] == len(result["tokens"]) and "".join(result["tokens"]) == "a b"
         bare = await served.post(root + "/v1/tokenizer", {"inputs": "a b", "do_decode": False})
-        assert bare.json == {"token_number": told["token_number"], "tokens": []}
+        assert bare.json == {"token_number": result["token_number"], "tokens": []}
         slots = (await served.get(root + "/v2/models/tiny/getSlotCount")).json
         assert list(slots) == ["total_slots", "free_slots", "available_tokens_length"]
 
@@ -85,14 +85,14 @@ async def test_mindie_generate_picks_the_vllm_or_tgi_form_by_the_body(serve):
     assert list(record.json) == ["text"] and record.json["text"][0].startswith("a b ")
     assert list((await served.post("/mindie/generate", {"prompt": None, "inputs": "c"})).json) == ["generated_text"]
     for body in ({}, {"inputs": None}, b"{", b"[]"):
-        status, text, kind = error(await served.post("/mindie/generate", body))
+        status, text, kind = read_error(await served.post("/mindie/generate", body))
         assert (status, kind) == (422, "Input Validation Error")
         assert json.loads(text)["Error"].startswith("`inputs` or `prompt` must be necessary")
     answer = await served.post("/mindie/generate", {"prompt": "a b", "max_tokens": 3, "stream": True})
     parts = answer.body.decode().split("\0")
     assert parts.pop() == "" and not answer.body.startswith(b"data")
-    said = "".join(json.loads(part)["text"][0] for part in parts)
-    assert record.json["text"] == ["a b " + said]
+    streamed = "".join(json.loads(part)["text"][0] for part in parts)
+    assert record.json["text"] == ["a b " + streamed]
 
 
 async def test_mindie_serves_model_metadata_and_rejects_unknown_models(serve):
@@ -101,8 +101,8 @@ async def test_mindie_serves_model_metadata_and_rejects_unknown_models(serve):
         assert (await served.get("/mindie" + path)).status == 200
     unknown = (404, "Model x not found.", "NotFoundError")
     for path in ("/generate", "/generate_stream", "/infer", "/stopInfer"):
-        assert error(await served.post("/mindie/v2/models/x" + path, b"no JSON")) == unknown
-    assert error(await served.get("/mindie/v2/models/x")) == unknown
+        assert read_error(await served.post("/mindie/v2/models/x" + path, b"no JSON")) == unknown
+    assert read_error(await served.get("/mindie/v2/models/x")) == unknown
 
 
 async def test_mindie_rejects_overlong_prompts_and_unknown_token_ids(serve):
@@ -112,18 +112,18 @@ async def test_mindie_rejects_overlong_prompts_and_unknown_token_ids(serve):
         "length is 11"
     )
     assert (await served.post("/mindie/infer", {"input_id": [5] * 10})).status == 200
-    assert error(await served.post("/mindie/infer", {"input_id": [5] * 11})) == (424, limit, "Generation Error")
+    assert read_error(await served.post("/mindie/infer", {"input_id": [5] * 11})) == (424, limit, "Generation Error")
     ids = await served.post("/mindie/infer", {"input_id": [100_000]})
-    assert error(ids) == (424, "Failed to enqueue inferRequest. Invalid Input Ids", "Generation Error")
+    assert read_error(ids) == (424, "Failed to enqueue inferRequest. Invalid Input Ids", "Generation Error")
     assert (await served.post("/generate", {"inputs": "a b c d e f g h i j k l m n o p"})).status == 422  # TGI's route
 
 
 @pytest.mark.parametrize("kept", ["head", "tail"])
 async def test_mindie_truncates_an_overlong_prompt_if_configured(serve, kept):
-    served = await serve(max_prompt=4, surfaces=(Surface("", service(Rules(truncation=kept))),))
+    served = await serve(max_prompt=4, surfaces=(Surface("", service_dialect(MindieRules(truncation=kept))),))
     body = {"input_id": [5, 6, 7, 8, 9, 10], "parameters": {"max_new_tokens": 4, "details": True}}
-    told = (await served.post("/infer", body)).json["details"]["generated_token_ids"]
-    assert told == ([5, 6, 7, 8] if kept == "head" else [7, 8, 9, 10])
+    token_ids = (await served.post("/infer", body)).json["details"]["generated_token_ids"]
+    assert token_ids == ([5, 6, 7, 8] if kept == "head" else [7, 8, 9, 10])
     assert (await served.post("/infer", {"inputs": "a b c " * 20_000})).status == 200
     await served.idle()
 
@@ -136,39 +136,39 @@ async def test_mindie_cuts_answers_at_max_output(serve):
 
 
 async def test_mindie_extended_profile_accepts_values_the_strict_rejects(serve):
-    served = await serve(surfaces=(Surface("", service(Rules("extended"))),))
-    lax = {"temperature": 0, "top_p": 1.0, "top_k": 0, "max_new_tokens": 4, "details": True}
-    wish = lax | {"truncate": 0, "decoder_input_details": True}
-    (told,) = (await served.post("/", {"inputs": "a b", "parameters": wish})).json
-    assert list(told["details"]["tokens"][0]) == ["id", "logprob", "special", "text"]
-    assert all(token["logprob"] is not None for token in told["details"]["tokens"])
-    assert told["details"]["prefill"][-1]["logprob"] is not None
-    last = frames(await served.post("/generate_stream", {"inputs": "a b", "parameters": wish}))[-1]
-    assert [token["id"] for token in last["details"]["prefill"]] == [t["id"] for t in told["details"]["prefill"]]
+    served = await serve(surfaces=(Surface("", service_dialect(MindieRules("extended"))),))
+    lenient = {"temperature": 0, "top_p": 1.0, "top_k": 0, "max_new_tokens": 4, "details": True}
+    with_prompt_details = lenient | {"truncate": 0, "decoder_input_details": True}
+    (whole,) = (await served.post("/", {"inputs": "a b", "parameters": with_prompt_details})).json
+    assert list(whole["details"]["tokens"][0]) == ["id", "logprob", "special", "text"]
+    assert all(token["logprob"] is not None for token in whole["details"]["tokens"])
+    assert whole["details"]["prefill"][-1]["logprob"] is not None
+    last = read_frames(await served.post("/generate_stream", {"inputs": "a b", "parameters": with_prompt_details}))[-1]
+    assert [token["id"] for token in last["details"]["prefill"]] == [t["id"] for t in whole["details"]["prefill"]]
     for path, body in (
-        ("/infer", {"inputs": "a b", "parameters": lax}),
-        ("/v2/models/tiny/versions/9/generate", {"text_input": "a b", "parameters": lax}),
+        ("/infer", {"inputs": "a b", "parameters": lenient}),
+        ("/v2/models/tiny/versions/9/generate", {"text_input": "a b", "parameters": lenient}),
     ):
         details = (await served.post(path, body)).json["details"]
         assert details["generated_tokens"] == 4
     assert len(details["decode_cost"]) == 3 and details["first_token_cost"] >= 0
-    tensor = {"name": "i", "shape": [1, 2], "datatype": "INT64", "data": [5, 6], "parameters": lax}
+    tensor = {"name": "i", "shape": [1, 2], "datatype": "INT64", "data": [5, 6], "parameters": lenient}
     answer = await served.post("/v2/models/tiny/infer", {"inputs": [tensor], "outputs": [{"name": "o"}]})
     assert answer.json["outputs"] == [{"name": "o", "shape": [1, 4], "datatype": "INT64", "data": [5, 6, 5, 6]}]
     both = await served.post("/generate", {"prompt": "a", "n": 2, "max_tokens": 3})
     assert len(both.json["text"]) == 2
-    served.engine.crash()
+    served.engine.crash_engine()
     assert served.engine.state == "failed"
-    assert error(await served.post("/infer", {"inputs": "a"}))[2] == "Service Unavailable"
+    assert read_error(await served.post("/infer", {"inputs": "a"}))[2] == "Service Unavailable"
 
 
 async def test_mindie_engine_crash_ends_a_stream_with_bare_text(serve):
     served = await serve(tick=0.001)
-    ways = {"inputs": "a", "parameters": {"max_new_tokens": 3000}, "stream": True}
-    streams = [asyncio.create_task(served.post(root + "/infer", ways)) for root in ("/mindie", "")]
-    await begun(served)
-    await served.until(lambda: served.model.held == 2 and served.engine.stats.running == 2)
-    served.engine.crash("It was killed.")
+    body = {"inputs": "a", "parameters": {"max_new_tokens": 3000}, "stream": True}
+    streams = [asyncio.create_task(served.post(root + "/infer", body)) for root in ("/mindie", "")]
+    await wait_for_tokens(served)
+    await served.until(lambda: served.model.used_slots == 2 and served.engine.stats.running == 2)
+    served.engine.crash_engine("It was killed.")
     strict, lax = [(await stream).body.decode().split("\n\n") for stream in streams]
     assert strict[-1] == "It was killed."
     assert lax[-1] == "" and json.loads(lax[-2].removeprefix("data: "))["error"] == "It was killed."
@@ -177,7 +177,7 @@ async def test_mindie_engine_crash_ends_a_stream_with_bare_text(serve):
 # -- stopInfer
 
 
-async def begun(served: Served) -> None:
+async def wait_for_tokens(served: RunningServer) -> None:
     await served.until(lambda: served.engine.stats.generated_tokens > 3)
 
 
@@ -186,13 +186,13 @@ async def test_stop_infer_stops_the_oldest_request_of_an_id(serve):
     body = LONG | {"id": "mine"}
     body["parameters"] = LONG["parameters"] | {"details": True}
     stream = asyncio.create_task(served.post("/mindie/v2/models/tiny/generate_stream", body))
-    await begun(served)
+    await wait_for_tokens(served)
     whole = asyncio.create_task(served.post("/mindie/v2/models/tiny/generate", body))  # a second request with this id
-    await served.until(lambda: served.model.held == 2)
+    await served.until(lambda: served.model.used_slots == 2)
     stop = b'{"id" : "mine"}'
     answer = await served.post("/mindie/v2/models/tiny/stopInfer", stop)
     assert (answer.status, answer.body) == (200, stop)
-    assert frames(await stream, "data:")[-1]["details"]["finish_reason"] == "stop_sequence"
+    assert read_frames(await stream, "data:")[-1]["details"]["finish_reason"] == "stop_sequence"
     assert not whole.done()  # the older request is stopped first
     await asyncio.sleep(0.01)
     assert (await served.post("/v2/models/tiny/stopInfer", stop)).status == 200
@@ -201,18 +201,18 @@ async def test_stop_infer_stops_the_oldest_request_of_an_id(serve):
     assert len(details["batch_size"]) == len(details["queue_wait_time"]) == details["generated_tokens"]
     await served.idle()
     gone = await served.post("/mindie/v2/models/tiny/stopInfer", stop)
-    assert error(gone) == (404, "RequestId is mine not found.", "NotFoundError")
+    assert read_error(gone) == (404, "RequestId is mine not found.", "NotFoundError")
 
 
 async def test_stop_infer_stops_a_request_before_its_first_token(serve):
     served = await serve()
-    served.engine.gate.clear()
+    served.engine.step_gate.clear()
     waiting = asyncio.create_task(served.post("/mindie/v2/models/tiny/generate", LONG | {"id": "mine"}))
-    await served.until(lambda: served.model.held == 1 and bool(served.engine.in_flight))
+    await served.until(lambda: served.model.used_slots == 1 and bool(served.engine.open_stream_count))
     assert (await served.post("/mindie/v2/models/tiny/stopInfer", {"id": "mine"})).status == 200
     answer = await waiting
     assert (answer.status, answer.json["text_output"]) == (200, "")
-    served.engine.gate.set()
+    served.engine.step_gate.set()
     await served.idle()
 
 
@@ -220,10 +220,10 @@ async def test_rejects_a_req_id_that_a_running_request_uses(serve):
     served = await serve(tick=0.001)
     first = asyncio.create_task(served.call("POST", "/mindie/infer", {"inputs": "a", "parameters": {
         "max_new_tokens": 3000}}, {"req-id": "mine"}))  # fmt: skip
-    await begun(served)
+    await wait_for_tokens(served)
     second = await served.call("POST", "/mindie/infer", {"inputs": "a"}, {"req-id": "mine"})
     used = "Failed to enqueue inferRequest. Runtime request has been used before."
-    assert error(second) == (500, used, "Incomplete Generation")
+    assert read_error(second) == (500, used, "Incomplete Generation")
     assert (await served.call("POST", "/mindie/infer", {"inputs": "a"}, {"req-id": "other"})).status == 200
     assert (await served.post("/mindie/v2/models/tiny/stopInfer", {"id": "mine"})).status == 200
     assert (await first).status == 200
@@ -235,23 +235,23 @@ async def test_rejects_a_req_id_that_a_running_request_uses(serve):
 
 
 async def test_mindie_infer_reports_which_time_limit_was_exceeded(serve):
-    wish = {"max_new_tokens": 3000, "timeout": 1}
+    with_timeout = {"max_new_tokens": 3000, "timeout": 1}
     text = "Engine callback timeout: "
-    for options, parameters, told in (
-        ({"tick": 0.01}, wish, text + "client timeout"),
-        ({"tick": 0.01, "timeout": 0.1}, wish, text + "server e2eTimeout"),
-        ({"tick": 0.2, "token_timeout": 0.05}, wish, text + "server tokenTimeout"),
+    for options, parameters, message in (
+        ({"tick": 0.01}, with_timeout, text + "client timeout"),
+        ({"tick": 0.01, "timeout": 0.1}, with_timeout, text + "server e2eTimeout"),
+        ({"tick": 0.2, "token_timeout": 0.05}, with_timeout, text + "server tokenTimeout"),
     ):
         served = await serve(**options)
         body = {"inputs": "a", "parameters": parameters}
         whole, stream = await asyncio.gather(
             served.post("/mindie/infer", body), served.post("/mindie/infer", body | {"stream": True})
         )
-        assert error(whole) == (500, told, "Incomplete Generation")
+        assert read_error(whole) == (500, message, "Incomplete Generation")
         if stream.status == 200:  # a started stream ends with the bare text
-            assert stream.body.decode().split("\n\n")[-1] == told
+            assert stream.body.decode().split("\n\n")[-1] == message
         else:
-            assert error(stream) == (500, told, "Incomplete Generation")
+            assert read_error(stream) == (500, message, "Incomplete Generation")
         await served.idle()
 
 
@@ -286,38 +286,38 @@ async def test_token_timeout_limits_each_token_not_the_whole_answer(serve):
 async def test_mindie_batch_sizes_match_the_steps_of_the_engine(serve):
     served = await serve(max_batch=3)
     steps: list[tuple[int, set[str]]] = []  # number of rows, and the ids of their requests
-    deliver = served.engine._deliver
+    deliver = served.engine._deliver_outputs
 
     def log(message: Any) -> None:
         if message.stats.step_tokens:
             steps.append((message.stats.step_rows, {output.id for output in message.outputs if output.token_ids}))
         deliver(message)
 
-    served.engine._deliver = log
+    served.engine._deliver_outputs = log
 
-    async def ask(number: int) -> None:
+    async def send_and_record(number: int) -> None:
         parameters = {"max_new_tokens": 5 + 3 * number, "details": True}
         body = {"text_input": "a b", "id": f"r{number}", "parameters": parameters}
         if number % 2:
             answer = await served.post("/mindie/v2/models/tiny/generate", body)
             rows, waits = answer.json["details"]["batch_size"], answer.json["details"]["queue_wait_time"]
         else:
-            told = frames(await served.post("/mindie/v2/models/tiny/generate_stream", body), "data:")
-            rows = [frame["details"]["batch_size"] for frame in told]
-            waits = [frame["details"]["queue_wait_time"] for frame in told]
-            assert [frame["prefill_time"] is None for frame in told] == [False] + [True] * (len(told) - 1)
-            assert [frame["decode_time"] is None for frame in told] == [True] + [False] * (len(told) - 1)
+            events = read_frames(await served.post("/mindie/v2/models/tiny/generate_stream", body), "data:")
+            rows = [frame["details"]["batch_size"] for frame in events]
+            waits = [frame["details"]["queue_wait_time"] for frame in events]
+            assert [frame["prefill_time"] is None for frame in events] == [False] + [True] * (len(events) - 1)
+            assert [frame["decode_time"] is None for frame in events] == [True] + [False] * (len(events) - 1)
         assert len(rows) == len(waits) == 5 + 3 * number and all(wait >= 0 for wait in waits)
-        asked[number] = rows
+        reported_rows[number] = rows
 
-    asked: dict[int, list[int]] = {}
-    await asyncio.gather(*map(ask, range(8)))
-    of_work: dict[str, list[int]] = {}
+    reported_rows: dict[int, list[int]] = {}
+    await asyncio.gather(*map(send_and_record, range(8)))
+    rows_by_request: dict[str, list[int]] = {}
     for rows, ids in steps:
-        for id in ids:
-            of_work.setdefault(id, []).append(rows)
-    assert sorted(of_work.values()) == sorted(asked.values())
-    assert max(max(rows) for rows in asked.values()) == 3
+        for request_id in ids:
+            rows_by_request.setdefault(request_id, []).append(rows)
+    assert sorted(rows_by_request.values()) == sorted(reported_rows.values())
+    assert max(max(rows) for rows in reported_rows.values()) == 3
 
 
 def test_both_mindie_flavours_can_have_their_own_port():

@@ -8,7 +8,7 @@ import pytest
 MESSAGES = [{"role": "user", "content": "Hello"}]
 
 
-def client(served, **options):
+def make_client(served, **options):
     return openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="sk-none", max_retries=0, **options)
 
 
@@ -18,7 +18,7 @@ async def served(serve):
 
 
 async def test_openai_client_lists_and_retrieves_models(served):
-    async with client(served) as c:
+    async with make_client(served) as c:
         models = await c.models.list()
         assert [model.id for model in models.data] == ["tiny"]
         assert (await c.models.retrieve("tiny")).id == "tiny"
@@ -28,7 +28,7 @@ async def test_openai_client_lists_and_retrieves_models(served):
 
 
 async def test_openai_client_completes_a_chat(served):
-    async with client(served) as c:
+    async with make_client(served) as c:
         answer = await c.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=8)
     choice = answer.choices[0]
     assert choice.message.role == "assistant"
@@ -40,7 +40,7 @@ async def test_openai_client_completes_a_chat(served):
 
 
 async def test_openai_client_streams_the_same_chat(served):
-    async with client(served) as c:
+    async with make_client(served) as c:
         stream = await c.chat.completions.create(
             model="tiny", messages=MESSAGES, max_tokens=8, stream=True, stream_options={"include_usage": True}
         )
@@ -54,7 +54,7 @@ async def test_openai_client_streams_the_same_chat(served):
 
 
 async def test_openai_stream_helper_accumulates_all_choices(served):
-    async with client(served) as c, c.chat.completions.stream(model="tiny", messages=MESSAGES, n=2) as s:
+    async with make_client(served) as c, c.chat.completions.stream(model="tiny", messages=MESSAGES, n=2) as s:
         async for _ in s:
             pass
         final = await s.get_final_completion()
@@ -62,14 +62,14 @@ async def test_openai_stream_helper_accumulates_all_choices(served):
 
 
 async def test_openai_client_gets_three_choices(served):
-    async with client(served) as c:
+    async with make_client(served) as c:
         answer = await c.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=4, n=3)
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert answer.usage.completion_tokens == 12
 
 
 async def test_openai_client_gets_equal_logprobs_whole_and_streamed(served):
-    async with client(served) as c:
+    async with make_client(served) as c:
         answer = await c.chat.completions.create(
             model="tiny", messages=MESSAGES, max_tokens=4, logprobs=True, top_logprobs=2
         )
@@ -84,7 +84,7 @@ async def test_openai_client_gets_equal_logprobs_whole_and_streamed(served):
 
 
 async def test_openai_client_echoes_and_scores_prompts_without_generating(served):
-    async with client(served) as c:
+    async with make_client(served) as c:
         answer = await c.completions.create(
             model="tiny", prompt=["The quick", "fox"], max_tokens=0, echo=True, logprobs=1
         )
@@ -98,7 +98,7 @@ async def test_openai_client_echoes_and_scores_prompts_without_generating(served
 
 
 async def test_openai_client_streams_completions_of_token_ids(served):
-    async with client(served) as c:
+    async with make_client(served) as c:
         ids = [[40, 41], [50, 51, 52]]
         whole = await c.completions.create(model="tiny", prompt=ids, max_tokens=6, n=2)
         stream = await c.completions.create(model="tiny", prompt=ids, max_tokens=6, n=2, stream=True)
@@ -110,7 +110,7 @@ async def test_openai_client_streams_completions_of_token_ids(served):
 
 
 async def test_openai_client_raises_its_own_error_classes(served):
-    async with client(served) as c:
+    async with make_client(served) as c:
         with pytest.raises(openai.BadRequestError) as caught:
             await c.chat.completions.create(model="tiny", messages=MESSAGES, temperature=7)
         assert (caught.value.param, caught.value.code) == ("temperature", "integer_above_max_value")
@@ -126,17 +126,17 @@ async def test_openai_client_raises_its_own_error_classes(served):
 
 async def test_openai_client_raises_an_error_inside_a_stream(serve):
     served = await serve(tick=0.002)
-    async with client(served) as c:
+    async with make_client(served) as c:
         stream = await c.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
         with pytest.raises(openai.APIError) as caught:
             async for _ in stream:
-                served.engine.crash("The engine process was killed.")
+                served.engine.crash_engine("The engine process was killed.")
         assert "killed" in caught.value.message
 
 
 async def test_openai_client_raises_authentication_error_on_a_wrong_key(serve):
     served = await serve(api_keys=("sk-right-key-0123456789",))
-    async with client(served) as c:
+    async with make_client(served) as c:
         with pytest.raises(openai.AuthenticationError) as caught:
             await c.models.list()
         assert caught.value.code == "invalid_api_key"
@@ -156,7 +156,7 @@ async def test_blocking_openai_client_lists_and_streams(served):
 
 async def test_closing_an_openai_client_stream_cancels_the_request(serve):
     served = await serve(tick=0.002)
-    async with client(served) as c:
+    async with make_client(served) as c:
         stream = await c.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
         async for _ in stream:
             break
@@ -177,8 +177,8 @@ async def test_openai_client_understands_mindie_answers(served, prefix):
         with pytest.raises(openai.UnprocessableEntityError) as caught:
             await c.chat.completions.create(model="other", messages=MESSAGES)
     assert caught.value.body == "Model not found"
-    said = "".join(chunk.choices[0].delta.content for chunk in chunks)
-    assert said == whole.choices[0].message.content == "user\nHel"
+    streamed = "".join(chunk.choices[0].delta.content for chunk in chunks)
+    assert streamed == whole.choices[0].message.content == "user\nHel"
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == text.usage.completion_tokens == 8
     assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason == "length"
     assert [model.id for model in models.data] == ["tiny"]

@@ -7,18 +7,18 @@ import re
 import pytest
 from huggingface_hub import AsyncInferenceClient
 from huggingface_hub.errors import OverloadedError, ValidationError
-from support.http_client import HELLO, request
+from support.http_client import HELLO_CHAT, build_request
 
 EOS = 2
 INPUTS = "Hello there, my friend"
 
 
-def ending(work, index):
+def echo_and_end(work, index):
     """Repeat the prompt's tokens, then end the text."""
     return [*work.token_ids, EOS][: work.max_tokens]
 
 
-def events(answer):
+def read_events(answer):
     assert answer.headers["content-type"] == "text/event-stream"
     *frames, rest = answer.body.decode().split("\n\n")
     assert rest == ""
@@ -27,7 +27,7 @@ def events(answer):
 
 @pytest.fixture
 async def served(serve):
-    return await serve(reply=ending)
+    return await serve(reply=echo_and_end)
 
 
 async def test_tgi_paths_answer_alike_with_and_without_prefix(served):
@@ -36,8 +36,8 @@ async def test_tgi_paths_answer_alike_with_and_without_prefix(served):
         assert (await served.post(f"{prefix}/generate", body)).json == {"generated_text": INPUTS}
         for path in ("/", "/invocations"):
             assert (await served.post(prefix + path, body)).json == [{"generated_text": INPUTS}]
-            told = events(await served.post(prefix + path, body | {"stream": True}))
-            assert told == events(await served.post(f"{prefix}/generate_stream", body))
+            streamed = read_events(await served.post(prefix + path, body | {"stream": True}))
+            assert streamed == read_events(await served.post(f"{prefix}/generate_stream", body))
         for path in ("/health", "/", "/ping"):
             answer = await served.get(prefix + path)
             assert (answer.status, answer.body) == (200, b"")
@@ -46,7 +46,7 @@ async def test_tgi_paths_answer_alike_with_and_without_prefix(served):
 async def test_tgi_generate_returns_details_and_timing_headers(served):
     parameters = {"details": True, "decoder_input_details": True, "top_n_tokens": 2, "temperature": 0.5, "seed": 7}
     answer = await served.post("/tgi/generate", {"inputs": INPUTS, "parameters": parameters})
-    ids = served.model.language.tokenizer.encode(INPUTS)
+    ids = served.model.text_pipeline.tokenizer.encode(INPUTS)
     details = answer.json["details"]
     assert details["finish_reason"] == "eos_token"
     assert details["generated_tokens"] == len(ids) + 1
@@ -70,14 +70,14 @@ async def test_tgi_generate_returns_details_and_timing_headers(served):
 
 async def test_tgi_stream_ends_with_details(served):
     answer = await served.post("/generate_stream", {"inputs": "Zwölf", "parameters": {"details": True}})
-    told = events(answer)
-    ids = served.model.language.tokenizer.encode("Zwölf")
-    assert [event["token"]["id"] for event in told] == [*ids, EOS]
-    assert [event["index"] for event in told] == list(range(1, len(ids) + 2))
-    assert "".join(event["token"]["text"] for event in told) == "Zwölf<|im_end|>"
-    assert all(event["generated_text"] is event["details"] is None for event in told[:-1])
-    assert told[-1]["generated_text"] == "Zwölf"
-    details = told[-1]["details"]
+    frames = read_events(answer)
+    ids = served.model.text_pipeline.tokenizer.encode("Zwölf")
+    assert [event["token"]["id"] for event in frames] == [*ids, EOS]
+    assert [event["index"] for event in frames] == list(range(1, len(ids) + 2))
+    assert "".join(event["token"]["text"] for event in frames) == "Zwölf<|im_end|>"
+    assert all(event["generated_text"] is event["details"] is None for event in frames[:-1])
+    assert frames[-1]["generated_text"] == "Zwölf"
+    details = frames[-1]["details"]
     assert list(details) == ["finish_reason", "generated_tokens", "seed", "input_length"]
     assert (details["input_length"], details["generated_tokens"]) == (len(ids), len(ids) + 1)
     assert isinstance(details["seed"], int) or details["seed"] is None
@@ -96,35 +96,35 @@ async def test_tgi_reported_seed_reproduces_the_answer(serve):
 
 async def test_tgi_keeps_the_stop_string_and_honours_max_new_tokens(served):
     body = {"inputs": "one two three", "parameters": {"details": True, "stop": ["two"]}}
-    told = (await served.post("/generate", body)).json
-    assert told["generated_text"] == "one two"
-    assert told["details"]["finish_reason"] == "stop_sequence"
-    streamed = events(await served.post("/generate_stream", body))
+    whole = (await served.post("/generate", body)).json
+    assert whole["generated_text"] == "one two"
+    assert whole["details"]["finish_reason"] == "stop_sequence"
+    streamed = read_events(await served.post("/generate_stream", body))
     assert streamed[-1]["generated_text"] == "one two"
     short = await served.post("/generate", {"inputs": "one two", "parameters": {"details": True, "max_new_tokens": 1}})
     assert (short.json["details"]["finish_reason"], short.json["details"]["generated_tokens"]) == ("length", 1)
 
 
 async def test_tgi_stream_does_not_hold_back_a_partial_stop_string(serve):
-    served = await serve(reply=ending)
-    served.engine.gate.clear()
+    served = await serve(reply=echo_and_end)
+    served.engine.step_gate.clear()
     connection = await served.connect()
     body = {"inputs": "one two", "parameters": {"stop": ["one two three"]}}
-    await connection.send(request("POST", "/generate_stream", body))
-    await served.until(lambda: served.engine.in_flight == 1)
-    served.engine.gate.set()
-    told = events(await connection.answer())
+    await connection.send(build_request("POST", "/generate_stream", body))
+    await served.until(lambda: served.engine.open_stream_count == 1)
+    served.engine.step_gate.set()
+    frames = read_events(await connection.answer())
     connection.close()
-    assert [event["token"]["text"] for event in told][-1] == "<|im_end|>"
-    assert len(told) == len(served.model.language.tokenizer.encode("one two")) + 1
+    assert [event["token"]["text"] for event in frames][-1] == "<|im_end|>"
+    assert len(frames) == len(served.model.text_pipeline.tokenizer.encode("one two")) + 1
 
 
 async def test_tgi_truncate_keeps_the_end_of_the_prompt(served):
-    ids = served.model.language.tokenizer.encode("one two three four")
+    ids = served.model.text_pipeline.tokenizer.encode("one two three four")
     for truncate in (1, 3, len(ids), 500):
         body = {"inputs": "one two three four", "parameters": {"details": True, "truncate": truncate}}
-        told = (await served.post("/generate", body)).json["details"]
-        assert [token["id"] for token in told["tokens"]] == [*ids[-truncate:], EOS]
+        details = (await served.post("/generate", body)).json["details"]
+        assert [token["id"] for token in details["tokens"]] == [*ids[-truncate:], EOS]
     huge = {"inputs": "one two three four " * 8000 + "five", "parameters": {"truncate": 4}}
     answer = await served.post("/generate", huge)
     assert answer.status == 200 and answer.json["generated_text"].endswith("five")
@@ -133,8 +133,8 @@ async def test_tgi_truncate_keeps_the_end_of_the_prompt(served):
 
 async def test_tgi_best_of_three_lists_the_two_other_sequences(served):
     body = {"inputs": "a", "parameters": {"best_of": 3, "do_sample": True, "details": True}}
-    told = (await served.post("/generate", body)).json
-    assert len(told["details"]["best_of_sequences"]) == 2
+    answer = (await served.post("/generate", body)).json
+    assert len(answer["details"]["best_of_sequences"]) == 2
     assert (await served.post("/tgi/generate", body)).status == 422
     await served.idle()
 
@@ -142,9 +142,9 @@ async def test_tgi_best_of_three_lists_the_two_other_sequences(served):
 async def test_tgi_cuts_answers_at_the_context_and_rejects_overlong_ones(serve):
     served = await serve()
     body = {"inputs": "abc", "parameters": {"max_new_tokens": 100_000, "details": True}}
-    told = await served.post("/generate", body)
-    prompt = len(served.model.language.tokenizer.encode("abc"))
-    details = told.json["details"]
+    cut = await served.post("/generate", body)
+    prompt = len(served.model.text_pipeline.tokenizer.encode("abc"))
+    details = cut.json["details"]
     assert (details["finish_reason"], details["generated_tokens"]) == ("length", 4096 - prompt)
     for length, count, text in (
         (
@@ -176,7 +176,7 @@ async def test_tgi_parse_errors_and_validation_errors_differ_in_form(served):
             422, {"error": "Input validation error: `inputs` cannot be empty", "error_type": "validation"}
         )  # fmt: skip
     strict = await served.post("/tgi/generate_stream", {"inputs": ""})
-    assert (strict.status, events(strict)) == (200, [refused.json])
+    assert (strict.status, read_events(strict)) == (200, [refused.json])
     assert (await served.get("/tgi/generate")).status == 405
     nowhere = await served.post("/tgi/nowhere", {})
     assert (nowhere.status, nowhere.body) == (404, b"")
@@ -193,48 +193,48 @@ async def test_strict_tgi_requires_a_json_content_type(served):
         headers = {"content-type": kind}
         assert (await served.call("POST", "/tgi/generate", body, headers)).status == status
         assert (await served.call("POST", "/generate", body, headers)).status == 200
-    answer = await served.call("POST", "/tgi/v1/chat/completions", HELLO, {"content-type": "text/plain"})
+    answer = await served.call("POST", "/tgi/v1/chat/completions", HELLO_CHAT, {"content-type": "text/plain"})
     assert (answer.status, answer.headers["content-type"]) == (415, "text/plain; charset=utf-8")
     assert answer.body == b"Expected request with `Content-Type: application/json`"
 
 
 async def test_tgi_full_queue_answers_overloaded(serve):
     served = await serve(max_batch=1, max_queue=0)
-    served.engine.gate.clear()
+    served.engine.step_gate.clear()
     connection = await served.connect()
-    await connection.send(request("POST", "/generate", {"inputs": "a"}))
-    await served.until(lambda: served.engine.in_flight == 1)
+    await connection.send(build_request("POST", "/generate", {"inputs": "a"}))
+    await served.until(lambda: served.engine.open_stream_count == 1)
     answer = await served.post("/generate_stream", {"inputs": "a"})
     assert (answer.status, answer.json) == (429, {"error": "Model is overloaded", "error_type": "overloaded"})
     strict = await served.post("/tgi", {"inputs": "a", "stream": True})
-    assert (strict.status, events(strict)) == (200, [answer.json])
+    assert (strict.status, read_events(strict)) == (200, [answer.json])
     connection.close()
-    await served.until(lambda: not served.service.open)
+    await served.until(lambda: not served.service.open_requests)
 
 
 @pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
 async def test_tgi_engine_crash_fails_the_request_and_the_health_probe(serve, path):
     served = await serve(tick=0.001)
     connection = await served.connect()
-    await connection.send(request("POST", path, {"inputs": "abc", "parameters": {"max_new_tokens": 4000}}))
+    await connection.send(build_request("POST", path, {"inputs": "abc", "parameters": {"max_new_tokens": 4000}}))
     await served.until(lambda: served.engine.stats.generated_tokens > 5)
-    served.engine.crash("It was killed.")
+    served.engine.crash_engine("It was killed.")
     answer = await connection.answer()
     connection.close()
     error = {"error": "Request failed during generation: It was killed.", "error_type": "generation"}
     if path == "/generate":
         assert (answer.status, answer.json) == (424, error)
     else:
-        assert (answer.status, events(answer)[-1]) == (200, error)
+        assert (answer.status, read_events(answer)[-1]) == (200, error)
     health = await served.get("/tgi/health")
     assert (health.status, health.body) == (503, b'{"error":"unhealthy","error_type":"healthcheck"}')
 
 
 async def test_strict_tgi_overload_answer_has_no_retry_after(serve):
     served = await serve(max_batch=1, max_queue=0)
-    served.engine.gate.clear()
+    served.engine.step_gate.clear()
     running = asyncio.create_task(served.post("/generate", {"inputs": "a"}))
-    await served.until(lambda: served.engine.in_flight == 1)
+    await served.until(lambda: served.engine.open_stream_count == 1)
     lenient, strict = (
         await served.post("/generate", {"inputs": "a"}),
         await served.post("/tgi/generate", {"inputs": "a"}),
@@ -242,7 +242,7 @@ async def test_strict_tgi_overload_answer_has_no_retry_after(serve):
     assert lenient.body == strict.body == b'{"error":"Model is overloaded","error_type":"overloaded"}'
     assert (lenient.status, strict.status) == (429, 429)
     assert "retry-after" in lenient.headers and "retry-after" not in strict.headers
-    served.engine.gate.set()
+    served.engine.step_gate.set()
     await running
 
 
@@ -258,9 +258,11 @@ async def test_strict_tgi_limits_bodies_to_two_megabytes(served):
 
 async def test_tgi_silent_stream_gets_keep_alive_comments(serve):
     served = await serve(ping_interval=0.02)
-    served.engine.gate.clear()
+    served.engine.step_gate.clear()
     connection = await served.connect()
-    await connection.send(request("POST", "/generate_stream", {"inputs": "ab", "parameters": {"max_new_tokens": 1}}))
+    await connection.send(
+        build_request("POST", "/generate_stream", {"inputs": "ab", "parameters": {"max_new_tokens": 1}})
+    )
     await connection.head()
     assert await connection.reader.readexactly(8) == b"3\r\n:\n\n\r\n"
     connection.close()
@@ -275,7 +277,7 @@ async def test_tokenize_picks_the_vllm_or_tgi_form_by_the_body(served):
     assert [token["id"] for token in tgi] == vllm["tokens"]
     places = [(token["text"], token["start"], token["stop"]) for token in tgi]
     assert places == [("h", 0, 1), ("é", 1, 3), ("é", 1, 3), ("y", 3, 4)]  # each of two tokens holds one byte of it
-    assert (await served.post("/tokenize", {"messages": HELLO["messages"]})).json["count"] > 0
+    assert (await served.post("/tokenize", {"messages": HELLO_CHAT["messages"]})).json["count"] > 0
     assert (await served.post("/tokenize", {"inputs": "a", "prompt": "a"})).json["tokens"]
     assert (await served.post("/tokenize", {"inputs": None, "prompt": "a"})).json["tokens"]
     assert isinstance((await served.post("/tgi/tokenize", {"inputs": "a", "prompt": "a"})).json, list)
@@ -289,7 +291,7 @@ async def test_tokenize_picks_the_vllm_or_tgi_form_by_the_body(served):
 async def test_tgi_tokenizes_texts_and_chats(served):
     last = (await served.post("/tgi/tokenize", {"inputs": "a b c", "parameters": {"truncate": 1}})).json
     assert [(token["text"], token["start"], token["stop"]) for token in last] == [("c", 4, 5)]
-    chat = (await served.post("/chat_tokenize", {"messages": HELLO["messages"]})).json
+    chat = (await served.post("/chat_tokenize", {"messages": HELLO_CHAT["messages"]})).json
     assert list(chat) == ["tokenize_response", "templated_text"]
     assert chat["templated_text"] == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
     assert "".join(token["text"] for token in chat["tokenize_response"]) == chat["templated_text"]
@@ -297,9 +299,9 @@ async def test_tgi_tokenizes_texts_and_chats(served):
 
 
 async def test_tgi_info_reports_model_and_limits(served):
-    told = (await served.get("/info")).json
-    assert (told["model_id"], told["max_total_tokens"], told["max_input_tokens"]) == ("tiny", 4096, 4095)
-    assert told["max_stop_sequences"] == 1024
+    info = (await served.get("/info")).json
+    assert (info["model_id"], info["max_total_tokens"], info["max_input_tokens"]) == ("tiny", 4096, 4095)
+    assert info["max_stop_sequences"] == 1024
     assert (await served.get("/tgi/info")).json["max_stop_sequences"] == 4
 
 
@@ -313,66 +315,66 @@ async def test_tgi_rejects_requests_without_a_key(serve):
 # -- Hugging Face's client
 
 
-def client(served, path=""):
+def make_client(served, path=""):
     return AsyncInferenceClient(model=served.url + path)
 
 
 @pytest.mark.parametrize("path", ["", "/generate", "/tgi", "/tgi/", "/invocations"])
 async def test_hugging_face_client_generates_text_on_each_path(served, path):
-    said = await client(served, path).text_generation(INPUTS, return_full_text=False)
-    assert said == INPUTS
+    generated = await make_client(served, path).text_generation(INPUTS, return_full_text=False)
+    assert generated == INPUTS
 
 
 async def test_hugging_face_client_returns_the_prompt_unless_told_not_to(served):
-    assert await client(served).text_generation(INPUTS) == INPUTS * 2
-    assert await client(served).text_generation(INPUTS, return_full_text=False, stop=["my"]) == "Hello there, my"
+    assert await make_client(served).text_generation(INPUTS) == INPUTS * 2
+    assert await make_client(served).text_generation(INPUTS, return_full_text=False, stop=["my"]) == "Hello there, my"
 
 
 async def test_hugging_face_client_reads_details(served):
-    told = await client(served).text_generation(
+    answer = await make_client(served).text_generation(
         INPUTS, details=True, decoder_input_details=True, top_n_tokens=2, do_sample=True, seed=9, return_full_text=False
     )
-    assert told.generated_text == INPUTS
-    assert (told.details.finish_reason, told.details.seed) == ("eos_token", 9)
-    assert told.details.generated_tokens == len(told.details.tokens) == len(told.details.top_tokens)
-    assert told.details.tokens[-1].special and told.details.tokens[-1].text == "<|im_end|>"
-    assert told.details.prefill[0].logprob is None
+    assert answer.generated_text == INPUTS
+    assert (answer.details.finish_reason, answer.details.seed) == ("eos_token", 9)
+    assert answer.details.generated_tokens == len(answer.details.tokens) == len(answer.details.top_tokens)
+    assert answer.details.tokens[-1].special and answer.details.tokens[-1].text == "<|im_end|>"
+    assert answer.details.prefill[0].logprob is None
 
 
 async def test_hugging_face_client_streams_text(served):
-    c = client(served)  # keep a reference: the client owns the stream
+    c = make_client(served)  # keep a reference: the client owns the stream
     stream = await c.text_generation(INPUTS, stream=True)
     assert "".join([text async for text in stream]) == INPUTS + "<|im_end|>"
 
 
 async def test_hugging_face_client_streams_tokens_with_details(served):
-    c = client(served)  # keep a reference: the client owns the stream
+    c = make_client(served)  # keep a reference: the client owns the stream
     stream = await c.text_generation(INPUTS, stream=True, details=True, return_full_text=False)
-    told = [event async for event in stream]
-    assert "".join(event.token.text for event in told) == INPUTS + "<|im_end|>"
-    assert [event.index for event in told] == list(range(1, len(told) + 1))
-    assert told[-1].generated_text == INPUTS
-    assert told[-1].details.finish_reason == "eos_token"
-    assert told[-1].details.generated_tokens == len(told)
+    frames = [event async for event in stream]
+    assert "".join(event.token.text for event in frames) == INPUTS + "<|im_end|>"
+    assert [event.index for event in frames] == list(range(1, len(frames) + 1))
+    assert frames[-1].generated_text == INPUTS
+    assert frames[-1].details.finish_reason == "eos_token"
+    assert frames[-1].details.generated_tokens == len(frames)
 
 
 async def test_hugging_face_client_raises_its_own_error_classes(serve):
-    served = await serve(reply=ending, max_batch=1, max_queue=0)
+    served = await serve(reply=echo_and_end, max_batch=1, max_queue=0)
     for path in ("", "/tgi"):
         for stream in (False, True):
-            c = client(served, path)
+            c = make_client(served, path)
             with pytest.raises(ValidationError, match="`temperature` must be strictly positive"):
-                await drained(c.text_generation("a", temperature=-1, stream=stream))
-    served.engine.gate.clear()
-    running = asyncio.create_task(client(served).text_generation("a"))
-    await served.until(lambda: served.engine.in_flight == 1)
+                await read_all(c.text_generation("a", temperature=-1, stream=stream))
+    served.engine.step_gate.clear()
+    running = asyncio.create_task(make_client(served).text_generation("a"))
+    await served.until(lambda: served.engine.open_stream_count == 1)
     with pytest.raises(OverloadedError, match="Model is overloaded"):
-        await client(served).text_generation("a")
-    served.engine.gate.set()
+        await make_client(served).text_generation("a")
+    served.engine.step_gate.set()
     assert await running == "aa"
 
 
-async def drained(call):
+async def read_all(call):
     answer = await call
     return [event async for event in answer] if hasattr(answer, "__aiter__") else answer
 
@@ -381,50 +383,50 @@ async def drained(call):
 
 
 async def test_tgi_chat_completion_matches_its_stream(served):
-    answer = await served.post("/tgi/v1/chat/completions", HELLO | {"model": "tgi", "max_tokens": 200})
-    said = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"  # the scripted model repeats its prompt
-    ids = served.model.language.tokenizer.encode(said, special=False)
-    told = answer.json
-    assert list(told) == ["object", "id", "created", "model", "system_fingerprint", "choices", "usage"]
-    assert (told["id"], told["model"]) == ("", "tiny")
-    assert told["usage"]["prompt_tokens"] == len(ids)
+    answer = await served.post("/tgi/v1/chat/completions", HELLO_CHAT | {"model": "tgi", "max_tokens": 200})
+    prompt = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"  # the scripted model repeats its prompt
+    ids = served.model.text_pipeline.tokenizer.encode(prompt, special=False)
+    whole = answer.json
+    assert list(whole) == ["object", "id", "created", "model", "system_fingerprint", "choices", "usage"]
+    assert (whole["id"], whole["model"]) == ("", "tiny")
+    assert whole["usage"]["prompt_tokens"] == len(ids)
     assert answer.headers["x-prompt-tokens"] == str(len(ids))
-    assert answer.headers["x-generated-tokens"] == str(told["usage"]["completion_tokens"])
+    assert answer.headers["x-generated-tokens"] == str(whole["usage"]["completion_tokens"])
     assert "x-compute-time" in answer.headers
     streamed = await served.post(
         "/tgi/v1/chat/completions",
-        HELLO | {"max_tokens": 200, "stream": True, "stream_options": {"include_usage": True}},
+        HELLO_CHAT | {"max_tokens": 200, "stream": True, "stream_options": {"include_usage": True}},
     )
     *chunks, last = streamed.events
-    assert last["usage"] == told["usage"] and last["choices"] == []
-    assert len(chunks) == told["usage"]["completion_tokens"]
+    assert last["usage"] == whole["usage"] and last["choices"] == []
+    assert len(chunks) == whole["usage"]["completion_tokens"]
     assert (
         "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks)
-        == (told["choices"][0]["message"]["content"])
+        == (whole["choices"][0]["message"]["content"])
     )
     ends = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
-    assert ends == [None] * (len(chunks) - 1) + [told["choices"][0]["finish_reason"]]
+    assert ends == [None] * (len(chunks) - 1) + [whole["choices"][0]["finish_reason"]]
 
 
 async def test_tgi_completions_match_their_stream(served):
     body = {"prompt": ["one two", "three"], "temperature": 0}
-    told = (await served.post("/tgi/v1/completions", body)).json
-    assert {choice["index"]: choice["text"] for choice in told["choices"]} == {0: "one two", 1: "three"}
-    assert {choice["finish_reason"] for choice in told["choices"]} == {"stop"}
-    events_ = (await served.post("/tgi/v1/completions", body | {"stream": True})).events
+    whole = (await served.post("/tgi/v1/completions", body)).json
+    assert {choice["index"]: choice["text"] for choice in whole["choices"]} == {0: "one two", 1: "three"}
+    assert {choice["finish_reason"] for choice in whole["choices"]} == {"stop"}
+    stream_events = (await served.post("/tgi/v1/completions", body | {"stream": True})).events
     texts = {0: "", 1: ""}
-    for event in events_:
+    for event in stream_events:
         texts[event["choices"][0]["index"]] += event["choices"][0]["text"]
     assert texts == {0: "one two", 1: "three"}
-    ends = [event for event in events_ if "usage" in event]
+    ends = [event for event in stream_events if "usage" in event]
     assert [event["choices"][0]["finish_reason"] for event in ends] == ["eos_token"] * 2
-    assert sum(event["usage"]["total_tokens"] for event in ends) == told["usage"]["total_tokens"]
+    assert sum(event["usage"]["total_tokens"] for event in ends) == whole["usage"]["total_tokens"]
 
 
 async def test_tgi_chat_errors_have_the_form_of_stream_or_json(served):
     for stream, status in ((False, 422), (True, 200)):
         for body in (
-            HELLO | {"temperature": -1, "stream": stream},
+            HELLO_CHAT | {"temperature": -1, "stream": stream},
             {"messages": [{"role": "user", "content": "<|im_end|>" * 5000}], "stream": stream},
         ):
             answer = await served.post("/tgi/v1/chat/completions", body)
@@ -435,7 +437,7 @@ async def test_tgi_chat_errors_have_the_form_of_stream_or_json(served):
                 assert event["error"]["message"].startswith("Input validation error: ")
             else:
                 assert answer.json["error_type"] == "validation"
-    unknown = await served.post("/tgi/v1/chat/completions", HELLO | {"model": "lora"})
+    unknown = await served.post("/tgi/v1/chat/completions", HELLO_CHAT | {"model": "lora"})
     assert (unknown.status, unknown.json["error_type"]) == (424, "generation")
     assert (await served.get("/tgi/v1/models")).json["data"][0]["created"] == 0
     assert (await served.get("/v1/models")).json["data"][0]["created"] > 0
@@ -451,8 +453,8 @@ async def test_tgi_vertex_route_predicts_each_instance(served):
 
 async def test_hugging_face_client_completes_and_streams_a_chat(served):
     for path in ("/tgi", "/tgi/v1/chat/completions"):
-        told = await client(served, path).chat_completion(HELLO["messages"], max_tokens=4)
-        assert told.choices[0].finish_reason == "length" and told.model == "dummy"
-    c = client(served, "/tgi")  # keep a reference: the client owns the stream
-    stream = await c.chat_completion(HELLO["messages"], max_tokens=4, stream=True)
+        answer = await make_client(served, path).chat_completion(HELLO_CHAT["messages"], max_tokens=4)
+        assert answer.choices[0].finish_reason == "length" and answer.model == "dummy"
+    c = make_client(served, "/tgi")  # keep a reference: the client owns the stream
+    stream = await c.chat_completion(HELLO_CHAT["messages"], max_tokens=4, stream=True)
     assert [event.choices[0].delta.role async for event in stream] == ["assistant"] * 4

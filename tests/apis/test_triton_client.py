@@ -13,29 +13,29 @@ from pathlib import Path
 import pytest
 
 SCRIPTS = Path(__file__).parent.parent / "clients"
-HERE = sys.executable if importlib.util.find_spec("tritonclient") else ""
-PYTHON = os.environ.get("TRITONCLIENT_PYTHON", HERE)
+OWN_PYTHON = sys.executable if importlib.util.find_spec("tritonclient") else ""
+CLIENT_PYTHON = os.environ.get("TRITONCLIENT_PYTHON", OWN_PYTHON)
 
 
-@pytest.mark.skipif(not PYTHON, reason="no interpreter has tritonclient; TRITONCLIENT_PYTHON may name one")
+@pytest.mark.skipif(not CLIENT_PYTHON, reason="no interpreter has tritonclient; TRITONCLIENT_PYTHON may name one")
 async def test_tritonclient_http_script_succeeds(serve):
     served = await serve()
-    await run("triton_http.py", f"127.0.0.1:{served.port}")
+    await run_script("triton_http.py", f"127.0.0.1:{served.port}")
 
 
-@pytest.mark.skipif(not PYTHON, reason="no interpreter has tritonclient; TRITONCLIENT_PYTHON may name one")
+@pytest.mark.skipif(not CLIENT_PYTHON, reason="no interpreter has tritonclient; TRITONCLIENT_PYTHON may name one")
 async def test_tritonclient_grpc_script_succeeds(serve):
     rpc = pytest.importorskip("parley.serving.grpc_port", exc_type=ImportError)
     served = await serve(tick=0.001)
-    port = rpc.Port(served.service)
-    (address,) = await port.start([("127.0.0.1", 0)])
-    await run("triton_grpc.py", address)
+    port = rpc.TritonGrpcPort(served.service)
+    (address,) = await port.start_server([("127.0.0.1", 0)])
+    await run_script("triton_grpc.py", address)
     await served.idle()
-    await port.stop(0)
+    await port.stop_server(0)
 
 
-async def run(script: str, address: str) -> None:
-    command = (PYTHON, str(SCRIPTS / script), address, "tiny")
+async def run_script(script: str, address: str) -> None:
+    command = (CLIENT_PYTHON, str(SCRIPTS / script), address, "tiny")
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )

@@ -7,48 +7,63 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_fuzz import BODIES, encode, raw, run, scalars, values
+from test_fuzz import MAX_EXAMPLES, encode, json_values, raw_bytes, run_in_loop, scalars
 
 from parley.dialects.triton import DIALECT
 from parley.dialects.triton.model import INPUTS, OUTPUTS
-from parley.dialects.triton.sampling import KNOWN
-from parley.dialects.triton.tensors import FORMATS
+from parley.dialects.triton.sampling import KNOWN_PARAMETERS
+from parley.dialects.triton.tensors import STRUCT_FORMATS
 
 MODEL = "/v2/models/tiny"
 ROUTES = [route.path.replace("{model}", "tiny") for route in DIALECT.routes if route.method == "POST"]
 ROUTES = [path for path in ROUTES if "{" not in path]
-OURS = re.compile(
+PARSE_ERROR = re.compile(
     r"(Converting keyword: 'parameters': )?(failed to parse|Unable to parse|Expected JSON|attempt to access)"
 )
 
-names = st.sampled_from(sorted({*KNOWN, *INPUTS, "id", "parameters", "ready"})) | st.text(max_size=5)
-members = st.dictionaries(names, values, max_size=4)
-start = st.sampled_from([{}, {"text_input": "a"}, {"text_input": "a", "stream": True}])
-flat = st.builds(lambda a, b, c: a | b | c, start, st.fixed_dictionaries({}, optional={"parameters": members}), members)
+member_names = st.sampled_from(sorted({*KNOWN_PARAMETERS, *INPUTS, "id", "parameters", "ready"})) | st.text(max_size=5)
+odd_members = st.dictionaries(member_names, json_values, max_size=4)
+valid_members = st.sampled_from([{}, {"text_input": "a"}, {"text_input": "a", "stream": True}])
+generate_bodies = st.builds(
+    lambda a, b, c: a | b | c,
+    valid_members,
+    st.fixed_dictionaries({}, optional={"parameters": odd_members}),
+    odd_members,
+)
 
-sizes = st.integers(0, 3) | st.sampled_from([-1, 2**31, 2**63, 2**64, True, None, "1"])
-options = st.fixed_dictionaries({}, optional={"binary_data_size": sizes, "shared_memory_region": scalars, "x": values})
-tensor = st.fixed_dictionaries(
-    {"name": names, "datatype": st.sampled_from(["BYTES", "BYTES", *FORMATS, "X"]) | scalars},
+tensor_sizes = st.integers(0, 3) | st.sampled_from([-1, 2**31, 2**63, 2**64, True, None, "1"])
+tensor_parameters = st.fixed_dictionaries(
+    {}, optional={"binary_data_size": tensor_sizes, "shared_memory_region": scalars, "x": json_values}
+)
+odd_tensors = st.fixed_dictionaries(
+    {"name": member_names, "datatype": st.sampled_from(["BYTES", "BYTES", *STRUCT_FORMATS, "X"]) | scalars},
     optional={
-        "shape": st.sampled_from([[1], [1, 1], [], [0], [2], [2**40, 2**40]]) | st.lists(sizes, max_size=3) | values,
-        "data": st.lists(values, max_size=2) | values,
-        "parameters": options | values,
+        "shape": st.sampled_from([[1], [1, 1], [], [0], [2], [2**40, 2**40]])
+        | st.lists(tensor_sizes, max_size=3)
+        | json_values,
+        "data": st.lists(json_values, max_size=2) | json_values,
+        "parameters": tensor_parameters | json_values,
     },
 )
-text = st.just({"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["a"]})
-wanted = st.fixed_dictionaries(
+text_tensors = st.just({"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["a"]})
+requested_outputs = st.fixed_dictionaries(
     {"name": st.sampled_from(sorted(OUTPUTS)) | scalars},
-    optional={"parameters": st.dictionaries(st.sampled_from(["binary_data", "classification"]), values, max_size=2)},
+    optional={
+        "parameters": st.dictionaries(st.sampled_from(["binary_data", "classification"]), json_values, max_size=2)
+    },
 )
-tensors = st.fixed_dictionaries(
-    {"inputs": st.lists(text | tensor, max_size=3) | values},
-    optional={"outputs": st.lists(wanted, max_size=3) | values, "id": scalars, "parameters": members | values},
+infer_bodies = st.fixed_dictionaries(
+    {"inputs": st.lists(text_tensors | odd_tensors, max_size=3) | json_values},
+    optional={
+        "outputs": st.lists(requested_outputs, max_size=3) | json_values,
+        "id": scalars,
+        "parameters": odd_members | json_values,
+    },
 )
-lengths = st.none() | st.sampled_from(["0", "1", "-1", "x", "9" * 30, ""]) | st.integers(0, 300).map(str)
+header_lengths = st.none() | st.sampled_from(["0", "1", "-1", "x", "9" * 30, ""]) | st.integers(0, 300).map(str)
 
 
-async def check(served: Any, path: str, body: bytes, length: str | None = None) -> None:
+async def check_triton(served: Any, path: str, body: bytes, length: str | None = None) -> None:
     headers = {} if length is None else {"Inference-Header-Content-Length": length}
     answer = await served.call("POST", path, body, headers)
 
@@ -58,7 +73,7 @@ async def check(served: Any, path: str, body: bytes, length: str | None = None) 
         assert list(error) == ["error"] and 0 < len(error["error"]) < 2000
         assert "0x" not in error["error"] and "Traceback" not in error["error"]
         known = answer.status in (400, 404) or path.endswith("/unload") or "memory" in path
-        assert known or OURS.match(error["error"]), (path, body, answer.body)
+        assert known or PARSE_ERROR.match(error["error"]), (path, body, answer.body)
     elif answer.headers.get("content-type", "").startswith("text/event-stream"):
         assert b"error" not in answer.body, (path, body)
 
@@ -67,18 +82,18 @@ async def test_triton_odd_bodies_earn_a_500_only_for_wrong_json_types(serve):
     served = await serve(reply=lambda work, index: [70] * min(work.max_tokens, 3))
     before = await served.control()
 
-    @settings(max_examples=BODIES // 4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-    @given(path=st.sampled_from(ROUTES), body=flat.map(encode) | raw)
+    @settings(max_examples=MAX_EXAMPLES // 4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(path=st.sampled_from(ROUTES), body=generate_bodies.map(encode) | raw_bytes)
     async def objects(path, body):
-        await check(served, path, body)
+        await check_triton(served, path, body)
 
-    @settings(max_examples=BODIES // 4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-    @given(body=tensors.map(encode), tail=st.binary(max_size=12), length=lengths, exact=st.booleans())
+    @settings(max_examples=MAX_EXAMPLES // 4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(body=infer_bodies.map(encode), tail=st.binary(max_size=12), length=header_lengths, exact=st.booleans())
     async def infer(body, tail, length, exact):
-        await check(served, MODEL + "/infer", body + tail, str(len(body)) if exact else length)
+        await check_triton(served, MODEL + "/infer", body + tail, str(len(body)) if exact else length)
 
-    await run(objects)
-    await run(infer)
+    await run_in_loop(objects)
+    await run_in_loop(infer)
     await served.idle()
     assert await served.control() == before
 
@@ -101,15 +116,15 @@ async def test_triton_http_rejects_huge_inputs_at_once(serve):
     endless = b'{"text_input":"a","top_k":' + b"9" * 1_000_000 + b"}"
     assert (await served.post(MODEL + "/generate", endless)).json["error"].startswith("failed to parse")
     text = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["a"]}
-    for odd in (
+    for changes in (
         {"shape": [10**6], "data": ["a"] * 10**6},
         {"shape": [2**40, 2**40]},
         {"shape": [1] * 100_000},
         {"name": "x" * 100_000},
         {"datatype": "x" * 100_000},
     ):
-        answer = await served.post(MODEL + "/infer", {"inputs": [text | odd]})
-        assert answer.status == 400 and len(answer.body) < 1000, str(odd)[:50]
+        answer = await served.post(MODEL + "/infer", {"inputs": [text | changes]})
+        assert answer.status == 400 and len(answer.body) < 1000, str(changes)[:50]
     body = json.dumps(
         {"inputs": [{k: v for k, v in text.items() if k != "data"} | {"parameters": {"binary_data_size": 4}}]}
     )

@@ -9,62 +9,62 @@ import grpc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.grpc_client import BROKEN, Calls, final, refused, request, said
-from support.http_client import HELLO, INFO, Served
-from support.metrics_page import value
-from support.server_process import Process
-from test_fuzz import BODIES, run
+from support.grpc_client import BROKEN_MESSAGE, GrpcClient, answer_text, build_infer_request, grpc_error, is_final
+from support.http_client import HELLO_CHAT, MODEL_INFO, RunningServer
+from support.metrics_page import metric_value
+from support.server_process import ServerProcess
+from test_fuzz import MAX_EXAMPLES, run_in_loop
 
 from parley.dialects.triton.rpc import infer
-from parley.dialects.triton.rpc.messages import HEALTH, INFERENCE
+from parley.dialects.triton.rpc.messages import HEALTH_SCHEMA, INFERENCE_SCHEMA
 from parley.engine.fake import FakeEngine
-from parley.serving.grpc_port import Port
+from parley.serving.grpc_port import TritonGrpcPort
 from parley.serving.options import ServerOptions
-from parley.serving.served_model import Model
+from parley.serving.served_model import ServedModel
 from parley.types import Settings
 
 KEY = "sk-right-key-0123456789"
 INFER = "/v2/models/tiny/infer"
 
 
-Dial = Callable[..., Awaitable[Calls]]
+ServeGrpc = Callable[..., Awaitable[GrpcClient]]
 
 
 @pytest.fixture
-async def dial(serve) -> AsyncIterator[Dial]:
+async def serve_grpc(serve) -> AsyncIterator[ServeGrpc]:
     """Start a server with a gRPC port; the options are those of ``serve``."""
-    begun: list[Calls] = []
+    clients: list[GrpcClient] = []
 
-    async def begin(**options: Any) -> Calls:
+    async def start(**options: Any) -> GrpcClient:
         served = await serve(**options)
-        port = Port(served.service)
-        begun.append(Calls(served, port, (await port.start([("127.0.0.1", 0)]))[0]))
-        return begun[-1]
+        port = TritonGrpcPort(served.service)
+        clients.append(GrpcClient(served, port, (await port.start_server([("127.0.0.1", 0)]))[0]))
+        return clients[-1]
 
-    yield begin
-    for calls in begun:
+    yield start
+    for calls in clients:
         await calls.channel.close()
-        await calls.port.stop(0)
+        await calls.port.stop_server(0)
 
 
 # -- calls
 
 
-async def test_grpc_infer_gives_the_same_answer_as_http(dial):
-    calls = await dial()
+async def test_grpc_infer_gives_the_same_answer_as_http(serve_grpc):
+    calls = await serve_grpc()
     answer = await calls.infer(id="7", max_tokens=5)
     entry = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["a b c"]}
     flag = {"name": "exclude_input_in_output", "datatype": "BOOL", "shape": [1], "data": [True]}
     other = await calls.served.post(INFER, {"id": "7", "inputs": [entry, flag], "parameters": {"max_tokens": 5}})
     assert (answer.id, answer.model_name, answer.model_version) == ("7", "tiny", "1")
-    assert [said(answer)] == other.json["outputs"][0]["data"] and len(said(answer)) > 3
+    assert [answer_text(answer)] == other.json["outputs"][0]["data"] and len(answer_text(answer)) > 3
     assert not answer.parameters
     await calls.served.idle()
 
 
-async def test_every_grpc_query_method_answers(dial):
-    calls = await dial()
-    _, methods = INFERENCE.service("GRPCInferenceService")
+async def test_every_grpc_query_method_answers(serve_grpc):
+    calls = await serve_grpc()
+    _, methods = INFERENCE_SCHEMA.find_service("GRPCInferenceService")
     for name in (method.name for method in methods):
         members = {"name": "tiny"} if name in ("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics") else {}
         if name == "RepositoryModelLoad":
@@ -72,7 +72,7 @@ async def test_every_grpc_query_method_answers(dial):
         if name.startswith("ModelInfer") or name == "ModelStreamInfer":
             continue
         if name in ("RepositoryModelUnload", "SystemSharedMemoryRegister", "CudaSharedMemoryRegister"):
-            assert (await refused(calls.call(name)))[0] in ("UNAVAILABLE", "UNIMPLEMENTED")
+            assert (await grpc_error(calls.call(name)))[0] in ("UNAVAILABLE", "UNIMPLEMENTED")
         else:
             assert (await calls.call(name, **members)) is not None
     assert (await calls.call("ModelMetadata", name="tiny")).inputs[0].name == "text_input"
@@ -89,98 +89,100 @@ async def test_every_grpc_query_method_answers(dial):
         ({"text": ""}, "INVALID_ARGUMENT", "empty"),
     ],
 )
-async def test_grpc_infer_rejects_bad_requests_with_a_status(dial, wish, code, sentence):
-    calls = await dial()
-    given = await refused(calls.infer(**wish))
-    assert given[0] == code and sentence in given[1]
+async def test_grpc_infer_rejects_bad_requests_with_a_status(serve_grpc, wish, code, sentence):
+    calls = await serve_grpc()
+    status = await grpc_error(calls.infer(**wish))
+    assert status[0] == code and sentence in status[1]
     await calls.served.idle()
 
 
-async def test_grpc_rejects_broken_messages_and_unknown_methods(dial):
-    calls = await dial()
+async def test_grpc_rejects_broken_messages_and_unknown_methods(serve_grpc):
+    calls = await serve_grpc()
     for name in ("ModelInfer", "ModelConfig"):
-        assert await refused(calls.send(name, BROKEN)) == ("INTERNAL", "The message could not be read.")
+        assert await grpc_error(calls.send(name, BROKEN_MESSAGE)) == ("INTERNAL", "The message could not be read.")
     stream = calls.stream()
-    await stream.write(BROKEN)
-    assert await refused(stream.read()) == ("INTERNAL", "The message could not be read.")
+    await stream.write(BROKEN_MESSAGE)
+    assert await grpc_error(stream.read()) == ("INTERNAL", "The message could not be read.")
     method = calls.channel.unary_unary("/inference.GRPCInferenceService/Nothing")
-    assert (await refused(method(b"")))[0] == "UNIMPLEMENTED"
-    assert said(await calls.infer())
+    assert (await grpc_error(method(b"")))[0] == "UNIMPLEMENTED"
+    assert answer_text(await calls.infer())
 
 
-async def test_grpc_rejects_messages_over_the_limit_even_compressed(dial):
-    calls = await dial(body_limit=4096)
-    assert (await refused(calls.infer(text="a" * 5000)))[0] == "RESOURCE_EXHAUSTED"
+async def test_grpc_rejects_messages_over_the_limit_even_compressed(serve_grpc):
+    calls = await serve_grpc(body_limit=4096)
+    assert (await grpc_error(calls.infer(text="a" * 5000)))[0] == "RESOURCE_EXHAUSTED"
     zipped = calls.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-    bomb = request(text="a" * (8 << 20)).SerializeToString()
-    assert (await refused(zipped(bomb, compression=grpc.Compression.Gzip)))[0] == "RESOURCE_EXHAUSTED"
-    assert said(await calls.infer())
+    bomb = build_infer_request(text="a" * (8 << 20)).SerializeToString()
+    assert (await grpc_error(zipped(bomb, compression=grpc.Compression.Gzip)))[0] == "RESOURCE_EXHAUSTED"
+    assert answer_text(await calls.infer())
 
 
-async def test_grpc_carries_messages_larger_than_its_defaults(dial):
+async def test_grpc_carries_messages_larger_than_its_defaults(serve_grpc):
     text = "a b c " * 20_000
-    calls = await dial(info=big())
-    asked = request(text=text, max_tokens=4)
-    asked.inputs[2].contents.bool_contents[0] = False
-    answer = await calls.send("ModelInfer", asked.SerializeToString())
-    assert said(answer).startswith(text)
+    calls = await serve_grpc(info=long_context_info())
+    message = build_infer_request(text=text, max_tokens=4)
+    message.inputs[2].contents.bool_contents[0] = False
+    answer = await calls.send("ModelInfer", message.SerializeToString())
+    assert answer_text(answer).startswith(text)
 
 
-def big() -> Any:
+def long_context_info() -> Any:
     import msgspec
-    from support.http_client import INFO
+    from support.http_client import MODEL_INFO
 
-    return msgspec.structs.replace(INFO, max_model_len=1 << 20)
+    return msgspec.structs.replace(MODEL_INFO, max_model_len=1 << 20)
 
 
-async def test_grpc_reads_compressed_calls(dial):
-    calls = await dial()
+async def test_grpc_reads_compressed_calls(serve_grpc):
+    calls = await serve_grpc()
     method = calls.channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-    plain = await method(request(max_tokens=9).SerializeToString())
+    plain = await method(build_infer_request(max_tokens=9).SerializeToString())
     for coding in (grpc.Compression.Gzip, grpc.Compression.Deflate):
-        assert await method(request(max_tokens=9).SerializeToString(), compression=coding) == plain
+        assert await method(build_infer_request(max_tokens=9).SerializeToString(), compression=coding) == plain
 
 
 # -- streams
 
 
-async def test_grpc_stream_has_the_text_in_pieces(dial):
-    calls = await dial(tick=0.002)
+async def test_grpc_stream_has_the_text_in_pieces(serve_grpc):
+    calls = await serve_grpc(tick=0.002)
     stream = calls.stream()
-    await stream.write(request(id="7", stream=True, max_tokens=8).SerializeToString())
+    await stream.write(build_infer_request(id="7", stream=True, max_tokens=8).SerializeToString())
     await stream.done_writing()
     answers = [answer async for answer in stream]
-    assert len(answers) > 2 and [final(answer) for answer in answers] == [False] * (len(answers) - 1) + [True]
+    assert len(answers) > 2 and [is_final(answer) for answer in answers] == [False] * (len(answers) - 1) + [True]
     assert {answer.infer_response.id for answer in answers} == {"7"}
-    text = "".join(said(answer.infer_response) for answer in answers)
-    assert text == said(await calls.infer(max_tokens=8))
+    text = "".join(answer_text(answer.infer_response) for answer in answers)
+    assert text == answer_text(await calls.infer(max_tokens=8))
     assert await stream.code() == grpc.StatusCode.OK
 
 
-async def test_grpc_embedding_is_one_answer_streamed_or_not(dial):
-    calls = await dial()
-    message = request(id="7", stream=True)
-    wish = json.dumps({"input": "a b c", "pooling_params": {"dimensions": [4]}}).encode()
-    message.inputs.add(name="embedding_request", datatype="BYTES", shape=[1], contents={"bytes_contents": [wish]})
+async def test_grpc_embedding_is_one_answer_streamed_or_not(serve_grpc):
+    calls = await serve_grpc()
+    message = build_infer_request(id="7", stream=True)
+    embedding_request = json.dumps({"input": "a b c", "pooling_params": {"dimensions": [4]}}).encode()
+    message.inputs.add(
+        name="embedding_request", datatype="BYTES", shape=[1], contents={"bytes_contents": [embedding_request]}
+    )
     stream = calls.stream()
     await stream.write(message.SerializeToString())
     await stream.done_writing()
     (answer,) = [answer async for answer in stream]
-    assert final(answer) and answer.infer_response.id == "7"
-    told = json.loads(said(answer.infer_response))
+    assert is_final(answer) and answer.infer_response.id == "7"
+    vector = json.loads(answer_text(answer.infer_response))
     openai = await calls.served.post("/v1/embeddings", {"model": "tiny", "input": "a b c", "dimensions": 4})
-    assert told == openai.json["data"][0]["embedding"] and len(told) == 4
-    assert json.loads(said(await calls.send("ModelInfer", message.SerializeToString()))) == told
+    assert vector == openai.json["data"][0]["embedding"] and len(vector) == 4
+    assert json.loads(answer_text(await calls.send("ModelInfer", message.SerializeToString()))) == vector
 
 
-async def test_requests_of_one_grpc_stream_run_concurrently(dial):
-    calls = await dial(tick=0.002)
+async def test_requests_of_one_grpc_stream_run_concurrently(serve_grpc):
+    calls = await serve_grpc(tick=0.002)
     stream = calls.stream()
     for id in "123":
-        await stream.write(request(id=id, stream=True, max_tokens=12).SerializeToString())
-    await stream.write(request(id="whole", max_tokens=12).SerializeToString())
+        await stream.write(build_infer_request(id=id, stream=True, max_tokens=12).SerializeToString())
+    await stream.write(build_infer_request(id="whole", max_tokens=12).SerializeToString())
     await stream.done_writing()
-    order = [(answer.infer_response.id, final(answer)) async for answer in stream]
+    order = [(answer.infer_response.id, is_final(answer)) async for answer in stream]
     for id in ("1", "2", "3"):
         own = [last for given, last in order if given == id]
         assert len(own) > 2 and own == [False] * (len(own) - 1) + [True]
@@ -189,27 +191,31 @@ async def test_requests_of_one_grpc_stream_run_concurrently(dial):
     assert {given for given, _ in order[:first]} >= {"1", "2", "3"}, "they came one after another"
 
 
-async def test_grpc_stream_stays_open_after_a_failed_request(dial):
-    calls = await dial()
+async def test_grpc_stream_stays_open_after_a_failed_request(serve_grpc):
+    calls = await serve_grpc()
     stream = calls.stream()
-    for bad in (request(id="x", model="other"), request(id="x", temperature=-1.0), request(id="x", text="a" * 5000)):
+    for bad in (
+        build_infer_request(id="x", model="other"),
+        build_infer_request(id="x", temperature=-1.0),
+        build_infer_request(id="x", text="a" * 5000),
+    ):
         await stream.write(bad.SerializeToString())
         answer = await stream.read()
-        assert answer.error_message and answer.infer_response.id == "x" and final(answer)
+        assert answer.error_message and answer.infer_response.id == "x" and is_final(answer)
         assert not answer.infer_response.outputs
-    await stream.write(request(id="y").SerializeToString())
+    await stream.write(build_infer_request(id="y").SerializeToString())
     answer = await stream.read()
-    assert not answer.error_message and said(answer.infer_response)
+    assert not answer.error_message and answer_text(answer.infer_response)
     await stream.done_writing()
     assert await stream.read() == grpc.aio.EOF and await stream.code() == grpc.StatusCode.OK
 
 
-async def test_triton_grpc_error_metadata_ends_the_stream_on_first_error(dial):
-    calls = await dial(tick=0.01)
+async def test_triton_grpc_error_metadata_ends_the_stream_on_first_error(serve_grpc):
+    calls = await serve_grpc(tick=0.01)
     stream = calls.stream(metadata=(("triton_grpc_error", "true"),))
-    await stream.write(request(id="long", stream=True, max_tokens=1000).SerializeToString())
+    await stream.write(build_infer_request(id="long", stream=True, max_tokens=1000).SerializeToString())
     assert not (await stream.read()).error_message
-    await stream.write(request(id="x", model="other").SerializeToString())
+    await stream.write(build_infer_request(id="x", model="other").SerializeToString())
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         while True:
             assert not (await stream.read()).error_message
@@ -217,47 +223,47 @@ async def test_triton_grpc_error_metadata_ends_the_stream_on_first_error(dial):
     await calls.served.idle()  # the other request of the stream ended too
 
 
-async def test_grpc_calls_report_an_engine_crash(dial):
-    calls = await dial(tick=0.01)
+async def test_grpc_calls_report_an_engine_crash(serve_grpc):
+    calls = await serve_grpc(tick=0.01)
     stream = calls.stream()
-    await stream.write(request(id="7", stream=True, max_tokens=1000).SerializeToString())
+    await stream.write(build_infer_request(id="7", stream=True, max_tokens=1000).SerializeToString())
     await stream.read()
     whole = asyncio.ensure_future(calls.infer(max_tokens=1000))
-    await calls.served.until(lambda: len(calls.served.service.open) == 2)
-    calls.served.engine.crash()
+    await calls.served.until(lambda: len(calls.served.service.open_requests) == 2)
+    calls.served.engine.crash_engine()
     while not (answer := await stream.read()).error_message:
         pass
-    assert final(answer) and answer.infer_response.id == "7"
-    assert (await refused(whole))[0] in ("INTERNAL", "UNAVAILABLE")
+    assert is_final(answer) and answer.infer_response.id == "7"
+    assert (await grpc_error(whole))[0] in ("INTERNAL", "UNAVAILABLE")
 
 
 # -- clients that disconnect
 
 
 @pytest.mark.parametrize("stage", ["queue", "tokens"])
-async def test_cancelled_grpc_call_cancels_its_generation(dial, stage):
-    calls = await dial(tick=0.005)
+async def test_cancelled_grpc_call_cancels_its_generation(serve_grpc, stage):
+    calls = await serve_grpc(tick=0.005)
     if stage == "queue":
-        calls.served.engine.gate.clear()
+        calls.served.engine.step_gate.clear()
     call = calls.infer(max_tokens=3000)
     stream = calls.stream()
     for _ in range(3):
-        await stream.write(request(stream=True, max_tokens=3000).SerializeToString())
+        await stream.write(build_infer_request(stream=True, max_tokens=3000).SerializeToString())
     if stage == "tokens":
         await stream.read()
-    await calls.served.until(lambda: len(calls.served.service.open) == 4)
+    await calls.served.until(lambda: len(calls.served.service.open_requests) == 4)
     call.cancel()
     stream.cancel()
-    calls.served.engine.gate.set()
+    calls.served.engine.step_gate.set()
     await calls.served.idle()
-    assert said(await calls.infer())
+    assert answer_text(await calls.infer())
 
 
-async def test_grpc_deadline_cancels_the_generation(dial):
-    calls = await dial(tick=0.005)
-    assert (await refused(calls.infer(max_tokens=3000, timeout=0.2)))[0] == "DEADLINE_EXCEEDED"
+async def test_grpc_deadline_cancels_the_generation(serve_grpc):
+    calls = await serve_grpc(tick=0.005)
+    assert (await grpc_error(calls.infer(max_tokens=3000, timeout=0.2)))[0] == "DEADLINE_EXCEEDED"
     stream = calls.stream(timeout=0.2)
-    await stream.write(request(stream=True, max_tokens=3000).SerializeToString())
+    await stream.write(build_infer_request(stream=True, max_tokens=3000).SerializeToString())
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         while True:
             await stream.read()
@@ -265,115 +271,115 @@ async def test_grpc_deadline_cancels_the_generation(dial):
     await calls.served.idle()
 
 
-async def test_closed_grpc_connection_cancels_its_generations(dial):
-    calls = await dial(tick=0.005)
+async def test_closed_grpc_connection_cancels_its_generations(serve_grpc):
+    calls = await serve_grpc(tick=0.005)
     stream = calls.stream()
-    await stream.write(request(stream=True, max_tokens=3000).SerializeToString())
+    await stream.write(build_infer_request(stream=True, max_tokens=3000).SerializeToString())
     await stream.read()
     await calls.channel.close()
     await calls.served.idle()
 
 
-async def test_grpc_cuts_off_a_client_that_does_not_read(dial):
-    calls = await dial(write_timeout=0.3)
+async def test_grpc_cuts_off_a_client_that_does_not_read(serve_grpc):
+    calls = await serve_grpc(write_timeout=0.3)
     narrow = [("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0)]  # keep the client's buffers small
     async with grpc.aio.insecure_channel(calls.address, options=narrow) as calls.channel:
         stream = calls.stream()
         for _ in range(200):
-            await stream.write(request(stream=True, max_tokens=4000).SerializeToString())
-        await calls.served.until(lambda: "ABORTED" in statuses(calls.served))
+            await stream.write(build_infer_request(stream=True, max_tokens=4000).SerializeToString())
+        await calls.served.until(lambda: "ABORTED" in call_statuses(calls.served))
         await calls.served.idle()
 
 
-def statuses(served: Served) -> str:
-    return " ".join(served.service.calls.counts)
+def call_statuses(served: RunningServer) -> str:
+    return " ".join(served.service.grpc_responses.by_label)
 
 
 # -- access, loading and shutdown
 
 
-async def test_grpc_requires_a_key_except_for_probes(dial):
-    calls = await dial(api_keys=(KEY,))
+async def test_grpc_requires_a_key_except_for_probes(serve_grpc):
+    calls = await serve_grpc(api_keys=(KEY,))
     for metadata in ((), (("authorization", "Bearer wrong"),), (("authorization", KEY),)):
         for call in (calls.infer(metadata=metadata), calls.call("ModelConfig", name="tiny", metadata=metadata)):
-            code, sentence = await refused(call)
+            code, sentence = await grpc_error(call)
             assert code == "UNAUTHENTICATED" and "API key" in sentence
         stream = calls.stream(metadata=metadata)
-        assert (await refused(stream.read()))[0] == "UNAUTHENTICATED"
+        assert (await grpc_error(stream.read()))[0] == "UNAUTHENTICATED"
     for metadata in ((("authorization", f"Bearer {KEY}"),), (("api-key", KEY),)):
-        assert said(await calls.infer(metadata=metadata))
+        assert answer_text(await calls.infer(metadata=metadata))
     assert (await calls.call("ServerLive")).live and (await calls.call("ServerReady")).ready
     assert (await calls.check()).status == 1
     await calls.served.idle()
 
 
-async def test_grpc_health_follows_loading_and_shutdown(dial):
-    calls = await dial(load=0.3, wait=False)
+async def test_grpc_health_follows_loading_and_shutdown(serve_grpc):
+    calls = await serve_grpc(load=0.3, wait=False)
     watched = calls.channel.unary_stream(
-        "/grpc.health.v1.Health/Watch", response_deserializer=HEALTH("HealthCheckResponse").FromString
+        "/grpc.health.v1.Health/Watch", response_deserializer=HEALTH_SCHEMA("HealthCheckResponse").FromString
     )(b"")
     assert (await watched.read()).status == 2
     assert (await calls.call("ServerLive")).live and not (await calls.call("ServerReady")).ready
     assert not (await calls.call("ModelReady", name="tiny")).ready
-    code, sentence = await refused(calls.infer())
+    code, sentence = await grpc_error(calls.infer())
     assert code == "UNAVAILABLE" and "loading" in sentence
-    await calls.served.until(lambda: calls.served.service.refusal() is None)
+    await calls.served.until(lambda: calls.served.service.unready_error() is None)
     assert (await watched.read()).status == 1
     assert (await calls.call("ModelReady", name="tiny")).ready
-    calls.served.model.ending = "It ends."
+    calls.served.model.ending_reason = "It ends."
     assert (await watched.read()).status == 2
     assert (await calls.check("inference.GRPCInferenceService")).status == 2
-    assert (await refused(calls.infer()))[0] == "UNAVAILABLE"
+    assert (await grpc_error(calls.infer()))[0] == "UNAVAILABLE"
     watched.cancel()
-    assert (await refused(calls.check("other")))[0] == "NOT_FOUND"
+    assert (await grpc_error(calls.check("other")))[0] == "NOT_FOUND"
     unknown = calls.channel.unary_stream(
-        "/grpc.health.v1.Health/Watch", response_deserializer=HEALTH("HealthCheckResponse").FromString
-    )(HEALTH("HealthCheckRequest")(service="other").SerializeToString())
+        "/grpc.health.v1.Health/Watch", response_deserializer=HEALTH_SCHEMA("HealthCheckResponse").FromString
+    )(HEALTH_SCHEMA("HealthCheckRequest")(service="other").SerializeToString())
     assert (await unknown.read()).status == 3
     unknown.cancel()
 
 
 @pytest.mark.parametrize("patience", [20.0, 0.05])
-async def test_grpc_streams_drain_at_shutdown(dial, patience):
-    calls = await dial(tick=0.005, drain=patience)
+async def test_grpc_streams_drain_at_shutdown(serve_grpc, patience):
+    calls = await serve_grpc(tick=0.005, drain=patience)
     stream = calls.stream()
-    await stream.write(request(id="7", stream=True, max_tokens=100).SerializeToString())
+    await stream.write(build_infer_request(id="7", stream=True, max_tokens=100).SerializeToString())
     await stream.read()
-    draining = asyncio.create_task(calls.served.service.drain())
-    await calls.served.until(lambda: calls.served.service.draining)
-    assert (await refused(calls.infer()))[0] == "UNAVAILABLE"
-    while not final(answer := await stream.read()):
+    draining = asyncio.create_task(calls.served.service.drain_models())
+    await calls.served.until(lambda: calls.served.service.shutting_down)
+    assert (await grpc_error(calls.infer()))[0] == "UNAVAILABLE"
+    while not is_final(answer := await stream.read()):
         assert not answer.error_message
     assert ("shutting down" in answer.error_message) is (patience < 1)
     await stream.done_writing()
     await draining
-    await calls.port.stop(5)
+    await calls.port.stop_server(5)
     assert await stream.code() == grpc.StatusCode.OK
 
 
-async def test_grpc_rejects_calls_while_the_queue_is_full(dial):
-    calls = await dial(max_batch=1, max_queue=1)
-    calls.served.engine.gate.clear()
+async def test_grpc_rejects_calls_while_the_queue_is_full(serve_grpc):
+    calls = await serve_grpc(max_batch=1, max_queue=1)
+    calls.served.engine.step_gate.clear()
     stream = calls.stream()
     for _ in range(2):
-        await stream.write(request(stream=True).SerializeToString())
-    await calls.served.until(lambda: len(calls.served.service.open) == 2)
-    code, sentence = await refused(calls.infer())
+        await stream.write(build_infer_request(stream=True).SerializeToString())
+    await calls.served.until(lambda: len(calls.served.service.open_requests) == 2)
+    code, sentence = await grpc_error(calls.infer())
     assert code == "UNAVAILABLE" and "Try again later" in sentence
-    calls.served.engine.gate.set()
+    calls.served.engine.step_gate.set()
     await stream.done_writing()
-    assert sum([final(answer) async for answer in stream]) == 2
+    assert sum([is_final(answer) async for answer in stream]) == 2
     await calls.served.idle()
 
 
-async def test_requests_of_one_grpc_stream_wait_instead_of_being_rejected(dial):
+async def test_requests_of_one_grpc_stream_wait_instead_of_being_rejected(serve_grpc):
     """A stream is read no faster than its requests end, so none of them meets a full queue."""
-    calls = await dial(max_batch=2, max_queue=2)
+    calls = await serve_grpc(max_batch=2, max_queue=2)
     stream = calls.stream()
 
     async def write() -> None:
         for number in range(60):
-            await stream.write(request(id=str(number), max_tokens=3).SerializeToString())
+            await stream.write(build_infer_request(id=str(number), max_tokens=3).SerializeToString())
         await stream.done_writing()
 
     writing = asyncio.create_task(write())
@@ -383,34 +389,34 @@ async def test_requests_of_one_grpc_stream_wait_instead_of_being_rejected(dial):
     assert sorted(int(answer.infer_response.id) for answer in answers) == list(range(60))
 
 
-async def test_grpc_requests_count_in_statistics_and_metrics(dial):
-    calls = await dial()
+async def test_grpc_requests_count_in_statistics_and_metrics(serve_grpc):
+    calls = await serve_grpc()
     await calls.infer()
-    await refused(calls.infer(model="other"))
-    await refused(calls.infer(temperature=-1.0))
+    await grpc_error(calls.infer(model="other"))
+    await grpc_error(calls.infer(temperature=-1.0))
     stream = calls.stream()
-    await stream.write(request(stream=True).SerializeToString())
+    await stream.write(build_infer_request(stream=True).SerializeToString())
     await stream.done_writing()
     assert [answer async for answer in stream]
-    await calls.served.post("/v1/chat/completions", HELLO)
+    await calls.served.post("/v1/chat/completions", HELLO_CHAT)
     (counts,) = (await calls.call("ModelStatistics", name="tiny")).model_stats
     http = (await calls.served.get("/v2/models/tiny/stats")).json["model_stats"][0]
     assert counts.inference_count == http["inference_count"] == 3
     assert counts.inference_stats.success.ns == http["inference_stats"]["success"]["ns"] > 0
     page = (await calls.served.get("/metrics")).body.decode()
-    assert value(page, 'parley:grpc_responses_total{status="NOT_FOUND"}') == 1
-    assert value(page, 'nv_inference_request_success{model="tiny",version="1"}') == 3
-    assert value(page, 'tgi_request_failure{err="validation"}') == 1
+    assert metric_value(page, 'parley:grpc_responses_total{status="NOT_FOUND"}') == 1
+    assert metric_value(page, 'nv_inference_request_success{model="tiny",version="1"}') == 3
+    assert metric_value(page, 'tgi_request_failure{err="validation"}') == 1
 
 
-async def test_grpc_calls_appear_in_the_access_log(dial, caplog):
-    calls = await dial(access_log=True)
+async def test_grpc_calls_appear_in_the_access_log(serve_grpc, caplog):
+    calls = await serve_grpc(access_log=True)
     caplog.set_level("INFO", "parley.access")
     await calls.call("ServerReady")
     await calls.infer(metadata=(("x-request-id", "mine"),), max_tokens=4)
     stream = calls.stream()
     for id in "12":
-        await stream.write(request(id=id, max_tokens=4).SerializeToString())
+        await stream.write(build_infer_request(id=id, max_tokens=4).SerializeToString())
     await stream.done_writing()
     assert [answer async for answer in stream]
     lines = [record.getMessage() for record in caplog.records]
@@ -421,35 +427,37 @@ async def test_grpc_calls_appear_in_the_access_log(dial, caplog):
     assert lines[0].startswith("mine ") and "status=OK" in lines[0] and "out=4" in lines[0]
 
 
-async def test_grpc_port_start_fails_on_a_taken_address(dial):
-    calls = await dial()
+async def test_grpc_port_start_fails_on_a_taken_address(serve_grpc):
+    calls = await serve_grpc()
     with pytest.raises(OSError, match="is taken"):
-        await Port(calls.served.service).start([("127.0.0.1", int(calls.address.rpartition(":")[2]))])
+        await TritonGrpcPort(calls.served.service).start_server([("127.0.0.1", int(calls.address.rpartition(":")[2]))])
 
 
 async def test_serve_opens_http_and_grpc_ports_and_exits_cleanly(folder):
-    process = Process(folder, "--grpc-port", "0").ready()
+    process = ServerProcess(folder, "--grpc-port", "0").ready()
     address = process.see(r"gRPC +(127\.0\.0\.1:\d+)")[1]
     async with grpc.aio.insecure_channel(address) as channel:
         method = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-        answer = infer.RESPONSE.FromString(await method(request(model=folder.name, max_tokens=4).SerializeToString()))
-        assert said(answer)
+        answer = infer.INFER_RESPONSE.FromString(
+            await method(build_infer_request(model=folder.name, max_tokens=4).SerializeToString())
+        )
+        assert answer_text(answer)
         path = "/inference.GRPCInferenceService/ModelStreamInfer"
         idle = channel.stream_stream(path)()
-        await idle.write(request(model=folder.name).SerializeToString())
+        await idle.write(build_infer_request(model=folder.name).SerializeToString())
         await idle.read()
-        taken = Process(folder, "--grpc-port", address.rpartition(":")[2])
+        taken = ServerProcess(folder, "--grpc-port", address.rpartition(":")[2])
         assert await asyncio.to_thread(taken.end) == 1
         assert "".join(taken.lines).startswith("parley: cannot listen on 127.0.0.1 port")
         process.process.terminate()
         assert await asyncio.to_thread(process.end) == 0  # an idle stream does not delay the shutdown
-        assert (await refused(idle.read()))[0] in ("UNAVAILABLE", "CANCELLED")
+        assert (await grpc_error(idle.read()))[0] in ("UNAVAILABLE", "CANCELLED")
 
 
-ODD = "INVALID_ARGUMENT", "NOT_FOUND", "INTERNAL"
+CLIENT_ERRORS = "INVALID_ARGUMENT", "NOT_FOUND", "INTERNAL"
 TENSOR = {"name": "text_input", "datatype": "BYTES", "shape": [1]}
-PIECES = [  # concatenated serialized messages parse as one message with the members of all
-    infer.REQUEST(**members).SerializeToString()
+MESSAGE_PIECES = [  # concatenated serialized messages parse as one message with the members of all
+    infer.INFER_REQUEST(**members).SerializeToString()
     for members in (
         {"model_name": "tiny"},
         {"id": "7"},
@@ -467,71 +475,78 @@ PIECES = [  # concatenated serialized messages parse as one message with the mem
 ]
 
 
-async def test_grpc_odd_message_bytes_get_a_client_error_status(dial):
-    calls = await dial(reply=lambda work, index: [70] * min(work.max_tokens, 3))
+async def test_grpc_odd_message_bytes_get_a_client_error_status(serve_grpc):
+    calls = await serve_grpc(reply=lambda work, index: [70] * min(work.max_tokens, 3))
     before = await calls.served.control()
 
-    @settings(max_examples=BODIES // 5, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-    @given(parts=st.lists(st.sampled_from(PIECES) | st.binary(max_size=6), max_size=7))
+    @settings(max_examples=MAX_EXAMPLES // 5, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(parts=st.lists(st.sampled_from(MESSAGE_PIECES) | st.binary(max_size=6), max_size=7))
     async def send(parts):
         try:
             await calls.send("ModelInfer", b"".join(parts))
         except grpc.aio.AioRpcError as error:
-            assert error.code().name in ODD, (parts, error)
+            assert error.code().name in CLIENT_ERRORS, (parts, error)
             assert error.details() and "server had an error" not in error.details(), parts
 
-    await run(send)
+    await run_in_loop(send)
     await calls.served.idle()
     assert await calls.served.control() == before
 
 
-async def test_grpc_rejects_huge_inputs_at_once(dial):
-    calls = await dial()
+async def test_grpc_rejects_huge_inputs_at_once(serve_grpc):
+    calls = await serve_grpc()
     long = "\u9ad4" * 100_000
-    asked = [request(id=long, temperature=-1.0), request(model=long), request(**{long: 1, "temperature": -1.0})]
+    messages = [
+        build_infer_request(id=long, temperature=-1.0),
+        build_infer_request(model=long),
+        build_infer_request(**{long: 1, "temperature": -1.0}),
+    ]
     for name, shape in ((long, [1]), ("text_input", [2**40, 2**40]), ("text_input", [1] * 100_000)):
-        asked.append(infer.REQUEST(model_name="tiny"))
+        messages.append(infer.INFER_REQUEST(model_name="tiny"))
         contents = {"bytes_contents": [b"a"]}
-        asked[-1].inputs.add(name=name, datatype="BYTES", shape=shape, contents=contents)
-    asked.append(request(stop="x" * 100_000))
-    asked.append(request())
-    asked[-1].model_version = "9" * 100_000
-    for message in asked:
-        code, sentence = await refused(calls.send("ModelInfer", message.SerializeToString()))
+        messages[-1].inputs.add(name=name, datatype="BYTES", shape=shape, contents=contents)
+    messages.append(build_infer_request(stop="x" * 100_000))
+    messages.append(build_infer_request())
+    messages[-1].model_version = "9" * 100_000
+    for message in messages:
+        code, sentence = await grpc_error(calls.send("ModelInfer", message.SerializeToString()))
         assert code in ("INVALID_ARGUMENT", "NOT_FOUND") and len(sentence) < 1000
-    assert said(await calls.infer())
+    assert answer_text(await calls.infer())
 
 
-async def test_cancelled_grpc_streams_leave_later_answers_unchanged(dial):
-    calls = await dial()
+async def test_cancelled_grpc_streams_leave_later_answers_unchanged(serve_grpc):
+    calls = await serve_grpc()
     before = await calls.served.control()
     for _ in range(30):
         stream = calls.stream()
-        await stream.write(request(stream=True, max_tokens=500).SerializeToString())
+        await stream.write(build_infer_request(stream=True, max_tokens=500).SerializeToString())
         await stream.read()
         stream.cancel()
     await calls.served.idle()
     assert await calls.served.control() == before
 
 
-async def test_grpc_reaches_each_of_several_models(dial, folder):
+async def test_grpc_reaches_each_of_several_models(serve_grpc, folder):
     options = ServerOptions()
-    engines = [FakeEngine(lambda work, index: [301] * work.max_tokens, info=INFO, load=load) for load in (0.0, 0.4)]
+    engines = [
+        FakeEngine(lambda work, index: [301] * work.max_tokens, info=MODEL_INFO, load_seconds=load)
+        for load in (0.0, 0.4)
+    ]
     other, late = (
-        Model((name,), Settings(model=str(folder)), engine, options)
+        ServedModel((name,), Settings(model=str(folder)), engine, options)
         for name, engine in zip(("other", "late"), engines, strict=True)
     )
-    calls = await dial(beside=[other, late], wait=False)
-    await calls.served.until(lambda: calls.served.model.refusal() is None and other.refusal() is None)
-    wanted = calls.served.model.language.tokenizer.decode([301] * 3)
-    assert said(await calls.infer(model="other", max_tokens=3)) == wanted
-    assert said(await calls.infer(model="tiny", max_tokens=3)) != wanted
-    assert (await refused(calls.infer(model="late", max_tokens=3)))[0] == "UNAVAILABLE"
+    calls = await serve_grpc(beside=[other, late], wait=False)
+    await calls.served.until(lambda: calls.served.model.unready_error() is None and other.unready_error() is None)
+    expected = calls.served.model.text_pipeline.tokenizer.decode([301] * 3)
+    assert answer_text(await calls.infer(model="other", max_tokens=3)) == expected
+    assert answer_text(await calls.infer(model="tiny", max_tokens=3)) != expected
+    assert (await grpc_error(calls.infer(model="late", max_tokens=3)))[0] == "UNAVAILABLE"
     assert [(await calls.call("ModelReady", name=name)).ready for name in ("tiny", "other", "late")] == [1, 1, 0]
     assert not (await calls.call("ServerReady")).ready
-    assert (await refused(calls.infer(model="nope")))[0] == "NOT_FOUND"
-    await calls.served.until(lambda: late.refusal() is None)
-    assert said(await calls.infer(model="late", max_tokens=3)) == wanted
+    assert (await grpc_error(calls.infer(model="nope")))[0] == "NOT_FOUND"
+    await calls.served.until(lambda: late.unready_error() is None)
+    assert answer_text(await calls.infer(model="late", max_tokens=3)) == expected
     models = (await calls.call("RepositoryIndex")).models
     assert [(model.name, model.state) for model in models] == [(name, "READY") for name in ("tiny", "other", "late")]
     (counts,) = (await calls.call("ModelStatistics", name="other")).model_stats

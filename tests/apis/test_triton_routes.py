@@ -5,8 +5,8 @@ import struct
 import zlib
 
 import pytest
-from support.http_client import HELLO, Served, concrete, request
-from support.metrics_page import value
+from support.http_client import HELLO_CHAT, RunningServer, build_request, fill_path
+from support.metrics_page import metric_value
 
 from parley import __version__
 from parley.dialects.triton import DIALECT
@@ -15,7 +15,7 @@ GENERATE = "/v2/models/tiny/generate"
 KEY = "sk-right-key-0123456789"
 
 
-async def said(served: Served, text: str, **members: object) -> str:
+async def openai_text(served: RunningServer, text: str, **members: object) -> str:
     """Get the model's continuation of a prompt from OpenAI's API, for comparison."""
     answer = await served.post("/v1/completions", {"prompt": text} | members)
     return answer.json["choices"][0]["text"]
@@ -33,7 +33,7 @@ async def test_triton_documented_generate_example_is_answered(serve, prefix, ver
         "id": "42",
         "model_name": "tiny",
         "model_version": "1",
-        "text_output": "client input" + await said(served, "client input"),
+        "text_output": "client input" + await openai_text(served, "client input"),
     }
 
 
@@ -46,15 +46,15 @@ async def test_triton_stream_is_the_same_text_in_pieces(serve):
     assert lines.pop() == "" and len(lines) > 2
     events = [json.loads(line.removeprefix("data: ")) for line in lines]
     assert all(list(event) == ["model_name", "model_version", "text_output"] for event in events)
-    assert "".join(event["text_output"] for event in events) == await said(served, "a b c", max_tokens=8)
+    assert "".join(event["text_output"] for event in events) == await openai_text(served, "a b c", max_tokens=8)
 
 
 async def test_triton_logprobs_and_counts_agree_with_openai(serve):
     served = await serve()
-    wish = {"text_input": "a b c", "max_tokens": 5, "logprobs": 2, "exclude_input_in_output": True}
+    body = {"text_input": "a b c", "max_tokens": 5, "logprobs": 2, "exclude_input_in_output": True}
     flags = {f"return_{name}": True for name in ("logprobs", "cumulative_logprob", "num_input_tokens",
              "num_output_tokens", "finish_reason", "log_probs")}  # fmt: skip
-    answer = (await served.post(GENERATE, wish | flags)).json
+    answer = (await served.post(GENERATE, body | flags)).json
     other = (await served.post("/v1/completions", {"prompt": "a b c", "max_tokens": 5, "logprobs": 2})).json
     assert answer["num_input_tokens"] == other["usage"]["prompt_tokens"]
     assert answer["num_output_tokens"] == 5 and answer["finish_reason"] == "length"
@@ -74,7 +74,7 @@ async def test_infer_accepts_and_returns_binary_tensors(serve):
     size = int(answer.headers["inference-header-content-length"])
     output = json.loads(answer.body[:size])["outputs"][0]
     assert output["parameters"]["binary_data_size"] == len(answer.body) - size
-    assert answer.body[size + 4 :].decode() == "a b c" + await said(served, "a b c", max_tokens=4)
+    assert answer.body[size + 4 :].decode() == "a b c" + await openai_text(served, "a b c", max_tokens=4)
 
 
 @pytest.mark.parametrize(("coding", "bits"), [("gzip", 31), ("deflate", 15)])
@@ -89,8 +89,8 @@ async def test_infer_compresses_its_answer_on_request(serve, coding, bits):
         assert "content-encoding" not in bare.headers and packed.headers["content-encoding"] == coding
         assert int(packed.headers["content-length"]) == len(packed.body)
         assert zlib.decompress(packed.body, bits) == bare.body
-        length = "inference-header-content-length"  # counts the JSON before compression
-        assert packed.headers.get(length) == bare.headers.get(length)
+        length_header = "inference-header-content-length"  # counts the JSON before compression
+        assert packed.headers.get(length_header) == bare.headers.get(length_header)
     generated = await served.call("POST", GENERATE, {"text_input": "a"}, {"accept-encoding": coding})
     assert "content-encoding" not in generated.headers
 
@@ -192,7 +192,7 @@ async def test_triton_health_before_and_after_loading(serve):
     assert (await served.call("POST", GENERATE, b"no JSON", key)).status == 503
     index = await served.call("POST", "/v2/repository/index", b"", key)
     assert index.json == [{"name": "tiny", "version": "1", "state": "LOADING"}]
-    await served.until(lambda: served.service.refusal() is None)
+    await served.until(lambda: served.service.unready_error() is None)
     assert (await served.get("/v2/health/ready")).status == 200
     ready = await served.get("/v2/models/tiny/ready", **key)
     assert (ready.status, ready.body, ready.headers.get("content-type")) == (200, b"", None)
@@ -202,7 +202,7 @@ async def test_every_triton_get_route_answers(serve):
     served = await serve()
     for route in DIALECT.routes:
         if route.method == "GET":
-            path = concrete(route.path)
+            path = fill_path(route.path)
             answer = await served.get(path)
             assert answer.status == (404 if path.endswith("/region/x/status") else 200), path
             bare = path.startswith("/v2/health/")
@@ -215,19 +215,19 @@ async def test_every_triton_get_route_answers(serve):
 async def test_triton_statistics_agree_with_the_metrics_page(serve):
     served = await serve(max_batch=1, max_queue=0, tick=0.005)
     await served.post(GENERATE, {"text_input": "a", "max_tokens": 3})
-    await served.post("/v1/chat/completions", HELLO)
-    served.engine.gate.clear()
+    await served.post("/v1/chat/completions", HELLO_CHAT)
+    served.engine.step_gate.clear()
     connection = await served.connect()
     body = b'{"text_input":"a"}'
     await connection.send(
         f"POST {GENERATE} HTTP/1.1\r\nhost: x.localhost\r\ncontent-length: 18\r\n\r\n".encode() + body
     )
-    await served.until(lambda: bool(served.service.open))
+    await served.until(lambda: bool(served.service.open_requests))
     busy = await served.post(GENERATE, {"text_input": "a"})
     assert busy.status == 503 and "retry-after" in busy.headers
     connection.close()
-    await served.until(lambda: not served.service.open)
-    served.engine.gate.set()
+    await served.until(lambda: not served.service.open_requests)
+    served.engine.step_gate.set()
     stats = (await served.get("/v2/models/tiny/stats")).json["model_stats"][0]
     assert stats["inference_count"] == stats["inference_stats"]["success"]["count"] == 2
     assert stats["inference_stats"]["fail"]["count"] == 1 and stats["last_inference"] > 1.6e12
@@ -235,15 +235,15 @@ async def test_triton_statistics_agree_with_the_metrics_page(serve):
     assert sum(parts) == pytest.approx(stats["inference_stats"]["success"]["ns"], abs=3)
     page = (await served.get("/metrics")).body.decode()
     common = 'model="tiny",version="1"'
-    assert value(page, f"nv_inference_request_success{{{common}}}") == 2
-    assert value(page, f'nv_inference_request_failure{{{common},reason="REJECTED"}}') == 1
-    assert value(page, f'nv_inference_request_failure{{{common},reason="CANCELED"}}') == 1
-    assert value(page, f'nv_inference_request_failure{{{common},reason="BACKEND"}}') == 0
-    whole = value(page, f"nv_inference_request_duration_us{{{common}}}")
+    assert metric_value(page, f"nv_inference_request_success{{{common}}}") == 2
+    assert metric_value(page, f'nv_inference_request_failure{{{common},reason="REJECTED"}}') == 1
+    assert metric_value(page, f'nv_inference_request_failure{{{common},reason="CANCELED"}}') == 1
+    assert metric_value(page, f'nv_inference_request_failure{{{common},reason="BACKEND"}}') == 0
+    whole = metric_value(page, f"nv_inference_request_duration_us{{{common}}}")
     assert whole == pytest.approx(stats["inference_stats"]["success"]["ns"] / 1000, abs=1)
-    assert value(page, f"nv_inference_pending_request_count{{{common}}}") == 0
-    assert value(page, f'nv_trt_llm_request_metrics{{{common},request_type="active"}}') == 0
-    blocks = {kind: value(page, f'nv_trt_llm_kv_cache_block_metrics{{{common},kv_cache_block_type="{kind}"}}')
+    assert metric_value(page, f"nv_inference_pending_request_count{{{common}}}") == 0
+    assert metric_value(page, f'nv_trt_llm_request_metrics{{{common},request_type="active"}}') == 0
+    blocks = {kind: metric_value(page, f'nv_trt_llm_kv_cache_block_metrics{{{common},kv_cache_block_type="{kind}"}}')
               for kind in ("max", "used", "free", "fraction")}  # fmt: skip
     assert blocks["max"] == blocks["used"] + blocks["free"] > 0 and 0 <= blocks["fraction"] < 1
 
@@ -259,17 +259,17 @@ async def test_triton_sends_load_metrics_in_a_header_on_request(serve):
 
 async def test_triton_metrics_count_waiting_and_scheduled_requests(serve):
     served = await serve(max_batch=1, tick=0.005)
-    served.engine.gate.clear()
+    served.engine.step_gate.clear()
     connections = [await served.connect() for _ in range(3)]
     for connection in connections:
-        await connection.send(request("POST", GENERATE, {"text_input": "a"}))
-    await served.until(lambda: len(served.service.open) == 3)
-    served.engine.gate.set()
+        await connection.send(build_request("POST", GENERATE, {"text_input": "a"}))
+    await served.until(lambda: len(served.service.open_requests) == 3)
+    served.engine.step_gate.set()
     await served.until(lambda: served.engine.stats.waiting > 0)
-    served.engine.gate.clear()
+    served.engine.step_gate.clear()
     page = (await served.get("/metrics")).body.decode()
-    assert value(page, 'nv_inference_pending_request_count{model="tiny",version="1"}') > 0
-    assert value(page, 'nv_trt_llm_request_metrics{model="tiny",version="1",request_type="scheduled"}') == 1
-    served.engine.gate.set()
+    assert metric_value(page, 'nv_inference_pending_request_count{model="tiny",version="1"}') > 0
+    assert metric_value(page, 'nv_trt_llm_request_metrics{model="tiny",version="1",request_type="scheduled"}') == 1
+    served.engine.step_gate.set()
     for connection in connections:
         connection.close()

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from openai import APIError, AsyncOpenAI, BadRequestError
-from support.http_client import HELLO, request
+from support.http_client import HELLO_CHAT, build_request
 
 from parley.errors import EngineError
 
@@ -12,14 +12,14 @@ EOS = 2
 PROMPT = "Hello there, my friend"
 
 
-def ending(work, index):
+def echo_and_end(work, index):
     """Repeat the prompt's tokens, then end the text."""
     return [*work.token_ids, EOS][: work.max_tokens]
 
 
 @pytest.fixture
 async def served(serve):
-    return await serve(reply=ending)
+    return await serve(reply=echo_and_end)
 
 
 # -- the routes of vLLM's demo server
@@ -58,14 +58,14 @@ async def test_vllm_demo_stream_separates_records_by_version(served, prefix, end
 
 async def test_vllm_demo_stream_breaks_off_on_an_engine_error(serve):
     served = await serve()
-    served.engine.gate.clear()
+    served.engine.step_gate.clear()
     connection = await served.connect()
-    await connection.send(request("POST", "/generate", {"prompt": "a", "stream": True}))
-    await served.until(lambda: served.engine.in_flight == 1)
-    served.engine.gate.set()
+    await connection.send(build_request("POST", "/generate", {"prompt": "a", "stream": True}))
+    await served.until(lambda: served.engine.open_stream_count == 1)
+    served.engine.step_gate.set()
     await connection.head()
-    for generation in list(served.service.open):
-        generation.abort(EngineError("gone"))
+    for generation in list(served.service.open_requests):
+        generation.fail_request(EngineError("gone"))
     assert not (await connection.ended()).endswith(b"0\r\n\r\n")
     connection.close()
 
@@ -77,10 +77,10 @@ async def test_reset_prefix_cache_answers_success_and_checks_its_flag(serve):
     served = await serve()
     for prefix in ("", "/vllm"):
         assert (await served.post(prefix + "/reset_prefix_cache")).json == {"success": True}
-    served.engine.gate.clear()
-    waiting = asyncio.create_task(served.post("/v1/chat/completions", HELLO))
-    await served.until(lambda: served.engine.in_flight == 1)
-    served.engine.gate.set()
+    served.engine.step_gate.clear()
+    waiting = asyncio.create_task(served.post("/v1/chat/completions", HELLO_CHAT))
+    await served.until(lambda: served.engine.open_stream_count == 1)
+    served.engine.step_gate.set()
     await waiting
     answer = await served.post("/reset_prefix_cache?reset_running_requests=perhaps")
     assert (answer.status, answer.error["param"]) == (400, "body.reset_running_requests")
@@ -90,54 +90,58 @@ async def test_reset_prefix_cache_answers_success_and_checks_its_flag(serve):
 async def test_unanswered_prefix_cache_reset_fails_when_the_engine_crashes(serve):
     served = await serve()
     served.engine._send = lambda message: None
-    asked = asyncio.create_task(served.post("/reset_prefix_cache"))
-    await served.until(lambda: served.engine._questions)
-    served.engine.crash()
-    assert (await asked).json == {"success": False}
+    pending = asyncio.create_task(served.post("/reset_prefix_cache"))
+    await served.until(lambda: served.engine._pending_answers)
+    served.engine.crash_engine()
+    assert (await pending).json == {"success": False}
     assert (await served.post("/reset_prefix_cache")).status == 503
 
 
 # -- the routes of vLLM's OpenAI server
 
-JSON = {"content-type": "application/json"}
-STREAM = {"stream": True, "stream_options": {"include_usage": True}}
+JSON_HEADERS = {"content-type": "application/json"}
+STREAM_WITH_USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 async def test_vllm_chats_and_completions_match_their_streams(served):
-    whole = await served.post("/vllm/v1/chat/completions", HELLO | {"max_tokens": 4096}, **JSON)
+    whole = await served.post("/vllm/v1/chat/completions", HELLO_CHAT | {"max_tokens": 4096}, **JSON_HEADERS)
     (choice,) = whole.json["choices"]
     assert (whole.status, choice["finish_reason"]) == (200, "stop")
-    streamed = (await served.post("/vllm/v1/chat/completions", HELLO | STREAM | {"max_tokens": 4096}, **JSON)).events
+    streamed = (
+        await served.post(
+            "/vllm/v1/chat/completions", HELLO_CHAT | STREAM_WITH_USAGE | {"max_tokens": 4096}, **JSON_HEADERS
+        )
+    ).events
     assert streamed[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in streamed[:-1])
     assert text == choice["message"]["content"]
     assert streamed[-1]["usage"]["total_tokens"] == whole.json["usage"]["total_tokens"]
     body = {"prompt": PROMPT, "max_tokens": 4096}
-    text = (await served.post("/vllm/v1/completions", body, **JSON)).json["choices"][0]["text"]
+    text = (await served.post("/vllm/v1/completions", body, **JSON_HEADERS)).json["choices"][0]["text"]
     assert text == PROMPT
-    told = (await served.post("/vllm/v1/completions", body | {"stream": True}, **JSON)).events
-    assert "".join(chunk["choices"][0]["text"] for chunk in told) == PROMPT
-    assert (await served.post("/vllm/invocations", body, **JSON)).json["object"] == "text_completion"
-    assert (await served.post("/vllm/invocations", HELLO, **JSON)).json["object"] == "chat.completion"
+    events = (await served.post("/vllm/v1/completions", body | {"stream": True}, **JSON_HEADERS)).events
+    assert "".join(chunk["choices"][0]["text"] for chunk in events) == PROMPT
+    assert (await served.post("/vllm/invocations", body, **JSON_HEADERS)).json["object"] == "text_completion"
+    assert (await served.post("/vllm/invocations", HELLO_CHAT, **JSON_HEADERS)).json["object"] == "chat.completion"
 
 
 async def test_limits_full_vocabulary_logprobs_over_a_whole_request(served):
     """All lists of a request are built in one go, and no other request gets a token during that time."""
-    asked = {"model": "tiny", "prompt": "ab", "max_tokens": 204}
-    assert (await served.post("/v1/completions", asked | {"logprobs": -1, "n": 2})).status == 200
+    body = {"model": "tiny", "prompt": "ab", "max_tokens": 204}
+    assert (await served.post("/v1/completions", body | {"logprobs": -1, "n": 2})).status == 200
     for members in ({"logprobs": -1, "n": 2, "max_tokens": 205}, {"prompt": "a" * 410, "prompt_logprobs": -1}):
-        answer = await served.post("/v1/completions", asked | members)
+        answer = await served.post("/v1/completions", body | members)
         assert answer.status == 400 and "at most 409 tokens" in answer.error["message"], answer.body[:300]
         assert answer.error["param"] in members
 
 
 @pytest.mark.parametrize("prefix", ["", "/vllm"])
 async def test_truncation_side_drops_either_end_of_the_prompt(served, prefix):
-    wish = {"max_tokens": 1, "return_token_ids": True}
-    whole = (await served.post(prefix + "/v1/chat/completions", HELLO | wish)).json["prompt_token_ids"]
+    options = {"max_tokens": 1, "return_token_ids": True}
+    whole = (await served.post(prefix + "/v1/chat/completions", HELLO_CHAT | options)).json["prompt_token_ids"]
     for side, kept in (("left", slice(-4, None)), ("right", slice(4))):
-        cut = wish | {"truncate_prompt_tokens": 4, "truncation_side": side}
-        answer = await served.post(prefix + "/v1/chat/completions", HELLO | cut)
+        cut = options | {"truncate_prompt_tokens": 4, "truncation_side": side}
+        answer = await served.post(prefix + "/v1/chat/completions", HELLO_CHAT | cut)
         assert answer.json["prompt_token_ids"] == whole[kept]
         answer = await served.post(prefix + "/v1/completions", {"prompt": whole} | cut)
         assert answer.json["choices"][0]["prompt_token_ids"] == whole[kept]
@@ -145,12 +149,12 @@ async def test_truncation_side_drops_either_end_of_the_prompt(served, prefix):
 
 @pytest.mark.parametrize("prefix", ["", "/vllm"])
 async def test_chat_batch_answers_each_conversation_like_a_single_request(served, prefix):
-    several = [HELLO["messages"], [{"role": "user", "content": "Bye"}]]
+    several = [HELLO_CHAT["messages"], [{"role": "user", "content": "Bye"}]]
     alone = [(await served.post(prefix + "/v1/chat/completions", {"messages": messages})).json for messages in several]
-    told = (await served.post(prefix + "/v1/chat/completions/batch", {"messages": several})).json
-    contents = [choice["message"]["content"] for choice in told["choices"]]
+    batch = (await served.post(prefix + "/v1/chat/completions/batch", {"messages": several})).json
+    contents = [choice["message"]["content"] for choice in batch["choices"]]
     assert contents == [each["choices"][0]["message"]["content"] for each in alone]
-    assert told["usage"]["total_tokens"] == sum(each["usage"]["total_tokens"] for each in alone)
+    assert batch["usage"]["total_tokens"] == sum(each["usage"]["total_tokens"] for each in alone)
     long = {"messages": [several[0], [{"role": "user", "content": "b " * 9000}]]}
     refused = await served.post(prefix + "/v1/chat/completions/batch", long)
     assert refused.status == 400 and "maximum context length" in refused.error["message"]
@@ -158,23 +162,23 @@ async def test_chat_batch_answers_each_conversation_like_a_single_request(served
 
 
 async def test_vllm_errors_have_its_statuses_and_members(served):
-    async def refused(body, path="/vllm/v1/completions", **headers):
-        answer = await served.post(path, body, **(JSON | headers))
+    async def post_error(body, path="/vllm/v1/completions", **headers):
+        answer = await served.post(path, body, **(JSON_HEADERS | headers))
         return answer.status, answer.json
 
-    status, body = await refused({"prompt": "a", "model": "nope"})
+    status, body = await post_error({"prompt": "a", "model": "nope"})
     assert (status, body["error"]["message"]) == (404, "The model `nope` does not exist. Valid aliases: tiny.")
-    status, body = await refused({"prompt": [5] * 5000})
+    status, body = await post_error({"prompt": [5] * 5000})
     assert status == 400 and "prompt contains at least 5000 input tokens" in body["error"]["message"]
-    assert (await refused({"prompt": [5] * 5000, "stream": True}))[0] == 400
-    assert (await refused({"prompt": [5] * 4095, "max_tokens": 100}))[0] == 200
-    status, body = await refused({"prompt": [9999]})
+    assert (await post_error({"prompt": [5] * 5000, "stream": True}))[0] == 400
+    assert (await post_error({"prompt": [5] * 4095, "max_tokens": 100}))[0] == 200
+    status, body = await post_error({"prompt": [9999]})
     assert (status, body["error"]["param"]) == (400, "prompt")
-    assert (await refused({}, **{"content-type": "text/plain"}))[0] == 400
-    assert await refused({}, "/vllm/v1/classify") == (404, {"detail": "Not Found"})
+    assert (await post_error({}, **{"content-type": "text/plain"}))[0] == 400
+    assert await post_error({}, "/vllm/v1/classify") == (404, {"detail": "Not Found"})
     assert (await served.get("/vllm/v1/completions")).json == {"detail": "Method Not Allowed"}
     for path in ("/vllm/v1/responses", "/vllm/v1/messages", "/vllm/v1/responses/r/cancel"):
-        status, body = await refused({}, path)
+        status, body = await post_error({}, path)
         assert (status, body["error"]["type"], body["error"]["code"]) == (501, "NotImplementedError", 501)
 
 
@@ -194,10 +198,10 @@ async def test_vllm_version_models_and_tokenizer_routes_answer(served):
     assert (card["id"], card["max_model_len"], card["permission"][0]["organization"]) == ("tiny", 4096, "*")
     assert (await served.get("/vllm/v1/models/tiny")).json == {"detail": "Not Found"}
     assert b"vllm:num_requests_running" in (await served.get("/vllm/metrics")).body
-    made = (await served.post("/vllm/tokenize", {"prompt": "Zwölf", "return_token_strs": True})).json
-    assert list(made) == ["count", "max_model_len", "tokens", "token_strs"]
-    assert (await served.post("/vllm/detokenize", {"tokens": [*made["tokens"], 9999]})).json == {"prompt": "Zwölf"}
-    chat = (await served.post("/vllm/tokenize", {"messages": HELLO["messages"]})).json
+    tokenized = (await served.post("/vllm/tokenize", {"prompt": "Zwölf", "return_token_strs": True})).json
+    assert list(tokenized) == ["count", "max_model_len", "tokens", "token_strs"]
+    assert (await served.post("/vllm/detokenize", {"tokens": [*tokenized["tokens"], 9999]})).json == {"prompt": "Zwölf"}
+    chat = (await served.post("/vllm/tokenize", {"messages": HELLO_CHAT["messages"]})).json
     assert chat["count"] > 1 and chat["token_strs"] is None
     answer = await served.post("/vllm/tokenize", {})
     assert (answer.status, answer.error["param"]) == (400, "body.prompt")
@@ -205,7 +209,7 @@ async def test_vllm_version_models_and_tokenizer_routes_answer(served):
 
 
 async def test_openai_client_passes_all_vllm_extra_parameters(serve):
-    served = await serve(reply=ending)
+    served = await serve(reply=echo_and_end)
     extras = {
         "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "ignore_eos": False, "min_tokens": 1, "priority": 3,
         "stop_token_ids": [7], "include_stop_str_in_output": True, "return_token_ids": True,
@@ -215,13 +219,19 @@ async def test_openai_client_passes_all_vllm_extra_parameters(serve):
         "request_id": "mine", "vllm_xargs": {"a": 1}, "add_special_tokens": False, "use_beam_search": False,
         "return_prompt_text": True,
     }  # fmt: skip
-    base = {"model": "tiny", "messages": HELLO["messages"], "extra_body": extras, "logprobs": True, "top_logprobs": 2}
+    base = {
+        "model": "tiny",
+        "messages": HELLO_CHAT["messages"],
+        "extra_body": extras,
+        "logprobs": True,
+        "top_logprobs": 2,
+    }
     async with AsyncOpenAI(base_url=f"{served.url}/vllm/v1", api_key="none", max_retries=0) as client:
         answer = await client.chat.completions.create(**base)
         assert answer.id == "chatcmpl-mine"
         assert answer.prompt_token_ids and answer.choices[0].token_ids and answer.prompt_logprobs[0] is None
         assert len(answer.choices[0].logprobs.content[0].top_logprobs) == 2
-        assert HELLO["messages"][-1]["content"] in answer.prompt_text
+        assert HELLO_CHAT["messages"][-1]["content"] in answer.prompt_text
         stream = await client.chat.completions.create(
             **base | {"extra_body": {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}},
             stream=True,
@@ -232,9 +242,9 @@ async def test_openai_client_passes_all_vllm_extra_parameters(serve):
         text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
         assert text == answer.choices[0].message.content
         assert (await client.models.list()).data[0].owned_by == "vllm"
-        for wish in ({"guided_json": "{"}, {"structured_outputs": {"regex": "(?=a)"}}, {"logits_processors": ["x"]}):
-            with pytest.raises(BadRequestError, match=next(iter(wish))):
-                await client.chat.completions.create(**base | {"extra_body": wish})
+        for invalid in ({"guided_json": "{"}, {"structured_outputs": {"regex": "(?=a)"}}, {"logits_processors": ["x"]}):
+            with pytest.raises(BadRequestError, match=next(iter(invalid))):
+                await client.chat.completions.create(**base | {"extra_body": invalid})
         with pytest.raises(BadRequestError, match="temperature must be in"):
             await client.completions.create(model="tiny", prompt="a", temperature=3)
         with pytest.raises(APIError, match="max allowed: 20"):

@@ -15,34 +15,34 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.http_client import INFO, Answer, Connection, request
-from support.server_process import Process
+from support.http_client import MODEL_INFO, Answer, Connection, build_request
+from support.server_process import ServerProcess
 
 from parley.boot import engines
 from parley.boot import server as start_module
-from parley.boot.opening import opening
+from parley.boot.opening import opening_lines
 from parley.engine.fake import FakeEngine
-from parley.serving.options import Listen, Offer, ServerOptions
+from parley.serving.options import ListenAddress, OfferedModel, ServerOptions
 from parley.types import ModelInfo, Settings
-from parley.web.banner import address, loaded
+from parley.web.banner import loaded_line, local_url
 
 
 @pytest.fixture
-def start(folder: Path) -> Iterator[Callable[..., Process]]:
-    running: list[Process] = []
+def start_server(folder: Path) -> Iterator[Callable[..., ServerProcess]]:
+    running: list[ServerProcess] = []
 
-    def begin(*flags: str, model: Path | None = None) -> Process:
-        running.append(Process(model or folder, *flags))
+    def start_process(*flags: str, model: Path | None = None) -> ServerProcess:
+        running.append(ServerProcess(model or folder, *flags))
         return running[-1]
 
-    yield begin
-    for one in running:
-        one.process.kill()
-        one.process.wait()
+    yield start_process
+    for process in running:
+        process.process.kill()
+        process.process.wait()
 
 
-def test_server_prints_its_url_and_exits_on_sigterm(start):
-    server = start().ready()
+def test_server_prints_its_url_and_exits_on_sigterm(start_server):
+    server = start_server().ready()
     text = "\n".join(server.lines)
     assert server.lines[0].startswith("parley ")
     assert "tiny" in text
@@ -52,8 +52,8 @@ def test_server_prints_its_url_and_exits_on_sigterm(start):
     assert server.end() == 0
 
 
-def test_first_signal_drains_running_streams(start):
-    server = start().ready()
+def test_first_signal_drains_running_streams(start_server):
+    server = start_server().ready()
     with server.stream(3000) as stream:
         first = stream.readline()
         server.process.send_signal(signal.SIGINT)
@@ -63,31 +63,34 @@ def test_first_signal_drains_running_streams(start):
     assert server.end() == 0
 
 
-class Inside:
+class InProcessServer:
     """The server inside this process, with an engine that takes time for each step."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, load: float = 0.0, **options: Any):
-        self.engine = FakeEngine(info=INFO, tick=0.005, load=load)
-        monkeypatch.setitem(engines.ENGINES, "scripted", lambda settings, name: self.engine)
-        given = ServerOptions(port=0, **options)
-        sockets = [start_module.listen(place.host, place.port) for place in start_module.places(given)]
-        offer = Offer(("tiny",), Settings(model=str(folder)), "scripted")
-        self.instance = start_module.Instance([offer], given, sockets)
+        self.engine = FakeEngine(info=MODEL_INFO, step_seconds=0.005, load_seconds=load)
+        monkeypatch.setitem(engines.ENGINE_FACTORIES, "scripted", lambda settings, name: self.engine)
+        server_options = ServerOptions(port=0, **options)
+        sockets = [
+            start_module.open_listener(place.host, place.port)
+            for place in start_module.listening_places(server_options)
+        ]
+        offer = OfferedModel(("tiny",), Settings(model=str(folder)), "scripted")
+        self.instance = start_module.ServerInstance([offer], server_options, sockets)
         self.port, *self.others = (sock.getsockname()[1] for sock in sockets)
 
     async def stream(self) -> Connection:
         """Open a connection and start a long answer on it."""
         connection = Connection(*await asyncio.open_connection("127.0.0.1", self.port))
         body = {"prompt": "a", "max_tokens": 3000, "stream": True}
-        await connection.send(request("POST", "/v1/completions", body))
+        await connection.send(build_request("POST", "/v1/completions", body))
         assert (await connection.head())[0] == 200
         return connection
 
 
 async def test_streams_past_the_drain_time_get_an_error_and_exit_is_clean(folder, monkeypatch):
-    server = Inside(folder, monkeypatch, drain=0.1)
-    running = asyncio.create_task(server.instance.live())
-    while server.instance.service.refusal():
+    server = InProcessServer(folder, monkeypatch, drain=0.1)
+    running = asyncio.create_task(server.instance.serve_until_exit())
+    while server.instance.registry.unready_error():
         await asyncio.sleep(0.01)
     connection = await server.stream()
     os.kill(os.getpid(), signal.SIGTERM)
@@ -98,35 +101,35 @@ async def test_streams_past_the_drain_time_get_an_error_and_exit_is_clean(folder
 
 
 async def test_extra_api_port_is_strict_and_drains_with_the_main_port(folder, monkeypatch, capsys):
-    listen = (Listen("tgi", "127.0.0.1", 0), Listen("triton", "127.0.0.1", 0))
-    server = Inside(folder, monkeypatch, listen=listen, drain=0.1, api_keys=("k" * 16,))
-    running = asyncio.create_task(server.instance.live())
-    while server.instance.service.refusal():
+    listen = (ListenAddress("tgi", "127.0.0.1", 0), ListenAddress("triton", "127.0.0.1", 0))
+    server = InProcessServer(folder, monkeypatch, listen=listen, drain=0.1, api_keys=("k" * 16,))
+    running = asyncio.create_task(server.instance.serve_until_exit())
+    while server.instance.registry.unready_error():
         await asyncio.sleep(0.01)
 
-    async def ask(port: int, method: str, path: str, body: Any = None, key: str = "k" * 16) -> Answer:
+    async def send_request(port: int, method: str, path: str, body: Any = None, key: str = "k" * 16) -> Answer:
         connection = Connection(*await asyncio.open_connection("127.0.0.1", port))
-        await connection.send(request(method, path, body, {"authorization": f"Bearer {key}"}))
+        await connection.send(build_request(method, path, body, {"authorization": f"Bearer {key}"}))
         answer = await connection.answer()
         connection.close()
         return answer
 
     tgi, triton = server.others
     zero = {"inputs": "a", "parameters": {"temperature": 0}}
-    assert (await ask(server.port, "POST", "/generate", zero)).status == 200
-    assert "strictly positive" in (await ask(tgi, "POST", "/generate", zero)).json["error"]
-    assert (await ask(tgi, "POST", "/generate", zero, key="wrong")).status == 401
-    assert (await ask(tgi, "GET", "/info")).json["max_best_of"] == 2
-    assert (await ask(tgi, "GET", "/health/live")).status == 200
-    nowhere = await ask(tgi, "GET", "/v2")
+    assert (await send_request(server.port, "POST", "/generate", zero)).status == 200
+    assert "strictly positive" in (await send_request(tgi, "POST", "/generate", zero)).json["error"]
+    assert (await send_request(tgi, "POST", "/generate", zero, key="wrong")).status == 401
+    assert (await send_request(tgi, "GET", "/info")).json["max_best_of"] == 2
+    assert (await send_request(tgi, "GET", "/health/live")).status == 200
+    nowhere = await send_request(tgi, "GET", "/v2")
     assert (nowhere.status, nowhere.body) == (404, b"")
-    assert (await ask(triton, "GET", "/v2")).json["name"]
-    assert (await ask(triton, "POST", "/generate", zero)).status == 404
+    assert (await send_request(triton, "GET", "/v2")).json["name"]
+    assert (await send_request(triton, "POST", "/generate", zero)).status == 404
     assert re.search(rf"^  TGI +http://127\.0\.0\.1:{tgi}$", capsys.readouterr().out, re.MULTILINE)
 
     connection = Connection(*await asyncio.open_connection("127.0.0.1", tgi))
     long = {"inputs": "a", "parameters": {"max_new_tokens": 3000}}
-    await connection.send(request("POST", "/generate_stream", long, {"authorization": "Bearer " + "k" * 16}))
+    await connection.send(build_request("POST", "/generate_stream", long, {"authorization": "Bearer " + "k" * 16}))
     assert (await connection.head())[0] == 200
     os.kill(os.getpid(), signal.SIGTERM)
     assert b'"error_type":"healthcheck"' in await connection.ended()
@@ -137,9 +140,9 @@ async def test_extra_api_port_is_strict_and_drains_with_the_main_port(folder, mo
 
 
 async def test_second_signal_exits_at_once(folder, monkeypatch):
-    server = Inside(folder, monkeypatch, drain=1000.0)
-    running = asyncio.create_task(server.instance.live())
-    while server.instance.service.refusal():
+    server = InProcessServer(folder, monkeypatch, drain=1000.0)
+    running = asyncio.create_task(server.instance.serve_until_exit())
+    while server.instance.registry.unready_error():
         await asyncio.sleep(0.01)
     connection = await server.stream()
     for _ in range(2):
@@ -151,8 +154,8 @@ async def test_second_signal_exits_at_once(folder, monkeypatch):
 
 
 async def test_signal_during_loading_exits_the_server(folder, monkeypatch):
-    server = Inside(folder, monkeypatch, load=1000.0)
-    running = asyncio.create_task(server.instance.live())
+    server = InProcessServer(folder, monkeypatch, load=1000.0)
+    running = asyncio.create_task(server.instance.serve_until_exit())
     while server.engine.state != "loading":
         await asyncio.sleep(0.01)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -161,44 +164,44 @@ async def test_signal_during_loading_exits_the_server(folder, monkeypatch):
 
 
 async def test_server_exits_when_its_engine_is_lost(folder, monkeypatch, capsys):
-    server = Inside(folder, monkeypatch)
-    running = asyncio.create_task(server.instance.live())
-    while server.instance.service.refusal():
+    server = InProcessServer(folder, monkeypatch)
+    running = asyncio.create_task(server.instance.serve_until_exit())
+    while server.instance.registry.unready_error():
         await asyncio.sleep(0.01)
     connection = await server.stream()
-    server.engine.crash("The engine process was killed by SIGKILL.")
+    server.engine.crash_engine("The engine process was killed by SIGKILL.")
     assert b"SIGKILL" in await connection.ended()
     assert await running == 1
     assert "SIGKILL" in capsys.readouterr().out.splitlines()[-1]
 
 
-def test_taken_port_is_reported_in_one_line(start):
+def test_taken_port_is_reported_in_one_line(start_server):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        server = start("--port", str(port))
+        server = start_server("--port", str(port))
         assert server.end() == 1
     assert server.lines == [f"parley: cannot listen on 127.0.0.1 port {port}: Address already in use."]
 
 
-def test_taken_api_port_is_reported_in_one_line(start):
+def test_taken_api_port_is_reported_in_one_line(start_server):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        server = start("--listen", f"tgi=127.0.0.1:{port}")
+        server = start_server("--listen", f"tgi=127.0.0.1:{port}")
         assert server.end() == 1
     assert server.lines == [f"parley: cannot listen on 127.0.0.1 port {port}: Address already in use."]
 
 
-def test_taken_peer_port_is_reported_in_one_line(start):
+def test_taken_peer_port_is_reported_in_one_line(start_server):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        server = start("--role", "decode", "--peer-port", str(port))
+        server = start_server("--role", "decode", "--peer-port", str(port))
         assert server.end() == 1
-    told = f"cannot listen on 127.0.0.1 port {port} for handovers: Address already in use"
-    assert server.lines == [f"parley: {told}. Choose another with --peer-port."]
+    message = f"cannot listen on 127.0.0.1 port {port} for handovers: Address already in use"
+    assert server.lines == [f"parley: {message}. Choose another with --peer-port."]
 
 
-def test_missing_tokenizer_is_reported_in_the_last_line(start, tmp_path):
-    server = start(model=tmp_path)
+def test_missing_tokenizer_is_reported_in_the_last_line(start_server, tmp_path):
+    server = start_server(model=tmp_path)
     assert server.end() == 1
     assert "tokenizer" in server.lines[-1] and server.lines[-1].startswith("parley: ")
     assert not any("Traceback" in line for line in server.lines)
@@ -213,38 +216,40 @@ def test_serve_imports_neither_torch_nor_transformers():
 
 
 def test_printed_urls_are_reachable_from_this_machine():
-    assert address("0.0.0.0", 80) == "http://127.0.0.1:80"
-    assert address("::", 80) == "http://[::1]:80"
-    assert address("llm.local", 80) == "http://llm.local:80"
+    assert local_url("0.0.0.0", 80) == "http://127.0.0.1:80"
+    assert local_url("::", 80) == "http://[::1]:80"
+    assert local_url("llm.local", 80) == "http://llm.local:80"
 
 
 def test_warns_about_a_server_open_to_the_network():
-    def text(**options):
-        return opening(ServerOptions(**options), [Offer(("m",), Settings(model="m"))], "http://x", ())
+    def opening_text(**options):
+        return opening_lines(ServerOptions(**options), [OfferedModel(("m",), Settings(model="m"))], "http://x", ())
 
-    assert "--api-key" in text(host="0.0.0.0")
-    assert "--api-key" not in text(host="0.0.0.0", api_keys=("k",))
-    assert "--api-key" not in text(host="127.0.0.1")
-    assert "--api-key" not in text(host="::1")
-    assert "--api-key" in text(listen=(Listen("tgi", "0.0.0.0", 80),))
+    assert "--api-key" in opening_text(host="0.0.0.0")
+    assert "--api-key" not in opening_text(host="0.0.0.0", api_keys=("k",))
+    assert "--api-key" not in opening_text(host="127.0.0.1")
+    assert "--api-key" not in opening_text(host="::1")
+    assert "--api-key" in opening_text(listen=(ListenAddress("tgi", "0.0.0.0", 80),))
     for role in ("none", "prefill", "decode", "flex"):
-        assert "--cluster-secret" in text(host="0.0.0.0", role=role, api_keys=("k",))
-        assert "warning" not in text(host="0.0.0.0", role=role, cluster_secret="s" * 16)
-        assert "warning" not in text(host="127.0.0.1", role=role)
+        assert "--cluster-secret" in opening_text(host="0.0.0.0", role=role, api_keys=("k",))
+        assert "warning" not in opening_text(host="0.0.0.0", role=role, cluster_secret="s" * 16)
+        assert "warning" not in opening_text(host="127.0.0.1", role=role)
         for plane in ("mindie-management", "mindie-metrics"):  # admin ports take no cluster commands
-            known = {"role": role, "cluster_secret": "s" * 16, "listen": (Listen(plane, "0.0.0.0", 80),)}
-            assert "--api-key" in text(**known)
-            assert "warning" not in text(**known, api_keys=("k",))
-    told = text(host="10.0.0.1", listen=(Listen("tgi", "10.0.0.2", 80), Listen("mindie", "10.0.0.1", 81)))
-    assert "10.0.0.1 or 10.0.0.2 may use" in told
+            known = {"role": role, "cluster_secret": "s" * 16, "listen": (ListenAddress(plane, "0.0.0.0", 80),)}
+            assert "--api-key" in opening_text(**known)
+            assert "warning" not in opening_text(**known, api_keys=("k",))
+    warning = opening_text(
+        host="10.0.0.1", listen=(ListenAddress("tgi", "10.0.0.2", 80), ListenAddress("mindie", "10.0.0.1", 81))
+    )
+    assert "10.0.0.1 or 10.0.0.2 may use" in warning
 
 
 def test_loaded_line_shows_the_memory_plan():
     info = ModelInfo(
         architecture="Qwen3ForCausalLM", dtype="bfloat16", device="cpu", parameters=494_032_768, vocab_size=9,
-        max_model_len=32768, weights_bytes=988 << 20, kv_bytes=3 << 30, kv_blocks=1000, block_size=16, lowered=True,
+        max_model_len=32768, weights_bytes=988 << 20, kv_bytes=3 << 30, kv_blocks=1000, block_size=16, fused=True,
     )  # fmt: skip
-    text = loaded("chat", info)
+    text = loaded_line("chat", info)
     for part in (
         "chat: ",
         "494M parameters",
@@ -257,7 +262,7 @@ def test_loaded_line_shows_the_memory_plan():
         assert part in text
 
 
-def spawn(folder: Path, port: int, **streams: Any) -> subprocess.Popen[bytes]:
+def start_ready_process(folder: Path, port: int, **streams: Any) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "parley", "serve", str(folder), "--fake-engine", "--port", str(port)]
     process = subprocess.Popen(command, **streams)
     end = time.monotonic() + 30
@@ -279,7 +284,7 @@ def free_port() -> int:
 def test_unread_log_pipe_does_not_block_the_server(folder):
     reader, writer = os.pipe()
     port = free_port()
-    process = spawn(folder, port, stdout=subprocess.DEVNULL, stderr=writer)
+    process = start_ready_process(folder, port, stdout=subprocess.DEVNULL, stderr=writer)
     try:
         head = f"GET /{'a' * 190} HTTP/1.1\r\nhost: localhost\r\n".encode()
         with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
@@ -296,7 +301,7 @@ def test_unread_log_pipe_does_not_block_the_server(folder):
 
 
 def test_closed_standard_streams_are_replaced_by_dev_null(folder):
-    process = spawn(folder, free_port(), preexec_fn=lambda: os.closerange(0, 3))
+    process = start_ready_process(folder, free_port(), preexec_fn=lambda: os.closerange(0, 3))
     try:
         if sys.platform == "linux":
             assert {os.readlink(f"/proc/{process.pid}/fd/{number}") for number in range(3)} == {os.devnull}
@@ -309,6 +314,6 @@ def test_closed_standard_streams_are_replaced_by_dev_null(folder):
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
 def test_listening_on_all_addresses_accepts_ipv4_and_ipv6():
-    with start_module.listen("::", 0) as sock:
+    with start_module.open_listener("::", 0) as sock:
         for host in ("127.0.0.1", "::1"):
             socket.create_connection((host, sock.getsockname()[1]), timeout=5).close()

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from support.cli_process import clean, free_port, send
+from support.cli_process import clean_environment, free_port, send_answer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # shared support modules
 
@@ -41,7 +41,9 @@ def serve(tiny) -> Iterator[Callable[..., str]]:
     def start(*flags: str) -> str:
         url = f"http://127.0.0.1:{(port := free_port())}"
         command = [sys.executable, "-m", "parley", "serve", str(tiny), "--fake-engine", "--port", str(port), *flags]
-        running.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=clean()))
+        running.append(
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=clean_environment())
+        )
         for _ in range(600):
             assert running[-1].poll() is None, running[-1].stdout.read().decode()
             try:
@@ -74,7 +76,7 @@ def parley() -> Callable[..., subprocess.CompletedProcess[str]]:
             capture_output=True,
             text=True,
             timeout=120,
-            env=clean() | variables,
+            env=clean_environment() | variables,
         )
 
     return run
@@ -96,12 +98,12 @@ def faulty() -> Iterator[Callable[[Script], str]]:
                 pass
 
             def do_GET(self) -> None:
-                send(self, 200, b'{"object":"list","data":[{"id":"m","object":"model"}]}')
+                send_answer(self, 200, b'{"object":"list","data":[{"id":"m","object":"model"}]}')
 
             def do_POST(self) -> None:
                 self.rfile.read(int(self.headers["Content-Length"]))
                 if self.path == "/tokenize":
-                    send(self, 200, b'{"count":4,"tokens":[5,6,7,8]}')
+                    send_answer(self, 200, b'{"count":4,"tokens":[5,6,7,8]}')
                 else:
                     script(self)
 

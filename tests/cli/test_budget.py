@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from support.cli_process import clean, free_port
+from support.cli_process import clean_environment, free_port
 
 # The server runs in the main thread, as always; a second thread sends requests, reports the modules and stops it.
 SCRIPT = """
@@ -62,7 +62,7 @@ def test_api_process_imports_neither_torch_nor_transformers(tiny, tmp_path, engi
         capture_output=True,
         text=True,
         timeout=120,
-        env=clean(),
+        env=clean_environment(),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     loaded = set(json.loads(done.stderr.splitlines()[-1]))

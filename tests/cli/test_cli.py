@@ -14,7 +14,7 @@ from parley.cli.main import COMMANDS, main
 HEAVY = {"torch", "transformers", "starlette", "uvicorn", "tokenizers", "huggingface_hub", "msgspec", "numpy", "jinja2"}
 
 
-def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def run_parley(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PARLEY_")}
     return subprocess.run(
         [sys.executable, "-m", "parley", *words],
@@ -26,7 +26,7 @@ def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def imported_by(code: str) -> set[str]:
+def imported_modules(code: str) -> set[str]:
     """Returns the top-level modules that a statement imports in a fresh interpreter."""
     script = f"import sys\n{code}\nprint('\\n'.join(sys.modules), file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
@@ -35,7 +35,7 @@ def imported_by(code: str) -> set[str]:
 
 @pytest.mark.parametrize("words", [(), ("--help",), ("-h",), ("help",)])
 def test_help_fits_a_screen_and_names_every_command(words):
-    done = run(*words)
+    done = run_parley(*words)
     assert done.returncode == 0 and not done.stderr
     assert len(done.stdout.splitlines()) <= 24
     assert all(f"  {name} " in done.stdout for name in COMMANDS)
@@ -43,26 +43,26 @@ def test_help_fits_a_screen_and_names_every_command(words):
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "version"])
 def test_every_command_has_help(name):
-    done = run(name, "--help")
+    done = run_parley(name, "--help")
     assert done.returncode == 0 and not done.stderr
     assert done.stdout.startswith(f"usage: parley {name}")
-    assert run("help", name).stdout == done.stdout
+    assert run_parley("help", name).stdout == done.stdout
 
 
 def test_version_prints_the_package_version():
     for word in ("version", "--version", "-V"):
-        assert run(word).stdout == f"parley {__version__}\n"
+        assert run_parley(word).stdout == f"parley {__version__}\n"
 
 
 @pytest.mark.parametrize(
     "call", [["--help"], ["serve", "--help"], ["chat", "--help"], ["bench", "--help"], ["serve", "--show-config"]]
 )
 def test_help_imports_no_heavy_modules(call):
-    assert not imported_by(f"from parley.cli.main import main; main({call!r})") & HEAVY
+    assert not imported_modules(f"from parley.cli.main import main; main({call!r})") & HEAVY
 
 
 def test_importing_parley_imports_neither_torch_nor_transformers():
-    assert not imported_by("import parley") & {"torch", "transformers"}
+    assert not imported_modules("import parley") & {"torch", "transformers"}
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_importing_parley_imports_neither_torch_nor_transformers():
     ],
 )
 def test_invalid_arguments_exit_with_2_and_a_sentence(words, said):
-    done = run(*words)
+    done = run_parley(*words)
     assert done.returncode == 2 and not done.stdout
     assert said in done.stderr and "Traceback" not in done.stderr
 
@@ -98,20 +98,20 @@ def test_invalid_arguments_exit_with_2_and_a_sentence(words, said):
 )
 def test_cluster_up_rejects_an_invalid_plan_at_once(tmp_path, plan, said):
     (tmp_path / "plan.toml").write_text(plan)
-    done = run("cluster", "up", str(tmp_path / "plan.toml"))
+    done = run_parley("cluster", "up", str(tmp_path / "plan.toml"))
     assert done.returncode == 2 and not done.stdout
     assert said in done.stderr and "Traceback" not in done.stderr
 
 
 def test_unknown_environment_variable_prints_a_warning():
-    done = run("serve", "--show-config", PARLEY_PROT="1")
+    done = run_parley("serve", "--show-config", PARLEY_PROT="1")
     assert done.returncode == 0
     assert "Unknown variable PARLEY_PROT. Did you mean PARLEY_PORT?" in done.stderr
 
 
 def test_unreachable_server_exits_with_1_and_one_sentence():
     for command in (("chat", "-q", "hello"), ("bench",)):
-        done = run(*command, "--url", "http://127.0.0.1:9")
+        done = run_parley(*command, "--url", "http://127.0.0.1:9")
         assert done.returncode == 1
         assert done.stderr.startswith("parley: No server answers at http://127.0.0.1:9")
         assert len(done.stderr.splitlines()) == 1

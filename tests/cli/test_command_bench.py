@@ -10,11 +10,11 @@ from socket import SHUT_RDWR
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.cli_process import send, stream
+from support.cli_process import send_answer, send_events
 
 from parley.cli.apis import APIS
-from parley.cli.load import Sample, percentile, summary
-from parley.dialects.bench import Shape, events
+from parley.cli.load import RequestSample, percentile, summarize_load
+from parley.dialects.bench import LoadShape, sse_events
 
 EVENT = b'{"choices":[{"text":"a"}]}'
 USAGE = b'{"choices":[],"usage":{"prompt_tokens":4,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":1}}}'
@@ -59,8 +59,10 @@ def test_bench_measures_the_same_lengths_with_every_api(parley, url, api):
     ],
 )
 def test_bench_detects_incomplete_streams_of_every_api(api, told, why):
-    sample = Sample(0.0, end=1.0, status=200, pieces=[(0.5, b"".join(b"data: " + event + b"\n\n" for event in told))])
-    sample.read(APIS[api])
+    sample = RequestSample(
+        0.0, end=1.0, status=200, pieces=[(0.5, b"".join(b"data: " + event + b"\n\n" for event in told))]
+    )
+    sample.parse_events(APIS[api])
     assert sample.error.startswith(why)
 
 
@@ -87,12 +89,12 @@ def test_bench_reports_refusals_with_the_servers_reason(parley, url):
 @pytest.mark.parametrize(
     ("script", "why"),
     [
-        (lambda h: stream(h, EVENT, USAGE), "the connection was closed before the answer was complete"),
-        (lambda h: stream(h, EVENT, b'{"error":{"message":"It ended."}}', b"[DONE]"), "It ended."),
-        (lambda h: stream(h, EVENT, b"{", b"[DONE]"), "an event that is not JSON"),
-        (lambda h: stream(h, EVENT, b"[DONE]"), "a stream without tokens or without a usage record"),
-        (lambda h: send(h, 429, b'{"error":{"message":"Full."}}'), "status 429: Full."),
-        (lambda h: send(h, 503, b"<html>"), "status 503: no reason given"),
+        (lambda h: send_events(h, EVENT, USAGE), "the connection was closed before the answer was complete"),
+        (lambda h: send_events(h, EVENT, b'{"error":{"message":"It ended."}}', b"[DONE]"), "It ended."),
+        (lambda h: send_events(h, EVENT, b"{", b"[DONE]"), "an event that is not JSON"),
+        (lambda h: send_events(h, EVENT, b"[DONE]"), "a stream without tokens or without a usage record"),
+        (lambda h: send_answer(h, 429, b'{"error":{"message":"Full."}}'), "status 429: Full."),
+        (lambda h: send_answer(h, 503, b"<html>"), "status 503: no reason given"),
         (lambda h: h.connection.shutdown(SHUT_RDWR), "the connection was closed before the answer was complete"),
         (lambda h: (h.wfile.write(b"nonsense\r\n\r\n"), h.wfile.flush()), "not an HTTP answer"),
         (lambda h: time.sleep(30), "no complete answer within 0.5 s"),
@@ -112,7 +114,7 @@ def test_bench_excludes_failed_requests_from_throughput(parley, faulty):
 
     def second_fails(handler) -> None:
         asked.append(handler)
-        stream(handler, EVENT, EVENT, USAGE, *([b"[DONE]"] if len(asked) % 2 else []))
+        send_events(handler, EVENT, EVENT, USAGE, *([b"[DONE]"] if len(asked) % 2 else []))
 
     done = parley("bench", "--url", faulty(second_fails), *SMALL, "--json")
     result = json.loads(done.stdout)
@@ -121,7 +123,7 @@ def test_bench_excludes_failed_requests_from_throughput(parley, faulty):
 
 
 def test_bench_mentions_short_answers_and_deviating_counts(parley, faulty):
-    url = faulty(lambda h: stream(h, EVENT, EVENT, USAGE, b"[DONE]"))
+    url = faulty(lambda h: send_events(h, EVENT, EVENT, USAGE, b"[DONE]"))
     done = parley("bench", "--url", url, *SMALL, "--output-len", "3", "--prompt-len", "9")
     assert done.returncode == 0
     assert "6 answers had fewer than 3 tokens." in done.stderr
@@ -129,7 +131,7 @@ def test_bench_mentions_short_answers_and_deviating_counts(parley, faulty):
 
 
 def test_bench_refuses_a_server_without_tokenize(parley, faulty):
-    done = parley("bench", "--url", faulty(lambda h: send(h, 404, b"{}")) + "/below")
+    done = parley("bench", "--url", faulty(lambda h: send_answer(h, 404, b"{}")) + "/below")
     assert done.returncode == 1 and "has no /tokenize that gives token ids" in done.stderr
 
 
@@ -151,15 +153,15 @@ def test_bench_reads_the_same_events_from_any_chunks(lines, cuts):
         step = cuts[len(pieces) % len(cuts)]
         pieces.append((float(start), data[start : start + step]))
         start += step
-    whole = [event for _, event in events([(0.0, data)])]
-    cut = list(events(pieces))
+    whole = [event for _, event in sse_events([(0.0, data)])]
+    cut = list(sse_events(pieces))
     assert [event for _, event in cut] == whole and len(whole) == len(lines)
     assert [when for when, _ in cut] == sorted(when for when, _ in cut)
 
 
 def test_bench_times_follow_their_definitions():
-    sample = Sample(10.0, end=13.0, status=200, arrivals=[11.0, 11.5, 12.5], prompt_tokens=4, tokens=4)
-    result = summary([sample, Sample(10.0, error="no")], 4.0, 2, Shape("m", 4, 1.0))
+    sample = RequestSample(10.0, end=13.0, status=200, arrivals=[11.0, 11.5, 12.5], prompt_tokens=4, tokens=4)
+    result = summarize_load([sample, RequestSample(10.0, error="no")], 4.0, 2, LoadShape("m", 4, 1.0))
     assert (result["ttft_ms"]["p50"], result["tpot_ms"]["p50"], result["latency_ms"]["p50"]) == (1000, 500, 3000)
     assert (result["itl_ms"]["p50"], result["itl_ms"]["p99"]) == (500, 1000)
     assert (result["output_tokens_per_second"], result["requests_per_second"]) == (1.0, 0.25)

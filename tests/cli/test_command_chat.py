@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 
 import pytest
-from support.cli_process import clean, send, stream
+from support.cli_process import clean_environment, send_answer, send_events
 
-from parley.cli.chat import Chat
-from parley.cli.client import Address, Client, ClientError
+from parley.cli.chat import Conversation
+from parley.cli.client import ClientError, OpenAIClient, ServerAddress
 from parley.settings.options import ConfigError
 
 
@@ -72,16 +72,16 @@ def test_chat_reports_unknown_model_and_missing_key(parley, url, serve):
 
 def test_chat_prints_partial_text_of_a_failed_stream(parley, faulty):
     piece = b'{"choices":[{"delta":{"content":"half"}}]}'
-    broken = faulty(lambda handler: stream(handler, piece))
+    broken = faulty(lambda handler: send_events(handler, piece))
     done = parley("chat", "--url", broken, "-q", "x")
     assert done.returncode == 1 and done.stdout.strip() == "half"
     assert "closed the connection before the answer was complete" in done.stderr
-    failing = faulty(lambda handler: stream(handler, piece, b'{"error":{"message":"The engine ended."}}'))
+    failing = faulty(lambda handler: send_events(handler, piece, b'{"error":{"message":"The engine ended."}}'))
     done = parley("chat", "--url", failing, "-q", "x")
     assert done.returncode == 1 and "The engine ended." in done.stderr
-    refusing = faulty(lambda handler: send(handler, 429, b'{"error":{"message":"Too many."}}'))
+    refusing = faulty(lambda handler: send_answer(handler, 429, b'{"error":{"message":"Too many."}}'))
     assert "parley: Too many." in parley("chat", "--url", refusing, "-q", "x").stderr
-    strange = faulty(lambda handler: send(handler, 500, b"<html>"))
+    strange = faulty(lambda handler: send_answer(handler, 500, b"<html>"))
     assert "answered with status 500" in parley("chat", "--url", strange, "-q", "x").stderr
 
 
@@ -89,78 +89,80 @@ class Terminal:
     """A command on a pseudo-terminal."""
 
     def __init__(self, *words: str, home: Path):
-        self.pid, self.file = pty.fork()
+        self.pid, self.terminal_fd = pty.fork()
         if self.pid == 0:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # a background process inherits "ignored"
-            environment = clean() | {"XDG_STATE_HOME": str(home), "TERM": "dumb"}
+            environment = clean_environment() | {"XDG_STATE_HOME": str(home), "TERM": "dumb"}
             os.execve(sys.executable, [sys.executable, "-m", "parley", *words], environment)
-        self.seen = ""
+        self.unread_output = ""
 
-    def until(self, text: str, seconds: float = 60.0) -> str:
+    def read_until(self, text: str, seconds: float = 60.0) -> str:
         """Reads until a text appears; returns everything up to its end."""
         end = time.monotonic() + seconds
-        while text not in self.seen:
-            ready, _, _ = select.select([self.file], [], [], max(0, end - time.monotonic()))
-            assert ready, f"{text!r} did not come; got {self.seen!r}"
-            self.seen += os.read(self.file, 4096).decode()
-        head, _, self.seen = self.seen.partition(text)
+        while text not in self.unread_output:
+            ready, _, _ = select.select([self.terminal_fd], [], [], max(0, end - time.monotonic()))
+            assert ready, f"{text!r} did not come; got {self.unread_output!r}"
+            self.unread_output += os.read(self.terminal_fd, 4096).decode()
+        head, _, self.unread_output = self.unread_output.partition(text)
         return head + text
 
-    def type(self, text: str) -> None:
-        os.write(self.file, text.encode())
+    def type_text(self, text: str) -> None:
+        os.write(self.terminal_fd, text.encode())
 
     def interrupt(self, text: str) -> None:
         """Presses Ctrl-C at a prompt until a text appears. Python's readline misses a signal that arrives just between
         the prompt and its wait; users press the keys again, and so does this."""
         for _ in range(30):
-            self.type("\x03")
+            self.type_text("\x03")
             try:
-                self.until(text, seconds=2)
+                self.read_until(text, seconds=2)
                 return
             except AssertionError:
                 continue
-        raise AssertionError(f"{text!r} did not come; got {self.seen!r}")
+        raise AssertionError(f"{text!r} did not come; got {self.unread_output!r}")
 
-    def code(self) -> int:
+    def exit_code(self) -> int:
         """Waits for the process and returns its exit code."""
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
 def test_ctrl_c_stops_the_answer_but_not_the_conversation(faulty, tmp_path):
     def hang(handler) -> None:
-        stream(handler, b'{"choices":[{"delta":{"content":"endless"}}]}')
+        send_events(handler, b'{"choices":[{"delta":{"content":"endless"}}]}')
         time.sleep(60)
 
     terminal = Terminal("chat", "--url", faulty(hang), home=tmp_path)
-    terminal.until(">>> ")
-    terminal.type("go on\n")
-    terminal.until("endless")
-    terminal.type("\x03")
-    terminal.until("(stopped)")
-    terminal.until(">>> ")
+    terminal.read_until(">>> ")
+    terminal.type_text("go on\n")
+    terminal.read_until("endless")
+    terminal.type_text("\x03")
+    terminal.read_until("(stopped)")
+    terminal.read_until(">>> ")
     terminal.interrupt("/bye or Ctrl-D ends the conversation.")
-    terminal.until(">>> ")
-    terminal.type("/show\n")
-    assert "turns              2" in terminal.until(">>> ").replace("\r", "")
-    terminal.type("/bye\n")
-    assert terminal.code() == 0
+    terminal.read_until(">>> ")
+    terminal.type_text("/show\n")
+    assert "turns              2" in terminal.read_until(">>> ").replace("\r", "")
+    terminal.type_text("/bye\n")
+    assert terminal.exit_code() == 0
     history = tmp_path / "parley" / "history"
     assert "go on" in history.read_text() and history.stat().st_mode & 0o077 == 0
 
 
 def test_chat_dims_reasoning_and_ends_on_ctrl_d(faulty, tmp_path):
     thought = b'{"choices":[{"delta":{"reasoning_content":"hm"}}]}'
-    said = b'{"choices":[{"delta":{"content":"so"}}]}'
-    terminal = Terminal("chat", "--url", faulty(lambda h: stream(h, thought, said, b"[DONE]")), home=tmp_path)
-    terminal.until(">>> ")
-    terminal.type("think\n")
-    assert "\x1b[2mhm\x1b[0m" in terminal.until("so")
-    terminal.until(">>> ")
-    terminal.type("\x04")
-    assert terminal.code() == 0
+    answer_event = b'{"choices":[{"delta":{"content":"so"}}]}'
+    terminal = Terminal(
+        "chat", "--url", faulty(lambda h: send_events(h, thought, answer_event, b"[DONE]")), home=tmp_path
+    )
+    terminal.read_until(">>> ")
+    terminal.type_text("think\n")
+    assert "\x1b[2mhm\x1b[0m" in terminal.read_until("so")
+    terminal.read_until(">>> ")
+    terminal.type_text("\x04")
+    assert terminal.exit_code() == 0
 
 
-def servers(folder: Path) -> list[int]:
+def server_pids(folder: Path) -> list[int]:
     """Returns the processes that serve this folder."""
     listing = subprocess.run(["ps", "-ewwo", "pid,args"], capture_output=True, text=True, check=True).stdout
     return [int(line.split()[0]) for line in listing.splitlines() if "parley serve" in line and str(folder) in line]
@@ -178,7 +180,7 @@ def test_chat_starts_and_stops_its_own_server(parley, own):
     done = parley("chat", str(own), "-q", "the lazy dog", "--max-tokens", "30", PARLEY_FAKE_ENGINE="1")
     assert (done.returncode, done.stderr) == (0, "")
     assert "the lazy dog" in done.stdout
-    assert not servers(own)
+    assert not server_pids(own)
 
 
 def test_chat_reports_why_its_server_did_not_start(parley, tmp_path):
@@ -189,13 +191,15 @@ def test_chat_reports_why_its_server_did_not_start(parley, tmp_path):
 
 def test_killed_chat_leaves_no_server(own, tmp_path):
     command = [sys.executable, "-m", "parley", "chat", str(own)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, env=clean() | {"PARLEY_FAKE_ENGINE": "1"}) as chat:
-        assert within(30, lambda: servers(own))
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, env=clean_environment() | {"PARLEY_FAKE_ENGINE": "1"}
+    ) as chat:
+        assert wait_until(30, lambda: server_pids(own))
         chat.send_signal(signal.SIGKILL)
-    assert within(30, lambda: not servers(own))
+    assert wait_until(30, lambda: not server_pids(own))
 
 
-def within(seconds: float, condition) -> bool:
+def wait_until(seconds: float, condition) -> bool:
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
@@ -205,19 +209,21 @@ def within(seconds: float, condition) -> bool:
 
 
 def test_chat_keeps_aborted_answers_and_drops_unanswered_questions(url, faulty):
-    chat = Chat(Client(Address.parse(url)), "tiny", settings={"max-tokens": 40, "thinking": "on"})
-    answer = chat.ask("the quick brown fox")
+    chat = Conversation(
+        OpenAIClient(ServerAddress.parse_url(url)), "tiny", settings={"max-tokens": 40, "thinking": "on"}
+    )
+    answer = chat.ask_question("the quick brown fox")
     pieces = [next(answer)[1], next(answer)[1]]
     answer.close()
     assert [turn["role"] for turn in chat.turns] == ["user", "assistant"]
     assert chat.turns[1]["content"] == "".join(pieces)
-    assert chat.body()["chat_template_kwargs"] == {"enable_thinking": True}
-    silent = Chat(Client(Address.parse(faulty(lambda h: stream(h, b"[DONE]")))), "m")
-    assert list(silent.ask("x")) == [] and silent.turns == []
-    nobody = Chat(Client(Address.parse("http://127.0.0.1:9")), "m")
+    assert chat.request_body()["chat_template_kwargs"] == {"enable_thinking": True}
+    silent = Conversation(OpenAIClient(ServerAddress.parse_url(faulty(lambda h: send_events(h, b"[DONE]")))), "m")
+    assert list(silent.ask_question("x")) == [] and silent.turns == []
+    unreachable = Conversation(OpenAIClient(ServerAddress.parse_url("http://127.0.0.1:9")), "m")
     with pytest.raises(ClientError, match="No server answers"):
-        list(nobody.ask("x"))
-    assert nobody.turns == []
+        list(unreachable.ask_question("x"))
+    assert unreachable.turns == []
 
 
 @pytest.mark.parametrize(
@@ -232,10 +238,10 @@ def test_chat_keeps_aborted_answers_and_drops_unanswered_questions(url, faulty):
     ],
 )
 def test_parses_server_addresses_in_common_forms(given, address):
-    assert str(Address.parse(given)) == address
+    assert str(ServerAddress.parse_url(given)) == address
 
 
 @pytest.mark.parametrize("given", ["", "ftp://h", "http://", "http://h:x", "http://h:99999", "http://[::1"])
 def test_rejects_invalid_server_addresses(given):
     with pytest.raises(ConfigError):
-        Address.parse(given)
+        ServerAddress.parse_url(given)

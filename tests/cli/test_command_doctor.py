@@ -9,12 +9,12 @@ import pytest
 from support.cli_process import free_port
 
 from parley.cli import doctor
-from parley.settings.config import SERVE
-from parley.settings.options import resolve
+from parley.settings.config import SERVE_OPTIONS
+from parley.settings.options import resolve_options
 
 
 def findings(check, *flags: str) -> dict[str, doctor.Finding]:
-    return {finding.subject: finding for finding in check(resolve(SERVE, flags, {}))}
+    return {finding.subject: finding for finding in check(resolve_options(SERVE_OPTIONS, flags, {}))}
 
 
 @pytest.fixture
@@ -31,9 +31,9 @@ def test_doctor_finds_no_failure_on_a_healthy_machine(parley, tiny):
 
 
 def test_doctor_exits_with_1_and_a_hint_on_failure(monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "CHECKS", (doctor.python, doctor.network))
+    monkeypatch.setattr(doctor, "CHECKS", (doctor.check_python, doctor.check_network))
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        code = doctor.run(resolve(SERVE, ["--port", str(taken.getsockname()[1])], {}))
+        code = doctor.run(resolve_options(SERVE_OPTIONS, ["--port", str(taken.getsockname()[1])], {}))
     shown = capsys.readouterr().out.splitlines()
     assert code == 1
     assert [line.split()[:2] for line in shown] == [
@@ -47,50 +47,52 @@ def test_doctor_exits_with_1_and_a_hint_on_failure(monkeypatch, capsys):
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
 def test_doctor_names_a_missing_model_file(copy, name):
     (copy / name).unlink()
-    finding = findings(doctor.models, str(copy))["model"]
-    assert finding.level == "fail" and (name in finding.seen or "*.safetensors" in finding.seen)
+    finding = findings(doctor.check_models, str(copy))["model"]
+    assert finding.level == "fail" and (name in finding.observation or "*.safetensors" in finding.observation)
 
 
 def test_doctor_finds_truncated_weights(copy):
     weights = copy / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-2])
-    assert findings(doctor.models, str(copy))["model"].seen.endswith("model.safetensors is incomplete or damaged")
+    assert findings(doctor.check_models, str(copy))["model"].observation.endswith(
+        "model.safetensors is incomplete or damaged"
+    )
 
 
 def test_doctor_finds_a_broken_tokenizer_and_a_missing_template(copy):
     (copy / "tokenizer_config.json").unlink()
-    assert findings(doctor.models, str(copy))["template"].level == "warn"
+    assert findings(doctor.check_models, str(copy))["template"].level == "warn"
     (copy / "chat_template.jinja").write_text("{{ messages }}")
-    assert "template" not in findings(doctor.models, str(copy))
+    assert "template" not in findings(doctor.check_models, str(copy))
     (copy / "tokenizer.json").write_text("{}")
-    assert findings(doctor.models, str(copy))["tokenizer"].level == "fail"
+    assert findings(doctor.check_models, str(copy))["tokenizer"].level == "fail"
 
 
 def test_doctor_includes_the_kv_cache_in_the_memory_check(tiny):
-    assert findings(doctor.models, str(tiny))["memory"].level == "ok"
-    assert findings(doctor.models, str(tiny), "--kv-memory", "900TiB")["memory"].level == "fail"
+    assert findings(doctor.check_models, str(tiny))["memory"].level == "ok"
+    assert findings(doctor.check_models, str(tiny), "--kv-memory", "900TiB")["memory"].level == "fail"
 
 
 def test_doctor_only_warns_about_a_model_on_the_hub(monkeypatch, tmp_path):
-    assert findings(doctor.models, "nobody/nothing-of-that-name")["model"].level == "warn"
+    assert findings(doctor.check_models, "nobody/nothing-of-that-name")["model"].level == "warn"
 
 
 def test_doctor_warns_about_a_public_address_without_a_key(tmp_path):
     port = ("--port", str(free_port()))
-    assert findings(doctor.network, *port)["keys"].level == "ok"
-    assert findings(doctor.network, *port, "--host", "0.0.0.0")["keys"].level == "warn"
+    assert findings(doctor.check_network, *port)["keys"].level == "ok"
+    assert findings(doctor.check_network, *port, "--host", "0.0.0.0")["keys"].level == "warn"
     (tmp_path / "keys").write_text("# mine\n\nsesame\n")
-    keyed = findings(doctor.network, *port, "--host", "0.0.0.0", "--api-key-file", str(tmp_path / "keys"))
+    keyed = findings(doctor.check_network, *port, "--host", "0.0.0.0", "--api-key-file", str(tmp_path / "keys"))
     assert keyed["keys"] == ("ok", "keys", "1 set", "")
-    assert findings(doctor.network, *port, "--api-key-file", "/does/not/exist")["keys"].level == "fail"
-    assert findings(doctor.network, *port, "--host", "no.such.host.invalid")["port"].level == "fail"
+    assert findings(doctor.check_network, *port, "--api-key-file", "/does/not/exist")["keys"].level == "fail"
+    assert findings(doctor.check_network, *port, "--host", "no.such.host.invalid")["port"].level == "fail"
 
 
 def test_doctor_names_a_package_of_another_version(monkeypatch):
-    assert findings(doctor.packages)["packages"].level == "ok"
+    assert findings(doctor.check_packages)["packages"].level == "ok"
     versions = doctor.importlib.metadata.version
     monkeypatch.setattr(
         doctor.importlib.metadata, "version", lambda name: "0.0.1" if name == "numpy" else versions(name)
     )
-    finding = findings(doctor.packages)["packages"]
-    assert finding.level == "warn" and finding.seen.startswith("numpy 0.0.1 (wanted ==")
+    finding = findings(doctor.check_packages)["packages"]
+    assert finding.level == "warn" and finding.observation.startswith("numpy 0.0.1 (wanted ==")

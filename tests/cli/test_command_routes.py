@@ -7,7 +7,7 @@ import re
 import urllib.error
 import urllib.request
 
-FILLED = {"version": "1", "method": "ServerLive"}  # values of path parameters; all others take the model's name
+PATH_VALUES = {"version": "1", "method": "ServerLive"}  # values of path parameters; all others take the model's name
 
 
 def test_routes_lists_each_answered_route_once(parley, url):
@@ -15,15 +15,15 @@ def test_routes_lists_each_answered_route_once(parley, url):
     assert len({(row["method"], row["path"]) for row in rows}) == len(rows) > 10
     assert {row["api"] for row in rows} >= {"parley", "openai"}
     for row in rows:
-        path = re.sub(r"\{([^}]+)\}", lambda part: FILLED.get(part[1], "tiny"), row["path"])
+        path = re.sub(r"\{([^}]+)\}", lambda part: PATH_VALUES.get(part[1], "tiny"), row["path"])
         request = urllib.request.Request(url + path, b"{}" if row["method"] == "POST" else None, method=row["method"])
         try:
             status = urllib.request.urlopen(request, timeout=30).status
         except urllib.error.HTTPError as error:
             status = error.code
-            said = error.read().decode()
+            error_body = error.read().decode()
             hidden = row["path"] == "/vllm/tokenizer_info"  # 404 unless an option enables it, as in vLLM
-            assert hidden or ("Unknown request URL" not in said and "Not Found" not in said), row
+            assert hidden or ("Unknown request URL" not in error_body and "Not Found" not in error_body), row
         assert status != 405, row
 
 

@@ -10,20 +10,20 @@ import sys
 import urllib.request
 
 import pytest
-from support.cli_process import clean
+from support.cli_process import clean_environment
 
-from parley.cli.serve import keys_of, offers, server_options
-from parley.serving.options import Listen, Offer, ServerOptions
-from parley.settings.config import SERVE
-from parley.settings.options import ConfigError, resolve
+from parley.cli.serve import offered_models, read_key_file, server_options
+from parley.serving.options import ListenAddress, OfferedModel, ServerOptions
+from parley.settings.config import SERVE_OPTIONS
+from parley.settings.options import ConfigError, resolve_options
 
 
 def options(*flags: str) -> ServerOptions:
-    return server_options(resolve(SERVE, flags, {}))
+    return server_options(resolve_options(SERVE_OPTIONS, flags, {}))
 
 
-def models(*flags: str) -> list[Offer]:
-    return offers(resolve(SERVE, flags, {}))
+def models(*flags: str) -> list[OfferedModel]:
+    return offered_models(resolve_options(SERVE_OPTIONS, flags, {}))
 
 
 def test_serve_without_options_uses_the_servers_defaults():
@@ -38,8 +38,8 @@ def test_serve_passes_every_option_to_the_server(tmp_path):
     more = "--cors-origin * --allow-host h --ping 10s --tokenizer-info --in-process --quiet --log-format json"
     (tmp_path / "chiefs").write_text("chief\n")
     more += f" --api-key-file {keys} --admin-key-file {tmp_path / 'chiefs'}"
-    made = options(*flags.split(), *more.split())
-    assert made == ServerOptions(
+    parsed = options(*flags.split(), *more.split())
+    assert parsed == ServerOptions(
         host="::1",
         port=1,
         api_keys=("first", "second", "third"),
@@ -61,9 +61,9 @@ def test_serve_passes_every_option_to_the_server(tmp_path):
 
 def test_serve_refuses_a_grpc_port_without_its_packages(monkeypatch):
     monkeypatch.setattr("parley.cli.serve.find_spec", lambda name: name)
-    made = options("--grpc-port", "8001", "--listen", "grpc=[::]:8002,tgi=h:3")
-    assert made.grpc == (Listen("grpc", "127.0.0.1", 8001), Listen("grpc", "::", 8002))
-    assert made.listen == (Listen("tgi", "h", 3),)
+    parsed = options("--grpc-port", "8001", "--listen", "grpc=[::]:8002,tgi=h:3")
+    assert parsed.grpc == (ListenAddress("grpc", "127.0.0.1", 8001), ListenAddress("grpc", "::", 8002))
+    assert parsed.listen == (ListenAddress("tgi", "h", 3),)
     monkeypatch.setattr("parley.cli.serve.find_spec", lambda name: None)
     assert options().grpc == ()
     for flags in (("--grpc-port", "8001"), ("--listen", "grpc=h:1")):
@@ -83,13 +83,15 @@ def test_rejects_a_key_file_without_keys(tmp_path, content):
     if content is not None:
         file.write_text(content)
     with pytest.raises(ConfigError, match="--api-key-file"):
-        keys_of(str(file), "api-key-file")
+        read_key_file(str(file), "api-key-file")
 
 
 def test_serves_names_from_a_config_file_and_exits_on_ctrl_c(tiny, tmp_path):
     (tmp_path / "parley.toml").write_text(f'model = "{tiny}"\nname = ["one", "two"]\n[server]\nport = 0\n')
     command = [sys.executable, "-m", "parley", "serve", "--fake-engine", "--config", str(tmp_path / "parley.toml")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=clean()) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=clean_environment()
+    ) as process:
         lines = []
         while not lines or not lines[-1].startswith("ready in"):
             lines.append(process.stdout.readline())
@@ -127,10 +129,10 @@ def test_several_models_have_their_own_names_and_options():
 
 
 def test_reads_several_models_from_one_environment_variable():
-    found = resolve(SERVE, [], {"PARLEY_MODEL": "a,b=./x,threads=1; c=./y"})
-    assert [offer.names for offer in offers(found)] == [("a", "b"), ("c",)]
-    shown = next(option for option in SERVE if option.name == "model").show(found["model"])
-    assert resolve(SERVE, ["--model", shown], {})["model"] == found["model"]
+    config = resolve_options(SERVE_OPTIONS, [], {"PARLEY_MODEL": "a,b=./x,threads=1; c=./y"})
+    assert [offer.names for offer in offered_models(config)] == [("a", "b"), ("c",)]
+    shown = next(option for option in SERVE_OPTIONS if option.name == "model").format_value(config["model"])
+    assert resolve_options(SERVE_OPTIONS, ["--model", shown], {})["model"] == config["model"]
 
 
 @pytest.mark.parametrize(

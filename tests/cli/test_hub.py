@@ -29,8 +29,8 @@ FILES = {
     "onnx/config.json": b"not wanted",
     "README.md": b"not wanted",
 }
-NEEDED = ["chat_template.jinja", "config.json", "model.safetensors", "tokenizer.json"]
-FETCHED = ["1_Pooling/config.json", *NEEDED]
+REQUIRED_FILES = ["chat_template.jinja", "config.json", "model.safetensors", "tokenizer.json"]
+DOWNLOADED_FILES = ["1_Pooling/config.json", *REQUIRED_FILES]
 
 SCRIPT = """
 import json, sys
@@ -44,11 +44,11 @@ print(json.dumps([found, seen, sorted({"torch", "transformers"} & set(sys.module
 """
 
 
-class Hub(BaseHTTPRequestHandler):
+class FakeHub(BaseHTTPRequestHandler):
     """Answers for the model owner/model as the hub does; refuses ``owner/gated``; knows no others."""
 
     protocol_version = "HTTP/1.1"
-    asked: list[str]
+    requested_paths: list[str]
 
     def do_HEAD(self) -> None:
         self._answer(body=False)
@@ -61,7 +61,7 @@ class Hub(BaseHTTPRequestHandler):
 
     def _answer(self, body: bool) -> None:
         path = self.path.partition("?")[0]
-        type(self).asked.append(path)
+        type(self).requested_paths.append(path)
         status, headers, data = 200, {}, b""
         if path.startswith(f"/owner/model/resolve/{COMMIT}/"):
             data = FILES[path.removeprefix(f"/owner/model/resolve/{COMMIT}/")]
@@ -90,14 +90,14 @@ class Hub(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def served() -> Iterator[ThreadingHTTPServer]:
-    Hub.asked = []
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+    FakeHub.requested_paths = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), FakeHub) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()
 
 
-def look(model: str, home: Path, port: int = 9, **variables: str) -> tuple[str, list[list]]:
+def resolve_in_process(model: str, home: Path, port: int = 9, **variables: str) -> tuple[str, list[list]]:
     """Resolves in a process of its own, because huggingface_hub reads its environment when it is imported."""
     environment = os.environ | {
         "HF_HOME": str(home),
@@ -111,30 +111,30 @@ def look(model: str, home: Path, port: int = 9, **variables: str) -> tuple[str, 
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, model], capture_output=True, text=True, env=environment, timeout=60, check=True
     )
-    found, seen, heavy = json.loads(done.stdout)
+    location, seen, heavy = json.loads(done.stdout)
     assert not heavy
-    return found, seen
+    return location, seen
 
 
 def test_downloads_a_model_once_and_then_finds_it_offline(tmp_path, served):
-    found, seen = look("owner/model", tmp_path, served.server_port)
-    folder = Path(found)
-    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()) == FETCHED
-    assert all((folder / name).read_bytes() == FILES[name] for name in FETCHED)
+    location, seen = resolve_in_process("owner/model", tmp_path, served.server_port)
+    folder = Path(location)
+    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()) == DOWNLOADED_FILES
+    assert all((folder / name).read_bytes() == FILES[name] for name in DOWNLOADED_FILES)
     assert seen[0] == ["downloading", 0.0] and seen[-1] == ["downloading", 1.0]
-    asked = len(Hub.asked)
-    assert look("owner/model", tmp_path, served.server_port) == (found, [])
-    assert look("owner/model", tmp_path) == (found, [])
-    assert look("owner/model", tmp_path, HF_HUB_OFFLINE="1") == (found, [])
-    assert len(Hub.asked) == asked
+    request_count = len(FakeHub.requested_paths)
+    assert resolve_in_process("owner/model", tmp_path, served.server_port) == (location, [])
+    assert resolve_in_process("owner/model", tmp_path) == (location, [])
+    assert resolve_in_process("owner/model", tmp_path, HF_HUB_OFFLINE="1") == (location, [])
+    assert len(FakeHub.requested_paths) == request_count
 
 
 def test_completes_a_cached_model_that_lost_a_file(tmp_path, served):
-    folder = Path(look("owner/model", tmp_path, served.server_port)[0])
+    folder = Path(resolve_in_process("owner/model", tmp_path, served.server_port)[0])
     (folder / "model.safetensors").unlink()
     shutil.rmtree(tmp_path / "hub" / "models--owner--model" / "trees")
-    assert look("owner/model", tmp_path)[0].startswith("missing: owner/model cannot be served")
-    assert look("owner/model", tmp_path, served.server_port)[0] == str(folder)
+    assert resolve_in_process("owner/model", tmp_path)[0].startswith("missing: owner/model cannot be served")
+    assert resolve_in_process("owner/model", tmp_path, served.server_port)[0] == str(folder)
     assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
 
 
@@ -148,21 +148,21 @@ def test_completes_a_cached_model_that_lost_a_file(tmp_path, served):
     ],
 )
 def test_reports_hub_errors_in_one_sentence(tmp_path, served, model, why):
-    found, _ = look(model, tmp_path, served.server_port)
+    found, _ = resolve_in_process(model, tmp_path, served.server_port)
     assert found.startswith(f"missing: {model} cannot be served: ") and why in found
     assert "\n" not in found and "127.0.0.1" not in found
 
 
 @pytest.mark.parametrize("offline", ["0", "1"])
 def test_reports_an_uncached_model_offline_in_one_sentence(tmp_path, offline):
-    found, _ = look("owner/model", tmp_path, HF_HUB_OFFLINE=offline)
+    found, _ = resolve_in_process("owner/model", tmp_path, HF_HUB_OFFLINE=offline)
     assert "the hub cannot be reached" in found and "\n" not in found
 
 
 def test_resolves_a_complete_folder_to_itself(tmp_path):
-    for name in NEEDED:
+    for name in REQUIRED_FILES:
         (tmp_path / name).write_bytes(FILES[name])
-    assert hub.resolve(str(tmp_path)) == tmp_path.resolve()
+    assert hub.resolve_model(str(tmp_path)) == tmp_path.resolve()
 
 
 @pytest.mark.parametrize(
@@ -174,11 +174,11 @@ def test_resolves_a_complete_folder_to_itself(tmp_path):
     ],
 )
 def test_names_the_missing_file_of_an_incomplete_folder(tmp_path, absent, why):
-    for name in NEEDED:
+    for name in REQUIRED_FILES:
         if name != absent:
             (tmp_path / name).write_bytes(FILES[name])
     with pytest.raises(hub.ModelMissing, match="cannot be served") as error:
-        hub.resolve(str(tmp_path))
+        hub.resolve_model(str(tmp_path))
     assert why in str(error.value)
 
 
@@ -188,9 +188,9 @@ def test_names_the_first_missing_weight_shard(tmp_path):
     shards = [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict(enumerate(shards))}))
     (tmp_path / shards[0]).write_bytes(b"")
-    assert hub.missing(tmp_path) == f"2 of its 3 weight files are missing, first {shards[1]}"
+    assert hub.folder_problem(tmp_path) == f"2 of its 3 weight files are missing, first {shards[1]}"
     (tmp_path / "model.safetensors.index.json").write_text("[]")
-    assert hub.missing(tmp_path) == "its model.safetensors.index.json cannot be read"
+    assert hub.folder_problem(tmp_path) == "its model.safetensors.index.json cannot be read"
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_names_the_first_missing_weight_shard(tmp_path):
 )
 def test_treats_names_that_the_hub_cannot_have_as_folders(model):
     with pytest.raises(hub.ModelMissing):
-        hub.resolve(model)
+        hub.resolve_model(model)
 
 
 def test_served_name_is_the_hub_name_or_the_folder_name(tmp_path, monkeypatch):

@@ -9,18 +9,18 @@ import pytest
 
 from parley import hub
 from parley.cli import mindie
-from parley.cli.serve import offers, server_options
-from parley.dialects.mindie.rules import Rules
-from parley.serving.options import Listen
-from parley.settings.config import SERVE
-from parley.settings.kinds import Named
-from parley.settings.options import ConfigError, resolve
-from parley.web.options import Tls
+from parley.cli.serve import offered_models, server_options
+from parley.dialects.mindie.rules import MindieRules
+from parley.serving.options import ListenAddress
+from parley.settings.config import SERVE_OPTIONS
+from parley.settings.kinds import NamedModel
+from parley.settings.options import ConfigError, resolve_options
+from parley.web.options import TlsFiles
 
 MODEL = "BackendConfig.ModelDeployConfig.ModelConfig[0]."
-NAME = "1 to 256 letters, digits, - . and _, none of these marks at the ends."
-EVERY = "means every address; that needs allowAllZeroIpListening to be true."
-WHOLE: dict[str, Any] = {
+NAME_RULE = "1 to 256 letters, digits, - . and _, none of these marks at the ends."
+EVERY_ADDRESS = "means every address; that needs allowAllZeroIpListening to be true."
+FULL_CONFIG: dict[str, Any] = {
     "Version": "1.0.0",
     "LogConfig": {"logLevel": "Info"},
     "ServerConfig": {
@@ -89,62 +89,62 @@ SECTIONS = {
 }
 
 
-def written(folder: Path, content: Any) -> str:
+def write_config(folder: Path, content: Any) -> str:
     file = folder / "conf" / "config.json"
     file.parent.mkdir(exist_ok=True)
     file.write_text(content if isinstance(content, str) else json.dumps(content))
     return str(file)
 
 
-def changed(path: str, value: Any) -> dict[str, Any]:
+def changed_config(path: str, value: Any) -> dict[str, Any]:
     """Returns the whole file with one member changed."""
-    content = copy.deepcopy(WHOLE)
+    content = copy.deepcopy(FULL_CONFIG)
     section, _, member = path.rpartition(".")
-    place: Any = content
+    parent: Any = content
     for step in SECTIONS.get(section, ()):
-        place = place[step]
-    place[member] = value
+        parent = parent[step]
+    parent[member] = value
     return content
 
 
-def read(folder: Path, content: Any, **environment: str) -> mindie.Plan:
-    return mindie.read(written(folder, content), environment)
+def read_config(folder: Path, content: Any, **environment: str) -> mindie.MindIEPlan:
+    return mindie.read_mindie_config(write_config(folder, content), environment)
 
 
-def refusal(folder: Path, content: Any, **environment: str) -> str:
+def config_error(folder: Path, content: Any, **environment: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        read(folder, content, **environment)
+        read_config(folder, content, **environment)
     return str(caught.value).removeprefix(str(folder / "conf" / "config.json") + ": ")
 
 
 def test_mindie_config_members_take_effect(tmp_path):
-    plan = read(tmp_path, WHOLE)
-    where = tmp_path / "security"
-    own = Tls(
-        certificate=where / "certs/server.pem",
-        key=where / "keys/server.key.pem",
-        password=where / "pass/key_pwd.txt",
-        clients=(where / "ca/ca.pem",),
-        revoked=(where / "certs/server_crl.pem",),
+    plan = read_config(tmp_path, FULL_CONFIG)
+    security_folder = tmp_path / "security"
+    own_tls = TlsFiles(
+        certificate=security_folder / "certs/server.pem",
+        key=security_folder / "keys/server.key.pem",
+        password_file=security_folder / "pass/key_pwd.txt",
+        client_authorities=(security_folder / "ca/ca.pem",),
+        revocation_lists=(security_folder / "certs/server_crl.pem",),
     )
     management, metrics = plan.listen[1].tls, plan.listen[2].tls
-    assert management == Tls(
-        certificate=where / "certs/management/server.pem",
-        key=where / "keys/management/server.key.pem",
-        clients=(where / "ca/management_ca.pem",),
+    assert management == TlsFiles(
+        certificate=security_folder / "certs/management/server.pem",
+        key=security_folder / "keys/management/server.key.pem",
+        client_authorities=(security_folder / "ca/management_ca.pem",),
     )
-    assert metrics is not None and metrics.certificate == where / "certs/metrics/server.pem"
+    assert metrics is not None and metrics.certificate == security_folder / "certs/metrics/server.pem"
     assert plan.listen == [
-        Listen("mindie", "127.0.0.1", 1025, own),
-        Listen("mindie-management", "127.0.0.2", 1026, management),
-        Listen("mindie-metrics", "127.0.0.2", 1027, metrics),
+        ListenAddress("mindie", "127.0.0.1", 1025, own_tls),
+        ListenAddress("mindie-management", "127.0.0.2", 1026, management),
+        ListenAddress("mindie-metrics", "127.0.0.2", 1027, metrics),
     ]
-    config = resolve(SERVE, ["--threads", "1"], {}).over(plan.options, "there")
-    (offer,) = offers(config)
+    config = resolve_options(SERVE_OPTIONS, ["--threads", "1"], {}).with_unset_from(plan.options, "there")
+    (offer,) = offered_models(config)
     engine = offer.settings
     assert (engine.model, engine.max_model_len, engine.max_batch) == (str(tmp_path / "weights"), 2560, 200)
     assert (engine.kv_memory, engine.step_tokens, engine.threads) == (2 << 30, 8192, 1)
-    options = plan.applied(server_options(config), "strict-old")
+    options = plan.apply_to_options(server_options(config), "strict-old")
     assert (options.port, offer.names, options.drain) == (None, ("llama_65b",), 500)
     assert (options.body_limit, options.max_queue) == (40 << 20, 700)  # 300 are connected, 600 more may wait
     limits = (options.max_prompt, options.max_output, options.token_timeout, options.timeout)
@@ -156,38 +156,42 @@ def test_mindie_config_members_take_effect(tmp_path):
 
 
 def test_mindie_config_of_a_cluster_instance(tmp_path):
-    content = changed("ServerConfig.inferMode", "dmi")
+    content = changed_config("ServerConfig.inferMode", "dmi")
     content["ServerConfig"] |= {"interCommPort": 1200, "interCommPk": "own/key.pem", "interCommTlsCaFiles": ["a.pem"]}
-    plan = read(tmp_path, content)
-    config = resolve(SERVE, [], {}).over(plan.options, "there")
-    options = plan.applied(server_options(config), "strict")
+    plan = read_config(tmp_path, content)
+    config = resolve_options(SERVE_OPTIONS, [], {}).with_unset_from(plan.options, "there")
+    options = plan.apply_to_options(server_options(config), "strict")
     assert (options.role, options.peer_port) == ("none", 1200)
-    where = tmp_path / "security/grpc"
-    assert options.peer_tls == Tls(where / "certs/server.pem", tmp_path / "own/key.pem", clients=(where / "ca/a.pem",))
-    assert offers(config)[0].settings.shared
-    assert not [member for member in plan.idle if "interComm" in member]
+    security_folder = tmp_path / "security/grpc"
+    assert options.peer_tls == TlsFiles(
+        security_folder / "certs/server.pem",
+        tmp_path / "own/key.pem",
+        client_authorities=(security_folder / "ca/a.pem",),
+    )
+    assert offered_models(config)[0].settings.shared
+    assert not [member for member in plan.unused_members if "interComm" in member]
     content["ServerConfig"]["interCommTLSEnabled"] = False
-    assert read(tmp_path, content).peer_tls is None
+    assert read_config(tmp_path, content).peer_tls is None
 
 
 def test_empty_mindie_config_has_mindies_defaults(tmp_path):
-    plan = read(tmp_path, {})
+    plan = read_config(tmp_path, {})
     assert [(each.host, each.port) for each in plan.listen] == [("127.0.0.1", port) for port in (1025, 1026, 1027)]
     assert plan.listen[0].tls == plan.listen[2].tls  # one address, one certificate
     assert (plan.max_prompt, plan.max_output, plan.token_timeout, plan.timeout) == (2048, 512, 600, 600)
-    assert plan.options["max-queue"] == 2800 and plan.idle == []
+    assert plan.options["max-queue"] == 2800 and plan.unused_members == []
     with pytest.raises(ConfigError, match=rf"{MODEL[:-4]}.*modelWeightPath is missing"):
-        plan.check([])
-    plan.check([Named((), hub.BUILT_IN, {})])  # a model named on the command line
+        plan.check_model([])
+    plan.check_model([NamedModel((), hub.BUILT_IN, {})])  # a model named on the command line
 
 
 def test_command_line_options_override_the_mindie_config(tmp_path):
-    plan = read(tmp_path, WHOLE)
+    plan = read_config(tmp_path, FULL_CONFIG)
     flags = ["other", "--port", "9", "--max-batch", "3", "--listen", "tgi=h:1"]
-    config = resolve(SERVE, flags, {}).over(plan.options, "there")
-    options = plan.applied(server_options(config), "extended")
-    assert (options.port, config["model"], config["max-batch"]) == (9, [Named((), "other", {})], 3)
-    assert options.listen == (*plan.listen, Listen("tgi", "h", 1))
+    config = resolve_options(SERVE_OPTIONS, flags, {}).with_unset_from(plan.options, "there")
+    options = plan.apply_to_options(server_options(config), "extended")
+    assert (options.port, config["model"], config["max-batch"]) == (9, [NamedModel((), "other", {})], 3)
+    assert options.listen == (*plan.listen, ListenAddress("tgi", "h", 1))
 
 
 @pytest.mark.parametrize(
@@ -204,81 +208,91 @@ def test_command_line_options_override_the_mindie_config(tmp_path):
     ],
 )
 def test_mindie_config_sets_the_rules_that_clients_see(tmp_path, path, value, name, rule):
-    content = changed(path, value)
+    content = changed_config(path, value)
     if value == 9000:
         content["BackendConfig"]["ScheduleConfig"]["maxPrefillTokens"] = 9000
-    assert getattr(Rules(**read(tmp_path, content).rules), name) == rule
+    assert getattr(MindieRules(**read_config(tmp_path, content).rules), name) == rule
 
 
 @pytest.mark.parametrize(
     "value,overlong", [(True, "head"), (-1, "head"), (1, "tail"), (0, "refuse"), (False, "refuse")]
 )
 def test_mindie_truncation_values_decide_about_overlong_prompts(tmp_path, value, overlong):
-    plan = read(tmp_path, changed("BackendConfig.ModelDeployConfig.truncation", value))
-    options = plan.applied(server_options(resolve(SERVE, [], {})), "strict")
-    assert (Rules(**plan.rules).truncation or "refuse", options.max_prompt, options.max_output) == (overlong, 2048, 512)
+    plan = read_config(tmp_path, changed_config("BackendConfig.ModelDeployConfig.truncation", value))
+    options = plan.apply_to_options(server_options(resolve_options(SERVE_OPTIONS, [], {})), "strict")
+    assert (MindieRules(**plan.rules).truncation or "refuse", options.max_prompt, options.max_output) == (
+        overlong,
+        2048,
+        512,
+    )
     assert (options.timeout, options.token_timeout) == (500, 600)
 
 
 def test_mindie_environment_variables_take_effect(tmp_path):
-    plan = read(tmp_path, WHOLE, MIES_CONTAINER_IP="10.0.0.1", MIES_CONTAINER_MANAGEMENT_IP="::1")
+    plan = read_config(tmp_path, FULL_CONFIG, MIES_CONTAINER_IP="10.0.0.1", MIES_CONTAINER_MANAGEMENT_IP="::1")
     assert [each.host for each in plan.listen] == ["10.0.0.1", "::1", "::1"]
-    assert "MIES_CONTAINER_IP: 'x' is not an IPv4 or IPv6 address" in refusal(tmp_path, WHOLE, MIES_CONTAINER_IP="x")
-    given = server_options(resolve(SERVE, [], {}))
+    assert "MIES_CONTAINER_IP: 'x' is not an IPv4 or IPv6 address" in config_error(
+        tmp_path, FULL_CONFIG, MIES_CONTAINER_IP="x"
+    )
+    default_options = server_options(resolve_options(SERVE_OPTIONS, [], {}))
     for variable, profile, figures in (
         ("", "strict", 0),
         ("1", "strict", 1),
         ("", "strict-old", 1),
         ("", "extended", 1),
     ):
-        plan = read(tmp_path, WHOLE, MINDIE_LLM_BENCHMARK_ENABLE=variable, MIES_SERVICE_MONITOR_MODE=variable)
-        assert plan.profiled(profile).figures == bool(figures)
-        page = plan.applied(given, profile).apis["mindie-metrics"].routes[0].kind
+        plan = read_config(
+            tmp_path, FULL_CONFIG, MINDIE_LLM_BENCHMARK_ENABLE=variable, MIES_SERVICE_MONITOR_MODE=variable
+        )
+        assert plan.profile_rules(profile).figures == bool(figures)
+        page = plan.apply_to_options(default_options, profile).apis["mindie-metrics"].routes[0].kind
         assert page == ("metrics" if variable or profile == "extended" else "ask")
-    assert plan.profiled("strict").monitored is False
+    assert plan.profile_rules("strict").monitored is False
 
 
 def test_mindie_dynamic_timeouts_and_mock_instances(tmp_path):
-    plan = read(tmp_path, changed("EnableDynamicAdjustTimeoutConfig", True))
+    plan = read_config(tmp_path, changed_config("EnableDynamicAdjustTimeoutConfig", True))
     assert (plan.token_timeout, plan.timeout) == (3600, 65535)
-    plan = read(tmp_path, changed(MODEL + "modelInstanceType", "StandardMock"))
+    plan = read_config(tmp_path, changed_config(MODEL + "modelInstanceType", "StandardMock"))
     assert plan.options["fake-engine"] is True
 
 
 def test_mindie_config_caps_the_context_at_the_models_length(tmp_path):
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / "config.json").write_text('{"max_position_embeddings": 100}')
-    assert read(tmp_path, WHOLE).options["max-model-len"] == 100
+    assert read_config(tmp_path, FULL_CONFIG).options["max-model-len"] == 100
     with pytest.raises(ConfigError, match=r'modelWeightPath: "weights" cannot be served: its folder has no tokenizer'):
-        read(tmp_path, WHOLE).check([Named((), str(tmp_path / "weights"), {})])
+        read_config(tmp_path, FULL_CONFIG).check_model([NamedModel((), str(tmp_path / "weights"), {})])
 
 
 def test_mindie_config_loads_lora_modules(tmp_path):
-    content = copy.deepcopy(WHOLE)
+    content = copy.deepcopy(FULL_CONFIG)
     deploy = content["BackendConfig"]["ModelDeployConfig"]
     modules = [{"name": "a-1", "path": "adapters/a", "baseModelName": "llama_65b"}, {"name": "b", "path": "/x/b"}]
     deploy |= {"maxLoras": 3, "maxLoraRank": 64, "LoraModules": modules}
-    plan = read(tmp_path, content)
-    assert not {"maxLoras", "maxLoraRank", "LoraModules"} & {each.rpartition(".")[2] for each in plan.idle}
-    (offer,) = offers(resolve(SERVE, [], {}).over(plan.options, "there"))
+    plan = read_config(tmp_path, content)
+    assert not {"maxLoras", "maxLoraRank", "LoraModules"} & {each.rpartition(".")[2] for each in plan.unused_members}
+    (offer,) = offered_models(resolve_options(SERVE_OPTIONS, [], {}).with_unset_from(plan.options, "there"))
     engine = offer.settings
     assert engine.adapters == {"a-1": str(tmp_path / "adapters/a"), "b": "/x/b"}
     assert (engine.max_adapters, engine.max_rank) == (3, 64)
     for wrong in (5, ["a"], [{"name": "a"}], [{"path": "x"}], [{"name": "a b", "path": "x"}]):
         deploy["LoraModules"] = wrong
-        assert "LoraModules" in refusal(tmp_path, content)
+        assert "LoraModules" in config_error(tmp_path, content)
 
 
 def test_default_mindie_password_and_crl_files_are_optional(tmp_path):
     content = {"ServerConfig": {"managementIpAddress": "127.0.0.3"}}
-    assert all(each.tls is not None and each.tls[2:5:2] == (None, ()) for each in read(tmp_path, content).listen)
+    assert all(each.tls is not None and each.tls[2:5:2] == (None, ()) for each in read_config(tmp_path, content).listen)
     for name in ("pass/key_pwd.txt", "certs/server_crl.pem", "pass/management/key_pwd.txt"):
         (tmp_path / "security" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "security" / name).touch()
-    own, management, _ = read(tmp_path, content).listen
-    assert own.tls is not None and own.tls.password == tmp_path / "security/pass/key_pwd.txt"
-    assert own.tls.revoked == (tmp_path / "security/certs/server_crl.pem",)
-    assert management.tls is not None and management.tls.password == tmp_path / "security/pass/management/key_pwd.txt"
+    own, management, _ = read_config(tmp_path, content).listen
+    assert own.tls is not None and own.tls.password_file == tmp_path / "security/pass/key_pwd.txt"
+    assert own.tls.revocation_lists == (tmp_path / "security/certs/server_crl.pem",)
+    assert (
+        management.tls is not None and management.tls.password_file == tmp_path / "security/pass/management/key_pwd.txt"
+    )
 
 
 @pytest.mark.parametrize(
@@ -289,8 +303,8 @@ def test_default_mindie_password_and_crl_files_are_optional(tmp_path):
         ("ServerConfig.managementPort", 65_536, "65536 is not a whole number from 1024 to 65535."),
         ("ServerConfig.metricsPort", True, "true is not a whole number from 1024 to 65535."),
         ("ServerConfig.ipAddress", "localhost", '"localhost" is not an IPv4 or IPv6 address.'),
-        ("ServerConfig.ipAddress", "0.0.0.0", f"0.0.0.0 {EVERY}"),
-        ("ServerConfig.managementIpAddress", "::", f":: {EVERY}"),
+        ("ServerConfig.ipAddress", "0.0.0.0", f"0.0.0.0 {EVERY_ADDRESS}"),
+        ("ServerConfig.managementIpAddress", "::", f":: {EVERY_ADDRESS}"),
         ("ServerConfig.httpsEnabled", 1, "1 is not true or false."),
         ("ServerConfig.maxLinkNum", 0, "0 is not a whole number from 1 to 4096."),
         ("ServerConfig.tlsCaFile", [], "[] is not a list of 1 to 3 file names."),
@@ -312,8 +326,8 @@ def test_default_mindie_password_and_crl_files_are_optional(tmp_path):
         ("BackendConfig.ModelDeployConfig.truncation", 2, "2 is not one of false, true, 0, 1, -1."),
         ("BackendConfig.ModelDeployConfig.ModelConfig", [], "[] is not a list of one object."),
         ("BackendConfig.ModelDeployConfig.ModelConfig", [{}, {}], "[{},{}] is not a list of one object."),
-        (MODEL + "modelName", "-x", f'"-x" is not {NAME}'),
-        (MODEL + "modelName", "", f'"" is not {NAME}'),
+        (MODEL + "modelName", "-x", f'"-x" is not {NAME_RULE}'),
+        (MODEL + "modelName", "", f'"" is not {NAME_RULE}'),
         (MODEL + "modelInstanceType", "Mock", '"Mock" is not one of "Standard", "StandardMock".'),
         (MODEL + "npuMemSize", 0, "0 is not -1 or a number of GB above 0."),
         (MODEL + "cpuMemSize", -1, "-1 is not a whole number of at least 0."),
@@ -329,18 +343,20 @@ def test_default_mindie_password_and_crl_files_are_optional(tmp_path):
     ],
 )
 def test_names_an_invalid_mindie_config_member_with_its_range(tmp_path, path, value, text):
-    assert refusal(tmp_path, changed(path, value)) == f"{path}: {text}"
+    assert config_error(tmp_path, changed_config(path, value)) == f"{path}: {text}"
 
 
 def test_rejects_unreadable_mindie_config_files(tmp_path):
-    assert "is not valid JSON" in refusal(tmp_path, "{")
-    assert "holds no JSON object" in refusal(tmp_path, "[]")
-    assert refusal(tmp_path, {"ServerConfig": []}) == "ServerConfig: [] is not an object."
-    for endless in (written(tmp_path, " " * (10 << 20) + "{}"), "/dev/zero"):
+    assert "is not valid JSON" in config_error(tmp_path, "{")
+    assert "holds no JSON object" in config_error(tmp_path, "[]")
+    assert config_error(tmp_path, {"ServerConfig": []}) == "ServerConfig: [] is not an object."
+    for endless in (write_config(tmp_path, " " * (10 << 20) + "{}"), "/dev/zero"):
         with pytest.raises(ConfigError, match="has more than 10 MB"):
-            mindie.read(endless, {})
-    assert read(tmp_path, "\ufeff" + json.dumps(WHOLE)).max_prompt == 2048  # with the BOM that some editors add
+            mindie.read_mindie_config(endless, {})
+    assert (
+        read_config(tmp_path, "\ufeff" + json.dumps(FULL_CONFIG)).max_prompt == 2048
+    )  # with the BOM that some editors add
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
-        mindie.read(str(tmp_path / "none"), {})
+        mindie.read_mindie_config(str(tmp_path / "none"), {})
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
-        mindie.read(str(tmp_path), {})
+        mindie.read_mindie_config(str(tmp_path), {})

@@ -12,18 +12,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parley.settings import config
-from parley.settings.config import CLIENT, SERVE, VARIABLES, settings
-from parley.settings.kinds import Kind, choice, duration, integer, number, show_size, size, switch, text
-from parley.settings.options import ConfigError, Option, explain, nearest, read_file, resolve, show
+from parley.settings.config import CLIENT_OPTIONS, KNOWN_VARIABLES, SERVE_OPTIONS, engine_settings
+from parley.settings.kinds import (
+    OptionKind,
+    choice_kind,
+    duration_kind,
+    format_size,
+    integer_kind,
+    number_kind,
+    size_kind,
+    switch_kind,
+    text_kind,
+)
+from parley.settings.options import (
+    ConfigError,
+    Option,
+    did_you_mean,
+    format_help,
+    format_options,
+    read_options_file,
+    resolve_options,
+)
 
 TABLE = [
-    Option("alpha", integer(-5, 500), "A number.", 1, section="one", variable=True),
-    Option("beta-two", text(), "Some text.", section="one", variable=True),
-    Option("gamma", switch(), "On or off.", False, section="two", variable=True),
-    Option("delta", switch(), "On unless told.", True, section="two", variable=True),
-    Option("many", text(), "Several.", section="two", many=True, variable=True),
-    Option("size", size(), "Bytes.", section="two", variable=True),
-    Option("config", text("FILE"), "File.", section="two", variable=True),
+    Option("alpha", integer_kind(-5, 500), "A number.", 1, section="one", configurable=True),
+    Option("beta-two", text_kind(), "Some text.", section="one", configurable=True),
+    Option("gamma", switch_kind(), "On or off.", False, section="two", configurable=True),
+    Option("delta", switch_kind(), "On unless told.", True, section="two", configurable=True),
+    Option("many", text_kind(), "Several.", section="two", repeatable=True, configurable=True),
+    Option("size", size_kind(), "Bytes.", section="two", configurable=True),
+    Option("config", text_kind("FILE"), "File.", section="two", configurable=True),
 ]
 WORDS = st.text("abcdefghij", min_size=1, max_size=6)
 VALUES: dict[str, st.SearchStrategy[Any]] = {
@@ -65,24 +83,24 @@ def test_highest_source_wins_for_every_option(tmp_path_factory, flags, variables
         lines = [
             line
             for part in ("one", "two")
-            for line in [f"[{part}]", *(f"{n} = {as_toml(v)}" for n, v in file.items() if section(n) == part)]
+            for line in [f"[{part}]", *(f"{n} = {as_toml(v)}" for n, v in file.items() if option_section(n) == part)]
         ]
     path.write_text("\n".join(lines))
     environment = {f"PARLEY_{name.upper().replace('-', '_')}": as_text(value) for name, value in variables.items()}
-    found = resolve(TABLE, [*as_flags(flags), "--config", str(path)], environment)
+    resolved = resolve_options(TABLE, [*as_flags(flags), "--config", str(path)], environment)
     for option in TABLE[:-1]:
         layers = [(flags, "--"), (variables, "PARLEY_"), (file, str(path))]
         value, source = next(
             ((layer[option.name], source) for layer, source in layers if option.name in layer),
-            ([] if option.many else option.default, "default"),
+            ([] if option.repeatable else option.default, "default"),
         )
-        assert found[option.name] == value, option.name
-        assert found.source(option.name).startswith(source)
-        assert found.given(option.name) == (source != "default")
-    assert not found.warnings
+        assert resolved[option.name] == value, option.name
+        assert resolved.source_of(option.name).startswith(source)
+        assert resolved.is_set(option.name) == (source != "default")
+    assert not resolved.warnings
 
 
-def section(name: str) -> str:
+def option_section(name: str) -> str:
     return next(option.section for option in TABLE if option.name == name)
 
 
@@ -90,12 +108,12 @@ def test_config_flag_overrides_the_config_variable(tmp_path):
     (tmp_path / "a.toml").write_text("alpha = 2")
     (tmp_path / "b.toml").write_text("alpha = 3")
     environment = {"PARLEY_CONFIG": str(tmp_path / "a.toml")}
-    assert resolve(TABLE, [], environment)["alpha"] == 2
-    assert resolve(TABLE, ["--config", str(tmp_path / "b.toml")], environment)["alpha"] == 3
+    assert resolve_options(TABLE, [], environment)["alpha"] == 2
+    assert resolve_options(TABLE, ["--config", str(tmp_path / "b.toml")], environment)["alpha"] == 3
 
 
 def test_empty_environment_variable_counts_as_unset():
-    assert resolve(TABLE, [], {"PARLEY_ALPHA": "", "PARLEY_BETA_TWO": ""})["alpha"] == 1
+    assert resolve_options(TABLE, [], {"PARLEY_ALPHA": "", "PARLEY_BETA_TWO": ""})["alpha"] == 1
 
 
 @pytest.mark.parametrize(
@@ -118,12 +136,12 @@ def test_empty_environment_variable_counts_as_unset():
 )
 def test_rejects_an_invalid_flag_in_one_sentence(words, message):
     with pytest.raises(ConfigError) as error:
-        resolve(TABLE, words, {})
+        resolve_options(TABLE, words, {})
     assert str(error.value).startswith(message)
 
 
 def test_parses_a_negative_number_as_a_value():
-    assert resolve(TABLE, ["--alpha", "-3"], {})["alpha"] == -3
+    assert resolve_options(TABLE, ["--alpha", "-3"], {})["alpha"] == -3
 
 
 @pytest.mark.parametrize(
@@ -149,7 +167,7 @@ def test_rejects_an_invalid_config_file_by_name(tmp_path, content, message):
     path = tmp_path / "p.toml"
     path.write_text(content)
     with pytest.raises(ConfigError) as error:
-        resolve(TABLE, ["--config", str(path)], {})
+        resolve_options(TABLE, ["--config", str(path)], {})
     assert str(path) in str(error.value) and message in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -157,149 +175,165 @@ def test_rejects_an_invalid_config_file_by_name(tmp_path, content, message):
 def test_rejects_a_config_file_that_is_not_text(tmp_path):
     (tmp_path / "p.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="not valid TOML"):
-        read_file(TABLE, str(tmp_path / "p.toml"))
+        read_options_file(TABLE, str(tmp_path / "p.toml"))
 
 
 def test_rejects_an_invalid_variable_and_warns_about_unknown_ones():
     with pytest.raises(ConfigError, match="PARLEY_ALPHA: 'x' is not"):
-        resolve(TABLE, [], {"PARLEY_ALPHA": "x"})
-    found = resolve(TABLE, [], {"PARLEY_ALHPA": "1", "PARLEY_OTHER": "1", "HOME": "/"}, ["PARLEY_OTHER"])
-    assert found.warnings == ["Unknown variable PARLEY_ALHPA. Did you mean PARLEY_ALPHA?"]
+        resolve_options(TABLE, [], {"PARLEY_ALPHA": "x"})
+    resolved = resolve_options(TABLE, [], {"PARLEY_ALHPA": "1", "PARLEY_OTHER": "1", "HOME": "/"}, ["PARLEY_OTHER"])
+    assert resolved.warnings == ["Unknown variable PARLEY_ALHPA. Did you mean PARLEY_ALPHA?"]
 
 
 @pytest.mark.parametrize(
     ("kind", "raw", "value"),
     [
-        (size(), "4GB", 4_000_000_000),
-        (size(), "512MiB", 512 << 20),
-        (size(), "1.5gib", 3 << 29),
-        (size(), "10 kb", 10_000),
-        (size(), "7", 7),
-        (size(), 7, 7),
-        (duration(), "30", 30.0),
-        (duration(), "500ms", 0.5),
-        (duration(), "2m", 120.0),
-        (duration(), "1h", 3600.0),
-        (duration(), 1.5, 1.5),
-        (number(0, 1), "0.25", 0.25),
-        (number(0, 1), 1, 1.0),
-        (integer(1), "8", 8),
-        (switch(), "On", True),
-        (switch(), "0", False),
-        (choice("a", "b"), "b", "b"),
+        (size_kind(), "4GB", 4_000_000_000),
+        (size_kind(), "512MiB", 512 << 20),
+        (size_kind(), "1.5gib", 3 << 29),
+        (size_kind(), "10 kb", 10_000),
+        (size_kind(), "7", 7),
+        (size_kind(), 7, 7),
+        (duration_kind(), "30", 30.0),
+        (duration_kind(), "500ms", 0.5),
+        (duration_kind(), "2m", 120.0),
+        (duration_kind(), "1h", 3600.0),
+        (duration_kind(), 1.5, 1.5),
+        (number_kind(0, 1), "0.25", 0.25),
+        (number_kind(0, 1), 1, 1.0),
+        (integer_kind(1), "8", 8),
+        (switch_kind(), "On", True),
+        (switch_kind(), "0", False),
+        (choice_kind("a", "b"), "b", "b"),
     ],
 )
-def test_option_kinds_read_common_spellings(kind: Kind, raw, value):
-    assert kind.read(raw) == value
-    assert kind.read(kind.show(value)) == value
+def test_option_kinds_read_common_spellings(kind: OptionKind, raw, value):
+    assert kind.parse_raw(raw) == value
+    assert kind.parse_raw(kind.format_value(value)) == value
 
 
 @pytest.mark.parametrize(
     ("kind", "raws"),
     [
-        (size(10), ["", "9", "-1", "4X", "1e9", "0x10", "GB", True, 1.5, None, [], "9" * 400]),
-        (duration(1, 3600), ["0", "999ms", "1.1h"]),
-        (duration(), ["", "-1", "1d", "nan", True, None, float("nan"), float("inf"), 1e300]),
-        (number(0, 1), ["", "nan", "inf", "2", "-0.1", True, None, [], 10**400]),
-        (integer(1, 9), ["", "0", "10", "1.0", 2.0, True, None, "9" * 5000]),
-        (switch(), ["", "maybe", 1, 0, None]),
-        (choice("a"), ["", "A", 1, [], None]),
-        (text(), ["", 1, None, [], {}]),
+        (size_kind(10), ["", "9", "-1", "4X", "1e9", "0x10", "GB", True, 1.5, None, [], "9" * 400]),
+        (duration_kind(1, 3600), ["0", "999ms", "1.1h"]),
+        (duration_kind(), ["", "-1", "1d", "nan", True, None, float("nan"), float("inf"), 1e300]),
+        (number_kind(0, 1), ["", "nan", "inf", "2", "-0.1", True, None, [], 10**400]),
+        (integer_kind(1, 9), ["", "0", "10", "1.0", 2.0, True, None, "9" * 5000]),
+        (switch_kind(), ["", "maybe", 1, 0, None]),
+        (choice_kind("a"), ["", "A", 1, [], None]),
+        (text_kind(), ["", 1, None, [], {}]),
     ],
 )
-def test_option_kinds_reject_invalid_values(kind: Kind, raws):
+def test_option_kinds_reject_invalid_values(kind: OptionKind, raws):
     for raw in raws:
         with pytest.raises(ValueError):
-            kind.read(raw)
+            kind.parse_raw(raw)
 
 
 @given(st.integers(0, 10**18 - 1))
 def test_shown_size_reads_back_unchanged(count):
-    assert size().read(show_size(count)) == count
+    assert size_kind().parse_raw(format_size(count)) == count
 
 
 def test_flags_are_unique_and_listed_in_the_help():
-    for table in (SERVE, CLIENT):
+    for table in (SERVE_OPTIONS, CLIENT_OPTIONS):
         assert len({option.name for option in table}) == len(table)
-        help = explain(table)
+        help_text = format_help(table)
         for option in table:
-            assert option.hidden or option.name in help.replace("[no-]", "") or option.name.upper() in help
-    assert all(len(line) <= 110 for line in explain(SERVE).splitlines())
+            assert option.hidden or option.name in help_text.replace("[no-]", "") or option.name.upper() in help_text
+    assert all(len(line) <= 110 for line in format_help(SERVE_OPTIONS).splitlines())
 
 
 def test_show_config_names_each_source_and_hides_keys():
-    found = resolve(SERVE, ["--port", "9"], {"PARLEY_API_KEY": "sesame,other", "PARLEY_DTYPE": "fp32"}, VARIABLES)
-    shown = {line.split()[0]: line for line in show(SERVE, found).splitlines()}
+    resolved = resolve_options(
+        SERVE_OPTIONS, ["--port", "9"], {"PARLEY_API_KEY": "sesame,other", "PARLEY_DTYPE": "fp32"}, KNOWN_VARIABLES
+    )
+    shown = {line.split()[0]: line for line in format_options(SERVE_OPTIONS, resolved).splitlines()}
     assert shown["port"].split()[1:] == ["9", "--port"]
     assert shown["dtype"].split()[1:] == ["fp32", "PARLEY_DTYPE"]
     assert shown["host"].split()[1:] == ["127.0.0.1", "default"]
     assert shown["api-key"].endswith("PARLEY_API_KEY")
     assert "sesame" not in "".join(shown.values())
-    assert set(shown) == {option.name for option in SERVE if not option.hidden}
+    assert set(shown) == {option.name for option in SERVE_OPTIONS if not option.hidden}
 
 
 def test_error_about_an_invalid_api_key_does_not_print_it():
     with pytest.raises(ConfigError) as error:
-        resolve(SERVE, ["--api-key", "secret,,x"], {})
+        resolve_options(SERVE_OPTIONS, ["--api-key", "secret,,x"], {})
     assert "secret" not in str(error.value)
 
 
 def test_shown_defaults_read_back_from_a_config_file(tmp_path):
     """Writing any shown default into a config file changes nothing."""
-    default = resolve(SERVE, [], {})
-    rows = [(o, o.show(default[o.name])) for o in SERVE if o.variable and default[o.name] not in (None, [])]
+    default = resolve_options(SERVE_OPTIONS, [], {})
+    rows = [
+        (o, o.format_value(default[o.name]))
+        for o in SERVE_OPTIONS
+        if o.configurable and default[o.name] not in (None, [])
+    ]
     path = tmp_path / "p.toml"
     path.write_text("\n".join(f'{option.name} = "{value}"' for option, value in rows))
     assert tomllib.loads(path.read_text())
-    found = resolve(SERVE, ["--config", str(path)], {})
-    assert {o.name: found[o.name] for o, _ in rows} == {o.name: default[o.name] for o, _ in rows}
+    resolved = resolve_options(SERVE_OPTIONS, ["--config", str(path)], {})
+    assert {o.name: resolved[o.name] for o, _ in rows} == {o.name: default[o.name] for o, _ in rows}
 
 
 def test_settings_carry_the_engine_options():
     flags = ["--dtype", "fp32", "--kv-memory", "64MiB", "--max-model-len", "99", "--no-prefix-cache", "--threads", "1"]
     flags += ["--quantization", "int8", "--kv-dtype", "int8"]
-    made = settings(resolve(SERVE, [*flags, "--max-batch", "3", "--step-ms", "7", "--no-lowering"], {}), "/folder")
-    assert (made.model, made.dtype, made.kv_memory, made.max_model_len) == ("/folder", "float32", 64 << 20, 99)
-    assert (made.prefix_cache, made.threads, made.max_batch, made.step_ms, made.lowering) == (False, 1, 3, 7.0, False)
-    assert (made.quantization, made.kv_dtype) == ("int8", "int8")
+    parsed = engine_settings(
+        resolve_options(SERVE_OPTIONS, [*flags, "--max-batch", "3", "--step-ms", "7", "--no-lowering"], {}), "/folder"
+    )
+    assert (parsed.model, parsed.dtype, parsed.kv_memory, parsed.max_model_len) == ("/folder", "float32", 64 << 20, 99)
+    assert (parsed.prefix_cache, parsed.threads, parsed.max_batch, parsed.step_ms, parsed.lowering) == (
+        False,
+        1,
+        3,
+        7.0,
+        False,
+    )
+    assert (parsed.quantization, parsed.kv_dtype) == ("int8", "int8")
 
 
 def test_parser_options_accept_aliases_of_model_families():
-    made = settings(resolve(SERVE, ["--tool-parser", "Qwen3-Coder", "--reasoning-parser", "none"], {}), "m")
-    assert (made.tool_parser, made.reasoning_parser) == ("qwen3_coder", "none")
+    parsed = engine_settings(
+        resolve_options(SERVE_OPTIONS, ["--tool-parser", "Qwen3-Coder", "--reasoning-parser", "none"], {}), "m"
+    )
+    assert (parsed.tool_parser, parsed.reasoning_parser) == ("qwen3_coder", "none")
     with pytest.raises(ConfigError, match=r"--tool-parser: 'klingon' is not one of auto, none, .*hermes"):
-        resolve(SERVE, ["--tool-parser", "klingon"], {})
+        resolve_options(SERVE_OPTIONS, ["--tool-parser", "klingon"], {})
 
 
 def test_default_options_equal_the_default_engine_settings():
     from parley.types import Settings
 
-    assert settings(resolve(SERVE, [], {}), "m") == Settings(model="m")
+    assert engine_settings(resolve_options(SERVE_OPTIONS, [], {}), "m") == Settings(model="m")
 
 
 def test_configuration_page_is_generated_from_the_option_table():
     script = runpy.run_path(str(Path(config.__file__).parents[2] / "docs" / "reference.py"))
     page = script["PAGE"].read_text("utf-8")
     assert page == script["page"](), "docs/configuration.md is old: make docs"
-    assert all(option.help in page for option in SERVE if not option.hidden)
+    assert all(option.help_text in page for option in SERVE_OPTIONS if not option.hidden)
 
 
 def test_nearest_suggests_nothing_for_distant_words():
-    assert nearest("zzzz", ["alpha"]) == ""
+    assert did_you_mean("zzzz", ["alpha"]) == ""
 
 
 def test_reads_cluster_options(tmp_path):
-    from parley.cli.serve import offers, server_options
+    from parley.cli.serve import offered_models, server_options
 
     def options(*flags):
-        return server_options(resolve(SERVE, list(flags), {}))
+        return server_options(resolve_options(SERVE_OPTIONS, list(flags), {}))
 
     assert (options().role, options().peer_port) == ("mixed", None)
-    made = options("--role", "decode", "--peer-port", "0", "--cluster-secret", "s3")
-    assert (made.role, made.peer_port, made.cluster_secret) == ("decode", 0, "s3")
-    assert (made.peer_lease, made.peer_checksum) == (30.0, False)
-    made = options("--peer-lease", "2m", "--peer-checksum")
-    assert (made.peer_lease, made.peer_checksum) == (120.0, True)
+    parsed = options("--role", "decode", "--peer-port", "0", "--cluster-secret", "s3")
+    assert (parsed.role, parsed.peer_port, parsed.cluster_secret) == ("decode", 0, "s3")
+    assert (parsed.peer_lease, parsed.peer_checksum) == (30.0, False)
+    parsed = options("--peer-lease", "2m", "--peer-checksum")
+    assert (parsed.peer_lease, parsed.peer_checksum) == (120.0, True)
     (tmp_path / "secret").write_text("s4\n")
     assert options("--cluster-secret-file", str(tmp_path / "secret")).cluster_secret == "s4"
     for wrong in (
@@ -309,5 +343,7 @@ def test_reads_cluster_options(tmp_path):
     ):
         with pytest.raises(ConfigError, match="--cluster"):
             options(*wrong)
-    (made,) = offers(resolve(SERVE, ["--role", "prefill", "--device", "cuda", "--kv-staging", "3MiB"], {}))
-    assert made.settings.shared and made.settings.staging == 3 << 20
+    (parsed,) = offered_models(
+        resolve_options(SERVE_OPTIONS, ["--role", "prefill", "--device", "cuda", "--kv-staging", "3MiB"], {})
+    )
+    assert parsed.settings.shared and parsed.settings.staging == 3 << 20

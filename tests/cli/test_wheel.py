@@ -42,7 +42,7 @@ def wheel(source) -> zipfile.ZipFile:
     return make_wheel(source, source / "wheel")
 
 
-def read(wheel: zipfile.ZipFile, ending: str) -> str:
+def read_member(wheel: zipfile.ZipFile, ending: str) -> str:
     return wheel.read(next(name for name in wheel.namelist() if name.endswith(ending))).decode()
 
 
@@ -51,25 +51,25 @@ def test_wheel_contains_every_module_and_the_built_in_model(wheel):
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "parley").rglob("*") if path.suffix in (".py", ".proto")}
     assert modules <= names
     assert "parley/py.typed" in names
-    model = {str(path.relative_to(ROOT)) for path in demo.folder().rglob("*") if path.is_file()}
+    model = {str(path.relative_to(ROOT)) for path in demo.model_folder().rglob("*") if path.is_file()}
     assert {name for name in model if not name.endswith(".md")} <= names
     assert {Path(name).name for name in model} >= {"config.json", "tokenizer.json", "model.safetensors"}
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
 def test_wheel_contains_compiled_kernels_for_every_cpu_level(wheel):
-    held = {Path(name).name for name in wheel.namelist() if name.endswith(".so")}
-    assert held == {build.name(level) for level in build.levels()}
-    assert {path.name for path in build.sources()} <= {Path(name).name for name in wheel.namelist()}
-    tag = re.search(r"^Tag: (\S+)$", read(wheel, ".dist-info/WHEEL"), re.M)[1]
+    kernel_files = {Path(name).name for name in wheel.namelist() if name.endswith(".so")}
+    assert kernel_files == {build.library_name(level) for level in build.buildable_levels()}
+    assert {path.name for path in build.source_files()} <= {Path(name).name for name in wheel.namelist()}
+    tag = re.search(r"^Tag: (\S+)$", read_member(wheel, ".dist-info/WHEEL"), re.M)[1]
     assert tag.startswith("py3-none-") and not tag.endswith("-any")
 
 
 def test_builds_a_wheel_without_a_compiler(source):
     environment = os.environ | {"CXX": "/nowhere/g++", "PATH": str(source)}
-    made = make_wheel(source, source / "plain", environment)
-    assert not [name for name in made.namelist() if name.endswith(".so")]
-    assert "Tag: py3-none-any" in read(made, ".dist-info/WHEEL")
+    plain_wheel = make_wheel(source, source / "plain", environment)
+    assert not [name for name in plain_wheel.namelist() if name.endswith(".so")]
+    assert "Tag: py3-none-any" in read_member(plain_wheel, ".dist-info/WHEEL")
 
 
 def test_wheel_contains_only_parley(wheel):
@@ -78,18 +78,18 @@ def test_wheel_contains_only_parley(wheel):
 
 
 def test_wheel_installs_the_command_and_names_the_licence(wheel):
-    assert "parley = parley.cli.main:main" in read(wheel, "entry_points.txt")
-    assert "Apache License" in read(wheel, "licenses/LICENSE")
-    metadata = read(wheel, ".dist-info/METADATA")
+    assert "parley = parley.cli.main:main" in read_member(wheel, "entry_points.txt")
+    assert "Apache License" in read_member(wheel, "licenses/LICENSE")
+    metadata = read_member(wheel, ".dist-info/METADATA")
     assert f"Version: {parley.__version__}\n" in metadata
     assert "License-Expression: Apache-2.0" in metadata
 
 
 def test_wheel_dependencies_are_few_and_locked(wheel):
-    wanted = re.findall(r"^Requires-Dist: ([\w-]+)(?!.*extra)", read(wheel, ".dist-info/METADATA"), re.M)
-    assert len(wanted) <= 13
+    required = re.findall(r"^Requires-Dist: ([\w-]+)(?!.*extra)", read_member(wheel, ".dist-info/METADATA"), re.M)
+    assert len(required) <= 13
     locked = dict(re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "requirements.lock").read_text(), re.M))
-    assert {name.lower().replace("_", "-") for name in wanted} <= set(locked)
+    assert {name.lower().replace("_", "-") for name in required} <= set(locked)
     assert locked["torch"] == "2.13.0"
 
 

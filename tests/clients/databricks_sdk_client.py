@@ -20,7 +20,7 @@ ANSWER = "The capital of France is Paris."
 ASKED = [ChatMessage(role=ChatMessageRole.USER, content=QUESTION)]
 
 
-def refused(kind, part, call, *args, **options):
+def expect_error(kind, part, call, *args, **options):
     try:
         call(*args, **options)
     except kind as error:
@@ -29,7 +29,7 @@ def refused(kind, part, call, *args, **options):
         raise AssertionError("it was not refused")
 
 
-def served(**parts):
+def served_config(**parts):
     return {
         "served_entities": [ServedEntityInput(entity_name=model, name=name) for name in parts],
         "traffic_config": TrafficConfig(
@@ -43,10 +43,10 @@ for surface in ("", "/databricks"):
     endpoints = client.serving_endpoints
     assert [each.name for each in endpoints.list()] == [model]
 
-    made = endpoints.create_and_wait("ab", config=EndpointCoreConfigInput(name="ab", **served(a=70, b=30)))
+    made = endpoints.create_and_wait("ab", config=EndpointCoreConfigInput(name="ab", **served_config(a=70, b=30)))
     assert made.name == "ab" and made.state.ready.value == "READY"
     assert [route.traffic_percentage for route in made.config.traffic_config.routes] == [70, 30]
-    changed = endpoints.update_config_and_wait("ab", **served(a=0, c=100))
+    changed = endpoints.update_config_and_wait("ab", **served_config(a=0, c=100))
     assert [entity.name for entity in changed.config.served_entities] == ["a", "c"]
     assert changed.config.config_version == 2
     tags = endpoints.patch("ab", add_tags=[EndpointTag("team", "x")])
@@ -76,19 +76,19 @@ for surface in ("", "/databricks"):
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == ANSWER
     assert all(chunk.usage.prompt_tokens for chunk in chunks)
 
-    refused(
+    expect_error(
         wrong.ResourceAlreadyExists,
         "already exists",
         endpoints.create,
         "ab",
-        config=EndpointCoreConfigInput(name="ab", **served(a=100)),
+        config=EndpointCoreConfigInput(name="ab", **served_config(a=100)),
     )
-    refused(wrong.InvalidParameterValue, "add up to 100", endpoints.update_config, "ab", **served(a=1))
+    expect_error(wrong.InvalidParameterValue, "add up to 100", endpoints.update_config, "ab", **served_config(a=1))
     unknown = EndpointCoreConfigInput(name="n", served_entities=[ServedEntityInput(entity_name="other")])
-    refused(wrong.InvalidParameterValue, "no model of this server", endpoints.create, "n", config=unknown)
-    refused(wrong.BadRequest, "temperature", endpoints.query, "ab", messages=ASKED, temperature=9)
-    refused(wrong.PermissionDenied, "model of the server", endpoints.delete, model)
+    expect_error(wrong.InvalidParameterValue, "no model of this server", endpoints.create, "n", config=unknown)
+    expect_error(wrong.BadRequest, "temperature", endpoints.query, "ab", messages=ASKED, temperature=9)
+    expect_error(wrong.PermissionDenied, "model of the server", endpoints.delete, model)
     endpoints.delete("ab")
-    refused(wrong.NotFound, "does not exist", endpoints.get, "ab")
-    refused(wrong.NotFound, "does not exist", endpoints.query, "ab", messages=ASKED)
+    expect_error(wrong.NotFound, "does not exist", endpoints.get, "ab")
+    expect_error(wrong.NotFound, "does not exist", endpoints.query, "ab", messages=ASKED)
 print("good")

@@ -33,7 +33,7 @@ class Person(BaseModel):
     city: str
 
 
-def said_by(model, messages, stream):
+def get_message(model, messages, stream):
     """Returns a whole message, received at once or joined from chunks."""
     if not stream:
         return model.invoke(messages)
@@ -59,18 +59,18 @@ for thinking in (False, True):
         for number, city in enumerate(("Paris", "London", "Rome")):  # three rounds, the last one forced
             bound = talker.bind_tools([get_weather], tool_choice="any" if number == 2 else None)
             messages.append(HumanMessage(f"What is the weather in {city}?"))
-            messages.append(said_by(bound, messages, stream))
+            messages.append(get_message(bound, messages, stream))
             (call,) = messages[-1].tool_calls
             assert call["args"] == {"city": city}, messages[-1]
             messages.append(get_weather.invoke(call))
-            messages.append(said_by(talker.bind_tools([get_weather]), messages, stream))
+            messages.append(get_message(talker.bind_tools([get_weather]), messages, stream))
             assert not messages[-1].tool_calls and city in messages[-1].content, messages[-1]
-        two = said_by(talker.bind_tools([get_weather]), "What is the weather in Paris and London?", stream)
+        two = get_message(talker.bind_tools([get_weather]), "What is the weather in Paris and London?", stream)
         assert [call["args"]["city"] for call in two.tool_calls] == ["Paris", "London"]
         one = talker.bind_tools([get_weather], parallel_tool_calls=False)
-        assert len(said_by(one, "What is the weather in Paris and London?", stream).tool_calls) == 1
+        assert len(get_message(one, "What is the weather in Paris and London?", stream).tool_calls) == 1
         named = talker.bind_tools([get_weather], tool_choice="get_weather")
-        (call,) = said_by(named, "Hello!", stream).tool_calls
+        (call,) = get_message(named, "Hello!", stream).tool_calls
         assert list(call["args"]) == ["city"]
     found = talker.with_structured_output(get_time, method="function_calling").invoke("What time is it in Paris?")
     assert found == get_time(city="Paris"), found

@@ -10,7 +10,7 @@ ASKED = {"messages": [{"role": "user", "content": "What is the capital of France
 ANSWER = "The capital of France is Paris."
 
 
-def refused(part, call, **options):
+def expect_error(part, call, **options):
     try:
         call(**options)
     except Exception as error:
@@ -49,9 +49,9 @@ for surface in ("", "/databricks"):
         vectors = client.predict(endpoint=name, inputs={"input": ["Hello"], "instruction": "Find:"})
         assert len(vectors["data"][0]["embedding"]) > 8
 
-    refused("temperature", client.predict, endpoint="ab", inputs=ASKED | {"temperature": 9})
-    refused("already exists", client.create_endpoint, config={"name": "ab", "config": config})
+    expect_error("temperature", client.predict, endpoint="ab", inputs=ASKED | {"temperature": 9})
+    expect_error("already exists", client.create_endpoint, config={"name": "ab", "config": config})
     client.delete_endpoint("ab")
-    refused("does not exist", client.predict, endpoint="ab", inputs=ASKED)
-    refused("does not exist", client.get_endpoint, endpoint="ab")
+    expect_error("does not exist", client.predict, endpoint="ab", inputs=ASKED)
+    expect_error("does not exist", client.get_endpoint, endpoint="ab")
 print("good")

@@ -18,7 +18,7 @@ WEATHER = {
 }
 
 
-def refused(kind, part, call, **options):
+def expect_error(kind, part, call, **options):
     try:
         call(**options)
     except kind as error:
@@ -65,9 +65,11 @@ for base in ("/v1", "/openai/v1", "/vllm/v1"):
     assert plain.data[0].embedding == first and plain.usage.total_tokens == plain.usage.prompt_tokens
     short = client.embeddings.create(model=model, input="Hello", dimensions=16)
     assert len(short.data[0].embedding) == 16
-    refused(openai.BadRequestError, "requested", client.embeddings.create, model=model, input="a", dimensions=10**6)
+    expect_error(
+        openai.BadRequestError, "requested", client.embeddings.create, model=model, input="a", dimensions=10**6
+    )
 
-    refused(openai.NotFoundError, "other", create, model="other", messages=QUESTION)
-    refused(openai.BadRequestError, "temperature", create, model=model, messages=QUESTION, temperature=-1)
-    refused(openai.BadRequestError, "context", create, model=model, messages=QUESTION * 3000)
+    expect_error(openai.NotFoundError, "other", create, model="other", messages=QUESTION)
+    expect_error(openai.BadRequestError, "temperature", create, model=model, messages=QUESTION, temperature=-1)
+    expect_error(openai.BadRequestError, "context", create, model=model, messages=QUESTION * 3000)
 print("good")

@@ -39,7 +39,7 @@ ENVIRONMENTS = {
     ),
     "node": ("openai@6.49.0", "ai@5.0.277", "@ai-sdk/openai-compatible@1.0.61", "@huggingface/inference@4.13.30"),
 }
-SOLVED = ("databricks",)  # resolved by uv, because pip would take minutes
+RESOLVED_BY_UV = ("databricks",)  # resolved by uv, because pip would take minutes
 SCRIPTS = {
     "openai_sdk.py": "text",
     "text_generation_client.py": "text",
@@ -61,7 +61,7 @@ SCRIPTS = {
 MINUTES = 3  # time limit of a script
 
 
-def make(name: str) -> Path:
+def prepare_environment(name: str) -> Path:
     """Returns the folder of an environment, rebuilt if its packages changed. Raises CalledProcessError, OSError."""
     folder, packages = FOLDER / name, ENVIRONMENTS[name]
     stamp = folder / "packages.txt"
@@ -77,7 +77,7 @@ def make(name: str) -> Path:
     else:
         run([sys.executable, "-m", "venv", str(folder)], ROOT)
         python = str(folder / "bin" / "python")
-        if name in SOLVED:
+        if name in RESOLVED_BY_UV:
             run([python, "-m", "pip", "install", "--quiet", "uv"], folder)
             run([python, "-m", "uv", "pip", "install", "--quiet", "--python", python, *packages], folder)
         else:
@@ -90,7 +90,7 @@ def run(command: list[str], folder: Path) -> None:
     subprocess.run(command, cwd=folder, check=True, timeout=900, stdin=subprocess.DEVNULL)
 
 
-def command(script: str, folder: Path) -> list[str]:
+def client_command(script: str, folder: Path) -> list[str]:
     if script.endswith(".mjs"):  # Node resolves packages from the folder of the module
         copy = folder / script
         shutil.copyfile(HERE / script, copy)
@@ -98,7 +98,7 @@ def command(script: str, folder: Path) -> list[str]:
     return [str(folder / "bin" / "python"), str(HERE / script)]
 
 
-def attempt(script: str, address: str) -> str:
+def run_client(script: str, address: str) -> str:
     """Runs one client; returns an error description, empty if it succeeded."""
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PARLEY_"))},
@@ -108,7 +108,7 @@ def attempt(script: str, address: str) -> str:
     }
     try:
         done = subprocess.run(
-            [*command(script, make(SCRIPTS[script])), address, MODEL],
+            [*client_command(script, prepare_environment(SCRIPTS[script])), address, MODEL],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -125,30 +125,30 @@ def attempt(script: str, address: str) -> str:
     return done.stdout[-4000:] or f"it ended with {done.returncode}"
 
 
-def serve() -> tuple[list[subprocess.Popen[bytes]], str, str]:
+def start_server() -> tuple[list[subprocess.Popen[bytes]], str, str]:
     """Starts a server and waits until it is ready; returns its HTTP and gRPC addresses."""
-    port, grpc = ports(2)
-    server = start("server", "serve", "--port", f"{port}", "--grpc-port", f"{grpc}", "--kv-memory", "256MiB")
-    return ready([server], port), f"127.0.0.1:{port}", f"127.0.0.1:{grpc}"
+    port, grpc = free_ports(2)
+    server = start_process("server", "serve", "--port", f"{port}", "--grpc-port", f"{grpc}", "--kv-memory", "256MiB")
+    return wait_ready([server], port), f"127.0.0.1:{port}", f"127.0.0.1:{grpc}"
 
 
-def cluster() -> tuple[list[subprocess.Popen[bytes]], str, str]:
+def start_cluster() -> tuple[list[subprocess.Popen[bytes]], str, str]:
     """The same for a coordinator with one P and one D, which share every request."""
-    front, rpc, *others = ports(11)
+    front, rpc, *others = free_ports(11)
     lines = ["host = '127.0.0.1'", "separate = 'always'", f"predict_port = {front}", f"grpc_port = {rpc}"]
     lines += [f"{name}_port = {port}" for name, port in zip(("management", "metrics", "status"), others, strict=False)]
     servers = []
     for role, (port, peer, grpc) in (("prefill", others[3:6]), ("decode", others[6:9])):
         flags = ["--port", f"{port}", "--peer-port", f"{peer}", "--grpc-port", f"{grpc}", "--kv-memory", "256MiB"]
-        servers.append(start(role, "serve", "--role", role, *flags))
+        servers.append(start_process(role, "serve", "--role", role, *flags))
         lines += ["[[instances]]", f"url = 'http://127.0.0.1:{port}'", f"grpc = '127.0.0.1:{grpc}'", f"role = '{role}'"]
     file = FOLDER / "coordinator.toml"
     file.write_text("\n".join(lines))
-    servers.append(start("coordinator", "coordinator", "--config", str(file)))
-    return ready(servers, front), f"127.0.0.1:{front}", f"127.0.0.1:{rpc}"
+    servers.append(start_process("coordinator", "coordinator", "--config", str(file)))
+    return wait_ready(servers, front), f"127.0.0.1:{front}", f"127.0.0.1:{rpc}"
 
 
-def ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     probes = [socket() for _ in range(count)]
     for probe in probes:
         probe.bind(("127.0.0.1", 0))
@@ -158,23 +158,23 @@ def ports(count: int) -> list[int]:
     return found
 
 
-def start(name: str, *words: str) -> subprocess.Popen[bytes]:
+def start_process(name: str, *words: str) -> subprocess.Popen[bytes]:
     log = (FOLDER / f"{name}.log").open("wb")
     return subprocess.Popen([sys.executable, "-m", "parley", *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
-def ready(servers: list[subprocess.Popen[bytes]], port: int) -> list[subprocess.Popen[bytes]]:
+def wait_ready(servers: list[subprocess.Popen[bytes]], port: int) -> list[subprocess.Popen[bytes]]:
     """Waits until the port accepts requests; returns the servers."""
     end = time.monotonic() + 90
     while all(server.poll() is None for server in servers) and time.monotonic() < end:
         try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=5)
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health/wait_ready", timeout=5)
             return servers
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
     for server in servers:
         server.kill()
-    sys.exit(f"The server did not start; see the logs in {FOLDER}.")
+    sys.exit(f"The server did not start_process; see the logs in {FOLDER}.")
 
 
 def main() -> int:
@@ -183,12 +183,12 @@ def main() -> int:
     if unknown := [name for name in names if name not in SCRIPTS]:
         sys.exit(f"There is no {unknown[0]}; there are {', '.join(SCRIPTS)}.")
     FOLDER.mkdir(parents=True, exist_ok=True)
-    servers, address, grpc = cluster() if "--cluster" in words else serve()
+    servers, address, grpc = start_cluster() if "--cluster" in words else start_server()
     failed = []
     try:
         for name in names:
             start = time.monotonic()
-            wrong = attempt(name, grpc if name.endswith("_grpc.py") else address)
+            wrong = run_client(name, grpc if name.endswith("_grpc.py") else address)
             print(f"{name:30} {'FAILED' if wrong else 'good'}  {time.monotonic() - start:5.1f} s", flush=True)
             if wrong:
                 failed.append(name)

@@ -17,19 +17,19 @@ PACKAGE = Path(__file__).parent.parent.parent / "parley" / "dialects" / "triton"
 
 
 def tensor(name, value, datatype, shape=(1,)):
-    made = triton.InferInput(name, list(shape), datatype)
-    made.set_data_from_numpy(np.array([value], dtype=triton.triton_to_np_dtype(datatype)).reshape(shape))
-    return made
+    infer_input = triton.InferInput(name, list(shape), datatype)
+    infer_input.set_data_from_numpy(np.array([value], dtype=triton.triton_to_np_dtype(datatype)).reshape(shape))
+    return infer_input
 
 
-def wish(text, *, stream=False, shape=(1,), **more):
-    given = [tensor("text_input", text.encode(), "BYTES", shape), tensor("stream", stream, "BOOL", shape)]
-    given.append(tensor("exclude_input_in_output", True, "BOOL", shape))
+def make_inputs(text, *, stream=False, shape=(1,), **more):
+    inputs = [tensor("text_input", text.encode(), "BYTES", shape), tensor("stream", stream, "BOOL", shape)]
+    inputs.append(tensor("exclude_input_in_output", True, "BOOL", shape))
     kinds = {int: "INT32", float: "FP32", str: "BYTES"}
-    return given + [tensor(name, value, kinds[type(value)], shape) for name, value in more.items()]
+    return inputs + [tensor(name, value, kinds[type(value)], shape) for name, value in more.items()]
 
 
-def refused(call, status, *parts):
+def expect_error(call, status, *parts):
     try:
         call()
     except InferenceServerException as error:
@@ -39,30 +39,30 @@ def refused(call, status, *parts):
         raise AssertionError("it was not refused")
 
 
-def same(ours, theirs):
+def compare_messages(ours, theirs):
     """Compares field numbers and types of our messages with Triton's; members that we never send may be missing."""
     for field in ours.fields:
         other = theirs.fields_by_name[field.name]
-        assert (field.number, field.type, field.is_repeated) == (other.number, other.type, other.is_repeated), (
+        assert (field.number, field.type, field.is_repeated) == (other.frame_number, other.type, other.is_repeated), (
             field.name
         )
         one, two = field.containing_oneof, other.containing_oneof
         assert (one and one.name) == (two and two.name), field.name
         if field.message_type:
-            same(field.message_type, other.message_type)
+            compare_messages(field.message_type, other.message_type)
         if field.enum_type:
             numbers = [(value.name, value.number) for value in field.enum_type.values]
             assert numbers == [(value.name, value.number) for value in other.enum_type.values]
 
 
-def schema():
+def check_schema():
     spec = importlib.util.spec_from_file_location("schema", PACKAGE / "schema.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     made = module.Schema("inference.proto")
     for name in made.messages:
         other = getattr(service_pb2, name, None) or getattr(model_config_pb2, name)
-        same(made(name).DESCRIPTOR, other.DESCRIPTOR)
+        compare_messages(made(name).DESCRIPTOR, other.DESCRIPTOR)
     assert set(service_pb2.DESCRIPTOR.message_types_by_name) <= set(made.messages)
     methods = {method.name: method for method in made.service("GRPCInferenceService")[1]}
     others = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
@@ -84,10 +84,10 @@ class Stream:
     def send(self, text, id, name=model, **more):
         parameters = {"max_tokens": 8} | more.pop("parameters", {})
         self.client.async_stream_infer(
-            name, wish(text, **more), request_id=id, parameters=parameters, enable_empty_final_response=True
+            name, make_inputs(text, **more), request_id=id, parameters=parameters, enable_empty_final_response=True
         )
 
-    def until(self, count):
+    def read_results(self, count):
         """Reads until this number of requests has ended; returns their texts and the errors."""
         texts, errors = {}, []
         while count:
@@ -105,7 +105,7 @@ class Stream:
         return texts, errors
 
 
-def control(client):
+def check_control(client):
     assert client.is_server_live() and client.is_server_ready()
     assert client.is_model_ready(model) and client.is_model_ready(model, "1")
     assert not client.is_model_ready("other")
@@ -115,28 +115,32 @@ def control(client):
     assert metadata["inputs"][0] == {"name": "text_input", "datatype": "BYTES", "shape": ["1"]}
     config = client.get_model_config(model, "1").config
     assert config.model_transaction_policy.decoupled and config.max_batch_size == 0
-    refused(lambda: client.get_model_metadata("other"), "NOT_FOUND", "Request for unknown model: 'other' is not found")
+    expect_error(
+        lambda: client.get_model_metadata("other"), "NOT_FOUND", "Request for unknown model: 'other' is not found"
+    )
     assert [entry.name for entry in client.get_model_repository_index().models] == [model]
     client.load_model(model)
-    refused(lambda: client.load_model("other"), "INVALID_ARGUMENT", "failed to load 'other'")
-    refused(lambda: client.unload_model(model), "UNAVAILABLE", "not allowed")
+    expect_error(lambda: client.load_model("other"), "INVALID_ARGUMENT", "failed to load 'other'")
+    expect_error(lambda: client.unload_model(model), "UNAVAILABLE", "not allowed")
     assert client.get_trace_settings().settings["trace_level"].value == ["OFF"]
     assert client.get_log_settings().settings["log_verbose_level"].uint32_param == 0
-    refused(lambda: client.update_log_settings({"log_verbose_level": 1}), "INVALID_ARGUMENT", "log_verbose_level")
-    refused(lambda: client.update_trace_settings(model, {"trace_rate": "1"}), "INVALID_ARGUMENT", "trace_rate")
+    expect_error(lambda: client.update_log_settings({"log_verbose_level": 1}), "INVALID_ARGUMENT", "log_verbose_level")
+    expect_error(lambda: client.update_trace_settings(model, {"trace_rate": "1"}), "INVALID_ARGUMENT", "trace_rate")
     assert not client.get_system_shared_memory_status().regions and not client.get_cuda_shared_memory_status().regions
     client.unregister_system_shared_memory()
     client.unregister_cuda_shared_memory()
-    refused(lambda: client.register_system_shared_memory("r", "/x", 8), "UNIMPLEMENTED", "hared memory")
+    expect_error(lambda: client.register_system_shared_memory("r", "/x", 8), "UNIMPLEMENTED", "hared memory")
 
 
-def infer(client):
-    result = client.infer(model, wish("a b c"), request_id="7", parameters={"max_tokens": 6, "temperature": 0.0})
+def check_infer(client):
+    result = client.infer(model, make_inputs("a b c"), request_id="7", parameters={"max_tokens": 6, "temperature": 0.0})
     assert (result.get_response().id, result.get_response().model_version) == ("7", "1")
     said = result.as_numpy("text_output")[0].decode()
     assert said, "the model said nothing"
     for shape in ((1,), (1, 1)):  # as TensorRT-LLM's clients send it
-        given = wish("a b c", shape=shape, max_tokens=6, temperature=0.0, beam_width=1, bad_words="", stop_words="")
+        given = make_inputs(
+            "a b c", shape=shape, max_tokens=6, temperature=0.0, beam_width=1, bad_words="", stop_words=""
+        )
         given.append(tensor("random_seed", 7, "UINT64", shape))
         outputs = [triton.InferRequestedOutput(name) for name in ("num_input_tokens", "text_output", "cum_log_probs")]
         for coding in (None, "gzip", "deflate"):
@@ -145,15 +149,21 @@ def infer(client):
             assert result.as_numpy("num_input_tokens") > 0 and result.as_numpy("cum_log_probs").dtype == np.float32
             assert result.as_numpy("finish_reason") is None
     results = queue.Queue()
-    client.async_infer(model, wish("a"), callback=lambda result, error: results.put((result, error)))
+    client.async_infer(model, make_inputs("a"), callback=lambda result, error: results.put((result, error)))
     assert results.get(timeout=30)[1] is None
-    refused(lambda: client.infer(model, []), "INVALID_ARGUMENT", "missing required input(s) ['text_input']")
-    refused(lambda: client.infer("other", wish("a")), "NOT_FOUND")
-    refused(lambda: client.infer(model, wish("a"), model_version="2"), "NOT_FOUND", "version 2 is not found")
-    refused(lambda: client.infer(model, wish("a"), parameters={"temperature": -1.0}), "INVALID_ARGUMENT", "temperature")
-    refused(lambda: client.infer(model, wish("a"), client_timeout=1e-6), "DEADLINE_EXCEEDED")
+    expect_error(lambda: client.infer(model, []), "INVALID_ARGUMENT", "missing required input(s) ['text_input']")
+    expect_error(lambda: client.infer("other", make_inputs("a")), "NOT_FOUND")
+    expect_error(
+        lambda: client.infer(model, make_inputs("a"), model_version="2"), "NOT_FOUND", "version 2 is not found"
+    )
+    expect_error(
+        lambda: client.infer(model, make_inputs("a"), parameters={"temperature": -1.0}),
+        "INVALID_ARGUMENT",
+        "temperature",
+    )
+    expect_error(lambda: client.infer(model, make_inputs("a"), client_timeout=1e-6), "DEADLINE_EXCEEDED")
     before = client.get_inference_statistics(model).model_stats[0].inference_count
-    call = client.async_infer(model, wish("a"), callback=lambda result, error: results.put((result, error)),
+    call = client.async_infer(model, make_inputs("a"), callback=lambda result, error: results.put((result, error)),
                               parameters={"max_tokens": 1000, "ignore_eos": True})  # fmt: skip
     call.cancel()
     assert results.get(timeout=30)[1].status() == "StatusCode.CANCELLED"
@@ -161,18 +171,18 @@ def infer(client):
     return said
 
 
-def streams(client, said):
+def check_streams(client, said):
     stream = Stream(client)
     for id in "123":
         stream.send("a b c", id, stream=True, parameters={"max_tokens": 6, "temperature": 0.0})
     stream.send("a b c", "whole", parameters={"max_tokens": 6, "temperature": 0.0})
     stream.send("a b c", "lost", name="other")
     stream.send("a b c", "hot", parameters={"temperature": -1.0})
-    texts, errors = stream.until(6)
+    texts, errors = stream.read_results(6)
     assert {id: "".join(parts) for id, parts in texts.items()} == dict.fromkeys(("1", "2", "3", "whole"), said)
     assert len(texts["whole"]) == 1  # the others may also be whole: pending tokens are sent together
-    told = sorted(error.message() for error in errors)
-    assert "'temperature'" in told[0] and told[1] == "Request for unknown model: 'other' is not found"
+    messages = sorted(error.message() for error in errors)
+    assert "'temperature'" in messages[0] and messages[1] == "Request for unknown model: 'other' is not found"
     client.stop_stream()
 
     stream = Stream(client)
@@ -183,17 +193,17 @@ def streams(client, said):
 
     stream = Stream(client, headers={"triton_grpc_error": "true"})
     stream.send("a b c", "lost", name="other")
-    assert stream.until(1)[1][0].status() == "StatusCode.NOT_FOUND"
+    assert stream.read_results(1)[1][0].status() == "StatusCode.NOT_FOUND"
     client.stop_stream()
 
 
-async def together(said):
+async def check_async_stream(said):
     async with aio.InferenceServerClient(address) as client:
         assert await client.is_server_ready()
 
         async def requests():
             for id in "12":
-                yield {"model_name": model, "inputs": wish("a b c", stream=True), "request_id": id,
+                yield {"model_name": model, "inputs": make_inputs("a b c", stream=True), "request_id": id,
                        "parameters": {"max_tokens": 6, "temperature": 0.0}}  # fmt: skip
 
         texts = {}
@@ -205,11 +215,11 @@ async def together(said):
 
 
 with triton.InferenceServerClient(address) as client:
-    schema()
-    control(client)
-    said = infer(client)
-    streams(client, said)
-    asyncio.run(together(said))
+    check_schema()
+    check_control(client)
+    said = check_infer(client)
+    check_streams(client, said)
+    asyncio.run(check_async_stream(said))
     counts = client.get_inference_statistics(model).model_stats[0]
     assert counts.inference_stats.success.count == counts.inference_count >= 10
     with grpc.insecure_channel(address) as channel:

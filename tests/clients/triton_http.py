@@ -21,7 +21,7 @@ def scalar(name, value, dtype, datatype, *, binary=True, shape=(1,)):
     return tensor
 
 
-def refused(call, *parts):
+def expect_error(call, *parts):
     try:
         call()
     except InferenceServerException as error:
@@ -40,19 +40,19 @@ with triton.InferenceServerClient(address) as client:
     assert metadata["inputs"][0] == {"name": "text_input", "datatype": "BYTES", "shape": [1]}
     config = client.get_model_config(model, "1")
     assert config["model_transaction_policy"]["decoupled"] and config["max_batch_size"] == 0
-    refused(lambda: client.get_model_metadata("other"), "[404]", "Request for unknown model: 'other' is not found")
+    expect_error(lambda: client.get_model_metadata("other"), "[404]", "Request for unknown model: 'other' is not found")
 
     assert client.get_model_repository_index() == [{"name": model, "version": "1", "state": "READY"}]
     client.load_model(model)
-    refused(lambda: client.load_model("other"), "[400]", "failed to load 'other'")
-    refused(lambda: client.unload_model(model), "[503]", "not allowed")
+    expect_error(lambda: client.load_model("other"), "[400]", "failed to load 'other'")
+    expect_error(lambda: client.unload_model(model), "[503]", "not allowed")
     assert client.get_trace_settings()["trace_level"] == ["OFF"]
     assert client.get_log_settings()["log_verbose_level"] == 0
-    refused(lambda: client.update_log_settings({"log_verbose_level": 1}), "[400]", "log_verbose_level")
+    expect_error(lambda: client.update_log_settings({"log_verbose_level": 1}), "[400]", "log_verbose_level")
     assert client.get_system_shared_memory_status() == client.get_cuda_shared_memory_status() == []
     client.unregister_system_shared_memory()
     client.unregister_cuda_shared_memory()
-    refused(lambda: client.register_system_shared_memory("r", "/x", 8), "[501]", "hared memory")
+    expect_error(lambda: client.register_system_shared_memory("r", "/x", 8), "[501]", "hared memory")
 
     wish = [text("text_input", "a b c"), scalar("exclude_input_in_output", True, bool, "BOOL")]
     before = client.get_inference_statistics(model)["model_stats"][0]["inference_count"]
@@ -93,13 +93,13 @@ with triton.InferenceServerClient(address) as client:
                 assert result.as_numpy("finish_reason") is None
 
     assert client.async_infer(model, wish, parameters=greedy).get_result().as_numpy("text_output")[0]
-    refused(lambda: client.infer(model, []), "[400]", "missing required input(s) ['text_input']")
-    refused(lambda: client.infer("other", wish), "[404]")
-    refused(lambda: client.infer(model, wish, model_version="2"), "[404]", "version 2 is not found")
-    refused(
+    expect_error(lambda: client.infer(model, []), "[400]", "missing required input(s) ['text_input']")
+    expect_error(lambda: client.infer("other", wish), "[404]")
+    expect_error(lambda: client.infer(model, wish, model_version="2"), "[404]", "version 2 is not found")
+    expect_error(
         lambda: client.infer(model, [*wish, text("nobody_knows", "x")]), "unexpected inference input 'nobody_knows'"
     )
-    refused(lambda: client.infer(model, wish, parameters={"temperature": -1.0}), "[400]", "'temperature'")
+    expect_error(lambda: client.infer(model, wish, parameters={"temperature": -1.0}), "[400]", "'temperature'")
 
     counts = client.get_inference_statistics(model)["model_stats"][0]
     assert counts["inference_stats"]["success"]["count"] == counts["inference_count"] == before + 14

@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parley.cluster.plan import Needs, read, written
+from parley.cluster.plan import ResourceNeeds, format_toml, read_plan
 from parley.settings.options import ConfigError
 
 
-def plan(folder, text):
+def read_plan(folder, text):
     path = folder / "two.toml"
     path.write_text(text, "utf-8")
-    return read(str(path))
+    return read_plan(str(path))
 
 
 def test_cluster_plan_reads_groups_and_their_resources(tmp_path):
-    made = plan(
+    cluster_plan = read_plan(
         tmp_path,
         """
         [coordinator]
@@ -36,11 +36,11 @@ def test_cluster_plan_reads_groups_and_their_resources(tmp_path):
         role = "decode"
         """,
     )
-    assert made.name == "two" and made.address == ""
-    assert made.coordinator == {"predict_port": 9000} and made.needs == Needs(cpus=0.5)
-    first, second = made.groups
+    assert cluster_plan.name == "two" and cluster_plan.address == ""
+    assert cluster_plan.coordinator == {"predict_port": 9000} and cluster_plan.needs == ResourceNeeds(cpus=0.5)
+    first, second = cluster_plan.groups
     assert (first.name, first.role, first.count) == ("prefill", "prefill", 3)
-    assert first.needs == Needs(1.0, 1.0, 2 << 30, {"fast": 2.0})
+    assert first.needs == ResourceNeeds(1.0, 1.0, 2 << 30, {"fast": 2.0})
     assert first.options == {"model": str(tmp_path / "models/mine"), "max-batch": 8}  # relative to the file
     assert (second.name, second.role, second.count, second.options) == ("small", "decode", 1, {})
 
@@ -69,25 +69,25 @@ def test_cluster_plan_reads_groups_and_their_resources(tmp_path):
         ("[[instances", "is not valid TOML"),
     ],
 )
-def test_cluster_plan_errors_name_the_mistake(tmp_path, text, told):
+def test_cluster_plan_errors_name_the_mistake(tmp_path, text, message):
     with pytest.raises(ConfigError) as error:
-        plan(tmp_path, text)
-    assert told in str(error.value) and "two.toml" in str(error.value)
+        read_plan(tmp_path, text)
+    assert message in str(error.value) and "two.toml" in str(error.value)
 
 
 def test_missing_cluster_plan_is_reported(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
-        read(str(tmp_path / "none.toml"))
+        read_plan(str(tmp_path / "none.toml"))
 
 
-texts = st.text(st.characters(exclude_categories=["Cs"]))
-values = st.recursive(
-    st.one_of(st.booleans(), st.integers(-(2**60), 2**60), st.floats(allow_nan=False, allow_infinity=False), texts),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(texts.filter(bool), inner, max_size=3)),
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
+TOML_VALUES = st.recursive(
+    st.one_of(st.booleans(), st.integers(-(2**60), 2**60), st.floats(allow_nan=False, allow_infinity=False), TEXTS),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(TEXTS.filter(bool), inner, max_size=3)),
     max_leaves=8,
 )
 
 
-@given(st.dictionaries(texts.filter(bool), values, max_size=4))
+@given(st.dictionaries(TEXTS.filter(bool), TOML_VALUES, max_size=4))
 def test_written_plan_options_parse_back_unchanged(table):
-    assert tomllib.loads(written(table)) == table
+    assert tomllib.loads(format_toml(table)) == table

@@ -7,10 +7,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 pytest.importorskip("ray")
-from parley.cluster.ray_actor import _answers
+from parley.cluster.ray_actor import _request_succeeds
 
 
-class Coordinator(BaseHTTPRequestHandler):
+class CoordinatorHandler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/odd":
             self.wfile.write(b"no HTTP\r\n\r\n")
@@ -18,22 +18,22 @@ class Coordinator(BaseHTTPRequestHandler):
             self.send_response(200 if self.path == "/well" else 503)
             self.end_headers()
 
-    def log_message(self, *said: object) -> None:
+    def log_message(self, *args: object) -> None:
         """Log nothing."""
 
 
 @pytest.mark.parametrize(("path", "well"), [("/well", True), ("/not", False), ("/odd", False)])
-def test_ray_readiness_check_ignores_http_proxies(monkeypatch: pytest.MonkeyPatch, path: str, well: bool) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        closed = nobody.getsockname()[1]
+def test_ray_readiness_check_ignores_http_proxies(monkeypatch: pytest.MonkeyPatch, path: str, ready: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed_socket:
+        closed = closed_socket.getsockname()[1]
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{closed}")
     monkeypatch.delenv("no_proxy", raising=False)
-    with HTTPServer(("127.0.0.1", 0), Coordinator) as server:
+    with HTTPServer(("127.0.0.1", 0), CoordinatorHandler) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()
-        assert _answers(f"http://127.0.0.1:{server.server_port}{path}") == well
+        assert _request_succeeds(f"http://127.0.0.1:{server.server_port}{path}") == ready
 
 
 def test_ray_readiness_check_fails_without_a_listener() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        closed = nobody.getsockname()[1]
-    assert not _answers(f"http://127.0.0.1:{closed}/well")
+    with socket.create_server(("127.0.0.1", 0)) as closed_socket:
+        closed = closed_socket.getsockname()[1]
+    assert not _request_succeeds(f"http://127.0.0.1:{closed}/well")

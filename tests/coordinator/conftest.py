@@ -7,44 +7,48 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
-from support.coordinator_client import Running
-from support.scripted_instance import Scripted
+from support.coordinator_client import RunningCoordinator
+from support.scripted_instance import ScriptedInstance
 
-from parley.coordinator.config import Options, Static
+from parley.coordinator.config import CoordinatorOptions, InstanceConfig
 from parley.coordinator.coordinator import Coordinator
-from parley.web.port import listen
+from parley.web.port import open_listener
 
-Cluster = Callable[..., Awaitable[Running]]
+StartCluster = Callable[..., Awaitable[RunningCoordinator]]
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[Cluster]:
+async def cluster() -> AsyncIterator[StartCluster]:
     """Start a coordinator in front of the given instances; other keyword arguments are its options."""
-    running: list[Running] = []
-    scripted: list[Scripted] = []
+    running: list[RunningCoordinator] = []
+    scripted: list[ScriptedInstance] = []
 
-    async def begin(*instances: Scripted, ready: bool = True, **given: Any) -> Running:
-        places = []
+    async def start_cluster(*instances: ScriptedInstance, ready: bool = True, **keys: Any) -> RunningCoordinator:
+        instance_configs = []
         for number, each in enumerate(instances, 1):
             if not each.port:
-                await each.start()
+                await each.start_serving()
             scripted.append(each)
-            places.append(Static(id=number, url=each.url, role=each.role, peer=each.target))
+            instance_configs.append(InstanceConfig(id=number, url=each.url, role=each.role, peer=each.target))
         for each in instances:
             each.peers = {other.target: other for other in instances}
-        chosen = {"separate": "always", "heartbeat": 0.05, "predict_port": 0} | given
-        options = Options(instances=tuple(places), **chosen)
-        sock = listen("127.0.0.1", 0)
+        placement = {"separate": "always", "heartbeat": 0.05, "predict_port": 0} | keys
+        options = CoordinatorOptions(instances=tuple(instance_configs), **placement)
+        sock = open_listener("127.0.0.1", 0)
         coordinator = Coordinator(options, {"predict": ("127.0.0.1", sock)}, access_log=False)
-        made = Running(coordinator, sock.getsockname()[1], asyncio.create_task(coordinator.run(signals=False)))
-        running.append(made)
+        started = RunningCoordinator(
+            coordinator, sock.getsockname()[1], asyncio.create_task(coordinator.run_until_stopped(signals=False))
+        )
+        running.append(started)
         if ready:
-            await made.until(lambda: all(each.usable(coordinator.table.clock()) for each in coordinator.table))
-        return made
+            await started.wait_until(
+                lambda: all(each.is_usable(coordinator.table.clock()) for each in coordinator.table)
+            )
+        return started
 
-    yield begin
+    yield start_cluster
     for each in running:
-        each.coordinator.stop()
+        each.coordinator.request_stop()
         await asyncio.gather(each.task, return_exceptions=True)
     for one in scripted:
-        await one.stop()
+        await one.kill_instance()

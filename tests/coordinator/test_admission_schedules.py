@@ -6,24 +6,24 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.simulated_cluster import Clock, cluster, lose, up
+from support.simulated_cluster import ManualClock, lose_instance, report_status, simulated_cluster
 
-from parley.coordinator.routing.admission import Refused
-from parley.coordinator.routing.instance import Instance
-from parley.coordinator.routing.policies import Wanted
+from parley.coordinator.routing.admission import RequestRefused
+from parley.coordinator.routing.instance import ClusterInstance
+from parley.coordinator.routing.policies import SchedulingRequest
 
 ROLES = st.lists(st.sampled_from(["mixed", "prefill", "decode", "flex"]), min_size=1, max_size=5)
-NUMBER = st.integers(0, 30)
-STEPS = st.lists(
+EVENT_NUMBER = st.integers(0, 30)
+EVENTS = st.lists(
     st.one_of(
         st.tuples(st.just("ask"), st.integers(1, 3000)),
-        st.tuples(st.sampled_from(["cancel", "first", "token", "end", "fail"]), NUMBER),
-        st.tuples(st.sampled_from(["lose", "fault", "answer", "restart", "offline", "online", "remove"]), NUMBER),
+        st.tuples(st.sampled_from(["cancel", "first", "token", "end", "fail"]), EVENT_NUMBER),
+        st.tuples(st.sampled_from(["lose", "fault", "answer", "restart", "offline", "online", "remove"]), EVENT_NUMBER),
         st.tuples(st.just("wait"), st.integers(1, 200)),
     ),
     max_size=60,
 )
-KEYS = st.fixed_dictionaries(
+OPTION_KEYS = st.fixed_dictionaries(
     {
         "algorithm_type": st.sampled_from(["predicted", "load_balance"]),
         "scheduler_type": st.sampled_from(["digs_scheduler", "digs_scheduler", "default_scheduler"]),
@@ -38,57 +38,61 @@ KEYS = st.fixed_dictionaries(
 )
 
 
-@given(ROLES, STEPS, KEYS)
+@given(ROLES, EVENTS, OPTION_KEYS)
 @settings(max_examples=150, deadline=None)
 async def test_random_schedules_release_everything_once(roles, steps, keys):
     """Cancels, losses, restarts and role changes in random order must not leak slots, blocks or tasks."""
-    clock = Clock()
-    table, choice = cluster(*roles, clock=clock, **keys)
-    everyone: list[Instance] = list(table)
-    for each in everyone:
+    clock = ManualClock()
+    table, scheduler = simulated_cluster(*roles, clock=clock, **keys)
+    instances: list[ClusterInstance] = list(table)
+    for each in instances:
         each.slots, each.blocks = 4, 200
-    asked: list[asyncio.Task] = []
+    placement_tasks: list[asyncio.Task] = []
     for action, number in steps:
-        chosen = [each.result() for each in asked if each.done() and not each.cancelled() and not each.exception()]
-        instance = everyone[number % len(everyone)]
+        placements = [
+            each.result() for each in placement_tasks if each.done() and not each.cancelled() and not each.exception()
+        ]
+        instance = instances[number % len(instances)]
         match action:
             case "ask":
-                wanted = Wanted(number, attempt=number % 2, avoid=frozenset([1]) if number % 5 == 0 else frozenset())
-                asked.append(asyncio.ensure_future(choice.choose(wanted)))
-            case "cancel" if asked:
-                asked[number % len(asked)].cancel()
-            case "first" | "token" if chosen:
-                getattr(chosen[number % len(chosen)], action)()
-            case "end" | "fail" if chosen:
-                chosen[number % len(chosen)].end(action == "end")
-            case "lose" if table.get(instance.id) is instance:
-                lose(table, instance)
+                wanted = SchedulingRequest(
+                    number, attempt=number % 2, avoid=frozenset([1]) if number % 5 == 0 else frozenset()
+                )
+                placement_tasks.append(asyncio.ensure_future(scheduler.place_request(wanted)))
+            case "cancel" if placement_tasks:
+                placement_tasks[number % len(placement_tasks)].cancel()
+            case "first" | "token" if placements:
+                getattr(placements[number % len(placements)], action)()
+            case "end" | "fail" if placements:
+                placements[number % len(placements)].close_placement(action == "end")
+            case "lose" if table.get_instance(instance.id) is instance:
+                lose_instance(table, instance)
             case "fault":
-                table.fault(instance)
-            case "answer" | "restart" if table.get(instance.id) is instance:
-                up(table, instance, epoch="e1" if action == "answer" else f"e{clock.now}")
+                table.mark_faulty(instance)
+            case "answer" | "restart" if table.get_instance(instance.id) is instance:
+                report_status(table, instance, epoch="e1" if action == "answer" else f"e{clock.now}")
             case "offline" | "online":
-                table.withhold(instance, action == "offline")
+                table.set_instance_offline(instance, action == "offline")
             case "remove":
-                table.remove(instance.id)
+                table.remove_instance(instance.id)
             case "wait":
                 clock.now += number
         if number % 3:
             await asyncio.sleep(0)
-        for each in everyone:
+        for each in instances:
             assert each.tasks >= 0 and each.prefill.slots >= 0 and each.decode.blocks >= 0
     await asyncio.sleep(0)
-    assert choice.waiting <= choice.options.max_schedule_count
-    for each in asked:
+    assert scheduler.queued_requests <= scheduler.options.max_schedule_count
+    for each in placement_tasks:
         each.cancel()
-    ended = await asyncio.gather(*asked, return_exceptions=True)
-    for each in ended:
+    results = await asyncio.gather(*placement_tasks, return_exceptions=True)
+    for each in results:
         if isinstance(each, BaseException):
-            assert isinstance(each, Refused | asyncio.CancelledError)
+            assert isinstance(each, RequestRefused | asyncio.CancelledError)
         else:
             each.end(False)
-    assert choice.open == choice.waiting == 0
-    for each in everyone:
+    assert scheduler.open_requests == scheduler.queued_requests == 0
+    for each in instances:
         assert each.tasks == 0
         for side in (each.prefill, each.decode):
             assert (side.slots, side.blocks, side.tokens, side.lengths) == (0, 0, 0, [])
@@ -96,70 +100,73 @@ async def test_random_schedules_release_everything_once(roles, steps, keys):
 
 @pytest.mark.parametrize(("kind", "order"), [(1, [30, 10, 20]), (2, [10, 20, 30]), (3, [30, 20, 10])])
 async def test_waiting_requests_are_served_in_the_configured_order(kind, order):
-    _, choice = cluster("mixed", reordering_type=kind, single_node_max_requests=1)
-    first = await choice.choose(Wanted(5))
-    got: list[int] = []
+    _, scheduler = simulated_cluster("mixed", reordering_type=kind, single_node_max_requests=1)
+    first = await scheduler.place_request(SchedulingRequest(5))
+    served_lengths: list[int] = []
 
-    async def one(length):
-        chosen = await choice.choose(Wanted(length))
-        got.append(length)
-        chosen.end()
+    async def place_and_end(length):
+        placement = await scheduler.place_request(SchedulingRequest(length))
+        served_lengths.append(length)
+        placement.close_placement()
 
-    waiting = [asyncio.ensure_future(one(length)) for length in (30, 10, 20)]
+    waiting = [asyncio.ensure_future(place_and_end(length)) for length in (30, 10, 20)]
     await asyncio.sleep(0)
-    first.end()
+    first.close_placement()
     await asyncio.gather(*waiting)
-    assert got == order
+    assert served_lengths == order
 
 
 async def test_refuses_requests_that_wait_too_long_or_meet_a_full_queue():
-    _, choice = cluster("mixed", single_node_max_requests=1, schedule_timeout=0.05, max_schedule_count=2)
-    await choice.choose(Wanted(5))
+    _, scheduler = simulated_cluster("mixed", single_node_max_requests=1, schedule_timeout=0.05, max_schedule_count=2)
+    await scheduler.place_request(SchedulingRequest(5))
     tasks = [
-        asyncio.ensure_future(choice.choose(wanted)) for wanted in (Wanted(5), Wanted(5, deadline=0.01), Wanted(5))
+        asyncio.ensure_future(scheduler.place_request(wanted))
+        for wanted in (SchedulingRequest(5), SchedulingRequest(5, deadline=0.01), SchedulingRequest(5))
     ]
-    ended = await asyncio.gather(*tasks, return_exceptions=True)
-    said = [(each.status, each.text) for each in ended if isinstance(each, Refused)]
-    assert said == [(408, "Request schedule timeout"), (429, "Too many requests"), (429, "Too many requests")]
-    assert choice.waiting == 0
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    refusals = [(each.status, each.text) for each in results if isinstance(each, RequestRefused)]
+    assert refusals == [(408, "Request schedule timeout"), (429, "Too many requests"), (429, "Too many requests")]
+    assert scheduler.queued_requests == 0
 
 
 async def test_busy_model_does_not_delay_requests_for_other_models():
     """A full queue for one model must not block the whole queue."""
-    table, choice = cluster("mixed", "mixed", single_node_max_requests=1)
+    table, scheduler = simulated_cluster("mixed", "mixed", single_node_max_requests=1)
     for each, model in zip(table, ("a", "b"), strict=True):
-        up(table, each, models=[model])
-    await choice.choose(Wanted(5, model="a"))
-    waiting = asyncio.ensure_future(choice.choose(Wanted(5, model="a")))
+        report_status(table, each, models=[model])
+    await scheduler.place_request(SchedulingRequest(5, model="a"))
+    waiting = asyncio.ensure_future(scheduler.place_request(SchedulingRequest(5, model="a")))
     await asyncio.sleep(0)
     async with asyncio.timeout(1):
-        assert (await choice.choose(Wanted(5, model="b"))).p.id == 2
+        assert (await scheduler.place_request(SchedulingRequest(5, model="b"))).p.id == 2
     waiting.cancel()
 
 
 async def test_waiting_requests_are_placed_when_an_instance_returns():
-    table, choice = cluster("prefill", "decode")
-    lose(table, table.instances[1])
-    lose(table, table.instances[2])
-    waiting = asyncio.ensure_future(choice.choose(Wanted(5, attempt=1)))
+    table, scheduler = simulated_cluster("prefill", "decode")
+    lose_instance(table, table.instances[1])
+    lose_instance(table, table.instances[2])
+    waiting = asyncio.ensure_future(scheduler.place_request(SchedulingRequest(5, attempt=1)))
     await asyncio.sleep(0)
-    assert choice.waiting == 1
-    up(table, table.instances[2])
+    assert scheduler.queued_requests == 1
+    report_status(table, table.instances[2])
     async with asyncio.timeout(1):
         assert (await waiting).p.id == 2
 
 
 async def test_load_is_spread_evenly_and_prefill_is_freed_at_first_token():
-    table, choice = cluster("prefill", "prefill", "decode", "decode", "decode", algorithm_type="load_balance")
-    got = [await choice.choose(Wanted(100)) for _ in range(12)]
-    assert Counter(each.p.id for each in got) == {1: 6, 2: 6}
-    assert Counter(each.d.id for each in got) == {3: 4, 4: 4, 5: 4}
-    for each in got:
+    table, scheduler = simulated_cluster(
+        "prefill", "prefill", "decode", "decode", "decode", algorithm_type="load_balance"
+    )
+    placements = [await scheduler.place_request(SchedulingRequest(100)) for _ in range(12)]
+    assert Counter(each.p.id for each in placements) == {1: 6, 2: 6}
+    assert Counter(each.d.id for each in placements) == {3: 4, 4: 4, 5: 4}
+    for each in placements:
         each.first()
         each.first()
     assert [each.tasks for each in table] == [0, 0, 4, 4, 4]
-    for each in got:
+    for each in placements:
         with each:
             each.token()
     assert [each.tasks for each in table] == [0] * 5
-    assert choice.tally.ended.counts == {"ok": 12, "failed": 0}
+    assert scheduler.counters.ended.by_label == {"ok": 12, "failed": 0}

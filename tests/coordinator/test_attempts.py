@@ -17,123 +17,129 @@ from urllib.parse import parse_qsl
 
 import msgspec
 import pytest
-from support.scripted_instance import Asked, Script, Scripted, record
+from support.scripted_instance import AnswerScript, ReceivedRequest, ScriptedInstance, part_record
 
 from parley.coordinator import refusals
-from parley.coordinator.coordinator import seat
+from parley.coordinator.coordinator import coordinator_id
 from parley.dialects.mounts import INSTANCE_PLANE
 from parley.disagg.wire import headers as heads
 from parley.disagg.wire import result_frames
 from parley.errors import OrderRefused
 
-CHAT = Script([b'data: {"a":0}\n\n', b'data: {"a":1}\n\n', b'data: {"a":2}\n\n', b"data: [DONE]\n\n"])
-LONG = Script([b'data: {"n":%d}\n\n' % number for number in range(40)])
-WHOLE = Script([b'{"whole":', b"true}"], stream=False, headers=(("content-type", "application/json"), ("x-own", "1")))
-BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Hello"}], "stream": True}).encode()
+CHAT_SCRIPT = AnswerScript([b'data: {"a":0}\n\n', b'data: {"a":1}\n\n', b'data: {"a":2}\n\n', b"data: [DONE]\n\n"])
+LONG_SCRIPT = AnswerScript([b'data: {"n":%d}\n\n' % number for number in range(40)])
+UNSTREAMED_SCRIPT = AnswerScript(
+    [b'{"whole":', b"true}"], stream=False, headers=(("content-type", "application/json"), ("x-own", "1"))
+)
+CHAT_BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Hello"}], "stream": True}).encode()
 PLAIN = {"separate": "always"}
 
 
-def raw(status: int, body: bytes, *headers: bytes) -> bytes:
+def raw_answer(status: int, body: bytes, *headers: bytes) -> bytes:
     """Return a complete HTTP answer of an instance."""
     lines = b"".join(header + b"\r\n" for header in headers)
     return b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n%b\r\n%b" % (status, len(body), lines, body)
 
 
-def first(asked: Asked, **members: Any) -> bytes:
+def prefill_answer(request: ReceivedRequest, **members: Any) -> bytes:
     """Return a prefill instance's answer; without ``headers`` it has the plain form."""
-    return raw(200, json.dumps({"reqId": asked.headers["req-id"]} | members).encode())
+    return raw_answer(200, json.dumps({"reqId": request.headers["req-id"]} | members).encode())
 
 
 # -- success
 
 
 async def test_stream_joins_prefill_part_and_decode_parts(cluster):
-    p, d = Scripted("prefill", script=CHAT), Scripted("decode")
+    p, d = ScriptedInstance("prefill", script=CHAT_SCRIPT), ScriptedInstance("decode")
     running = await cluster(p, d)
-    answer = await running.post(body=BODY)
-    assert (answer.status, answer.body) == (200, b"".join(CHAT.parts))
+    answer = await running.post(body=CHAT_BODY)
+    assert (answer.status, answer.body) == (200, b"".join(CHAT_SCRIPT.parts))
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert answer.headers["x-own"] == "1"
     assert answer.headers["transfer-encoding"] == "chunked"
-    (asked,) = p.asked
-    assert asked.body == BODY and asked.target == "/v1/chat/completions"
-    assert asked.headers["req-type"] == "prefill" and asked.headers["d-target"] == d.target
+    (request,) = p.requests
+    assert request.body == CHAT_BODY and request.target == "/v1/chat/completions"
+    assert request.headers["req-type"] == "prefill" and request.headers["d-target"] == d.target
 
 
 async def test_unstreamed_answer_comes_from_the_decode_instance(cluster):
-    running = await cluster(Scripted("prefill", script=WHOLE), Scripted("decode"))
-    answer = await running.post(body=BODY)
+    running = await cluster(ScriptedInstance("prefill", script=UNSTREAMED_SCRIPT), ScriptedInstance("decode"))
+    answer = await running.post(body=CHAT_BODY)
     assert (answer.status, answer.body) == (200, b'{"whole":true}')
     assert answer.headers["content-length"] == "14" and answer.headers["x-own"] == "1"
 
 
-@pytest.mark.parametrize("script", [Script([b"data: x\n\n"]), Script([b'{"a":1}'], stream=False)])
+@pytest.mark.parametrize("script", [AnswerScript([b"data: x\n\n"]), AnswerScript([b'{"a":1}'], stream=False)])
 async def test_single_token_answer_never_reaches_the_decode_instance(cluster, script):
-    p, d = Scripted("prefill", script=script), Scripted("decode")
+    p, d = ScriptedInstance("prefill", script=script), ScriptedInstance("decode")
     running = await cluster(p, d)
     answer = await running.post()
     assert (answer.status, answer.body) == (200, script.parts[0])
-    assert not d.sent
+    assert not d.sent_frames
 
 
 async def test_mixed_instance_runs_an_unseparated_request(cluster):
-    mixed = Scripted("mixed", script=CHAT)
+    mixed = ScriptedInstance("mixed", script=CHAT_SCRIPT)
     running = await cluster(mixed)
-    assert (await running.post(body=BODY)).body == b"".join(CHAT.parts)
-    assert mixed.asked[0].headers["d-target"] == "self"
+    assert (await running.post(body=CHAT_BODY)).body == b"".join(CHAT_SCRIPT.parts)
+    assert mixed.requests[0].headers["d-target"] == "self"
 
 
 @pytest.mark.parametrize("cut", range(1, 12))
 async def test_coordinator_reads_result_frames_cut_anywhere(cluster, cut):
     """Guards against readers that expect whole frames in one read."""
-    nul = Script([b'{"a":0}\0', b'{"a":1}\0', b'{"a":2}\0'])
-    for script in (CHAT, nul):
-        p, d = Scripted("prefill", script=script), Scripted("decode", cut=cut)
+    nul = AnswerScript([b'{"a":0}\0', b'{"a":1}\0', b'{"a":2}\0'])
+    for script in (CHAT_SCRIPT, nul):
+        p, d = ScriptedInstance("prefill", script=script), ScriptedInstance("decode", cut=cut)
         running = await cluster(p, d)
-        assert (await running.post(body=BODY)).body == b"".join(script.parts)
+        assert (await running.post(body=CHAT_BODY)).body == b"".join(script.parts)
 
 
 async def test_early_decode_results_wait_for_the_prefill_answer(cluster):
-    p, d = Scripted("prefill"), Scripted("decode")
+    p, d = ScriptedInstance("prefill"), ScriptedInstance("decode")
     running = await cluster(p, d)
 
-    async def late(asked: Asked) -> bytes:
-        d.begin(asked.headers["req-id"], CHAT.parts, 1, CHAT)
+    async def late(request: ReceivedRequest) -> bytes:
+        d.start_decode(request.headers["req-id"], CHAT_SCRIPT.parts, 1, CHAT_SCRIPT)
         await asyncio.sleep(0.05)
-        return first(asked, isStream=True, isLastResp=False, output=CHAT.parts[0].decode(), headers=[], records="kA==")
+        return prefill_answer(
+            request, isStream=True, isLastResp=False, output=CHAT_SCRIPT.parts[0].decode(), headers=[], records="kA=="
+        )
 
-    p.before = late
-    assert (await running.post(body=BODY)).body == b"".join(CHAT.parts)
+    p.before_prefill = late
+    assert (await running.post(body=CHAT_BODY)).body == b"".join(CHAT_SCRIPT.parts)
 
 
 async def test_forwards_client_headers_but_replaces_coordinator_headers(cluster):
-    p = Scripted("prefill", script=CHAT)
-    running = await cluster(p, Scripted("decode"), secret="hidden")
-    await running.post("/v1/chat/completions?a=b%20c", BODY, "x-mine: 7", "authorization: Bearer k", "te: trailers",
+    p = ScriptedInstance("prefill", script=CHAT_SCRIPT)
+    running = await cluster(p, ScriptedInstance("decode"), secret="hidden")
+    await running.post("/v1/chat/completions?a=b%20c", CHAT_BODY, "x-mine: 7", "authorization: Bearer k", "te: trailers",
                        "req-id: 1", "parley-given: 5", "parley-secret: wrong", "x-hop: 1", "origin: http://localhost",
                        "x-request-id: mine")  # fmt: skip
-    (asked,) = p.asked
-    assert asked.target == "/v1/chat/completions?a=b%20c"
-    assert asked.headers["x-mine"] == "7" and asked.headers["authorization"] == "Bearer k"
-    assert asked.headers["parley-secret"] == "hidden" and asked.headers["req-id"] != "1"
-    assert asked.headers["x-request-id"] == "mine"
-    assert not asked.headers.keys() & {"te", "origin", "parley-given", "connection", "transfer-encoding"}
+    (request,) = p.requests
+    assert request.target == "/v1/chat/completions?a=b%20c"
+    assert request.headers["x-mine"] == "7" and request.headers["authorization"] == "Bearer k"
+    assert request.headers["parley-secret"] == "hidden" and request.headers["req-id"] != "1"
+    assert request.headers["x-request-id"] == "mine"
+    assert not request.headers.keys() & {"te", "origin", "parley-given", "connection", "transfer-encoding"}
 
 
 async def test_concurrent_cluster_streams_do_not_mix(cluster):
     scripts = {}
 
-    class Each(Scripted):
-        async def _prefill(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
-            name = asked.body.decode()
-            self.script = scripts.setdefault(name, Script([b"data: %b %d\n\n" % (asked.body, k) for k in range(8)]))
-            await super()._prefill(asked, writer)
+    class ScriptPerBody(ScriptedInstance):
+        async def _run_prefill(self, request: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
+            name = request.body.decode()
+            self.script = scripts.setdefault(
+                name, AnswerScript([b"data: %b %d\n\n" % (request.body, k) for k in range(8)])
+            )
+            await super()._run_prefill(request, writer)
 
-    running = await cluster(Each("prefill"), Scripted("decode"))
+    running = await cluster(ScriptPerBody("prefill"), ScriptedInstance("decode"))
     answers = await asyncio.gather(*(running.post(body=b"%d" % number) for number in range(500)))
     for number, answer in enumerate(answers):
         assert answer.body == b"".join(scripts[str(number)].parts)
-    assert running.coordinator.choice.open == 0
+    assert running.coordinator.scheduler.open_requests == 0
 
 
 # -- plain MindIE servers
@@ -143,186 +149,196 @@ async def test_concurrent_cluster_streams_do_not_mix(cluster):
 async def test_completes_answers_of_plain_mindie_servers(cluster, cut):
     opening = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
     text = [b'data: {"choices":[{"index":0,"delta":{"content":"%d"},"finish_reason":null}]}\n\n' % k for k in range(3)]
-    p, d = Scripted("prefill", plain=True), Scripted("decode", plain=True, cut=cut)
+    p, d = ScriptedInstance("prefill", plain=True), ScriptedInstance("decode", plain=True, cut=cut)
     running = await cluster(p, d)
 
-    async def answer(asked: Asked) -> bytes:
-        id = asked.headers["req-id"]
-        d.put([made for part in (opening, *text[1:]) for made in result_frames.results(id, part, last=part is text[2])])
-        return first(asked, isStream=True, isLastResp=False, output=(opening + text[0]).decode())
+    async def answer(request: ReceivedRequest) -> bytes:
+        request_id = request.headers["req-id"]
+        d.send_frames(
+            [
+                made
+                for part in (opening, *text[1:])
+                for made in result_frames.encode_result(request_id, part, last=part is text[2])
+            ]
+        )
+        return prefill_answer(request, isStream=True, isLastResp=False, output=(opening + text[0]).decode())
 
-    p.before = answer
-    answered = await running.post(body=BODY)
-    assert answered.body == opening + b"".join(text) + b"data: [DONE]\n\n"
-    assert answered.headers["content-type"] == "text/event-stream"
-    p.before = None
-    p.script = Script([b'{"a":', b"1}"], stream=False)
-    answered = await running.post(body=BODY)
-    assert (answered.body, answered.headers["content-type"]) == (b'{"a":1}', "application/json")
-    p.script = Script([b'{"a":0}\0', b'{"a":1}\0'])
+    p.before_prefill = answer
+    client_answer = await running.post(body=CHAT_BODY)
+    assert client_answer.body == opening + b"".join(text) + b"data: [DONE]\n\n"
+    assert client_answer.headers["content-type"] == "text/event-stream"
+    p.before_prefill = None
+    p.script = AnswerScript([b'{"a":', b"1}"], stream=False)
+    client_answer = await running.post(body=CHAT_BODY)
+    assert (client_answer.body, client_answer.headers["content-type"]) == (b'{"a":1}', "application/json")
+    p.script = AnswerScript([b'{"a":0}\0', b'{"a":1}\0'])
     assert (await running.post("/generate", b"{}")).body == b'{"a":0}\0{"a":1}\0'
 
 
 async def test_error_of_a_plain_decode_instance_ends_the_stream(cluster):
-    p, d = Scripted("prefill", plain=True), Scripted("decode", plain=True)
+    p, d = ScriptedInstance("prefill", plain=True), ScriptedInstance("decode", plain=True)
     running = await cluster(p, d)
 
-    async def fail(d: Scripted, id: str, parts: list[bytes], past: int) -> None:
-        d.put([result_frames.error(id, "Pull kv failed irreversibly.")])
+    async def fail(d: ScriptedInstance, request_id: str, parts: list[bytes], first_part: int) -> None:
+        d.send_frames([result_frames.encode_error_frame(request_id, "Pull kv failed irreversibly.")])
 
-    d.decode = fail
-    answer = await running.post("/mindie/v1/chat/completions", BODY)
+    d.decode_hook = fail
+    answer = await running.post("/mindie/v1/chat/completions", CHAT_BODY)
     assert answer.body == p.script.parts[0] + b"Pull kv failed irreversibly."
-    answer = await running.post("/v1/chat/completions", BODY)
+    answer = await running.post("/v1/chat/completions", CHAT_BODY)
     assert b'"message":"Pull kv failed irreversibly."' in answer.body and answer.body.endswith(b"data: [DONE]\n\n")
 
 
 async def test_plain_decode_instance_can_request_recompute(cluster):
-    p, d = Scripted("prefill", plain=True), Scripted("decode", plain=True)
+    p, d = ScriptedInstance("prefill", plain=True), ScriptedInstance("decode", plain=True)
     running = await cluster(p, d)
     refused = []
 
-    async def retry(d: Scripted, id: str, parts: list[bytes], past: int) -> None:
-        d.part(id, parts, past)
-        d.put([result_frames.retry(id, b'{"messages":"3,1,2,3"}')])
-        d.decode = None
+    async def retry(d: ScriptedInstance, request_id: str, parts: list[bytes], first_part: int) -> None:
+        d.send_part(request_id, parts, first_part)
+        d.send_frames([result_frames.encode_retry_frame(request_id, b'{"messages":"3,1,2,3"}')])
+        d.decode_hook = None
 
-    async def again(asked: Asked) -> bytes | None:
-        if "is-recompute" not in asked.headers:
+    async def refuse_once(request: ReceivedRequest) -> bytes | None:
+        if "is-recompute" not in request.headers:
             return None
         if not refused:
-            refused.append(asked)
-            return raw(400, b"not yet")
-        d.begin(asked.headers["req-id"], LONG.parts, 3, LONG)
-        return first(asked, isStream=True, isLastResp=False, output=LONG.parts[2].decode())
+            refused.append(request)
+            return raw_answer(400, b"not yet")
+        d.start_decode(request.headers["req-id"], LONG_SCRIPT.parts, 3, LONG_SCRIPT)
+        return prefill_answer(request, isStream=True, isLastResp=False, output=LONG_SCRIPT.parts[2].decode())
 
-    p.script, p.before, d.decode = LONG, again, retry
-    answer = await running.post("/generate_stream", BODY)
-    assert answer.body == b"".join(LONG.parts)
-    one, *others = p.asked
-    assert {each.body for each in others} == {b'{"messages":"3,1,2,3"}'} and len(others) == 2
-    assert {each.headers["req-id"] for each in p.asked} == {one.headers["req-id"]}
+    p.script, p.before_prefill, d.decode_hook = LONG_SCRIPT, refuse_once, retry
+    answer = await running.post("/generate_stream", CHAT_BODY)
+    assert answer.body == b"".join(LONG_SCRIPT.parts)
+    first_request, *later_requests = p.requests
+    assert {each.body for each in later_requests} == {b'{"messages":"3,1,2,3"}'} and len(later_requests) == 2
+    assert {each.headers["req-id"] for each in p.requests} == {first_request.headers["req-id"]}
 
 
 # -- failures of the prefill instance
 
 
 async def test_prefill_refusal_reaches_the_client_unchanged(cluster):
-    p = Scripted("prefill")
-    running = await cluster(p, Scripted("decode"))
+    p = ScriptedInstance("prefill")
+    running = await cluster(p, ScriptedInstance("decode"))
 
-    async def refuse(asked: Asked) -> bytes:
-        return raw(422, b'{"error":"x"}', b"content-type: application/json", b"x-why: y", b"date: never")
+    async def refuse(request: ReceivedRequest) -> bytes:
+        return raw_answer(422, b'{"error":"x"}', b"content-type: application/json", b"x-why: y", b"date: never")
 
-    p.before = refuse
-    answer = await running.post(body=BODY)
+    p.before_prefill = refuse
+    answer = await running.post(body=CHAT_BODY)
     assert (answer.status, answer.body) == (422, b'{"error":"x"}')
     assert answer.headers["x-why"] == "y" and answer.headers["date"] != "never"
-    assert len(p.asked) == 1 and not p.halted
+    assert len(p.requests) == 1 and not p.stopped_ids
 
 
 @pytest.mark.parametrize("status", [429, 503])
 async def test_retries_another_prefill_instance_when_one_is_full(cluster, status):
-    full, other = Scripted("prefill"), Scripted("prefill", script=CHAT)
-    running = await cluster(full, other, Scripted("decode"), scheduler_type="default_scheduler")
+    full, other = ScriptedInstance("prefill"), ScriptedInstance("prefill", script=CHAT_SCRIPT)
+    running = await cluster(full, other, ScriptedInstance("decode"), scheduler_type="default_scheduler")
 
-    async def refuse(asked: Asked) -> bytes:
-        return raw(status, b"full")
+    async def refuse(request: ReceivedRequest) -> bytes:
+        return raw_answer(status, b"full")
 
-    full.before = refuse
+    full.before_prefill = refuse
     for _ in range(3):
-        assert (await running.post(body=BODY)).body == b"".join(CHAT.parts)
-    assert full.asked
-    other.before = refuse
-    answer = await running.post(body=BODY)
+        assert (await running.post(body=CHAT_BODY)).body == b"".join(CHAT_SCRIPT.parts)
+    assert full.requests
+    other.before_prefill = refuse
+    answer = await running.post(body=CHAT_BODY)
     assert (answer.status, answer.body) == (status, b"full")
 
 
 async def test_retries_another_prefill_instance_when_an_engine_is_lost(cluster):
-    lost, other = Scripted("prefill"), Scripted("prefill", script=CHAT)
-    running = await cluster(lost, other, Scripted("decode"), scheduler_type="default_scheduler")
+    lost, other = ScriptedInstance("prefill"), ScriptedInstance("prefill", script=CHAT_SCRIPT)
+    running = await cluster(lost, other, ScriptedInstance("decode"), scheduler_type="default_scheduler")
 
-    async def refuse(asked: Asked) -> bytes:
-        return raw(424, b"gone", b"parley-lost: engine")
+    async def refuse(request: ReceivedRequest) -> bytes:
+        return raw_answer(424, b"gone", b"parley-lost: engine")
 
-    lost.before = refuse
+    lost.before_prefill = refuse
     for _ in range(3):
-        assert (await running.post(body=BODY)).body == b"".join(CHAT.parts)
-    assert lost.asked
+        assert (await running.post(body=CHAT_BODY)).body == b"".join(CHAT_SCRIPT.parts)
+    assert lost.requests
 
 
 async def test_long_prompt_is_retried_only_where_the_context_is_longer(cluster):
     """Instances with equally short contexts are skipped; with no longer one left, the refusal reaches the client."""
-    short = [Scripted("prefill") for _ in range(6)]
-    long = Scripted("prefill", script=CHAT)
+    short = [ScriptedInstance("prefill") for _ in range(6)]
+    long = ScriptedInstance("prefill", script=CHAT_SCRIPT)
     for each in short:
-        each.longest = 512
-    running = await cluster(*short, long, Scripted("decode"), scheduler_type="default_scheduler")
+        each.max_context = 512
+    running = await cluster(*short, long, ScriptedInstance("decode"), scheduler_type="default_scheduler")
 
-    async def refuse(asked: Asked) -> bytes:
-        return raw(400, b"too long", b"parley-short: context")
+    async def refuse(request: ReceivedRequest) -> bytes:
+        return raw_answer(400, b"too long", b"parley-short: context")
 
     for each in short:
-        each.before = refuse
+        each.before_prefill = refuse
     for _ in range(3):
-        assert (await running.post(body=BODY)).body == b"".join(CHAT.parts)
-    assert sum(len(each.asked) for each in short) == 3
-    long.before = refuse
-    answer = await running.post(body=BODY)
+        assert (await running.post(body=CHAT_BODY)).body == b"".join(CHAT_SCRIPT.parts)
+    assert sum(len(each.requests) for each in short) == 3
+    long.before_prefill = refuse
+    answer = await running.post(body=CHAT_BODY)
     assert (answer.status, answer.body) == (400, b"too long") and "parley-short" not in answer.headers
-    assert sum(len(each.asked) for each in short) <= 4 and len(long.asked) == 4
+    assert sum(len(each.requests) for each in short) <= 4 and len(long.requests) == 4
 
 
-@pytest.mark.parametrize("status, text", [(400, heads.MISPLACED), (503, heads.UNKNOWN)])
+@pytest.mark.parametrize("status, text", [(400, heads.NOT_A_PREFILL_INSTANCE), (503, heads.UNKNOWN_STATUS)])
 async def test_retries_another_prefill_instance_after_a_role_change(cluster, status, text):
     """The table learns of the new role a little later; meanwhile no client may see the wrong-role error."""
-    former, other = Scripted("prefill"), Scripted("prefill", script=CHAT)
-    running = await cluster(former, other, Scripted("decode"), scheduler_type="default_scheduler", max_retry=1)
+    former, other = ScriptedInstance("prefill"), ScriptedInstance("prefill", script=CHAT_SCRIPT)
+    running = await cluster(former, other, ScriptedInstance("decode"), scheduler_type="default_scheduler", max_retry=1)
 
-    async def refuse(asked: Asked) -> bytes:
-        return raw(status, INSTANCE_PLANE.refusal(OrderRefused(status, text)).body)
+    async def refuse(request: ReceivedRequest) -> bytes:
+        return raw_answer(status, INSTANCE_PLANE.render_order_refusal(OrderRefused(status, text)).body)
 
-    former.before = refuse
+    former.before_prefill = refuse
     for _ in range(3):
-        assert (await running.post(body=BODY)).body == b"".join(CHAT.parts)
-    assert former.asked
-    other.before = refuse
-    answer = await running.post(body=BODY)
+        assert (await running.post(body=CHAT_BODY)).body == b"".join(CHAT_SCRIPT.parts)
+    assert former.requests
+    other.before_prefill = refuse
+    answer = await running.post(body=CHAT_BODY)
     assert answer.status == 503 and json.loads(answer.body)["error"]["type"] == "service_unavailable"
 
 
 async def test_retries_another_decode_instance_when_one_has_no_room(cluster):
-    p, full, other = Scripted("prefill", script=CHAT), Scripted("decode"), Scripted("decode")
+    p, full, other = (
+        ScriptedInstance("prefill", script=CHAT_SCRIPT),
+        ScriptedInstance("decode"),
+        ScriptedInstance("decode"),
+    )
     running = await cluster(p, full, other)
 
-    async def refuse(asked: Asked) -> bytes | None:
-        if asked.headers["d-target"] == full.target:
-            return raw(503, b'{"error":"no capacity","refused":true}')
+    async def refuse(request: ReceivedRequest) -> bytes | None:
+        if request.headers["d-target"] == full.target:
+            return raw_answer(503, b'{"error":"no capacity","refused":true}')
         return None
 
-    p.before = refuse
+    p.before_prefill = refuse
     for _ in range(3):
-        assert (await running.post(body=BODY)).body == b"".join(CHAT.parts)
-    assert {each.headers["d-target"] for each in p.asked} == {full.target, other.target}
+        assert (await running.post(body=CHAT_BODY)).body == b"".join(CHAT_SCRIPT.parts)
+    assert {each.headers["d-target"] for each in p.requests} == {full.target, other.target}
 
 
 async def test_retries_another_prefill_instance_when_one_dies(cluster):
-    dying, other = Scripted("prefill"), Scripted("prefill", script=CHAT)
-    running = await cluster(dying, other, Scripted("decode"))
+    dying, other = ScriptedInstance("prefill"), ScriptedInstance("prefill", script=CHAT_SCRIPT)
+    running = await cluster(dying, other, ScriptedInstance("decode"))
 
-    async def die(asked: Asked) -> None:
+    async def die(request: ReceivedRequest) -> None:
         raise ConnectionError
 
-    dying.before = die
-    assert (await running.post(body=BODY)).body == b"".join(CHAT.parts)
-    (before,), (after,) = dying.asked, other.asked
+    dying.before_prefill = die
+    assert (await running.post(body=CHAT_BODY)).body == b"".join(CHAT_SCRIPT.parts)
+    (before,), (after,) = dying.requests, other.requests
     assert before.headers["req-id"] != after.headers["req-id"]
-    for same in ("parley-id", "parley-created"):
-        assert before.headers[same] == after.headers[same]
-    assert after.body == BODY
+    for name in ("parley-id", "parley-created"):
+        assert before.headers[name] == after.headers[name]
+    assert after.body == CHAT_BODY
 
 
-FAILED = [
+PREFILL_FAILURES = [
     ("unread", b"Receive messages from p instance failed\r\n"),
     ("unsent", b"Send messges to p instance failed\r\n"),
     ("no HTTP", b"Receive messages from p instance failed\r\n"),
@@ -331,88 +347,88 @@ FAILED = [
 ]
 
 
-@pytest.mark.parametrize(("how", "text"), FAILED)
+@pytest.mark.parametrize(("how", "text"), PREFILL_FAILURES)
 async def test_prefill_failure_uses_the_documented_error_text(cluster, how, text):
-    p = Scripted("prefill")
-    running = await cluster(p, Scripted("decode"), max_retry=0, heartbeat=60)
-    table, body = running.coordinator.table, BODY
+    p = ScriptedInstance("prefill")
+    running = await cluster(p, ScriptedInstance("decode"), max_retry=0, heartbeat=60)
+    table, body = running.coordinator.table, CHAT_BODY
 
-    async def answer(asked: Asked) -> bytes:
+    async def answer(request: ReceivedRequest) -> bytes:
         match how:
             case "no HTTP":
                 return b"ICY 200 OK\r\n\r\n"
             case "half of it":
-                p.before = answer_and_die
-                return await answer_and_die(asked)
+                p.before_prefill = answer_and_die
+                return await answer_and_die(request)
             case "hanging":
                 table.instances[1].lost = True
                 table.tell(table.instances[1], "lost")
                 await asyncio.sleep(5)
         raise ConnectionError
 
-    async def answer_and_die(asked: Asked) -> bytes:
+    async def answer_and_die(request: ReceivedRequest) -> bytes:
         writer = p.writers[-1]
-        writer.write(raw(200, b"{}" * 10)[:-5])
+        writer.write(raw_answer(200, b"{}" * 10)[:-5])
         await writer.drain()
         raise ConnectionError
 
-    p.before = answer
+    p.before_prefill = answer
     if how == "unsent":
-        p.before, p.hangs_up, body = None, True, b" " * (8 << 20)
-    told = await running.post("/mindie/generate", body)
-    assert (told.status, told.body) == (500, text)
+        p.before_prefill, p.hangs_up, body = None, True, b" " * (8 << 20)
+    client_answer = await running.post("/mindie/generate", body)
+    assert (client_answer.status, client_answer.body) == (500, text)
 
 
 async def test_unstreamed_answer_of_decode_does_not_wait_for_prefill(cluster):
     """Decode has sent all of it, so a prefill instance that hangs, dies or fails no longer matters."""
-    p, d = Scripted("prefill"), Scripted("decode")
+    p, d = ScriptedInstance("prefill"), ScriptedInstance("decode")
     running = await cluster(p, d, heartbeat=60)
 
-    async def hang(asked: Asked) -> None:
-        d.begin(asked.headers["req-id"], WHOLE.parts, 1, WHOLE)
+    async def hang(request: ReceivedRequest) -> None:
+        d.start_decode(request.headers["req-id"], UNSTREAMED_SCRIPT.parts, 1, UNSTREAMED_SCRIPT)
         await asyncio.sleep(60)
 
-    async def die(asked: Asked) -> None:
-        d.begin(asked.headers["req-id"], WHOLE.parts, 1, WHOLE)
+    async def die(request: ReceivedRequest) -> None:
+        d.start_decode(request.headers["req-id"], UNSTREAMED_SCRIPT.parts, 1, UNSTREAMED_SCRIPT)
         raise ConnectionError
 
-    async def late(asked: Asked) -> bytes:
-        d.begin(asked.headers["req-id"], WHOLE.parts, 1, WHOLE)
-        return raw(500, b"no")
+    async def late(request: ReceivedRequest) -> bytes:
+        d.start_decode(request.headers["req-id"], UNSTREAMED_SCRIPT.parts, 1, UNSTREAMED_SCRIPT)
+        return raw_answer(500, b"no")
 
-    for p.before in (hang, die, late, hang):
-        answer = await running.post(body=BODY)
-        if p.before is hang:
+    for p.before_prefill in (hang, die, late, hang):
+        answer = await running.post(body=CHAT_BODY)
+        if p.before_prefill is hang:
             assert (answer.status, answer.body) == (200, b'{"whole":true}')
             assert answer.headers["content-length"] == "14" and answer.headers["x-own"] == "1"
-    assert running.coordinator.choice.open == 0
+    assert running.coordinator.scheduler.open_requests == 0
 
 
 async def test_retries_another_prefill_instance_when_one_is_unreachable(cluster):
-    gone, other = Scripted("prefill"), Scripted("prefill", script=CHAT)
-    running = await cluster(gone, other, Scripted("decode"), heartbeat=60)
-    await gone.stop()
-    assert (await running.post(body=BODY)).body == b"".join(CHAT.parts)
+    gone, other = ScriptedInstance("prefill"), ScriptedInstance("prefill", script=CHAT_SCRIPT)
+    running = await cluster(gone, other, ScriptedInstance("decode"), heartbeat=60)
+    await gone.kill_instance()
+    assert (await running.post(body=CHAT_BODY)).body == b"".join(CHAT_SCRIPT.parts)
 
 
 @pytest.mark.parametrize("hanging", [1, 2])
 async def test_lost_instance_ends_the_attempt_that_waits_for_it(cluster, hanging):
     """Prefill does not answer because it or decode hangs; the remaining instance does both stages."""
-    p, d = Scripted("prefill", script=CHAT), Scripted("decode", script=CHAT)
+    p, d = ScriptedInstance("prefill", script=CHAT_SCRIPT), ScriptedInstance("decode", script=CHAT_SCRIPT)
     running = await cluster(p, d, heartbeat=60)
     table = running.coordinator.table
 
-    async def hang(asked: Asked) -> None:
-        p.before, table.instances[hanging].lost = None, True
+    async def hang(request: ReceivedRequest) -> None:
+        p.before_prefill, table.instances[hanging].lost = None, True
         table.tell(table.instances[hanging], "lost")
         await asyncio.sleep(10)
 
-    p.before = hang
-    assert (await running.post(body=BODY)).body == b"".join(CHAT.parts)
+    p.before_prefill = hang
+    assert (await running.post(body=CHAT_BODY)).body == b"".join(CHAT_SCRIPT.parts)
     assert (p, d)[2 - hanging].asked[-1].headers["d-target"] == "self"
 
 
-ANSWERS = {
+MALFORMED_ANSWERS = {
     "no JSON": b"data: x",
     "no object": b"[]",
     "no id": b'{"isStream":true,"isLastResp":true,"output":""}',
@@ -423,187 +439,202 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("name", ANSWERS)
+@pytest.mark.parametrize("name", MALFORMED_ANSWERS)
 async def test_malformed_prefill_answer_fails_the_attempt(cluster, name):
-    p, d = Scripted("prefill"), Scripted("decode")
+    p, d = ScriptedInstance("prefill"), ScriptedInstance("decode")
     running = await cluster(p, d, max_retry=1)
 
-    async def answer(asked: Asked) -> bytes:
-        return raw(200, ANSWERS[name])
+    async def answer(request: ReceivedRequest) -> bytes:
+        return raw_answer(200, MALFORMED_ANSWERS[name])
 
-    p.before = d.before = answer
-    told = await running.post("/mindie/generate", BODY)
-    assert (told.status, told.body) == (500, b"P instance error\r\n")
-    assert told.headers["content-type"] == "text/plain; charset=utf-8"
-    told = await running.post("/v1/chat/completions", BODY)
-    assert told.status == 500 and json.loads(told.body)["error"]["message"] == "P instance error"
-    assert len(p.asked) + len(d.asked) == 4
+    p.before_prefill = d.before_prefill = answer
+    client_answer = await running.post("/mindie/generate", CHAT_BODY)
+    assert (client_answer.status, client_answer.body) == (500, b"P instance error\r\n")
+    assert client_answer.headers["content-type"] == "text/plain; charset=utf-8"
+    client_answer = await running.post("/v1/chat/completions", CHAT_BODY)
+    assert client_answer.status == 500 and json.loads(client_answer.body)["error"]["message"] == "P instance error"
+    assert len(p.requests) + len(d.requests) == 4
 
 
 # -- failures of the decode instance
 
 
-def given(asked: Asked) -> list[int]:
+def received_parts(request: ReceivedRequest) -> list[int]:
     """Return the numbers of the parts that the client already has, from a resuming request."""
-    size = int(asked.headers.get("parley-given", 0))
-    records = msgspec.msgpack.decode(asked.body[:size]) if size else []
+    size = int(request.headers.get("parley-given", 0))
+    records = msgspec.msgpack.decode(request.body[:size]) if size else []
     return [number for record in records for _, number in record]
 
 
 @pytest.mark.parametrize("at", [1, 2, 17, 39])
 async def test_stream_resumes_exactly_where_decode_was_lost(cluster, at):
-    p, dying, other = Scripted("prefill", script=LONG), Scripted("decode"), Scripted("decode")
+    p, dying, other = (
+        ScriptedInstance("prefill", script=LONG_SCRIPT),
+        ScriptedInstance("decode"),
+        ScriptedInstance("decode"),
+    )
     running = await cluster(p, dying, other, scheduler_type="default_scheduler")
 
-    async def die(d: Scripted, id: str, parts: list[bytes], past: int) -> None:
-        for number in range(past, at):
-            d.part(id, parts, number)
+    async def die(d: ScriptedInstance, request_id: str, parts: list[bytes], first_part: int) -> None:
+        for number in range(first_part, at):
+            d.send_part(request_id, parts, number)
         await asyncio.sleep(0.02)
-        asyncio.get_running_loop().call_soon(lambda: asyncio.ensure_future(d.stop()))
+        asyncio.get_running_loop().call_soon(lambda: asyncio.ensure_future(d.kill_instance()))
         await asyncio.sleep(10)
 
-    dying.decode = die
+    dying.decode_hook = die
     for _ in range(2):
-        answer = await running.post(body=BODY)
-        assert answer.whole and answer.body == b"".join(LONG.parts)
-    resumed = [asked for asked in p.asked if given(asked)]
-    assert [given(asked) for asked in resumed] == [list(range(at))]
-    assert all(asked.body.endswith(BODY) for asked in resumed)
+        answer = await running.post(body=CHAT_BODY)
+        assert answer.whole and answer.body == b"".join(LONG_SCRIPT.parts)
+    resumed = [request for request in p.requests if received_parts(request)]
+    assert [received_parts(request) for request in resumed] == [list(range(at))]
+    assert all(request.body.endswith(CHAT_BODY) for request in resumed)
 
 
 async def test_unreadable_record_prevents_resuming_a_stream(cluster):
-    dying = Scripted("decode")
-    running = await cluster(Scripted("prefill", script=LONG), dying, Scripted("decode"))
+    dying = ScriptedInstance("decode")
+    running = await cluster(ScriptedInstance("prefill", script=LONG_SCRIPT), dying, ScriptedInstance("decode"))
 
-    async def die(d: Scripted, id: str, parts: list[bytes], past: int) -> None:
-        d.put([b"reqId:%b\0record:?\0" % id.encode(), *result_frames.results(id, parts[past], exact=True)])
-        d.put([result_frames.error(id, "It is lost.")])
+    async def die(d: ScriptedInstance, request_id: str, parts: list[bytes], first_part: int) -> None:
+        d.send_frames(
+            [
+                b"reqId:%b\0record:?\0" % request_id.encode(),
+                *result_frames.encode_result(request_id, parts[first_part], native=True),
+            ]
+        )
+        d.send_frames([result_frames.encode_error_frame(request_id, "It is lost.")])
 
-    dying.decode = die
-    answer = await running.post(body=BODY)
-    assert answer.body.startswith(b"".join(LONG.parts[:2])) and answer.body.count(b'"error"') == 1
-    assert LONG.parts[2] not in answer.body
+    dying.decode_hook = die
+    answer = await running.post(body=CHAT_BODY)
+    assert answer.body.startswith(b"".join(LONG_SCRIPT.parts[:2])) and answer.body.count(b'"error"') == 1
+    assert LONG_SCRIPT.parts[2] not in answer.body
 
 
 async def test_unstreamed_answer_restarts_when_decode_is_lost(cluster):
-    p, dying, other = Scripted("prefill", script=WHOLE), Scripted("decode"), Scripted("decode")
+    p, dying, other = (
+        ScriptedInstance("prefill", script=UNSTREAMED_SCRIPT),
+        ScriptedInstance("decode"),
+        ScriptedInstance("decode"),
+    )
     running = await cluster(p, dying, other)
 
-    async def die(d: Scripted, id: str, parts: list[bytes], past: int) -> None:
-        d.break_line()
+    async def die(d: ScriptedInstance, request_id: str, parts: list[bytes], first_part: int) -> None:
+        d.break_result_connection()
         d.epoch += "+"
-        d.sent.clear()
+        d.sent_frames.clear()
 
-    dying.decode = die
+    dying.decode_hook = die
     for _ in range(2):
-        assert (await running.post(body=BODY)).body == b'{"whole":true}'
-    assert not any(given(asked) for asked in p.asked)
+        assert (await running.post(body=CHAT_BODY)).body == b'{"whole":true}'
+    assert not any(received_parts(request) for request in p.requests)
 
 
 async def test_result_connection_reconnects_without_loss_or_repetition(cluster):
-    p, d = Scripted("prefill", script=LONG), Scripted("decode", tick=0.01)
+    p, d = ScriptedInstance("prefill", script=LONG_SCRIPT), ScriptedInstance("decode", tick=0.01)
     running = await cluster(p, d)
 
-    async def breaking() -> None:
+    async def break_repeatedly() -> None:
         for _ in range(4):
             await asyncio.sleep(0.08)
-            d.break_line()
+            d.break_result_connection()
 
-    answer, _ = await asyncio.gather(running.post(body=BODY), breaking())
-    assert answer.body == b"".join(LONG.parts)
-    assert len(d.connected) >= 3 and len(p.asked) == 1
+    answer, _ = await asyncio.gather(running.post(body=CHAT_BODY), break_repeatedly())
+    assert answer.body == b"".join(LONG_SCRIPT.parts)
+    assert len(d.result_requests) >= 3 and len(p.requests) == 1
 
 
 async def test_result_connection_sends_run_and_seat_of_the_coordinator(cluster):
     """Each run has a client name of its own; the seat identifies the address it runs at."""
-    d = Scripted("decode")
-    ports = [(await cluster(Scripted("prefill"), d)).port for _ in range(2)]
-    told = [dict(parse_qsl(asked.target.partition("?")[2])) for asked in d.connected]
-    assert len({each["client"] for each in told}) == 2
-    for each, port in zip(told, ports, strict=True):
+    d = ScriptedInstance("decode")
+    ports = [(await cluster(ScriptedInstance("prefill"), d)).port for _ in range(2)]
+    queries = [dict(parse_qsl(request.target.partition("?")[2])) for request in d.result_requests]
+    assert len({each["client"] for each in queries}) == 2
+    for each, port in zip(queries, ports, strict=True):
         with socket.create_server(("127.0.0.1", 0)) as other:
-            assert each["seat"] != seat("127.0.0.1", other)
+            assert each["seat"] != coordinator_id("127.0.0.1", other)
         run = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         assert each["seat"] == sha256(f"{run} {socket.gethostname()} 127.0.0.1 {port}".encode()).hexdigest()[:32]
 
 
 async def test_requests_of_a_restarted_decode_instance_resume(cluster):
-    p, d = Scripted("prefill", script=LONG), Scripted("decode")
+    p, d = ScriptedInstance("prefill", script=LONG_SCRIPT), ScriptedInstance("decode")
     running = await cluster(p, d)
 
-    async def restart(d: Scripted, id: str, parts: list[bytes], past: int) -> None:
-        d.part(id, parts, past)
+    async def restart(d: ScriptedInstance, request_id: str, parts: list[bytes], first_part: int) -> None:
+        d.send_part(request_id, parts, first_part)
         await asyncio.sleep(0.02)
-        d.decode, d.epoch = None, "later"
-        d.sent.clear()
-        d.break_line()
+        d.decode_hook, d.epoch = None, "later"
+        d.sent_frames.clear()
+        d.break_result_connection()
 
-    d.decode = restart
-    assert (await running.post(body=BODY)).body == b"".join(LONG.parts)
-    assert [given(asked) for asked in p.asked] == [[], [0, 1]]
+    d.decode_hook = restart
+    assert (await running.post(body=CHAT_BODY)).body == b"".join(LONG_SCRIPT.parts)
+    assert [received_parts(request) for request in p.requests] == [[], [0, 1]]
 
 
 @pytest.mark.parametrize(("after", "begun"), [("one", True), ("other", True), ("other", False)])
-async def test_begun_stream_resumes_only_with_the_same_weights(cluster, after, begun):
+async def test_begun_stream_resumes_only_with_the_same_weights(cluster, prefill_weights, stream_begun):
     """Decode restarts with other weights; prefill still has the first ones, or the other ones as well."""
-    script = LONG if begun else WHOLE
-    p, d = Scripted("prefill", script=script), Scripted("decode")
+    script = LONG_SCRIPT if stream_begun else UNSTREAMED_SCRIPT
+    p, d = ScriptedInstance("prefill", script=script), ScriptedInstance("decode")
     p.layout = d.layout = "model=one"
     running = await cluster(p, d)
     table = running.coordinator.table
 
-    async def restart(d: Scripted, id: str, parts: list[bytes], past: int) -> None:
-        if begun:
-            d.part(id, parts, past)
-        p.layout, d.layout = f"model={after}", "model=other"
-        await running.until(lambda: {each.layout for each in table} == {p.layout, d.layout})
-        d.decode, d.epoch = None, "later"
-        d.sent.clear()
-        d.break_line()
+    async def restart(d: ScriptedInstance, request_id: str, parts: list[bytes], first_part: int) -> None:
+        if stream_begun:
+            d.send_part(request_id, parts, first_part)
+        p.layout, d.layout = f"model={prefill_weights}", "model=other"
+        await running.wait_until(lambda: {each.layout for each in table} == {p.layout, d.layout})
+        d.decode_hook, d.epoch = None, "later"
+        d.sent_frames.clear()
+        d.break_result_connection()
 
-    d.decode = restart
-    answer = await running.post(body=BODY)
-    if begun and after == "other":
-        assert answer.body.startswith(b"".join(LONG.parts[:2]) + b'data: {"error":') and len(p.asked) == 1
+    d.decode_hook = restart
+    answer = await running.post(body=CHAT_BODY)
+    if stream_begun and prefill_weights == "other":
+        assert answer.body.startswith(b"".join(LONG_SCRIPT.parts[:2]) + b'data: {"error":') and len(p.requests) == 1
     else:
-        assert answer.body == b"".join(script.parts) and len(p.asked) == 2
-    assert running.coordinator.choice.open == 0
+        assert answer.body == b"".join(script.parts) and len(p.requests) == 2
+    assert running.coordinator.scheduler.open_requests == 0
 
 
 @pytest.mark.parametrize("others", [0, 1])
-async def test_removed_decode_instance_leaves_no_request_hanging(cluster, others):
+async def test_removed_decode_instance_leaves_no_request_hanging(cluster, other_count):
     """Its request resumes on another decode instance, or on the prefill instance alone."""
-    p, gone = Scripted("prefill", script=LONG), Scripted("decode")
-    running = await cluster(p, gone, *(Scripted("decode") for _ in range(others)))
+    p, removed = ScriptedInstance("prefill", script=LONG_SCRIPT), ScriptedInstance("decode")
+    running = await cluster(p, removed, *(ScriptedInstance("decode") for _ in range(other_count)))
     table = running.coordinator.table
 
-    async def remove(d: Scripted, id: str, parts: list[bytes], past: int) -> None:
-        d.part(id, parts, past)
+    async def remove(d: ScriptedInstance, request_id: str, parts: list[bytes], first_part: int) -> None:
+        d.send_part(request_id, parts, first_part)
         await asyncio.sleep(0.02)
-        table.remove(next(each.id for each in table if each.url == d.url))
+        table.remove_instance(next(each.id for each in table if each.url == d.url))
 
-    gone.decode = remove
-    answer = await running.post(body=BODY)
-    assert answer.body == b"".join(LONG.parts) and len(table) == 1 + others
-    assert [given(asked) for asked in p.asked] == [[], [0, 1]]
-    assert running.coordinator.choice.open == 0
+    removed.decode_hook = remove
+    answer = await running.post(body=CHAT_BODY)
+    assert answer.body == b"".join(LONG_SCRIPT.parts) and len(table) == 1 + other_count
+    assert [received_parts(request) for request in p.requests] == [[], [0, 1]]
+    assert running.coordinator.scheduler.open_requests == 0
 
 
 async def test_reports_a_decode_instance_that_refuses_to_send_results(cluster):
-    class Deaf(Scripted):
-        async def _results(self, asked: Asked, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(raw(400, b"Only the Decode node supports dresult but you send to prefill"))
+    class Deaf(ScriptedInstance):
+        async def _serve_results(
+            self, request: ReceivedRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        ) -> None:
+            writer.write(raw_answer(400, b"Only the Decode node supports dresult but you send to prefill"))
             await writer.drain()
 
-    running = await cluster(Scripted("prefill"), Deaf("decode"), ready=False)
+    running = await cluster(ScriptedInstance("prefill"), Deaf("decode"), ready=False)
     alarms, table = running.coordinator.management.alarms, running.coordinator.table
-    await running.until(lambda: alarms)
+    await running.wait_until(lambda: alarms)
     assert "Its results cannot be received. It refused to send results, with status 400." in alarms[0]["detail"]
-    await running.until(lambda: table.lack())
-    assert table.lack() == "The results of instance 2 cannot be received."
-    assert json.loads((await running.get("/health/ready")).body)["reason"] == table.lack()
-    answer = await running.post("/mindie/generate", BODY)
-    assert (answer.status, answer.body) == (503, refusals.plain(refusals.NOT_READY))
+    await running.wait_until(lambda: table.explain_lack())
+    assert table.explain_lack() == "The results of instance 2 cannot be received."
+    assert json.loads((await running.get("/health/ready")).body)["reason"] == table.explain_lack()
+    answer = await running.post("/mindie/generate", CHAT_BODY)
+    assert (answer.status, answer.body) == (503, refusals.plain_body(refusals.CLUSTER_NOT_READY))
 
 
 @pytest.mark.parametrize(
@@ -616,13 +647,13 @@ async def test_reports_a_decode_instance_that_refuses_to_send_results(cluster):
     ],
 )
 async def test_stream_ends_with_one_error_when_retries_fail(cluster, path, error):
-    p, d = Scripted("prefill", script=LONG), Scripted("decode")
+    p, d = ScriptedInstance("prefill", script=LONG_SCRIPT), ScriptedInstance("decode")
     running = await cluster(p, d, max_retry=1)
 
-    async def die(d: Scripted, id: str, parts: list[bytes], past: int) -> None:
-        d.put([result_frames.error(id, "D instance error")])
+    async def die(d: ScriptedInstance, request_id: str, parts: list[bytes], first_part: int) -> None:
+        d.send_frames([result_frames.encode_error_frame(request_id, "D instance error")])
 
-    p.decode = d.decode = die
+    p.decode_hook = d.decode_hook = die
     body: dict[str, Any] = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "a"}]}
     if path == "/generate_stream":
         body = {"inputs": "a"}
@@ -630,8 +661,8 @@ async def test_stream_ends_with_one_error_when_retries_fail(cluster, path, error
         body = {"model": "m", "prompt": "a", "stream": True}
     answer = await running.post(path, json.dumps(body).encode())
     assert answer.status == 200 and answer.whole
-    assert answer.body.startswith(LONG.parts[0] + LONG.parts[1]) and answer.body.count(error) == 1
-    assert [given(asked) for asked in p.asked] == [[], [0]]
+    assert answer.body.startswith(LONG_SCRIPT.parts[0] + LONG_SCRIPT.parts[1]) and answer.body.count(error) == 1
+    assert [received_parts(request) for request in p.requests] == [[], [0]]
 
 
 # -- clients that disconnect or do not read
@@ -639,25 +670,25 @@ async def test_stream_ends_with_one_error_when_retries_fail(cluster, path, error
 
 @pytest.mark.parametrize("stage", ["queued", "asked", "first", "middle"])
 async def test_client_disconnect_cancels_the_request_on_every_instance(cluster, stage):
-    p, d = Scripted("prefill", script=LONG), Scripted("decode")
+    p, d = ScriptedInstance("prefill", script=LONG_SCRIPT), ScriptedInstance("decode")
     running = await cluster(p, d)
     reached = asyncio.Event()
 
-    async def wait(asked: Asked) -> None:
+    async def wait(request: ReceivedRequest) -> None:
         reached.set()
         await asyncio.sleep(10)
 
-    async def go(d: Scripted, id: str, parts: list[bytes], past: int) -> None:
+    async def decode_part(d: ScriptedInstance, request_id: str, parts: list[bytes], first_part: int) -> None:
         if stage == "middle":
-            d.part(id, parts, past)
+            d.send_part(request_id, parts, first_part)
         reached.set()
 
     if stage == "queued":
         for each in running.coordinator.table:
-            running.coordinator.table.attach(each, False)
+            running.coordinator.table.set_attached(each, False)
         running.coordinator.options.__dict__["deploy_mode"] = "auto"
-    p.before = wait if stage == "asked" else None
-    d.decode = go
+    p.before_prefill = wait if stage == "asked" else None
+    d.decode_hook = decode_part
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}"
     reader, writer = await running.send(head)
     if stage == "queued":
@@ -666,51 +697,51 @@ async def test_client_disconnect_cancels_the_request_on_every_instance(cluster, 
         return
     await asyncio.wait_for(reached.wait(), 5)
     if stage in ("first", "middle"):
-        await reader.readuntil(LONG.parts[0])
+        await reader.readuntil(LONG_SCRIPT.parts[0])
     writer.close()
-    await running.until(lambda: d.halted and (p.halted or stage != "asked"))
-    id = p.asked[0].headers["req-id"]
-    assert d.halted == [id] and p.halted == ([id] if stage == "asked" else [])
-    await running.until(lambda: running.coordinator.front.open == 0)
-    assert running.coordinator.choice.open == 0
+    await running.wait_until(lambda: d.stopped_ids and (p.stopped_ids or stage != "asked"))
+    request_id = p.requests[0].headers["req-id"]
+    assert d.stopped_ids == [request_id] and p.stopped_ids == ([request_id] if stage == "asked" else [])
+    await running.wait_until(lambda: running.coordinator.front.open_requests == 0)
+    assert running.coordinator.scheduler.open_requests == 0
 
 
 async def test_orphaned_results_cancel_their_request(cluster):
-    d = Scripted("decode", script=LONG)
-    running = await cluster(Scripted("prefill"), d)
-    d.begin("77", LONG.parts, 0, LONG)
-    await running.until(lambda: d.halted)
+    d = ScriptedInstance("decode", script=LONG_SCRIPT)
+    running = await cluster(ScriptedInstance("prefill"), d)
+    d.start_decode("77", LONG_SCRIPT.parts, 0, LONG_SCRIPT)
+    await running.wait_until(lambda: d.stopped_ids)
     await asyncio.sleep(0.02)
-    assert d.halted == ["77"]
+    assert d.stopped_ids == ["77"]
 
 
 async def test_slow_client_delays_only_its_own_results(cluster):
-    big = Script([b"data: %d %b\n\n" % (number, b"x" * 10_000) for number in range(1000)])
-    p, d = Scripted("prefill", script=big), Scripted("decode", tick=0.001)
+    big = AnswerScript([b"data: %d %b\n\n" % (number, b"x" * 10_000) for number in range(1000)])
+    p, d = ScriptedInstance("prefill", script=big), ScriptedInstance("decode", tick=0.001)
     running = await cluster(p, d)
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}"
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port, limit=1 << 12)
     writer.write(head)
-    await running.until(lambda: d.flows)
-    assert d.flows == [(p.asked[0].headers["req-id"], True)]
-    sent = len(d.sent)
-    p.script = CHAT
-    assert (await running.post(body=BODY)).body == b"".join(CHAT.parts)
-    assert len(d.sent) - sent < 100
+    await running.wait_until(lambda: d.flow_requests)
+    assert d.flow_requests == [(p.requests[0].headers["req-id"], True)]
+    sent = len(d.sent_frames)
+    p.script = CHAT_SCRIPT
+    assert (await running.post(body=CHAT_BODY)).body == b"".join(CHAT_SCRIPT.parts)
+    assert len(d.sent_frames) - sent < 100
     body = await reader.read(-1)
     assert [int(number) for number in re.findall(rb"data: (\d+) x", body)] == list(range(1000))
-    assert d.flows[-1][1] is False or len(d.flows) % 2 == 1
+    assert d.flow_requests[-1][1] is False or len(d.flow_requests) % 2 == 1
     writer.close()
 
 
 async def test_slow_client_of_a_plain_decode_instance_is_cancelled(cluster):
-    big = Script([b"data: %d %b\n\n" % (number, b"x" * 10_000) for number in range(2000)])
-    p, d = Scripted("prefill", script=big, plain=True), Scripted("decode", plain=True)
+    big = AnswerScript([b"data: %d %b\n\n" % (number, b"x" * 10_000) for number in range(2000)])
+    p, d = ScriptedInstance("prefill", script=big, plain=True), ScriptedInstance("decode", plain=True)
     running = await cluster(p, d)
     _, writer = await asyncio.open_connection("127.0.0.1", running.port, limit=1 << 12)
     writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}")
-    await running.until(lambda: d.halted)
-    await running.until(lambda: running.coordinator.front.open == 0)
+    await running.wait_until(lambda: d.stopped_ids)
+    await running.wait_until(lambda: running.coordinator.front.open_requests == 0)
     writer.close()
 
 
@@ -718,85 +749,85 @@ async def test_slow_client_of_a_plain_decode_instance_is_cancelled(cluster):
 
 
 async def test_first_token_and_inference_timeouts_end_the_request(cluster):
-    p, d = Scripted("prefill", script=LONG), Scripted("decode")
+    p, d = ScriptedInstance("prefill", script=LONG_SCRIPT), ScriptedInstance("decode")
     running = await cluster(p, d, first_token_timeout=0.1, infer_timeout=0.4)
 
-    async def wait(asked: Asked) -> None:
+    async def wait(request: ReceivedRequest) -> None:
         await asyncio.sleep(5)
 
-    async def silence(d: Scripted, id: str, parts: list[bytes], past: int) -> None:
+    async def silence(d: ScriptedInstance, request_id: str, parts: list[bytes], first_part: int) -> None:
         pass
 
-    p.before = wait
-    told = await running.post("/mindie/generate", BODY)
-    assert (told.status, told.body) == (408, refusals.plain(refusals.LATE_FIRST))
-    await running.until(lambda: p.halted)
-    assert p.halted == d.halted == [p.asked[0].headers["req-id"]]
-    p.before, d.decode = None, silence
-    told = await running.post("/mindie/generate", BODY)
-    assert (told.status, told.body) == (200, LONG.parts[0] + b"Request inference timeout")
-    p.script = WHOLE
-    told = await running.post("/mindie/generate", BODY)
-    assert (told.status, told.body) == (408, refusals.plain(refusals.LATE_END))
+    p.before_prefill = wait
+    answer = await running.post("/mindie/generate", CHAT_BODY)
+    assert (answer.status, answer.body) == (408, refusals.plain_body(refusals.FIRST_TOKEN_TIMEOUT))
+    await running.wait_until(lambda: p.stopped_ids)
+    assert p.stopped_ids == d.stopped_ids == [p.requests[0].headers["req-id"]]
+    p.before_prefill, d.decode_hook = None, silence
+    answer = await running.post("/mindie/generate", CHAT_BODY)
+    assert (answer.status, answer.body) == (200, LONG_SCRIPT.parts[0] + b"Request inference timeout")
+    p.script = UNSTREAMED_SCRIPT
+    answer = await running.post("/mindie/generate", CHAT_BODY)
+    assert (answer.status, answer.body) == (408, refusals.plain_body(refusals.INFERENCE_TIMEOUT))
 
 
 async def test_timeouts_span_all_attempts(cluster):
     """A retry gets the time spent in failed attempts, and the first-token deadline does not move."""
-    p, d = Scripted("prefill", script=LONG), Scripted("decode")
+    p, d = ScriptedInstance("prefill", script=LONG_SCRIPT), ScriptedInstance("decode")
     running = await cluster(p, d, first_token_timeout=0.5)
 
-    async def fail(asked: Asked) -> None:
+    async def fail(request: ReceivedRequest) -> None:
         await asyncio.sleep(0.2)
         raise ConnectionError
 
-    p.before = d.before = fail
-    told = await running.post("/mindie/generate", BODY)
-    assert (told.status, told.body) == (408, refusals.plain(refusals.LATE_FIRST))
-    spent = sorted(int(asked.headers["parley-spent"]) for asked in (*p.asked, *d.asked))
+    p.before_prefill = d.before_prefill = fail
+    answer = await running.post("/mindie/generate", CHAT_BODY)
+    assert (answer.status, answer.body) == (408, refusals.plain_body(refusals.FIRST_TOKEN_TIMEOUT))
+    spent = sorted(int(request.headers["parley-spent"]) for request in (*p.requests, *d.requests))
     assert len(spent) > 1 and all(after >= before + 199 for before, after in itertools.pairwise(spent)), spent
 
 
 async def test_resumed_stream_has_no_first_token_timeout(cluster):
-    p, dying = Scripted("prefill", script=LONG), Scripted("decode")
+    p, dying = ScriptedInstance("prefill", script=LONG_SCRIPT), ScriptedInstance("decode")
     running = await cluster(p, dying, first_token_timeout=0.2)
 
-    async def late(asked: Asked) -> None:
+    async def late(request: ReceivedRequest) -> None:
         await asyncio.sleep(0.4)
 
-    async def die(d: Scripted, id: str, parts: list[bytes], past: int) -> None:
-        d.decode = None
-        d.part(id, parts, past)
+    async def die(d: ScriptedInstance, request_id: str, parts: list[bytes], first_part: int) -> None:
+        d.decode_hook = None
+        d.send_part(request_id, parts, first_part)
         await asyncio.sleep(0.05)
-        p.before = dying.before = late
-        d.put([result_frames.error(id, "lost")])
+        p.before_prefill = dying.before_prefill = late
+        d.send_frames([result_frames.encode_error_frame(request_id, "lost")])
 
-    dying.decode = die
-    assert (await running.post(body=BODY)).body == b"".join(LONG.parts)
+    dying.decode_hook = die
+    assert (await running.post(body=CHAT_BODY)).body == b"".join(LONG_SCRIPT.parts)
 
 
 async def test_recompute_is_never_refused_by_admission(cluster):
     """The client already has part of the answer, so its predicted first-token time is not judged again."""
-    p, d = Scripted("prefill", plain=True), Scripted("decode", plain=True)
+    p, d = ScriptedInstance("prefill", plain=True), ScriptedInstance("decode", plain=True)
     running = await cluster(p, d, slo_ttft=1.0)
-    choice, tried = running.coordinator.choice, list[int]()
-    admit = choice._admit
+    scheduler, attempts = running.coordinator.scheduler, list[int]()
+    admit = scheduler._admit
 
-    def refuse(wanted: Any, pair: Any) -> None:
-        tried.append(wanted.attempt)
-        if len(tried) > 1:
-            raise choice._refused(429, refusals.TOO_MANY)
-        admit(wanted, pair)
+    def refuse(scheduling_request: Any, pair: Any) -> None:
+        attempts.append(scheduling_request.attempt)
+        if len(attempts) > 1:
+            raise scheduler._refused(429, refusals.TOO_MANY_REQUESTS)
+        admit(scheduling_request, pair)
 
-    choice._admit = refuse
+    scheduler._admit = refuse
 
-    async def wish(d: Scripted, id: str, parts: list[bytes], past: int) -> None:
-        d.decode = None
-        d.put([result_frames.retry(id, b'{"messages":"1,2,3"}')])
+    async def request_recompute(d: ScriptedInstance, request_id: str, parts: list[bytes], first_part: int) -> None:
+        d.decode_hook = None
+        d.send_frames([result_frames.encode_retry_frame(request_id, b'{"messages":"1,2,3"}')])
 
-    d.decode = wish
-    answer = await running.post(body=BODY)
-    assert answer.status == 200 and answer.whole and tried == [0]
+    d.decode_hook = request_recompute
+    answer = await running.post(body=CHAT_BODY)
+    assert answer.status == 200 and answer.whole and attempts == [0]
 
 
 def test_scripted_records_are_lists_of_outputs():
-    assert msgspec.msgpack.decode(record(3)) == [[0, 3]]
+    assert msgspec.msgpack.decode(part_record(3)) == [[0, 3]]

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from parley.coordinator.config import Options, Static, Tls, load, read, rows
+from parley.coordinator.config import (
+    CoordinatorOptions,
+    CoordinatorTls,
+    InstanceConfig,
+    documented_keys,
+    load_coordinator_config,
+    parse_coordinator_config,
+)
 from parley.settings.options import ConfigError
 
 EXAMPLE = """
@@ -36,7 +43,7 @@ group = 3
 def test_reads_the_coordinator_file_and_fills_in_defaults(tmp_path):
     (tmp_path / "secret").write_text("# as instances read it\nxyz\n")
     (tmp_path / "c.toml").write_text(EXAMPLE)
-    options = load(str(tmp_path / "c.toml"))
+    options = load_coordinator_config(str(tmp_path / "c.toml"))
     assert (options.predict_port, options.status_port, options.management_port) == (8025, 8029, 1026)
     assert (options.max_requests, options.body_limit, options.slo_ttft) == (90_000, 4_000_000, 0.5)
     assert options.load_cost_values == (1.0, 0.0)
@@ -85,28 +92,28 @@ def test_reads_the_coordinator_file_and_fills_in_defaults(tmp_path):
     ],
 )
 def test_coordinator_file_errors_name_key_value_and_range(content, parts):
-    with pytest.raises(ConfigError) as told:
-        read(content, "c.toml")
-    assert str(told.value).startswith("c.toml: ")
+    with pytest.raises(ConfigError) as error:
+        parse_coordinator_config(content, "c.toml")
+    assert str(error.value).startswith("c.toml: ")
     for part in parts:
-        assert part in str(told.value)
+        assert part in str(error.value)
 
 
 @pytest.mark.parametrize("content", ["= 5", "a = 1\na = 2", "x = " + "[" * 10_000, "\x00"])
 def test_rejects_a_coordinator_file_that_is_not_toml(tmp_path, content):
     (tmp_path / "c.toml").write_text(content)
     with pytest.raises(ConfigError, match="not valid TOML"):
-        load(str(tmp_path / "c.toml"))
+        load_coordinator_config(str(tmp_path / "c.toml"))
 
 
 def test_coordinator_defaults_are_valid_file_values():
-    for kind in (Options, Static, Tls):
-        for each in fields(kind):
-            if each.metadata and each.default not in (None, ""):
-                values = each.default if each.metadata["many"] else (each.default,)
+    for kind in (CoordinatorOptions, InstanceConfig, CoordinatorTls):
+        for config_field in fields(kind):
+            if config_field.metadata and config_field.default not in (None, ""):
+                values = config_field.default if config_field.metadata["many"] else (config_field.default,)
                 for value in values:
-                    assert each.metadata["kind"].read(value) == value
-        assert all(row.help and row.range for row in rows(kind))
+                    assert config_field.metadata["kind"].read(value) == value
+        assert all(row.description and row.allowed_range for row in documented_keys(kind))
 
 
 def test_cluster_page_matches_the_config_classes():

@@ -7,20 +7,20 @@ import gzip
 import json
 
 import pytest
-from support.coordinator_client import told
-from support.scripted_instance import Asked, Script, Scripted
+from support.coordinator_client import read_client_answer
+from support.scripted_instance import AnswerScript, ReceivedRequest, ScriptedInstance
 
 from parley.coordinator import refusals
-from parley.coordinator.config import Options, Tls
+from parley.coordinator.config import CoordinatorOptions, CoordinatorTls
 from parley.coordinator.coordinator import Coordinator
-from parley.coordinator.proxy.paths import WITHIN, Paths
+from parley.coordinator.proxy.paths import INTERNAL_KINDS, PathTable
 from parley.dialects.mindie import coordinator
 from parley.dialects.mounts import table, universal
-from parley.web.port import listen
+from parley.web.port import open_listener
 
-CHAT = Script([b"data: 0\n\n", b"data: 1\n\n"])
-BODY = b'{"model":"m","messages":[]}'
-TEXT = "text/plain; charset=utf-8"
+CHAT_SCRIPT = AnswerScript([b"data: 0\n\n", b"data: 1\n\n"])
+CHAT_BODY = b'{"model":"m","messages":[]}'
+PLAIN_TEXT = "text/plain; charset=utf-8"
 
 
 # -- refusals
@@ -29,15 +29,18 @@ TEXT = "text/plain; charset=utf-8"
 @pytest.mark.parametrize("strict", [False, True])
 async def test_requests_get_503_without_instances(cluster, strict):
     running = await cluster(strict=strict)
-    answer = await running.post("/mindie/generate", BODY)
-    assert (answer.status, answer.headers["content-type"]) == (503, TEXT)
+    answer = await running.post("/mindie/generate", CHAT_BODY)
+    assert (answer.status, answer.headers["content-type"]) == (503, PLAIN_TEXT)
     assert answer.body == b"MindIE-MS Coordinator is not ready\r\n"
-    answer = await running.post("/v1/chat/completions", BODY)
+    answer = await running.post("/v1/chat/completions", CHAT_BODY)
     if strict:
         assert (answer.status, answer.body) == (503, b"MindIE-MS Coordinator is not ready\r\n")
     else:
-        said = json.loads(answer.body)["error"]
-        assert (answer.status, said["message"]) == (503, refusals.NOT_READY) and "retry-after" in answer.headers
+        error = json.loads(answer.body)["error"]
+        assert (answer.status, error["message"]) == (
+            503,
+            refusals.CLUSTER_NOT_READY,
+        ) and "retry-after" in answer.headers
     assert (await running.get("/health/live")).status == 200
     ready = await running.get("/health/ready")
     assert ready.status == 503 and json.loads(ready.body)["status"] == "waiting"
@@ -46,20 +49,20 @@ async def test_requests_get_503_without_instances(cluster, strict):
 
 
 async def test_requests_get_429_above_max_requests(cluster):
-    p = Scripted("prefill")
-    running = await cluster(p, Scripted("decode"), max_requests=1)
+    p = ScriptedInstance("prefill")
+    running = await cluster(p, ScriptedInstance("decode"), max_requests=1)
     waiting = asyncio.Event()
 
-    async def wait(asked: Asked) -> None:
+    async def wait(request: ReceivedRequest) -> None:
         waiting.set()
         await asyncio.sleep(5)
 
-    p.before = wait
-    first = asyncio.create_task(running.post("/v1/completions", BODY))
+    p.before_prefill = wait
+    first = asyncio.create_task(running.post("/v1/completions", CHAT_BODY))
     await waiting.wait()
-    answer = await running.post("/mindie/generate", BODY)
+    answer = await running.post("/mindie/generate", CHAT_BODY)
     assert (answer.status, answer.body) == (429, b"Too many requests\r\n")
-    answer = await running.post("/v1/completions", BODY)
+    answer = await running.post("/v1/completions", CHAT_BODY)
     assert answer.status == 429 and answer.headers["retry-after"] == "1"
     first.cancel()
 
@@ -74,13 +77,13 @@ async def test_requests_get_429_above_max_requests(cluster):
     ],
 )  # fmt: skip
 async def test_requests_get_429_above_the_memory_limit(cluster, path, body):
-    running = await cluster(Scripted(), memory_limit=1 << 20, body_limit=4 << 20, strict=True)
+    running = await cluster(ScriptedInstance(), memory_limit=1 << 20, body_limit=4 << 20, strict=True)
     answer = await running.post(path, b" " * (2 << 20))
     assert (answer.status, answer.body) == (429, body)
 
 
 async def test_coordinator_refuses_unknown_paths_and_methods(cluster):
-    running = await cluster(Scripted())
+    running = await cluster(ScriptedInstance())
     answer = await running.get("/mindie/nowhere")
     assert (answer.status, answer.body) == (400, b"Invalid request\r\n")
     assert answer.headers["connection"] == "close"
@@ -91,36 +94,36 @@ async def test_coordinator_refuses_unknown_paths_and_methods(cluster):
 
 
 async def test_coordinator_refuses_oversized_and_oddly_encoded_bodies(cluster):
-    running = await cluster(Scripted(script=CHAT), body_limit=1024)
-    answer = await running.post("/v1/completions", BODY, "content-encoding: br")
+    running = await cluster(ScriptedInstance(script=CHAT_SCRIPT), body_limit=1024)
+    answer = await running.post("/v1/completions", CHAT_BODY, "content-encoding: br")
     assert answer.status == 400 and "error" in json.loads(answer.body)
     answer = await running.post("/v1/completions", gzip.compress(b" " * 1025), "content-encoding: gzip")
     assert answer.status == 413
     answer = await running.post("/v1/completions", b" " * 1025)
     assert answer.status == 413
-    assert (await running.post("/v1/completions", BODY, "content-encoding: identity")).status == 200
-    assert (await running.post("/v1/completions", gzip.compress(BODY), "content-encoding: gzip")).status == 200
+    assert (await running.post("/v1/completions", CHAT_BODY, "content-encoding: identity")).status == 200
+    assert (await running.post("/v1/completions", gzip.compress(CHAT_BODY), "content-encoding: gzip")).status == 200
 
 
 async def test_coordinator_checks_the_origin_header(cluster):
-    running = await cluster(Scripted(script=CHAT))
-    assert (await running.post("/v1/completions", BODY, "origin: http://evil.example")).status == 403
-    running = await cluster(Scripted(script=CHAT), cors_origin=("http://good.example",))
-    answer = await running.post("/v1/completions", BODY, "origin: http://good.example")
+    running = await cluster(ScriptedInstance(script=CHAT_SCRIPT))
+    assert (await running.post("/v1/completions", CHAT_BODY, "origin: http://evil.example")).status == 403
+    running = await cluster(ScriptedInstance(script=CHAT_SCRIPT), cors_origin=("http://good.example",))
+    answer = await running.post("/v1/completions", CHAT_BODY, "origin: http://good.example")
     assert answer.status == 200 and answer.headers["access-control-allow-origin"] == "http://good.example"
 
 
-REFUSED = [
-    ("/v1/chat/completions", b"{", coordinator.FORMAT),
-    ("/v1/chat/completions", b"[1]", coordinator.FORMAT),
-    ("/v1/chat/completions", b"{}", coordinator.NEITHER),
-    ("/v1/chat/completions", b'{"messages":[],"stream":1}', coordinator.FORMAT),
-    ("/v1/completions", b'{"prompt":[1]}', coordinator.FORMAT),
-    ("/generate", b'{"inputs":1,"prompt":"a"}', coordinator.FORMAT),
-    ("/infer", b'{"inputs":"a","input_id":[1]}', coordinator.FORMAT),
-    ("/infer", b"{}", coordinator.FORMAT),
-    ("/v2/models/m/generate", b'{"inputs":"a"}', coordinator.FORMAT),
-    ("/v2/models/m/infer", b'{"inputs":[{"datatype":"BYTES"}]}', coordinator.FORMAT),
+CHECKED_BODIES = [
+    ("/v1/chat/completions", b"{", coordinator.INVALID_FORMAT),
+    ("/v1/chat/completions", b"[1]", coordinator.INVALID_FORMAT),
+    ("/v1/chat/completions", b"{}", coordinator.NO_PROMPT),
+    ("/v1/chat/completions", b'{"messages":[],"stream":1}', coordinator.INVALID_FORMAT),
+    ("/v1/completions", b'{"prompt":[1]}', coordinator.INVALID_FORMAT),
+    ("/generate", b'{"inputs":1,"prompt":"a"}', coordinator.INVALID_FORMAT),
+    ("/infer", b'{"inputs":"a","input_id":[1]}', coordinator.INVALID_FORMAT),
+    ("/infer", b"{}", coordinator.INVALID_FORMAT),
+    ("/v2/models/m/generate", b'{"inputs":"a"}', coordinator.INVALID_FORMAT),
+    ("/v2/models/m/infer", b'{"inputs":[{"datatype":"BYTES"}]}', coordinator.INVALID_FORMAT),
     ("/v1/completions", b'{"prompt":"a"}', ""),
     ("/generate", b'{"prompt":"a"}', ""),
     ("/infer_token", b'{"input_id":[1]}', ""),
@@ -130,50 +133,53 @@ REFUSED = [
 
 
 async def test_strict_coordinator_checks_bodies(cluster):
-    running = await cluster(Scripted(script=CHAT), strict=True)
-    for path, body, text in REFUSED:
+    running = await cluster(ScriptedInstance(script=CHAT_SCRIPT), strict=True)
+    for path, body, text in CHECKED_BODIES:
         answer = await running.post(path, body)
-        expected = (400, refusals.plain(text)) if text else (200, b"".join(CHAT.parts))
+        expected = (400, refusals.plain_body(text)) if text else (200, b"".join(CHAT_SCRIPT.parts))
         assert (answer.status, answer.body) == expected, (path, body)
-    loose = await cluster(Scripted(script=CHAT))
-    assert all([(await loose.post(path, body)).status == 200 for path, body, _ in REFUSED])
+    loose = await cluster(ScriptedInstance(script=CHAT_SCRIPT))
+    assert all([(await loose.post(path, body)).status == 200 for path, body, _ in CHECKED_BODIES])
 
 
 async def test_coordinator_closes_connections_above_the_limit(cluster):
-    running = await cluster(Scripted(script=CHAT), max_requests=2, strict=True)
-    held = [await running.send(b"") for _ in range(2)]
+    running = await cluster(ScriptedInstance(script=CHAT_SCRIPT), max_requests=2, strict=True)
+    open_connections = [await running.send(b"") for _ in range(2)]
     reader, writer = await running.send(b"")
     assert await reader.read() == b""
     writer.close()
-    for _, each in held:
+    for _, each in open_connections:
         each.close()
 
 
 async def test_strict_coordinator_limits_requests_per_connection(cluster):
-    strict, loose = await cluster(Scripted(script=CHAT), max_requests=3, strict=True), await cluster(Scripted())
-    one = b"POST /generate HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n" + b'{"prompt":"a"}'
-    reader, writer = await strict.send(one * 4)
+    strict, loose = (
+        await cluster(ScriptedInstance(script=CHAT_SCRIPT), max_requests=3, strict=True),
+        await cluster(ScriptedInstance()),
+    )
+    raw_request = b"POST /generate HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n" + b'{"prompt":"a"}'
+    reader, writer = await strict.send(raw_request * 4)
     for _ in range(3):
-        assert (await told(reader)).body == b"".join(CHAT.parts)
-    last = await told(reader)
+        assert (await read_client_answer(reader)).body == b"".join(CHAT_SCRIPT.parts)
+    last = await read_client_answer(reader)
     assert (last.status, last.body) == (429, b"Connection request out of limit, max is 3\r\n")
-    assert last.headers["content-type"] == TEXT and last.headers["connection"] == "close"
+    assert last.headers["content-type"] == PLAIN_TEXT and last.headers["connection"] == "close"
     assert await reader.read() == b""
     writer.close()
     assert (await strict.post("/generate", b'{"prompt":"a"}')).status == 200
     reader, writer = await loose.send(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n" * 10)
-    assert {(await told(reader)).status for _ in range(10)} == {200}
+    assert {(await read_client_answer(reader)).status for _ in range(10)} == {200}
     writer.close()
 
 
 async def test_tokenizer_timeout_answers_408(cluster):
-    slow = Scripted()
+    slow = ScriptedInstance()
     running = await cluster(slow, tokenizer_timeout=0.05)
 
-    async def wait(asked: Asked) -> None:
+    async def wait(request: ReceivedRequest) -> None:
         await asyncio.sleep(5)
 
-    slow.before = wait
+    slow.before_prefill = wait
     answer = await running.post("/mindie/v1/tokenizer", b'{"inputs":"a"}')
     assert (answer.status, answer.body) == (408, b"Request tokenizer timeout\r\n")
     answer = await running.post("/tokenize", b'{"prompt":"a"}')
@@ -184,41 +190,41 @@ async def test_tokenizer_timeout_answers_408(cluster):
 
 
 async def test_coordinator_keeps_connections_and_takes_pipelined_requests(cluster):
-    running = await cluster(Scripted(script=CHAT))
-    one = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}"
-    reader, writer = await running.send(one * 5)
+    running = await cluster(ScriptedInstance(script=CHAT_SCRIPT))
+    raw_request = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}"
+    reader, writer = await running.send(raw_request * 5)
     for _ in range(5):
-        assert (await told(reader)).body == b"".join(CHAT.parts)
-    writer.write(one)
-    assert (await told(reader)).status == 200
+        assert (await read_client_answer(reader)).body == b"".join(CHAT_SCRIPT.parts)
+    writer.write(raw_request)
+    assert (await read_client_answer(reader)).status == 200
     writer.close()
 
 
 async def test_coordinator_sends_no_chunks_to_http_1_0_clients(cluster):
-    running = await cluster(Scripted(script=CHAT))
+    running = await cluster(ScriptedInstance(script=CHAT_SCRIPT))
     reader, writer = await running.send(b"POST /v1/completions HTTP/1.0\r\ncontent-length: 2\r\n\r\n{}")
     head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-    assert b"chunked" not in head and body == b"".join(CHAT.parts)
+    assert b"chunked" not in head and body == b"".join(CHAT_SCRIPT.parts)
     writer.close()
 
 
 async def test_coordinator_answers_expect_100_continue(cluster):
-    running = await cluster(Scripted(script=CHAT))
+    running = await cluster(ScriptedInstance(script=CHAT_SCRIPT))
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n"
     reader, writer = await running.send(head)
     assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
     writer.write(b"{}")
-    assert (await told(reader)).body == b"".join(CHAT.parts)
+    assert (await read_client_answer(reader)).body == b"".join(CHAT_SCRIPT.parts)
     writer.close()
 
 
 async def test_coordinator_accepts_a_chunked_body(cluster):
-    mixed = Scripted(script=CHAT)
+    mixed = ScriptedInstance(script=CHAT_SCRIPT)
     running = await cluster(mixed)
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
     reader, writer = await running.send(head + b"1\r\n{\r\n1\r\n}\r\n0\r\n\r\n")
-    assert (await told(reader)).status == 200
-    assert mixed.asked[0].body == b"{}" and mixed.asked[0].headers["content-length"] == "2"
+    assert (await read_client_answer(reader)).status == 200
+    assert mixed.requests[0].body == b"{}" and mixed.requests[0].headers["content-length"] == "2"
     writer.close()
 
 
@@ -226,7 +232,7 @@ async def test_coordinator_accepts_a_chunked_body(cluster):
 
 
 async def test_coordinator_answers_health_metrics_and_version_itself(cluster):
-    running = await cluster(Scripted())
+    running = await cluster(ScriptedInstance())
     assert (await running.get("/health/ready")).body == b'{"status":"ready"}'
     assert (await running.get("/health")).status == 200
     assert b"parley:cluster_ready 1" in (await running.get("/metrics")).body
@@ -234,37 +240,37 @@ async def test_coordinator_answers_health_metrics_and_version_itself(cluster):
 
 
 async def test_queries_go_to_one_instance_and_changes_to_all(cluster):
-    one, two = Scripted(label="one"), Scripted(label="two")
+    one, two = ScriptedInstance(label="one"), ScriptedInstance(label="two")
     running = await cluster(one, two)
     answer = await running.get("/v1/models")
     assert json.loads(answer.body) == {"instance": "one", "method": "GET", "path": "/v1/models"}
     assert (await running.get("/v1/models", "HEAD")).status == 200
     answer = await running.post("/v1/load_lora_adapter", b'{"lora_name":"a","lora_path":"b"}')
     assert json.loads(answer.body)["path"] == "/v1/load_lora_adapter"
-    assert [[asked.target for asked in each.asked][-1] for each in (one, two)] == ["/v1/load_lora_adapter"] * 2
+    assert [[request.target for request in each.requests][-1] for each in (one, two)] == ["/v1/load_lora_adapter"] * 2
 
-    async def refuse(asked: Asked) -> bytes:
+    async def refuse(request: ReceivedRequest) -> bytes:
         return b"HTTP/1.1 409 X\r\ncontent-length: 2\r\n\r\nno"
 
-    two.before = refuse
+    two.before_prefill = refuse
     answer = await running.post("/v1/load_lora_adapter", b"{}")
     assert (answer.status, answer.body) == (409, b"no")
 
 
 async def test_queries_are_retried_on_another_instance(cluster):
-    one, two = Scripted(label="one"), Scripted(label="two")
+    one, two = ScriptedInstance(label="one"), ScriptedInstance(label="two")
     running = await cluster(one, two)
     one.hangs_up = True
     for path in ("/v1/models/m", "/v2/models/m/config"):
         assert json.loads((await running.get(path)).body)["instance"] == "two"
-    await one.stop()
+    await one.kill_instance()
     assert json.loads((await running.post("/tokenize", b'{"prompt":"a"}')).body)["instance"] == "two"
     two.hangs_up = True
     assert (await running.get("/v1/models/m")).status >= 500
 
 
 async def test_model_statistics_are_summed_over_instances(cluster):
-    running = await cluster(*(each := [Scripted(), Scripted(), Scripted()]))
+    running = await cluster(*(instances := [ScriptedInstance(), ScriptedInstance(), ScriptedInstance()]))
 
     def counts(name: str, times: int, last: int) -> bytes:
         stats = {"success": {"count": times, "ns": 5}}
@@ -273,22 +279,22 @@ async def test_model_statistics_are_summed_over_instances(cluster):
                                             "inference_stats": stats, "batch_stats": batches}]}).encode()  # fmt: skip
 
     pages = [counts("m", 2, 90), counts("m", 3, 100), counts("other", 0, 0)]
-    for one, page in zip(each, pages, strict=True):
+    for one, page in zip(instances, pages, strict=True):
 
-        async def tell(asked: Asked, page: bytes = page) -> bytes:
+        async def send_page(request: ReceivedRequest, page: bytes = page) -> bytes:
             return b"HTTP/1.1 200 X\r\ncontent-length: %d\r\n\r\n%b" % (len(page), page)
 
-        one.before = tell
-    told = json.loads((await running.get("/v2/models/stats")).body)
+        one.before_prefill = send_page
+    statistics = json.loads((await running.get("/v2/models/stats")).body)
     sums = json.loads(counts("m", 5, 100))["model_stats"][0]
     sums["inference_stats"]["success"]["ns"], sums["batch_stats"][0]["compute_infer"]["ns"] = 10, 4
-    assert told == {"model_stats": [sums, *json.loads(pages[2])["model_stats"]]}
-    each[1].before = None
+    assert statistics == {"model_stats": [sums, *json.loads(pages[2])["model_stats"]]}
+    instances[1].before_prefill = None
     assert (await running.get("/v2/models/stats", "HEAD")).status == 200
 
 
 async def test_queries_go_to_an_instance_that_has_the_model(cluster):
-    one, two = Scripted(), Scripted()
+    one, two = ScriptedInstance(), ScriptedInstance()
     two.models = ["m", "other"]
     running = await cluster(one, two)
 
@@ -297,40 +303,40 @@ async def test_queries_go_to_an_instance_that_has_the_model(cluster):
 
     for each in (one, two):
 
-        async def tell(asked: Asked, page: bytes = listing(*each.models)) -> bytes:
+        async def send_page(request: ReceivedRequest, page: bytes = listing(*each.models)) -> bytes:
             return b"HTTP/1.1 200 X\r\ncontent-length: %d\r\n\r\n%b" % (len(page), page)
 
-        each.before = tell
+        each.before_prefill = send_page
     assert json.loads((await running.get("/v1/models")).body) == json.loads(listing("m", "other"))
-    one.before = two.before = None
-    for asked in (running.get("/v1/models/other"), running.get("/v2/models/other/config"),
+    one.before_prefill = two.before_prefill = None
+    for query in (running.get("/v1/models/other"), running.get("/v2/models/other/config"),
                   running.post("/tokenize", b'{"model":"other","prompt":"a"}')):  # fmt: skip
-        assert (await asked).status == 200
-    assert len(two.asked) == 4 and len(one.asked) == 1
+        assert (await query).status == 200
+    assert len(two.requests) == 4 and len(one.requests) == 1
 
 
 async def test_large_answer_is_forwarded_completely(cluster):
-    mixed = Scripted()
+    mixed = ScriptedInstance()
     running = await cluster(mixed)
     size = 8 << 20
 
-    async def much(asked: Asked) -> bytes:
+    async def large_answer(request: ReceivedRequest) -> bytes:
         return b"HTTP/1.1 200 X\r\ncontent-length: %d\r\n\r\n%b" % (size, b"x" * size)
 
-    mixed.before = much
+    mixed.before_prefill = large_answer
     answer = await running.get("/v1/models")
     assert (answer.status, len(answer.body), answer.headers["content-length"]) == (200, size, str(size))
 
 
 async def test_coordinator_hides_the_instance_plane_from_clients(cluster):
-    instance = Scripted()
+    instance = ScriptedInstance()
     running = await cluster(instance, secret="s")
     for path in ("/dresult", "/dresult?client=x", "/v1/status", "/v2/status"):
         assert (await running.get(path)).status == 404
     for path in ("/v1/role/decode", "/v2/role/prefill", "/v1/dresult/flow"):
         assert (await running.post(path, b"{}")).status == 404
     assert (await running.get("/v1/models")).status == 200
-    assert "parley-secret" not in instance.asked[-1].headers
+    assert "parley-secret" not in instance.requests[-1].headers
 
 
 @pytest.mark.parametrize(
@@ -340,33 +346,33 @@ async def test_coordinator_hides_the_instance_plane_from_clients(cluster):
         ("management", "::", {}, True, True),
         ("management", "127.0.0.1", {}, False, False),
         ("management", "0.0.0.0", {"secret": "s" * 32}, False, True),
-        ("management", "0.0.0.0", {"tls": Tls(clients="ca.pem")}, False, False),
+        ("management", "0.0.0.0", {"tls": CoordinatorTls(clients="ca.pem")}, False, False),
         ("metrics", "0.0.0.0", {"secret": "s" * 32}, False, True),
         ("metrics", "127.0.0.1", {}, False, False),
         ("status", "0.0.0.0", {}, False, True),
     ],
 )
-async def test_start_message_says_who_may_change_or_see_the_cluster(capsys, port, where, given, changes, sees):
-    sockets = {"predict": ("127.0.0.1", listen("127.0.0.1", 0)), port: (where, listen(where, 0))}
-    coordinator = Coordinator(Options(**given), sockets)
-    task, told = asyncio.create_task(coordinator.run(signals=False)), ""
-    while port not in told:
+async def test_start_message_says_who_may_change_or_see_the_cluster(capsys, port, host, keys, changes, sees):
+    sockets = {"predict": ("127.0.0.1", open_listener("127.0.0.1", 0)), port: (host, open_listener(host, 0))}
+    coordinator = Coordinator(CoordinatorOptions(**keys), sockets)
+    task, output = asyncio.create_task(coordinator.run_until_stopped(signals=False)), ""
+    while port not in output:
         await asyncio.sleep(0.01)
-        told += capsys.readouterr().out
-    coordinator.stop()
+        output += capsys.readouterr().out
+    coordinator.request_stop()
     await task
-    assert (f"anyone who can reach {where} may add and remove instances" in told) == changes, told
-    assert (f"anyone who can reach {where} may see the instances and their activity" in told) == sees, told
+    assert (f"anyone who can reach {host} may add and remove instances" in output) == changes, output
+    assert (f"anyone who can reach {host} may see the instances and their activity" in output) == sees, output
 
 
 def test_coordinator_finds_every_route_of_a_server():
-    paths = Paths(universal())
+    paths = PathTable(universal())
     for (method, path), answering in table(universal()).items():
-        if answering[0][0].kind in WITHIN:
+        if answering[0][0].kind in INTERNAL_KINDS:
             continue
-        written = "/".join("x" if part.startswith("{") else part for part in path.split("/"))
-        if "{" in written:
+        example_path = "/".join("x" if part.startswith("{") else part for part in path.split("/"))
+        if "{" in example_path:
             continue
-        found, parts = paths.find(method, written)
-        assert found.route in [route for route, _ in answering] or "{" in path
+        match, parts = paths.match_path(method, example_path)
+        assert match.route in [route for route, _ in answering] or "{" in path
         assert all(value for value in parts.values())

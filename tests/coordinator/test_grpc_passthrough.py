@@ -9,9 +9,9 @@ from typing import Any
 import grpc
 import pytest
 
-from parley.coordinator.config import Options, Static
-from parley.coordinator.proxy.grpc_port import Port
-from parley.coordinator.routing.instance_table import Table
+from parley.coordinator.config import CoordinatorOptions, InstanceConfig
+from parley.coordinator.proxy.grpc_port import CoordinatorGrpcPort
+from parley.coordinator.routing.instance_table import InstanceTable
 
 
 class Echo(grpc.GenericRpcHandler):
@@ -39,61 +39,61 @@ class Echo(grpc.GenericRpcHandler):
         return grpc.stream_stream_rpc_method_handler(answer)
 
 
-async def nobody(scope: Any, receive: Any, send: Any) -> None:
+async def fail_if_called(scope: Any, receive: Any, send: Any) -> None:
     raise AssertionError("it is no call for the coordinator")
 
 
 @pytest.fixture
-async def passed() -> AsyncIterator[tuple[Echo, grpc.aio.Channel, Table]]:
+async def passthrough() -> AsyncIterator[tuple[Echo, grpc.aio.Channel, InstanceTable]]:
     echo, server = Echo(), grpc.aio.server()
     server.add_generic_rpc_handlers((echo,))
-    place = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-    table = Table(Options(instances=(Static(id=1, url="http://127.0.0.1:1", grpc=place),)))
-    table.heard(table.instances[1])
-    port = Port(table, nobody, table.options)
-    async with grpc.aio.insecure_channel(await port.start("127.0.0.1", 0)) as channel:
+    table = InstanceTable(CoordinatorOptions(instances=(InstanceConfig(id=1, url="http://127.0.0.1:1", grpc=address),)))
+    table.record_answer(table.instances[1])
+    port = CoordinatorGrpcPort(table, fail_if_called, table.options)
+    async with grpc.aio.insecure_channel(await port.start_server("127.0.0.1", 0)) as channel:
         yield echo, channel, table
-    await port.stop(0)
+    await port.stop_server(0)
     await server.stop(0)
 
 
-async def test_grpc_passthrough_forwards_messages_and_metadata(passed):
-    echo, channel, _ = passed
+async def test_grpc_passthrough_forwards_messages_and_metadata(passthrough):
+    echo, channel, _ = passthrough
     metadata = (("x-mine", "1"), ("parley-secret", "no"))
     call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(b"a", metadata=metadata)
     assert await call == b"a!"
     assert ("x-end", "1") in tuple(await call.trailing_metadata())
-    method, seen = echo.seen[0]
+    method, metadata_seen = echo.seen[0]
     assert method == "/inference.GRPCInferenceService/ModelInfer"
-    assert seen["x-mine"] == "1" and "parley-secret" not in seen
+    assert metadata_seen["x-mine"] == "1" and "parley-secret" not in metadata_seen
 
-    async def several() -> AsyncIterator[bytes]:
+    async def five_messages() -> AsyncIterator[bytes]:
         for number in range(5):
             yield b"%d" % number
 
-    answers = [message async for message in channel.stream_stream("/a/b")(several())]
+    answers = [message async for message in channel.stream_stream("/a/b")(five_messages())]
     assert answers == [b"0!", b"1!", b"2!", b"3!", b"4!"]
 
 
-async def test_grpc_passthrough_returns_the_status_of_the_instance(passed):
-    _, channel, table = passed
+async def test_grpc_passthrough_returns_the_status_of_the_instance(passthrough):
+    _, channel, table = passthrough
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await channel.unary_unary("/a/b")(b"fail")
     assert (refused.value.code(), refused.value.details()) == (grpc.StatusCode.NOT_FOUND, "no such thing")
-    place, table.instances[1].grpc = table.instances[1].grpc, ""
+    address, table.instances[1].grpc = table.instances[1].grpc, ""
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await channel.unary_unary("/a/b")(b"a")
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED and "grpc" in refused.value.details()
-    table.instances[1].grpc = place
-    table.attach(table.instances[1], False)
+    table.instances[1].grpc = address
+    table.set_attached(table.instances[1], False)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await channel.unary_unary("/a/b")(b"a")
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_grpc_passthrough_forwards_cancellation(passed):
-    echo, channel, _ = passed
+async def test_grpc_passthrough_forwards_cancellation(passthrough):
+    echo, channel, _ = passthrough
     call = channel.unary_unary("/a/b")(b"wait")
     while not echo.seen:
         await asyncio.sleep(0.01)

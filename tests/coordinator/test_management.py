@@ -11,20 +11,20 @@ import time
 from contextlib import asynccontextmanager
 
 import pytest
-from support.simulated_cluster import Clock, Net, cluster, lose, up
+from support.simulated_cluster import FakeHttp, ManualClock, lose_instance, report_status, simulated_cluster
 
 from parley.coordinator.ports import port as plane
-from parley.coordinator.ports.management import Management
-from parley.coordinator.ports.metrics import Metrics
-from parley.coordinator.ports.status import Status
-from parley.coordinator.routing.admission import Choice
-from parley.coordinator.routing.health import Health
-from parley.coordinator.routing.instance_table import Table
-from parley.coordinator.routing.policies import Wanted
+from parley.coordinator.ports.management import ManagementPort
+from parley.coordinator.ports.metrics import MetricsPort
+from parley.coordinator.ports.status import StatusPort
+from parley.coordinator.routing.admission import InstanceScheduler
+from parley.coordinator.routing.health import HealthChecker
+from parley.coordinator.routing.instance_table import InstanceTable
+from parley.coordinator.routing.policies import SchedulingRequest
 from parley.serving.options import ServerOptions
-from parley.web.port import Server, http, listen
+from parley.web.port import HttpServer, open_listener, uvicorn_config
 
-ITEM = {
+LIST_ITEM = {
     "id": 1, "ip": "10.0.0.1", "port": "1025", "metric_port": "1027", "inter_comm_port": "1121", "model_name": "llama",
     "static_info": {"group_id": 0, "max_seq_len": 2560, "max_output_len": 512, "total_slots_num": 200,
                     "total_block_num": 1024, "block_size": 128, "label": 2, "role": 80, "virtual_id": 0,
@@ -36,59 +36,63 @@ ITEM = {
 }  # fmt: skip
 
 
-def item(id=1, role=80, **static):
-    made = json.loads(json.dumps(ITEM))
-    made["id"], made["ip"] = id, f"10.0.0.{id}"
-    made["static_info"] |= {"role": role, **static}
-    made["dynamic_info"]["peers"] = [1, 2]
-    return made
+def list_item(instance_id=1, role=80, **static):
+    new_item = json.loads(json.dumps(LIST_ITEM))
+    new_item["id"], new_item["ip"] = instance_id, f"10.0.0.{instance_id}"
+    new_item["static_info"] |= {"role": role, **static}
+    new_item["dynamic_info"]["peers"] = [1, 2]
+    return new_item
 
 
-def body(*items, ids=None):
+def list_body(*items, ids=None):
     return json.dumps({"ids": [each["id"] for each in items] if ids is None else ids, "instances": list(items)})
 
 
 @asynccontextmanager
-async def served(app):
+async def serve_app(app):
     """Yield a client: it sends one request and returns status, whole body, and whether the connection closed."""
-    sock = listen("127.0.0.1", 0)
-    server = Server(http(ServerOptions(), app))
+    sock = open_listener("127.0.0.1", 0)
+    server = HttpServer(uvicorn_config(ServerOptions(), app))
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     port = sock.getsockname()[1]
 
-    async def say(method, target, content="", *headers, length=None):
+    async def send_request(method, target, content="", *headers, length=None):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         size = len(content) if length is None else length
         lines = [f"{method} {target} HTTP/1.1", f"Host: 127.0.0.1:{port}", f"Content-Length: {size}", *headers]
         writer.write("\r\n".join([*lines, "", content]).encode())
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         size = int(next(line for line in head.splitlines() if line.startswith("content-length")).split()[1])
-        told = await reader.readexactly(size)
+        answer_body = await reader.readexactly(size)
         closed = "connection: close" in head
         if closed:
             assert await reader.read() == b""
         writer.close()
-        return int(head.split()[1]), told, closed
+        return int(head.split()[1]), answer_body, closed
 
     try:
-        yield say
+        yield send_request
     finally:
         server.should_exit = True
         await serving
 
 
-def empty():
-    table, choice = cluster(clock=Clock())
-    return table, choice, Management(table, choice, Net())
+def empty_cluster():
+    table, scheduler = simulated_cluster(clock=ManualClock())
+    return table, scheduler, ManagementPort(table, scheduler, FakeHttp())
 
 
 async def test_instance_list_adds_keeps_changes_and_removes_instances():
-    table, choice, management = empty()
-    async with served(management.app) as say:
+    table, scheduler, management = empty_cluster()
+    async with serve_app(management.app) as say:
         assert await say("GET", "/v1/coordinator_info") == (503, b"", False)
         assert await say("POST", "/v1/instances/offline", '{"ids":[1]}') == (503, b"", False)
         assert await say("POST", "/backup_info", '{"is_master":true,"is_abnormal":false}') == (503, b"", False)
-        assert await say("POST", "/v1/instances/refresh", body(item(1), item(2, 68))) == (200, b"", False)
+        assert await say("POST", "/v1/instances/refresh", list_body(list_item(1), list_item(2, 68))) == (
+            200,
+            b"",
+            False,
+        )
         one, _ = table
         assert (one.role, one.url, one.peer, one.block_size) == (
             "prefill",
@@ -96,9 +100,9 @@ async def test_instance_list_adds_keeps_changes_and_removes_instances():
             "10.0.0.1;1121",
             128,
         )
-        assert (one.used, one.waiting, one.running, one.hashes) == (24, 3, 4, {7, 8})
-        assert table.ready() and table.ready("llama") and not table.ready("other")
-        chosen = await choice.choose(Wanted(1000))
+        assert (one.used_blocks, one.waiting, one.running, one.cached_hashes) == (24, 3, 4, {7, 8})
+        assert table.is_cluster_ready() and table.is_cluster_ready("llama") and not table.is_cluster_ready("other")
+        placement = await scheduler.place_request(SchedulingRequest(1000))
         assert await say("GET", "/v1/coordinator_info") == (
             200,
             b'{"schedule_info":[{"id":1,"allocated_slots":1,"allocated_blocks":8},'
@@ -112,20 +116,24 @@ async def test_instance_list_adds_keeps_changes_and_removes_instances():
             False,
         )
         assert await say("GET", "/v1/instances/tasks") == (200, b'{"tasks":[]}', False)
-        asked = '{"p_id":1,"d_id":2,"role_change_type":%d}'
-        assert await say("POST", "/v1/instances/query_tasks", asked % 0) == (200, b'{"is_end":false}', False)
-        chosen.first()
-        assert await say("POST", "/v1/instances/query_tasks", asked % 0) == (200, b'{"is_end":true}', False)
-        assert await say("POST", "/v1/instances/query_tasks", asked % 1) == (200, b'{"is_end":false}', False)
-        chosen.end()
-        assert await say("POST", "/v1/instances/query_tasks", asked % 1) == (200, b'{"is_end":true}', False)
+        task_query = '{"p_id":1,"d_id":2,"role_change_type":%d}'
+        assert await say("POST", "/v1/instances/query_tasks", task_query % 0) == (200, b'{"is_end":false}', False)
+        placement.first()
+        assert await say("POST", "/v1/instances/query_tasks", task_query % 0) == (200, b'{"is_end":true}', False)
+        assert await say("POST", "/v1/instances/query_tasks", task_query % 1) == (200, b'{"is_end":false}', False)
+        placement.close_placement()
+        assert await say("POST", "/v1/instances/query_tasks", task_query % 1) == (200, b'{"is_end":true}', False)
         assert await say("GET", "/recvs_info") == (200, b'{"is_master":true,"recv_flow":1}', False)
-        changed = item(1, 70, p_percentage=30)
-        assert await say("POST", "/v1/instances/refresh", body(changed, item(3, 68), ids=[1, 2])) == (200, b"", False)
-        assert [each.id for each in table] == [1, 2] and table.get(1) is one  # 3 is not among the ids
+        changed = list_item(1, 70, p_percentage=30)
+        assert await say("POST", "/v1/instances/refresh", list_body(changed, list_item(3, 68), ids=[1, 2])) == (
+            200,
+            b"",
+            False,
+        )
+        assert [each.id for each in table] == [1, 2] and table.get_instance(1) is one  # 3 is not among the ids
         assert (one.role, one.p_percentage) == ("flex", 30)
-        await say("POST", "/v1/instances/refresh", body(item(2, 68)))
-        assert [each.id for each in table] == [2] and not table.ready()
+        await say("POST", "/v1/instances/refresh", list_body(list_item(2, 68)))
+        assert [each.id for each in table] == [2] and not table.is_cluster_ready()
 
 
 @pytest.mark.parametrize(
@@ -139,8 +147,8 @@ async def test_instance_list_adds_keeps_changes_and_removes_instances():
     ],
 )  # fmt: skip
 async def test_management_rejects_a_malformed_instance_list(content):
-    table, _, management = empty()
-    async with served(management.app) as say:
+    table, _, management = empty_cluster()
+    async with serve_app(management.app) as say:
         assert await say("POST", "/v1/instances/refresh", content) == (400, b"", False)
     assert not len(table)
 
@@ -170,28 +178,28 @@ async def test_management_rejects_a_malformed_instance_list(content):
     ],
 )
 async def test_instance_list_skips_invalid_instances(wrong):
-    table, _, management = empty()
-    made = item(1)
+    table, _, management = empty_cluster()
+    invalid_item = list_item(1)
     for name, value in wrong.items():
-        (made if name in made else made["static_info"])[name] = value
-    async with served(management.app) as say:
-        assert await say("POST", "/v1/instances/refresh", body(made, item(2))) == (200, b"", False)
+        (invalid_item if name in invalid_item else invalid_item["static_info"])[name] = value
+    async with serve_app(management.app) as say:
+        assert await say("POST", "/v1/instances/refresh", list_body(invalid_item, list_item(2))) == (200, b"", False)
     assert [each.id for each in table] == [2]
 
 
 async def test_instances_go_offline_and_online():
-    table, choice = cluster("prefill", "prefill", "decode")
-    management = Management(table, choice, Net())
-    async with served(management.app) as say:
+    table, scheduler = simulated_cluster("prefill", "prefill", "decode")
+    management = ManagementPort(table, scheduler, FakeHttp())
+    async with serve_app(management.app) as say:
         for content in ("", "{}", '{"ids":5}', '{"ids":["1"]}', json.dumps({"ids": list(range(4097))})):
             assert await say("POST", "/v1/instances/offline", content) == (400, b"", False)
             assert await say("POST", "/v1/instances/online", content) == (400, b"", False)
         assert await say("POST", "/v1/instances/offline", '{"ids":[1,77]}') == (200, b"", False)
-        assert {(await choice.choose(Wanted(10))).p.id for _ in range(4)} == {2}
+        assert {(await scheduler.place_request(SchedulingRequest(10))).p.id for _ in range(4)} == {2}
         assert await say("POST", "/v1/instances/offline", '{"ids":[2]}') == (200, b"", False)
-        assert not table.ready()
+        assert not table.is_cluster_ready()
         assert await say("POST", "/v1/instances/online", '{"ids":[1]}') == (200, b"", False)
-        assert (await choice.choose(Wanted(10))).p.id == 1
+        assert (await scheduler.place_request(SchedulingRequest(10))).p.id == 1
 
 
 @pytest.mark.parametrize(
@@ -200,30 +208,30 @@ async def test_instances_go_offline_and_online():
                 '{"p_id":1,"d_id":2,"role_change_type":true}'],
 )  # fmt: skip
 async def test_malformed_task_query_answers_is_end(content):
-    _, _, management = empty()
-    async with served(management.app) as say:
+    _, _, management = empty_cluster()
+    async with serve_app(management.app) as say:
         assert await say("POST", "/v1/instances/query_tasks", content) == (400, b'{"is_end":true}', False)
         good = '{"p_id":1,"d_id":2,"role_change_type":0}'
         assert await say("POST", "/v1/instances/query_tasks", good) == (200, b'{"is_end":true}', False)
 
 
 async def test_admin_ports_refuse_unknown_routes_and_close():
-    table, choice = cluster("mixed")
-    management = Management(table, choice, Net())
-    apps = (management.app, Status(table, choice, management).app, Metrics(table, choice, Net()).app)
+    table, scheduler = simulated_cluster("mixed")
+    management = ManagementPort(table, scheduler, FakeHttp())
+    apps = (management.app, StatusPort(table, scheduler, management).app, MetricsPort(table, scheduler, FakeHttp()).app)
     for app in apps:
-        async with served(app) as say:
+        async with serve_app(app) as say:
             for method, path in (("GET", "/nothing"), ("DELETE", "/metrics"), ("POST", "/v2/models//ready")):
                 assert await say(method, path) == (400, b"Invalid request\r\n", True)
-            status, told, _ = await say("GET", "/metrics", "", "Origin: http://elsewhere.example")
-            assert status == 403 and b"elsewhere" not in told
+            status, answer_body, _ = await say("GET", "/metrics", "", "Origin: http://elsewhere.example")
+            assert status == 403 and b"elsewhere" not in answer_body
 
 
 async def test_standby_coordinator_is_alive_but_not_ready():
-    table, choice = cluster("prefill", "decode")
-    up(table, table.instances[2], models=["llama"])
-    management = Management(table, choice, Net())
-    async with served(management.app) as say, served(Status(table, choice, management).app) as ask:
+    table, scheduler = simulated_cluster("prefill", "decode")
+    report_status(table, table.instances[2], models=["llama"])
+    management = ManagementPort(table, scheduler, FakeHttp())
+    async with serve_app(management.app) as say, serve_app(StatusPort(table, scheduler, management).app) as ask:
         for path in ("/v1/readiness", "/v2/health/ready", "/health/ready"):
             assert await ask("GET", path) == (200, b"", False)
         assert (await ask("GET", "/v2/models/other/ready"))[0] == 503
@@ -239,11 +247,11 @@ async def test_standby_coordinator_is_alive_but_not_ready():
 
 
 async def test_alarm_list_keeps_the_newest_own_and_received_alarms():
-    table, choice = cluster("mixed", "mixed")
-    management = Management(table, choice, Net())
-    lose(table, table.instances[2])
-    table.fault(table.instances[1], "no connection")
-    async with served(management.app) as say:
+    table, scheduler = simulated_cluster("mixed", "mixed")
+    management = ManagementPort(table, scheduler, FakeHttp())
+    lose_instance(table, table.instances[2])
+    table.mark_faulty(table.instances[1], "no connection")
+    async with serve_app(management.app) as say:
         assert await say("POST", "/v1/alarm/llm_engine", '{"id":"x","level":"error"}') == (200, b"", False)
         assert (await say("POST", "/v1/alarm/coordinator", "5"))[0] == 400
         for path in ("/v1/startup", "/v1/health"):
@@ -258,10 +266,10 @@ async def test_alarm_list_keeps_the_newest_own_and_received_alarms():
 
 
 async def test_terminate_service_stops_an_instance():
-    table, choice = cluster(clock=Clock())
-    net = Net()
-    async with served(Management(table, choice, net).app) as say:
-        assert (await say("POST", "/v1/instances/refresh", body(item(1), item(2))))[0] == 200
+    table, scheduler = simulated_cluster(clock=ManualClock())
+    net = FakeHttp()
+    async with serve_app(ManagementPort(table, scheduler, net).app) as say:
+        assert (await say("POST", "/v1/instances/refresh", list_body(list_item(1), list_item(2))))[0] == 200
         table.instances[2].management = "http://10.0.0.2:1026"
 
         async def terminate(**members):
@@ -271,15 +279,15 @@ async def test_terminate_service_stops_an_instance():
             assert await terminate(**members) == (400, b"")
         assert (await say("POST", "/v1/terminate-service", "[]"))[0] == 400
         assert await terminate(ip="10.0.0.3", port="1025") == await terminate(ip="10.0.0.2", port="1026") == (500, b"")
-        assert not net.asked
+        assert not net.requests
         where = "http://10.0.0.2:1026/stopService?mode=Force"
         for answer, status in ((None, 500), ((404, b""), 500), ((200, b""), 200)):
             net.answers[where] = answer
             assert (await terminate(ip="10.0.0.2", port="1025"))[0] == status
-        assert net.asked == [("GET", where, b"")] * 3
+        assert net.requests == [("GET", where, b"")] * 3
 
 
-PAGE = """# HELP num_requests_running Sequences.
+METRICS_PAGE = """# HELP num_requests_running Sequences.
 # TYPE num_requests_running gauge
 num_requests_running{{model_name="m"}} {0}
 # TYPE npu_cache_usage_perc gauge
@@ -300,22 +308,22 @@ what is this
 
 
 async def test_cluster_metrics_are_summed_and_cached_for_a_while():
-    clock = Clock()
-    table, choice = cluster("mixed", "mixed", "mixed", clock=clock)
+    clock = ManualClock()
+    table, scheduler = simulated_cluster("mixed", "mixed", "mixed", clock=clock)
     one, two, _ = table
     one.blocks, two.blocks = 300, 100
-    net = Net()
+    net = FakeHttp()
     net.answers = {
-        "http://10.0.0.1:8000/metrics": (200, PAGE.format(2, 0.5, 100).encode()),
-        "http://10.0.0.2:8000/metrics": (200, PAGE.format(5, 0.1, 200).encode()),
+        "http://10.0.0.1:8000/metrics": (200, METRICS_PAGE.format(2, 0.5, 100).encode()),
+        "http://10.0.0.2:8000/metrics": (200, METRICS_PAGE.format(5, 0.1, 200).encode()),
     }
-    with await choice.choose(Wanted(100)) as chosen:
+    with await scheduler.place_request(SchedulingRequest(100)) as placement:
         clock.now += 0.25
-        chosen.first()
+        placement.first()
         for _ in range(4):
             clock.now += 0.01
-            chosen.token()
-    async with served(Metrics(table, choice, net).app) as say:
+            placement.token()
+    async with serve_app(MetricsPort(table, scheduler, net).app) as say:
         page = (await say("GET", "/metrics"))[1].decode()
         lines = page.splitlines()
         for expected in (
@@ -334,20 +342,20 @@ async def test_cluster_metrics_are_summed_and_cached_for_a_while():
         ):
             assert expected in lines, page
         assert lines.count("# TYPE num_requests_running gauge") == 1 and "what is this" not in lines
-        assert len(net.asked) == 3
+        assert len(net.requests) == 3
         clock.now += 2.9
         await asyncio.gather(*(say("GET", "/metrics") for _ in range(3)))
-        assert len(net.asked) == 3
+        assert len(net.requests) == 3
         clock.now += 0.2
         await asyncio.gather(*(say("GET", "/metrics") for _ in range(3)))
-        assert len(net.asked) == 6
+        assert len(net.requests) == 6
 
 
 async def test_status_page_is_self_contained_and_its_data_complete():
-    table, choice = cluster("prefill", "decode", "flex")
-    management = Management(table, choice, Net())
-    await choice.choose(Wanted(100))
-    async with served(Status(table, choice, management).app) as say:
+    table, scheduler = simulated_cluster("prefill", "decode", "flex")
+    management = ManagementPort(table, scheduler, FakeHttp())
+    await scheduler.place_request(SchedulingRequest(100))
+    async with serve_app(StatusPort(table, scheduler, management).app) as say:
         status, page, _ = await say("GET", "/")
         assert status == 200
         for outside in (b"http:", b"https:", b"src=", b"@import", b"url("):
@@ -359,103 +367,105 @@ async def test_status_page_is_self_contained_and_its_data_complete():
 
 
 async def test_polls_listed_instances_without_dynamic_info():
-    table, choice, management = empty()
-    net = Net()
-    health = Health(table, net)
-    health.start()
-    made = {key: value for key, value in item(1, 85).items() if key != "dynamic_info"}
+    table, scheduler, management = empty_cluster()
+    net = FakeHttp()
+    health = HealthChecker(table, net)
+    health.start_checks()
+    static_item = {key: value for key, value in list_item(1, 85).items() if key != "dynamic_info"}
     url = "http://10.0.0.1:1025/v1/status"
     status = {"service": {"currentRole": "mixed"}, "parley": {"epoch": "a", "role": "mixed", "ready": False}}
     net.answers[url] = status
-    async with served(management.app) as say:
-        assert (await say("POST", "/v1/instances/refresh", body(made)))[0] == 200
+    async with serve_app(management.app) as say:
+        assert (await say("POST", "/v1/instances/refresh", list_body(static_item)))[0] == 200
         async with asyncio.timeout(10):
-            while not net.asked:
+            while not net.requests:
                 await asyncio.sleep(0.01)
-        assert not choice.possible()  # it is still loading
+        assert not scheduler.can_serve()  # it is still loading
         status["parley"]["ready"] = True
         async with asyncio.timeout(10):
-            while not choice.possible():
+            while not scheduler.can_serve():
                 await asyncio.sleep(0.01)
-        assert (await say("POST", "/v1/instances/refresh", body(made)))[0] == 200
-        assert choice.possible() and table.get(1).extended  # the status it reported is kept
-    await health.close()
+        assert (await say("POST", "/v1/instances/refresh", list_body(static_item)))[0] == 200
+        assert scheduler.can_serve() and table.get_instance(1).native  # the status it reported is kept
+    await health.stop_checks()
 
 
 async def test_recently_heard_instance_is_not_lost():
     """A busy instance that misses status polls but sends other bytes must not be treated as lost."""
-    table, _ = cluster("mixed", misses=3)
+    table, _ = simulated_cluster("mixed", misses=3)
     (one,) = table
-    heard = [math.inf]
-    health = Health(table, Net(), lambda instance: heard[0])
+    last_heard = [math.inf]
+    health = HealthChecker(table, FakeHttp(), lambda instance: last_heard[0])
     for _ in range(10):
-        assert not await health.look(one)
-    assert one.usable(table.clock())
-    heard[0] = time.monotonic()
+        assert not await health.check_instance(one)
+    assert one.is_usable(table.clock())
+    last_heard[0] = time.monotonic()
     for missed in range(3):
-        assert not one.lost and one.misses == missed
-        assert not await health.look(one)
+        assert not one.lost and one.missed_checks == missed
+        assert not await health.check_instance(one)
     assert one.lost
 
 
 async def test_silent_instance_is_lost_and_recovers():
-    table = Table(cluster("mixed", heartbeat=0.05, misses=3)[0].options)
-    choice = Choice(table)
+    table = InstanceTable(simulated_cluster("mixed", heartbeat=0.05, misses=3)[0].options)
+    scheduler = InstanceScheduler(table)
     (one,) = table
     news = []
     table.watchers.append(lambda instance, what: news.append(what))
-    net = Net()
-    health = Health(table, net)
+    net = FakeHttp()
+    health = HealthChecker(table, net)
     status = {
         "service": {"roleStatus": "RoleReady", "currentRole": "decode"},
         "parley": {"epoch": "a", "role": "mixed"},
     }
 
-    async def until(what):
+    async def wait_for_news(event):
         async with asyncio.timeout(10):
-            while what not in news:
+            while event not in news:
                 await asyncio.sleep(0.01)
 
-    health.start()
+    health.start_checks()
     await asyncio.sleep(0.3)
-    assert one.state(table.clock()) == "joining" and not table.ready()
+    assert one.state_at(table.clock()) == "joining" and not table.is_cluster_ready()
     net.answers["http://10.0.0.1:8000/v1/status"] = status
-    await until("ready")
-    assert one.extended and choice.possible()
+    await wait_for_news("ready")
+    assert one.native and scheduler.can_serve()
     net.answers["http://10.0.0.1:8000/v1/status"] = (500, b"")
-    await until("lost")
-    assert not choice.possible()
+    await wait_for_news("lost")
+    assert not scheduler.can_serve()
     status["parley"]["epoch"] = "b"
     net.answers["http://10.0.0.1:8000/v1/status"] = status
-    await until("restarted")
-    assert choice.possible()
-    table.fault(one)
-    assert not choice.possible()
+    await wait_for_news("restarted")
+    assert scheduler.can_serve()
+    table.mark_faulty(one)
+    assert not scheduler.can_serve()
     news.clear()
-    await until("ready")
-    table.remove(1)
-    asked = len(net.asked)
+    await wait_for_news("ready")
+    table.remove_instance(1)
+    request_count = len(net.requests)
     await asyncio.sleep(0.2)
-    assert len(net.asked) <= asked + 1
-    await health.close()
+    assert len(net.requests) <= request_count + 1
+    await health.stop_checks()
 
 
 async def test_management_changes_need_the_cluster_secret():
-    table, choice = cluster("mixed", clock=Clock(), secret="s")
-    async with served(Management(table, choice, Net()).app) as say:
+    table, scheduler = simulated_cluster("mixed", clock=ManualClock(), secret="s")
+    async with serve_app(ManagementPort(table, scheduler, FakeHttp()).app) as say:
         for headers in ((), ("parley-secret: t",)):
-            status, told, _ = await say("POST", "/v1/instances/refresh", '{"ids":[],"instances":[]}', *headers)
-            assert status == 401 and b"parley-secret" in told
+            status, answer_body, _ = await say("POST", "/v1/instances/refresh", '{"ids":[],"instances":[]}', *headers)
+            assert status == 401 and b"parley-secret" in answer_body
         assert (await say("GET", "/v1/coordinator_info"))[0] == 200
         assert (await say("POST", "/v1/instances/refresh", '{"ids":[],"instances":[]}', "parley-secret: s"))[0] == 200
-    clients = cluster("mixed", clock=Clock(), secret="s", tls={"certificate": "c", "key": "k", "clients": "a"})
-    async with served(Management(*clients, Net()).app) as say:  # clients are known by their certificates
+    clients = simulated_cluster(
+        "mixed", clock=ManualClock(), secret="s", tls={"certificate": "c", "key": "k", "clients": "a"}
+    )
+    async with serve_app(ManagementPort(*clients, FakeHttp()).app) as say:  # clients are known by their certificates
         assert (await say("POST", "/v1/instances/refresh", '{"ids":[],"instances":[]}'))[0] == 200
 
 
 async def test_management_times_out_waiting_for_a_body(monkeypatch):
     monkeypatch.setattr(plane, "PATIENCE", 0.05)
-    _, _, management = empty()
-    async with served(management.app) as say:
-        status, told, closed = await say("POST", "/v1/instances/refresh", "{", length=9)
-        assert (status, told, closed) == (408, b"The body did not come in time.\r\n", True)
+    _, _, management = empty_cluster()
+    async with serve_app(management.app) as say:
+        status, answer_body, closed = await say("POST", "/v1/instances/refresh", "{", length=9)
+        assert (status, answer_body, closed) == (408, b"The body did not come in time.\r\n", True)

@@ -6,37 +6,37 @@ import math
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.simulated_cluster import Clock, cluster, lose, up
+from support.simulated_cluster import ManualClock, lose_instance, report_status, simulated_cluster
 
-from parley.coordinator.ports.metrics import Metrics
-from parley.coordinator.routing.admission import Refused
+from parley.coordinator.ports.metrics import MetricsPort
+from parley.coordinator.routing.admission import RequestRefused
 from parley.coordinator.routing.health import Unanswered
-from parley.coordinator.routing.load import Demand, token_sum
-from parley.coordinator.routing.policies import Wanted
-from parley.disagg.wire.prompt_hash import Mark, Turns
+from parley.coordinator.routing.load import ResourceDemand, token_sum
+from parley.coordinator.routing.policies import SchedulingRequest
+from parley.disagg.wire.prompt_hash import ConversationHashes, PrefixMark
 
-LOADS = st.lists(st.lists(st.integers(1, 400), max_size=5), min_size=5, max_size=5)
+REQUEST_LENGTHS = st.lists(st.lists(st.integers(1, 400), max_size=5), min_size=5, max_size=5)
 
 
-def fill(choice, table, loads):
+def charge_requests(scheduler, table, loads):
     """Charge requests of these lengths to each instance, on the side that its role uses."""
     for instance, lengths in zip(table, loads, strict=True):
         for length in lengths:
             blocks = math.ceil(length / instance.block_size)
             side = instance.prefill if instance.role == "prefill" else instance.decode
-            side.charge(Demand(1, blocks, length, length))
+            side.add_demand(ResourceDemand(1, blocks, length, length))
 
 
 def naive_tokens(lengths, cores=24, halved=6, fixed=0.22 * 1024):
-    left = sorted(lengths)
+    remaining = sorted(lengths)
     total = 0.0
-    while len(left) >= cores:
-        round = [left.pop() for _ in range(cores)]
-        total += max(round) + fixed
+    while len(remaining) >= cores:
+        batch = [remaining.pop() for _ in range(cores)]
+        total += max(batch) + fixed
     pieces = []
-    idle, count = cores - len(left), 0
-    while left:
-        longest = left.pop()
+    idle, count = cores - len(remaining), 0
+    while remaining:
+        longest = remaining.pop()
         if idle > 0 and count < halved:
             pieces += [longest / 2, longest / 2]
             idle, count = idle - 1, count + 1
@@ -50,273 +50,291 @@ def test_token_sum_matches_the_naive_formula(lengths):
     assert token_sum(lengths, 24, 6, 0.22 * 1024) == pytest.approx(naive_tokens(lengths))
 
 
-@given(LOADS, st.integers(1, 500), st.lists(st.integers(0, 2), min_size=9, max_size=9), st.lists(st.integers(0, 99)))
+@given(
+    REQUEST_LENGTHS,
+    st.integers(1, 500),
+    st.lists(st.integers(0, 2), min_size=9, max_size=9),
+    st.lists(st.integers(0, 99)),
+)
 @settings(max_examples=60)
 async def test_load_balance_picks_the_documented_minimum(loads, length, weights, used):
     a, m, r, b, c = weights[0], *weights[5:]
     coefficient = [a, 0.22, 1024, 24, 6, m, r, b, c]
     roles = ("prefill", "prefill", "decode", "decode", "decode")
-    table, choice = cluster(*roles, algorithm_type="load_balance", load_cost_coefficient=coefficient)
-    fill(choice, table, loads)
+    table, scheduler = simulated_cluster(*roles, algorithm_type="load_balance", load_cost_coefficient=coefficient)
+    charge_requests(scheduler, table, loads)
     for instance, count in zip(table, used, strict=False):
         instance.avail_blocks = instance.blocks - count
     p_loads, d_loads = {}, {}
-    for each, lengths in zip(table, loads, strict=True):
+    for candidate, lengths in zip(table, loads, strict=True):
         blocks = sum(math.ceil(n / 16) for n in [*lengths, length])
-        if each.role == "prefill":
-            p_loads[each.id] = len(lengths) + 1 + blocks
+        if candidate.role == "prefill":
+            p_loads[candidate.id] = len(lengths) + 1 + blocks
         else:
             longest = max(lengths, default=0)
             most = lengths.count(longest) + (length >= longest)
-            d_loads[each.id] = a * naive_tokens([*lengths, length]) + m * most + r * each.used + b * (len(lengths) + 1)
-            d_loads[each.id] += c * blocks
-    chosen = await choice.choose(Wanted(length=length))
-    assert p_loads[chosen.p.id] == min(p_loads.values())
-    assert d_loads[chosen.d.id] == pytest.approx(min(d_loads.values()))
-    assert chosen.separate
-    chosen.end()
+            d_loads[candidate.id] = (
+                a * naive_tokens([*lengths, length]) + m * most + r * candidate.used_blocks + b * (len(lengths) + 1)
+            )
+            d_loads[candidate.id] += c * blocks
+    placement = await scheduler.place_request(SchedulingRequest(length=length))
+    assert p_loads[placement.p.id] == min(p_loads.values())
+    assert d_loads[placement.d.id] == pytest.approx(min(d_loads.values()))
+    assert placement.separate
+    placement.close_placement()
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6)), min_size=1, max_size=40))
 async def test_cache_affinity_follows_conversations_or_takes_turns(steps):
     """Against a second implementation of the documented scheme; each step adds some turns to conversation k."""
-    _, choice = cluster("mixed", "mixed", "mixed", algorithm_type="cache_affinity", cache_size=4)
+    _, scheduler = simulated_cluster("mixed", "mixed", "mixed", algorithm_type="cache_affinity", cache_size=4)
     counts = dict.fromkeys(range(4), 0)
-    held: dict[tuple[int, int], int] = {}
+    expected_places: dict[tuple[int, int], int] = {}
     turn = 0
     for talk, more in steps:
         counts[talk] += more
         count = counts[talk]
         key, before = hash((talk, count)), hash((talk, count - 2))
-        chosen = await choice.choose(Wanted(10, turns=Turns(count, key, before)))
-        if count > 2 and before in held:
-            expected = held.pop(before)
+        placement = await scheduler.place_request(SchedulingRequest(10, turns=ConversationHashes(count, key, before)))
+        if count > 2 and before in expected_places:
+            expected = expected_places.pop(before)
         else:
             expected = turn = turn % 3 + 1
-        held.pop(key, None)
-        held[key] = expected
-        while len(held) > 4:
-            del held[next(iter(held))]
-        assert chosen.p.id == chosen.d.id == expected
-        chosen.end()
+        expected_places.pop(key, None)
+        expected_places[key] = expected
+        while len(expected_places) > 4:
+            del expected_places[next(iter(expected_places))]
+        assert placement.p.id == placement.d.id == expected
+        placement.close_placement()
 
 
 async def test_full_instance_loses_its_conversations():
-    _, choice = cluster("mixed", "mixed", algorithm_type="cache_affinity")
-    first = await choice.choose(Wanted(10, turns=Turns(1, 11, 0)))
+    _, scheduler = simulated_cluster("mixed", "mixed", algorithm_type="cache_affinity")
+    first = await scheduler.place_request(SchedulingRequest(10, turns=ConversationHashes(1, 11, 0)))
     first.p.avail_slots = int(0.05 * first.p.slots)
-    second = await choice.choose(Wanted(10, turns=Turns(3, 33, 11)))
+    second = await scheduler.place_request(SchedulingRequest(10, turns=ConversationHashes(3, 33, 11)))
     assert second.p is not first.p
 
 
 async def test_round_robin_skips_removed_instances():
-    table, choice = cluster("prefill", "prefill", "prefill", "decode", "decode", scheduler_type="default_scheduler")
-    got = []
+    table, scheduler = simulated_cluster(
+        "prefill", "prefill", "prefill", "decode", "decode", scheduler_type="default_scheduler"
+    )
+    pairs = []
     for k in range(7):
         if k == 4:
-            table.remove(2)
-        chosen = await choice.choose(Wanted(10))
-        got.append((chosen.p.id, chosen.d.id))
-    assert got == [(1, 4), (2, 5), (3, 4), (1, 5), (3, 4), (1, 5), (3, 4)]
+            table.remove_instance(2)
+        placement = await scheduler.place_request(SchedulingRequest(10))
+        pairs.append((placement.p.id, placement.d.id))
+    assert pairs == [(1, 4), (2, 5), (3, 4), (1, 5), (3, 4), (1, 5), (3, 4)]
 
 
 async def test_pairs_only_linked_instances_of_one_group_and_layout():
-    table, choice = cluster("prefill", "prefill", "decode", "decode", algorithm_type="load_balance")
+    table, scheduler = simulated_cluster("prefill", "prefill", "decode", "decode", algorithm_type="load_balance")
     one, two, three, four = table
     one.group = three.group = 1
     two.layout, four.layout = "x", "y"
     for _ in range(3):
-        chosen = await choice.choose(Wanted(10))
-        assert (chosen.p.id, chosen.d.id) == (1, 3)
+        placement = await scheduler.place_request(SchedulingRequest(10))
+        assert (placement.p.id, placement.d.id) == (1, 3)
     four.layout, two.peers = "x", frozenset([3])
-    assert {(await choice.choose(Wanted(10))).p.id for _ in range(8)} == {1}
+    assert {(await scheduler.place_request(SchedulingRequest(10))).p.id for _ in range(8)} == {1}
 
 
 async def test_resumes_only_where_the_layout_is_equal_or_unknown():
     """Tokens of other weights must never continue an answer."""
-    table, choice = cluster("mixed", "mixed", "mixed")
+    table, scheduler = simulated_cluster("mixed", "mixed", "mixed")
     for each, layout in zip(table, ("model=1", "model=2", ""), strict=True):
-        up(table, each, layout=layout)
+        report_status(table, each, layout=layout)
     for _ in range(6):
-        chosen = await choice.choose(Wanted(10, layout="model=2", attempt=1, avoid=frozenset([2])))
-        assert chosen.p.id == 3
-        assert (await choice.choose(Wanted(10, layout="model=1", attempt=1, avoid=frozenset([3])))).p.id == 1
-    table.remove(3)
-    with pytest.raises(Refused) as refused:
-        await choice.choose(Wanted(10, layout="model=3", attempt=1, avoid=frozenset([3])))
+        placement = await scheduler.place_request(
+            SchedulingRequest(10, layout="model=2", attempt=1, avoid=frozenset([2]))
+        )
+        assert placement.p.id == 3
+        assert (
+            await scheduler.place_request(SchedulingRequest(10, layout="model=1", attempt=1, avoid=frozenset([3])))
+        ).p.id == 1
+    table.remove_instance(3)
+    with pytest.raises(RequestRefused) as refused:
+        await scheduler.place_request(SchedulingRequest(10, layout="model=3", attempt=1, avoid=frozenset([3])))
     assert refused.value.status == 500
 
 
 async def test_chooses_instances_with_the_model_or_any_if_none_has_it():
-    table, choice = cluster("mixed", "mixed")
+    table, scheduler = simulated_cluster("mixed", "mixed")
     one, two = table
-    up(table, one, models=["a"])
-    up(table, two, models=["a", "lora"])
-    assert {(await choice.choose(Wanted(10, model="lora"))).p.id for _ in range(4)} == {2}
-    assert (await choice.choose(Wanted(10, model="unknown"))).p.id in (1, 2)
+    report_status(table, one, models=["a"])
+    report_status(table, two, models=["a", "lora"])
+    assert {(await scheduler.place_request(SchedulingRequest(10, model="lora"))).p.id for _ in range(4)} == {2}
+    assert (await scheduler.place_request(SchedulingRequest(10, model="unknown"))).p.id in (1, 2)
 
 
 async def test_flex_instance_divides_its_slots_between_both_roles():
-    table, choice = cluster("flex", "decode", algorithm_type="load_balance", select_type=2, res_limit_rate=1.0)
+    table, scheduler = simulated_cluster(
+        "flex", "decode", algorithm_type="load_balance", select_type=2, res_limit_rate=1.0
+    )
     flex, d = table
     flex.slots, flex.p_percentage = 10, 30
     d.slots = 1
-    got = []
+    pairs = []
     for _ in range(3):
-        chosen = await choice.choose(Wanted(1))
-        got.append((chosen.p.id, chosen.d.id))
-    assert [p for p, _ in got] == [1, 1, 1] and {d for _, d in got} == {1, 2}
-    waiting = asyncio.ensure_future(choice.choose(Wanted(1)))
+        placement = await scheduler.place_request(SchedulingRequest(1))
+        pairs.append((placement.p.id, placement.d.id))
+    assert [p for p, _ in pairs] == [1, 1, 1] and {d for _, d in pairs} == {1, 2}
+    waiting = asyncio.ensure_future(scheduler.place_request(SchedulingRequest(1)))
     await asyncio.sleep(0)
-    assert choice.waiting == 1 and not waiting.done()  # three of the ten slots are for prefill
+    assert scheduler.queued_requests == 1 and not waiting.done()  # three of the ten slots are for prefill
     waiting.cancel()
 
 
 async def test_cached_prefix_attracts_requests_unless_its_queue_is_longer():
-    clock = Clock()
-    table, choice = cluster("mixed", "mixed", clock=clock)
+    clock = ManualClock()
+    table, scheduler = simulated_cluster("mixed", "mixed", clock=clock)
     _, two = table
     for each in table:
         for tokens in (100, 1000):
-            each.prefill.pace.observe(tokens, tokens / 1000)
-    marks = [Mark(500, 1), Mark(900, 2)]
-    up(table, two, prefix_hash=[1, 2])
-    chosen = await choice.choose(Wanted(1000, marks))
-    assert chosen.p.id == 2
-    busy = await choice.choose(Wanted(5000, [Mark(5000, 9)]))
-    busy2 = await choice.choose(Wanted(5000, [Mark(5000, 8)]))
+            each.prefill.time_model.add_observation(tokens, tokens / 1000)
+    marks = [PrefixMark(500, 1), PrefixMark(900, 2)]
+    report_status(table, two, prefix_hash=[1, 2])
+    placement = await scheduler.place_request(SchedulingRequest(1000, marks))
+    assert placement.p.id == 2
+    busy = await scheduler.place_request(SchedulingRequest(5000, [PrefixMark(5000, 9)]))
+    busy2 = await scheduler.place_request(SchedulingRequest(5000, [PrefixMark(5000, 8)]))
     assert {busy.p.id, busy2.p.id} == {1, 2}
-    busy.end() if busy.p.id == 1 else busy2.end()
-    chosen = await choice.choose(Wanted(1000, marks))
-    assert chosen.p.id == 1  # computing it all takes 1 s here; there 0.1 s, after a queue of 5 s
+    busy.close_placement() if busy.p.id == 1 else busy2.close_placement()
+    placement = await scheduler.place_request(SchedulingRequest(1000, marks))
+    assert placement.p.id == 1  # computing it all takes 1 s here; there 0.1 s, after a queue of 5 s
 
 
 async def test_short_prompts_stay_on_decode_and_long_ones_are_separated():
-    table, choice = cluster("prefill", "decode")
-    first = await choice.choose(Wanted(10))
+    table, scheduler = simulated_cluster("prefill", "decode")
+    first = await scheduler.place_request(SchedulingRequest(10))
     assert first.separate  # no measurements yet
     p, d = table
     for tokens in (100, 1000):
-        p.prefill.pace.observe(tokens, tokens / 1000)
-        d.decode.pace.observe(tokens, 0.1)  # a handover takes 0.1 s
-    first.end()
-    short, long = await choice.choose(Wanted(40)), await choice.choose(Wanted(400))
+        p.prefill.time_model.add_observation(tokens, tokens / 1000)
+        d.decode.time_model.add_observation(tokens, 0.1)  # a handover takes 0.1 s
+    first.close_placement()
+    short, long = (
+        await scheduler.place_request(SchedulingRequest(40)),
+        await scheduler.place_request(SchedulingRequest(400)),
+    )
     assert not short.separate and short.p.id == short.d.id == 2
     assert long.separate
-    cached = await choice.choose(Wanted(400, [Mark(390, 7)]))
+    cached = await scheduler.place_request(SchedulingRequest(400, [PrefixMark(390, 7)]))
     assert cached.separate
-    up(table, d, prefix_hash=[7])
+    report_status(table, d, prefix_hash=[7])
     short.first()
-    assert not (await choice.choose(Wanted(400, [Mark(390, 7)]))).separate
-    table, choice = cluster("prefill", "decode", separate="never")
-    assert not (await choice.choose(Wanted(4000))).separate
+    assert not (await scheduler.place_request(SchedulingRequest(400, [PrefixMark(390, 7)]))).separate
+    table, scheduler = simulated_cluster("prefill", "decode", separate="never")
+    assert not (await scheduler.place_request(SchedulingRequest(4000))).separate
 
 
 async def test_missing_role_refuses_requests_but_retries_run_whole():
-    table, choice = cluster("prefill", "decode")
+    table, scheduler = simulated_cluster("prefill", "decode")
     table.instances[2].lost = True
-    with pytest.raises(Refused) as told:
-        await choice.choose(Wanted(10))
-    assert (told.value.status, told.value.text) == (503, "MindIE-MS Coordinator is not ready")
-    again = await choice.choose(Wanted(10, attempt=1))
-    assert again.p is again.d is table.instances[1]
-    table, choice = cluster("prefill", "decode", fallback=True)
+    with pytest.raises(RequestRefused) as refused:
+        await scheduler.place_request(SchedulingRequest(10))
+    assert (refused.value.status, refused.value.text) == (503, "MindIE-MS Coordinator is not ready")
+    retry = await scheduler.place_request(SchedulingRequest(10, attempt=1))
+    assert retry.p is retry.d is table.instances[1]
+    table, scheduler = simulated_cluster("prefill", "decode", fallback=True)
     table.instances[1].lost = True
-    assert not (await choice.choose(Wanted(10))).separate
+    assert not (await scheduler.place_request(SchedulingRequest(10))).separate
 
 
 async def test_refuses_requests_that_would_miss_the_ttft_limit():
-    table, choice = cluster("mixed", slo_ttft=2.0)
+    table, scheduler = simulated_cluster("mixed", slo_ttft=2.0)
     (one,) = table
     for tokens in (100, 1000):
-        one.prefill.pace.observe(tokens, tokens / 1000)
-    held = [await choice.choose(Wanted(900)) for _ in range(2)]
-    with pytest.raises(Refused) as told:
-        await choice.choose(Wanted(900))  # 0.9 s by itself, after a queue of 1.8 s
-    assert (told.value.status, told.value.text) == (429, "Too many requests")
-    assert told.value.retry_after is not None and told.value.retry_after >= 1
-    for each in held:
-        each.end()
-    long = await choice.choose(Wanted(4000))  # takes longer than that even without a queue
-    assert long.p is one
-    with pytest.raises(Refused):
-        await choice.choose(Wanted(3000))
-    assert choice.tally.refusals.counts["429"] == 2
+        one.prefill.time_model.add_observation(tokens, tokens / 1000)
+    placements = [await scheduler.place_request(SchedulingRequest(900)) for _ in range(2)]
+    with pytest.raises(RequestRefused) as refused:
+        await scheduler.place_request(SchedulingRequest(900))  # 0.9 s by itself, after a queue of 1.8 s
+    assert (refused.value.status, refused.value.text) == (429, "Too many requests")
+    assert refused.value.retry_after is not None and refused.value.retry_after >= 1
+    for each in placements:
+        each.close_placement()
+    long_request = await scheduler.place_request(SchedulingRequest(4000))  # takes longer than that even without a queue
+    assert long_request.p is one
+    with pytest.raises(RequestRefused):
+        await scheduler.place_request(SchedulingRequest(3000))
+    assert scheduler.counters.refusals.by_label["429"] == 2
 
 
 async def test_refuses_requests_that_would_miss_their_own_deadline():
-    table, choice = cluster("mixed")
+    table, scheduler = simulated_cluster("mixed")
     (one,) = table
     for tokens in (100, 1000):
-        one.prefill.pace.observe(tokens, tokens / 1000)
-    await choice.choose(Wanted(1000))
-    with pytest.raises(Refused):
-        await choice.choose(Wanted(1000, deadline=1.5))
-    assert await choice.choose(Wanted(1000, deadline=2.5))
+        one.prefill.time_model.add_observation(tokens, tokens / 1000)
+    await scheduler.place_request(SchedulingRequest(1000))
+    with pytest.raises(RequestRefused):
+        await scheduler.place_request(SchedulingRequest(1000, deadline=1.5))
+    assert await scheduler.place_request(SchedulingRequest(1000, deadline=2.5))
 
 
 async def test_goodput_is_the_share_of_ended_requests_in_time():
-    clock = Clock()
-    table, choice = cluster("mixed", clock=clock, slo_ttft=1.0, slo_tpot=0.1)
+    clock = ManualClock()
+    table, scheduler = simulated_cluster("mixed", clock=clock, slo_ttft=1.0, slo_tpot=0.1)
 
-    async def one(first, each):
-        with await choice.choose(Wanted(10)) as chosen:
-            clock.now += first
-            chosen.first()
+    async def run_request(ttft, token_seconds):
+        with await scheduler.place_request(SchedulingRequest(10)) as placement:
+            clock.now += ttft
+            placement.first()
             for _ in range(5):
-                clock.now += each
-                chosen.token()
+                clock.now += token_seconds
+                placement.token()
 
-    assert choice.goodput == 0.0
-    await one(0.5, 0.05)
-    assert choice.goodput == 1.0
-    await one(2.0, 0.05)
-    assert choice.goodput == 0.5
-    await one(0.5, 0.2)
-    open = await choice.choose(Wanted(10))
-    assert choice.goodput == pytest.approx(1 / 3)
-    open.end(False)
-    assert choice.goodput == 1 / 4
-    lose(table, table.instances[1])
-    with pytest.raises(Refused):
-        await choice.choose(Wanted(10))
-    assert choice.goodput == 1 / 5
+    assert scheduler.goodput_share == 0.0
+    await run_request(0.5, 0.05)
+    assert scheduler.goodput_share == 1.0
+    await run_request(2.0, 0.05)
+    assert scheduler.goodput_share == 0.5
+    await run_request(0.5, 0.2)
+    open_request = await scheduler.place_request(SchedulingRequest(10))
+    assert scheduler.goodput_share == pytest.approx(1 / 3)
+    open_request.close_placement(False)
+    assert scheduler.goodput_share == 1 / 4
+    lose_instance(table, table.instances[1])
+    with pytest.raises(RequestRefused):
+        await scheduler.place_request(SchedulingRequest(10))
+    assert scheduler.goodput_share == 1 / 5
 
 
 async def test_retry_avoids_failed_instances_if_another_exists():
-    table, choice = cluster("mixed", "mixed")
+    table, scheduler = simulated_cluster("mixed", "mixed")
     for _ in range(4):
-        assert (await choice.choose(Wanted(10, avoid=frozenset([1]), attempt=1))).p.id == 2
-    table.remove(2)
-    assert (await choice.choose(Wanted(10, avoid=frozenset([1]), attempt=1))).p.id == 1
+        assert (await scheduler.place_request(SchedulingRequest(10, avoid=frozenset([1]), attempt=1))).p.id == 2
+    table.remove_instance(2)
+    assert (await scheduler.place_request(SchedulingRequest(10, avoid=frozenset([1]), attempt=1))).p.id == 1
 
 
 async def test_unmeasured_instance_is_not_flooded():
-    table, choice = cluster("mixed", "mixed")
+    table, scheduler = simulated_cluster("mixed", "mixed")
     one, _ = table
     for tokens in (100, 1000):
-        one.prefill.pace.observe(tokens, tokens / 1000)
-    got = [(await choice.choose(Wanted(100))).p.id for _ in range(10)]
-    assert got.count(1) == got.count(2) == 5
+        one.prefill.time_model.add_observation(tokens, tokens / 1000)
+    placed_ids = [(await scheduler.place_request(SchedulingRequest(100))).p.id for _ in range(10)]
+    assert placed_ids.count(1) == placed_ids.count(2) == 5
 
 
 async def test_chooses_only_ready_instances():
-    table, choice = cluster("mixed", "mixed")
+    table, scheduler = simulated_cluster("mixed", "mixed")
     one, two = table
-    up(table, one, ready=False)
-    assert {(await choice.choose(Wanted(10))).p.id for _ in range(4)} == {2}
-    up(table, one, ready=True)
-    table.status(two, {"service": {"roleStatus": "RoleSwitching"}, "parley": {"role": "mixed"}})
-    assert {(await choice.choose(Wanted(10))).p.id for _ in range(4)} == {1}
+    report_status(table, one, ready=False)
+    assert {(await scheduler.place_request(SchedulingRequest(10))).p.id for _ in range(4)} == {2}
+    report_status(table, one, ready=True)
+    table.record_status(two, {"service": {"roleStatus": "RoleSwitching"}, "parley": {"role": "mixed"}})
+    assert {(await scheduler.place_request(SchedulingRequest(10))).p.id for _ in range(4)} == {1}
     news = []
     table.watchers.append(lambda instance, what: news.append((instance.id, what)))
-    up(table, two, ready=False)
-    up(table, two, ready=True)
+    report_status(table, two, ready=False)
+    report_status(table, two, ready=True)
     assert news == [(2, "ready")]
-    table.remove(2)
-    table.attach(one, False)
-    with pytest.raises(Refused):
-        await choice.choose(Wanted(10))
+    table.remove_instance(2)
+    table.set_attached(one, False)
+    with pytest.raises(RequestRefused):
+        await scheduler.place_request(SchedulingRequest(10))
 
 
 MEMBERS = (
@@ -324,117 +342,119 @@ MEMBERS = (
     "block_size totalNpuBlockNums prefill_rate peer ready"
 )
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
-SAID = st.recursive(
+STATUS_BODIES = st.recursive(
     LEAVES, lambda each: st.lists(each) | st.dictionaries(st.sampled_from(MEMBERS.split()), each), max_leaves=10
 )
 
 
-@given(SAID)
+@given(STATUS_BODIES)
 @settings(max_examples=25, deadline=None)
 @example({"prefill_rate": 10**400, "transfers": {"bytes": 10**400}})
-async def test_placement_survives_arbitrary_status_answers(said):
-    table, choice = cluster("mixed", "mixed")
+async def test_placement_survives_arbitrary_status_answers(status_body):
+    table, scheduler = simulated_cluster("mixed", "mixed")
     one, _ = table
-    if isinstance(said, dict):
-        table.status(one, said)
+    if isinstance(status_body, dict):
+        table.record_status(one, status_body)
         for member in ("service", "resource", "parley"):
-            table.status(one, {member: said})
-    (await choice.choose(Wanted(10, [Mark(10, 1)], model="a"))).end()
-    assert Metrics(table, choice, silent).own()
+            table.record_status(one, {member: status_body})
+    (await scheduler.place_request(SchedulingRequest(10, [PrefixMark(10, 1)], model="a"))).close_placement()
+    assert MetricsPort(table, scheduler, never_answers).own_series()
 
 
-async def silent(url, method="GET", body=b"", timeout=5.0):
+async def never_answers(url, method="GET", body=b"", timeout=5.0):
     raise Unanswered
 
 
 async def test_refuses_requests_that_would_miss_the_tpot_limit():
-    clock = Clock()
-    table, choice = cluster("prefill", "decode", clock=clock, slo_tpot=0.05, separate="always")
+    clock = ManualClock()
+    table, scheduler = simulated_cluster("prefill", "decode", clock=clock, slo_tpot=0.05, separate="always")
     d = table.instances[2].decode
     for tasks in (1, 2, 3, 4, 5):
-        d.rhythm.observe(tasks, tasks / 100)  # a fifth request makes it 0.05 s
-    d.stay = 10.0
-    held = [await choice.choose(Wanted(10)) for _ in range(5)]
-    with pytest.raises(Refused) as told:
-        await choice.choose(Wanted(10))
-    assert (told.value.status, told.value.retry_after) == (429, 2)
-    (await choice.choose(Wanted(10, attempt=1))).end()
+        d.token_model.add_observation(tasks, tasks / 100)  # a fifth request makes it 0.05 s
+    d.stay_seconds = 10.0
+    placements = [await scheduler.place_request(SchedulingRequest(10)) for _ in range(5)]
+    with pytest.raises(RequestRefused) as refused:
+        await scheduler.place_request(SchedulingRequest(10))
+    assert (refused.value.status, refused.value.retry_after) == (429, 2)
+    (await scheduler.place_request(SchedulingRequest(10, attempt=1))).close_placement()
     for tokens in (100, 1000):
-        table.instances[1].prefill.pace.observe(tokens, tokens / 100)
-    late = await choice.choose(Wanted(900))  # most requests will have ended when its prefill is done
-    late.end()
-    held.pop().end()
-    assert await choice.choose(Wanted(10))
+        table.instances[1].prefill.time_model.add_observation(tokens, tokens / 100)
+    late_decode = await scheduler.place_request(
+        SchedulingRequest(900)
+    )  # most requests will have ended when its prefill is done
+    late_decode.close_placement()
+    placements.pop().close_placement()
+    assert await scheduler.place_request(SchedulingRequest(10))
 
 
 async def test_times_of_requests_feed_the_cost_models():
-    clock = Clock()
-    table, choice = cluster("prefill", "decode", clock=clock)
+    clock = ManualClock()
+    table, scheduler = simulated_cluster("prefill", "decode", clock=clock)
     p, d = table
     for length in (100, 400, 1000):
-        with await choice.choose(Wanted(length)) as chosen:
+        with await scheduler.place_request(SchedulingRequest(length)) as placement:
             clock.now += length / 500
-            chosen.first()
+            placement.first()
             clock.now += 0.21
             for _ in range(11):
-                chosen.token()
+                placement.token()
                 clock.now += 0.01
-    assert p.prefill.pace.predict(500) == pytest.approx(1.0, rel=0.01)
-    assert d.decode.pace.predict(500) == pytest.approx(0.21, abs=0.02)
-    assert d.decode.cadence == pytest.approx(0.01)
-    assert d.decode.stay > 0.3
+    assert p.prefill.time_model.predict_cost(500) == pytest.approx(1.0, rel=0.01)
+    assert d.decode.time_model.predict_cost(500) == pytest.approx(0.21, abs=0.02)
+    assert d.decode.token_seconds == pytest.approx(0.01)
+    assert d.decode.stay_seconds > 0.3
 
 
 async def test_tries_handovers_of_short_prompts_from_time_to_time():
     """Without occasional trials, one bad measurement would rule out handovers for good."""
-    table, choice = cluster("prefill", "decode")
+    table, scheduler = simulated_cluster("prefill", "decode")
     p, d = table
     for tokens in (100, 1000):
-        p.prefill.pace.observe(tokens, tokens / 1000)
-        d.decode.pace.observe(tokens, 100.0)  # measured during a fault
-    got = []
+        p.prefill.time_model.add_observation(tokens, tokens / 1000)
+        d.decode.time_model.add_observation(tokens, 100.0)  # measured during a fault
+    separations = []
     for _ in range(100):
-        chosen = await choice.choose(Wanted(50))
-        got.append(chosen.separate)
-        chosen.end()
-    assert 0 < got.count(True) < 10
+        placement = await scheduler.place_request(SchedulingRequest(50))
+        separations.append(placement.separate)
+        placement.close_placement()
+    assert 0 < separations.count(True) < 10
 
 
 async def test_decode_that_refuses_handovers_is_paused_longer_each_time():
-    clock = Clock()
-    table, choice = cluster("prefill", "decode", "decode", clock=clock)
+    clock = ManualClock()
+    table, scheduler = simulated_cluster("prefill", "decode", "decode", clock=clock)
 
-    async def ask(refused=()):
-        with await choice.choose(Wanted(10)) as chosen:
-            if chosen.separate and chosen.d.id in refused:
-                chosen.refused()
+    async def run_request(refused=()):
+        with await scheduler.place_request(SchedulingRequest(10)) as placement:
+            if placement.separate and placement.d.id in refused:
+                placement.report_handover_refused()
             else:
                 clock.now += 0.01
-                chosen.first()
-                chosen.token()
-        return chosen.d.id if chosen.separate else 0
+                placement.first()
+                placement.token()
+        return placement.d.id if placement.separate else 0
 
-    got = [await ask({2}) for _ in range(6)]
-    assert got == [2, 2, 2, 3, 3, 3]
-    table.remove(3)
-    assert await ask({2}) == 0  # unseparated, on one of the two
+    decode_ids = [await run_request({2}) for _ in range(6)]
+    assert decode_ids == [2, 2, 2, 3, 3, 3]
+    table.remove_instance(3)
+    assert await run_request({2}) == 0  # unseparated, on one of the two
     waits = []
     for _ in range(600):
         clock.now += 0.1
-        if await ask({2}) == 2:
+        if await run_request({2}) == 2:
             waits.append(clock.now)
     assert 3 < len(waits) < 10  # each pause is longer than the one before
     clock.now += 60
-    assert await ask() == 2 and not table.instances[1].refusals
+    assert await run_request() == 2 and not table.instances[1].handover_refusals
 
 
 async def test_only_decode_instance_gets_handovers_despite_refusals():
-    table, choice = cluster("prefill", "decode", separate="always")
+    table, scheduler = simulated_cluster("prefill", "decode", separate="always")
     for _ in range(9):
-        with await choice.choose(Wanted(10)) as chosen:
-            assert chosen.separate
-            chosen.refused()
-    assert table.instances[1].apart(table.instances[2], choice.table.clock())
+        with await scheduler.place_request(SchedulingRequest(10)) as placement:
+            assert placement.separate
+            placement.report_handover_refused()
+    assert table.instances[1].handover_paused(table.instances[2], scheduler.table.clock())
 
 
 @pytest.mark.parametrize(
@@ -448,12 +468,16 @@ async def test_only_decode_instance_gets_handovers_despite_refusals():
     ],
 )
 def test_explains_why_a_cluster_is_not_ready(roles, keys, parts):
-    lack = cluster(*roles, **keys)[0].lack()
+    lack = simulated_cluster(*roles, **keys)[0].explain_lack()
     assert bool(lack) == bool(parts) and all(part in lack for part in parts)
 
 
 def test_names_instances_with_different_kv_layouts():
-    table, _ = cluster("prefill", "decode")
+    table, _ = simulated_cluster("prefill", "decode")
     for each, pages in zip(table, ("pages=16 plain", "pages=16 int8"), strict=True):
-        up(table, each, layout=f"model=1;{pages}")
-    assert not table.ready() and "1 and 2" in table.lack() and "pages 16 plain and 16 int8." in table.lack()
+        report_status(table, each, layout=f"model=1;{pages}")
+    assert (
+        not table.is_cluster_ready()
+        and "1 and 2" in table.explain_lack()
+        and "pages 16 plain and 16 int8." in table.explain_lack()
+    )

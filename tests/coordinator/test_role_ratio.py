@@ -6,23 +6,31 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parley.coordinator.routing.role_ratio import BETTER, STEP, Ratio, Shares, Work, shared, split
+from parley.coordinator.routing.role_ratio import (
+    BETTER_BELOW,
+    SHARE_STEP,
+    FlexShares,
+    RoleLoad,
+    RoleRatio,
+    best_split,
+    fixed_split,
+)
 
 AMOUNT = st.floats(0, 50)
 
 
 @given(st.integers(2, 40), AMOUNT, AMOUNT)
 def test_split_minimizes_the_load_of_the_busiest_role(instances, prefill, decode):
-    work = Work(prefill, decode)
-    p = split(instances, work)
+    work = RoleLoad(prefill, decode)
+    p = best_split(instances, work)
     assert 1 <= p < instances
     least = min(max(prefill / k, decode / (instances - k)) for k in range(1, instances))
     assert max(prefill / p, decode / (instances - p)) <= least + 1e-6
 
 
 def test_configured_ratio_is_rounded_to_whole_instances():
-    assert [shared(n, 1, 3) for n in (2, 3, 4, 8, 9)] == [1, 1, 1, 2, 2]
-    assert shared(4, 100, 1) == 3
+    assert [fixed_split(n, 1, 3) for n in (2, 3, 4, 8, 9)] == [1, 1, 1, 2, 2]
+    assert fixed_split(4, 100, 1) == 3
 
 
 def simulate(ratio, p, d, work, seconds, now=0.0, noise=0.0, seed=0):
@@ -30,9 +38,9 @@ def simulate(ratio, p, d, work, seconds, now=0.0, noise=0.0, seed=0):
     draw, changes = random.Random(seed), []
     for _ in range(int(seconds)):
         now += 1
-        each = work(now)
-        ratio.observe(now, Work(*(max(0.0, value * (1 + draw.uniform(-noise, noise))) for value in each)))
-        step = ratio.change(now, p, d)
+        amounts = work(now)
+        ratio.observe_load(now, RoleLoad(*(max(0.0, value * (1 + draw.uniform(-noise, noise))) for value in amounts)))
+        step = ratio.next_role_step(now, p, d)
         if step:
             p, d = p + step, d - step
             changes.append((now, step))
@@ -44,18 +52,20 @@ def simulate(ratio, p, d, work, seconds, now=0.0, noise=0.0, seed=0):
 @settings(max_examples=20, deadline=None)
 def test_role_ratio_converges_without_oscillation(instances, prefill, decode, seed, data):
     before = p = data.draw(st.integers(1, instances - 1))
-    work = Work(prefill, decode)
-    p, d, changes = simulate(Ratio(30), p, instances - p, lambda now: work, 4000, noise=0.5, seed=seed)
+    work = RoleLoad(prefill, decode)
+    p, d, changes = simulate(RoleRatio(30), p, instances - p, lambda now: work, 4000, noise=0.5, seed=seed)
     assert len({step for _, step in changes}) <= 1  # never there and back
-    best = split(instances, work)
+    best = best_split(instances, work)
     assert len(changes) <= abs(best - before) + 1  # with noisy measurements two splits may look alike
-    if work.utilisation(p, d) >= 0.5:  # the rest of the way to the best is worth less than a change
+    if work.busier_utilisation(p, d) >= 0.5:  # the rest of the way to the best is worth less than a change
         near = (best > p) - (best < p)
-        assert not near or work.utilisation(p + near, d - near) > 0.9 * BETTER * work.utilisation(p, d)
+        assert not near or work.busier_utilisation(p + near, d - near) > 0.9 * BETTER_BELOW * work.busier_utilisation(
+            p, d
+        )
 
 
 def test_role_ratio_changes_at_most_once_per_period():
-    *_, changes = simulate(Ratio(300), 1, 7, lambda now: Work(6, 1), 4000)
+    *_, changes = simulate(RoleRatio(300), 1, 7, lambda now: RoleLoad(6, 1), 4000)
     times = [now for now, _ in changes]
     assert times and times[0] >= 300
     assert all(later - earlier >= 300 for earlier, later in pairwise(times))
@@ -63,32 +73,35 @@ def test_role_ratio_changes_at_most_once_per_period():
 
 def test_role_ratio_follows_lasting_but_not_flickering_load():
     def day(now):
-        return Work(4, 1) if now < 5000 else Work(1, 4)
+        return RoleLoad(4, 1) if now < 5000 else RoleLoad(1, 4)
 
-    p, d, changes = simulate(Ratio(120), 3, 3, day, 10_000)
+    p, d, changes = simulate(RoleRatio(120), 3, 3, day, 10_000)
     assert p < d and {step for _, step in changes} == {1, -1}
-    assert simulate(Ratio(120), 3, 3, lambda now: Work(4, 1) if now % 100 < 50 else Work(1, 4), 10_000)[2] == []
+    assert (
+        simulate(RoleRatio(120), 3, 3, lambda now: RoleLoad(4, 1) if now % 100 < 50 else RoleLoad(1, 4), 10_000)[2]
+        == []
+    )
 
 
 def test_role_ratio_keeps_roles_at_low_load_and_the_last_of_each():
-    assert simulate(Ratio(10), 1, 5, lambda now: Work(0.2, 0), 1000)[2] == []
-    assert simulate(Ratio(10), 1, 1, lambda now: Work(9, 0), 1000)[2] == []
+    assert simulate(RoleRatio(10), 1, 5, lambda now: RoleLoad(0.2, 0), 1000)[2] == []
+    assert simulate(RoleRatio(10), 1, 1, lambda now: RoleLoad(9, 0), 1000)[2] == []
 
 
-def share(shares, p, d, share, work, seconds, noise=0.0, seed=0):
+def simulate_share(shares, p, d, share, work, seconds, noise=0.0, seed=0):
     """Simulate one flex instance next to ``p`` and ``d`` others with the load ``work(now, share)``.
 
     Returns all shares it had.
     """
-    draw, had = random.Random(seed), [share]
-    shares.observe(0, Work(0, 0))
+    draw, history = random.Random(seed), [share]
+    shares.observe_load(0, RoleLoad(0, 0))
     for now in range(1, int(seconds) + 1):
-        each = work(now, had[-1] / 100)
-        shares.observe(now, Work(*(value * (1 + draw.uniform(-noise, noise)) for value in each)))
-        found = shares.change(now, [had[-1]], p + had[-1] / 100, d + 1 - had[-1] / 100)
-        if found is not None:
-            had.append(found[1])
-    return had
+        amounts = work(now, history[-1] / 100)
+        shares.observe_load(now, RoleLoad(*(value * (1 + draw.uniform(-noise, noise)) for value in amounts)))
+        change = shares.next_share(now, [history[-1]], p + history[-1] / 100, d + 1 - history[-1] / 100)
+        if change is not None:
+            history.append(change[1])
+    return history
 
 
 @given(
@@ -96,43 +109,60 @@ def share(shares, p, d, share, work, seconds, noise=0.0, seed=0):
     st.integers(0, 2**32),
 )  # fmt: skip
 @settings(max_examples=25, deadline=None)
-def test_flex_shares_balance_both_roles_without_oscillation(p, d, begun, prefill, decode, slows, seed):
+def test_flex_shares_balance_both_roles_without_oscillation(p, d, initial_share, prefill, decode, slows, seed):
     """Also when answers take longer the less time decode gets."""
 
     def work(now, part):
-        return Work(prefill, decode / (d + 1 - part) if slows else decode)
+        return RoleLoad(prefill, decode / (d + 1 - part) if slows else decode)
 
-    had = share(Shares(30, 30), p, d, begun, work, 1500, noise=0.3, seed=seed)
-    steps = [after - before for before, after in pairwise(had)]
-    assert all(0 < abs(step) <= STEP for step in steps)
+    history = simulate_share(FlexShares(30, 30), p, d, initial_share, work, 1500, noise=0.3, seed=seed)
+    steps = [after - before for before, after in pairwise(history)]
+    assert all(0 < abs(step) <= SHARE_STEP for step in steps)
     turns = sum(before * after < 0 for before, after in pairwise(steps))
     assert turns <= slows and len(steps) <= 19 + turns  # once: how long answers take is known late
-    last = had[-1] / 100
+    last = history[-1] / 100
 
-    def ahead(part):
+    def prefill_excess(part):
         """Return by how much prefill is busier than decode."""
         return work(0, part).prefill / (p + part) / (work(0, part).decode / (d + 1 - part))
 
-    if work(0, last).utilisation(p + last, d + 1 - last) >= 0.4:
-        assert ahead(last) <= 1.1 or ahead(min(0.999, last + 2 * STEP / 100)) < 1.1 or had[-1] + STEP > 100 - STEP
-        assert ahead(last) >= 0.9 or ahead(max(0.001, last - 2 * STEP / 100)) > 0.9 or had[-1] - STEP < STEP
+    if work(0, last).busier_utilisation(p + last, d + 1 - last) >= 0.4:
+        assert (
+            prefill_excess(last) <= 1.1
+            or prefill_excess(min(0.999, last + 2 * SHARE_STEP / 100)) < 1.1
+            or history[-1] + SHARE_STEP > 100 - SHARE_STEP
+        )
+        assert (
+            prefill_excess(last) >= 0.9
+            or prefill_excess(max(0.001, last - 2 * SHARE_STEP / 100)) > 0.9
+            or history[-1] - SHARE_STEP < SHARE_STEP
+        )
 
 
 def test_flex_share_follows_lasting_but_not_flickering_work():
     def day(now, part):
-        return Work(0.6, 0.1) if now < 1000 else Work(0.1, 0.6)
+        return RoleLoad(0.6, 0.1) if now < 1000 else RoleLoad(0.1, 0.6)
 
-    had = share(Shares(30, 30), 0, 0, 50, day, 3000)
-    top = had.index(max(had))
-    assert had[: top + 1] == sorted(had[: top + 1]) and had[top:] == sorted(had[top:], reverse=True)
-    assert had[top] >= 80 and had[-1] <= 20
-    flicker = share(
-        Shares(30, 30), 0, 0, 50, lambda now, part: Work(0.6, 0.3) if now % 10 < 5 else Work(0.3, 0.6), 3000
+    history = simulate_share(FlexShares(30, 30), 0, 0, 50, day, 3000)
+    top = history.index(max(history))
+    assert history[: top + 1] == sorted(history[: top + 1]) and history[top:] == sorted(history[top:], reverse=True)
+    assert history[top] >= 80 and history[-1] <= 20
+    flicker = simulate_share(
+        FlexShares(30, 30), 0, 0, 50, lambda now, part: RoleLoad(0.6, 0.3) if now % 10 < 5 else RoleLoad(0.3, 0.6), 3000
     )
     assert flicker == [50]
-    assert share(Shares(30, 30), 0, 0, 50, lambda now, part: Work(0.1, 0.01), 1000) == [50]  # too little load to matter
+    assert simulate_share(FlexShares(30, 30), 0, 0, 50, lambda now, part: RoleLoad(0.1, 0.01), 1000) == [
+        50
+    ]  # too little load to matter
 
 
 def test_flex_share_never_moves_to_0_or_100():
-    for work, begun, end in ((Work(9, 0), 50, 95), (Work(0, 9), 50, 5), (Work(9, 0), 99, 99), (Work(0, 9), 1, 1)):
-        assert share(Shares(1, 30), 0, 0, begun, lambda now, part, work=work: work, 1000)[-1] == end
+    for work, initial_share, end in (
+        (RoleLoad(9, 0), 50, 95),
+        (RoleLoad(0, 9), 50, 5),
+        (RoleLoad(9, 0), 99, 99),
+        (RoleLoad(0, 9), 1, 1),
+    ):
+        assert (
+            simulate_share(FlexShares(1, 30), 0, 0, initial_share, lambda now, part, work=work: work, 1000)[-1] == end
+        )

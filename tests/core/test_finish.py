@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from parley.core.finish import allowance, verdict
+from parley.core.finish import finish_reason, output_limit
 from parley.core.sequence import Sequence
-from parley.types import Finish, Work
+from parley.types import EngineFinishReason, EngineRequest
 
 
 @pytest.mark.parametrize(
     ("max_tokens", "context", "expected"), [(5, 100, 5), (5, 13, 3), (0, 100, 0), (5, 10, 0), (5, 7, 0), (-1, 100, 0)]
 )
 def test_output_limit_fits_max_tokens_and_context(max_tokens: int, context: int, expected: int) -> None:
-    assert allowance(Work("w", list(range(10)), max_tokens), context) == expected
+    assert output_limit(EngineRequest("w", list(range(10)), max_tokens), context) == expected
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,17 @@ def test_output_limit_fits_max_tokens_and_context(max_tokens: int, context: int,
         ([1, 2, 9], 3, "length"),
     ],
 )
-def test_finish_reason_of_last_token(output: list[int], min_tokens: int, expected: Finish | None) -> None:
-    work = Work("w", [9], max_tokens=3, min_tokens=min_tokens, stop_ids=[9])
-    sequence = Sequence("w", 0, work, [9, *output], prompt_len=1, seed=0, order=0, limit=3, stops=frozenset([9]))
-    assert verdict(sequence) == expected
+def test_finish_reason_of_last_token(output: list[int], min_tokens: int, expected: EngineFinishReason | None) -> None:
+    work = EngineRequest("w", [9], max_tokens=3, min_tokens=min_tokens, stop_ids=[9])
+    sequence = Sequence(
+        "w",
+        0,
+        work,
+        [9, *output],
+        prompt_len=1,
+        seed=0,
+        arrival_number=0,
+        output_limit=3,
+        stop_token_ids=frozenset([9]),
+    )
+    assert finish_reason(sequence) == expected

@@ -4,83 +4,83 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from support.invariant_ledger import VOCAB, Bench, alone
+from support.invariant_ledger import VOCAB, LoopHarness, run_alone
 
-from parley.types import Beam, Work
+from parley.types import BeamOptions, EngineRequest
 
 PROMPT = [(7 * i + 3) % VOCAB for i in range(40)]
-WORK = Work("w", PROMPT, 40, n=3, stop_ids=[5, 6], logprobs=1, prompt_logprobs=0, costs=True)
+WORK = EngineRequest("w", PROMPT, 40, n=3, stop_ids=[5, 6], logprobs=1, prompt_logprobs=0, token_costs=True)
 
 
 @pytest.mark.parametrize("penalty", [1.0, 0.0, -1.0])
 def test_early_finish_equals_beam_search_of_that_length(penalty):
-    work = msgspec.structs.replace(WORK, beam=Beam(4, penalty))
+    work = msgspec.structs.replace(WORK, beam=BeamOptions(4, penalty))
     lengths = set()
     for steps in range(4, 20):
-        bench = Bench(budgets=(16,))
-        bench.loop.add(work)
+        bench = LoopHarness(budgets=(16,))
+        bench.loop.add_request(work)
         for _ in range(steps):
             bench.step()
-        if "w" not in bench.loop._searches:
+        if "w" not in bench.loop._beam_searches:
             break  # the search ended by itself
-        length = bench.loop._searches["w"].beams[0].sequence.generated
+        length = bench.loop._beam_searches["w"].live_beams[0].sequence.output_length
         lengths.add(length)
         if steps % 2:
-            bench.loop.scheduler.preempt()  # a preempted beam keeps its tokens without pages
-        bench.loop.conclude("w", "length")
+            bench.loop.scheduler.preempt_last()  # a preempted beam keeps its tokens without pages
+        bench.loop.finish_beam_search("w", "length")
         bench.drain()
         for index in range(work.n):
-            got = bench.result("w", index)
-            same = alone(msgspec.structs.replace(work, max_tokens=length), index)
+            got = bench.merged_output("w", index)
+            expected = run_alone(msgspec.structs.replace(work, max_tokens=length), index)
             got.cached_tokens = 0
-            assert got == same
-            assert len(bench.outputs["w", index][0].costs) == len(got.token_ids)
+            assert got == expected
+            assert len(bench.outputs["w", index][0].token_costs) == len(got.token_ids)
     assert len(lengths) > 3
 
 
 def test_early_finish_before_first_token_returns_no_tokens():
-    work = msgspec.structs.replace(WORK, beam=Beam(4))
+    work = msgspec.structs.replace(WORK, beam=BeamOptions(4))
     for steps in range(3):  # queued; one chunk of the prompt computed; another chunk
-        bench = Bench(budgets=(16,))
-        bench.loop.add(work)
+        bench = LoopHarness(budgets=(16,))
+        bench.loop.add_request(work)
         for _ in range(steps):
             bench.step()
-        bench.loop.conclude("w", "cancel")
+        bench.loop.finish_beam_search("w", "cancel")
         bench.drain()
         for index in range(work.n):
-            got = bench.result("w", index)
-            assert (got.token_ids, got.finish, got.prompt_scores) == ([], "cancel", None)
+            got = bench.merged_output("w", index)
+            assert (got.token_ids, got.finish_reason, got.prompt_scores) == ([], "cancel", None)
 
 
 def test_early_finish_ends_beam_search_waiting_for_grammar():
-    bench = Bench()
+    bench = LoopHarness()
     waiting = []
-    bench.loop.intake._prepare = lambda work, done: waiting.append(done)
-    bench.loop.add(msgspec.structs.replace(WORK, beam=Beam(4)))
-    bench.loop.cancel("w", 1)
-    bench.loop.conclude("w", "length")
+    bench.loop.admission._prepare = lambda work, done: waiting.append(done)
+    bench.loop.add_request(msgspec.structs.replace(WORK, beam=BeamOptions(4)))
+    bench.loop.cancel_request("w", 1)
+    bench.loop.finish_beam_search("w", "length")
     bench.drain()
-    assert set(bench.outputs) == {("w", 0), ("w", 2)} and bench.result("w", 2).finish == "length"
+    assert set(bench.outputs) == {("w", 0), ("w", 2)} and bench.merged_output("w", 2).finish_reason == "length"
     waiting.pop()()
-    assert bench.loop.idle
+    assert bench.loop.is_idle
 
 
 def test_early_finish_leaves_other_requests_running():
-    bench = Bench(slots=8)
-    plain = msgspec.structs.replace(WORK, id="plain", prompt_logprobs=-1, costs=False)
-    bench.loop.add(plain)
-    bench.loop.add(msgspec.structs.replace(WORK, beam=Beam(3)))
+    bench = LoopHarness(slots=8)
+    plain = msgspec.structs.replace(WORK, id="plain", prompt_logprobs=-1, token_costs=False)
+    bench.loop.add_request(plain)
+    bench.loop.add_request(msgspec.structs.replace(WORK, beam=BeamOptions(3)))
     for _ in range(6):
         bench.step()
-    length = bench.loop._searches["w"].beams[0].sequence.generated
-    for id in ("plain", "nobody", "w", "w"):
-        bench.loop.conclude(id, "length")
-    bench.loop.cancel("w", 0)  # a choice that is cancelled before its final output gets none
+    length = bench.loop._beam_searches["w"].live_beams[0].sequence.output_length
+    for work_id in ("plain", "nobody", "w", "w"):
+        bench.loop.finish_beam_search(work_id, "length")
+    bench.loop.cancel_request("w", 0)  # a choice that is cancelled before its final output gets none
     bench.drain()
     assert ("w", 0) not in bench.outputs
-    expected = alone(msgspec.structs.replace(WORK, beam=Beam(3), max_tokens=length), 1)
-    assert bench.result("w", 1).token_ids == expected.token_ids
+    expected = run_alone(msgspec.structs.replace(WORK, beam=BeamOptions(3), max_tokens=length), 1)
+    assert bench.merged_output("w", 1).token_ids == expected.token_ids
     for index in range(3):
-        got = bench.result("plain", index)
+        got = bench.merged_output("plain", index)
         got.cached_tokens = 0
-        assert got == alone(plain, index)
+        assert got == run_alone(plain, index)

@@ -7,173 +7,179 @@ from itertools import count
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.invariant_ledger import Bench, alone
+from support.invariant_ledger import LoopHarness, run_alone
 
 from parley.core.sequence import Sequence
-from parley.core.wait_queue import Queue
-from parley.types import Work
+from parley.core.wait_queue import WaitQueue
+from parley.types import EngineRequest
 
 
-def ask(id: str, tokens: int = 5, *, length: int = 3, priority: int = 0, tenant: str = "", n: int = 1) -> Work:
-    ids = [(len(id) * 7 + sum(id.encode()) + i) % 50 for i in range(length)]
-    return Work(id, ids, max_tokens=tokens, priority=priority, tenant=tenant, n=n)
+def make_work(
+    work_id: str, tokens: int = 5, *, length: int = 3, priority: int = 0, tenant: str = "", n: int = 1
+) -> EngineRequest:
+    ids = [(len(work_id) * 7 + sum(work_id.encode()) + i) % 50 for i in range(length)]
+    return EngineRequest(work_id, ids, max_tokens=tokens, priority=priority, tenant=tenant, n=n)
 
 
-def ends(bench: Bench) -> list[str]:
+def finish_order(bench: LoopHarness) -> list[str]:
     """Return the ids of works, sorted by their end."""
-    return [output.id for _, _, outputs in bench.log for output in outputs if output.finish]
+    return [output.id for _, _, outputs in bench.step_log for output in outputs if output.finish_reason]
 
 
 def test_waiting_requests_run_by_priority_then_arrival() -> None:
-    bench = Bench(slots=1)
-    for id, priority in (("a", 0), ("b", 3), ("c", -2), ("d", 0), ("e", -2), ("f", 2**63 - 1), ("g", -(2**63))):
-        bench.loop.add(ask(id, priority=priority))
+    bench = LoopHarness(slots=1)
+    for work_id, priority in (("a", 0), ("b", 3), ("c", -2), ("d", 0), ("e", -2), ("f", 2**63 - 1), ("g", -(2**63))):
+        bench.loop.add_request(make_work(work_id, priority=priority))
     bench.drain()
-    assert ends(bench) == list("gceadbf") and bench.stats.preemptions == 0
+    assert finish_order(bench) == list("gceadbf") and bench.stats.preemptions == 0
 
 
 @pytest.mark.parametrize(("blocks", "slots"), [(64, 2), (4, 8)])
 def test_higher_priority_preempts_youngest_of_lowest_priority(blocks: int, slots: int) -> None:
-    bench = Bench(blocks=blocks, slots=slots, budgets=(500,))
-    works = [ask("older", 20, length=16), ask("younger", 20, length=16), ask("urgent", 3, length=16, priority=-1)]
-    bench.loop.add(works[0])
-    bench.loop.add(works[1])
+    bench = LoopHarness(blocks=blocks, slots=slots, budgets=(500,))
+    works = [
+        make_work("older", 20, length=16),
+        make_work("younger", 20, length=16),
+        make_work("urgent", 3, length=16, priority=-1),
+    ]
+    bench.loop.add_request(works[0])
+    bench.loop.add_request(works[1])
     bench.step()
     assert bench.stats.running == 2
-    bench.loop.add(works[2])
+    bench.loop.add_request(works[2])
     bench.step()
-    assert ("urgent", 0) in bench.log[-1][0] and ("younger", 0) not in bench.log[-1][0]
-    assert ("older", 0) in bench.log[-1][0]
+    assert ("urgent", 0) in bench.step_log[-1][0] and ("younger", 0) not in bench.step_log[-1][0]
+    assert ("older", 0) in bench.step_log[-1][0]
     bench.drain()
-    assert ends(bench) == ["urgent", "older", "younger"]
+    assert finish_order(bench) == ["urgent", "older", "younger"]
     assert bench.outputs["older", 0][-1].preemptions == 0 < bench.outputs["younger", 0][-1].preemptions
     for work in works:
-        assert bench.result(work.id).token_ids == alone(work).token_ids
+        assert bench.merged_output(work.id).token_ids == run_alone(work).token_ids
 
 
 def test_equal_priority_preempts_nothing() -> None:
-    bench = Bench(slots=1)
-    bench.loop.add(ask("first", 20))
+    bench = LoopHarness(slots=1)
+    bench.loop.add_request(make_work("first", 20))
     bench.step()
-    bench.loop.add(ask("second", 3))
+    bench.loop.add_request(make_work("second", 3))
     bench.drain()
-    assert ends(bench) == ["first", "second"] and bench.stats.preemptions == 0
+    assert finish_order(bench) == ["first", "second"] and bench.stats.preemptions == 0
 
 
 def test_higher_priority_prefills_before_rest_of_long_prompt() -> None:
-    bench = Bench(budgets=(16,))
-    bench.loop.add(ask("long", 1, length=200))
+    bench = LoopHarness(budgets=(16,))
+    bench.loop.add_request(make_work("long", 1, length=200))
     bench.step()
-    bench.loop.add(ask("urgent", 1, length=40, priority=-1))
+    bench.loop.add_request(make_work("urgent", 1, length=40, priority=-1))
     bench.drain()
-    assert ends(bench) == ["urgent", "long"] and bench.stats.preemptions == 0
+    assert finish_order(bench) == ["urgent", "long"] and bench.stats.preemptions == 0
 
 
 def test_preempted_request_resumes_before_its_priority_peers() -> None:
-    bench = Bench(slots=1)
-    bench.loop.add(ask("first", 8))
+    bench = LoopHarness(slots=1)
+    bench.loop.add_request(make_work("first", 8))
     bench.step()
-    for id, priority in (("second", 0), ("urgent", -1), ("late", 1)):
-        bench.loop.add(ask(id, priority=priority))
+    for work_id, priority in (("second", 0), ("urgent", -1), ("late", 1)):
+        bench.loop.add_request(make_work(work_id, priority=priority))
     bench.drain()
-    assert ends(bench) == ["urgent", "first", "second", "late"]
+    assert finish_order(bench) == ["urgent", "first", "second", "late"]
 
 
 def test_tenant_with_least_service_runs_next() -> None:
-    bench = Bench(slots=1)
+    bench = LoopHarness(slots=1)
     for number in range(6):
-        bench.loop.add(ask(f"heavy{number}", 10, tenant="heavy"))
+        bench.loop.add_request(make_work(f"heavy{number}", 10, tenant="heavy"))
     bench.step()
     for number in range(3):
-        bench.loop.add(ask(f"light{number}", 10, tenant="light"))
+        bench.loop.add_request(make_work(f"light{number}", 10, tenant="light"))
     bench.drain()
-    assert ends(bench)[:6] == ["heavy0", "light0", "heavy1", "light1", "heavy2", "light2"]
+    assert finish_order(bench)[:6] == ["heavy0", "light0", "heavy1", "light1", "heavy2", "light2"]
     assert bench.stats.preemptions == 0
 
 
 def test_idle_tenant_gains_no_credit() -> None:
-    bench = Bench(slots=1)
+    bench = LoopHarness(slots=1)
     for number in range(20):
-        bench.loop.add(ask(f"heavy{number}", 10, tenant="heavy"))
+        bench.loop.add_request(make_work(f"heavy{number}", 10, tenant="heavy"))
     for _ in range(100):
         bench.step()
-    before = len(ends(bench))
+    before = len(finish_order(bench))
     for number in range(8):
-        bench.loop.add(ask(f"light{number}", 10, tenant="light"))
+        bench.loop.add_request(make_work(f"light{number}", 10, tenant="light"))
     bench.drain()
-    after = ends(bench)[before:]
-    assert all(abs(sum(id.startswith("heavy") for id in after[:k]) - k / 2) <= 1.5 for k in range(16))
+    after = finish_order(bench)[before:]
+    assert all(abs(sum(work_id.startswith("heavy") for work_id in after[:k]) - k / 2) <= 1.5 for k in range(16))
 
 
 def test_priority_outranks_tenant_fairness() -> None:
-    bench = Bench(slots=1)
-    bench.loop.add(ask("running", 3, tenant="heavy", priority=-9))
+    bench = LoopHarness(slots=1)
+    bench.loop.add_request(make_work("running", 3, tenant="heavy", priority=-9))
     for number in range(3):
-        bench.loop.add(ask(f"heavy{number}", 10, tenant="heavy", priority=-1))
-        bench.loop.add(ask(f"light{number}", 10, tenant="light"))
+        bench.loop.add_request(make_work(f"heavy{number}", 10, tenant="heavy", priority=-1))
+        bench.loop.add_request(make_work(f"light{number}", 10, tenant="light"))
     bench.drain()
-    assert all(id.startswith("heavy") for id in ends(bench)[1:4])
+    assert all(work_id.startswith("heavy") for work_id in finish_order(bench)[1:4])
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 30), st.integers(1, 40)), min_size=3, max_size=60))
 @settings(deadline=None, max_examples=60)
 def test_overloaded_tenants_differ_by_at_most_running_work(jobs: list[tuple[str, int, int]]) -> None:
     """While a tenant waits, no other tenant has had more service than it by more than full slots can hold."""
-    bench = Bench(slots=2, prefix_cache=False)
+    bench = LoopHarness(slots=2, prefix_cache=False)
     for number, (tenant, tokens, length) in enumerate(jobs):
-        bench.loop.add(ask(f"w{number}", tokens, length=length, tenant=tenant))
-    most = 2 * max(2 * tokens + length for _, tokens, length in jobs)
+        bench.loop.add_request(make_work(f"w{number}", tokens, length=length, tenant=tenant))
+    max_gap = 2 * max(2 * tokens + length for _, tokens, length in jobs)
     while bench.step():
-        service, waiting = bench.loop.scheduler.waiting.service, bench.loop.scheduler.waiting
-        for behind in {sequence.work.tenant for sequence in waiting}:
-            assert all(had - service[behind] <= most for had in service.values())
+        service, waiting = bench.loop.scheduler.waiting.tenant_service, bench.loop.scheduler.waiting
+        for waiting_tenant in {sequence.request.tenant for sequence in waiting}:
+            assert all(served - service[waiting_tenant] <= max_gap for served in service.values())
     spent = {tenant: 0 for tenant, _, _ in jobs}
     for tenant, tokens, length in jobs:
         spent[tenant] += 2 * tokens + length - 1  # the last token is never computed
-    assert bench.loop.scheduler.waiting.service == spent
+    assert bench.loop.scheduler.waiting.tenant_service == spent
 
 
-class Model:
+class ReferenceQueue:
     """Reference queue that looks at every waiting sequence."""
 
     def __init__(self) -> None:
         self.waiting: list[Sequence] = []
 
     def head(self, service: dict[str, int]) -> Sequence:
-        best = min(sequence.work.priority for sequence in self.waiting)
-        level = [sequence for sequence in self.waiting if sequence.work.priority == best]
-        back = [sequence for sequence in level if sequence.turn >= 0]
+        best = min(sequence.request.priority for sequence in self.waiting)
+        level = [sequence for sequence in self.waiting if sequence.request.priority == best]
+        back = [sequence for sequence in level if sequence.admission_number >= 0]
         if back:
-            return min(back, key=lambda sequence: sequence.turn)
-        firsts = {sequence.work.tenant: sequence for sequence in reversed(level)}
-        return min(firsts.values(), key=lambda sequence: (service[sequence.work.tenant], sequence.order))
+            return min(back, key=lambda sequence: sequence.admission_number)
+        firsts = {sequence.request.tenant: sequence for sequence in reversed(level)}
+        return min(firsts.values(), key=lambda sequence: (service[sequence.request.tenant], sequence.arrival_number))
 
 
 @given(st.data())
 @settings(deadline=None)
 def test_wait_queue_agrees_with_reference_queue(data: st.DataObject) -> None:
-    queue, model, orders, turns = Queue(), Model(), count(), count()
-    ran: list[Sequence] = []
+    queue, model, orders, turns = WaitQueue(), ReferenceQueue(), count(), count()
+    admitted: list[Sequence] = []
     for _ in range(data.draw(st.integers(0, 60))):
         action = data.draw(st.sampled_from(["add", "add", "pop", "remove", "back", "serve"]))
         if action == "add":
-            work = ask("w", priority=data.draw(st.integers(-1, 1)), tenant=data.draw(st.sampled_from("abc")))
+            work = make_work("w", priority=data.draw(st.integers(-1, 1)), tenant=data.draw(st.sampled_from("abc")))
             sequence = Sequence("w", 0, work, [1], 1, 0, next(orders))
-            queue.add(sequence)
+            queue.enqueue(sequence)
             model.waiting.append(sequence)
         elif action == "pop" and model.waiting:
-            sequence = model.head(queue.service)
-            assert queue.pop() is sequence
+            sequence = model.head(queue.tenant_service)
+            assert queue.pop_head() is sequence
             model.waiting.remove(sequence)
-            sequence.turn = next(turns) if sequence.turn < 0 else sequence.turn
-            ran.append(sequence)
+            sequence.admission_number = next(turns) if sequence.admission_number < 0 else sequence.admission_number
+            admitted.append(sequence)
         elif action == "remove" and model.waiting:
             sequence = model.waiting.pop(data.draw(st.integers(0, len(model.waiting) - 1)))
-            queue.remove(sequence)
-        elif action == "back" and ran:
-            sequence = ran.pop()
-            queue.add(sequence)
+            queue.remove_waiting(sequence)
+        elif action == "back" and admitted:
+            sequence = admitted.pop()
+            queue.enqueue(sequence)
             model.waiting.append(sequence)
-        elif action == "serve" and ran:
-            queue.serve(ran[-1], data.draw(st.integers(0, 9)))
+        elif action == "serve" and admitted:
+            queue.record_service(admitted[-1], data.draw(st.integers(0, 9)))
         assert len(queue) == len(model.waiting) and set(queue) == set(model.waiting)

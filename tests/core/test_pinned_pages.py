@@ -9,133 +9,135 @@ from random import Random
 import msgspec
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from support.invariant_ledger import VOCAB, Bench, alone, histories, require
+from support.invariant_ledger import VOCAB, LoopHarness, kv_history, require, run_alone
 
-from parley.core.search.beam import capacity
+from parley.core.search.beam import beam_capacity
 from parley.core.sequence import BLOCK_SIZE
-from parley.core.shared_pages.pinned import Holds
-from parley.core.shared_pages.reservations import Taken
-from parley.core.shared_pages.staging import Transit
-from parley.types import Beam, Output, Stats, Work
+from parley.core.shared_pages.pinned import PinnedPages
+from parley.core.shared_pages.reservations import ReserveResult
+from parley.core.shared_pages.staging import PageStaging
+from parley.types import BeamOptions, EngineOutput, EngineRequest, EngineStats
 
 COMMON = [(7 * i + 3) % VOCAB for i in range(200)]
 
 
-class Host:
+class StagingMemory:
     """Staging memory for the pages of a runner."""
 
     def __init__(self, pages: list[list[int | None]], blocks: int):
-        self.blocks = blocks
-        self.places: list[list[int | None]] = [[] for _ in range(blocks)]
+        self.place_count = blocks
+        self.stored_pages: list[list[int | None]] = [[] for _ in range(blocks)]
         self._pages = pages
 
-    def store(self, pairs: list[tuple[int, int]]) -> None:
+    def store_pages(self, pairs: list[tuple[int, int]]) -> None:
         for page, place in pairs:
-            self.places[place] = list(self._pages[page])
+            self.stored_pages[place] = list(self._pages[page])
 
-    def load(self, pairs: list[tuple[int, int]]) -> None:
+    def load_pages(self, pairs: list[tuple[int, int]]) -> None:
         for page, place in pairs:
-            self._pages[page] = list(self.places[place])
+            self._pages[page] = list(self.stored_pages[place])
 
 
-class Exchange(Bench):
+class HandoverHarness(LoopHarness):
     """A harness whose pages, or ``staged`` copies of them, others read and fill. Checks leased pages after every step
     until they are released."""
 
     def __init__(self, *, staged: int | None, **options) -> None:
-        self.transit: Transit | None = None
+        self.staging: PageStaging | None = None
         super().__init__(**options)
-        self.holds: Holds | Transit = self.loop.holds
+        self.pinned_pages: PinnedPages | PageStaging = self.loop.pinned_pages
         self.memory = self.runner.pages  # the pages that the other side sees
         if staged is not None:
-            host = Host(self.runner.pages, staged)
-            self.memory = host.places
-            self.holds = self.transit = Transit(host, self.tell)
-            self.transit.holds = self.loop.holds
-        self.works: dict[str, Work] = {}
-        self.read: dict[str, list[int]] = {}  # pages, by lease
-        self.taken: dict[str, Taken] = {}  # by reservation
-        self.landed: dict[str, int] = {}
+            host = StagingMemory(self.runner.pages, staged)
+            self.memory = host.stored_pages
+            self.pinned_pages = self.staging = PageStaging(host, self.record_leased_pages)
+            self.staging.pinned_pages = self.loop.pinned_pages
+        self.works: dict[str, EngineRequest] = {}
+        self.leased_pages: dict[str, list[int]] = {}  # pages, by lease
+        self.reservations: dict[str, ReserveResult] = {}  # by reservation
+        self.received_counts: dict[str, int] = {}
 
-    def add(self, work: Work) -> None:
+    def add_work(self, work: EngineRequest) -> None:
         self.works[work.id] = work
         if work.lease:
-            self.read[work.id] = []
-        self.loop.add(work)
+            self.leased_pages[work.id] = []
+        self.loop.add_request(work)
 
-    def filled(self, id: str, pages: list[int]) -> None:
-        (self.transit.fill if self.transit is not None else self.tell)(id, pages)
+    def on_pages_leased(self, work_id: str, pages: list[int]) -> None:
+        (self.staging.add_leased_pages if self.staging is not None else self.record_leased_pages)(work_id, pages)
 
-    def tell(self, id: str, pages: list[int]) -> None:
-        self.read[id] += pages
+    def record_leased_pages(self, work_id: str, pages: list[int]) -> None:
+        self.leased_pages[work_id] += pages
 
-    def _receive(self, outputs: list[Output], stats: Stats) -> None:
-        if self.transit is not None:
-            self.transit.flush()
+    def _receive(self, outputs: list[EngineOutput], stats: EngineStats) -> None:
+        if self.staging is not None:
+            self.staging.flush_outgoing()
         super()._receive(outputs, stats)
 
     def step(self) -> bool:
         more = super().step()
-        for id in self.read:
-            self.look(id)
+        for work_id in self.leased_pages:
+            self.check_lease(work_id)
         return more
 
     def check(self) -> None:
-        self.loop.check()
-        if self.transit is not None:
-            self.transit.check()
+        self.loop.check_invariants()
+        if self.staging is not None:
+            self.staging.check_invariants()
 
-    def _first(self) -> None:
+    def _next_due(self) -> None:
         """Return nothing: any sequence may have to wait for pages of others."""
 
-    def look(self, id: str) -> None:
-        work = self.works[id]
-        tokens = work.token_ids + (work.given[0] if work.given else [])
-        require(len(self.read[id]) <= len(tokens) // BLOCK_SIZE, "a lease of more than whole pages")
-        past = histories(work.salt, tokens)
-        for number, page in enumerate(self.read[id]):
+    def check_lease(self, work_id: str) -> None:
+        work = self.works[work_id]
+        tokens = work.token_ids + (work.prior_tokens[0] if work.prior_tokens else [])
+        require(len(self.leased_pages[work_id]) <= len(tokens) // BLOCK_SIZE, "a lease of more than whole pages")
+        kv_states = kv_history(work.cache_salt, tokens)
+        for number, page in enumerate(self.leased_pages[work_id]):
             span = slice(number * BLOCK_SIZE, (number + 1) * BLOCK_SIZE)
-            require(self.memory[page] == past[span], "a page that is read does not hold what it is read for")
+            require(self.memory[page] == kv_states[span], "a page that is read does not hold what it is read for")
 
-    def release(self, id: str) -> None:
-        self.look(id)
-        del self.read[id]
-        self.holds.release(id)
+    def release_lease(self, work_id: str) -> None:
+        self.check_lease(work_id)
+        del self.leased_pages[work_id]
+        self.pinned_pages.release_lease(work_id)
 
-    def reserve(self, key: str, tokens: list[int], salt: str = "") -> Taken:
-        self.holds.reserve(key, tokens, salt, "", "", lambda taken: self.taken.__setitem__(key, taken))
-        taken = self.taken[key]
-        if taken.error:
-            return self.taken.pop(key)
-        whole = len(taken.pages) + taken.skip == len(tokens) // BLOCK_SIZE
-        assert whole or (self.transit is not None and len(taken.pages) <= len(self.memory))
-        event(f"whole: {whole}")
-        self.landed[key] = 0
-        return taken
+    def reserve_pages(self, key: str, tokens: list[int], salt: str = "") -> ReserveResult:
+        self.pinned_pages.reserve_pages(
+            key, tokens, salt, "", "", lambda taken: self.reservations.__setitem__(key, taken)
+        )
+        reservation = self.reservations[key]
+        if reservation.error:
+            return self.reservations.pop(key)
+        is_complete = len(reservation.pages) + reservation.skip == len(tokens) // BLOCK_SIZE
+        assert is_complete or (self.staging is not None and len(reservation.pages) <= len(self.memory))
+        event(f"is_complete: {is_complete}")
+        self.received_counts[key] = 0
+        return reservation
 
-    def land(self, key: str, tokens: list[int], salt: str, count: int) -> None:
+    def receive_pages(self, key: str, tokens: list[int], salt: str, count: int) -> None:
         """Write pages as a transfer does, over their old content."""
-        taken = self.taken[key]
-        past = histories(salt, tokens)
-        for number in range(self.landed[key], min(count, len(taken.pages))):
-            first = (taken.skip + number) * BLOCK_SIZE
-            self.memory[taken.pages[number]] = list(past[first : first + BLOCK_SIZE])
-        self.landed[key] = max(self.landed[key], min(count, len(taken.pages)))
-        self.holds.land(key, count)
+        reservation = self.reservations[key]
+        kv_states = kv_history(salt, tokens)
+        for number in range(self.received_counts[key], min(count, len(reservation.pages))):
+            first = (reservation.skip + number) * BLOCK_SIZE
+            self.memory[reservation.pages[number]] = list(kv_states[first : first + BLOCK_SIZE])
+        self.received_counts[key] = max(self.received_counts[key], min(count, len(reservation.pages)))
+        self.pinned_pages.mark_received(key, count)
 
-    def free(self, key: str) -> None:
-        del self.taken[key], self.landed[key]
-        self.holds.free(key)
+    def free_reservation(self, key: str) -> None:
+        del self.reservations[key], self.received_counts[key]
+        self.pinned_pages.free_reservation(key)
 
 
-class World:
+class HandoverScenario:
     """Random works, some handed over in either direction, and random events between their steps, from ``seed``."""
 
     def __init__(self, seed: int, *, failures: bool):
         self.random = Random(seed)
         pick = self.random.choice
         self.blocks = pick([6, 7, 8, 9, 12, 30])
-        self.bench = Exchange(
+        self.harness = HandoverHarness(
             staged=pick([None, None, 0, 1, 2, 5, 30]),
             blocks=self.blocks,
             slots=pick([1, 2, 4, 8]),
@@ -143,32 +145,36 @@ class World:
             guesses=pick([None, None, 1]),
         )
         self.failures = failures
-        self.works = [self.work(number) for number in range(self.random.randint(2, 8))]
-        self.whole = {(work.id, k): self.alone(work, k) for work in self.works for k in range(work.n)}
-        self.works = [self.give(work) for work in self.works]
-        self.coming = [work for work in self.works if self.random.random() < 0.5]  # another instance computes them
+        self.works = [self.random_work(number) for number in range(self.random.randint(2, 8))]
+        self.expected_outputs = {
+            (work.id, k): self.expected_output(work, k) for work in self.works for k in range(work.n)
+        }
+        self.works = [self.add_prior_tokens(work) for work in self.works]
+        self.prefilled_elsewhere = [
+            work for work in self.works if self.random.random() < 0.5
+        ]  # another instance computes them
         for work, other in zip(self.works, self.works[1:], strict=False):  # some are released as one group
             if (
                 work.lease
                 and other.lease
-                and not {work.id, other.id} & {each.id for each in self.coming}
+                and not {work.id, other.id} & {each.id for each in self.prefilled_elsewhere}
                 and pick([0, 1])
             ):
-                other.group = work.group = work.group or work.id
+                other.release_group = work.release_group = work.release_group or work.id
         self.queue = list(self.works)
-        self.waiting: dict[str, Work] = {}  # works whose pages are in transfer, by reservation
-        self.reserved: dict[str, Work] = {}
+        self.in_transfer: dict[str, EngineRequest] = {}  # works whose pages are in transfer, by reservation
+        self.reserved: dict[str, EngineRequest] = {}
         self.stalled: set[str] = set()  # those of them that began before all pages had arrived
         self.cancelled: set[tuple[str, int]] = set()
 
-    def work(self, number: int) -> Work:
+    def random_work(self, number: int) -> EngineRequest:
         pick = self.random.choice
-        shared = pick([0, 0, 16, 17, 32, 48, 64, 80])
-        tokens = COMMON[:shared] + [
-            (number * 11 + i) % VOCAB for i in range(self.random.randint(0 if shared else 1, 40))
+        shared_length = pick([0, 0, 16, 17, 32, 48, 64, 80])
+        tokens = COMMON[:shared_length] + [
+            (number * 11 + i) % VOCAB for i in range(self.random.randint(0 if shared_length else 1, 40))
         ]
         n = pick([1, 1, 2])
-        work = Work(
+        work = EngineRequest(
             id=f"w{number}",
             token_ids=tokens[: self.blocks * BLOCK_SIZE],
             max_tokens=pick([0, 1, 5, 20, 45]),
@@ -178,171 +184,191 @@ class World:
             stop_ids=pick([[], [], [5], [5, 6, 7]]),
             logprobs=pick([-1, 2]),
             prompt_logprobs=pick([-1, -1, 0]),
-            salt=pick(["", "", "pepper"]),
+            cache_salt=pick(["", "", "pepper"]),
             priority=pick([0, 0, 0, 1, -3]),
             tenant=pick(["", "", "a"]),
             lease=pick([False, True]),
         )
-        room = capacity(self.blocks, 2) if self.bench.loop.settings.max_batch >= 2 else 0
-        if pick([0, 0, 1]) and len(work.token_ids) < room:
-            work.beam, work.lease = Beam(2), work.lease and work.max_tokens == 0
+        max_tokens_in_search = beam_capacity(self.blocks, 2) if self.harness.loop.settings.max_batch >= 2 else 0
+        if pick([0, 0, 1]) and len(work.token_ids) < max_tokens_in_search:
+            work.beam, work.lease = BeamOptions(2), work.lease and work.max_tokens == 0
         return work
 
-    def alone(self, work: Work, index: int) -> Output:
-        room = self.blocks * BLOCK_SIZE if work.beam is None else capacity(self.blocks, work.beam.width)
-        return alone(work, index, max_model_len=room)
+    def expected_output(self, work: EngineRequest, index: int) -> EngineOutput:
+        room = self.blocks * BLOCK_SIZE if work.beam is None else beam_capacity(self.blocks, work.beam.width)
+        return run_alone(work, index, max_model_len=room)
 
-    def give(self, work: Work) -> Work:
+    def add_prior_tokens(self, work: EngineRequest) -> EngineRequest:
         """Mark a random prefix of each choice's output as sampled elsewhere, never with the last token."""
         if work.beam is not None or self.random.random() < 0.5:
             return work
-        tokens = [self.whole[work.id, k].token_ids for k in range(work.n)]
+        tokens = [self.expected_outputs[work.id, k].token_ids for k in range(work.n)]
         cuts = [self.random.randint(0, max(0, len(each) - 1)) for each in tokens]
-        return msgspec.structs.replace(work, given=[each[:cut] for each, cut in zip(tokens, cuts, strict=True)])
+        return msgspec.structs.replace(work, prior_tokens=[each[:cut] for each, cut in zip(tokens, cuts, strict=True)])
 
-    def play(self) -> None:
-        actions = [self.arrive, self.arrive, self.step, self.step, self.land, self.cancel, self.settle, self.preempt]
-        actions += [self.lose, self.leave, self.stall] + [self.fail] * self.failures
+    def run_actions(self) -> None:
+        actions = [
+            self.add_next_work,
+            self.add_next_work,
+            self.run_some_steps,
+            self.run_some_steps,
+            self.receive_some_pages,
+            self.cancel_some,
+            self.release_finished,
+            self.preempt_one,
+        ]
+        actions += [self.break_transfer, self.lose_reader, self.begin_before_transfer_ends] + [
+            self.fail_one_step
+        ] * self.failures
         for _ in range(60):
             self.random.choice(actions)()
-            self.bench.check()
+            self.harness.check()
         while self.queue:
-            self.arrive()
-        self.finish()
+            self.add_next_work()
+        self.run_to_end()
 
-    def arrive(self) -> None:
+    def add_next_work(self) -> None:
         """Add the next work, or reserve pages for its prompt."""
         if not self.queue:
             return
         work = self.queue.pop(0)
-        if work in self.coming:
-            taken = self.bench.reserve(work.id, work.token_ids, work.salt)
-            if not taken.error:
-                self.reserved[work.id] = self.waiting[work.id] = work
+        if work in self.prefilled_elsewhere:
+            reservation = self.harness.reserve_pages(work.id, work.token_ids, work.cache_salt)
+            if not reservation.error:
+                self.reserved[work.id] = self.in_transfer[work.id] = work
                 event("reserved")
                 return
             event("refused")
-        self.bench.add(work)
-        if work.group and self.queue and self.queue[0].group == work.group:
-            self.arrive()
+        self.harness.add_work(work)
+        if work.release_group and self.queue and self.queue[0].release_group == work.release_group:
+            self.add_next_work()
 
-    def step(self) -> None:
+    def run_some_steps(self) -> None:
         for _ in range(self.random.randint(1, 6)):
-            self.bench.step()
+            self.harness.step()
 
-    def land(self, count: int | None = None) -> None:
+    def receive_some_pages(self, count: int | None = None) -> None:
         """Deliver more pages of one reservation; with the last of them add its work."""
-        if not self.waiting:
+        if not self.in_transfer:
             return
-        key = self.random.choice(list(self.waiting))
-        work = self.waiting[key]
-        count = self.bench.landed[key] + self.random.randint(0, 3) if count is None else count
-        self.bench.land(key, work.token_ids, work.salt, count)
-        if self.bench.landed[key] == len(self.bench.taken[key].pages):
-            self.bench.add(self.waiting.pop(key))
+        key = self.random.choice(list(self.in_transfer))
+        work = self.in_transfer[key]
+        count = self.harness.received_counts[key] + self.random.randint(0, 3) if count is None else count
+        self.harness.receive_pages(key, work.token_ids, work.cache_salt, count)
+        if self.harness.received_counts[key] == len(self.harness.reservations[key].pages):
+            self.harness.add_work(self.in_transfer.pop(key))
 
-    def lose(self) -> None:
+    def break_transfer(self) -> None:
         """Break a transfer off: its delivered pages stay, and the work begins."""
-        if self.waiting:
-            key = self.random.choice(list(self.waiting))
+        if self.in_transfer:
+            key = self.random.choice(list(self.in_transfer))
             del self.reserved[key]
-            self.bench.free(key)
-            self.bench.add(self.waiting.pop(key))
+            self.harness.free_reservation(key)
+            self.harness.add_work(self.in_transfer.pop(key))
 
-    def stall(self) -> None:
+    def begin_before_transfer_ends(self) -> None:
         """Begin a work before its transfer ends; it may have to wait until the end of the transfer is known."""
-        if self.waiting:
-            key = self.random.choice(list(self.waiting))
+        if self.in_transfer:
+            key = self.random.choice(list(self.in_transfer))
             self.stalled.add(key)
-            self.bench.add(self.waiting.pop(key))
+            self.harness.add_work(self.in_transfer.pop(key))
             event("stalled")
 
-    def settle(self) -> None:
+    def release_finished(self) -> None:
         """Release the prompts that the other side has read, and the reservations whose works have begun."""
-        for id in list(self.bench.read):
-            if self.over(id):
-                self.bench.release(id)
+        for work_id in list(self.harness.leased_pages):
+            if self.has_all_answers(work_id):
+                self.harness.release_lease(work_id)
         for key in list(self.reserved):
-            if key not in self.waiting and (key in self.stalled or self.told(key)):
+            if key not in self.in_transfer and (key in self.stalled or self.has_progress(key)):
                 del self.reserved[key]
-                self.bench.free(key)
+                self.harness.free_reservation(key)
 
-    def leave(self) -> None:
+    def lose_reader(self) -> None:
         """Lose the other side before it has read all pages."""
-        if self.bench.read and self.random.random() < 0.3:
-            lost = self.bench.works[self.random.choice(list(self.bench.read))]
-            for id in list(self.bench.read):
-                if id == lost.id or (lost.group and self.bench.works[id].group == lost.group):
-                    self.bench.release(id)
+        if self.harness.leased_pages and self.random.random() < 0.3:
+            lost = self.harness.works[self.random.choice(list(self.harness.leased_pages))]
+            for work_id in list(self.harness.leased_pages):
+                if work_id == lost.id or (
+                    lost.release_group and self.harness.works[work_id].release_group == lost.release_group
+                ):
+                    self.harness.release_lease(work_id)
 
-    def told(self, id: str) -> bool:
+    def has_progress(self, work_id: str) -> bool:
         """Whether any choice of the work has an output or was cancelled."""
-        work = self.bench.works[id]
-        return any((id, k) in self.cancelled or self.bench.outputs.get((id, k)) for k in range(work.n))
+        work = self.harness.works[work_id]
+        return any((work_id, k) in self.cancelled or self.harness.outputs.get((work_id, k)) for k in range(work.n))
 
-    def over(self, id: str) -> bool:
+    def has_all_answers(self, work_id: str) -> bool:
         """Whether every choice of the work's group has an output or was cancelled: only then may it be released."""
-        work = self.bench.works[id]
-        group = [each for each in self.works if each is work or (work.group and each.group == work.group)]
+        work = self.harness.works[work_id]
+        group = [
+            each
+            for each in self.works
+            if each is work or (work.release_group and each.release_group == work.release_group)
+        ]
         choices = [(each.id, k) for each in group for k in range(each.n)]
-        return all(self.bench.outputs.get(choice) or choice in self.cancelled for choice in choices)
+        return all(self.harness.outputs.get(choice) or choice in self.cancelled for choice in choices)
 
-    def cancel(self) -> None:
-        if not self.bench.works or self.random.random() < 0.5:
+    def cancel_some(self) -> None:
+        if not self.harness.works or self.random.random() < 0.5:
             return
-        work = self.random.choice(list(self.bench.works.values()))
+        work = self.random.choice(list(self.harness.works.values()))
         index = self.random.choice([-1, *range(work.n)])
         for k in range(work.n) if index < 0 else [index]:
-            outputs = self.bench.outputs.get((work.id, k), [])
-            if not outputs or outputs[-1].finish is None:
+            outputs = self.harness.outputs.get((work.id, k), [])
+            if not outputs or outputs[-1].finish_reason is None:
                 self.cancelled.add((work.id, k))
-        self.bench.loop.cancel(work.id, index)
+        self.harness.loop.cancel_request(work.id, index)
 
-    def preempt(self) -> None:
-        if self.bench.loop.scheduler.running:
-            self.bench.loop.scheduler.preempt()
+    def preempt_one(self) -> None:
+        if self.harness.loop.scheduler.running:
+            self.harness.loop.scheduler.preempt_last()
 
-    def fail(self) -> None:
-        self.bench.runner.fail_next = self.random.choice(["before", "midway"])
-        self.bench.step()
-        self.bench.runner.fail_next = None
+    def fail_one_step(self) -> None:
+        self.harness.runner.fail_next = self.random.choice(["before", "midway"])
+        self.harness.step()
+        self.harness.runner.fail_next = None
 
-    def finish(self) -> None:
+    def run_to_end(self) -> None:
         """Run to the end; from outside come only the ends of transfers."""
         for _ in range(50_000):
-            if self.bench.step():
+            if self.harness.step():
                 continue
-            if self.bench.loop.idle and not self.waiting and not self.bench.read:
+            if self.harness.loop.is_idle and not self.in_transfer and not self.harness.leased_pages:
                 break
-            before = self.bench.stats.pinned + self.bench.stats.reserved, len(self.waiting)
-            if self.bench.loop._stuck:
+            before = self.harness.stats.pinned_pages + self.harness.stats.reserved_pages, len(self.in_transfer)
+            if self.harness.loop._is_blocked:
                 event("stuck")
-            self.land(1 << 20)
-            self.settle()
-            after = self.bench.loop.holds.pinned + self.bench.loop.holds.reserved, len(self.waiting)
-            assert after != before or not self.bench.loop.idle, "everybody waits, and nothing can change that"
+            self.receive_some_pages(1 << 20)
+            self.release_finished()
+            after = (
+                self.harness.loop.pinned_pages.pinned_count + self.harness.loop.pinned_pages.reserved_count,
+                len(self.in_transfer),
+            )
+            assert after != before or not self.harness.loop.is_idle, "everybody waits, and nothing can change that"
         for key in list(self.reserved):
-            self.bench.free(key)
-        self.bench.drain()
-        assert self.bench.loop.pool.used == 0
+            self.harness.free_reservation(key)
+        self.harness.drain()
+        assert self.harness.loop.pool.used_count == 0
 
-    def compare(self) -> None:
+    def compare_outputs(self) -> None:
         for work in self.works:
             for k in range(work.n):
-                expected = msgspec.structs.replace(self.whole[work.id, k])
-                before = len(work.given[k]) if work.given else 0
-                if before:
+                expected = msgspec.structs.replace(self.expected_outputs[work.id, k])
+                prior_count = len(work.prior_tokens[k]) if work.prior_tokens else 0
+                if prior_count:
                     expected.prompt_scores = None
-                expected.token_ids = expected.token_ids[before:]
-                expected.scores = expected.scores[before:] if expected.scores else None
-                parts = self.bench.outputs.get((work.id, k), [])
+                expected.token_ids = expected.token_ids[prior_count:]
+                expected.scores = expected.scores[prior_count:] if expected.scores else None
+                parts = self.harness.outputs.get((work.id, k), [])
                 tokens = [token for part in parts for token in part.token_ids]
                 if (work.id, k) in self.cancelled:
-                    assert all(part.finish is None for part in parts)
+                    assert all(part.finish_reason is None for part in parts)
                     assert tokens == expected.token_ids[: len(tokens)]
                     continue
-                got = self.bench.result(work.id, k)
-                if got.finish == "error":
+                got = self.harness.merged_output(work.id, k)
+                if got.finish_reason == "error":
                     assert self.failures and tokens == expected.token_ids[: len(tokens)]
                     continue
                 assert got.cached_tokens <= len(work.token_ids)
@@ -350,13 +376,13 @@ class World:
                 assert got == expected
 
 
-quick = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=150)
+handover_settings = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=150)
 
 
 @given(st.integers(0, 2**32), st.booleans())
-@quick
+@handover_settings
 def test_random_handovers_keep_outputs_and_never_deadlock(seed: int, failures: bool) -> None:
-    world = World(seed, failures=failures)
-    world.play()
-    world.compare()
-    event(f"preempted: {world.bench.stats.preemptions > 0}")
+    world = HandoverScenario(seed, failures=failures)
+    world.run_actions()
+    world.compare_outputs()
+    event(f"preempted: {world.harness.stats.preemptions > 0}")

@@ -8,24 +8,24 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.invariant_ledger import Bench, alone
+from support.invariant_ledger import LoopHarness, run_alone
 
-from parley.core.prefill_share import LONGEST, Quota
-from parley.types import Work
+from parley.core.prefill_share import MAX_CHARGED_SECONDS, PrefillShare
+from parley.types import EngineRequest
 
 PARTS = st.sampled_from([0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99])
 
 
-def step(quota: Quota, answers: int, wanted: int, seconds: float) -> float:
+def run_step(quota: PrefillShare, answers: int, wanted: int, seconds: float) -> float:
     """Run one step with the wanted prompt tokens if it is open to prompts; return the seconds they took."""
-    quota.begin(answers)
-    taken = wanted if quota.open else 0
-    quota.take(taken)
-    tokens = answers + taken
+    quota.begin_step(answers)
+    prompt_tokens = wanted if quota.allows_prefill else 0
+    quota.charge_prefill(prompt_tokens)
+    tokens = answers + prompt_tokens
     if not tokens:
         return 0.0
-    quota.observe(seconds, tokens)
-    return seconds * taken / tokens
+    quota.observe_step(seconds, tokens)
+    return seconds * prompt_tokens / tokens
 
 
 @given(
@@ -34,23 +34,23 @@ def step(quota: Quota, answers: int, wanted: int, seconds: float) -> float:
 )
 @settings(deadline=None, max_examples=150)
 def test_prefill_never_exceeds_its_share_in_any_interval(part: float, steps: list[tuple[int, int, float]]) -> None:
-    quota, spans = Quota(part), [(0.0, 0.0)]
+    quota, spans = PrefillShare(part), [(0.0, 0.0)]
     for answers, wanted, seconds in steps:
-        prompts = step(quota, answers, wanted, seconds)
+        prompts = run_step(quota, answers, wanted, seconds)
         if answers:
             spans.append((spans[-1][0] + prompts, spans[-1][1] + seconds))
     for start in range(0, len(spans), 10):
         for prompts, both in spans[start:]:
-            had, time = prompts - spans[start][0], both - spans[start][1]
-            assert had <= part * time + 2 * 0.3 + 1e-9
+            prompt_seconds, time = prompts - spans[start][0], both - spans[start][1]
+            assert prompt_seconds <= part * time + 2 * 0.3 + 1e-9
 
 
 @given(PARTS, st.lists(st.tuples(st.integers(1, 40), st.floats(0.001, 0.3)), min_size=1, max_size=300))
 @settings(deadline=None, max_examples=150)
 def test_prefill_gets_its_full_share_under_demand(part: float, steps: list[tuple[int, float]]) -> None:
-    quota, had, time = Quota(part), 0.0, 0.0
+    quota, had, time = PrefillShare(part), 0.0, 0.0
     for answers, seconds in steps:
-        had += step(quota, answers, 100_000, seconds)
+        had += run_step(quota, answers, 100_000, seconds)
         time += seconds
         assert abs(had - part * time) <= 0.3 + 1e-9
 
@@ -59,34 +59,34 @@ def test_prefill_gets_its_full_share_under_demand(part: float, steps: list[tuple
 @settings(deadline=None, max_examples=60)
 def test_prefill_debt_is_capped_and_paid(part: float, slow: float, seconds: float) -> None:
     """The debt of a slow step is capped: a pause of the whole machine does not block prompts for long."""
-    quota, waited = Quota(part), 0.0
-    step(quota, 1, 10_000, slow)
-    while not step(quota, 1, 1, seconds):
+    quota, waited = PrefillShare(part), 0.0
+    run_step(quota, 1, 10_000, slow)
+    while not run_step(quota, 1, 1, seconds):
         waited += seconds
-    assert waited <= min(slow, LONGEST) / part + seconds
+    assert waited <= min(slow, MAX_CHARGED_SECONDS) / part + seconds
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 500), st.floats(0.001, 0.3)), max_size=60))
 def test_prefill_share_of_one_and_zero(steps: list[tuple[int, int, float]]) -> None:
-    everything, nothing = Quota(1.0), Quota(0.0)
+    everything, nothing = PrefillShare(1.0), PrefillShare(0.0)
     for answers, wanted, seconds in steps:
-        assert step(everything, answers, wanted, seconds) > 0 or not wanted
-        assert step(nothing, answers, wanted, seconds) == 0
-        assert step(nothing, 0, wanted, seconds) > 0 or not wanted
+        assert run_step(everything, answers, wanted, seconds) > 0 or not wanted
+        assert run_step(nothing, answers, wanted, seconds) == 0
+        assert run_step(nothing, 0, wanted, seconds) > 0 or not wanted
 
 
 def test_changed_prefill_share_applies_at_once() -> None:
-    quota = Quota(0.01)
-    step(quota, 1, 500, 0.3)
-    assert step(quota, 1, 500, 0.1) == 0
-    quota.divide(0.5)
-    assert step(quota, 1, 500, 0.1) > 0
-    quota.divide(0.0)
-    assert step(quota, 1, 500, 0.1) == 0
+    quota = PrefillShare(0.01)
+    run_step(quota, 1, 500, 0.3)
+    assert run_step(quota, 1, 500, 0.1) == 0
+    quota.set_share(0.5)
+    assert run_step(quota, 1, 500, 0.1) > 0
+    quota.set_share(0.0)
+    assert run_step(quota, 1, 500, 0.1) == 0
 
 
-def work(number: int, prompt: int, answer: int, **more: object) -> Work:
-    return Work(f"w{number}", [(number * 11 + k) % 50 for k in range(prompt)], max_tokens=answer, **more)  # type: ignore[arg-type]
+def make_work(number: int, prompt: int, answer: int, **more: object) -> EngineRequest:
+    return EngineRequest(f"w{number}", [(number * 11 + k) % 50 for k in range(prompt)], max_tokens=answer, **more)  # type: ignore[arg-type]
 
 
 @given(
@@ -98,58 +98,58 @@ def work(number: int, prompt: int, answer: int, **more: object) -> Work:
 @settings(deadline=None, max_examples=15)
 def test_loop_keeps_prefill_share(part: float, prompts: list[tuple[int, int]], budget: int, streams: int) -> None:
     """Decodes run as long as prompts wait: each side keeps its share to within some steps."""
-    bench = Bench(blocks=500, slots=16, budgets=(budget,), prefix_cache=False, share=part)
+    bench = LoopHarness(blocks=500, slots=16, budgets=(budget,), prefix_cache=False, prefill_share=part)
     for number in range(streams):
-        bench.loop.add(work(number, 3, 2000))
+        bench.loop.add_request(make_work(number, 3, 2000))
     bench.step()
     bench.step()
-    works = [work(100 + number, *each) for number, each in enumerate(prompts)]
+    works = [make_work(100 + number, *each) for number, each in enumerate(prompts)]
     for each in works:
-        bench.loop.add(each)
-    meter = bench.quota
-    meter.prompts = meter.beside = 0.0
+        bench.loop.add_request(each)
+    share = bench.prefill_share
+    share.prompt_seconds = share.mixed_seconds = 0.0
     while any((each.id, 0) not in bench.outputs for each in works):
         bench.step()
-        assert meter.prompts <= part * meter.beside + meter.most + 1e-9
+        assert share.prompt_seconds <= part * share.mixed_seconds + share.longest_step + 1e-9
         if len(works) - sum((each.id, 0) in bench.outputs for each in works) > 3:  # enough prompts left to fill steps
-            assert meter.prompts >= part * meter.beside - 2 * meter.most
+            assert share.prompt_seconds >= part * share.mixed_seconds - 2 * share.longest_step
     for number in range(streams):
-        bench.loop.cancel(f"w{number}")
+        bench.loop.cancel_request(f"w{number}")
     bench.drain()
     for each in works:
-        assert bench.result(each.id).token_ids == alone(each).token_ids
+        assert bench.merged_output(each.id).token_ids == run_alone(each).token_ids
 
 
 def test_zero_share_delays_prefill_until_decodes_end() -> None:
-    bench = Bench(slots=4, budgets=(500,), share=0.0)
-    bench.loop.add(work(0, 40, 30))
+    bench = LoopHarness(slots=4, budgets=(500,), prefill_share=0.0)
+    bench.loop.add_request(make_work(0, 40, 30))
     bench.step()
-    bench.loop.add(work(1, 100, 2))
+    bench.loop.add_request(make_work(1, 100, 2))
     bench.drain()
-    rows = [{id for id, *_ in step} for step in bench.runner.steps]
+    rows = [{work_id for work_id, *_ in step} for step in bench.runner.steps]
     assert rows == [{"w0"}] * 30 + [{"w1"}] * 2
 
 
 @pytest.mark.parametrize("part", [0.0, 0.01])
 def test_handed_over_answer_is_exempt_from_prefill_share(part: float) -> None:
-    bench = Bench(slots=4, budgets=(500,), share=part)
-    bench.loop.add(work(0, 40, 60))
+    bench = LoopHarness(slots=4, budgets=(500,), prefill_share=part)
+    bench.loop.add_request(make_work(0, 40, 60))
     for _ in range(3):
         bench.step()
-    begun = alone(work(1, 100, 5)).token_ids
-    bench.loop.add(work(1, 100, 5, given=[begun[:2]]))
+    expected_tokens = run_alone(make_work(1, 100, 5)).token_ids
+    bench.loop.add_request(make_work(1, 100, 5, prior_tokens=[expected_tokens[:2]]))
     bench.step()
-    assert bench.outputs["w1", 0][0].token_ids == begun[2:3]
+    assert bench.outputs["w1", 0][0].token_ids == expected_tokens[2:3]
     bench.drain()
 
 
 def test_decode_only_and_prefill_only_steps_make_no_debt() -> None:
-    bench = Bench(slots=4, budgets=(500,), share=0.01)
+    bench = LoopHarness(slots=4, budgets=(500,), prefill_share=0.01)
     for number in range(3):  # no decodes yet
-        bench.loop.add(work(number, 200, 1))
+        bench.loop.add_request(make_work(number, 200, 1))
     bench.step()
-    assert bench.quota.held == 0
-    bench.loop.add(work(3, 20, 50))
-    bench.loop.add(work(4, 20, 1))
+    assert bench.prefill_share.closed_steps == 0
+    bench.loop.add_request(make_work(3, 20, 50))
+    bench.loop.add_request(make_work(4, 20, 1))
     bench.drain()
-    assert bench.quota.held == 0
+    assert bench.prefill_share.closed_steps == 0

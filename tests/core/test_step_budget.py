@@ -10,54 +10,64 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parley.core.step_budget import ALONE, FIRST, LEAST, MOST, Fixed, Pace, Timed
+from parley.core.step_budget import (
+    INITIAL_CHUNK,
+    MAX_CHUNK,
+    MIN_CHUNK,
+    SOLO_FACTOR,
+    FixedBudget,
+    StepBudget,
+    TimedBudget,
+)
 
 
 @dataclass(frozen=True)
-class Machine:
+class SimulatedMachine:
     """Cost of a step in seconds: a fixed part, a part for each row, and one for each token that a prompt's row sees."""
 
-    fixed: float
-    each: float
-    pair: float = 0.0
+    step_seconds: float
+    row_seconds: float
+    pair_seconds: float = 0.0
 
     def cost(self, decodes: int, chunks: list[tuple[int, int]]) -> float:
         rows = decodes + sum(count for _, count in chunks)
         pairs = sum(count * (start + (count - 1) / 2) for start, count in chunks)
-        return self.fixed + rows * self.each + pairs * self.pair
+        return self.step_seconds + rows * self.row_seconds + pairs * self.pair_seconds
 
 
-def step(pace: Pace, machine: Machine, decodes: int, start: int = 0, length: int = 1 << 20) -> tuple[int, float]:
+def run_step(
+    pace: StepBudget, machine: SimulatedMachine, decodes: int, start: int = 0, length: int = 1 << 20
+) -> tuple[int, float]:
     """Run one step with as much of one prompt as fits; return its prompt tokens and its cost in seconds."""
-    pace.begin(decodes)
-    count = min(pace.room(start), length) if length else 0
+    pace.begin_step(decodes)
+    count = min(pace.tokens_left(start), length) if length else 0
     if count:
-        pace.take(start, count)
+        pace.spend_tokens(start, count)
     seconds = machine.cost(decodes, [(start, count)])
-    pace.observe(seconds)
+    pace.observe_step(seconds)
     return count, seconds
 
 
-def serve(pace: Pace, machine: Machine, decodes: int, steps: int = 60) -> tuple[int, float]:
+def run_steps(pace: StepBudget, machine: SimulatedMachine, decodes: int, steps: int = 60) -> tuple[int, float]:
     """Run steps at the beginnings of prompts, every third without a prompt; return the last one."""
     last = 0, 0.0
     for number in range(steps):
         if decodes and number % 3 == 0:
-            step(pace, machine, decodes, length=0)
-        last = step(pace, machine, decodes)
+            run_step(pace, machine, decodes, length=0)
+        last = run_step(pace, machine, decodes)
     return last
 
 
-def budget(pace: Pace, decodes: int = 0, start: int = 0) -> int:
-    pace.begin(decodes)
-    return pace.room(start)
+def first_chunk(pace: StepBudget, decodes: int = 0, start: int = 0) -> int:
+    pace.begin_step(decodes)
+    return pace.tokens_left(start)
 
 
 @pytest.mark.parametrize("decodes", [0, 1, 8])
 @pytest.mark.parametrize(("fixed", "each"), [(0.001, 0.0001), (0.05, 0.0005), (0.02, 0.002), (0.0, 0.001)])
 def test_step_time_converges_to_target(fixed: float, each: float, decodes: int) -> None:
-    count, seconds = serve(Timed(0.25), Machine(fixed, each), decodes)
-    alone = 1 if decodes else ALONE
+    count, seconds = run_steps(TimedBudget(0.25), SimulatedMachine(fixed, each), decodes)
+    alone = 1 if decodes else SOLO_FACTOR
     assert 0.16 * alone <= seconds <= 0.26 * alone
     assert count % 16 == 0
 
@@ -75,39 +85,39 @@ def test_steps_of_long_prompt_stay_within_time_target(
     fixed: float, each: float, depth: float, decodes: int, before: int, length: int
 ) -> None:
     """Holds on any machine and after any history, even none. The exception is progress: LEAST tokens always run."""
-    pace, machine = Timed(0.25), Machine(fixed, each, each * depth)
-    asked = 0.25 if decodes else 0.25 * ALONE
+    pace, machine = TimedBudget(0.25), SimulatedMachine(fixed, each, each * depth)
+    target_seconds = 0.25 if decodes else 0.25 * SOLO_FACTOR
     for _ in range(before):
-        step(pace, machine, decodes, length=0)
+        run_step(pace, machine, decodes, length=0)
     start = 0
     while start < length:
-        count, seconds = step(pace, machine, decodes, start, length - start)
-        least = machine.cost(decodes, [(start, min(count, LEAST))])
-        assert seconds <= max(1.1 * asked, least), (start, count, seconds)
+        count, seconds = run_step(pace, machine, decodes, start, length - start)
+        least = machine.cost(decodes, [(start, min(count, MIN_CHUNK))])
+        assert seconds <= max(1.1 * target_seconds, least), (start, count, seconds)
         assert count > 0
         start += count
 
 
 @pytest.mark.parametrize("decodes", [0, 4])
 def test_only_prompts_without_decodes_get_longer_steps(decodes: int) -> None:
-    pace, machine = Timed(0.25), Machine(0.01, 0.001, 0.001 / 1000)
-    serve(pace, machine, 1)
-    serve(pace, machine, decodes)
-    pace.begin(decodes)
-    room = pace.room(0)
-    assert 0.2 <= machine.cost(decodes, [(0, room)]) / (1 if decodes else ALONE) <= 0.26
-    pace.take(0, room)
-    assert pace.room(0) == 0
-    pace.begin(decodes)
-    pace.take(0, 48)  # a short prompt: the next one in the step fills the usual time
-    assert 0.2 <= machine.cost(decodes, [(0, 48), (0, pace.room(0))]) <= 0.26
+    pace, machine = TimedBudget(0.25), SimulatedMachine(0.01, 0.001, 0.001 / 1000)
+    run_steps(pace, machine, 1)
+    run_steps(pace, machine, decodes)
+    pace.begin_step(decodes)
+    room = pace.tokens_left(0)
+    assert 0.2 <= machine.cost(decodes, [(0, room)]) / (1 if decodes else SOLO_FACTOR) <= 0.26
+    pace.spend_tokens(0, room)
+    assert pace.tokens_left(0) == 0
+    pace.begin_step(decodes)
+    pace.spend_tokens(0, 48)  # a short prompt: the next one in the step fills the usual time
+    assert 0.2 <= machine.cost(decodes, [(0, 48), (0, pace.tokens_left(0))]) <= 0.26
 
 
 def test_chunks_shrink_with_prompt_depth() -> None:
-    pace, machine = Timed(0.25), Machine(0.01, 0.0005, 0.0005 / 1000)
+    pace, machine = TimedBudget(0.25), SimulatedMachine(0.01, 0.0005, 0.0005 / 1000)
     start, counts = 0, []
     while start < 8000:
-        count, seconds = step(pace, machine, 4, start)
+        count, seconds = run_step(pace, machine, 4, start)
         counts.append((count, seconds))
         start += count
     assert counts[-1][0] < max(count for count, _ in counts) / 3
@@ -115,46 +125,46 @@ def test_chunks_shrink_with_prompt_depth() -> None:
 
 
 def test_taken_tokens_reduce_remaining_step_budget() -> None:
-    pace, machine = Timed(0.25), Machine(0.01, 0.0005, 0.0005 / 4000)
-    serve(pace, machine, 4)
-    pace.begin(4)
-    whole, chunks = pace.room(0), []
-    while room := pace.room(1000):
+    pace, machine = TimedBudget(0.25), SimulatedMachine(0.01, 0.0005, 0.0005 / 4000)
+    run_steps(pace, machine, 4)
+    pace.begin_step(4)
+    whole, chunks = pace.tokens_left(0), []
+    while room := pace.tokens_left(1000):
         chunks.append((1000, min(room, 64)))
-        pace.take(*chunks[-1])
+        pace.spend_tokens(*chunks[-1])
     assert 0 < sum(count for _, count in chunks) < whole
     assert 0.15 <= machine.cost(4, chunks) <= 0.26
 
 
-@pytest.mark.parametrize(("each", "count"), [(1e-9, MOST), (1.0, LEAST)])
+@pytest.mark.parametrize(("each", "count"), [(1e-9, MAX_CHUNK), (1.0, MIN_CHUNK)])
 def test_step_budget_stops_at_bounds_on_extreme_machines(each: float, count: int) -> None:
-    assert serve(Timed(0.25), Machine(0.0, each), 1)[0] == count
+    assert run_steps(TimedBudget(0.25), SimulatedMachine(0.0, each), 1)[0] == count
 
 
 def test_step_budget_shrinks_when_tokens_cost_more() -> None:
-    pace = Timed(0.25)
-    before, _ = serve(pace, Machine(0.02, 0.0005), 1)
-    after, seconds = serve(pace, Machine(0.02, 0.005), 1)
+    pace = TimedBudget(0.25)
+    before, _ = run_steps(pace, SimulatedMachine(0.02, 0.0005), 1)
+    after, seconds = run_steps(pace, SimulatedMachine(0.02, 0.005), 1)
     assert after < before / 5 and seconds < 0.3
 
 
 def test_step_budget_recovers_from_one_slow_step() -> None:
-    pace, machine = Timed(0.25), Machine(0.02, 0.001)
-    step(pace, Machine(60.0, 0.0), 0)
-    assert budget(pace) == LEAST
-    step(pace, Machine(0.0, 0.001), 0)
-    assert budget(pace) > LEAST
-    before, _ = serve(pace, machine, 1)
-    step(pace, Machine(60.0, 0.0), 1)
-    assert budget(pace, 1) >= before * 0.9
+    pace, machine = TimedBudget(0.25), SimulatedMachine(0.02, 0.001)
+    run_step(pace, SimulatedMachine(60.0, 0.0), 0)
+    assert first_chunk(pace) == MIN_CHUNK
+    run_step(pace, SimulatedMachine(0.0, 0.001), 0)
+    assert first_chunk(pace) > MIN_CHUNK
+    before, _ = run_steps(pace, machine, 1)
+    run_step(pace, SimulatedMachine(60.0, 0.0), 1)
+    assert first_chunk(pace, 1) >= before * 0.9
 
 
 def test_step_budget_at_most_doubles_per_step() -> None:
     """The cost of a small chunk says little about a large one, so the budget at most doubles."""
-    pace = Timed(0.25)
-    assert budget(pace) == FIRST
-    step(pace, Machine(1e-6, 0.0), 0)
-    assert budget(pace) == 2 * FIRST
+    pace = TimedBudget(0.25)
+    assert first_chunk(pace) == INITIAL_CHUNK
+    run_step(pace, SimulatedMachine(1e-6, 0.0), 0)
+    assert first_chunk(pace) == 2 * INITIAL_CHUNK
 
 
 @given(
@@ -168,15 +178,15 @@ def test_step_budget_at_most_doubles_per_step() -> None:
 )
 @settings(deadline=None, max_examples=100)
 def test_step_budget_bounds_hold_for_any_observations(
-    seen: list[tuple[int, int, int, float]], decodes: int, start: int, seconds: float, tokens: int
+    observations: list[tuple[int, int, int, float]], decodes: int, start: int, seconds: float, tokens: int
 ) -> None:
-    timed, fixed = Timed(seconds), Fixed(tokens)
+    timed, fixed = TimedBudget(seconds), FixedBudget(tokens)
     for pace in (timed, fixed):
-        for rows, count, position, cost in seen:
-            pace.begin(rows)
-            if min(count, pace.room(position)):
-                pace.take(position, min(count, pace.room(position)))
-            pace.observe(cost)
-        pace.begin(decodes)
-    assert LEAST <= timed.room(start) <= MOST and timed.room(start) % 16 == 0
-    assert fixed.room(start) == max(LEAST, (tokens - decodes) // 16 * 16)
+        for rows, count, position, cost in observations:
+            pace.begin_step(rows)
+            if min(count, pace.tokens_left(position)):
+                pace.spend_tokens(position, min(count, pace.tokens_left(position)))
+            pace.observe_step(cost)
+        pace.begin_step(decodes)
+    assert MIN_CHUNK <= timed.tokens_left(start) <= MAX_CHUNK and timed.tokens_left(start) % 16 == 0
+    assert fixed.tokens_left(start) == max(MIN_CHUNK, (tokens - decodes) // 16 * 16)

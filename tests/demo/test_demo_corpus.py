@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from parley import demo
 from parley.demo import corpus, export, questions, template
 from parley.demo.errands import TOOLS
-from parley.demo.evaluate import generate, is_story, prompt_and_answer
+from parley.demo.evaluate import generate_greedy, is_story, prompt_and_answer
 from parley.demo.tokenizer import encode_sample
 
 SIZE_LIMIT = 30 * 1024 * 1024
@@ -26,21 +26,21 @@ SIZE_LIMIT = 30 * 1024 * 1024
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(demo.folder() / "tokenizer.json"))
+    return Tokenizer.from_file(str(demo.model_folder() / "tokenizer.json"))
 
 
 @cache
-def _template() -> Template:
+def _chat_template() -> Template:
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
-    return environment.from_string((demo.folder() / "chat_template.jinja").read_text(encoding="utf-8"))
+    return environment.from_string((demo.model_folder() / "chat_template.jinja").read_text(encoding="utf-8"))
 
 
-def _rendered(messages: list[dict[str, Any]], **variables: Any) -> str:
-    return _template().render(messages=messages, **variables)
+def _render_chat(messages: list[dict[str, Any]], **variables: Any) -> str:
+    return _chat_template().render(messages=messages, **variables)
 
 
-def _as_request(sample: corpus.Sample) -> list[dict[str, Any]]:
+def _client_messages(sample: corpus.Sample) -> list[dict[str, Any]]:
     """Return the messages of a sample as a client of the chat API sends them."""
     messages = []
     for message in sample.messages:
@@ -110,13 +110,13 @@ def test_demo_template_agrees_with_python_twin(tokenizer: Tokenizer) -> None:
     for sample in islice(corpus.draw_training(4), 600):
         if sample.text:
             continue
-        pieces = template.render(sample.messages, sample.tools, sample.thinking)
+        pieces = template.render_pieces(sample.messages, sample.tools, sample.thinking)
         whole = "".join(text for text, _ in pieces)
-        messages = _as_request(sample)
-        assert _rendered(messages, tools=sample.tools, enable_thinking=sample.thinking) == whole
+        messages = _client_messages(sample)
+        assert _render_chat(messages, tools=sample.tools, enable_thinking=sample.thinking) == whole
         prompt, answer = prompt_and_answer(sample)
         variables = {"tools": sample.tools, "enable_thinking": sample.thinking, "add_generation_prompt": True}
-        assert _rendered(messages[:-1], **variables) == prompt
+        assert _render_chat(messages[:-1], **variables) == prompt
         assert whole == prompt + answer + "\n"
         # Training encodes piece by piece, a server the whole prompt.
         assert encode_sample(tokenizer, sample)[0] == tokenizer.encode(whole).ids
@@ -124,17 +124,17 @@ def test_demo_template_agrees_with_python_twin(tokenizer: Tokenizer) -> None:
 
 def test_demo_template_accepts_client_messages() -> None:
     parts = [{"role": "user", "content": [{"type": "text", "text": "Spell "}, {"type": "text", "text": "cat."}]}]
-    assert _rendered(parts, add_generation_prompt=True) == (
+    assert _render_chat(parts, add_generation_prompt=True) == (
         "<|im_start|>user\nSpell cat.<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
     )
     call = {"id": "1", "type": "function", "function": {"name": "get_time", "arguments": '{"city": "Oslo"}'}}
-    called: list[dict[str, Any]] = [
+    call_messages: list[dict[str, Any]] = [
         {"role": "developer", "content": "Be kind."},
         {"role": "user", "content": "Time in Oslo?"},
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "1", "content": "12:00"},
     ]
-    assert _rendered(called, add_generation_prompt=True, enable_thinking=True) == (
+    assert _render_chat(call_messages, add_generation_prompt=True, enable_thinking=True) == (
         "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nTime in Oslo?<|im_end|>\n"
         "<|im_start|>assistant\n<think>\n\n</think>\n\n"
         '<tool_call>\n{"name": "get_time", "arguments": {"city": "Oslo"}}\n</tool_call><|im_end|>\n'
@@ -145,9 +145,9 @@ def test_demo_template_accepts_client_messages() -> None:
 def test_next_demo_prompt_begins_with_previous_conversation() -> None:
     """The prefix cache relies on this: an answer and the next question only append."""
     first = [{"role": "user", "content": "Hello!"}]
-    prompt = _rendered(first, add_generation_prompt=True)
+    prompt = _render_chat(first, add_generation_prompt=True)
     longer = [*first, {"role": "assistant", "content": "Hi."}, {"role": "user", "content": "Spell cat."}]
-    assert _rendered(longer, add_generation_prompt=True).startswith(prompt + "Hi.<|im_end|>\n")
+    assert _render_chat(longer, add_generation_prompt=True).startswith(prompt + "Hi.<|im_end|>\n")
 
 
 def test_demo_tokenizer_round_trips_any_unicode(tokenizer: Tokenizer) -> None:
@@ -161,8 +161,8 @@ def test_demo_tokenizer_round_trips_any_unicode(tokenizer: Tokenizer) -> None:
 
 
 def test_demo_model_folder_is_complete_and_small(tokenizer: Tokenizer) -> None:
-    folder = demo.folder()
-    assert {path.name for path in folder.iterdir()} == set(export.FILES)
+    folder = demo.model_folder()
+    assert {path.name for path in folder.iterdir()} == set(export.MODEL_FILES)
     assert sum(path.stat().st_size for path in folder.iterdir()) <= SIZE_LIMIT
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     assert config["architectures"] == ["Qwen3ForCausalLM"]
@@ -198,8 +198,8 @@ ANSWERS: tuple[tuple[list[dict[str, Any]], dict[str, Any], str], ...] = (
 
 
 def test_demo_model_gives_expected_answers() -> None:
-    network, tokenizer = export.load_model(demo.folder())
+    network, tokenizer = export.load_model(demo.model_folder())
     for messages, variables, answer in ANSWERS:
-        prompt = _rendered(messages, add_generation_prompt=True, **variables)
-        assert generate(network, tokenizer, prompt) == answer + "<|im_end|>"
-    assert generate(network, tokenizer, "The capital of France is", limit=1) == " Paris"
+        prompt = _render_chat(messages, add_generation_prompt=True, **variables)
+        assert generate_greedy(network, tokenizer, prompt) == answer + "<|im_end|>"
+    assert generate_greedy(network, tokenizer, "The capital of France is", limit=1) == " Paris"

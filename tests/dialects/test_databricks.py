@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.databricks import DIALECT, STRICT, chat, completions, embeddings, invoked, shared
-from parley.dialects.dialect import Head
+from parley.dialects.databricks import DIALECT, STRICT, chat, completions, embeddings, read_invocation, shared
+from parley.dialects.dialect import RequestContext
 from parley.errors import (
     ContextLength,
     EngineDied,
@@ -23,67 +23,69 @@ from parley.errors import (
     UnknownModel,
 )
 from parley.types import (
-    Accepted,
-    CallDelta,
     Chat,
-    Delta,
-    Done,
+    ChoiceDelta,
+    ChoiceDone,
     Grammar,
     Message,
+    OutputOptions,
+    PromptAccepted,
+    PromptScored,
+    PromptVector,
     Sampling,
-    Scored,
-    Stop,
+    StopConditions,
     Text,
-    Token,
+    TokenInfo,
     Tokens,
     ToolCall,
+    ToolCallDelta,
     Usage,
-    Vector,
-    Want,
 )
 
-HEAD = Head("0123456789abcdef0123456789abcdef", 1700000000, "fp", context=100, path={"endpoint": "m"})
+HEAD = RequestContext(
+    "0123456789abcdef0123456789abcdef", 1700000000, "fp", context_length=100, path_parts={"endpoint": "m"}
+)
 ID = "01234567-89ab-cdef-0123-456789abcdef"
-TALK = [{"role": "user", "content": "Hi"}]
+MESSAGES = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
-MANY = [{"type": "function", "function": TOOL["function"] | {"name": f"f{number}"}} for number in range(33)]
+MANY_TOOLS = [{"type": "function", "function": TOOL["function"] | {"name": f"f{number}"}} for number in range(33)]
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 USAGE = Usage(prompt_tokens=3, completion_tokens=2)
-READ = {
-    "chat": (chat.read, {"messages": TALK}),
-    "completion": (completions.read, {"prompt": "Hi"}),
-    "embedding": (embeddings.read, {"input": "Hi"}),
+READERS = {
+    "chat": (chat.read_databricks_chat, {"messages": MESSAGES}),
+    "completion": (completions.read_databricks_completion, {"prompt": "Hi"}),
+    "embedding": (embeddings.read_databricks_embedding, {"input": "Hi"}),
 }
 
 
-def make(task: str, rules: shared.Rules = shared.STRICT, **members: Any) -> Any:
-    read, base = READ[task]
+def read_task(task: str, rules: shared.DatabricksRules = shared.STRICT_RULES, **members: Any) -> Any:
+    read, base = READERS[task]
     reply = read(rules, json.dumps(base | members).encode(), HEAD)
     reply.request.model = "m-1"  # as the server does
     return reply
 
 
-talk, complete, embed = partial(make, "chat"), partial(make, "completion"), partial(make, "embedding")
+talk, complete, embed = partial(read_task, "chat"), partial(read_task, "completion"), partial(read_task, "embedding")
 
 
-def refused(call: Any, *args: Any, **members: Any) -> str:
+def refusal_message(call: Any, *args: Any, **members: Any) -> str:
     """Return the message of the 400 response to a refused body."""
     with pytest.raises(ParleyError) as caught:
         call(*args, **members)
-    status, body, kind = STRICT.error(caught.value)
-    told = json.loads(body)
-    assert (status, kind, list(told)) == (400, b"application/json", ["error_code", "message"])
-    assert told["error_code"] in ("BAD_REQUEST", "INVALID_PARAMETER_VALUE")
-    return told["message"]
+    status, body, kind = STRICT.render_error(caught.value)
+    error_body = json.loads(body)
+    assert (status, kind, list(error_body)) == (400, b"application/json", ["error_code", "message"])
+    assert error_body["error_code"] in ("BAD_REQUEST", "INVALID_PARAMETER_VALUE")
+    return error_body["message"]
 
 
 # -- the tables: member, meaning of null and absence, values and their effects, values out of range, wrong types
 
 Sample = partial(Sampling)
-RANGE = 'Bad request: parameter "{}" must be {}, but got {}'
-DRAWN: dict[str, tuple[Any, list[tuple[Any, Any]], list[tuple[Any, str]], str]] = {
+OUT_OF_RANGE = 'Bad request: parameter "{}" must be {}, but got {}'
+SAMPLING_ROWS: dict[str, tuple[Any, list[tuple[Any, Any]], list[tuple[Any, str]], str]] = {
     "max_tokens": (
-        lambda request: request.stop.max_tokens,
+        lambda request: request.stop_conditions.max_tokens,
         [(None, None), (1, 1), (7, 7), (4096.0, 4096)],
         [(0, "at least 1"), (-1, "at least 1")],
         "integer",
@@ -108,7 +110,7 @@ DRAWN: dict[str, tuple[Any, list[tuple[Any, Any]], list[tuple[Any, str]], str]] 
         "integer",
     ),
     "stop": (
-        lambda request: request.stop.strings,
+        lambda request: request.stop_conditions.strings,
         [(None, []), ([], []), ("a", ["a"]), (["a", "bc"], ["a", "bc"])],
         [],
         "a string or an array of strings",
@@ -120,14 +122,14 @@ DRAWN: dict[str, tuple[Any, list[tuple[Any, Any]], list[tuple[Any, str]], str]] 
         "integer",
     ),
 }
-TEXTS: dict[str, tuple[Any, list[tuple[Any, Any]], list[tuple[Any, str]], str]] = {
+COMPLETION_ROWS: dict[str, tuple[Any, list[tuple[Any, Any]], list[tuple[Any, str]], str]] = {
     "error_behavior": (
-        lambda request: request.stop.reserve,
+        lambda request: request.stop_conditions.reserved_tokens,
         [(None, None), ("error", None), ("truncate", 1)],
         [("ignore", 'one of "error", "truncate"')],
         "string",
     ),
-    "echo": (lambda request: request.want.echo, [(None, False), (True, True), (False, False)], [], "boolean"),
+    "echo": (lambda request: request.output_options.echo, [(None, False), (True, True), (False, False)], [], "boolean"),
     "use_raw_prompt": (
         lambda request: request.prompts[0].turn,
         [(None, True), (True, False), (False, True)],
@@ -135,28 +137,28 @@ TEXTS: dict[str, tuple[Any, list[tuple[Any, Any]], list[tuple[Any, str]], str]] 
         "boolean",
     ),
 }
-TALKS: dict[str, tuple[Any, list[tuple[Any, Any]], list[tuple[Any, str]], str]] = {
+CHAT_ROWS: dict[str, tuple[Any, list[tuple[Any, Any]], list[tuple[Any, str]], str]] = {
     "logprobs": (
-        lambda request: request.want.logprobs,
+        lambda request: request.output_options.logprobs,
         [(None, None), (True, 0), (False, None)],
         [],
         "boolean",
     ),
     "tools": (
         lambda request: [tool["function"]["name"] for tool in request.prompts[0].tools],
-        [(None, []), ([], []), ([TOOL], ["f"]), (MANY[:32], [f"f{number}" for number in range(32)])],
+        [(None, []), ([], []), ([TOOL], ["f"]), (MANY_TOOLS[:32], [f"f{number}" for number in range(32)])],
         [],
         "array",
     ),
     "reasoning_effort": (
-        lambda request: request.prompts[0].effort,
+        lambda request: request.prompts[0].reasoning_effort,
         [(None, None), ("low", "low"), ("medium", "medium"), ("high", "high")],
         [("max", 'one of "low", "medium", "high"')],
         "string",
     ),
     "response_format": (lambda request: request.n, [(None, 1), ({"type": "text"}, 1)], [], "object"),
 }
-VECTORS: dict[str, tuple[Any, list[tuple[Any, Any]], list[tuple[Any, str]], str]] = {
+EMBEDDING_ROWS: dict[str, tuple[Any, list[tuple[Any, Any]], list[tuple[Any, str]], str]] = {
     "instruction": (
         lambda request: request.prompts[0].text,
         [(None, "Hi"), ("", "Hi"), ("Represent this:", "Represent this: Hi"), ("Query:\n", "Query:\nHi")],
@@ -164,11 +166,11 @@ VECTORS: dict[str, tuple[Any, list[tuple[Any, Any]], list[tuple[Any, str]], str]
         "string",
     ),
 }
-ROWS = [(task, name, *row) for task in ("chat", "completion") for name, row in DRAWN.items()]
-ROWS += [("embedding", name, *row) for name, row in VECTORS.items()]
-ROWS += [("completion", name, *row) for name, row in TEXTS.items()]
-ROWS += [("chat", name, *row) for name, row in TALKS.items()]
-WRONG = {
+ROWS = [(task, name, *row) for task in ("chat", "completion") for name, row in SAMPLING_ROWS.items()]
+ROWS += [("embedding", name, *row) for name, row in EMBEDDING_ROWS.items()]
+ROWS += [("completion", name, *row) for name, row in COMPLETION_ROWS.items()]
+ROWS += [("chat", name, *row) for name, row in CHAT_ROWS.items()]
+WRONG_TYPES = {
     "boolean": ["true", 1, [True]],
     "integer": ["1", True, 1.5, [1]],
     "number": ["1", True, [1]],
@@ -183,60 +185,63 @@ WRONG = {
     ("task", "name", "look", "good", "bad", "kind"), ROWS, ids=[f"{task}-{name}" for task, name, *_ in ROWS]
 )
 def test_databricks_parameter_is_read_or_refused(task, name, look, good, bad, kind):
-    assert look(make(task).request) == good[0][1], "absent"
-    for rules in (shared.STRICT, shared.LENIENT):
+    assert look(read_task(task).request) == good[0][1], "absent"
+    for rules in (shared.STRICT_RULES, shared.LENIENT_RULES):
         for value, effect in good:
-            assert look(make(task, rules, **{name: value}).request) == effect, value
-        for value in WRONG[kind]:
+            assert look(read_task(task, rules, **{name: value}).request) == effect, value
+        for value in WRONG_TYPES[kind]:
             where = f"Unable to parse json body for request, field '{name}' expects input with json type '"
-            assert refused(make, task, rules, **{name: value}).startswith(where), value
+            assert refusal_message(read_task, task, rules, **{name: value}).startswith(where), value
     for value, allowed in bad:
-        assert refused(make, task, **{name: value}) == RANGE.format(name, allowed, repr(value))
+        assert refusal_message(read_task, task, **{name: value}) == OUT_OF_RANGE.format(name, allowed, repr(value))
 
 
 def test_databricks_accepts_prediction_only_when_lenient():
-    assert talk(shared.LENIENT, prediction={"type": "content", "content": "a"}).request.prediction == "a"
-    assert "prediction" in refused(talk, prediction={"content": "a"})
+    assert talk(shared.LENIENT_RULES, prediction={"type": "content", "content": "a"}).request.prediction == "a"
+    assert "prediction" in refusal_message(talk, prediction={"content": "a"})
 
 
 def test_databricks_type_error_names_expected_and_actual_type():
-    told = refused(talk, temperature="hot")
-    assert told.endswith("field 'temperature' expects input with json type 'number' but got 'string'")
+    message = refusal_message(talk, temperature="hot")
+    assert message.endswith("field 'temperature' expects input with json type 'number' but got 'string'")
     parts = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
-    assert refused(talk, messages=parts) == (
+    assert refusal_message(talk, messages=parts) == (
         "Unable to parse json body for request, field 'messages.content' expects input with json type 'string' "
         "but got 'array'"
     )
-    assert talk(shared.LENIENT, messages=parts).request.prompts == talk().request.prompts
+    assert talk(shared.LENIENT_RULES, messages=parts).request.prompts == talk().request.prompts
 
 
 @pytest.mark.parametrize("value", [0, 5, 20])
 def test_databricks_refuses_top_logprobs_without_logprobs(value):
-    assert talk(logprobs=True, top_logprobs=value).request.want.logprobs == value
+    assert talk(logprobs=True, top_logprobs=value).request.output_options.logprobs == value
     if value:
-        assert "needs 'logprobs' to be true" in refused(talk, top_logprobs=value)
+        assert "needs 'logprobs' to be true" in refusal_message(talk, top_logprobs=value)
     for outside in (-1, 21):
-        told = refused(talk, logprobs=True, top_logprobs=outside)
-        assert told == RANGE.format("top_logprobs", "at least 0 and at most 20", outside)
+        message = refusal_message(talk, logprobs=True, top_logprobs=outside)
+        assert message == OUT_OF_RANGE.format("top_logprobs", "at least 0 and at most 20", outside)
 
 
 def test_databricks_reports_missing_required_parameter():
-    for task, name, said in (
+    for task, name, label in (
         ("chat", "messages", "Chat"),
         ("completion", "prompt", "Completion"),
         ("embedding", "input", "Embedding"),
     ):
-        assert refused(make, task, **{name: None}) == f"Missing required {said} parameter: '{name}'"
-        assert refused(make, task, **{name: []}) == f'Bad request: parameter "{name}" must not be empty'
-    assert refused(invoked, shared.STRICT, b"{}", HEAD) == "Missing required Chat parameter: 'messages'"
-    assert refused(talk, messages=[{"content": "a"}]) == (
+        assert refusal_message(read_task, task, **{name: None}) == f"Missing required {label} parameter: '{name}'"
+        assert refusal_message(read_task, task, **{name: []}) == f'Bad request: parameter "{name}" must not be empty'
+    assert (
+        refusal_message(read_invocation, shared.STRICT_RULES, b"{}", HEAD)
+        == "Missing required Chat parameter: 'messages'"
+    )
+    assert refusal_message(talk, messages=[{"content": "a"}]) == (
         'Bad request: "role" is a required property for an object in parameter "messages"'
     )
-    assert refused(talk, messages=[{"role": "user"}]) == (
+    assert refusal_message(talk, messages=[{"role": "user"}]) == (
         'Bad request: "content" is a required property for an object in parameter "messages"'
     )
-    assert "must be one of" in refused(talk, messages=[{"role": "developer", "content": "a"}])
-    assert talk(shared.LENIENT, messages=[{"role": "developer", "content": "a"}]).request
+    assert "must be one of" in refusal_message(talk, messages=[{"role": "developer", "content": "a"}])
+    assert talk(shared.LENIENT_RULES, messages=[{"role": "developer", "content": "a"}]).request
 
 
 @pytest.mark.parametrize(
@@ -266,16 +271,16 @@ def test_databricks_strict_requires_alternating_roles(roles, wrong):
         "t": {"role": "tool", "content": "t", "tool_call_id": "c"},
     }
     messages = [turns[role] for role in roles]
-    assert len(talk(shared.LENIENT, messages=messages).request.prompts[0].messages) == len(roles)
+    assert len(talk(shared.LENIENT_RULES, messages=messages).request.prompts[0].messages) == len(roles)
     if wrong:
-        assert refused(talk, messages=messages).endswith(wrong)
+        assert refusal_message(talk, messages=messages).endswith(wrong)
     else:
         assert len(talk(messages=messages).request.prompts[0].messages) == len(roles)
 
 
 def test_databricks_validates_message_members():
     messages = [
-        *TALK,
+        *MESSAGES,
         {"role": "assistant", "tool_calls": [CALL]},
         {"role": "tool", "content": "1", "tool_call_id": "c"},
     ]
@@ -284,20 +289,20 @@ def test_databricks_validates_message_members():
         Message("assistant", None, tool_calls=[ToolCall("c", "f", "{}")]),
         Message("tool", "1", tool_call_id="c"),
     ]
-    said = [*TALK, {"role": "assistant", "content": "a", "tool_calls": [CALL]}, messages[2]]
-    assert refused(talk, messages=said).endswith('must not be used together with "tool_calls"')
-    said = [{"role": "user", "content": "a", "tool_calls": [CALL]}]
-    assert refused(talk, messages=said).endswith('is only for messages with role "assistant"')
-    said = [{"role": "user", "content": "a", "tool_call_id": "c"}]
-    assert refused(talk, messages=said).endswith('is only for messages with role "tool"')
-    for gone in ("id", "function"):
-        calls = [{name: value for name, value in CALL.items() if name != gone}]
-        said = [*TALK, {"role": "assistant", "tool_calls": calls}, messages[2]]
-        assert f'"{gone}" is a required property for "tool_calls" object in parameter "messages"' in refused(
-            talk, messages=said
+    conversation = [*MESSAGES, {"role": "assistant", "content": "a", "tool_calls": [CALL]}, messages[2]]
+    assert refusal_message(talk, messages=conversation).endswith('must not be used together with "tool_calls"')
+    conversation = [{"role": "user", "content": "a", "tool_calls": [CALL]}]
+    assert refusal_message(talk, messages=conversation).endswith('is only for messages with role "assistant"')
+    conversation = [{"role": "user", "content": "a", "tool_call_id": "c"}]
+    assert refusal_message(talk, messages=conversation).endswith('is only for messages with role "tool"')
+    for missing in ("id", "function"):
+        calls = [{name: value for name, value in CALL.items() if name != missing}]
+        conversation = [*MESSAGES, {"role": "assistant", "tool_calls": calls}, messages[2]]
+        assert f'"{missing}" is a required property for "tool_calls" object in parameter "messages"' in refusal_message(
+            talk, messages=conversation
         )
-    said = [*TALK, messages[1], {"role": "tool", "content": "1"}]
-    assert '"tool_call_id" is a required property' in refused(talk, messages=said)
+    conversation = [*MESSAGES, messages[1], {"role": "tool", "content": "1"}]
+    assert '"tool_call_id" is a required property' in refusal_message(talk, messages=conversation)
 
 
 def test_databricks_validates_tool_functions():
@@ -307,34 +312,38 @@ def test_databricks_validates_tool_functions():
     assert talk(tools=[tool()]).request.prompts[0].tools[0]["function"]["parameters"]["properties"] == {}
     keys = {f"k{number}": {"type": "string"} for number in range(16)}
     schema = {"type": "object", "properties": keys}
-    assert "must have at most 15 keys in properties, but has 16" in refused(talk, tools=[tool(parameters=schema)])
-    assert talk(shared.LENIENT, tools=[tool(parameters=schema)]).request
+    assert "must have at most 15 keys in properties, but has 16" in refusal_message(
+        talk, tools=[tool(parameters=schema)]
+    )
+    assert talk(shared.LENIENT_RULES, tools=[tool(parameters=schema)]).request
     keys.popitem()
     assert talk(tools=[tool(parameters=schema)]).request
-    assert "additionalProperties" in refused(talk, tools=[tool(parameters=schema, strict=True)])
-    closed = schema | {"required": list(keys), "additionalProperties": False}
-    assert talk(tools=[tool(parameters=closed, strict=True)]).request.prompts[0].tools[0]["function"]["strict"]
+    assert "additionalProperties" in refusal_message(talk, tools=[tool(parameters=schema, strict=True)])
+    strict_schema = schema | {"required": list(keys), "additionalProperties": False}
+    assert talk(tools=[tool(parameters=strict_schema, strict=True)]).request.prompts[0].tools[0]["function"]["strict"]
     for name in ("name", "description"):
-        told = refused(talk, tools=[tool(**{name: None})])
-        assert told == f'Bad request: "{name}" is a required property for "function" object in parameter "tools"'
-    assert refused(talk, tools=MANY).endswith('parameter "tools" must have at most 32 members, but has 33')
-    assert talk(shared.LENIENT, tools=MANY).request
-    assert 'must be one of "function"' in refused(talk, tools=[TOOL | {"type": "x"}])
-    assert refused(talk, tools=[{"type": "function"}]).endswith('for an object in parameter "tools"')
+        message = refusal_message(talk, tools=[tool(**{name: None})])
+        assert message == f'Bad request: "{name}" is a required property for "function" object in parameter "tools"'
+    assert refusal_message(talk, tools=MANY_TOOLS).endswith(
+        'parameter "tools" must have at most 32 members, but has 33'
+    )
+    assert talk(shared.LENIENT_RULES, tools=MANY_TOOLS).request
+    assert 'must be one of "function"' in refusal_message(talk, tools=[TOOL | {"type": "x"}])
+    assert refusal_message(talk, tools=[{"type": "function"}]).endswith('for an object in parameter "tools"')
 
 
 def test_databricks_refuses_tool_choice_without_tools():
     for choice in ("auto", "required", {"type": "function", "function": {"name": "f"}}):
-        assert refused(talk, tool_choice=choice).endswith('can only be used together with "tools"')
+        assert refusal_message(talk, tool_choice=choice).endswith('can only be used together with "tools"')
     assert talk(tool_choice="none").request.prompts[0].tools == []
     assert talk(tools=[TOOL], tool_choice="auto").request.prompts[0].tools
     assert talk(tools=[TOOL], tool_choice="none").request.prompts[0].tools == []
     named = {"type": "function", "function": {"name": "f"}}
     for choice, only in (("required", None), (named, "f")):
         (chat,) = talk(tools=[TOOL], tool_choice=choice).request.prompts
-        assert (chat.choice, chat.only) == ("required", only)
+        assert (chat.tool_choice, chat.forced_tool) == ("required", only)
     named["function"]["name"] = "g"
-    assert 'parameter "tool_choice.function.name"' in refused(talk, tools=[TOOL], tool_choice=named)
+    assert 'parameter "tool_choice.function.name"' in refusal_message(talk, tools=[TOOL], tool_choice=named)
 
 
 def test_databricks_response_format_sets_grammar():
@@ -342,92 +351,98 @@ def test_databricks_response_format_sets_grammar():
     schema = {"name": "n", "schema": {"type": "array"}, "description": "d"}
     form = {"type": "json_schema", "json_schema": schema}
     assert talk(response_format=form).request.grammar == Grammar("json", {"type": "array"})
-    assert "'type: \"object\"', got" in refused(talk, response_format=form | {"json_schema": schema | {"strict": True}})
-    for gone in ("name", "schema"):
-        schema = {name: value for name, value in (("name", "n"), ("schema", {})) if name != gone}
-        told = refused(talk, response_format={"type": "json_schema", "json_schema": schema})
-        assert f'"{gone}" is a required property for "json_schema" object' in told
-    assert '"json_schema" is a required' in refused(talk, response_format={"type": "json_schema"})
+    assert "'type: \"object\"', got" in refusal_message(
+        talk, response_format=form | {"json_schema": schema | {"strict": True}}
+    )
+    for missing in ("name", "schema"):
+        schema = {name: value for name, value in (("name", "n"), ("schema", {})) if name != missing}
+        message = refusal_message(talk, response_format={"type": "json_schema", "json_schema": schema})
+        assert f'"{missing}" is a required property for "json_schema" object' in message
+    assert '"json_schema" is a required' in refusal_message(talk, response_format={"type": "json_schema"})
 
 
 def test_databricks_thinking_sets_budget():
     assert talk(thinking={"type": "disabled"}).request.prompts[0].thinking is False
     request = talk(thinking={"type": "enabled", "budget_tokens": 9}, max_tokens=10).request
     assert (request.prompts[0].thinking, request.thinking_budget) == (True, 9)
-    told = refused(talk, thinking={"type": "enabled", "budget_tokens": 9}, max_tokens=9)
-    assert "must be less than max_tokens, which is 9, but got 9" in told
-    assert '"budget_tokens" is a required' in refused(talk, thinking={"type": "enabled"})
-    assert '"type" is a required' in refused(talk, thinking={})
+    message = refusal_message(talk, thinking={"type": "enabled", "budget_tokens": 9}, max_tokens=9)
+    assert "must be less than max_tokens, which is 9, but got 9" in message
+    assert '"budget_tokens" is a required' in refusal_message(talk, thinking={"type": "enabled"})
+    assert '"type" is a required' in refusal_message(talk, thinking={})
 
 
 @pytest.mark.parametrize("task", ["chat", "completion"])
 def test_databricks_strict_refuses_undocumented_members(task):
-    told = refused(make, task, inputs=["a"])
-    assert told == 'Bad request: json: unknown field "inputs"\n'
-    more = {"inputs": ["a"], "seed": 5, "frequency_penalty": 1, "logit_bias": {"5": -1}}
-    sampling = make(task, shared.LENIENT, **more).request.sampling
+    message = refusal_message(read_task, task, inputs=["a"])
+    assert message == 'Bad request: json: unknown field "inputs"\n'
+    undocumented = {"inputs": ["a"], "seed": 5, "frequency_penalty": 1, "logit_bias": {"5": -1}}
+    sampling = read_task(task, shared.LENIENT_RULES, **undocumented).request.sampling
     assert sampling == Sampling(seed=5, frequency_penalty=1.0, logit_bias={5: -1.0})
     context = {"extra_params": {"a": "b"}, "usage_context": {"a": "b"}, "client_request_id": "1", "model": "other"}
-    assert make(task, **context).request.sampling == Sampling()
+    assert read_task(task, **context).request.sampling == Sampling()
     nested = [{"role": "user", "content": "a", "mood": 1}]
     if task == "chat":
-        assert refused(talk, messages=nested).endswith('unknown field "mood"\n')
+        assert refusal_message(talk, messages=nested).endswith('unknown field "mood"\n')
 
 
 @pytest.mark.parametrize("task", ["chat", "completion"])
 def test_databricks_strict_refuses_several_choices_in_streams(task):
-    assert refused(make, task, n=2, stream=True) == ('Bad request: parameter "n" must be equal to 1 for streaming mode')
-    assert make(task, shared.LENIENT, n=2, stream=True).request.n == 2
+    assert refusal_message(read_task, task, n=2, stream=True) == (
+        'Bad request: parameter "n" must be equal to 1 for streaming mode'
+    )
+    assert read_task(task, shared.LENIENT_RULES, n=2, stream=True).request.n == 2
 
 
 @pytest.mark.parametrize("task", ["chat", "completion", "embedding"])
 @pytest.mark.parametrize("body", [b"", b"x", b"[]", b"\xff", b"[" * 100_000, b'{"a": 1}}'])
 def test_databricks_refuses_body_that_is_no_json_object(task, body):
-    for rules in (shared.STRICT, shared.LENIENT):
-        assert refused(READ[task][0], rules, body, HEAD).startswith("Bad request: The ")
+    for rules in (shared.STRICT_RULES, shared.LENIENT_RULES):
+        assert refusal_message(READERS[task][0], rules, body, HEAD).startswith("Bad request: The ")
 
 
 def test_databricks_reads_completion_prompts():
     assert complete(prompt=["a", "b"], use_raw_prompt=True).request.prompts == [Text("a"), Text("b")]
     assert complete().request.prompts == [Text("Hi", turn=True)]
-    assert complete().request.want == Want(ids=True, plain=True)
-    assert complete(max_tokens=3).request.stop == Stop(max_tokens=3)
-    assert complete(max_tokens=3, error_behavior="truncate").request.stop == Stop(max_tokens=3, reserve=1)
-    assert "must not be empty" in refused(complete, prompt=[""])
+    assert complete().request.output_options == OutputOptions(ids=True, unparsed=True)
+    assert complete(max_tokens=3).request.stop_conditions == StopConditions(max_tokens=3)
+    assert complete(max_tokens=3, error_behavior="truncate").request.stop_conditions == StopConditions(
+        max_tokens=3, reserved_tokens=1
+    )
+    assert "must not be empty" in refusal_message(complete, prompt=[""])
     for wrong in (1, {"a": 1}):
-        assert refused(complete, prompt=wrong).startswith("Unable to parse json body")
-    assert refused(complete, suffix=1).endswith("json type 'string' but got 'integer'")
+        assert refusal_message(complete, prompt=wrong).startswith("Unable to parse json body")
+    assert refusal_message(complete, suffix=1).endswith("json type 'string' but got 'integer'")
 
 
 def test_databricks_invocations_choose_task_by_body():
     """/invocations has one path for chat, completions and embeddings; null members do not count."""
-    for body, kind, said in (
-        ({"messages": TALK}, chat.ChatReply, Chat([Message("user", "Hi")])),
-        ({"prompt": "Hi"}, completions.CompletionReply, Text("Hi", turn=True)),
-        ({"input": ["Hi"]}, embeddings.EmbeddingReply, Text("Hi")),
-        ({"prompt": None, "messages": TALK}, chat.ChatReply, Chat([Message("user", "Hi")])),
+    for body, kind, prompt in (
+        ({"messages": MESSAGES}, chat.DatabricksChatReply, Chat([Message("user", "Hi")])),
+        ({"prompt": "Hi"}, completions.DatabricksCompletionReply, Text("Hi", turn=True)),
+        ({"input": ["Hi"]}, embeddings.DatabricksEmbeddingReply, Text("Hi")),
+        ({"prompt": None, "messages": MESSAGES}, chat.DatabricksChatReply, Chat([Message("user", "Hi")])),
     ):
-        reply = invoked(shared.LENIENT, json.dumps(body).encode(), HEAD)
-        assert type(reply) is kind and reply.request.prompts == [said]
+        reply = read_invocation(shared.LENIENT_RULES, json.dumps(body).encode(), HEAD)
+        assert type(reply) is kind and reply.request.prompts == [prompt]
 
 
 # -- answers
 
 
-def token(id: int, text: str) -> Token:
-    return Token(id, text, text.encode(), -0.5, 1)
+def token(token_id: int, text: str) -> TokenInfo:
+    return TokenInfo(token_id, text, text.encode(), -0.5, 1)
 
 
-def said(index: int = 0) -> list[Any]:
+def hello_events(index: int = 0) -> list[Any]:
     return [
-        Delta(index, "Hel", tokens=[token(5, "Hel")]),
-        Delta(index, "lo", tokens=[token(6, "lo")]),
-        Done(index, "stop", Usage(3, 2)),
+        ChoiceDelta(index, "Hel", tokens=[token(5, "Hel")]),
+        ChoiceDelta(index, "lo", tokens=[token(6, "lo")]),
+        ChoiceDone(index, "stop", Usage(3, 2)),
     ]
 
 
-def frames(reply: Any, *batches: list[Any]) -> list[Any]:
-    text = b"".join(reply.chunk(batch) for batch in batches) + reply.end(USAGE)
+def stream_events(reply: Any, *batches: list[Any]) -> list[Any]:
+    text = b"".join(reply.render_chunk(batch) for batch in batches) + reply.finish_stream(USAGE)
     *events, last = text.decode().removesuffix("\n\n").split("\n\n")
     assert last == "data: [DONE]"
     assert all(event.startswith("data: ") for event in events), "MLflow's client knows nothing else"
@@ -436,15 +451,15 @@ def frames(reply: Any, *batches: list[Any]) -> list[Any]:
 
 def test_databricks_writes_chat_body():
     reply = talk()
-    reply.add([Accepted(0, [1, 2, 3]), *said()])
-    assert reply.body(USAGE) == (
+    reply.add_events([PromptAccepted(0, [1, 2, 3]), *hello_events()])
+    assert reply.render_body(USAGE) == (
         b'{"id":"chatcmpl_' + ID.encode() + b'","object":"chat.completion","created":1700000000,"model":"m-1",'
         b'"choices":[{"index":0,"message":{"role":"assistant","content":"Hello"},"finish_reason":"stop",'
         b'"logprobs":null}],"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5}}'
     )
-    assert reply.headers(None) == []
-    reply.served = "other 50 % ü"
-    assert reply.headers(None) == [(b"served-model-name", b"other 50 % ??")]
+    assert reply.answer_headers(None) == []
+    reply.served_model = "other 50 % ü"
+    assert reply.answer_headers(None) == [(b"served-model-name", b"other 50 % ??")]
 
 
 def test_databricks_chat_stream_reports_usage_in_every_chunk():
@@ -452,42 +467,42 @@ def test_databricks_chat_stream_reports_usage_in_every_chunk():
     start = b'data: {"id":"chatcmpl_' + ID.encode() + (
         b'","object":"chat.completion.chunk","created":1700000000,"model":"m-1","choices":['
     )  # fmt: skip
-    assert reply.chunk([Accepted(0, [1, 2, 3]), said()[0]]) == (
+    assert reply.render_chunk([PromptAccepted(0, [1, 2, 3]), hello_events()[0]]) == (
         start + b'{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}],'
         b'"usage":{"prompt_tokens":3,"completion_tokens":1,"total_tokens":4}}\n\n'
         + start + b'{"index":0,"delta":{"content":"Hel"},"finish_reason":null}],'
         b'"usage":{"prompt_tokens":3,"completion_tokens":1,"total_tokens":4}}\n\n'
     )  # fmt: skip
-    told = frames(reply, said()[1:])
-    assert [chunk["usage"]["completion_tokens"] for chunk in told] == [2, 2]
-    assert [chunk["choices"][0]["finish_reason"] for chunk in told] == [None, "stop"]
-    assert told[-1]["choices"][0]["delta"] == {"content": ""}
+    chunks = stream_events(reply, hello_events()[1:])
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [2, 2]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, "stop"]
+    assert chunks[-1]["choices"][0]["delta"] == {"content": ""}
     quiet = talk(stream=True, stream_options={"include_usage": False})
-    assert all("usage" not in chunk for chunk in frames(quiet, [Accepted(0, [1]), *said()]))
+    assert all("usage" not in chunk for chunk in stream_events(quiet, [PromptAccepted(0, [1]), *hello_events()]))
 
 
 def test_databricks_stream_usage_sums_tokens_of_all_choices():
-    reply = talk(shared.LENIENT, stream=True, n=2)
-    told = frames(reply, [Accepted(0, [1, 2, 3]), *said(0), *said(1)])
-    assert told[-1]["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    reply = talk(shared.LENIENT_RULES, stream=True, n=2)
+    chunks = stream_events(reply, [PromptAccepted(0, [1, 2, 3]), *hello_events(0), *hello_events(1)])
+    assert chunks[-1]["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
 
 
 def test_databricks_writes_tool_calls():
-    call = [
-        Delta(0, "", "tool", [token(5, "x")], CallDelta(0, "call_1", "f")),
-        Delta(0, "", "tool", [token(6, "y")], CallDelta(0, arguments='{"a":1}')),
-        Done(0, "tool", Usage(3, 2)),
+    call_events = [
+        ChoiceDelta(0, "", "tool", [token(5, "x")], ToolCallDelta(0, "call_1", "f")),
+        ChoiceDelta(0, "", "tool", [token(6, "y")], ToolCallDelta(0, arguments='{"a":1}')),
+        ChoiceDone(0, "tool", Usage(3, 2)),
     ]
     reply = talk(tools=[TOOL])
-    reply.add([Accepted(0, [1]), *call])
-    (choice,) = json.loads(reply.body(USAGE))["choices"]
-    made = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
-    assert choice["message"] == {"role": "assistant", "content": None, "tool_calls": [made]}
+    reply.add_events([PromptAccepted(0, [1]), *call_events])
+    (choice,) = json.loads(reply.render_body(USAGE))["choices"]
+    written_call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
+    assert choice["message"] == {"role": "assistant", "content": None, "tool_calls": [written_call]}
     assert choice["finish_reason"] == "tool_calls"
-    told = [chunk["choices"][0]["delta"] for chunk in frames(talk(tools=[TOOL], stream=True), call)]
-    assert told == [
+    deltas = [chunk["choices"][0]["delta"] for chunk in stream_events(talk(tools=[TOOL], stream=True), call_events)]
+    assert deltas == [
         {"role": "assistant", "content": ""},
-        {"content": None, "tool_calls": [made | {"index": 0, "function": {"name": "f", "arguments": ""}}]},
+        {"content": None, "tool_calls": [written_call | {"index": 0, "function": {"name": "f", "arguments": ""}}]},
         {"content": None, "tool_calls": [{"index": 0, "function": {"arguments": '{"a":1}'}}]},
         {"content": ""},
     ]
@@ -495,94 +510,96 @@ def test_databricks_writes_tool_calls():
 
 def test_databricks_writes_reasoning_as_content_part_when_strict():
     """Lenient answers carry reasoning in reasoning_content instead."""
-    thought = [Delta(0, "Hm", "reasoning", [token(4, "Hm")]), *said()]
+    reasoning_events = [ChoiceDelta(0, "Hm", "reasoning", [token(4, "Hm")]), *hello_events()]
     part = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm"}]}
     reply = talk()
-    reply.add(thought)
-    message = json.loads(reply.body(USAGE))["choices"][0]["message"]
+    reply.add_events(reasoning_events)
+    message = json.loads(reply.render_body(USAGE))["choices"][0]["message"]
     assert message == {"role": "assistant", "content": [part, {"type": "text", "text": "Hello"}]}
-    assert frames(talk(stream=True), thought)[1]["choices"][0]["delta"] == {"content": [part]}
-    reply = talk(shared.LENIENT)
-    reply.add(thought)
-    choice = json.loads(reply.body(USAGE))["choices"][0]
+    assert stream_events(talk(stream=True), reasoning_events)[1]["choices"][0]["delta"] == {"content": [part]}
+    reply = talk(shared.LENIENT_RULES)
+    reply.add_events(reasoning_events)
+    choice = json.loads(reply.render_body(USAGE))["choices"][0]
     assert choice["message"] == {"role": "assistant", "content": "Hello", "reasoning_content": "Hm"}
     assert choice["finishReason"] == choice["finish_reason"] == "stop"
-    delta = frames(talk(shared.LENIENT, stream=True), thought)[1]["choices"][0]["delta"]
+    delta = stream_events(talk(shared.LENIENT_RULES, stream=True), reasoning_events)[1]["choices"][0]["delta"]
     assert (delta["reasoning_content"], delta["content"]) == ("Hm", None)
 
 
 def test_databricks_writes_logprobs():
     reply = talk(logprobs=True)
-    reply.add([Accepted(0, [1]), *said()])
-    told = json.loads(reply.body(USAGE))["choices"][0]["logprobs"]["content"]
-    assert [entry["token"] for entry in told] == ["Hel", "lo"]
-    chunks = frames(talk(logprobs=True, stream=True), [Accepted(0, [1]), *said()])
+    reply.add_events([PromptAccepted(0, [1]), *hello_events()])
+    logprobs = json.loads(reply.render_body(USAGE))["choices"][0]["logprobs"]["content"]
+    assert [entry["token"] for entry in logprobs] == ["Hel", "lo"]
+    chunks = stream_events(talk(logprobs=True, stream=True), [PromptAccepted(0, [1]), *hello_events()])
     scored = [chunk["choices"][0].get("logprobs") for chunk in chunks]
     assert [entry["content"][0]["token"] for entry in scored if entry] == ["Hel", "lo"]
 
 
 def test_databricks_refuses_stream_options_without_stream():
     for task in ("chat", "completion"):
-        told = refused(make, task, stream_options={"include_usage": True})
-        assert "only allowed when" in told
+        message = refusal_message(read_task, task, stream_options={"include_usage": True})
+        assert "only allowed when" in message
 
 
 def test_databricks_writes_completion_body():
     reply = complete(prompt=["a", "b"], n=2, suffix="!", echo=True)
-    reply.add([Accepted(0, [1]), Scored(0, [], "a"), Accepted(1, [2]), Scored(1, [], "b")])
+    reply.add_events(
+        [PromptAccepted(0, [1]), PromptScored(0, [], "a"), PromptAccepted(1, [2]), PromptScored(1, [], "b")]
+    )
     for index in range(4):
-        reply.add(said(index))
+        reply.add_events(hello_events(index))
     choices = b",".join(
         b'{"index":%d,"text":"%bHello!","finish_reason":"stop"}' % (prompt, text)
         for prompt, text in ((0, b"a"), (0, b"a"), (1, b"b"), (1, b"b"))
     )
-    assert reply.body(Usage(2, 8)) == (
+    assert reply.render_body(Usage(2, 8)) == (
         b'{"id":"cmpl_' + ID.encode() + b'","object":"text_completion","created":1700000000,"choices":['
         + choices + b'],"usage":{"prompt_tokens":2,"completion_tokens":8,"total_tokens":10}}'
     )  # fmt: skip
-    reply = complete(shared.LENIENT, n=2)
-    reply.add([*said(0), *said(1)])
-    told = json.loads(reply.body(USAGE))
-    assert told["model"] == "m-1"
-    assert [choice["index"] for choice in told["choices"]] == [0, 1]
+    reply = complete(shared.LENIENT_RULES, n=2)
+    reply.add_events([*hello_events(0), *hello_events(1)])
+    lenient_body = json.loads(reply.render_body(USAGE))
+    assert lenient_body["model"] == "m-1"
+    assert [choice["index"] for choice in lenient_body["choices"]] == [0, 1]
 
 
 def test_databricks_writes_completion_stream():
     reply = complete(stream=True, suffix="!", echo=True)
-    told = frames(reply, [Accepted(0, [1, 2]), Scored(0, [], "Hi"), *said()])
-    assert [chunk["choices"] for chunk in told] == [
+    chunks = stream_events(reply, [PromptAccepted(0, [1, 2]), PromptScored(0, [], "Hi"), *hello_events()])
+    assert [chunk["choices"] for chunk in chunks] == [
         [{"index": 0, "text": "Hi", "finish_reason": None}],
         [{"index": 0, "text": "Hel", "finish_reason": None}],
         [{"index": 0, "text": "lo", "finish_reason": None}],
         [{"index": 0, "text": "!", "finish_reason": "stop"}],
     ]
-    assert [chunk["usage"]["total_tokens"] for chunk in told] == [2, 3, 4, 4]
-    assert list(told[0]) == ["id", "object", "created", "choices", "usage"]
+    assert [chunk["usage"]["total_tokens"] for chunk in chunks] == [2, 3, 4, 4]
+    assert list(chunks[0]) == ["id", "object", "created", "choices", "usage"]
 
 
 def test_databricks_writes_embeddings_with_instruction():
     reply = embed(input=["a", "b"], instruction="Find:", usage_context={"a": "b"}, encoding_format="base64")
     assert reply.request.prompts == [Text("Find: a"), Text("Find: b")]
     values = struct.pack("<2f", 0.5, -1.0)
-    reply.add([Accepted(0, [1]), Vector(0, values), Vector(1, values)])
-    assert reply.body(Usage(2)) == (
+    reply.add_events([PromptAccepted(0, [1]), PromptVector(0, values), PromptVector(1, values)])
+    assert reply.render_body(Usage(2)) == (
         b'{"id":"' + ID.encode() + b'","object":"list","model":"m-1","data":['
         b'{"object":"embedding","index":0,"embedding":[0.5,-1.0]},'
         b'{"object":"embedding","index":1,"embedding":[0.5,-1.0]}],'
         b'"usage":{"prompt_tokens":2,"total_tokens":2}}'
     )
-    reply.served = "a"
-    assert reply.headers(None) == [(b"served-model-name", b"a")]
+    reply.served_model = "a"
+    assert reply.answer_headers(None) == [(b"served-model-name", b"a")]
 
 
 def test_databricks_lenient_embeddings_take_openai_members():
-    reply = embed(shared.LENIENT, encoding_format="base64", dimensions=2)
-    reply.add([Vector(0, struct.pack("<2f", 0.5, -1.0))])
-    assert json.loads(reply.body(USAGE))["data"][0]["embedding"] == "AAAAPwAAgL8="
-    assert refused(embed, dimensions=2) == 'Bad request: json: unknown field "dimensions"\n'
-    assert refused(embed, input=[1, 2]).startswith("Unable to parse json body for request, field 'input")
-    assert embed(shared.LENIENT, input=[1, 2]).request.prompts == [Tokens([1, 2])]
-    assert "can only be used with texts" in refused(embed, shared.LENIENT, input=[1, 2], instruction="a")
+    reply = embed(shared.LENIENT_RULES, encoding_format="base64", dimensions=2)
+    reply.add_events([PromptVector(0, struct.pack("<2f", 0.5, -1.0))])
+    assert json.loads(reply.render_body(USAGE))["data"][0]["embedding"] == "AAAAPwAAgL8="
+    assert refusal_message(embed, dimensions=2) == 'Bad request: json: unknown field "dimensions"\n'
+    assert refusal_message(embed, input=[1, 2]).startswith("Unable to parse json body for request, field 'input")
+    assert embed(shared.LENIENT_RULES, input=[1, 2]).request.prompts == [Tokens([1, 2])]
+    assert "can only be used with texts" in refusal_message(embed, shared.LENIENT_RULES, input=[1, 2], instruction="a")
 
 
 # -- errors
@@ -612,15 +629,15 @@ def test_databricks_lenient_embeddings_take_openai_members():
 )
 def test_databricks_error_has_code_and_message(error, status, code, message):
     for dialect in (DIALECT, STRICT):
-        answer = dialect.error(error)
+        answer = dialect.render_error(error)
         assert (answer.status, json.loads(answer.body)) == (status, {"error_code": code, "message": message})
 
 
 def test_databricks_stream_error_has_openai_error_object():
     """Without an error object, OpenAI clients would take a failed stream for a complete one."""
     for reply in (talk(stream=True), complete(stream=True)):
-        event, end, rest = reply.fail(EngineError("Broken.")).decode().split("\n\n")
+        event, end, rest = reply.fail_stream(EngineError("Broken.")).decode().split("\n\n")
         assert (end, rest) == ("data: [DONE]", "")
-        told = json.loads(event.removeprefix("data: "))
-        assert (told["error_code"], told["message"]) == ("INTERNAL_ERROR", "Broken.")
-        assert told["error"]["message"] == "Broken."
+        error_event = json.loads(event.removeprefix("data: "))
+        assert (error_event["error_code"], error_event["message"]) == ("INTERNAL_ERROR", "Broken.")
+        assert error_event["error"]["message"] == "Broken."

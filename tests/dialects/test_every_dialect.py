@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import Dialect, Head, Reply, Route
+from parley.dialects.dialect import Dialect, Reply, RequestContext, Route
 from parley.dialects.mounts import INNER, PLANES, SURFACES
 from parley.dialects.triton.rpc import infer
 from parley.errors import ParleyError
@@ -26,7 +26,7 @@ DIALECTS = {
         *(("", dialect) for dialect in PLANES.values()),
     )
 }
-HEAD = Head("0f", 1, "fp", context=4096, path={"model": "m", "version": "1", "endpoint": "e", "served": "m"},
+HEAD = RequestContext("0f", 1, "fp", context_length=4096, path_parts={"model": "m", "version": "1", "endpoint": "e", "served": "m"},
             headers={b"content-type": b"application/json"})  # fmt: skip
 TEXT, IDS = "zebra", [11, 12, 13]
 TURNS = [{"role": "user", "content": TEXT}]
@@ -39,58 +39,58 @@ WAYS: list[Any] = [  # forms that a prompt can have inside a member
 BESIDE: list[dict[str, Any]] = [{}, {"model": "m"}, {"outputs": [{"name": "output0"}]}]  # what a body needs besides
 
 
-def generating(dialect: Dialect) -> Iterator[Route]:
+def generate_routes(dialect: Dialect) -> Iterator[Route]:
     return (route for route in dialect.routes if route.kind == "generate" and route.method == "POST")
 
 
 def message() -> bytes:
     """A request over gRPC."""
-    made = infer.REQUEST(model_name="tiny")
+    made = infer.INFER_REQUEST(model_name="tiny")
     made.inputs.add(name="text_input", datatype="BYTES", shape=[1], contents={"bytes_contents": [TEXT.encode()]})
     return made.SerializeToString()
 
 
-def readings(route: Route, member: str) -> Iterator[tuple[bool, dict[str, Any]]]:
+def try_member(route: Route, member: str) -> Iterator[tuple[bool, dict[str, Any]]]:
     """Yield, for each body with only this member, whether it is read as the prompt, and the members read."""
-    for way in WAYS:
-        for more in BESIDE:
-            found: dict[str, Any] = {}
-            with watched(found):
-                said = prompts(route, {**more, member: way})
-            yield TEXT in said or repr(IDS) in said, found
+    for form in WAYS:
+        for common in BESIDE:
+            members: dict[str, Any] = {}
+            with watched(members):
+                seen = read_prompts(route, {**common, member: form})
+            yield TEXT in seen or repr(IDS) in seen, members
 
 
-def prompts(route: Route, body: dict[str, Any]) -> str:
+def read_prompts(route: Route, body: dict[str, Any]) -> str:
     """Return the prompts that a route reads from a body, or an empty string if it refuses the body."""
-    assert route.read is not None
+    assert route.reader is not None
     try:
-        reply = route.read(json.dumps(body).encode(), HEAD)
+        reply = route.reader(json.dumps(body).encode(), HEAD)
     except ParleyError:
         return ""
     return repr(reply.request.prompts) if isinstance(reply, Reply) else ""
 
 
 def refusal(route: Route, body: dict[str, Any]) -> str:
-    assert route.read is not None
+    assert route.reader is not None
     try:
-        route.read(json.dumps(body).encode(), HEAD)
+        route.reader(json.dumps(body).encode(), HEAD)
     except ParleyError as error:
         return error.message
     return ""
 
 
-def carrying(route: Route) -> set[str]:
+def find_prompt_members(route: Route) -> set[str]:
     """Find the members that can hold the prompt of a route, by trying each member that its reader reads."""
-    asked: dict[str, Any] = {}
-    with watched(asked):
-        told = refusal(route, {}) + refusal(route, {"model": "m"})  # a refusal may name the missing member
-    names, tried = {*asked, *re.findall(r"\w+", told)}, set[str]()
+    read_members: dict[str, Any] = {}
+    with watched(read_members):
+        refusals = refusal(route, {}) + refusal(route, {"model": "m"})  # a refusal may name the missing member
+    names, tried = {*read_members, *re.findall(r"\w+", refusals)}, set[str]()
     carriers = set[str]()
-    while fresh := {name for name in names if name.isidentifier()} - tried:
-        tried |= fresh
-        for member in fresh:
-            for carries, more in readings(route, member):
-                names |= more.keys()
+    while untried := {name for name in names if name.isidentifier()} - tried:
+        tried |= untried
+        for member in untried:
+            for carries, more_members in try_member(route, member):
+                names |= more_members.keys()
                 if carries:
                     carriers.add(member)
                     break
@@ -101,11 +101,11 @@ def carrying(route: Route) -> set[str]:
 def test_every_prompt_member_is_declared_for_routing(name: str) -> None:
     """Guards against a coordinator that silently routes at random because it does not see the prompt."""
     dialect = DIALECTS[name]
-    declared = {*dialect.members.conversations, *dialect.members.prompts}
-    if dialect.members.message is not None:
-        assert dialect.members.message(message()) == ("tiny", TEXT.encode())
+    declared = {*dialect.prompt_members.conversations, *dialect.prompt_members.prompts}
+    if dialect.prompt_members.read_non_json is not None:
+        assert dialect.prompt_members.read_non_json(message()) == ("tiny", TEXT.encode())
         return  # bodies are not JSON; tests/disagg/test_prompt_hash.py covers them
-    for route in generating(dialect):
-        carriers = carrying(route)
+    for route in generate_routes(dialect):
+        carriers = find_prompt_members(route)
         assert carriers, f"{route.path}: no member was found that holds a prompt; add its form to WAYS"
         assert carriers <= declared, f"{route.path}: a prompt in one of these is not routed: {carriers - declared}"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parley.dialects.fields import MAX_DEPTH, Fields, decode
+from parley.dialects.fields import MAX_DEPTH, Fields, decode_fields
 from parley.errors import BadRequest, Invalid, Malformed, Missing, WrongType
 
 
@@ -47,11 +47,11 @@ def refusal(read) -> BadRequest:
     ids=lambda body: repr(body[:16]),
 )
 def test_decode_refuses_body_that_is_no_utf8_json_object(body):
-    assert isinstance(refusal(lambda: decode(body)), Malformed)
+    assert isinstance(refusal(lambda: decode_fields(body)), Malformed)
 
 
 def test_decode_keeps_last_of_duplicate_members():
-    assert decode(b'{"a":1,"a":2}').integer("a", 0) == 2
+    assert decode_fields(b'{"a":1,"a":2}').integer("a", 0) == 2
 
 
 def test_fields_return_default_for_null_and_absence():
@@ -64,13 +64,13 @@ def test_fields_return_default_for_null_and_absence():
         assert fields.strings(name, cap=1, total=1) == []
         assert fields.integers(name, cap=1, low=0, high=1) == []
         assert fields.object(name) is None
-        assert fields.free(name) == {}
-        assert fields.weights(name, cap=1, low=0, high=1) == {}
+        assert fields.free_object(name) == {}
+        assert fields.token_weights(name, cap=1, low=0, high=1) == {}
         assert list(fields.objects(name, cap=1)) == []
 
 
-TYPES = {"boolean": True, "integer": 3, "number": 2.5, "string": "s", "array": ["a"], "object": {"a": 1}}
-READERS = {
+VALUES_BY_TYPE = {"boolean": True, "integer": 3, "number": 2.5, "string": "s", "array": ["a"], "object": {"a": 1}}
+READERS_BY_TYPE = {
     "boolean": lambda f: f.boolean("x", None),
     "integer": lambda f: f.integer("x", None),
     "number": lambda f: f.number("x", None),
@@ -80,15 +80,15 @@ READERS = {
 }
 
 
-@pytest.mark.parametrize("wanted", READERS)
-@pytest.mark.parametrize("given", TYPES)
+@pytest.mark.parametrize("wanted", READERS_BY_TYPE)
+@pytest.mark.parametrize("given", VALUES_BY_TYPE)
 def test_fields_do_not_convert_types(wanted, given):
     """The only exception is an integer where a number is expected."""
-    fields = Fields({"x": TYPES[given]}, "messages[0]")
+    fields = Fields({"x": VALUES_BY_TYPE[given]}, "messages[0]")
     if wanted == given or (wanted, given) == ("number", "integer"):
-        READERS[wanted](fields)
+        READERS_BY_TYPE[wanted](fields)
         return
-    error = refusal(lambda: READERS[wanted](fields))
+    error = refusal(lambda: READERS_BY_TYPE[wanted](fields))
     assert isinstance(error, WrongType)
     assert error.field == "messages[0].x"
     assert error.code == "invalid_type"
@@ -136,8 +136,8 @@ def test_fields_refuse_numbers_out_of_range(value, code):
 
 
 def test_fields_open_bound_excludes_the_bound():
-    assert Fields({"p": 1e-300}).number("p", 1, 0, 2, open=True) == 1e-300
-    assert "greater than 0" in refusal(lambda: Fields({"p": 0}).number("p", 1, 0, 2, open=True)).message
+    assert Fields({"p": 1e-300}).number("p", 1, 0, 2, low_excluded=True) == 1e-300
+    assert "greater than 0" in refusal(lambda: Fields({"p": 0}).number("p", 1, 0, 2, low_excluded=True)).message
 
 
 def test_fields_cap_strings_and_name_wrong_element():
@@ -169,7 +169,7 @@ def test_fields_name_wrong_element_of_integers():
 
 def test_fields_read_weights_by_token_id():
     def weights(value):
-        return Fields({"b": value}).weights("b", cap=2, low=-100, high=100)
+        return Fields({"b": value}).token_weights("b", cap=2, low=-100, high=100)
 
     assert weights({"12": -100, "0": 5.5}) == {12: -100.0, 0: 5.5}
     for wrong in ({"x": 1}, {"-1": 1}, {"1.0": 1}, {"²": 1}, {"9" * 30: 1}, {"": 1}):
@@ -179,7 +179,7 @@ def test_fields_read_weights_by_token_id():
     assert refusal(lambda: weights({str(i): 1 for i in range(3)})).code == "object_above_max_length"
 
 
-def nested(depth: int) -> dict:
+def nest_arrays(depth: int) -> dict:
     value: dict = {}
     for _ in range(depth):
         value = {"a": [value]}
@@ -187,8 +187,8 @@ def nested(depth: int) -> dict:
 
 
 def test_fields_refuse_deeply_nested_values():
-    assert Fields({"s": nested(MAX_DEPTH // 2 - 1)}).free("s")
-    assert refusal(lambda: Fields({"s": nested(400)}).free("s")).field == "s"
+    assert Fields({"s": nest_arrays(MAX_DEPTH // 2 - 1)}).free_object("s")
+    assert refusal(lambda: Fields({"s": nest_arrays(400)}).free_object("s")).field == "s"
 
 
 def test_fields_error_lists_allowed_values():
@@ -198,8 +198,8 @@ def test_fields_error_lists_allowed_values():
 
 
 def test_fields_missing_error_names_full_path():
-    assert isinstance(Fields({}).missing("messages"), Missing)
-    assert Fields({}, "a[1]").missing("b").field == "a[1].b"
+    assert isinstance(Fields({}).missing_member("messages"), Missing)
+    assert Fields({}, "a[1]").missing_member("b").field == "a[1].b"
 
 
 @given(st.dictionaries(st.text(max_size=3), st.floats() | st.integers() | st.text() | st.none() | st.booleans()))

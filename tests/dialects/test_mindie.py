@@ -5,40 +5,58 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import Head
+from parley.dialects.dialect import RequestContext
 from parley.dialects.mindie import STRICT, tgi
-from parley.dialects.mindie.rules import Rules
+from parley.dialects.mindie.rules import MindieRules
 from parley.errors import ContextLength, EngineDied, NotReady, Overloaded, ParleyError, Stopping, TooLarge, UnknownModel
-from parley.types import Accepted, Delta, Done, Sampling, Scored, Stop, Text, Token, Usage
+from parley.types import (
+    ChoiceDelta,
+    ChoiceDone,
+    PromptAccepted,
+    PromptScored,
+    Sampling,
+    StopConditions,
+    Text,
+    TokenInfo,
+    Usage,
+)
 
-RULES = Rules()
-STRICTLY = [RULES, Rules("strict-old")]
-HEAD = Head("0f", 1700000000, "fp_1", context=100)
+RULES = MindieRules()
+STRICTLY = [RULES, MindieRules("strict-old")]
+HEAD = RequestContext("0f", 1700000000, "fp_1", context_length=100)
 INPUTS = "My name is Olivier and I"
 USAGE = Usage(prompt_tokens=3, completion_tokens=2)
-ONE, TWO = Token(29915, "'", b"'", -0.5), Token(29885, "m", b"m", -0.25)
-ACCEPTED = Accepted(0, [1, 2, 3], 77)
-DONE = Done(0, "length", USAGE)
+ONE, TWO = TokenInfo(29915, "'", b"'", -0.5), TokenInfo(29885, "m", b"m", -0.25)
+ACCEPTED = PromptAccepted(0, [1, 2, 3], 77)
+DONE = ChoiceDone(0, "length", USAGE)
 
 
-def read(route: Any = tgi.whole, parameters: Any = None, *, rules: Rules = RULES, **members: Any) -> tgi.TextReply:
-    given = {} if parameters is None else {"parameters": parameters}
-    return route(rules, json.dumps({"inputs": INPUTS} | given | members).encode(), HEAD)
+def read(
+    route: Any = tgi.read_mindie_whole, parameters: Any = None, *, rules: MindieRules = RULES, **members: Any
+) -> tgi.MindieTgiReply:
+    optional = {} if parameters is None else {"parameters": parameters}
+    return route(rules, json.dumps({"inputs": INPUTS} | optional | members).encode(), HEAD)
 
 
-def refusal(route: Any = tgi.whole, parameters: Any = None, **members: Any) -> str:
+def refusal(route: Any = tgi.read_mindie_whole, parameters: Any = None, **members: Any) -> str:
     with pytest.raises(ParleyError) as caught:
         read(route, parameters, **members)
-    answer = STRICT.error(caught.value)
-    told = json.loads(answer.body)
-    assert (answer.status, list(told), told["error_type"]) == (422, ["error", "error_type"], "Input Validation Error")
-    return told["error"]
+    answer = STRICT.render_error(caught.value)
+    error_body = json.loads(answer.body)
+    assert (answer.status, list(error_body), error_body["error_type"]) == (
+        422,
+        ["error", "error_type"],
+        "Input Validation Error",
+    )
+    return error_body["error"]
 
 
 def test_mindie_tgi_parameters_reach_the_request():
     request = read(parameters={}).request
-    assert request.prompts == [Text(INPUTS)] and not request.stream and request.truncate is None
-    assert request.sampling == Sampling(temperature=0.0) and request.stop == Stop(max_tokens=20, reserve=1)
+    assert request.prompts == [Text(INPUTS)] and not request.stream and request.max_prompt_tokens is None
+    assert request.sampling == Sampling(temperature=0.0) and request.stop_conditions == StopConditions(
+        max_tokens=20, reserved_tokens=1
+    )
 
     request = read(
         parameters={
@@ -50,10 +68,13 @@ def test_mindie_tgi_parameters_reach_the_request():
     assert request.sampling == Sampling(
         temperature=0.5, top_k=10, top_p=0.95, seed=2**64 - 1, repetition_penalty=1.03
     )  # typical_p and watermark are validated but have no effect
-    assert request.stop == Stop(strings=["a", "b"], max_tokens=7, reserve=1) and request.truncate == 5
-    assert read(parameters={"stop": "a"}).request.stop.strings == ["a"]
-    assert read(parameters={"stop": []}).request.stop.strings == []
-    assert read(parameters=dict.fromkeys(("stop", "seed", "details", "top_k"))).request.stop.strings == []
+    assert (
+        request.stop_conditions == StopConditions(strings=["a", "b"], max_tokens=7, reserved_tokens=1)
+        and request.max_prompt_tokens == 5
+    )
+    assert read(parameters={"stop": "a"}).request.stop_conditions.strings == ["a"]
+    assert read(parameters={"stop": []}).request.stop_conditions.strings == []
+    assert read(parameters=dict.fromkeys(("stop", "seed", "details", "top_k"))).request.stop_conditions.strings == []
 
 
 @pytest.mark.parametrize(
@@ -128,26 +149,29 @@ def test_mindie_tgi_reads_or_refuses_inputs():
     assert refusal(inputs=[{"type": "image_url"}]) == "Request param image_url null"
     assert "not available" in refusal(inputs=[{"type": "image_url", "image_url": "/x.png"}])
     text = "Request should contain 'inputs' and the type should be string."
-    assert refusal(tgi.stream, inputs=None) == refusal(tgi.either, inputs=None) == text
+    assert refusal(tgi.read_mindie_stream, inputs=None) == refusal(tgi.read_mindie_any, inputs=None) == text
     assert json.loads(refusal(inputs=None))["error_type"] == "validation"
 
 
 def test_mindie_tgi_refuses_body_that_is_no_json_object():
-    for route, text in ((tgi.either, "Failed to parse context to json body"), (tgi.stream, tgi.STREAM.unread)):
+    for route, text in (
+        (tgi.read_mindie_any, "Failed to parse context to json body"),
+        (tgi.read_mindie_stream, tgi.STREAM_WORDING.unreadable_body),
+    ):
         for body in (b"", b"{", b"[]", b"\xff"):
             with pytest.raises(ParleyError) as caught:
                 route(RULES, body, HEAD)
-            answer = STRICT.error(caught.value)
+            answer = STRICT.render_error(caught.value)
             assert (answer.status, json.loads(answer.body)["error"]) == (422, text)
-    assert refusal(tgi.either, stream="x") == "Stream must be boolean type."
+    assert refusal(tgi.read_mindie_any, stream="x") == "Stream must be boolean type."
 
 
 @pytest.mark.parametrize("rules", STRICTLY, ids=lambda rules: rules.profile)
 def test_mindie_tgi_writes_answer(rules):
-    reply = read(tgi.either, rules=rules, parameters={"decoder_input_details": True}, stream=False)
-    assert reply.chunk([]) == b""
-    reply.add([ACCEPTED, Delta(0, "'", tokens=[ONE]), Delta(0, "m", tokens=[TWO]), DONE])
-    assert reply.body(USAGE) == (
+    reply = read(tgi.read_mindie_any, rules=rules, parameters={"decoder_input_details": True}, stream=False)
+    assert reply.render_chunk([]) == b""
+    reply.add_events([ACCEPTED, ChoiceDelta(0, "'", tokens=[ONE]), ChoiceDelta(0, "m", tokens=[TWO]), DONE])
+    assert reply.render_body(USAGE) == (
         b'[{"details":{"prompt_tokens":3,"finish_reason":"length","generated_tokens":2,"prefill":['
         b'{"id":1,"logprob":null,"special":null,"text":null},{"id":2,"logprob":null,"special":null,"text":null},'
         b'{"id":3,"logprob":null,"special":null,"text":null}],"seed":77,"tokens":['
@@ -156,41 +180,41 @@ def test_mindie_tgi_writes_answer(rules):
     )
 
     reply = read(rules=rules, parameters={"return_full_text": True})
-    reply.add([ACCEPTED, Delta(0, "'m", tokens=[ONE, TWO]), DONE])
-    assert reply.body(USAGE) == b'{"generated_text":"My name is Olivier and I \'m"}'
+    reply.add_events([ACCEPTED, ChoiceDelta(0, "'m", tokens=[ONE, TWO]), DONE])
+    assert reply.render_body(USAGE) == b'{"generated_text":"My name is Olivier and I \'m"}'
     reply = read(rules=rules, parameters={"details": True})
-    reply.add([ACCEPTED, Delta(0, "'m", tokens=[ONE, TWO]), DONE])
-    assert json.loads(reply.body(USAGE))["details"]["prefill"] == []
+    reply.add_events([ACCEPTED, ChoiceDelta(0, "'m", tokens=[ONE, TWO]), DONE])
+    assert json.loads(reply.render_body(USAGE))["details"]["prefill"] == []
 
 
 @pytest.mark.parametrize("rules", STRICTLY, ids=lambda rules: rules.profile)
 def test_mindie_tgi_writes_stream(rules):
-    reply = read(tgi.stream, {"details": True}, rules=rules)
-    assert reply.chunk([ACCEPTED]) == b""
-    assert reply.chunk([Delta(0, "'", tokens=[ONE])]) == (
+    reply = read(tgi.read_mindie_stream, {"details": True}, rules=rules)
+    assert reply.render_chunk([ACCEPTED]) == b""
+    assert reply.render_chunk([ChoiceDelta(0, "'", tokens=[ONE])]) == (
         b'data: {"token":{"id":[29915],"text":"\'","logprob":null,"special":null},"generated_text":null,'
         b'"details":null}\n\n'
     )
-    assert reply.chunk([Delta(0, "m", tokens=[TWO]), DONE]) == (
+    assert reply.render_chunk([ChoiceDelta(0, "m", tokens=[TWO]), DONE]) == (
         b'data: {"token":{"id":[29885],"text":"m","logprob":null,"special":null},"generated_text":"\'m","details":'
         b'{"prompt_tokens":3,"finish_reason":"length","generated_tokens":2,"seed":77}}\n\n'
     )
-    assert reply.end(USAGE) == b""
-    plain = read(tgi.either, stream=True, rules=rules)
+    assert reply.finish_stream(USAGE) == b""
+    plain = read(tgi.read_mindie_any, stream=True, rules=rules)
     assert plain.request.stream
-    assert json.loads(plain.chunk([ACCEPTED, Delta(0, "m", tokens=[TWO]), DONE])[6:])["details"] is None
+    assert json.loads(plain.render_chunk([ACCEPTED, ChoiceDelta(0, "m", tokens=[TWO]), DONE])[6:])["details"] is None
     text = "The decoder_input_details must not be true when stream is true."
-    assert refusal(tgi.stream, {"decoder_input_details": True}) == text
-    assert plain.fail(EngineDied("It ended.")) == b"It ended."
+    assert refusal(tgi.read_mindie_stream, {"decoder_input_details": True}) == text
+    assert plain.fail_stream(EngineDied("It ended.")) == b"It ended."
 
 
 def test_mindie_errors_have_documented_status_and_body():
-    def told(error: ParleyError) -> tuple[int, Any]:
-        answer = STRICT.error(error)
+    def status_and_body(error: ParleyError) -> tuple[int, Any]:
+        answer = STRICT.render_error(error)
         return answer.status, json.loads(answer.body)
 
-    long = ContextLength("x", field="prompt", limit=100, prompt=120, requested=20)
-    assert told(long) == (
+    too_long = ContextLength("x", field="prompt", limit=100, prompt=120, requested=20)
+    assert status_and_body(too_long) == (
         424,
         {
             "error": "Failed to enqueue inferRequest. This model's maximum input ids length cannot be greater than 99,"
@@ -198,42 +222,58 @@ def test_mindie_errors_have_documented_status_and_body():
             "error_type": "Generation Error",
         },
     )
-    assert told(TooLarge("x")) == (413, {"message": "Request body too large. Maximum allowed size is 40MB."})
-    assert told(UnknownModel("x", name="m")) == (404, {"error": "Model m not found.", "error_type": "NotFoundError"})
+    assert status_and_body(TooLarge("x")) == (413, {"message": "Request body too large. Maximum allowed size is 40MB."})
+    assert status_and_body(UnknownModel("x", name="m")) == (
+        404,
+        {"error": "Model m not found.", "error_type": "NotFoundError"},
+    )
     stopped = {"error": "The service has been stopped", "error_type": "Service Unavailable"}
-    assert told(Stopping("x")) == (503, stopped) and STRICT.error(NotReady("x")) == (503, b"", b"application/json")
-    assert told(Overloaded("x"))[0] == 503 and STRICT.error(ParleyError("x"))[:2] == (500, b"Server internal error")
-    assert told(EngineDied("x"))[1]["error_type"] == "Incomplete Generation" and told(EngineDied("x"))[0] == 500
+    assert status_and_body(Stopping("x")) == (503, stopped) and STRICT.render_error(NotReady("x")) == (
+        503,
+        b"",
+        b"application/json",
+    )
+    assert status_and_body(Overloaded("x"))[0] == 503 and STRICT.render_error(ParleyError("x"))[:2] == (
+        500,
+        b"Server internal error",
+    )
+    assert (
+        status_and_body(EngineDied("x"))[1]["error_type"] == "Incomplete Generation"
+        and status_and_body(EngineDied("x"))[0] == 500
+    )
 
 
 def test_mindie_tgi_extended_reports_logprobs_and_token_text():
-    lax, wish = Rules("extended"), {"decoder_input_details": True}
-    reply = read(tgi.either, wish, rules=lax, stream=False)
-    assert (reply.request.want.logprobs, reply.request.want.prompt_logprobs) == (0, 0)
-    scored = Scored(0, [Token(1, "<s>", b"<s>", special=True), Token(2, "a", b"a", -1.5)])
-    reply.add([ACCEPTED, scored, Delta(0, "'m", tokens=[ONE, TWO]), DONE])
-    assert reply.body(USAGE) == (
+    extended, details = MindieRules("extended"), {"decoder_input_details": True}
+    reply = read(tgi.read_mindie_any, details, rules=extended, stream=False)
+    assert (reply.request.output_options.logprobs, reply.request.output_options.prompt_logprobs) == (0, 0)
+    scored = PromptScored(0, [TokenInfo(1, "<s>", b"<s>", is_special=True), TokenInfo(2, "a", b"a", -1.5)])
+    reply.add_events([ACCEPTED, scored, ChoiceDelta(0, "'m", tokens=[ONE, TWO]), DONE])
+    assert reply.render_body(USAGE) == (
         b'[{"details":{"prompt_tokens":3,"finish_reason":"length","generated_tokens":2,"prefill":['
         b'{"id":1,"logprob":null,"special":true,"text":"<s>"},{"id":2,"logprob":-1.5,"special":false,"text":"a"}],'
         b'"seed":77,"tokens":[{"id":29915,"logprob":-0.5,"special":false,"text":"\'"},'
         b'{"id":29885,"logprob":-0.25,"special":false,"text":"m"}]},"generated_text":"\'m"}]'
     )
-    stream = read(tgi.stream, wish, rules=lax)
-    assert stream.chunk([ACCEPTED, scored]) == b""
-    assert stream.chunk([Delta(0, "'", tokens=[ONE])]) == (
+    stream = read(tgi.read_mindie_stream, details, rules=extended)
+    assert stream.render_chunk([ACCEPTED, scored]) == b""
+    assert stream.render_chunk([ChoiceDelta(0, "'", tokens=[ONE])]) == (
         b'data: {"token":{"id":[29915],"text":"\'","logprob":-0.5,"special":false},"generated_text":null,'
         b'"details":null}\n\n'
     )
-    last = json.loads(stream.chunk([Delta(0, "m", tokens=[TWO]), DONE])[6:])
+    last = json.loads(stream.render_chunk([ChoiceDelta(0, "m", tokens=[TWO]), DONE])[6:])
     assert [token["id"] for token in last["details"]["prefill"]] == [1, 2]
-    plain = read(rules=lax)
-    assert plain.request.want.logprobs is None and plain.request.want.prompt_logprobs is None
+    plain = read(rules=extended)
+    assert plain.request.output_options.logprobs is None and plain.request.output_options.prompt_logprobs is None
 
 
 def test_mindie_tgi_full_text_repeats_text_in_each_frame():
-    reply = read(tgi.stream, rules=Rules(full_text=True))
-    told = [reply.chunk([ACCEPTED, Delta(0, "'", tokens=[ONE])]), reply.chunk([Delta(0, "m", tokens=[TWO]), DONE])]
-    assert told == [
+    reply = read(tgi.read_mindie_stream, rules=MindieRules(full_text=True))
+    frames = [
+        reply.render_chunk([ACCEPTED, ChoiceDelta(0, "'", tokens=[ONE])]),
+        reply.render_chunk([ChoiceDelta(0, "m", tokens=[TWO]), DONE]),
+    ]
+    assert frames == [
         b'data: {"token":{"id":[29915],"text":"\'","logprob":null,"special":null},"generated_text":null,'
         b'"details":null}\n\n',
         b'data: {"token":{"id":[29885],"text":"\'m","logprob":null,"special":null},"generated_text":"\'m",'

@@ -5,46 +5,64 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import Head
+from parley.dialects.dialect import RequestContext
 from parley.dialects.mindie import STRICT, control, native, vllm
-from parley.dialects.mindie.rules import Rules
-from parley.dialects.wishes import Tokenized
+from parley.dialects.mindie.rules import MindieRules
+from parley.dialects.wishes import TokenizeResult
 from parley.errors import EngineDied, Expired, InUse, NoTokens, ParleyError, UnknownToken
-from parley.types import Accepted, Cost, Delta, Done, Stop, Text, Token, Tokens, Usage
+from parley.types import (
+    ChoiceDelta,
+    ChoiceDone,
+    PromptAccepted,
+    StopConditions,
+    Text,
+    TokenCost,
+    TokenInfo,
+    Tokens,
+    Usage,
+)
 
-RULES = Rules("strict")
-PROFILES = [Rules("strict-old"), RULES, Rules("extended")]
-HEAD = Head("0f" * 16, 1700000000, "fp_1", context=100)
+RULES = MindieRules("strict")
+PROFILES = [MindieRules("strict-old"), RULES, MindieRules("extended")]
+HEAD = RequestContext("0f" * 16, 1700000000, "fp_1", context_length=100)
 USAGE = Usage(prompt_tokens=3, completion_tokens=3)
-ONE = Token(306, " I", b" I", cost=Cost(2, 0.005, 0.04))
-TWO = Token(4966, " am", b" am", cost=Cost(3, 0.001, 0.127))
-THREE = Token(263, " a", b" a", cost=Cost(1, 0.0, 0.0284))
-ACCEPTED = Accepted(0, [1, 2, 3], 77)
-DONE = Done(0, "length", USAGE)
+ONE = TokenInfo(306, " I", b" I", cost=TokenCost(2, 0.005, 0.04))
+TWO = TokenInfo(4966, " am", b" am", cost=TokenCost(3, 0.001, 0.127))
+THREE = TokenInfo(263, " a", b" a", cost=TokenCost(1, 0.0, 0.0284))
+ACCEPTED = PromptAccepted(0, [1, 2, 3], 77)
+DONE = ChoiceDone(0, "length", USAGE)
 
 
-def infer(rules: Rules = RULES, **body: Any) -> native.NativeReply:
-    return native.read(rules, json.dumps(body).encode(), HEAD)
+def read_native(rules: MindieRules = RULES, **body: Any) -> native.NativeReply:
+    return native.read_mindie_native(rules, json.dumps(body).encode(), HEAD)
 
 
-def record(rules: Rules = RULES, **body: Any) -> vllm.RecordReply:
-    return vllm.read(rules, json.dumps({"prompt": "a b"} | body).encode(), HEAD)
+def read_vllm(rules: MindieRules = RULES, **body: Any) -> vllm.RecordReply:
+    return vllm.read_mindie_vllm(rules, json.dumps({"prompt": "a b"} | body).encode(), HEAD)
 
 
-def refusal(read: Any = infer, **body: Any) -> str:
+def refusal(read: Any = read_native, **body: Any) -> str:
     with pytest.raises(ParleyError) as caught:
         read(**body)
-    answer = STRICT.error(caught.value)
-    told = json.loads(answer.body)
-    assert (answer.status, list(told), told["error_type"]) == (422, ["error", "error_type"], "Input Validation Error")
-    return told["error"]
+    answer = STRICT.render_error(caught.value)
+    error_body = json.loads(answer.body)
+    assert (answer.status, list(error_body), error_body["error_type"]) == (
+        422,
+        ["error", "error_type"],
+        "Input Validation Error",
+    )
+    return error_body["error"]
 
 
 def test_mindie_native_reads_text_or_token_ids():
-    assert infer(inputs="a").request.prompts == [Text("a")]
-    assert infer(inputs=[{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]).request.prompts == [Text("ab")]
-    request = infer(input_id=[1, 0, 1048576]).request
-    assert request.prompts == [Tokens([1, 0, 1048576])] and request.stop == Stop(max_tokens=20, reserve=1)
+    assert read_native(inputs="a").request.prompts == [Text("a")]
+    assert read_native(inputs=[{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]).request.prompts == [
+        Text("ab")
+    ]
+    request = read_native(input_id=[1, 0, 1048576]).request
+    assert request.prompts == [Tokens([1, 0, 1048576])] and request.stop_conditions == StopConditions(
+        max_tokens=20, reserved_tokens=1
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,21 +100,24 @@ def test_mindie_native_refuses_wrong_input(body, text):
 
 def test_mindie_native_refuses_body_that_is_no_json_object():
     for body in (b"", b"{", b"[]", b"\xff", b"[" * 100_000):
-        for read, text in ((native.read, "Failed to parse request context to json"), (vllm.read, vllm.NEITHER)):
+        for read, text in (
+            (native.read_mindie_native, "Failed to parse request context to json"),
+            (vllm.read_mindie_vllm, vllm.NO_PROMPT_TEXT),
+        ):
             with pytest.raises(ParleyError) as caught:
                 read(RULES, body, HEAD)
-            answer = STRICT.error(caught.value)
+            answer = STRICT.render_error(caught.value)
             assert (answer.status, json.loads(answer.body)["error"]) == (422, text)
 
 
 @pytest.mark.parametrize("rules", PROFILES, ids=lambda rules: rules.profile)
 def test_mindie_native_writes_answer(rules):
-    plain = infer(rules, inputs="a")
-    plain.add([ACCEPTED, Delta(0, " I", tokens=[ONE]), Delta(0, " am", tokens=[TWO]), DONE])
-    assert plain.body(USAGE) == b'{"generated_text":" I am"}' and not plain.request.want.costs
-    told = infer(rules, inputs="a", parameters={"details": True})
-    told.add([ACCEPTED, Delta(0, " I am", tokens=[ONE, TWO]), Done(0, "stop", USAGE)])
-    assert told.body(USAGE) == (
+    plain = read_native(rules, inputs="a")
+    plain.add_events([ACCEPTED, ChoiceDelta(0, " I", tokens=[ONE]), ChoiceDelta(0, " am", tokens=[TWO]), DONE])
+    assert plain.render_body(USAGE) == b'{"generated_text":" I am"}' and not plain.request.output_options.token_costs
+    detailed = read_native(rules, inputs="a", parameters={"details": True})
+    detailed.add_events([ACCEPTED, ChoiceDelta(0, " I am", tokens=[ONE, TWO]), ChoiceDone(0, "stop", USAGE)])
+    assert detailed.render_body(USAGE) == (
         b'{"generated_text":" I am","details":{"finish_reason":"eos_token","generated_tokens":3,'
         b'"generated_token_ids":[306,4966],"seed":77}}'
     )
@@ -104,38 +125,40 @@ def test_mindie_native_writes_answer(rules):
 
 @pytest.mark.parametrize("rules", PROFILES, ids=lambda rules: rules.profile)
 def test_mindie_native_stream_reports_prefill_and_decode_time(rules):
-    reply = infer(rules, inputs="a", stream=True, parameters={"details": True})
-    assert reply.request.want.costs and reply.chunk([ACCEPTED]) == b""
-    assert reply.chunk([Delta(0, " I", tokens=[ONE])]) == (
+    reply = read_native(rules, inputs="a", stream=True, parameters={"details": True})
+    assert reply.request.output_options.token_costs and reply.render_chunk([ACCEPTED]) == b""
+    assert reply.render_chunk([ChoiceDelta(0, " I", tokens=[ONE])]) == (
         b'data: {"prefill_time":45,"decode_time":null,"token":{"id":[306],"text":" I"}}\n\n'
     )
     # tokens that arrive together are written as separate events
-    assert reply.chunk([Delta(0, " am", tokens=[TWO]), Delta(0, " a", tokens=[THREE]), DONE]) == (
+    assert reply.render_chunk([ChoiceDelta(0, " am", tokens=[TWO]), ChoiceDelta(0, " a", tokens=[THREE]), DONE]) == (
         b'data: {"prefill_time":null,"decode_time":128,"token":{"id":[4966],"text":" am"}}\n\n'
         b'data: {"prefill_time":null,"decode_time":28,"generated_text":" I am a","details":{"finish_reason":"length",'
         b'"generated_tokens":3,"seed":77},"token":{"id":[263],"text":null}}\n\n'
     )
-    assert reply.end(USAGE) == b""
-    short = infer(rules, inputs="a", stream=True)
-    assert short.chunk([ACCEPTED, Delta(0, " I", tokens=[ONE]), DONE]) == (
+    assert reply.finish_stream(USAGE) == b""
+    short = read_native(rules, inputs="a", stream=True)
+    assert short.render_chunk([ACCEPTED, ChoiceDelta(0, " I", tokens=[ONE]), DONE]) == (
         b'data: {"prefill_time":45,"decode_time":null,"generated_text":" I","details":null,"token":{"id":[306],'
         b'"text":null}}\n\n'
     )
-    alone = infer(rules, inputs="a", stream=True)
-    alone.chunk([ACCEPTED, Delta(0, " I", tokens=[ONE])])
-    assert alone.chunk([Done(0, "cancel", USAGE)]) == (
+    alone = read_native(rules, inputs="a", stream=True)
+    alone.render_chunk([ACCEPTED, ChoiceDelta(0, " I", tokens=[ONE])])
+    assert alone.render_chunk([ChoiceDone(0, "cancel", USAGE)]) == (
         b'data: {"prefill_time":null,"decode_time":null,"generated_text":" I","details":null,"token":{"id":[],'
         b'"text":null}}\n\n'
     )
 
 
 def test_mindie_native_gives_split_text_to_its_last_token():
-    reply = infer(inputs="a", stream=True)
-    half, rest = Token(1, "\ufffd", b"\xc3"), Token(2, "\ufffd", b"\xa9")
-    mark = Token(3, "<x>", b"<x>", special=True)
-    frames = reply.chunk([ACCEPTED, Delta(0, "é", tokens=[half, rest]), Delta(0, " b", tokens=[mark, ONE])])
-    told = [json.loads(frame[6:])["token"] for frame in frames.decode().strip().split("\n\n")]
-    assert told == [
+    reply = read_native(inputs="a", stream=True)
+    first_byte, second_byte = TokenInfo(1, "\ufffd", b"\xc3"), TokenInfo(2, "\ufffd", b"\xa9")
+    mark = TokenInfo(3, "<x>", b"<x>", is_special=True)
+    frames = reply.render_chunk(
+        [ACCEPTED, ChoiceDelta(0, "é", tokens=[first_byte, second_byte]), ChoiceDelta(0, " b", tokens=[mark, ONE])]
+    )
+    written_tokens = [json.loads(frame[6:])["token"] for frame in frames.decode().strip().split("\n\n")]
+    assert written_tokens == [
         {"id": [1], "text": ""},
         {"id": [2], "text": "é"},
         {"id": [3], "text": ""},
@@ -144,33 +167,33 @@ def test_mindie_native_gives_split_text_to_its_last_token():
 
 
 def test_mindie_native_stream_ends_with_error():
-    reply = infer(inputs="a", stream=True)
-    assert reply.fail(EngineDied("It ended.")) == b"It ended."
-    late = Expired("x", limit="client")
-    assert reply.fail(late) == b"Engine callback timeout: client timeout"
-    assert infer(Rules("extended"), inputs="a", stream=True).fail(late) == (
+    reply = read_native(inputs="a", stream=True)
+    assert reply.fail_stream(EngineDied("It ended.")) == b"It ended."
+    timeout = Expired("x", limit="client")
+    assert reply.fail_stream(timeout) == b"Engine callback timeout: client timeout"
+    assert read_native(MindieRules("extended"), inputs="a", stream=True).fail_stream(timeout) == (
         b'data: {"error":"Engine callback timeout: client timeout","error_type":"Incomplete Generation"}\n\n'
     )
 
 
 def test_mindie_native_reports_engine_errors():
-    def told(error: ParleyError) -> tuple[int, Any, Any]:
-        answer = STRICT.error(error)
+    def status_and_error(error: ParleyError) -> tuple[int, Any, Any]:
+        answer = STRICT.render_error(error)
         body = json.loads(answer.body)
         return answer.status, body["error"], body["error_type"]
 
     incomplete, timeout = "Incomplete Generation", "Engine callback timeout: "
-    assert told(Expired("x", limit="client")) == (500, timeout + "client timeout", incomplete)
-    assert told(Expired("x", limit="server")) == (500, timeout + "server e2eTimeout", incomplete)
-    assert told(Expired("x", limit="token")) == (500, timeout + "server tokenTimeout", incomplete)
+    assert status_and_error(Expired("x", limit="client")) == (500, timeout + "client timeout", incomplete)
+    assert status_and_error(Expired("x", limit="server")) == (500, timeout + "server e2eTimeout", incomplete)
+    assert status_and_error(Expired("x", limit="token")) == (500, timeout + "server tokenTimeout", incomplete)
     used = "Failed to enqueue inferRequest. Runtime request has been used before."
-    assert told(InUse("x")) == (500, used, incomplete)
+    assert status_and_error(InUse("x")) == (500, used, incomplete)
     ids = "Failed to enqueue inferRequest. Invalid Input Ids"
-    assert told(UnknownToken("x", field="prompt")) == (424, ids, "Generation Error")
-    none = infer(inputs="a").refusal(NoTokens("x", field="prompt"))
-    assert none is not None and none.status == 422
-    assert json.loads(none.body)["error"] == "Inputs token length must be in (0, 1048576], but got 0"
-    assert infer(inputs="a").refusal(InUse("x")) is None
+    assert status_and_error(UnknownToken("x", field="prompt")) == (424, ids, "Generation Error")
+    empty_prompt = read_native(inputs="a").render_refusal(NoTokens("x", field="prompt"))
+    assert empty_prompt is not None and empty_prompt.status == 422
+    assert json.loads(empty_prompt.body)["error"] == "Inputs token length must be in (0, 1048576], but got 0"
+    assert read_native(inputs="a").render_refusal(InUse("x")) is None
 
 
 # -- vLLM interface
@@ -187,39 +210,44 @@ def test_mindie_native_reports_engine_errors():
     ],
 )  # fmt: skip
 def test_mindie_vllm_refuses_wrong_prompt(prompt, text):
-    assert refusal(record, prompt=prompt) == text
+    assert refusal(read_vllm, prompt=prompt) == text
 
 
 @pytest.mark.parametrize("rules", PROFILES, ids=lambda rules: rules.profile)
 def test_mindie_vllm_record_starts_with_prompt(rules):
-    reply = record(rules)
-    reply.add([ACCEPTED, Delta(0, "I am"), DONE])
-    assert reply.body(USAGE) == b'{"text":["a b I am"]}'
-    parts = record(rules, prompt=[{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])
-    parts.add([Delta(0, "x"), DONE])
-    assert parts.request.prompts == [Text("ab")] and parts.body(USAGE) == b'{"text":["a x"]}'
+    reply = read_vllm(rules)
+    reply.add_events([ACCEPTED, ChoiceDelta(0, "I am"), DONE])
+    assert reply.render_body(USAGE) == b'{"text":["a b I am"]}'
+    parts = read_vllm(rules, prompt=[{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])
+    parts.add_events([ChoiceDelta(0, "x"), DONE])
+    assert parts.request.prompts == [Text("ab")] and parts.render_body(USAGE) == b'{"text":["a x"]}'
 
 
 def test_mindie_vllm_ranks_choices_unless_streamed():
-    reply = record(n=2, best_of=3, temperature=1)
-    reply.add([Delta(0, "1"), Delta(1, "2"), Done(0, "stop", USAGE), Done(1, "stop", USAGE)])
+    reply = read_vllm(n=2, best_of=3, temperature=1)
+    reply.add_events(
+        [ChoiceDelta(0, "1"), ChoiceDelta(1, "2"), ChoiceDone(0, "stop", USAGE), ChoiceDone(1, "stop", USAGE)]
+    )
     assert (reply.request.n, reply.request.best_of) == (2, 3)
-    assert reply.body(USAGE) == b'{"text":["a b 1","a b 2"]}'
-    assert record(n=2, temperature=1).request.best_of == 2  # returns all choices, likeliest first
-    assert record(n=2, temperature=1, stream=True).request.best_of is None
+    assert reply.render_body(USAGE) == b'{"text":["a b 1","a b 2"]}'
+    assert read_vllm(n=2, temperature=1).request.best_of == 2  # returns all choices, likeliest first
+    assert read_vllm(n=2, temperature=1, stream=True).request.best_of is None
 
 
 @pytest.mark.parametrize("rules", PROFILES, ids=lambda rules: rules.profile)
 def test_mindie_vllm_stream_records_end_with_nul(rules):
-    reply = record(rules, n=2, temperature=1, stream=True)
-    assert reply.chunk([ACCEPTED]) == b""
-    assert reply.chunk([Delta(0, "I"), Delta(1, "You")]) == b'{"text":["I","You"]}\0'
-    assert reply.chunk([Delta(1, " are"), Done(1, "stop", USAGE)]) == b'{"text":[""," are"]}\0'
-    assert reply.chunk([Delta(0, " am"), DONE]) == b'{"text":[" am",""]}\0'
-    assert reply.end(USAGE) == b""
-    full = record(Rules(full_text=True), n=2, temperature=1, stream=True)
-    assert full.chunk([Delta(0, "I"), Delta(1, "You"), Done(1, "stop", USAGE)]) == b'{"text":["I","You"]}\0'
-    assert full.chunk([Delta(0, " am"), DONE]) == b'{"text":["I am","You"]}\0'
+    reply = read_vllm(rules, n=2, temperature=1, stream=True)
+    assert reply.render_chunk([ACCEPTED]) == b""
+    assert reply.render_chunk([ChoiceDelta(0, "I"), ChoiceDelta(1, "You")]) == b'{"text":["I","You"]}\0'
+    assert reply.render_chunk([ChoiceDelta(1, " are"), ChoiceDone(1, "stop", USAGE)]) == b'{"text":[""," are"]}\0'
+    assert reply.render_chunk([ChoiceDelta(0, " am"), DONE]) == b'{"text":[" am",""]}\0'
+    assert reply.finish_stream(USAGE) == b""
+    full = read_vllm(MindieRules(full_text=True), n=2, temperature=1, stream=True)
+    assert (
+        full.render_chunk([ChoiceDelta(0, "I"), ChoiceDelta(1, "You"), ChoiceDone(1, "stop", USAGE)])
+        == b'{"text":["I","You"]}\0'
+    )
+    assert full.render_chunk([ChoiceDelta(0, " am"), DONE]) == b'{"text":["I am","You"]}\0'
 
 
 # -- tokenizer
@@ -227,33 +255,38 @@ def test_mindie_vllm_stream_records_end_with_nul(rules):
 
 def test_mindie_tokenizer_reads_and_writes():
     def tokenize(**body: Any) -> Any:
-        return control.tokenize(RULES, json.dumps(body).encode())
+        return control.read_mindie_tokenize(RULES, json.dumps(body).encode())
 
-    wish = tokenize(inputs="a b")
-    assert wish.prompt == Text("a b") and wish.texts
+    request = tokenize(inputs="a b")
+    assert request.prompt == Text("a b") and request.with_texts
     assert not tokenize(inputs="a b", do_decode=False).texts and tokenize(inputs="a", do_decode="x").texts
-    assert control.tokenized(Tokenized([5, 6], ["a", " b"], 100)) == b'{"token_number":2,"tokens":["a"," b"]}'
-    assert control.tokenized(Tokenized([5, 6], None, 100)) == b'{"token_number":2,"tokens":[]}'
+    assert (
+        control.write_mindie_tokens(TokenizeResult([5, 6], ["a", " b"], 100))
+        == b'{"token_number":2,"tokens":["a"," b"]}'
+    )
+    assert control.write_mindie_tokens(TokenizeResult([5, 6], None, 100)) == b'{"token_number":2,"tokens":[]}'
     for inputs in (None, 5, ["a"]):
         assert refusal(tokenize, inputs=inputs) == "Inputs in request body is invalid."
     text = "Inputs data length in [0, 41943040], but the length of inputs is 0"
     assert refusal(tokenize, inputs="") == text
     with pytest.raises(ParleyError) as caught:
-        control.tokenize(RULES, b"{")
+        control.read_mindie_tokenize(RULES, b"{")
     assert caught.value.message == "Req body converts to json fail."
 
 
 def test_mindie_native_frames_tokens_of_one_step_together():
     """Tokens held back because a stop string may have begun get a frame of their own."""
-    cost = Cost(1, 0.001, 0.012, tokens=3)
-    three = [Token(id, text, text.encode(), cost=cost) for id, text in ((7, " b"), (8, " c"), (9, " d"))]
-    reply = infer(inputs="a", stream=True)
-    frames = reply.chunk([ACCEPTED, Delta(0, " I b c", tokens=[ONE, *three[:2]])])
-    frames += reply.chunk([Delta(0, " d am", tokens=[three[2], TWO]), DONE])
-    told = [json.loads(line.removeprefix(b"data: ")) for line in frames.split(b"\n\n")[:-1]]
-    assert [each["token"] for each in told] == [
+    cost = TokenCost(1, 0.001, 0.012, tokens=3)
+    three = [
+        TokenInfo(token_id, text, text.encode(), cost=cost) for token_id, text in ((7, " b"), (8, " c"), (9, " d"))
+    ]
+    reply = read_native(inputs="a", stream=True)
+    frames = reply.render_chunk([ACCEPTED, ChoiceDelta(0, " I b c", tokens=[ONE, *three[:2]])])
+    frames += reply.render_chunk([ChoiceDelta(0, " d am", tokens=[three[2], TWO]), DONE])
+    events = [json.loads(line.removeprefix(b"data: ")) for line in frames.split(b"\n\n")[:-1]]
+    assert [event["token"] for event in events] == [
         {"id": [306], "text": " I"}, {"id": [7, 8], "text": " b c"}, {"id": [9], "text": " d"},
         {"id": [4966], "text": None},
     ]  # fmt: skip
-    assert [each["decode_time"] for each in told] == [None, 26, 13, 128]
-    assert told[-1]["generated_text"] == " I b c d am"
+    assert [event["decode_time"] for event in events] == [None, 26, 13, 128]
+    assert events[-1]["generated_text"] == " I b c d am"

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import Head, Reply
+from parley.dialects.dialect import Reply, RequestContext
 from parley.dialects.mindie import OLD, STRICT, chat, completions, native, tensors, tgi, triton, vllm
-from parley.dialects.mindie.rules import Rules
+from parley.dialects.mindie.rules import MindieRules
 from parley.errors import ParleyError
-from parley.types import Beam, Request, Text
+from parley.types import BeamOptions, Request, Text
 
-HEAD = Head("0f" * 16, 1700000000, "fp_1", context=100, path={"model": "m"})
-STRICTLY, EXTENDED = Rules("strict"), Rules("extended")
+HEAD = RequestContext("0f" * 16, 1700000000, "fp_1", context_length=100, path_parts={"model": "m"})
+STRICTLY, EXTENDED = MindieRules("strict"), MindieRules("extended")
 MAX = "3.40282e+38"
 TENSOR = {"name": "input0", "shape": [1, 2], "datatype": "UINT32", "data": [5, 6]}
 
@@ -32,10 +32,10 @@ BATCH = "Parameter batch_size must be in (0,2147483647], got {}."
 PRIORITY = "Parameter priority must be in [1,5], got {}."
 TIMEOUT = "Parameter timeout must be strictly positive and small than 65535 seconds, got {}."
 N = "Parameter [n] should be in [1, 8192], got {}. "
-COOL = "Parameter temperature must be in (0.0,2], got {}."
-LITTLE = "Parameter 'repetition_penalty' must be in (0.0, 2], got {}."
-TOP = "Parameter top logprobs must be in [0, 20], got {}."
-FIVE = "logprobs should be in range [0, 5], got {}."
+OPENAI_TEMPERATURE = "Parameter temperature must be in (0.0,2], got {}."
+OPENAI_REPETITION = "Parameter 'repetition_penalty' must be in (0.0, 2], got {}."
+TOP_LOGPROBS = "Parameter top logprobs must be in [0, 20], got {}."
+COMPLETION_LOGPROBS = "logprobs should be in range [0, 5], got {}."
 BEST_OF = "Parameter [best_of] should be in [1, 128], got {}."
 I32, U64 = 2**31, 2**64
 
@@ -59,18 +59,18 @@ def sampling(name: str) -> Any:
 
 
 def stop(name: str) -> Any:
-    return lambda request: getattr(request.stop, name)
+    return lambda request: getattr(request.stop_conditions, name)
 
 
-READ: dict[str, Any] = {  # the part of the request that a parameter sets
+EFFECTS: dict[str, Any] = {  # the part of the request that a parameter sets
     "temperature": sampling("temperature"), "top_k": sampling("top_k"), "top_p": sampling("top_p"),
     "seed": sampling("seed"), "repetition_penalty": sampling("repetition_penalty"),
     "presence_penalty": sampling("presence_penalty"), "frequency_penalty": sampling("frequency_penalty"),
     "max_new_tokens": stop("max_tokens"), "max_tokens": stop("max_tokens"), "stop": stop("strings"),
-    "stop_token_ids": stop("ids"), "ignore_eos": stop("ignore_eos"), "truncate": lambda request: request.truncate,
+    "stop_token_ids": stop("ids"), "ignore_eos": stop("ignore_eos"), "truncate": lambda request: request.max_prompt_tokens,
     "timeout": lambda request: request.timeout, "priority": lambda request: request.priority,
-    "skip_special_tokens": lambda request: request.want.skip_special,
-    "logprobs": lambda request: request.want.logprobs, "top_logprobs": lambda request: request.want.logprobs,
+    "skip_special_tokens": lambda request: request.output_options.skip_special,
+    "logprobs": lambda request: request.output_options.logprobs, "top_logprobs": lambda request: request.output_options.logprobs,
     "stream": lambda request: request.stream, "do_sample": lambda request: request.sampling.temperature > 0,
 }  # fmt: skip
 
@@ -79,7 +79,7 @@ READ: dict[str, Any] = {  # the part of the request that a parameter sets
 ROWS = [
     Row("temperature", "TNXK", [(1e-7, 1e-7), (1, 1.0), (2.5, 2.5)], [0, 0.0, -1, 1e39], TEMPERATURE, "float"),
     Row("temperature", "VCP", [(0, 0.0), (0.5, 0.5)], [-1, 1e39], TEMPERATURE, "float"),
-    Row("temperature", "O", [(0, 0.0), (0.5, 0.5), (2, 2.0)], [-1, 2.5], COOL, "float"),
+    Row("temperature", "O", [(0, 0.0), (0.5, 0.5), (2, 2.0)], [-1, 2.5], OPENAI_TEMPERATURE, "float"),
     Row("top_k", "TN", [(1, 1), (I32 - 1, I32 - 1)], [0, -1, I32], TOP_K, "integer", ("x", [], 5.0, False)),
     Row("top_k", "XKO", [(0, 0), (7, 7)], [-1, I32], TOP_K, "integer", ("x", {}, 5.0, True)),
     Row("top_k", "VCP", [(-1, 0), (7, 7)], [0, -2, I32], TOP_K, "integer", ("x", {}, 5.0, True)),
@@ -90,7 +90,7 @@ ROWS = [
     Row("watermark", "TNXK", [(True, None), (False, None)], type="boolean", others=(0, 1, "true", [])),
     Row("seed", "TNXKVCOP", [(0, 0), (1, 1), (U64 - 1, U64 - 1)], [U64], SEED, "unsigned", ("x", [], 1.0, -1, True)),
     Row("repetition_penalty", "TNXKV", [(0.1, 0.1), (2, 2.0), (5, 5.0)], [0, 0.0, -1, 1e39], REPETITION, "float"),
-    Row("repetition_penalty", "COP", [(0.1, 0.1), (2, 2.0)], [0, 0.0, -1, 2.5], LITTLE, "float"),
+    Row("repetition_penalty", "COP", [(0.1, 0.1), (2, 2.0)], [0, 0.0, -1, 2.5], OPENAI_REPETITION, "float"),
     Row("presence_penalty", "VCOP", [(-2, -2.0), (0.5, 0.5), (2, 2.0)], [-2.1, 3], PRESENCE, "float"),
     Row("frequency_penalty", "VCOP", [(-2, -2.0), (0.5, 0.5), (2, 2.0)], [-2.1, 3], FREQUENCY, "float"),
     Row("max_new_tokens", "TNXK", [(1, 1), (I32 - 1, I32 - 1)], [0, -1, I32], NEW_TOKENS, "integer",
@@ -110,52 +110,60 @@ ROWS = [
     Row("best_of", "VCOP", [(1, None)], [0, 129], BEST_OF, "unsigned", ("x", 2.0, -1, True)),
     Row("use_beam_search", "COP", [(False, None)], type="boolean", others=(0, "x", [])),
     Row("logprobs", "CO", [(True, 0), (False, None)], type="boolean", others=(0, 1, "x", [])),
-    Row("logprobs", "P", [(0, 0), (5, 5)], [6], FIVE, "unsigned", ("x", 2.0, -1, True)),
-    Row("top_logprobs", "CO", [(0, 0), (20, 20)], [21], TOP, "unsigned", ("x", 2.0, -1, True)),
+    Row("logprobs", "P", [(0, 0), (5, 5)], [6], COMPLETION_LOGPROBS, "unsigned", ("x", 2.0, -1, True)),
+    Row("top_logprobs", "CO", [(0, 0), (20, 20)], [21], TOP_LOGPROBS, "unsigned", ("x", 2.0, -1, True)),
     Row("adapter_id", "T", [("None", None)], type="string", others=(1, [], True)),
 ]  # fmt: skip
 
 
-def ask(interface: str, name: str = "", value: Any = None, rules: Rules = STRICTLY, **more: Any) -> Reply:
+def read_parameter(
+    interface: str, name: str = "", value: Any = None, rules: MindieRules = STRICTLY, **more: Any
+) -> Reply:
     """Return the reply of an interface to a body with this parameter."""
-    given = ({name: value} if name else {}) | more
+    parameters = ({name: value} if name else {}) | more
     body: dict[str, Any]
     match interface:
         case "T":
-            return tgi.whole(rules, json.dumps({"inputs": "a b", "parameters": given}).encode(), HEAD)
+            return tgi.read_mindie_whole(rules, json.dumps({"inputs": "a b", "parameters": parameters}).encode(), HEAD)
         case "N":
-            outside = {"stream": given.pop("stream")} if "stream" in given else {}
-            body = {"inputs": "a b", "parameters": given} | outside
-            return native.read(rules, json.dumps(body).encode(), HEAD)
+            top_level = {"stream": parameters.pop("stream")} if "stream" in parameters else {}
+            body = {"inputs": "a b", "parameters": parameters} | top_level
+            return native.read_mindie_native(rules, json.dumps(body).encode(), HEAD)
         case "X":
-            body = {"text_input": "a b", "parameters": given}
-            return triton.read(rules, json.dumps(body).encode(), HEAD, stream=False)
+            body = {"text_input": "a b", "parameters": parameters}
+            return triton.read_mindie_triton(rules, json.dumps(body).encode(), HEAD, stream=False)
         case "K":
-            body = {"inputs": [TENSOR | {"parameters": given}], "outputs": [{"name": "output0"}]}
-            return tensors.read(rules, json.dumps(body).encode(), HEAD)
+            body = {"inputs": [TENSOR | {"parameters": parameters}], "outputs": [{"name": "output0"}]}
+            return tensors.read_mindie_tensors(rules, json.dumps(body).encode(), HEAD)
         case "C" | "O":
-            body = {"model": "m", "messages": [{"role": "user", "content": "a b"}]} | given
-            return chat.read(replace(rules, vllm=interface == "C"), json.dumps(body).encode(), HEAD)
+            body = {"model": "m", "messages": [{"role": "user", "content": "a b"}]} | parameters
+            return chat.read_mindie_chat(replace(rules, vllm=interface == "C"), json.dumps(body).encode(), HEAD)
         case "P":
-            return completions.read(rules, json.dumps({"model": "m", "prompt": "a b"} | given).encode(), HEAD)
+            return completions.read_mindie_completion(
+                rules, json.dumps({"model": "m", "prompt": "a b"} | parameters).encode(), HEAD
+            )
         case _:
-            return vllm.read(rules, json.dumps({"prompt": "a b"} | given).encode(), HEAD)
+            return vllm.read_mindie_vllm(rules, json.dumps({"prompt": "a b"} | parameters).encode(), HEAD)
 
 
 def refusal(interface: str, name: str = "", value: Any = None, **more: Any) -> str:
     with pytest.raises(ParleyError) as caught:
-        ask(interface, name, value, **more)
-    answer = STRICT.error(caught.value)
-    told = json.loads(answer.body)
-    assert (answer.status, list(told), told["error_type"]) == (422, ["error", "error_type"], "Input Validation Error")
-    return told["error"]
+        read_parameter(interface, name, value, **more)
+    answer = STRICT.render_error(caught.value)
+    error_body = json.loads(answer.body)
+    assert (answer.status, list(error_body), error_body["error_type"]) == (
+        422,
+        ["error", "error_type"],
+        "Input Validation Error",
+    )
+    return error_body["error"]
 
 
 CASES = [(row, interface) for row in ROWS for interface in row.interfaces]
 NAMES = [f"{row.name} of {interface}" for row, interface in CASES]
 
 
-def draws(name: str) -> dict[str, Any]:
+def enable_sampling(name: str) -> dict[str, Any]:
     """Return parameters that turn sampling on, unless the tested parameter decides about sampling itself."""
     return {} if name in ("temperature", "do_sample", "n", "best_of") else {"temperature": 0.7}
 
@@ -163,33 +171,42 @@ def draws(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize(("row", "interface"), CASES, ids=NAMES)
 def test_mindie_parameter_in_range_takes_effect(row: Row, interface: str) -> None:
     for value, effect in row.taken:
-        request = ask(interface, row.name, value, **draws(row.name)).request
-        if row.name in READ:
-            assert READ[row.name](request) == effect
+        request = read_parameter(interface, row.name, value, **enable_sampling(row.name)).request
+        if row.name in EFFECTS:
+            assert EFFECTS[row.name](request) == effect
         else:  # the parameter is only validated, or shows only in the answer
-            bare = ask(interface, **draws(row.name)).request
-            assert same(request) == same(bare)
+            bare = read_parameter(interface, **enable_sampling(row.name)).request
+            assert engine_parts(request) == engine_parts(bare)
 
 
 @pytest.mark.parametrize(("row", "interface"), CASES, ids=NAMES)
 def test_mindie_parameter_out_of_range_is_refused_as_documented(row: Row, interface: str) -> None:
     for value in row.refused:
-        assert refusal(interface, row.name, value) == row.text.format(told(value))
+        assert refusal(interface, row.name, value) == row.text.format(format_json(value))
     for value in row.others:
         assert refusal(interface, row.name, value) == f"{row.name} must be {row.type} type."
 
 
 @pytest.mark.parametrize(("row", "interface"), CASES, ids=NAMES)
 def test_mindie_null_parameter_means_absent(row: Row, interface: str) -> None:
-    assert same(ask(interface, row.name, None).request) == same(ask(interface).request)
+    assert engine_parts(read_parameter(interface, row.name, None).request) == engine_parts(
+        read_parameter(interface).request
+    )
 
 
-def same(request: Request) -> Any:
+def engine_parts(request: Request) -> Any:
     """Return the parts of a request that matter to the engine; details only change the answer."""
-    return request.prompts, request.sampling, request.stop, request.n, request.stream, request.truncate
+    return (
+        request.prompts,
+        request.sampling,
+        request.stop_conditions,
+        request.n,
+        request.stream,
+        request.max_prompt_tokens,
+    )
 
 
-def told(value: Any) -> str:
+def format_json(value: Any) -> str:
     """Format a value as JSON does."""
     return json.dumps(value).replace("e+", "e")
 
@@ -237,85 +254,100 @@ def test_mindie_reports_first_of_several_faults(interface: str) -> None:
 
 def test_mindie_ignores_parameters_of_other_interfaces() -> None:
     for interface in "TNXK":
-        assert same(ask(interface, "presence_penalty", 9, n="x", logprobs=[]).request) == same(ask(interface).request)
-    assert same(ask("N", "truncate", 0, stop=5).request) == same(ask("N").request)
-    assert same(ask("V", "typical_p", 9, watermark=1, do_sample="x").request) == same(ask("V").request)
-    assert same(ask("K", "typical_p", 9).request) == same(ask("K").request)
+        assert engine_parts(
+            read_parameter(interface, "presence_penalty", 9, n="x", logprobs=[]).request
+        ) == engine_parts(read_parameter(interface).request)
+    assert engine_parts(read_parameter("N", "truncate", 0, stop=5).request) == engine_parts(read_parameter("N").request)
+    assert engine_parts(read_parameter("V", "typical_p", 9, watermark=1, do_sample="x").request) == engine_parts(
+        read_parameter("V").request
+    )
+    assert engine_parts(read_parameter("K", "typical_p", 9).request) == engine_parts(read_parameter("K").request)
 
 
-LISTED = "Input validation error: `stop` must be list[string] if list, and item length in [1, 1024] with total <= 32768"
+STOP_LIST = (
+    "Input validation error: `stop` must be list[string] if list, and item length in [1, 1024] with total <= 32768"
+)
 
 
 @pytest.mark.parametrize("interface", ["T", "V", "C", "O", "P"])
 def test_mindie_limits_stop_strings_per_interface(interface: str) -> None:
     longest = 1024 if interface in "TO" else 32768
     for value in ("a", "a" * longest, "é" * longest, "😀" * (longest // 2)):
-        assert ask(interface, "stop", value).request.stop.strings == [value]
-    assert ask(interface, "stop", ["a", "b" * 1024]).request.stop.strings == ["a", "b" * 1024]
-    assert ask(interface, "stop", []).request.stop.strings == []
+        assert read_parameter(interface, "stop", value).request.stop_conditions.strings == [value]
+    assert read_parameter(interface, "stop", ["a", "b" * 1024]).request.stop_conditions.strings == ["a", "b" * 1024]
+    assert read_parameter(interface, "stop", []).request.stop_conditions.strings == []
     text = f"Input validation error: length of `stop` must be in [1, {longest}], but got {{}}"
     assert refusal(interface, "stop", "") == text.format(0)
     assert refusal(interface, "stop", "😀" * (longest // 2 + 1)) == text.format(longest + 2)
     for value in (1, True, {"a": 1}):
         assert refusal(interface, "stop", value) == "Input validation error: param stop must be string or list[string]"
     for value in (["a", 1], [""], ["a" * 1025], ["a" * 1000] * 33):
-        assert refusal(interface, "stop", value) == LISTED
+        assert refusal(interface, "stop", value) == STOP_LIST
     many = ["a"] * 1025
     if interface in "TO":
-        assert refusal(interface, "stop", many) == LISTED
+        assert refusal(interface, "stop", many) == STOP_LIST
     else:
-        assert ask(interface, "stop", many).request.stop.strings == many
+        assert read_parameter(interface, "stop", many).request.stop_conditions.strings == many
 
 
 @pytest.mark.parametrize("interface", ["V", "C", "O", "P"])
 def test_mindie_reads_stop_token_ids_and_include_stop_str(interface: str) -> None:
-    given = [5, -1, 6, 5, 2**31, 2**63]
-    assert ask(interface, "stop_token_ids", given).request.stop.ids == [5, 6]
+    token_ids = [5, -1, 6, 5, 2**31, 2**63]
+    assert read_parameter(interface, "stop_token_ids", token_ids).request.stop_conditions.ids == [5, 6]
     assert refusal(interface, "stop_token_ids", "x") == "Parameter stop_token_ids not array"
     for value in (["x"], [1.0], [True], [None]):
         assert refusal(interface, "stop_token_ids", value) == "Parameter stop_token_ids not list[int]"
-    assert ask(interface, "include_stop_str_in_output", True, stop="a").request.stop.include
-    assert ask(interface, "include_stop_str_in_output", "nobody looks at it").request.stop.include is False
+    assert read_parameter(
+        interface, "include_stop_str_in_output", True, stop="a"
+    ).request.stop_conditions.include_in_output
+    assert (
+        read_parameter(
+            interface, "include_stop_str_in_output", "nobody looks at it"
+        ).request.stop_conditions.include_in_output
+        is False
+    )
     text = "include_stop_str_in_output must be boolean type."
     assert refusal(interface, "include_stop_str_in_output", 1, stop_token_ids=[5]) == text
 
 
 def test_mindie_vllm_validates_n_and_best_of() -> None:
-    def n(rules: Rules = STRICTLY, **given: Any) -> int:
-        return ask("V", temperature=0.5, rules=rules, **given).request.n
+    def n(rules: MindieRules = STRICTLY, **given: Any) -> int:
+        return read_parameter("V", temperature=0.5, rules=rules, **given).request.n
 
     assert n() == 1 and n(n=3) == 3 and n(best_of=3) == 3 and n(n=2, best_of=3) == 2
     assert n(n=3, best_of=3, stream=True) == 3 and n(best_of=3, stream=True) == 3
-    fewer = "best_of should greater than or equal to n, but best_of is 2, n is 3."
-    assert refusal("V", n=3, best_of=2) == refusal("V", n=3, best_of=2, stream=True) == fewer
-    sure = "Best_of/N can not greater than 1 when temperature is 0 or not set, but best_of is {}, n is {}."
-    assert refusal("V", n=2) == refusal("V", n=2, temperature=0) == sure.format("None", 2)
-    assert refusal("V", best_of=2) == sure.format(2, "None")
-    assert ask("V", n=2, rules=EXTENDED).request.n == 2
-    streamed = ask("V", n=2, best_of=3, stream=True, temperature=1).request
+    too_few = "best_of should greater than or equal to n, but best_of is 2, n is 3."
+    assert refusal("V", n=3, best_of=2) == refusal("V", n=3, best_of=2, stream=True) == too_few
+    without_sampling = "Best_of/N can not greater than 1 when temperature is 0 or not set, but best_of is {}, n is {}."
+    assert refusal("V", n=2) == refusal("V", n=2, temperature=0) == without_sampling.format("None", 2)
+    assert refusal("V", best_of=2) == without_sampling.format(2, "None")
+    assert read_parameter("V", n=2, rules=EXTENDED).request.n == 2
+    streamed = read_parameter("V", n=2, best_of=3, stream=True, temperature=1).request
     assert (streamed.n, streamed.best_of) == (2, 3)
     prefill = (
         "The n parameter (51) exceeds 'maxPrefillBatchSize' (50). Please reduce n or increase maxPrefillBatchSize."
     )
     assert refusal("V", n=51, temperature=1) == prefill
     batch = "The n parameter (4) exceeds 'max_batch_size' (3). Please reduce n or increase max_batch_size."
-    assert refusal("V", n=4, temperature=1, rules=Rules(max_batch_size=3)) == batch
-    most = "The n parameter (9) exceeds 'maxN' (8). Please reduce n or increase maxN."
-    assert refusal("V", n=9, temperature=1, rules=Rules(max_n=8)) == most
+    assert refusal("V", n=4, temperature=1, rules=MindieRules(max_batch_size=3)) == batch
+    above_max_n = "The n parameter (9) exceeds 'maxN' (8). Please reduce n or increase maxN."
+    assert refusal("V", n=9, temperature=1, rules=MindieRules(max_n=8)) == above_max_n
 
 
-CHAT = (
+CHAT_WITHOUT_SAMPLING = (
     "best_of/n can not greater than 1 without using beam search when temperature is 0 or not set, but best_of is {}, n "
     "is {}."
 )
-SURE = "Best_of and n shouldn't be greater than 1 when sampling is disabled, but best_of is {} and n is {}."
+COMPLETION_WITHOUT_SAMPLING = (
+    "Best_of and n shouldn't be greater than 1 when sampling is disabled, but best_of is {} and n is {}."
+)
 
 
 @pytest.mark.parametrize(
     "given,chat,completions",
     [
-        ({"n": 2}, CHAT.format("None", 2), SURE.format("null", 2)),
-        ({"best_of": 2, "temperature": 0}, CHAT.format(2, "None"), SURE.format(2, "null")),
+        ({"n": 2}, CHAT_WITHOUT_SAMPLING.format("None", 2), COMPLETION_WITHOUT_SAMPLING.format("null", 2)),
+        ({"best_of": 2, "temperature": 0}, CHAT_WITHOUT_SAMPLING.format(2, "None"), COMPLETION_WITHOUT_SAMPLING.format(2, "null")),
         ({"n": 3, "best_of": 2, "temperature": 1},
          "best_of must be greater than or equal to n, but best_of is 2, n is 3.",
          "Best_of must be greater than or equal to n, but best_of is 2 and n is 3."),
@@ -337,20 +369,20 @@ def test_mindie_openai_refuses_wrong_n_and_best_of(given: dict[str, Any], chat: 
 
 def test_mindie_openai_reads_n_and_best_of() -> None:
     for interface in "COP":
-        both = ask(interface, temperature=0.5, n=2, best_of=3).request
-        assert (both.n, both.best_of) == (2, 3)
-        assert ask(interface, temperature=0.5, best_of=3).request.n == 3
-        wide = ask(interface, n=3, best_of=7, use_beam_search=True, stream=True).request
-        assert (wide.n, wide.best_of, wide.beam) == (3, None, Beam(3))
-        assert ask(interface, temperature=0.5, n=2, best_of=2, stream=True).request.n == 2
-        assert ask(interface, n=2, rules=EXTENDED).request.n == 2
+        ranked = read_parameter(interface, temperature=0.5, n=2, best_of=3).request
+        assert (ranked.n, ranked.best_of) == (2, 3)
+        assert read_parameter(interface, temperature=0.5, best_of=3).request.n == 3
+        searched = read_parameter(interface, n=3, best_of=7, use_beam_search=True, stream=True).request
+        assert (searched.n, searched.best_of, searched.beam) == (3, None, BeamOptions(3))
+        assert read_parameter(interface, temperature=0.5, n=2, best_of=2, stream=True).request.n == 2
+        assert read_parameter(interface, n=2, rules=EXTENDED).request.n == 2
 
 
 def test_mindie_top_logprobs_implies_logprobs() -> None:
-    told = "Value error, when using top_logprobs, logprobs must be true or null in chat completions"
+    message = "Value error, when using top_logprobs, logprobs must be true or null in chat completions"
     for interface in "CO":
-        assert ask(interface, top_logprobs=3).request.want.logprobs == 3
-        assert refusal(interface, top_logprobs=3, logprobs=False) == told
+        assert read_parameter(interface, top_logprobs=3).request.output_options.logprobs == 3
+        assert refusal(interface, top_logprobs=3, logprobs=False) == message
 
 
 def test_mindie_reads_adapter_name() -> None:
@@ -358,57 +390,60 @@ def test_mindie_reads_adapter_name() -> None:
     assert refusal("T", "adapter_id", "a b") == refusal("T", "adapter_id", "") == text
     assert refusal("T", "adapter_id", "x" * 257) == text
     for interface, name in (("T", "adapter_id"), ("V", "model")):
-        assert ask(interface, name, "x" * 256).request.adapter == "x" * 256
-        request = ask(interface, name, "None").request
+        assert read_parameter(interface, name, "x" * 256).request.adapter == "x" * 256
+        request = read_parameter(interface, name, "None").request
         assert (request.adapter, request.model) == (None, "")
     assert refusal("V", "model", 5) == "Model must be string type."
     for name in ("", "x" * 257):
-        told = f"Input validation error: length of `model` must be in [1, 256], but got {len(name)}"
-        assert refusal("V", "model", name) == told
+        message = f"Input validation error: length of `model` must be in [1, 256], but got {len(name)}"
+        assert refusal("V", "model", name) == message
 
 
 def test_mindie_sampling_parameters_turn_sampling_on() -> None:
     for interface in "TNXKVCOP":
-        assert ask(interface).request.sampling.temperature == 0
-        assert ask(interface, "top_p", 0.5).request.sampling.temperature == 1
-        assert ask(interface, "top_k", 5).request.sampling.temperature == 1
+        assert read_parameter(interface).request.sampling.temperature == 0
+        assert read_parameter(interface, "top_p", 0.5).request.sampling.temperature == 1
+        assert read_parameter(interface, "top_k", 5).request.sampling.temperature == 1
     for interface in "TNXK":
-        assert ask(interface, "do_sample", True).request.sampling.temperature == 1
-        assert ask(interface, "do_sample", False, temperature=2).request.sampling.temperature == 0
+        assert read_parameter(interface, "do_sample", True).request.sampling.temperature == 1
+        assert read_parameter(interface, "do_sample", False, temperature=2).request.sampling.temperature == 0
 
 
 def test_mindie_extended_accepts_off_values_and_applies_watermark() -> None:
     for interface in "TNXK":
-        assert ask(interface, "temperature", 0, rules=EXTENDED).request.sampling.temperature == 0
-        assert ask(interface, "top_k", 0, rules=EXTENDED).request.sampling.top_k == 0
-        assert ask(interface, "top_p", 1, rules=EXTENDED).request.sampling.top_p == 1
+        assert read_parameter(interface, "temperature", 0, rules=EXTENDED).request.sampling.temperature == 0
+        assert read_parameter(interface, "top_k", 0, rules=EXTENDED).request.sampling.top_k == 0
+        assert read_parameter(interface, "top_p", 1, rules=EXTENDED).request.sampling.top_p == 1
         for value in (True, False):
-            assert ask(interface, "watermark", value, rules=EXTENDED).request.sampling.watermark is value
-    assert ask("V", "top_k", 0, rules=EXTENDED).request.sampling.top_k == 0
-    assert ask("T", "truncate", 0, rules=EXTENDED).request.truncate is None
+            assert read_parameter(interface, "watermark", value, rules=EXTENDED).request.sampling.watermark is value
+    assert read_parameter("V", "top_k", 0, rules=EXTENDED).request.sampling.top_k == 0
+    assert read_parameter("T", "truncate", 0, rules=EXTENDED).request.max_prompt_tokens is None
     for interface in "TNX":
-        assert ask(interface, "typical_p", 0.5, rules=EXTENDED).request.sampling.typical_p == 0.5
-        assert ask(interface, "typical_p", 0.5).request.sampling.typical_p == 1
+        assert read_parameter(interface, "typical_p", 0.5, rules=EXTENDED).request.sampling.typical_p == 0.5
+        assert read_parameter(interface, "typical_p", 0.5).request.sampling.typical_p == 1
 
 
 def test_mindie_default_max_tokens_depends_on_interface() -> None:
     for interface in "TNXK":
-        assert ask(interface).request.stop.max_tokens == 20 and ask(interface).request.stop.reserve == 1
-    assert ask("V").request.stop.max_tokens is None
-    assert ask("V", rules=Rules("strict-old")).request.stop.max_tokens == 16
+        assert (
+            read_parameter(interface).request.stop_conditions.max_tokens == 20
+            and read_parameter(interface).request.stop_conditions.reserved_tokens == 1
+        )
+    assert read_parameter("V").request.stop_conditions.max_tokens is None
+    assert read_parameter("V", rules=MindieRules("strict-old")).request.stop_conditions.max_tokens == 16
     assert OLD.routes != STRICT.routes
 
 
 def test_mindie_accepts_integers_as_floats_and_unknown_members() -> None:
-    assert ask("T", "temperature", 1).request.sampling.temperature == 1.0
-    assert ask("T", "whatever", {"a": []}).request.prompts == [Text("a b")]
+    assert read_parameter("T", "temperature", 1).request.sampling.temperature == 1.0
+    assert read_parameter("T", "whatever", {"a": []}).request.prompts == [Text("a b")]
     for interface in "TNX":
         with pytest.raises(ParleyError) as caught:
             match interface:
                 case "T":
-                    tgi.whole(STRICTLY, b'{"inputs": "a", "parameters": 5}', HEAD)
+                    tgi.read_mindie_whole(STRICTLY, b'{"inputs": "a", "parameters": 5}', HEAD)
                 case "N":
-                    native.read(STRICTLY, b'{"inputs": "a", "parameters": 5}', HEAD)
+                    native.read_mindie_native(STRICTLY, b'{"inputs": "a", "parameters": 5}', HEAD)
                 case _:
-                    triton.read(STRICTLY, b'{"text_input": "a", "parameters": 5}', HEAD, stream=False)
+                    triton.read_mindie_triton(STRICTLY, b'{"text_input": "a", "parameters": 5}', HEAD, stream=False)
         assert caught.value.message == "parameters must be object type."

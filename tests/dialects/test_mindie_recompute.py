@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parley.dialects.instance_plane import Origin
-from parley.dialects.mindie.instance import refusal
-from parley.dialects.mindie.recompute import ORIGIN, read, write
+from parley.dialects.instance_plane import OriginalRequest
+from parley.dialects.mindie.instance import instance_refusal
+from parley.dialects.mindie.recompute import ORIGIN_MEMBER, read_recompute_body, write_recompute_body
 from parley.errors import OrderRefused
-from parley.types import Output, Score
+from parley.types import EngineOutput, TokenScore
 
 CHAT, TRITON = "/v1/chat/completions", "/v2/models/m/generate"
-FORMS: list[tuple[str, dict[str, Any]]] = [
+REQUEST_BODIES: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"messages": [{"role": "user", "content": "Hi"}], "tools": [], "stop": ["x"], "stream": True}),
     ("/v1/completions", {"prompt": "Hi", "temperature": 0.5}),
     ("/generate", {"prompt": "Hi", "max_tokens": 9}),
@@ -32,57 +32,72 @@ TOKENS = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=20)
 
 
 @given(
-    st.sampled_from(FORMS), TOKENS, st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=4), st.integers(0, 99)
+    st.sampled_from(REQUEST_BODIES),
+    TOKENS,
+    st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=4),
+    st.integers(0, 99),
 )
 def test_recompute_body_round_trips(
     form: tuple[str, dict], prompt: list[int], steps: list[list[int]], seed: int
 ) -> None:
     """Resuming from a wrong body would repeat or lose tokens in the client's stream."""
     path, body = form
-    past = [[(0, Output("", 0, step, scores=[Score(-1.0, 1)] * len(step)))] for step in steps]
-    origin = Origin(json.dumps(body).encode(), past, ID, 1_700_000_000)
-    written = write(path, origin, prompt, seed)
-    exact = read(path, written)
-    assert (exact.body, exact.prompt, exact.past, exact.unique, exact.created) == (
+    outputs = [[(0, EngineOutput("", 0, step, scores=[TokenScore(-1.0, 1)] * len(step)))] for step in steps]
+    origin = OriginalRequest(json.dumps(body).encode(), outputs, ID, 1_700_000_000)
+    written = write_recompute_body(path, origin, prompt, seed)
+    from_parley = read_recompute_body(path, written)
+    assert (
+        from_parley.body,
+        from_parley.prompt,
+        from_parley.prior_outputs,
+        from_parley.request_uuid,
+        from_parley.created,
+    ) == (
         origin.body,
         None,
-        past,
+        outputs,
         ID,
         origin.created,
     )
     # A peer that is not parley knows only the token ids.
-    told = json.loads(written)
-    del told[ORIGIN]
-    opened = read(path, json.dumps(told).encode())
-    drawn = [id for step in steps for id in step]
-    assert opened.prompt == prompt
-    assert [id for batch in opened.past for _, output in batch for id in output.token_ids] == drawn
-    values = told["inputs"][0]["parameters"] if path.endswith("m/infer") else told.get("parameters", told)
-    assert values["seed"] == body.get("parameters", {}).get("seed", seed)
-    again = json.loads(opened.body)
-    assert "origin_inputs" not in again and "decodeTime" not in again.get("parameters", {})
-    kept = set(body) - {"messages", "prompt", "inputs", "parameters", "input_id", "text_input"}
-    assert all(again[name] == body[name] for name in kept)
+    written_members = json.loads(written)
+    del written_members[ORIGIN_MEMBER]
+    from_peer = read_recompute_body(path, json.dumps(written_members).encode())
+    token_ids = [token_id for step in steps for token_id in step]
+    assert from_peer.prompt == prompt
+    assert [
+        token_id for batch in from_peer.prior_outputs for _, output in batch for token_id in output.token_ids
+    ] == token_ids
+    parameters = (
+        written_members["inputs"][0]["parameters"]
+        if path.endswith("m/infer")
+        else written_members.get("parameters", written_members)
+    )
+    assert parameters["seed"] == body.get("parameters", {}).get("seed", seed)
+    resumed_body = json.loads(from_peer.body)
+    assert "origin_inputs" not in resumed_body and "decodeTime" not in resumed_body.get("parameters", {})
+    unchanged = set(body) - {"messages", "prompt", "inputs", "parameters", "input_id", "text_input"}
+    assert all(resumed_body[name] == body[name] for name in unchanged)
 
 
 def test_recompute_body_has_mindie_format() -> None:
-    origin = Origin(
-        b'{"messages":[{"role":"user","content":"Hi"}],"stream":true}', [[(0, Output("", 0, [7, 8]))]], ID, 1
+    origin = OriginalRequest(
+        b'{"messages":[{"role":"user","content":"Hi"}],"stream":true}', [[(0, EngineOutput("", 0, [7, 8]))]], ID, 1
     )
-    told = json.loads(write(CHAT, origin, [4, 5, 6], 11))
-    del told[ORIGIN]
-    assert told == {"messages": "3,4,5,6,7,8", "stream": True, "seed": 11}
-    opened = read("/generate", b'{"prompt":"2,5,6,7","origin_inputs":"Hello","stream":true}')
-    assert opened.prompt == [5, 6] and json.loads(opened.body) == {"prompt": "Hello", "stream": True}
-    assert opened.past == [[(0, Output("", 0, [7]))]]
+    written_members = json.loads(write_recompute_body(CHAT, origin, [4, 5, 6], 11))
+    del written_members[ORIGIN_MEMBER]
+    assert written_members == {"messages": "3,4,5,6,7,8", "stream": True, "seed": 11}
+    resumed = read_recompute_body("/generate", b'{"prompt":"2,5,6,7","origin_inputs":"Hello","stream":true}')
+    assert resumed.prompt == [5, 6] and json.loads(resumed.body) == {"prompt": "Hello", "stream": True}
+    assert resumed.prior_outputs == [[(0, EngineOutput("", 0, [7]))]]
     tensor = {"name": "x", "shape": [1, 4], "datatype": "UINT32", "data": [2, 5, 6, 7]}
-    opened = read("/v2/models/m/infer", json.dumps({"inputs": [tensor]}).encode())
-    assert json.loads(opened.body)["inputs"][0] == tensor | {"shape": [1, 2], "data": [5, 6]}
+    resumed = read_recompute_body("/v2/models/m/infer", json.dumps({"inputs": [tensor]}).encode())
+    assert json.loads(resumed.body)["inputs"][0] == tensor | {"shape": [1, 2], "data": [5, 6]}
 
 
 TIMES = {"firstTokenCost": 5, "decodeTime": [1]}
-GET = "Failed to get "
-READ = GET + "token from input: "
+FAILED_TO_GET = "Failed to get "
+INVALID_INPUT = FAILED_TO_GET + "token from input: "
 
 
 @pytest.mark.parametrize(
@@ -90,33 +105,33 @@ READ = GET + "token from input: "
     [
         (CHAT, {"messages": []}, "Messages MUST be a string for recompute"),
         (CHAT, {"messages": [], "tools": [{}]}, "Messages must be a string for recompute"),
-        (CHAT, {"messages": ""}, READ + "it is not a list of numbers separated by commas"),
-        (CHAT, {"messages": "1,-1"}, READ + "it is not a list of numbers separated by commas"),
-        (CHAT, {"messages": "2,1"}, READ + "the prompt cannot have 2 of 1 tokens"),
-        (CHAT, {"messages": "0,1"}, READ + "the prompt cannot have 0 of 1 tokens"),
-        ("/generate", {"inputs": "1,2"}, GET + "parameter `origin_inputs` in json body"),
-        ("/generate", {"prompt": "1,2"}, GET + "parameter `origin_inputs` in given json body"),
-        ("/infer", {"inputs": 5}, READ + "inputs is not a string"),
-        (TRITON, {"text_input": "1,2,3,4"}, GET + "parameter firstTokenCost in json body"),
+        (CHAT, {"messages": ""}, INVALID_INPUT + "it is not a list of numbers separated by commas"),
+        (CHAT, {"messages": "1,-1"}, INVALID_INPUT + "it is not a list of numbers separated by commas"),
+        (CHAT, {"messages": "2,1"}, INVALID_INPUT + "the prompt cannot have 2 of 1 tokens"),
+        (CHAT, {"messages": "0,1"}, INVALID_INPUT + "the prompt cannot have 0 of 1 tokens"),
+        ("/generate", {"inputs": "1,2"}, FAILED_TO_GET + "parameter `origin_inputs` in json body"),
+        ("/generate", {"prompt": "1,2"}, FAILED_TO_GET + "parameter `origin_inputs` in given json body"),
+        ("/infer", {"inputs": 5}, INVALID_INPUT + "inputs is not a string"),
+        (TRITON, {"text_input": "1,2,3,4"}, FAILED_TO_GET + "parameter firstTokenCost in json body"),
         (TRITON, {"text_input": "1,2,3,4,5", "parameters": TIMES}, "Parameter decodeTime length is invalid."),
-        ("/v2/models/m/infer", {"inputs": []}, READ + "data is not a list of token ids"),
-        ("/v2/models/m/infer", {"inputs": [{"data": [1, "a"]}]}, READ + "data is not a list of token ids"),
-        (CHAT, {"messages": "1,2", ORIGIN: "!"}, READ + "parley_origin cannot be read (Error)"),
-        (CHAT, {"messages": "1,2", ORIGIN: 5}, READ + "parley_origin cannot be read (TypeError)"),
+        ("/v2/models/m/infer", {"inputs": []}, INVALID_INPUT + "data is not a list of token ids"),
+        ("/v2/models/m/infer", {"inputs": [{"data": [1, "a"]}]}, INVALID_INPUT + "data is not a list of token ids"),
+        (CHAT, {"messages": "1,2", ORIGIN_MEMBER: "!"}, INVALID_INPUT + "parley_origin cannot be read (Error)"),
+        (CHAT, {"messages": "1,2", ORIGIN_MEMBER: 5}, INVALID_INPUT + "parley_origin cannot be read (TypeError)"),
     ],
 )
 def test_recompute_refuses_body_it_cannot_resume(path: str, body: dict[str, Any], text: str) -> None:
     with pytest.raises(OrderRefused) as raised:
-        read(path, json.dumps(body).encode())
-    answer = refusal(raised.value)
+        read_recompute_body(path, json.dumps(body).encode())
+    answer = instance_refusal(raised.value)
     assert answer.status == 422 and json.loads(answer.body) == {"error": text, "error_type": "Input Validation Error"}
 
 
-@given(st.sampled_from([path for path, _ in FORMS]), st.binary(max_size=30))
+@given(st.sampled_from([path for path, _ in REQUEST_BODIES]), st.binary(max_size=30))
 def test_recompute_leaves_invalid_json_to_the_interface(path: str, body: bytes) -> None:
     try:
-        assert read(path, body).body
+        assert read_recompute_body(path, body).body
     except OrderRefused as refused:
-        assert refusal(refused).status == 422
+        assert instance_refusal(refused).status == 422
     except AssertionError:
         assert not body

@@ -5,45 +5,51 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import Head
-from parley.dialects.facts import Card, Facts
+from parley.dialects.dialect import RequestContext
+from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.mindie import STRICT, control, tensors, triton
-from parley.dialects.mindie.rules import Rules
+from parley.dialects.mindie.rules import MindieRules
 from parley.errors import ParleyError
-from parley.types import Accepted, Cost, Delta, Done, Text, Token, Tokens, Usage
+from parley.types import ChoiceDelta, ChoiceDone, PromptAccepted, Text, TokenCost, TokenInfo, Tokens, Usage
 
-RULES = Rules("strict")
-STRICTLY = [RULES, Rules("strict-old")]
-PROFILES = [Rules("strict-old"), RULES, Rules("extended")]
-HEAD = Head("0f" * 16, 1700000000, "fp_1", context=100, path={"model": "llama_65b"})
-FACTS = Facts("1.2", [Card("llama_65b", 1, 100)], True)
+RULES = MindieRules("strict")
+STRICTLY = [RULES, MindieRules("strict-old")]
+PROFILES = [MindieRules("strict-old"), RULES, MindieRules("extended")]
+HEAD = RequestContext("0f" * 16, 1700000000, "fp_1", context_length=100, path_parts={"model": "llama_65b"})
+FACTS = ServerFacts("1.2", [ModelCard("llama_65b", 1, 100)], True)
 USAGE = Usage(prompt_tokens=3, completion_tokens=2)
-ONE = Token(306, " I", b" I", cost=Cost(2, 0.005318, 0.04))
-TWO = Token(4966, " am", b" am", cost=Cost(3, 0.000117, 0.028))
-ACCEPTED = Accepted(0, [1, 2, 3], 77)
-DONE = Done(0, "stop", USAGE)
+ONE = TokenInfo(306, " I", b" I", cost=TokenCost(2, 0.005318, 0.04))
+TWO = TokenInfo(4966, " am", b" am", cost=TokenCost(3, 0.000117, 0.028))
+ACCEPTED = PromptAccepted(0, [1, 2, 3], 77)
+DONE = ChoiceDone(0, "stop", USAGE)
 ID = "The id can contain only digits, letters, underscores(_), hyphens(-) and no more than 256 words in length."
 TENSOR = {"name": "input0", "shape": [1, 3], "datatype": "UINT32", "data": [396, 319, 5]}
 OUTPUTS = [{"name": "output0"}]
 
 
-def generate(rules: Rules = RULES, *, stream: bool = False, head: Head = HEAD, **body: Any) -> triton.TextReply:
-    given = {"id": "a123", "text_input": "a b"} | body
-    return triton.read(rules, json.dumps(given).encode(), head, stream=stream)
+def read_generate(
+    rules: MindieRules = RULES, *, stream: bool = False, head: RequestContext = HEAD, **body: Any
+) -> triton.MindieTritonReply:
+    members = {"id": "a123", "text_input": "a b"} | body
+    return triton.read_mindie_triton(rules, json.dumps(members).encode(), head, stream=stream)
 
 
-def infer(rules: Rules = RULES, tensor: Any = None, **body: Any) -> tensors.TensorReply:
-    given = {"id": "42", "inputs": [TENSOR | (tensor or {})], "outputs": OUTPUTS} | body
-    return tensors.read(rules, json.dumps(given).encode(), HEAD)
+def read_infer(rules: MindieRules = RULES, tensor: Any = None, **body: Any) -> tensors.TensorReply:
+    members = {"id": "42", "inputs": [TENSOR | (tensor or {})], "outputs": OUTPUTS} | body
+    return tensors.read_mindie_tensors(rules, json.dumps(members).encode(), HEAD)
 
 
-def refusal(read: Any = generate, **body: Any) -> str:
+def refusal(read: Any = read_generate, **body: Any) -> str:
     with pytest.raises(ParleyError) as caught:
         read(**body)
-    answer = STRICT.error(caught.value)
-    told = json.loads(answer.body)
-    assert (answer.status, list(told), told["error_type"]) == (422, ["error", "error_type"], "Input Validation Error")
-    return told["error"]
+    answer = STRICT.render_error(caught.value)
+    error_body = json.loads(answer.body)
+    assert (answer.status, list(error_body), error_body["error_type"]) == (
+        422,
+        ["error", "error_type"],
+        "Input Validation Error",
+    )
+    return error_body["error"]
 
 
 # -- texts
@@ -51,45 +57,47 @@ def refusal(read: Any = generate, **body: Any) -> str:
 
 @pytest.mark.parametrize("rules", STRICTLY, ids=lambda rules: rules.profile)
 def test_mindie_triton_writes_answer(rules):
-    reply = generate(rules)
-    reply.add([ACCEPTED, Delta(0, " I am", tokens=[ONE, TWO]), DONE])
-    assert not reply.request.want.costs and reply.request.prompts == [Text("a b")]
-    assert reply.body(USAGE) == (b'{"id":"a123","model_name":"llama_65b","model_version":null,"text_output":" I am"}')
-    reply = generate(rules, parameters={"details": True})
-    reply.add([ACCEPTED, Delta(0, " I am", tokens=[ONE, TWO]), DONE])
-    assert reply.request.want.costs
-    assert reply.body(USAGE) == (
+    reply = read_generate(rules)
+    reply.add_events([ACCEPTED, ChoiceDelta(0, " I am", tokens=[ONE, TWO]), DONE])
+    assert not reply.request.output_options.token_costs and reply.request.prompts == [Text("a b")]
+    assert reply.render_body(USAGE) == (
+        b'{"id":"a123","model_name":"llama_65b","model_version":null,"text_output":" I am"}'
+    )
+    reply = read_generate(rules, parameters={"details": True})
+    reply.add_events([ACCEPTED, ChoiceDelta(0, " I am", tokens=[ONE, TWO]), DONE])
+    assert reply.request.output_options.token_costs
+    assert reply.render_body(USAGE) == (
         b'{"id":"a123","model_name":"llama_65b","model_version":null,"text_output":" I am","details":{"finish_reason":'
         b'"eos_token","generated_tokens":2,"first_token_cost":null,"decode_cost":null,"batch_size":[2,3],'
         b'"queue_wait_time":[5318,117]}}'
     )
-    lax = generate(Rules("extended"), parameters={"details": True})
-    lax.add([ACCEPTED, Delta(0, " I am", tokens=[ONE, TWO]), DONE])
-    told = json.loads(lax.body(USAGE))["details"]
-    assert (told["first_token_cost"], told["decode_cost"]) == (45, [28])
+    extended = read_generate(MindieRules("extended"), parameters={"details": True})
+    extended.add_events([ACCEPTED, ChoiceDelta(0, " I am", tokens=[ONE, TWO]), DONE])
+    details = json.loads(extended.render_body(USAGE))["details"]
+    assert (details["first_token_cost"], details["decode_cost"]) == (45, [28])
 
 
 @pytest.mark.parametrize("rules", PROFILES, ids=lambda rules: rules.profile)
 def test_mindie_triton_writes_stream(rules):
-    reply = generate(rules, stream=True, parameters={"details": True})
-    assert reply.chunk([ACCEPTED]) == b""
-    assert reply.chunk([Delta(0, " I", tokens=[ONE])]) == (
+    reply = read_generate(rules, stream=True, parameters={"details": True})
+    assert reply.render_chunk([ACCEPTED]) == b""
+    assert reply.render_chunk([ChoiceDelta(0, " I", tokens=[ONE])]) == (
         b'data:{"id":"a123","model_name":"llama_65b","model_version":null,"text_output":" I","details":'
         b'{"generated_tokens":1,"first_token_cost":null,"decode_cost":null,"batch_size":2,"queue_wait_time":5318},'
         b'"prefill_time":45,"decode_time":null}\n\n'
     )
-    assert reply.chunk([Delta(0, " am", tokens=[TWO]), DONE]) == (
+    assert reply.render_chunk([ChoiceDelta(0, " am", tokens=[TWO]), DONE]) == (
         b'data:{"id":"a123","model_name":"llama_65b","model_version":null,"text_output":" am","details":'
         b'{"finish_reason":"eos_token","generated_tokens":2,"first_token_cost":null,"decode_cost":null,"batch_size":3,'
         b'"queue_wait_time":117},"prefill_time":null,"decode_time":28}\n\n'
     )
-    bare = generate(rules, stream=True)
-    assert bare.chunk([ACCEPTED, Delta(0, " I", tokens=[ONE]), Done(0, "length", USAGE)]) == (
+    bare = read_generate(rules, stream=True)
+    assert bare.render_chunk([ACCEPTED, ChoiceDelta(0, " I", tokens=[ONE]), ChoiceDone(0, "length", USAGE)]) == (
         b'data:{"id":"a123","model_name":"llama_65b","model_version":null,"text_output":" I"}\n\n'
     )
-    full = generate(Rules(full_text=True), stream=True)
-    full.chunk([ACCEPTED, Delta(0, " I", tokens=[ONE])])
-    assert json.loads(full.chunk([Delta(0, " am", tokens=[TWO])])[5:])["text_output"] == " I am"
+    full = read_generate(MindieRules(full_text=True), stream=True)
+    full.render_chunk([ACCEPTED, ChoiceDelta(0, " I", tokens=[ONE])])
+    assert json.loads(full.render_chunk([ChoiceDelta(0, " am", tokens=[TWO])])[5:])["text_output"] == " I am"
 
 
 @pytest.mark.parametrize(
@@ -111,12 +119,14 @@ def test_mindie_triton_refuses_wrong_body(body, text):
 
 
 def test_mindie_triton_request_without_id_gets_one():
-    assert generate(id=None).request.labels[0].startswith("endpoint_common_")
-    named = Head("0f" * 16, 1, "fp", context=100, path=HEAD.path, headers={b"req-id": b"mine"})
-    request = generate(head=named).request
-    assert request.labels == ("mine", "a123") and request.sole == "mine"
-    request = generate(id="x" * 256).request
-    assert request.labels[1] == "x" * 256 and not request.sole
+    assert read_generate(id=None).request.cancel_ids[0].startswith("endpoint_common_")
+    head = RequestContext(
+        "0f" * 16, 1, "fp", context_length=100, path_parts=HEAD.path_parts, headers={b"req-id": b"mine"}
+    )
+    request = read_generate(head=head).request
+    assert request.cancel_ids == ("mine", "a123") and request.exclusive_id == "mine"
+    request = read_generate(id="x" * 256).request
+    assert request.cancel_ids[1] == "x" * 256 and not request.exclusive_id
 
 
 # -- tensors
@@ -124,21 +134,21 @@ def test_mindie_triton_request_without_id_gets_one():
 
 @pytest.mark.parametrize("rules", PROFILES, ids=lambda rules: rules.profile)
 def test_mindie_triton_reads_and_writes_token_tensor(rules):
-    reply = infer(rules, tensor={"parameters": {"temperature": 0.5, "max_new_tokens": 2}})
-    assert reply.request.prompts == [Tokens([396, 319, 5])] and reply.request.stop.max_tokens == 2
-    assert reply.request.sampling.temperature == 0.5 and reply.chunk([ACCEPTED]) == b""
-    reply.add([ACCEPTED, Delta(0, " I am", tokens=[ONE, TWO]), DONE])
-    assert reply.body(USAGE) == (
+    reply = read_infer(rules, tensor={"parameters": {"temperature": 0.5, "max_new_tokens": 2}})
+    assert reply.request.prompts == [Tokens([396, 319, 5])] and reply.request.stop_conditions.max_tokens == 2
+    assert reply.request.sampling.temperature == 0.5 and reply.render_chunk([ACCEPTED]) == b""
+    reply.add_events([ACCEPTED, ChoiceDelta(0, " I am", tokens=[ONE, TWO]), DONE])
+    assert reply.render_body(USAGE) == (
         b'{"id":"42","outputs":[{"name":"output0","shape":[1,2],"datatype":"UINT32","data":[306,4966]}]}'
     )
-    assert infer(rules, tensor={"shape": [3]}).request.prompts == [Tokens([396, 319, 5])]
-    for name, answered in (("", "output0"), ("mine", "mine")):
-        named = infer(rules, outputs=[{"name": name}])
-        named.add([ACCEPTED, Delta(0, " I", tokens=[ONE]), DONE])
-        assert json.loads(named.body(USAGE))["outputs"][0]["name"] == answered
-    wide = infer(Rules("extended"), tensor={"datatype": "INT64"})
-    wide.add([ACCEPTED, Delta(0, " I", tokens=[ONE]), DONE])
-    assert json.loads(wide.body(USAGE))["outputs"][0]["datatype"] == "INT64"
+    assert read_infer(rules, tensor={"shape": [3]}).request.prompts == [Tokens([396, 319, 5])]
+    for name, answer_name in (("", "output0"), ("mine", "mine")):
+        named = read_infer(rules, outputs=[{"name": name}])
+        named.add_events([ACCEPTED, ChoiceDelta(0, " I", tokens=[ONE]), DONE])
+        assert json.loads(named.render_body(USAGE))["outputs"][0]["name"] == answer_name
+    int64 = read_infer(MindieRules("extended"), tensor={"datatype": "INT64"})
+    int64.add_events([ACCEPTED, ChoiceDelta(0, " I", tokens=[ONE]), DONE])
+    assert json.loads(int64.render_body(USAGE))["outputs"][0]["datatype"] == "INT64"
 
 
 SHAPE = "Shape must be at most two-dimensional, and the last element's value must be in (0,1048576]."
@@ -182,25 +192,30 @@ SHAPE = "Shape must be at most two-dimensional, and the last element's value mus
     ],
 )
 def test_mindie_triton_refuses_wrong_tensor(tensor, body, text):
-    assert refusal(infer, tensor=tensor, **body) == text
+    assert refusal(read_infer, tensor=tensor, **body) == text
 
 
 @pytest.mark.parametrize(("profile", "limit"), [("strict", 20), ("strict-old", 7), ("extended", 7)])
 def test_mindie_triton_strict_ignores_top_level_parameters(profile, limit):
     """Strictly, only parameters inside the tensor count; the default limit is 20 tokens."""
-    beside = {"parameters": {"max_new_tokens": 7}}
-    assert infer(Rules(profile), **beside).request.stop.max_tokens == limit
-    assert infer(Rules(profile), tensor={"parameters": {"max_new_tokens": 2}}, **beside).request.stop.max_tokens == 2
+    top_level = {"parameters": {"max_new_tokens": 7}}
+    assert read_infer(MindieRules(profile), **top_level).request.stop_conditions.max_tokens == limit
+    assert (
+        read_infer(
+            MindieRules(profile), tensor={"parameters": {"max_new_tokens": 2}}, **top_level
+        ).request.stop_conditions.max_tokens
+        == 2
+    )
 
 
 # -- control
 
 
 def test_mindie_triton_stop_reads_request_id():
-    halt = triton.stop(b'{ "id": "a123" }', HEAD)
-    assert halt.label == "a123" and halt.done == (200, b'{ "id": "a123" }', b"application/json")
-    assert halt.unknown.status == 404
-    assert halt.unknown.body == b'{"error":"RequestId is a123 not found.","error_type":"NotFoundError"}'
+    halt = triton.read_stop_infer(b'{ "id": "a123" }', HEAD)
+    assert halt.request_label == "a123" and halt.success == (200, b'{ "id": "a123" }', b"application/json")
+    assert halt.not_found.status == 404
+    assert halt.not_found.body == b'{"error":"RequestId is a123 not found.","error_type":"NotFoundError"}'
     for body, text in (
         (b"{}", "Not found id."),
         (b'{"id": null}', "id must not be null."),
@@ -209,29 +224,29 @@ def test_mindie_triton_stop_reads_request_id():
         (b"[", "Failed to parse context to json body."),
     ):
         with pytest.raises(ParleyError) as caught:
-            triton.stop(body, HEAD)
-        assert caught.value.message == text and STRICT.error(caught.value).status == 422
+            triton.read_stop_infer(body, HEAD)
+        assert caught.value.message == text and STRICT.render_error(caught.value).status == 422
 
 
 def test_mindie_triton_writes_metadata():
-    assert control.server(RULES, b"", HEAD, FACTS).body == (
+    assert control.mindie_server_metadata(RULES, b"", HEAD, FACTS).body == (
         b'{"name":"MindIE Server","version":"1.2","extensions":{"max_iter_times":100,"prefill_policy_type":0,'
         b'"decode_policy_type":0,"max_prefill_batch_size":50,"max_prefill_tokens":8192}}'
     )
-    assert control.metadata(RULES, b"", HEAD, FACTS).body == (
+    assert control.mindie_model_metadata(RULES, b"", HEAD, FACTS).body == (
         b'{"name":"llama_65b","platform":"MindIE Server","inputs":[{"name":"input0","shape":[-1],"datatype":"UINT32"}],'
         b'"outputs":[{"name":"output0","shape":[-1],"datatype":"UINT32"}]}'
     )
-    configured = Rules(max_seq_len=2560, npu_mem_size=8, world_size=4, weights="llama")
-    assert control.config(configured, b"", HEAD, FACTS).body == (
+    configured = MindieRules(max_seq_len=2560, npu_mem_size=8, world_size=4, weights="llama")
+    assert control.mindie_model_config(configured, b"", HEAD, FACTS).body == (
         b'{"model_name":"llama_65b","input_datatype":"UINT32","output_datatype":"UINT32","max_seq_len":2560,'
         b'"npu_mem_size":8,"cpu_mem_size":5,"world_size":4,"model_weight_path":"llama",'
         b'"model_instance_type":"Standard"}'
     )
-    unknown = Head("0f", 1, "fp", path={"model": "x"})
-    for route in (control.metadata, control.config):
+    unknown = RequestContext("0f", 1, "fp", path_parts={"model": "x"})
+    for route in (control.mindie_model_metadata, control.mindie_model_config):
         with pytest.raises(ParleyError) as caught:
             route(RULES, b"", unknown, FACTS)
-        assert STRICT.error(caught.value) == (
+        assert STRICT.render_error(caught.value) == (
             404, b'{"error":"Model x not found.","error_type":"NotFoundError"}', b"application/json",
         )  # fmt: skip

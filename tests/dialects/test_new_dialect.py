@@ -14,11 +14,11 @@ from support import made_up_dialect
 from parley.cli.apis import APIS as ALL_BENCHED
 from parley.cli.apis import benched
 from parley.cli.bench import BENCH_APIS
-from parley.cli.client import Address
-from parley.cli.load import Load
-from parley.coordinator.proxy.paths import Paths
+from parley.cli.client import ServerAddress
+from parley.cli.load import LoadGenerator
+from parley.coordinator.proxy.paths import PathTable
 from parley.dialects import mounts
-from parley.dialects.bench import Shape
+from parley.dialects.bench import LoadShape
 from parley.dialects.mounts import INNER, Surface, universal
 from parley.disagg.wire.prompt_hash import PromptReader
 from parley.serving import metrics_page
@@ -51,20 +51,20 @@ def test_bench_option_lists_every_api_that_declares_a_bench():
 async def test_a_new_api_is_benched(serve, registered):
     served = await serve(surfaces=universal())
     api = benched(registered)["parrot"]
-    load = Load(Address("http", "127.0.0.1", served.port, ""), None, Shape("tiny", 3, 10.0), api)
-    samples, _ = await load.run(["Hello", "Hello again"], 2)
+    load = LoadGenerator(ServerAddress("http", "127.0.0.1", served.port, ""), None, LoadShape("tiny", 3, 10.0), api)
+    samples, _ = await load.run_load(["Hello", "Hello again"], 2)
     assert [(each.error, each.tokens) for each in samples] == [("", 3)] * 2
 
 
 def test_a_new_api_is_routed_by_prefix(registered):
-    path, _ = Paths(universal()).find("POST", "/repeat")
+    path, _ = PathTable(universal()).match_path("POST", "/repeat")
     assert (path.kind, path.dialect) == ("generate", made_up_dialect.DIALECT)
     reader = PromptReader(surface.dialect for surface in (*registered, *INNER))
-    one, two = (reader.look(json.dumps({"question": "x" * 300 + end}).encode()) for end in ("a", "b"))
-    assert one.length == two.length == 303 // 4.02
+    one, two = (reader.hash_body(json.dumps({"question": "x" * 300 + end}).encode()) for end in ("a", "b"))
+    assert one.token_count == two.token_count == 303 // 4.02
     assert one.marks and one.marks == two.marks
-    other = reader.look(json.dumps({"question": "y" * 300}).encode())
-    assert other.marks[0].hash != one.marks[0].hash
+    other = reader.hash_body(json.dumps({"question": "y" * 300}).encode())
+    assert other.marks[0].prefix_hash != one.marks[0].prefix_hash
 
 
 # -- names

@@ -6,57 +6,67 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import Head
+from parley.dialects.dialect import RequestContext
 from parley.dialects.openai import DIALECT, chat
 from parley.errors import BadRequest, EngineError, NotReady, Overloaded, Unauthorized, Unsupported
-from parley.types import Accepted, CallDelta, Delta, Done, Message, Scored, Token, ToolCall, Usage
+from parley.types import (
+    ChoiceDelta,
+    ChoiceDone,
+    Message,
+    PromptAccepted,
+    PromptScored,
+    TokenInfo,
+    ToolCall,
+    ToolCallDelta,
+    Usage,
+)
 
-HEAD = Head("0f", 1700000000, "fp_1")
-USER = [{"role": "user", "content": "Hi"}]
+HEAD = RequestContext("0f", 1700000000, "fp_1")
+MESSAGES = [{"role": "user", "content": "Hi"}]
 USAGE = Usage(prompt_tokens=9, completion_tokens=3, cached_tokens=4, reasoning_tokens=1)
 
 
-def read(**members: Any) -> chat.ChatReply:
-    body = {"model": "m", "messages": USER} | members
-    return chat.read(json.dumps(body).encode(), HEAD)
+def read_chat(**members: Any) -> chat.ChatReply:
+    body = {"model": "m", "messages": MESSAGES} | members
+    return chat.read_chat_request(json.dumps(body).encode(), HEAD)
 
 
-def refused(**members: Any) -> BadRequest:
+def refusal(**members: Any) -> BadRequest:
     with pytest.raises(BadRequest) as caught:
-        read(**members)
+        read_chat(**members)
     return caught.value
 
 
 def test_openai_chat_minimal_body_means_defaults():
-    request = read().request
+    request = read_chat().request
     assert (request.id, request.model, request.n, request.stream) == ("0f", "m", 1, False)
     (prompt,) = request.prompts
     assert prompt.messages == [Message("user", "Hi")]
     assert prompt.add_generation_prompt and not prompt.continue_final
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (1.0, 1.0, 0, None)
-    assert request.stop.max_tokens is None
-    assert request.want.logprobs is None and not request.want.usage
+    assert request.stop_conditions.max_tokens is None
+    assert request.output_options.logprobs is None and not request.output_options.usage
 
 
 def test_openai_chat_members_reach_the_request():
-    request = read(
+    request = read_chat(
         temperature=0.5, top_p=0.9, top_k=40, min_p=0.1, typical_p=0.7, seed=2**64 - 1, repetition_penalty=1.1,
         presence_penalty=-2, frequency_penalty=2, logit_bias={"5": -100}, stop=["a", "b"], stop_token_ids=[7],
         max_tokens=5, max_completion_tokens=9, min_tokens=2, ignore_eos=True, include_stop_str_in_output=True,
         logprobs=True, top_logprobs=3, stream=True, stream_options={"include_usage": True}, n=2,
         skip_special_tokens=False, cache_salt="tenant", add_special_tokens=True,
     ).request  # fmt: skip
-    assert request.prompts[0].special and not read().request.prompts[0].special
-    sampling, stop, want = request.sampling, request.stop, request.want
+    assert request.prompts[0].special and not read_chat().request.prompts[0].special
+    sampling, stop, want = request.sampling, request.stop_conditions, request.output_options
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.9, 40, 0.1)
     assert (sampling.seed, sampling.typical_p, sampling.repetition_penalty) == (2**64 - 1, 0.7, 1.1)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (-2, 2)
     assert sampling.logit_bias == {5: -100.0}
     assert (stop.strings, stop.ids, stop.max_tokens, stop.min_tokens) == (["a", "b"], [7], 9, 2)
-    assert stop.ignore_eos and stop.include
+    assert stop.ignore_eos and stop.include_in_output
     assert (want.logprobs, want.usage, want.skip_special) == (3, True, False)
-    assert (request.n, request.stream, request.salt) == (2, True, "tenant")
+    assert (request.n, request.stream, request.cache_salt) == (2, True, "tenant")
 
 
 def test_openai_chat_null_means_absent():
@@ -67,20 +77,20 @@ def test_openai_chat_null_means_absent():
         "functions", "function_call", "reasoning_effort", "chat_template_kwargs", "user", "metadata", "audio",
         "modalities", "model", "echo", "cache_salt", "prompt_logprobs", "best_of", "guided_json", "parallel_tool_calls",
     ]  # fmt: skip
-    assert read(**dict.fromkeys(names)).request == read(model="").request
+    assert read_chat(**dict.fromkeys(names)).request == read_chat(model="").request
 
 
 def test_openai_chat_ignores_unknown_members():
-    assert read(frobnicate={"a": [1]}, user="me", metadata={"k": "v"}, store=True).request == read().request
+    assert read_chat(frobnicate={"a": [1]}, user="me", metadata={"k": "v"}, store=True).request == read_chat().request
 
 
 def test_openai_chat_top_k_of_minus_one_means_off():
-    assert read(top_k=-1).request.sampling.top_k == 0
+    assert read_chat(top_k=-1).request.sampling.top_k == 0
 
 
 def test_openai_chat_reads_roles_parts_and_tool_calls():
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}
-    (prompt,) = read(
+    (prompt,) = read_chat(
         messages=[
             {"role": "developer", "content": "be brief"},
             {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "Ann"},
@@ -111,52 +121,52 @@ NAMED = {"type": "function", "function": {"name": "f"}}
 
 def test_openai_chat_checks_types_of_descriptive_members():
     """Descriptions have no effect on decoding, but a wrong type is still refused."""
-    closed = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
-    described = {"name": "f", "description": "d", "parameters": closed, "strict": True}
-    for tools in ({"tools": [{"type": "function", "function": described}]}, {"functions": [described]}):
-        assert read(**tools).request.prompts[0].tools == [{"type": "function", "function": described}]
+    strict_schema = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
+    strict_function = {"name": "f", "description": "d", "parameters": strict_schema, "strict": True}
+    for tools in ({"tools": [{"type": "function", "function": strict_function}]}, {"functions": [strict_function]}):
+        assert read_chat(**tools).request.prompts[0].tools == [{"type": "function", "function": strict_function}]
     for wrong in ({"description": 5}, {"strict": "yes"}):
         for tools in (
-            {"tools": [{"type": "function", "function": described | wrong}]},
-            {"functions": [described | wrong]},
+            {"tools": [{"type": "function", "function": strict_function | wrong}]},
+            {"functions": [strict_function | wrong]},
         ):
             with pytest.raises(BadRequest, match="Invalid type"):
-                read(**tools)
+                read_chat(**tools)
         schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {}} | wrong}
         with pytest.raises(BadRequest, match="Invalid type"):
-            read(response_format=schema)
-    assert read(guided_whitespace_pattern=" ?").request == read().request
+            read_chat(response_format=schema)
+    assert read_chat(guided_whitespace_pattern=" ?").request == read_chat().request
     with pytest.raises(BadRequest):
-        read(structured_outputs={"json": {}, "disable_additional_properties": 5})
+        read_chat(structured_outputs={"json": {}, "disable_additional_properties": 5})
 
 
 def test_openai_chat_passes_tools_unless_choice_is_none():
-    assert read(tools=[TOOL]).request.prompts[0].tools == [TOOL]
-    assert read(tools=[TOOL], tool_choice="auto").request.prompts[0].tools == [TOOL]
-    assert read(tools=[TOOL], tool_choice="none").request.prompts[0].tools == []
-    assert read(functions=[TOOL["function"]]).request.prompts[0].tools == [TOOL]
+    assert read_chat(tools=[TOOL]).request.prompts[0].tools == [TOOL]
+    assert read_chat(tools=[TOOL], tool_choice="auto").request.prompts[0].tools == [TOOL]
+    assert read_chat(tools=[TOOL], tool_choice="none").request.prompts[0].tools == []
+    assert read_chat(functions=[TOOL["function"]]).request.prompts[0].tools == [TOOL]
 
 
 def test_openai_chat_passes_template_options():
-    def told(**members):
-        (chat,) = read(**members).request.prompts
-        return chat.thinking, chat.effort, chat.options
+    def template_arguments(**members):
+        (chat,) = read_chat(**members).request.prompts
+        return chat.thinking, chat.reasoning_effort, chat.options
 
-    assert told() == (None, None, {})
-    assert told(reasoning_effort="none") == (None, "none", {})
+    assert template_arguments() == (None, None, {})
+    assert template_arguments(reasoning_effort="none") == (None, "none", {})
     mixed = {"enable_thinking": False, "k": 1}
-    assert told(reasoning_effort="high", chat_template_kwargs=mixed) == (None, "high", mixed)
-    assert told(enable_thinking=True) == (True, None, {})
+    assert template_arguments(reasoning_effort="high", chat_template_kwargs=mixed) == (None, "high", mixed)
+    assert template_arguments(enable_thinking=True) == (True, None, {})
     for name in ("messages", "tokenize", "chat_template", "__class__", "add_generation_prompt"):
-        assert refused(chat_template_kwargs={name: 1}).field == "chat_template_kwargs"
+        assert refusal(chat_template_kwargs={name: 1}).field == "chat_template_kwargs"
 
 
 def test_openai_chat_continues_final_message():
-    messages = [*USER, {"role": "assistant", "content": "Once"}]
-    (prompt,) = read(messages=messages, continue_final_message=True).request.prompts
+    messages = [*MESSAGES, {"role": "assistant", "content": "Once"}]
+    (prompt,) = read_chat(messages=messages, continue_final_message=True).request.prompts
     assert prompt.continue_final and not prompt.add_generation_prompt
-    assert refused(messages=messages, continue_final_message=True, add_generation_prompt=True)
-    assert refused(continue_final_message=True).field == "continue_final_message"
+    assert refusal(messages=messages, continue_final_message=True, add_generation_prompt=True)
+    assert refusal(continue_final_message=True).field == "continue_final_message"
 
 
 CASES: list[tuple[dict[str, Any], str, str]] = [
@@ -264,7 +274,7 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("members", "field", "code"), CASES, ids=lambda value: str(value)[:60])
 def test_openai_chat_error_names_wrong_field(members, field, code):
-    error = refused(**members)
+    error = refusal(**members)
     assert (error.field, error.code, error.status) == (field, code, 400)
     assert field in error.message
     assert len(error.message) < 400
@@ -283,27 +293,27 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("members", "field"), UNSUPPORTED, ids=lambda value: str(value)[:60])
 def test_openai_chat_refuses_unavailable_members(members, field):
-    error = refused(**members)
+    error = refusal(**members)
     assert isinstance(error, Unsupported)
     assert error.field == field
     assert "available" in error.message
 
 
 def test_openai_chat_accepts_unavailable_members_set_to_off():
-    read(best_of=1, use_beam_search=False, guided_json=None, bad_words=[], response_format={"type": "text"},
+    read_chat(best_of=1, use_beam_search=False, guided_json=None, bad_words=[], response_format={"type": "text"},
          modalities=["text"], truncate_prompt_tokens=-1, logits_processors=[])  # fmt: skip
 
 
 def test_openai_chat_reads_prediction_and_counts_its_tokens():
-    assert read().request.prediction == read(prediction=None).request.prediction == ""
-    assert read(prediction={"type": "content", "content": "a b"}).request.prediction == "a b"
+    assert read_chat().request.prediction == read_chat(prediction=None).request.prediction == ""
+    assert read_chat(prediction={"type": "content", "content": "a b"}).request.prediction == "a b"
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert read(prediction={"content": parts}).request.prediction == "ab"
+    assert read_chat(prediction={"content": parts}).request.prediction == "ab"
     for wrong, field in (({"content": 5}, ".content"), ({"type": "other"}, ".type"), ({}, ".content"), ("a", "")):
-        assert refused(prediction=wrong).field == "prediction" + field
-    reply, usage = read(prediction={"content": "a"}), Usage(9, 3, accepted_tokens=5, rejected_tokens=7)
-    reply.add([Accepted(0, [1]), Delta(0, "a"), Done(0, "stop", usage)])
-    details = json.loads(reply.body(usage))["usage"]["completion_tokens_details"]
+        assert refusal(prediction=wrong).field == "prediction" + field
+    reply, usage = read_chat(prediction={"content": "a"}), Usage(9, 3, accepted_tokens=5, rejected_tokens=7)
+    reply.add_events([PromptAccepted(0, [1]), ChoiceDelta(0, "a"), ChoiceDone(0, "stop", usage)])
+    details = json.loads(reply.render_body(usage))["usage"]["completion_tokens_details"]
     assert (details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]) == (5, 7)
 
 
@@ -341,10 +351,10 @@ def finish(reason: bytes, index: int = 0, stop: bytes = b"null") -> bytes:
 
 
 def test_openai_chat_writes_body():
-    reply = read()
-    reply.add([Accepted(0, [1, 2]), Delta(0, "Pa")])
-    reply.add([Delta(0, 'ris "é"'), Done(0, "stop", USAGE)])
-    assert reply.body(USAGE) == (
+    reply = read_chat()
+    reply.add_events([PromptAccepted(0, [1, 2]), ChoiceDelta(0, "Pa")])
+    reply.add_events([ChoiceDelta(0, 'ris "é"'), ChoiceDone(0, "stop", USAGE)])
+    assert reply.render_body(USAGE) == (
         OPENING
         + '{"index":0,"message":{"role":"assistant","content":"Paris \\"é\\"","refusal":null,"annotations":[],'
         '"reasoning_content":null,"reasoning":null},"logprobs":null,"finish_reason":"stop","stop_reason":null}],'.encode()
@@ -353,31 +363,35 @@ def test_openai_chat_writes_body():
 
 
 def test_openai_chat_writes_stream():
-    reply = read(stream=True)
-    assert reply.chunk([Accepted(0, [1, 2])]) == b""
-    assert reply.chunk([Delta(0, "Pa")]) == chunk(role()) + chunk(content(b"Pa"))
-    assert reply.chunk([Delta(0, "r"), Delta(0, "is\n")]) == chunk(content(b"r")) + chunk(content(b"is\\n"))
-    assert reply.chunk([Delta(0, "")]) == b""
-    assert reply.chunk([Done(0, "length", USAGE)]) == chunk(finish(b"length"))
-    assert reply.end(USAGE) == b"data: [DONE]\n\n"
+    reply = read_chat(stream=True)
+    assert reply.render_chunk([PromptAccepted(0, [1, 2])]) == b""
+    assert reply.render_chunk([ChoiceDelta(0, "Pa")]) == chunk(role()) + chunk(content(b"Pa"))
+    assert reply.render_chunk([ChoiceDelta(0, "r"), ChoiceDelta(0, "is\n")]) == chunk(content(b"r")) + chunk(
+        content(b"is\\n")
+    )
+    assert reply.render_chunk([ChoiceDelta(0, "")]) == b""
+    assert reply.render_chunk([ChoiceDone(0, "length", USAGE)]) == chunk(finish(b"length"))
+    assert reply.finish_stream(USAGE) == b"data: [DONE]\n\n"
 
 
 def test_openai_chat_stream_usage_is_null_until_the_end():
-    reply = read(stream=True, stream_options={"include_usage": True})
+    reply = read_chat(stream=True, stream_options={"include_usage": True})
     tail = b'],"usage":null}'
-    assert reply.chunk([Delta(0, "a")]) == chunk(role(), tail) + chunk(content(b"a"), tail)
-    assert reply.chunk([Done(0, "stop", USAGE)]) == chunk(finish(b"stop"), tail)
-    assert reply.end(USAGE) == b"data: " + CHUNK + b"]," + COUNTED + b"\n\ndata: [DONE]\n\n"
+    assert reply.render_chunk([ChoiceDelta(0, "a")]) == chunk(role(), tail) + chunk(content(b"a"), tail)
+    assert reply.render_chunk([ChoiceDone(0, "stop", USAGE)]) == chunk(finish(b"stop"), tail)
+    assert reply.finish_stream(USAGE) == b"data: " + CHUNK + b"]," + COUNTED + b"\n\ndata: [DONE]\n\n"
 
 
 def test_openai_chat_empty_stream_still_sends_role():
-    reply = read(stream=True)
-    assert reply.chunk([Done(0, "stop", USAGE)]) == chunk(role()) + chunk(finish(b"stop"))
+    reply = read_chat(stream=True)
+    assert reply.render_chunk([ChoiceDone(0, "stop", USAGE)]) == chunk(role()) + chunk(finish(b"stop"))
 
 
 def test_openai_chat_stream_interleaves_choices():
-    reply = read(stream=True, n=2)
-    data = reply.chunk([Delta(1, "b"), Delta(0, "a"), Done(1, "stop", USAGE, "###"), Done(0, "stop", USAGE, 7)])
+    reply = read_chat(stream=True, n=2)
+    data = reply.render_chunk(
+        [ChoiceDelta(1, "b"), ChoiceDelta(0, "a"), ChoiceDone(1, "stop", USAGE, "###"), ChoiceDone(0, "stop", USAGE, 7)]
+    )
     assert data == b"".join(
         map(chunk, [role(1), content(b"b", 1), role(0), content(b"a"), finish(b"stop", 1, b'"###"'),
                     finish(b"stop", 0, b"7")])
@@ -385,16 +399,20 @@ def test_openai_chat_stream_interleaves_choices():
 
 
 def test_openai_chat_body_orders_choices_by_index():
-    reply = read(n=2)
-    reply.add([Delta(1, "b"), Done(1, "length", USAGE), Delta(0, "a"), Done(0, "stop", USAGE)])
-    choices = json.loads(reply.body(USAGE))["choices"]
+    reply = read_chat(n=2)
+    reply.add_events(
+        [ChoiceDelta(1, "b"), ChoiceDone(1, "length", USAGE), ChoiceDelta(0, "a"), ChoiceDone(0, "stop", USAGE)]
+    )
+    choices = json.loads(reply.render_body(USAGE))["choices"]
     assert [(c["index"], c["message"]["content"], c["finish_reason"]) for c in choices] == [
         (0, "a", "stop"),
         (1, "b", "length"),
     ]
 
 
-SPLIT = Token(5, "\ufffd", b"\xe2\x96", -0.25, 1, [Token(5, "\ufffd", b"\xe2\x96", -0.25, 1), Token(6, "x", b"x", -9)])
+SPLIT = TokenInfo(
+    5, "\ufffd", b"\xe2\x96", -0.25, 1, [TokenInfo(5, "\ufffd", b"\xe2\x96", -0.25, 1), TokenInfo(6, "x", b"x", -9)]
+)
 
 
 def test_openai_chat_logprobs_have_bytes_and_alternatives():
@@ -412,13 +430,13 @@ def test_openai_chat_logprobs_have_bytes_and_alternatives():
         ],
         "refusal": None,
     }
-    reply = read(logprobs=True, top_logprobs=2)
-    reply.add([Delta(0, "", tokens=[SPLIT]), Done(0, "stop", USAGE)])
-    assert json.loads(reply.body(USAGE))["choices"][0]["logprobs"] == expected
-    reply = read(logprobs=True, top_logprobs=2, stream=True)
-    chunks = frames(reply.chunk([Delta(0, "", tokens=[SPLIT])]))
-    told = {"index": 0, "delta": {"content": ""}, "logprobs": expected, "finish_reason": None}
-    assert chunks[1]["choices"][0] == told
+    reply = read_chat(logprobs=True, top_logprobs=2)
+    reply.add_events([ChoiceDelta(0, "", tokens=[SPLIT]), ChoiceDone(0, "stop", USAGE)])
+    assert json.loads(reply.render_body(USAGE))["choices"][0]["logprobs"] == expected
+    reply = read_chat(logprobs=True, top_logprobs=2, stream=True)
+    chunks = frames(reply.render_chunk([ChoiceDelta(0, "", tokens=[SPLIT])]))
+    expected_choice = {"index": 0, "delta": {"content": ""}, "logprobs": expected, "finish_reason": None}
+    assert chunks[1]["choices"][0] == expected_choice
 
 
 def frames(data: bytes) -> list[dict[str, Any]]:
@@ -428,41 +446,47 @@ def frames(data: bytes) -> list[dict[str, Any]]:
 
 
 def test_openai_chat_writes_infinite_logprobs_as_minus_9999():
-    reply = read(logprobs=True)
-    tokens = [Token(1, "a", b"a", float("-inf"), 9), Token(2, "b", b"b", float("nan"), 9)]
-    reply.add([Delta(0, "ab", tokens=tokens), Done(0, "stop", USAGE)])
-    scored = json.loads(reply.body(USAGE))["choices"][0]["logprobs"]["content"]
+    reply = read_chat(logprobs=True)
+    tokens = [TokenInfo(1, "a", b"a", float("-inf"), 9), TokenInfo(2, "b", b"b", float("nan"), 9)]
+    reply.add_events([ChoiceDelta(0, "ab", tokens=tokens), ChoiceDone(0, "stop", USAGE)])
+    scored = json.loads(reply.render_body(USAGE))["choices"][0]["logprobs"]["content"]
     assert [entry["logprob"] for entry in scored] == [-9999.0, -9999.0]
     assert scored[0]["top_logprobs"] == []
 
 
 def test_openai_chat_writes_tokens_as_ids():
-    reply = read(logprobs=True, return_tokens_as_token_ids=True, return_token_ids=True)
-    reply.add([Accepted(0, [1, 2]), Delta(0, "a", tokens=[Token(791, "a", b"a", -1, 1)]), Done(0, "stop", USAGE)])
-    answer = json.loads(reply.body(USAGE))
+    reply = read_chat(logprobs=True, return_tokens_as_token_ids=True, return_token_ids=True)
+    reply.add_events(
+        [
+            PromptAccepted(0, [1, 2]),
+            ChoiceDelta(0, "a", tokens=[TokenInfo(791, "a", b"a", -1, 1)]),
+            ChoiceDone(0, "stop", USAGE),
+        ]
+    )
+    answer = json.loads(reply.render_body(USAGE))
     assert answer["choices"][0]["logprobs"]["content"][0]["token"] == "token_id:791"
     assert (answer["prompt_token_ids"], answer["choices"][0]["token_ids"]) == ([1, 2], [791])
-    reply = read(stream=True, return_token_ids=True)
-    reply.chunk([Accepted(0, [1, 2])])
-    first, second = frames(reply.chunk([Delta(0, "a", tokens=[Token(791, "a", b"a")])]))
+    reply = read_chat(stream=True, return_token_ids=True)
+    reply.render_chunk([PromptAccepted(0, [1, 2])])
+    first, second = frames(reply.render_chunk([ChoiceDelta(0, "a", tokens=[TokenInfo(791, "a", b"a")])]))
     assert first["prompt_token_ids"] == [1, 2]
     assert second["choices"][0]["token_ids"] == [791]
 
 
 CALLS = [
-    Delta(0, "Let me see."),
-    Delta(0, "", "tool", call=CallDelta(0, "call_1", "add", "")),
-    Delta(0, "", "tool", call=CallDelta(0, arguments='{"a":')),
-    Delta(0, "", "tool", call=CallDelta(0, arguments="1}")),
-    Delta(0, "", "tool", call=CallDelta(1, "call_2", "sub", "{}")),
-    Done(0, "tool", USAGE),
+    ChoiceDelta(0, "Let me see."),
+    ChoiceDelta(0, "", "tool", call=ToolCallDelta(0, "call_1", "add", "")),
+    ChoiceDelta(0, "", "tool", call=ToolCallDelta(0, arguments='{"a":')),
+    ChoiceDelta(0, "", "tool", call=ToolCallDelta(0, arguments="1}")),
+    ChoiceDelta(0, "", "tool", call=ToolCallDelta(1, "call_2", "sub", "{}")),
+    ChoiceDone(0, "tool", USAGE),
 ]
 
 
 def test_openai_chat_writes_tool_calls():
-    reply = read(tools=[TOOL])
-    reply.add(CALLS)
-    choice = json.loads(reply.body(USAGE))["choices"][0]
+    reply = read_chat(tools=[TOOL])
+    reply.add_events(CALLS)
+    choice = json.loads(reply.render_body(USAGE))["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] == "Let me see."
     assert choice["message"]["tool_calls"] == [
@@ -472,7 +496,7 @@ def test_openai_chat_writes_tool_calls():
 
 
 def test_openai_chat_streams_tool_calls():
-    deltas = [c["choices"][0]["delta"] for c in frames(read(tools=[TOOL], stream=True).chunk(CALLS))]
+    deltas = [c["choices"][0]["delta"] for c in frames(read_chat(tools=[TOOL], stream=True).render_chunk(CALLS))]
     add, sub = {"name": "add", "arguments": ""}, {"name": "sub", "arguments": "{}"}
     assert deltas[2:] == [
         {"tool_calls": [{"index": 0, "id": "call_1", "type": "function", "function": add}]},
@@ -489,37 +513,37 @@ def test_openai_chat_refuses_loose_schema_of_strict_function():
         ({"tools": [{"type": "function", "function": function}]}, "tools[0].function.parameters"),
         ({"functions": [function]}, "functions[0].parameters"),
     ):
-        error = refused(**members)
+        error = refusal(**members)
         assert (error.field, error.code) == (field, "invalid_function_parameters")
         assert error.message.startswith("Invalid schema for function 'f': In context=(), 'additionalProperties'")
 
 
 def test_openai_chat_reads_parallel_tool_calls():
-    assert not read(tools=[TOOL], parallel_tool_calls=False).request.prompts[0].parallel
-    assert read(tools=[TOOL], parallel_tool_calls=True).request.prompts[0].parallel
-    assert not read(functions=[TOOL["function"]]).request.prompts[0].parallel
+    assert not read_chat(tools=[TOOL], parallel_tool_calls=False).request.prompts[0].parallel_calls
+    assert read_chat(tools=[TOOL], parallel_tool_calls=True).request.prompts[0].parallel_calls
+    assert not read_chat(functions=[TOOL["function"]]).request.prompts[0].parallel_calls
 
 
 @pytest.mark.parametrize("old", [False, True])
 def test_openai_chat_reads_tool_choice(old):
-    def chosen(value: Any) -> tuple[str, str | None, list[str]]:
-        wish = {"functions": [TOOL["function"], OTHER["function"]], "function_call": value}
+    def read_choice(value: Any) -> tuple[str, str | None, list[str]]:
+        members = {"functions": [TOOL["function"], OTHER["function"]], "function_call": value}
         if not old:
-            wish = {"tools": [TOOL, OTHER], "tool_choice": value}
-        (chat,) = read(**wish).request.prompts
+            members = {"tools": [TOOL, OTHER], "tool_choice": value}
+        (chat,) = read_chat(**members).request.prompts
         assert [tool["function"]["name"] for tool in chat.tools] == ["f", "g"]
-        return chat.choice, chat.only, chat.allowed
+        return chat.tool_choice, chat.forced_tool, chat.allowed_tools
 
-    assert chosen("auto") == chosen(None) == ("auto", None, [])
+    assert read_choice("auto") == read_choice(None) == ("auto", None, [])
     if old:
-        assert chosen({"name": "f"}) == ("required", "f", [])
+        assert read_choice({"name": "f"}) == ("required", "f", [])
         return
-    assert chosen("required") == ("required", None, [])
-    assert chosen(NAMED) == ("required", "f", [])
-    some = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
-    assert chosen(some) == ("required", None, ["f"])
-    some["allowed_tools"]["mode"] = "auto"
-    assert chosen(some) == ("auto", None, ["f"])
+    assert read_choice("required") == ("required", None, [])
+    assert read_choice(NAMED) == ("required", "f", [])
+    allowed_tools = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
+    assert read_choice(allowed_tools) == ("required", None, ["f"])
+    allowed_tools["allowed_tools"]["mode"] = "auto"
+    assert read_choice(allowed_tools) == ("auto", None, ["f"])
 
 
 @pytest.mark.parametrize(
@@ -533,26 +557,26 @@ def test_openai_chat_reads_tool_choice(old):
 )
 def test_openai_chat_named_tool_call_finishes_with_stop(wish, reason):
     """As with OpenAI, finish_reason is stop if the client named the function to call."""
-    whole, streamed = read(**wish), read(**wish, stream=True)
-    whole.add(CALLS[1:4] + CALLS[-1:])
-    told = frames(streamed.chunk(CALLS[1:4] + CALLS[-1:]))
-    assert json.loads(whole.body(USAGE))["choices"][0]["finish_reason"] == reason
-    assert told[-1]["choices"][0]["finish_reason"] == reason
-    cut = read(**wish)
-    cut.add([*CALLS[1:3], Done(0, "length", USAGE)])
-    assert json.loads(cut.body(USAGE))["choices"][0]["finish_reason"] == "length"
+    whole, streamed = read_chat(**wish), read_chat(**wish, stream=True)
+    whole.add_events(CALLS[1:4] + CALLS[-1:])
+    chunks = frames(streamed.render_chunk(CALLS[1:4] + CALLS[-1:]))
+    assert json.loads(whole.render_body(USAGE))["choices"][0]["finish_reason"] == reason
+    assert chunks[-1]["choices"][0]["finish_reason"] == reason
+    unfinished = read_chat(**wish)
+    unfinished.add_events([*CALLS[1:3], ChoiceDone(0, "length", USAGE)])
+    assert json.loads(unfinished.render_body(USAGE))["choices"][0]["finish_reason"] == "length"
 
 
 def test_openai_chat_writes_legacy_function_call():
-    reply = read(functions=[TOOL["function"]])
-    reply.add(CALLS[1:4] + CALLS[-1:])
-    choice = json.loads(reply.body(USAGE))["choices"][0]
+    reply = read_chat(functions=[TOOL["function"]])
+    reply.add_events(CALLS[1:4] + CALLS[-1:])
+    choice = json.loads(reply.render_body(USAGE))["choices"][0]
     assert choice["message"]["function_call"] == {"name": "add", "arguments": '{"a":1}'}
     assert "tool_calls" not in choice["message"]
     assert choice["finish_reason"] == "function_call"
     deltas = [
         c["choices"][0]["delta"]
-        for c in frames(read(functions=[TOOL["function"]], stream=True).chunk(CALLS[1:4] + CALLS[-1:]))
+        for c in frames(read_chat(functions=[TOOL["function"]], stream=True).render_chunk(CALLS[1:4] + CALLS[-1:]))
     ]
     assert deltas[1:] == [
         {"function_call": {"name": "add", "arguments": ""}},
@@ -562,43 +586,43 @@ def test_openai_chat_writes_legacy_function_call():
     ]
 
 
-THOUGHT = [Delta(0, "hm", "reasoning"), Delta(0, "yes"), Done(0, "stop", USAGE)]
+THOUGHT = [ChoiceDelta(0, "hm", "reasoning"), ChoiceDelta(0, "yes"), ChoiceDone(0, "stop", USAGE)]
 
 
 def test_openai_chat_writes_reasoning_under_both_names():
-    reply = read()
-    reply.add(THOUGHT)
-    message = json.loads(reply.body(USAGE))["choices"][0]["message"]
+    reply = read_chat()
+    reply.add_events(THOUGHT)
+    message = json.loads(reply.render_body(USAGE))["choices"][0]["message"]
     assert (message["reasoning"], message["reasoning_content"], message["content"]) == ("hm", "hm", "yes")
-    deltas = [c["choices"][0]["delta"] for c in frames(read(stream=True).chunk(THOUGHT))]
+    deltas = [c["choices"][0]["delta"] for c in frames(read_chat(stream=True).render_chunk(THOUGHT))]
     assert deltas[1:] == [{"reasoning_content": "hm", "reasoning": "hm"}, {"content": "yes"}, {}]
 
 
 def test_openai_chat_include_reasoning_false_omits_reasoning():
-    reply = read(include_reasoning=False)
-    reply.add(THOUGHT)
-    assert json.loads(reply.body(USAGE))["choices"][0]["message"]["reasoning"] is None
-    assert b"hm" not in read(stream=True, include_reasoning=False).chunk(THOUGHT)
+    reply = read_chat(include_reasoning=False)
+    reply.add_events(THOUGHT)
+    assert json.loads(reply.render_body(USAGE))["choices"][0]["message"]["reasoning"] is None
+    assert b"hm" not in read_chat(stream=True, include_reasoning=False).render_chunk(THOUGHT)
 
 
 def test_openai_chat_unfinished_reasoning_leaves_content_null():
-    reply = read()
-    reply.add([Delta(0, "hm", "reasoning"), Done(0, "length", USAGE)])
-    assert json.loads(reply.body(USAGE))["choices"][0]["message"]["content"] is None
+    reply = read_chat()
+    reply.add_events([ChoiceDelta(0, "hm", "reasoning"), ChoiceDone(0, "length", USAGE)])
+    assert json.loads(reply.render_body(USAGE))["choices"][0]["message"]["content"] is None
 
 
 def test_openai_chat_echo_repeats_continued_message():
-    members = {"messages": [*USER, {"role": "assistant", "content": "Sure"}], "echo": True}
-    reply = read(**members)
-    reply.add([Delta(0, "!"), Done(0, "stop", USAGE)])
-    assert json.loads(reply.body(USAGE))["choices"][0]["message"]["content"] == "Sure!"
-    assert b'"content":"Sure"' in read(**members, stream=True).chunk([Delta(0, "!")])
+    members = {"messages": [*MESSAGES, {"role": "assistant", "content": "Sure"}], "echo": True}
+    reply = read_chat(**members)
+    reply.add_events([ChoiceDelta(0, "!"), ChoiceDone(0, "stop", USAGE)])
+    assert json.loads(reply.render_body(USAGE))["choices"][0]["message"]["content"] == "Sure!"
+    assert b'"content":"Sure"' in read_chat(**members, stream=True).render_chunk([ChoiceDelta(0, "!")])
 
 
 def test_openai_chat_writes_prompt_logprobs():
-    reply = read(prompt_logprobs=1)
-    tokens = [Token(1, "a", b"a"), Token(2, "b", b"b", -0.5, 2, [Token(3, "c", b"c", -0.1, 1)])]
-    reply.add([Scored(0, tokens), Done(0, "stop", USAGE)])
+    reply = read_chat(prompt_logprobs=1)
+    tokens = [TokenInfo(1, "a", b"a"), TokenInfo(2, "b", b"b", -0.5, 2, [TokenInfo(3, "c", b"c", -0.1, 1)])]
+    reply.add_events([PromptScored(0, tokens), ChoiceDone(0, "stop", USAGE)])
     scores = [
         None,
         {
@@ -606,10 +630,10 @@ def test_openai_chat_writes_prompt_logprobs():
             "2": {"logprob": -0.5, "rank": 2, "decoded_token": "b"},
         },
     ]
-    assert json.loads(reply.body(USAGE))["prompt_logprobs"] == scores
-    reply = read(prompt_logprobs=1, n=2, stream=True)  # sent with the first chunk
-    told = reply.chunk([Scored(0, tokens), Delta(1, "!")]).decode().split("\n\n")[:-1]
-    chunks = [json.loads(line.removeprefix("data: ")) for line in told]
+    assert json.loads(reply.render_body(USAGE))["prompt_logprobs"] == scores
+    reply = read_chat(prompt_logprobs=1, n=2, stream=True)  # sent with the first chunk
+    events = reply.render_chunk([PromptScored(0, tokens), ChoiceDelta(1, "!")]).decode().split("\n\n")[:-1]
+    chunks = [json.loads(line.removeprefix("data: ")) for line in events]
     assert [chunk.get("prompt_logprobs") for chunk in chunks] == [scores, None, None]
     assert [chunk["choices"][0]["index"] for chunk in chunks] == [0, 1, 1]
 
@@ -617,7 +641,7 @@ def test_openai_chat_writes_prompt_logprobs():
 # -- errors
 
 ERRORS: list[tuple[Callable[[], Exception], int, bytes]] = [
-    (lambda: refused(n=0), 400,
+    (lambda: refusal(n=0), 400,
      b'{"error":{"message":"Invalid \'n\': must be at least 1 and at most 128, but got 0.",'
      b'"type":"invalid_request_error","param":"n","code":"integer_below_min_value"}}'),
     (lambda: Unauthorized("Who?"), 401,
@@ -633,21 +657,24 @@ ERRORS: list[tuple[Callable[[], Exception], int, bytes]] = [
 
 @pytest.mark.parametrize(("make", "status", "body"), ERRORS)
 def test_openai_error_has_four_members(make, status, body):
-    assert DIALECT.error(make()) == (status, body, b"application/json")
+    assert DIALECT.render_error(make()) == (status, body, b"application/json")
 
 
 def test_openai_chat_stream_ends_after_error():
-    assert read(stream=True).fail(EngineError("Broken.")) == (
+    assert read_chat(stream=True).fail_stream(EngineError("Broken.")) == (
         b'data: {"error":{"message":"Broken.","type":"server_error","param":null,"code":null}}\n\ndata: [DONE]\n\n'
     )
 
 
 def test_openai_chat_returns_prompt_text():
-    assert read(return_prompt_text=True).request.want.text and not read().request.want.text
-    told = [Accepted(0, [1, 2], 0, "<user>Hi"), Delta(0, "a"), Done(0, "stop", Usage(2, 1))]
-    reply = read(return_prompt_text=True)
-    reply.add(told)
-    assert json.loads(reply.body(Usage(2, 1)))["prompt_text"] == "<user>Hi"
-    first, *others = read(return_prompt_text=True, stream=True).chunk(told).split(b"\n\n")[:-1]
+    assert (
+        read_chat(return_prompt_text=True).request.output_options.prompt_text
+        and not read_chat().request.output_options.prompt_text
+    )
+    output = [PromptAccepted(0, [1, 2], 0, "<user>Hi"), ChoiceDelta(0, "a"), ChoiceDone(0, "stop", Usage(2, 1))]
+    reply = read_chat(return_prompt_text=True)
+    reply.add_events(output)
+    assert json.loads(reply.render_body(Usage(2, 1)))["prompt_text"] == "<user>Hi"
+    first, *others = read_chat(return_prompt_text=True, stream=True).render_chunk(output).split(b"\n\n")[:-1]
     assert json.loads(first.removeprefix(b"data: "))["prompt_text"] == "<user>Hi"
     assert not any(b"prompt_text" in frame for frame in others)

@@ -5,24 +5,35 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import Head
-from parley.dialects.facts import Card
+from parley.dialects.dialect import RequestContext
+from parley.dialects.facts import ModelCard
 from parley.dialects.openai import completions, tokens
-from parley.dialects.wishes import Tokenized
+from parley.dialects.wishes import TokenizeResult
 from parley.errors import BadRequest, Unsupported
-from parley.types import Accepted, Beam, Chat, Delta, Done, Scored, Text, Token, Tokens, Usage
+from parley.types import (
+    BeamOptions,
+    Chat,
+    ChoiceDelta,
+    ChoiceDone,
+    PromptAccepted,
+    PromptScored,
+    Text,
+    TokenInfo,
+    Tokens,
+    Usage,
+)
 
-HEAD = Head("0f", 1700000000, "fp_1")
+HEAD = RequestContext("0f", 1700000000, "fp_1")
 USAGE = Usage(prompt_tokens=2, completion_tokens=1)
 
 
-def read(prompt: Any = "Hi", **members: Any) -> completions.CompletionReply:
-    return completions.read(json.dumps({"model": "m", "prompt": prompt} | members).encode(), HEAD)
+def read_completion(prompt: Any = "Hi", **members: Any) -> completions.CompletionReply:
+    return completions.read_completion_request(json.dumps({"model": "m", "prompt": prompt} | members).encode(), HEAD)
 
 
-def refused(prompt: Any = "Hi", **members: Any) -> BadRequest:
+def refusal(prompt: Any = "Hi", **members: Any) -> BadRequest:
     with pytest.raises(BadRequest) as caught:
-        read(prompt, **members)
+        read_completion(prompt, **members)
     return caught.value
 
 
@@ -36,7 +47,7 @@ def refused(prompt: Any = "Hi", **members: Any) -> BadRequest:
     ],
 )
 def test_openai_completions_reads_four_prompt_forms(prompt, neutral):
-    assert read(prompt).request.prompts == neutral
+    assert read_completion(prompt).request.prompts == neutral
 
 
 @pytest.mark.parametrize(
@@ -63,51 +74,60 @@ def test_openai_completions_reads_four_prompt_forms(prompt, neutral):
     ids=lambda value: str(value)[:30],
 )
 def test_openai_completions_error_names_wrong_prompt(prompt, field):
-    assert refused(prompt).field == field
+    assert refusal(prompt).field == field
 
 
 def test_openai_completions_can_omit_special_tokens():
-    assert read("a", add_special_tokens=False).request.prompts == [Text("a", special=False)]
+    assert read_completion("a", add_special_tokens=False).request.prompts == [Text("a", special=False)]
 
 
 def test_openai_completions_defaults_to_16_tokens():
-    assert read().request.stop.max_tokens == 16
-    assert read(max_tokens=None).request.stop.max_tokens == 16
-    assert read(max_tokens=99).request.stop.max_tokens == 99
+    assert read_completion().request.stop_conditions.max_tokens == 16
+    assert read_completion(max_tokens=None).request.stop_conditions.max_tokens == 16
+    assert read_completion(max_tokens=99).request.stop_conditions.max_tokens == 99
 
 
 def test_openai_completions_allows_zero_tokens_only_with_echo():
-    assert read(max_tokens=0, echo=True).request.stop.max_tokens == 0
-    assert refused(max_tokens=0).field == "max_tokens"
+    assert read_completion(max_tokens=0, echo=True).request.stop_conditions.max_tokens == 0
+    assert refusal(max_tokens=0).field == "max_tokens"
 
 
 def test_openai_completions_reads_beam_search():
-    wide = read(["a", "b"], n=2, best_of=5, use_beam_search=True, length_penalty=0, early_stopping="never").request
-    assert (wide.n, wide.best_of, wide.beam, wide.places) == (2, None, Beam(5, 0.0, "never"), 10)
-    assert read(use_beam_search=True).request.beam == Beam(1)
-    assert read(n=3, use_beam_search=True, stream=True, early_stopping=True).request.beam == Beam(3, 1.0, True)
+    searched = read_completion(
+        ["a", "b"], n=2, best_of=5, use_beam_search=True, length_penalty=0, early_stopping="never"
+    ).request
+    assert (searched.n, searched.best_of, searched.beam, searched.sequences) == (
+        2,
+        None,
+        BeamOptions(5, 0.0, "never"),
+        10,
+    )
+    assert read_completion(use_beam_search=True).request.beam == BeamOptions(1)
+    assert read_completion(n=3, use_beam_search=True, stream=True, early_stopping=True).request.beam == BeamOptions(
+        3, 1.0, True
+    )
     for members in ({"length_penalty": 11}, {"early_stopping": "always"}, {"use_beam_search": 1}):
-        assert refused(**members).field in members
+        assert refusal(**members).field in members
 
 
 def test_openai_completions_reads_best_of():
-    request = read(["a", "b"], n=2, best_of=5, stream=True).request
-    assert (request.n, request.best_of, request.made, request.places) == (2, 5, 5, 10)
-    assert read(n=2, best_of=2).request.best_of is None
-    assert refused(["a"] * 100, best_of=21).field == "best_of"
-    assert refused(n=3, best_of=2).field == refused(best_of=129).field == "best_of"
+    request = read_completion(["a", "b"], n=2, best_of=5, stream=True).request
+    assert (request.n, request.best_of, request.choices_per_prompt, request.sequences) == (2, 5, 5, 10)
+    assert read_completion(n=2, best_of=2).request.best_of is None
+    assert refusal(["a"] * 100, best_of=21).field == "best_of"
+    assert refusal(n=3, best_of=2).field == refusal(best_of=129).field == "best_of"
 
 
 def test_openai_completions_echo_with_logprobs_scores_prompt():
-    assert read(logprobs=2).request.want.prompt_logprobs is None
-    assert read(logprobs=2, echo=True).request.want.prompt_logprobs == 2
-    assert read(logprobs=2, echo=True, prompt_logprobs=5).request.want.prompt_logprobs == 5
-    assert read(echo=True).request.want.prompt_logprobs is None
+    assert read_completion(logprobs=2).request.output_options.prompt_logprobs is None
+    assert read_completion(logprobs=2, echo=True).request.output_options.prompt_logprobs == 2
+    assert read_completion(logprobs=2, echo=True, prompt_logprobs=5).request.output_options.prompt_logprobs == 5
+    assert read_completion(echo=True).request.output_options.prompt_logprobs is None
 
 
 def test_openai_completions_caps_choices_over_all_prompts():
-    assert read(["a"] * 1024, n=2).request.n == 2
-    assert refused(["a"] * 1024, n=3).field == "n"
+    assert read_completion(["a"] * 1024, n=2).request.n == 2
+    assert refusal(["a"] * 1024, n=3).field == "n"
 
 
 @pytest.mark.parametrize(
@@ -124,17 +144,17 @@ def test_openai_completions_caps_choices_over_all_prompts():
     ],
 )
 def test_openai_completions_error_names_wrong_member(members, field):
-    assert refused(**members).field == field
+    assert refusal(**members).field == field
 
 
 def test_openai_completions_refuses_return_prompt_text():
-    assert isinstance(refused(return_prompt_text=True), Unsupported)
-    assert read(return_prompt_text=False).request == read().request
+    assert isinstance(refusal(return_prompt_text=True), Unsupported)
+    assert read_completion(return_prompt_text=False).request == read_completion().request
 
 
 def test_openai_completions_refuses_suffix():
-    assert isinstance(refused(suffix="end"), Unsupported)
-    read(suffix="")
+    assert isinstance(refusal(suffix="end"), Unsupported)
+    read_completion(suffix="")
 
 
 OPENING = (
@@ -149,29 +169,39 @@ COUNTED = (
 
 
 def test_openai_completions_writes_body():
-    reply = read()
-    reply.add([Accepted(0, [1]), Delta(0, "a"), Delta(0, "b"), Done(0, "stop", USAGE, "###")])
-    assert reply.body(USAGE) == (
+    reply = read_completion()
+    reply.add_events(
+        [PromptAccepted(0, [1]), ChoiceDelta(0, "a"), ChoiceDelta(0, "b"), ChoiceDone(0, "stop", USAGE, "###")]
+    )
+    assert reply.render_body(USAGE) == (
         OPENING + b'{"index":0,"text":"ab","logprobs":null,"finish_reason":"stop","stop_reason":"###"}],' + COUNTED
     )
 
 
 def test_openai_completions_writes_stream():
-    reply = read(["a", "b"], stream=True, stream_options={"include_usage": True})
-    data = reply.chunk([Accepted(0, [1]), Accepted(1, [2]), Delta(1, "x"), Delta(0, ""), Done(1, "length", USAGE)])
+    reply = read_completion(["a", "b"], stream=True, stream_options={"include_usage": True})
+    data = reply.render_chunk(
+        [
+            PromptAccepted(0, [1]),
+            PromptAccepted(1, [2]),
+            ChoiceDelta(1, "x"),
+            ChoiceDelta(0, ""),
+            ChoiceDone(1, "length", USAGE),
+        ]
+    )
     head, tail = b"data: " + OPENING, b'],"usage":null}\n\n'
     piece = b'{"index":1,"text":"x","logprobs":null,"finish_reason":null}'
     last = b'{"index":1,"text":"","logprobs":null,"finish_reason":"length","stop_reason":null}'
     assert data == head + piece + tail + head + last + tail
-    assert reply.end(USAGE) == b"data: " + OPENING + b"]," + COUNTED + b"\n\ndata: [DONE]\n\n"
+    assert reply.finish_stream(USAGE) == b"data: " + OPENING + b"]," + COUNTED + b"\n\ndata: [DONE]\n\n"
 
 
-PROMPT = [
-    Token(1, "The", b"The"),
-    Token(2, " \ufffd", b" \xc3", -0.5, 2, [Token(9, "x", b"x", -0.1, 1)]),
-    Token(3, "\ufffd", b"\xa9", -0.25, 1, [Token(3, "\ufffd", b"\xa9", -0.25, 1)]),
+PROMPT_TOKENS = [
+    TokenInfo(1, "The", b"The"),
+    TokenInfo(2, " \ufffd", b" \xc3", -0.5, 2, [TokenInfo(9, "x", b"x", -0.1, 1)]),
+    TokenInfo(3, "\ufffd", b"\xa9", -0.25, 1, [TokenInfo(3, "\ufffd", b"\xa9", -0.25, 1)]),
 ]
-OUTPUT = [Token(4, "!", b"!", -1.5, 1, [Token(4, "!", b"!", -1.5, 1)])]
+OUTPUT_TOKENS = [TokenInfo(4, "!", b"!", -1.5, 1, [TokenInfo(4, "!", b"!", -1.5, 1)])]
 SCORED = {
     "tokens": ["The", "bytes:\\x20\\xc3", "bytes:\\xa9", "!"],
     "token_logprobs": [None, -0.5, -0.25, -1.5],
@@ -181,11 +211,16 @@ SCORED = {
 
 
 def test_openai_completions_writes_echo_with_logprobs():
-    reply = read(echo=True, logprobs=1)
-    reply.add(
-        [Accepted(0, [1, 2, 3]), Scored(0, PROMPT, "The é"), Delta(0, "!", tokens=OUTPUT), Done(0, "length", USAGE)]
+    reply = read_completion(echo=True, logprobs=1)
+    reply.add_events(
+        [
+            PromptAccepted(0, [1, 2, 3]),
+            PromptScored(0, PROMPT_TOKENS, "The é"),
+            ChoiceDelta(0, "!", tokens=OUTPUT_TOKENS),
+            ChoiceDone(0, "length", USAGE),
+        ]
     )
-    choice = json.loads(reply.body(USAGE))["choices"][0]
+    choice = json.loads(reply.render_body(USAGE))["choices"][0]
     assert choice["logprobs"] == SCORED
     assert choice["text"] == "The é!"
 
@@ -198,9 +233,11 @@ def frames(data: bytes) -> list[dict[str, Any]]:
 
 def test_openai_completions_streams_same_echo_and_logprobs():
     """The chunks of a stream, joined, equal the lists of a whole answer."""
-    reply = read(echo=True, logprobs=1, stream=True)
-    data = reply.chunk([Accepted(0, [1, 2, 3]), Scored(0, PROMPT, "The é")])
-    data += reply.chunk([Delta(0, "!", tokens=OUTPUT)]) + reply.chunk([Done(0, "length", USAGE)])
+    reply = read_completion(echo=True, logprobs=1, stream=True)
+    data = reply.render_chunk([PromptAccepted(0, [1, 2, 3]), PromptScored(0, PROMPT_TOKENS, "The é")])
+    data += reply.render_chunk([ChoiceDelta(0, "!", tokens=OUTPUT_TOKENS)]) + reply.render_chunk(
+        [ChoiceDone(0, "length", USAGE)]
+    )
     joined: dict[str, list[Any]] = {name: [] for name in SCORED}
     for frame in frames(data):
         for name, values in (frame["choices"][0]["logprobs"] or {}).items():
@@ -209,20 +246,24 @@ def test_openai_completions_streams_same_echo_and_logprobs():
 
 
 def test_openai_completions_logprobs_of_zero_list_only_the_token():
-    reply = read(logprobs=0)
-    reply.add([Delta(0, "!", tokens=OUTPUT), Done(0, "length", USAGE)])
-    logprobs = json.loads(reply.body(USAGE))["choices"][0]["logprobs"]
+    reply = read_completion(logprobs=0)
+    reply.add_events([ChoiceDelta(0, "!", tokens=OUTPUT_TOKENS), ChoiceDone(0, "length", USAGE)])
+    logprobs = json.loads(reply.render_body(USAGE))["choices"][0]["logprobs"]
     assert (logprobs["token_logprobs"], logprobs["top_logprobs"]) == ([-1.5], [{"!": -1.5}])
 
 
-BOS = Token(8, "<s>", b"<s>", special=True)
-HELLO = [
+BOS = TokenInfo(8, "<s>", b"<s>", is_special=True)
+ECHOED_TOKENS = [
     BOS,
-    Token(5, " He", b" He", -0.5, 1),
-    Token(6, "y", b"y", -0.5, 1),
-    Token(9, "<x>", b"<x>", -1.0, 1, special=True),
+    TokenInfo(5, " He", b" He", -0.5, 1),
+    TokenInfo(6, "y", b"y", -0.5, 1),
+    TokenInfo(9, "<x>", b"<x>", -1.0, 1, is_special=True),
 ]
-END = [Token(4, "!", b"!", -1.5, 1), Token(9, "<x>", b"<x>", -2.0, 1, special=True), Token(4, "!", b"!", -1.5, 1)]
+LAST_TOKENS = [
+    TokenInfo(4, "!", b"!", -1.5, 1),
+    TokenInfo(9, "<x>", b"<x>", -2.0, 1, is_special=True),
+    TokenInfo(4, "!", b"!", -1.5, 1),
+]
 
 
 @pytest.mark.parametrize(
@@ -235,96 +276,132 @@ END = [Token(4, "!", b"!", -1.5, 1), Token(9, "<x>", b"<x>", -2.0, 1, special=Tr
 )
 def test_openai_completions_text_offsets_point_into_the_text(echoed, prompt, members, said, output):
     """Guards against offsets that count special tokens or a leading space missing from the text."""
-    reply = read(echo=True, logprobs=0, **members)
-    reply.add([Scored(0, HELLO, echoed), Delta(0, said, tokens=END), Done(0, "length", USAGE)])
-    choice = json.loads(reply.body(USAGE))["choices"][0]
+    reply = read_completion(echo=True, logprobs=0, **members)
+    reply.add_events(
+        [
+            PromptScored(0, ECHOED_TOKENS, echoed),
+            ChoiceDelta(0, said, tokens=LAST_TOKENS),
+            ChoiceDone(0, "length", USAGE),
+        ]
+    )
+    choice = json.loads(reply.render_body(USAGE))["choices"][0]
     offsets = choice["logprobs"]["text_offset"]
     assert choice["text"] == echoed + said and offsets == prompt + output
     assert [choice["text"][offset] for offset in offsets[-3::2]] == ["!", "!"]
-    reply = read(logprobs=0, stream=True, **members)  # without echo, offsets count from the start of the output
-    (frame,) = frames(reply.chunk([Delta(0, said, tokens=END)]))
+    reply = read_completion(
+        logprobs=0, stream=True, **members
+    )  # without echo, offsets count from the start of the output
+    (frame,) = frames(reply.render_chunk([ChoiceDelta(0, said, tokens=LAST_TOKENS)]))
     assert frame["choices"][0]["logprobs"]["text_offset"] == [place - len(echoed) for place in output]
 
 
 def test_openai_completions_sampled_token_wins_over_same_text():
     """top_logprobs is keyed by text, so two tokens with equal text collide."""
-    reply = read(logprobs=1)
-    reply.add([Delta(0, "a", tokens=[Token(2, "a", b"a", -2.0, 2, [Token(9, "a", b"a", -0.1, 1)])])])
-    reply.add([Done(0, "length", USAGE)])
-    assert json.loads(reply.body(USAGE))["choices"][0]["logprobs"]["top_logprobs"] == [{"a": -2.0}]
+    reply = read_completion(logprobs=1)
+    reply.add_events(
+        [ChoiceDelta(0, "a", tokens=[TokenInfo(2, "a", b"a", -2.0, 2, [TokenInfo(9, "a", b"a", -0.1, 1)])])]
+    )
+    reply.add_events([ChoiceDone(0, "length", USAGE)])
+    assert json.loads(reply.render_body(USAGE))["choices"][0]["logprobs"]["top_logprobs"] == [{"a": -2.0}]
 
 
 @pytest.mark.parametrize(("own", "asked"), [(0, 1), (2, 1), (None, 1), (0, 0)])
 def test_openai_completions_prompt_scores_keep_both_counts(own, asked):
     """logprobs with echo and prompt_logprobs may ask for different numbers of alternatives."""
-    reply = read(echo=True, logprobs=asked, prompt_logprobs=own)
-    most = max(asked, own or 0)
-    assert reply.request.want.prompt_logprobs == most
-    others = [Token(9, "x", b"x", -0.1, 1), Token(7, "y", b"y", -0.2, 2)][:most]
-    reply.add([Scored(0, [Token(2, "a", b"a", -0.5, 3, others)], "a"), Done(0, "length", USAGE)])
-    choice = json.loads(reply.body(USAGE))["choices"][0]
+    reply = read_completion(echo=True, logprobs=asked, prompt_logprobs=own)
+    largest = max(asked, own or 0)
+    assert reply.request.output_options.prompt_logprobs == largest
+    alternatives = [TokenInfo(9, "x", b"x", -0.1, 1), TokenInfo(7, "y", b"y", -0.2, 2)][:largest]
+    reply.add_events(
+        [PromptScored(0, [TokenInfo(2, "a", b"a", -0.5, 3, alternatives)], "a"), ChoiceDone(0, "length", USAGE)]
+    )
+    choice = json.loads(reply.render_body(USAGE))["choices"][0]
     assert list(choice["logprobs"]["top_logprobs"][0]) == ["a", "x", "y"][: asked + 1]
     assert own is None or list(choice["prompt_logprobs"][0]) == ["2", *["9", "7"][:own]]
 
 
 def test_openai_completions_writes_token_ids_and_prompt_logprobs():
-    reply = read([[1, 2], [3]], return_token_ids=True, prompt_logprobs=0)
-    reply.add([Accepted(0, [1, 2]), Accepted(1, [3]), Scored(0, PROMPT[:2]), Scored(1, PROMPT[:1])])
-    reply.add(
-        [Delta(0, "!", tokens=OUTPUT), Done(0, "stop", USAGE), Delta(1, "!", tokens=OUTPUT), Done(1, "stop", USAGE)]
+    reply = read_completion([[1, 2], [3]], return_token_ids=True, prompt_logprobs=0)
+    reply.add_events(
+        [
+            PromptAccepted(0, [1, 2]),
+            PromptAccepted(1, [3]),
+            PromptScored(0, PROMPT_TOKENS[:2]),
+            PromptScored(1, PROMPT_TOKENS[:1]),
+        ]
     )
-    first, second = json.loads(reply.body(USAGE))["choices"]
+    reply.add_events(
+        [
+            ChoiceDelta(0, "!", tokens=OUTPUT_TOKENS),
+            ChoiceDone(0, "stop", USAGE),
+            ChoiceDelta(1, "!", tokens=OUTPUT_TOKENS),
+            ChoiceDone(1, "stop", USAGE),
+        ]
+    )
+    first, second = json.loads(reply.render_body(USAGE))["choices"]
     assert (first["prompt_token_ids"], first["token_ids"], second["prompt_token_ids"]) == ([1, 2], [4], [3])
     assert len(first["prompt_logprobs"]) == 2 and second["prompt_logprobs"] == [None]
     assert first["text"] == "!"  # prompt_logprobs alone does not echo the prompt
-    reply = read([[1, 2], [3]], prompt_logprobs=0, logprobs=0, stream=True)  # sent before the first text
+    reply = read_completion([[1, 2], [3]], prompt_logprobs=0, logprobs=0, stream=True)  # sent before the first text
     second, first, text = frames(
-        reply.chunk([Scored(1, PROMPT[:1]), Scored(0, PROMPT[:2]), Delta(1, "!", tokens=OUTPUT)])
+        reply.render_chunk(
+            [
+                PromptScored(1, PROMPT_TOKENS[:1]),
+                PromptScored(0, PROMPT_TOKENS[:2]),
+                ChoiceDelta(1, "!", tokens=OUTPUT_TOKENS),
+            ]
+        )
     )
-    assert [each["choices"][0]["index"] for each in (second, first, text)] == [1, 0, 1]
+    assert [event["choices"][0]["index"] for event in (second, first, text)] == [1, 0, 1]
     assert second["choices"][0]["prompt_logprobs"] == [None] and len(first["choices"][0]["prompt_logprobs"]) == 2
     assert text["choices"][0]["logprobs"]["text_offset"] == [0] and "prompt_logprobs" not in text["choices"][0]
-    reply = read([[1, 2], [3]], return_token_ids=True, stream=True)
-    reply.chunk([Accepted(0, [1, 2]), Accepted(1, [3])])
-    one, two, three = frames(
-        reply.chunk([Delta(1, "!", tokens=OUTPUT), Delta(1, "!", tokens=OUTPUT), Delta(0, "!", tokens=OUTPUT)])
+    reply = read_completion([[1, 2], [3]], return_token_ids=True, stream=True)
+    reply.render_chunk([PromptAccepted(0, [1, 2]), PromptAccepted(1, [3])])
+    frame_1, frame_2, frame_3 = frames(
+        reply.render_chunk(
+            [
+                ChoiceDelta(1, "!", tokens=OUTPUT_TOKENS),
+                ChoiceDelta(1, "!", tokens=OUTPUT_TOKENS),
+                ChoiceDelta(0, "!", tokens=OUTPUT_TOKENS),
+            ]
+        )
     )
-    assert [c["choices"][0].get("prompt_token_ids") for c in (one, two, three)] == [[3], None, [1, 2]]
+    assert [c["choices"][0].get("prompt_token_ids") for c in (frame_1, frame_2, frame_3)] == [[3], None, [1, 2]]
 
 
 # -- the small routes
 
 
 def test_tokenize_reads_text_and_chat():
-    wish = tokens.tokenize(b'{"model":"m","prompt":"Hi","return_token_strs":true}')
-    assert (wish.model, wish.prompt, wish.strings) == ("m", Text("Hi"), True)
-    assert tokens.tokenize(b'{"prompt":"","add_special_tokens":false}').prompt == Text("", special=False)
-    assert isinstance(tokens.tokenize(b'{"messages":[{"role":"user","content":"Hi"}]}').prompt, Chat)
+    request = tokens.read_tokenize(b'{"model":"m","prompt":"Hi","return_token_strs":true}')
+    assert (request.model, request.prompt, request.with_pieces) == ("m", Text("Hi"), True)
+    assert tokens.read_tokenize(b'{"prompt":"","add_special_tokens":false}').prompt == Text("", special=False)
+    assert isinstance(tokens.read_tokenize(b'{"messages":[{"role":"user","content":"Hi"}]}').prompt, Chat)
     for wrong in (b"{}", b'{"prompt":5}', b'{"messages":[]}'):
         with pytest.raises(BadRequest):
-            tokens.tokenize(wrong)
+            tokens.read_tokenize(wrong)
 
 
 def test_tokenize_and_detokenize_write_answers():
-    assert tokens.tokenized(Tokenized([5, 6], None, 256)) == (
+    assert tokens.write_tokens(TokenizeResult([5, 6], None, 256)) == (
         b'{"count":2,"max_model_len":256,"tokens":[5,6],"token_strs":null}'
     )
-    assert tokens.detokenized("é") == '{"prompt":"é"}'.encode()
+    assert tokens.write_token_text("é") == '{"prompt":"é"}'.encode()
 
 
 def test_detokenize_reads_token_ids():
-    assert tokens.detokenize(b'{"tokens":[]}').ids == []
-    assert tokens.detokenize(b'{"tokens":[3,4]}').ids == [3, 4]
+    assert tokens.read_detokenize(b'{"tokens":[]}').token_ids == []
+    assert tokens.read_detokenize(b'{"tokens":[3,4]}').token_ids == [3, 4]
     for wrong in (b"{}", b'{"tokens":"a"}', b'{"tokens":[-1]}', b'{"tokens":["a"]}'):
         with pytest.raises(BadRequest):
-            tokens.detokenize(wrong)
+            tokens.read_detokenize(wrong)
 
 
 def test_openai_writes_models_version_and_load():
     card = (
         b'{"id":"a/b","object":"model","created":5,"owned_by":"parley","root":"a/b","parent":null,"max_model_len":64}'
     )
-    assert tokens.model(Card("a/b", 5, 64)) == card
-    assert tokens.models([Card("a/b", 5, 64)]) == b'{"object":"list","data":[' + card + b"]}"
-    assert tokens.version("1.2") == b'{"version":"1.2"}'
-    assert tokens.load(3) == b'{"server_load":3}'
+    assert tokens.write_model(ModelCard("a/b", 5, 64)) == card
+    assert tokens.write_models([ModelCard("a/b", 5, 64)]) == b'{"object":"list","data":[' + card + b"]}"
+    assert tokens.write_version("1.2") == b'{"version":"1.2"}'
+    assert tokens.write_load(3) == b'{"server_load":3}'

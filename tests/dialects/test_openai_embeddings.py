@@ -7,27 +7,29 @@ from typing import Any
 import pytest
 
 from parley.dialects import vectors
-from parley.dialects.dialect import Head
+from parley.dialects.dialect import RequestContext
 from parley.dialects.openai import embeddings
 from parley.dialects.vllm import embeddings as pooling
 from parley.errors import BadRequest, Unsupported
-from parley.types import Accepted, Chat, Done, Pooling, Text, Tokens, Usage, Vector
+from parley.types import Chat, ChoiceDone, PoolingOptions, PromptAccepted, PromptVector, Text, Tokens, Usage
 
-HEAD = Head("0f", 1700000000, "fp_1", context=512)
+HEAD = RequestContext("0f", 1700000000, "fp_1", context_length=512)
 USAGE = Usage(prompt_tokens=3)
 FIRST, SECOND = struct.pack("<2f", 0.5, -0.25), struct.pack("<2f", 0.1, 1.0)
 
 
 def read(input: Any = "Hi", **members: Any) -> embeddings.EmbeddingReply:
-    return embeddings.read(json.dumps({"model": "m", "input": input} | members).encode(), HEAD)
+    return embeddings.read_embedding_request(json.dumps({"model": "m", "input": input} | members).encode(), HEAD)
 
 
-def answer(reply: embeddings.EmbeddingReply) -> bytes:
+def answer_body(reply: embeddings.EmbeddingReply) -> bytes:
     """Return the body after the second input has finished before the first."""
     usage = Usage(prompt_tokens=1)
-    reply.add([Accepted(0, [1]), Accepted(1, [2, 3]), Vector(1, SECOND), Done(1, "stop", usage)])
-    reply.add([Vector(0, FIRST), Done(0, "stop", usage)])
-    return reply.body(USAGE)
+    reply.add_events(
+        [PromptAccepted(0, [1]), PromptAccepted(1, [2, 3]), PromptVector(1, SECOND), ChoiceDone(1, "stop", usage)]
+    )
+    reply.add_events([PromptVector(0, FIRST), ChoiceDone(0, "stop", usage)])
+    return reply.render_body(USAGE)
 
 
 @pytest.mark.parametrize(
@@ -94,19 +96,24 @@ def test_openai_embeddings_refuses_mm_processor_kwargs():
 
 def test_openai_embeddings_members_reach_the_request():
     request = read(dimensions=4, truncate_prompt_tokens=9, normalize=False, cache_salt="s", user="u").request
-    assert request.pooling == Pooling(4, False) and request.truncate == 9 and request.salt == "s" and not request.stream
-    assert read(truncate_prompt_tokens=-1).request.truncate == 512
-    assert (request.keep, read(truncation_side="left").request.keep) == ("head", "tail")
+    assert (
+        request.pooling == PoolingOptions(4, False)
+        and request.max_prompt_tokens == 9
+        and request.cache_salt == "s"
+        and not request.stream
+    )
+    assert read(truncate_prompt_tokens=-1).request.max_prompt_tokens == 512
+    assert (request.truncation_side, read(truncation_side="left").request.truncation_side) == ("head", "tail")
     assert read(padding=True).request == read().request and read(priority=3).request.priority == 3
-    assert read(prompt_name="query").request.pooling == Pooling(prompt="query")
-    assert read(use_activation=True).request.pooling == Pooling(normalize=True)
+    assert read(prompt_name="query").request.pooling == PoolingOptions(prompt="query")
+    assert read(use_activation=True).request.pooling == PoolingOptions(normalize=True)
     assert read(add_special_tokens=False).request.prompts == [Text("Hi", special=False)]
     (chat,) = read(None, messages=[{"role": "user", "content": "a"}]).request.prompts
     assert isinstance(chat, Chat) and not chat.add_generation_prompt
 
 
 def test_openai_embeddings_writes_floats_in_input_order():
-    assert answer(read(["a", "b"])) == (
+    assert answer_body(read(["a", "b"])) == (
         b'{"object":"list","data":[{"object":"embedding","index":0,"embedding":[0.5,-0.25]},'
         b'{"object":"embedding","index":1,"embedding":[0.10000000149011612,1.0]}],"model":"m",'
         b'"usage":{"prompt_tokens":3,"total_tokens":3}}'
@@ -114,17 +121,17 @@ def test_openai_embeddings_writes_floats_in_input_order():
 
 
 def test_openai_embeddings_writes_base64():
-    assert b'"index":0,"embedding":"AAAAPwAAgL4="}' in answer(read(["a", "b"], encoding_format="base64"))
+    assert b'"index":0,"embedding":"AAAAPwAAgL4="}' in answer_body(read(["a", "b"], encoding_format="base64"))
 
 
 def test_openai_embeddings_describes_bytes_in_header():
     reply = read(["a", "b"], encoding_format="bytes", endianness="big", model="Zwölf")
-    assert answer(reply) == struct.pack(">4f", 0.5, -0.25, *struct.unpack("<2f", SECOND))
-    ((name, value),) = reply.headers(None)
-    told = json.loads(value)
-    assert reply.type == b"application/octet-stream" and name == b"metadata" and told["model"] == "Zwölf"
-    assert told["id"] == "embd-0f" and told["usage"]["prompt_tokens"] == 3
-    assert told["data"][1] == {
+    assert answer_body(reply) == struct.pack(">4f", 0.5, -0.25, *struct.unpack("<2f", SECOND))
+    ((name, value),) = reply.answer_headers(None)
+    metadata = json.loads(value)
+    assert reply.content_type == b"application/octet-stream" and name == b"metadata" and metadata["model"] == "Zwölf"
+    assert metadata["id"] == "embd-0f" and metadata["usage"]["prompt_tokens"] == 3
+    assert metadata["data"][1] == {
         "index": 1,
         "embed_dtype": "float32",
         "endianness": "big",
@@ -133,37 +140,41 @@ def test_openai_embeddings_describes_bytes_in_header():
         "shape": [2],
     }
     reply = read(["a", "b"], encoding_format="bytes_only", embed_dtype="float16")
-    assert answer(reply) == struct.pack("<4e", 0.5, -0.25, 0.1, 1.0) and not reply.headers(None)
+    assert answer_body(reply) == struct.pack("<4e", 0.5, -0.25, 0.1, 1.0) and not reply.answer_headers(None)
 
 
 def test_vllm_pooling_returns_one_vector_per_input():
-    head = Head("0f", 1700000000, "fp_1", headers={b"content-type": b"application/json"})
-    reply = pooling.pool(b'{"input":"a","task":"embed"}', head)
-    reply.add([Vector(0, FIRST)])
-    assert reply.body(USAGE).startswith(
+    head = RequestContext("0f", 1700000000, "fp_1", headers={b"content-type": b"application/json"})
+    reply = pooling.read_pooling_request(b'{"input":"a","task":"embed"}', head)
+    reply.add_events([PromptVector(0, FIRST)])
+    assert reply.render_body(USAGE).startswith(
         b'{"id":"pooling-0f","object":"list","created":1700000000,"model":"",'
         b'"data":[{"index":0,"object":"pooling","data":[0.5,-0.25]}],"usage":{"prompt_tokens":3,'
     )
     for body in (b'{"input":"a","task":"classify"}', b'{"data":{},"task":"embed"}'):
         with pytest.raises(Unsupported):
-            pooling.pool(body, head)
+            pooling.read_pooling_request(body, head)
     with pytest.raises(Unsupported, match=r"^Unsupported task: 'plugin'"):
-        pooling.pool(b'{"data":{},"task":"plugin"}', head)
+        pooling.read_pooling_request(b'{"data":{},"task":"plugin"}', head)
 
 
 @pytest.mark.parametrize(("dtype", "name"), [("fp8_e4m3", "float8_e4m3fn"), ("fp8_e5m2", "float8_e5m2")])
 def test_fp8_vectors_round_to_nearest(dtype, name):
     torch = pytest.importorskip("torch")
-    held = torch.arange(256, dtype=torch.uint8).view(getattr(torch, name)).float()
-    held = held[held.isfinite()].sort().values
-    given = torch.cat([held, (held[1:] + held[:-1]) / 2, torch.randn(1000) / 9, torch.tensor([1e9, -1e9])])
-    got = vectors.form(given.numpy().tobytes(), dtype)
-    assert got == given.to(getattr(torch, name)).view(torch.uint8).numpy().tobytes()
+    exact_values = torch.arange(256, dtype=torch.uint8).view(getattr(torch, name)).float()
+    exact_values = exact_values[exact_values.isfinite()].sort().values
+    floats = torch.cat(
+        [exact_values, (exact_values[1:] + exact_values[:-1]) / 2, torch.randn(1000) / 9, torch.tensor([1e9, -1e9])]
+    )
+    converted = vectors.encode_vector(floats.numpy().tobytes(), dtype)
+    assert converted == floats.to(getattr(torch, name)).view(torch.uint8).numpy().tobytes()
 
 
 def test_bfloat16_vectors_round_to_nearest():
     torch = pytest.importorskip("torch")
-    given = torch.randn(1000)
-    got = vectors.form(given.numpy().tobytes(), "bfloat16")
-    assert got == given.bfloat16().view(torch.int16).numpy().tobytes()
-    assert vectors.form(struct.pack("<2f", 1e9, -1e9), "float16") == struct.pack("<2e", float("inf"), -float("inf"))
+    floats = torch.randn(1000)
+    converted = vectors.encode_vector(floats.numpy().tobytes(), "bfloat16")
+    assert converted == floats.bfloat16().view(torch.int16).numpy().tobytes()
+    assert vectors.encode_vector(struct.pack("<2f", 1e9, -1e9), "float16") == struct.pack(
+        "<2e", float("inf"), -float("inf")
+    )

@@ -6,20 +6,34 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import Head
+from parley.dialects.dialect import RequestContext
 from parley.dialects.openai import chat, completions
 from parley.errors import BadRequest, Invalid, Unsupported
-from parley.types import Accepted, Delta, Done, Grammar, Repetition, Tag, Tags, Token, Usage
+from parley.types import (
+    ChoiceDelta,
+    ChoiceDone,
+    Grammar,
+    PromptAccepted,
+    RepetitionPattern,
+    StructuralTag,
+    TokenInfo,
+    TriggeredTags,
+    Usage,
+)
 
-HEAD = Head("0f", 1700000000, "fp_1", context=256)
+HEAD = RequestContext("0f", 1700000000, "fp_1", context_length=256)
 USER = [{"role": "user", "content": "Hi"}]
 READERS = {
-    "chat": lambda head=HEAD, **members: chat.read(json.dumps({"messages": USER} | members).encode(), head),
-    "text": lambda head=HEAD, **members: completions.read(json.dumps({"prompt": "Hi"} | members).encode(), head),
+    "chat": lambda head=HEAD, **members: chat.read_chat_request(
+        json.dumps({"messages": USER} | members).encode(), head
+    ),
+    "text": lambda head=HEAD, **members: completions.read_completion_request(
+        json.dumps({"prompt": "Hi"} | members).encode(), head
+    ),
 }
 
 
-def heading(value: bytes, name: bytes = b"x-vllm-priority") -> Head:
+def head_with(value: bytes, name: bytes = b"x-vllm-priority") -> RequestContext:
     return replace(HEAD, headers={name: value})
 
 
@@ -28,13 +42,13 @@ def read(request) -> Any:
     return READERS[request.param]
 
 
-def refused(read, **members) -> BadRequest:
+def refusal(read, **members) -> BadRequest:
     with pytest.raises(BadRequest) as caught:
         read(**members)
     return caught.value
 
 
-WISHES: list[dict[str, Any]] = [
+UNAVAILABLE: list[dict[str, Any]] = [
     {"logits_processors": ["x"]},
     {"kv_transfer_params": {"a": 1}},
     {"ec_transfer_params": {"a": 1}},
@@ -48,13 +62,13 @@ WISHES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("members", WISHES, ids=str)
+@pytest.mark.parametrize("members", UNAVAILABLE, ids=str)
 def test_openai_extras_refuse_unavailable_members(read, members):
-    error = refused(read, **members)
+    error = refusal(read, **members)
     assert isinstance(error, Unsupported) and error.field == next(iter(members))
 
 
-NOTHING: dict[str, Any] = {
+SET_TO_OFF: dict[str, Any] = {
     "use_beam_search": False, "logits_processors": [], "bad_words": [], "allowed_token_ids": [],
     "logprob_token_ids": [], "thinking_token_budget": -1, "repetition_detection": {"max_pattern_size": 0},
     "stream_interval": 1, "return_token_offsets": True, "return_prompt_text": False, "kv_transfer_params": {},
@@ -69,65 +83,73 @@ NOTHING: dict[str, Any] = {
 def test_openai_extras_read_banned_and_allowed_tokens(read):
     request = read(bad_words=["x", " y"], allowed_token_ids=[7, 5], no_repeat_ngram_size=3, watermark=True).request
     sampling = request.sampling
-    assert request.banned == ["x", " y"]
+    assert request.banned_words == ["x", " y"]
     assert (sampling.allowed, sampling.no_repeat_ngram, sampling.watermark) == ([7, 5], 3, True)
     for name, value in (("no_repeat_ngram_size", -1), ("watermark", "yes"), ("allowed_token_ids", [-1])):
-        assert str(refused(read, **{name: value}).field).startswith(name)
+        assert str(refusal(read, **{name: value}).field).startswith(name)
 
 
 def test_openai_extras_read_repetition_detection(read):
-    wish = {"max_pattern_size": 4, "min_count": 3}
-    assert read(repetition_detection=wish).request.stop.repetition == Repetition(1, 4, 3)
-    assert read(repetition_detection=wish | {"min_pattern_size": 2}).request.stop.repetition == Repetition(2, 4, 3)
-    assert read(repetition_detection={"min_count": 3}).request.stop.repetition is None
+    detection = {"max_pattern_size": 4, "min_count": 3}
+    assert read(repetition_detection=detection).request.stop_conditions.repetition == RepetitionPattern(1, 4, 3)
+    assert read(
+        repetition_detection=detection | {"min_pattern_size": 2}
+    ).request.stop_conditions.repetition == RepetitionPattern(2, 4, 3)
+    assert read(repetition_detection={"min_count": 3}).request.stop_conditions.repetition is None
     for wrong in ({"min_pattern_size": 5}, {"min_count": 1}, {"max_pattern_size": 1025}):
-        error = refused(read, repetition_detection=wish | wrong)
+        error = refusal(read, repetition_detection=detection | wrong)
         assert error.field == f"repetition_detection.{next(iter(wrong))}"
 
 
 def test_openai_extras_read_logprob_token_ids(read):
-    wish: dict[str, Any] = {"logprobs": True if read is READERS["chat"] else 1}
-    assert read(logprob_token_ids=[7, 5, 7], **wish).request.want.named == [7, 5]
-    assert read(logprob_token_ids=None, **wish).request.want.named == []
-    error = refused(read, logprob_token_ids=[5])
+    members: dict[str, Any] = {"logprobs": True if read is READERS["chat"] else 1}
+    assert read(logprob_token_ids=[7, 5, 7], **members).request.output_options.logprob_ids == [7, 5]
+    assert read(logprob_token_ids=None, **members).request.output_options.logprob_ids == []
+    error = refusal(read, logprob_token_ids=[5])
     assert error.field == "logprob_token_ids" and "'logprobs'" in error.message
-    assert refused(read, logprob_token_ids=list(range(129)), **wish).field == "logprob_token_ids"
+    assert refusal(read, logprob_token_ids=list(range(129)), **members).field == "logprob_token_ids"
     if read is READERS["text"]:
-        wish |= {"max_tokens": 0, "echo": True}
-        assert refused(read, logprob_token_ids=[5], **wish).field == "logprob_token_ids"
+        members |= {"max_tokens": 0, "echo": True}
+        assert refusal(read, logprob_token_ids=[5], **members).field == "logprob_token_ids"
 
 
 def test_openai_extras_read_stream_interval(read):
-    assert read(stream_interval=5).request.want.interval == 5 and read().request.want.interval == 1
+    assert (
+        read(stream_interval=5).request.output_options.stream_interval == 5
+        and read().request.output_options.stream_interval == 1
+    )
 
 
 def test_openai_extras_max_time_allows_partial_answer(read):
     request = read(max_time=1.5).request
-    assert (request.timeout, request.partial) == (1.5, True)
-    assert (read().request.timeout, read().request.partial) == (None, False)
+    assert (request.timeout, request.return_partial) == (1.5, True)
+    assert (read().request.timeout, read().request.return_partial) == (None, False)
 
 
 def test_openai_extras_header_overrides_body(read):
     assert read(priority=-7).request.priority == -7
-    for said, meant in ((b"3", 3), (b"-9223372036854775808", -(2**63))):
-        assert read(heading(said), priority=-7).request.priority == meant
-    for said in (b"", b"high", b"1.5", b"9223372036854775808", b"1" * 5000):
+    for header, priority in ((b"3", 3), (b"-9223372036854775808", -(2**63))):
+        assert read(head_with(header), priority=-7).request.priority == priority
+    for header in (b"", b"high", b"1.5", b"9223372036854775808", b"1" * 5000):
         with pytest.raises(Invalid, match="X-Vllm-Priority"):
-            read(heading(said))
-    salted = heading(b"tenant-42", b"x-cache-salt")
-    assert read(salted).request.salt == read(salted, cache_salt="own").request.salt == "tenant-42"
-    for said in (b"", b"with/slash", b"with@at", b"x" * 129):
+            read(head_with(header))
+    salted = head_with(b"tenant-42", b"x-cache-salt")
+    assert read(salted).request.cache_salt == read(salted, cache_salt="own").request.cache_salt == "tenant-42"
+    for header in (b"", b"with/slash", b"with@at", b"x" * 129):
         with pytest.raises(BadRequest) as caught:
-            read(heading(said, b"x-cache-salt"))
+            read(head_with(header, b"x-cache-salt"))
         assert caught.value.field == "cache_salt"
 
 
 def test_openai_extras_include_stop_string_by_either_name(read):
-    assert read(no_stop_trim=True).request.stop.include and read(include_stop_str_in_output=True).request.stop.include
+    assert (
+        read(no_stop_trim=True).request.stop_conditions.include_in_output
+        and read(include_stop_str_in_output=True).request.stop_conditions.include_in_output
+    )
 
 
 def test_openai_extras_set_to_off_change_nothing(read):
-    assert read(**NOTHING).request == read().request
+    assert read(**SET_TO_OFF).request == read().request
 
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
@@ -190,7 +212,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("members", "field"), MISTAKES, ids=lambda value: str(value)[:50])
 def test_openai_extras_error_names_wrong_field(read, members, field):
-    assert refused(read, **members).field == field
+    assert refusal(read, **members).field == field
 
 
 CLOSED = {"type": "object", "properties": {"a": {"type": "null"}}}
@@ -198,9 +220,9 @@ TAG = {"begin": "<f>", "schema": CLOSED, "end": "</f>"}
 TRIGGERED = {"type": "triggered_tags", "triggers": ["<"], "tags": [
     {"begin": "<f>", "content": {"type": "json_schema", "json_schema": CLOSED}, "end": "</f>"}
 ]}  # fmt: skip
-TAGS = Tags([Tag("<f>", CLOSED, "</f>")], ["<"])
+TAGS = TriggeredTags([StructuralTag("<f>", CLOSED, "</f>")], ["<"])
 LARK, GBNF = 'start: "::=" x\nx: /a+/', 'root ::= "a" x\nx ::= "b"'
-FORMS: list[tuple[dict[str, Any], Grammar]] = [
+CONSTRAINTS: list[tuple[dict[str, Any], Grammar]] = [
     ({"guided_json": CLOSED}, Grammar("json", CLOSED, field="guided_json")),
     ({"guided_json": "{}"}, Grammar("json", {}, field="guided_json")),
     ({"guided_json": "true", "guided_whitespace_pattern": " ?"}, Grammar("json", True, " ?", field="guided_json")),
@@ -250,7 +272,7 @@ FORMS: list[tuple[dict[str, Any], Grammar]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("members", "grammar"), FORMS, ids=lambda value: str(value)[:70])
+@pytest.mark.parametrize(("members", "grammar"), CONSTRAINTS, ids=lambda value: str(value)[:70])
 def test_openai_extras_constraints_reach_the_request(read, members, grammar):
     assert read(n=2, stream=True, **members).request.grammar == grammar
 
@@ -259,17 +281,17 @@ def test_openai_extras_constraints_reach_the_request(read, members, grammar):
 @pytest.mark.parametrize("second", [4, 10, 17])
 def test_openai_extras_error_names_both_conflicting_constraints(read, first, second):
     """With two constraints, the client must learn which two members conflict."""
-    (one, _), (other, _) = FORMS[first], FORMS[second]
-    both = {"structured_outputs": {"json": {}, "regex": "a"}} if one.keys() == other.keys() else one | other
-    error = refused(read, **both)
-    names = ("json", "regex") if one.keys() == other.keys() else (*one, *other)
+    (left, _), (right, _) = CONSTRAINTS[first], CONSTRAINTS[second]
+    both = {"structured_outputs": {"json": {}, "regex": "a"}} if left.keys() == right.keys() else left | right
+    error = refusal(read, **both)
+    names = ("json", "regex") if left.keys() == right.keys() else (*left, *right)
     assert error.status == 400 and all(name in error.message for name in names)
 
 
 PAIR = {"a": {"type": "string"}, "b": {"$ref": "#/$defs/x"}}
 STRICT: dict[str, Any] = {"type": "object", "properties": PAIR, "required": ["a", "b"], "additionalProperties": False}
 DEFINED = STRICT | {"$defs": {"x": {"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#"}}]}}}
-LAX: list[tuple[dict[str, Any], str]] = [
+NOT_STRICT: list[tuple[dict[str, Any], str]] = [
     ({"type": "array"}, "In context=(), schema must be a JSON Schema of 'type: \"object\"', got 'type: 'array''."),
     ({}, "In context=(), schema must be a JSON Schema of 'type: \"object\"', got none."),
     (STRICT | {"anyOf": []}, "In context=(), 'anyOf' is not permitted at the root."),
@@ -291,58 +313,65 @@ LAX: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def described(schema: dict[str, Any], strict: bool | None) -> dict[str, Any]:
+def json_schema_format(schema: dict[str, Any], strict: bool | None) -> dict[str, Any]:
     return {
         "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": strict}}
     }
 
 
 def test_openai_extras_accept_strict_schema(read):
-    assert read(**described(DEFINED, True)).request.grammar == Grammar("json", DEFINED)
+    assert read(**json_schema_format(DEFINED, True)).request.grammar == Grammar("json", DEFINED)
 
 
-@pytest.mark.parametrize(("schema", "text"), LAX, ids=str)
+@pytest.mark.parametrize(("schema", "text"), NOT_STRICT, ids=str)
 def test_openai_extras_refuse_loose_schema_when_strict(read, schema, text):
-    error = refused(read, **described(schema, True))
+    error = refusal(read, **json_schema_format(schema, True))
     assert (error.field, error.code) == ("response_format", "invalid_value")
     assert error.message.startswith("Invalid schema for response_format 'n': In context=(") and text in error.message
-    assert read(**described(schema, None)).request.grammar == read(**described(schema, False)).request.grammar
+    assert (
+        read(**json_schema_format(schema, None)).request.grammar
+        == read(**json_schema_format(schema, False)).request.grammar
+    )
 
 
 def test_openai_extras_read_prompt_truncation(read):
-    assert read(truncate_prompt_tokens=5).request.truncate == 5 and read().request.keep == "tail"
-    assert [read(truncation_side=side).request.keep for side in ("left", "right")] == ["tail", "head"]
-    assert read(truncate_prompt_tokens=-1, max_tokens=6).request.truncate == 250
-    assert read(truncate_prompt_tokens=-1, max_tokens=1000).request.truncate == 1
+    assert read(truncate_prompt_tokens=5).request.max_prompt_tokens == 5 and read().request.truncation_side == "tail"
+    assert [read(truncation_side=side).request.truncation_side for side in ("left", "right")] == ["tail", "head"]
+    assert read(truncate_prompt_tokens=-1, max_tokens=6).request.max_prompt_tokens == 250
+    assert read(truncate_prompt_tokens=-1, max_tokens=1000).request.max_prompt_tokens == 1
 
 
 def test_openai_extras_answer_with_given_request_id(read):
     reply = read(request_id="mine")
     assert reply.request.id == "0f"
-    reply.add([Done(0, "stop", Usage(1, 1))])
-    assert json.loads(reply.body(Usage(1, 1)))["id"].endswith("-mine")
+    reply.add_events([ChoiceDone(0, "stop", Usage(1, 1))])
+    assert json.loads(reply.render_body(Usage(1, 1)))["id"].endswith("-mine")
 
 
 def test_openai_chat_passes_documents_to_template():
     document = {"title": "a", "text": "b"}
     (prompt,) = READERS["chat"](documents=[document]).request.prompts
     assert prompt.options["documents"] == [document]
-    assert refused(READERS["chat"], documents=[{"text": 5}]).field == "documents[0].text"
-    assert refused(READERS["chat"], documents=["x"]).field == "documents[0]"
+    assert refusal(READERS["chat"], documents=[{"text": 5}]).field == "documents[0].text"
+    assert refusal(READERS["chat"], documents=["x"]).field == "documents[0]"
 
 
 def test_openai_extras_report_usage_in_every_chunk(read):
     options = {"include_usage": True, "continuous_usage_stats": True}
     reply = read(stream=True, stream_options=options)
-    assert reply.request.want.usage and reply.request.want.ids
-    token = Token(5, "a", b"a")
-    bytes = reply.chunk([Accepted(0, [1, 2, 3])])
-    for event in (Delta(0, "ab", tokens=[token, token]), Delta(0, "c", tokens=[token]), Done(0, "stop", Usage(3, 3))):
-        bytes += reply.chunk([event])
-    bytes += reply.end(Usage(3, 3))
-    chunks = [json.loads(frame.removeprefix("data: ")) for frame in bytes.decode().split("\n\n")[:-2]]
-    told = [chunk["usage"]["completion_tokens"] for chunk in chunks if chunk["choices"]]
-    assert told in ([0, 2, 3, 3], [2, 3, 3])  # a chat stream starts with a chunk for the role
+    assert reply.request.output_options.usage and reply.request.output_options.ids
+    token = TokenInfo(5, "a", b"a")
+    sent = reply.render_chunk([PromptAccepted(0, [1, 2, 3])])
+    for event in (
+        ChoiceDelta(0, "ab", tokens=[token, token]),
+        ChoiceDelta(0, "c", tokens=[token]),
+        ChoiceDone(0, "stop", Usage(3, 3)),
+    ):
+        sent += reply.render_chunk([event])
+    sent += reply.finish_stream(Usage(3, 3))
+    chunks = [json.loads(frame.removeprefix("data: ")) for frame in sent.decode().split("\n\n")[:-2]]
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks if chunk["choices"]]
+    assert counts in ([0, 2, 3, 3], [2, 3, 3])  # a chat stream starts with a chunk for the role
     assert all(chunk["usage"]["prompt_tokens"] == 3 for chunk in chunks)
     assert "token_ids" not in chunks[-2]["choices"][0]
-    assert not read(stream=True, stream_options={"continuous_usage_stats": True}).request.want.usage
+    assert not read(stream=True, stream_options={"continuous_usage_stats": True}).request.output_options.usage

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from parley.dialects.dialect import Head, Timings
-from parley.dialects.facts import About, Card
+from parley.dialects.dialect import RequestContext, RequestTimings
+from parley.dialects.facts import ModelCard, ServerInfo
 from parley.dialects.tgi import DIALECT, OLD, STRICT, generate, parameters, shared, tokens
-from parley.dialects.wishes import Tokenized
+from parley.dialects.wishes import TokenizeResult
 from parley.errors import (
     ContextLength,
     EngineDied,
@@ -28,59 +28,82 @@ from parley.errors import (
     TooLarge,
     Unauthorized,
 )
-from parley.types import Accepted, Chat, Delta, Done, Grammar, Message, Sampling, Scored, Stop, Text, Token, Usage, Want
+from parley.types import (
+    Chat,
+    ChoiceDelta,
+    ChoiceDone,
+    Grammar,
+    Message,
+    OutputOptions,
+    PromptAccepted,
+    PromptScored,
+    Sampling,
+    StopConditions,
+    Text,
+    TokenInfo,
+    Usage,
+)
 
-HEAD = Head("0f", 1700000000, "fp_1", context=100, device="cpu")
+HEAD = RequestContext("0f", 1700000000, "fp_1", context_length=100, device="cpu")
 USAGE = Usage(prompt_tokens=5, completion_tokens=2)
-TIMINGS = Timings(total=0.482913, validation=0.0021, queue=0.0109, inference=0.4685)
+TIMINGS = RequestTimings(total=0.482913, validation=0.0021, queue=0.0109, inference=0.4685)
 INPUTS = "My name is Olivier and I"
 
 
 def body(parameters: Any = None, **members: Any) -> bytes:
-    given = {} if parameters is None else {"parameters": parameters}
-    return json.dumps({"inputs": INPUTS} | given | members).encode()
+    optional = {} if parameters is None else {"parameters": parameters}
+    return json.dumps({"inputs": INPUTS} | optional | members).encode()
 
 
-def read(route: Any = generate.whole, rules: shared.Rules = shared.STRICT, **parameters: Any) -> generate.GenerateReply:
+def read_generate(
+    route: Any = generate.read_generate, rules: shared.TgiRules = shared.STRICT, **parameters: Any
+) -> generate.TgiGenerateReply:
     return route(rules, body(parameters), HEAD)
 
 
-def answer(make: Any) -> tuple[int, str, Any]:
+def refusal_response(make: Any) -> tuple[int, str, Any]:
     """Return status, content type and body of the refusal of a call."""
     with pytest.raises(ParleyError) as caught:
         make()
-    status, data, type_ = DIALECT.error(caught.value)
+    status, data, type_ = DIALECT.render_error(caught.value)
     return status, type_.decode(), json.loads(data) if type_ == b"application/json" else data.decode()
 
 
-def refusal(parameters: Any, route: Any = generate.whole, rules: shared.Rules = shared.STRICT, **members: Any) -> str:
+def refusal(
+    parameters: Any, route: Any = generate.read_generate, rules: shared.TgiRules = shared.STRICT, **members: Any
+) -> str:
     """Return the text of a validation error."""
     data = body(parameters, **members)
-    if rules.strict and (route is generate.stream or members.get("stream")):
+    if rules.strict and (route is generate.read_generate_stream or members.get("stream")):
         refused = route(rules, data, HEAD)
         assert (refused.status, refused.type) == (200, b"text/event-stream")
-        (told,) = events(refused.body)
+        (error_event,) = events(refused.body)
     else:
-        status, type_, told = answer(lambda: route(rules, data, HEAD))
+        status, type_, error_event = refusal_response(lambda: route(rules, data, HEAD))
         assert (status, type_) == (422, "application/json")
-    assert told["error_type"] == "validation"
-    assert list(told) == ["error", "error_type"]
-    return told["error"].removeprefix("Input validation error: ")
+    assert error_event["error_type"] == "validation"
+    assert list(error_event) == ["error", "error_type"]
+    return error_event["error"].removeprefix("Input validation error: ")
 
 
 # -- meaning of bodies
 
 
 def test_tgi_body_without_parameters_means_sampling():
-    request = generate.whole(shared.STRICT, body(), HEAD).request
+    request = generate.read_generate(shared.STRICT, body(), HEAD).request
     assert request.prompts == [Text(INPUTS)]
     assert request.sampling == Sampling()
-    assert request.stop == Stop(include=True, reserve=1024)
-    assert (request.want, request.n, request.stream, request.truncate) == (Want(), 1, False, None)
+    assert request.stop_conditions == StopConditions(include_in_output=True, reserved_tokens=1024)
+    assert (request.output_options, request.n, request.stream, request.max_prompt_tokens) == (
+        OutputOptions(),
+        1,
+        False,
+        None,
+    )
 
 
 def test_tgi_empty_parameters_mean_greedy():
-    assert read().request.sampling == Sampling(temperature=0)
+    assert read_generate().request.sampling == Sampling(temperature=0)
 
 
 @pytest.mark.parametrize(
@@ -103,36 +126,47 @@ def test_tgi_empty_parameters_mean_greedy():
     ids=str,
 )
 def test_tgi_sampling_parameters_turn_sampling_on(parameters, sampling):
-    assert read(**parameters).request.sampling == sampling
+    assert read_generate(**parameters).request.sampling == sampling
 
 
 def test_tgi_reads_length_stop_and_truncate():
-    assert read(max_new_tokens=7).request.stop == Stop(max_tokens=7, include=True, reserve=1024)
-    assert read(stop=["a", "b"]).request.stop.strings == ["a", "b"]
-    assert read(truncate=99).request.truncate == 99
+    assert read_generate(max_new_tokens=7).request.stop_conditions == StopConditions(
+        max_tokens=7, include_in_output=True, reserved_tokens=1024
+    )
+    assert read_generate(stop=["a", "b"]).request.stop_conditions.strings == ["a", "b"]
+    assert read_generate(truncate=99).request.max_prompt_tokens == 99
 
 
 def test_tgi_details_and_streams_request_logprobs():
-    assert read().request.want == Want()
-    assert read(top_n_tokens=3).request.want == Want()
-    assert read(details=True).request.want == Want(logprobs=0)
-    assert read(details=True, top_n_tokens=3).request.want == Want(logprobs=3)
-    assert read(decoder_input_details=True).request.want == Want(logprobs=0, prompt_logprobs=0)
-    assert read(generate.stream).request.want == Want(logprobs=0)
-    assert read(generate.stream, top_n_tokens=5).request.want == Want(logprobs=5)
+    assert read_generate().request.output_options == OutputOptions()
+    assert read_generate(top_n_tokens=3).request.output_options == OutputOptions()
+    assert read_generate(details=True).request.output_options == OutputOptions(logprobs=0)
+    assert read_generate(details=True, top_n_tokens=3).request.output_options == OutputOptions(logprobs=3)
+    assert read_generate(decoder_input_details=True).request.output_options == OutputOptions(
+        logprobs=0, prompt_logprobs=0
+    )
+    assert read_generate(generate.read_generate_stream).request.output_options == OutputOptions(logprobs=0)
+    assert read_generate(generate.read_generate_stream, top_n_tokens=5).request.output_options == OutputOptions(
+        logprobs=5
+    )
 
 
 def test_tgi_best_of_sets_number_of_choices():
-    request = read(best_of=2, do_sample=True).request
-    assert (request.n, request.want) == (2, Want(logprobs=0))
-    assert read(best_of=1).request.n == read(best_of=0).request.n == read(best_of=None).request.n == 1
+    request = read_generate(best_of=2, do_sample=True).request
+    assert (request.n, request.output_options) == (2, OutputOptions(logprobs=0))
+    assert (
+        read_generate(best_of=1).request.n
+        == read_generate(best_of=0).request.n
+        == read_generate(best_of=None).request.n
+        == 1
+    )
 
 
 def test_tgi_route_or_body_decides_on_streaming():
     for rules in (shared.STRICT, shared.EXTENDED):
-        assert generate.stream(rules, body(stream=False), HEAD).request.stream
-        assert not generate.whole(rules, body(stream=True), HEAD).request.stream
-        for route in (generate.either, generate.invoked):
+        assert generate.read_generate_stream(rules, body(stream=False), HEAD).request.stream
+        assert not generate.read_generate(rules, body(stream=True), HEAD).request.stream
+        for route in (generate.read_generate_any, generate.read_sagemaker):
             assert route(rules, body(stream=True), HEAD).request.stream
             assert not route(rules, body(), HEAD).request.stream
 
@@ -145,27 +179,29 @@ NULLABLE = (
 
 def test_tgi_accepts_nulls_of_the_old_client():
     parameters = dict.fromkeys(NULLABLE) | {"do_sample": False, "stop": [], "watermark": False, "details": True}
-    assert read(**parameters).request == read(details=True).request
+    assert read_generate(**parameters).request == read_generate(details=True).request
 
 
 @pytest.mark.parametrize("name", ["do_sample", "stop", "watermark", "details", "decoder_input_details"])
 def test_tgi_strict_refuses_null_parameters(name):
-    status, type_, text = answer(lambda: read(**{name: None}))
+    status, type_, text = refusal_response(lambda: read_generate(**{name: None}))
     assert (status, type_) == (422, "text/plain; charset=utf-8")
     assert text.startswith(
         f"Failed to deserialize the JSON body into the target type: parameters.{name}: invalid type: null, expected a "
     )
-    assert read(rules=shared.EXTENDED, **{name: None}).request == read(rules=shared.EXTENDED).request
+    assert read_generate(rules=shared.EXTENDED, **{name: None}).request == read_generate(rules=shared.EXTENDED).request
 
 
 def test_tgi_strict_refuses_null_for_top_level_members():
     nulls = {"inputs": {"inputs": None}, "parameters": {"inputs": "a", "parameters": None},
              "stream": {"inputs": "a", "stream": None}}  # fmt: skip
     for name, members in nulls.items():
-        text = answer(lambda m=members: generate.either(shared.STRICT, json.dumps(m).encode(), HEAD))[2]
+        text = refusal_response(
+            lambda m=members: generate.read_generate_any(shared.STRICT, json.dumps(m).encode(), HEAD)
+        )[2]
         assert f"type: {name}: invalid type: null, expected" in text
     for name in ("parameters", "stream"):
-        generate.either(shared.EXTENDED, json.dumps(nulls[name]).encode(), HEAD)
+        generate.read_generate_any(shared.EXTENDED, json.dumps(nulls[name]).encode(), HEAD)
 
 
 # -- the first layer: types, refused in plain text
@@ -221,9 +257,9 @@ def test_tgi_strict_refuses_null_for_top_level_members():
     ids=str,
 )
 def test_tgi_refuses_wrong_type_in_plain_text(parameters, text):
-    status, type_, told = answer(lambda: generate.whole(shared.STRICT, body(parameters), HEAD))
+    status, type_, message = refusal_response(lambda: generate.read_generate(shared.STRICT, body(parameters), HEAD))
     assert (status, type_) == (422, "text/plain; charset=utf-8")
-    assert told == f"Failed to deserialize the JSON body into the target type: {text}"
+    assert message == f"Failed to deserialize the JSON body into the target type: {text}"
 
 
 def test_tgi_refuses_body_that_does_not_fit_the_route():
@@ -237,18 +273,18 @@ def test_tgi_refuses_body_that_does_not_fit_the_route():
         (b"", 400, "Failed to parse the request body as JSON: "),
         (b'{"inputs":"\xff"}', 400, "Failed to parse the request body as JSON: "),
     ):
-        told = answer(lambda d=data: generate.either(shared.STRICT, d, HEAD))
-        assert told[:2] == (status, plain)
-        assert told[2] == text if status == 422 else told[2].startswith(text)
+        response = refusal_response(lambda d=data: generate.read_generate_any(shared.STRICT, d, HEAD))
+        assert response[:2] == (status, plain)
+        assert response[2] == text if status == 422 else response[2].startswith(text)
     chat = b'{"message":[]}'
-    assert answer(lambda: generate.invoked(shared.STRICT, chat, HEAD))[2] == (
+    assert refusal_response(lambda: generate.read_sagemaker(shared.STRICT, chat, HEAD))[2] == (
         start + "data did not match any variant of untagged enum SagemakerRequest"
     )
 
 
 def test_tgi_ignores_unknown_members():
-    wish = generate.whole(shared.STRICT, body({"frobnicate": 1}, model="x", options={}), HEAD)
-    assert wish.request == read().request
+    reply = generate.read_generate(shared.STRICT, body({"frobnicate": 1}, model="x", options={}), HEAD)
+    assert reply.request == read_generate().request
 
 
 # -- the second layer: validation of values
@@ -304,30 +340,37 @@ def test_tgi_reports_first_of_several_wrong_values():
 def test_tgi_refuses_best_of_and_prompt_details_in_streams(rules):
     for best_of in (0, 2):
         text = "`best_of` != 1 is not supported when streaming tokens"
-        assert refusal({"best_of": best_of}, generate.stream, rules) == text
+        assert refusal({"best_of": best_of}, generate.read_generate_stream, rules) == text
     text = "`decoder_input_details` == true is not supported when streaming tokens"
-    assert refusal({"decoder_input_details": True, "temperature": -1}, generate.stream, rules) == text
-    assert refusal({"decoder_input_details": True}, generate.either, rules, stream=True) == text
-    assert read(generate.stream, rules, best_of=1).request.n == 1
+    assert refusal({"decoder_input_details": True, "temperature": -1}, generate.read_generate_stream, rules) == text
+    assert refusal({"decoder_input_details": True}, generate.read_generate_any, rules, stream=True) == text
+    assert read_generate(generate.read_generate_stream, rules, best_of=1).request.n == 1
 
 
 def test_tgi_strict_stream_reports_errors_as_events():
-    told = read(generate.stream).refusal(Overloaded("5 answers"))
-    assert told == (200, b'data: {"error":"Model is overloaded","error_type":"overloaded"}\n\n', b"text/event-stream")
-    assert read().refusal(Overloaded("5 answers")) is None
-    assert read(generate.stream, shared.EXTENDED).refusal(Overloaded("5 answers")) is None
-    assert answer(lambda: read(generate.stream, stop=5))[:2] == (422, "text/plain; charset=utf-8")
-    assert answer(lambda: generate.stream(shared.STRICT, b"{}", HEAD))[0] == 422
+    response = read_generate(generate.read_generate_stream).render_refusal(Overloaded("5 answers"))
+    assert response == (
+        200,
+        b'data: {"error":"Model is overloaded","error_type":"overloaded"}\n\n',
+        b"text/event-stream",
+    )
+    assert read_generate().render_refusal(Overloaded("5 answers")) is None
+    assert read_generate(generate.read_generate_stream, shared.EXTENDED).render_refusal(Overloaded("5 answers")) is None
+    assert refusal_response(lambda: read_generate(generate.read_generate_stream, stop=5))[:2] == (
+        422,
+        "text/plain; charset=utf-8",
+    )
+    assert refusal_response(lambda: generate.read_generate_stream(shared.STRICT, b"{}", HEAD))[0] == 422
 
 
 @pytest.mark.parametrize("rules", [shared.STRICT, shared.EXTENDED], ids=["strict", "extended"])
 def test_tgi_reads_adapter_id(rules):
-    assert read(rules=rules, adapter_id="org/lora").request.adapter == "org/lora"
-    assert read(rules=rules, adapter_id="").request.adapter is None
-    assert read(rules=rules, adapter_id="None").request.adapter == ("None" if rules.strict else None)
+    assert read_generate(rules=rules, adapter_id="org/lora").request.adapter == "org/lora"
+    assert read_generate(rules=rules, adapter_id="").request.adapter is None
+    assert read_generate(rules=rules, adapter_id="None").request.adapter == ("None" if rules.strict else None)
 
 
-FORMS: list[tuple[dict[str, Any], Grammar]] = [
+GRAMMARS: list[tuple[dict[str, Any], Grammar]] = [
     ({"type": "regex", "value": "a+"}, Grammar("regex", "a+", field="grammar")),
     ({"type": "json", "value": {"properties": {}}},
      Grammar("json", {"type": "object", "properties": {}}, closed=True, field="grammar")),
@@ -339,14 +382,14 @@ FORMS: list[tuple[dict[str, Any], Grammar]] = [
 
 
 @pytest.mark.parametrize("rules", [shared.STRICT, shared.EXTENDED], ids=["strict", "extended"])
-@pytest.mark.parametrize(("given", "grammar"), FORMS, ids=str)
+@pytest.mark.parametrize(("given", "grammar"), GRAMMARS, ids=str)
 def test_tgi_grammar_reaches_the_request(given, grammar, rules):
-    assert read(rules=rules, grammar=given).request.grammar == grammar
-    assert read(generate.stream, rules, grammar=given).request.grammar == grammar
+    assert read_generate(rules=rules, grammar=given).request.grammar == grammar
+    assert read_generate(generate.read_generate_stream, rules, grammar=given).request.grammar == grammar
 
 
 def test_tgi_only_extended_accepts_schema_without_properties():
-    request = read(rules=shared.EXTENDED, grammar={"type": "json", "value": "{}"}).request
+    request = read_generate(rules=shared.EXTENDED, grammar={"type": "json", "value": "{}"}).request
     assert request.grammar == Grammar("json", {"type": "object"}, closed=True, field="grammar")
 
 
@@ -356,15 +399,15 @@ def test_tgi_refuses_json_grammar_that_is_no_json():
 
 
 def test_tgi_extended_accepts_wider_ranges():
-    def lenient(**parameters: Any) -> generate.GenerateReply:
-        return read(rules=shared.EXTENDED, **parameters)
+    def lenient(**parameters: Any) -> generate.TgiGenerateReply:
+        return read_generate(rules=shared.EXTENDED, **parameters)
 
     assert lenient(temperature=0, do_sample=True).request.sampling == Sampling(temperature=0)
     assert lenient(top_p=1.0).request.sampling == lenient(typical_p=1).request.sampling == Sampling(temperature=0)
     assert lenient(top_p=1.0, typical_p=1.0, top_k=0, do_sample=True).request.sampling == Sampling()
-    assert lenient(stop="end").request.stop.strings == ["end"]
-    assert lenient(stop=list("abcdefgh")).request.stop.strings == list("abcdefgh")
-    assert lenient(top_n_tokens=20, details=True).request.want.logprobs == 20
+    assert lenient(stop="end").request.stop_conditions.strings == ["end"]
+    assert lenient(stop=list("abcdefgh")).request.stop_conditions.strings == list("abcdefgh")
+    assert lenient(top_n_tokens=20, details=True).request.output_options.logprobs == 20
     assert lenient(best_of=128, do_sample=True).request.n == 128
     assert refusal({"top_n_tokens": 21}, rules=shared.EXTENDED) == "`top_n_tokens` must be >= 0 and <= 20. Given: 21"
     assert refusal({"stop": ["a"] * 1025}, rules=shared.EXTENDED).endswith("Given: 1025")
@@ -418,65 +461,71 @@ def test_tgi_extended_accepts_wider_ranges():
     ids=lambda value: type(value).__name__,
 )
 def test_tgi_error_has_type(error, status, data):
-    told = STRICT.error(error)
-    assert (told.status, told.type, json.loads(told.body)) == (status, b"application/json", data)
-    assert told.body == json.dumps(data, separators=(",", ":")).encode()
+    response = STRICT.render_error(error)
+    assert (response.status, response.content_type, json.loads(response.body)) == (status, b"application/json", data)
+    assert response.body == json.dumps(data, separators=(",", ":")).encode()
     if data["error_type"] != "incomplete_generation":
-        assert read(generate.stream).fail(error) == b"data: " + told.body + b"\n\n"
+        assert read_generate(generate.read_generate_stream).fail_stream(error) == b"data: " + response.body + b"\n\n"
 
 
 def test_tgi_internal_error_has_own_type_in_streams():
     fault = ParleyError("A fault.")
-    assert read(generate.stream).fail(fault) == (
+    assert read_generate(generate.read_generate_stream).fail_stream(fault) == (
         b'data: {"error":"Incomplete generation stream","error_type":"incomplete_generation_stream"}\n\n'
     )
     lenient = b'data: {"error":"Incomplete generation: A fault.","error_type":"incomplete_generation"}\n\n'
-    assert read(generate.stream, shared.EXTENDED).fail(fault) == lenient
+    assert read_generate(generate.read_generate_stream, shared.EXTENDED).fail_stream(fault) == lenient
     old = b'data:{"error":"Incomplete generation","error_type":"incomplete_generation"}\n\n'
-    assert read(generate.stream, shared.OLD).fail(fault) == old
+    assert read_generate(generate.read_generate_stream, shared.OLD).fail_stream(fault) == old
 
 
 def test_tgi_extended_errors_include_the_reason():
-    assert DIALECT.error(NotReady("Loading.")).body == b'{"error":"unhealthy: Loading.","error_type":"healthcheck"}'
-    assert json.loads(DIALECT.error(ParleyError("A fault.")).body)["error"] == "Incomplete generation: A fault."
+    assert (
+        DIALECT.render_error(NotReady("Loading.")).body == b'{"error":"unhealthy: Loading.","error_type":"healthcheck"}'
+    )
+    assert json.loads(DIALECT.render_error(ParleyError("A fault.")).body)["error"] == "Incomplete generation: A fault."
 
 
 def test_tgi_writes_some_errors_without_json():
     plain = b"text/plain; charset=utf-8"
     for error in (Unauthorized("x"), NotFound("x"), NotAllowed("x")):
-        assert DIALECT.error(error) == (error.status, b"", plain)
-    assert DIALECT.error(TooLarge("x")) == (
+        assert DIALECT.render_error(error) == (error.status, b"", plain)
+    assert DIALECT.render_error(TooLarge("x")) == (
         413, b"Failed to buffer the request body: length limit exceeded", plain
     )  # fmt: skip
-    assert DIALECT.error(Malformed("Bad.")) == (400, b"Failed to parse the request body as JSON: Bad.", plain)
-    assert DIALECT.error(Invalid("`x` is wrong")).status == 422
+    assert DIALECT.render_error(Malformed("Bad.")) == (400, b"Failed to parse the request body as JSON: Bad.", plain)
+    assert DIALECT.render_error(Invalid("`x` is wrong")).status == 422
 
 
 # -- answers
 
 
-def token(id: int, text: str, logprob: float | None = -0.5, *, special: bool = False, top: int = 0) -> Token:
-    others = [Token(id + k, f"{text}{k}", text.encode(), -0.5 - k, k + 1) for k in range(top)]
-    return Token(id, text, text.encode(), logprob, 1, others, special)
+def token(token_id: int, text: str, logprob: float | None = -0.5, *, special: bool = False, top: int = 0) -> TokenInfo:
+    alternatives = [TokenInfo(token_id + k, f"{text}{k}", text.encode(), -0.5 - k, k + 1) for k in range(top)]
+    return TokenInfo(token_id, text, text.encode(), logprob, 1, alternatives, special)
 
 
 FOR = token(363, " for", -1.5351562)
 EOS = token(2, "</s>", -0.03, special=True)
-ENDED = [Delta(0, " for", tokens=[FOR]), Delta(0, "", tokens=[EOS]), Done(0, "stop", USAGE)]
-ACCEPTED = Accepted(0, [1, 2, 3, 4, 5], seed=77)
+ENDED = [ChoiceDelta(0, " for", tokens=[FOR]), ChoiceDelta(0, "", tokens=[EOS]), ChoiceDone(0, "stop", USAGE)]
+ACCEPTED = PromptAccepted(0, [1, 2, 3, 4, 5], seed=77)
 
 
-def one(reply: generate.GenerateReply, events: list[Any] = ENDED) -> bytes:
-    reply.add([ACCEPTED, *events])
-    return reply.body(USAGE)
+def answer_body(reply: generate.TgiGenerateReply, events: list[Any] = ENDED) -> bytes:
+    reply.add_events([ACCEPTED, *events])
+    return reply.render_body(USAGE)
 
 
 def test_tgi_writes_answer_without_details():
-    assert one(read()) == b'{"generated_text":" for"}'
-    assert one(read(return_full_text=True)) == b'{"generated_text":"My name is Olivier and I for"}'
-    assert one(read(generate.either)) == b'[{"generated_text":"My name is Olivier and I for"}]'
-    assert one(read(generate.invoked)) == b'[{"generated_text":"My name is Olivier and I for"}]'
-    assert one(read(generate.either, return_full_text=False)) == b'[{"generated_text":" for"}]'
+    assert answer_body(read_generate()) == b'{"generated_text":" for"}'
+    assert answer_body(read_generate(return_full_text=True)) == b'{"generated_text":"My name is Olivier and I for"}'
+    assert (
+        answer_body(read_generate(generate.read_generate_any)) == b'[{"generated_text":"My name is Olivier and I for"}]'
+    )
+    assert answer_body(read_generate(generate.read_sagemaker)) == b'[{"generated_text":"My name is Olivier and I for"}]'
+    assert (
+        answer_body(read_generate(generate.read_generate_any, return_full_text=False)) == b'[{"generated_text":" for"}]'
+    )
 
 
 TOKENS = (
@@ -486,87 +535,89 @@ TOKENS = (
 
 
 def test_tgi_writes_answer_with_details():
-    assert one(read(details=True)) == (
+    assert answer_body(read_generate(details=True)) == (
         b'{"generated_text":" for",'
         b'"details":{"finish_reason":"eos_token","generated_tokens":2,"seed":null,"prefill":[],' + TOKENS + b"}}"
     )
 
 
 def test_tgi_details_include_prompt_tokens():
-    scores = Scored(0, [Token(1, "My", b"My"), Token(9, " n\ufffd", b" n\xc3", -2.25)])
-    assert one(read(decoder_input_details=True), [scores, *ENDED]) == (
+    scores = PromptScored(0, [TokenInfo(1, "My", b"My"), TokenInfo(9, " n\ufffd", b" n\xc3", -2.25)])
+    assert answer_body(read_generate(decoder_input_details=True), [scores, *ENDED]) == (
         b'{"generated_text":" for","details":{"finish_reason":"eos_token","generated_tokens":2,"seed":null,"prefill":['
         b'{"id":1,"text":"My","logprob":null},{"id":9,"text":" n\xef\xbf\xbd","logprob":-2.25}],' + TOKENS + b"}}"
     )
 
 
 def test_tgi_details_include_top_tokens():
-    events = [Delta(0, "a", tokens=[token(5, "a", top=2)]), Done(0, "length", Usage(1, 1))]
-    told = json.loads(one(read(details=True, top_n_tokens=2), events))["details"]
-    assert list(told) == ["finish_reason", "generated_tokens", "seed", "prefill", "tokens", "top_tokens"]
-    assert told["top_tokens"] == [
+    events = [ChoiceDelta(0, "a", tokens=[token(5, "a", top=2)]), ChoiceDone(0, "length", Usage(1, 1))]
+    details = json.loads(answer_body(read_generate(details=True, top_n_tokens=2), events))["details"]
+    assert list(details) == ["finish_reason", "generated_tokens", "seed", "prefill", "tokens", "top_tokens"]
+    assert details["top_tokens"] == [
         [
             {"id": 5, "text": "a0", "logprob": -0.5, "special": False},
             {"id": 6, "text": "a1", "logprob": -1.5, "special": False},
         ]
     ]
-    assert "top_tokens" not in json.loads(one(read(details=True, top_n_tokens=0), events))["details"]
+    assert "top_tokens" not in json.loads(answer_body(read_generate(details=True, top_n_tokens=0), events))["details"]
 
 
 def test_tgi_best_of_writes_likeliest_sequence_first():
     """The seed of each sequence is the request's seed plus its index."""
-    reply = read(best_of=2, do_sample=True, details=True)
-    worse = [Delta(0, "a", tokens=[token(5, "a", -3.0)]), Done(0, "length", Usage(5, 1))]
-    better = [Delta(1, "b", tokens=[token(6, "b", -1.0)]), Done(1, "stop", Usage(5, 1), "b")]
-    reply.add([ACCEPTED, *worse, *better])
-    assert reply.body(USAGE) == (
+    reply = read_generate(best_of=2, do_sample=True, details=True)
+    worse = [ChoiceDelta(0, "a", tokens=[token(5, "a", -3.0)]), ChoiceDone(0, "length", Usage(5, 1))]
+    better = [ChoiceDelta(1, "b", tokens=[token(6, "b", -1.0)]), ChoiceDone(1, "stop", Usage(5, 1), "b")]
+    reply.add_events([ACCEPTED, *worse, *better])
+    assert reply.render_body(USAGE) == (
         b'{"generated_text":"b","details":{"finish_reason":"stop_sequence","generated_tokens":1,"seed":78,"prefill":[],'
         b'"tokens":[{"id":6,"text":"b","logprob":-1.0,"special":false}],"best_of_sequences":[{"generated_text":"a",'
         b'"finish_reason":"length","generated_tokens":1,"seed":77,"prefill":[],'
         b'"tokens":[{"id":5,"text":"a","logprob":-3.0,"special":false}]}]}}'
     )
-    assert dict(reply.headers(TIMINGS))[b"x-generated-tokens"] == b"1"
+    assert dict(reply.answer_headers(TIMINGS))[b"x-generated-tokens"] == b"1"
 
 
 @pytest.mark.parametrize(
     ("done", "reason"),
     [
-        (Done(0, "stop", Usage(5, 2)), "eos_token"),
-        (Done(0, "stop", Usage(5, 2), "for"), "stop_sequence"),
-        (Done(0, "length", Usage(5, 2)), "length"),
-        (Done(0, "length", Usage(5, 9)), "length"),
-        (Done(0, "stop", Usage(5, 9)), "length"),
-        (Done(0, "stop", Usage(5, 9), "for"), "length"),
+        (ChoiceDone(0, "stop", Usage(5, 2)), "eos_token"),
+        (ChoiceDone(0, "stop", Usage(5, 2), "for"), "stop_sequence"),
+        (ChoiceDone(0, "length", Usage(5, 2)), "length"),
+        (ChoiceDone(0, "length", Usage(5, 9)), "length"),
+        (ChoiceDone(0, "stop", Usage(5, 9)), "length"),
+        (ChoiceDone(0, "stop", Usage(5, 9), "for"), "length"),
     ],
     ids=str,
 )
 def test_tgi_maps_finish_reason(done, reason):
-    told = json.loads(one(read(details=True, max_new_tokens=9), [Delta(0, "a", tokens=[FOR]), done]))["details"]
-    assert (told["finish_reason"], told["generated_tokens"]) == (reason, done.usage.completion_tokens)
+    details = json.loads(
+        answer_body(read_generate(details=True, max_new_tokens=9), [ChoiceDelta(0, "a", tokens=[FOR]), done])
+    )["details"]
+    assert (details["finish_reason"], details["generated_tokens"]) == (reason, done.usage.completion_tokens)
 
 
 def test_tgi_details_report_seed_only_when_sampling():
     def seed(**parameters: Any) -> Any:
-        return json.loads(one(read(details=True, **parameters)))["details"]["seed"]
+        return json.loads(answer_body(read_generate(details=True, **parameters)))["details"]["seed"]
 
     assert seed(do_sample=True, seed=77) == seed(do_sample=True) == seed(temperature=0.5) == 77
     assert seed(seed=77) is None
 
 
 def test_tgi_writes_stream():
-    reply = read(generate.stream, details=True)
-    assert reply.chunk([ACCEPTED]) == b""
-    assert reply.chunk(ENDED[:1]) == (
+    reply = read_generate(generate.read_generate_stream, details=True)
+    assert reply.render_chunk([ACCEPTED]) == b""
+    assert reply.render_chunk(ENDED[:1]) == (
         b'data: {"index":1,"token":{"id":363,"text":" for","logprob":-1.5351562,"special":false},'
         b'"generated_text":null,"details":null}\n\n'
     )
-    assert reply.chunk(ENDED[1:]) == (
+    assert reply.render_chunk(ENDED[1:]) == (
         b'data: {"index":2,"token":{"id":2,"text":"</s>","logprob":-0.03,"special":true},"generated_text":" for",'
         b'"details":{"finish_reason":"eos_token","generated_tokens":2,"seed":null,"input_length":5}}\n\n'
     )
-    assert reply.end(USAGE) == b""
+    assert reply.finish_stream(USAGE) == b""
     assert reply.media_type == "text/event-stream"
-    assert (reply.ping, reply.silence) == (b":\n\n", 15.0)
+    assert (reply.ping_bytes, reply.ping_interval) == (b":\n\n", 15.0)
 
 
 def events(data: bytes) -> list[Any]:
@@ -576,14 +627,14 @@ def events(data: bytes) -> list[Any]:
 
 
 def test_tgi_last_event_has_full_text_and_null_details():
-    reply = generate.either(shared.STRICT, body({}, stream=True), HEAD)
-    last = events(reply.chunk([ACCEPTED, *ENDED]))[-1]
+    reply = generate.read_generate_any(shared.STRICT, body({}, stream=True), HEAD)
+    last = events(reply.render_chunk([ACCEPTED, *ENDED]))[-1]
     assert last["generated_text"] == INPUTS + " for" and last["details"] is None
 
 
 def test_tgi_stream_events_include_top_tokens():
-    reply = read(generate.stream, top_n_tokens=1)
-    data = reply.chunk([Delta(0, "a", tokens=[token(5, "a", top=1)])])
+    reply = read_generate(generate.read_generate_stream, top_n_tokens=1)
+    data = reply.render_chunk([ChoiceDelta(0, "a", tokens=[token(5, "a", top=1)])])
     assert data == (
         b'data: {"index":1,"token":{"id":5,"text":"a","logprob":-0.5,"special":false},'
         b'"top_tokens":[{"id":5,"text":"a0","logprob":-0.5,"special":false}],"generated_text":null,"details":null}\n\n'
@@ -592,28 +643,28 @@ def test_tgi_stream_events_include_top_tokens():
 
 def test_tgi_gives_split_character_to_its_last_token():
     """Guards against replacement characters in event texts."""
-    parts = [Token(7, "\ufffd", b"\xc3", -1.0), Token(8, "\ufffd", b"\xa9", -1.0)]
-    delta = Delta(0, "é", tokens=parts)
-    reply = read(generate.stream)
-    told = events(reply.chunk([delta]) + reply.chunk(ENDED))
-    assert [event["token"]["text"] for event in told] == ["", "é", " for", "</s>"]
-    assert [event["index"] for event in told] == [1, 2, 3, 4]
-    assert told[-1]["generated_text"] == "é for"
-    details = json.loads(one(read(details=True), [delta, *ENDED]))["details"]
+    parts = [TokenInfo(7, "\ufffd", b"\xc3", -1.0), TokenInfo(8, "\ufffd", b"\xa9", -1.0)]
+    delta = ChoiceDelta(0, "é", tokens=parts)
+    reply = read_generate(generate.read_generate_stream)
+    stream_events = events(reply.render_chunk([delta]) + reply.render_chunk(ENDED))
+    assert [event["token"]["text"] for event in stream_events] == ["", "é", " for", "</s>"]
+    assert [event["index"] for event in stream_events] == [1, 2, 3, 4]
+    assert stream_events[-1]["generated_text"] == "é for"
+    details = json.loads(answer_body(read_generate(details=True), [delta, *ENDED]))["details"]
     assert [token["text"] for token in details["tokens"]] == ["", "é", " for", "</s>"]
 
 
 def test_tgi_stream_adds_token_to_end_without_one():
-    reply = read(generate.stream)
-    told = events(reply.chunk(ENDED[:1]) + reply.chunk([Done(0, "length", Usage(5, 1))]))
-    assert told[-1]["token"] == {"id": 0, "text": "", "logprob": None, "special": True}
-    assert told[-1]["generated_text"] == " for"
+    reply = read_generate(generate.read_generate_stream)
+    stream_events = events(reply.render_chunk(ENDED[:1]) + reply.render_chunk([ChoiceDone(0, "length", Usage(5, 1))]))
+    assert stream_events[-1]["token"] == {"id": 0, "text": "", "logprob": None, "special": True}
+    assert stream_events[-1]["generated_text"] == " for"
 
 
 def test_tgi_writes_timing_headers():
-    reply = read()
-    one(reply)
-    assert reply.headers(TIMINGS) == [
+    reply = read_generate()
+    answer_body(reply)
+    assert reply.answer_headers(TIMINGS) == [
         (b"x-compute-type", b"cpu+optimized"),
         (b"x-compute-time", b"0.482913000"),
         (b"x-compute-characters", b"24"),
@@ -625,69 +676,73 @@ def test_tgi_writes_timing_headers():
         (b"x-prompt-tokens", b"5"),
         (b"x-generated-tokens", b"2"),
     ]
-    assert reply.headers(None) == [(b"x-compute-type", b"cpu+optimized"), (b"x-compute-characters", b"24")]
+    assert reply.answer_headers(None) == [(b"x-compute-type", b"cpu+optimized"), (b"x-compute-characters", b"24")]
 
 
 @given(st.floats(width=32, allow_subnormal=False))
 @example(9052559478095872.0)  # has a six-digit and a different seven-digit form
 def test_tgi_single_gives_shortest_float32_form(value):
     """The shortest decimal form that reads back to the same float32, as TGI writes it."""
-    told = shared.single(value)
-    if told is None:
+    shortest = shared.shortest_float32(value)
+    if shortest is None:
         assert not -shared.F32 <= value <= shared.F32
         return
-    assert struct.pack("f", told) == struct.pack("f", value)
-    digits = len(Decimal(repr(told)).normalize().as_tuple().digits)
+    assert struct.pack("f", shortest) == struct.pack("f", value)
+    digits = len(Decimal(repr(shortest)).normalize().as_tuple().digits)
     assert digits <= 9
     for fewer in range(1, digits):
         assert struct.pack("f", float(f"{value:.{fewer}g}")) != struct.pack("f", value)
 
 
 def test_tgi_single_rounds_to_float32():
-    assert shared.single(-1.107274843) == -1.1072749
-    assert (shared.single(None), shared.single(float("-inf")), shared.single(float("nan"))) == (None, None, None)
+    assert shared.shortest_float32(-1.107274843) == -1.1072749
+    assert (
+        shared.shortest_float32(None),
+        shared.shortest_float32(float("-inf")),
+        shared.shortest_float32(float("nan")),
+    ) == (None, None, None)
 
 
 # -- the small routes
 
 
 def test_tgi_writes_info():
-    about = About(Card("org/m", 1, 4096), places=300, version="1.2")
-    assert tokens.info(shared.STRICT, about) == (
+    about = ServerInfo(ModelCard("org/m", 1, 4096), slots=300, version="1.2")
+    assert tokens.write_tgi_info(shared.STRICT, about) == (
         b'{"model_id":"org/m","model_sha":null,"model_pipeline_tag":"text-generation","max_concurrent_requests":300,'
         b'"max_best_of":2,"max_stop_sequences":4,"max_input_tokens":4095,"max_total_tokens":4096,"validation_workers":1,'
         b'"max_client_batch_size":4,"router":"text-generation-router","version":"3.3.7","sha":null,'
         b'"docker_label":"parley-1.2"}'
     )
-    loading = json.loads(tokens.info(shared.EXTENDED, About(Card("m", 1, None), 1, "1")))
+    loading = json.loads(tokens.write_tgi_info(shared.EXTENDED, ServerInfo(ModelCard("m", 1, None), 1, "1")))
     assert loading["max_input_tokens"] is loading["max_total_tokens"] is None
 
 
 def test_tgi_tokenize_writes_utf8_offsets():
-    wish = tokens.tokenize(body({"truncate": 3, "temperature": -1}))
-    assert (wish.prompt, wish.spans, wish.truncate) == (Text(INPUTS), True, 3)
-    told = Tokenized([1, 70, 71], None, 100, "né!", [(0, 0), (0, 2), (2, 3)])
+    request = tokens.read_tgi_tokenize(body({"truncate": 3, "temperature": -1}))
+    assert (request.prompt, request.with_spans, request.last_tokens) == (Text(INPUTS), True, 3)
+    tokenized = TokenizeResult([1, 70, 71], None, 100, "né!", [(0, 0), (0, 2), (2, 3)])
     assert (
-        tokens.tokenized(told)
+        tokens.write_tgi_tokens(tokenized)
         == (
             '[{"id":1,"text":"","start":0,"stop":0},{"id":70,"text":"né","start":0,"stop":3},'
             '{"id":71,"text":"!","start":3,"stop":4}]'
         ).encode()
     )
-    plain = Tokenized([5], None, 100, "ab", [(0, 2)])
-    assert tokens.tokenized(plain) == b'[{"id":5,"text":"ab","start":0,"stop":2}]'
+    plain = TokenizeResult([5], None, 100, "ab", [(0, 2)])
+    assert tokens.write_tgi_tokens(plain) == b'[{"id":5,"text":"ab","start":0,"stop":2}]'
 
 
 def test_tgi_chat_tokenize_reads_messages():
-    def wish(*messages: Any) -> Any:
-        return tokens.chat_tokenize(json.dumps({"messages": messages}).encode()).prompt
+    def read_chat(*messages: Any) -> Any:
+        return tokens.read_chat_tokenize(json.dumps({"messages": messages}).encode()).prompt
 
     user = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
-    assert wish(user) == Chat([Message("user", "ab")])
-    open_ = wish(user, {"role": "assistant", "content": "So"})
+    assert read_chat(user) == Chat([Message("user", "ab")])
+    open_ = read_chat(user, {"role": "assistant", "content": "So"})
     assert (open_.continue_final, open_.add_generation_prompt) == (True, False)
-    told = Tokenized([5], None, 100, "ab", [(0, 2)])
-    assert tokens.chat_tokenized(told) == (
+    tokenized = TokenizeResult([5], None, 100, "ab", [(0, 2)])
+    assert tokens.write_chat_tokens(tokenized) == (
         b'{"tokenize_response":[{"id":5,"text":"ab","start":0,"stop":2}],"templated_text":"ab"}'
     )
 
@@ -702,13 +757,13 @@ def test_tgi_chat_tokenize_reads_messages():
     ],
 )
 def test_tgi_tokenize_refuses_wrong_body(data, text):
-    assert text in answer(lambda: tokens.tokenize(data))[2]
+    assert text in refusal_response(lambda: tokens.read_tgi_tokenize(data))[2]
 
 
 def test_tgi_tests_name_every_parameter():
     """Guards against a new parameter that the null tests above do not list."""
     known = {*NULLABLE, "do_sample", "stop", "watermark", "details", "decoder_input_details"}
-    assert set(parameters.Parameters.__struct_fields__) - {"reserve"} == known
+    assert set(parameters.TgiParameters.__struct_fields__) - {"reserve"} == known
 
 
 # -- version 0.9.4
@@ -716,15 +771,17 @@ def test_tgi_tests_name_every_parameter():
 
 def test_tgi_old_version_has_other_defaults():
     old = shared.OLD
-    assert generate.whole(old, body(), HEAD).request.sampling == Sampling(temperature=0)
-    assert generate.whole(old, body(), HEAD).request.stop == Stop(max_tokens=20, include=True)
+    assert generate.read_generate(old, body(), HEAD).request.sampling == Sampling(temperature=0)
+    assert generate.read_generate(old, body(), HEAD).request.stop_conditions == StopConditions(
+        max_tokens=20, include_in_output=True
+    )
     ignored = {"frequency_penalty": 9, "top_n_tokens": 9, "grammar": 5, "adapter_id": 5, "do_sample": True}
-    assert read(rules=old, **ignored).request.sampling == Sampling()
-    assert answer(lambda: read(rules=old, max_new_tokens=None))[2].endswith(
+    assert read_generate(rules=old, **ignored).request.sampling == Sampling()
+    assert refusal_response(lambda: read_generate(rules=old, max_new_tokens=None))[2].endswith(
         "parameters.max_new_tokens: invalid type: null, expected u32"
     )
     chat = b'{"messages":[{"role":"user","content":"a"}]}'
-    assert answer(lambda: generate.invoked(old, chat, HEAD))[2].endswith("missing field `inputs`")
+    assert refusal_response(lambda: generate.read_sagemaker(old, chat, HEAD))[2].endswith("missing field `inputs`")
     paths = {route.path for route in OLD.routes}
     assert paths == {"/", "/generate", "/generate_stream", "/invocations", "/info", "/health", "/ping", "/metrics"} | {
         "/api-doc/openapi.json", "/docs", "/docs/"
@@ -732,29 +789,36 @@ def test_tgi_old_version_has_other_defaults():
 
 
 def test_tgi_old_version_writes_events_without_space_and_index():
-    reply = generate.stream(shared.OLD, body({"details": True}), HEAD)
-    assert reply.chunk([Accepted(0, [1] * 5), Delta(0, " for", tokens=[Token(363, " for", b" for", -1.5351562)])]) == (
+    reply = generate.read_generate_stream(shared.OLD, body({"details": True}), HEAD)
+    assert reply.render_chunk(
+        [PromptAccepted(0, [1] * 5), ChoiceDelta(0, " for", tokens=[TokenInfo(363, " for", b" for", -1.5351562)])]
+    ) == (
         b'data:{"token":{"id":363,"text":" for","logprob":-1.5351562,"special":false},"generated_text":null,'
         b'"details":null}\n\n'
     )
-    last = [Delta(0, "", tokens=[Token(2, "</s>", b"</s>", -0.03, special=True)]), Done(0, "stop", USAGE)]
-    assert reply.chunk(last) == (
+    last = [
+        ChoiceDelta(0, "", tokens=[TokenInfo(2, "</s>", b"</s>", -0.03, is_special=True)]),
+        ChoiceDone(0, "stop", USAGE),
+    ]
+    assert reply.render_chunk(last) == (
         b'data:{"token":{"id":2,"text":"</s>","logprob":-0.03,"special":true},"generated_text":" for",'
         b'"details":{"finish_reason":"eos_token","generated_tokens":2,"seed":null}}\n\n'
     )
-    assert reply.fail(EngineError("x")).startswith(b'data:{"error"')
-    assert generate.stream(shared.OLD, body({"temperature": 0}), HEAD).body.startswith(b'data:{"error"')
+    assert reply.fail_stream(EngineError("x")).startswith(b'data:{"error"')
+    assert generate.read_generate_stream(shared.OLD, body({"temperature": 0}), HEAD).render_body.startswith(
+        b'data:{"error"'
+    )
 
 
 def test_tgi_old_version_writes_milliseconds_and_info():
-    reply = generate.whole(shared.OLD, body(), HEAD)
-    reply.add([Accepted(0, [1] * 5), Delta(0, "a"), Done(0, "stop", USAGE)])
-    reply.body(USAGE)
-    headers = dict(reply.headers(TIMINGS))
+    reply = generate.read_generate(shared.OLD, body(), HEAD)
+    reply.add_events([PromptAccepted(0, [1] * 5), ChoiceDelta(0, "a"), ChoiceDone(0, "stop", USAGE)])
+    reply.render_body(USAGE)
+    headers = dict(reply.answer_headers(TIMINGS))
     assert headers[b"x-compute-time"] == b"482"
     assert not {b"x-prompt-tokens", b"x-generated-tokens"} & headers.keys()
-    about = About(Card("m", 5, 100), 7, "0.1", "float32", "cuda:1")
-    assert tokens.info(shared.OLD, about) == (
+    about = ServerInfo(ModelCard("m", 5, 100), 7, "0.1", "float32", "cuda:1")
+    assert tokens.write_tgi_info(shared.OLD, about) == (
         b'{"model_id":"m","model_sha":null,"model_dtype":"torch.float32","model_device_type":"cuda",'
         b'"model_pipeline_tag":"text-generation","max_concurrent_requests":7,"max_best_of":2,"max_stop_sequences":4,'
         b'"max_input_length":99,"max_total_tokens":100,"waiting_served_ratio":0.0,"max_batch_total_tokens":700,'

@@ -5,67 +5,69 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import Answer, Head, Timings
-from parley.dialects.facts import Card
+from parley.dialects.dialect import Answer, RequestContext, RequestTimings
+from parley.dialects.facts import ModelCard
 from parley.dialects.tgi import STRICT, chat, completions, generate, messages, openai, shared, tokens, vertex
 from parley.errors import BadRequest, EngineError, Overloaded, ParleyError, UnknownModel
 from parley.types import (
-    Accepted,
-    CallDelta,
     Chat,
-    Delta,
-    Done,
+    ChoiceDelta,
+    ChoiceDone,
     Grammar,
     Message,
+    OutputOptions,
+    PromptAccepted,
     Sampling,
-    Stop,
+    StopConditions,
     Text,
-    Token,
+    TokenInfo,
     ToolCall,
+    ToolCallDelta,
     Usage,
-    Want,
 )
 
-HEAD = Head("0f", 1700000000, "fp_1", context=100, device="cpu")
+HEAD = RequestContext("0f", 1700000000, "fp_1", context_length=100, device="cpu")
 USAGE = Usage(prompt_tokens=5, completion_tokens=2)
-TIMINGS = Timings(total=0.482913, validation=0.0021, queue=0.0109, inference=0.4685)
-TALK = [{"role": "user", "content": "Hi"}]
+TIMINGS = RequestTimings(total=0.482913, validation=0.0021, queue=0.0109, inference=0.4685)
+MESSAGES = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-F = openai.FINGERPRINT.encode()
+FINGERPRINT = openai.SYSTEM_FINGERPRINT.encode()
 
 
-def talk(rules: shared.Rules = shared.STRICT, **members: Any) -> Any:
-    return chat.read(rules, json.dumps({"messages": TALK} | members).encode(), HEAD)
+def read_chat(rules: shared.TgiRules = shared.STRICT, **members: Any) -> Any:
+    return chat.read_tgi_chat(rules, json.dumps({"messages": MESSAGES} | members).encode(), HEAD)
 
 
-def complete(rules: shared.Rules = shared.STRICT, **members: Any) -> Any:
-    return completions.read(rules, json.dumps({"prompt": "Hi"} | members).encode(), HEAD)
+def read_completion(rules: shared.TgiRules = shared.STRICT, **members: Any) -> Any:
+    return completions.read_tgi_completion(rules, json.dumps({"prompt": "Hi"} | members).encode(), HEAD)
 
 
-def refused(make: Any) -> tuple[int, Any]:
+def refusal(make: Any) -> tuple[int, Any]:
     with pytest.raises(ParleyError) as caught:
         make()
-    answer = STRICT.error(caught.value)
-    return answer.status, json.loads(answer.body) if answer.type == b"application/json" else answer.body.decode()
+    answer = STRICT.render_error(caught.value)
+    return answer.status, json.loads(
+        answer.body
+    ) if answer.content_type == b"application/json" else answer.body.decode()
 
 
-def word(id: int, text: str, special: bool = False, **more: Any) -> Token:
-    return Token(id, text, text.encode(), -0.5, 1, special=special, **more)
+def word(token_id: int, text: str, special: bool = False, **more: Any) -> TokenInfo:
+    return TokenInfo(token_id, text, text.encode(), -0.5, 1, is_special=special, **more)
 
 
-def done(index: int = 0, reason: Any = "stop", count: int = 2, stop: Any = None) -> Done:
-    return Done(index, reason, Usage(5, count), stop)
+def done(index: int = 0, reason: Any = "stop", count: int = 2, stop: Any = None) -> ChoiceDone:
+    return ChoiceDone(index, reason, Usage(5, count), stop)
 
 
 # -- meaning of chat bodies
 
 
 def test_tgi_chat_minimal_body_means_defaults():
-    request = talk().request
+    request = read_chat().request
     assert request.prompts == [Chat([Message("user", "Hi")])]
     assert request.sampling == Sampling()
-    assert request.stop == Stop(include=True, reserve=1024)
-    assert request.want == Want(plain=True)
+    assert request.stop_conditions == StopConditions(include_in_output=True, reserved_tokens=1024)
+    assert request.output_options == OutputOptions(unparsed=True)
     assert (request.model, request.n, request.stream) == ("", 1, False)
 
 
@@ -85,23 +87,25 @@ def test_tgi_chat_minimal_body_means_defaults():
     ids=str,
 )
 def test_tgi_chat_sampling_parameters_reach_the_request(members, sampling):
-    assert talk(**members).request.sampling == sampling
+    assert read_chat(**members).request.sampling == sampling
 
 
 def test_tgi_chat_reads_length_stop_and_logprobs():
-    assert talk(max_tokens=7, stop=["a"]).request.stop == Stop(["a"], max_tokens=7, include=True, reserve=1024)
-    assert talk(max_completion_tokens=7).request.stop.max_tokens == 7
-    assert talk(logprobs=True, top_logprobs=3).request.want == Want(logprobs=3, plain=True)
-    assert talk(logprobs=True).request.want == Want(logprobs=0, plain=True)
-    assert talk(top_logprobs=3).request.want == Want(plain=True)
-    streamed = talk(stream=True, stream_options={"include_usage": True}).request
-    assert (streamed.stream, streamed.want) == (True, Want(usage=True, ids=True, plain=True))
+    assert read_chat(max_tokens=7, stop=["a"]).request.stop_conditions == StopConditions(
+        ["a"], max_tokens=7, include_in_output=True, reserved_tokens=1024
+    )
+    assert read_chat(max_completion_tokens=7).request.stop_conditions.max_tokens == 7
+    assert read_chat(logprobs=True, top_logprobs=3).request.output_options == OutputOptions(logprobs=3, unparsed=True)
+    assert read_chat(logprobs=True).request.output_options == OutputOptions(logprobs=0, unparsed=True)
+    assert read_chat(top_logprobs=3).request.output_options == OutputOptions(unparsed=True)
+    streamed = read_chat(stream=True, stream_options={"include_usage": True}).request
+    assert (streamed.stream, streamed.output_options) == (True, OutputOptions(usage=True, ids=True, unparsed=True))
 
 
 def test_tgi_chat_model_names_adapter_except_tgi():
-    assert talk(model="tgi").request.model == talk().request.model == ""
-    assert talk(model="lora").request.model == "lora"
-    unknown = STRICT.error(UnknownModel("There is none.", name="lora"))
+    assert read_chat(model="tgi").request.model == read_chat().request.model == ""
+    assert read_chat(model="lora").request.model == "lora"
+    unknown = STRICT.render_error(UnknownModel("There is none.", name="lora"))
     assert (unknown.status, json.loads(unknown.body)) == (
         424, {"error": "Request failed during generation: There is none.", "error_type": "generation"}
     )  # fmt: skip
@@ -109,42 +113,42 @@ def test_tgi_chat_model_names_adapter_except_tgi():
 
 def test_tgi_chat_joins_parts_and_continues_last_assistant_turn():
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    said = [{"role": "user", "content": parts}, {"role": "assistant", "content": "So \n"}]
-    assert talk(messages=said).request.prompts == [
+    turns = [{"role": "user", "content": parts}, {"role": "assistant", "content": "So \n"}]
+    assert read_chat(messages=turns).request.prompts == [
         Chat(
             [Message("user", "ab"), Message("assistant", "So")], add_generation_prompt=False, continue_final=True
         )
     ]  # fmt: skip
-    assert talk(guideline="Be kind.").request.prompts[0].options == {"guideline": "Be kind."}
+    assert read_chat(guideline="Be kind.").request.prompts[0].options == {"guideline": "Be kind."}
 
 
 def test_tgi_chat_appends_tool_prompt_to_last_message():
-    (prompt,) = talk(tools=[TOOL], tool_prompt="Call one.").request.prompts
+    (prompt,) = read_chat(tools=[TOOL], tool_prompt="Call one.").request.prompts
     assert prompt.tools == [{"type": "function", "function": TOOL["function"] | {"strict": True}}]
-    assert (prompt.choice, prompt.only, prompt.parallel) == ("auto", None, False)
+    assert (prompt.tool_choice, prompt.forced_tool, prompt.parallel_calls) == ("auto", None, False)
     assert prompt.messages == [Message("user", "Hi\n---\nCall one.")]
-    assert talk(tools=[TOOL]).request.want == Want()
+    assert read_chat(tools=[TOOL]).request.output_options == OutputOptions()
     described = {"type": "function", "function": {"name": "f", "description": "d", "arguments": {"a": 1}}}
-    assert talk(tools=[described]).request.prompts[0].tools == [
+    assert read_chat(tools=[described]).request.prompts[0].tools == [
         {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"a": 1}, "strict": True}}
     ]
-    unused = talk(tools=[TOOL], tool_choice="none", tool_prompt="x").request
+    unused = read_chat(tools=[TOOL], tool_choice="none", tool_prompt="x").request
     assert unused.prompts == [Chat([Message("user", "Hi")])]
 
 
 @pytest.mark.parametrize("named", ["f", {"type": "function", "function": {"name": "f"}}])
 def test_tgi_chat_tool_choice_forces_a_call(named):
     for choice, only in (("required", None), (named, "f")):
-        (chat,) = talk(tools=[TOOL], tool_choice=choice).request.prompts
-        assert (chat.choice, chat.only, chat.parallel) == ("required", only, False)
+        (chat,) = read_chat(tools=[TOOL], tool_choice=choice).request.prompts
+        assert (chat.tool_choice, chat.forced_tool, chat.parallel_calls) == ("required", only, False)
 
 
 @pytest.mark.parametrize("member", ["arguments", "parameters"])
 @pytest.mark.parametrize("arguments", [{"a": "é"}, '{"a":"é"}'], ids=["object", "text"])
 def test_tgi_chat_reads_tool_calls_of_older_versions(member, arguments):
     call = {"id": "0", "type": "function", "function": {"description": None, "name": "f", member: arguments}}
-    told = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "6.7"}]
-    (chat,) = talk(messages=[{"role": "user", "content": "Hi"}, *told]).request.prompts
+    turns = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "6.7"}]
+    (chat,) = read_chat(messages=[{"role": "user", "content": "Hi"}, *turns]).request.prompts
     assert chat.messages[1].tool_calls == [ToolCall("0", "f", '{"a":"é"}')]
     assert chat.messages[2] == Message("tool", "6.7")
 
@@ -153,7 +157,7 @@ def test_tgi_chat_numbers_tool_call_ids():
     def chat_of(*ids: str) -> Chat:
         return Chat([Message("assistant", tool_calls=[ToolCall(id, "f", "{}")]) for id in ids])
 
-    assert [messages.next_id(chat_of(*ids)) for ids in ((), ("0",), ("3", "1"), ("call_a",), ("9" * 40,))] == [
+    assert [messages.next_call_id(chat_of(*ids)) for ids in ((), ("0",), ("3", "1"), ("call_a",), ("9" * 40,))] == [
         "0", "1", "4", "", ""
     ]  # fmt: skip
 
@@ -182,8 +186,8 @@ def test_tgi_chat_numbers_tool_call_ids():
 )  # fmt: skip
 @pytest.mark.parametrize("stream", [False, True])
 def test_tgi_chat_refuses_wrong_type_in_plain_text(members, text, stream):
-    status, told = refused(lambda: talk(**{"stream": stream} | members))
-    assert (status, told) == (422, f"Failed to deserialize the JSON body into the target type: {text}")
+    status, message = refusal(lambda: read_chat(**{"stream": stream} | members))
+    assert (status, message) == (422, f"Failed to deserialize the JSON body into the target type: {text}")
 
 
 FAULTS = [
@@ -204,39 +208,39 @@ FAULTS = [
 
 
 def test_tgi_chat_response_format_sets_grammar():
-    request = talk(response_format={"type": "json_object", "value": {"properties": {}}}).request
+    request = read_chat(response_format={"type": "json_object", "value": {"properties": {}}}).request
     grammar = Grammar("json", {"type": "object", "properties": {}}, closed=True, field="response_format")
     assert request.grammar == grammar
-    assert talk(stream=True, response_format={"type": "regex", "value": "a"}).request.grammar.value == "a"
+    assert read_chat(stream=True, response_format={"type": "regex", "value": "a"}).request.grammar.value == "a"
 
 
 @pytest.mark.parametrize(("members", "text"), FAULTS, ids=str)
 def test_tgi_chat_validation_error_is_status_or_stream_event(members, text):
     """A strict stream has already answered 200, so the error is an event in it."""
-    assert refused(lambda: talk(**members)) == (
+    assert refusal(lambda: read_chat(**members)) == (
         422, {"error": f"Input validation error: {text}", "error_type": "validation"}
     )  # fmt: skip
-    inside = json.dumps({"error": {"message": f"Input validation error: {text}", "http_status_code": 422}})
-    said = b"data: " + inside.replace('": ', '":').replace(', "', ',"').encode() + b"\n\ndata: [DONE]\n\n"
-    assert talk(stream=True, **members) == Answer(200, said, b"text/event-stream")
+    error_event = json.dumps({"error": {"message": f"Input validation error: {text}", "http_status_code": 422}})
+    stream_body = b"data: " + error_event.replace('": ', '":').replace(', "', ',"').encode() + b"\n\ndata: [DONE]\n\n"
+    assert read_chat(stream=True, **members) == Answer(200, stream_body, b"text/event-stream")
     with pytest.raises(BadRequest):
-        talk(shared.EXTENDED, stream=True, **{"temperature": -1})
+        read_chat(shared.EXTENDED, stream=True, **{"temperature": -1})
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_tgi_chat_reports_tool_and_template_errors_before_stream(stream):
     named = {"type": "function", "function": {"name": "g"}}
     for choice in ("g", named):
-        assert refused(lambda c=choice: talk(tools=[TOOL], tool_choice=c, stream=stream)) == (
+        assert refusal(lambda c=choice: read_chat(tools=[TOOL], tool_choice=c, stream=stream)) == (
             422, {"error": "Tool error: Tool with name g not found", "error_type": "tool_error"}
         )  # fmt: skip
     grammar = {"type": "json", "value": {"properties": {}}}
-    assert refused(lambda: talk(tools=[], response_format=grammar, stream=stream))[1] == {
+    assert refusal(lambda: read_chat(tools=[], response_format=grammar, stream=stream))[1] == {
         "error": "Tool error: Grammar and tools are mutually exclusive", "error_type": "tool_error"
     }  # fmt: skip
     template = BadRequest("roles must alternate", field="messages")
-    assert talk(stream=stream).refusal(template) is None
-    assert json.loads(STRICT.error(template).body) == {
+    assert read_chat(stream=stream).render_refusal(template) is None
+    assert json.loads(STRICT.render_error(template).body) == {
         "error": "Template error: roles must alternate", "error_type": "template_error"
     }  # fmt: skip
 
@@ -247,16 +251,16 @@ def test_tgi_chat_stream_errors_all_have_code_422():
         (Overloaded("Full."), "Model is overloaded"),
     ):
         expected = b'data: {"error":{"message":"' + text.encode() + b'","http_status_code":422}}\n\ndata: [DONE]\n\n'
-        assert talk(stream=True).fail(error) == expected
-        assert talk(stream=True).refusal(error) == Answer(200, expected, b"text/event-stream")
-        assert talk().refusal(error) is None
-        assert talk(shared.EXTENDED, stream=True).refusal(error) is None
+        assert read_chat(stream=True).fail(error) == expected
+        assert read_chat(stream=True).render_refusal(error) == Answer(200, expected, b"text/event-stream")
+        assert read_chat().render_refusal(error) is None
+        assert read_chat(shared.EXTENDED, stream=True).render_refusal(error) is None
 
 
 # -- answers
 
 
-HEADING = b'"id":"","created":1700000000,"model":"m","system_fingerprint":"' + F + b'",'
+HEADING = b'"id":"","created":1700000000,"model":"m","system_fingerprint":"' + FINGERPRINT + b'",'
 
 
 def chunk(text: str, finish: str = "null", logprobs: str = "null") -> bytes:
@@ -268,16 +272,16 @@ def chunk(text: str, finish: str = "null", logprobs: str = "null") -> bytes:
 
 
 def test_tgi_chat_streams_one_chunk_per_token():
-    reply = talk(stream=True)
+    reply = read_chat(stream=True)
     reply.request.model = "m"
-    both = Delta(0, "Hi there", tokens=[word(7, "Hi"), word(8, " there")])
-    assert reply.chunk([Accepted(0, [1] * 5)]) == b""
-    assert reply.chunk([both]) == chunk("Hi") + chunk(" there")
-    assert reply.chunk([Delta(0, "!", tokens=[word(9, "!")])]) == chunk("!")
-    last = [Delta(0, "", tokens=[word(2, "</s>", True)]), done(count=4)]
-    assert reply.chunk(last) == chunk("", '"stop"')
-    assert reply.end(USAGE) == b"data: [DONE]\n\n"
-    assert (reply.media_type, reply.ping, reply.silence) == ("text/event-stream", b":\n\n", 15.0)
+    two_tokens = ChoiceDelta(0, "Hi there", tokens=[word(7, "Hi"), word(8, " there")])
+    assert reply.render_chunk([PromptAccepted(0, [1] * 5)]) == b""
+    assert reply.render_chunk([two_tokens]) == chunk("Hi") + chunk(" there")
+    assert reply.render_chunk([ChoiceDelta(0, "!", tokens=[word(9, "!")])]) == chunk("!")
+    last = [ChoiceDelta(0, "", tokens=[word(2, "</s>", True)]), done(count=4)]
+    assert reply.render_chunk(last) == chunk("", '"stop"')
+    assert reply.finish_stream(USAGE) == b"data: [DONE]\n\n"
+    assert (reply.media_type, reply.ping_bytes, reply.ping_interval) == ("text/event-stream", b":\n\n", 15.0)
 
 
 @pytest.mark.parametrize(
@@ -290,46 +294,46 @@ def test_tgi_chat_streams_one_chunk_per_token():
     ],
 )
 def test_tgi_chat_maps_finish_reason(event, told):
-    reply = talk(stream=True, max_tokens=3)
+    reply = read_chat(stream=True, max_tokens=3)
     reply.request.model = "m"
-    assert reply.chunk([Delta(0, "x", tokens=[word(7, "x")]), event]) == chunk("x", f'"{told}"')
-    whole = talk(max_tokens=3)
-    whole.add([Delta(0, "x"), event])
-    assert json.loads(whole.body(USAGE))["choices"][0]["finish_reason"] == told
+    assert reply.render_chunk([ChoiceDelta(0, "x", tokens=[word(7, "x")]), event]) == chunk("x", f'"{told}"')
+    whole = read_chat(max_tokens=3)
+    whole.add_events([ChoiceDelta(0, "x"), event])
+    assert json.loads(whole.render_body(USAGE))["choices"][0]["finish_reason"] == told
 
 
 def test_tgi_chat_cuts_chunk_where_stop_string_cut_the_text():
     """Chunks are made per token, but a stop string can end inside a token."""
-    reply = talk(stream=True)
-    delta = Delta(0, "one two", tokens=[word(1, "one"), word(2, " twofold")])
-    told = [json.loads(line[6:]) for line in reply.chunk([delta, done(stop="two")]).split(b"\n\n")[:-1]]
-    assert [event["choices"][0]["delta"]["content"] for event in told] == ["one", " two"]
-    half = Delta(0, "é", tokens=[Token(1, "", b"\xc3"), Token(2, "", b"\xa9")])
-    assert [text for _, text in openai.pieces(half)] == ["", "é"]
+    reply = read_chat(stream=True)
+    delta = ChoiceDelta(0, "one two", tokens=[word(1, "one"), word(2, " twofold")])
+    events = [json.loads(line[6:]) for line in reply.render_chunk([delta, done(stop="two")]).split(b"\n\n")[:-1]]
+    assert [event["choices"][0]["delta"]["content"] for event in events] == ["one", " two"]
+    split_character = ChoiceDelta(0, "é", tokens=[TokenInfo(1, "", b"\xc3"), TokenInfo(2, "", b"\xa9")])
+    assert [text for _, text in openai.split_delta(split_character)] == ["", "é"]
 
 
 def test_tgi_chat_streams_logprobs_and_usage():
-    reply = talk(stream=True, logprobs=True, top_logprobs=1, stream_options={"include_usage": True})
+    reply = read_chat(stream=True, logprobs=True, top_logprobs=1, stream_options={"include_usage": True})
     reply.request.model = "m"
-    token = word(7, "Hi", top=[word(7, "Hi")])
-    told = '{"content":[{"token":"Hi","logprob":-0.5,"top_logprobs":[{"token":"Hi","logprob":-0.5}]}]}'
-    assert reply.chunk([Delta(0, "Hi", tokens=[token]), done()]) == chunk("Hi", '"stop"', told)
-    assert reply.end(USAGE) == (
+    token = word(7, "Hi", top_tokens=[word(7, "Hi")])
+    logprobs = '{"content":[{"token":"Hi","logprob":-0.5,"top_logprobs":[{"token":"Hi","logprob":-0.5}]}]}'
+    assert reply.render_chunk([ChoiceDelta(0, "Hi", tokens=[token]), done()]) == chunk("Hi", '"stop"', logprobs)
+    assert reply.finish_stream(USAGE) == (
         b'data: {"object":"chat.completion.chunk",' + HEADING + b'"choices":[],"usage":{"prompt_tokens":5,'
         b'"completion_tokens":2,"total_tokens":7}}\n\ndata: [DONE]\n\n'
     )
 
 
 def test_tgi_chat_writes_body_and_headers():
-    reply = talk()
+    reply = read_chat()
     reply.request.model = "m"
-    reply.add([Accepted(0, [1] * 5), Delta(0, "Hi "), Delta(0, "you"), done()])
-    assert reply.body(USAGE) == (
+    reply.add_events([PromptAccepted(0, [1] * 5), ChoiceDelta(0, "Hi "), ChoiceDelta(0, "you"), done()])
+    assert reply.render_body(USAGE) == (
         b'{"object":"chat.completion",' + HEADING + b'"choices":[{"index":0,"message":{"role":"assistant",'
         b'"content":"Hi you"},"logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens":5,'
         b'"completion_tokens":2,"total_tokens":7}}'
     )
-    assert dict(reply.headers(TIMINGS)) == {
+    assert dict(reply.answer_headers(TIMINGS)) == {
         b"x-compute-type": b"cpu+optimized",
         b"x-compute-time": b"0.482913000",
         b"x-compute-characters": b"2",
@@ -344,23 +348,23 @@ def test_tgi_chat_writes_body_and_headers():
 
 
 def test_tgi_chat_answers_with_requested_model_name():
-    reply = talk(model="dummy")
+    reply = read_chat(model="dummy")
     reply.request.model = "m"
-    reply.add([done()])
-    assert json.loads(reply.body(USAGE))["model"] == "dummy"
+    reply.add_events([done()])
+    assert json.loads(reply.render_body(USAGE))["model"] == "dummy"
 
 
-CALL = [
-    Delta(0, "", part="tool", call=CallDelta(0, "call_x", "f", "")),
-    Delta(0, "", part="tool", call=CallDelta(0, arguments='{"a":1}')),
+CALL_EVENTS = [
+    ChoiceDelta(0, "", part="tool", call=ToolCallDelta(0, "call_x", "f", "")),
+    ChoiceDelta(0, "", part="tool", call=ToolCallDelta(0, arguments='{"a":1}')),
     done(reason="tool"),
 ]
 
 
 def test_tgi_chat_writes_tool_call_without_content():
-    reply = talk(tools=[TOOL])
-    reply.add(CALL)
-    (choice,) = json.loads(reply.body(USAGE))["choices"]
+    reply = read_chat(tools=[TOOL])
+    reply.add_events(CALL_EVENTS)
+    (choice,) = json.loads(reply.render_body(USAGE))["choices"]
     function = {"description": None, "name": "f", "arguments": '{"a":1}'}
     assert choice == {
         "index": 0,
@@ -371,9 +375,9 @@ def test_tgi_chat_writes_tool_call_without_content():
 
 
 def test_tgi_chat_streamed_call_repeats_id_without_finish_reason():
-    reply = talk(stream=True, tools=[TOOL])
-    told = [json.loads(line[6:])["choices"][0] for line in reply.chunk(CALL).split(b"\n\n")[:-1]]
-    assert [choice["delta"] for choice in told] == [
+    reply = read_chat(stream=True, tools=[TOOL])
+    choices = [json.loads(line[6:])["choices"][0] for line in reply.render_chunk(CALL_EVENTS).split(b"\n\n")[:-1]]
+    assert [choice["delta"] for choice in choices] == [
         {
             "role": "assistant",
             "tool_calls": [
@@ -382,19 +386,19 @@ def test_tgi_chat_streamed_call_repeats_id_without_finish_reason():
         }
         for name, arguments in (("f", ""), (None, '{"a":1}'))
     ]
-    assert all(choice["finish_reason"] is None for choice in told)
+    assert all(choice["finish_reason"] is None for choice in choices)
 
 
 # -- completions
 
 
 def test_tgi_completions_members_reach_the_request():
-    request = complete(max_tokens=4, stop=["x"], repetition_penalty=1.5, seed=1).request
+    request = read_completion(max_tokens=4, stop=["x"], repetition_penalty=1.5, seed=1).request
     assert request.prompts == [Text("Hi")]
     assert request.sampling == Sampling(seed=1, repetition_penalty=1.5)
-    assert request.stop == Stop(["x"], max_tokens=4, include=True, reserve=1024)
-    assert complete(prompt=["a", "b"], temperature=0).request.sampling == Sampling(temperature=0)
-    assert complete(prompt=["a", "b"]).request.prompts == [Text("a"), Text("b")]
+    assert request.stop_conditions == StopConditions(["x"], max_tokens=4, include_in_output=True, reserved_tokens=1024)
+    assert read_completion(prompt=["a", "b"], temperature=0).request.sampling == Sampling(temperature=0)
+    assert read_completion(prompt=["a", "b"]).request.prompts == [Text("a"), Text("b")]
 
 
 def test_tgi_completions_refuses_wrong_prompts_and_suffix():
@@ -405,43 +409,46 @@ def test_tgi_completions_refuses_wrong_prompts_and_suffix():
         (5, "prompt: invalid type: integer `5`, expected a sequence"),
         (None, "prompt: invalid type: null, expected a sequence"),
     ):
-        assert refused(lambda p=prompt: complete(prompt=p)) == (422, prefix + text)
-    assert refused(lambda: complete(suffix="s")) == (422, {
+        assert refusal(lambda p=prompt: read_completion(prompt=p)) == (422, prefix + text)
+    assert refusal(lambda: read_completion(suffix="s")) == (422, {
         "error": "Suffix is not supported and can be achieved by preprocessing the prompt.",
         "error_type": "suffix not supported",
     })  # fmt: skip
-    assert refused(lambda: complete(prompt=["a"] * 5)) == (422, {
+    assert refusal(lambda: read_completion(prompt=["a"] * 5)) == (422, {
         "error": "Number of prompts exceeds the maximum allowed batch size of 4", "error_type": "batch size exceeded",
     })  # fmt: skip
-    assert refused(lambda: complete(prompt=["a", ""]))[1]["error"] == "Input validation error: `inputs` cannot be empty"
-    assert complete(suffix="s", stream=True).status == 200
+    assert (
+        refusal(lambda: read_completion(prompt=["a", ""]))[1]["error"]
+        == "Input validation error: `inputs` cannot be empty"
+    )
+    assert read_completion(suffix="s", stream=True).status == 200
 
 
 def test_tgi_completions_writes_choices_in_finishing_order():
-    reply = complete(prompt=["a", "b"])
+    reply = read_completion(prompt=["a", "b"])
     reply.request.model = "m"
-    reply.add([Delta(0, "x"), Delta(1, "y"), done(1, "length"), Delta(0, "z"), done(0)])
-    assert reply.body(USAGE) == (
+    reply.add_events([ChoiceDelta(0, "x"), ChoiceDelta(1, "y"), done(1, "length"), ChoiceDelta(0, "z"), done(0)])
+    assert reply.render_body(USAGE) == (
         b'{"object":"text_completion",' + HEADING + b'"choices":[{"index":1,"text":"y","logprobs":null,'
         b'"finish_reason":"length"},{"index":0,"text":"xz","logprobs":null,"finish_reason":"stop"}],'
         b'"usage":{"prompt_tokens":5,"completion_tokens":2,"total_tokens":7}}'
     )
-    names = [name for name, _ in reply.headers(TIMINGS)]
+    names = [name for name, _ in reply.answer_headers(TIMINGS)]
     assert b"x-total-time" in names and b"x-compute-time" not in names
 
 
 def test_tgi_completions_writes_stream():
-    reply = complete(stream=True)
+    reply = read_completion(stream=True)
     reply.request.model = "m"
-    assert reply.chunk([Accepted(0, [1] * 5), Delta(0, "x", tokens=[word(7, "x")])]) == (
+    assert reply.render_chunk([PromptAccepted(0, [1] * 5), ChoiceDelta(0, "x", tokens=[word(7, "x")])]) == (
         b'data: {"object":"text_completion","id":"","created":1700000000,"choices":[{"index":0,"text":"x",'
-        b'"logprobs":null,"finish_reason":""}],"model":"m","system_fingerprint":"' + F + b'"}\n\n'
+        b'"logprobs":null,"finish_reason":""}],"model":"m","system_fingerprint":"' + FINGERPRINT + b'"}\n\n'
     )
-    assert reply.chunk([Delta(0, "", tokens=[word(2, "</s>", True)]), done()]) == (
+    assert reply.render_chunk([ChoiceDelta(0, "", tokens=[word(2, "</s>", True)]), done()]) == (
         b'data: {"object":"text_completion",' + HEADING + b'"choices":[{"index":0,"text":"","logprobs":null,'
         b'"finish_reason":"eos_token"}],"usage":{"prompt_tokens":5,"completion_tokens":2,"total_tokens":7}}\n\n'
     )
-    assert reply.end(USAGE) == b"data: [DONE]\n\n"
+    assert reply.finish_stream(USAGE) == b"data: [DONE]\n\n"
 
 
 # -- SageMaker and Vertex envelopes
@@ -449,50 +456,53 @@ def test_tgi_completions_writes_stream():
 
 def test_tgi_invocations_choose_task_by_body():
     def invoke(**members: Any) -> Any:
-        return generate.invoked(shared.STRICT, json.dumps(members).encode(), HEAD)
+        return generate.read_sagemaker(shared.STRICT, json.dumps(members).encode(), HEAD)
 
-    assert isinstance(invoke(inputs="a"), generate.GenerateReply)
-    assert isinstance(invoke(messages=TALK), chat.ChatReply)
-    assert isinstance(invoke(prompt="a"), completions.CompletionReply)
-    assert refused(lambda: invoke(input="a")) == (
+    assert isinstance(invoke(inputs="a"), generate.TgiGenerateReply)
+    assert isinstance(invoke(messages=MESSAGES), chat.TgiChatReply)
+    assert isinstance(invoke(prompt="a"), completions.TgiCompletionReply)
+    assert refusal(lambda: invoke(input="a")) == (
         422, "Failed to deserialize the JSON body into the target type: data did not match any variant of untagged "
         "enum SagemakerRequest"
     )  # fmt: skip
 
 
-def instances(*each: Any, rules: shared.Rules = shared.STRICT) -> Any:
-    return vertex.read(rules, json.dumps({"instances": each}).encode(), HEAD)
+def instances(*items: Any, rules: shared.TgiRules = shared.STRICT) -> Any:
+    return vertex.read_vertex(rules, json.dumps({"instances": items}).encode(), HEAD)
 
 
 def test_tgi_vertex_answers_instances_with_predictions():
     short = {"max_new_tokens": 3, "seed": 4}
     reply = instances(
         {"inputs": "a", "parameters": {**short, "temperature": 0.1, "stop": ["x"]}},
-        {"messages": TALK, "max_tokens": 3, "seed": 4},
+        {"messages": MESSAGES, "max_tokens": 3, "seed": 4},
     )
     request = reply.request
     assert request.prompts == [Text("a"), Chat([Message("user", "Hi")])]
-    assert (request.sampling, request.stop) == (Sampling(seed=4), Stop(max_tokens=3, include=True, reserve=1024))
-    reply.add([Delta(1, "two"), Delta(0, "one"), done(1), done(0)])
-    assert reply.body(USAGE) == b'{"predictions":["one","two"]}'
+    assert (request.sampling, request.stop_conditions) == (
+        Sampling(seed=4),
+        StopConditions(max_tokens=3, include_in_output=True, reserved_tokens=1024),
+    )
+    reply.add_events([ChoiceDelta(1, "two"), ChoiceDelta(0, "one"), done(1), done(0)])
+    assert reply.render_body(USAGE) == b'{"predictions":["one","two"]}'
 
 
 def test_tgi_vertex_refuses_wrong_instances():
     failed = Answer(500, b'{"error":"Incomplete generation","error_type":"Incomplete generation"}')
-    assert refused(instances) == (
+    assert refusal(instances) == (
         422, {"error": "Input validation error", "error_type": "Input validation error"}
     )  # fmt: skip
     assert instances({"inputs": ""}) == failed
     assert instances({"inputs": "a", "parameters": {"max_new_tokens": 0}}) == failed
     assert instances({"inputs": "a", "parameters": {"seed": 1}}, {"inputs": "a"}) == failed
-    assert instances({"inputs": "a"}).refusal(EngineError("x")) == failed
-    assert instances({"inputs": "a"}, rules=shared.EXTENDED).refusal(EngineError("x")) is None
+    assert instances({"inputs": "a"}).render_refusal(EngineError("x")) == failed
+    assert instances({"inputs": "a"}, rules=shared.EXTENDED).render_refusal(EngineError("x")) is None
     for bad in (b"{}", b'{"instances":null}', b'{"instances":[5]}', b'{"instances":[{}]}'):
-        status, text = refused(lambda b=bad: vertex.read(shared.STRICT, b, HEAD))
+        status, text = refusal(lambda b=bad: vertex.read_vertex(shared.STRICT, b, HEAD))
         assert status == 422 and text.startswith("Failed to deserialize")
 
 
 def test_tgi_lists_models():
-    assert tokens.models([Card("m", 5, 100)]) == (
+    assert tokens.write_tgi_models([ModelCard("m", 5, 100)]) == (
         b'{"object":"list","data":[{"id":"m","object":"model","created":0,"owned_by":"m"}]}'
     )

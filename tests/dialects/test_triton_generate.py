@@ -7,57 +7,59 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import Head, Timings
+from parley.dialects.dialect import RequestContext, RequestTimings
 from parley.dialects.triton import errors, generate
 from parley.errors import NotAllowed, NotFound, NotReady, Overloaded, ParleyError, TooLarge, UnknownModel, Unsupported
 from parley.types import (
-    Accepted,
-    Beam,
-    Delta,
-    Done,
+    BeamOptions,
+    ChoiceDelta,
+    ChoiceDone,
     Grammar,
-    Pooling,
+    OutputOptions,
+    PoolingOptions,
+    PromptAccepted,
+    PromptVector,
     Sampling,
-    Stop,
+    StopConditions,
     Text,
-    Token,
+    TokenInfo,
     Tokens,
     Usage,
-    Vector,
-    Want,
 )
 
 PATH = {"model": "mymodel"}
-until = partial(Stop, reserve=1)  # more tokens than fit are cut, not refused
+stop_with_reserve = partial(StopConditions, reserved_tokens=1)  # more tokens than fit are cut, not refused
 
 
-def raw(
+def read_bytes(
     body: bytes, *, stream: bool = False, path: dict[str, str] = PATH, strict: bool = False
-) -> generate.GenerateReply:
-    return generate.read(body, Head("0f", 1700000000, "fp_1", path=path), stream=stream, strict=strict)
+) -> generate.TritonReply:
+    return generate.read_triton_generate(
+        body, RequestContext("0f", 1700000000, "fp_1", path_parts=path), stream=stream, strict=strict
+    )
 
 
-def read(*, stream_route: bool = False, strict: bool = False, **members: Any) -> generate.GenerateReply:
-    return raw(json.dumps({"text_input": "Hi"} | members).encode(), stream=stream_route, strict=strict)
+def read(*, stream_route: bool = False, strict: bool = False, **members: Any) -> generate.TritonReply:
+    return read_bytes(json.dumps({"text_input": "Hi"} | members).encode(), stream=stream_route, strict=strict)
 
 
-def refused(
+def refusal(
     body: bytes | None = None, path: dict[str, str] = PATH, strict: bool = False, **members: Any
 ) -> tuple[int, str]:
     body = json.dumps({"text_input": "Hi"} | members).encode() if body is None else body
     with pytest.raises(ParleyError) as caught:
-        raw(body, path=path, strict=strict)
-    status, data, _ = errors.error(caught.value)
+        read_bytes(body, path=path, strict=strict)
+    status, data, _ = errors.triton_error_answer(caught.value)
     assert list(json.loads(data)) == ["error"]
     return status, json.loads(data)["error"]
 
 
-def done(index: int = 0, reason: Any = "stop", tokens: int = 2, stop: Any = None) -> Done:
-    return Done(index, reason, Usage(3, tokens), stop)
+def done(index: int = 0, reason: Any = "stop", tokens: int = 2, stop: Any = None) -> ChoiceDone:
+    return ChoiceDone(index, reason, Usage(3, tokens), stop)
 
 
-def token(id: int, text: str, logprob: float, top: list[Token] | None = None) -> Token:
-    return Token(id, text, text.encode(), logprob, 1, top or [])
+def token(token_id: int, text: str, logprob: float, top: list[TokenInfo] | None = None) -> TokenInfo:
+    return TokenInfo(token_id, text, text.encode(), logprob, 1, top or [])
 
 
 # -- the example of the documentation
@@ -76,17 +78,17 @@ CURL = b'{"id": "42", "text_input": "client input", "parameters": {"stream": fal
 
 @pytest.mark.parametrize("body", [EXAMPLE, CURL])
 def test_triton_generate_answers_documented_example(body):
-    reply = raw(body)
+    reply = read_bytes(body)
     assert reply.request.prompts == [Text("client input")]
     assert reply.request.sampling == Sampling(temperature=0.0)
-    reply.add([Accepted(0, [1]), Delta(0, " model output"), done()])
-    assert reply.body(Usage()) == (
+    reply.add_events([PromptAccepted(0, [1]), ChoiceDelta(0, " model output"), done()])
+    assert reply.render_body(Usage()) == (
         b'{"id":"42","model_name":"mymodel","model_version":"1","text_output":"client input model output"}'
     )
 
 
 def test_triton_writes_documented_error():
-    assert errors.error(Unsupported("error message"))[:2] == (400, b'{"error":"error message"}')
+    assert errors.triton_error_answer(Unsupported("error message"))[:2] == (400, b'{"error":"error message"}')
 
 
 # -- answers
@@ -94,14 +96,14 @@ def test_triton_writes_documented_error():
 
 def test_triton_generate_omits_id_when_not_given():
     reply = read(exclude_input_in_output=True)
-    reply.add([Delta(0, "a"), Delta(0, "b\n"), done()])
-    assert reply.body(Usage()) == b'{"model_name":"mymodel","model_version":"1","text_output":"ab\\n"}'
+    reply.add_events([ChoiceDelta(0, "a"), ChoiceDelta(0, "b\n"), done()])
+    assert reply.render_body(Usage()) == b'{"model_name":"mymodel","model_version":"1","text_output":"ab\\n"}'
 
 
 def test_triton_generate_writes_several_sequences_as_array():
     reply = read(n=2, exclude_input_in_output=True, return_finish_reason=True)
-    reply.add([Delta(1, "b"), Delta(0, "a"), done(1, "length"), done(0)])
-    assert reply.body(Usage()) == (
+    reply.add_events([ChoiceDelta(1, "b"), ChoiceDelta(0, "a"), done(1, "length"), done(0)])
+    assert reply.render_body(Usage()) == (
         b'{"finish_reason":["stop","length"],"model_name":"mymodel","model_version":"1","text_output":["a","b"]}'
     )
 
@@ -118,14 +120,14 @@ def test_triton_generate_writes_every_output():
         return_log_probs=True,
         logprobs=1,
     )
-    assert reply.request.want == Want(logprobs=1, ids=True)
+    assert reply.request.output_options == OutputOptions(logprobs=1, ids=True)
     tokens = [token(5, "a", -0.5, [token(5, "a", -0.5)]), token(6, "b", -1.5, [token(7, "c", -0.25)])]
-    reply.add([Accepted(0, [1, 2, 3]), Delta(0, "ab", tokens=tokens), done(stop="###")])
+    reply.add_events([PromptAccepted(0, [1, 2, 3]), ChoiceDelta(0, "ab", tokens=tokens), done(stop="###")])
     logprobs = (
         '[{"5":{"logprob":-0.5,"rank":1,"decoded_token":"a"}},'
         '{"6":{"logprob":-1.5,"rank":1,"decoded_token":"b"},"7":{"logprob":-0.25,"rank":1,"decoded_token":"c"}}]'
     )
-    assert reply.body(Usage()) == (
+    assert reply.render_body(Usage()) == (
         b'{"cum_log_probs":-2.0,"cumulative_logprob":-2.0,"finish_reason":"stop","logprobs":'
         + json.dumps(logprobs).encode()
         + b',"model_name":"mymodel","model_version":"1","num_input_tokens":3,"num_output_tokens":2,'
@@ -142,18 +144,18 @@ def test_triton_generate_writes_embedding_as_text(stream):
     reply = read(
         **embedding(input="Hi"), return_num_input_tokens=True, return_num_output_tokens=True, stream_route=stream
     )
-    assert (reply.request.prompts, reply.request.pooling) == ([Text("Hi")], Pooling())
-    events = [Accepted(0, [1, 2]), Vector(0, struct.pack("<2f", 0.5, -2)), Done(0, "stop", Usage(2))]
+    assert (reply.request.prompts, reply.request.pooling) == ([Text("Hi")], PoolingOptions())
+    events = [PromptAccepted(0, [1, 2]), PromptVector(0, struct.pack("<2f", 0.5, -2)), ChoiceDone(0, "stop", Usage(2))]
     answer = (
         b'{"model_name":"mymodel","model_version":"1","num_input_tokens":2,"num_output_tokens":0,'
         b'"text_output":"[0.5,-2.0]"}'
     )
     if stream:
-        assert reply.chunk(events[:2]) == b""
-        assert reply.chunk(events[2:]) == b"data: " + answer + b"\n\n"
+        assert reply.render_chunk(events[:2]) == b""
+        assert reply.render_chunk(events[2:]) == b"data: " + answer + b"\n\n"
     else:
-        reply.add(events)
-        assert reply.body(Usage()) == answer
+        reply.add_events(events)
+        assert reply.render_body(Usage()) == answer
 
 
 def test_triton_generate_reads_embedding_request():
@@ -163,9 +165,14 @@ def test_triton_generate_reads_embedding_request():
         priority=1,
         timeout=5000,
     ).request
-    assert (ids.prompts, ids.pooling, ids.truncate, ids.keep) == ([Tokens([5, 6])], Pooling(8), 3, "head")
+    assert (ids.prompts, ids.pooling, ids.max_prompt_tokens, ids.truncation_side) == (
+        [Tokens([5, 6])],
+        PoolingOptions(8),
+        3,
+        "head",
+    )
     assert (ids.priority, ids.timeout) == (-4, 0.005)
-    assert read(**embedding(input="a", pooling_params={"dimensions": 4})).request.pooling == Pooling(4)
+    assert read(**embedding(input="a", pooling_params={"dimensions": 4})).request.pooling == PoolingOptions(4)
     assert read(embedding_request="").request.pooling is None
 
 
@@ -187,31 +194,31 @@ def test_triton_generate_reads_embedding_request():
     ],
 )
 def test_triton_generate_error_names_wrong_embedding_member(text, where):
-    status, message = refused(embedding_request=text)
+    status, message = refusal(embedding_request=text)
     assert status == 400 and f"'{where}'" in message
 
 
 def test_triton_generate_truncates_prompt_to_its_end():
-    assert read(truncate_prompt_tokens=5).request.truncate == 5
-    assert read(truncate_prompt_tokens="5").request.truncate == 5
-    head = Head("0f", 1, "fp", context=64, path=PATH)
+    assert read(truncate_prompt_tokens=5).request.max_prompt_tokens == 5
+    assert read(truncate_prompt_tokens="5").request.max_prompt_tokens == 5
+    head = RequestContext("0f", 1, "fp", context_length=64, path_parts=PATH)
     body = b'{"text_input":"a","max_tokens":24,"truncate_prompt_tokens":-1}'
-    reply = generate.read(body, head, stream=False, strict=False)
-    assert (reply.request.truncate, reply.request.keep) == (40, "tail")
-    assert refused(truncate_prompt_tokens=0)[0] == 400
+    reply = generate.read_triton_generate(body, head, stream=False, strict=False)
+    assert (reply.request.max_prompt_tokens, reply.request.truncation_side) == (40, "tail")
+    assert refusal(truncate_prompt_tokens=0)[0] == 400
 
 
 def test_triton_generate_logprobs_are_null_without_parameter():
     reply = read(return_logprobs=True, return_cumulative_logprob=True)
-    reply.add([Delta(0, "a", tokens=[token(5, "a", float("-inf"))]), done()])
-    answer = json.loads(reply.body(Usage()))
+    reply.add_events([ChoiceDelta(0, "a", tokens=[token(5, "a", float("-inf"))]), done()])
+    answer = json.loads(reply.render_body(Usage()))
     assert answer["logprobs"] == "null" and answer["cumulative_logprob"] == -9999.0
 
 
 def test_triton_generate_writes_floats_as_float32():
     reply = read(return_cumulative_logprob=True)
-    reply.add([Delta(0, "a", tokens=[token(5, "a", -0.1)]), done()])
-    assert b'"cumulative_logprob":-0.10000000149011612,' in reply.body(Usage())
+    reply.add_events([ChoiceDelta(0, "a", tokens=[token(5, "a", -0.1)]), done()])
+    assert b'"cumulative_logprob":-0.10000000149011612,' in reply.render_body(Usage())
 
 
 # -- streams
@@ -222,16 +229,16 @@ BEFORE, AFTER = b'data: {"model_name":"mymodel","model_version":"1","text_output
 def test_triton_generate_stream_has_one_event_per_response():
     reply = read(stream=True, stream_route=True)
     assert reply.request.stream
-    assert reply.chunk([Accepted(0, [1])]) == b""
-    assert reply.chunk([Delta(0, "a"), Delta(0, "é")]) == BEFORE + '"aé"'.encode() + AFTER
-    assert reply.chunk([Delta(0, "c"), done()]) == BEFORE + b'"c"' + AFTER
-    assert reply.end(Usage()) == b""
+    assert reply.render_chunk([PromptAccepted(0, [1])]) == b""
+    assert reply.render_chunk([ChoiceDelta(0, "a"), ChoiceDelta(0, "é")]) == BEFORE + '"aé"'.encode() + AFTER
+    assert reply.render_chunk([ChoiceDelta(0, "c"), done()]) == BEFORE + b'"c"' + AFTER
+    assert reply.finish_stream(Usage()) == b""
 
 
 def test_triton_generate_stream_writes_finish_reason_when_asked():
     reply = read(stream=True, stream_route=True, id="7", return_finish_reason=True, return_num_output_tokens=True)
-    first = reply.chunk([Delta(0, "a", tokens=[token(5, "a", -0.5)])])
-    last = reply.chunk([done()])  # the end token has no text
+    first = reply.render_chunk([ChoiceDelta(0, "a", tokens=[token(5, "a", -0.5)])])
+    last = reply.render_chunk([done()])  # the end token has no text
     head = b'data: {"finish_reason":"%b","id":"7","model_name":"mymodel","model_version":"1","num_output_tokens":1,'
     assert first == head % b"None" + b'"text_output":"a"}\n\n'
     assert last == head % b"stop" + b'"text_output":""}\n\n'
@@ -239,32 +246,32 @@ def test_triton_generate_stream_writes_finish_reason_when_asked():
 
 def test_triton_generate_streams_two_sequences():
     reply = read(stream=True, stream_route=True, n=2)
-    assert reply.chunk([Delta(1, "b")]) == BEFORE + b'["","b"]' + AFTER
-    assert reply.chunk([done(1), Delta(0, "a")]) == BEFORE + b'["a",""]' + AFTER
+    assert reply.render_chunk([ChoiceDelta(1, "b")]) == BEFORE + b'["","b"]' + AFTER
+    assert reply.render_chunk([done(1), ChoiceDelta(0, "a")]) == BEFORE + b'["a",""]' + AFTER
 
 
 def test_triton_generate_stream_sends_one_event_without_stream_input():
     reply = read(stream_route=True)
-    assert reply.chunk([Delta(0, " a")]) == b""
-    assert reply.chunk([Delta(0, "b"), done()]) == BEFORE + b'"Hi ab"' + AFTER
-    assert reply.end(Usage()) == b""
+    assert reply.render_chunk([ChoiceDelta(0, " a")]) == b""
+    assert reply.render_chunk([ChoiceDelta(0, "b"), done()]) == BEFORE + b'"Hi ab"' + AFTER
+    assert reply.finish_stream(Usage()) == b""
 
 
 def test_triton_generate_stream_includes_prompt_only_when_asked():
     reply = read(stream=True, stream_route=True, exclude_input_in_output=False)
-    assert reply.chunk([Delta(0, " a")]) == BEFORE + b'"Hi a"' + AFTER
-    assert reply.chunk([Delta(0, " b")]) == BEFORE + b'" b"' + AFTER
+    assert reply.render_chunk([ChoiceDelta(0, " a")]) == BEFORE + b'"Hi a"' + AFTER
+    assert reply.render_chunk([ChoiceDelta(0, " b")]) == BEFORE + b'" b"' + AFTER
 
 
 def test_triton_generate_joins_responses_on_plain_route():
     reply = read(stream=True)
     assert not reply.request.stream
-    reply.add([Delta(0, "a"), Delta(0, "b"), done()])
-    assert json.loads(reply.body(Usage()))["text_output"] == "ab"
+    reply.add_events([ChoiceDelta(0, "a"), ChoiceDelta(0, "b"), done()])
+    assert json.loads(reply.render_body(Usage()))["text_output"] == "ab"
 
 
 def test_triton_generate_stream_ends_with_error():
-    assert read(stream_route=True).fail(ParleyError("It broke.")) == b'data: {"error":"It broke."}\n\n'
+    assert read(stream_route=True).fail_stream(ParleyError("It broke.")) == b'data: {"error":"It broke."}\n\n'
 
 
 # -- meaning of members
@@ -293,27 +300,27 @@ def test_triton_generate_stream_ends_with_error():
         ({"no_repeat_ngram_size": "3"}, Sampling(no_repeat_ngram=3)),
         ({"watermark": True}, Sampling(watermark=True)),
         ({"length_penalty": 2.0, "pad_id": 2, "beam_width": 1}, Sampling()),
-        ({"max_tokens": 99}, until(max_tokens=99)),
-        ({"max_tokens": "99"}, until(max_tokens=99)),
-        ({}, until(max_tokens=16)),
-        ({"min_tokens": 3}, until(max_tokens=16, min_tokens=3)),
-        ({"min_length": 3}, until(max_tokens=16, min_tokens=3)),
-        ({"stop": "x"}, until(["x"], max_tokens=16)),
-        ({"stop": ["x", "y"]}, until(["x", "y"], max_tokens=16)),
-        ({"stop_words": "x"}, until(["x"], max_tokens=16)),
-        ({"stop_words": ["x", ""], "bad_words": ""}, until(["x"], max_tokens=16)),
-        ({"stop_words": "", "stop": ""}, until(max_tokens=16)),
-        ({"stop_token_ids": [5, 6]}, until(ids=[5, 6], max_tokens=16)),
-        ({"end_id": 5}, until(ids=[5], max_tokens=16)),
-        ({"end_id": -1}, until(max_tokens=16, ignore_eos=True)),
-        ({"ignore_eos": True}, until(max_tokens=16, ignore_eos=True)),
-        ({"ignore_eos": "true"}, until(max_tokens=16, ignore_eos=True)),
-        ({"include_stop_str_in_output": True}, until(max_tokens=16, include=True)),
-        ({"skip_special_tokens": False}, Want(skip_special=False)),
-        ({"return_cumulative_logprob": True}, Want(logprobs=0)),
-        ({"return_log_probs": True}, Want(logprobs=0)),
-        ({"return_num_output_tokens": True}, Want(ids=True)),
-        ({"logprobs": 5}, Want()),
+        ({"max_tokens": 99}, stop_with_reserve(max_tokens=99)),
+        ({"max_tokens": "99"}, stop_with_reserve(max_tokens=99)),
+        ({}, stop_with_reserve(max_tokens=16)),
+        ({"min_tokens": 3}, stop_with_reserve(max_tokens=16, min_tokens=3)),
+        ({"min_length": 3}, stop_with_reserve(max_tokens=16, min_tokens=3)),
+        ({"stop": "x"}, stop_with_reserve(["x"], max_tokens=16)),
+        ({"stop": ["x", "y"]}, stop_with_reserve(["x", "y"], max_tokens=16)),
+        ({"stop_words": "x"}, stop_with_reserve(["x"], max_tokens=16)),
+        ({"stop_words": ["x", ""], "bad_words": ""}, stop_with_reserve(["x"], max_tokens=16)),
+        ({"stop_words": "", "stop": ""}, stop_with_reserve(max_tokens=16)),
+        ({"stop_token_ids": [5, 6]}, stop_with_reserve(ids=[5, 6], max_tokens=16)),
+        ({"end_id": 5}, stop_with_reserve(ids=[5], max_tokens=16)),
+        ({"end_id": -1}, stop_with_reserve(max_tokens=16, ignore_eos=True)),
+        ({"ignore_eos": True}, stop_with_reserve(max_tokens=16, ignore_eos=True)),
+        ({"ignore_eos": "true"}, stop_with_reserve(max_tokens=16, ignore_eos=True)),
+        ({"include_stop_str_in_output": True}, stop_with_reserve(max_tokens=16, include=True)),
+        ({"skip_special_tokens": False}, OutputOptions(skip_special=False)),
+        ({"return_cumulative_logprob": True}, OutputOptions(logprobs=0)),
+        ({"return_log_probs": True}, OutputOptions(logprobs=0)),
+        ({"return_num_output_tokens": True}, OutputOptions(ids=True)),
+        ({"logprobs": 5}, OutputOptions()),
         ({"nobody_knows": 5, "it": "x", "cares": True, "little": 0.5}, Sampling()),
         ({"id": "x"}, Sampling()),
     ],
@@ -321,35 +328,35 @@ def test_triton_generate_stream_ends_with_error():
 )
 def test_triton_generate_members_reach_the_request_nested_or_not(members, part, nested):
     request = (read(parameters=members) if nested else read(**members)).request
-    assert part in (request.sampling, request.stop, request.want)
+    assert part in (request.sampling, request.stop_conditions, request.output_options)
 
 
 def test_triton_generate_reads_sequence_counts_and_beams():
     assert read(n=3).request.n == read(num_return_sequences=3).request.n == read(n=3, best_of=3).request.n == 3
     assert read(n=3, best_of=3).request.best_of is None
-    wide = read(beam_width="4", num_return_sequences=2, length_penalty="0.5").request
-    assert (wide.n, wide.beam) == (2, Beam(4, 0.5, field="beam_width"))
+    searched = read(beam_width="4", num_return_sequences=2, length_penalty="0.5").request
+    assert (searched.n, searched.beam) == (2, BeamOptions(4, 0.5, field="beam_width"))
     assert read(beam_width=4).request.n == 4 and read(beam_width=1).request.beam is None
-    assert refused(beam_width=2, n=3)[0] == 400
-    assert read(n=2, best_of=3, use_beam_search="true").request.beam == Beam(3)
+    assert refusal(beam_width=2, n=3)[0] == 400
+    assert read(n=2, best_of=3, use_beam_search="true").request.beam == BeamOptions(3)
     assert (read(n=2, sampling_param_best_of="5").request.n, read(best_of=5).request.best_of) == (2, 5)
 
 
 def test_triton_generate_reads_bad_words():
-    assert read(bad_words="x").request.banned == read(bad_words=["x", ""]).request.banned == ["x"]
-    assert read(bad_words="").request.banned == []
+    assert read(bad_words="x").request.banned_words == read(bad_words=["x", ""]).request.banned_words == ["x"]
+    assert read(bad_words="").request.banned_words == []
 
 
 def test_triton_generate_sampling_parameters_replace_other_members():
-    wish = json.dumps({"temperature": "0.1", "stop": ["x"], "max_tokens": None, "stream": True})
-    reply = read(sampling_parameters=wish, max_tokens=5, top_k=3, return_finish_reason=True)
+    parameters = json.dumps({"temperature": "0.1", "stop": ["x"], "max_tokens": None, "stream": True})
+    reply = read(sampling_parameters=parameters, max_tokens=5, top_k=3, return_finish_reason=True)
     assert reply.request.sampling == Sampling(temperature=0.1)
-    assert reply.request.stop == until(["x"], max_tokens=16)
-    reply.add([done()])
-    assert "finish_reason" in json.loads(reply.body(Usage()))
+    assert reply.request.stop_conditions == stop_with_reserve(["x"], max_tokens=16)
+    reply.add_events([done()])
+    assert "finish_reason" in json.loads(reply.render_body(Usage()))
     assert read(sampling_parameters="", top_k=3).request.sampling.top_k == 3
     for wrong in ("[]", "{", "x"):
-        status, message = refused(sampling_parameters=wrong)
+        status, message = refusal(sampling_parameters=wrong)
         assert (status, message) == (400, "'sampling_parameters' must be the text of a JSON object.")
 
 
@@ -406,9 +413,9 @@ SHAPE = "The schema can not convert input 'text_input' to tensor with proper sha
     ids=lambda value: str(value)[:40],
 )  # fmt: skip
 def test_triton_generate_refuses_wrong_body(body, status, message):
-    got = refused(body)
-    assert got[0] == status
-    assert message is None or got[1] == message
+    response = refusal(body)
+    assert response[0] == status
+    assert message is None or response[1] == message
 
 
 @pytest.mark.parametrize(
@@ -423,22 +430,22 @@ def test_triton_generate_refuses_wrong_body(body, status, message):
     ],
 )  # fmt: skip
 def test_triton_generate_null_means_absent_unless_strict(body, status, message):
-    assert refused(body, strict=True) == (status, message)
-    assert raw(body).request == raw(b'{"text_input":"a"}').request
-    assert "missing required input" in refused(b'{"text_input":null}')[1]
-    assert refused(b'{"text_input":null}', strict=True) == (500, NO_TEXT)
+    assert refusal(body, strict=True) == (status, message)
+    assert read_bytes(body).request == read_bytes(b'{"text_input":"a"}').request
+    assert "missing required input" in refusal(b'{"text_input":null}')[1]
+    assert refusal(b'{"text_input":null}', strict=True) == (500, NO_TEXT)
 
 
 def test_triton_generate_reports_load_in_requested_format():
-    body, timings = b'{"text_input":"a"}', Timings(1, 1, 1, 1)
-    told = {}
+    body, timings = b'{"text_input":"a"}', RequestTimings(1, 1, 1, 1)
+    headers_by_format = {}
     for form in (b"text", b"JSON", b"xml", b""):
         headers = {b"endpoint-load-metrics-format": form} if form else {}
-        head = Head("0f", 1, "fp", path=PATH, headers=headers, cached=16, capacity=64)
-        reply = generate.read(body, head, stream=False, strict=False)
-        told[form] = dict(reply.headers(timings)).get(b"endpoint-load-metrics")
-        assert not reply.headers(None)
-    assert told == {
+        head = RequestContext("0f", 1, "fp", path_parts=PATH, headers=headers, cached_tokens=16, cache_capacity=64)
+        reply = generate.read_triton_generate(body, head, stream=False, strict=False)
+        headers_by_format[form] = dict(reply.answer_headers(timings)).get(b"endpoint-load-metrics")
+        assert not reply.answer_headers(None)
+    assert headers_by_format == {
         b"text": b"TEXT named_metrics.kv_cache_utilization=0.250000, named_metrics.max_token_capacity=64.000000",
         b"JSON": b'JSON {"named_metrics":{"kv_cache_utilization":0.25,"max_token_capacity":64}}',
         b"xml": None,
@@ -485,7 +492,7 @@ def test_triton_generate_reports_load_in_requested_format():
     ids=str,
 )
 def test_triton_generate_error_names_wrong_value(members, field):
-    status, message = refused(**members)
+    status, message = refusal(**members)
     assert status == 400 and f"'{field}" in message
 
 
@@ -512,12 +519,12 @@ def test_triton_generate_error_names_wrong_value(members, field):
     ],
 )
 def test_triton_generate_refuses_unavailable_inputs(name, value):
-    status, message = refused(**{name: value})
+    status, message = refusal(**{name: value})
     assert status == 400
     assert message.startswith(f"'{name.removeprefix('sampling_param_')}': ")
 
 
-FORMS: list[tuple[dict[str, Any], Grammar]] = [
+CONSTRAINTS: list[tuple[dict[str, Any], Grammar]] = [
     ({"structured_outputs": '{"json":{}}'}, Grammar("json", {}, field="structured_outputs.json")),
     ({"structured_outputs": {"regex": "a"}}, Grammar("regex", "a", field="structured_outputs.regex")),
     ({"guided_decoding": '{"choice":["a"]}'}, Grammar("choice", ["a"], field="guided_decoding.choice")),
@@ -538,7 +545,7 @@ FORMS: list[tuple[dict[str, Any], Grammar]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("members", "grammar"), FORMS, ids=str)
+@pytest.mark.parametrize(("members", "grammar"), CONSTRAINTS, ids=str)
 def test_triton_generate_constraints_reach_the_request(members, grammar):
     assert read(**members).request.grammar == grammar
 
@@ -559,7 +566,7 @@ def test_triton_generate_constraints_reach_the_request(members, grammar):
     ids=str,
 )
 def test_triton_generate_error_names_wrong_constraint(members, field):
-    status, message = refused(**members)
+    status, message = refusal(**members)
     assert status == 400 and field in message
 
 
@@ -586,21 +593,21 @@ def test_triton_generate_accepts_unavailable_inputs_set_to_off():
 def test_triton_generate_reads_version_from_path():
     body = b'{"text_input":"a"}'
     for version in ("1", "01"):
-        raw(body, path=PATH | {"version": version})
-    assert refused(body, PATH | {"version": "2"}) == (
+        read_bytes(body, path=PATH | {"version": version})
+    assert refusal(body, PATH | {"version": "2"}) == (
         404,
         "Request for unknown model: 'mymodel' version 2 is not found",
     )
     for version in ("x", "1.0", "-1", "", "¹"):
-        assert refused(body, PATH | {"version": version}) == (404, "Not Found")
+        assert refusal(body, PATH | {"version": version}) == (404, "Not Found")
     for version in (str(2**63), "9" * 5000):
-        status, message = refused(body, PATH | {"version": version})
+        status, message = refusal(body, PATH | {"version": version})
         assert status == 400 and message.startswith("failed to get model version from specified version string '")
         assert len(message) < 500
 
 
 def test_triton_generate_refuses_fp16_as_json():
-    status, message = refused(prompt_embedding_table=[0.5])
+    status, message = refusal(prompt_embedding_table=[0.5])
     assert status == 400
     assert message.startswith("receiving FP16 data via JSON is not supported.")
 
@@ -624,7 +631,10 @@ def test_triton_generate_refuses_fp16_as_json():
     ],
 )
 def test_triton_error_has_one_member(error, status, message):
-    assert errors.error(error)[:2] == (status, json.dumps({"error": message}, separators=(",", ":")).encode())
+    assert errors.triton_error_answer(error)[:2] == (
+        status,
+        json.dumps({"error": message}, separators=(",", ":")).encode(),
+    )
 
 
 # -- strict profile
@@ -633,48 +643,54 @@ def test_triton_error_has_one_member(error, status, message):
 def test_triton_generate_strict_plain_route_allows_one_response():
     """Strictly, a streaming request on the plain route fails if it made several responses."""
     reply = read(stream=True, strict=True)
-    reply.add([Accepted(0, [1]), Delta(0, "ab"), done(tokens=2)])  # two tokens are several responses, even in one batch
-    assert reply.body(Usage()) == (
+    reply.add_events(
+        [PromptAccepted(0, [1]), ChoiceDelta(0, "ab"), done(tokens=2)]
+    )  # two tokens are several responses, even in one batch
+    assert reply.render_body(Usage()) == (
         b'{"error":"generate expects model to produce exactly 1 response, use generate stream for model that generates '
         b'various number of responses"}'
     )
     reply = read(stream=True, strict=True)
-    reply.add([Accepted(0, [1])])
-    reply.add([Delta(0, "a"), done(tokens=1)])
-    assert json.loads(reply.body(Usage()))["text_output"] == "a"
+    reply.add_events([PromptAccepted(0, [1])])
+    reply.add_events([ChoiceDelta(0, "a"), done(tokens=1)])
+    assert json.loads(reply.render_body(Usage()))["text_output"] == "a"
     reply = read(strict=True)
-    reply.add([Delta(0, "a")])
-    reply.add([Delta(0, "b"), done()])
-    assert json.loads(reply.body(Usage()))["text_output"] == "Hiab"
+    reply.add_events([ChoiceDelta(0, "a")])
+    reply.add_events([ChoiceDelta(0, "b"), done()])
+    assert json.loads(reply.render_body(Usage()))["text_output"] == "Hiab"
 
 
 @pytest.mark.parametrize("members", [{"stop": ["x"]}, {"stop_token_ids": [5]}, {"logit_bias": {"5": 1}}], ids=str)
 def test_triton_generate_strict_refuses_array_parameters(members):
     (name,) = members
     message = f"parameter '{name}' has invalid type. It should be either 'int', 'bool', or 'string'."
-    assert refused(strict=True, **members) == (400, message)
-    assert refused(strict=True, parameters=members) == (400, NESTED + message)
+    assert refusal(strict=True, **members) == (400, message)
+    assert refusal(strict=True, parameters=members) == (400, NESTED + message)
     read(strict=True, sampling_parameters=json.dumps(members), stop_words=["x"])
 
 
 def test_triton_generate_strict_refuses_prompt_in_stream():
     message = "Error generating stream: When streaming, `exclude_input_in_output` = False is not allowed."
-    assert refused(strict=True, stream=True, exclude_input_in_output=False) == (500, message)
-    assert read(strict=True, stream=True, stream_route=True).chunk([Delta(0, "a")]) == BEFORE + b'"a"' + AFTER
+    assert refusal(strict=True, stream=True, exclude_input_in_output=False) == (500, message)
+    assert (
+        read(strict=True, stream=True, stream_route=True).render_chunk([ChoiceDelta(0, "a")]) == BEFORE + b'"a"' + AFTER
+    )
 
 
 def test_triton_generate_strict_refuses_duplicate_input():
-    twice, inside = (
+    duplicate_text, duplicate_nested = (
         b'{"text_input":"a","x":1,"text_input":"b"}',
         b'{"text_input":"a","parameters":{"stream":true,"stream":true}}',
     )
-    again = "[request id: <id_unknown>] input '{}' already exists in request"
-    assert refused(twice, strict=True) == (400, again.format("text_input"))
-    assert refused(inside, strict=True) == (400, NESTED + again.format("stream"))
-    assert raw(twice).request.prompts == [Text("b")]
+    duplicate = "[request id: <id_unknown>] input '{}' already exists in request"
+    assert refusal(duplicate_text, strict=True) == (400, duplicate.format("text_input"))
+    assert refusal(duplicate_nested, strict=True) == (400, NESTED + duplicate.format("stream"))
+    assert read_bytes(duplicate_text).request.prompts == [Text("b")]
     parameters = b'{"text_input":"a","max_tokens":3,"max_tokens":4,"parameters":[["stream",1],["stream",1]]}'
-    assert refused(parameters, strict=True)[0] == 500  # refused for the array; the last of duplicate parameters counts
+    assert refusal(parameters, strict=True)[0] == 500  # refused for the array; the last of duplicate parameters counts
     assert (
-        raw(parameters.replace(b',"parameters":[["stream",1],["stream",1]]', b""), strict=True).request.stop.max_tokens
+        read_bytes(
+            parameters.replace(b',"parameters":[["stream",1],["stream",1]]', b""), strict=True
+        ).request.stop_conditions.max_tokens
         == 4
     )

@@ -7,27 +7,27 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import Head
+from parley.dialects.dialect import RequestContext
 from parley.dialects.triton import errors, infer, tensors
 from parley.errors import ParleyError
-from parley.types import Accepted, Delta, Done, Sampling, Stop, Text, Token, Usage
+from parley.types import ChoiceDelta, ChoiceDone, PromptAccepted, Sampling, StopConditions, Text, TokenInfo, Usage
 
 LENGTH = b"inference-header-content-length"
 TEXT = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["Hi"]}
-until = partial(Stop, reserve=1)
+stop_with_reserve = partial(StopConditions, reserved_tokens=1)
 OPENING = b'{"id":"7","model_name":"m","model_version":"1","outputs":['
 
 
-def head(length: int | bytes | None = None) -> Head:
+def head(length: int | bytes | None = None) -> RequestContext:
     value = b"%d" % length if isinstance(length, int) else length
-    return Head("0f", 1, "fp_1", path={"model": "m"}, headers={} if value is None else {LENGTH: value})
+    return RequestContext("0f", 1, "fp_1", path_parts={"model": "m"}, headers={} if value is None else {LENGTH: value})
 
 
 def read(*inputs: dict[str, Any], **members: Any) -> infer.InferReply:
-    return infer.read(json.dumps({"inputs": [TEXT, *inputs]} | members).encode(), head())
+    return infer.read_triton_infer(json.dumps({"inputs": [TEXT, *inputs]} | members).encode(), head())
 
 
-def binary(entries: list[tuple[str, str, list[int], bytes]], **members: Any) -> tuple[bytes, Head]:
+def binary_body(entries: list[tuple[str, str, list[int], bytes]], **members: Any) -> tuple[bytes, RequestContext]:
     """Build a body with its inputs as binary data."""
     described = [
         {"name": name, "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": len(data)}}
@@ -37,14 +37,14 @@ def binary(entries: list[tuple[str, str, list[int], bytes]], **members: Any) -> 
     return document + b"".join(data for *_, data in entries), head(len(document))
 
 
-def texts(*values: str) -> bytes:
+def pack_texts(*values: str) -> bytes:
     return b"".join(struct.pack("<I", len(value.encode())) + value.encode() for value in values)
 
 
-def refused(body: bytes, at: Head | None = None) -> tuple[int, str]:
+def refusal(body: bytes, request_head: RequestContext | None = None) -> tuple[int, str]:
     with pytest.raises(ParleyError) as caught:
-        infer.read(body, at or head())
-    status, data, _ = errors.error(caught.value)
+        infer.read_triton_infer(body, request_head or head())
+    status, data, _ = errors.triton_error_answer(caught.value)
     return status, json.loads(data)["error"]
 
 
@@ -52,10 +52,12 @@ def tensor(name: str, datatype: str, data: Any, shape: list[int] | None = None) 
     return {"name": name, "datatype": datatype, "shape": shape or [1], "data": [data]}
 
 
-def finish(reply: infer.InferReply) -> bytes:
-    tokens = [Token(5, " é", " é".encode(), -0.5, 1)]
-    reply.add([Accepted(0, [1, 2, 3]), Delta(0, " é", tokens=tokens), Done(0, "stop", Usage(3, 1))])
-    return reply.body(Usage())
+def answer_body(reply: infer.InferReply) -> bytes:
+    tokens = [TokenInfo(5, " é", " é".encode(), -0.5, 1)]
+    reply.add_events(
+        [PromptAccepted(0, [1, 2, 3]), ChoiceDelta(0, " é", tokens=tokens), ChoiceDone(0, "stop", Usage(3, 1))]
+    )
+    return reply.render_body(Usage())
 
 
 # -- compression
@@ -74,10 +76,12 @@ def finish(reply: infer.InferReply) -> bytes:
     ],
 )
 def test_triton_infer_chooses_content_coding_by_quality(accepted, coding):
-    at = Head("0f", 1, "fp_1", path={"model": "m"}, headers={b"accept-encoding": accepted.encode()})
-    reply = infer.read(json.dumps({"inputs": [TEXT]}).encode(), at)
-    assert reply.coding == coding.encode()
-    assert finish(reply).startswith(b'{"model_name"')  # the server compresses, not the dialect
+    request_head = RequestContext(
+        "0f", 1, "fp_1", path_parts={"model": "m"}, headers={b"accept-encoding": accepted.encode()}
+    )
+    reply = infer.read_triton_infer(json.dumps({"inputs": [TEXT]}).encode(), request_head)
+    assert reply.content_coding == coding.encode()
+    assert answer_body(reply).startswith(b'{"model_name"')  # the server compresses, not the dialect
 
 
 # -- JSON
@@ -86,15 +90,17 @@ def test_triton_infer_chooses_content_coding_by_quality(accepted, coding):
 def test_triton_infer_reads_and_writes_json():
     reply = read(id="7")
     assert reply.request.prompts == [Text("Hi")] and not reply.request.stream
-    assert finish(reply) == (
+    assert answer_body(reply) == (
         OPENING + '{"name":"text_output","datatype":"BYTES","shape":[1],"data":["Hi é"]}]}'.encode()
     )
-    assert (reply.type, reply.headers(None)) == (b"application/json", ())
+    assert (reply.content_type, reply.answer_headers(None)) == (b"application/json", ())
 
 
 def test_triton_infer_writes_outputs_in_requested_order():
-    wanted = [{"name": name} for name in ("num_input_tokens", "output_log_probs", "finish_reason", "num_output_tokens")]
-    assert finish(read(id="7", outputs=wanted)) == (
+    outputs = [
+        {"name": name} for name in ("num_input_tokens", "output_log_probs", "finish_reason", "num_output_tokens")
+    ]
+    assert answer_body(read(id="7", outputs=outputs)) == (
         OPENING + b'{"name":"num_input_tokens","datatype":"UINT32","shape":[],"data":[3]},'
         b'{"name":"output_log_probs","datatype":"FP32","shape":[1,1],"data":[-0.5]},'
         b'{"name":"finish_reason","datatype":"BYTES","shape":[1],"data":["stop"]},'
@@ -106,38 +112,38 @@ def test_triton_infer_writes_outputs_in_requested_order():
 def test_triton_infer_accepts_one_element_of_any_rank(shape):
     text = TEXT | {"shape": shape, "data": [["Hi"]] if len(shape) == 2 else ["Hi"]}
     flag = {"name": "exclude_input_in_output", "datatype": "BOOL", "shape": shape, "data": [True]}
-    reply = infer.read(json.dumps({"inputs": [text, flag]}).encode(), head())
-    assert json.loads(finish(reply))["outputs"][0]["data"] == [" é"]
+    reply = infer.read_triton_infer(json.dumps({"inputs": [text, flag]}).encode(), head())
+    assert json.loads(answer_body(reply))["outputs"][0]["data"] == [" é"]
 
 
 def test_triton_infer_joins_streamed_responses():
     reply = read(tensor("stream", "BOOL", True))
     assert not reply.request.stream
-    assert json.loads(finish(reply))["outputs"][0]["data"] == [" é"]
+    assert json.loads(answer_body(reply))["outputs"][0]["data"] == [" é"]
 
 
 @pytest.mark.parametrize(
     ("inputs", "part"),
     [
-        ([tensor("max_tokens", "INT32", 9)], until(max_tokens=9)),
-        ([tensor("max_tokens", "FP32", 9.0, [1, 1])], until(max_tokens=9)),
-        ([tensor("stop", "BYTES", "x")], until(["x"], max_tokens=16)),
+        ([tensor("max_tokens", "INT32", 9)], stop_with_reserve(max_tokens=9)),
+        ([tensor("max_tokens", "FP32", 9.0, [1, 1])], stop_with_reserve(max_tokens=9)),
+        ([tensor("stop", "BYTES", "x")], stop_with_reserve(["x"], max_tokens=16)),
         (
             [{"name": "stop_words", "datatype": "BYTES", "shape": [1, 2], "data": ["x", "y"]}],
-            until(["x", "y"], max_tokens=16),
+            stop_with_reserve(["x", "y"], max_tokens=16),
         ),
         (
             [
                 {"name": "stop_words", "datatype": "BYTES", "shape": [1, 1], "data": [[""]]},
                 tensor("bad_words", "BYTES", ""),
             ],
-            until(max_tokens=16),
+            stop_with_reserve(max_tokens=16),
         ),
         (
             [{"name": "stop_token_ids", "datatype": "INT64", "shape": [2], "data": [5, 6]}],
-            until(ids=[5, 6], max_tokens=16),
+            stop_with_reserve(ids=[5, 6], max_tokens=16),
         ),
-        ([tensor("ignore_eos", "BOOL", True)], until(max_tokens=16, ignore_eos=True)),
+        ([tensor("ignore_eos", "BOOL", True)], stop_with_reserve(max_tokens=16, ignore_eos=True)),
         ([tensor("temperature", "FP32", 0.5), tensor("top_k", "INT64", 3)], Sampling(temperature=0.5, top_k=3)),
         ([tensor("temperature", "INT32", 0)], Sampling(temperature=0.0)),
         ([tensor("random_seed", "UINT64", 2**64 - 1)], Sampling(seed=2**64 - 1)),
@@ -147,7 +153,7 @@ def test_triton_infer_joins_streamed_responses():
 )
 def test_triton_infer_inputs_reach_the_request(inputs, part):
     request = read(*inputs).request
-    assert part in (request.sampling, request.stop)
+    assert part in (request.sampling, request.stop_conditions)
 
 
 def test_triton_infer_request_parameters_set_sampling():
@@ -168,42 +174,44 @@ def test_triton_infer_request_parameters_set_sampling():
 
 
 def test_triton_infer_reads_binary_and_writes_json():
-    body, at = binary(
+    body, request_head = binary_body(
         [
-            ("text_input", "BYTES", [1], texts("Hé")),
+            ("text_input", "BYTES", [1], pack_texts("Hé")),
             ("exclude_input_in_output", "BOOL", [1], b"\x01"),
             ("max_tokens", "INT32", [1], struct.pack("<i", 9)),
             ("temperature", "FP32", [1], struct.pack("<f", 0.5)),
             ("top_p", "BF16", [1], b"\x00\x3f"),
             ("min_p", "FP16", [1], struct.pack("<e", 0.25)),
-            ("stop_words", "BYTES", [1, 2], texts("x", "y")),
+            ("stop_words", "BYTES", [1, 2], pack_texts("x", "y")),
         ],
         id="7",
     )
-    reply = infer.read(body, at)
+    reply = infer.read_triton_infer(body, request_head)
     assert reply.request.prompts == [Text("Hé")]
     assert reply.request.sampling == Sampling(temperature=0.5, top_p=0.5, min_p=0.25)
-    assert reply.request.stop == until(["x", "y"], max_tokens=9)
-    assert finish(reply) == OPENING + '{"name":"text_output","datatype":"BYTES","shape":[1],"data":[" é"]}]}'.encode()
+    assert reply.request.stop_conditions == stop_with_reserve(["x", "y"], max_tokens=9)
+    assert (
+        answer_body(reply) == OPENING + '{"name":"text_output","datatype":"BYTES","shape":[1],"data":[" é"]}]}'.encode()
+    )
 
 
 def test_triton_infer_reads_json_and_binary_inputs_together():
     flag = {"name": "exclude_input_in_output", "datatype": "BOOL", "shape": [1], "data": [True]}
     text = {"name": "text_input", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 6}}
     document = json.dumps({"inputs": [flag, text]}).encode()
-    assert infer.read(document + texts("Hi"), head(len(document))).request.prompts == [Text("Hi")]
+    assert infer.read_triton_infer(document + pack_texts("Hi"), head(len(document))).request.prompts == [Text("Hi")]
 
 
 def test_triton_infer_writes_binary():
     reply = read(id="7", parameters={"binary_data_output": True})
     document = OPENING + b'{"name":"text_output","datatype":"BYTES","shape":[1],"parameters":{"binary_data_size":9}}]}'
-    assert finish(reply) == document + texts("Hi é")
-    assert reply.type == b"application/octet-stream"
-    assert reply.headers(None) == [(LENGTH, b"%d" % len(document))]
+    assert answer_body(reply) == document + pack_texts("Hi é")
+    assert reply.content_type == b"application/octet-stream"
+    assert reply.answer_headers(None) == [(LENGTH, b"%d" % len(document))]
 
 
 def test_triton_infer_writes_each_output_in_its_own_encoding():
-    wanted = [
+    outputs = [
         {"name": "text_output", "parameters": {"binary_data": False}},
         {"name": "cumulative_logprob"},
         {"name": "num_input_tokens", "parameters": {"binary_data": True}},
@@ -214,15 +222,15 @@ def test_triton_infer_writes_each_output_in_its_own_encoding():
         + b'{"name":"cumulative_logprob","datatype":"FP32","shape":[1],"parameters":{"binary_data_size":4}},'
         b'{"name":"num_input_tokens","datatype":"UINT32","shape":[],"parameters":{"binary_data_size":4}}]}'
     )
-    body = finish(read(id="7", outputs=wanted, parameters={"binary_data_output": True}))
+    body = answer_body(read(id="7", outputs=outputs, parameters={"binary_data_output": True}))
     assert body == document + struct.pack("<fI", -0.5, 3)
 
 
 def test_triton_infer_reads_raw_body_as_text():
-    reply = infer.read("Hé".encode(), head(0))
+    reply = infer.read_triton_infer("Hé".encode(), head(0))
     assert reply.request.prompts == [Text("Hé")]
-    assert finish(reply).endswith(texts("Hé é"))
-    assert reply.type == b"application/octet-stream"
+    assert answer_body(reply).endswith(pack_texts("Hé é"))
+    assert reply.content_type == b"application/octet-stream"
 
 
 # -- refusals
@@ -232,7 +240,7 @@ ONE_OF += "'shared_memory_region' in 'parameters'. But {} of them are set for in
 ID = "[request id: <id_unknown>] "
 
 
-def given(**members: Any) -> bytes:
+def body_with_input(**members: Any) -> bytes:
     """Build a body whose only input has these members."""
     return json.dumps({"inputs": [{k: v for k, v in (TEXT | members).items() if v is not None}]}).encode()
 
@@ -257,87 +265,107 @@ def given(**members: Any) -> bytes:
             ID + "expected number of inputs between 1 and 50 but got 0 inputs for model 'm'. Got "
             "input(s) [], but missing required input(s) ['text_input']. Please provide all required input(s).",
         ),
-        (given(name=None), 500, "Unable to parse 'name': attempt to access non-existing object member 'name'"),
-        (given(name=5), 500, "Unable to parse 'name': attempt to access JSON non-string as string"),
         (
-            given(datatype=None),
+            body_with_input(name=None),
+            500,
+            "Unable to parse 'name': attempt to access non-existing object member 'name'",
+        ),
+        (body_with_input(name=5), 500, "Unable to parse 'name': attempt to access JSON non-string as string"),
+        (
+            body_with_input(datatype=None),
             500,
             "Unable to parse 'datatype': attempt to access non-existing object member 'datatype'",
         ),
-        (given(shape=None), 500, "Unable to parse 'shape': attempt to access JSON non-array as array"),
+        (body_with_input(shape=None), 500, "Unable to parse 'shape': attempt to access JSON non-array as array"),
         *(
             (
-                given(shape=[size]),
+                body_with_input(shape=[size]),
                 500,
                 "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as unsigned-integer",
             )
             for size in ("1", 1.0, -1, 2**63)
         ),
-        (given(name="x"), 400, ID + "unexpected inference input 'x' for model 'm'"),
+        (body_with_input(name="x"), 400, ID + "unexpected inference input 'x' for model 'm'"),
         (
-            given(datatype="FP32"),
+            body_with_input(datatype="FP32"),
             400,
             ID + "inference input 'text_input' data-type is 'FP32', but model 'm' expects 'BYTES'",
         ),
-        (given(datatype="X"), 400, ID + "inference input 'text_input' data-type is 'X', but model 'm' expects 'BYTES'"),
         (
-            given(shape=[2], data=["a", "b"]),
+            body_with_input(datatype="X"),
+            400,
+            ID + "inference input 'text_input' data-type is 'X', but model 'm' expects 'BYTES'",
+        ),
+        (
+            body_with_input(shape=[2], data=["a", "b"]),
             400,
             ID + "unexpected shape for input 'text_input' for model 'm'. Expected [1], got [2]. ",
         ),
         (
-            given(name="stop_words", shape=[4097]),
+            body_with_input(name="stop_words", shape=[4097]),
             400,
             ID + "unexpected shape for input 'stop_words' for model 'm'. Expected [-1], got [4097]. ",
         ),
         (
-            given(shape=[0], data=[]),
+            body_with_input(shape=[0], data=[]),
             400,
             ID + "unexpected shape for input 'text_input' for model 'm'. Expected [1], got [0]. ",
         ),
-        (given(data=["a", "b"]), 400, "Unable to parse 'data': Shape does not match true shape of 'data' field"),
-        (given(data=["a", ["b"]]), 400, "Unable to parse 'data': Shape does not match true shape of 'data' field"),
-        (given(data="a"), 500, "Unable to parse 'data': attempt to access JSON non-array as array"),
-        (given(data=[5]), 500, "Unable to parse JSON bytes array: attempt to access JSON non-string as string"),
         (
-            given(name="stream", datatype="BOOL", data=[1]),
+            body_with_input(data=["a", "b"]),
+            400,
+            "Unable to parse 'data': Shape does not match true shape of 'data' field",
+        ),
+        (
+            body_with_input(data=["a", ["b"]]),
+            400,
+            "Unable to parse 'data': Shape does not match true shape of 'data' field",
+        ),
+        (body_with_input(data="a"), 500, "Unable to parse 'data': attempt to access JSON non-array as array"),
+        (
+            body_with_input(data=[5]),
+            500,
+            "Unable to parse JSON bytes array: attempt to access JSON non-string as string",
+        ),
+        (
+            body_with_input(name="stream", datatype="BOOL", data=[1]),
             500,
             "Unable to parse 'data': attempt to access JSON non-boolean as boolean",
         ),
         (
-            given(name="seed", datatype="UINT64", data=[-1]),
+            body_with_input(name="seed", datatype="UINT64", data=[-1]),
             500,
             "Unable to parse 'data': attempt to access JSON non-unsigned-integer as unsigned-integer",
         ),
         (
-            given(name="top_k", datatype="INT32", data=[0.5]),
+            body_with_input(name="top_k", datatype="INT32", data=[0.5]),
             500,
             "Unable to parse 'data': attempt to access JSON non-signed-integer as signed-integer",
         ),
         (
-            given(name="top_p", datatype="FP32", data=["x"]),
+            body_with_input(name="top_p", datatype="FP32", data=["x"]),
             500,
             "Unable to parse 'data': attempt to access JSON non-number as double",
         ),
         (
-            given(name="top_p", datatype="FP16", data=[0.5]),
+            body_with_input(name="top_p", datatype="FP16", data=[0.5]),
             400,
             "receiving FP16 data via JSON is not supported. Please use the binary data format for input top_p",
         ),
-        (given(data=None), 400, ONE_OF.format(0)),
-        (given(parameters={"binary_data_size": 2}), 400, ONE_OF.format(2)),
+        (body_with_input(data=None), 400, ONE_OF.format(0)),
+        (body_with_input(parameters={"binary_data_size": 2}), 400, ONE_OF.format(2)),
         (
-            given(data=None, parameters={"shared_memory_region": "r"}),
+            body_with_input(data=None, parameters={"shared_memory_region": "r"}),
             400,
             "'shared_memory_region': Shared memory is not available (input 'text_input').",
         ),
         (
-            given(data=None, parameters={"binary_data_size": "x"}),
+            body_with_input(data=None, parameters={"binary_data_size": "x"}),
             500,
             "Unable to parse 'binary_data_size': attempt to access JSON non-unsigned-integer as unsigned-integer",
         ),
         (
-            given(data=None, parameters={"binary_data_size": 6}),
+            body_with_input(data=None, parameters={"binary_data_size": 6}),
             400,
             "unexpected size for input 'text_input', expecting 6 additional bytes for model 'm'",
         ),
@@ -390,17 +418,25 @@ def given(**members: Any) -> bytes:
     ids=lambda value: str(value)[:60],
 )
 def test_triton_infer_refuses_wrong_body(body, status, message):
-    assert refused(body) == (status, message)
+    assert refusal(body) == (status, message)
 
 
 @pytest.mark.parametrize(
     ("data", "size", "message"),
     [
         (b"", 0, "unexpected size for input 'text_input', expecting 4 additional bytes for model 'm'"),
-        (texts("Hi")[:-1], 5, "unexpected size for input 'text_input', expecting 1 additional bytes for model 'm'"),
-        (texts("Hi")[:-1], 6, "unexpected size for input 'text_input', expecting 1 additional bytes for model 'm'"),
-        (texts("Hi", "x"), 11, "unexpected size for input 'text_input', 5 bytes too many for model 'm'"),
-        (texts("Hi", "x"), 6, "unexpected additional input data for model 'm'"),
+        (
+            pack_texts("Hi")[:-1],
+            5,
+            "unexpected size for input 'text_input', expecting 1 additional bytes for model 'm'",
+        ),
+        (
+            pack_texts("Hi")[:-1],
+            6,
+            "unexpected size for input 'text_input', expecting 1 additional bytes for model 'm'",
+        ),
+        (pack_texts("Hi", "x"), 11, "unexpected size for input 'text_input', 5 bytes too many for model 'm'"),
+        (pack_texts("Hi", "x"), 6, "unexpected additional input data for model 'm'"),
         (
             b"\xff\xff\xff\xffHi",
             6,
@@ -411,29 +447,33 @@ def test_triton_infer_refuses_wrong_body(body, status, message):
     ids=str,
 )
 def test_triton_infer_refuses_wrong_size_of_binary_text(data, size, message):
-    document = given(data=None, parameters={"binary_data_size": size})
-    assert refused(document + data, head(len(document))) == (400, message)
+    document = body_with_input(data=None, parameters={"binary_data_size": size})
+    assert refusal(document + data, head(len(document))) == (400, message)
 
 
 def test_triton_infer_refuses_wrong_size_of_binary_numbers():
     for size, message in ((3, "expecting 1 additional bytes"), (5, "1 bytes too many")):
-        body, at = binary([("text_input", "BYTES", [1], texts("Hi")), ("max_tokens", "INT32", [1], b"\x05" * size)])
-        assert refused(body, at) == (400, f"unexpected size for input 'max_tokens', {message} for model 'm'")
+        body, request_head = binary_body(
+            [("text_input", "BYTES", [1], pack_texts("Hi")), ("max_tokens", "INT32", [1], b"\x05" * size)]
+        )
+        assert refusal(body, request_head) == (400, f"unexpected size for input 'max_tokens', {message} for model 'm'")
 
 
 @pytest.mark.parametrize("value", [b"x", b"", b"1.5", b"--1", b"9" * 19, "²".encode("latin-1")])
 def test_triton_infer_refuses_unreadable_header_length(value):
-    assert refused(given(), head(value))[1].startswith("Unable to parse Inference-Header-Content-Length, got: '")
+    assert refusal(body_with_input(), head(value))[1].startswith(
+        "Unable to parse Inference-Header-Content-Length, got: '"
+    )
 
 
 def test_triton_infer_refuses_header_length_out_of_range():
     for value in (-1, 10_000):
-        message = f"inference header size should be in range (0, {len(given())}), got: {value}"
-        assert refused(given(), head(value)) == (400, message)
+        message = f"inference header size should be in range (0, {len(body_with_input())}), got: {value}"
+        assert refusal(body_with_input(), head(value)) == (400, message)
 
 
 def test_triton_infer_refuses_raw_body_that_is_no_utf8():
-    assert refused(b"\xff", head(0)) == (400, "input 'text_input' is not UTF-8 text (at byte 0)")
+    assert refusal(b"\xff", head(0)) == (400, "input 'text_input' is not UTF-8 text (at byte 0)")
 
 
 # -- elements
@@ -458,8 +498,8 @@ def test_triton_infer_refuses_raw_body_that_is_no_utf8():
     ],
 )
 def test_triton_tensor_elements_round_trip(datatype, values):
-    made = tensors.Tensor("t", datatype, [len(values)], values)
-    back = tensors.from_bytes("t", datatype, len(values), memoryview(tensors.to_bytes(made)), "m")
-    assert back == pytest.approx(values) if datatype == "FP32" else back == values
+    tensor_ = tensors.TritonTensor("t", datatype, [len(values)], values)
+    decoded = tensors.elements_from_bytes("t", datatype, len(values), memoryview(tensors.tensor_to_bytes(tensor_)), "m")
+    assert decoded == pytest.approx(values) if datatype == "FP32" else decoded == values
     if datatype != "FP16":
-        assert tensors.from_json("t", datatype, tensors.to_json(made)) == back
+        assert tensors.elements_from_json("t", datatype, tensors.tensor_to_json(tensor_)) == decoded

@@ -8,55 +8,68 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parley.dialects.dialect import Head
-from parley.dialects.facts import Card, Facts
+from parley.dialects.dialect import RequestContext
+from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.triton import errors, glance
 from parley.dialects.triton import infer as http
 from parley.dialects.triton.model import INPUTS, OUTPUTS
 from parley.dialects.triton.rpc import control, frames, infer, schema
-from parley.dialects.triton.rpc.messages import HEALTH, INFERENCE
-from parley.dialects.triton.sampling import KNOWN
-from parley.dialects.triton.tensors import FORMATS
+from parley.dialects.triton.rpc.messages import HEALTH_SCHEMA, INFERENCE_SCHEMA
+from parley.dialects.triton.sampling import KNOWN_PARAMETERS
+from parley.dialects.triton.tensors import STRUCT_FORMATS
 from parley.errors import ParleyError
-from parley.metrics.totals import Totals
-from parley.types import Accepted, Delta, Done, Usage
+from parley.metrics.totals import RequestTotals
+from parley.types import ChoiceDelta, ChoiceDone, PromptAccepted, Usage
 
-COUNTS = Totals(succeeded=2, failed=1, cancelled=1, last=1.5, whole=2.5, prepared=0.25, queued=0.5, computed=1.75)
-FACTS = Facts("1.2", [Card("m", 5, 64, "m", "ready", COUNTS), Card("alias", 5, 64, "m", "ready", COUNTS)], True)
-LOADING = Facts("1.2", [Card("m", 5, None, "m", "loading")], False)
+TOTALS = RequestTotals(
+    succeeded=2,
+    failed=1,
+    cancelled=1,
+    last_end=1.5,
+    total_seconds=2.5,
+    prepare_seconds=0.25,
+    queue_seconds=0.5,
+    compute_seconds=1.75,
+)
+FACTS = ServerFacts(
+    "1.2", [ModelCard("m", 5, 64, "m", "ready", TOTALS), ModelCard("alias", 5, 64, "m", "ready", TOTALS)], True
+)
+LOADING = ServerFacts("1.2", [ModelCard("m", 5, None, "m", "loading")], False)
 
 
-def head(**path: str) -> Head:
-    return Head("0f", 1, "fp", path=path)
+def head(**path: str) -> RequestContext:
+    return RequestContext("0f", 1, "fp", path_parts=path)
 
 
-def request(*inputs: dict[str, Any], raw: tuple[bytes, ...] = (), **members: Any) -> Any:
-    made = infer.REQUEST(model_name="m", **members)
+def infer_request(*inputs: dict[str, Any], raw: tuple[bytes, ...] = (), **members: Any) -> Any:
+    message = infer.INFER_REQUEST(model_name="m", **members)
     for members in inputs:
-        made.inputs.add(**members)
-    made.raw_input_contents.extend(raw)
-    return made
+        message.inputs.add(**members)
+    message.raw_input_contents.extend(raw)
+    return message
 
 
-def typed(name: str, datatype: str, member: str, *elements: Any, shape: tuple[int, ...] = (1,)) -> dict[str, Any]:
+def typed_tensor(
+    name: str, datatype: str, member: str, *elements: Any, shape: tuple[int, ...] = (1,)
+) -> dict[str, Any]:
     return {"name": name, "datatype": datatype, "shape": shape, "contents": {member: elements}}
 
 
-def texts(*elements: bytes) -> bytes:
+def pack_texts(*elements: bytes) -> bytes:
     return b"".join(struct.pack("<I", len(element)) + element for element in elements)
 
 
-TEXT = typed("text_input", "BYTES", "bytes_contents", b"hi")
+TEXT = typed_tensor("text_input", "BYTES", "bytes_contents", b"hi")
 
 
-def read(message: Any, *, whole: bool = True) -> infer.Inference:
-    return infer.read(message, head(**infer.path(message)), whole=whole)
+def read(message: Any, *, whole: bool = True) -> infer.GrpcInference:
+    return infer.read_grpc_infer(message, head(**infer.path_parts_of(message)), whole=whole)
 
 
-def refused(message: Any) -> tuple[int, str]:
+def refusal(message: Any) -> tuple[int, str]:
     with pytest.raises(ParleyError) as caught:
         read(message)
-    status, data, _ = errors.error(caught.value)
+    status, data, _ = errors.triton_error_answer(caught.value)
     return status, json.loads(data)["error"]
 
 
@@ -67,11 +80,11 @@ def test_triton_grpc_decodes_request_of_any_client():
     """The bytes are written by hand, independently of the schema under test."""
     wire = b"\x0a\x01m\x1a\x017" + b"\x22\x10" + b"\x0a\x0amax_tokens" + b"\x12\x02\x10\x04"
     tensor = b"\x0a\x0atext_input\x12\x05BYTES\x1a\x01\x01"
-    wire += b"\x2a" + bytes([len(tensor)]) + tensor + b"\x3a\x06" + texts(b"hi")
-    message = infer.REQUEST.FromString(wire)
+    wire += b"\x2a" + bytes([len(tensor)]) + tensor + b"\x3a\x06" + pack_texts(b"hi")
+    message = infer.INFER_REQUEST.FromString(wire)
     assert message.SerializeToString(deterministic=True) == wire
-    asked = read(message).request
-    assert (asked.prompts[0].text, asked.stop.max_tokens, asked.model) == ("hi", 4, "m")
+    decoded = read(message).request
+    assert (decoded.prompts[0].text, decoded.stop_conditions.max_tokens, decoded.model) == ("hi", 4, "m")
 
 
 def test_proto_schema_resolves_types_in_any_order(tmp_path, monkeypatch):
@@ -82,51 +95,51 @@ def test_proto_schema_resolves_types_in_any_order(tmp_path, monkeypatch):
     source += " enum E { ZERO = 0; ONE = 1; } service S { rpc Do(stream M) returns (N); }"
     (tmp_path / "x.proto").write_text(source)
     monkeypatch.setattr(schema, "__file__", str(tmp_path / "schema.py"))
-    made = schema.Schema("x.proto")
-    message = made("M")(p=[{"q": b"1"}], e="ONE", some_of={"k": {}})
+    schema_ = schema.ProtoSchema("x.proto")
+    message = schema_("M")(p=[{"q": b"1"}], e="ONE", some_of={"k": {}})
     assert message.SerializeToString() == b"\x12\x03\x7a\x011\x1a\x05\x0a\x01k\x12\x00\x28\x01"
     assert message.WhichOneof("which") == "e"
-    name, (method,) = made.service("S")
+    name, (method,) = schema_.find_service("S")
     assert (name, method.name, method.client_streaming, method.server_streaming) == ("a.b.S", "Do", True, False)
 
 
 def test_triton_grpc_handles_every_method():
-    _, methods = INFERENCE.service("GRPCInferenceService")
-    assert {method.name for method in methods} == {*control.CALLS, "ModelInfer", "ModelStreamInfer"}
+    _, methods = INFERENCE_SCHEMA.find_service("GRPCInferenceService")
+    assert {method.name for method in methods} == {*control.GRPC_METHODS, "ModelInfer", "ModelStreamInfer"}
     assert all(method.input_type.full_name == f"inference.{method.name}Request" for method in methods[:-1]
                if method.name != "ModelStreamInfer")  # fmt: skip
-    assert HEALTH.service("Health")[0] == "grpc.health.v1.Health"
+    assert HEALTH_SCHEMA.find_service("Health")[0] == "grpc.health.v1.Health"
 
 
 # -- requests
 
 
-@pytest.mark.parametrize("datatype", [*FORMATS, "BYTES"])
+@pytest.mark.parametrize("datatype", [*STRUCT_FORMATS, "BYTES"])
 def test_triton_grpc_typed_and_raw_tensors_are_equal(datatype):
     """Sampling parameters cover the numeric types; text_input covers BYTES and stream covers BOOL."""
-    member = infer.CONTENTS.get(datatype)
+    member = infer.CONTENTS_FIELDS.get(datatype)
     if datatype == "BYTES":
-        given, raw = (TEXT,), (texts(b"hi"),)
+        typed_inputs, raw = (TEXT,), (pack_texts(b"hi"),)
     elif datatype == "BOOL":
-        given, raw = (TEXT, typed("stream", "BOOL", member, True)), (texts(b"hi"), b"\x01")
+        typed_inputs, raw = (TEXT, typed_tensor("stream", "BOOL", member, True)), (pack_texts(b"hi"), b"\x01")
     else:
         value = 2.0 if datatype.startswith(("FP", "BF")) else 2
-        packed = b"\x00\x40" if datatype == "BF16" else struct.pack(f"<{FORMATS[datatype]}", value)
+        packed = b"\x00\x40" if datatype == "BF16" else struct.pack(f"<{STRUCT_FORMATS[datatype]}", value)
         name = "temperature" if isinstance(value, float) else "top_k"
-        given = (TEXT, typed(name, datatype, member or "fp32_contents", value))
-        raw = (texts(b"hi"), packed)
-    bare = [{name: value for name, value in tensor.items() if name != "contents"} for tensor in given]
-    beside = read(request(*bare, raw=raw), whole=False)
+        typed_inputs = (TEXT, typed_tensor(name, datatype, member or "fp32_contents", value))
+        raw = (pack_texts(b"hi"), packed)
+    untyped_inputs = [{name: value for name, value in tensor.items() if name != "contents"} for tensor in typed_inputs]
+    from_raw = read(infer_request(*untyped_inputs, raw=raw), whole=False)
     if member is None:
-        assert "belong in raw_input_contents" in refused(request(*given))[1]
+        assert "belong in raw_input_contents" in refusal(infer_request(*typed_inputs))[1]
     else:
-        assert read(request(*given), whole=False).request == beside.request
+        assert read(infer_request(*typed_inputs), whole=False).request == from_raw.request
     if datatype not in ("BYTES", "BOOL"):
-        assert getattr(beside.request.sampling, name) == 2
+        assert getattr(from_raw.request.sampling, name) == 2
 
 
 def test_triton_grpc_parameters_match_http():
-    message = request(TEXT, id="7")
+    message = infer_request(TEXT, id="7")
     for name, kind, value in (("temperature", "double_param", 0.5), ("max_tokens", "int64_param", 9),
                               ("ignore_eos", "bool_param", True), ("seed", "uint64_param", 2**64 - 1),
                               ("stop", "string_param", "x"), ("unheard_of", "int64_param", 1)):  # fmt: skip
@@ -136,102 +149,111 @@ def test_triton_grpc_parameters_match_http():
         "inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["hi"]}],
         "parameters": {"temperature": 0.5, "max_tokens": 9, "ignore_eos": True, "seed": 2**64 - 1, "stop": "x"},
     }
-    assert read(message).request == http.read(json.dumps(document).encode(), head(model="m")).request
+    assert read(message).request == http.read_triton_infer(json.dumps(document).encode(), head(model="m")).request
 
 
 @pytest.mark.parametrize(
     ("message", "error"),
     [
-        (request(), "missing required input(s) ['text_input']"),
-        (request(TEXT, raw=(texts(b"hi"),)), "contents field must not be specified when using raw_input_contents for "
+        (infer_request(), "missing required input(s) ['text_input']"),
+        (infer_request(TEXT, raw=(pack_texts(b"hi"),)), "contents field must not be specified when using raw_input_contents for "
          "'text_input' for model 'm'"),
-        (request({"name": "text_input", "datatype": "BYTES", "shape": [1]}, {"name": "stream", "datatype": "BOOL"},
-                 raw=(texts(b"hi"),)), "raw_input_contents has no entry for input 'stream' for model 'm'"),
-        (request({"name": "text_input", "datatype": "BYTES", "shape": [1]}, raw=(texts(b"hi"), b"")),
+        (infer_request({"name": "text_input", "datatype": "BYTES", "shape": [1]}, {"name": "stream", "datatype": "BOOL"},
+                 raw=(pack_texts(b"hi"),)), "raw_input_contents has no entry for input 'stream' for model 'm'"),
+        (infer_request({"name": "text_input", "datatype": "BYTES", "shape": [1]}, raw=(pack_texts(b"hi"), b"")),
          "unexpected additional input data for model 'm'"),
-        (request({"name": "text_input", "datatype": "BYTES", "shape": [1]}, raw=(texts(b"hi")[:-1],)),
+        (infer_request({"name": "text_input", "datatype": "BYTES", "shape": [1]}, raw=(pack_texts(b"hi")[:-1],)),
          "unexpected size for input 'text_input', expecting 1 additional bytes for model 'm'"),
-        (request(typed("text_input", "BYTES", "int_contents", 7)), "datatype 'BYTES' belong in bytes_contents"),
-        (request(typed("text_input", "BYTES", "bytes_contents", b"\xff")), "input 'text_input' is not UTF-8 text"),
-        (request(typed("text_input", "BYTES", "bytes_contents", b"a", b"b")), "does not match true shape"),
-        (request(typed("text_input", "BYTES", "bytes_contents", b"a", shape=(-1,))), "must not be negative"),
-        (request(typed("text_input", "FP8", "fp32_contents", 1)), "data-type is 'FP8', but model 'm' expects 'BYTES'"),
-        (request(TEXT, TEXT), "[request id: <id_unknown>] input 'text_input' already exists in request"),
-        (request(TEXT, parameters={"triton_x": {"bool_param": True}}), "reserved for Triton usage"),
-        (request(TEXT, parameters={infer.EMPTY_FINAL: {"int64_param": 1}}), "must be a bool_param"),
-        (request(TEXT, parameters={"x": {}}), "parameter 'x' has invalid type"),
-        (request(TEXT, parameters={"temperature": {"double_param": -1}}), "'temperature'"),
-        (request(TEXT, outputs=[{"name": "nothing"}]), "unexpected inference output 'nothing' for model 'm'"),
-        (request({"name": "text_input", "datatype": "BYTES", "shape": [1],
+        (infer_request(typed_tensor("text_input", "BYTES", "int_contents", 7)), "datatype 'BYTES' belong in bytes_contents"),
+        (infer_request(typed_tensor("text_input", "BYTES", "bytes_contents", b"\xff")), "input 'text_input' is not UTF-8 text"),
+        (infer_request(typed_tensor("text_input", "BYTES", "bytes_contents", b"a", b"b")), "does not match true shape"),
+        (infer_request(typed_tensor("text_input", "BYTES", "bytes_contents", b"a", shape=(-1,))), "must not be negative"),
+        (infer_request(typed_tensor("text_input", "FP8", "fp32_contents", 1)), "data-type is 'FP8', but model 'm' expects 'BYTES'"),
+        (infer_request(TEXT, TEXT), "[request id: <id_unknown>] input 'text_input' already exists in request"),
+        (infer_request(TEXT, parameters={"triton_x": {"bool_param": True}}), "reserved for Triton usage"),
+        (infer_request(TEXT, parameters={infer.EMPTY_FINAL_PARAMETER: {"int64_param": 1}}), "must be a bool_param"),
+        (infer_request(TEXT, parameters={"x": {}}), "parameter 'x' has invalid type"),
+        (infer_request(TEXT, parameters={"temperature": {"double_param": -1}}), "'temperature'"),
+        (infer_request(TEXT, outputs=[{"name": "nothing"}]), "unexpected inference output 'nothing' for model 'm'"),
+        (infer_request({"name": "text_input", "datatype": "BYTES", "shape": [1],
                   "parameters": {"shared_memory_region": {"string_param": "r"}}}), "Shared memory is not available"),
     ],
 )  # fmt: skip
 def test_triton_grpc_refuses_wrong_request(message, error):
-    status, sentence = refused(message)
+    status, sentence = refusal(message)
     assert status == 400 and error in sentence
 
 
 def test_triton_grpc_refuses_unknown_model_version():
-    assert read(request(TEXT, model_version="1"))
-    assert refused(request(TEXT, model_version="2")) == (404, "Request for unknown model: 'm' version 2 is not found")
+    assert read(infer_request(TEXT, model_version="1"))
+    assert refusal(infer_request(TEXT, model_version="2")) == (
+        404,
+        "Request for unknown model: 'm' version 2 is not found",
+    )
 
 
 # -- answers
 
 
-def ended(index: int = 0, tokens: int = 2) -> Done:
-    return Done(index, "length", Usage(3, tokens))
+def done(index: int = 0, tokens: int = 2) -> ChoiceDone:
+    return ChoiceDone(index, "length", Usage(3, tokens))
 
 
 def test_triton_grpc_answers_in_requested_order():
-    inference = read(request(TEXT, id="7", outputs=[{"name": "num_input_tokens"}, {"name": "text_output"}]))
-    assert inference.answer([Accepted(0, [1, 2, 3]), Delta(0, " a")]) is None
-    answer = inference.answer([Delta(0, "b"), ended()])
+    inference = read(infer_request(TEXT, id="7", outputs=[{"name": "num_input_tokens"}, {"name": "text_output"}]))
+    assert inference.make_response([PromptAccepted(0, [1, 2, 3]), ChoiceDelta(0, " a")]) is None
+    answer = inference.make_response([ChoiceDelta(0, "b"), done()])
     assert (answer.model_name, answer.model_version, answer.id) == ("m", "1", "7")
     assert [(o.name, o.datatype, list(o.shape)) for o in answer.outputs] == [
         ("num_input_tokens", "UINT32", []),
         ("text_output", "BYTES", [1]),
     ]
-    assert list(answer.raw_output_contents) == [b"\x03\x00\x00\x00", texts(b"hi ab")]
+    assert list(answer.raw_output_contents) == [b"\x03\x00\x00\x00", pack_texts(b"hi ab")]
 
 
 def test_triton_grpc_stream_marks_last_answer():
-    inference = read(request(TEXT, typed("stream", "BOOL", "bool_contents", True)), whole=False)
-    first = infer.streamed(inference.answer([Accepted(0, [1]), Delta(0, "a")]), final=inference.ended)
-    assert first.infer_response.raw_output_contents[0] == texts(b"a")
-    assert inference.answer([]) is None
-    last = infer.streamed(inference.answer([Delta(0, "b"), ended()]), final=inference.ended)
-    flags = [answer.infer_response.parameters[infer.FINAL].bool_param for answer in (first, last)]
+    inference = read(infer_request(TEXT, typed_tensor("stream", "BOOL", "bool_contents", True)), whole=False)
+    first = infer.stream_response(
+        inference.make_response([PromptAccepted(0, [1]), ChoiceDelta(0, "a")]), final=inference.all_ended
+    )
+    assert first.infer_response.raw_output_contents[0] == pack_texts(b"a")
+    assert inference.make_response([]) is None
+    last = infer.stream_response(inference.make_response([ChoiceDelta(0, "b"), done()]), final=inference.all_ended)
+    flags = [answer.infer_response.parameters[infer.FINAL_PARAMETER].bool_param for answer in (first, last)]
     assert flags == [False, True] and not last.error_message
-    assert last.infer_response.raw_output_contents[0] == texts(b"b")
+    assert last.infer_response.raw_output_contents[0] == pack_texts(b"b")
 
 
 def test_triton_grpc_sends_one_answer_without_stream_input():
     for whole in (True, False):
-        inference = read(request(TEXT), whole=whole)
-        assert inference.answer([Accepted(0, [1]), Delta(0, "a")]) is None
-        assert inference.answer([ended()]).raw_output_contents[0] == texts(b"hia")
+        inference = read(infer_request(TEXT), whole=whole)
+        assert inference.make_response([PromptAccepted(0, [1]), ChoiceDelta(0, "a")]) is None
+        assert inference.make_response([done()]).raw_output_contents[0] == pack_texts(b"hia")
 
 
 def test_triton_grpc_failure_names_its_request():
-    told = infer.failed(request(TEXT, id="7"), "It broke.")
-    assert (told.error_message, told.infer_response.id, told.infer_response.model_name) == ("It broke.", "7", "m")
-    assert told.infer_response.parameters[infer.FINAL].bool_param
+    failure = infer.stream_error(infer_request(TEXT, id="7"), "It broke.")
+    assert (failure.error_message, failure.infer_response.id, failure.infer_response.model_name) == (
+        "It broke.",
+        "7",
+        "m",
+    )
+    assert failure.infer_response.parameters[infer.FINAL_PARAMETER].bool_param
 
 
 # -- health, metadata, statistics and settings
 
 
-def ask(name: str, facts: Facts = FACTS, /, **members: Any) -> Any:
-    answer = control.CALLS[name](INFERENCE(f"{name}Request")(**members), head(), facts)
+def ask(name: str, facts: ServerFacts = FACTS, /, **members: Any) -> Any:
+    answer = control.GRPC_METHODS[name](INFERENCE_SCHEMA(f"{name}Request")(**members), head(), facts)
     assert answer.DESCRIPTOR.full_name == f"inference.{name}Response"
     return answer
 
 
-def no(name: str, facts: Facts = FACTS, /, **members: Any) -> tuple[int, str]:
+def ask_refusal(name: str, facts: ServerFacts = FACTS, /, **members: Any) -> tuple[int, str]:
     with pytest.raises(ParleyError) as caught:
         ask(name, facts, **members)
-    status, data, _ = errors.error(caught.value)
+    status, data, _ = errors.triton_error_answer(caught.value)
     return status, json.loads(data)["error"]
 
 
@@ -241,13 +263,13 @@ def test_triton_grpc_reports_health():
     assert ask("ModelReady", name="m").ready and ask("ModelReady", name="alias", version="1").ready
     assert not ask("ModelReady", LOADING, name="m").ready
     assert not ask("ModelReady", name="x").ready and not ask("ModelReady", name="m", version="2").ready
-    assert no("ModelReady", name="m", version="x")[0] == 404
+    assert ask_refusal("ModelReady", name="m", version="x")[0] == 404
     for service in ("", "inference.GRPCInferenceService"):
-        question = control.QUESTION(service=service)
-        assert control.check(question, head(), FACTS).status == 1
-        assert control.check(question, head(), LOADING).status == 2
+        question = control.HEALTH_REQUEST(service=service)
+        assert control.check_health(question, head(), FACTS).status == 1
+        assert control.check_health(question, head(), LOADING).status == 2
     with pytest.raises(ParleyError):
-        control.check(control.QUESTION(service="other"), head(), FACTS)
+        control.check_health(control.HEALTH_REQUEST(service="other"), head(), FACTS)
 
 
 def test_triton_grpc_writes_metadata_and_config():
@@ -261,8 +283,8 @@ def test_triton_grpc_writes_metadata_and_config():
     assert config.input[0].data_type == 13 and not config.input[0].optional and config.input[1].optional
     assert config.version_policy.latest.num_versions == 1 and config.optimization.input_pinned_memory.enable
     for name in ("ModelMetadata", "ModelConfig"):
-        assert no(name, name="x")[0] == no(name, name="m", version="2")[0] == 404
-        assert no(name) == (404, "Request for unknown model: '' is not found")
+        assert ask_refusal(name, name="x")[0] == ask_refusal(name, name="m", version="2")[0] == 404
+        assert ask_refusal(name) == (404, "Request for unknown model: '' is not found")
 
 
 def test_triton_grpc_writes_statistics():
@@ -270,36 +292,41 @@ def test_triton_grpc_writes_statistics():
     assert (one.name, one.inference_count, one.last_inference) == ("m", 2, 1500)
     assert (one.inference_stats.success.count, one.inference_stats.success.ns) == (2, 2_500_000_000)
     assert len(ask("ModelStatistics").model_stats) == 2
-    assert no("ModelStatistics", name="x") == (400, "requested model 'x' is not available")
+    assert ask_refusal("ModelStatistics", name="x") == (400, "requested model 'x' is not available")
 
 
 def test_triton_grpc_lists_repository():
     (one, _) = ask("RepositoryIndex").models
-    assert (one.name, one.version, one.state, one.reason) == ("m", "1", "READY", "")
+    assert (one.name, one.version, one.state_at, one.reason) == ("m", "1", "READY", "")
     assert not ask("RepositoryIndex", LOADING, ready=True).models
-    assert no("RepositoryIndex", repository_name="r")[0] == 501
+    assert ask_refusal("RepositoryIndex", repository_name="r")[0] == 501
     ask("RepositoryModelLoad", model_name="m")
-    assert no("RepositoryModelLoad", model_name="m", parameters={"file:1/x": {"bytes_param": b"\xff"}})[0] == 400
-    assert no("RepositoryModelLoad", model_name="x")[1] == "failed to load 'x', failed to poll from model repository"
-    assert no("RepositoryModelUnload", model_name="m")[0] == 503
+    assert (
+        ask_refusal("RepositoryModelLoad", model_name="m", parameters={"file:1/x": {"bytes_param": b"\xff"}})[0] == 400
+    )
+    assert (
+        ask_refusal("RepositoryModelLoad", model_name="x")[1]
+        == "failed to load 'x', failed to poll from model repository"
+    )
+    assert ask_refusal("RepositoryModelUnload", model_name="m")[0] == 503
 
 
 def test_triton_grpc_settings_are_read_only():
     assert ask("TraceSetting").settings["trace_level"].value == ["OFF"]
     assert ask("TraceSetting", model_name="m", settings={"trace_rate": {"value": ["1000"]}, "trace_level": {}})
-    assert no("TraceSetting", model_name="x")[0] == 404
-    assert no("TraceSetting", settings={"trace_level": {"value": ["TIMESTAMPS"]}})[0] == 400
-    told = ask("LogSettings", settings={"log_info": {"bool_param": True}}).settings
-    assert told["log_info"].bool_param and told["log_format"].string_param == "default"
-    assert told["log_verbose_level"].WhichOneof("parameter_choice") == "uint32_param"
-    assert "log_verbose_level" in no("LogSettings", settings={"log_verbose_level": {"uint32_param": 1}})[1]
+    assert ask_refusal("TraceSetting", model_name="x")[0] == 404
+    assert ask_refusal("TraceSetting", settings={"trace_level": {"value": ["TIMESTAMPS"]}})[0] == 400
+    log_settings = ask("LogSettings", settings={"log_info": {"bool_param": True}}).settings
+    assert log_settings["log_info"].bool_param and log_settings["log_format"].string_param == "default"
+    assert log_settings["log_verbose_level"].WhichOneof("parameter_choice") == "uint32_param"
+    assert "log_verbose_level" in ask_refusal("LogSettings", settings={"log_verbose_level": {"uint32_param": 1}})[1]
 
 
 @pytest.mark.parametrize("kind", ["System", "Cuda"])
 def test_triton_grpc_refuses_shared_memory(kind):
     assert not ask(f"{kind}SharedMemoryStatus").regions
-    assert no(f"{kind}SharedMemoryStatus", name="r") == (404, "Unable to find shared memory region: 'r'")
-    assert no(f"{kind}SharedMemoryRegister", name="r", byte_size=8)[0] == 501
+    assert ask_refusal(f"{kind}SharedMemoryStatus", name="r") == (404, "Unable to find shared memory region: 'r'")
+    assert ask_refusal(f"{kind}SharedMemoryRegister", name="r", byte_size=8)[0] == 501
     ask(f"{kind}SharedMemoryUnregister", name="r")
 
 
@@ -313,8 +340,10 @@ scalar = st.one_of(
     st.fixed_dictionaries({"string_param": st.text(max_size=8)}),
     st.just({}),
 )
-names = st.sampled_from(sorted({*KNOWN, *INPUTS})) | st.text(max_size=4)
-parameters = st.dictionaries(names | st.sampled_from([infer.EMPTY_FINAL, "shared_memory_region"]), scalar, max_size=3)
+names = st.sampled_from(sorted({*KNOWN_PARAMETERS, *INPUTS})) | st.text(max_size=4)
+parameters = st.dictionaries(
+    names | st.sampled_from([infer.EMPTY_FINAL_PARAMETER, "shared_memory_region"]), scalar, max_size=3
+)
 contents = st.fixed_dictionaries(
     {},
     optional={
@@ -326,7 +355,7 @@ contents = st.fixed_dictionaries(
     },
 )
 tensors = st.fixed_dictionaries(
-    {"name": names, "datatype": st.sampled_from([*FORMATS, "BYTES", "", "X"])},
+    {"name": names, "datatype": st.sampled_from([*STRUCT_FORMATS, "BYTES", "", "X"])},
     optional={
         "shape": st.lists(st.sampled_from([1, 1, 0, 2, -1, 2**62]), max_size=4),
         "contents": contents,
@@ -345,15 +374,15 @@ tensors = st.fixed_dictionaries(
 )
 def test_triton_grpc_answers_or_refuses_any_request(inputs, raw, parameters, outputs, id):
     """Guards against exceptions other than refusals, and against object addresses in error messages."""
-    message = request(*inputs, raw=tuple(raw), parameters=parameters, outputs=outputs, id=id)
+    message = infer_request(*inputs, raw=tuple(raw), parameters=parameters, outputs=outputs, id=id)
     try:
         inference = read(message, whole=False)
     except ParleyError as error:
-        assert errors.error(error).status in (400, 404, 500)
+        assert errors.triton_error_answer(error).status in (400, 404, 500)
         assert error.message and "0x" not in error.message
         return
-    events = [Accepted(0, [1]), *(ended(index) for index in range(inference.request.n))]
-    assert inference.answer(events).id == id and inference.ended
+    events = [PromptAccepted(0, [1]), *(done(index) for index in range(inference.request.n))]
+    assert inference.make_response(events).id == id and inference.all_ended
 
 
 # -- glance: reading the model and prompt without decoding the whole message
@@ -362,40 +391,40 @@ def test_triton_grpc_answers_or_refuses_any_request(inputs, raw, parameters, out
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=9), st.text(max_size=300), st.text(max_size=9), parameters, st.booleans(), st.integers(0, 2))
 def test_glance_finds_model_and_prompt_in_message(model, text, id, parameters, raw, place):
-    other = typed("stream", "BOOL", "bool_contents", True)
-    prompt = typed("text_input", "BYTES", "bytes_contents", text.encode())
+    other = typed_tensor("stream", "BOOL", "bool_contents", True)
+    prompt = typed_tensor("text_input", "BYTES", "bytes_contents", text.encode())
     tensors = [other, other]
     tensors.insert(place, {name: value for name, value in prompt.items() if not raw or name != "contents"})
-    behind = [b"\1", b"\1"]
-    behind.insert(place, texts(text.encode()))
-    message = request(*tensors, raw=tuple(behind) if raw else (), parameters=parameters, id=id)
+    raw_contents = [b"\1", b"\1"]
+    raw_contents.insert(place, pack_texts(text.encode()))
+    message = infer_request(*tensors, raw=tuple(raw_contents) if raw else (), parameters=parameters, id=id)
     message.model_name = model
     data = message.SerializeToString()
-    assert (glance.model(data), glance.prompt(data)) == (model, text.encode())
+    assert (glance.peek_model(data), glance.peek_prompt(data)) == (model, text.encode())
 
 
 def test_glance_gives_up_after_4096_fields():
     """Guards the coordinator against stalling: scanning many small fields takes a second per megabyte."""
-    message = request()
+    message = infer_request()
     message.model_name = "m"
     data = message.SerializeToString()
-    assert glance.model(b"\x10\x01" * 4000 + data) == "m"
-    assert glance.model(b"\x10\x01" * 4096 + data) == ""
+    assert glance.peek_model(b"\x10\x01" * 4000 + data) == "m"
+    assert glance.peek_model(b"\x10\x01" * 4096 + data) == ""
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=60))
 def test_glance_accepts_any_bytes(data):
     """Guards the coordinator against exceptions on malformed messages."""
-    glance.model(data)
-    glance.prompt(data)
+    glance.peek_model(data)
+    glance.peek_prompt(data)
 
 
 @given(st.lists(st.binary(max_size=20), max_size=5), st.data())
 def test_triton_grpc_frames_may_be_cut_anywhere(messages, data):
-    stream = b"".join(map(frames.frame, messages)) + frames.failure(404, "It is not there.")
+    stream = b"".join(map(frames.message_frame, messages)) + frames.grpc_failure_frame(404, "It is not there.")
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
-    reader = frames.Reader()
-    found = [each for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True) for each in
-             reader.feed(stream[start:end])]  # fmt: skip
-    assert found == [*messages, frames.Failure(404, "It is not there.")]
+    reader = frames.FrameSplitter()
+    decoded = [message for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True) for message in
+             reader.split_frames(stream[start:end])]  # fmt: skip
+    assert decoded == [*messages, frames.StreamFailure(404, "It is not there.")]

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import Answer, Head, Timings
-from parley.dialects.facts import Card, Facts
+from parley.dialects.dialect import Answer, RequestContext, RequestTimings
+from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.openai import chat as plain
 from parley.dialects.vllm import chat, completions, control, embeddings, shared
 from parley.errors import (
@@ -22,30 +22,30 @@ from parley.errors import (
     Unauthorized,
     UnknownModel,
 )
-from parley.types import Accepted, CallDelta, Delta, Done, Scored, Token, Usage
+from parley.types import ChoiceDelta, ChoiceDone, PromptAccepted, PromptScored, TokenInfo, ToolCallDelta, Usage
 
 JSON = {b"content-type": b"application/json; charset=utf-8"}
-HEAD = Head("0123456789abcdef0123456789abcdef", 1700000000, "fp_1", context=256, headers=JSON)
-ID = HEAD.id[:16]
-USER = [{"role": "user", "content": "Hi"}]
+HEAD = RequestContext("0123456789abcdef0123456789abcdef", 1700000000, "fp_1", context_length=256, headers=JSON)
+ID = HEAD.unique_id[:16]
+MESSAGES = [{"role": "user", "content": "Hi"}]
 USAGE = Usage(prompt_tokens=11, completion_tokens=3, cached_tokens=4)
-TIMINGS = Timings(1.0, 0.1, 0.2, 0.7)
+TIMINGS = RequestTimings(1.0, 0.1, 0.2, 0.7)
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
-def talk(head: Head = HEAD, **members: Any) -> chat.ChatReply:
-    reply = chat.read(json.dumps({"model": "tiny", "messages": USER} | members).encode(), head)
-    assert isinstance(reply, chat.ChatReply), reply
+def read_chat(head: RequestContext = HEAD, **members: Any) -> chat.VllmChatReply:
+    reply = chat.read_vllm_chat(json.dumps({"model": "tiny", "messages": MESSAGES} | members).encode(), head)
+    assert isinstance(reply, chat.VllmChatReply), reply
     return reply
 
 
-def write(head: Head = HEAD, **members: Any) -> completions.CompletionReply:
-    reply = completions.read(json.dumps({"model": "tiny", "prompt": "Hi"} | members).encode(), head)
-    assert isinstance(reply, completions.CompletionReply), reply
+def read_completion(head: RequestContext = HEAD, **members: Any) -> completions.VllmCompletionReply:
+    reply = completions.read_vllm_completion(json.dumps({"model": "tiny", "prompt": "Hi"} | members).encode(), head)
+    assert isinstance(reply, completions.VllmCompletionReply), reply
     return reply
 
 
-READERS = {"chat": talk, "text": write}
+READERS = {"chat": read_chat, "text": read_completion}
 
 
 @pytest.fixture(params=READERS)
@@ -53,47 +53,54 @@ def read(request) -> Any:
     return READERS[request.param]
 
 
-def told(error: ParleyError) -> dict[str, Any]:
-    return json.loads(shared.error(error).body)["error"]
+def error_object(error: ParleyError) -> dict[str, Any]:
+    return json.loads(shared.vllm_error(error).body)["error"]
 
 
-def refused(read, **members) -> dict[str, Any]:
+def refusal(read, **members) -> dict[str, Any]:
     with pytest.raises(BadRequest) as caught:
         read(**members)
-    answer = shared.error(caught.value)
+    answer = shared.vllm_error(caught.value)
     assert answer.status == 400
-    return told(caught.value)
+    return error_object(caught.value)
 
 
 # -- bodies read differently from OpenAI's
 
 
 def test_vllm_max_tokens_is_cut_to_the_context(read):
-    assert read(max_tokens=250).request.stop.reserve == 1
-    assert read(max_tokens=256).request.stop.max_tokens == 256
+    assert read(max_tokens=250).request.stop_conditions.reserved_tokens == 1
+    assert read(max_tokens=256).request.stop_conditions.max_tokens == 256
 
 
 def test_vllm_uses_generation_defaults_of_the_model(read):
     advice = {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.05,
               "max_new_tokens": 64}  # fmt: skip
-    head = Head(HEAD.id, 1700000000, "fp_1", context=256, headers=JSON, advice=advice)
+    head = RequestContext(
+        HEAD.unique_id, 1700000000, "fp_1", context_length=256, headers=JSON, generation_defaults=advice
+    )
     request = read(head, top_p=None, temperature=0, max_tokens=100).request
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0, 20, 0.9, 0.1)
-    assert sampling.repetition_penalty == 1.05 and request.stop.max_tokens == 64
-    assert read(head, max_tokens=5).request.stop.max_tokens == 5
-    wide = read(head, n=2, best_of=5, use_beam_search=True).request
-    assert (wide.beam.width, wide.sampling.top_k, wide.sampling.top_p, wide.sampling.min_p) == (2, 0, 1.0, 0.0)
-    assert read(head).request.stop.max_tokens == (64 if read is talk else 16)
+    assert sampling.repetition_penalty == 1.05 and request.stop_conditions.max_tokens == 64
+    assert read(head, max_tokens=5).request.stop_conditions.max_tokens == 5
+    searched = read(head, n=2, best_of=5, use_beam_search=True).request
+    assert (searched.beam.width, searched.sampling.top_k, searched.sampling.top_p, searched.sampling.min_p) == (
+        2,
+        0,
+        1.0,
+        0.0,
+    )
+    assert read(head).request.stop_conditions.max_tokens == (64 if read is read_chat else 16)
 
 
 def test_vllm_converts_types_leniently(read):
     request = read(n="2", temperature="0.5", top_k=True, seed="7", stream="yes", ignore_eos=1, max_tokens="5.0").request
     assert (request.n, request.sampling.temperature, request.sampling.top_k, request.sampling.seed) == (2, 0.5, 1, 7)
-    assert request.stream and request.stop.ignore_eos and request.stop.max_tokens == 5
+    assert request.stream and request.stop_conditions.ignore_eos and request.stop_conditions.max_tokens == 5
     assert read(top_p=True).request.sampling.top_p == 1.0
     for members in ({"n": "2x"}, {"n": 1.5}, {"stream": "maybe"}, {"temperature": "1" * 400}, {"n": []}):
-        assert refused(read, **members)["type"] == "Bad Request"
+        assert refusal(read, **members)["type"] == "Bad Request"
 
 
 def test_vllm_ignores_old_members(read):
@@ -101,12 +108,12 @@ def test_vllm_ignores_old_members(read):
 
 
 def test_vllm_accepts_any_role():
-    (prompt,) = talk(messages=[{"role": "wizard", "content": "a"}]).request.prompts
+    (prompt,) = read_chat(messages=[{"role": "wizard", "content": "a"}]).request.prompts
     assert prompt.messages[0].role == "wizard"
 
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-BARE: list[tuple[dict[str, Any], str | None]] = [
+INCOMPLETE_MESSAGES: list[tuple[dict[str, Any], str | None]] = [
     ({"role": "user"}, ""),
     ({"role": "user", "content": None}, ""),
     ({"role": "assistant"}, ""),
@@ -117,30 +124,32 @@ BARE: list[tuple[dict[str, Any], str | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("message", "content"), BARE, ids=str)
+@pytest.mark.parametrize(("message", "content"), INCOMPLETE_MESSAGES, ids=str)
 def test_vllm_accepts_messages_with_missing_members(message, content):
-    (prompt,) = talk(messages=[*USER, message]).request.prompts
+    (prompt,) = read_chat(messages=[*MESSAGES, message]).request.prompts
     assert prompt.messages[1].content == content
     with pytest.raises(BadRequest):  # OpenAI's rules refuse it
-        plain.read(json.dumps({"messages": [*USER, message | {"tool_calls": None}]}).encode(), HEAD)
+        plain.read_chat_request(json.dumps({"messages": [*MESSAGES, message | {"tool_calls": None}]}).encode(), HEAD)
 
 
 def test_vllm_continues_final_message_of_any_role():
-    (prompt,) = talk(continue_final_message=True).request.prompts
+    (prompt,) = read_chat(continue_final_message=True).request.prompts
     assert prompt.continue_final and not prompt.add_generation_prompt
 
 
 def test_vllm_chat_accepts_prediction():
-    assert talk(prediction={"type": "content", "content": "a"}).request.prediction == "a"
+    assert read_chat(prediction={"type": "content", "content": "a"}).request.prediction == "a"
 
 
 def test_vllm_takes_request_id_from_header_or_body(read):
     def name(reply):
-        reply.add([Done(0, "stop", USAGE)])
-        return json.loads(reply.body(USAGE))["id"].partition("-")[2]
+        reply.add_events([ChoiceDone(0, "stop", USAGE)])
+        return json.loads(reply.render_body(USAGE))["id"].partition("-")[2]
 
     def headed(value):
-        return Head(HEAD.id, 1700000000, "fp_1", context=256, headers=JSON | {b"x-request-id": value})
+        return RequestContext(
+            HEAD.unique_id, 1700000000, "fp_1", context_length=256, headers=JSON | {b"x-request-id": value}
+        )
 
     assert name(read()) == ID
     assert name(read(request_id="mine")) == "mine"
@@ -158,9 +167,18 @@ def test_vllm_takes_request_id_from_header_or_body(read):
 def test_vllm_reports_load_metrics_in_header(read, form, told):
     """Load balancers read this header to choose a server."""
     asks = JSON | {b"endpoint-load-metrics-format": form}
-    head = Head(HEAD.id, 1700000000, "fp_1", context=256, headers=asks, cached=5, capacity=20, waiting=2)
-    assert list(read(head).headers(TIMINGS)) == [(b"endpoint-load-metrics", told)]
-    assert not read(head).headers(None) and not read().headers(TIMINGS)  # a stream has no such header
+    head = RequestContext(
+        HEAD.unique_id,
+        1700000000,
+        "fp_1",
+        context_length=256,
+        headers=asks,
+        cached_tokens=5,
+        cache_capacity=20,
+        waiting_sequences=2,
+    )
+    assert list(read(head).answer_headers(TIMINGS)) == [(b"endpoint-load-metrics", told)]
+    assert not read(head).answer_headers(None) and not read().answer_headers(TIMINGS)  # a stream has no such header
 
 
 # -- refusals
@@ -226,29 +244,29 @@ SENTENCES: list[tuple[dict[str, Any], str, str | None]] = [
 
 def test_vllm_response_format_replaces_constraint_of_same_kind(read):
     schema, tag = {"type": "integer"}, {"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}
-    described = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
-    beside = {"json": {}, "disable_any_whitespace": True}
-    found = read(structured_outputs=beside, response_format=described).request.grammar
-    assert (found.kind, found.value, found.whitespace) == ("json", schema, "")
-    found = read(structured_outputs={"json_object": True}, response_format={"type": "json_object"}).request.grammar
-    assert (found.kind, found.value) == ("json", {"type": "object"})
-    found = read(structured_outputs={"structural_tag": "{}"}, response_format=tag).request.grammar
-    assert (found.kind, found.value) == ("choice", ["a"])
-    found = read(structured_outputs={"regex": "a"}, response_format={"type": "text"}).request.grammar
-    assert (found.kind, found.value) == ("regex", "a")
+    json_schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    constraint = {"json": {}, "disable_any_whitespace": True}
+    grammar = read(structured_outputs=constraint, response_format=json_schema).request.grammar
+    assert (grammar.kind, grammar.value, grammar.whitespace) == ("json", schema, "")
+    grammar = read(structured_outputs={"json_object": True}, response_format={"type": "json_object"}).request.grammar
+    assert (grammar.kind, grammar.value) == ("json", {"type": "object"})
+    grammar = read(structured_outputs={"structural_tag": "{}"}, response_format=tag).request.grammar
+    assert (grammar.kind, grammar.value) == ("choice", ["a"])
+    grammar = read(structured_outputs={"regex": "a"}, response_format={"type": "text"}).request.grammar
+    assert (grammar.kind, grammar.value) == ("regex", "a")
     wrong = {"type": "json_schema", "json_schema": {"schema": schema}}
-    assert refused(read, structured_outputs=beside, response_format=wrong)["code"] == 400
+    assert refusal(read, structured_outputs=constraint, response_format=wrong)["code"] == 400
 
 
 @pytest.mark.parametrize(("members", "sentence", "param"), SENTENCES, ids=lambda value: str(value)[:40])
 def test_vllm_refusals_use_original_wording(read, members, sentence, param):
-    error = refused(read, **members)
+    error = refusal(read, **members)
     assert error["message"] == sentence
     assert (error["param"], error["code"]) == (param, 400)
     assert error["type"] == ("Bad Request" if sentence.startswith("1 ") else "BadRequestError")
 
 
-OF_CHATS: list[tuple[dict[str, Any], str, str | None]] = [
+CHAT_SENTENCES: list[tuple[dict[str, Any], str, str | None]] = [
     ({"logprobs": True, "top_logprobs": 30},
      "Requested sample logprobs of 30, which is greater than max allowed: 20 (parameter=top_logprobs, value=30)",
      "top_logprobs"),
@@ -272,7 +290,7 @@ OF_CHATS: list[tuple[dict[str, Any], str, str | None]] = [
      "max_completion_tokens must be at least 1, got 0. (parameter=max_completion_tokens, value=0)",
      "max_completion_tokens"),
 ]  # fmt: skip
-OF_TEXTS: list[tuple[dict[str, Any], str, str | None]] = [
+COMPLETION_SENTENCES: list[tuple[dict[str, Any], str, str | None]] = [
     ({"logprobs": 30}, "Requested sample logprobs of 30, which is greater than max allowed: 20 (parameter=logprobs, "
      "value=30)", "logprobs"),
     ({"logprobs": -1}, "Requested sample logprobs of the whole vocabulary, which is greater than max allowed: 20 "
@@ -293,11 +311,11 @@ OF_TEXTS: list[tuple[dict[str, Any], str, str | None]] = [
 
 @pytest.mark.parametrize(
     ("kind", "members", "sentence", "param"),
-    [("chat", *case) for case in OF_CHATS] + [("text", *case) for case in OF_TEXTS],
+    [("chat", *case) for case in CHAT_SENTENCES] + [("text", *case) for case in COMPLETION_SENTENCES],
     ids=lambda value: str(value)[:40],
 )
 def test_vllm_refusals_of_one_route_use_original_wording(kind, members, sentence, param):
-    error = refused(READERS[kind], **members)
+    error = refusal(READERS[kind], **members)
     assert (error["message"], error["param"]) == (sentence, param)
 
 
@@ -325,39 +343,39 @@ SHAPES: list[tuple[bytes, str, str]] = [
 @pytest.mark.parametrize(("body", "entry", "param"), SHAPES, ids=lambda value: str(value)[:40])
 def test_vllm_shape_errors_use_original_wording(body, entry, param):
     with pytest.raises(BadRequest) as caught:
-        chat.read(body, HEAD)
-    assert told(caught.value) == {
+        chat.read_vllm_chat(body, HEAD)
+    assert error_object(caught.value) == {
         "message": f"1 validation error:\n  {entry}", "type": "Bad Request", "param": param, "code": 400
     }  # fmt: skip
 
 
 def test_vllm_reports_too_many_stop_strings_as_two_errors(read):
-    error = refused(read, stop=list("abcde"))
+    error = refusal(read, stop=list("abcde"))
     first, second, third = error["message"].split("\n")
     assert first == "2 validation errors:" and "'string_type'" in second and "'too_long'" in third
     assert "List should have at most 4 items after validation, not 5" in third
-    assert read(stop=list("abcd")).request.stop.strings == list("abcd")
+    assert read(stop=list("abcd")).request.stop_conditions.strings == list("abcd")
 
 
 def test_vllm_refuses_content_type_other_than_json():
     for kind, good in ((b"text/plain", 0), (b"", 0), (b"application/x+json", 1), (b"Application/JSON;charset=x", 1)):
-        head = Head(HEAD.id, 0, "", context=256, headers={b"content-type": kind})
+        head = RequestContext(HEAD.unique_id, 0, "", context_length=256, headers={b"content-type": kind})
         body = json.dumps({"prompt": "a"}).encode()
         if good:
-            assert isinstance(completions.read(body, head), completions.CompletionReply)
+            assert isinstance(completions.read_vllm_completion(body, head), completions.VllmCompletionReply)
             continue
         with pytest.raises(BadRequest) as caught:
-            completions.read(body, head)
-        assert told(caught.value)["message"] == (
+            completions.read_vllm_completion(body, head)
+        assert error_object(caught.value)["message"] == (
             "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
         )
 
 
 def test_vllm_stream_reports_engine_refusal_as_event():
     body = json.dumps({"prompt": "a", "logprobs": 30, "stream": True}).encode()
-    answer = completions.read(body, HEAD)
+    answer = completions.read_vllm_completion(body, HEAD)
     assert isinstance(answer, Answer) and answer.status == 200
-    assert answer.type == b"text/event-stream; charset=utf-8"
+    assert answer.content_type == b"text/event-stream; charset=utf-8"
     assert answer.body == (
         b'data: {"error": {"message": "Requested sample logprobs of 30, which is greater than max allowed: 20 '
         b'(parameter=logprobs, value=30)", "type": "BadRequestError", "param": "logprobs", "code": 400}}\n\n'
@@ -375,11 +393,11 @@ def test_vllm_stream_reports_engine_refusal_as_event():
          {"message": "The model `nope` does not exist. Valid aliases: tiny.", "type": "NotFoundError",
           "param": "model"}),
         (TooLarge("big"), 413, {"message": "big", "type": "Request Entity Too Large", "param": None}),
-        (Overloaded("x"), 503, {"message": shared.BUSY, "type": "Service Unavailable", "param": None}),
+        (Overloaded("x"), 503, {"message": shared.BUSY_SENTENCE, "type": "Service Unavailable", "param": None}),
         (NotReady("later"), 503, {"message": "later", "type": "Service Unavailable", "param": None}),
         (EngineError("broken"), 500, {"message": "broken", "type": "InternalServerError", "param": None}),
         (ParleyError("broken"), 500, {"message": "broken", "type": "InternalServerError", "param": None}),
-        (shared.Unbuilt("no"), 501, {"message": "no", "type": "NotImplementedError", "param": None}),
+        (shared.UnsupportedCall("no"), 501, {"message": "no", "type": "NotImplementedError", "param": None}),
         (ContextLength("x", limit=256, prompt=257), 400,
          {"message": "This model's maximum context length is 256 tokens. However, your prompt contains at least "
           "257 input "
@@ -389,11 +407,11 @@ def test_vllm_stream_reports_engine_refusal_as_event():
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )  # fmt: skip
 def test_vllm_errors_use_original_wording(error, status, body):
-    answer = shared.error(error)
-    got = json.loads(answer.body)
+    answer = shared.vllm_error(error)
+    response_body = json.loads(answer.body)
     if "message" in body:
         body = {"error": body | {"code": status}}
-    assert (answer.status, got) == (status, body)
+    assert (answer.status, response_body) == (status, body)
 
 
 # -- bytes: chat
@@ -404,9 +422,9 @@ CHAT = b'data: {"id":"chatcmpl-%b","object":"chat.completion.chunk","created":17
 
 
 def test_vllm_chat_writes_body():
-    reply = talk()
-    reply.add([Accepted(0, [1] * 11), Delta(0, "yes"), Done(0, "stop", USAGE)])
-    assert reply.body(USAGE) == (
+    reply = read_chat()
+    reply.add_events([PromptAccepted(0, [1] * 11), ChoiceDelta(0, "yes"), ChoiceDone(0, "stop", USAGE)])
+    assert reply.render_body(USAGE) == (
         b'{"id":"chatcmpl-%b","object":"chat.completion","created":1700000000,"model":"tiny","choices":[{"index":0,'
         b'"message":{"role":"assistant","content":"yes","refusal":null,"annotations":null,"audio":null,'
         b'"function_call":null,"reasoning":null},"logprobs":null,"finish_reason":"stop","stop_reason":null,'
@@ -419,44 +437,44 @@ def test_vllm_chat_writes_body():
 
 
 def test_vllm_chat_returns_prompt_text():
-    told = [Accepted(0, [1], 0, "<user>Hi"), Delta(0, "yes"), Done(0, "stop", USAGE)]
-    reply = talk(return_prompt_text=True)
-    reply.add(told)
-    assert json.loads(reply.body(USAGE))["prompt_text"] == "<user>Hi"
-    first, *_ = chunks(talk(return_prompt_text=True, stream=True).chunk(told))
+    events = [PromptAccepted(0, [1], 0, "<user>Hi"), ChoiceDelta(0, "yes"), ChoiceDone(0, "stop", USAGE)]
+    reply = read_chat(return_prompt_text=True)
+    reply.add_events(events)
+    assert json.loads(reply.render_body(USAGE))["prompt_text"] == "<user>Hi"
+    first, *_ = chunks(read_chat(return_prompt_text=True, stream=True).render_chunk(events))
     assert first["prompt_text"] == "<user>Hi"
 
 
 def test_vllm_chat_writes_stream():
-    reply = talk(stream=True, stream_options={"include_usage": True}, n=2)
+    reply = read_chat(stream=True, stream_options={"include_usage": True}, n=2)
     opening = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],'
     nulls = b'"prompt_token_ids":null,"prompt_text":null}\n\n'
-    assert reply.chunk([Accepted(0, [1] * 11)]) == CHAT + opening % 0 + nulls + CHAT + opening % 1 + nulls
-    assert reply.chunk([Delta(0, " cache")]) == CHAT + (
+    assert reply.render_chunk([PromptAccepted(0, [1] * 11)]) == CHAT + opening % 0 + nulls + CHAT + opening % 1 + nulls
+    assert reply.render_chunk([ChoiceDelta(0, " cache")]) == CHAT + (
         b'{"index":0,"delta":{"content":" cache"},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'
     )
-    assert reply.chunk([Delta(0, "ang"), Delta(1, "x"), Done(0, "length", USAGE)]) == (
+    assert reply.render_chunk([ChoiceDelta(0, "ang"), ChoiceDelta(1, "x"), ChoiceDone(0, "length", USAGE)]) == (
         CHAT + b'{"index":0,"delta":{"content":"ang"},"logprobs":null,"finish_reason":"length","stop_reason":null,'
         b'"token_ids":null}]}\n\n'
         + CHAT + b'{"index":1,"delta":{"content":"x"},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'
     )  # fmt: skip
-    assert reply.chunk([Done(1, "stop", USAGE, stop="END")]) == CHAT + (
+    assert reply.render_chunk([ChoiceDone(1, "stop", USAGE, stop="END")]) == CHAT + (
         b'{"index":1,"delta":{},"logprobs":null,"finish_reason":"stop","stop_reason":"END","token_ids":null}]}\n\n'
     )
-    assert reply.end(USAGE) == (
+    assert reply.finish_stream(USAGE) == (
         CHAT + b'],"usage":{"prompt_tokens":11,"total_tokens":14,"completion_tokens":3,"prompt_tokens_details":'
         b'{"cached_tokens":4}},"system_fingerprint":"fp_1"}\n\ndata: [DONE]\n\n'
     )  # fmt: skip
 
 
 def test_vllm_chat_writes_stream_without_usage():
-    reply = talk(stream=True)
-    assert reply.chunk([Done(0, "stop", USAGE)]) == CHAT + (
+    reply = read_chat(stream=True)
+    assert reply.render_chunk([ChoiceDone(0, "stop", USAGE)]) == CHAT + (
         b'{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop","stop_reason":null,"token_ids":null}],'
         b'"system_fingerprint":"fp_1"}\n\n'
     )
-    assert reply.end(USAGE) == b"data: [DONE]\n\n"
-    assert reply.fail(EngineError("gön")) == (
+    assert reply.finish_stream(USAGE) == b"data: [DONE]\n\n"
+    assert reply.fail_stream(EngineError("gön")) == (
         b'data: {"error": {"message": "g\\u00f6n", "type": "InternalServerError", "param": null, "code": 500}}\n\n'
         b"data: [DONE]\n\n"
     )
@@ -467,11 +485,15 @@ def chunks(data: bytes) -> list[dict[str, Any]]:
 
 
 def test_vllm_chat_streams_tool_calls():
-    reply = talk(stream=True, tools=[TOOL])
-    reply.chunk([Accepted(0, [1])])
-    got = reply.chunk([Delta(0, "Ok "), Delta(0, "", "tool", call=CallDelta(0, "call_0123456789abcdef01234567", "f"))])
-    got += reply.chunk([Delta(0, "", "tool", call=CallDelta(0, arguments='{"x":')), Done(0, "tool", USAGE)])
-    deltas = [chunk["choices"][0]["delta"] for chunk in chunks(got)]
+    reply = read_chat(stream=True, tools=[TOOL])
+    reply.render_chunk([PromptAccepted(0, [1])])
+    data = reply.render_chunk(
+        [ChoiceDelta(0, "Ok "), ChoiceDelta(0, "", "tool", call=ToolCallDelta(0, "call_0123456789abcdef01234567", "f"))]
+    )
+    data += reply.render_chunk(
+        [ChoiceDelta(0, "", "tool", call=ToolCallDelta(0, arguments='{"x":')), ChoiceDone(0, "tool", USAGE)]
+    )
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks(data)]
     assert deltas == [
         {"content": "Ok "},
         {"content": None, "tool_calls": [
@@ -479,17 +501,17 @@ def test_vllm_chat_streams_tool_calls():
         {"content": None, "tool_calls": [{"index": 0, "function": {"arguments": '{"x":'}}]},
         {},
     ]  # fmt: skip
-    assert chunks(got)[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    assert chunks(data)[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
 @pytest.mark.parametrize("parallel", [True, False])
 def test_vllm_chat_writes_tool_calls(parallel):
-    reply = talk(tools=[TOOL], parallel_tool_calls=parallel)
-    assert reply.request.prompts[0].parallel is parallel
+    reply = read_chat(tools=[TOOL], parallel_tool_calls=parallel)
+    assert reply.request.prompts[0].parallel_calls is parallel
     for index in range(1 + parallel):
-        reply.add([Delta(0, "", "tool", call=CallDelta(index, "call_" + "0" * 24, "f", "{}"))])
-    reply.add([Done(0, "tool", USAGE)])
-    (choice,) = json.loads(reply.body(USAGE))["choices"]
+        reply.add_events([ChoiceDelta(0, "", "tool", call=ToolCallDelta(index, "call_" + "0" * 24, "f", "{}"))])
+    reply.add_events([ChoiceDone(0, "tool", USAGE)])
+    (choice,) = json.loads(reply.render_body(USAGE))["choices"]
     message = choice["message"]
     assert list(message)[5:8] == ["function_call", "tool_calls", "reasoning"]
     assert message["content"] is None and choice["finish_reason"] == "tool_calls"
@@ -502,54 +524,60 @@ NAMED = {"type": "function", "function": {"name": "f"}}
 
 def test_vllm_chat_named_tool_call_finishes_with_stop():
     """The message has empty content, and finish_reason is stop."""
-    reply = talk(tools=[TOOL], tool_choice=NAMED)
-    call = Delta(0, "", "tool", call=CallDelta(0, "call_" + "0" * 24, "f", "{}"))
-    reply.add([call, Done(0, "tool", USAGE)])
-    (choice,) = json.loads(reply.body(USAGE))["choices"]
+    reply = read_chat(tools=[TOOL], tool_choice=NAMED)
+    call = ChoiceDelta(0, "", "tool", call=ToolCallDelta(0, "call_" + "0" * 24, "f", "{}"))
+    reply.add_events([call, ChoiceDone(0, "tool", USAGE)])
+    (choice,) = json.loads(reply.render_body(USAGE))["choices"]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", "")
-    streamed = talk(tools=[TOOL], tool_choice=NAMED, stream=True).chunk([call, Done(0, "tool", USAGE)])
+    streamed = read_chat(tools=[TOOL], tool_choice=NAMED, stream=True).render_chunk(
+        [call, ChoiceDone(0, "tool", USAGE)]
+    )
     assert chunks(streamed)[-1]["choices"][0]["finish_reason"] == "stop"
 
 
 def test_vllm_chat_reads_tool_choice():
-    loose = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"type": "object"}}}
-    assert talk(tools=[loose]).request.prompts[0].tools == [loose]
-    (chat_,) = talk(tools=[TOOL], tool_choice="none").request.prompts
-    assert (chat_.choice, len(chat_.tools)) == ("none", 1)  # the template still gets the tools
+    strict_tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"type": "object"}}}
+    assert read_chat(tools=[strict_tool]).request.prompts[0].tools == [strict_tool]
+    (chat_,) = read_chat(tools=[TOOL], tool_choice="none").request.prompts
+    assert (chat_.tool_choice, len(chat_.tools)) == ("none", 1)  # the template still gets the tools
     other = {"type": "function", "function": {"name": "g"}}
-    told = refused(talk, tools=[TOOL], tool_choice=other)["message"]
-    assert told == "The tool specified in `tool_choice` does not match any of the specified `tools`"
-    assert refused(talk, tool_choice="required")["message"] == "When using `tool_choice`, `tools` must be set."
+    message = refusal(read_chat, tools=[TOOL], tool_choice=other)["message"]
+    assert message == "The tool specified in `tool_choice` does not match any of the specified `tools`"
+    assert refusal(read_chat, tool_choice="required")["message"] == "When using `tool_choice`, `tools` must be set."
 
 
 def test_vllm_chat_writes_reasoning_under_both_names():
-    events = [Delta(0, "hm", "reasoning"), Delta(0, "yes"), Done(0, "stop", USAGE)]
-    reply = talk()
-    reply.add(events)
-    (choice,) = json.loads(reply.body(USAGE))["choices"]
+    events = [ChoiceDelta(0, "hm", "reasoning"), ChoiceDelta(0, "yes"), ChoiceDone(0, "stop", USAGE)]
+    reply = read_chat()
+    reply.add_events(events)
+    (choice,) = json.loads(reply.render_body(USAGE))["choices"]
     assert (choice["message"]["reasoning"], choice["message"]["reasoning_content"]) == ("hm", "hm")
-    silent = talk(include_reasoning=False)
-    silent.add(events)
-    (choice,) = json.loads(silent.body(USAGE))["choices"]
+    silent = read_chat(include_reasoning=False)
+    silent.add_events(events)
+    (choice,) = json.loads(silent.render_body(USAGE))["choices"]
     assert choice["message"]["reasoning"] is None and "reasoning_content" not in choice["message"]
-    streamed = chunks(talk(stream=True).chunk(events))
+    streamed = chunks(read_chat(stream=True).render_chunk(events))
     assert [chunk["choices"][0]["delta"] for chunk in streamed] == [
         {"reasoning": "hm", "reasoning_content": "hm"},
         {"content": "yes"},
     ]
-    assert len(chunks(talk(stream=True, include_reasoning=False).chunk(events))) == 1
+    assert len(chunks(read_chat(stream=True, include_reasoning=False).render_chunk(events))) == 1
 
 
 def test_vllm_chat_writes_echo_with_prompt_logprobs():
-    messages = [*USER, {"role": "assistant", "content": "Sure"}]
-    reply = talk(messages=messages, echo=True)
-    assert reply.request.want.prompt_logprobs == 0
-    score = Token(7, "b", b"b", -0.5, 1)
-    reply.add([Scored(0, [Token(5, "a", b"a"), score]), Delta(0, "!"), Done(0, "stop", USAGE)])
-    answer = json.loads(reply.body(USAGE))
+    messages = [*MESSAGES, {"role": "assistant", "content": "Sure"}]
+    reply = read_chat(messages=messages, echo=True)
+    assert reply.request.output_options.prompt_logprobs == 0
+    score = TokenInfo(7, "b", b"b", -0.5, 1)
+    reply.add_events(
+        [PromptScored(0, [TokenInfo(5, "a", b"a"), score]), ChoiceDelta(0, "!"), ChoiceDone(0, "stop", USAGE)]
+    )
+    answer = json.loads(reply.render_body(USAGE))
     assert answer["choices"][0]["message"]["content"] == "Sure!"
     assert answer["prompt_logprobs"] == [None, {"7": {"logprob": -0.5, "rank": 1, "decoded_token": "b"}}]
-    opening, echoed = chunks(talk(messages=messages, echo=True, stream=True).chunk([Accepted(0, [1])]))
+    opening, echoed = chunks(
+        read_chat(messages=messages, echo=True, stream=True).render_chunk([PromptAccepted(0, [1])])
+    )
     assert opening["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert echoed["choices"][0] == {
         "index": 0, "delta": {"content": "Sure"}, "logprobs": None, "finish_reason": None
@@ -557,20 +585,20 @@ def test_vllm_chat_writes_echo_with_prompt_logprobs():
 
 
 def test_vllm_chat_writes_token_ids_and_logprobs():
-    other = Token(6, "b", b"b", -2.0, 2)
-    token = Token(5, "a", b"a", -0.5, 1, [other])
+    other = TokenInfo(6, "b", b"b", -2.0, 2)
+    token = TokenInfo(5, "a", b"a", -0.5, 1, [other])
     members = {"return_token_ids": True, "logprobs": True, "top_logprobs": 1, "return_tokens_as_token_ids": True}
     scored = {"content": [{
         "token": "token_id:5", "logprob": -0.5, "bytes": [97],
         "top_logprobs": [{"token": "token_id:6", "logprob": -2.0, "bytes": [98]}],
     }]}  # fmt: skip
-    reply = talk(**members)
-    reply.add([Accepted(0, [1, 2]), Delta(0, "a", tokens=[token]), Done(0, "stop", USAGE)])
-    answer = json.loads(reply.body(USAGE))
+    reply = read_chat(**members)
+    reply.add_events([PromptAccepted(0, [1, 2]), ChoiceDelta(0, "a", tokens=[token]), ChoiceDone(0, "stop", USAGE)])
+    answer = json.loads(reply.render_body(USAGE))
     assert answer["prompt_token_ids"] == [1, 2]
     assert answer["choices"][0]["token_ids"] == [5] and answer["choices"][0]["logprobs"] == scored
-    reply = talk(stream=True, **members)
-    opening, piece = chunks(reply.chunk([Accepted(0, [1, 2]), Delta(0, "a", tokens=[token])]))
+    reply = read_chat(stream=True, **members)
+    opening, piece = chunks(reply.render_chunk([PromptAccepted(0, [1, 2]), ChoiceDelta(0, "a", tokens=[token])]))
     assert opening["prompt_token_ids"] == [1, 2]
     assert piece["choices"][0]["token_ids"] == [5] and piece["choices"][0]["logprobs"] == scored
 
@@ -578,12 +606,14 @@ def test_vllm_chat_writes_token_ids_and_logprobs():
 def test_vllm_stream_reports_usage_in_every_chunk(read):
     options = {"include_usage": True, "continuous_usage_stats": True}
     reply = read(stream=True, stream_options=options)
-    token = Token(5, "a", b"a")
-    data = reply.chunk([Accepted(0, [1] * 11)])
-    data += reply.chunk([Delta(0, "a", tokens=[token])]) + reply.chunk([Delta(0, "bc", tokens=[token, token])])
-    data += reply.chunk([Delta(0, "", tokens=[token]), Done(0, "stop", USAGE)])
-    got = [chunk["usage"]["completion_tokens"] for chunk in chunks(data)]
-    assert got in ([0, 1, 3, 4], [1, 3, 4])  # a chat stream has an opening chunk
+    token = TokenInfo(5, "a", b"a")
+    data = reply.render_chunk([PromptAccepted(0, [1] * 11)])
+    data += reply.render_chunk([ChoiceDelta(0, "a", tokens=[token])]) + reply.render_chunk(
+        [ChoiceDelta(0, "bc", tokens=[token, token])]
+    )
+    data += reply.render_chunk([ChoiceDelta(0, "", tokens=[token]), ChoiceDone(0, "stop", USAGE)])
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks(data)]
+    assert counts in ([0, 1, 3, 4], [1, 3, 4])  # a chat stream has an opening chunk
     assert chunks(data)[-1]["choices"][0].get("delta", {}) == {}
     assert list(chunks(data)[-1]["usage"]) == [
         "prompt_tokens", "total_tokens", "completion_tokens", "completion_tokens_details"
@@ -596,9 +626,9 @@ TEXT = b'data: {"id":"cmpl-%b","object":"text_completion","created":1700000000,"
 
 
 def test_vllm_completions_writes_body():
-    reply = write()
-    reply.add([Accepted(0, [1] * 11), Delta(0, " cache"), Done(0, "stop", USAGE, stop=7)])
-    assert reply.body(USAGE) == (
+    reply = read_completion()
+    reply.add_events([PromptAccepted(0, [1] * 11), ChoiceDelta(0, " cache"), ChoiceDone(0, "stop", USAGE, stop=7)])
+    assert reply.render_body(USAGE) == (
         b'{"id":"cmpl-%b","object":"text_completion","created":1700000000,"model":"tiny","choices":[{"index":0,'
         b'"text":" cache","logprobs":null,"finish_reason":"stop","stop_reason":7,"token_ids":null,'
         b'"prompt_logprobs":null,"prompt_token_ids":null,"routed_experts":null}],"service_tier":null,'
@@ -610,40 +640,44 @@ def test_vllm_completions_writes_body():
 
 
 def test_vllm_completions_writes_stream():
-    reply = write(stream=True, prompt=["a", "b"])
+    reply = read_completion(stream=True, prompt=["a", "b"])
     tail = b'"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]}\n\n'
-    assert reply.chunk([Accepted(0, [1]), Accepted(1, [2])]) == b""
-    assert reply.chunk([Delta(1, " cache")]) == TEXT + b'{"index":1,"text":" cache","logprobs":null,' + tail
-    assert reply.chunk([Delta(0, "x"), Done(0, "length", USAGE)]) == TEXT + (
+    assert reply.render_chunk([PromptAccepted(0, [1]), PromptAccepted(1, [2])]) == b""
+    assert (
+        reply.render_chunk([ChoiceDelta(1, " cache")]) == TEXT + b'{"index":1,"text":" cache","logprobs":null,' + tail
+    )
+    assert reply.render_chunk([ChoiceDelta(0, "x"), ChoiceDone(0, "length", USAGE)]) == TEXT + (
         b'{"index":0,"text":"x","logprobs":null,"finish_reason":"length","stop_reason":null,"prompt_token_ids":null,'
         b'"token_ids":null}]}\n\n'
     )
-    assert reply.chunk([Done(1, "stop", USAGE)]) == TEXT + (
+    assert reply.render_chunk([ChoiceDone(1, "stop", USAGE)]) == TEXT + (
         b'{"index":1,"text":"","logprobs":null,"finish_reason":"stop","stop_reason":null,"prompt_token_ids":null,'
         b'"token_ids":null}]}\n\n'
     )
-    assert reply.end(USAGE) == b"data: [DONE]\n\n"
+    assert reply.finish_stream(USAGE) == b"data: [DONE]\n\n"
 
 
 def test_vllm_completions_writes_echo_with_logprobs():
-    token = Token(5, "a", b"a", -0.5, 1, [Token(6, "b", b"b", -2.0, 2)])
+    token = TokenInfo(5, "a", b"a", -0.5, 1, [TokenInfo(6, "b", b"b", -2.0, 2)])
     events = [
-        Accepted(0, [9, 8]),
-        Scored(0, [Token(9, "H", b"H"), Token(8, "i", b"i", -1.0, 1)], "Hi"),
-        Delta(0, "a", tokens=[token]),
-        Done(0, "stop", USAGE),
+        PromptAccepted(0, [9, 8]),
+        PromptScored(0, [TokenInfo(9, "H", b"H"), TokenInfo(8, "i", b"i", -1.0, 1)], "Hi"),
+        ChoiceDelta(0, "a", tokens=[token]),
+        ChoiceDone(0, "stop", USAGE),
     ]
     lists = {
         "text_offset": [0, 1, 2], "token_logprobs": [None, -1.0, -0.5], "tokens": ["H", "i", "a"],
         "top_logprobs": [None, {"i": -1.0}, {"b": -2.0, "a": -0.5}],
     }  # fmt: skip
-    reply = write(echo=True, logprobs=1, return_token_ids=True, prompt_logprobs=0)
-    reply.add(events)
-    (choice,) = json.loads(reply.body(USAGE))["choices"]
+    reply = read_completion(echo=True, logprobs=1, return_token_ids=True, prompt_logprobs=0)
+    reply.add_events(events)
+    (choice,) = json.loads(reply.render_body(USAGE))["choices"]
     assert choice["text"] == "Hia" and choice["logprobs"] == lists and list(choice["logprobs"]) == list(lists)
     assert (choice["token_ids"], choice["prompt_token_ids"]) == ([5], [9, 8])
     assert choice["prompt_logprobs"] == [None, {"8": {"logprob": -1.0, "rank": 1, "decoded_token": "i"}}]
-    first, last = chunks(write(echo=True, logprobs=1, return_token_ids=True, stream=True).chunk(events))
+    first, last = chunks(
+        read_completion(echo=True, logprobs=1, return_token_ids=True, stream=True).render_chunk(events)
+    )
     assert first["choices"][0]["text"] == "Hi" and first["choices"][0]["token_ids"] == []
     assert first["choices"][0]["prompt_token_ids"] == [9, 8] and last["choices"][0]["prompt_token_ids"] is None
     assert last["choices"][0]["token_ids"] == [5] and last["choices"][0]["logprobs"]["text_offset"] == [2]
@@ -653,8 +687,8 @@ def test_vllm_completions_writes_echo_with_logprobs():
 
 
 def test_vllm_lists_models():
-    facts = Facts("1", [Card("tiny", 5, 256, "tiny"), Card("alias", 5, 256, "tiny")], True)
-    first, second = json.loads(control.models(b"", HEAD, facts).body)["data"]
+    facts = ServerFacts("1", [ModelCard("tiny", 5, 256, "tiny"), ModelCard("alias", 5, 256, "tiny")], True)
+    first, second = json.loads(control.answer_models(b"", HEAD, facts).body)["data"]
     assert json.dumps(first, separators=(",", ":")) == (
         '{"id":"tiny","object":"model","created":1700000000,"owned_by":"vllm","root":"tiny","parent":null,'
         f'"max_model_len":256,"permission":[{{"id":"modelperm-{ID}","object":"model_permission","created":1700000000,'
@@ -667,29 +701,31 @@ def test_vllm_lists_models():
 
 def test_vllm_invocations_choose_task_by_body():
     for members, kind in (
-        ({"messages": USER}, chat.ChatReply),
-        ({"prompt": "a"}, completions.CompletionReply),
-        ({"messages": USER, "prompt": "a"}, chat.ChatReply),
-        ({"input": "a"}, embeddings.EmbeddingReply),
-        ({"messages": USER, "encoding_format": "float"}, embeddings.EmbeddingReply),
+        ({"messages": MESSAGES}, chat.VllmChatReply),
+        ({"prompt": "a"}, completions.VllmCompletionReply),
+        ({"messages": MESSAGES, "prompt": "a"}, chat.VllmChatReply),
+        ({"input": "a"}, embeddings.VllmEmbeddingReply),
+        ({"messages": MESSAGES, "encoding_format": "float"}, embeddings.VllmEmbeddingReply),
     ):
-        assert isinstance(control.invoked(json.dumps(members).encode(), HEAD), kind)
+        assert isinstance(control.read_invocation(json.dumps(members).encode(), HEAD), kind)
     with pytest.raises(BadRequest):
-        control.invoked(b"{}", HEAD)
+        control.read_invocation(b"{}", HEAD)
 
 
 def test_vllm_loads_and_unloads_adapters_by_name():
     def ask(read, **members):
         return read(True, json.dumps(members).encode(), HEAD)
 
-    wish = ask(control.load_adapter, lora_name="a/b", lora_path="./x", load_inplace=True, is_3d_lora_weight=True)
-    assert (wish.name, wish.folder, wish.replace, wish.model) == ("a/b", "./x", True, "")
-    assert wish.done.body == b"Success: LoRA adapter 'a/b' added successfully."
-    assert not ask(control.load_adapter, lora_name="a", lora_path="./x").replace
-    wish = ask(control.unload_adapter, lora_name="a", lora_int_id=5)
-    assert (wish.name, wish.folder) == ("a", None)
+    request = ask(
+        control.read_load_adapter, lora_name="a/b", lora_path="./x", load_inplace=True, is_3d_lora_weight=True
+    )
+    assert (request.name, request.folder, request.replace_existing, request.model) == ("a/b", "./x", True, "")
+    assert request.success.body == b"Success: LoRA adapter 'a/b' added successfully."
+    assert not ask(control.read_load_adapter, lora_name="a", lora_path="./x").replace_existing
+    request = ask(control.read_unload_adapter, lora_name="a", lora_int_id=5)
+    assert (request.name, request.folder) == ("a", None)
     for members in ({"lora_name": 5}, {"lora_path": []}, {"load_inplace": "perhaps"}, {"is_3d_lora_weight": 5.5}):
         with pytest.raises(BadRequest):
-            ask(control.load_adapter, **({"lora_name": "a", "lora_path": "x"} | members))
+            ask(control.read_load_adapter, **({"lora_name": "a", "lora_path": "x"} | members))
     with pytest.raises(BadRequest):
-        ask(control.unload_adapter, lora_name="a", lora_int_id="x")
+        ask(control.read_unload_adapter, lora_name="a", lora_int_id="x")

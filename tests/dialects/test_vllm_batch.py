@@ -4,48 +4,56 @@ import json
 
 import pytest
 
-from parley.dialects.dialect import Head
+from parley.dialects.dialect import RequestContext
 from parley.dialects.vllm import batch, chat
 from parley.errors import BadRequest, Unsupported
-from parley.types import Delta, Done, Token, Usage
+from parley.types import ChoiceDelta, ChoiceDone, TokenInfo, Usage
 
-HEAD = Head("0f", 1700000000, "fp_1", context=100, headers={b"content-type": b"application/json"})
+HEAD = RequestContext("0f", 1700000000, "fp_1", context_length=100, headers={b"content-type": b"application/json"})
 TURNS = [[{"role": "user", "content": text}] for text in ("a", "b", "c")]
 USAGE = Usage(prompt_tokens=9, completion_tokens=3)
 
 
-def read(**body):
-    return batch.read(json.dumps(body).encode(), HEAD)
+def read_batch(**body):
+    return batch.read_batch_request(json.dumps(body).encode(), HEAD)
 
 
 def events(index, text):
-    token = Token(5, text, text.encode(), False, -0.5)
-    return [Delta(index, text, "content", [token]), Done(index, "stop", None)]
+    token = TokenInfo(5, text, text.encode(), False, -0.5)
+    return [ChoiceDelta(index, text, "content", [token]), ChoiceDone(index, "stop", None)]
 
 
 def test_vllm_batch_answers_like_separate_chats():
     """Guards against mixing up choices when conversations finish out of order."""
-    wish = {"model": "m", "max_tokens": 3, "logprobs": True, "return_token_ids": True, "request_id": "r"}
-    reply = read(messages=TURNS, **wish)
-    alone = [chat.read(json.dumps({"messages": turns} | wish).encode(), HEAD) for turns in TURNS]
-    assert reply.request.prompts == [each.request.prompts[0] for each in alone] and reply.request.n == 1
+    members = {"model": "m", "max_tokens": 3, "logprobs": True, "return_token_ids": True, "request_id": "r"}
+    reply = read_batch(messages=TURNS, **members)
+    chat_replies = [chat.read_vllm_chat(json.dumps({"messages": turns} | members).encode(), HEAD) for turns in TURNS]
+    assert (
+        reply.request.prompts == [chat_reply.request.prompts[0] for chat_reply in chat_replies] and reply.request.n == 1
+    )
     for index in (2, 0, 1):
-        reply.add(events(index, "xyz"[index]))
-        alone[index].add(events(0, "xyz"[index]))
-    told = json.loads(reply.body(USAGE))
-    for index, each in enumerate(alone):
-        choice = json.loads(each.body(USAGE))["choices"][0]
-        assert told["choices"][index] == choice | {"index": index}
-    assert told.keys() == json.loads(alone[0].body(USAGE)).keys() and len(told["choices"]) == 3
-    assert (told["id"], told["object"], told["usage"]["total_tokens"]) == ("chatcmpl-r", "chat.completion", 12)
+        reply.add_events(events(index, "xyz"[index]))
+        chat_replies[index].add_events(events(0, "xyz"[index]))
+    batch_body = json.loads(reply.render_body(USAGE))
+    for index, chat_reply in enumerate(chat_replies):
+        choice = json.loads(chat_reply.render_body(USAGE))["choices"][0]
+        assert batch_body["choices"][index] == choice | {"index": index}
+    assert (
+        batch_body.keys() == json.loads(chat_replies[0].render_body(USAGE)).keys() and len(batch_body["choices"]) == 3
+    )
+    assert (batch_body["id"], batch_body["object"], batch_body["usage"]["total_tokens"]) == (
+        "chatcmpl-r",
+        "chat.completion",
+        12,
+    )
 
 
 def test_vllm_batch_echoes_only_assistant_messages():
-    begun = [*TURNS[1], {"role": "assistant", "content": "So "}]
-    reply = read(messages=[TURNS[0], begun], echo=True, add_generation_prompt=False)
-    assert reply.request.want.prompt_logprobs is None
-    reply.add([*events(0, "x"), *events(1, "y")])
-    assert [each["message"]["content"] for each in json.loads(reply.body(USAGE))["choices"]] == ["x", "So y"]
+    continued = [*TURNS[1], {"role": "assistant", "content": "So "}]
+    reply = read_batch(messages=[TURNS[0], continued], echo=True, add_generation_prompt=False)
+    assert reply.request.output_options.prompt_logprobs is None
+    reply.add_events([*events(0, "x"), *events(1, "y")])
+    assert [choice["message"]["content"] for choice in json.loads(reply.render_body(USAGE))["choices"]] == ["x", "So y"]
 
 
 @pytest.mark.parametrize(
@@ -62,9 +70,9 @@ def test_vllm_batch_echoes_only_assistant_messages():
 )
 def test_vllm_batch_refuses_members_for_single_chats(wish):
     with pytest.raises(Unsupported) as caught:
-        read(messages=TURNS, **wish)
+        read_batch(messages=TURNS, **wish)
     assert caught.value.field == next(iter(wish))
-    read(messages=TURNS, **{name: False if value is True else None for name, value in wish.items()})
+    read_batch(messages=TURNS, **{name: False if value is True else None for name, value in wish.items()})
 
 
 @pytest.mark.parametrize(
@@ -80,5 +88,5 @@ def test_vllm_batch_refuses_members_for_single_chats(wish):
 )
 def test_vllm_batch_refuses_wrong_message_lists(messages, said):
     with pytest.raises(BadRequest) as caught:
-        read(messages=messages)
+        read_batch(messages=messages)
     assert said in caught.value.message

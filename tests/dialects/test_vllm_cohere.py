@@ -6,29 +6,29 @@ import struct
 
 import pytest
 
-from parley.dialects.dialect import Head
+from parley.dialects.dialect import RequestContext
 from parley.dialects.vllm import cohere
 from parley.errors import BadRequest, Unsupported
-from parley.types import Pooling, Text, Usage, Vector
+from parley.types import PoolingOptions, PromptVector, Text, Usage
 
-HEAD = Head("0f", 1700000000, "fp_1", context=100, headers={b"content-type": b"application/json"})
+HEAD = RequestContext("0f", 1700000000, "fp_1", context_length=100, headers={b"content-type": b"application/json"})
 SIGNS = (0.5, -0.5, 0.0, -0.25, 1.0, -1.0, 2.0, -2.0, 0.125)  # nine values become nine bits, so two bytes
 
 
-def read(**body):
-    return cohere.read(json.dumps(body).encode(), HEAD)
+def read_embed(**body):
+    return cohere.read_cohere_request(json.dumps(body).encode(), HEAD)
 
 
-def told(**body):
-    made = read(**body)
-    for place in reversed(range(len(made.request.prompts))):
-        made.add([Vector(place, struct.pack("<9f", *SIGNS))])
-    return made.body(Usage(prompt_tokens=3))
+def answer_body(**body):
+    reply = read_embed(**body)
+    for place in reversed(range(len(reply.request.prompts))):
+        reply.add_events([PromptVector(place, struct.pack("<9f", *SIGNS))])
+    return reply.render_body(Usage(prompt_tokens=3))
 
 
 def test_cohere_writes_embeddings():
     vector = b"[0.5,-0.5,0.0,-0.25,1.0,-1.0,2.0,-2.0,0.125]"
-    assert told(model="m", texts=["a", "b"]) == (
+    assert answer_body(model="m", texts=["a", "b"]) == (
         b'{"id":"embd-0f","embeddings":{"float":[' + vector + b"," + vector + b']},"texts":["a","b"],'
         b'"meta":{"api_version":{"version":"2"},"billed_units":{"input_tokens":3,"image_tokens":0}},'
         b'"response_type":"embeddings_by_type"}'
@@ -36,7 +36,9 @@ def test_cohere_writes_embeddings():
 
 
 def test_cohere_writes_each_embedding_type():
-    forms = json.loads(told(texts=["a"], embedding_types=["base64", "ubinary", "binary", "base64"]))["embeddings"]
+    forms = json.loads(answer_body(texts=["a"], embedding_types=["base64", "ubinary", "binary", "base64"]))[
+        "embeddings"
+    ]
     assert list(forms) == ["base64", "ubinary", "binary"]
     assert struct.unpack("<9f", base64.b64decode(forms["base64"][0])) == SIGNS
     assert forms["ubinary"] == [[0b10101010, 0b10000000]] and forms["binary"] == [[42, 0]]
@@ -53,13 +55,13 @@ def test_cohere_writes_each_embedding_type():
     ],
 )
 def test_cohere_truncates_as_asked(wish, truncate, keep):
-    request = read(texts=["a"], **wish).request
-    assert (request.prompts, request.truncate, request.keep) == ([Text("a")], truncate, keep)
+    request = read_embed(texts=["a"], **wish).request
+    assert (request.prompts, request.max_prompt_tokens, request.truncation_side) == ([Text("a")], truncate, keep)
 
 
 def test_cohere_members_reach_the_request():
-    request = read(model="m", texts="a", input_type="search_query", output_dimension=8).request
-    assert (request.model, request.pooling) == ("m", Pooling(8, prompt="search_query"))
+    request = read_embed(model="m", texts="a", input_type="search_query", output_dimension=8).request
+    assert (request.model, request.pooling) == ("m", PoolingOptions(8, prompt="search_query"))
 
 
 @pytest.mark.parametrize(
@@ -77,12 +79,12 @@ def test_cohere_members_reach_the_request():
 )
 def test_cohere_refuses_wrong_members(body, said):
     with pytest.raises(BadRequest) as caught:
-        read(**body)
+        read_embed(**body)
     assert said in caught.value.message
 
 
 @pytest.mark.parametrize("name", ["images", "inputs"])
 def test_cohere_refuses_images_and_inputs(name):
     with pytest.raises(Unsupported) as caught:
-        read(**{name: ["a"]})
+        read_embed(**{name: ["a"]})
     assert caught.value.field == name

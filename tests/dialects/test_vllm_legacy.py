@@ -5,70 +5,79 @@ from typing import Any
 
 import pytest
 
-from parley.dialects.dialect import Answer, Head
+from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.vllm import legacy
-from parley.dialects.vllm.shared import error
+from parley.dialects.vllm.shared import vllm_error
 from parley.errors import BadRequest, ContextLength, EngineError
-from parley.types import Accepted, Delta, Done, Grammar, Scored, Text, Token, Tokens, Usage
+from parley.types import ChoiceDelta, ChoiceDone, Grammar, PromptAccepted, PromptScored, Text, TokenInfo, Tokens, Usage
 
-HEAD = Head("0f", 1700000000, "fp_1", context=256)
+HEAD = RequestContext("0f", 1700000000, "fp_1", context_length=256)
 USAGE = Usage(4, 3)
 
 
-def read(manner: legacy.Manner = legacy.LENIENT, **members: Any) -> legacy.GenerateReply:
-    reply = legacy.read(manner, json.dumps({"prompt": "Hé"} | members).encode(), HEAD)
-    assert isinstance(reply, legacy.GenerateReply)
+def read_generate(manner: legacy.DemoVersion = legacy.LENIENT_VERSION, **members: Any) -> legacy.DemoGenerateReply:
+    reply = legacy.read_demo_request(manner, json.dumps({"prompt": "Hé"} | members).encode(), HEAD)
+    assert isinstance(reply, legacy.DemoGenerateReply)
     return reply
 
 
-def refused(**members: Any) -> BadRequest:
+def refusal(**members: Any) -> BadRequest:
     with pytest.raises(BadRequest) as caught:
-        read(**members)
+        read_generate(**members)
     return caught.value
 
 
 def test_vllm_generate_minimal_body_means_defaults():
-    request = read().request
+    request = read_generate().request
     assert request.prompts == [Text("Hé")]
-    assert (request.n, request.stream, request.stop.max_tokens, request.sampling.temperature) == (1, False, 16, 1.0)
-    assert request.want.logprobs is None and not request.want.echo
+    assert (request.n, request.stream, request.stop_conditions.max_tokens, request.sampling.temperature) == (
+        1,
+        False,
+        16,
+        1.0,
+    )
+    assert request.output_options.logprobs is None and not request.output_options.echo
 
 
 def test_vllm_generate_members_reach_the_request():
-    request = read(
-        legacy.STRICT, stream="false", n=2, best_of=2, temperature=7, top_p=0.9, top_k=-1, min_p=0.1, seed=3,
+    request = read_generate(
+        legacy.STRICT_VERSION, stream="false", n=2, best_of=2, temperature=7, top_p=0.9, top_k=-1, min_p=0.1, seed=3,
         presence_penalty=-2, frequency_penalty=2, repetition_penalty=1.1, stop=["a"], stop_token_ids=[7], min_tokens=2,
         include_stop_str_in_output=True, ignore_eos=True, max_tokens=9, logprobs=3, prompt_logprobs=2, detokenize=True,
         skip_special_tokens=False, spaces_between_special_tokens=True, truncate_prompt_tokens=5, use_beam_search=False,
         length_penalty=1.0, early_stopping=False, logit_bias={"5": 1},
     ).request  # fmt: skip
-    assert read(cache_salt="s").request.salt == "s"
-    sampling, stop = request.sampling, request.stop
-    assert (request.n, request.stream, request.truncate) == (2, True, 5)
+    assert read_generate(cache_salt="s").request.cache_salt == "s"
+    sampling, stop = request.sampling, request.stop_conditions
+    assert (request.n, request.stream, request.max_prompt_tokens) == (2, True, 5)
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.seed) == (7, 0.9, 0, 0.1, 3)
     assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (-2, 2, 1.1)
     assert sampling.logit_bias == {5: 1.0}
     assert (stop.strings, stop.ids, stop.max_tokens, stop.min_tokens) == (["a"], [7], 9, 2)
-    assert stop.include and stop.ignore_eos
-    assert not request.want.skip_special and request.want.logprobs is None
+    assert stop.include_in_output and stop.ignore_eos
+    assert not request.output_options.skip_special and request.output_options.logprobs is None
 
 
 def test_vllm_generate_reads_prompts_as_objects():
-    assert read(prompt={"prompt": "a"}).request.prompts == [Text("a")]
-    reply = read(prompt={"prompt_token_ids": [5, 6]}, n=2)
-    assert reply.request.prompts == [Tokens([5, 6])] and reply.request.want.echo
-    reply.add([Accepted(0, [5, 6]), Scored(0, [], "xy"), Delta(1, "b"), Delta(0, "a")])
-    assert json.loads(reply.body(USAGE)) == {"text": ["xya", "xyb"]}
-    assert refused(prompt=None).status == refused(prompt=5).status == refused(prompt={}).status == 400
+    assert read_generate(prompt={"prompt": "a"}).request.prompts == [Text("a")]
+    reply = read_generate(prompt={"prompt_token_ids": [5, 6]}, n=2)
+    assert reply.request.prompts == [Tokens([5, 6])] and reply.request.output_options.echo
+    reply.add_events([PromptAccepted(0, [5, 6]), PromptScored(0, [], "xy"), ChoiceDelta(1, "b"), ChoiceDelta(0, "a")])
+    assert json.loads(reply.render_body(USAGE)) == {"text": ["xya", "xyb"]}
+    assert refusal(prompt=None).status == refusal(prompt=5).status == refusal(prompt={}).status == 400
 
 
 def test_vllm_generate_constraints_reach_the_request():
     for name in ("guided_decoding", "structured_outputs"):
         grammar = Grammar("json", {"type": "null"}, "", field=f"{name}.json")
-        wish = {name: {"json": '{"type":"null"}', "disable_any_whitespace": True}}
-        assert read(**wish).request.grammar == read(legacy.STRICT, **wish).request.grammar == grammar
-    assert read(guided_decoding={}).request.grammar is None
-    error = refused(guided_decoding={"regex": "a"}, structured_outputs={"regex": "a"})
+        members = {name: {"json": '{"type":"null"}', "disable_any_whitespace": True}}
+        assert (
+            read_generate(**members).request.grammar
+            == read_generate(legacy.STRICT_VERSION, **members).request.grammar
+            == grammar
+        )
+    assert read_generate(guided_decoding={}).request.grammar is None
+    error = refusal(guided_decoding={"regex": "a"}, structured_outputs={"regex": "a"})
     assert "guided_decoding" in error.message and "structured_outputs" in error.message
 
 
@@ -78,8 +87,11 @@ def test_vllm_generate_constraints_reach_the_request():
     ids=str,
 )  # fmt: skip
 def test_vllm_generate_refuses_unavailable_members(members):
-    assert refused(**members).field in members
-    assert legacy.read(legacy.STRICT, json.dumps({"prompt": "a"} | members).encode(), HEAD) == legacy.MISTAKE
+    assert refusal(**members).field in members
+    assert (
+        legacy.read_demo_request(legacy.STRICT_VERSION, json.dumps({"prompt": "a"} | members).encode(), HEAD)
+        == legacy.PLAIN_500
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,42 +101,52 @@ def test_vllm_generate_refuses_unavailable_members(members):
     ids=str,
 )  # fmt: skip
 def test_vllm_generate_refuses_wrong_members(members):
-    answer = error(refused(**members))
+    answer = vllm_error(refusal(**members))
     assert answer.status == 400
     assert set(json.loads(answer.body)["error"]) == {"message", "type", "param", "code"}
-    assert legacy.read(legacy.STRICT, json.dumps({"prompt": "a"} | members).encode(), HEAD) == legacy.MISTAKE
+    assert (
+        legacy.read_demo_request(legacy.STRICT_VERSION, json.dumps({"prompt": "a"} | members).encode(), HEAD)
+        == legacy.PLAIN_500
+    )
 
 
 def test_vllm_generate_strict_answers_500_to_every_mistake():
     mistake = Answer(500, b"Internal Server Error", b"text/plain; charset=utf-8")
     for body in (b"", b"[]", b"{", b"{}", b'{"prompt":"a","frobnicate":1}'):
-        assert legacy.read(legacy.STRICT, body, HEAD) == mistake
-    assert read(frobnicate=1).request == read().request
+        assert legacy.read_demo_request(legacy.STRICT_VERSION, body, HEAD) == mistake
+    assert read_generate(frobnicate=1).request == read_generate().request
     overflow = ContextLength("Too long.")
-    assert read(legacy.STRICT).refusal(overflow) == mistake
-    assert read(legacy.LENIENT).refusal(overflow) is None
-    assert read(legacy.STRICT).refusal(EngineError("x")) is None
+    assert read_generate(legacy.STRICT_VERSION).render_refusal(overflow) == mistake
+    assert read_generate(legacy.LENIENT_VERSION).render_refusal(overflow) is None
+    assert read_generate(legacy.STRICT_VERSION).render_refusal(EngineError("x")) is None
 
 
 def test_vllm_generate_writes_body():
-    reply = read(n=2)
-    reply.add([Accepted(0, [1]), Delta(0, " ü", tokens=[Token(5, " ü", b"")]), Delta(1, ' "')])
-    reply.add([Delta(0, "!"), Done(0, "stop", USAGE), Done(1, "length", USAGE)])
-    assert reply.body(USAGE) == '{"text":["Hé ü!","Hé \\""]}'.encode()
+    reply = read_generate(n=2)
+    reply.add_events(
+        [PromptAccepted(0, [1]), ChoiceDelta(0, " ü", tokens=[TokenInfo(5, " ü", b"")]), ChoiceDelta(1, ' "')]
+    )
+    reply.add_events([ChoiceDelta(0, "!"), ChoiceDone(0, "stop", USAGE), ChoiceDone(1, "length", USAGE)])
+    assert reply.render_body(USAGE) == '{"text":["Hé ü!","Hé \\""]}'.encode()
 
 
 @pytest.mark.parametrize(
-    ("manner", "end"), [(legacy.LENIENT, b"\n"), (legacy.STRICT, b"\n"), (legacy.OLD, b"\0")], ids=["", "strict", "old"]
+    ("manner", "end"),
+    [(legacy.LENIENT_VERSION, b"\n"), (legacy.STRICT_VERSION, b"\n"), (legacy.OLD_VERSION, b"\0")],
+    ids=["", "strict", "old"],
 )
 def test_vllm_generate_writes_stream(manner, end):
-    reply = read(manner, n=2, stream=True)
+    reply = read_generate(manner, n=2, stream=True)
     assert reply.media_type == ""
-    assert reply.chunk([Accepted(0, [1])]) == b""
-    assert reply.chunk([Delta(0, " a")]) == b'{"text": ["H\\u00e9 a", "H\\u00e9"]}' + end
-    assert reply.chunk([Delta(1, " b"), Delta(0, "c")]) == b'{"text": ["H\\u00e9 ac", "H\\u00e9 b"]}' + end
-    assert reply.chunk([Done(0, "stop", USAGE), Done(1, "stop", USAGE)]) == (
+    assert reply.render_chunk([PromptAccepted(0, [1])]) == b""
+    assert reply.render_chunk([ChoiceDelta(0, " a")]) == b'{"text": ["H\\u00e9 a", "H\\u00e9"]}' + end
+    assert (
+        reply.render_chunk([ChoiceDelta(1, " b"), ChoiceDelta(0, "c")])
+        == b'{"text": ["H\\u00e9 ac", "H\\u00e9 b"]}' + end
+    )
+    assert reply.render_chunk([ChoiceDone(0, "stop", USAGE), ChoiceDone(1, "stop", USAGE)]) == (
         b'{"text": ["H\\u00e9 ac", "H\\u00e9 b"]}' + end
     )
-    assert reply.end(USAGE) == b""
+    assert reply.finish_stream(USAGE) == b""
     with pytest.raises(EngineError):
-        reply.fail(EngineError("broken off"))
+        reply.fail_stream(EngineError("broken off"))

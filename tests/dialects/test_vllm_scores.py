@@ -5,21 +5,21 @@ import struct
 
 import pytest
 
-from parley.dialects.dialect import Head
+from parley.dialects.dialect import RequestContext
 from parley.dialects.vllm import control, scores
 from parley.errors import BadRequest, Unsupported
-from parley.types import Text, Usage, Vector
+from parley.types import PromptVector, Text, Usage
 
-HEAD = Head("0f", 1700000000, "fp_1", context=100, headers={b"content-type": b"application/json"})
+HEAD = RequestContext("0f", 1700000000, "fp_1", context_length=100, headers={b"content-type": b"application/json"})
 VECTORS = [(1.0, 0.0), (0.0, 1.0), (0.6, 0.8), (-1.0, 0.0)]
 USAGE = Usage(prompt_tokens=9)
 
 
-def reply(read, **body):
-    made = read(json.dumps(body).encode(), HEAD)
-    for place in reversed(range(len(made.request.prompts))):  # vectors may arrive in any order
-        made.add([Vector(place, struct.pack("<2f", *VECTORS[place % len(VECTORS)]))])
-    return made
+def finished_reply(read, **body):
+    pending = read(json.dumps(body).encode(), HEAD)
+    for place in reversed(range(len(pending.request.prompts))):  # vectors may arrive in any order
+        pending.add_events([PromptVector(place, struct.pack("<2f", *VECTORS[place % len(VECTORS)]))])
+    return pending
 
 
 @pytest.mark.parametrize(
@@ -27,40 +27,45 @@ def reply(read, **body):
     [("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2")],
 )
 def test_vllm_score_pairs_texts_of_both_sides(one, other):
-    made = reply(scores.score, model="m", **{one: "a", other: ["b", "c", "d"]})
-    assert made.request.prompts == [Text(text, True) for text in "abcd"] and made.request.pooling.normalize
-    assert made.body(USAGE) == (
+    scored = finished_reply(scores.read_score_request, model="m", **{one: "a", other: ["b", "c", "d"]})
+    assert scored.request.prompts == [Text(text, True) for text in "abcd"] and scored.request.pooling.normalize
+    assert scored.render_body(USAGE) == (
         b'{"id":"score-0f","object":"list","created":1700000000,"model":"m","data":['
         b'{"index":0,"object":"score","score":0.0},{"index":1,"object":"score","score":0.6000000238418579},'
         b'{"index":2,"object":"score","score":-1.0}],"usage":{"prompt_tokens":9,"total_tokens":9,'
         b'"completion_tokens":0,"prompt_tokens_details":null,"completion_tokens_details":null}}'
     )
-    made = reply(scores.score, **{one: ["a", "b"], other: ["c", "d"]})
-    assert [entry["score"] for entry in json.loads(made.body(USAGE))["data"]] == [pytest.approx(0.6), 0]
-    made = reply(scores.score, **{one: "a", other: "b"}, truncate_prompt_tokens=9, priority=3, cache_salt="s")
-    assert len(json.loads(made.body(USAGE))["data"]) == 1
-    assert (made.request.truncate, made.request.priority, made.request.salt) == (9, 3, "s")
+    scored = finished_reply(scores.read_score_request, **{one: ["a", "b"], other: ["c", "d"]})
+    assert [entry["score"] for entry in json.loads(scored.render_body(USAGE))["data"]] == [pytest.approx(0.6), 0]
+    scored = finished_reply(
+        scores.read_score_request, **{one: "a", other: "b"}, truncate_prompt_tokens=9, priority=3, cache_salt="s"
+    )
+    assert len(json.loads(scored.render_body(USAGE))["data"]) == 1
+    assert (scored.request.max_prompt_tokens, scored.request.priority, scored.request.cache_salt) == (9, 3, "s")
 
 
 def test_vllm_score_is_clamped_to_cosine_range():
     """Guards against scores beyond 1 caused by rounding of normalized vectors."""
-    made = scores.score(b'{"text_1":"a","text_2":["a","b"]}', HEAD)
-    made.add(
-        [Vector(place, struct.pack("<2f", sign * 0.8, sign * 0.60000004)) for place, sign in enumerate((1, 1, -1))]
+    scored = scores.read_score_request(b'{"text_1":"a","text_2":["a","b"]}', HEAD)
+    scored.add_events(
+        [
+            PromptVector(place, struct.pack("<2f", sign * 0.8, sign * 0.60000004))
+            for place, sign in enumerate((1, 1, -1))
+        ]
     )
-    assert [entry["score"] for entry in json.loads(made.body(USAGE))["data"]] == [1.0, -1.0]
+    assert [entry["score"] for entry in json.loads(scored.render_body(USAGE))["data"]] == [1.0, -1.0]
 
 
 def test_vllm_rerank_orders_by_similarity():
-    made = reply(scores.rerank, model="m", query="a", documents=["b", "c", "d"], top_n=2)
-    assert made.body(USAGE) == (
+    ranked = finished_reply(scores.read_rerank_request, model="m", query="a", documents=["b", "c", "d"], top_n=2)
+    assert ranked.render_body(USAGE) == (
         b'{"id":"score-0f","model":"m","usage":{"prompt_tokens":9,"total_tokens":9},"results":['
         b'{"index":1,"document":{"text":"c","multi_modal":null},"relevance_score":0.6000000238418579},'
         b'{"index":0,"document":{"text":"b","multi_modal":null},"relevance_score":0.0}]}'
     )
     for top in (0, -1, 3, 9):
-        made = reply(scores.rerank, query="a", documents=["b", "c", "d"], top_n=top)
-        assert [result["index"] for result in json.loads(made.body(USAGE))["results"]] == [1, 0, 2]
+        ranked = finished_reply(scores.read_rerank_request, query="a", documents=["b", "c", "d"], top_n=top)
+        assert [result["index"] for result in json.loads(ranked.render_body(USAGE))["results"]] == [1, 0, 2]
 
 
 @pytest.mark.parametrize(
@@ -79,25 +84,25 @@ def test_vllm_rerank_orders_by_similarity():
 )
 def test_vllm_score_refuses_wrong_body(body, said):
     with pytest.raises(BadRequest) as caught:
-        scores.score(json.dumps(body).encode(), HEAD)
+        scores.read_score_request(json.dumps(body).encode(), HEAD)
     assert said in caught.value.message
 
 
 @pytest.mark.parametrize("body", [{"query": ["a"], "documents": ["b"]}, {"query": "a"}, {"documents": ["b"]}])
 def test_vllm_rerank_refuses_missing_query_or_documents(body):
     with pytest.raises(BadRequest):
-        scores.rerank(json.dumps(body).encode(), HEAD)
+        scores.read_rerank_request(json.dumps(body).encode(), HEAD)
 
 
 @pytest.mark.parametrize("more", [{"max_tokens_per_doc": 5}, {"max_tokens_per_query": 5}, {"instruction": "Judge"}])
 def test_vllm_rerank_refuses_cross_encoder_members(more):
     texts = {"query": "a", "documents": ["b"]}
     with pytest.raises(Unsupported) as caught:
-        reply(scores.rerank, **texts, **more)
+        finished_reply(scores.read_rerank_request, **texts, **more)
     assert caught.value.field == next(iter(more))
-    reply(scores.rerank, **texts, **dict.fromkeys(more))
+    finished_reply(scores.read_rerank_request, **texts, **dict.fromkeys(more))
 
 
 def test_vllm_invocations_score_and_rerank():
-    assert isinstance(reply(control.invoked, query="a", documents=["b"]), scores.RerankReply)
-    assert isinstance(reply(control.invoked, text_1="a", text_2="b"), scores.ScoreReply)
+    assert isinstance(finished_reply(control.read_invocation, query="a", documents=["b"]), scores.RerankReply)
+    assert isinstance(finished_reply(control.read_invocation, text_1="a", text_2="b"), scores.ScoreReply)

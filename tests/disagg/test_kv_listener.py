@@ -12,51 +12,64 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.kv_links import begun, left, pair
-from support.kv_pages import Pages
+from support.kv_links import connected_peers, open_resources, start_handover
+from support.kv_pages import PageMemory
 
 from parley import wire
 from parley.disagg.kv import handshake as proof
 from parley.disagg.kv import listener
 from parley.disagg.kv.arena import BadArena
-from parley.disagg.kv.frames import Accept, Beat, Begin, End, Give, Got, Held, Hello, Read, Refuse, Settled, Welcome
-from parley.disagg.kv.frames import Pages as Named
-from parley.disagg.kv.peer import Peer
-from parley.disagg.kv.receiver import Taker
-from parley.disagg.kv.sender import Refused
-from parley.disagg.kv.shared_memory import Offer, Shared
-from parley.disagg.kv.transport import LinkError, Lost
-from parley.types import Arena, Region
+from parley.disagg.kv.frames import (
+    AcceptFrame,
+    BeginFrame,
+    EndFrame,
+    GotOutputsFrame,
+    Heartbeat,
+    HeldFrame,
+    HelloFrame,
+    OutputsFrame,
+    ReadFrame,
+    RefuseFrame,
+    SettledFrame,
+    WelcomeFrame,
+)
+from parley.disagg.kv.frames import PagesFrame as PagesFrame
+from parley.disagg.kv.peer import KVPeer
+from parley.disagg.kv.receiver import KVReceiver
+from parley.disagg.kv.sender import HandoverRefused
+from parley.disagg.kv.shared_memory import SharedMemoryOffer, SharedMemoryTransport
+from parley.disagg.kv.transport import LinkError, LinkLost
+from parley.types import Arena, LayerRegion
 
 LAYOUT = "model=demo;dtype=bfloat16"
 SECRET = b"secret"
 
 
 @asynccontextmanager
-async def taking(pages: Pages, **options: Any) -> AsyncIterator[tuple[Peer, list[Taker]]]:
+async def accepting_peer(pages: PageMemory, **options: Any) -> AsyncIterator[tuple[KVPeer, list[KVReceiver]]]:
     """A peer that accepts every handover and asks for 3 pages of each part; checks for leaks at the end."""
-    before = left()
-    takers: list[Taker] = []
+    before = open_resources()
+    receivers: list[KVReceiver] = []
 
-    async def accept(taker: Taker) -> None:
-        takers.append(taker)
-        await taker.accept([(0, [3 * part, 3 * part + 1, 3 * part + 2]) for part in range(taker.parts)])
+    async def accept(receiver: KVReceiver) -> None:
+        receivers.append(receiver)
+        await receiver.accept_handover([(0, [3 * part, 3 * part + 1, 3 * part + 2]) for part in range(receiver.parts)])
 
-    peer = Peer(secret=SECRET, **options)
-    peer.add("demo", pages.arena)
+    peer = KVPeer(secret=SECRET, **options)
+    peer.add_arena("demo", pages.arena)
     await peer.listen("127.0.0.1", 0, accept)
     try:
-        yield peer, takers
+        yield peer, receivers
     finally:
-        await peer.close()
+        await peer.close_peer()
     await asyncio.sleep(0)
-    after = left()
+    after = open_resources()
     assert after == before
 
 
-def steps(generator: proof.Steps, given: bytes) -> tuple[list[bytes], int]:
+def feed_handshake(generator: proof.HandshakeSteps, received: bytes) -> tuple[list[bytes], int]:
     """Feeds bytes to one side of a handshake; returns the bytes it sends and how many it needs next."""
-    sent, step = [], generator.send(given) if given else next(generator)  # type: ignore[arg-type]
+    sent, step = [], generator.send(received) if received else next(generator)  # type: ignore[arg-type]
     while isinstance(step, bytes):
         sent.append(step)
         step = next(generator)
@@ -64,79 +77,79 @@ def steps(generator: proof.Steps, given: bytes) -> tuple[list[bytes], int]:
 
 
 def test_handshake_gives_both_sides_the_same_ticket() -> None:
-    giver, taker = proof.giver(b"one"), proof.taker(b"one")
-    (nonce,), _ = steps(giver, b"")
-    steps(taker, b"")
-    (theirs,), _ = steps(taker, nonce)
-    (ours,), _ = steps(giver, theirs)
-    answer = taker.send(ours)
+    sender, receiver = proof.sender_handshake(b"one"), proof.receiver_handshake(b"one")
+    (nonce,), _ = feed_handshake(sender, b"")
+    feed_handshake(receiver, b"")
+    (theirs,), _ = feed_handshake(receiver, nonce)
+    (ours,), _ = feed_handshake(sender, theirs)
+    answer = receiver.send(ours)
     with pytest.raises(StopIteration) as first:
-        next(taker)
+        next(receiver)
     with pytest.raises(StopIteration) as second:
-        giver.send(answer)  # type: ignore[arg-type]
+        sender.send(answer)  # type: ignore[arg-type]
     assert first.value.value == second.value.value
     assert len({nonce, theirs, ours, answer, first.value.value}) == 5
 
 
 def test_handshake_rejects_replayed_and_reflected_proofs() -> None:
-    giver, taker = proof.giver(b"one"), proof.taker(b"one")
-    (nonce,), _ = steps(giver, b"")
-    steps(taker, b"")
-    (theirs,), _ = steps(taker, nonce)
-    (ours,), _ = steps(giver, theirs)
-    later = proof.taker(b"one")
-    steps(later, b"")
-    steps(later, nonce)
-    with pytest.raises(proof.Unproved):  # replayed
+    sender, receiver = proof.sender_handshake(b"one"), proof.receiver_handshake(b"one")
+    (nonce,), _ = feed_handshake(sender, b"")
+    feed_handshake(receiver, b"")
+    (theirs,), _ = feed_handshake(receiver, nonce)
+    (ours,), _ = feed_handshake(sender, theirs)
+    later = proof.receiver_handshake(b"one")
+    feed_handshake(later, b"")
+    feed_handshake(later, nonce)
+    with pytest.raises(proof.HandshakeFailed):  # replayed
         later.send(ours)
-    with pytest.raises(proof.Unproved):  # reflected
-        giver.send(ours)
-    with pytest.raises(proof.Unproved):
-        taker.send(bytes(proof.PROOF))
+    with pytest.raises(proof.HandshakeFailed):  # reflected
+        sender.send(ours)
+    with pytest.raises(proof.HandshakeFailed):
+        receiver.send(bytes(proof.PROOF_BYTES))
 
 
 @pytest.mark.parametrize("secret", (b"", b"another", SECRET + b"\0"))
 async def test_rejects_links_with_another_cluster_secret(secret: bytes) -> None:
-    with Pages() as source, Pages() as target:
-        async with taking(target) as (peer, _):
-            other = Peer(secret=secret)
-            other.add("demo", source.arena)
+    with PageMemory() as source, PageMemory() as target:
+        async with accepting_peer(target) as (peer, _):
+            other = KVPeer(secret=secret)
+            other.add_arena("demo", source.arena)
             with pytest.raises(LinkError, match="does not have the same cluster secret"):
-                await other.connect(f"127.0.0.1:{peer.port}", "demo")
-            await other.close()
+                await other.open_handover(f"127.0.0.1:{peer.port}", "demo")
+            await other.close_peer()
 
 
 async def test_sender_reveals_nothing_to_a_listener_without_the_secret() -> None:
     """The listener may send any bytes; the sender hangs up after sending no more than its nonce and proof."""
-    heard = asyncio.get_running_loop().create_future()
+    received = asyncio.get_running_loop().create_future()
 
     async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readexactly(len(listener.LINK))
-        writer.write(bytes(proof.NONCE + proof.PROOF))
-        heard.set_result(await reader.read())
+        await reader.readexactly(len(listener.LINK_PREAMBLE))
+        writer.write(bytes(proof.NONCE_BYTES + proof.PROOF_BYTES))
+        received.set_result(await reader.read())
         writer.close()
 
-    with Pages() as source:
+    with PageMemory() as source:
         server = await asyncio.start_server(pretend, "127.0.0.1", 0)
-        peer = Peer(secret=SECRET)
-        peer.add("demo", source.arena)
+        peer = KVPeer(secret=SECRET)
+        peer.add_arena("demo", source.arena)
         with pytest.raises(LinkError, match="secret"):
-            await peer.connect(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", "demo")
-        assert len(await heard) == proof.NONCE + proof.PROOF
+            await peer.open_handover(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", "demo")
+        assert len(await received) == proof.NONCE_BYTES + proof.PROOF_BYTES
         server.close()
-        await peer.close()
+        await peer.close_peer()
 
 
 async def test_connect_fails_when_no_kv_listener_answers() -> None:
-    with Pages() as source:
-        peer = Peer()
-        peer.add("demo", source.arena)
+    with PageMemory() as source:
+        peer = KVPeer()
+        peer.add_arena("demo", source.arena)
         with pytest.raises(LinkError, match="cannot be reached"):
-            await peer.connect("127.0.0.1:1", "demo")
-        await peer.close()
+            await peer.open_handover("127.0.0.1:1", "demo")
+        await peer.close_peer()
 
 
-class Raw:
+class RawSender:
     """The sender's end of a link, written by hand so that it can misbehave."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
@@ -144,28 +157,28 @@ class Raw:
         self.ticket = b""
 
     @classmethod
-    async def open(cls, port: int, *, proved: bool = True, said: bool = True, **hello: Any) -> "Raw":
+    async def connect(cls, port: int, *, authenticated: bool = True, greeted: bool = True, **hello: Any) -> "RawSender":
         self = cls(*await asyncio.open_connection("127.0.0.1", port))
-        if proved:
-            self.writer.write(listener.LINK)
-            self.ticket = await listener._prove(proof.giver(SECRET), self.reader, self.writer)
-        if proved and said:
-            known = {"name": "demo", "layout": LAYOUT, "sizes": [64, 32], "offers": {"tcp": b""}, "lease": 30.0}
-            self.send(Hello(**known | hello))
-            await wire.read(self.reader, msgspec.msgpack.Decoder(Any))
+        if authenticated:
+            self.writer.write(listener.LINK_PREAMBLE)
+            self.ticket = await listener._run_handshake(proof.sender_handshake(SECRET), self.reader, self.writer)
+        if authenticated and greeted:
+            hello_fields = {"name": "demo", "layout": LAYOUT, "sizes": [64, 32], "offers": {"tcp": b""}, "lease": 30.0}
+            self.send(HelloFrame(**hello_fields | hello))
+            await wire.read_frame(self.reader, msgspec.msgpack.Decoder(Any))
         return self
 
     def send(self, *frames: Any) -> None:
         for frame in frames:
-            self.writer.write(frame if isinstance(frame, bytes) else wire.frame(frame))
+            self.writer.write(frame if isinstance(frame, bytes) else wire.encode_frame(frame))
 
-    async def until(self, kind: str) -> None:
+    async def read_until(self, kind: str) -> None:
         """Reads up to a frame of this kind, or to the end."""
         decoder = msgspec.msgpack.Decoder(Any)
-        while (frame := await wire.read(self.reader, decoder)) is not None and frame[0] != kind:
+        while (frame := await wire.read_frame(self.reader, decoder)) is not None and frame[0] != kind:
             pass
 
-    async def ended(self) -> None:
+    async def wait_ended(self) -> None:
         """Returns once the other side has hung up."""
         with suppress(ConnectionError):
             while await self.reader.read(1 << 16):
@@ -177,48 +190,48 @@ class Raw:
 
 GARBAGE = st.one_of(
     st.binary(max_size=200),
-    st.binary(max_size=80).map(lambda data: listener.LINK + data),
-    st.binary(max_size=80).map(lambda data: listener.DATA + data),
-    st.just(listener.LINK + bytes(proof.NONCE) + bytes(proof.PROOF)),
+    st.binary(max_size=80).map(lambda data: listener.LINK_PREAMBLE + data),
+    st.binary(max_size=80).map(lambda data: listener.PAGES_PREAMBLE + data),
+    st.just(listener.LINK_PREAMBLE + bytes(proof.NONCE_BYTES) + bytes(proof.PROOF_BYTES)),
     st.just(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
 )
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(GARBAGE, min_size=1, max_size=5))
-def test_kv_listener_survives_unauthenticated_garbage(what: list[bytes]) -> None:
+def test_kv_listener_survives_unauthenticated_garbage(payloads: list[bytes]) -> None:
     """Any bytes, cut anywhere, only end their own connection; a sender that knows the secret is still served."""
 
-    async def run(target: Pages) -> None:
-        async with taking(target) as (peer, takers):
-            for data in what:
-                raw = await Raw.open(peer.port, proved=False)
+    async def run(target: PageMemory) -> None:
+        async with accepting_peer(target) as (peer, receivers):
+            for data in payloads:
+                raw = await RawSender.connect(peer.port, authenticated=False)
                 raw.send(data)
                 raw.writer.write_eof()
-                heard = b""
+                received = b""
                 with suppress(ConnectionError):
-                    heard = await raw.reader.read()
-                assert len(heard) in (0, proof.NONCE)
+                    received = await raw.reader.read()
+                assert len(received) in (0, proof.NONCE_BYTES)
                 raw.writer.close()
-            assert not takers
-            raw = await Raw.open(peer.port)
+            assert not receivers
+            raw = await RawSender.connect(peer.port)
             raw.writer.close()
 
-    with Pages() as target:
+    with PageMemory() as target:
         asyncio.run(run(target))
 
 
 NUMBERS = st.one_of(st.integers(-2, 20), st.sampled_from((1 << 31, 1 << 47, 1 << 63)))
-FRAMES = st.one_of(
-    st.builds(Begin, st.binary(max_size=10), st.integers(-1, 3)),
-    st.builds(Named, NUMBERS, st.lists(NUMBERS, max_size=5)),
-    st.just(Held()),
-    st.builds(Give, st.binary(max_size=10)),
-    st.just(End()),
-    st.builds(Beat, NUMBERS, NUMBERS),
-    st.builds(Hello, st.just("demo"), st.just(LAYOUT), st.just([64, 32]), st.just({"tcp": b""}), st.just(30.0)),
-    st.builds(Accept, st.just([(0, 1)])),
-    st.sampled_from((Got(), Settled(), Read(3))),
+SENDER_FRAMES = st.one_of(
+    st.builds(BeginFrame, st.binary(max_size=10), st.integers(-1, 3)),
+    st.builds(PagesFrame, NUMBERS, st.lists(NUMBERS, max_size=5)),
+    st.just(HeldFrame()),
+    st.builds(OutputsFrame, st.binary(max_size=10)),
+    st.just(EndFrame()),
+    st.builds(Heartbeat, NUMBERS, NUMBERS),
+    st.builds(HelloFrame, st.just("demo"), st.just(LAYOUT), st.just([64, 32]), st.just({"tcp": b""}), st.just(30.0)),
+    st.builds(AcceptFrame, st.just([(0, 1)])),
+    st.sampled_from((GotOutputsFrame(), SettledFrame(), ReadFrame(3))),
     st.binary(max_size=30),
     st.binary(max_size=30).map(lambda data: struct.pack(">I", len(data)) + data),
     st.sampled_from((b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff\x93", b"\0\0\0\0")),
@@ -226,27 +239,27 @@ FRAMES = st.one_of(
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.lists(FRAMES, max_size=8), st.booleans())
-def test_out_of_order_sender_frames_end_only_their_link(frames: list[Any], said: bool) -> None:
+@given(st.lists(SENDER_FRAMES, max_size=8), st.booleans())
+def test_out_of_order_sender_frames_end_only_their_link(frames: list[Any], greeted: bool) -> None:
     """A sender that knows the secret sends wrong kinds, numbers, lengths or order: its handovers fail, pages stay."""
 
-    async def run(target: Pages) -> None:
-        async with taking(target, lease=0.5) as (peer, takers):
-            raw = await Raw.open(peer.port, said=said)
+    async def run(target: PageMemory) -> None:
+        async with accepting_peer(target, lease=0.5) as (peer, receivers):
+            raw = await RawSender.connect(peer.port, greeted=greeted)
             with suppress(OSError, wire.BrokenFrame):
                 for i, frame in enumerate(frames):
                     raw.send(frame)
-                    if isinstance(frame, Begin) and not any(isinstance(before, bytes) for before in frames[:i]):
-                        await raw.until("accept")
+                    if isinstance(frame, BeginFrame) and not any(isinstance(before, bytes) for before in frames[:i]):
+                        await raw.read_until("accept")
                 raw.writer.write_eof()
-            await raw.ended()
-            while peer._links or peer._gate._strangers:
+            await raw.wait_ended()
+            while peer._links or peer._listener._unauthenticated:
                 await asyncio.sleep(0)
-            for taker in takers:
-                await taker.settled()
-            assert not any(target.bytes[:])
+            for receiver in receivers:
+                await receiver.wait_settled()
+            assert not any(target.buffer[:])
 
-    with Pages() as target:
+    with PageMemory() as target:
         asyncio.run(run(target))
 
 
@@ -261,14 +274,14 @@ def test_out_of_order_sender_frames_end_only_their_link(frames: list[Any], said:
     ],
 )
 async def test_refuses_links_with_incompatible_hello(hello: dict[str, Any], reason: str) -> None:
-    with Pages() as target:
-        async with taking(target) as (peer, _):
-            raw = await Raw.open(peer.port, said=False)
-            known = {"name": "demo", "layout": LAYOUT, "sizes": [64, 32], "offers": {"tcp": b""}, "lease": 30.0}
-            raw.send(Hello(**known | hello))
-            kind, sentence = await wire.read(raw.reader, msgspec.msgpack.Decoder(Any))
+    with PageMemory() as target:
+        async with accepting_peer(target) as (peer, _):
+            raw = await RawSender.connect(peer.port, greeted=False)
+            hello_fields = {"name": "demo", "layout": LAYOUT, "sizes": [64, 32], "offers": {"tcp": b""}, "lease": 30.0}
+            raw.send(HelloFrame(**hello_fields | hello))
+            kind, sentence = await wire.read_frame(raw.reader, msgspec.msgpack.Decoder(Any))
             assert kind == "refuse" and reason in sentence
-            await raw.ended()
+            await raw.wait_ended()
 
 
 @pytest.mark.parametrize(
@@ -291,55 +304,56 @@ async def test_refuses_links_with_incompatible_hello(hello: dict[str, Any], reas
 )
 async def test_receiver_does_not_map_memory_the_sender_does_not_own(offer: Callable[..., Any]) -> None:
     """The receiver verifies every part of an offer itself; otherwise pages arrive over TCP."""
-    with Pages(seed=1) as source, Pages() as target:
-        async with taking(target) as (peer, _):
-            other = Peer(secret=SECRET)
-            other.add("demo", source.arena)
-            ours = msgspec.msgpack.decode(
-                Shared(other._memories["demo"], other._proof, other._maps).offer(), type=Offer
+    with PageMemory(seed=1) as source, PageMemory() as target:
+        async with accepting_peer(target) as (peer, _):
+            other = KVPeer(secret=SECRET)
+            other.add_arena("demo", source.arena)
+            valid_offer = msgspec.msgpack.decode(
+                SharedMemoryTransport(other._arenas["demo"], other._process_proof, other._mapped_files).make_offer(),
+                type=SharedMemoryOffer,
             )
 
             def arena(**changes: Any) -> Any:
-                return {**msgspec.to_builtins(ours.arena), **changes}
+                return {**msgspec.to_builtins(valid_offer.arena), **changes}
 
-            made = offer(arena, ours.proof, ours.nonce, ours.place)
-            raw = await Raw.open(peer.port, said=False)
-            offers = {"shared": msgspec.msgpack.encode(made), "tcp": b""}
-            raw.send(Hello("demo", LAYOUT, [64, 32], offers, 30.0))
-            answer = await wire.read(raw.reader, msgspec.msgpack.Decoder(Any))
+            offer_fields = offer(arena, valid_offer.proof, valid_offer.nonce, valid_offer.place)
+            raw = await RawSender.connect(peer.port, greeted=False)
+            offers = {"shared": msgspec.msgpack.encode(offer_fields), "tcp": b""}
+            raw.send(HelloFrame("demo", LAYOUT, [64, 32], offers, 30.0))
+            answer = await wire.read_frame(raw.reader, msgspec.msgpack.Decoder(Any))
             assert answer[:2] == ["welcome", "tcp"]
             raw.writer.close()
-            await other.close()
+            await other.close_peer()
 
 
 async def test_receiver_rejects_pages_outside_the_senders_arena() -> None:
-    with Pages(seed=1) as source, Pages() as target:
-        async with pair("shared", source, target) as (p, d, takers):
+    with PageMemory(seed=1) as source, PageMemory() as target:
+        async with connected_peers("shared", source, target) as (p, d, receivers):
             for wrong in ([16], [1, 1 << 47]):
-                giver, taker, question = await begun(p, d, takers)
-                await taker.accept([(0, [1, 2])])
-                await question
-                giver.filled(0, wrong)
-                with pytest.raises(Lost):
-                    await taker.given()
-                await taker.settled()
-                await giver.done()
-            assert not any(target.bytes[:])
+                sender, receiver, acceptance = await start_handover(p, d, receivers)
+                await receiver.accept_handover([(0, [1, 2])])
+                await acceptance
+                sender.add_computed_pages(0, wrong)
+                with pytest.raises(LinkLost):
+                    await receiver.wait_outputs()
+                await receiver.wait_settled()
+                await sender.finish_handover()
+            assert not any(target.buffer[:])
 
 
 async def test_receiver_does_not_map_an_unsealed_memfd() -> None:
     """Reading past the end of a truncated mapping kills the process (SIGBUS), so pages arrive over TCP instead."""
-    with Pages(seed=1, sealed=False) as source, Pages() as target:
-        async with taking(target) as (peer, _):
-            other = Peer(secret=SECRET)
-            other.add("demo", source.arena)
-            giver = await other.connect(f"127.0.0.1:{peer.port}", "demo")
-            await giver.begin(b"", 1)
-            giver.filled(0, [3, 4, 5])
-            await giver.done()
-            assert giver.transport == "tcp"
-            assert [target.page(page) for page in range(3)] == [source.page(page) for page in (3, 4, 5)]
-            await other.close()
+    with PageMemory(seed=1, sealed=False) as source, PageMemory() as target:
+        async with accepting_peer(target) as (peer, _):
+            other = KVPeer(secret=SECRET)
+            other.add_arena("demo", source.arena)
+            sender = await other.open_handover(f"127.0.0.1:{peer.port}", "demo")
+            await sender.begin_handover(b"", 1)
+            sender.add_computed_pages(0, [3, 4, 5])
+            await sender.finish_handover()
+            assert sender.transport_name == "tcp"
+            assert [target.read_page(page) for page in range(3)] == [source.read_page(page) for page in (3, 4, 5)]
+            await other.close_peer()
 
 
 async def test_does_not_map_an_arena_larger_than_the_address_space() -> None:
@@ -347,129 +361,131 @@ async def test_does_not_map_an_arena_larger_than_the_address_space() -> None:
     file = os.memfd_create("pages", os.MFD_ALLOW_SEALING)
     os.ftruncate(file, 1 << 56)
     fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-    arena = Arena(os.getpid(), file, 1 << 16, [Region(0, 1 << 40, 64), Region(64, 1 << 40, 32)], LAYOUT)
-    with Pages() as target:
-        async with taking(target) as (peer, _):
-            before = left()
+    arena = Arena(os.getpid(), file, 1 << 16, [LayerRegion(0, 1 << 40, 64), LayerRegion(64, 1 << 40, 32)], LAYOUT)
+    with PageMemory() as target:
+        async with accepting_peer(target) as (peer, _):
+            before = open_resources()
             with pytest.raises(BadArena, match="mapped"):
-                peer.add("demo", arena)
-            assert left() == before
-            found, proof = os.fstat(file), peer._proof
-            offer = Offer(arena, (found.st_dev, found.st_ino), proof.fd, proof.nonce)
-            raw = await Raw.open(peer.port, said=False)
-            raw.send(Hello("demo", LAYOUT, [64, 32], {"shared": msgspec.msgpack.encode(offer), "tcp": b""}, 30.0))
-            answer = await wire.read(raw.reader, msgspec.msgpack.Decoder(Any))
+                peer.add_arena("demo", arena)
+            assert open_resources() == before
+            file_status, process_proof = os.fstat(file), peer._process_proof
+            offer = SharedMemoryOffer(
+                arena, (file_status.st_dev, file_status.st_ino), process_proof.fd, process_proof.nonce
+            )
+            raw = await RawSender.connect(peer.port, greeted=False)
+            raw.send(HelloFrame("demo", LAYOUT, [64, 32], {"shared": msgspec.msgpack.encode(offer), "tcp": b""}, 30.0))
+            answer = await wire.read_frame(raw.reader, msgspec.msgpack.Decoder(Any))
             assert answer[:2] == ["welcome", "tcp"]
             raw.writer.close()
     os.close(file)
 
 
 async def test_page_channel_requires_the_ticket_of_a_link() -> None:
-    with Pages() as target:
-        async with taking(target) as (peer, takers):
-            link = await Raw.open(peer.port)
-            link.send(Begin(b"", 1))
-            await link.until("accept")
-            link.send(Named(0, [1]))
-            wrong = await Raw.open(peer.port, proved=False)
-            wrong.send(listener.DATA + bytes(proof.PROOF))
-            await wrong.ended()
-            right = await Raw.open(peer.port, proved=False)
-            right.send(listener.DATA + link.ticket + b"p" * 64 + b"q" * 32)
-            while not any(target.bytes[:]):
+    with PageMemory() as target:
+        async with accepting_peer(target) as (peer, receivers):
+            link = await RawSender.connect(peer.port)
+            link.send(BeginFrame(b"", 1))
+            await link.read_until("accept")
+            link.send(PagesFrame(0, [1]))
+            unknown_ticket = await RawSender.connect(peer.port, authenticated=False)
+            unknown_ticket.send(listener.PAGES_PREAMBLE + bytes(proof.PROOF_BYTES))
+            await unknown_ticket.wait_ended()
+            page_channel = await RawSender.connect(peer.port, authenticated=False)
+            page_channel.send(listener.PAGES_PREAMBLE + link.ticket + b"p" * 64 + b"q" * 32)
+            while not any(target.buffer[:]):
                 await asyncio.sleep(0.01)
-            again = await Raw.open(peer.port, proved=False)
-            again.send(listener.DATA + link.ticket)  # its link already has a page channel
-            await again.ended()
+            repeated_ticket = await RawSender.connect(peer.port, authenticated=False)
+            repeated_ticket.send(listener.PAGES_PREAMBLE + link.ticket)  # its link already has a page channel
+            await repeated_ticket.wait_ended()
             link.writer.close()
-            await takers[0].settled()
-            await right.ended()
-            assert target.page(0) == b"p" * 64 + b"q" * 32
+            await receivers[0].wait_settled()
+            await page_channel.wait_ended()
+            assert target.read_page(0) == b"p" * 64 + b"q" * 32
 
 
 async def test_link_ends_when_the_sender_never_reads_or_never_sends() -> None:
     """It sends heartbeats, so its lease holds; but it acknowledges no frames, or sends no pages."""
-    with Pages() as target:
-        async with taking(target, lease=0.3) as (peer, takers):
-            mute, idle = await Raw.open(peer.port, lease=0.3), await Raw.open(peer.port, lease=0.3)
-            idle.send(Begin(b"", 1))
-            await idle.until("accept")
-            idle.send(Named(0, [1]))
+    with PageMemory() as target:
+        async with accepting_peer(target, lease=0.3) as (peer, receivers):
+            mute, idle = await RawSender.connect(peer.port, lease=0.3), await RawSender.connect(peer.port, lease=0.3)
+            idle.send(BeginFrame(b"", 1))
+            await idle.read_until("accept")
+            idle.send(PagesFrame(0, [1]))
             for number in range(1, 1000):
                 if not peer._links:
                     break
                 with suppress(ConnectionError, RuntimeError):  # the latter is uvloop's
-                    mute.send(Beat(number, 0))  # acknowledges nothing
-                    idle.send(Beat(number, number - 1))
+                    mute.send(Heartbeat(number, 0))  # acknowledges nothing
+                    idle.send(Heartbeat(number, number - 1))
                 await asyncio.sleep(0.05)
             assert not peer._links
-            await takers[0].settled()
-            await mute.ended()
-            await idle.ended()
+            await receivers[0].wait_settled()
+            await mute.wait_ended()
+            await idle.wait_ended()
 
 
 async def test_limits_unauthenticated_connections_in_number_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "GREET_S", 0.5)
     monkeypatch.setattr(listener, "STRANGERS", 3)
-    with Pages() as target:
-        async with taking(target) as (peer, _):
-            slow = [await Raw.open(peer.port, proved=False) for _ in range(3)]
-            slow[0].send(listener.LINK[:5])
-            slow[1].send(listener.LINK)
-            slow[2].send(listener.DATA + b"x")
+    with PageMemory() as target:
+        async with accepting_peer(target) as (peer, _):
+            slow = [await RawSender.connect(peer.port, authenticated=False) for _ in range(3)]
+            slow[0].send(listener.LINK_PREAMBLE[:5])
+            slow[1].send(listener.LINK_PREAMBLE)
+            slow[2].send(listener.PAGES_PREAMBLE + b"x")
             await asyncio.sleep(0.1)
-            more = await Raw.open(peer.port, proved=False)
-            await more.ended()  # closed at once
+            more = await RawSender.connect(peer.port, authenticated=False)
+            await more.wait_ended()  # closed at once
             for raw in slow:
-                await raw.ended()  # closed after the handshake timeout
-            raw = await Raw.open(peer.port)
+                await raw.wait_ended()  # closed after the handshake timeout
+            raw = await RawSender.connect(peer.port)
             raw.writer.close()
 
 
-ANSWERS = st.one_of(
-    st.builds(Welcome, st.sampled_from(("tcp", "shared", "none", "else")), st.just(0.5), st.booleans()),
-    st.builds(Refuse, st.text(max_size=5)),
-    st.builds(Accept, st.lists(st.tuples(NUMBERS.filter(lambda n: n >= 0), st.integers(0, 9)), max_size=2)),
-    st.builds(Read, st.one_of(st.none(), st.integers(0, 1 << 32))),
-    st.sampled_from((Got(), Settled(), Held(), Begin(b"", 1), End())),
-    st.builds(Beat, NUMBERS, NUMBERS),
+RECEIVER_FRAMES = st.one_of(
+    st.builds(WelcomeFrame, st.sampled_from(("tcp", "shared", "none", "else")), st.just(0.5), st.booleans()),
+    st.builds(RefuseFrame, st.text(max_size=5)),
+    st.builds(AcceptFrame, st.lists(st.tuples(NUMBERS.filter(lambda n: n >= 0), st.integers(0, 9)), max_size=2)),
+    st.builds(ReadFrame, st.one_of(st.none(), st.integers(0, 1 << 32))),
+    st.sampled_from((GotOutputsFrame(), SettledFrame(), HeldFrame(), BeginFrame(b"", 1), EndFrame())),
+    st.builds(Heartbeat, NUMBERS, NUMBERS),
     st.binary(max_size=30),
 )
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.booleans(), st.lists(ANSWERS, max_size=8))
+@given(st.booleans(), st.lists(RECEIVER_FRAMES, max_size=8))
 def test_invalid_receiver_frames_end_only_their_link(welcome: bool, answers: list[Any]) -> None:
     """A receiver that knows the secret answers anything, then hangs up; its page channels are closed."""
 
     async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, EOFError, wire.BrokenFrame):
-            if await reader.readexactly(len(listener.LINK)) == listener.LINK:
-                await listener._prove(proof.taker(SECRET), reader, writer)
-                await wire.read(reader, msgspec.msgpack.Decoder(Any))
-                for answer in [Welcome("tcp", 0.5), Accept([(0, 3)])] * welcome + answers:
-                    writer.write(answer if isinstance(answer, bytes) else wire.frame(answer))
+            if await reader.readexactly(len(listener.LINK_PREAMBLE)) == listener.LINK_PREAMBLE:
+                await listener._run_handshake(proof.receiver_handshake(SECRET), reader, writer)
+                await wire.read_frame(reader, msgspec.msgpack.Decoder(Any))
+                for answer in [WelcomeFrame("tcp", 0.5), AcceptFrame([(0, 3)])] * welcome + answers:
+                    writer.write(answer if isinstance(answer, bytes) else wire.encode_frame(answer))
                 await writer.drain()
         writer.close()
 
-    async def run(source: Pages) -> None:
+    async def run(source: PageMemory) -> None:
         server = await asyncio.start_server(pretend, "127.0.0.1", 0)
-        before = left()
-        peer = Peer(secret=SECRET, lease=0.5)
-        peer.add("demo", source.arena)
-        with suppress(LinkError, Refused):
-            giver = await peer.connect(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", "demo")
-            giver.filled(0, [1, 2, 3])
+        before = open_resources()
+        peer = KVPeer(secret=SECRET, lease=0.5)
+        peer.add_arena("demo", source.arena)
+        with suppress(LinkError, HandoverRefused):
+            sender = await peer.open_handover(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", "demo")
+            sender.add_computed_pages(0, [1, 2, 3])
             try:
-                await giver.begin(b"", 1)
-                await giver.give(b"")
+                await sender.begin_handover(b"", 1)
+                await sender.send_outputs(b"")
             finally:
-                await giver.done()
-        await peer.close()
+                await sender.finish_handover()
+        await peer.close_peer()
         server.close()
         while len(asyncio.all_tasks()) > 1:
             await asyncio.sleep(0)
-        assert left()[:2] == before[:2]
+        assert open_resources()[:2] == before[:2]
 
-    with Pages(seed=1) as source:
+    with PageMemory(seed=1) as source:
         asyncio.run(run(source))

@@ -13,10 +13,10 @@ import pytest
 from support.tiny_models import write_model
 
 from parley.engine import remote
-from parley.engine.messages import Outputs
+from parley.engine.messages import StepOutputs
 from parley.engine.protocol import EngineFailed
 from parley.engine.remote import RemoteEngine
-from parley.types import Output, Sampling, Settings, Work
+from parley.types import EngineOutput, EngineRequest, Sampling, Settings
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -29,90 +29,94 @@ def folder(tmp_path_factory) -> Path:
 
 
 @asynccontextmanager
-async def engine(folder: Path):
-    engine = RemoteEngine(Settings(model=str(folder), kv_memory=8 << 20, threads=1))
-    await engine.start()
+async def running_engine(folder: Path):
+    remote_engine = RemoteEngine(Settings(model=str(folder), kv_memory=8 << 20, threads=1))
+    await remote_engine.start()
     try:
-        await engine.ready()
-        yield engine
+        await remote_engine.wait_until_ready()
+        yield remote_engine
     finally:
-        await engine.close()
+        await remote_engine.close()
 
 
-def work(id: str, tokens: int = 8) -> Work:
-    return Work(id=id, token_ids=[5, 6, 7, 8], max_tokens=tokens, sampling=GREEDY)
+def make_request(request_id: str, max_tokens: int = 8) -> EngineRequest:
+    return EngineRequest(id=request_id, token_ids=[5, 6, 7, 8], max_tokens=max_tokens, sampling=GREEDY)
 
 
-async def read(stream) -> list[Output]:
-    got = []
-    while outputs := await stream.next():
-        got += outputs
-    return got
+async def read_outputs(stream) -> list[EngineOutput]:
+    collected = []
+    while outputs := await stream.next_outputs():
+        collected += outputs
+    return collected
 
 
-async def tokens(engine: RemoteEngine, id: str) -> list[int]:
-    return [token for output in await read(engine.submit(work(id))) for token in output.token_ids]
+async def generate_tokens(engine: RemoteEngine, request_id: str) -> list[int]:
+    return [
+        token
+        for output in await read_outputs(engine.submit_request(make_request(request_id)))
+        for token in output.token_ids
+    ]
 
 
-async def waits(engine: RemoteEngine) -> bool:
+async def prompt_waits_for_answer(engine: RemoteEngine) -> bool:
     """Whether a prompt waits for the end of a running answer."""
-    answer = engine.submit(work("answer", 300))
-    await answer.next()
-    await read(engine.submit(work("prompt", 1)))
-    ended = not answer.open
-    answer.cancel()
+    answer = engine.submit_request(make_request("answer", 300))
+    await answer.next_outputs()
+    await read_outputs(engine.submit_request(make_request("prompt", 1)))
+    ended = not answer.open_choices
+    answer.cancel_choice()
     return ended
 
 
-def alive(pid: int) -> bool:
+def process_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
     except FileNotFoundError:
         return False
 
 
-async def gone(pid: int) -> bool:
+async def process_ends(pid: int) -> bool:
     for _ in range(100):
-        if not alive(pid):
+        if not process_alive(pid):
             return True
         await asyncio.sleep(0.05)
     return False
 
 
 async def test_killed_engine_ends_its_streams_and_restarts_once(folder):
-    async with engine(folder) as e:
-        before = await tokens(e, "before")
+    async with running_engine(folder) as e:
+        before = await generate_tokens(e, "before")
         assert len(before) == 8
-        e.divide(0)
-        assert await waits(e)
-        streams = [e.submit(work(str(i), 4000)) for i in range(5)]
-        await streams[0].next()
-        assert e.pid is not None
-        os.kill(e.pid, signal.SIGKILL)
+        e.set_prefill_share(0)
+        assert await prompt_waits_for_answer(e)
+        streams = [e.submit_request(make_request(str(i), 4000)) for i in range(5)]
+        await streams[0].next_outputs()
+        assert e.process_id is not None
+        os.kill(e.process_id, signal.SIGKILL)
         for stream in streams:
-            last = (await asyncio.wait_for(read(stream), 2.0))[-1]
-            assert last.finish == "error" and "SIGKILL" in (last.error or "")
-        assert e.in_flight == 0
+            last = (await asyncio.wait_for(read_outputs(stream), 2.0))[-1]
+            assert last.finish_reason == "error" and "SIGKILL" in (last.error or "")
+        assert e.open_stream_count == 0
         while e.state == "restarting":
             await asyncio.sleep(0.05)
         assert e.state == "ready"
-        assert await tokens(e, "after") == before
-        assert await waits(e)  # the restarted engine keeps the prefill share
+        assert await generate_tokens(e, "after") == before
+        assert await prompt_waits_for_answer(e)  # the restarted engine keeps the prefill share
         # A second death right after the restart is no accident: the engine stays down.
-        os.kill(e.pid, signal.SIGKILL)
-        last = (await asyncio.wait_for(read(e.submit(work("last", 4000))), 5.0))[-1]
-        assert last.finish == "error"
+        os.kill(e.process_id, signal.SIGKILL)
+        last = (await asyncio.wait_for(read_outputs(e.submit_request(make_request("last", 4000))), 5.0))[-1]
+        assert last.finish_reason == "error"
         while e.state not in ("failed", "restarting"):
             await asyncio.sleep(0.01)
         assert e.state == "failed" and "SIGKILL" in e.failure
 
 
 async def test_cancel_frees_blocks_while_other_requests_continue(folder):
-    async with engine(folder) as e:
-        doomed, spared = e.submit(work("doomed", 4000)), e.submit(work("spared", 40))
-        await doomed.next()
-        doomed.cancel()
-        assert len([t for o in await read(spared) for t in o.token_ids]) == 40
+    async with running_engine(folder) as e:
+        doomed, spared = e.submit_request(make_request("doomed", 4000)), e.submit_request(make_request("spared", 40))
+        await doomed.next_outputs()
+        doomed.cancel_choice()
+        assert len([t for o in await read_outputs(spared) for t in o.token_ids]) == 40
         for _ in range(100):
             if e.stats.blocks_used == 0:
                 break
@@ -121,32 +125,37 @@ async def test_cancel_frees_blocks_while_other_requests_continue(folder):
 
 
 async def test_engine_reset_empties_the_prefix_cache(folder):
-    async with engine(folder) as running:
-        long = [Work(id=f"w{k}", token_ids=[5, 6, 7, 8] * 20, max_tokens=1, sampling=GREEDY) for k in range(3)]
-        outputs = [(await read(running.submit(one)))[-1] for one in long[:2]]
-        assert await running.reset()
-        outputs.append((await read(running.submit(long[2])))[-1])
+    async with running_engine(folder) as running:
+        requests = [
+            EngineRequest(id=f"w{k}", token_ids=[5, 6, 7, 8] * 20, max_tokens=1, sampling=GREEDY) for k in range(3)
+        ]
+        outputs = [(await read_outputs(running.submit_request(request)))[-1] for request in requests[:2]]
+        assert await running.reset_prefix_cache()
+        outputs.append((await read_outputs(running.submit_request(requests[2])))[-1])
         assert [output.cached_tokens for output in outputs] == [0, 64, 0]
         assert len({tuple(output.token_ids) for output in outputs}) == 1
-        assert await asyncio.gather(running.reset(), running.reset(running=True)) == [True, True]
-    assert not await running.reset()
+        assert await asyncio.gather(running.reset_prefix_cache(), running.reset_prefix_cache(running=True)) == [
+            True,
+            True,
+        ]
+    assert not await running.reset_prefix_cache()
 
 
 async def test_engine_ignores_group_signals_and_ends_on_close(folder):
-    async with engine(folder) as e:
-        pid = e.pid
+    async with running_engine(folder) as e:
+        pid = e.process_id
         assert pid is not None
         os.kill(pid, signal.SIGINT)
         os.kill(pid, signal.SIGTERM)
-        assert len(await tokens(e, "a")) == 8
-    assert await gone(pid)
+        assert len(await generate_tokens(e, "a")) == 8
+    assert await process_ends(pid)
 
 
 async def test_engine_reports_a_load_failure_in_one_sentence(tmp_path):
     e = RemoteEngine(Settings(model=str(tmp_path / "nothing")))
     await e.start()
     with pytest.raises(EngineFailed) as error:
-        await e.ready()
+        await e.wait_until_ready()
     assert "nothing" in str(error.value) and "\n" not in str(error.value)
     assert e.state == "failed"
     await e.close()
@@ -170,7 +179,7 @@ def test_engine_exits_when_its_parent_is_killed(folder):
     parent.kill()
     parent.wait()
     for _ in range(200):
-        if not alive(pid):
+        if not process_alive(pid):
             return
         time.sleep(0.05)
     os.kill(pid, signal.SIGKILL)
@@ -178,55 +187,57 @@ def test_engine_exits_when_its_parent_is_killed(folder):
 
 
 async def test_restarts_again_an_engine_that_was_healthy_long_enough(folder, monkeypatch):
-    monkeypatch.setattr(remote, "HEALTHY_S", 0.0)
-    async with engine(folder) as e:
+    monkeypatch.setattr(remote, "HEALTHY_SECONDS", 0.0)
+    async with running_engine(folder) as e:
         for _ in range(2):
-            assert e.pid is not None
-            os.kill(e.pid, signal.SIGKILL)
+            assert e.process_id is not None
+            os.kill(e.process_id, signal.SIGKILL)
             while e.state != "restarting":
                 await asyncio.sleep(0.01)
             while e.state == "restarting":
                 await asyncio.sleep(0.05)
             assert e.state == "ready"
-        assert len(await tokens(e, "a")) == 8
+        assert len(await generate_tokens(e, "a")) == 8
 
 
 async def test_token_costs_equal_the_measured_step_times(folder):
     """Mixed load: prompts of several lengths, shared prefixes, several choices, and requests that ask for no costs."""
-    async with engine(folder) as e:
-        steps: list[Outputs] = []
-        deliver = e._deliver
+    async with running_engine(folder) as e:
+        steps: list[StepOutputs] = []
+        deliver = e._deliver_outputs
 
-        def log(message: Outputs) -> None:
+        def log(message: StepOutputs) -> None:
             steps.append(message)
             deliver(message)
 
-        e._deliver = log
+        e._deliver_outputs = log
         streams = []
         for number in range(12):
             prompt = [5 + number % 3] * (40 * (number % 4)) + [7, 8, number]
-            wish = Work(str(number), prompt, 20 + number, n=1 + number % 2, seed=number, costs=number % 5 != 4)
-            streams.append(e.submit(wish))
+            request = EngineRequest(
+                str(number), prompt, 20 + number, n=1 + number % 2, seed=number, token_costs=number % 5 != 4
+            )
+            streams.append(e.submit_request(request))
             await asyncio.sleep(0)  # later requests arrive while earlier ones run
-        await asyncio.gather(*map(read, streams))
-        told = 0
-        since: dict[tuple[str, int], int] = {}  # for each choice, the step of its last token
-        for place, step in enumerate(steps):
+        await asyncio.gather(*map(read_outputs, streams))
+        checked_tokens = 0
+        last_step: dict[tuple[str, int], int] = {}  # for each choice, the step of its last token
+        for step_number, step in enumerate(steps):
             for output in step.outputs:
                 choice = output.id, output.index
                 if int(output.id) % 5 == 4:
-                    assert output.costs is None
+                    assert output.token_costs is None
                     continue
-                assert output.costs is not None and len(output.costs) == len(output.token_ids) == 1
-                (cost,), stats = output.costs, step.stats
-                assert cost.rows == stats.step_rows >= len(step.outputs)
-                if choice in since:  # a decode has a row in every step
-                    assert since[choice] == place - 1
-                    assert cost.computed == pytest.approx(stats.step_seconds, abs=1e-9)
+                assert output.token_costs is not None and len(output.token_costs) == len(output.token_ids) == 1
+                (cost,), stats = output.token_costs, step.stats
+                assert cost.batch_rows == stats.step_rows >= len(step.outputs)
+                if choice in last_step:  # a decode has a row in every step
+                    assert last_step[choice] == step_number - 1
+                    assert cost.compute_seconds == pytest.approx(stats.step_seconds, abs=1e-9)
                 else:
-                    whole = sum(each.stats.step_seconds for each in steps[: place + 1])
-                    assert stats.step_seconds - 1e-9 <= cost.computed <= whole + 1e-9
-                assert cost.waited >= 0
-                since[choice] = place
-                told += 1
-        assert told > 300 and max(step.stats.step_rows for step in steps) > 3
+                    whole = sum(each.stats.step_seconds for each in steps[: step_number + 1])
+                    assert stats.step_seconds - 1e-9 <= cost.compute_seconds <= whole + 1e-9
+                assert cost.wait_seconds >= 0
+                last_step[choice] = step_number
+                checked_tokens += 1
+        assert checked_tokens > 300 and max(step.stats.step_rows for step in steps) > 3

@@ -10,17 +10,26 @@ import re
 from typing import Any
 
 import pytest
-from support.compare_answers import same
-from support.http_client import Connection, request
-from support.prefill_decode_pair import CLIENT, HEADERS, UNIQUE, Given, Line, Pair, compare, single
-from support.random_requests import body, routes
+from support.compare_answers import same_answer
+from support.http_client import Connection, build_request
+from support.prefill_decode_pair import (
+    COORDINATOR_NAME,
+    HEADERS,
+    REQUEST_UUID,
+    ClientAnswer,
+    ResultConnection,
+    ServerPair,
+    assert_same_answer,
+    post_json,
+)
+from support.random_requests import generating_routes, random_body
 
 from parley.instance import decode
-from parley.instance.prefill import Prefill
-from parley.types import Work
+from parley.instance.prefill import PrefillStage
+from parley.types import EngineRequest
 
 
-def scripted(work: Work, index: int) -> list[int]:
+def scripted_reply(work: EngineRequest, index: int) -> list[int]:
     """Random tokens that are the same for the same request; sometimes none."""
     rng = random.Random(f"{work.seed + index} {work.token_ids[-3:]}")
     return [rng.randrange(640) for _ in range(rng.choice((0, 1, 2, 9, 40)))]
@@ -33,16 +42,16 @@ NIGHTLY = bool(os.environ.get("PARLEY_NIGHTLY"))
 
 
 @pytest.mark.parametrize("here", [True, False])
-async def test_separated_stages_answer_every_route_like_one_server(alike, here: bool) -> None:
-    one, pair = await alike(reply=scripted, here=here)
-    rng = random.Random(f"routes {here}")
-    for path, _ in routes():
+async def test_separated_stages_answer_every_route_like_one_server(alike, same_server: bool) -> None:
+    single_server, pair = await alike(reply=scripted_reply, here=same_server)
+    rng = random.Random(f"generating_routes {same_server}")
+    for path, _ in generating_routes():
         for _ in range(40 if NIGHTLY else 1):
-            await compare(one, pair, path, body(path, rng))
+            await assert_same_answer(single_server, pair, path, random_body(path, rng))
     await pair.idle()
 
 
-STREAMS: list[dict[str, Any]] = [
+STREAM_BODIES: list[dict[str, Any]] = [
     CHAT | {"stream": True},
     CHAT | {"stream": True, "n": 2, "logprobs": True, "stop": ["a", "7"], "stream_options": {"include_usage": True}},
     CHAT | {"stream": True, "best_of": 3, "n": 2},
@@ -52,86 +61,86 @@ STREAMS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("here", [True, False])
-async def test_stream_resumes_after_any_part_byte_for_byte(alike, here: bool) -> None:
+async def test_stream_resumes_after_any_part_byte_for_byte(alike, same_server: bool) -> None:
     """A client that got some parts gets the rest, byte for byte, from servers that do not know the request."""
-    _, pair = await alike(reply=scripted, here=here)
-    for each in STREAMS[:-1]:
-        asked = json.dumps(each).encode()
-        whole = await pair.ask("/v1/chat/completions", asked, UNIQUE, HEADERS)
+    _, pair = await alike(reply=scripted_reply, here=same_server)
+    for members in STREAM_BODIES[:-1]:
+        chat_body = json.dumps(members).encode()
+        whole = await pair.ask("/v1/chat/completions", chat_body, REQUEST_UUID, HEADERS)
         for count in range(1, len(whole.parts)):
             records = [record for _, record in whole.parts[:count]]
-            rest = await pair.ask("/v1/chat/completions", asked, UNIQUE, HEADERS, past=records)
+            rest = await pair.ask("/v1/chat/completions", chat_body, REQUEST_UUID, HEADERS, past=records)
             assert rest.status == 200, rest
-            assert b"".join(data for data, _ in whole.parts[:count]) + rest.body == whole.body, (each, count)
+            assert b"".join(data for data, _ in whole.parts[:count]) + rest.body == whole.body, (members, count)
     await pair.idle()
 
 
 @pytest.mark.parametrize("here", [True, False])
-async def test_dropping_a_separated_stream_leaves_nothing_open(alike, here: bool) -> None:
+async def test_dropping_a_separated_stream_leaves_nothing_open(alike, same_server: bool) -> None:
     """Guards against leaked requests, leases and reservations on either side."""
-    _, pair = await alike(reply=lambda work, index: [70 + k % 90 for k in range(40)], here=here, tick=0.001)
-    for each in STREAMS:
+    _, pair = await alike(reply=lambda work, index: [70 + k % 90 for k in range(40)], here=same_server, tick=0.001)
+    for members in STREAM_BODIES:
         for count in (1, 2, 3, 9):
-            asked = json.dumps(each | {"max_tokens": 40}).encode()
-            await pair.ask("/v1/chat/completions", asked, UNIQUE, HEADERS, stop=count)
+            chat_body = json.dumps(members | {"max_tokens": 40}).encode()
+            await pair.ask("/v1/chat/completions", chat_body, REQUEST_UUID, HEADERS, stop=count)
             await pair.idle()
 
 
-async def asked(pair: Pair, path: str = "/v1/chat/completions", **members: Any) -> Given:
-    return await pair.ask(path, json.dumps(CHAT | members).encode(), UNIQUE, HEADERS)
+async def ask_chat(pair: ServerPair, path: str = "/v1/chat/completions", **members: Any) -> ClientAnswer:
+    return await pair.ask(path, json.dumps(CHAT | members).encode(), REQUEST_UUID, HEADERS)
 
 
-def long(work: Work, index: int) -> list[int]:
+def long_reply(work: EngineRequest, index: int) -> list[int]:
     return [70 + k % 90 for k in range(60)]
 
 
 async def test_refuses_separation_when_decode_has_no_room(alike) -> None:
-    _, pair = await alike(reply=long)
-    pair.decode.engine._pages.clear()
-    given = await asked(pair, messages=[{"role": "user", "content": "many tokens " * 40}])
-    told = json.loads(given.body)
-    assert given.status == 503 and told["refused"] is True and told["isLastResp"] is False
-    assert "no capacity" in told["reason"]
+    _, pair = await alike(reply=long_reply)
+    pair.decode.engine._pages.clear_pages()
+    answer = await ask_chat(pair, messages=[{"role": "user", "content": "many tokens " * 40}])
+    refusal = json.loads(answer.body)
+    assert answer.status == 503 and refusal["refused"] is True and refusal["isLastResp"] is False
+    assert "no capacity" in refusal["reason"]
     await pair.idle()
 
 
 async def test_refuses_separation_when_decode_is_unreachable(alike) -> None:
-    _, pair = await alike(reply=long)
+    _, pair = await alike(reply=long_reply)
     pair.target = "127.0.0.1;1"
-    given = await asked(pair, stream=True)
-    assert given.status == 503 and json.loads(given.body)["refused"] is True
+    answer = await ask_chat(pair, stream=True)
+    assert answer.status == 503 and json.loads(answer.body)["refused"] is True
     await pair.idle()
 
 
 @pytest.mark.parametrize("name,told", [("prefill", "prefill."), ("flex", "flex with 100 % for prompts.")])
-async def test_refuses_separation_when_decode_has_another_role(alike, name: str, told: str) -> None:
-    _, pair = await alike(reply=long)
+async def test_refuses_separation_when_decode_has_another_role(alike, name: str, description: str) -> None:
+    _, pair = await alike(reply=long_reply)
     role = pair.members[1].node.role
-    role.name, role.share = name, 100
-    given = await asked(pair, stream=True)
-    assert given.status == 503 and json.loads(given.body)["reason"].endswith(f"Its role is {told}")
+    role.name, role.prefill_share = name, 100
+    answer = await ask_chat(pair, stream=True)
+    assert answer.status == 503 and json.loads(answer.body)["reason"].endswith(f"Its role is {description}")
     await pair.idle()
 
 
 async def test_single_token_needs_no_decode_instance(alike) -> None:
-    _, pair = await alike(reply=long)
+    _, pair = await alike(reply=long_reply)
     pair.target = "127.0.0.1;1"
     for stream in (True, False):
-        given = await asked(pair, stream=stream, max_tokens=1)
-        assert given.status == 200 and len(given.parts) == 1
+        answer = await ask_chat(pair, stream=stream, max_tokens=1)
+        assert answer.status == 200 and len(answer.parts) == 1
     await pair.idle()
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_decode_engine_crash_reports_its_requests_as_lost(alike, stream: bool) -> None:
-    _, pair = await alike(reply=long, tick=0.01)
-    asking = asyncio.create_task(asked(pair, stream=stream, max_tokens=50))
+    _, pair = await alike(reply=long_reply, tick=0.01)
+    chat_task = asyncio.create_task(ask_chat(pair, stream=stream, max_tokens=50))
     await pair.decode.until(lambda: pair.decode.engine.stats.running > 0)
-    pair.decode.engine.crash()
-    given = await asking
-    assert given.error and b'"error"' not in given.body  # no error for the client, so it can resume elsewhere
-    await pair.prefill.until(lambda: not pair.prefill.service.open and not pair.prefill.engine._leases)
-    assert not pair.decode.service.open
+    pair.decode.engine.crash_engine()
+    answer = await chat_task
+    assert answer.error and b'"error"' not in answer.body  # no error for the client, so it can resume elsewhere
+    await pair.prefill.until(lambda: not pair.prefill.service.open_requests and not pair.prefill.engine._leases)
+    assert not pair.decode.service.open_requests
 
 
 @pytest.mark.parametrize(
@@ -139,47 +148,47 @@ async def test_decode_engine_crash_reports_its_requests_as_lost(alike, stream: b
     [("/v1/chat/completions", CHAT | {"stream": True}, 503), ("/generate_stream", {"inputs": "Hello"}, 424)],
 )
 async def test_prefill_answer_reports_a_lost_engine(alike, path: str, body: Any, status: int) -> None:
-    _, pair = await alike(reply=long, tick=0.01)
-    pair.prefill.engine.gate.clear()
-    asking = asyncio.create_task(pair.ask(path, json.dumps(body).encode(), UNIQUE, HEADERS))
+    _, pair = await alike(reply=long_reply, tick=0.01)
+    pair.prefill.engine.step_gate.clear()
+    request_task = asyncio.create_task(pair.ask(path, json.dumps(body).encode(), REQUEST_UUID, HEADERS))
     await pair.decode.until(lambda: bool(pair.decode.engine._reservations))
-    pair.prefill.engine.crash()
-    given = await asking
-    assert (given.status, given.headers["parley-lost"]) == (status, "engine")
+    pair.prefill.engine.crash_engine()
+    answer = await request_task
+    assert (answer.status, answer.headers["parley-lost"]) == (status, "engine")
 
 
 async def test_prefill_answer_reports_a_context_that_is_too_short(alike) -> None:
     _, pair = await alike()
     body = json.dumps(CHAT | {"max_tokens": 10**6}).encode()
-    given = await pair.ask("/v1/chat/completions", body, UNIQUE, HEADERS)
-    assert (given.status, given.headers["parley-short"]) == (400, "context")
+    answer = await pair.ask("/v1/chat/completions", body, REQUEST_UUID, HEADERS)
+    assert (answer.status, answer.headers["parley-short"]) == (400, "context")
 
 
 @pytest.mark.parametrize("when", ["prefill", "transfer", "decode"])
-async def test_cancel_id_ends_a_separated_request_in_every_phase(alike, when: str) -> None:
-    _, pair = await alike(reply=long, tick=0.01)
-    gates = {"prefill": pair.prefill.engine.gate, "decode": pair.decode.engine.gate}
-    if when in gates:
-        gates[when].clear()
+async def test_cancel_id_ends_a_separated_request_in_every_phase(alike, phase: str) -> None:
+    _, pair = await alike(reply=long_reply, tick=0.01)
+    gates = {"prefill": pair.prefill.engine.step_gate, "decode": pair.decode.engine.step_gate}
+    if phase in gates:
+        gates[phase].clear()
     pair.decode.engine.stats.running = 0
-    asking = asyncio.create_task(asked(pair, stream=True, max_tokens=50))
-    if when == "prefill":
+    chat_task = asyncio.create_task(ask_chat(pair, stream=True, max_tokens=50))
+    if phase == "prefill":
         await pair.decode.until(lambda: bool(pair.decode.engine._reservations))
     else:
-        await pair.decode.until(lambda: bool(pair.decode.service.open))
+        await pair.decode.until(lambda: bool(pair.decode.service.open_requests))
     await pair.cancel("r1")
     await pair.idle()
-    asking.cancel()
-    await asyncio.gather(asking, return_exceptions=True)
+    chat_task.cancel()
+    await asyncio.gather(chat_task, return_exceptions=True)
 
 
 async def test_separated_request_is_counted_once(alike) -> None:
-    _, pair = await alike(reply=long)
+    _, pair = await alike(reply=long_reply)
     for stream in (True, False):
-        await asked(pair, stream=stream, n=2)
+        await ask_chat(pair, stream=stream, n=2)
     await pair.idle()
-    first, then = (served.model.metrics for served in (pair.prefill, pair.decode))
-    assert (first.totals.succeeded, then.totals.succeeded) == (0, 2)
+    first, second = (served.model.metrics for served in (pair.prefill, pair.decode))
+    assert (first.totals.succeeded, second.totals.succeeded) == (0, 2)
     assert first.totals.cancelled == first.totals.failed == 0
     texts = [(await served.get("/metrics")).body for served in (pair.prefill, pair.decode)]
 
@@ -197,42 +206,48 @@ async def test_separated_request_is_counted_once(alike) -> None:
 
 async def test_plain_coordinator_gets_plain_frames(alike) -> None:
     """The frames of MindIE's coordinators, byte for byte: no records, no header frames, one last frame."""
-    one, pair = await alike(reply=long)
-    line, orders = Line(pair.members[1], ""), {"req-type": "prefill", "d-target": pair.target}
-    chat = json.dumps(CHAT | {"stream": True, "max_tokens": 5}).encode()
-    expected = await single(one, "/v1/chat/completions", chat)
-    told = (await pair.prefill.call("POST", "/v1/chat/completions", chat, HEADERS | orders | {"req-id": "17"})).json
-    assert sorted(told) == ["isLastResp", "isStream", "output", "reqId"]
-    assert (told["reqId"], told["isStream"], told["isLastResp"]) == ("17", True, False)
+    single_server, pair = await alike(reply=long_reply)
+    line, orders = ResultConnection(pair.members[1], ""), {"req-type": "prefill", "d-target": pair.target}
+    streamed_body = json.dumps(CHAT | {"stream": True, "max_tokens": 5}).encode()
+    expected = await post_json(single_server, "/v1/chat/completions", streamed_body)
+    prefill_answer = (
+        await pair.prefill.call("POST", "/v1/chat/completions", streamed_body, HEADERS | orders | {"req-id": "17"})
+    ).json
+    assert sorted(prefill_answer) == ["isLastResp", "isStream", "output", "reqId"]
+    assert (prefill_answer["reqId"], prefill_answer["isStream"], prefill_answer["isLastResp"]) == ("17", True, False)
     frames = [await line.queue("17").get() for _ in range(4)]
     assert [frame.kind for frame in frames] == ["data", "data", "data", "lastData"]
-    assert same(told["output"].encode() + b"".join(frame.payload for frame in frames), expected.body)
+    assert same_answer(prefill_answer["output"].encode() + b"".join(frame.payload for frame in frames), expected.body)
 
-    whole = json.dumps(CHAT).encode()
-    told = (await pair.prefill.call("POST", "/v1/chat/completions", whole, HEADERS | orders | {"req-id": "18"})).json
-    assert told == {"reqId": "18", "isStream": False, "isLastResp": False}
+    unstreamed_body = json.dumps(CHAT).encode()
+    prefill_answer = (
+        await pair.prefill.call("POST", "/v1/chat/completions", unstreamed_body, HEADERS | orders | {"req-id": "18"})
+    ).json
+    assert prefill_answer == {"reqId": "18", "isStream": False, "isLastResp": False}
     frame = await line.queue("18").get()
     assert frame.kind == "lastData"
-    assert frame.payload == (await single(one, "/v1/chat/completions", whole)).body
+    assert frame.payload == (await post_json(single_server, "/v1/chat/completions", unstreamed_body)).body
     line.task.cancel()
     await pair.idle()
 
 
-@pytest.mark.parametrize("client", ["", CLIENT])
+@pytest.mark.parametrize("client", ["", COORDINATOR_NAME])
 async def test_kv_sender_lost_before_sending_fails_the_request(alike, client: str) -> None:
     """A plain coordinator gets an error frame; parley's own repeats the command, and gets no frame for this one."""
-    _, pair = await alike(reply=long)
-    pair.prefill.engine.gate.clear()
-    line = Line(pair.members[1], client) if not client else pair.line
-    extra = {"parley-results": client} if client else {}
-    orders = {"req-id": "19", "req-type": "prefill", "d-target": pair.target} | extra
-    asking = asyncio.create_task(pair.prefill.call("POST", "/v1/chat/completions", json.dumps(CHAT).encode(), orders))
-    await pair.decode.until(lambda: bool(pair.decode.service.open))
+    _, pair = await alike(reply=long_reply)
+    pair.prefill.engine.step_gate.clear()
+    line = ResultConnection(pair.members[1], client) if not client else pair.line
+    client_header = {"parley-results": client} if client else {}
+    orders = {"req-id": "19", "req-type": "prefill", "d-target": pair.target} | client_header
+    request_task = asyncio.create_task(
+        pair.prefill.call("POST", "/v1/chat/completions", json.dumps(CHAT).encode(), orders)
+    )
+    await pair.decode.until(lambda: bool(pair.decode.service.open_requests))
     for link in list(pair.members[1].peer._links):
-        link.fail("cut by the test")
-    await pair.decode.until(lambda: not pair.decode.service.open)
-    pair.prefill.engine.gate.set()
-    answer = await asking
+        link.fail_link("cut by the test")
+    await pair.decode.until(lambda: not pair.decode.service.open_requests)
+    pair.prefill.engine.step_gate.set()
+    answer = await request_task
     assert answer.status == (503 if client else 500), answer
     if not client:
         frame = await line.queue("19").get()
@@ -243,109 +258,111 @@ async def test_kv_sender_lost_before_sending_fails_the_request(alike, client: st
 
 
 async def test_missing_handover_pages_are_recomputed(alike, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, pair = await alike(reply=long)
-    monkeypatch.setattr(decode, "PATIENCE", 0.05)
-    monkeypatch.setattr(Prefill, "_filled", lambda self, number, pages: None)
-    monkeypatch.setattr(Prefill, "_settle", lambda self, giver: asyncio.sleep(0.3, self._release()))
+    single_server, pair = await alike(reply=long_reply)
+    monkeypatch.setattr(decode, "PAGE_TIMEOUT", 0.05)
+    monkeypatch.setattr(PrefillStage, "_on_pages_computed", lambda self, number, pages: None)
+    monkeypatch.setattr(PrefillStage, "_finish_handover", lambda self, giver: asyncio.sleep(0.3, self._release_pages()))
     body = json.dumps(CHAT | {"messages": [{"role": "user", "content": "many tokens " * 20}]}).encode()
-    given = await pair.ask("/v1/chat/completions", body, UNIQUE, HEADERS)
-    assert given.body == (await single(one, "/v1/chat/completions", body)).body
+    answer = await pair.ask("/v1/chat/completions", body, REQUEST_UUID, HEADERS)
+    assert answer.body == (await post_json(single_server, "/v1/chat/completions", body)).body
 
 
 async def test_resumed_body_may_be_of_any_api(alike) -> None:
     """The body alone shows its API; the prior outputs sent before it must not be mistaken for it."""
-    _, pair = await alike(reply=long)
+    _, pair = await alike(reply=long_reply)
     for path, members in (("/generate", {"prompt": "a"}), ("/mindie", {"inputs": "a"})):
-        asked = json.dumps({"max_tokens": 6, "parameters": {"max_new_tokens": 6}, "stream": True} | members).encode()
-        whole = await pair.ask(path, asked, UNIQUE, HEADERS)
+        request_body = json.dumps(
+            {"max_tokens": 6, "parameters": {"max_new_tokens": 6}, "stream": True} | members
+        ).encode()
+        whole = await pair.ask(path, request_body, REQUEST_UUID, HEADERS)
         assert whole.status == 200 and len(whole.parts) > 3
-        rest = await pair.ask(path, asked, UNIQUE, HEADERS, past=[record for _, record in whole.parts[:2]])
-        assert same(b"".join(data for data, _ in whole.parts[:2]) + rest.body, whole.body)
+        rest = await pair.ask(path, request_body, REQUEST_UUID, HEADERS, past=[record for _, record in whole.parts[:2]])
+        assert same_answer(b"".join(data for data, _ in whole.parts[:2]) + rest.body, whole.body)
     await pair.idle()
 
 
 async def test_deadline_counts_from_arrival_across_the_handover(alike) -> None:
     """A request's time counts from its arrival, not from the handover."""
-    _, pair = await alike(reply=long, tick=0.05)
-    pair.prefill.engine.gate.clear()
+    _, pair = await alike(reply=long_reply, tick=0.05)
+    pair.prefill.engine.step_gate.clear()
     headers = HEADERS | {"x-request-timeout": "0.6"}
     body = json.dumps(CHAT | {"max_tokens": 50}).encode()
-    asking = asyncio.create_task(pair.ask("/v1/chat/completions", body, UNIQUE, headers))
-    await pair.decode.until(lambda: bool(pair.decode.service.open))
-    (generation,) = pair.decode.model.open
-    clock = generation._clock
-    assert clock is not None and clock._end - asyncio.get_running_loop().time() < 0.6
-    pair.prefill.engine.gate.set()
-    given = await asking
-    assert given.status == 408 and b"within the time" in given.body
+    request_task = asyncio.create_task(pair.ask("/v1/chat/completions", body, REQUEST_UUID, headers))
+    await pair.decode.until(lambda: bool(pair.decode.service.open_requests))
+    (generation,) = pair.decode.model.open_requests
+    clock = generation._deadline
+    assert clock is not None and clock._expires_at - asyncio.get_running_loop().time() < 0.6
+    pair.prefill.engine.step_gate.set()
+    answer = await request_task
+    assert answer.status == 408 and b"within the time" in answer.body
     await pair.idle()
 
 
 @pytest.mark.parametrize("resumed", [False, True])
 async def test_deadline_includes_the_time_of_earlier_attempts(alike, resumed: bool) -> None:
     """Limits are the client's, for all attempts together, even if other instances computed part of the answer."""
-    _, pair = await alike(reply=long)
+    _, pair = await alike(reply=long_reply)
     path, body = "/v1/chat/completions", json.dumps(CHAT | {"stream": True, "max_tokens": 50}).encode()
-    whole = await pair.ask(path, body, UNIQUE, HEADERS | {"x-request-timeout": "60", "parley-spent": "20"})
+    whole = await pair.ask(path, body, REQUEST_UUID, HEADERS | {"x-request-timeout": "60", "parley-spent": "20"})
     assert whole.status == 200 and whole.body.endswith(b"[DONE]\n\n")
-    past = [record for _, record in whole.parts[:3]] if resumed else None
-    late = HEADERS | {"x-request-timeout": "60", "parley-spent": "60001"}
-    given = await pair.ask(path, body, UNIQUE, late, past=past)
-    assert given.status == 408 and b"within the time" in given.body
+    prior_outputs = [record for _, record in whole.parts[:3]] if resumed else None
+    late_headers = HEADERS | {"x-request-timeout": "60", "parley-spent": "60001"}
+    answer = await pair.ask(path, body, REQUEST_UUID, late_headers, past=prior_outputs)
+    assert answer.status == 408 and b"within the time" in answer.body
     await pair.idle()
 
 
 async def test_paused_separated_stream_does_not_stop_other_streams(alike) -> None:
-    _, pair = await alike(reply=long)
-    pair.decode.engine.gate.clear()
-    first = asyncio.create_task(asked(pair, stream=True, max_tokens=50))
-    await pair.decode.until(lambda: "r1" in pair.members[1].node.results.client(CLIENT).channels)
-    assert pair.members[1].node.results.pause(CLIENT, "r1", True)
-    pair.decode.engine.gate.set()
-    other = await asked(pair, stream=True, max_tokens=50)
+    _, pair = await alike(reply=long_reply)
+    pair.decode.engine.step_gate.clear()
+    first = asyncio.create_task(ask_chat(pair, stream=True, max_tokens=50))
+    await pair.decode.until(lambda: "r1" in pair.members[1].node.results.get_client(COORDINATOR_NAME).channels)
+    assert pair.members[1].node.results.set_results_paused(COORDINATOR_NAME, "r1", True)
+    pair.decode.engine.step_gate.set()
+    other = await ask_chat(pair, stream=True, max_tokens=50)
     assert other.body.endswith(b"[DONE]\n\n") and not first.done()
-    pair.members[1].node.results.pause(CLIENT, "r1", False)
+    pair.members[1].node.results.set_results_paused(COORDINATOR_NAME, "r1", False)
     assert (await first).body == other.body
     await pair.idle()
 
 
 @pytest.mark.parametrize("here", [False, True])
-async def test_restarted_coordinator_ends_requests_of_its_predecessor(alike, here: bool) -> None:
+async def test_restarted_coordinator_ends_requests_of_its_predecessor(alike, same_server: bool) -> None:
     """At once if it is the same coordinator restarted; not if it is another, or if the first just lost its line."""
-    _, pair = await alike(reply=long, tick=0.01, here=here)
-    served, member = (pair.prefill if here else pair.decode), pair.members[0 if here else 1]
+    _, pair = await alike(reply=long_reply, tick=0.01, here=same_server)
+    served, member = (pair.prefill if same_server else pair.decode), pair.members[0 if same_server else 1]
 
-    async def line(client: str, seat: str) -> Connection:
+    async def connect_results(client: str, seat: str) -> Connection:
         connection = await served.connect()
-        await connection.send(request("GET", f"/dresult?client={client}&seat={seat}"))
+        await connection.send(build_request("GET", f"/dresult?client={client}&seat={seat}"))
         assert (await connection.head())[0] == 200
-        await served.until(lambda: client in member.node.results.clients)
+        await served.until(lambda: client in member.instance_state.results.clients)
         return connection
 
-    async def leave(connection: Connection, client: str) -> None:
+    async def disconnect(connection: Connection, client: str) -> None:
         connection.close()
-        await served.until(lambda: not member.node.results.clients[client].connected)
+        await served.until(lambda: not member.instance_state.results.clients[client].connected)
 
-    def running(client: str) -> bool:
-        return bool(known := member.node.results.clients.get(client)) and bool(known.channels)
+    def has_channels(client: str) -> bool:
+        return bool(result_client := member.instance_state.results.clients.get(client)) and bool(result_client.channels)
 
-    first = await line("a", "here")
+    first = await connect_results("a", "here")
     orders = {"req-id": "1", "req-type": "prefill", "d-target": pair.target, "parley-results": "a"}
     body = json.dumps(CHAT | {"stream": True, "max_tokens": 1000}).encode()
     assert (await pair.prefill.call("POST", "/v1/chat/completions", body, HEADERS | orders)).status == 200
-    served.engine.gate.clear()
-    assert running("a")
-    others = [await line("b", "here"), await line("c", "there")]
-    assert running("a")  # it still has its connection
-    await leave(first, "a")
-    first = await line("a", "here")
-    assert running("a")
-    await leave(first, "a")
-    others.append(await line("d", "there"))
-    assert running("a")
-    others.append(await line("e", "here"))
-    assert not running("a")
-    served.engine.gate.set()
+    served.engine.step_gate.clear()
+    assert has_channels("a")
+    others = [await connect_results("b", "here"), await connect_results("c", "there")]
+    assert has_channels("a")  # it still has its connection
+    await disconnect(first, "a")
+    first = await connect_results("a", "here")
+    assert has_channels("a")
+    await disconnect(first, "a")
+    others.append(await connect_results("d", "there"))
+    assert has_channels("a")
+    others.append(await connect_results("e", "here"))
+    assert not has_channels("a")
+    served.engine.step_gate.set()
     for each in (first, *others):
         each.close()
     await pair.idle()
@@ -353,46 +370,46 @@ async def test_restarted_coordinator_ends_requests_of_its_predecessor(alike, her
 
 async def test_coordinators_sharing_a_seat_do_not_disturb_each_other(alike) -> None:
     """A coordinator that was there before is not a successor, however often its connection breaks."""
-    _, pair = await alike(reply=long, tick=0.01)
+    _, pair = await alike(reply=long_reply, tick=0.01)
     served, results = pair.decode, pair.members[1].node.results
 
-    async def line(client: str, epoch: str = "") -> Connection:
+    async def connect_results(client: str, epoch: str = "") -> Connection:
         connection = await served.connect()
-        known = f"&epoch={epoch}&from=0" if epoch else ""
-        await connection.send(request("GET", f"/dresult?client={client}&seat=one{known}"))
+        resume_query = f"&epoch={epoch}&from=0" if epoch else ""
+        await connection.send(build_request("GET", f"/dresult?client={client}&seat=one{resume_query}"))
         assert (await connection.head())[0] == 200
-        await served.until(lambda: results.client(client).connected)
+        await served.until(lambda: results.get_client(client).connected)
         return connection
 
-    async def leave(connection: Connection, client: str) -> None:
+    async def disconnect(connection: Connection, client: str) -> None:
         connection.close()
         await served.until(lambda: not results.clients[client].connected)
 
-    lines = {name: await line(name) for name in "ab"}
+    connections = {name: await connect_results(name) for name in "ab"}
     orders = {"req-id": "1", "req-type": "prefill", "d-target": pair.target, "parley-results": "a"}
     body = json.dumps(CHAT | {"stream": True, "max_tokens": 1000}).encode()
     assert (await pair.prefill.call("POST", "/v1/chat/completions", body, HEADERS | orders)).status == 200
-    served.engine.gate.clear()
-    await leave(lines["a"], "a")
-    await leave(lines["b"], "b")
-    lines["b"] = await line("b")
+    served.engine.step_gate.clear()
+    await disconnect(connections["a"], "a")
+    await disconnect(connections["b"], "b")
+    connections["b"] = await connect_results("b")
     assert results.clients["a"].channels
-    await leave(lines["b"], "b")
+    await disconnect(connections["b"], "b")
     results.clients["b"].close()  # it was away for too long and is forgotten
-    lines["b"] = await line("b", "before")
+    connections["b"] = await connect_results("b", "before")
     assert results.clients["a"].channels
-    lines["a"] = await line("a", results.clients["a"].epoch)
+    connections["a"] = await connect_results("a", results.clients["a"].epoch)
     assert results.clients["a"].channels
-    served.engine.gate.set()
-    for each in lines.values():
+    served.engine.step_gate.set()
+    for each in connections.values():
         each.close()
     await pair.idle()
 
 
 async def test_lost_coordinator_ends_its_requests(alike) -> None:
-    _, pair = await alike(reply=long, tick=0.01)
-    asking = asyncio.create_task(asked(pair, stream=True, max_tokens=50))
+    _, pair = await alike(reply=long_reply, tick=0.01)
+    chat_task = asyncio.create_task(ask_chat(pair, stream=True, max_tokens=50))
     await pair.decode.until(lambda: pair.decode.engine.stats.running > 0)
-    pair.members[1].node.results.client(CLIENT).lose()
+    pair.members[1].node.results.get_client(COORDINATOR_NAME).lose()
     await pair.idle()
-    asking.cancel()
+    chat_task.cancel()

@@ -11,22 +11,22 @@ from parley import LLM, ParleyError
 from parley.engine.protocol import EngineFailed
 from parley.hub import ModelMissing
 
-TALK = [{"role": "user", "content": "the quick brown fox"}]
+MESSAGES = [{"role": "user", "content": "the quick brown fox"}]
 
 
 @pytest.fixture(scope="module")
 def llm():
-    with LLM(str(tiny_models.model("qwen3")), threads=1, kv_memory=8 << 20) as llm:
+    with LLM(str(tiny_models.model_folder("qwen3")), threads=1, kv_memory=8 << 20) as llm:
         yield llm
 
 
-def used(llm: LLM) -> int:
+def used_blocks(llm: LLM) -> int:
     return llm._model.engine.stats.blocks_used
 
 
 def test_text_and_token_id_prompts_give_same_answer(llm):
     text = llm.generate("the quick brown", max_tokens=6, temperature=0, return_token_ids=True)
-    ids = llm._model.language.tokenizer.encode("the quick brown")
+    ids = llm._model.text_pipeline.tokenizer.encode("the quick brown")
     again = llm.generate(ids, max_tokens=6, temperature=0)
     assert text.text == again.text and text.completions[0].finish == "length"
     assert text.usage.prompt_tokens == len(ids) and text.usage.completion_tokens == 6
@@ -43,29 +43,33 @@ def test_batched_prompts_and_choices_equal_single_ones(llm):
 
 
 def test_prediction_changes_only_usage(llm):
-    wish = {"max_tokens": 40, "temperature": 0.8, "seed": 3, "ignore_eos": True, "n": 2}
-    plain = llm.chat(TALK, **wish)
+    options = {"max_tokens": 40, "temperature": 0.8, "seed": 3, "ignore_eos": True, "n": 2}
+    plain = llm.chat(MESSAGES, **options)
     assert plain.usage.accepted_tokens == plain.usage.rejected_tokens == 0
     for content in (plain.text, [{"type": "text", "text": plain.text}], "the lazy dog", ""):
-        given = llm.chat(TALK, prediction={"type": "content", "content": content}, **wish)
-        assert [each.text for each in given.completions] == [each.text for each in plain.completions]
-        usage = given.usage
-        predicted = llm._model.language.tokenizer.encode(content if isinstance(content, str) else plain.text, False)
+        predicted_answer = llm.chat(MESSAGES, prediction={"type": "content", "content": content}, **options)
+        assert [each.text for each in predicted_answer.completions] == [each.text for each in plain.completions]
+        usage = predicted_answer.usage
+        predicted = llm._model.text_pipeline.tokenizer.encode(
+            content if isinstance(content, str) else plain.text, False
+        )
         assert usage.accepted_tokens + usage.rejected_tokens == 2 * len(predicted)
     for wrong in ({"content": 5}, {"type": "other", "content": "a"}, {"type": "content"}, "text"):
         with pytest.raises(ParleyError, match="prediction"):
-            llm.chat(TALK, prediction=wrong)
+            llm.chat(MESSAGES, prediction=wrong)
 
 
 def test_logprob_token_ids_return_logprobs_of_named_tokens(llm):
-    wish = {"max_tokens": 6, "temperature": 0.9, "seed": 4, "ignore_eos": True}
-    every = llm.generate("the quick brown", logprobs=-1, **wish).completions[0]
-    named = llm.generate("the quick brown", logprobs=2, logprob_token_ids=[300, 5, every.tokens[1].id], **wish)
+    options = {"max_tokens": 6, "temperature": 0.9, "seed": 4, "ignore_eos": True}
+    every = llm.generate("the quick brown", logprobs=-1, **options).completions[0]
+    named = llm.generate("the quick brown", logprobs=2, logprob_token_ids=[300, 5, every.tokens[1].id], **options)
     assert named.completions[0].text == every.text
     for token, whole in zip(named.completions[0].tokens, every.tokens, strict=True):
         ids = list(dict.fromkeys([token.id, 300, 5, every.tokens[1].id]))
         known = {each.id: each.logprob for each in whole.top} | {token.id: whole.logprob}
-        assert [(each.id, each.logprob) for each in token.top] == [(id, known[id]) for id in ids]
+        assert [(each.id, each.logprob) for each in token.top_tokens] == [
+            (token_id, known[token_id]) for token_id in ids
+        ]
         assert (token.id, token.logprob, token.rank) == (whole.id, whole.logprob, whole.rank)
     with pytest.raises(ParleyError, match="vocabulary"):
         llm.generate("a", logprobs=1, logprob_token_ids=[10**6])
@@ -86,20 +90,20 @@ def test_embed_returns_vectors_in_order_equal_to_single_calls(llm):
 
 
 def test_stream_joins_to_answer_and_closing_it_frees_pages(llm):
-    whole = llm.chat(TALK, max_tokens=20, temperature=0)
-    assert "".join(llm.stream(TALK, max_tokens=20, temperature=0)) == whole.text
-    pieces = llm.stream(TALK, max_tokens=1500, temperature=0, ignore_eos=True)
+    whole = llm.chat(MESSAGES, max_tokens=20, temperature=0)
+    assert "".join(llm.stream(MESSAGES, max_tokens=20, temperature=0)) == whole.text
+    pieces = llm.stream(MESSAGES, max_tokens=1500, temperature=0, ignore_eos=True)
     next(pieces)
     pieces.close()
     llm.generate("x", max_tokens=1)
-    assert used(llm) == 0
+    assert used_blocks(llm) == 0
 
 
 def test_echo_returns_prompt_and_output_logprobs(llm):
     answer = llm.generate("the quick brown fox", echo=True, logprobs=2, max_tokens=2, temperature=0)
     assert answer.prompt[0].logprob is None and all(token.logprob <= 0 for token in answer.prompt[1:])
     for token in answer.completions[0].tokens:
-        assert token.logprob == token.top[0].logprob and token.rank == 1 and len(token.top) == 2
+        assert token.logprob == token.top_tokens[0].logprob and token.rank == 1 and len(token.top_tokens) == 2
         assert math.isfinite(token.logprob)
 
 
@@ -120,19 +124,19 @@ def test_generate_refuses_invalid_option_with_reason(llm, options, named):
 
 def test_async_methods_run_in_callers_event_loop(llm):
     async def scenario() -> None:
-        alone = llm.chat(TALK, max_tokens=8, temperature=0).text
-        answers = await asyncio.gather(*(llm.achat(TALK, max_tokens=8, temperature=0) for _ in range(5)))
+        alone = llm.chat(MESSAGES, max_tokens=8, temperature=0).text
+        answers = await asyncio.gather(*(llm.achat(MESSAGES, max_tokens=8, temperature=0) for _ in range(5)))
         assert {answer.text for answer in answers} == {alone}
         assert (await llm.agenerate("x", max_tokens=1)).usage.completion_tokens == 1
-        assert "".join([piece async for piece in llm.astream(TALK, max_tokens=8, temperature=0)]) == alone
-        doomed = asyncio.ensure_future(llm.achat(TALK, max_tokens=1500, temperature=0, ignore_eos=True))
+        assert "".join([piece async for piece in llm.astream(MESSAGES, max_tokens=8, temperature=0)]) == alone
+        doomed = asyncio.ensure_future(llm.achat(MESSAGES, max_tokens=1500, temperature=0, ignore_eos=True))
         await asyncio.sleep(0.2)
-        doomed.cancel()
+        doomed.cancel_choice()
         await asyncio.gather(doomed, return_exceptions=True)
 
     asyncio.run(scenario())
     llm.generate("x", max_tokens=1)
-    assert used(llm) == 0
+    assert used_blocks(llm) == 0
 
 
 def test_threads_share_one_llm(llm):
@@ -146,21 +150,21 @@ def test_llm_raises_for_missing_or_broken_model(tmp_path):
     with pytest.raises(ModelMissing, match="no such folder"):
         LLM(str(tmp_path / "nothing"))
     (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "tokenizer.json").write_text((tiny_models.model("qwen3") / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text((tiny_models.model_folder("qwen3") / "tokenizer.json").read_text())
     (tmp_path / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0broken!!")
     with pytest.raises(EngineFailed):
         LLM(str(tmp_path))
 
 
 def test_engine_process_gives_same_answer(llm):
-    with LLM(str(tiny_models.model("qwen3")), in_process=False, threads=1, kv_memory=8 << 20) as other:
-        theirs, ours = (each.chat(TALK, max_tokens=12, temperature=0) for each in (other, llm))
+    with LLM(str(tiny_models.model_folder("qwen3")), in_process=False, threads=1, kv_memory=8 << 20) as other:
+        theirs, ours = (each.chat(MESSAGES, max_tokens=12, temperature=0) for each in (other, llm))
         assert theirs.completions == ours.completions
-        left, wanted = (other.stream(TALK, max_tokens=1500, ignore_eos=True) for _ in range(2))
-        assert next(left) and next(wanted)
+        closed_stream, open_stream = (other.stream(MESSAGES, max_tokens=1500, ignore_eos=True) for _ in range(2))
+        assert next(closed_stream) and next(open_stream)
         other.close()
-    left.close()  # as the garbage collector does
+    closed_stream.close()  # as the garbage collector does
     with pytest.raises(RuntimeError, match="closed"):
-        next(wanted)
+        next(open_stream)
     with pytest.raises(RuntimeError, match="closed"):
         other.generate("x")

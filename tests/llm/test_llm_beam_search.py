@@ -7,64 +7,66 @@ import pytest
 from support import tiny_models
 
 from parley import LLM, ParleyError
-from parley.dialects.dialect import Head
-from parley.dialects.fields import decode
+from parley.dialects.dialect import RequestContext
+from parley.dialects.fields import decode_fields
 from parley.dialects.openai.completions import CompletionReply
-from parley.types import Delta, Done
+from parley.types import ChoiceDelta, ChoiceDone
 
-WIDE = {"use_beam_search": True, "best_of": 3, "n": 2, "max_tokens": 12}
+BEAM_OPTIONS = {"use_beam_search": True, "best_of": 3, "n": 2, "max_tokens": 12}
 PROMPT = "the quick brown"
 
 
 @pytest.fixture(scope="module")
 def llm():
-    with LLM(str(tiny_models.model("qwen3")), threads=1, kv_memory=8 << 20, max_batch=8) as llm:
+    with LLM(str(tiny_models.model_folder("qwen3")), threads=1, kv_memory=8 << 20, max_batch=8) as llm:
         yield llm
 
 
 def test_beam_search_ignores_temperature_and_seed(llm):
-    first = llm.generate(PROMPT, **WIDE)
-    assert first == llm.generate(PROMPT, temperature=1.7, seed=5, **WIDE)
+    first = llm.generate(PROMPT, **BEAM_OPTIONS)
+    assert first == llm.generate(PROMPT, temperature=1.7, seed=5, **BEAM_OPTIONS)
     assert len({c.text for c in first.completions}) == 2
     assert first.usage.completion_tokens == 24 and first.usage.prompt_tokens == 3
 
 
 def test_best_beam_is_at_least_as_likely_as_greedy(llm):
-    def chance(completion):
+    def total_logprob(completion):
         return sum(token.logprob for token in completion.tokens)
 
     greedy = llm.generate(PROMPT, temperature=0, max_tokens=12, logprobs=0).completions[0]
-    found = llm.generate(PROMPT, logprobs=0, **WIDE | {"best_of": 8, "ignore_eos": True}).completions
-    assert chance(found[0]) >= max(chance(found[1]), chance(greedy))
-    one = llm.generate(PROMPT, use_beam_search=True, max_tokens=12, logprobs=0, repetition_penalty=1.2)
-    assert one == llm.generate(PROMPT, temperature=0, max_tokens=12, logprobs=0, repetition_penalty=1.2)
+    beams = llm.generate(PROMPT, logprobs=0, **BEAM_OPTIONS | {"best_of": 8, "ignore_eos": True}).completions
+    assert total_logprob(beams[0]) >= max(total_logprob(beams[1]), total_logprob(greedy))
+    single_beam = llm.generate(PROMPT, use_beam_search=True, max_tokens=12, logprobs=0, repetition_penalty=1.2)
+    assert single_beam == llm.generate(PROMPT, temperature=0, max_tokens=12, logprobs=0, repetition_penalty=1.2)
 
 
 def test_stop_string_cuts_beam_search_result(llm):
-    whole = llm.generate(PROMPT, logprobs=0, **WIDE).completions[0]
+    whole = llm.generate(PROMPT, logprobs=0, **BEAM_OPTIONS).completions[0]
     stop = whole.text[5]
-    cut = llm.generate(PROMPT, stop=stop, logprobs=0, **WIDE).completions[0]
+    cut = llm.generate(PROMPT, stop=stop, logprobs=0, **BEAM_OPTIONS).completions[0]
     assert cut.text == whole.text[: whole.text.index(stop)] and (cut.finish, cut.stop) == ("stop", stop)
     assert cut.tokens == whole.tokens[: len(cut.tokens)]
 
 
 def test_beam_search_streams_results_at_its_end(llm):
-    body = {"prompt": [PROMPT, "fox"], "stream": True, "logprobs": 1, "echo": True, **WIDE}
-    reply = CompletionReply(decode(json.dumps(body).encode()), Head("1", 0, "", llm._model.info.max_model_len))
+    body = {"prompt": [PROMPT, "fox"], "stream": True, "logprobs": 1, "echo": True, **BEAM_OPTIONS}
+    reply = CompletionReply(
+        decode_fields(json.dumps(body).encode()), RequestContext("1", 0, "", llm._model.model_info.max_model_len)
+    )
 
     async def collect():
-        async with llm._generation(reply.request) as generation:
-            assert llm._model.held == 6
+        async with llm._open_generation(reply.request) as generation:
+            assert llm._model.used_slots == 6
             events = []
-            while made := await generation.next():
-                events += made
+            while batch := await generation.next_events():
+                events += batch
             return events
 
     events = llm._wait(collect())
-    assert llm._model.held == 0 and sum(isinstance(event, Done) for event in events) == 4
-    for index, single in enumerate(c for p in body["prompt"] for c in llm.generate(p, **WIDE).completions):
-        (delta,) = (event for event in events if isinstance(event, Delta) and event.index == index)
-        assert delta.text == single.text and all(token.top for token in delta.tokens)
+    assert llm._model.used_slots == 0 and sum(isinstance(event, ChoiceDone) for event in events) == 4
+    for index, single in enumerate(c for p in body["prompt"] for c in llm.generate(p, **BEAM_OPTIONS).completions):
+        (delta,) = (event for event in events if isinstance(event, ChoiceDelta) and event.index == index)
+        assert delta.text == single.text and all(token.top_tokens for token in delta.tokens)
 
 
 def test_beam_search_results_follow_response_format(llm):
@@ -74,13 +76,15 @@ def test_beam_search_results_follow_response_format(llm):
         "required": ["a"],
         "additionalProperties": False,
     }
-    wish = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
-    found = llm.generate(PROMPT, **WIDE | wish | {"max_tokens": 60, "n": 3, "best_of": 5}).completions
-    for each in found:
+    json_format = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+    completions = llm.generate(
+        PROMPT, **BEAM_OPTIONS | json_format | {"max_tokens": 60, "n": 3, "best_of": 5}
+    ).completions
+    for each in completions:
         assert each.finish == "stop" and json.loads(each.text)["a"] in (1, 22, 333)
-    assert len({each.text for each in found}) == 3
-    one = {"guided_choice": ["fox"], "max_tokens": 20}
-    assert [each.text for each in llm.generate(PROMPT, **WIDE | one).completions] == ["fox", "fox"]
+    assert len({each.text for each in completions}) == 3
+    choice_format = {"guided_choice": ["fox"], "max_tokens": 20}
+    assert [each.text for each in llm.generate(PROMPT, **BEAM_OPTIONS | choice_format).completions] == ["fox", "fox"]
 
 
 @pytest.mark.parametrize(
@@ -96,31 +100,33 @@ def test_beam_search_results_follow_response_format(llm):
 )
 def test_beam_search_refuses_invalid_options_by_name(llm, members, named):
     with pytest.raises(ParleyError) as caught:
-        llm.generate("a " * 400, **WIDE | members)
+        llm.generate("a " * 400, **BEAM_OPTIONS | members)
     assert caught.value.status == 400 and all(name in caught.value.message for name in named)
-    assert llm._model.held == 0
+    assert llm._model.used_slots == 0
 
 
 def test_stopped_beam_search_returns_best_so_far(llm):
     long = {"use_beam_search": True, "best_of": 4, "n": 2, "max_tokens": 900, "ignore_eos": True}
-    reply = CompletionReply(decode(json.dumps({"prompt": PROMPT} | long).encode()), Head("1", 0, "", 1 << 20))
+    reply = CompletionReply(
+        decode_fields(json.dumps({"prompt": PROMPT} | long).encode()), RequestContext("1", 0, "", 1 << 20)
+    )
 
     async def collect():
         before, events = llm._model.engine.stats.steps, []
-        async with llm._generation(reply.request) as generation:
+        async with llm._open_generation(reply.request) as generation:
             while llm._model.engine.stats.steps < before + 9:
                 await asyncio.sleep(0.001)
-            generation.stop("length")
-            while made := await generation.next():
-                events += made
+            generation.finish_early("length")
+            while batch := await generation.next_events():
+                events += batch
         return events
 
     events = llm._wait(collect())
-    ended = [event for event in events if isinstance(event, Done)]
+    ended = [event for event in events if isinstance(event, ChoiceDone)]
     assert [event.reason for event in ended] == ["length"] * 2
     length = ended[0].usage.completion_tokens
     whole = llm.generate(PROMPT, **long | {"max_tokens": length}).completions
-    assert length > 5 and [event.text for event in events if isinstance(event, Delta)] == [w.text for w in whole]
+    assert length > 5 and [event.text for event in events if isinstance(event, ChoiceDelta)] == [w.text for w in whole]
 
 
 def test_abandoned_beam_search_frees_its_pages(llm):

@@ -3,17 +3,17 @@
 import pytest
 import torch
 from support import tiny_models
-from support.run_model import serve, start
+from support.run_model import load_test_runner, serve_requests
 
-from parley.types import Sampling, Work
+from parley.types import EngineRequest, Sampling
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
 ]
 
-WORKS = [
-    Work(
+REQUESTS = [
+    EngineRequest(
         str(k),
         [3 + (7 * k + i * i) % (tiny_models.VOCAB - 3) for i in range(1 + 23 * k)],
         12,
@@ -29,22 +29,22 @@ WORKS = [
 @pytest.mark.parametrize("lowering", [True, False])
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3", "gemma2", "qwen3_moe", "gpt2"])
 def test_gpu_outputs_match_cpu_in_float32(architecture, lowering):
-    folder = tiny_models.model(architecture)
+    folder = tiny_models.model_folder(architecture)
     answers = []
     for device in ("cpu", "cuda"):
-        runner, info = start(folder, device=device, dtype="float32", lowering=lowering)
+        runner, info = load_test_runner(folder, device=device, dtype="float32", lowering=lowering)
         assert info.device.startswith(device)
-        answers.append(serve(runner, WORKS, step=64, blocks=120)[0])
-    for key, ours in answers[0].items():
-        theirs = answers[1][key]
-        assert theirs.token_ids == ours.token_ids
-        for a, b in zip(ours.scores, theirs.scores, strict=True):
+        answers.append(serve_requests(runner, REQUESTS, step=64, blocks=120)[0])
+    for key, cpu_answer in answers[0].items():
+        gpu_answer = answers[1][key]
+        assert gpu_answer.token_ids == cpu_answer.token_ids
+        for a, b in zip(cpu_answer.scores, gpu_answer.scores, strict=True):
             assert abs(a.logprob - b.logprob) < 1e-3
 
 
 def test_gpu_bf16_gives_valid_scores_and_finishes_every_answer():
     """The comparison of log-probabilities fails for NaN, so it guards against NaN scores in bfloat16."""
-    runner, _ = start(tiny_models.model("qwen3"), device="cuda")
-    answers, stats = serve(runner, WORKS, step=64, blocks=120)
+    runner, _ = load_test_runner(tiny_models.model_folder("qwen3"), device="cuda")
+    answers, stats = serve_requests(runner, REQUESTS, step=64, blocks=120)
     assert all(score.logprob <= 0 for answer in answers.values() for score in answer.scores)
     assert stats.generated_tokens == sum(len(answer.token_ids) for answer in answers.values())

@@ -12,17 +12,17 @@ from support import tiny_models
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parley import native
-from parley.core.sequence import BLOCK_SIZE, Row, Sequence, Step
+from parley.core.sequence import BLOCK_SIZE, Sequence, Step, StepRow
 from parley.model.checkpoint import quantization
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.load import fuse as lowering
 from parley.model.load import loader, reference
-from parley.model.load.loader import load
-from parley.model.networks.config import Unfit, read_shape
-from parley.model.networks.network import Batch
+from parley.model.load.loader import load_runner
+from parley.model.networks.config import Unfusable, read_decoder_config
+from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.native.layout import Span
-from parley.types import Sampling, Settings, Work
+from parley.types import EngineRequest, Sampling, Settings
 
 LINEAR_SCALING = {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0}}
 LLAMA_SHAPED = [
@@ -42,46 +42,53 @@ LLAMA_SHAPED = [
 ]
 
 
-PLAIN = quantization.read({}, "none")
+PLAIN_WEIGHTS = quantization.read_quantization({}, "none")
 
 
-def lower(checkpoint, shape, dtype):
-    return lowering.lower(checkpoint, shape, PLAIN, dtype, torch.device("cpu"), 64, lambda fraction: None)
+def fuse_checkpoint(checkpoint, shape, dtype):
+    return lowering.fuse_decoder(
+        checkpoint, shape, PLAIN_WEIGHTS, dtype, torch.device("cpu"), 64, lambda fraction: None
+    )
 
 
-def start(folder, **settings):
+def load_float32_runner(folder, **settings):
     settings = {"dtype": "float32", "kv_memory": 4 << 20, "max_batch": 8} | settings
-    return load(Settings(model=str(folder), **settings), lambda stage, fraction: None)
+    return load_runner(Settings(model=str(folder), **settings), lambda stage, fraction: None)
 
 
-def generate(runner, prompts: list[list[int]], count: int) -> list[list[tuple[int, float]]]:
+def generate_greedy(runner, prompts: list[list[int]], count: int) -> list[list[tuple[int, float]]]:
     """Greedy (token, logprob) pairs of each prompt; all run in one batch, with each prompt in one chunk."""
     sequences = []
     for i, prompt in enumerate(prompts):
-        work = Work(str(i), prompt, count, Sampling(temperature=0.0), logprobs=0)
-        sequence = Sequence(str(i), 0, work, list(prompt), len(prompt), 0, i)
+        request = EngineRequest(str(i), prompt, count, Sampling(temperature=0.0), logprobs=0)
+        sequence = Sequence(str(i), 0, request, list(prompt), len(prompt), 0, i)
         sequence.slot = i
-        need = -(-(len(prompt) + count) // BLOCK_SIZE)
-        first = sum(len(each.blocks) for each in sequences)
-        sequence.blocks = list(range(first, first + need))
+        block_count = -(-(len(prompt) + count) // BLOCK_SIZE)
+        first_block = sum(len(row_sequence.blocks) for row_sequence in sequences)
+        sequence.blocks = list(range(first_block, first_block + block_count))
         sequences.append(sequence)
-        runner.admit(sequence)
+        runner.admit_sequence(sequence)
     results = [[] for _ in prompts]
-    fresh = [block for sequence in sequences for block in sequence.blocks]
+    fresh_blocks = [block for sequence in sequences for block in sequence.blocks]
     for _ in range(count):
-        rows = [Row(each, each.computed, len(each) - each.computed, True) for each in sequences]
-        for sequence, sampled, result in zip(sequences, runner.run(Step(rows, fresh=fresh)), results, strict=True):
+        rows = [
+            StepRow(row_sequence, row_sequence.computed, len(row_sequence) - row_sequence.computed, True)
+            for row_sequence in sequences
+        ]
+        for sequence, sampled, result in zip(
+            sequences, runner.run_step(Step(rows, fresh_pages=fresh_blocks)), results, strict=True
+        ):
             assert sampled.error is None
             sequence.computed = len(sequence)
             sequence.tokens += sampled.tokens
             result.append((*sampled.tokens, sampled.scores[0].logprob))
-        fresh = []
+        fresh_blocks = []
     for sequence in sequences:
-        runner.release(sequence)
+        runner.release_slot(sequence)
     return results
 
 
-def expected(folder, prompt: list[int], count: int) -> list[tuple[int, float]]:
+def transformers_greedy(folder, prompt: list[int], count: int) -> list[tuple[int, float]]:
     """The same from Transformers, with one forward pass over all tokens for each new token."""
     from transformers import AutoModelForCausalLM
 
@@ -98,43 +105,45 @@ def expected(folder, prompt: list[int], count: int) -> list[tuple[int, float]]:
 @pytest.mark.parametrize(("architecture", "overrides"), LLAMA_SHAPED)
 def test_fused_decoder_matches_transformers(architecture, overrides, tmp_path):
     folder = tiny_models.write_model(tmp_path, architecture, **overrides)
-    runner, info = start(folder)
-    assert info.lowered
+    runner, info = load_float32_runner(folder)
+    assert info.fused
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(3, tiny_models.VOCAB, (size,), generator=generator).tolist() for size in (1, 7, 70, 190)]
-    for prompt, got in zip(prompts, generate(runner, prompts, 6), strict=True):
-        want = expected(folder, prompt, 6)
-        assert [token for token, _ in got] == [token for token, _ in want]
-        assert max(abs(a - b) for (_, a), (_, b) in zip(got, want, strict=True)) < 1e-4
+    for prompt, actual in zip(prompts, generate_greedy(runner, prompts, 6), strict=True):
+        expected_tokens = transformers_greedy(folder, prompt, 6)
+        assert [token for token, _ in actual] == [token for token, _ in expected_tokens]
+        assert max(abs(a - b) for (_, a), (_, b) in zip(actual, expected_tokens, strict=True)) < 1e-4
 
 
 @pytest.mark.parametrize("architecture", ["llama3", "mistral", "qwen2", "qwen3", "phi3"])
 def test_fused_decoder_matches_the_unfused_model(architecture):
-    folder = tiny_models.model(architecture)
+    folder = tiny_models.model_folder(architecture)
     prompts = [list(range(5, 5 + length)) for length in (3, 61, 100)]
-    lowered, plain = start(folder), start(folder, lowering=False)
-    assert lowered[1].lowered and not plain[1].lowered
-    assert lowered[1].parameters == plain[1].parameters
-    for got, want in zip(generate(lowered[0], prompts, 8), generate(plain[0], prompts, 8), strict=True):
-        assert [token for token, _ in got] == [token for token, _ in want]
-        assert max(abs(a - b) for (_, a), (_, b) in zip(got, want, strict=True)) < 1e-4
+    fused, plain = load_float32_runner(folder), load_float32_runner(folder, lowering=False)
+    assert fused[1].fused and not plain[1].fused
+    assert fused[1].parameters == plain[1].parameters
+    for actual, expected_tokens in zip(
+        generate_greedy(fused[0], prompts, 8), generate_greedy(plain[0], prompts, 8), strict=True
+    ):
+        assert [token for token, _ in actual] == [token for token, _ in expected_tokens]
+        assert max(abs(a - b) for (_, a), (_, b) in zip(actual, expected_tokens, strict=True)) < 1e-4
 
 
 def test_sharded_checkpoint_loads_like_a_single_file(tmp_path):
     from transformers import AutoModelForCausalLM
 
-    folder = tiny_models.model("qwen3")
+    folder = tiny_models.model_folder("qwen3")
     prompts = [[5, 6, 7, 8, 9]]
-    want = generate(start(folder)[0], prompts, 5)
+    single_file_tokens = generate_greedy(load_float32_runner(folder)[0], prompts, 5)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model.save_pretrained(tmp_path, max_shard_size="100KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
-    runner, info = start(tmp_path)
-    assert info.lowered
-    assert generate(runner, prompts, 5) == want
+    runner, info = load_float32_runner(tmp_path)
+    assert info.fused
+    assert generate_greedy(runner, prompts, 5) == single_file_tokens
 
 
-class Counter(TorchDispatchMode):
+class OperatorCounter(TorchDispatchMode):
     """Counts operators that compute or copy; views are not counted."""
 
     def __init__(self):
@@ -153,45 +162,47 @@ class Counter(TorchDispatchMode):
 
 @pytest.mark.parametrize(("architecture", "most"), [("llama", 28), ("qwen2", 28), ("qwen3", 30)])
 def test_fused_layer_runs_few_torch_operators(architecture, most):
-    def count(layers: int) -> list[str]:
-        runner, info = start(tiny_models.model(architecture, num_hidden_layers=layers), dtype="bfloat16")
-        assert info.lowered
-        place = torch.arange(3)
+    def count_operators(layers: int) -> list[str]:
+        runner, info = load_float32_runner(
+            tiny_models.model_folder(architecture, num_hidden_layers=layers), dtype="bfloat16"
+        )
+        assert info.fused
+        positions = torch.arange(3)
         spans = [Span(i, 1, 1, [i]) for i in range(3)]
-        batch = Batch(place, torch.zeros(3, dtype=torch.int64), place * BLOCK_SIZE, spans)
-        with torch.inference_mode(), Counter() as counter:
-            runner.network.hidden(batch, runner.pages)
+        batch = PackedBatch(positions, torch.zeros(3, dtype=torch.int64), positions * BLOCK_SIZE, spans)
+        with torch.inference_mode(), OperatorCounter() as counter:
+            runner.network.compute_hidden(batch, runner.pages)
         return counter.names
 
-    few, many = count(2), count(5)
-    if native.identity() is not None:
+    two_layers, five_layers = count_operators(2), count_operators(5)
+    if native.packed_layout_id() is not None:
         most = 0  # all layers run in one call
-    assert len(many) - len(few) <= 3 * most, many[len(few) // 2 :]
+    assert len(five_layers) - len(two_layers) <= 3 * most, five_layers[len(two_layers) // 2 :]
 
 
 def test_load_rejects_fused_decoder_with_wrong_results(monkeypatch, caplog):
     """Guards against serving wrong answers from a checkpoint that only looks like a known architecture."""
-    folder = tiny_models.model("qwen3")
-    parts = lowering.Names.parts
+    folder = tiny_models.model_folder("qwen3")
+    parts = lowering.LlamaWeights.linear_parts
 
-    def swapped(self, layer):
-        found = parts(self, layer)
+    def swap_gate_and_up(self, layer):
+        layer_parts = parts(self, layer)
         if self.dtype == torch.bfloat16:  # the reference reads in float32 and stays correct
-            found["gate_up"] = found["gate_up"][::-1]
-        return found
+            layer_parts["gate_up"] = layer_parts["gate_up"][::-1]
+        return layer_parts
 
     checkpoint = Checkpoint(folder)
-    shape = read_shape(read_config(folder))
+    shape = read_decoder_config(read_config(folder))
 
     def error():
-        decoder = lower(checkpoint, shape, torch.bfloat16)
-        return reference.deviation(decoder, checkpoint, PLAIN)
+        decoder = fuse_checkpoint(checkpoint, shape, torch.bfloat16)
+        return reference.decoder_deviation(decoder, checkpoint, PLAIN_WEIGHTS)
 
-    assert error() < reference.TOLERANCE[torch.bfloat16] / 2
-    monkeypatch.setattr(lowering.Names, "parts", swapped)
-    assert error() > reference.TOLERANCE[torch.bfloat16] * 2
+    assert error() < reference.DECODER_TOLERANCE[torch.bfloat16] / 2
+    monkeypatch.setattr(lowering.LlamaWeights, "parts", swap_gate_and_up)
+    assert error() > reference.DECODER_TOLERANCE[torch.bfloat16] * 2
     with caplog.at_level("INFO"):
-        assert not start(folder, dtype="bfloat16")[1].lowered
+        assert not load_float32_runner(folder, dtype="bfloat16")[1].fused
     assert "not used" in caplog.text
 
 
@@ -199,13 +210,16 @@ def test_nan_weights_fail_the_decoder_check(tmp_path):
     """Comparisons with NaN are false, so the check must not accept a NaN deviation."""
     from safetensors.torch import load_file, save_file
 
-    folder = shutil.copytree(tiny_models.model("llama"), tmp_path / "m")
+    folder = shutil.copytree(tiny_models.model_folder("llama"), tmp_path / "m")
     tensors = load_file(folder / "model.safetensors")
     tensors["model.norm.weight"][3] = float("nan")
     save_file(tensors, folder / "model.safetensors")
-    checkpoint, shape = Checkpoint(folder), read_shape(read_config(folder))
-    decoder = lower(checkpoint, shape, torch.float32)
-    assert not reference.deviation(decoder, checkpoint, PLAIN) <= reference.TOLERANCE[torch.float32]
+    checkpoint, shape = Checkpoint(folder), read_decoder_config(read_config(folder))
+    decoder = fuse_checkpoint(checkpoint, shape, torch.float32)
+    assert (
+        not reference.decoder_deviation(decoder, checkpoint, PLAIN_WEIGHTS)
+        <= reference.DECODER_TOLERANCE[torch.float32]
+    )
 
 
 @pytest.mark.parametrize(
@@ -223,30 +237,30 @@ def test_nan_weights_fail_the_decoder_check(tmp_path):
     ],
 )
 def test_unknown_config_is_not_fused(change):
-    config = read_config(tiny_models.model("qwen3")) | change
-    with pytest.raises(Unfit):
-        read_shape(config)
+    config = read_config(tiny_models.model_folder("qwen3")) | change
+    with pytest.raises(Unfusable):
+        read_decoder_config(config)
 
 
 def test_unused_tensor_prevents_fusing(tmp_path):
     """A tensor that the fused decoder ignores means that the model computes something else."""
     from safetensors.torch import load_file, save_file
 
-    folder = shutil.copytree(tiny_models.model("llama"), tmp_path / "m")
+    folder = shutil.copytree(tiny_models.model_folder("llama"), tmp_path / "m")
     tensors = load_file(folder / "model.safetensors")
     save_file(tensors | {"model.layers.0.self_attn.q_norm.weight": torch.ones(16)}, folder / "model.safetensors")
-    shape = read_shape(read_config(folder))
-    with pytest.raises(Unfit, match="q_norm"):
-        lower(Checkpoint(folder), shape, torch.float32)
+    shape = read_decoder_config(read_config(folder))
+    with pytest.raises(Unfusable, match="q_norm"):
+        fuse_checkpoint(Checkpoint(folder), shape, torch.float32)
 
 
 def test_load_reports_progress_and_model_info():
-    seen = []
-    folder = tiny_models.model("qwen3")
+    fractions = []
+    folder = tiny_models.model_folder("qwen3")
     settings = Settings(model=str(folder), dtype="float32", kv_memory=1 << 20)
-    runner, info = load(settings, lambda stage, fraction: seen.append(fraction))
-    assert seen == sorted(seen) and seen[0] == 0.0 and seen[-1] == 1.0 and len(seen) > 5
-    assert (info.architecture, info.dtype, info.device, info.lowered) == ("Qwen3ForCausalLM", "float32", "cpu", True)
+    runner, info = load_runner(settings, lambda stage, fraction: fractions.append(fraction))
+    assert fractions == sorted(fractions) and fractions[0] == 0.0 and fractions[-1] == 1.0 and len(fractions) > 5
+    assert (info.architecture, info.dtype, info.device, info.fused) == ("Qwen3ForCausalLM", "float32", "cpu", True)
     assert info.kv_blocks == runner.blocks == runner.pages.blocks
     assert info.kv_bytes <= 1 << 20
     assert 0 <= info.weights_bytes - 4 * info.parameters < 4000  # the fused decoder repeats head norm weights
@@ -254,88 +268,96 @@ def test_load_reports_progress_and_model_info():
 
 
 def test_context_length_is_limited_by_the_kv_cache(caplog):
-    folder = tiny_models.model("llama")
+    folder = tiny_models.model_folder("llama")
     with caplog.at_level("INFO"):
-        runner, info = start(folder, kv_memory=100_000)
+        runner, info = load_float32_runner(folder, kv_memory=100_000)
     assert info.max_model_len == runner.blocks * BLOCK_SIZE < 2048
     assert "reduced" in caplog.text
     for length in (1, 2, 16, 17, 50):
-        assert start(folder, max_model_len=length)[1].max_model_len == length
+        assert load_float32_runner(folder, max_model_len=length)[1].max_model_len == length
 
 
 @pytest.mark.parametrize("inner", ["max_position_embeddings", "n_positions"])
 def test_context_length_is_read_from_the_text_config(inner):
-    assert loader._length({"model_type": "gemma3", "text_config": {inner: 131072}}, None) == 131072
-    assert loader._length({"max_position_embeddings": 64, "text_config": None}, 32) == 32
+    assert loader._context_length({"model_type": "gemma3", "text_config": {inner: 131072}}, None) == 131072
+    assert loader._context_length({"max_position_embeddings": 64, "text_config": None}, 32) == 32
 
 
 def test_kv_cache_is_no_larger_than_the_batch_needs():
-    runner, _ = start(tiny_models.model("llama"), kv_memory=1 << 40, max_batch=2, max_model_len=100)
+    runner, _ = load_float32_runner(
+        tiny_models.model_folder("llama"), kv_memory=1 << 40, max_batch=2, max_model_len=100
+    )
     assert runner.blocks == 2 * 7
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("lowering", [True, False])
 def test_int8_kv_cache_is_smaller_and_close_to_plain(dtype, lowering):
-    folder = tiny_models.model("qwen3")
-    plain, info = start(folder, kv_memory=100_000, max_batch=64, dtype=dtype, lowering=lowering)
-    runner, small = start(folder, kv_memory=100_000, max_batch=64, dtype=dtype, lowering=lowering, kv_dtype="int8")
-    assert small.kv_bytes <= 100_000 and small.kv_blocks >= 1.5 * info.kv_blocks and small.kv_dtype == "int8"
-    page = sum(runner.pages.pool(i).data[0].nbytes for i in range(len(runner.pages.layers)))
-    assert small.kv_bytes == small.kv_blocks * page
+    folder = tiny_models.model_folder("qwen3")
+    plain_runner, info = load_float32_runner(folder, kv_memory=100_000, max_batch=64, dtype=dtype, lowering=lowering)
+    int8_runner, int8_info = load_float32_runner(
+        folder, kv_memory=100_000, max_batch=64, dtype=dtype, lowering=lowering, kv_dtype="int8"
+    )
+    assert (
+        int8_info.kv_bytes <= 100_000 and int8_info.kv_blocks >= 1.5 * info.kv_blocks and int8_info.kv_dtype == "int8"
+    )
+    page_bytes = sum(int8_runner.pages.layer_pool(i).data[0].nbytes for i in range(len(int8_runner.pages.layers)))
+    assert int8_info.kv_bytes == int8_info.kv_blocks * page_bytes
     prompts = [list(range(5, 25)), [7]]
-    for one, other in zip(generate(plain, prompts, 4), generate(runner, prompts, 4), strict=True):
-        assert one[0][0] == other[0][0] and abs(one[0][1] - other[0][1]) < 0.3
+    for plain_tokens, int8_tokens in zip(
+        generate_greedy(plain_runner, prompts, 4), generate_greedy(int8_runner, prompts, 4), strict=True
+    ):
+        assert plain_tokens[0][0] == int8_tokens[0][0] and abs(plain_tokens[0][1] - int8_tokens[0][1]) < 0.3
 
 
-def damage(folder, tmp_path):
+def copy_model_folder(folder, tmp_path):
     return shutil.copytree(folder, tmp_path / "model")
 
 
 def test_load_errors_are_single_sentences(tmp_path):
-    folder = damage(tiny_models.model("llama"), tmp_path)
+    folder = copy_model_folder(tiny_models.model_folder("llama"), tmp_path)
     weights, config = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
-    whole = weights.read_bytes()
+    intact_bytes = weights.read_bytes()
 
-    def fails(match, **settings):
+    def assert_load_fails(match, **settings):
         with pytest.raises(LoadError, match=match) as failure:
-            start(settings.pop("folder", folder), **settings)
+            load_float32_runner(settings.pop("folder", folder), **settings)
         assert str(failure.value).endswith(".") and "\n" not in str(failure.value)
 
     def write_config(**change):
         (folder / "config.json").write_text(json.dumps(config | change))
 
-    fails("no model folder", folder=tmp_path / "nowhere")
-    fails("no config.json", folder=tmp_path)
-    fails("dtype int3 is unknown", dtype="int3")
-    fails("device tpu", device="tpu")
-    fails("at least 1", max_model_len=0)
-    fails("at most 2048", max_model_len=4096)
-    fails("int7 is unknown", kv_dtype="int7")
-    fails("one page", kv_memory=10)
-    fails("not enough memory for a KV cache", kv_memory=1 << 58, max_batch=1 << 50)
+    assert_load_fails("no model folder", folder=tmp_path / "nowhere")
+    assert_load_fails("no config.json", folder=tmp_path)
+    assert_load_fails("dtype int3 is unknown", dtype="int3")
+    assert_load_fails("device tpu", device="tpu")
+    assert_load_fails("at least 1", max_model_len=0)
+    assert_load_fails("at most 2048", max_model_len=4096)
+    assert_load_fails("int7 is unknown", kv_dtype="int7")
+    assert_load_fails("one page", kv_memory=10)
+    assert_load_fails("not enough memory for a KV cache", kv_memory=1 << 58, max_batch=1 << 50)
 
     (folder / "config.json").write_text("{")
-    fails("not valid JSON")
+    assert_load_fails("not valid JSON")
     write_config(model_type=None)
-    fails("model_type")
+    assert_load_fails("model_type")
     write_config(quantization_config={"quant_method": "hqq"})
-    fails("hqq")
+    assert_load_fails("hqq")
     write_config(quantization_config="x")
-    fails("quantised")
+    assert_load_fails("quantised")
     write_config(intermediate_size=161)
-    fails("Tensor model.layers.0.mlp.gate_proj.weight has shape")
+    assert_load_fails("Tensor model.layers.0.mlp.gate_proj.weight has shape")
     write_config(num_hidden_layers=3)
-    fails("no tensor model.layers.2")
+    assert_load_fails("no tensor model.layers.2")
     write_config(num_hidden_layers=1_000_000)
-    fails("no tensor model.layers.999999")
+    assert_load_fails("no tensor model.layers.999999")
     write_config()
 
     for content, match in [
-        (whole[:5], "too short"),
-        (whole[:200], "cut off"),
-        (whole[:-10], "cut off"),
-        (struct.pack("<Q", 1 << 60) + whole[8:], "not a safetensors file"),
+        (intact_bytes[:5], "too short"),
+        (intact_bytes[:200], "cut off"),
+        (intact_bytes[:-10], "cut off"),
+        (struct.pack("<Q", 1 << 60) + intact_bytes[8:], "not a safetensors file"),
         (struct.pack("<Q", 4) + b"[1]x", "not valid JSON"),
         (struct.pack("<Q", 3) + b"[1]", "not an object"),
         (struct.pack("<Q", 8) + b'{"a": 1}', "describes tensor a wrongly"),
@@ -349,99 +371,105 @@ def test_load_errors_are_single_sentences(tmp_path):
         ),
     ]:
         weights.write_bytes(content)
-        fails(match)
+        assert_load_fails(match)
     weights.unlink()
-    fails("neither model.safetensors nor")
+    assert_load_fails("neither model.safetensors nor")
     (folder / "pytorch_model.bin").touch()
-    fails("pickle")
+    assert_load_fails("pickle")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../x.safetensors"}}))
-    fails("not a safetensors file of the same folder")
+    assert_load_fails("not a safetensors file of the same folder")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "x.safetensors"}}))
-    fails("missing")
+    assert_load_fails("missing")
     (folder / "model.safetensors.index.json").write_text("[]")
-    fails("JSON object")
+    assert_load_fails("JSON object")
 
 
 def test_load_rejects_weights_larger_than_free_memory(monkeypatch):
     """Guards against running out of memory halfway through the weights."""
     monkeypatch.setattr(loader, "free", lambda device: 100_000)
     with pytest.raises(LoadError, match="only 0 MiB of memory are free"):
-        start(tiny_models.model("llama"))
+        load_float32_runner(tiny_models.model_folder("llama"))
 
 
 def test_kv_cache_memory_is_allocated_on_first_use():
     """Guards against a large KV cache that fills the memory before any request uses it."""
-    pages = PagedKV(read_layers(), 1 << 15, torch.bfloat16)  # 1 GiB
+    pages = PagedKV(one_large_layer(), 1 << 15, torch.bfloat16)  # 1 GiB
 
-    def resident() -> int:
+    def resident_bytes() -> int:
         with open("/proc/self/statm") as statm:
             return int(statm.read().split()[1]) * 4096
 
-    before = resident()
-    pages.clear([1, 2, 3])
-    assert resident() - before < 64 << 20
+    bytes_before = resident_bytes()
+    pages.clear_pages([1, 2, 3])
+    assert resident_bytes() - bytes_before < 64 << 20
 
 
-def read_layers():
+def one_large_layer():
     from parley.native.layout import LayerKV
 
     return [LayerKV(8, 64, 64)] * 1
 
 
 def test_auto_dtype_follows_the_config():
-    assert loader._dtype("auto", {"torch_dtype": "float32"}) is torch.float32
-    assert loader._dtype("auto", {"dtype": "float16"}) is torch.bfloat16
-    assert loader._dtype("auto", {}) is torch.bfloat16
+    assert loader._resolve_dtype("auto", {"torch_dtype": "float32"}) is torch.float32
+    assert loader._resolve_dtype("auto", {"dtype": "float16"}) is torch.bfloat16
+    assert loader._resolve_dtype("auto", {}) is torch.bfloat16
 
 
 def test_nan_logits_fail_only_their_own_row():
     """Guards against one sequence with NaN logits that fails the whole batch."""
-    runner, _ = start(tiny_models.model("qwen3"))
-    logits = runner.network.logits
+    runner, _ = load_float32_runner(tiny_models.model_folder("qwen3"))
+    logits = runner.network.compute_logits
 
-    def broken(hidden):
+    def break_second_row(hidden):
         result = logits(hidden)
         result[1, 7] = float("nan")
         return result
 
-    good = [prompt[0] for prompt in generate(runner, [[5, 6], [7, 8], [9]], 1)]
-    runner.network.logits = broken
+    healthy_results = [prompt[0] for prompt in generate_greedy(runner, [[5, 6], [7, 8], [9]], 1)]
+    runner.network.compute_logits = break_second_row
     sequences = []
     for i, prompt in enumerate([[5, 6], [7, 8], [9]]):
-        work = Work(str(i), prompt, 1, Sampling(temperature=0.0), logprobs=0)
-        sequences.append(Sequence(str(i), 0, work, list(prompt), len(prompt), 0, i, blocks=[i], slot=i))
-        runner.admit(sequences[-1])
-    first, second, third = runner.run(Step([Row(each, 0, len(each), True) for each in sequences], [0, 1, 2]))
+        request = EngineRequest(str(i), prompt, 1, Sampling(temperature=0.0), logprobs=0)
+        sequences.append(Sequence(str(i), 0, request, list(prompt), len(prompt), 0, i, blocks=[i], slot=i))
+        runner.admit_sequence(sequences[-1])
+    first, second, third = runner.run_step(Step([StepRow(each, 0, len(each), True) for each in sequences], [0, 1, 2]))
     assert not second.tokens and "not numbers" in second.error
-    assert [(*each.tokens, each.scores[0].logprob) for each in (first, third)] == [good[0], good[2]]
+    assert [(*each.tokens, each.scores[0].logprob) for each in (first, third)] == [
+        healthy_results[0],
+        healthy_results[2],
+    ]
 
 
 def test_prompt_logprobs_do_not_depend_on_chunks():
-    runner, _ = start(tiny_models.model("qwen3"))
+    runner, _ = load_float32_runner(tiny_models.model_folder("qwen3"))
     prompt = torch.randint(3, tiny_models.VOCAB, (150,), generator=torch.Generator().manual_seed(2)).tolist()
-    work = Work("a", prompt, 1, prompt_logprobs=2)
+    request = EngineRequest("a", prompt, 1, prompt_logprobs=2)
 
-    def scores(chunks):
-        sequence = Sequence("a", 0, work, list(prompt), len(prompt), 0, 0, blocks=list(range(10)), slot=0)
-        runner.admit(sequence)
-        found, at = [], 0
+    def score_in_chunks(chunks):
+        sequence = Sequence("a", 0, request, list(prompt), len(prompt), 0, 0, blocks=list(range(10)), slot=0)
+        runner.admit_sequence(sequence)
+        prompt_scores, computed = [], 0
         for count in chunks:
-            (sampled,) = runner.run(
-                Step([Row(sequence, at, count, False, score_from=len(found) + 1)], list(range(10)) * (at == 0))
+            (sampled,) = runner.run_step(
+                Step(
+                    [StepRow(sequence, computed, count, False, score_from=len(prompt_scores) + 1)],
+                    list(range(10)) * (computed == 0),
+                )
             )
-            found += sampled.prompt_scores
-            at += count
-        return found
+            prompt_scores += sampled.prompt_scores
+            computed += count
+        return prompt_scores
 
-    whole = scores([150])
-    assert len(whole) == 149  # the first token has no score, and the last one predicts no prompt token
+    one_chunk_scores = score_in_chunks([150])
+    assert len(one_chunk_scores) == 149  # the first token has no score, and the last one predicts no prompt token
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(tiny_models.model("qwen3"), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(tiny_models.model_folder("qwen3"), dtype=torch.float32)
     with torch.inference_mode():
-        want = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
-    for i, each in enumerate(whole):
-        assert abs(each.logprob - float(want[i, prompt[i + 1]])) < 1e-4
-        assert each.top_ids == want[i].topk(2).indices.tolist()
-    for got, expected_score in zip(scores([1, 99, 50]), whole, strict=True):
-        assert abs(got.logprob - expected_score.logprob) < 1e-4
+        expected_logprobs = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    for i, prompt_score in enumerate(one_chunk_scores):
+        assert abs(prompt_score.logprob - float(expected_logprobs[i, prompt[i + 1]])) < 1e-4
+        assert prompt_score.top_ids == expected_logprobs[i].topk(2).indices.tolist()
+    for chunked_score, expected_score in zip(score_in_chunks([1, 99, 50]), one_chunk_scores, strict=True):
+        assert abs(chunked_score.logprob - expected_score.logprob) < 1e-4

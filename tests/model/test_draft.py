@@ -7,95 +7,106 @@ import shutil
 
 import pytest
 from support import tiny_models
-from support.run_model import serve, start
+from support.run_model import load_test_runner, serve_requests
 
 from parley.core.guess.speculation import Speculation
 from parley.core.sequence import Sequence
 from parley.model.load.loader import LoadError
 from parley.model.networks.paged_kv import PagedKV
-from parley.types import Sampling, Work
+from parley.types import EngineRequest, Sampling
 
 
 @pytest.fixture(autouse=True)
-def eager(monkeypatch):
+def always_draft(monkeypatch):
     """Propose as many draft tokens as allowed, regardless of the expected gain."""
     monkeypatch.setattr(Speculation, "length", lambda self, sequence: self.most)
     monkeypatch.setattr("parley.core.guess.speculation.Costs.best", lambda self, rows, chances: len(chances))
 
 
-def works(sampling: Sampling) -> list[Work]:
+def make_requests(sampling: Sampling) -> list[EngineRequest]:
     ends = [2, 11]
-    return [Work(str(i), list(range(3 + i, 40 + 9 * i)), 30, sampling, i, logprobs=1, stop_ids=ends) for i in range(5)]
+    return [
+        EngineRequest(str(i), list(range(3 + i, 40 + 9 * i)), 30, sampling, i, logprobs=1, stop_ids=ends)
+        for i in range(5)
+    ]
 
 
 def test_model_as_its_own_draft_has_every_token_accepted():
-    folder = tiny_models.model("qwen3")
-    plain, _ = start(folder)
-    drafted, _ = start(folder, speculate=f"draft={folder}")
-    asked = works(Sampling(temperature=0.0))
-    want, before = serve(plain, asked)
-    got, after = serve(drafted, asked)
-    assert got == want
-    assert after.draft_tokens == sum(after.draft_accepted) > 0 and after.steps < before.steps / 3
-    assert drafted.proposer.pool.used == 0
+    folder = tiny_models.model_folder("qwen3")
+    plain_runner, _ = load_test_runner(folder)
+    drafting_runner, _ = load_test_runner(folder, speculate=f"draft={folder}")
+    requests = make_requests(Sampling(temperature=0.0))
+    expected, plain_stats = serve_requests(plain_runner, requests)
+    actual, drafting_stats = serve_requests(drafting_runner, requests)
+    assert actual == expected
+    assert (
+        drafting_stats.draft_tokens == sum(drafting_stats.draft_accepted) > 0
+        and drafting_stats.steps < plain_stats.steps / 3
+    )
+    assert drafting_runner.proposer.pool.used_count == 0
 
 
 @pytest.mark.parametrize("small", ["qwen3", "gpt2", "gemma3"])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.0, repetition_penalty=1.3)])
 def test_any_draft_model_leaves_outputs_unchanged(small, sampling):
     """Fused or through Transformers, with few pages for both; another draft model is nearly always wrong."""
-    want, _ = serve(start(tiny_models.model("qwen3"))[0], works(sampling))
-    runner, _ = start(tiny_models.model("qwen3"), speculate=f"draft={tiny_models.model(small)}")
+    expected, _ = serve_requests(load_test_runner(tiny_models.model_folder("qwen3"))[0], make_requests(sampling))
+    runner, _ = load_test_runner(
+        tiny_models.model_folder("qwen3"), speculate=f"draft={tiny_models.model_folder(small)}"
+    )
     draft = runner.proposer
     draft.pool.__init__(6)
     draft.kv = PagedKV(draft.kv.layers, 6, draft.kv.dtype)
-    got, stats = serve(runner, works(sampling), blocks=14)
-    assert got == want
+    actual, stats = serve_requests(runner, make_requests(sampling), blocks=14)
+    assert actual == expected
     assert stats.draft_tokens and stats.preemptions and (small != "qwen3" or stats.draft_accepted[1])
-    assert draft.pool.used == 0
+    assert draft.pool.used_count == 0
 
 
 def test_draft_model_has_its_own_kv_memory_and_context():
-    folder, small = tiny_models.model("qwen3"), tiny_models.model("llama", max_position_embeddings=64)
-    _, alone = start(folder)
-    runner, info = start(folder, speculate=f"draft={small}")
-    assert info.kv_blocks == runner.proposer.pool.size < alone.kv_blocks
-    assert info.kv_bytes <= 64 << 20 and info.weights_bytes > alone.weights_bytes
+    folder, draft_folder = (
+        tiny_models.model_folder("qwen3"),
+        tiny_models.model_folder("llama", max_position_embeddings=64),
+    )
+    _, info_without_draft = load_test_runner(folder)
+    runner, info = load_test_runner(folder, speculate=f"draft={draft_folder}")
+    assert info.kv_blocks == runner.proposer.pool.page_count < info_without_draft.kv_blocks
+    assert info.kv_bytes <= 64 << 20 and info.weights_bytes > info_without_draft.weights_bytes
     assert runner.proposer.max_model_len == 64 < info.max_model_len
-    work = Work("a", list(range(3, 53)), 40, Sampling(temperature=0.0))
-    got, stats = serve(runner, [work])
-    assert got == serve(start(folder)[0], [work])[0]
+    request = EngineRequest("a", list(range(3, 53)), 40, Sampling(temperature=0.0))
+    actual, stats = serve_requests(runner, [request])
+    assert actual == serve_requests(load_test_runner(folder)[0], [request])[0]
     assert 0 < stats.drafts < 20
 
 
 def test_draft_model_reads_a_long_prompt_in_chunks():
-    folder = tiny_models.model("qwen3")
-    draft = start(folder, speculate=f"draft={folder}")[0].proposer
-    work = Work("a", [3 + i % 600 for i in range(1500)], 40)
-    sequence = Sequence("a", 0, work, [*work.token_ids, 7], 1500, 0, 0)
-    asked = [draft.propose([(sequence, 4)])[0] for _ in range(4)]
-    assert [len(guess) for guess in asked] == [0, 0, 4, 4] and asked[2] == asked[3]
-    sequence.tokens += [*asked[3][:2], 9]  # the first two draft tokens are accepted
-    (guess,) = draft.propose([(sequence, 4)])
-    again = Sequence("b", 0, work, list(sequence.tokens), 1500, 0, 1)
-    while not (fresh := draft.propose([(again, 4)])[0]):
+    folder = tiny_models.model_folder("qwen3")
+    draft = load_test_runner(folder, speculate=f"draft={folder}")[0].proposer
+    request = EngineRequest("a", [3 + i % 600 for i in range(1500)], 40)
+    sequence = Sequence("a", 0, request, [*request.token_ids, 7], 1500, 0, 0)
+    proposals = [draft.propose_drafts([(sequence, 4)])[0] for _ in range(4)]
+    assert [len(continued_drafts) for continued_drafts in proposals] == [0, 0, 4, 4] and proposals[2] == proposals[3]
+    sequence.tokens += [*proposals[3][:2], 9]  # the first two draft tokens are accepted
+    (continued_drafts,) = draft.propose_drafts([(sequence, 4)])
+    fresh_sequence = Sequence("b", 0, request, list(sequence.tokens), 1500, 0, 1)
+    while not (fresh_drafts := draft.propose_drafts([(fresh_sequence, 4)])[0]):
         pass
-    assert guess == fresh
-    for each in (sequence, again, again):
-        draft.forget(each)
-    assert draft.pool.used == 0
+    assert continued_drafts == fresh_drafts
+    for each in (sequence, fresh_sequence, fresh_sequence):
+        draft.forget_sequence(each)
+    assert draft.pool.used_count == 0
 
 
 def test_load_rejects_draft_model_with_another_tokenizer(tmp_path):
     """Guards against a draft model whose token ids mean other texts."""
-    folder = tiny_models.model("qwen3")
+    folder = tiny_models.model_folder("qwen3")
     shutil.copytree(folder, tmp_path / "other")
     data = json.loads((tmp_path / "other" / "tokenizer.json").read_text("utf-8"))
-    first, second = list(data["model"]["vocab"])[10:12]
+    first_token, second_token = list(data["model"]["vocab"])[10:12]
     vocab = data["model"]["vocab"]
-    vocab[first], vocab[second] = vocab[second], vocab[first]
+    vocab[first_token], vocab[second_token] = vocab[second_token], vocab[first_token]
     (tmp_path / "other" / "tokenizer.json").write_text(json.dumps(data), "utf-8")
     with pytest.raises(LoadError, match="tokenizer differs"):
-        start(folder, speculate=f"draft={tmp_path / 'other'}")
+        load_test_runner(folder, speculate=f"draft={tmp_path / 'other'}")
     with pytest.raises(LoadError):
-        start(folder, speculate=f"draft={tmp_path / 'missing'}")
+        load_test_runner(folder, speculate=f"draft={tmp_path / 'missing'}")

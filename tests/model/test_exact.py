@@ -11,118 +11,123 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import tiny_models
-from support.unpack_int4 import spoil
+from support.unpack_int4 import fill_with_nan
 
-from parley.core.loop import Loop
-from parley.core.step_budget import Fixed
-from parley.model.load.loader import load
+from parley.core.loop import EngineLoop
+from parley.core.step_budget import FixedBudget
+from parley.model.load.loader import load_runner
 from parley.model.networks.paged_kv import PagedKV
-from parley.model.runner import Runner
+from parley.model.runner import DecoderRunner
 from parley.native import library
-from parley.types import Output, Sampling, Settings, Stats, Work
+from parley.types import EngineOutput, EngineRequest, EngineStats, Sampling, Settings
 
 WIDE = {"hidden_size": 896, "intermediate_size": 1024, "num_attention_heads": 14, "num_key_value_heads": 2}
-SIZES: dict[str, dict[str, int]] = {
+MODEL_SIZES: dict[str, dict[str, int]] = {
     "tiny": {},
     "wide": WIDE,
     "real": WIDE | {"intermediate_size": 4864, "num_hidden_layers": 4},
 }
-SIZES |= {"int8": SIZES["real"], "int4": SIZES["real"], "tiny int8": {}}
+MODEL_SIZES |= {"int8": MODEL_SIZES["real"], "int4": MODEL_SIZES["real"], "tiny int8": {}}
 SLOTS = 5
-ROOMY = 200  # pages
+ENOUGH_PAGES = 200  # pages
 
 
 @functools.cache
-def network(architecture: str, size: str = "tiny"):
-    folder = tiny_models.model(architecture, **SIZES[size])
+def load_network(architecture: str, size: str = "tiny"):
+    folder = tiny_models.model_folder(architecture, **MODEL_SIZES[size])
     kind = size.split()[-1] if "int" in size else "none"
     settings = Settings(model=str(folder), kv_memory=1 << 20, quantization=kind)
-    runner, info = load(settings, lambda stage, fraction: None)
+    runner, info = load_runner(settings, lambda stage, fraction: None)
     return runner.network, info
 
 
-def make_runner(architecture: str, blocks: int, size: str = "tiny", int8: bool = False) -> Runner:
-    model, info = network(architecture, size)
+def make_runner(architecture: str, blocks: int, size: str = "tiny", int8: bool = False) -> DecoderRunner:
+    model, info = load_network(architecture, size)
     import torch
 
     pages = PagedKV(model.layers, blocks, torch.bfloat16, int8=int8)
     # Pages start with the NaN of a previous owner: reading one that was not cleared breaks the output.
     for i in range(len(model.layers)):
-        spoil(pages.pool(i))
-    return Runner(model, pages, max_model_len=info.max_model_len, slots=SLOTS)
+        fill_with_nan(pages.layer_pool(i))
+    return DecoderRunner(model, pages, max_model_len=info.max_model_len, slots=SLOTS)
 
 
-class Random(Fixed):
+class RandomBudget(FixedBudget):
     """A step budget that changes at every step."""
 
     def __init__(self, seed: int, most: int):
         super().__init__(0)
         self.random, self.most = random.Random(seed), most
 
-    def begin(self, decodes: int) -> None:
-        self.left = self.random.randint(1, self.most)
+    def begin_step(self, decodes: int) -> None:
+        self.remaining = self.random.randint(1, self.most)
 
 
-class Whole(Fixed):
+class WholePromptBudget(FixedBudget):
     """A step budget that computes every prompt in one chunk."""
 
     def __init__(self) -> None:
         super().__init__(1 << 20)
 
 
-class Guesser:
+class KnownOutputProposer:
     """A proposer that knows the outputs of some requests, by prompt and seed, and proposes 80 % of the tokens right."""
 
     def __init__(self, seed: int, known: dict[tuple[tuple[int, ...], int], list[int]]):
         self.random, self.known = random.Random(seed), known
 
-    def propose(self, asked) -> list[list[int]]:
-        return [self._guess(sequence, length) for sequence, length in asked]
+    def propose_drafts(self, asked) -> list[list[int]]:
+        return [self._mostly_right(sequence, length) for sequence, length in asked]
 
-    def _guess(self, sequence, length: int) -> list[int]:
-        known = self.known.get((tuple(sequence.work.token_ids), sequence.seed), [])
-        right = known[sequence.generated : sequence.generated + length] or [7] * length
-        return [id if self.random.random() < 0.8 else self.random.randrange(-2, tiny_models.VOCAB + 2) for id in right]
+    def _mostly_right(self, sequence, length: int) -> list[int]:
+        output = self.known.get((tuple(sequence.request.token_ids), sequence.seed), [])
+        right = output[sequence.output_length : sequence.output_length + length] or [7] * length
+        return [
+            token_id if self.random.random() < 0.8 else self.random.randrange(-2, tiny_models.VOCAB + 2)
+            for token_id in right
+        ]
 
-    def forget(self, sequence) -> None:
+    def forget_sequence(self, sequence) -> None:
         pass
 
 
-class Engine:
+class CheckedLoop:
     """A loop that collects outputs by request and choice, and checks the page accounting after every step."""
 
-    def __init__(self, runner: Runner, pace, prefix_cache: bool, proposer=None):
-        self.outputs: dict[tuple[str, int], list[Output]] = {}
+    def __init__(self, runner: DecoderRunner, pace, prefix_cache: bool, proposer=None):
+        self.outputs: dict[tuple[str, int], list[EngineOutput]] = {}
         options = Settings(model="m", max_batch=SLOTS, prefix_cache=prefix_cache)
         runner.proposer = proposer
-        self.loop = Loop(runner, options, self._collect, pace)
+        self.loop = EngineLoop(runner, options, self._collect, pace)
         if proposer is not None:  # propose regardless of the expected gain
-            self.loop.speculation.length = lambda sequence: options.speculate_tokens
-            self.loop.speculation.costs.best = lambda rows, chances: len(chances)
+            self.loop.speculation.draft_length = lambda sequence: options.speculate_tokens
+            self.loop.speculation.costs.best_draft_count = lambda rows, chances: len(chances)
 
-    def _collect(self, outputs: list[Output], stats) -> None:
+    def _collect(self, outputs: list[EngineOutput], stats) -> None:
         for output in outputs:
             self.outputs.setdefault((output.id, output.index), []).append(output)
 
     def step(self) -> None:
         self.loop.step()
-        self.loop.check()
+        self.loop.check_invariants()
 
     def finish(self) -> None:
-        while not self.loop.idle:
+        while not self.loop.is_idle:
             self.step()
-        assert self.loop.pool.used == 0
+        assert self.loop.pool.used_count == 0
 
-    def result(self, id: str, index: int = 0):
+    def choice_result(self, request_id: str, index: int = 0):
         """Tokens, their scores, the finish reason, the error and the prompt's scores of one choice."""
-        outputs = self.outputs[id, index]
-        assert [output.finish for output in outputs].count(None) == len(outputs) - 1 and outputs[-1].finish
+        outputs = self.outputs[request_id, index]
+        assert [output.finish_reason for output in outputs].count(None) == len(outputs) - 1 and outputs[
+            -1
+        ].finish_reason
         tokens = [token for output in outputs for token in output.token_ids]
         scores = [score for output in outputs for score in output.scores or []]
-        return tokens, scores, outputs[-1].finish, outputs[-1].error, outputs[0].prompt_scores
+        return tokens, scores, outputs[-1].finish_reason, outputs[-1].error, outputs[0].prompt_scores
 
 
-def prompt(family: int, length: int) -> list[int]:
+def family_prompt(family: int, length: int) -> list[int]:
     """Families share their first 40 tokens, so that hits end in the middle of a page as well as at its edge."""
     start, rest = random.Random(99), random.Random(family)
     ids = [start.randrange(3, tiny_models.VOCAB) for _ in range(40)] + [
@@ -141,39 +146,41 @@ SAMPLINGS = [
 ]
 
 
-def make_work(id: str, family: int, length: int, tokens: int, kind: int, seed: int, n: int, scored: bool) -> Work:
-    return Work(
-        id,
-        prompt(family, length),
+def make_request(
+    request_id: str, family: int, length: int, tokens: int, sampling_index: int, seed: int, n: int, scored: bool
+) -> EngineRequest:
+    return EngineRequest(
+        request_id,
+        family_prompt(family, length),
         tokens,
-        SAMPLINGS[kind],
+        SAMPLINGS[sampling_index],
         seed,
         n=n,
         min_tokens=min(2, tokens),
         stop_ids=[2, 11],
-        logprobs=2 if kind % 2 else 0,
+        logprobs=2 if sampling_index % 2 else 0,
         prompt_logprobs=1 if scored else -1,
         priority=1 - n,
     )
 
 
 @functools.cache
-def alone(
+def result_alone(
     architecture: str,
     family: int,
     length: int,
     tokens: int,
-    kind: int,
+    sampling_index: int,
     seed: int,
     scored: bool,
     size: str = "tiny",
     int8: bool = False,
 ):
     """The result of a request that runs alone: in one chunk, with enough pages and without a prefix cache."""
-    engine = Engine(make_runner(architecture, ROOMY, size, int8), Whole(), prefix_cache=False)
-    engine.loop.add(make_work("a", family, length, tokens, kind, seed, 1, scored))
+    engine = CheckedLoop(make_runner(architecture, ENOUGH_PAGES, size, int8), WholePromptBudget(), prefix_cache=False)
+    engine.loop.add_request(make_request("a", family, length, tokens, sampling_index, seed, 1, scored))
     engine.finish()
-    return engine.result("a")
+    return engine.choice_result("a")
 
 
 REQUEST = st.tuples(
@@ -189,21 +196,25 @@ REQUEST = st.tuples(
 )
 
 
-def play(architecture, requests, blocks, most, cache, seed, int8=False, size="tiny", drafts=False) -> Stats:
+def check_schedule(
+    architecture, requests, blocks, max_step_tokens, cache, seed, int8=False, size="tiny", drafts=False
+) -> EngineStats:
     """Run a schedule, compare each request that was not cancelled with the same request alone, and return the stats."""
-    wants = {
-        (i, index): alone(architecture, family, length, tokens, kind, draw + index, scored, size, int8)
-        for i, (family, length, tokens, kind, draw, n, scored, *_) in enumerate(requests)
+    expected_results = {
+        (i, index): result_alone(architecture, family, length, tokens, sampling_index, draw + index, scored, size, int8)
+        for i, (family, length, tokens, sampling_index, draw, n, scored, *_) in enumerate(requests)
         for index in range(n)
     }
     proposer = None
     if drafts:
-        known = {
-            (tuple(prompt(requests[i][0], requests[i][1])), requests[i][4] + index): want[0]
-            for (i, index), want in wants.items()
+        known_outputs = {
+            (tuple(family_prompt(requests[i][0], requests[i][1])), requests[i][4] + index): expected[0]
+            for (i, index), expected in expected_results.items()
         }
-        proposer = Guesser(seed, known)
-    engine = Engine(make_runner(architecture, blocks, size, int8), Random(seed, most), cache, proposer)
+        proposer = KnownOutputProposer(seed, known_outputs)
+    engine = CheckedLoop(
+        make_runner(architecture, blocks, size, int8), RandomBudget(seed, max_step_tokens), cache, proposer
+    )
     events: dict[int, list] = {}
     for i, (*_, arrives, leaves) in enumerate(requests):
         events.setdefault(arrives, []).append((i, True))
@@ -211,26 +222,26 @@ def play(architecture, requests, blocks, most, cache, seed, int8=False, size="ti
             events.setdefault(arrives + leaves, []).append((i, False))
     for step in range(max(events) + 1):
         for i, comes in events.get(step, []):
-            family, length, tokens, kind, draw, n, scored, *_ = requests[i]
+            family, length, tokens, sampling_index, draw, n, scored, *_ = requests[i]
             if comes:
-                engine.loop.add(make_work(str(i), family, length, tokens, kind, draw, n, scored))
+                engine.loop.add_request(make_request(str(i), family, length, tokens, sampling_index, draw, n, scored))
             else:
-                engine.loop.cancel(str(i))
+                engine.loop.cancel_request(str(i))
         engine.step()
     engine.finish()
     for i, (*_, n, _, _, leaves) in enumerate(requests):
         for index in range(n):
-            want = wants[i, index]
+            expected = expected_results[i, index]
             if leaves is None:
-                got = engine.result(str(i), index)
-                assert got[:4] == want[:4]
+                actual = engine.choice_result(str(i), index)
+                assert actual[:4] == expected[:4]
                 if index == 0:
-                    assert got[4] == want[4]
+                    assert actual[4] == expected[4]
             else:  # outputs before the cancel are a prefix of the full output
                 outputs = engine.outputs.get((str(i), index), [])
-                got = [token for output in outputs for token in output.token_ids]
-                assert got == want[0][: len(got)]
-    return engine.loop.stats()
+                actual = [token for output in outputs for token in output.token_ids]
+                assert actual == expected[0][: len(actual)]
+    return engine.loop.collect_stats()
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "mistral", "qwen2", "gemma3", "mixtral"])
@@ -244,7 +255,7 @@ def play(architecture, requests, blocks, most, cache, seed, int8=False, size="ti
     drafts=st.booleans(),
 )
 def test_any_schedule_matches_each_request_alone(architecture, requests, blocks, most, cache, seed, drafts):
-    play(architecture, requests, blocks, most, cache, seed, drafts=drafts)
+    check_schedule(architecture, requests, blocks, most, cache, seed, drafts=drafts)
 
 
 @pytest.mark.parametrize(
@@ -255,8 +266,8 @@ def test_draft_tokens_save_steps_without_changing_outputs(architecture, int8, si
     """Mostly correct drafts, at any temperature, with logits processors, scores, several choices and too few pages."""
     crowd = [(i % 3, 30 + i, 24, i % len(SAMPLINGS), i, 1 + (i == 3), i % 2 == 0, i, None) for i in range(7)]
     for cache in (True, False):
-        plain = play(architecture, crowd, 9, 60, cache, 1, int8, size)
-        drafted = play(architecture, crowd, 9, 60, cache, 1, int8, size, drafts=True)
+        plain = check_schedule(architecture, crowd, 9, 60, cache, 1, int8, size)
+        drafted = check_schedule(architecture, crowd, 9, 60, cache, 1, int8, size, drafts=True)
         assert drafted.steps < 0.6 * plain.steps and drafted.preemptions
         assert drafted.draft_tokens > sum(drafted.draft_accepted) > drafted.drafts / 2
 
@@ -275,68 +286,72 @@ def test_preemption_in_a_small_pool_does_not_change_outputs(architecture, int8, 
     """Guards against recomputation that restores a random state, a penalty or a KV page wrongly."""
     crowd = [(i % 3, 60 + i, 24, i % len(SAMPLINGS), i, 1, i % 2 == 0, 0, None) for i in range(6)]
     for cache in (True, False):
-        assert play(architecture, crowd, 9, 500, cache, 1, int8, size).preemptions > 3
+        assert check_schedule(architecture, crowd, 9, 500, cache, 1, int8, size).preemptions > 3
 
 
 @pytest.mark.parametrize(("cache", "drafts"), [(True, False), (False, False), (True, True)])
 def test_preemption_at_every_step_keeps_outputs_bit_for_bit(cache, drafts):
-    work = (1, 45, 20, 2, 5, True)
-    family, length, tokens, kind, seed, scored = work
-    want = alone("qwen3", *work)
+    request_fields = (1, 45, 20, 2, 5, True)
+    family, length, tokens, sampling_index, seed, scored = request_fields
+    expected = result_alone("qwen3", *request_fields)
     step = 0
     while True:
-        proposer = Guesser(step, {(tuple(prompt(family, length)), seed): want[0]}) if drafts else None
-        engine = Engine(make_runner("qwen3", 20), Random(step, 20), cache, proposer)
-        engine.loop.add(make_work("a", family, length, tokens, kind, seed, 1, scored))
+        proposer = (
+            KnownOutputProposer(step, {(tuple(family_prompt(family, length)), seed): expected[0]}) if drafts else None
+        )
+        engine = CheckedLoop(make_runner("qwen3", 20), RandomBudget(step, 20), cache, proposer)
+        engine.loop.add_request(make_request("a", family, length, tokens, sampling_index, seed, 1, scored))
         for _ in range(step):
             engine.step()
-        if engine.loop.idle:
+        if engine.loop.is_idle:
             break
         if engine.loop.scheduler.running:
-            engine.loop.scheduler.preempt()
+            engine.loop.scheduler.preempt_last()
         engine.finish()
-        assert engine.result("a") == want
+        assert engine.choice_result("a") == expected
         step += 1
     assert step > (8 if drafts else 20)
 
 
 def test_prefix_hit_matches_a_miss_even_after_eviction():
-    work = (2, 90, 10, 1, 3, False)
-    want = alone("qwen3", *work)
-    engine = Engine(make_runner("qwen3", 12), Whole(), True)
+    request_fields = (2, 90, 10, 1, 3, False)
+    expected = result_alone("qwen3", *request_fields)
+    engine = CheckedLoop(make_runner("qwen3", 12), WholePromptBudget(), True)
 
-    def ask(id: str) -> int:
-        engine.loop.add(make_work(id, *work[:5], 1, False))
+    def cached_tokens(request_id: str) -> int:
+        engine.loop.add_request(make_request(request_id, *request_fields[:5], 1, False))
         engine.finish()
-        assert engine.result(id) == want
-        return engine.outputs[id, 0][0].cached_tokens
+        assert engine.choice_result(request_id) == expected
+        return engine.outputs[request_id, 0][0].cached_tokens
 
-    assert ask("first") == 0
-    assert ask("second") == 80
-    engine.loop.add(Work("other", list(range(3, 180)), 3))  # takes all pages
+    assert cached_tokens("first") == 0
+    assert cached_tokens("second") == 80
+    engine.loop.add_request(EngineRequest("other", list(range(3, 180)), 3))  # takes all pages
     engine.finish()
-    assert ask("third") == 0
+    assert cached_tokens("third") == 0
 
 
 def test_cache_salts_do_not_share_prefix_pages():
     """Guards against a timing attack: a tenant must not see from cache hits that another one sent the same prompt."""
-    engine = Engine(make_runner("qwen3", 40), Whole(), True)
-    for id, salt in (("a", "x"), ("b", "y"), ("c", "x")):
-        engine.loop.add(Work(id, prompt(0, 64), 2, Sampling(temperature=0.0), salt=salt))
+    engine = CheckedLoop(make_runner("qwen3", 40), WholePromptBudget(), True)
+    for request_id, salt in (("a", "x"), ("b", "y"), ("c", "x")):
+        engine.loop.add_request(
+            EngineRequest(request_id, family_prompt(0, 64), 2, Sampling(temperature=0.0), cache_salt=salt)
+        )
         engine.finish()
-    assert [engine.outputs[id, 0][0].cached_tokens for id in "abc"] == [0, 0, 48]
+    assert [engine.outputs[request_id, 0][0].cached_tokens for request_id in "abc"] == [0, 0, 48]
 
 
 @pytest.mark.parametrize("size", ["wide", "real", "int8", "int4"])
 def test_n_choices_match_n_single_requests_at_real_width(size):
     """At the width of real layers, where torch's own linear layers change a row with the batch (above 1,024 inputs)."""
-    if size in ("real", "int4") and library.load() is None:  # sums of int8 are exact with any kernel
+    if size in ("real", "int4") and library.load_kernels() is None:  # sums of int8 are exact with any kernel
         pytest.skip("needs the compiled kernels")
-    engine = Engine(make_runner("qwen2", 80, size), Random(3, 60), True)
+    engine = CheckedLoop(make_runner("qwen2", 80, size), RandomBudget(3, 60), True)
     for i in range(3):
-        engine.loop.add(make_work(str(i), i, 50 + 7 * i, 8, 2, 10 * i, 3, False))
+        engine.loop.add_request(make_request(str(i), i, 50 + 7 * i, 8, 2, 10 * i, 3, False))
     engine.finish()
     for i in range(3):
         for index in range(3):
-            want = alone("qwen2", i, 50 + 7 * i, 8, 2, 10 * i + index, False, size=size)
-            assert engine.result(str(i), index) == want
+            expected = result_alone("qwen2", i, 50 + 7 * i, 8, 2, 10 * i + index, False, size=size)
+            assert engine.choice_result(str(i), index) == expected

@@ -12,12 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support import tiny_models
-from support.run_model import serve, start
+from support.run_model import load_test_runner, serve_requests
 from transformers import AutoModelForCausalLM
 
 from parley import native
 from parley.model.load.loader import LoadError
-from parley.types import Sampling, Work
+from parley.types import EngineRequest, Sampling
 
 SIZES = {"hidden_size": 192, "intermediate_size": 320}
 GPTQ = {
@@ -35,106 +35,110 @@ PROMPTS = [
 ]
 
 
-def word(numbers) -> int:
+def pack_word(numbers) -> int:
     """Pack eight numbers into an int32, the first one in the lowest bits."""
     value = sum(int(number) << (4 * i) for i, number in enumerate(numbers))
     return value - (1 << 32) if value >= 1 << 31 else value
 
 
-def words(rows) -> torch.Tensor:
-    return torch.from_numpy(np.array([[word(row[i : i + 8]) for i in range(0, len(row), 8)] for row in rows], np.int32))
+def pack_words(rows) -> torch.Tensor:
+    return torch.from_numpy(
+        np.array([[pack_word(row[i : i + 8]) for i in range(0, len(row), 8)] for row in rows], np.int32)
+    )
 
 
-def quantise(weight: torch.Tensor, group: int):
+def quantize_groups(weight: torch.Tensor, group: int):
     """Return values [in, out], scales and zeros [groups, out], and the dequantized weight [out, in]."""
     table = weight.float().T.reshape(-1, group, weight.shape[0])
     low, high = table.amin(1), table.amax(1)
     scales = ((high - low) / 15).half()
     zeros = (-low / scales.float()).round().clamp(0, 15)
     values = (table / scales.float()[:, None] + zeros[:, None]).round().clamp(0, 15)
-    stands = ((values - zeros[:, None]) * scales.float()[:, None]).reshape(-1, weight.shape[0]).T
-    return values.reshape(-1, weight.shape[0]).int().numpy(), scales, zeros.int().numpy(), stands
+    dequantized = ((values - zeros[:, None]) * scales.float()[:, None]).reshape(-1, weight.shape[0]).T
+    return values.reshape(-1, weight.shape[0]).int().numpy(), scales, zeros.int().numpy(), dequantized
 
 
-def as_gptq(weight: torch.Tensor, config: dict, order: torch.Tensor | None):
+def to_gptq(weight: torch.Tensor, config: dict, order: torch.Tensor | None):
     group = weight.shape[1] if config["group_size"] == -1 else config["group_size"]
     if order is not None:
         weight = weight[:, order]
-    values, scales, zeros, stands = quantise(weight, group)
+    values, scales, zeros, dequantized = quantize_groups(weight, group)
     index = torch.arange(weight.shape[1], dtype=torch.int32) // group
     if order is not None:  # the file keeps the original order of the inputs
-        back = order.argsort()
-        values, stands, index = values[back], stands[:, back], index[back]
-    packed = words(zeros.tolist())
+        inverse_order = order.argsort()
+        values, dequantized, index = values[inverse_order], dequantized[:, inverse_order], index[inverse_order]
+    packed = pack_words(zeros.tolist())
     if config["checkpoint_format"] == "gptq":
         packed = packed - 0x11111111
-    fields = {"qweight": words(values.T.tolist()).T, "qzeros": packed, "scales": scales, "g_idx": index}
-    return fields, stands
+    fields = {"qweight": pack_words(values.T.tolist()).T, "qzeros": packed, "scales": scales, "g_idx": index}
+    return fields, dequantized
 
 
-def as_awq(weight: torch.Tensor, config: dict, order: None):
-    values, scales, zeros, stands = quantise(weight, config["group_size"])
-    mixed = np.arange(weight.shape[0]).reshape(-1, 8)[:, [0, 2, 4, 6, 1, 3, 5, 7]].ravel()
+def to_awq(weight: torch.Tensor, config: dict, order: None):
+    values, scales, zeros, dequantized = quantize_groups(weight, config["group_size"])
+    awq_order = np.arange(weight.shape[0]).reshape(-1, 8)[:, [0, 2, 4, 6, 1, 3, 5, 7]].ravel()
     return {
-        "qweight": words(values[:, mixed].tolist()),
-        "qzeros": words(zeros[:, mixed].tolist()),
+        "qweight": pack_words(values[:, awq_order].tolist()),
+        "qzeros": pack_words(zeros[:, awq_order].tolist()),
         "scales": scales,
-    }, stands
+    }, dequantized
 
 
-def write(folder, config, architecture="llama", *, reorder=False, keep=lambda name: "proj" not in name, drop=()):
+def write_quantized(
+    folder, config, architecture="llama", *, reorder=False, keep=lambda name: "proj" not in name, drop=()
+):
     """Write a quantized checkpoint to ``folder / "q"``, and its dequantized weights to ``folder / "plain"``."""
-    source = tiny_models.model(architecture, **SIZES)
-    quantised, plain = folder / "q", folder / "plain"
-    form = as_awq if config["quant_method"] == "awq" else as_gptq
-    tensors, wide = {}, {}
+    source = tiny_models.model_folder(architecture, **SIZES)
+    quantized, plain = folder / "q", folder / "plain"
+    convert = to_awq if config["quant_method"] == "awq" else to_gptq
+    tensors, dequantized = {}, {}
     for name, tensor in load_file(source / "model.safetensors").items():
-        wide[name] = tensor.float()
+        dequantized[name] = tensor.float()
         if tensor.dim() != 2 or not name.endswith(".weight") or keep(name):
             tensors[name] = tensor
             continue
         order = torch.randperm(tensor.shape[1], generator=torch.Generator().manual_seed(5)) if reorder else None
-        fields, wide[name] = form(tensor, config, order)
+        fields, dequantized[name] = convert(tensor, config, order)
         for part, value in fields.items():
             if part not in drop:
                 tensors[name.removesuffix("weight") + part] = value.contiguous()
     for target, content, change in (
-        (quantised, tensors, {"quantization_config": config}),
-        (plain, {name: tensor.contiguous() for name, tensor in wide.items()}, {"dtype": "float32"}),
+        (quantized, tensors, {"quantization_config": config}),
+        (plain, {name: tensor.contiguous() for name, tensor in dequantized.items()}, {"dtype": "float32"}),
     ):
         shutil.copytree(source, target)
         save_file(content, target / "model.safetensors", {"format": "pt"})
         fields = json.loads((target / "config.json").read_text())
         (target / "config.json").write_text(json.dumps(fields | change))
-    return quantised, plain
+    return quantized, plain
 
 
-def answer(folder, **settings):
+def answer_prompts(folder, **settings):
     """Greedy tokens, their scores and the prompts' scores, from the loader to the loop."""
-    runner, info = start(folder, **settings)
-    assert info.lowered
-    works = [
-        Work(str(i), prompt, 8, Sampling(temperature=0), logprobs=0, prompt_logprobs=0)
+    runner, info = load_test_runner(folder, **settings)
+    assert info.fused
+    requests = [
+        EngineRequest(str(i), prompt, 8, Sampling(temperature=0), logprobs=0, prompt_logprobs=0)
         for i, prompt in enumerate(PROMPTS)
     ]
-    answers, _ = serve(runner, works, step=40)
+    answers, _ = serve_requests(runner, requests, step=40)
     return [answers[str(i), 0] for i in range(len(PROMPTS))], info
 
 
 @torch.inference_mode()
-def check(folder, answers, tolerance: float) -> None:
+def check_against_transformers(folder, answers, tolerance: float) -> None:
     """Compare answers with Transformers' own forward pass over the same tokens."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    for prompt, got in zip(PROMPTS, answers, strict=True):
-        ids = torch.tensor([prompt + got.token_ids])
-        scores = model(ids, use_cache=False).logits[0].log_softmax(-1)
-        told = torch.tensor([each.logprob for each in [*got.prompt_scores[1:], *got.scores]])
-        assert (scores[:-1].gather(1, ids[0, 1:, None])[:, 0] - told).abs().max() < tolerance
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        ids = torch.tensor([prompt + answer.token_ids])
+        scores = model(ids, use_cache=False).compute_logits[0].log_softmax(-1)
+        logprobs = torch.tensor([token_score.logprob for token_score in [*answer.prompt_scores[1:], *answer.scores]])
+        assert (scores[:-1].gather(1, ids[0, 1:, None])[:, 0] - logprobs).abs().max() < tolerance
         chosen = scores[len(prompt) - 1 : -1]
         assert (chosen.max(-1).values - chosen.gather(1, ids[0, len(prompt) :, None])[:, 0] < 2 * tolerance).all()
 
 
-KINDS = {
+CHECKPOINTS = {
     "gptq": (GPTQ, {}),
     "gptq-v2": (GPTQ | {"checkpoint_format": "gptq_v2"}, {}),
     "gptq-32": (GPTQ | {"group_size": 32}, {"architecture": "qwen2"}),
@@ -152,51 +156,51 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CHECKPOINTS)
 def test_gptq_and_awq_checkpoints_match_transformers(kind, tmp_path):
-    config, options = KINDS[kind]
-    quantised, plain = write(tmp_path, config, **options)
-    answers, info = answer(quantised, dtype="float32")
-    check(plain, answers, 2e-4)
-    assert info.parameters == start(plain)[1].parameters
-    answers, info = answer(quantised)
-    check(plain, answers, 0.3)
+    config, options = CHECKPOINTS[kind]
+    quantized, plain = write_quantized(tmp_path, config, **options)
+    answers, info = answer_prompts(quantized, dtype="float32")
+    check_against_transformers(plain, answers, 2e-4)
+    assert info.parameters == load_test_runner(plain)[1].parameters
+    answers, info = answer_prompts(quantized)
+    check_against_transformers(plain, answers, 0.3)
     assert info.quantization == config["quant_method"]
 
 
 def test_gptq_zero_points_may_borrow_from_their_neighbors(tmp_path):
     """GPTQ stores a zero point minus one: 0 becomes 15 and borrows one from the number above it."""
-    quantised, plain = write(tmp_path, GPTQ)
-    tensors = load_file(quantised / "model.safetensors")
-    stored = torch.stack([(tensors["model.layers.0.mlp.up_proj.qzeros"] >> 4 * i) & 15 for i in range(8)])
-    assert not (stored == 15).any()
+    quantized, plain = write_quantized(tmp_path, GPTQ)
+    tensors = load_file(quantized / "model.safetensors")
+    stored_zeros = torch.stack([(tensors["model.layers.0.mlp.up_proj.qzeros"] >> 4 * i) & 15 for i in range(8)])
+    assert not (stored_zeros == 15).any()
     name = "model.layers.0.mlp.up_proj."
-    tensors[name + "qzeros"] = words([[0] * tensors[name + "scales"].shape[1]] * 3) - 0x11111111
-    save_file(tensors, quantised / "model.safetensors", {"format": "pt"})
+    tensors[name + "qzeros"] = pack_words([[0] * tensors[name + "scales"].shape[1]] * 3) - 0x11111111
+    save_file(tensors, quantized / "model.safetensors", {"format": "pt"})
     values = torch.stack([(tensors[name + "qweight"] >> 4 * i) & 15 for i in range(8)], 1).flatten(0, 1).float()
-    wide = load_file(plain / "model.safetensors")
-    wide[name + "weight"] = (values * tensors[name + "scales"].float().repeat_interleave(64, 0)).T.contiguous()
-    save_file(wide, plain / "model.safetensors", {"format": "pt"})
-    answers, _ = answer(quantised, dtype="float32")
-    check(plain, answers, 5e-4)
+    plain_tensors = load_file(plain / "model.safetensors")
+    plain_tensors[name + "weight"] = (values * tensors[name + "scales"].float().repeat_interleave(64, 0)).T.contiguous()
+    save_file(plain_tensors, plain / "model.safetensors", {"format": "pt"})
+    answers, _ = answer_prompts(quantized, dtype="float32")
+    check_against_transformers(plain, answers, 5e-4)
 
 
 def test_gptq_ignores_zero_biases_and_zero_group_indices(tmp_path):
-    quantised, plain = write(tmp_path, GPTQ)
-    tensors = load_file(quantised / "model.safetensors")
+    quantized, plain = write_quantized(tmp_path, GPTQ)
+    tensors = load_file(quantized / "model.safetensors")
     for name in list(tensors):
         if name.endswith("g_idx"):
             tensors[name] = torch.zeros_like(tensors[name])
             tensors[name.removesuffix("g_idx") + "bias"] = torch.zeros(
                 tensors[name.removesuffix("g_idx") + "scales"].shape[1]
             )
-    save_file(tensors, quantised / "model.safetensors", {"format": "pt"})
-    answers, _ = answer(quantised, dtype="float32")
-    check(plain, answers, 2e-4)
+    save_file(tensors, quantized / "model.safetensors", {"format": "pt"})
+    answers, _ = answer_prompts(quantized, dtype="float32")
+    check_against_transformers(plain, answers, 2e-4)
     tensors["model.layers.1.mlp.down_proj.bias"][3] = 0.5
-    save_file(tensors, quantised / "model.safetensors", {"format": "pt"})
+    save_file(tensors, quantized / "model.safetensors", {"format": "pt"})
     with pytest.raises(LoadError, match=r"down_proj\.bias"):
-        start(quantised)
+        load_test_runner(quantized)
 
 
 @pytest.mark.parametrize(
@@ -227,54 +231,54 @@ def test_gptq_ignores_zero_biases_and_zero_group_indices(tmp_path):
 def test_load_rejects_unsupported_gptq_and_awq_options(config, match, tmp_path_factory):
     folder = tmp_path_factory.getbasetemp() / "refused"
     if not folder.exists():
-        write(folder, GPTQ)
+        write_quantized(folder, GPTQ)
     fields = json.loads((folder / "q" / "config.json").read_text())
     (folder / "q" / "config.json").write_text(json.dumps(fields | {"quantization_config": config}))
     with pytest.raises(LoadError, match=match):
-        start(folder / "q")
+        load_test_runner(folder / "q")
 
 
 def test_load_rejects_uneven_or_mixed_gptq_group_indices(tmp_path):
-    quantised, _ = write(tmp_path, GPTQ)
-    tensors = load_file(quantised / "model.safetensors")
+    quantized, _ = write_quantized(tmp_path, GPTQ)
+    tensors = load_file(quantized / "model.safetensors")
     name = "model.layers.0.self_attn.k_proj.g_idx"
     tensors[name] = tensors[name].flip(0)
-    save_file(tensors, quantised / "model.safetensors", {"format": "pt"})
+    save_file(tensors, quantized / "model.safetensors", {"format": "pt"})
     with pytest.raises(LoadError, match=r"k_proj.*not all quantised alike"):
-        start(quantised)
+        load_test_runner(quantized)
     tensors[name] = tensors[name].clamp(max=1)
-    save_file(tensors, quantised / "model.safetensors", {"format": "pt"})
+    save_file(tensors, quantized / "model.safetensors", {"format": "pt"})
     with pytest.raises(LoadError, match="g_idx does not put 64"):
-        start(quantised)
+        load_test_runner(quantized)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_int4_quantization_at_load_matches_rounded_weights(dtype, tmp_path):
-    source, plain = tiny_models.model("qwen2", **SIZES), tmp_path / "plain"
+    source, plain = tiny_models.model_folder("qwen2", **SIZES), tmp_path / "plain"
     shutil.copytree(source, plain)
     tensors = {name: tensor.float() for name, tensor in load_file(source / "model.safetensors").items()}
     for name in tensors:
         if name.endswith("proj.weight"):
-            tensors[name] = native.widen(native.round_int4(tensors[name], 128)).contiguous()
+            tensors[name] = native.dequantize_int4(native.round_int4(tensors[name], 128)).contiguous()
     save_file(tensors, plain / "model.safetensors", {"format": "pt"})
-    answers, info = answer(source, quantization="int4", dtype=dtype)
+    answers, info = answer_prompts(source, quantization="int4", dtype=dtype)
     assert info.quantization == "int4"
-    check(plain, answers, 0.3)  # the head is quantized to int8
+    check_against_transformers(plain, answers, 0.3)  # the head is quantized to int8
 
 
 def test_load_rejects_quantizing_a_quantized_checkpoint(tmp_path):
     with pytest.raises(LoadError, match="already"):
-        start(write(tmp_path, GPTQ)[0], quantization="int8")
+        load_test_runner(write_quantized(tmp_path, GPTQ)[0], quantization="int8")
 
 
 def test_int4_setting_stores_head_of_quantized_checkpoint_as_int8(tmp_path):
-    quantised, _ = write(tmp_path, AWQ)
-    plain, stored = answer(quantised)
-    got, small = answer(quantised, quantization="int4")
-    assert stored.weights_bytes - small.weights_bytes > tiny_models.VOCAB * 192 * 0.9
-    gap = [
+    quantized, _ = write_quantized(tmp_path, AWQ)
+    bf16_head_answers, bf16_head_info = answer_prompts(quantized)
+    int8_head_answers, int8_head_info = answer_prompts(quantized, quantization="int4")
+    assert bf16_head_info.weights_bytes - int8_head_info.weights_bytes > tiny_models.VOCAB * 192 * 0.9
+    differences = [
         abs(a.logprob - b.logprob)
-        for one, two in zip(got, plain, strict=True)
+        for one, two in zip(int8_head_answers, bf16_head_answers, strict=True)
         for a, b in zip(one.prompt_scores[1:], two.prompt_scores[1:], strict=True)
     ]
-    assert 0 < max(gap) < 0.3
+    assert 0 < max(differences) < 0.3

@@ -15,32 +15,34 @@ import pytest
 from msgspec.structs import replace
 from support import tiny_models
 from support.lora_adapters import write_adapter
-from support.run_model import serve, start
+from support.run_model import load_test_runner, serve_requests
 
-from parley.disagg.kv.arena import Memory
-from parley.disagg.kv.mapped_files import Maps
-from parley.disagg.kv.shared_memory import Proof, Shared
+from parley.disagg.kv.arena import MappedArena
+from parley.disagg.kv.mapped_files import MappedFiles
+from parley.disagg.kv.shared_memory import ProcessProof, SharedMemoryTransport
 from parley.engine.protocol import Engine
-from parley.engine.stream import Stream
-from parley.text import Language
-from parley.types import Grammar, ModelInfo, Output, Sampling, Settings, Thinking, Work
+from parley.engine.stream import OutputStream
+from parley.text import TextPipeline
+from parley.types import EngineOutput, EngineRequest, Grammar, ModelInfo, ReasoningLimit, Sampling, Settings
 from parley.worker.thread import LocalEngine
 
 EXACT = Sampling(temperature=0.8, repetition_penalty=1.2, presence_penalty=0.3, frequency_penalty=0.1)
 
 
-def prompt(length: int, seed: int = 0) -> list[int]:
+def random_prompt(length: int, seed: int = 0) -> list[int]:
     return Random(seed).choices(range(3, tiny_models.VOCAB), k=length)
 
 
 @cache
-def runner():
-    folder = tiny_models.model("qwen3")
-    return start(folder, kv_memory=16 << 20, threads=1)[0], Language.load(folder)
+def runner_and_language():
+    folder = tiny_models.model_folder("qwen3")
+    return load_test_runner(folder, kv_memory=16 << 20, threads=1)[0], TextPipeline.from_folder(folder)
 
 
-def grammar() -> str:
-    return runner()[1].grammars.compile(Grammar("regex", "[a-z ]{3,40}(, [0-9]{1,5}){2,6}"))
+def compiled_regex() -> str:
+    return runner_and_language()[1].grammar_compiler.compile_grammar(
+        Grammar("regex", "[a-z ]{3,40}(, [0-9]{1,5}){2,6}")
+    )
 
 
 FEATURES = {
@@ -50,7 +52,7 @@ FEATURES = {
     "banned": {"sampling": Sampling(top_k=20, top_p=0.9, banned=[[5, 6], [7]]), "min_tokens": 12, "stop_ids": [8, 9]},
     "greedy": {"sampling": Sampling(temperature=0.0), "logprobs": 3},
     "grammar": {"n": 2, "stop_ids": [2]},
-    "thinking": {"thinking": Thinking("<think>", "</think>", True, 9, [40, 41, 42])},
+    "thinking": {"thinking": ReasoningLimit("<think>", "</think>", True, 9, [40, 41, 42])},
     "scores": {"prompt_logprobs": 2, "logprobs": 0},
 }
 
@@ -58,75 +60,95 @@ FEATURES = {
 @pytest.mark.parametrize("feature", FEATURES)
 @pytest.mark.parametrize("speculate", [False, True])
 def test_resumed_request_continues_bit_for_bit(feature, speculate):
-    work = Work("w", prompt(45), 40, seed=7, **({"sampling": EXACT, "logprobs": 1} | FEATURES[feature]))
+    request = EngineRequest(
+        "w", random_prompt(45), 40, seed=7, **({"sampling": EXACT, "logprobs": 1} | FEATURES[feature])
+    )
     if feature == "grammar":
-        work.grammar = grammar()
+        request.grammar = compiled_regex()
     if speculate:
-        work.prediction = prompt(40, 3)
-    whole, _ = serve(runner()[0], [work], blocks=200)
-    assert all(len(answer.token_ids) > 5 for answer in whole.values())
+        request.prediction = random_prompt(40, 3)
+    full_answers, _ = serve_requests(runner_and_language()[0], [request], blocks=200)
+    assert all(len(answer.token_ids) > 5 for answer in full_answers.values())
     random = Random(feature)
-    for number in range(3):
-        cuts = [random.randrange(len(whole["w", k].token_ids)) for k in range(work.n)]
-        given = [whole["w", k].token_ids[:cut] for k, cut in enumerate(cuts)]
-        crowd = [Work(f"other{i}", prompt(9 + i, i), 45, seed=i) for i in range(6)] * (number > 0)
-        blocks = 10 if number == 2 else 200  # fewer than all requests need
-        rest, stats = serve(runner()[0], [replace(work, given=given), *crowd], step=24, blocks=blocks)
-        assert (stats.preemptions > 0) == (number == 2)
+    for round_number in range(3):
+        cuts = [random.randrange(len(full_answers["w", k].token_ids)) for k in range(request.n)]
+        prior_tokens = [full_answers["w", k].token_ids[:cut] for k, cut in enumerate(cuts)]
+        other_requests = [EngineRequest(f"other{i}", random_prompt(9 + i, i), 45, seed=i) for i in range(6)] * (
+            round_number > 0
+        )
+        blocks = 10 if round_number == 2 else 200  # fewer than all requests need
+        resumed_answers, stats = serve_requests(
+            runner_and_language()[0],
+            [replace(request, prior_tokens=prior_tokens), *other_requests],
+            step=24,
+            blocks=blocks,
+        )
+        assert (stats.preemptions > 0) == (round_number == 2)
         for k, cut in enumerate(cuts):
-            got, expected = rest["w", k], whole["w", k]
-            assert got.token_ids == expected.token_ids[cut:]
-            assert got.scores == expected.scores[cut:]
-            assert got.finish == expected.finish
-            assert got.prompt_scores == ([] if k == 0 and cut else expected.prompt_scores)
+            actual, expected = resumed_answers["w", k], full_answers["w", k]
+            assert actual.token_ids == expected.token_ids[cut:]
+            assert actual.scores == expected.scores[cut:]
+            assert actual.finish == expected.finish
+            assert actual.prompt_scores == ([] if k == 0 and cut else expected.prompt_scores)
 
 
-async def read(stream: Stream, most: int = 1 << 20) -> list[Output]:
+async def read_outputs(stream: OutputStream, outputs_per_choice: int = 1 << 20) -> list[EngineOutput]:
     """Read outputs until the stream ends or each choice has ``most`` of them."""
-    outputs: list[Output] = []
-    count = len(stream.open)
-    while new := await stream.next():
-        outputs += new
-        if all(sum(each.index == k for each in outputs) >= most for k in range(count)):
+    outputs: list[EngineOutput] = []
+    count = len(stream.open_choices)
+    while new_outputs := await stream.next_outputs():
+        outputs += new_outputs
+        if all(sum(each.index == k for each in outputs) >= outputs_per_choice for k in range(count)):
             break
     return outputs
 
 
-def joined(outputs: list[Output], index: int) -> tuple[list[int], list, list]:
-    mine = [output for output in outputs if output.index == index]
-    tokens = [token for output in mine for token in output.token_ids]
-    return tokens, [score for output in mine for score in output.scores or []], [output.finish for output in mine][-1:]
+def join_choice(outputs: list[EngineOutput], index: int) -> tuple[list[int], list, list]:
+    choice_outputs = [output for output in outputs if output.index == index]
+    tokens = [token for output in choice_outputs for token in output.token_ids]
+    return (
+        tokens,
+        [score for output in choice_outputs for score in output.scores or []],
+        [output.finish_reason for output in choice_outputs][-1:],
+    )
 
 
-def copy(source: ModelInfo, target: ModelInfo, pages: list[int], into: list[int]) -> None:
+def copy_pages(source: ModelInfo, target: ModelInfo, pages: list[int], target_pages: list[int]) -> None:
     """Raises Unreachable where the memory of an engine does not match its description."""
     assert source.arena is not None and target.arena is not None and source.arena.layout == target.arena.layout
-    ours, theirs, proof, maps = Memory(source.arena), Memory(target.arena), Proof(), Maps()
-    taker = Shared(theirs, proof, maps)
+    source_memory, target_memory, proof, maps = (
+        MappedArena(source.arena),
+        MappedArena(target.arena),
+        ProcessProof(),
+        MappedFiles(),
+    )
+    receiver = SharedMemoryTransport(target_memory, proof, maps)
     try:
-        taker.reach(Shared(ours, proof, maps).offer())
-        taker.fetch(pages, into)
+        receiver.use_offer(SharedMemoryTransport(source_memory, proof, maps).make_offer())
+        receiver.fetch_pages(pages, target_pages)
     finally:
-        for each in (taker, maps, proof, ours, theirs):
+        for each in (receiver, maps, proof, source_memory, target_memory):
             each.close()
 
 
-async def pair(folder: Path, staging: tuple[int | None, int | None] = (None, None), **settings) -> list[Engine]:
+async def start_engines(
+    folder: Path, staging: tuple[int | None, int | None] = (None, None), **settings
+) -> list[Engine]:
     engines: list[Engine] = []
-    for memory, apart in zip((4 << 20, 3 << 20), staging, strict=True):
+    for memory, staging_bytes in zip((4 << 20, 3 << 20), staging, strict=True):
         options = Settings(
-            model=str(folder), kv_memory=memory, shared=True, staging=apart, threads=1, max_batch=8, **settings
+            model=str(folder), kv_memory=memory, shared=True, staging=staging_bytes, threads=1, max_batch=8, **settings
         )
         engines.append(LocalEngine(options))
         await engines[-1].start()
-        await engines[-1].ready()
+        await engines[-1].wait_until_ready()
     return engines
 
 
-async def settled(engine: Engine) -> None:
+async def wait_until_free(engine: Engine) -> None:
     """Wait until no pages are pinned, reserved or in use."""
     async with asyncio.timeout(20):
-        while engine.stats.pinned or engine.stats.reserved or engine.stats.blocks_used:
+        while engine.stats.pinned_pages or engine.stats.reserved_pages or engine.stats.blocks_used:
             await asyncio.sleep(0.01)
 
 
@@ -144,78 +166,88 @@ async def settled(engine: Engine) -> None:
     ],
 )
 async def test_kv_pages_of_one_engine_serve_another(architecture, kv, adapted, staging, tmp_path):
-    folder, length = tiny_models.model(architecture), 91
+    folder, length = tiny_models.model_folder(architecture), 91
     adapters = {"a": str(write_adapter(tmp_path, folder, 5))} if adapted else {}
-    first, second = await pair(folder, staging, kv_dtype=kv, adapters=adapters)
+    sender, receiver = await start_engines(folder, staging, kv_dtype=kv, adapters=adapters)
     adapter = "a" if adapted else ""
     try:
-        work = Work("alone", prompt(length), 24, EXACT, seed=3, n=2, logprobs=1, salt="s", adapter=adapter)
-        alone = await read(second.submit(work))
-        assert await second.reset()
+        request = EngineRequest(
+            "alone", random_prompt(length), 24, EXACT, seed=3, n=2, logprobs=1, cache_salt="s", adapter=adapter
+        )
+        outputs_alone = await read_outputs(receiver.submit_request(request))
+        assert await receiver.reset_prefix_cache()
 
-        known = await first.reserve("digest", [], adapter=adapter)
-        assert known.error == "" and bool(known.digest) == adapted
-        hand = await second.reserve("key", work.token_ids, "s", adapter, known.digest)
-        assert (hand.error, hand.skip, len(hand.pages)) == ("", 0, length // 16)
+        digest_answer = await sender.reserve_pages("digest", [], adapter=adapter)
+        assert digest_answer.error == "" and bool(digest_answer.digest) == adapted
+        reservation = await receiver.reserve_pages("key", request.token_ids, "s", adapter, digest_answer.digest)
+        assert (reservation.error, reservation.skip, len(reservation.pages)) == ("", 0, length // 16)
         if adapted:
-            other = await second.reserve("other", work.token_ids, "s", adapter, "0" * 64)
-            assert other.error and not other.pages
-        filled: list[int] = []
-        stream = first.submit(replace(work, id="first", lease=True))
-        stream.filled = filled.extend
-        begun = await read(stream, 1)
-        assert len(filled) == length // 16  # announced before the first outputs
-        stream.cancel()
-        assert first.info is not None and second.info is not None
-        copy(first.info, second.info, filled[:2], hand.pages[:2])
-        second.landed("key", 2)
-        copy(first.info, second.info, filled[2:], hand.pages[2:])
-        second.landed("key", len(hand.pages))
-        for id, engine in (("first", first), ("digest", first)):
-            engine.release(id)
-            engine.free(id)
-        await settled(first)
+            wrong_digest = await receiver.reserve_pages("other", request.token_ids, "s", adapter, "0" * 64)
+            assert wrong_digest.error and not wrong_digest.pages
+        computed_pages: list[int] = []
+        stream = sender.submit_request(replace(request, id="first", lease=True))
+        stream.on_pages_computed = computed_pages.extend
+        first_outputs = await read_outputs(stream, 1)
+        assert len(computed_pages) == length // 16  # announced before the first outputs
+        stream.cancel_choice()
+        assert sender.info is not None and receiver.info is not None
+        copy_pages(sender.info, receiver.info, computed_pages[:2], reservation.pages[:2])
+        receiver.publish_received("key", 2)
+        copy_pages(sender.info, receiver.info, computed_pages[2:], reservation.pages[2:])
+        receiver.publish_received("key", len(reservation.pages))
+        for request_id, engine in (("first", sender), ("digest", sender)):
+            engine.release_lease(request_id)
+            engine.free_reservation(request_id)
+        await wait_until_free(sender)
 
-        given = [joined(begun, k)[0] for k in range(2)]
-        assert all(given)
-        hits = second.stats.prefix_hits
-        rest = await read(second.submit(replace(work, id="rest", given=given)))
-        second.free("key")
-        assert second.stats.prefix_hits - hits >= 2 * (length // 16) * 16
-        assert all(output.cached_tokens == length // 16 * 16 for output in rest)
+        prior_tokens = [join_choice(first_outputs, k)[0] for k in range(2)]
+        assert all(prior_tokens)
+        hits_before = receiver.stats.prefix_hits
+        remaining_outputs = await read_outputs(
+            receiver.submit_request(replace(request, id="rest", prior_tokens=prior_tokens))
+        )
+        receiver.free_reservation("key")
+        assert receiver.stats.prefix_hits - hits_before >= 2 * (length // 16) * 16
+        assert all(output.cached_tokens == length // 16 * 16 for output in remaining_outputs)
         for k in range(2):
-            tokens, scores, finish = joined(alone, k)
-            assert joined(rest, k) == (tokens[len(given[k]) :], scores[len(given[k]) :], finish)
-        await settled(second)
+            tokens, scores, finish = join_choice(outputs_alone, k)
+            assert join_choice(remaining_outputs, k) == (
+                tokens[len(prior_tokens[k]) :],
+                scores[len(prior_tokens[k]) :],
+                finish,
+            )
+        await wait_until_free(receiver)
     finally:
-        await first.close()
-        await second.close()
+        await sender.close()
+        await receiver.close()
 
 
 async def test_no_kv_pages_are_reserved_or_held_without_prefix_cache():
     """Guards against pages that stay pinned although no lookup can ever find them."""
-    first, second = await pair(tiny_models.model("llama"), prefix_cache=False)
+    sender, receiver = await start_engines(tiny_models.model_folder("llama"), prefix_cache=False)
     try:
-        assert "no prefixes" in (await second.reserve("key", prompt(40))).error
-        stream = first.submit(Work("w", prompt(40), 3, lease=True))
-        stream.filled = lambda pages: pytest.fail("pages announced without a prefix cache")
-        assert [each.finish for each in await read(stream)][-1] == "length"
-        await settled(first)
+        assert "no prefixes" in (await receiver.reserve_pages("key", random_prompt(40))).error
+        stream = sender.submit_request(EngineRequest("w", random_prompt(40), 3, lease=True))
+        stream.on_pages_computed = lambda pages: pytest.fail("pages announced without a prefix cache")
+        assert [each.finish_reason for each in await read_outputs(stream)][-1] == "length"
+        await wait_until_free(sender)
     finally:
-        await first.close()
-        await second.close()
+        await sender.close()
+        await receiver.close()
 
 
 async def test_kv_layout_is_known_without_a_writable_cache_folder(monkeypatch, tmp_path):
     """In a container with a read-only file system, and for a user without a home directory."""
     layouts = set()
-    for kept in (str(tmp_path), "/dev/null/none", ""):
-        monkeypatch.setenv("XDG_CACHE_HOME", kept)
-        if not kept:
+    for cache_home in (str(tmp_path), "/dev/null/none", ""):
+        monkeypatch.setenv("XDG_CACHE_HOME", cache_home)
+        if not cache_home:
             monkeypatch.delenv("HOME")
             monkeypatch.setattr(os, "getuid", lambda: 3_000_000_000)  # a user id without a passwd entry
-        engine = LocalEngine(Settings(model=str(tiny_models.model("llama")), kv_memory=1 << 20, shared=True, threads=1))
+        engine = LocalEngine(
+            Settings(model=str(tiny_models.model_folder("llama")), kv_memory=1 << 20, shared=True, threads=1)
+        )
         await engine.start()
-        layouts.add((await engine.ready()).arena.layout)
+        layouts.add((await engine.wait_until_ready()).arena.layout)
         await engine.close()
     assert len(layouts) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_sampler import sequence
+from test_sampler import make_sequence
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
@@ -15,7 +15,7 @@ from transformers.generation.logits_process import (
     SequenceBiasLogitsProcessor,
 )
 
-from parley.model.sampling.logit_edits import Edit
+from parley.model.sampling.logit_edits import LogitsProcessor
 from parley.types import Sampling
 
 VOCAB = 60
@@ -25,7 +25,7 @@ histories = st.lists(ids, min_size=1, max_size=25)
 words = st.lists(st.lists(ids, min_size=1, max_size=1), max_size=4)
 
 
-def noise(seed: int) -> torch.Tensor:
+def random_logits(seed: int) -> torch.Tensor:
     return torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)) * 4
 
 
@@ -45,7 +45,7 @@ def test_logits_processors_match_transformers(history, before, seed, penalty, si
     ends = [58, 59]
     processors = LogitsProcessorList()
     if bias:
-        processors.append(SequenceBiasLogitsProcessor([[[id], value] for id, value in bias.items()]))
+        processors.append(SequenceBiasLogitsProcessor([[[token_id], value] for token_id, value in bias.items()]))
     if size:
         processors.append(NoRepeatNGramLogitsProcessor(size))
     if banned:
@@ -54,16 +54,16 @@ def test_logits_processors_match_transformers(history, before, seed, penalty, si
         processors.append(MinNewTokensLengthLogitsProcessor(before, least, torch.tensor(ends), device="cpu"))
     if penalty != 1.0:
         processors.append(RepetitionPenaltyLogitsProcessor(penalty))
-    want = processors(torch.tensor([history]), noise(seed)[None].clone())[0]
+    expected = processors(torch.tensor([history]), random_logits(seed)[None].clone())[0]
 
     options = Sampling(repetition_penalty=penalty, no_repeat_ngram=size, banned=banned, logit_bias=bias)
-    row = sequence(history, before, sampling=options, min_tokens=least, stop_ids=ends)
-    got = noise(seed)
-    if Edit.wanted(row.work):
-        edit = Edit(row, VOCAB)
-        if edit.changes(row.generated):
-            edit.apply(got, row.generated)
-    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+    row = make_sequence(history, before, sampling=options, min_tokens=least, stop_ids=ends)
+    actual = random_logits(seed)
+    if LogitsProcessor.needs_processor(row.request):
+        edit = LogitsProcessor(row, VOCAB)
+        if edit.changes_logits(row.output_length):
+            edit.edit_logits(actual, row.output_length)
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
 
 
 @given(histories, histories, st.lists(st.lists(ids, min_size=1, max_size=4), min_size=1, max_size=6))
@@ -71,7 +71,9 @@ def test_logits_processors_match_transformers(history, before, seed, penalty, si
 def test_multi_token_bad_words_match_transformers(prompt, output, banned):
     """Histories of the output alone: Transformers would also match words that begin in the prompt."""
     processor = NoBadWordsLogitsProcessor(banned, eos_token_id=torch.tensor([VOCAB - 1]))
-    want = processor(torch.tensor([output]), torch.zeros(1, VOCAB))[0]
-    got = torch.zeros(VOCAB)
-    Edit(sequence(prompt + output, len(prompt), sampling=Sampling(banned=banned)), VOCAB).apply(got, len(output))
-    assert torch.equal(torch.isneginf(got), torch.isneginf(want))
+    expected = processor(torch.tensor([output]), torch.zeros(1, VOCAB))[0]
+    actual = torch.zeros(VOCAB)
+    LogitsProcessor(make_sequence(prompt + output, len(prompt), sampling=Sampling(banned=banned)), VOCAB).edit_logits(
+        actual, len(output)
+    )
+    assert torch.equal(torch.isneginf(actual), torch.isneginf(expected))

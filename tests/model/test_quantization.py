@@ -10,15 +10,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from support import tiny_models
 
-from parley.core.sequence import BLOCK_SIZE, Row, Sequence, Step
+from parley.core.sequence import BLOCK_SIZE, Sequence, Step, StepRow
 from parley.model.checkpoint import quantization as quantisation
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
-from parley.model.checkpoint.weights import Int8
+from parley.model.checkpoint.weights import Int8Weight
 from parley.model.load import fuse, reference
-from parley.model.load.loader import load
-from parley.model.networks.config import read_shape
+from parley.model.load.loader import load_runner
+from parley.model.networks.config import read_decoder_config
 from parley.native import torch_int8
-from parley.types import Sampling, Settings, Work
+from parley.types import EngineRequest, Sampling, Settings
 
 INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "observer": "minmax", "group_size": None}
 W8A8 = {
@@ -58,7 +58,7 @@ def write_config(folder, quantization):
     (folder / "config.json").write_text(json.dumps(fields | {"quantization_config": quantization}))
 
 
-def changed(path: str, value) -> dict:
+def changed_config(path: str, value) -> dict:
     """W8A8 with one field set, or deleted if the value is ``...``."""
     config = json.loads(json.dumps(W8A8))
     *outer, last = path.split(".")
@@ -72,19 +72,19 @@ def changed(path: str, value) -> dict:
     return config
 
 
-def start(folder, **settings):
+def load_small_runner(folder, **settings):
     settings = {"kv_memory": 4 << 20, "max_batch": 8} | settings
-    return load(Settings(model=str(folder), **settings), lambda stage, fraction: None)
+    return load_runner(Settings(model=str(folder), **settings), lambda stage, fraction: None)
 
 
-def scores(runner, prompt: list[int]) -> torch.Tensor:
+def prompt_logprobs(runner, prompt: list[int]) -> torch.Tensor:
     """Log-probabilities of all tokens of a prompt but the first."""
-    work = Work("a", prompt, 1, Sampling(temperature=0.0), prompt_logprobs=0)
+    request = EngineRequest("a", prompt, 1, Sampling(temperature=0.0), prompt_logprobs=0)
     blocks = list(range(-(-len(prompt) // BLOCK_SIZE)))
-    sequence = Sequence("a", 0, work, list(prompt), len(prompt), 0, 0, blocks=blocks, slot=0)
-    runner.admit(sequence)
-    (sampled,) = runner.run(Step([Row(sequence, 0, len(prompt), False, score_from=1)], blocks))
-    runner.release(sequence)
+    sequence = Sequence("a", 0, request, list(prompt), len(prompt), 0, 0, blocks=blocks, slot=0)
+    runner.admit_sequence(sequence)
+    (sampled,) = runner.run(Step([StepRow(sequence, 0, len(prompt), False, score_from=1)], blocks))
+    runner.release_slot(sequence)
     return torch.tensor([each.logprob for each in sampled.prompt_scores])
 
 
@@ -94,23 +94,27 @@ PROMPT = torch.randint(3, tiny_models.VOCAB, (100,), generator=torch.Generator()
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "phi3"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_int8_weights_stay_close_to_the_plain_model(architecture, dtype, tmp_path):
-    folder = tiny_models.model(architecture)
-    runner, info = start(folder, dtype=dtype)
-    plain = scores(runner, PROMPT)
-    shape = read_shape(read_config(folder))
+    folder = tiny_models.model_folder(architecture)
+    runner, info = load_small_runner(folder, dtype=dtype)
+    plain_logprobs = prompt_logprobs(runner, PROMPT)
+    shape = read_decoder_config(read_config(folder))
     head = shape.vocab * shape.hidden
-    runner, small = start(folder, dtype=dtype, quantization="int8")
-    assert small.lowered and small.parameters == info.parameters and small.quantization == "int8"
-    table, rest = head * getattr(torch, dtype).itemsize, info.parameters - head * (not shape.tied)
-    assert table + rest < small.weights_bytes < table + 1.25 * rest
-    own = scores(runner, PROMPT)
-    runner, stored = start(write_w8a8(folder, tmp_path / "m"), dtype=dtype)
-    assert stored.lowered and stored.parameters == info.parameters and stored.quantization == "compressed-tensors"
-    for got in (own, scores(runner, PROMPT)):
-        assert 0 < (got - plain).abs().mean() < plain.std() / 10
+    runner, int8_info = load_small_runner(folder, dtype=dtype, quantization="int8")
+    assert int8_info.fused and int8_info.parameters == info.parameters and int8_info.quantization == "int8"
+    table, other_parameters = head * getattr(torch, dtype).itemsize, info.parameters - head * (not shape.tied)
+    assert table + other_parameters < int8_info.weights_bytes < table + 1.25 * other_parameters
+    int8_logprobs = prompt_logprobs(runner, PROMPT)
+    runner, checkpoint_info = load_small_runner(write_w8a8(folder, tmp_path / "m"), dtype=dtype)
+    assert (
+        checkpoint_info.fused
+        and checkpoint_info.parameters == info.parameters
+        and checkpoint_info.quantization == "compressed-tensors"
+    )
+    for logprobs in (int8_logprobs, prompt_logprobs(runner, PROMPT)):
+        assert 0 < (logprobs - plain_logprobs).abs().mean() < plain_logprobs.std() / 10
 
 
-DOWN = "model.layers.1.mlp.down_proj"
+DOWN_PROJ = "model.layers.1.mlp.down_proj"
 
 
 @pytest.mark.parametrize(
@@ -118,79 +122,87 @@ DOWN = "model.layers.1.mlp.down_proj"
     [
         (W8A8, {"scale": torch.float32}),
         (W8A8, {"flat": True}),
-        (changed("config_groups.group_0.targets", ["re:.*_proj$"]), {}),
-        (changed("ignore", ["re:.*lm_head", "re:.*\\.0\\.mlp"]), {"keep": lambda n: "proj" not in n or "0.mlp" in n}),
-        (changed("ignore", ["lm_head", "model.layers.1.self_attn"]), {}),  # not a linear layer's name: no effect
-        (changed("ignore", ["lm_head", DOWN]), {"keep": lambda n: "proj" not in n or n == DOWN + ".weight"}),
-        (changed("ignore", []), {"keep": lambda name: "embed" in name}),
-        (changed("ignore", ...) | {"version": "0.9", "sparsity_config": {}}, {"keep": lambda name: "embed" in name}),
+        (changed_config("config_groups.group_0.targets", ["re:.*_proj$"]), {}),
+        (changed_config("ignore", ["re:.*lm_head", "re:.*\\.0\\.mlp"]), {"keep": lambda n: "proj" not in n or "0.mlp" in n}),
+        (changed_config("ignore", ["lm_head", "model.layers.1.self_attn"]), {}),  # not a linear layer's name: no effect
+        (changed_config("ignore", ["lm_head", DOWN_PROJ]), {"keep": lambda n: "proj" not in n or n == DOWN_PROJ + ".weight"}),
+        (changed_config("ignore", []), {"keep": lambda name: "embed" in name}),
+        (changed_config("ignore", ...) | {"version": "0.9", "sparsity_config": {}}, {"keep": lambda name: "embed" in name}),
     ],
 )  # fmt: skip
 def test_load_accepts_compressed_tensors_variants(config, options, tmp_path):
-    folder = write_w8a8(tiny_models.model("llama"), tmp_path, config, **options)
-    runner, info = start(folder)
-    assert info.lowered
-    assert (scores(runner, PROMPT) - scores(start(tiny_models.model("llama"))[0], PROMPT)).abs().mean() < 0.2
+    folder = write_w8a8(tiny_models.model_folder("llama"), tmp_path, config, **options)
+    runner, info = load_small_runner(folder)
+    assert info.fused
+    assert (
+        prompt_logprobs(runner, PROMPT)
+        - prompt_logprobs(load_small_runner(tiny_models.model_folder("llama"))[0], PROMPT)
+    ).abs().mean() < 0.2
 
 
-GROUP = "config_groups.group_0."
+GROUP_0 = "config_groups.group_0."
 
 
 @pytest.mark.parametrize(
     ("config", "match"),
     [
-        (changed("format", "pack-quantized"), "format is pack-quantized"),
-        (changed("quantization_status", "frozen"), "quantization_status"),
-        (changed("kv_cache_scheme", {"num_bits": 8}), "kv_cache_scheme"),
-        (changed("sparsity_config", {"format": "sparse-24-bitmask"}), "sparse-24"),
-        (changed("config_groups", {}), "no config_groups"),
-        (changed("config_groups", [1]), "no config_groups"),
-        (changed("config_groups", {"a": 3}), "no config_groups"),
-        (changed(GROUP + "weights", None), "weights is nothing"),
-        (changed(GROUP + "weights.num_bits", 4), r"weights\.num_bits is 4; only 8"),
-        (changed(GROUP + "weights.num_bits", True), r"weights\.num_bits is True"),
-        (changed(GROUP + "weights.type", "float"), r"weights\.type is float"),
-        (changed(GROUP + "weights.symmetric", False), r"weights\.symmetric is False"),
-        (changed(GROUP + "weights.strategy", "group"), r"weights\.strategy is group; only channel"),
-        (changed(GROUP + "weights.group_size", 128), "group_size is 128"),
-        (changed(GROUP + "input_activations", None), "input_activations is nothing"),
-        (changed(GROUP + "input_activations.dynamic", False), r"input_activations\.dynamic is False"),
-        (changed(GROUP + "input_activations.strategy", "tensor"), r"input_activations\.strategy is tensor"),
-        (changed(GROUP + "input_activations.symmetric", False), r"input_activations\.symmetric is False"),
-        (changed(GROUP + "output_activations", {"num_bits": 8}), "output_activations"),
-        (changed(GROUP + "targets", "Linear"), "targets is not a list"),
-        (changed("ignore", ["re:("]), r"broken pattern re:\("),
-        (changed("ignore", ["lm_head", "model.layers.0.self_attn.q_proj"]), "has a tensor .*q_proj.weight_scale"),
+        (changed_config("format", "pack-quantized"), "format is pack-quantized"),
+        (changed_config("quantization_status", "frozen"), "quantization_status"),
+        (changed_config("kv_cache_scheme", {"num_bits": 8}), "kv_cache_scheme"),
+        (changed_config("sparsity_config", {"format": "sparse-24-bitmask"}), "sparse-24"),
+        (changed_config("config_groups", {}), "no config_groups"),
+        (changed_config("config_groups", [1]), "no config_groups"),
+        (changed_config("config_groups", {"a": 3}), "no config_groups"),
+        (changed_config(GROUP_0 + "weights", None), "weights is nothing"),
+        (changed_config(GROUP_0 + "weights.num_bits", 4), r"weights\.num_bits is 4; only 8"),
+        (changed_config(GROUP_0 + "weights.num_bits", True), r"weights\.num_bits is True"),
+        (changed_config(GROUP_0 + "weights.type", "float"), r"weights\.type is float"),
+        (changed_config(GROUP_0 + "weights.symmetric", False), r"weights\.symmetric is False"),
+        (changed_config(GROUP_0 + "weights.strategy", "group"), r"weights\.strategy is group; only channel"),
+        (changed_config(GROUP_0 + "weights.group_size", 128), "group_size is 128"),
+        (changed_config(GROUP_0 + "input_activations", None), "input_activations is nothing"),
+        (changed_config(GROUP_0 + "input_activations.dynamic", False), r"input_activations\.dynamic is False"),
+        (changed_config(GROUP_0 + "input_activations.strategy", "tensor"), r"input_activations\.strategy is tensor"),
+        (changed_config(GROUP_0 + "input_activations.symmetric", False), r"input_activations\.symmetric is False"),
+        (changed_config(GROUP_0 + "output_activations", {"num_bits": 8}), "output_activations"),
+        (changed_config(GROUP_0 + "targets", "Linear"), "targets is not a list"),
+        (changed_config("ignore", ["re:("]), r"broken pattern re:\("),
+        (
+            changed_config("ignore", ["lm_head", "model.layers.0.self_attn.q_proj"]),
+            "has a tensor .*q_proj.weight_scale",
+        ),
         ({"quant_method": "bitsandbytes"}, "bitsandbytes"),
         ({"bits": 4}, "somehow"),
         ("x", "somehow"),
     ],
 )
 def test_load_rejects_unsupported_quantization_config(config, match, tmp_path):
-    folder = write_w8a8(tiny_models.model("llama"), tmp_path, config)
+    folder = write_w8a8(tiny_models.model_folder("llama"), tmp_path, config)
     with pytest.raises(LoadError, match=match) as failure:
-        start(folder)
+        load_small_runner(folder)
     assert str(failure.value).endswith(".") and "\n" not in str(failure.value)
 
 
 def test_load_reads_legacy_compression_config(tmp_path):
-    folder = write_w8a8(tiny_models.model("llama"), tmp_path)
+    folder = write_w8a8(tiny_models.model_folder("llama"), tmp_path)
     fields = json.loads((folder / "config.json").read_text())
     fields["compression_config"] = fields.pop("quantization_config")
     (folder / "config.json").write_text(json.dumps(fields))
-    assert start(folder)[1].quantization == "compressed-tensors"
+    assert load_small_runner(folder)[1].quantization == "compressed-tensors"
 
 
 def test_load_rejects_conflicting_quantization_settings(tmp_path):
-    def fails(match, folder, **settings):
+    def assert_load_fails(match, folder, **settings):
         with pytest.raises(LoadError, match=match):
-            start(folder, **settings)
+            load_small_runner(folder, **settings)
 
-    folder = write_w8a8(tiny_models.model("llama"), tmp_path)
-    fails("int5 is unknown; it must be one of none, int8", tiny_models.model("llama"), quantization="int5")
-    fails("quantised already", folder, quantization="int8")
-    fails("lowering is off", folder, lowering=False)
-    fails("model type gpt2 has no fused decoder", tiny_models.model("gpt2"), quantization="int8")
+    folder = write_w8a8(tiny_models.model_folder("llama"), tmp_path)
+    assert_load_fails(
+        "int5 is unknown; it must be one of none, int8", tiny_models.model_folder("llama"), quantization="int5"
+    )
+    assert_load_fails("quantised already", folder, quantization="int8")
+    assert_load_fails("lowering is off", folder, lowering=False)
+    assert_load_fails("model type gpt2 has no fused decoder", tiny_models.model_folder("gpt2"), quantization="int8")
     tensors = load_file(folder / "model.safetensors")
     name = "model.layers.1.mlp.up_proj.weight"
     for change, match in (
@@ -201,47 +213,55 @@ def test_load_rejects_conflicting_quantization_settings(tmp_path):
         ({name + "_zero_point": torch.zeros(160, 1, dtype=torch.int8)}, "weight_zero_point"),
     ):
         save_file(tensors | change, folder / "model.safetensors")
-        fails(match, folder)
+        assert_load_fails(match, folder)
     del tensors[name + "_scale"]
     save_file(tensors, folder / "model.safetensors")
-    fails("no tensor model.layers.1.mlp.up_proj.weight_scale", folder)
+    assert_load_fails("no tensor model.layers.1.mlp.up_proj.weight_scale", folder)
 
 
 def test_load_rejects_merged_layer_with_mixed_quantization(tmp_path):
-    config = changed("ignore", ["lm_head", "model.layers.1.mlp.up_proj"])
-    folder = write_w8a8(tiny_models.model("llama"), tmp_path, config, lambda n: "proj" not in n or "1.mlp.up" in n)
+    config = changed_config("ignore", ["lm_head", "model.layers.1.mlp.up_proj"])
+    folder = write_w8a8(
+        tiny_models.model_folder("llama"), tmp_path, config, lambda n: "proj" not in n or "1.mlp.up" in n
+    )
     with pytest.raises(LoadError, match="up_proj are computed as one"):
-        start(folder)
+        load_small_runner(folder)
 
 
 def test_wrong_weight_scale_fails_the_decoder_check(tmp_path):
     """Guards against a scale that is read for the wrong rows: the check must see it."""
-    folder = write_w8a8(tiny_models.model("qwen3"), tmp_path)
+    folder = write_w8a8(tiny_models.model_folder("qwen3"), tmp_path)
     checkpoint, config = Checkpoint(folder), read_config(folder)
-    stored = quantisation.read(config, "none")
-    decoder = fuse.lower(
-        checkpoint, read_shape(config), stored, torch.bfloat16, torch.device("cpu"), 64, lambda fraction: None
+    quantization = quantisation.read_quantization(config, "none")
+    decoder = fuse.fuse_decoder(
+        checkpoint,
+        read_decoder_config(config),
+        quantization,
+        torch.bfloat16,
+        torch.device("cpu"),
+        64,
+        lambda fraction: None,
     )
-    allowed = reference.TOLERANCE[torch.bfloat16] + stored.noise
-    assert reference.deviation(decoder, checkpoint, stored) < allowed / 2
+    tolerance = reference.DECODER_TOLERANCE[torch.bfloat16] + quantization.extra_tolerance
+    assert reference.decoder_deviation(decoder, checkpoint, quantization) < tolerance / 2
     tensors = load_file(folder / "model.safetensors")
     name = "model.layers.0.mlp.gate_proj.weight_scale"
     tensors[name] = tensors[name].flip(0) * 1.5
     save_file(tensors, folder / "model.safetensors")
-    assert reference.deviation(decoder, Checkpoint(folder), stored) > allowed
+    assert reference.decoder_deviation(decoder, Checkpoint(folder), quantization) > tolerance
 
 
 def test_int8_weights_round_to_the_nearest_value():
     weight = torch.randn(300, 77, generator=torch.Generator().manual_seed(3)).bfloat16()
     weight[7] = 0
-    made = Int8.of(weight)
-    assert made.values[7].count_nonzero() == 0 and made.values.abs().amax(1)[:7].eq(127).all()
-    off = (made.values * made.scales[:, None] - weight.float()).abs()
-    assert (off <= made.scales[:, None] * 0.5001).all()
-    assert made.scales.dtype == torch.float32 and made.values.shape == weight.shape
-    some = made.select(torch.tensor([5, 3]))
+    quantized = Int8Weight.from_float(weight)
+    assert quantized.values[7].count_nonzero() == 0 and quantized.values.abs().amax(1)[:7].eq(127).all()
+    error = (quantized.values * quantized.scales[:, None] - weight.float()).abs()
+    assert (error <= quantized.scales[:, None] * 0.5001).all()
+    assert quantized.scales.dtype == torch.float32 and quantized.values.shape == weight.shape
+    selected = quantized.select_outputs(torch.tensor([5, 3]))
     x = torch.randn(4, 77, generator=torch.Generator().manual_seed(4))
-    assert torch.allclose(some.product(x), made.product(x)[:, [5, 3]], rtol=1e-5)
-    rows = torch_int8.quantise(x)
-    exact = (rows.values * rows.scales[:, None]).double() @ (made.values * made.scales[:, None]).double().T
-    assert torch.allclose(made.product(x).double(), exact, rtol=1e-5, atol=1e-5)
+    assert torch.allclose(selected.multiply_rows(x), quantized.multiply_rows(x)[:, [5, 3]], rtol=1e-5)
+    rows = torch_int8.quantize_rows(x)
+    exact = (rows.values * rows.scales[:, None]).double() @ (quantized.values * quantized.scales[:, None]).double().T
+    assert torch.allclose(quantized.multiply_rows(x).double(), exact, rtol=1e-5, atol=1e-5)

@@ -11,66 +11,68 @@ from dataclasses import dataclass
 import pytest
 import torch
 from support import tiny_models
-from support.run_model import Answer, serve, start
+from support.run_model import Answer, load_test_runner, serve_requests
 from transformers import AutoModelForCausalLM
 
-from parley.types import Sampling, Score, Work
+from parley.types import EngineRequest, Sampling, TokenScore
 
 LENGTHS = [*range(1, 34, 2), 16, 32, 36, 37, 38, 45, 46, 48, 53, 54, 60, 63, 64, 65, 70, 75, 80, 85, 90, 100, 110, 120]
 LENGTHS += [127, 128, 129, 150, 160, 200, 250, 300, 400, 512, 577, 600]
-NEW = 8
-TOP = 5  # alternatives per token
-CLOSE = 1e-4  # tolerance between two log-probabilities
-END = 2  # the end token of all test models
+NEW_TOKENS = 8
+TOP_LOGPROBS = 5  # alternatives per token
+TOLERANCE = 1e-4  # tolerance between two log-probabilities
+END_TOKEN = 2  # the end token of all test models
 LOWERED = {"llama", "llama3", "mistral", "qwen2", "qwen3", "phi3"}
 
 
-def prompts() -> list[list[int]]:
+def make_prompts() -> list[list[int]]:
     generator = torch.Generator().manual_seed(11)
-    made = [torch.randint(3, tiny_models.VOCAB, (length,), generator=generator).tolist() for length in LENGTHS]
-    made[-1][:512] = made[-3]  # a shared prefix
-    return made
+    result = [torch.randint(3, tiny_models.VOCAB, (length,), generator=generator).tolist() for length in LENGTHS]
+    result[-1][:512] = result[-3]  # a shared prefix
+    return result
 
 
 @pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)
 def test_tokens_and_logprobs_match_transformers(architecture, tmp_path):
     assert len(LENGTHS) >= 50
     folder = tiny_models.write_model(tmp_path / architecture, architecture, dtype="float32")
-    want = reference(folder)
-    works = [work(str(i), prompt) for i, prompt in enumerate(prompts())]
+    expected_results = transformers_results(folder)
+    requests = [make_request(str(i), prompt) for i, prompt in enumerate(make_prompts())]
     for lowering in [True, False] if architecture in LOWERED else [True]:
-        runner, info = start(folder, dtype="float32", lowering=lowering)
-        assert info.lowered == (lowering and architecture in LOWERED)
-        answers, stats = serve(runner, works, step=160, blocks=90)
+        runner, info = load_test_runner(folder, dtype="float32", lowering=lowering)
+        assert info.fused == (lowering and architecture in LOWERED)
+        answers, stats = serve_requests(runner, requests, step=160, blocks=90)
         assert stats.preemptions > 0
-        for i, expected in enumerate(want):
-            check(answers[str(i), 0], expected)
+        for i, expected in enumerate(expected_results):
+            check_answer(answers[str(i), 0], expected)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 def test_prefix_hits_do_not_change_tokens_or_logprobs(architecture, tmp_path):
     folder = tiny_models.write_model(tmp_path / architecture, architecture, dtype="float32")
-    some = [44, 48, 50]  # of 200, 512 and 600 tokens; the last two share a prefix
-    expected, texts = reference(folder, some), prompts()
-    cold = [work(f"cold {i}", texts[i]) for i in some]
-    scored = [work(f"scored {i}", texts[i]) for i in some]
-    plain = [work(f"plain {i}", texts[i], prompt_logprobs=-1) for i in some]
-    runner, _ = start(folder, dtype="float32")
-    answers, stats = serve(runner, [*cold, *scored, *plain], batch=1, step=160)
+    indices = [44, 48, 50]  # of 200, 512 and 600 tokens; the last two share a prefix
+    expected, texts = transformers_results(folder, indices), make_prompts()
+    cold = [make_request(f"cold {i}", texts[i]) for i in indices]
+    scored = [make_request(f"scored {i}", texts[i]) for i in indices]
+    plain = [make_request(f"plain {i}", texts[i], prompt_logprobs=-1) for i in indices]
+    runner, _ = load_test_runner(folder, dtype="float32")
+    answers, stats = serve_requests(runner, [*cold, *scored, *plain], batch=1, step=160)
     assert stats.prefix_hits >= 1200  # at least those of the requests without prompt scores
-    for i, wanted in zip(some, expected, strict=True):
+    for i, expected_result in zip(indices, expected, strict=True):
         for name in ("cold", "scored"):
-            check(answers[f"{name} {i}", 0], wanted)
-        check(answers[f"plain {i}", 0], wanted, prompt=False)
+            check_answer(answers[f"{name} {i}", 0], expected_result)
+        check_answer(answers[f"plain {i}", 0], expected_result, prompt=False)
 
 
-def work(name: str, prompt: list[int], prompt_logprobs: int = TOP) -> Work:
+def make_request(name: str, prompt: list[int], prompt_logprobs: int = TOP_LOGPROBS) -> EngineRequest:
     greedy = Sampling(temperature=0)
-    return Work(name, prompt, NEW, greedy, stop_ids=[END], logprobs=TOP, prompt_logprobs=prompt_logprobs)
+    return EngineRequest(
+        name, prompt, NEW_TOKENS, greedy, stop_ids=[END_TOKEN], logprobs=TOP_LOGPROBS, prompt_logprobs=prompt_logprobs
+    )
 
 
 @dataclass
-class Expected:
+class TransformersResult:
     """The tokens of Transformers, and all log-probabilities at each of them and at each prompt token but the first."""
 
     tokens: list[int]
@@ -79,43 +81,43 @@ class Expected:
     prompt_rows: torch.Tensor  # [prompt tokens but the first, vocabulary]
 
 
-def check(answer: Answer, expected: Expected, prompt: bool = True) -> None:
+def check_answer(answer: Answer, expected: TransformersResult, prompt: bool = True) -> None:
     assert answer.token_ids == expected.tokens
-    compare(answer.scores, expected.tokens, expected.rows)
+    compare_scores(answer.scores, expected.tokens, expected.rows)
     assert len(answer.prompt_scores) == (len(expected.prompt) if prompt else 0)
     if prompt:
         assert answer.prompt_scores[0] is None
-        compare(answer.prompt_scores[1:], expected.prompt[1:], expected.prompt_rows)
+        compare_scores(answer.prompt_scores[1:], expected.prompt[1:], expected.prompt_rows)
 
 
-def compare(scores: list[Score], tokens: list[int], rows: torch.Tensor) -> None:
+def compare_scores(scores: list[TokenScore], tokens: list[int], rows: torch.Tensor) -> None:
     """Compare log-probabilities, ranks and alternatives; nearly equal log-probabilities may be in either order."""
     assert len(scores) == len(tokens) == len(rows)
     if not scores:
         return
     chosen = rows.gather(1, torch.tensor(tokens)[:, None])
-    assert torch.allclose(torch.tensor([score.logprob for score in scores]), chosen[:, 0], rtol=0, atol=CLOSE)
+    assert torch.allclose(torch.tensor([score.logprob for score in scores]), chosen[:, 0], rtol=0, atol=TOLERANCE)
     ranks = torch.tensor([score.rank for score in scores])
-    assert ((rows > chosen + CLOSE).sum(1) < ranks).all() and (ranks <= (rows > chosen - CLOSE).sum(1)).all()
-    best = rows.topk(TOP).values
-    assert torch.allclose(torch.tensor([score.top for score in scores]), best, rtol=0, atol=CLOSE)
+    assert ((rows > chosen + TOLERANCE).sum(1) < ranks).all() and (ranks <= (rows > chosen - TOLERANCE).sum(1)).all()
+    best = rows.topk(TOP_LOGPROBS).values
+    assert torch.allclose(torch.tensor([score.top_logprobs for score in scores]), best, rtol=0, atol=TOLERANCE)
     ids = torch.tensor([score.top_ids for score in scores])
-    assert torch.allclose(rows.gather(1, ids), best, rtol=0, atol=CLOSE)
-    assert all(len(set(score.top_ids)) == TOP for score in scores)
+    assert torch.allclose(rows.gather(1, ids), best, rtol=0, atol=TOLERANCE)
+    assert all(len(set(score.top_ids)) == TOP_LOGPROBS for score in scores)
 
 
 @torch.inference_mode()
-def reference(folder, some: list[int] | None = None) -> list[Expected]:
+def transformers_results(folder, indices: list[int] | None = None) -> list[TransformersResult]:
     """For all prompts, or those at these indices: the output of ``generate`` and all log-probabilities."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     results = []
-    every = prompts()
-    for prompt in every if some is None else [every[i] for i in some]:
+    all_prompts = make_prompts()
+    for prompt in all_prompts if indices is None else [all_prompts[i] for i in indices]:
         ids = torch.tensor([prompt])
         out = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
-            max_new_tokens=NEW,
+            max_new_tokens=NEW_TOKENS,
             do_sample=False,
             pad_token_id=0,
             return_dict_in_generate=True,
@@ -123,6 +125,6 @@ def reference(folder, some: list[int] | None = None) -> list[Expected]:
         )
         tokens = out.sequences[0, len(prompt) :].tolist()
         rows = torch.cat(out.logits).log_softmax(-1)
-        before = model(ids, use_cache=False).logits[0, :-1].log_softmax(-1)
-        results.append(Expected(tokens, rows, prompt, before))
+        prompt_rows = model(ids, use_cache=False).compute_logits[0, :-1].log_softmax(-1)
+        results.append(TransformersResult(tokens, rows, prompt, prompt_rows))
     return results

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from parley.model.networks import kv_staging
-from parley.model.networks.kv_staging import Staging
+from parley.model.networks.kv_staging import StagingBuffer
 from parley.model.networks.paged_kv import PagedKV
 from parley.native.layout import LayerKV
 
@@ -20,18 +20,18 @@ CUDA = pytest.param(
 LAYERS = [LayerKV(2, 32, 32), LayerKV(1, 64, 64), LayerKV(2, 32, 32), LayerKV(2, 32, 16)]
 
 
-def cache(blocks: int, device: str, int8: bool) -> PagedKV:
+def noisy_cache(blocks: int, device: str, int8: bool) -> PagedKV:
     """A cache with noise in all pages."""
-    made = PagedKV(LAYERS, blocks, torch.bfloat16, device, int8=int8)
-    for arena in made.arenas:
+    pages = PagedKV(LAYERS, blocks, torch.bfloat16, device, int8=int8)
+    for arena in pages.arenas:
         raw = arena.flatten(2).view(torch.uint8)
         raw.copy_(torch.randint(0, 256, raw.shape, dtype=torch.uint8))
-    return made
+    return pages
 
 
-def content(pages: PagedKV) -> list[list[bytes]]:
+def page_bytes(pages: PagedKV) -> list[list[bytes]]:
     """The bytes of every page, by layer and page."""
-    pools = [pages.pool(i).data.flatten(1).view(torch.uint8).cpu() for i in range(len(LAYERS))]
+    pools = [pages.layer_pool(i).data.flatten(1).view(torch.uint8).cpu() for i in range(len(LAYERS))]
     return [[bytes(page.tolist()) for page in pool] for pool in pools]
 
 
@@ -42,23 +42,30 @@ def test_staged_kv_pages_arrive_unchanged(device: str, int8: bool, batch: int, m
     monkeypatch.setattr(kv_staging, "BATCH", batch)
     random = Random(f"{device} {int8} {batch}")
     torch.manual_seed(random.randrange(99))
-    source, target = cache(30, device, int8), cache(20, device, int8)
-    ours, theirs = Staging(source, 12), Staging(target, 15)
-    assert [each.size for each in ours.regions] == [each.size for each in source.regions]
-    before, expected = content(source), content(target)
+    source, target = noisy_cache(30, device, int8), noisy_cache(20, device, int8)
+    source_buffer, target_buffer = StagingBuffer(source, 12), StagingBuffer(target, 15)
+    assert [each.size for each in source_buffer.regions] == [each.size for each in source.regions]
+    source_before, expected = page_bytes(source), page_bytes(target)
     for count in (1, 5, 12):
-        pages, places = random.sample(range(30), count), sorted(random.sample(range(12), count))
-        into, aim = random.sample(range(15), count), random.sample(range(20), count)
-        ours.store(list(zip(pages, places, strict=True)))
-        for one, other in zip(ours.regions, theirs.regions, strict=True):  # copy as another process would
-            for place, slot in zip(places, into, strict=True):
-                data = os.pread(ours.file, one.size, one.offset + place * one.stride)
-                assert os.pwrite(theirs.file, data, other.offset + slot * other.stride) == one.size
-        theirs.load(list(zip(aim, into, strict=True)))
-        for layer, pages_of_layer in enumerate(before):
-            for page, own in zip(pages, aim, strict=True):
-                expected[layer][own] = pages_of_layer[page]
-        assert content(target) == expected
-    assert content(source) == before
-    for each in (ours, theirs):
+        pages, source_slots = random.sample(range(30), count), sorted(random.sample(range(12), count))
+        target_slots, target_pages = random.sample(range(15), count), random.sample(range(20), count)
+        source_buffer.store_pages(list(zip(pages, source_slots, strict=True)))
+        for source_region, target_region in zip(
+            source_buffer.regions, target_buffer.regions, strict=True
+        ):  # copy as another process would
+            for place, slot in zip(source_slots, target_slots, strict=True):
+                data = os.pread(
+                    source_buffer.file, source_region.size, source_region.offset + place * source_region.stride
+                )
+                assert (
+                    os.pwrite(target_buffer.file, data, target_region.offset + slot * target_region.stride)
+                    == source_region.size
+                )
+        target_buffer.load_pages(list(zip(target_pages, target_slots, strict=True)))
+        for layer, pages_of_layer in enumerate(source_before):
+            for page, target_page in zip(pages, target_pages, strict=True):
+                expected[layer][target_page] = pages_of_layer[page]
+        assert page_bytes(target) == expected
+    assert page_bytes(source) == source_before
+    for each in (source_buffer, target_buffer):
         os.close(each.file)

@@ -8,29 +8,29 @@ import shutil
 import pytest
 import torch
 from support import tiny_models
-from support.run_model import serve, start
+from support.run_model import load_test_runner, serve_requests
 from transformers import AutoModelForCausalLM
 
 from parley.model.checkpoint.files import LoadError
-from parley.model.load.proof import deviation
-from parley.model.load.reference import TOLERANCE
-from parley.model.load.transformers import Foreign, load_foreign
-from parley.model.networks.network import Batch
+from parley.model.load.proof import transformers_deviation
+from parley.model.load.reference import DECODER_TOLERANCE
+from parley.model.load.transformers import TransformersNetwork, load_transformers
+from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.native.layout import Span
-from parley.types import Sampling, Work
+from parley.types import EngineRequest, Sampling
 
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 LATENT = {"kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
 ROUTING = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-LONG = {
+LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
     "short_factor": [1.0 + i / 8 for i in range(8)],
     "long_factor": [2.0 + i for i in range(8)],
     "original_max_position_embeddings": 64,
 }
-OTHERS = {
+OTHER_ARCHITECTURES = {
     "gpt_oss": {**EXPERTS, "head_dim": 16, "sliding_window": 24},  # sinks
     "deepseek_v3": {**LATENT, **ROUTING, "num_key_value_heads": 4, "first_k_dense_replace": 1},  # value_dim < dim
     "phimoe": {**EXPERTS, "sliding_window": 24},  # the window exists only in the mask
@@ -41,33 +41,33 @@ OTHERS = {
 }
 
 
-def write(tmp_path, monkeypatch, kind: str, **fields):
+def write_architecture(tmp_path, monkeypatch, kind: str, **fields):
     """Write a model of a type that ``models.ARCHITECTURES`` does not list."""
-    monkeypatch.setitem(tiny_models.ARCHITECTURES, kind, (kind, tiny_models.BASE | fields))
+    monkeypatch.setitem(tiny_models.ARCHITECTURES, kind, (kind, tiny_models.BASE_CONFIG | fields))
     return tiny_models.write_model(tmp_path / kind, kind, dtype="float32")
 
 
-def load(folder, dtype=torch.float32, max_len=512) -> Foreign:
-    return load_foreign(folder, dtype, torch.device("cpu"), lambda fraction: None, max_len)
+def load_network(folder, dtype=torch.float32, max_len=512) -> TransformersNetwork:
+    return load_transformers(folder, dtype, torch.device("cpu"), lambda fraction: None, max_len)
 
 
-def prompt(length: int, seed: int = 0) -> list[int]:
+def random_prompt(length: int, seed: int = 0) -> list[int]:
     return torch.randint(3, tiny_models.VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 @torch.inference_mode()
-def logits(network: Foreign, tokens: list[int]) -> torch.Tensor:
+def paged_logits(network: TransformersNetwork, tokens: list[int]) -> torch.Tensor:
     """Logits at all positions, computed over KV pages in one step."""
     count = -(-len(tokens) // 16)
     pages = PagedKV(network.layers, count, network.model.dtype)
-    pages.clear(list(range(count)))
+    pages.clear_pages(list(range(count)))
     places = torch.arange(len(tokens))
-    batch = Batch(torch.tensor(tokens), places, places, [Span(0, len(tokens), len(tokens), list(range(count)))])
-    return network.logits(network.hidden(batch, pages))
+    batch = PackedBatch(torch.tensor(tokens), places, places, [Span(0, len(tokens), len(tokens), list(range(count)))])
+    return network.compute_logits(network.compute_hidden(batch, pages))
 
 
 @torch.inference_mode()
-def plain_logits(folder, tokens: list[int]) -> torch.Tensor:
+def transformers_logits(folder, tokens: list[int]) -> torch.Tensor:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     return model(torch.tensor([tokens]), use_cache=False).logits[0]
 
@@ -75,12 +75,12 @@ def plain_logits(folder, tokens: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)
 def test_transformers_backend_is_schedule_invariant(architecture):
     """bfloat16 tokens and scores: all at once, one after another, and in small chunks with too few pages."""
-    runner, info = start(tiny_models.model(architecture), lowering=False)
-    assert not info.lowered
-    works = [
-        Work(
+    runner, info = load_test_runner(tiny_models.model_folder(architecture), lowering=False)
+    assert not info.fused
+    requests = [
+        EngineRequest(
             str(i),
-            prompt(length, i),
+            random_prompt(length, i),
             12,
             Sampling(temperature=0.9, top_p=0.95, presence_penalty=0.3),
             seed=i,
@@ -90,67 +90,67 @@ def test_transformers_backend_is_schedule_invariant(architecture):
         )
         for i, length in enumerate([1, 5, 16, 33, 64, 100, 190])
     ]
-    want = {}
-    for work in works:
-        want |= serve(runner, [work], step=4096, cache=False)[0]
-    assert serve(runner, works, step=4096, cache=False)[0] == want
-    answers, stats = serve(runner, works, batch=5, step=35, blocks=18)
-    assert answers == want and stats.preemptions > 0
+    expected = {}
+    for request in requests:
+        expected |= serve_requests(runner, [request], step=4096, cache=False)[0]
+    assert serve_requests(runner, requests, step=4096, cache=False)[0] == expected
+    answers, stats = serve_requests(runner, requests, batch=5, step=35, blocks=18)
+    assert answers == expected and stats.preemptions > 0
 
 
-@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("kind", OTHER_ARCHITECTURES)
 def test_other_architectures_match_transformers_logits(kind, tmp_path, monkeypatch):
-    folder = write(tmp_path, monkeypatch, kind, **OTHERS[kind])
-    network, tokens = load(folder), prompt(90)
-    want = plain_logits(folder, tokens).log_softmax(-1)
-    assert (logits(network, tokens).log_softmax(-1) - want).abs().max() < 1e-4
-    assert network.vocab_size == want.shape[1]
-    load(folder, torch.bfloat16)
+    folder = write_architecture(tmp_path, monkeypatch, kind, **OTHER_ARCHITECTURES[kind])
+    network, tokens = load_network(folder), random_prompt(90)
+    expected = transformers_logits(folder, tokens).log_softmax(-1)
+    assert (paged_logits(network, tokens).log_softmax(-1) - expected).abs().max() < 1e-4
+    assert network.vocab_size == expected.shape[1]
+    load_network(folder, torch.bfloat16)
 
 
 @pytest.mark.parametrize(("length", "max_len"), [(60, 64), (90, 128)])
 def test_rope_scaling_follows_the_context_not_the_batch(length, max_len, tmp_path, monkeypatch):
     """Long-context scaling is chosen once; it matches Transformers for sequences on the same side of the threshold."""
-    folder = write(tmp_path, monkeypatch, "phi3", rope_parameters=LONG, sliding_window=None)
-    network, tokens = load(folder, max_len=max_len), prompt(length)
-    want = plain_logits(folder, tokens)
-    first = logits(network, tokens)
-    assert (first - want).abs().max() < 1e-3
-    logits(network, prompt(128))
-    logits(network, prompt(3))
-    assert torch.equal(logits(network, tokens), first)
+    folder = write_architecture(tmp_path, monkeypatch, "phi3", rope_parameters=LONGROPE, sliding_window=None)
+    network, tokens = load_network(folder, max_len=max_len), random_prompt(length)
+    expected = transformers_logits(folder, tokens)
+    first_logits = paged_logits(network, tokens)
+    assert (first_logits - expected).abs().max() < 1e-3
+    paged_logits(network, random_prompt(128))
+    paged_logits(network, random_prompt(3))
+    assert torch.equal(paged_logits(network, tokens), first_logits)
 
 
 def test_numeric_check_detects_broken_attention(monkeypatch):
     """Ignored positions, an ignored window or lost keys each exceed the tolerance by far."""
-    network = load(tiny_models.model("mistral"))
-    assert deviation(network, network.model) < TOLERANCE[torch.float32] / 100
-    whole = Foreign.hidden
+    network = load_network(tiny_models.model_folder("mistral"))
+    assert transformers_deviation(network, network.model) < DECODER_TOLERANCE[torch.float32] / 100
+    compute_hidden = TransformersNetwork.compute_hidden
 
-    def lost(self, batch, pages):
+    def drop_positions(self, batch, pages):
         batch.positions = torch.zeros_like(batch.positions)
-        return whole(self, batch, pages)
+        return compute_hidden(self, batch, pages)
 
-    class Deaf:
-        def __init__(self, pages, **how):
-            self.write, self._pages, self._how = pages.write, pages, how
+    class OverridingPages:
+        def __init__(self, pages, **overrides):
+            self.write_kv, self._pages, self._overrides = pages.write_kv, pages, overrides
 
-        def attend(self, layer, queries, batch, **how):
-            return self._pages.attend(layer, queries, batch, **(how | self._how))
+        def attend_pages(self, layer, queries, batch, **options):
+            return self._pages.attend_pages(layer, queries, batch, **(options | self._overrides))
 
-    class Forgetful(Deaf):
-        def attend(self, layer, queries, batch, **how):
-            self._pages.clear([0])
-            return self._pages.attend(layer, queries, batch, **how)
+    class ClearingPages(OverridingPages):
+        def attend_pages(self, layer, queries, batch, **options):
+            self._pages.clear_pages([0])
+            return self._pages.attend_pages(layer, queries, batch, **options)
 
     for broken in (
-        lost,
-        lambda self, batch, pages: whole(self, batch, Deaf(pages, window=None)),
-        lambda self, batch, pages: whole(self, batch, Deaf(pages, scale=0.3)),
-        lambda self, batch, pages: whole(self, batch, Forgetful(pages)),
+        drop_positions,
+        lambda self, batch, pages: compute_hidden(self, batch, OverridingPages(pages, window=None)),
+        lambda self, batch, pages: compute_hidden(self, batch, OverridingPages(pages, scale=0.3)),
+        lambda self, batch, pages: compute_hidden(self, batch, ClearingPages(pages)),
     ):
-        monkeypatch.setattr(Foreign, "hidden", broken)
-        assert deviation(network, network.model) > 3 * TOLERANCE[torch.bfloat16]
+        monkeypatch.setattr(TransformersNetwork, "hidden", broken)
+        assert transformers_deviation(network, network.model) > 3 * DECODER_TOLERANCE[torch.bfloat16]
 
 
 @pytest.mark.parametrize(
@@ -163,9 +163,9 @@ def test_numeric_check_detects_broken_attention(monkeypatch):
     ],
 )
 def test_load_rejects_models_that_cannot_use_kv_pages(kind, fields, message, tmp_path, monkeypatch):
-    folder = write(tmp_path, monkeypatch, kind, **fields)
+    folder = write_architecture(tmp_path, monkeypatch, kind, **fields)
     with pytest.raises(LoadError, match=message):
-        load(folder)
+        load_network(folder)
 
 
 @pytest.mark.parametrize(
@@ -182,29 +182,29 @@ def test_load_rejects_models_that_cannot_use_kv_pages(kind, fields, message, tmp
 )
 def test_transformers_backend_rejects_wrong_config(change, message, tmp_path):
     folder = tmp_path / "model"
-    shutil.copytree(tiny_models.model("mixtral"), folder)
+    shutil.copytree(tiny_models.model_folder("mixtral"), folder)
     config = folder / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | change))
     with pytest.raises(LoadError, match=message):
-        load(folder)
+        load_network(folder)
 
 
 def test_load_never_runs_code_of_a_model_folder(tmp_path):
     """Guards against remote code execution by a downloaded checkpoint."""
     folder = tmp_path / "model"
-    shutil.copytree(tiny_models.model("mixtral"), folder)
+    shutil.copytree(tiny_models.model_folder("mixtral"), folder)
     config = json.loads((folder / "config.json").read_text())
     config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     with pytest.raises(LoadError, match="code of its own"):
-        load(folder)
+        load_network(folder)
     assert not (tmp_path / "ran").exists()
 
 
 def test_load_never_reads_pickled_weights(tmp_path):
     folder = tmp_path / "model"
-    shutil.copytree(tiny_models.model("mixtral"), folder)
+    shutil.copytree(tiny_models.model_folder("mixtral"), folder)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(LoadError, match="safetensors"):
-        load(folder)
+        load_network(folder)

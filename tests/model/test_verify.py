@@ -5,64 +5,68 @@ from __future__ import annotations
 import pytest
 import torch
 from support import tiny_models
-from support.run_model import serve, start
-from support.unpack_int4 import spoil, unpack
+from support.run_model import load_test_runner, serve_requests
+from support.unpack_int4 import fill_with_nan, unpack_pages
 
 from parley.core.guess.speculation import Speculation
-from parley.model.networks.network import Batch
-from parley.types import Sampling, Work
+from parley.model.networks.network import PackedBatch
+from parley.types import EngineRequest, Sampling
 
-BAD = 13
+BAD_TOKEN = 13
 
 
-class Stubborn:
+class BadTokenProposer:
     """Proposes the token that breaks the model."""
 
-    def propose(self, asked):
-        return [[BAD] * length for _, length in asked]
+    def propose_drafts(self, asked):
+        return [[BAD_TOKEN] * length for _, length in asked]
 
-    def forget(self, sequence):
+    def forget_sequence(self, sequence):
         pass
 
 
 @pytest.mark.parametrize("options", [{}, {"kv_dtype": "int8"}, {"dtype": "float32"}])
 def test_draft_token_with_nan_logits_is_rejected_and_wiped(options, monkeypatch):
-    runner, _ = start(tiny_models.model("qwen3"), **options)
-    works = [
-        Work(str(seed), list(range(20 + seed, 40)), 40, Sampling(logit_bias={BAD: -100.0}), seed, logprobs=1)
+    runner, _ = load_test_runner(tiny_models.model_folder("qwen3"), **options)
+    requests = [
+        EngineRequest(
+            str(seed), list(range(20 + seed, 40)), 40, Sampling(logit_bias={BAD_TOKEN: -100.0}), seed, logprobs=1
+        )
         for seed in range(3)
     ]
-    want, _ = serve(runner, works)
-    hidden = runner.network.hidden
+    expected, _ = serve_requests(runner, requests)
+    hidden = runner.network.compute_hidden
 
-    def breaking(batch, pages):
+    def hidden_with_nan(batch, pages):
         result = hidden(batch, pages)
-        bad = batch.token_ids == BAD
-        part = Batch(batch.token_ids[bad], batch.positions[bad], batch.slots[bad], [])
+        bad = batch.token_ids == BAD_TOKEN
+        bad_rows = PackedBatch(batch.token_ids[bad], batch.positions[bad], batch.slots[bad], [])
         for layer, kv in enumerate(pages.layers):
-            keys, values = (torch.full((len(part.slots), kv.heads, dim), torch.nan) for dim in (kv.dim, kv.value_dim))
-            pages.write(layer, keys.to(pages.dtype), values.to(pages.dtype), part)
+            keys, values = (
+                torch.full((len(bad_rows.slots), kv.heads, dim), torch.nan) for dim in (kv.dim, kv.value_dim)
+            )
+            pages.write_kv(layer, keys.to(pages.dtype), values.to(pages.dtype), bad_rows)
         result[bad] = torch.nan
         return result
 
-    monkeypatch.setattr(Speculation, "length", lambda self, sequence: 1 + sequence.generated % 7)
+    monkeypatch.setattr(Speculation, "length", lambda self, sequence: 1 + sequence.output_length % 7)
     monkeypatch.setattr("parley.core.guess.speculation.Costs.best", lambda self, rows, chances: len(chances))
-    runner.network.hidden = breaking
-    runner.proposer = Stubborn()
-    got, stats = serve(runner, works)
+    runner.network.compute_hidden = hidden_with_nan
+    runner.proposer = BadTokenProposer()
+    actual, stats = serve_requests(runner, requests)
     if "dtype" in options:  # float32 sums depend on the batch by rounding
-        got, want = ({key: each.token_ids for key, each in answers.items()} for answers in (got, want))
-    assert got == want and stats.drafts > 100 and not sum(stats.draft_accepted)
+        actual, expected = ({key: each.token_ids for key, each in answers.items()} for answers in (actual, expected))
+    assert actual == expected and stats.drafts > 100 and not sum(stats.draft_accepted)
 
 
 @pytest.mark.parametrize("options", [{}, {"kv_dtype": "int8"}, {"dtype": "float32"}])
 def test_clear_tokens_zeroes_only_the_given_tokens(options):
-    pages = start(tiny_models.model("qwen3"), **options)[0].pages
+    pages = load_test_runner(tiny_models.model_folder("qwen3"), **options)[0].pages
     for layer in range(len(pages.layers)):
-        spoil(pages.pool(layer))
-    pages.clear([2])
-    pages.wipe(torch.tensor([16 + 3, 16 + 15]))
+        fill_with_nan(pages.layer_pool(layer))
+    pages.clear_pages([2])
+    pages.clear_tokens(torch.tensor([16 + 3, 16 + 15]))
     for layer in range(len(pages.layers)):
-        for part in unpack(pages.pool(layer)):
+        for part in unpack_pages(pages.layer_pool(layer)):
             sound = part.isfinite().flatten(2).all(-1) & (part == 0).flatten(2).all(-1)
             assert sound[1].nonzero()[:, 0].tolist() == [3, 15] and sound[2].all()

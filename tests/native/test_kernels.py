@@ -9,11 +9,11 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.unpack_int4 import spoil, unpack
+from support.unpack_int4 import fill_with_nan, unpack_pages
 
 from parley import native
 from parley.core.sequence import BLOCK_SIZE
-from parley.model.networks.network import Batch
+from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.native import build, compiled, library, torch_attention
 from parley.native.layout import LayerKV, Span
@@ -21,10 +21,12 @@ from parley.native.layout import LayerKV, Span
 ROWS = [1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 33, 64, 100, 128, 257]
 
 
-@pytest.fixture(scope="module", autouse=True, params=["off", *(build.usable() if library.load() else [])])
-def form(request):
+@pytest.fixture(
+    scope="module", autouse=True, params=["off", *(build.usable_levels() if library.load_kernels() else [])]
+)
+def kernel_level(request):
     """Run all tests with torch's kernels, and with the compiled kernels of each level that this CPU supports."""
-    kernels = None if request.param == "off" else compiled.Kernels(library.open_level(request.param))
+    kernels = None if request.param == "off" else compiled.CompiledKernels(library.open_level(request.param))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "_compiled", lambda: kernels)
         yield request.param
@@ -36,101 +38,106 @@ def _inference():
         yield
 
 
-def empty(pages: int, layer: LayerKV, int8: bool = False) -> native.Pool:
-    format = native.format(layer, torch.bfloat16, torch.device("cpu"), int8=int8)
-    return native.Pool(torch.zeros(pages, *format.shape, dtype=format.dtype), format)
+def empty_pool(pages: int, layer: LayerKV, int8: bool = False) -> native.PagePool:
+    page_format = native.choose_page_format(layer, torch.bfloat16, torch.device("cpu"), int8=int8)
+    return native.PagePool(torch.zeros(pages, *page_format.shape, dtype=page_format.dtype), page_format)
 
 
-def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+def random_tensor(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def same_alone(kernel, *inputs: torch.Tensor) -> torch.Tensor:
+def check_batch_invariant(kernel, *inputs: torch.Tensor) -> torch.Tensor:
     """Check that rows in batches of many sizes and positions have the bits of the row alone; return the results."""
-    alone = torch.cat([kernel(*(each[i : i + 1] for each in inputs)) for i in range(len(inputs[0]))])
+    rows_alone = torch.cat([kernel(*(tensor[i : i + 1] for tensor in inputs)) for i in range(len(inputs[0]))])
     for rows in ROWS:
-        for first in {0, 3, len(alone) - rows}:
-            if first >= 0 and first + rows <= len(alone):
-                part = slice(first, first + rows)
-                assert torch.equal(kernel(*(each[part] for each in inputs)), alone[part]), (rows, first)
-    return alone
+        for first in {0, 3, len(rows_alone) - rows}:
+            if first >= 0 and first + rows <= len(rows_alone):
+                batch_rows = slice(first, first + rows)
+                assert torch.equal(kernel(*(tensor[batch_rows] for tensor in inputs)), rows_alone[batch_rows]), (
+                    rows,
+                    first,
+                )
+    return rows_alone
 
 
 @pytest.mark.parametrize(("inner", "outer"), [(16, 24), (64, 128), (160, 64), (200, 333), (896, 1152), (1024, 640)])
 @pytest.mark.parametrize("bias", [False, True])
 def test_linear_is_accurate_and_batch_invariant(inner, outer, bias):
-    x, weight = noise(257, inner), noise(outer, inner, seed=1)
-    offset = noise(outer, seed=2) if bias else None
-    packed = native.pack(weight, offset)
-    got = same_alone(lambda rows: native.linear(rows, packed), x)
+    x, weight = random_tensor(257, inner), random_tensor(outer, inner, seed=1)
+    offset = random_tensor(outer, seed=2) if bias else None
+    packed = native.pack_weight(weight, offset)
+    actual = check_batch_invariant(lambda rows: native.linear(rows, packed), x)
     exact = x.double() @ weight.double().T + (offset.double() if bias else 0)
-    assert ((got - exact).abs() <= exact.abs() * 2**-8 + inner * 2**-20).all()
+    assert ((actual - exact).abs() <= exact.abs() * 2**-8 + inner * 2**-20).all()
 
 
 def test_float32_linear_matches_torch():
-    x, weight, bias = (noise(*shape, dtype=torch.float32) for shape in ((5, 48), (31, 48), (31,)))
-    assert torch.allclose(native.linear(x, native.pack(weight, bias)), x @ weight.T + bias, atol=1e-5)
+    x, weight, bias = (random_tensor(*shape, dtype=torch.float32) for shape in ((5, 48), (31, 48), (31,)))
+    assert torch.allclose(native.linear(x, native.pack_weight(weight, bias)), x @ weight.T + bias, atol=1e-5)
 
 
 @pytest.mark.parametrize("width", [16, 64, 96, 100, 896])
 def test_add_rms_norm_is_accurate_and_batch_invariant(width):
-    x, residual, weight = noise(257, width), noise(257, width, seed=1), noise(width, seed=2)
+    x, residual, weight = random_tensor(257, width), random_tensor(257, width, seed=1), random_tensor(width, seed=2)
 
     def kernel(a, b):
         return torch.cat(native.add_rms_norm(a, b, weight, 1e-5), -1)
 
-    got = same_alone(kernel, x, residual)
+    actual = check_batch_invariant(kernel, x, residual)
     total = x + residual
-    wide = total.double()
-    exact = wide / (wide.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
-    assert torch.equal(got[:, width:], total)
-    assert ((got[:, :width] - exact).abs() <= exact.abs() * 2**-7 + 1e-6).all()
+    total_float64 = total.double()
+    exact = total_float64 / (total_float64.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    assert torch.equal(actual[:, width:], total)
+    assert ((actual[:, :width] - exact).abs() <= exact.abs() * 2**-7 + 1e-6).all()
 
 
 @pytest.mark.parametrize("width", [8, 50, 160, 333])
 def test_silu_mul_is_accurate_and_batch_invariant(width):
-    x = noise(257, 2 * width) * 4
-    got = same_alone(native.silu_mul, x)
+    x = random_tensor(257, 2 * width) * 4
+    actual = check_batch_invariant(native.silu_mul, x)
     gate, up = x.double().chunk(2, -1)
     exact = gate * torch.sigmoid(gate) * up
-    assert ((got - exact).abs() <= exact.abs() * 2**-7 + 1e-6).all()
+    assert ((actual - exact).abs() <= exact.abs() * 2**-7 + 1e-6).all()
 
 
 def test_embed_looks_up_table_rows():
-    table = noise(50, 12)
+    table = random_tensor(50, 12)
     ids = torch.tensor([3, 3, 49, 0])
-    assert torch.equal(native.embed(ids, table), table[ids])
+    assert torch.equal(native.embed_tokens(ids, table), table[ids])
 
 
 @pytest.mark.parametrize("rotary", [32, 20])
 @pytest.mark.parametrize("norm", [False, True])
 def test_rope_write_is_accurate_and_batch_invariant(rotary, norm):
     heads, kv_heads, dim, count = 6, 2, 32, 257
-    qkv = noise(count, (heads + 2 * kv_heads) * dim)
+    qkv = random_tensor(count, (heads + 2 * kv_heads) * dim)
     angles = torch.rand(count, 1, rotary // 2, generator=torch.Generator().manual_seed(3)) * 6
     cos = torch.cat((angles.cos(), angles.cos()), -1)
     sin = torch.cat((-angles.sin(), angles.sin()), -1)
-    weight = noise(heads + kv_heads, dim, seed=4, dtype=torch.float32) if norm else None
+    weight = random_tensor(heads + kv_heads, dim, seed=4, dtype=torch.float32) if norm else None
     pages = 20
     slots = torch.randperm(pages * BLOCK_SIZE, generator=torch.Generator().manual_seed(5))[:count]
 
     def kernel(rows, cos, sin, slots):
-        pool = empty(pages, LayerKV(kv_heads, dim, dim))
-        places = native.places(slots, pool.format)
+        pool = empty_pool(pages, LayerKV(kv_heads, dim, dim))
+        places = native.write_indices(slots, pool.page_format)
         queries = native.rope_write(rows.clone(), cos, sin, pool, places, head_norm=weight, eps=1e-6)
-        stored = [part[slots // BLOCK_SIZE, slots % BLOCK_SIZE] for part in unpack(pool)]
+        stored = [part[slots // BLOCK_SIZE, slots % BLOCK_SIZE] for part in unpack_pages(pool)]
         assert pool.data.count_nonzero() <= 2 * len(rows) * kv_heads * dim
         return torch.cat((queries, *stored), 1)
 
-    got = same_alone(kernel, qkv, cos, sin, slots)
+    actual = check_batch_invariant(kernel, qkv, cos, sin, slots)
     exact = qkv.double().view(count, -1, dim)
-    turn = exact[:, : heads + kv_heads]
+    rotated_heads = exact[:, : heads + kv_heads]
     if weight is not None:
-        turn = turn / (turn.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
-    pairs = torch.complex(turn[..., : rotary // 2], turn[..., rotary // 2 : rotary])
+        rotated_heads = rotated_heads / (rotated_heads.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
+    pairs = torch.complex(rotated_heads[..., : rotary // 2], rotated_heads[..., rotary // 2 : rotary])
     pairs = pairs * torch.polar(torch.ones_like(angles.double()), angles.double())
-    exact = torch.cat((torch.cat((pairs.real, pairs.imag, turn[..., rotary:]), -1), exact[:, heads + kv_heads :]), 1)
-    assert ((got - exact).abs() <= exact.abs() * 2**-8 + 1e-5).all()
+    exact = torch.cat(
+        (torch.cat((pairs.real, pairs.imag, rotated_heads[..., rotary:]), -1), exact[:, heads + kv_heads :]), 1
+    )
+    assert ((actual - exact).abs() <= exact.abs() * 2**-8 + 1e-5).all()
 
 
 @settings(max_examples=60, deadline=None)
@@ -141,8 +148,8 @@ def test_rope_write_is_accurate_and_batch_invariant(rotary, norm):
     kind=st.sampled_from(["ties", "noise", "holes"]),
     seed=st.integers(0, 99),
 )
-def test_argmax_and_top_k_match_a_stable_sort(form, rows, vocab, count, kind, seed):
-    logits = noise(rows, vocab, seed=seed, dtype=torch.float32)
+def test_argmax_and_top_k_match_a_stable_sort(kernel_level, rows, vocab, count, kind, seed):
+    logits = random_tensor(rows, vocab, seed=seed, dtype=torch.float32)
     if kind == "ties":
         logits = (logits * 5).round()
     if kind == "holes":
@@ -153,14 +160,14 @@ def test_argmax_and_top_k_match_a_stable_sort(form, rows, vocab, count, kind, se
     values, ids = native.top_k(logits, count)
     assert torch.equal(values, order.values[:, :count]) and torch.equal(logits.gather(1, ids), values)
     assert all(len(set(row)) == min(count, vocab) for row in ids.tolist())
-    if form != "off":  # torch.topk may return any of several equal ones
+    if kernel_level != "off":  # torch.topk may return any of several equal ones
         assert torch.equal(ids, order.indices[:, :count])
 
 
 @pytest.mark.parametrize("vocab", [5, 64, 1000])
 def test_argmax_and_top_k_rank_nan_highest(vocab):
     """Guards against a NaN that the kernel skips: the runner recognizes broken rows by their largest logit."""
-    logits = noise(3, vocab, dtype=torch.float32)
+    logits = random_tensor(3, vocab, dtype=torch.float32)
     logits[1, 3] = logits[1, vocab - 1] = float("nan")
     logits[1, 0] = logits[2, 4] = float("inf")
     values, ids = native.argmax(logits)
@@ -172,33 +179,33 @@ def test_argmax_and_top_k_rank_nan_highest(vocab):
 @pytest.mark.parametrize("vocab", [1, 8, 13, 1000, 4099, 70_001])
 @pytest.mark.parametrize("kind", ["noise", "flat", "steep", "holes"])
 def test_softmax_totals_are_accurate_and_batch_invariant(vocab, kind):
-    logits = noise(9, vocab, dtype=torch.float32) * {"steep": 1000.0, "flat": 0.0}.get(kind, 4.0) - 3.0
+    logits = random_tensor(9, vocab, dtype=torch.float32) * {"steep": 1000.0, "flat": 0.0}.get(kind, 4.0) - 3.0
     if kind == "holes":
         logits[:, 1::2] = float("-inf")
     peaks = logits.amax(-1)
-    sums = native.totals(logits, peaks)
+    sums = native.softmax_totals(logits, peaks)
     exact = (logits.double() - peaks.double()[:, None]).exp().sum(-1) * 2.0**40
     assert ((sums - exact).abs() <= exact * 1e-6 + vocab).all()  # truncation loses less than 1 for each number
     if kind == "flat":
         assert (sums == vocab << 40).all()
-    alone = [native.totals(logits[[row]], peaks[[row]]) for row in range(9)]
-    assert torch.equal(torch.cat(alone), sums)
-    before = torch.get_num_threads()
+    rows_alone = [native.softmax_totals(logits[[row]], peaks[[row]]) for row in range(9)]
+    assert torch.equal(torch.cat(rows_alone), sums)
+    old_threads = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
-        assert torch.equal(native.totals(logits, peaks), sums)
+        assert torch.equal(native.softmax_totals(logits, peaks), sums)
     finally:
-        torch.set_num_threads(before)
-    assert len(native.totals(logits[:0], peaks[:0])) == 0
+        torch.set_num_threads(old_threads)
+    assert len(native.softmax_totals(logits[:0], peaks[:0])) == 0
 
 
 @pytest.mark.parametrize("vocab", [1, 8, 13, 1000, 4099])
 def test_apply_mask_sets_masked_logits_to_minus_infinity(vocab):
-    logits = noise(3, vocab, dtype=torch.float32)
+    logits = random_tensor(3, vocab, dtype=torch.float32)
     for seed, share in enumerate((0.0, 0.02, 0.5, 0.98, 1.0)):
         keep = torch.rand(vocab, generator=torch.Generator().manual_seed(seed)) < share
         row = logits.clone()
-        native.strike(row[1], np.packbits(keep.numpy(), bitorder="little"))
+        native.apply_mask(row[1], np.packbits(keep.numpy(), bitorder="little"))
         expected = logits.clone()
         expected[1, ~keep] = float("-inf")
         assert torch.equal(row, expected)
@@ -206,38 +213,38 @@ def test_apply_mask_sets_masked_logits_to_minus_infinity(vocab):
 
 @pytest.mark.parametrize("vocab", [1, 8, 13, 64, 1000, 4099])
 def test_masked_argmax_takes_lowest_id_of_largest_allowed(vocab):
-    logits = (noise(3, vocab, dtype=torch.float32) * 2).round()
+    logits = (random_tensor(3, vocab, dtype=torch.float32) * 2).round()
     logits[2] = float("-inf")
     for seed, share in enumerate((0.0, 0.02, 0.5, 0.98, 1.0)):
         keep = torch.rand(vocab, generator=torch.Generator().manual_seed(seed)) < share
         keep[seed * 7 % vocab] = True
         bits = np.packbits(keep.numpy(), bitorder="little")
         for row in logits:
-            may = keep.nonzero()[:, 0].tolist()
-            assert native.best(row, bits) == max(may, key=lambda id, row=row: (row[id].item(), -id))
+            allowed_ids = keep.nonzero()[:, 0].tolist()
+            assert native.masked_argmax(row, bits) == max(allowed_ids, key=lambda id, row=row: (row[id].item(), -id))
 
 
 # --- attention ------------------------------------------------------------------------------------------------
 
 
-def definition(q, k, v, scale, window=None, softcap=None, sinks=None):
+def attention_in_float64(q, k, v, scale, window=None, softcap=None, sinks=None):
     """Causal attention of one sequence in float64, computed from the formulas."""
     count, heads = q.shape[:2]
-    k, v = (each.double().repeat_interleave(heads // each.shape[1], 1) for each in (k, v))
+    k, v = (tensor.double().repeat_interleave(heads // tensor.shape[1], 1) for tensor in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.double(), k) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     distance = torch.arange(count)[:, None] - torch.arange(count)
-    unseen = distance < 0
+    masked = distance < 0
     if window is not None:
-        unseen |= distance >= window
-    scores = scores.masked_fill(unseen, float("-inf"))
+        masked |= distance >= window
+    scores = scores.masked_fill(masked, float("-inf"))
     if sinks is not None:
         scores = torch.cat((scores, sinks.double().view(-1, 1, 1).expand(-1, count, 1)), -1)
     return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., :count], v)
 
 
-class Stage:
+class AttentionCase:
     """Sequences with random queries, keys and values, in pages that previous owners left full of NaN."""
 
     def __init__(self, lengths, heads, layer, dtype, seed=0, int8=False):
@@ -245,62 +252,68 @@ class Stage:
         self.random = random.Random(seed)
         shapes = ((heads, layer.dim), (layer.heads, layer.dim), (layer.heads, layer.value_dim))
         self.data = [
-            tuple(noise(length, *shape, seed=seed + 3 * i + j, dtype=dtype) * 2 for j, shape in enumerate(shapes))
+            tuple(
+                random_tensor(length, *shape, seed=seed + 3 * i + j, dtype=dtype) * 2 for j, shape in enumerate(shapes)
+            )
             for i, length in enumerate(lengths)
         ]
         self.lengths = lengths
 
-    def compute(self, chunk, together, **options) -> list[torch.Tensor]:
+    def attend_in_batches(self, chunk_rows, select_active, **options) -> list[torch.Tensor]:
         """Feed all sequences, ``chunk(left)`` rows at a time; ``together(active)`` selects the sequences of a batch."""
-        need = [-(-length // BLOCK_SIZE) for length in self.lengths]
-        pages = PagedKV([self.layer], sum(need) + 2, self.dtype, int8=self.int8)
-        spoil(pages.pool(0))
+        page_counts = [-(-length // BLOCK_SIZE) for length in self.lengths]
+        pages = PagedKV([self.layer], sum(page_counts) + 2, self.dtype, int8=self.int8)
+        fill_with_nan(pages.layer_pool(0))
         free = list(range(pages.blocks))
         self.random.shuffle(free)
-        tables = [[free.pop() for _ in range(count)] for count in need]
-        done = [0] * len(tables)
+        tables = [[free.pop() for _ in range(count)] for count in page_counts]
+        computed = [0] * len(tables)
         outputs = [[] for _ in tables]
-        while active := [i for i, length in enumerate(self.lengths) if done[i] < length]:
-            spans, slots, rows, parts = [], [], 0, []
-            for i in together(active):
-                count = chunk(self.lengths[i] - done[i])
-                past, done[i] = done[i], done[i] + count
+        while active := [i for i, length in enumerate(self.lengths) if computed[i] < length]:
+            spans, slots, rows, batch_parts = [], [], 0, []
+            for i in select_active(active):
+                count = chunk_rows(self.lengths[i] - computed[i])
+                past, computed[i] = computed[i], computed[i] + count
                 # A page is cleared when it is allocated, not earlier.
-                pages.clear(tables[i][-(-past // BLOCK_SIZE) : -(-done[i] // BLOCK_SIZE)])
-                spans.append(Span(rows, count, done[i], tables[i][: -(-done[i] // BLOCK_SIZE)]))
-                slots += [tables[i][p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(past, done[i])]
-                parts.append((i, past, count))
+                pages.clear_pages(tables[i][-(-past // BLOCK_SIZE) : -(-computed[i] // BLOCK_SIZE)])
+                spans.append(Span(rows, count, computed[i], tables[i][: -(-computed[i] // BLOCK_SIZE)]))
+                slots += [tables[i][p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(past, computed[i])]
+                batch_parts.append((i, past, count))
                 rows += count
-            batch = Batch(torch.zeros(rows, dtype=torch.int64), torch.zeros(rows), torch.tensor(slots), spans)
-            q, k, v = (torch.cat([self.data[i][j][past : past + count] for i, past, count in parts]) for j in range(3))
-            pages.write(0, k, v, batch)
-            attended = pages.attend(0, q, batch, **options)
-            for (i, _, _), part in zip(parts, attended.split([count for _, _, count in parts]), strict=True):
+            batch = PackedBatch(torch.zeros(rows, dtype=torch.int64), torch.zeros(rows), torch.tensor(slots), spans)
+            q, k, v = (
+                torch.cat([self.data[i][j][past : past + count] for i, past, count in batch_parts]) for j in range(3)
+            )
+            pages.write_kv(0, k, v, batch)
+            attended = pages.attend_pages(0, q, batch, **options)
+            for (i, _, _), part in zip(
+                batch_parts, attended.split([count for _, _, count in batch_parts]), strict=True
+            ):
                 outputs[i].append(part)
         return [torch.cat(each) for each in outputs]
 
-    def alone(self, **options):
-        return self.compute(lambda left: left, lambda active: active[:1], **options)
+    def attend_alone(self, **options):
+        return self.attend_in_batches(lambda left: left, lambda active: active[:1], **options)
 
-    def mixed(self, **options):
-        return self.compute(
+    def attend_mixed(self, **options):
+        return self.attend_in_batches(
             lambda left: min(left, self.random.choice([1, 1, 2, 3, 7, 16, 31, 64, 100])),
             lambda active: self.random.sample(active, self.random.randint(1, len(active))),
             **options,
         )
 
 
-def eighth(data):
+def rounded_to_int8(data):
     """The same data with keys and values rounded as an int8 cache stores them."""
 
-    def near(rows):
-        most = rows.float().abs().amax(-1, keepdim=True)
-        return (rows.float() * torch.full_like(most, 127).div(most)).round() * (most / 127)
+    def round_rows(rows):
+        largest = rows.float().abs().amax(-1, keepdim=True)
+        return (rows.float() * torch.full_like(largest, 127).div(largest)).round() * (largest / 127)
 
-    return data[0], near(data[1]), near(data[2])
+    return data[0], round_rows(data[1]), round_rows(data[2])
 
 
-def allowed(data) -> float:
+def max_error(data) -> float:
     """Maximum error of bfloat16 attention: probabilities and result are rounded, each to 2^-9 of the largest value."""
     return float(data[2].abs().max()) * 2**-7
 
@@ -324,72 +337,82 @@ LENGTH = st.sampled_from([1, 2, 5, 15, 16, 17, 47, 63, 64, 65, 130, 256, 300])
 @example([300], 16, 2, 1, None, None, False, None, False, 298)  # torch used another kernel for the values of one row,
 @example([17, 1, 63, 1, 47, 300], 32, 1, 7, None, None, False, None, False, 0)  # and for the last row of many
 def test_attention_row_is_batch_invariant(lengths, dim, kv_heads, fold, window, softcap, sink, value_dim, int8, seed):
-    stage = Stage(lengths, kv_heads * fold, LayerKV(kv_heads, dim, value_dim or dim), torch.bfloat16, seed, int8)
-    sinks = noise(kv_heads * fold, dtype=torch.float32) if sink else None
+    stage = AttentionCase(
+        lengths, kv_heads * fold, LayerKV(kv_heads, dim, value_dim or dim), torch.bfloat16, seed, int8
+    )
+    sinks = random_tensor(kv_heads * fold, dtype=torch.float32) if sink else None
     options = {"scale": dim**-0.5, "window": window, "softcap": softcap, "sinks": sinks}
-    alone = stage.alone(**options)
-    for got, data in zip(alone, stage.data, strict=True):
-        exact = definition(*(eighth(data) if int8 else data), **options)
-        assert (got.double() - exact).abs().max() < allowed(data)
-    for got, expected in zip(stage.mixed(**options), alone, strict=True):
-        assert torch.equal(got, expected)
+    outputs_alone = stage.attend_alone(**options)
+    for actual, data in zip(outputs_alone, stage.data, strict=True):
+        exact = attention_in_float64(*(rounded_to_int8(data) if int8 else data), **options)
+        assert (actual.double() - exact).abs().max() < max_error(data)
+    for actual, expected in zip(stage.attend_mixed(**options), outputs_alone, strict=True):
+        assert torch.equal(actual, expected)
 
 
 @pytest.mark.parametrize(("window", "int8"), [(None, False), (700, False), (None, True)])
 def test_attention_over_many_value_chunks_is_batch_invariant(window, int8):
-    stage = Stage([1400, 513, 1025], 4, LayerKV(2, 64, 64), torch.bfloat16, int8=int8)
-    alone = stage.alone(scale=0.125, window=window)
-    one_by_one = stage.compute(
+    stage = AttentionCase([1400, 513, 1025], 4, LayerKV(2, 64, 64), torch.bfloat16, int8=int8)
+    outputs_alone = stage.attend_alone(scale=0.125, window=window)
+    one_by_one = stage.attend_in_batches(
         lambda left: 500 if left > 500 else min(left, 13), lambda active: active, scale=0.125, window=window
     )
-    for got, expected, data in zip(one_by_one, alone, stage.data, strict=True):
-        assert torch.equal(got, expected)
-        exact = definition(*(eighth(data) if int8 else data), 0.125, window)
-        assert (got.double() - exact).abs().max() < allowed(data)
+    for actual, expected, data in zip(one_by_one, outputs_alone, stage.data, strict=True):
+        assert torch.equal(actual, expected)
+        exact = attention_in_float64(*(rounded_to_int8(data) if int8 else data), 0.125, window)
+        assert (actual.double() - exact).abs().max() < max_error(data)
 
 
 @pytest.mark.parametrize(("kv_heads", "window", "sink"), [(1, None, False), (2, None, True), (1, 1500, False)])
 def test_attention_split_over_threads_keeps_its_bits(kv_heads, window, sink):
     """Guards against a split of the keys that depends on the number of threads."""
-    stage = Stage([3300], 2 * kv_heads, LayerKV(kv_heads, 16, 16), torch.bfloat16)
-    options = {"scale": 0.25, "window": window, "sinks": noise(2 * kv_heads, dtype=torch.float32) if sink else None}
-    before = torch.get_num_threads()
+    stage = AttentionCase([3300], 2 * kv_heads, LayerKV(kv_heads, 16, 16), torch.bfloat16)
+    options = {
+        "scale": 0.25,
+        "window": window,
+        "sinks": random_tensor(2 * kv_heads, dtype=torch.float32) if sink else None,
+    }
+    old_threads = torch.get_num_threads()
     results = []
-    for number, last in ((1, 3300), (1, 3), (2, 3), (3, 1)):
-        torch.set_num_threads(number)
-        results += stage.compute(lambda left, last=last: left - last or last, lambda active: active, **options)
-    torch.set_num_threads(before)
+    for thread_count, last_rows in ((1, 3300), (1, 3), (2, 3), (3, 1)):
+        torch.set_num_threads(thread_count)
+        results += stage.attend_in_batches(
+            lambda left, last=last_rows: left - last or last, lambda active: active, **options
+        )
+    torch.set_num_threads(old_threads)
     assert all(torch.equal(each, results[0]) for each in results[1:])
-    exact = definition(*stage.data[0], **options)
-    assert (results[0].double() - exact).abs().max() < allowed(stage.data[0])
+    exact = attention_in_float64(*stage.data[0], **options)
+    assert (results[0].double() - exact).abs().max() < max_error(stage.data[0])
 
 
 def test_threads_do_not_change_attention():
-    before = torch.get_num_threads()
+    old_threads = torch.get_num_threads()
     results = []
-    for number in (1, 2, 3):
-        torch.set_num_threads(number)
-        results.append(Stage([200, 3, 90, 64], 14, LayerKV(2, 64, 64), torch.bfloat16).mixed(scale=0.125))
-    torch.set_num_threads(before)
+    for thread_count in (1, 2, 3):
+        torch.set_num_threads(thread_count)
+        results.append(
+            AttentionCase([200, 3, 90, 64], 14, LayerKV(2, 64, 64), torch.bfloat16).attend_mixed(scale=0.125)
+        )
+    torch.set_num_threads(old_threads)
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
 @pytest.mark.parametrize(("heads", "dim", "value_dim"), [(100, 8, 8), (2, 15, 15), (2, 16, 600), (1, 600, 24)])
 def test_attention_supports_unusual_head_sizes(heads, dim, value_dim):
-    stage = Stage([30, 70], heads, LayerKV(1, dim, value_dim), torch.bfloat16)
-    alone = stage.alone(scale=dim**-0.5)
-    for got, expected, data in zip(stage.mixed(scale=dim**-0.5), alone, stage.data, strict=True):
-        assert torch.equal(got, expected)
-        assert (got.double() - definition(*data, dim**-0.5)).abs().max() < allowed(data)
+    stage = AttentionCase([30, 70], heads, LayerKV(1, dim, value_dim), torch.bfloat16)
+    outputs_alone = stage.attend_alone(scale=dim**-0.5)
+    for actual, expected, data in zip(stage.attend_mixed(scale=dim**-0.5), outputs_alone, stage.data, strict=True):
+        assert torch.equal(actual, expected)
+        assert (actual.double() - attention_in_float64(*data, dim**-0.5)).abs().max() < max_error(data)
 
 
 @pytest.mark.parametrize("int8", [False, True])
 def test_float32_attention_matches_definition(int8):
-    stage = Stage([70, 9], 6, LayerKV(2, 24, 24), torch.float32, int8=int8)
-    for got, data in zip(stage.mixed(scale=0.2), stage.data, strict=True):
-        exact = definition(*(eighth(data) if int8 else data), 0.2)
-        assert (got.double() - exact).abs().max() < 1e-5
+    stage = AttentionCase([70, 9], 6, LayerKV(2, 24, 24), torch.float32, int8=int8)
+    for actual, data in zip(stage.attend_mixed(scale=0.2), stage.data, strict=True):
+        exact = attention_in_float64(*(rounded_to_int8(data) if int8 else data), 0.2)
+        assert (actual.double() - exact).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("int8", [False, True])
@@ -397,18 +420,18 @@ def test_float32_attention_matches_definition(int8):
 def test_kv_write_stores_keys_and_values(dim, value_dim, int8):
     """A write to 6 slots must not touch other slots."""
     layer = LayerKV(3, dim, value_dim)
-    pool = empty(4, layer, int8)
+    pool = empty_pool(4, layer, int8)
     slots = torch.tensor([0, 33, 34, 63, 17, 5])
-    keys, values = noise(6, 3, dim), noise(6, 3, value_dim, seed=1) * 50
+    keys, values = random_tensor(6, 3, dim), random_tensor(6, 3, value_dim, seed=1) * 50
     keys[1], values[2, 1], keys[3] = 0, 0, keys[3] * 1e-20
-    native.write(keys, values, pool, native.places(slots, pool.format))
-    for got, rows in zip(unpack(pool), (keys, values), strict=True):
-        got = got[slots // BLOCK_SIZE, slots % BLOCK_SIZE]
+    native.write_kv(keys, values, pool, native.write_indices(slots, pool.page_format))
+    for actual, rows in zip(unpack_pages(pool), (keys, values), strict=True):
+        actual = actual[slots // BLOCK_SIZE, slots % BLOCK_SIZE]
         if int8:
             step = rows.float().abs().amax(-1, keepdim=True) / 127
-            assert ((got - rows).abs() <= step * 0.51).all()
+            assert ((actual - rows).abs() <= step * 0.51).all()
         else:
-            assert torch.equal(got, rows.float())
+            assert torch.equal(actual, rows.float())
     assert pool.data.count_nonzero() <= 6 * 3 * (dim + value_dim + 8)
 
 
@@ -416,26 +439,26 @@ def test_kv_write_stores_keys_and_values(dim, value_dim, int8):
 @pytest.mark.parametrize("odd", [float("nan"), float("inf")])
 def test_nan_in_kv_affects_only_its_own_sequence(odd, int8):
     """Guards against a padded batch in which NaN of one sequence reaches another, because 0 times NaN is NaN."""
-    stage = Stage([40, 50], 4, LayerKV(2, 32, 32), torch.bfloat16, int8=int8)
-    clean = stage.compute(lambda left: min(left, 20), lambda active: active, scale=0.2)
+    stage = AttentionCase([40, 50], 4, LayerKV(2, 32, 32), torch.bfloat16, int8=int8)
+    clean = stage.attend_in_batches(lambda left: min(left, 20), lambda active: active, scale=0.2)
     stage.data[0][1][10, :, 3] = stage.data[0][2][10, :, 3] = odd
-    spoilt, other = stage.compute(lambda left: min(left, 20), lambda active: active, scale=0.2)
+    spoilt, other = stage.attend_in_batches(lambda left: min(left, 20), lambda active: active, scale=0.2)
     assert spoilt[10:, :, 3].isnan().all() and torch.equal(other, clean[1])
 
 
 def test_attention_separates_scores_too_large_for_bfloat16():
     # Biases give keys a large common part: the scores are around 4000 and differ by about 1.
-    stage = Stage([40], 2, LayerKV(1, 64, 64), torch.bfloat16)
+    stage = AttentionCase([40], 2, LayerKV(1, 64, 64), torch.bfloat16)
     q, k, v = stage.data[0]
     stage.data[0] = (q.abs() + 4, k + 64, v)
-    got = stage.alone(scale=0.25)[0]
-    assert (got.double() - definition(*stage.data[0], 0.25)).abs().max() < allowed(stage.data[0])
+    got = stage.attend_alone(scale=0.25)[0]
+    assert (got.double() - attention_in_float64(*stage.data[0], 0.25)).abs().max() < max_error(stage.data[0])
 
 
 def test_torch_attention_plan_bounds_group_size():
     table = list(range(64))
     spans = [Span(i, 1, 1000, table) for i in range(500)]
-    groups = torch_attention.plan(
+    groups = torch_attention.plan_tiles(
         spans, heads=4, kv_heads=2, dim=64, window=None, zero_page=64, device=torch.device("cpu")
     )
     assert sum(group.tiles for group in groups) == 500
@@ -444,7 +467,7 @@ def test_torch_attention_plan_bounds_group_size():
 
 def test_torch_attention_plan_reads_only_window_pages():
     spans = [Span(0, 1, 5000, list(range(400)))]
-    (group,) = torch_attention.plan(
+    (group,) = torch_attention.plan_tiles(
         spans, heads=1, kv_heads=1, dim=8, window=100, zero_page=400, device=torch.device("cpu")
     )
     assert group.keys <= 1024
@@ -453,7 +476,7 @@ def test_torch_attention_plan_reads_only_window_pages():
 
 def test_torch_attention_masks_stay_small_for_long_contexts():
     spans = [Span(0, 2048, 32768, list(range(2048)))]
-    groups = torch_attention.plan(
+    groups = torch_attention.plan_tiles(
         spans, heads=2, kv_heads=1, dim=64, window=None, zero_page=2048, device=torch.device("cpu")
     )
     assert sum(group.mask.numel() for group in groups) < 1 << 20

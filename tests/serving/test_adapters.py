@@ -6,21 +6,21 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from support.http_client import Served
+from support.http_client import RunningServer
 
 from parley.dialects.mounts import alone
 from parley.engine.fake import FakeEngine
 from parley.engine.protocol import EngineFailed
 from parley.serving.options import ServerOptions
-from parley.serving.registry import Service
-from parley.serving.served_model import Model
-from parley.types import Settings, Work
+from parley.serving.registry import ModelRegistry
+from parley.serving.served_model import ServedModel
+from parley.types import EngineRequest, Settings
 
 BASE, ADAPTED = 300, 301  # the only token of an answer without and with an adapter
 PROMPT = {"prompt": "a", "max_tokens": 2, "ignore_eos": True, "temperature": 0}
 
 
-def says(work: Work, index: int) -> list[int]:
+def reply_by_adapter(work: EngineRequest, index: int) -> list[int]:
     return [ADAPTED if work.adapter else BASE] * work.max_tokens
 
 
@@ -39,28 +39,28 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def open_to(serve, root) -> Served:
+async def lora_server(serve, root) -> RunningServer:
     """A server that lets clients load adapters."""
-    return await serve(says, lora_root=str(root))
+    return await serve(reply_by_adapter, lora_root=str(root))
 
 
-async def load(served: Served, name: str, path: str, prefix: str = "", **more):
+async def load_adapter(served: RunningServer, name: str, path: str, prefix: str = "", **more):
     return await served.post(f"{prefix}/v1/load_lora_adapter", {"lora_name": name, "lora_path": path} | more)
 
 
-def text(served: Served, token: int) -> str:
-    return served.model.language.tokenizer.decode([token] * 2)
+def expected_text(served: RunningServer, token: int) -> str:
+    return served.model.text_pipeline.tokenizer.decode([token] * 2)
 
 
-async def test_each_api_selects_an_adapter_by_its_own_member(open_to):
-    served = open_to
-    assert (await load(served, "mine", "one")).status == 200
-    own, base = text(served, ADAPTED), text(served, BASE)
+async def test_each_api_selects_an_adapter_by_its_own_member(lora_server):
+    served = lora_server
+    assert (await load_adapter(served, "mine", "one")).status == 200
+    own, base = expected_text(served, ADAPTED), expected_text(served, BASE)
 
     for prefix in ("", "/openai", "/vllm"):
-        for name, wanted in (("mine", own), ("tiny", base)):
+        for name, expected in (("mine", own), ("tiny", base)):
             answer = (await served.post(f"{prefix}/v1/completions", PROMPT | {"model": name})).json
-            assert (answer["model"], answer["choices"][0]["text"]) == (name, wanted)
+            assert (answer["model"], answer["choices"][0]["text"]) == (name, expected)
     chat = {"model": "mine", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
     assert (await served.post("/v1/chat/completions", chat)).json["choices"][0]["message"]["content"] == own
     assert (await served.post("/tgi/v1/chat/completions", chat)).json["choices"][0]["message"]["content"] == own
@@ -82,8 +82,8 @@ async def test_each_api_selects_an_adapter_by_its_own_member(open_to):
     assert (await served.post("/v2/models/mine/generate", body)).json["text_output"] == own
 
 
-async def test_unknown_adapter_gets_the_error_of_each_api(open_to):
-    served = open_to
+async def test_unknown_adapter_gets_the_error_of_each_api(lora_server):
+    served = lora_server
     parameters = {"max_new_tokens": 2, "adapter_id": "none-such"}
     answer = await served.post("/tgi/generate", {"inputs": "a", "parameters": parameters})
     assert (answer.status, answer.json["error_type"]) == (424, "generation")
@@ -98,45 +98,45 @@ async def test_unknown_adapter_gets_the_error_of_each_api(open_to):
     await served.idle()
 
 
-async def test_model_lists_show_adapters_with_their_parent(open_to, root):
-    served = open_to
-    await load(served, "mine", "one")
-    _, told = (await served.get("/v1/models")).json["data"]
-    assert (told["id"], told["parent"], told["root"]) == ("mine", "tiny", str(root / "one"))
-    base, told = (await served.get("/vllm/v1/models")).json["data"]
+async def test_model_lists_show_adapters_with_their_parent(lora_server, root):
+    served = lora_server
+    await load_adapter(served, "mine", "one")
+    _, card = (await served.get("/v1/models")).json["data"]
+    assert (card["id"], card["parent"], card["root"]) == ("mine", "tiny", str(root / "one"))
+    base, card = (await served.get("/vllm/v1/models")).json["data"]
     assert (base["parent"], base["root"]) == (None, "tiny")
-    assert (told["id"], told["parent"], told["root"], told["max_model_len"]) == (
+    assert (card["id"], card["parent"], card["root"], card["max_model_len"]) == (
         "mine",
         "tiny",
         str(root / "one"),
         None,
     )
-    base, told = (await served.get("/mindie/v1/models")).json["data"]
-    assert (base["parent"], told["parent"], told["root"]) == ("null", "tiny", str(root / "one"))
+    base, card = (await served.get("/mindie/v1/models")).json["data"]
+    assert (base["parent"], card["parent"], card["root"]) == ("null", "tiny", str(root / "one"))
     assert (await served.get("/v1/models/mine")).json["parent"] == "tiny"
 
 
-async def test_vllm_routes_load_replace_and_unload_adapters(open_to, root):
-    served = open_to
-    answer = await load(served, "mine", "one", "/vllm", is_3d_lora_weight=False)
+async def test_vllm_routes_load_replace_and_unload_adapters(lora_server, root):
+    served = lora_server
+    answer = await load_adapter(served, "mine", "one", "/vllm", is_3d_lora_weight=False)
     assert (answer.status, answer.body) == (200, b"Success: LoRA adapter 'mine' added successfully.")
     assert answer.headers["content-type"].startswith("text/plain")
 
-    again = await load(served, "mine", "two", "/vllm")
+    again = await load_adapter(served, "mine", "two", "/vllm")
     assert (again.status, again.error["type"]) == (400, "InvalidUserInput")
     assert "already been loaded" in again.error["message"]
-    assert (await load(served, "mine", "deep/three", load_inplace=True)).status == 200
+    assert (await load_adapter(served, "mine", "deep/three", load_inplace=True)).status == 200
     assert served.model.settings.adapters == {"mine": str(root / "deep/three")}
-    assert (await load(served, "near", "near")).status == 200  # a link to an adapter inside the root
+    assert (await load_adapter(served, "near", "near")).status == 200  # a link to an adapter inside the root
 
-    taken = await load(served, "tiny", "one", "/vllm")
+    taken = await load_adapter(served, "tiny", "one", "/vllm")
     assert (taken.status, taken.error["type"]) == (400, "InvalidUserInput")
     for body in ({}, {"lora_name": "a"}, {"lora_path": "one"}, {"lora_name": "", "lora_path": ""}):
         answer = await served.post("/vllm/v1/load_lora_adapter", body)
         assert (answer.status, answer.error["type"]) == (400, "InvalidUserInput")
         assert answer.error["message"] == "Both 'lora_name' and 'lora_path' must be provided."
     for name in ("a b", "a\nb", "x" * 257, "\x1b[31m"):
-        assert (await load(served, name, "one")).error["type"] == "InvalidUserInput"
+        assert (await load_adapter(served, name, "one")).error["type"] == "InvalidUserInput"
 
     answer = await served.post("/vllm/v1/unload_lora_adapter", {"lora_name": "mine", "lora_int_id": None})
     assert (answer.status, answer.body) == (200, b"Success: LoRA adapter 'mine' removed successfully.")
@@ -147,81 +147,85 @@ async def test_vllm_routes_load_replace_and_unload_adapters(open_to, root):
     assert served.model.settings.adapters == {"near": str(root / "two")}
 
 
-async def test_rejects_adapter_paths_outside_the_lora_root(open_to, tmp_path):
-    served = open_to
+async def test_rejects_adapter_paths_outside_the_lora_root(lora_server, tmp_path):
+    served = lora_server
     for path in ("../outside", str(tmp_path / "outside"), "/etc", "link", "one/../../outside", "deep/../link"):
-        answer = await load(served, "a", path, "/vllm")
+        answer = await load_adapter(served, "a", path, "/vllm")
         assert (answer.status, answer.error["type"]) == (400, "InvalidUserInput"), path
         assert str(tmp_path) not in answer.error["message"]
     for path in ("one\0", "x" * 5000, "circle"):
-        answer = await load(served, "a", path)
+        answer = await load_adapter(served, "a", path)
         assert answer.status in (400, 404) and answer.error["type"] in ("InvalidUserInput", "NotFoundError"), path
-    assert (await load(served, "a", "none-such", "/vllm")).error["type"] == "NotFoundError"
-    assert (await load(served, "a", "bare")).status == 400  # the engine rejects this one
+    assert (await load_adapter(served, "a", "none-such", "/vllm")).error["type"] == "NotFoundError"
+    assert (await load_adapter(served, "a", "bare")).status == 400  # the engine rejects this one
     assert not served.model.adapters
 
 
 async def test_loading_adapters_requires_the_lora_root_option(serve, root):
-    served = await serve(says)
-    answer = await load(served, "a", str(root / "one"))
+    served = await serve(reply_by_adapter)
+    answer = await load_adapter(served, "a", str(root / "one"))
     assert answer.status == 404 and "--lora-root" in answer.error["message"]
-    assert (await load(served, "a", str(root / "one"), "/vllm")).json == {"detail": "Not Found"}
+    assert (await load_adapter(served, "a", str(root / "one"), "/vllm")).json == {"detail": "Not Found"}
     answer = await served.post("/vllm/v1/unload_lora_adapter", {"lora_name": "a"})
     assert answer.json == {"detail": "Not Found"}
 
 
 async def test_mindie_adapter_routes_report_errors_with_status_200(serve, root):
-    served = await serve(says, lora_root=str(root), surfaces=alone("mindie-management", "mindie"))
+    served = await serve(reply_by_adapter, lora_root=str(root), surfaces=alone("mindie-management", "mindie"))
 
-    async def ask(path: str, **body: str):
+    async def post_adapter(path: str, **body: str):
         answer = await served.post(f"/v1/{path}_lora_adapter", body)
         return answer.status, answer.body.decode()
 
-    status, told = await ask("load", lora_name="mine", lora_path=str(root / "one"), master_model="tiny")
-    assert status == 200 and "success" in told and "mine" in served.model.adapters
-    status, told = await ask("load", lora_name="other", lora_path="/etc", master_model="tiny")
-    assert status == 200 and "not inside the folder" in told
-    status, told = await ask("load", lora_name="other", lora_path=str(root / "two"), master_model="none-such")
-    assert status == 200 and "none-such" in told
-    assert (await ask("unload", lora_name="mine"))[0] == 200 and not served.model.adapters
-    status, told = await ask("unload", lora_name="mine")
-    assert status == 200 and "cannot be found" in told
+    status, message = await post_adapter("load", lora_name="mine", lora_path=str(root / "one"), master_model="tiny")
+    assert status == 200 and "success" in message and "mine" in served.model.adapters
+    status, message = await post_adapter("load", lora_name="other", lora_path="/etc", master_model="tiny")
+    assert status == 200 and "not inside the folder" in message
+    status, message = await post_adapter(
+        "load", lora_name="other", lora_path=str(root / "two"), master_model="none-such"
+    )
+    assert status == 200 and "none-such" in message
+    assert (await post_adapter("unload", lora_name="mine"))[0] == 200 and not served.model.adapters
+    status, message = await post_adapter("unload", lora_name="mine")
+    assert status == 200 and "cannot be found" in message
 
 
 async def test_unloaded_adapter_still_finishes_running_requests(serve, root):
-    served = await serve(says, tick=0.002, lora_root=str(root))
-    await load(served, "mine", "one")
+    served = await serve(reply_by_adapter, tick=0.002, lora_root=str(root))
+    await load_adapter(served, "mine", "one")
     running = asyncio.create_task(served.post("/v1/completions", PROMPT | {"model": "mine", "max_tokens": 60}))
     await served.until(lambda: served.engine.stats.running)
     assert (await served.post("/v1/unload_lora_adapter", {"lora_name": "mine"})).status == 200
     assert (await served.post("/v1/completions", PROMPT | {"model": "mine"})).status == 404
     assert not running.done()
-    await load(served, "other", "two")
-    await served.until(lambda: not next(iter(served.service.open)).adapter[1])
+    await load_adapter(served, "other", "two")
+    await served.until(lambda: not next(iter(served.service.open_requests)).adapter_state[1])
     page = (await served.get("/metrics")).body.decode()
     assert 'max_lora="8",waiting_lora_adapters="",running_lora_adapters="mine"} ' in page
     assert (await running).json["usage"]["completion_tokens"] == 60
     await served.idle()
 
 
-async def test_concurrent_loads_of_one_adapter_succeed_once(open_to):
-    served = open_to
-    answers = await asyncio.gather(*(load(served, "mine", name) for name in ("one", "two", "one", "two")))
+async def test_concurrent_loads_of_one_adapter_succeed_once(lora_server):
+    served = lora_server
+    answers = await asyncio.gather(*(load_adapter(served, "mine", name) for name in ("one", "two", "one", "two")))
     assert sorted(answer.status for answer in answers) == [200, 400, 400, 400]
 
 
 async def test_model_start_fails_if_a_configured_adapter_fails_to_load(serve, folder, root):
-    def model(**adapters: Path) -> Model:
+    def model(**adapters: Path) -> ServedModel:
         plan = Settings(model=str(folder), adapters={name: str(path) for name, path in adapters.items()})
-        return Model(("second",), plan, FakeEngine(says), ServerOptions())
+        return ServedModel(("second",), plan, FakeEngine(reply_by_adapter), ServerOptions())
 
-    served = await serve(says, beside=[model(mine=root / "one")])
+    served = await serve(reply_by_adapter, beside=[model(mine=root / "one")])
     answer = (await served.post("/v1/completions", PROMPT | {"model": "mine"})).json
-    assert answer["choices"][0]["text"] == text(served, ADAPTED)
+    assert answer["choices"][0]["text"] == expected_text(served, ADAPTED)
     assert [card["parent"] for card in (await served.get("/v1/models")).json["data"]] == [None, None, "second"]
     with pytest.raises(EngineFailed, match="The adapter mine cannot be loaded"):
-        await model(mine=root / "bare").load()
+        await model(mine=root / "bare").load_engine()
     with pytest.raises(ValueError, match="second"):
-        Service(ServerOptions(), [model(), model(mine=root / "one")])
+        ModelRegistry(ServerOptions(), [model(), model(mine=root / "one")])
     with pytest.raises(ValueError, match="mine"):
-        await served.service.add(Model(("mine",), Settings(model=str(folder)), FakeEngine(says), ServerOptions()))
+        await served.service.serve_model(
+            ServedModel(("mine",), Settings(model=str(folder)), FakeEngine(reply_by_adapter), ServerOptions())
+        )

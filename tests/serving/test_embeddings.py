@@ -5,17 +5,17 @@ import struct
 
 import pytest
 from openai import AsyncOpenAI, BadRequestError
-from support.http_client import INFO
+from support.http_client import MODEL_INFO
 
 from parley.types import ModelInfo
 
 TEXTS = ["The quick brown fox", "jumps", "over the lazy dog"]
 
 
-def only(**what) -> ModelInfo:
+def model_info(**changes) -> ModelInfo:
     import msgspec
 
-    return msgspec.structs.replace(INFO, **what)
+    return msgspec.structs.replace(MODEL_INFO, **changes)
 
 
 @pytest.mark.parametrize("prefix", ["", "/openai"])
@@ -56,8 +56,8 @@ async def test_rerank_and_score_agree(serve, prefix):
     scored = {each["index"]: each["relevance_score"] for each in ranked[0]}
     assert ranked[0] == ranked[1] == ranked[2] and sorted(scored.values(), reverse=True) == list(scored.values())
     for path in ("/score", "/v1/score"):
-        told = (await served.post(prefix + path, {"text_1": TEXTS[0], "text_2": documents})).json
-        assert {entry["index"]: entry["score"] for entry in told["data"]} == scored
+        scores = (await served.post(prefix + path, {"text_1": TEXTS[0], "text_2": documents})).json
+        assert {entry["index"]: entry["score"] for entry in scores["data"]} == scored
     long = await served.post(prefix + "/rerank", {"query": "b " * 9000, "documents": documents})
     assert long.status == 400 and "Please reduce the length of the input prompt" in long.error["message"]
     unknown = await served.post(prefix + "/score", {"model": "nope", "text_1": "a", "text_2": "b"})
@@ -69,9 +69,9 @@ async def test_rerank_and_score_agree(serve, prefix):
 async def test_cohere_embed_route_gives_the_same_vectors(serve, prefix):
     served = await serve()
     plain = (await served.post(prefix + "/v1/embeddings", {"input": TEXTS})).json
-    told = (await served.post(prefix + "/v2/embed", {"model": "tiny", "texts": TEXTS})).json
-    assert told["embeddings"]["float"] == [entry["embedding"] for entry in plain["data"]]
-    assert told["meta"]["billed_units"]["input_tokens"] == plain["usage"]["prompt_tokens"]
+    embedded = (await served.post(prefix + "/v2/embed", {"model": "tiny", "texts": TEXTS})).json
+    assert embedded["embeddings"]["float"] == [entry["embedding"] for entry in plain["data"]]
+    assert embedded["meta"]["billed_units"]["input_tokens"] == plain["usage"]["prompt_tokens"]
     long = {"texts": ["b " * 9000]}
     assert (await served.post(prefix + "/v2/embed", long)).json["meta"]["billed_units"]["input_tokens"] == 4096
     assert (await served.post(prefix + "/v2/embed", long | {"truncate": "NONE"})).status == 400
@@ -100,7 +100,7 @@ async def test_openai_client_creates_embeddings(serve):
 
 async def test_rejects_generation_or_embedding_the_model_does_not_support(serve):
     """The error has each API's own form, and no request reaches the engine."""
-    reader = await serve(info=only(generates=False))
+    embedder = await serve(info=model_info(generates=False))
     calls = {
         "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
         "/v1/completions": {"prompt": "a"},
@@ -109,37 +109,37 @@ async def test_rejects_generation_or_embedding_the_model_does_not_support(serve)
         "/v2/models/tiny/generate": {"text_input": "a", "max_tokens": 1},
         "/mindie/generate": {"inputs": "a"},
     }
-    reader.engine.gate.clear()
+    embedder.engine.step_gate.clear()
     for path, body in calls.items():
-        answer = await reader.post(path, body)
+        answer = await embedder.post(path, body)
         assert 400 <= answer.status < 500 and b"does not generate text" in answer.body, (path, answer.body)
-        assert not reader.engine.in_flight
-    answer = await reader.post("/vllm/v1/chat/completions", calls["/v1/chat/completions"])
+        assert not embedder.engine.open_stream_count
+    answer = await embedder.post("/vllm/v1/chat/completions", calls["/v1/chat/completions"])
     assert (answer.status, answer.body) == (404, b'{"detail":"Not Found"}')
-    reader.engine.gate.set()
-    assert (await reader.post("/v1/embeddings", {"input": "a"})).status == 200
-    writer = await serve(info=only(dimensions=0))
-    answer = await writer.post("/v1/embeddings", {"input": "a"})
+    embedder.engine.step_gate.set()
+    assert (await embedder.post("/v1/embeddings", {"input": "a"})).status == 200
+    generator = await serve(info=model_info(dimensions=0))
+    answer = await generator.post("/v1/embeddings", {"input": "a"})
     assert (answer.status, answer.error["param"], answer.error["code"]) == (400, "model", "unsupported_model")
-    await reader.idle()
-    await writer.idle()
+    await embedder.idle()
+    await generator.idle()
 
 
 async def test_embedding_requests_end_with_their_client_or_the_engine(serve):
     """A disconnect cancels all texts of a request; an engine crash is an error in the API's form."""
     served = await serve()
-    served.engine.gate.clear()
+    served.engine.step_gate.clear()
     connection = await served.connect()
-    from support.http_client import request
+    from support.http_client import build_request
 
-    await connection.send(request("POST", "/v1/embeddings", {"input": TEXTS}))
-    await served.until(lambda: served.engine.in_flight == 3)
+    await connection.send(build_request("POST", "/v1/embeddings", {"input": TEXTS}))
+    await served.until(lambda: served.engine.open_stream_count == 3)
     connection.close()
     await served.idle()
     connection = await served.connect()
-    await connection.send(request("POST", "/v1/embeddings", {"input": TEXTS}))
-    await served.until(lambda: served.engine.in_flight == 3)
-    served.engine.crash()
+    await connection.send(build_request("POST", "/v1/embeddings", {"input": TEXTS}))
+    await served.until(lambda: served.engine.open_stream_count == 3)
+    served.engine.crash_engine()
     answer = await connection.answer()
     assert answer.status == 503 and answer.error["type"] == "service_unavailable"
     connection.close()
@@ -150,21 +150,21 @@ async def test_vllm_embeddings_and_pooling_have_its_members(serve):
     answer = await served.post("/vllm/v1/embeddings", {"input": [[1, 2], [3]]}, **{"x-request-id": "mine"})
     usage = {"prompt_tokens": 3, "total_tokens": 3, "completion_tokens": 0, "prompt_tokens_details": None,
              "completion_tokens_details": None}  # fmt: skip
-    told = answer.json
-    assert told.pop("created") > 0 and [entry.pop("embedding")[:4] for entry in told["data"]] == [
+    body = answer.json
+    assert body.pop("created") > 0 and [entry.pop("embedding")[:4] for entry in body["data"]] == [
         [0.0, 0.5, 0.5, 0.0],
         [0.0, 0.0, 0.0, 1.0],
     ]
     data = [{"object": "embedding", "index": 0}, {"object": "embedding", "index": 1}]
-    assert told == {"id": "embd-mine", "object": "list", "model": "tiny", "data": data, "usage": usage}
+    assert body == {"id": "embd-mine", "object": "list", "model": "tiny", "data": data, "usage": usage}
     assert (await served.post("/vllm/invocations", {"input": "a"})).json["id"].startswith("embd-")
     for path in ("/pooling", "/vllm/pooling"):
         (pooled,) = (await served.post(path, {"input": [3]})).json["data"]
         assert pooled == {"index": 0, "object": "pooling", "data": [0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0]}
         assert (await served.post(path, {"input": "a", "task": "classify"})).status == 400
-    for input, said in (("", "The decoder prompt cannot be empty"), ([], "You must pass at least one prompt")):
-        answer = await served.post("/vllm/v1/embeddings", {"input": input})
-        assert (answer.status, answer.error["message"]) == (400, said)
+    for prompt, message in (("", "The decoder prompt cannot be empty"), ([], "You must pass at least one prompt")):
+        answer = await served.post("/vllm/v1/embeddings", {"input": prompt})
+        assert (answer.status, answer.error["message"]) == (400, message)
     answer = await served.post("/vllm/v1/embeddings", {"input": "a", "encoding_format": "bytes"})
     assert answer.headers["content-type"] == "application/octet-stream" and len(answer.body) == 32
     assert '"shape":[8]' in answer.headers["metadata"]

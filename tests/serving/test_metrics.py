@@ -3,20 +3,20 @@
 import asyncio
 
 import pytest
-from support.http_client import HELLO
-from support.metrics_page import value
+from support.http_client import HELLO_CHAT
+from support.metrics_page import metric_value
 
 from parley.errors import EngineError
-from parley.metrics.recorded import Metrics
-from parley.metrics.series import Count, Distribution, scalar
-from parley.serving.request_metrics import Tally
+from parley.metrics.recorded import ModelMetrics
+from parley.metrics.series import BucketHistogram, LabelledCounter, scalar_lines
+from parley.serving.request_metrics import RequestMetrics
 from parley.types import Request, Text, Usage
-from parley.web.logs import Note
+from parley.web.logs import AccessLogEntry
 
-VLLM = 'model_name="tiny",engine="0"'
+VLLM_LABELS = 'model_name="tiny",engine="0"'
 
 # Queried by vLLM's public dashboard, and by autoscalers and routers for vLLM.
-QUERIED = [
+VLLM_QUERIES = [
     *(f"{name}_{part}" for name in ("e2e_request_latency_seconds", "inter_token_latency_seconds",
       "time_per_output_token_seconds", "time_to_first_token_seconds", "request_prompt_tokens",
       "request_generation_tokens", "request_queue_time_seconds", "request_prefill_time_seconds",
@@ -34,44 +34,44 @@ async def test_metrics_page_answers_the_queries_of_vllm_dashboards(serve):
     served = await serve()
     await served.post("/v1/completions", {"prompt": [5, 6, 7], "max_tokens": 9, "n": 2})
     page = (await served.get("/metrics")).body.decode()
-    told = {name: value(page, f"vllm:{name}{{{VLLM}}}") for name in QUERIED}
-    assert told["request_prompt_tokens_sum"] == told["request_prefill_kv_computed_tokens_sum"] == 3
-    assert told["request_generation_tokens_sum"] == told["generation_tokens_total"] == 18
-    assert told["request_max_num_generation_tokens_sum"] == told["request_params_max_tokens_sum"] == 9
-    assert told["request_params_n_sum"] == 2
-    assert (told["request_num_preemptions_sum"], told["request_num_preemptions_count"]) == (0, 1)
-    assert told["time_per_output_token_seconds_count"] == told["inter_token_latency_seconds_count"] == 16
-    assert told["iteration_tokens_total_count"] == 9
-    assert told["iteration_tokens_total_sum"] == 2 * 3 + 16  # the scripted engine reads a prompt for each choice
+    values = {name: metric_value(page, f"vllm:{name}{{{VLLM_LABELS}}}") for name in VLLM_QUERIES}
+    assert values["request_prompt_tokens_sum"] == values["request_prefill_kv_computed_tokens_sum"] == 3
+    assert values["request_generation_tokens_sum"] == values["generation_tokens_total"] == 18
+    assert values["request_max_num_generation_tokens_sum"] == values["request_params_max_tokens_sum"] == 9
+    assert values["request_params_n_sum"] == 2
+    assert (values["request_num_preemptions_sum"], values["request_num_preemptions_count"]) == (0, 1)
+    assert values["time_per_output_token_seconds_count"] == values["inter_token_latency_seconds_count"] == 16
+    assert values["iteration_tokens_total_count"] == 9
+    assert values["iteration_tokens_total_sum"] == 2 * 3 + 16  # the scripted engine reads a prompt for each choice
     for line, number in (
-        (f'request_success_total{{{VLLM},finished_reason="length"}}', 2),
-        (f'request_success_total{{{VLLM},finished_reason="repetition"}}', 0),
-        (f'num_requests_waiting_by_reason{{{VLLM},reason="capacity"}}', 0),
-        (f'engine_sleep_state{{{VLLM},sleep_state="awake"}}', 1),
-        (f'admission_rejections_total{{{VLLM},reason="queue_full"}}', 0),
-        (f'cache_config_info{{{VLLM},block_size="16",cache_dtype="auto",enable_prefix_caching="True",'
+        (f'request_success_total{{{VLLM_LABELS},finished_reason="length"}}', 2),
+        (f'request_success_total{{{VLLM_LABELS},finished_reason="repetition"}}', 0),
+        (f'num_requests_waiting_by_reason{{{VLLM_LABELS},reason="capacity"}}', 0),
+        (f'engine_sleep_state{{{VLLM_LABELS},sleep_state="awake"}}', 1),
+        (f'admission_rejections_total{{{VLLM_LABELS},reason="queue_full"}}', 0),
+        (f'cache_config_info{{{VLLM_LABELS},block_size="16",cache_dtype="auto",enable_prefix_caching="True",'
          f'kv_cache_max_concurrency="16.00",kv_cache_size_tokens="65536",'
              f'num_cpu_blocks="0",num_gpu_blocks="4096"}}', 1),
-        (f'request_prompt_tokens_bucket{{{VLLM},le="2"}}', 0),
-        (f'request_prompt_tokens_bucket{{{VLLM},le="5"}}', 1),
-        (f'request_prompt_tokens_bucket{{{VLLM},le="2000"}}', 1),
-        (f'iteration_tokens_total_bucket{{{VLLM},le="1"}}', 0),
-        (f'iteration_tokens_total_bucket{{{VLLM},le="8"}}', 9),
+        (f'request_prompt_tokens_bucket{{{VLLM_LABELS},le="2"}}', 0),
+        (f'request_prompt_tokens_bucket{{{VLLM_LABELS},le="5"}}', 1),
+        (f'request_prompt_tokens_bucket{{{VLLM_LABELS},le="2000"}}', 1),
+        (f'iteration_tokens_total_bucket{{{VLLM_LABELS},le="1"}}', 0),
+        (f'iteration_tokens_total_bucket{{{VLLM_LABELS},le="8"}}', 9),
     ):  # fmt: skip
-        assert value(page, f"vllm:{line}") == number, line
+        assert metric_value(page, f"vllm:{line}") == number, line
     assert 'request_prompt_tokens_bucket{model_name="tiny",engine="0",le="5000"}' not in page  # beyond the context
     assert "# TYPE vllm:iteration_tokens_total histogram" in page
 
 
 def test_preemption_metric_sums_over_all_choices():
-    metrics = Metrics()
-    tally = Tally(metrics, Note(), 0.0)
-    tally.submit(Request(id="r", model="m", prompts=[Text("a")], n=2), Usage(3, 0))
+    metrics = ModelMetrics()
+    tally = RequestMetrics(metrics, AccessLogEntry(), 0.0)
+    tally.record_submit(Request(id="r", model="m", prompts=[Text("a")], n=2), Usage(3, 0))
     for choice, times in ((0, 1), (1, 1), (0, 2), (0, 2)):  # the second number is cumulative
-        tally.preempt(choice, times)
-    tally.close([4, 4], 0, failed=False)
-    told = "".join(metrics.preempted.lines("p", "", "vllm"))
-    assert 'p_bucket{le="2"} 0\np_bucket{le="5"} 1\n' in told and told.endswith("p_sum 3\np_count 1\n")
+        tally.record_preemptions(choice, times)
+    tally.record_end([4, 4], 0, failed=False)
+    lines = "".join(metrics.preemption_counts.histogram_lines("p", "", "vllm"))
+    assert 'p_bucket{le="2"} 0\np_bucket{le="5"} 1\n' in lines and lines.endswith("p_sum 3\np_count 1\n")
 
 
 async def test_metrics_page_answers_the_queries_of_the_tgi_dashboard(serve):
@@ -79,55 +79,59 @@ async def test_metrics_page_answers_the_queries_of_the_tgi_dashboard(serve):
     for body in ({"inputs": "abc"}, {"inputs": ""}, {"inputs": "a", "parameters": {"temperature": "x"}}):
         await served.post("/generate", body | {"parameters": {"max_new_tokens": 9} | body.get("parameters", {})})
     await served.post("/tgi/generate_stream", {"inputs": ""})
-    served.engine.gate.clear()
-    running = asyncio.create_task(served.post("/v1/chat/completions", HELLO))
-    await served.until(lambda: served.engine.in_flight == 1)
+    served.engine.step_gate.clear()
+    running = asyncio.create_task(served.post("/v1/chat/completions", HELLO_CHAT))
+    await served.until(lambda: served.engine.open_stream_count == 1)
     assert (await served.post("/generate", {"inputs": "a"})).status == 429
     page = (await served.get("/metrics")).body.decode()
-    assert value(page, "tgi_request_count") == 6
-    for generation in list(served.service.open):
-        generation.abort(EngineError("gone"))
+    assert metric_value(page, "tgi_request_count") == 6
+    for generation in list(served.service.open_requests):
+        generation.fail_request(EngineError("gone"))
     assert (await running).status == 500
     page = (await served.get("/metrics")).body.decode()
-    assert value(page, "tgi_request_count") == 6
-    assert value(page, "tgi_request_success") == 1
-    failed = {name: value(page, f'tgi_request_failure{{err="{name}"}}')
+    assert metric_value(page, "tgi_request_count") == 6
+    assert metric_value(page, "tgi_request_success") == 1
+    failed = {name: metric_value(page, f'tgi_request_failure{{err="{name}"}}')
               for name in ("validation", "overloaded", "generation", "dropped")}  # fmt: skip
     assert failed == {"validation": 3, "overloaded": 1, "generation": 1, "dropped": 0}
-    assert value(page, "tgi_request_generated_tokens_sum") == value(page, "tgi_request_max_new_tokens_sum") - 8 == 9
+    assert (
+        metric_value(page, "tgi_request_generated_tokens_sum")
+        == metric_value(page, "tgi_request_max_new_tokens_sum") - 8
+        == 9
+    )
     for name in ("tgi_request_duration", "tgi_request_validation_duration", "tgi_request_input_length"):
-        assert value(page, f"{name}_count") == 2
+        assert metric_value(page, f"{name}_count") == 2
     for name in ("queue_duration", "inference_duration", "mean_time_per_token_duration"):
-        assert value(page, f"tgi_request_{name}_count") == 1
+        assert metric_value(page, f"tgi_request_{name}_count") == 1
     for name in ("tgi_queue_size", "tgi_batch_current_size", "tgi_batch_current_max_tokens"):
-        assert value(page, name) in (0, 1)
-    assert value(page, "tgi_batch_next_size_count") == 9
-    assert value(page, 'tgi_batch_inference_count{method="prefill"}') == 1
-    assert value(page, 'tgi_batch_inference_duration_count{method="decode"}') == 8
-    assert value(page, 'tgi_request_duration_bucket{le="145.611"}') == 2
+        assert metric_value(page, name) in (0, 1)
+    assert metric_value(page, "tgi_batch_next_size_count") == 9
+    assert metric_value(page, 'tgi_batch_inference_count{method="prefill"}') == 1
+    assert metric_value(page, 'tgi_batch_inference_duration_count{method="decode"}') == 8
+    assert metric_value(page, 'tgi_request_duration_bucket{le="145.611"}') == 2
     assert 'tgi_request_input_length_bucket{le="40.95"}' in page and 'le="4096.0"}' in page
 
 
 def test_distribution_counts_in_the_buckets_of_each_api():
-    seen = Distribution(a=(1, 2), b=(1.5,))
+    distribution = BucketHistogram(a=(1, 2), b=(1.5,))
     for number in (0.5, 1, 1.2, 2, 3):
-        seen.observe(number)
-    seen.observe(1, 3)
-    lines = "".join(seen.lines("x", "", "a"))
+        distribution.observe(number)
+    distribution.observe(1, 3)
+    lines = "".join(distribution.histogram_lines("x", "", "a"))
     assert (
         lines == 'x_bucket{le="1"} 5\nx_bucket{le="2"} 7\nx_bucket{le="+Inf"} 8\nx_sum 10.699999999999999\nx_count 8\n'
     )
-    assert "".join(seen.lines("x", 'l="1"', "b")).startswith('x_bucket{l="1",le="1.5"} 6\n')
-    assert seen.total == 8
+    assert "".join(distribution.histogram_lines("x", 'l="1"', "b")).startswith('x_bucket{l="1",le="1.5"} 6\n')
+    assert distribution.observed_count == 8
     with pytest.raises(ValueError):
-        next(seen.lines("x", "", "c"))
+        next(distribution.histogram_lines("x", "", "c"))
 
 
 def test_scalar_metrics_join_common_and_own_labels():
-    count = Count("a")
-    count.add(2, "b")
-    assert count.total == 2
+    count = LabelledCounter("a")
+    count.add_count(2, "b")
+    assert count.total_count == 2
     values = [("", 1), ('l="2"', 0.5), (',l="3"', 2)]
-    assert scalar("gauge", "x", "X.", [('m="1"', values), ("", [("", 7)])]) == (
+    assert scalar_lines("gauge", "x", "X.", [('m="1"', values), ("", [("", 7)])]) == (
         '# HELP x X.\n# TYPE x gauge\nx{m="1"} 1\nx{m="1",l="2"} 0.5\nx{m="1",l="3"} 2\nx 7\n'
     )

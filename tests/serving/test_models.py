@@ -10,57 +10,59 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.http_client import HELLO, INFO, Served
+from support.http_client import HELLO_CHAT, MODEL_INFO, RunningServer
 
 from parley.boot.engines import make_engine
 from parley.engine.fake import FakeEngine
 from parley.engine.protocol import EngineFailed
 from parley.errors import NotReady, UnknownModel
 from parley.hub import ModelMissing
-from parley.serving.options import Offer, ServerOptions
-from parley.serving.registry import Service
-from parley.serving.served_model import Model, share
-from parley.types import Settings, Work
+from parley.serving.options import OfferedModel, ServerOptions
+from parley.serving.registry import ModelRegistry
+from parley.serving.served_model import ServedModel, divide_memory
+from parley.types import EngineRequest, Settings
 
 MAIN, OTHER = ("main", "org/alias"), ("small", "tiny")
 FIRST, SECOND = 300, 301  # the only token that each model generates
 
 
-def says(token: int) -> Callable[[Work, int], list[int]]:
+def always(token: int) -> Callable[[EngineRequest, int], list[int]]:
     return lambda work, index: [token] * work.max_tokens
 
 
 @pytest.fixture
-def made(folder: Path) -> Callable[..., Model]:
+def make_model(folder: Path) -> Callable[..., ServedModel]:
     """Make another model with its own scripted engine."""
 
-    def make(*names: str, queue: int = 1024, token: int = SECOND, context: int = 512, **engine: Any) -> Model:
+    def make(*names: str, queue: int = 1024, token: int = SECOND, context: int = 512, **engine: Any) -> ServedModel:
         options = ServerOptions(max_queue=queue)
-        info = msgspec.structs.replace(INFO, max_model_len=context)
+        info = msgspec.structs.replace(MODEL_INFO, max_model_len=context)
         settings = Settings(model=str(folder), max_batch=2)
-        return Model(names or OTHER, settings, FakeEngine(says(token), info=info, max_batch=2, **engine), options)
+        return ServedModel(
+            names or OTHER, settings, FakeEngine(always(token), info=info, max_batch=2, **engine), options
+        )
 
     return make
 
 
 @pytest.fixture
-async def two(serve, made) -> Served:
-    return await serve(says(FIRST), names=MAIN, beside=[made()])
+async def two_models(serve, make_model) -> RunningServer:
+    return await serve(always(FIRST), names=MAIN, beside=[make_model()])
 
 
-def text(served: Served, token: int, count: int = 2) -> str:
-    return served.model.language.tokenizer.decode([token] * count)
+def expected_text(served: RunningServer, token: int, count: int = 2) -> str:
+    return served.model.text_pipeline.tokenizer.decode([token] * count)
 
 
-def body(model: str | None, **members: Any) -> dict[str, Any]:
-    named = {} if model is None else {"model": model}
-    return {**named, "prompt": "a", "max_tokens": 2, "ignore_eos": True, **members}
+def completion_body(model: str | None, **members: Any) -> dict[str, Any]:
+    model_member = {} if model is None else {"model": model}
+    return {**model_member, "prompt": "a", "max_tokens": 2, "ignore_eos": True, **members}
 
 
-async def test_stop_infer_stops_only_requests_of_its_model(serve, made):
-    served = await serve(says(FIRST), tick=0.001, names=MAIN, beside=[made(tick=0.001)])
-    wish = {"id": "mine", "text_input": "a", "parameters": {"max_new_tokens": 3000}}
-    running = asyncio.create_task(served.post("/mindie/v2/models/main/generate", wish))
+async def test_stop_infer_stops_only_requests_of_its_model(serve, make_model):
+    served = await serve(always(FIRST), tick=0.001, names=MAIN, beside=[make_model(tick=0.001)])
+    long_request = {"id": "mine", "text_input": "a", "parameters": {"max_new_tokens": 3000}}
+    running = asyncio.create_task(served.post("/mindie/v2/models/main/generate", long_request))
     await served.until(lambda: served.engine.stats.generated_tokens > 3)
     assert (await served.post("/v2/models/small/stopInfer", {"id": "mine"})).status == 404
     assert (await served.post("/v2/models/main/stopInfer", {"id": "mine"})).status == 200
@@ -68,7 +70,7 @@ async def test_stop_infer_stops_only_requests_of_its_model(serve, made):
 
 
 # Requested name, token of the model that answers, name in the answer.
-NAMES = [
+NAMES_AND_MODELS = [
     (None, FIRST, "main"),
     ("", FIRST, "main"),
     ("tgi", FIRST, "main"),
@@ -81,57 +83,62 @@ NAMES = [
 
 
 @pytest.mark.parametrize("path", ["/v1", "/openai/v1", "/vllm/v1", "/tgi/v1"])
-@pytest.mark.parametrize(("name", "token", "told"), NAMES)
-async def test_model_name_in_the_body_selects_the_model(two, path, name, token, told):
-    answer = await two.post(f"{path}/completions", body(name))
+@pytest.mark.parametrize(("name", "token", "told"), NAMES_AND_MODELS)
+async def test_model_name_in_the_body_selects_the_model(two_models, path, name, token, told):
+    answer = await two_models.post(f"{path}/completions", completion_body(name))
     assert answer.status == 200, answer.body
-    assert answer.json["choices"][0]["text"] == text(two, token) and answer.json["model"] in (told, name)
-    talk = HELLO | {"max_tokens": 2, "stream": False, "model": name}
-    assert (await two.post(f"{path}/chat/completions", talk)).json["choices"][0]["message"]["content"] == text(
-        two, token
+    assert answer.json["choices"][0]["text"] == expected_text(two_models, token) and answer.json["model"] in (
+        told,
+        name,
     )
+    chat = HELLO_CHAT | {"max_tokens": 2, "stream": False, "model": name}
+    assert (await two_models.post(f"{path}/chat/completions", chat)).json["choices"][0]["message"][
+        "content"
+    ] == expected_text(two_models, token)
 
 
-async def test_model_name_in_the_body_selects_the_model_of_a_stream(two):
+async def test_model_name_in_the_body_selects_the_model_of_a_stream(two_models):
     for name, token in (("small", SECOND), ("org/alias", FIRST)):
-        events = (await two.post("/v1/completions", body(name, stream=True))).events
+        events = (await two_models.post("/v1/completions", completion_body(name, stream=True))).events
         assert {event["model"] for event in events} == {name}
-        assert "".join(event["choices"][0]["text"] for event in events) == text(two, token)
+        assert "".join(event["choices"][0]["text"] for event in events) == expected_text(two_models, token)
 
 
-async def test_model_name_in_the_path_selects_the_model(two):
+async def test_model_name_in_the_path_selects_the_model(two_models):
     for name, token in (("main", FIRST), ("tiny", SECOND)):
-        answer = await two.post(f"/v2/models/{name}/generate", {"text_input": "a", "max_tokens": 2})
-        assert answer.json["model_name"] == name and answer.json["text_output"].endswith(text(two, token))
+        answer = await two_models.post(f"/v2/models/{name}/generate", {"text_input": "a", "max_tokens": 2})
+        assert answer.json["model_name"] == name and answer.json["text_output"].endswith(
+            expected_text(two_models, token)
+        )
 
 
-async def test_apis_without_a_model_name_use_the_main_model(two):
+async def test_apis_without_a_model_name_use_the_main_model(two_models):
     for members in ({}, {"model": "small"}, {"model": "nothing"}):  # TGI ignores this member
         for path in ("/generate", "/tgi/generate", "/mindie/generate", "/invocations"):
-            answer = await two.post(path, {"inputs": "a", "parameters": {"max_new_tokens": 2}} | members)
+            answer = await two_models.post(path, {"inputs": "a", "parameters": {"max_new_tokens": 2}} | members)
             assert answer.status == 200, answer.body
-            told = answer.json[0] if isinstance(answer.json, list) else answer.json
-            assert told["generated_text"].endswith(text(two, FIRST)), (path, told)
-    assert (await two.get("/info")).json["model_id"] == "main"
-    answer = await two.post("/vllm/generate", {"prompt": "a", "max_tokens": 2, "ignore_eos": True})
-    assert answer.json["text"][0].endswith(text(two, FIRST))
+            generated = answer.json[0] if isinstance(answer.json, list) else answer.json
+            assert generated["generated_text"].endswith(expected_text(two_models, FIRST)), (path, generated)
+    assert (await two_models.get("/info")).json["model_id"] == "main"
+    answer = await two_models.post("/vllm/generate", {"prompt": "a", "max_tokens": 2, "ignore_eos": True})
+    assert answer.json["text"][0].endswith(expected_text(two_models, FIRST))
 
 
 @pytest.mark.parametrize(
     ("path", "given", "told"),
     [
-        ("/v1/completions", body("nope"), ("error", "code")),
-        ("/v1/chat/completions", HELLO | {"model": "nope"}, ("error", "code")),
-        ("/vllm/v1/completions", body("nope"), ("error", "type")),
-        ("/tgi/v1/chat/completions", HELLO | {"model": "nope"}, ("error_type",)),
+        ("/v1/completions", completion_body("nope"), ("error", "code")),
+        ("/v1/chat/completions", HELLO_CHAT | {"model": "nope"}, ("error", "code")),
+        ("/vllm/v1/completions", completion_body("nope"), ("error", "type")),
+        ("/tgi/v1/chat/completions", HELLO_CHAT | {"model": "nope"}, ("error_type",)),
         ("/v2/models/nope/generate", {"text_input": "a"}, ("error",)),
         ("/v2/models/nope/infer", {"inputs": []}, ("error",)),
         ("/tokenize", {"model": "nope", "prompt": "a"}, ("error", "code")),
         ("/detokenize", {"model": "nope", "tokens": [1]}, ("error", "code")),
     ],
 )
-async def test_unknown_model_name_gets_the_error_of_each_api(two, path, given, told):
-    answer = await two.post(path, given)
+async def test_unknown_model_name_gets_the_error_of_each_api(two_models, path, given, told):
+    answer = await two_models.post(path, given)
     assert answer.status == (424 if path.startswith("/tgi") else 404), answer.body  # TGI has no 404 for models
     value = answer.json
     for member in told:
@@ -140,50 +147,52 @@ async def test_unknown_model_name_gets_the_error_of_each_api(two, path, given, t
     assert "small" in answer.body.decode() or "unknown model" in answer.body.decode()
 
 
-async def test_invalid_body_is_reported_before_an_unknown_model(two):
-    answer = await two.post("/v1/completions", body("nope", max_tokens="x"))
+async def test_invalid_body_is_reported_before_an_unknown_model(two_models):
+    answer = await two_models.post("/v1/completions", completion_body("nope", max_tokens="x"))
     assert answer.status == 400 and answer.error["param"] == "max_tokens"
 
 
-async def test_each_model_applies_its_own_context_limit(two):
+async def test_each_model_applies_its_own_context_limit(two_models):
     """The main model has a context of 4,096 tokens, the other model one of 512."""
     for path in ("/v1", "/vllm/v1"):
-        assert (await two.post(f"{path}/completions", body("main", max_tokens=1000))).status == 200
-        refused = await two.post(f"{path}/completions", body("small", max_tokens=1000))
+        assert (await two_models.post(f"{path}/completions", completion_body("main", max_tokens=1000))).status == 200
+        refused = await two_models.post(f"{path}/completions", completion_body("small", max_tokens=1000))
         assert refused.status == 400 and "512" in refused.error["message"]
-    assert (await two.post("/tokenize", {"model": "small", "prompt": "a"})).json["max_model_len"] == 512
-    assert (await two.post("/tokenize", {"prompt": "a"})).json["max_model_len"] == 4096
+    assert (await two_models.post("/tokenize", {"model": "small", "prompt": "a"})).json["max_model_len"] == 512
+    assert (await two_models.post("/tokenize", {"prompt": "a"})).json["max_model_len"] == 4096
 
 
-async def test_model_lists_contain_every_name_and_alias(two):
-    cards = (await two.get("/v1/models")).json["data"]
+async def test_model_lists_contain_every_name_and_alias(two_models):
+    cards = (await two_models.get("/v1/models")).json["data"]
     assert [card["id"] for card in cards] == [*MAIN, *OTHER]
     assert [card["max_model_len"] for card in cards] == [4096, 4096, 512, 512]
-    assert [card["root"] for card in (await two.get("/vllm/v1/models")).json["data"]] == ["main"] * 2 + ["small"] * 2
-    assert (await two.get("/v1/models/org/alias")).json["id"] == "org/alias"
-    assert (await two.get("/v1/models/small")).json["max_model_len"] == 512
-    assert (await two.get("/v1/models/nope")).status == 404
-    index = (await two.post("/v2/repository/index")).json
+    assert [card["root"] for card in (await two_models.get("/vllm/v1/models")).json["data"]] == ["main"] * 2 + [
+        "small"
+    ] * 2
+    assert (await two_models.get("/v1/models/org/alias")).json["id"] == "org/alias"
+    assert (await two_models.get("/v1/models/small")).json["max_model_len"] == 512
+    assert (await two_models.get("/v1/models/nope")).status == 404
+    index = (await two_models.post("/v2/repository/index")).json
     assert [model["name"] for model in index] == [*MAIN, *OTHER]
-    assert (await two.get("/v2/models/tiny")).json["name"] == "tiny"
-    assert (await two.post("/v2/repository/models/small/load")).status == 200
-    assert (await two.post("/v2/repository/models/nope/load")).status == 400
+    assert (await two_models.get("/v2/models/tiny")).json["name"] == "tiny"
+    assert (await two_models.post("/v2/repository/models/small/load")).status == 200
+    assert (await two_models.post("/v2/repository/models/nope/load")).status == 400
 
 
-async def test_metrics_count_each_model_separately(two):
+async def test_metrics_count_each_model_separately(two_models):
     for name, times in (("main", 2), ("org/alias", 1), ("small", 4)):
         for _ in range(times):
-            assert (await two.post("/v1/completions", body(name))).status == 200
-    await two.post("/v1/completions", body("small", max_tokens=0, logit_bias={"9999": 1}))
-    await two.idle()
-    page = (await two.get("/metrics")).body.decode()
+            assert (await two_models.post("/v1/completions", completion_body(name))).status == 200
+    await two_models.post("/v1/completions", completion_body("small", max_tokens=0, logit_bias={"9999": 1}))
+    await two_models.idle()
+    page = (await two_models.get("/metrics")).body.decode()
     for name, count in (("main", 3), ("small", 4)):
         assert (
             f'vllm:request_success_total{{model_name="{name}",engine="0",finished_reason="length"}} {count}\n' in page
         )
         assert f'vllm:e2e_request_latency_seconds_count{{model_name="{name}",engine="0"}} {count}\n' in page
         assert f'nv_inference_request_success{{model="{name}",version="1"}} {count}\n' in page
-        counts = (await two.get(f"/v2/models/{name}/stats")).json["model_stats"]
+        counts = (await two_models.get(f"/v2/models/{name}/stats")).json["model_stats"]
         assert [each["inference_count"] for each in counts] == [count]
     assert "\ntgi_request_success 3\n" in page
     assert page.count("# TYPE vllm:request_success_total") == 1
@@ -191,30 +200,32 @@ async def test_metrics_count_each_model_separately(two):
     assert len(types) == len(set(types))
 
 
-async def test_full_queue_of_one_model_does_not_block_another(serve, made):
-    served = await serve(names=MAIN, beside=[made(queue=0, tick=0.01)])
+async def test_full_queue_of_one_model_does_not_block_another(serve, make_model):
+    served = await serve(names=MAIN, beside=[make_model(queue=0, tick=0.01)])
     other = served.service.models[1]
-    running = [asyncio.create_task(served.post("/v1/completions", body("small", max_tokens=100))) for _ in range(2)]
-    await served.until(lambda: other.held == 2)
-    assert (await served.post("/v1/completions", body("small"))).status == 429
-    assert (await served.post("/v1/completions", body("main"))).status == 200
+    running = [
+        asyncio.create_task(served.post("/v1/completions", completion_body("small", max_tokens=100))) for _ in range(2)
+    ]
+    await served.until(lambda: other.used_slots == 2)
+    assert (await served.post("/v1/completions", completion_body("small"))).status == 429
+    assert (await served.post("/v1/completions", completion_body("main"))).status == 200
     assert {answer.status for answer in await asyncio.gather(*running)} == {200}
 
 
-async def test_concurrent_requests_reach_the_model_they_name(two):
-    names = [name for name, _, _ in NAMES] * 10
-    answers = await asyncio.gather(*(two.post("/v1/completions", body(name)) for name in names))
-    wanted = {name: text(two, token) for name, token, _ in NAMES}
-    assert [answer.json["choices"][0]["text"] for answer in answers] == [wanted[name] for name in names]
-    await two.idle()
-    assert all(model.held == 0 for model in two.service.models)
+async def test_concurrent_requests_reach_the_model_they_name(two_models):
+    names = [name for name, _, _ in NAMES_AND_MODELS] * 10
+    answers = await asyncio.gather(*(two_models.post("/v1/completions", completion_body(name)) for name in names))
+    expected = {name: expected_text(two_models, token) for name, token, _ in NAMES_AND_MODELS}
+    assert [answer.json["choices"][0]["text"] for answer in answers] == [expected[name] for name in names]
+    await two_models.idle()
+    assert all(model.used_slots == 0 for model in two_models.service.models)
 
 
-async def test_loading_model_is_reported_and_does_not_block_others(serve, made):
-    served = await serve(says(FIRST), names=MAIN, beside=[made(load=0.5)], wait=False)
-    await served.until(lambda: served.model.refusal() is None)
-    assert (await served.post("/v1/completions", body("main"))).status == 200
-    late = await served.post("/v1/completions", body("small"))
+async def test_loading_model_is_reported_and_does_not_block_others(serve, make_model):
+    served = await serve(always(FIRST), names=MAIN, beside=[make_model(load=0.5)], wait=False)
+    await served.until(lambda: served.model.unready_error() is None)
+    assert (await served.post("/v1/completions", completion_body("main"))).status == 200
+    late = await served.post("/v1/completions", completion_body("small"))
     assert late.status == 503 and "small is still loading" in late.error["message"]
     probe = await served.get("/health/ready")
     assert probe.status == 503 and probe.json["model"] == "small"
@@ -223,109 +234,115 @@ async def test_loading_model_is_reported_and_does_not_block_others(serve, made):
     assert (await served.get("/v2/models/small/ready")).status == 400
     ready = await served.post("/v2/repository/index", {"ready": True})
     assert [model["name"] for model in ready.json] == [*MAIN]
-    await served.until(lambda: served.service.refusal() is None)
+    await served.until(lambda: served.service.unready_error() is None)
     assert (await served.get("/health/ready")).status == 200
 
 
-async def test_lost_engine_fails_only_requests_of_its_model(serve, made):
-    served = await serve(says(FIRST), tick=0.01, names=MAIN, beside=[made(tick=0.01)])
+async def test_lost_engine_fails_only_requests_of_its_model(serve, make_model):
+    served = await serve(always(FIRST), tick=0.01, names=MAIN, beside=[make_model(tick=0.01)])
     lost = served.service.models[1]
-    streams = {name: asyncio.create_task(served.post("/v1/completions", body(name, max_tokens=40, stream=True)))
+    streams = {name: asyncio.create_task(served.post("/v1/completions", completion_body(name, max_tokens=40, stream=True)))
                for name in ("main", "small")}  # fmt: skip
-    await served.until(lambda: len(served.service.open) == 2 and all(m.engine.in_flight for m in served.service.models))
-    lost.engine._give_up("The engine process was killed.")
+    await served.until(
+        lambda: (
+            len(served.service.open_requests) == 2 and all(m.engine.open_stream_count for m in served.service.models)
+        )
+    )
+    lost.engine._fail_for_good("The engine process was killed.")
     answers = {name: await stream for name, stream in streams.items()}
     assert answers["main"].events[-1]["choices"][0]["finish_reason"] == "length"
     assert "killed" in answers["small"].body.decode()
-    assert (await served.post("/v1/completions", body("small"))).status == 503
-    assert (await served.post("/v1/completions", body("main"))).status == 200
+    assert (await served.post("/v1/completions", completion_body("small"))).status == 503
+    assert (await served.post("/v1/completions", completion_body("main"))).status == 200
     assert (await served.get("/health/ready")).json["models"] == {"main": "ready", "small": "failed"}
 
 
-async def test_models_can_be_added_and_removed_at_run_time(serve, made):
-    served = await serve(says(FIRST), names=MAIN)
-    service, other = served.service, made(tick=0.005, load=0.05)
-    adding = asyncio.create_task(service.add(other))
+async def test_models_can_be_added_and_removed_at_run_time(serve, make_model):
+    served = await serve(always(FIRST), names=MAIN)
+    service, other = served.service, make_model(tick=0.005, load=0.05)
+    adding = asyncio.create_task(service.serve_model(other))
     await served.until(lambda: other in service.models)
-    assert (await served.post("/v1/completions", body("small"))).status == 503
+    assert (await served.post("/v1/completions", completion_body("small"))).status == 503
     with pytest.raises(ValueError, match="tiny"):
-        await service.add(made("another", "tiny"))
+        await service.serve_model(make_model("another", "tiny"))
     await adding
-    assert (await served.post("/v1/completions", body("tiny"))).json["choices"][0]["text"] == text(served, SECOND)
-    running = asyncio.create_task(served.post("/v1/completions", body("small", max_tokens=50)))
+    assert (await served.post("/v1/completions", completion_body("tiny"))).json["choices"][0]["text"] == expected_text(
+        served, SECOND
+    )
+    running = asyncio.create_task(served.post("/v1/completions", completion_body("small", max_tokens=50)))
     await served.until(lambda: len(other.open) == 1)
-    removing = asyncio.create_task(service.remove(other))
+    removing = asyncio.create_task(service.retire_model(other))
     await served.until(lambda: bool(other.ending))
-    assert (await served.post("/v1/completions", body("small"))).status == 404
+    assert (await served.post("/v1/completions", completion_body("small"))).status == 404
     assert (await running).json["usage"]["completion_tokens"] == 50
     await removing
     assert other.engine.state == "closed" and service.models == [served.model]
     with pytest.raises(ValueError, match="main"):
-        await service.remove(served.model)
+        await service.retire_model(served.model)
 
 
-async def test_removing_a_model_fails_requests_that_outlast_the_drain(serve, made):
-    served = await serve(names=MAIN, beside=[made(tick=0.01)], drain=0.05)
-    running = asyncio.create_task(served.post("/v1/completions", body("small", max_tokens=500)))
-    await served.until(lambda: bool(served.service.open))
-    await served.service.remove(served.service.models[1])
+async def test_removing_a_model_fails_requests_that_outlast_the_drain(serve, make_model):
+    served = await serve(names=MAIN, beside=[make_model(tick=0.01)], drain=0.05)
+    running = asyncio.create_task(served.post("/v1/completions", completion_body("small", max_tokens=500)))
+    await served.until(lambda: bool(served.service.open_requests))
+    await served.service.retire_model(served.service.models[1])
     answer = await running
     assert answer.status == 503 and "small is being removed" in answer.error["message"]
 
 
-async def test_model_that_fails_to_load_is_not_added(serve, made, folder):
+async def test_model_that_fails_to_load_is_not_added(serve, make_model, folder):
     served = await serve(names=MAIN)
     with pytest.raises(EngineFailed):
-        await served.service.add(made(failure="It has no weights."))
-    offer = Offer(("gone",), Settings(model=str(folder / "gone")))
-    missing = Model(offer.names, offer.settings, make_engine(offer), ServerOptions())
+        await served.service.serve_model(make_model(failure="It has no weights."))
+    offer = OfferedModel(("gone",), Settings(model=str(folder / "gone")))
+    missing = ServedModel(offer.names, offer.settings, make_engine(offer), ServerOptions())
     with pytest.raises(ModelMissing):
-        await served.service.add(missing)
+        await served.service.serve_model(missing)
     assert [model.name for model in served.service.models] == ["main"]
-    await served.service.drain()
+    await served.service.drain_models()
     with pytest.raises(NotReady):
-        await served.service.add(made())
+        await served.service.serve_model(make_model())
 
 
-async def test_removing_a_loading_model_stops_its_loading(serve, made):
+async def test_removing_a_loading_model_stops_its_loading(serve, make_model):
     served = await serve(names=MAIN)
-    other = made(load=30.0)
-    adding = asyncio.create_task(served.service.add(other))
+    other = make_model(load=30.0)
+    adding = asyncio.create_task(served.service.serve_model(other))
     await served.until(lambda: other.engine.state == "loading")
-    await served.service.remove(other)
+    await served.service.retire_model(other)
     with pytest.raises(EngineFailed):
         await adding
     assert other not in served.service.models
 
 
-def test_rejects_two_models_with_the_same_name(made):
+def test_rejects_two_models_with_the_same_name(make_model):
     with pytest.raises(ValueError, match="tiny"):
-        Service(ServerOptions(), [made(), made("x", "tiny")])
+        ModelRegistry(ServerOptions(), [make_model(), make_model("x", "tiny")])
 
 
-async def test_real_model_name_takes_precedence_over_a_placeholder(made):
-    service = Service(ServerOptions(), [made("main"), made("tgi")])
-    assert service.find("tgi").name == "tgi" and service.find("dummy").name == "main"
+async def test_real_model_name_takes_precedence_over_a_placeholder(make_model):
+    service = ModelRegistry(ServerOptions(), [make_model("main"), make_model("tgi")])
+    assert service.find_model("tgi").name == "tgi" and service.find_model("dummy").name == "main"
     with pytest.raises(UnknownModel) as error:
-        service.find("nope")
+        service.find_model("nope")
     assert error.value.served == ["main", "tgi"]
 
 
-def test_models_without_kv_memory_setting_share_the_rest(made, tmp_path):
-    models = [made("a"), made("b"), made("c")]
+def test_models_without_kv_memory_setting_share_the_rest(make_model, tmp_path):
+    models = [make_model("a"), make_model("b"), make_model("c")]
     for model, size in zip(models, (100, 20, 3), strict=True):
         model.settings.model = str(tmp_path / model.name)
         (tmp_path / model.name).mkdir()
         (tmp_path / model.name / "model.safetensors").write_bytes(bytes(size))
     models[2].settings.kv_memory = 1000
-    share(models)
+    divide_memory(models)
     assert [model.settings.kv_share for model in models] == [0.5] * 3
     assert [model.settings.set_aside for model in models] == [20 + 1003, 1003, 0]
 
 
 def test_named_reads_the_model_of_any_body_without_failing():
-    from parley.dialects.dialect import named
+    from parley.dialects.dialect import model_in_body
 
-    assert named(json.dumps({"prompt": [[1, 2]] * 99, "model": "m"}).encode()) == "m"
+    assert model_in_body(json.dumps({"prompt": [[1, 2]] * 99, "model": "m"}).encode()) == "m"
     for wrong in (b"", b"[]", b"{", b'{"model":1}', b'{"model":null}', b'{"x":"\xff"}', b"[" * 100_000):
-        assert named(wrong) == ""
+        assert model_in_body(wrong) == ""

@@ -8,23 +8,23 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from support.http_client import HELLO, INFO, concrete, request
+from support.http_client import HELLO_CHAT, MODEL_INFO, build_request, fill_path
 
 from parley.dialects.mounts import table, universal
-from parley.engine.messages import Outputs
+from parley.engine.messages import StepOutputs
 from parley.errors import NotReady
-from parley.text import ChatTemplate, Tokenizer, detect
-from parley.types import Output
+from parley.text import ChatTemplate, Tokenizer, detect_markup
+from parley.types import EngineOutput
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
-LONG = HELLO | {"max_tokens": 3000, "ignore_eos": True}
+LONG_CHAT = HELLO_CHAT | {"max_tokens": 3000, "ignore_eos": True}
 
 
 async def test_client_may_disconnect_before_its_body_is_complete(serve):
     served = await serve()
     connection = await served.connect()
-    await connection.send(request("POST", CHAT, HELLO)[:-5])
+    await connection.send(build_request("POST", CHAT, HELLO_CHAT)[:-5])
     await asyncio.sleep(0.05)
     connection.close()
     await served.until(lambda: not served.server.server_state.tasks)
@@ -36,30 +36,30 @@ async def test_client_may_disconnect_before_its_body_is_complete(serve):
 async def test_disconnect_while_queued_cancels_the_request(serve, stream, n):
     served = await serve(max_batch=1)
     before = await served.control()
-    served.engine.gate.clear()
+    served.engine.step_gate.clear()
     first, second = await served.connect(), await served.connect()
-    await first.send(request("POST", CHAT, LONG | {"stream": stream}))
-    await second.send(request("POST", CHAT, LONG | {"stream": stream, "n": n}))
-    await served.until(lambda: served.engine.in_flight == 2)
+    await first.send(build_request("POST", CHAT, LONG_CHAT | {"stream": stream}))
+    await second.send(build_request("POST", CHAT, LONG_CHAT | {"stream": stream, "n": n}))
+    await served.until(lambda: served.engine.open_stream_count == 2)
     second.close()
-    await served.until(lambda: served.engine.in_flight == 1)
+    await served.until(lambda: served.engine.open_stream_count == 1)
     first.close()
-    await served.until(lambda: served.engine.in_flight == 0)
-    served.engine.gate.set()
+    await served.until(lambda: served.engine.open_stream_count == 0)
+    served.engine.step_gate.set()
     await served.idle()
     assert await served.control() == before
 
 
-@pytest.mark.parametrize("body", [LONG, LONG | {"n": 4}], ids=["one", "four"])
+@pytest.mark.parametrize("body", [LONG_CHAT, LONG_CHAT | {"n": 4}], ids=["one", "four"])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_disconnect_during_decode_cancels_within_two_steps(serve, stream, body):
     served = await serve(tick=0.001)
     before = await served.control()
     connection = await served.connect()
-    await connection.send(request("POST", CHAT, body | {"stream": stream}))
+    await connection.send(build_request("POST", CHAT, body | {"stream": stream}))
     await served.until(lambda: served.engine.stats.generated_tokens > 40)
     connection.close()
-    await served.until(lambda: served.engine.in_flight == 0)
+    await served.until(lambda: served.engine.open_stream_count == 0)
     steps = served.engine.stats.steps
     await served.idle()
     assert served.engine.stats.steps - steps <= 2
@@ -69,7 +69,9 @@ async def test_disconnect_during_decode_cancels_within_two_steps(serve, stream, 
 async def test_disconnect_cancels_all_prompts_of_a_request(serve):
     served = await serve(tick=0.001)
     connection = await served.connect()
-    await connection.send(request("POST", TEXT, {"prompt": ["a", "b", "c"] * 20, "max_tokens": 3000, "stream": True}))
+    await connection.send(
+        build_request("POST", TEXT, {"prompt": ["a", "b", "c"] * 20, "max_tokens": 3000, "stream": True})
+    )
     await served.until(lambda: served.engine.stats.generated_tokens > 100)
     connection.close()
     await served.idle()
@@ -81,8 +83,8 @@ async def test_disconnects_at_random_moments_leave_no_request(serve):
 
     async def visit(number):
         connection = await served.connect()
-        body = LONG | {"stream": number % 2 == 0, "n": 1 + number % 3}
-        await connection.send(request("POST", CHAT, body)[: None if number % 7 else -20])
+        body = LONG_CHAT | {"stream": number % 2 == 0, "n": 1 + number % 3}
+        await connection.send(build_request("POST", CHAT, body)[: None if number % 7 else -20])
         await asyncio.sleep(0.0007 * (number % 50))
         connection.close()
 
@@ -94,14 +96,14 @@ async def test_disconnects_at_random_moments_leave_no_request(serve):
 
 async def test_full_queue_answers_429_at_once(serve):
     served = await serve(max_batch=1, max_queue=1)
-    served.engine.gate.clear()
-    waiting = [asyncio.create_task(served.post(CHAT, HELLO)) for _ in range(2)]
-    await served.until(lambda: served.model.held == 2)
-    answer = await served.post(CHAT, HELLO)
+    served.engine.step_gate.clear()
+    waiting = [asyncio.create_task(served.post(CHAT, HELLO_CHAT)) for _ in range(2)]
+    await served.until(lambda: served.model.used_slots == 2)
+    answer = await served.post(CHAT, HELLO_CHAT)
     assert answer.status == 429
     assert answer.error["code"] == "rate_limit_exceeded"
     assert int(answer.headers["retry-after"]) >= 1
-    served.engine.gate.set()
+    served.engine.step_gate.set()
     assert [a.status for a in await asyncio.gather(*waiting)] == [200, 200]
     await served.idle()
     assert await served.control()
@@ -109,28 +111,28 @@ async def test_full_queue_answers_429_at_once(serve):
 
 async def test_each_api_key_has_its_own_share_of_the_queue(serve):
     served = await serve(max_batch=1, max_queue=3, api_keys=("one", "two"))
-    served.engine.gate.clear()
+    served.engine.step_gate.clear()
     one, two = {"authorization": "Bearer one"}, {"x-api-key": "two"}
-    waiting = [asyncio.create_task(served.post(CHAT, HELLO, **one)) for _ in range(4)]
-    await served.until(lambda: served.model.held == 4)
-    assert (await served.post(CHAT, HELLO, **one)).status == 429
-    waiting += [asyncio.create_task(served.post(CHAT, HELLO | {"n": 2}, **two))]
-    await served.until(lambda: served.model.held == 6)
-    assert (await served.post(CHAT, HELLO, **two)).status == 429
-    assert (await served.post(CHAT, HELLO, **one)).status == 429
-    served.engine.gate.set()
+    waiting = [asyncio.create_task(served.post(CHAT, HELLO_CHAT, **one)) for _ in range(4)]
+    await served.until(lambda: served.model.used_slots == 4)
+    assert (await served.post(CHAT, HELLO_CHAT, **one)).status == 429
+    waiting += [asyncio.create_task(served.post(CHAT, HELLO_CHAT | {"n": 2}, **two))]
+    await served.until(lambda: served.model.used_slots == 6)
+    assert (await served.post(CHAT, HELLO_CHAT, **two)).status == 429
+    assert (await served.post(CHAT, HELLO_CHAT, **one)).status == 429
+    served.engine.step_gate.set()
     assert [answer.status for answer in await asyncio.gather(*waiting)] == [200] * 5
-    await served.until(lambda: not served.model.holders)
-    assert served.model.held == 0
+    await served.until(lambda: not served.model.tenant_slots)
+    assert served.model.used_slots == 0
 
 
 async def test_each_prompt_and_choice_takes_a_place_in_the_queue(serve):
     served = await serve(max_batch=4, max_queue=0)
-    served.engine.gate.clear()
+    served.engine.step_gate.clear()
     waiting = asyncio.create_task(served.post(TEXT, {"prompt": ["a", "b"], "n": 2, "max_tokens": 2}))
-    await served.until(lambda: served.model.held == 4)
-    assert (await served.post(CHAT, HELLO)).status == 429
-    served.engine.gate.set()
+    await served.until(lambda: served.model.used_slots == 4)
+    assert (await served.post(CHAT, HELLO_CHAT)).status == 429
+    served.engine.step_gate.set()
     assert len((await waiting).json["choices"]) == 4
     await served.idle()
 
@@ -182,7 +184,7 @@ async def test_prompt_and_answer_may_fill_the_context_exactly(serve):
 
 async def test_chat_without_max_tokens_may_fill_the_context(serve):
     served = await serve(reply=lambda work, index: [70] * work.max_tokens)
-    usage = (await served.post(CHAT, {"messages": HELLO["messages"]})).json["usage"]
+    usage = (await served.post(CHAT, {"messages": HELLO_CHAT["messages"]})).json["usage"]
     assert usage["total_tokens"] == 4096
 
 
@@ -224,13 +226,13 @@ async def test_prompt_logprobs_come_before_any_text_of_a_stream(serve):
 
 async def test_engine_error_before_the_first_byte_is_a_status(serve):
     served = await serve()
-    served.engine.gate.clear()
+    served.engine.step_gate.clear()
     for stream in (False, True):
-        asking = asyncio.create_task(served.post(CHAT, LONG | {"stream": stream}))
-        await served.until(lambda: served.engine.in_flight == 1)
-        (id,) = served.engine._streams
-        output = Output(id, 0, finish="error", error="The logits were not numbers.")
-        served.engine._deliver(Outputs([output], served.engine.stats))
+        asking = asyncio.create_task(served.post(CHAT, LONG_CHAT | {"stream": stream}))
+        await served.until(lambda: served.engine.open_stream_count == 1)
+        (stream_id,) = served.engine._streams
+        output = EngineOutput(stream_id, 0, finish_reason="error", error="The logits were not numbers.")
+        served.engine._deliver_outputs(StepOutputs([output], served.engine.stats))
         answer = await asking
         assert (answer.status, answer.error["type"]) == (500, "server_error")
         assert answer.error["message"] == "The logits were not numbers."
@@ -240,10 +242,12 @@ async def test_engine_error_before_the_first_byte_is_a_status(serve):
 
 async def test_failed_choice_fails_the_request_and_cancels_the_others(serve):
     served = await serve(tick=0.001)
-    asking = asyncio.create_task(served.post(CHAT, LONG | {"stream": True, "n": 3}))
+    asking = asyncio.create_task(served.post(CHAT, LONG_CHAT | {"stream": True, "n": 3}))
     await served.until(lambda: served.engine.stats.generated_tokens > 60)
-    (id,) = served.engine._streams
-    served.engine._deliver(Outputs([Output(id, 1, finish="error", error="Broken.")], served.engine.stats))
+    (stream_id,) = served.engine._streams
+    served.engine._deliver_outputs(
+        StepOutputs([EngineOutput(stream_id, 1, finish_reason="error", error="Broken.")], served.engine.stats)
+    )
     answer = await asking
     assert answer.events[-1] == {"error": {"message": "Broken.", "type": "server_error", "param": None, "code": None}}
     await served.idle()
@@ -251,18 +255,18 @@ async def test_failed_choice_fails_the_request_and_cancels_the_others(serve):
 
 async def test_engine_crash_ends_every_stream_and_readiness(serve):
     served = await serve(tick=0.001)
-    streams = [asyncio.create_task(served.post(CHAT, LONG | {"stream": True})) for _ in range(20)]
-    whole = asyncio.create_task(served.post(CHAT, LONG))
+    streams = [asyncio.create_task(served.post(CHAT, LONG_CHAT | {"stream": True})) for _ in range(20)]
+    whole = asyncio.create_task(served.post(CHAT, LONG_CHAT))
     await served.until(lambda: served.engine.stats.generated_tokens > 500)
-    served.engine.crash("The engine process was killed by SIGKILL.")
+    served.engine.crash_engine("The engine process was killed by SIGKILL.")
     for answer in await asyncio.gather(*streams):
         assert answer.status == 200
         assert "SIGKILL" in answer.events[-1]["error"]["message"]
     assert (await whole).status == 503
-    assert (await served.post(CHAT, HELLO)).status == 503
+    assert (await served.post(CHAT, HELLO_CHAT)).status == 503
     assert (await served.get("/health/ready")).status == 503
     assert (await served.get("/health/live")).status == 200
-    await served.until(lambda: not served.service.open)
+    await served.until(lambda: not served.service.open_requests)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -299,10 +303,10 @@ async def test_every_choice_ends_once_even_if_the_engine_crashes(serve, seed):
     asking = [asyncio.create_task(ask()) for _ in range(40)]
     await asyncio.sleep(0.05 + 0.1 * seed)
     if seed:
-        served.engine.crash()
+        served.engine.crash_engine()
     await asyncio.gather(*asking)
-    await served.until(lambda: not served.service.open)
-    assert served.model.held == 0 and not served.engine.in_flight
+    await served.until(lambda: not served.service.open_requests)
+    assert served.model.used_slots == 0 and not served.engine.open_stream_count
 
 
 # -- shutdown
@@ -310,11 +314,11 @@ async def test_every_choice_ends_once_even_if_the_engine_crashes(serve, seed):
 
 async def test_drain_finishes_running_streams_and_rejects_new_requests(serve):
     served = await serve(tick=0.001)
-    running = asyncio.create_task(served.post(CHAT, LONG | {"max_tokens": 200, "stream": True}))
+    running = asyncio.create_task(served.post(CHAT, LONG_CHAT | {"max_tokens": 200, "stream": True}))
     await served.until(lambda: served.engine.stats.generated_tokens > 20)
-    draining = asyncio.create_task(served.service.drain())
-    await served.until(lambda: served.service.draining)
-    refused = await served.post(CHAT, HELLO)
+    draining = asyncio.create_task(served.service.drain_models())
+    await served.until(lambda: served.service.shutting_down)
+    refused = await served.post(CHAT, HELLO_CHAT)
     assert (refused.status, "retry-after" in refused.headers) == (503, True)
     ready = await served.get("/health/ready")
     assert (ready.status, ready.json["status"]) == (503, "draining")
@@ -328,12 +332,12 @@ async def test_drain_finishes_running_streams_and_rejects_new_requests(serve):
 async def test_drain_timeout_fails_running_requests(serve, stream):
     served = await serve(tick=0.001, drain=0.05)
     bodies = [
-        (CHAT, LONG | {"stream": stream}),
+        (CHAT, LONG_CHAT | {"stream": stream}),
         (TEXT, {"prompt": ["a", "b"], "max_tokens": 3000, "stream": stream}),
     ]
     running = [asyncio.create_task(served.post(path, body)) for path, body in bodies]
     await served.until(lambda: served.engine.stats.generated_tokens > 60)
-    await served.service.drain()
+    await served.service.drain_models()
     for answer in await asyncio.gather(*running):
         error = answer.events[-1]["error"] if stream else answer.error
         assert "shutting down" in error["message"]
@@ -343,20 +347,20 @@ async def test_drain_timeout_fails_running_requests(serve, stream):
 
 async def test_drain_timeout_fails_queued_requests(serve):
     served = await serve(drain=0.01)
-    served.engine.gate.clear()
-    waiting = asyncio.create_task(served.post(CHAT, HELLO | {"stream": True}))
-    await served.until(lambda: served.engine.in_flight == 1)
-    await served.service.drain()
+    served.engine.step_gate.clear()
+    waiting = asyncio.create_task(served.post(CHAT, HELLO_CHAT | {"stream": True}))
+    await served.until(lambda: served.engine.open_stream_count == 1)
+    await served.service.drain_models()
     assert (await waiting).status == 503
-    assert served.engine.in_flight == 0
+    assert served.engine.open_stream_count == 0
 
 
 async def test_aborted_request_reports_its_reason(serve):
     served = await serve()
-    served.engine.gate.clear()
-    waiting = asyncio.create_task(served.post(CHAT, HELLO))
-    await served.until(lambda: len(served.service.open) == 1)
-    next(iter(served.service.open)).abort(NotReady("Because."))
+    served.engine.step_gate.clear()
+    waiting = asyncio.create_task(served.post(CHAT, HELLO_CHAT))
+    await served.until(lambda: len(served.service.open_requests) == 1)
+    next(iter(served.service.open_requests)).fail_request(NotReady("Because."))
     assert (await waiting).error["message"] == "Because."
 
 
@@ -364,14 +368,14 @@ async def test_aborted_request_reports_its_reason(serve):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("body", [LONG, LONG | {"n": 2}], ids=["one", "two"])
+@pytest.mark.parametrize("body", [LONG_CHAT, LONG_CHAT | {"n": 2}], ids=["one", "two"])
 async def test_stopped_request_returns_its_text_so_far(serve, stream, body):
     served = await serve(tick=0.001)
-    asked = asyncio.create_task(served.post(CHAT, body | {"stream": stream}))
+    pending = asyncio.create_task(served.post(CHAT, body | {"stream": stream}))
     await served.until(lambda: served.engine.stats.generated_tokens > 40)
-    (generation,) = served.service.open
-    generation.stop()
-    answer = await asked
+    (generation,) = served.service.open_requests
+    generation.finish_early()
+    answer = await pending
     assert answer.status == 200
     assert answer.body.count(b'"finish_reason":"abort"') == body.get("n", 1)
     await served.idle()
@@ -380,7 +384,7 @@ async def test_stopped_request_returns_its_text_so_far(serve, stream, body):
 @pytest.mark.parametrize("stream", [False, True])
 async def test_max_time_returns_the_text_so_far(serve, stream):
     served = await serve(tick=0.001)
-    answer = await served.post(CHAT, LONG | {"stream": stream, "max_time": 0.1})
+    answer = await served.post(CHAT, LONG_CHAT | {"stream": stream, "max_time": 0.1})
     assert answer.status == 200 and answer.body.count(b'"finish_reason":"length"') == 1
     await served.idle()
     ranked = {"prompt": "a", "max_tokens": 3000, "best_of": 3, "n": 1, "stream": stream, "max_time": 0.1}
@@ -390,25 +394,25 @@ async def test_max_time_returns_the_text_so_far(serve, stream):
         answer = await served.post(TEXT, searched | {"max_time": 0.05} | more)
         ended = answer.body.count(b'"finish_reason":"length"')
         assert (answer.status, ended) == (200, 4 if "prompt" in more else 2), answer.body
-    served.engine.gate.clear()  # the time ends before the first token
-    none = await served.post(CHAT, LONG | {"max_time": 0.05, "n": 2})
-    assert [choice["finish_reason"] for choice in none.json["choices"]] == ["length"] * 2
-    assert none.json["usage"]["completion_tokens"] == 0
-    served.engine.gate.set()
+    served.engine.step_gate.clear()  # the time ends before the first token
+    unstarted = await served.post(CHAT, LONG_CHAT | {"max_time": 0.05, "n": 2})
+    assert [choice["finish_reason"] for choice in unstarted.json["choices"]] == ["length"] * 2
+    assert unstarted.json["usage"]["completion_tokens"] == 0
+    served.engine.step_gate.set()
     await served.idle()
 
 
 async def test_request_timeout_header_ends_a_request_with_408(serve):
     served = await serve(tick=0.001)
-    late = await served.call("POST", CHAT, LONG, {"x-request-timeout": "0.05"})
+    late = await served.call("POST", CHAT, LONG_CHAT, {"x-request-timeout": "0.05"})
     assert late.status == 408 and "the time that the request allowed" in late.error["message"]
-    for path, body in (("/tgi/generate", {"inputs": "a", "parameters": {"max_new_tokens": 3000}}), (CHAT, LONG)):
-        served.engine.gate.clear()  # the limit applies to queued requests too
+    for path, body in (("/tgi/generate", {"inputs": "a", "parameters": {"max_new_tokens": 3000}}), (CHAT, LONG_CHAT)):
+        served.engine.step_gate.clear()  # the limit applies to queued requests too
         assert (await served.call("POST", path, body, {"x-request-timeout": "0.05"})).status == 408
-        served.engine.gate.set()
-    assert (await served.call("POST", CHAT, HELLO, {"x-request-timeout": "60"})).status == 200
+        served.engine.step_gate.set()
+    assert (await served.call("POST", CHAT, HELLO_CHAT, {"x-request-timeout": "60"})).status == 200
     for wrong in ("0", "-1", "soon", "1e3", "9" * 40):
-        refused = await served.call("POST", CHAT, HELLO, {"x-request-timeout": wrong})
+        refused = await served.call("POST", CHAT, HELLO_CHAT, {"x-request-timeout": wrong})
         assert refused.status == 400 and "X-Request-Timeout" in refused.error["message"]
         assert wrong[:20] in refused.error["message"] and "1000000000" in refused.error["message"]
     await served.idle()
@@ -418,17 +422,17 @@ async def test_cuts_off_an_http_client_that_does_not_read(serve):
     served = await serve(
         reply=lambda work, index: [70] * work.max_tokens,
         write_timeout=0.2,
-        info=msgspec.structs.replace(INFO, max_model_len=1 << 17),
+        info=msgspec.structs.replace(MODEL_INFO, max_model_len=1 << 17),
         body_limit=1 << 26,
     )
     before = await served.control()
     connection = await served.connect()
     connection.writer.transport.pause_reading()
     body = {"prompt": [70] * 1000, "max_tokens": 60_000, "stream": True, "logprobs": 5}
-    await connection.send(request("POST", TEXT, body))
-    await served.until(lambda: served.engine.in_flight == 1)
+    await connection.send(build_request("POST", TEXT, body))
+    await served.until(lambda: served.engine.open_stream_count == 1)
     for _ in range(100):
-        if not served.engine.in_flight:
+        if not served.engine.open_stream_count:
             break
         await asyncio.sleep(0.1)
     await served.idle()
@@ -439,12 +443,12 @@ async def test_cuts_off_an_http_client_that_does_not_read(serve):
 
 async def test_silent_stream_gets_ping_comments(serve):
     served = await serve(ping_interval=0.02)
-    served.engine.gate.clear()
+    served.engine.step_gate.clear()
     connection = await served.connect()
-    await connection.send(request("POST", CHAT, HELLO | {"stream": True}))
+    await connection.send(build_request("POST", CHAT, HELLO_CHAT | {"stream": True}))
     assert (await connection.head())[0] == 200
     assert b": ping\n\n" in await connection.reader.readuntil(b"ping\n\n")
-    served.engine.gate.set()
+    served.engine.step_gate.set()
     rest = await connection.reader.readuntil(b"[DONE]\n\n")
     assert b'"finish_reason":"length"' in rest
     connection.close()
@@ -454,7 +458,7 @@ async def test_connection_serves_several_requests_in_turn(serve):
     served = await serve()
     connection = await served.connect()
     for stream in (True, False, True):
-        await connection.send(request("POST", CHAT, HELLO | {"stream": stream}))
+        await connection.send(build_request("POST", CHAT, HELLO_CHAT | {"stream": stream}))
         answer = await connection.answer()
         assert answer.status == 200
         assert answer.events if stream else answer.json
@@ -465,7 +469,7 @@ async def test_pipelined_requests_are_answered_in_order(serve):
     served = await serve()
     connection = await served.connect()
     bodies = [{"prompt": f"p{number}", "max_tokens": 2} for number in range(3)]
-    await connection.send(b"".join(request("POST", TEXT, body) for body in bodies))
+    await connection.send(b"".join(build_request("POST", TEXT, body) for body in bodies))
     texts = [json.loads((await connection.answer()).body)["choices"][0]["text"] for _ in bodies]
     assert texts == ["p0", "p1", "p2"]
     connection.close()
@@ -473,31 +477,31 @@ async def test_pipelined_requests_are_answered_in_order(serve):
 
 # -- reasoning, content and tool calls
 
-THINKER = (
+REASONING_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
     "{% if not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% if tools %}<tool_call></tool_call>{% endif %}"
 )
-CALLING = (
+REASONING_AND_CALL = (
     '<think>\nWhat is it?\n</think>\n\nLet me see.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 )
 
 
 @pytest.fixture
-async def thinker(serve, folder):
+async def reasoning_server(serve, folder):
     """A server whose model thinks and calls a tool."""
-    tokenizer = Tokenizer.load(folder)
-    served = await serve(reply=lambda work, index: tokenizer.encode(CALLING, False))
-    served.model.language.template = ChatTemplate({"default": THINKER})
-    served.model.language.markup = detect(THINKER)
+    tokenizer = Tokenizer.from_folder(folder)
+    served = await serve(reply=lambda work, index: tokenizer.encode(REASONING_AND_CALL, False))
+    served.model.text_pipeline.template = ChatTemplate({"default": REASONING_TEMPLATE})
+    served.model.text_pipeline.markup = detect_markup(REASONING_TEMPLATE)
     return served
 
 
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}]
 
 
-async def test_chat_splits_reasoning_content_and_tool_calls(thinker):
-    body = HELLO | {"tools": TOOLS, "max_tokens": 500, "chat_template_kwargs": {"enable_thinking": True}}
-    choice = (await thinker.post(CHAT, body)).json["choices"][0]
+async def test_chat_splits_reasoning_content_and_tool_calls(reasoning_server):
+    body = HELLO_CHAT | {"tools": TOOLS, "max_tokens": 500, "chat_template_kwargs": {"enable_thinking": True}}
+    choice = (await reasoning_server.post(CHAT, body)).json["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
     message = choice["message"]
     assert message["reasoning_content"].strip() == "What is it?"
@@ -507,10 +511,12 @@ async def test_chat_splits_reasoning_content_and_tool_calls(thinker):
     assert json.loads(call["function"]["arguments"]) == {"a": 1}
 
 
-async def test_streamed_reasoning_and_tool_calls_equal_the_whole_answer(thinker):
-    body = HELLO | {"tools": TOOLS, "max_tokens": 500, "reasoning_effort": "high"}
-    message = (await thinker.post(CHAT, body)).json["choices"][0]["message"]
-    events = (await thinker.post(CHAT, body | {"stream": True, "stream_options": {"include_usage": True}})).events
+async def test_streamed_reasoning_and_tool_calls_equal_the_whole_answer(reasoning_server):
+    body = HELLO_CHAT | {"tools": TOOLS, "max_tokens": 500, "reasoning_effort": "high"}
+    message = (await reasoning_server.post(CHAT, body)).json["choices"][0]["message"]
+    events = (
+        await reasoning_server.post(CHAT, body | {"stream": True, "stream_options": {"include_usage": True}})
+    ).events
     deltas = [event["choices"][0]["delta"] for event in events[:-1]]
     assert "".join(delta.get("reasoning_content", "") for delta in deltas) == message["reasoning_content"]
     assert "".join(delta.get("content", "") for delta in deltas) == message["content"]
@@ -522,31 +528,37 @@ async def test_streamed_reasoning_and_tool_calls_equal_the_whole_answer(thinker)
     assert events[-1]["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
 
 
-CHATS = [concrete(path) for way, path in table(universal()) if way == "POST" and path.endswith("chat/completions")]
+ALL_CHAT_PATHS = [
+    fill_path(path) for way, path in table(universal()) if way == "POST" and path.endswith("chat/completions")
+]
 
 
-@pytest.mark.parametrize("path", CHATS)
-async def test_truncated_tool_call_finishes_with_length_in_every_api(thinker, folder, path):
-    cut = len(Tokenizer.load(folder).encode(CALLING[: CALLING.index("1}}")], False))
+@pytest.mark.parametrize("path", ALL_CHAT_PATHS)
+async def test_truncated_tool_call_finishes_with_length_in_every_api(reasoning_server, folder, path):
+    cut = len(Tokenizer.from_folder(folder).encode(REASONING_AND_CALL[: REASONING_AND_CALL.index("1}}")], False))
     for tokens, reasons in ((cut, {"length"}), (500, {"tool_calls", "stop"})):
-        body = HELLO | {"tools": TOOLS, "max_tokens": tokens}
-        (choice,) = (await thinker.post(path, body)).json["choices"]
+        body = HELLO_CHAT | {"tools": TOOLS, "max_tokens": tokens}
+        (choice,) = (await reasoning_server.post(path, body)).json["choices"]
         assert choice["finish_reason"] in reasons and choice["message"]["tool_calls"][0]["function"]["name"] == "add"
-        events = (await thinker.post(path, body | {"stream": True})).events
-        told = [each["finish_reason"] for event in events for each in event["choices"] if each["finish_reason"]]
-        assert set(told) <= reasons and (told or "tgi" in path)  # TGI's streamed calls have no finish_reason
+        events = (await reasoning_server.post(path, body | {"stream": True})).events
+        finish_reasons = [
+            each["finish_reason"] for event in events for each in event["choices"] if each["finish_reason"]
+        ]
+        assert set(finish_reasons) <= reasons and (
+            finish_reasons or "tgi" in path
+        )  # TGI's streamed calls have no finish_reason
 
 
-async def test_tool_call_is_plain_text_without_tools(thinker):
-    message = (await thinker.post(CHAT, HELLO | {"max_tokens": 500})).json["choices"][0]["message"]
+async def test_tool_call_is_plain_text_without_tools(reasoning_server):
+    message = (await reasoning_server.post(CHAT, HELLO_CHAT | {"max_tokens": 500})).json["choices"][0]["message"]
     assert "<tool_call>" in message["content"] and "tool_calls" not in message
-    answer = await thinker.post(CHAT, HELLO | {"max_tokens": 500, "tools": TOOLS, "tool_choice": "none"})
+    answer = await reasoning_server.post(CHAT, HELLO_CHAT | {"max_tokens": 500, "tools": TOOLS, "tool_choice": "none"})
     assert "tool_calls" not in answer.json["choices"][0]["message"]
 
 
-async def test_completions_keep_reasoning_and_tool_calls_in_the_text(thinker):
-    choice = (await thinker.post(TEXT, {"prompt": "a", "max_tokens": 500})).json["choices"][0]
-    assert choice["text"] == CALLING
+async def test_completions_keep_reasoning_and_tool_calls_in_the_text(reasoning_server):
+    choice = (await reasoning_server.post(TEXT, {"prompt": "a", "max_tokens": 500})).json["choices"][0]
+    assert choice["text"] == REASONING_AND_CALL
 
 
 # -- huge texts

@@ -6,8 +6,8 @@ import re
 import threading
 
 import pytest
-from support.http_client import HELLO, Served, concrete
-from support.metrics_page import value
+from support.http_client import HELLO_CHAT, RunningServer, fill_path
+from support.metrics_page import metric_value
 
 from parley import __version__
 from parley.dialects.mounts import alone, universal
@@ -18,21 +18,21 @@ from parley.serving.app import App
 KEY = "sk-right-key-0123456789"
 
 
-def table(served: Served) -> list[tuple[str, str, str]]:
+def all_routes(served: RunningServer) -> list[tuple[str, str, str]]:
     """List method, path and kind of every route."""
     app = App(served.service, universal(), "127.0.0.1")
-    return [(method, concrete(path), e.route.kind) for (method, path), e in app.endpoints.items()]
+    return [(method, fill_path(path), e.route.kind) for (method, path), e in app.route_table.items()]
 
 
 async def test_every_route_has_a_handler(serve):
     served = await serve()
-    assert {kind for _, _, kind in table(served)} <= served.parts.handlers.keys()
+    assert {kind for _, _, kind in all_routes(served)} <= served.parts.handlers.keys()
 
 
 async def test_only_probes_answer_without_a_key(serve):
     served = await serve(api_keys=(KEY,))
-    assert len(table(served)) > 20
-    for method, path, kind in table(served):
+    assert len(all_routes(served)) > 20
+    for method, path, kind in all_routes(served):
         answer = await served.call(method, path)
         if kind in ("live", "ready") or path.endswith(("/health", "/ping")):
             assert answer.status == 200, path
@@ -106,7 +106,7 @@ async def test_rejects_a_missing_key_before_reading_the_body(serve):
     connection.close()
 
 
-CHANGES = [
+ADMIN_ROUTES = [
     ("POST", "/v1/load_lora_adapter"),
     ("POST", "/v1/unload_lora_adapter"),
     ("POST", "/reset_prefix_cache"),
@@ -115,7 +115,7 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize("place", CHANGES, ids=str)
+@pytest.mark.parametrize("place", ADMIN_ROUTES, ids=str)
 async def test_routes_that_change_the_server_require_an_admin_key(serve, place):
     served = await serve(api_keys=(KEY,), admin_keys=("chief", "deputy"), lora_root="/")
     assert (await served.call(*place)).status == 401
@@ -128,7 +128,7 @@ async def test_routes_that_change_the_server_require_an_admin_key(serve, place):
 
 async def test_admin_keys_alone_leave_other_routes_open(serve):
     served = await serve(admin_keys=("chief",))
-    assert (await served.post("/v1/chat/completions", HELLO)).status == 200
+    assert (await served.post("/v1/chat/completions", HELLO_CHAT)).status == 200
     assert (await served.get("/api/2.0/serving-endpoints")).status == 200
     assert (await served.post("/reset_prefix_cache")).status == 401
     assert (await served.post("/reset_prefix_cache", **{"x-api-key": KEY})).status == 403
@@ -140,7 +140,7 @@ async def test_mindie_commands_and_stop_require_an_admin_key(serve):
     for method, path in (("POST", "/v1/engine-server/fault-handling-command"), ("GET", "/stopService")):
         answer = await served.call(method, path, None, {"x-api-key": KEY})
         assert answer.status == 403 and "--admin-key-file" in answer.json["error"], path
-    assert (await served.get("/health", **{"x-api-key": KEY})).status == 200 and not served.service.draining
+    assert (await served.get("/health", **{"x-api-key": KEY})).status == 200 and not served.service.shutting_down
 
 
 async def test_missing_and_wrong_keys_have_different_error_codes(serve):
@@ -154,7 +154,7 @@ async def test_missing_and_wrong_keys_have_different_error_codes(serve):
 
 async def test_unknown_path_is_404_and_names_method_and_path(serve):
     served = await serve()
-    answer = await served.post("/v1/chat/completion", HELLO)
+    answer = await served.post("/v1/chat/completion", HELLO_CHAT)
     assert (answer.status, answer.error["code"]) == (404, "unknown_url")
     assert "POST" in answer.error["message"] and "/v1/chat/completion" in answer.error["message"]
 
@@ -193,16 +193,16 @@ async def test_model_names_with_slashes_work_in_paths_and_bodies(serve):
     assert (await served.get("/v1/models/")).status == 404
     answer = await served.get("/v1/models/org%2Fother")
     assert (answer.status, answer.error["code"]) == (404, "model_not_found")
-    said = await served.post("/v1/chat/completions", HELLO | {"model": "alias"})
-    assert said.json["model"] == "alias"
-    assert (await served.post("/v1/chat/completions", HELLO | {"model": None})).json["model"] == "org/model"
-    assert (await served.post("/v1/chat/completions", HELLO)).status == 404
+    chat = await served.post("/v1/chat/completions", HELLO_CHAT | {"model": "alias"})
+    assert chat.json["model"] == "alias"
+    assert (await served.post("/v1/chat/completions", HELLO_CHAT | {"model": None})).json["model"] == "org/model"
+    assert (await served.post("/v1/chat/completions", HELLO_CHAT)).status == 404
 
 
 async def test_openai_routes_answer_under_their_own_prefix(serve):
     served = await serve()
     assert (await served.get("/openai/v1/models")).json["data"][0]["id"] == "tiny"
-    assert (await served.post("/openai/v1/chat/completions", HELLO)).status == 200
+    assert (await served.post("/openai/v1/chat/completions", HELLO_CHAT)).status == 200
     assert (await served.get("/openai/nowhere")).error["code"] == "unknown_url"
 
 
@@ -211,12 +211,12 @@ async def test_openai_routes_answer_under_their_own_prefix(serve):
 
 async def test_answers_carry_request_id_and_openai_headers(serve):
     served = await serve()
-    answer = await served.post("/v1/chat/completions", HELLO)
+    answer = await served.post("/v1/chat/completions", HELLO_CHAT)
     assert re.fullmatch(r"req_[0-9a-f]{32}", answer.headers["x-request-id"])
     assert answer.headers["openai-version"] == "2020-10-01"
     assert answer.headers["openai-processing-ms"].isdigit()
     assert answer.headers["content-type"] == "application/json"
-    stream = await served.post("/v1/chat/completions", HELLO | {"stream": True})
+    stream = await served.post("/v1/chat/completions", HELLO_CHAT | {"stream": True})
     assert stream.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert stream.headers["cache-control"] == "no-cache"
 
@@ -286,8 +286,8 @@ async def test_placeholder_model_names_mean_the_served_model(serve):
 
 async def test_only_allowed_origins_get_cors_headers(serve):
     served = await serve(cors=("https://app.example",), api_keys=(KEY,))
-    ask = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
-    answer = await served.call("OPTIONS", "/v1/models", None, {"origin": "https://app.example", **ask})
+    preflight = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    answer = await served.call("OPTIONS", "/v1/models", None, {"origin": "https://app.example", **preflight})
     assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, "https://app.example")
     answer = await served.get("/v1/models", origin="https://app.example", authorization=f"Bearer {KEY}")
     assert answer.headers["access-control-allow-origin"] == "https://app.example"
@@ -312,12 +312,12 @@ async def test_version_load_and_health_routes_answer(serve):
 async def test_tokenize_and_detokenize_round_trip(serve):
     served = await serve()
     text = "The quick 🦊 said “hé”"
-    made = (await served.post("/tokenize", {"prompt": text, "return_token_strs": True})).json
-    assert made["count"] == len(made["tokens"]) == len(made["token_strs"])
-    assert made["max_model_len"] == 4096
-    assert (await served.post("/detokenize", {"tokens": made["tokens"]})).json == {"prompt": text}
-    chat = (await served.post("/tokenize", {"messages": HELLO["messages"]})).json
-    usage = (await served.post("/v1/chat/completions", HELLO)).json["usage"]
+    tokenized = (await served.post("/tokenize", {"prompt": text, "return_token_strs": True})).json
+    assert tokenized["count"] == len(tokenized["tokens"]) == len(tokenized["token_strs"])
+    assert tokenized["max_model_len"] == 4096
+    assert (await served.post("/detokenize", {"tokens": tokenized["tokens"]})).json == {"prompt": text}
+    chat = (await served.post("/tokenize", {"messages": HELLO_CHAT["messages"]})).json
+    usage = (await served.post("/v1/chat/completions", HELLO_CHAT)).json["usage"]
     assert chat["count"] == usage["prompt_tokens"]
     assert (await served.post("/tokenize", {"prompt": ""})).json["count"] == 0
     answer = await served.post("/detokenize", {"tokens": [5, 10_000]})
@@ -327,28 +327,28 @@ async def test_tokenize_and_detokenize_round_trip(serve):
 
 async def test_huge_texts_are_tokenized_one_at_a_time(serve, monkeypatch):
     """Each of them needs a hundred times its size in memory; small texts do not wait for them."""
-    served, running, small = await serve(), [], threading.Event()
-    tokenized, most = handlers._tokenized, []
+    served, running, small_answered = await serve(), [], threading.Event()
+    tokenized, concurrency = handlers._tokenize_prompt, []
 
-    def counted(model, wish):
-        if len(wish.prompt.text) > handlers.HUGE:
-            running.append(wish)
-            most.append(len(running))
-            assert small.wait(30)
+    def counting_tokenize(model, request):
+        if len(request.prompt.text) > handlers.HUGE_TEXT:
+            running.append(request)
+            concurrency.append(len(running))
+            assert small_answered.wait(30)
             running.pop()
-        return tokenized(model, wish)
+        return tokenized(model, request)
 
-    monkeypatch.setattr(handlers, "_tokenized", counted)
-    monkeypatch.setattr(handlers, "HUGE", 20_000)
+    monkeypatch.setattr(handlers, "_tokenize_prompt", counting_tokenize)
+    monkeypatch.setattr(handlers, "HUGE_TEXT", 20_000)
     huge = [
-        asyncio.create_task(served.post("/tokenize", {"prompt": "a" * handlers.HUGE + letters}))
+        asyncio.create_task(served.post("/tokenize", {"prompt": "a" * handlers.HUGE_TEXT + letters}))
         for letters in ("b", "bc", "bcd")
     ]
     assert (await served.post("/tokenize", {"prompt": "abc"})).json["count"] == 3
-    while not most:
+    while not concurrency:
         await asyncio.sleep(0.01)
-    small.set()
-    assert [(await task).json["count"] - handlers.HUGE for task in huge] == [1, 2, 3] and most == [1, 1, 1]
+    small_answered.set()
+    assert [(await task).json["count"] - handlers.HUGE_TEXT for task in huge] == [1, 2, 3] and concurrency == [1, 1, 1]
 
 
 async def test_tokenizer_info_requires_its_option(serve):
@@ -373,7 +373,7 @@ async def test_loading_server_is_live_but_not_ready(serve):
     assert (await served.get("/health")).status == 503
     assert (await served.get("/v1/models")).json["data"][0]["max_model_len"] is None
     assert b"parley:ready{" in (await served.get("/metrics")).body
-    await served.until(lambda: served.service.refusal() is None)
+    await served.until(lambda: served.service.unready_error() is None)
     assert await served.control()
     assert (await served.get("/v1/models")).json["data"][0]["max_model_len"] == 4096
 
@@ -382,28 +382,28 @@ async def test_readiness_reports_an_engine_that_failed_to_start(serve):
     served = await serve(failure="The weights are broken.", wait=False)
     await served.until(lambda: served.engine.state == "failed")
     with pytest.raises(EngineFailed):
-        await served.engine.ready()
+        await served.engine.wait_until_ready()
     ready = await served.get("/health/ready")
     assert (ready.status, ready.json["status"]) == (503, "failed")
 
 
 async def test_metrics_count_requests_tokens_and_responses(serve):
     served = await serve()
-    await served.post("/v1/chat/completions", HELLO)
+    await served.post("/v1/chat/completions", HELLO_CHAT)
     await served.post("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 3, "n": 2})
     await served.post("/v1/completions", {"prompt": 5})
     page = (await served.get("/metrics")).body.decode()
     common = 'model_name="tiny",engine="0"'
-    assert value(page, f'vllm:request_success_total{{{common},finished_reason="length"}}') == 5
-    assert value(page, f"vllm:time_to_first_token_seconds_count{{{common}}}") == 2
-    assert value(page, f'vllm:time_to_first_token_seconds_bucket{{{common},le="+Inf"}}') == 2
-    assert value(page, f"vllm:request_generation_tokens_sum{{{common}}}") == 8 + 4 * 3
-    assert value(page, f"vllm:inter_token_latency_seconds_count{{{common}}}") == 7 + 4 * 2
-    assert value(page, f"vllm:generation_tokens_total{{{common}}}") == 20
-    assert value(page, f"vllm:num_requests_running{{{common}}}") == 0
-    assert value(page, f"vllm:kv_cache_usage_perc{{{common}}}") == 0
-    assert value(page, 'parley:http_responses_total{status="400"}') == 1
-    assert value(page, 'parley:ready{model_name="tiny"}') == 1
+    assert metric_value(page, f'vllm:request_success_total{{{common},finished_reason="length"}}') == 5
+    assert metric_value(page, f"vllm:time_to_first_token_seconds_count{{{common}}}") == 2
+    assert metric_value(page, f'vllm:time_to_first_token_seconds_bucket{{{common},le="+Inf"}}') == 2
+    assert metric_value(page, f"vllm:request_generation_tokens_sum{{{common}}}") == 8 + 4 * 3
+    assert metric_value(page, f"vllm:inter_token_latency_seconds_count{{{common}}}") == 7 + 4 * 2
+    assert metric_value(page, f"vllm:generation_tokens_total{{{common}}}") == 20
+    assert metric_value(page, f"vllm:num_requests_running{{{common}}}") == 0
+    assert metric_value(page, f"vllm:kv_cache_usage_perc{{{common}}}") == 0
+    assert metric_value(page, 'parley:http_responses_total{status="400"}') == 1
+    assert metric_value(page, 'parley:ready{model_name="tiny"}') == 1
 
 
 async def test_metrics_page_is_in_prometheus_format(serve):
@@ -418,16 +418,16 @@ async def test_metrics_page_is_in_prometheus_format(serve):
 
 
 async def test_access_log_lines_cannot_be_forged(serve, caplog):
-    from parley.web.logs import Json, Plain
+    from parley.web.logs import JsonFormatter, TextFormatter
 
     served = await serve(access_log=True)
     with caplog.at_level("INFO", logger="parley.access"):
         await served.get("/x%0a12:00:00%20forged%1b[31m")
-        await served.post("/v1/chat/completions", HELLO)
+        await served.post("/v1/chat/completions", HELLO_CHAT)
         await served.until(lambda: len(caplog.records) == 2)
     missing, chat = caplog.records
-    for form in (Plain(), Json()):
-        text = form.format(missing)
+    for formatter in (TextFormatter(), JsonFormatter()):
+        text = formatter.format(missing)
         assert "\n" not in text and "\x1b" not in text
-    assert "status=200" in Plain().format(chat) and "out=8" in Plain().format(chat)
-    assert "Hello" not in Json().format(chat)
+    assert "status=200" in TextFormatter().format(chat) and "out=8" in TextFormatter().format(chat)
+    assert "Hello" not in JsonFormatter().format(chat)

@@ -12,20 +12,20 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from support.http_client import request
+from support.http_client import build_request
 
 from parley.dialects.dialect import Answer
-from parley.dialects.facts import Endpoint, Share
-from parley.dialects.wishes import Change
+from parley.dialects.facts import Endpoint, EndpointShare
+from parley.dialects.wishes import EndpointChange
 from parley.errors import NotFound, NotReady, ParleyError
 from parley.serving import traffic_split
-from parley.serving.traffic_split import BadFile, Endpoints, Kept
+from parley.serving.traffic_split import BadEndpointFile, EndpointFile, EndpointStore
 
 ROOT = "/api/2.0/serving-endpoints"
 BODY = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 
 
-def split(**percent: int) -> dict:
+def split_config(**percent: int) -> dict:
     """Build a configuration that splits requests between names of the one model."""
     return {
         "served_entities": [{"entity_name": "tiny", "name": name} for name in percent],
@@ -35,43 +35,45 @@ def split(**percent: int) -> dict:
     }
 
 
-def put(name: str, **percent: int) -> Change:
-    return Change(Answer(), put=Endpoint(name, [Share(each, "tiny", part) for each, part in percent.items()]))
+def put_endpoint(name: str, **percent: int) -> EndpointChange:
+    return EndpointChange(
+        Answer(), put_endpoint=Endpoint(name, [EndpointShare(each, "tiny", part) for each, part in percent.items()])
+    )
 
 
-def sigmas(count: int, total: int, part: float) -> float:
+def deviations(count: int, total: int, part: float) -> float:
     """Return the distance of a count from its expected value, in standard deviations."""
     return abs(count - total * part) / (total * part * (1 - part)) ** 0.5
 
 
 async def test_choose_splits_ten_thousand_requests_by_percentage():
-    known = Endpoints()
-    await known.change(lambda made: put("e", a=70, b=30, c=0))
+    endpoints = EndpointStore()
+    await endpoints.change_endpoints(lambda made: put_endpoint("e", a=70, b=30, c=0))
     draw = random.Random(5).random
-    chosen = Counter(known.choose("e", draw=draw).name for _ in range(10_000))
-    assert sigmas(chosen["a"], 10_000, 0.7) < 3
+    chosen = Counter(endpoints.choose_share("e", draw=draw).name for _ in range(10_000))
+    assert deviations(chosen["a"], 10_000, 0.7) < 3
     assert chosen["a"] + chosen["b"] == 10_000
-    assert known.choose("e", "c").name == "c", "by name also what gets no share"
+    assert endpoints.choose_share("e", "c").name == "c", "by name also what gets no share"
     with pytest.raises(NotFound):
-        known.choose("e", "d")
-    assert known.choose("tiny") == Share("tiny", "tiny", 100)
+        endpoints.choose_share("e", "d")
+    assert endpoints.choose_share("tiny") == EndpointShare("tiny", "tiny", 100)
     for edge, name in ((0.0, "a"), (0.6999, "a"), (0.7, "b"), (0.999999, "b")):
-        assert known.choose("e", draw=lambda edge=edge: edge).name == name
+        assert endpoints.choose_share("e", draw=lambda edge=edge: edge).name == name
 
 
 async def test_http_requests_are_split_by_percentage(serve):
     served = await serve(reply=lambda work, index: [70, 71][: work.max_tokens])
-    assert (await served.post(ROOT, {"name": "e", "config": split(a=70, b=30)})).status == 200
+    assert (await served.post(ROOT, {"name": "e", "config": split_config(a=70, b=30)})).status == 200
     connection = await served.connect()
     chosen: Counter[str] = Counter()
     for _ in range(600):
-        await connection.send(request("POST", "/serving-endpoints/e/invocations", BODY))
+        await connection.send(build_request("POST", "/serving-endpoints/e/invocations", BODY))
         answer = await connection.answer("POST")
         assert answer.status == 200
         chosen[answer.headers["served-model-name"]] += 1
     connection.close()
     assert set(chosen) == {"a", "b"}
-    assert sigmas(chosen["a"], 600, 0.7) < 5  # exceeded by chance once in a million runs
+    assert deviations(chosen["a"], 600, 0.7) < 5  # exceeded by chance once in a million runs
     for path in ("", "/databricks"):
         one = await served.post(f"{path}/serving-endpoints/e/served-models/b/invocations", BODY)
         assert one.headers["served-model-name"] == "b"
@@ -82,7 +84,7 @@ async def test_http_requests_are_split_by_percentage(serve):
 
 async def test_changing_the_split_under_load_loses_no_request(serve):
     served = await serve(reply=lambda work, index: [70] * work.max_tokens, tick=0.001)
-    await served.post(ROOT, {"name": "e", "config": split(a=50, b=50)})
+    await served.post(ROOT, {"name": "e", "config": split_config(a=50, b=50)})
     stopped = False
     statuses: Counter[int] = Counter()
 
@@ -99,10 +101,10 @@ async def test_changing_the_split_under_load_loses_no_request(serve):
     clients = [asyncio.create_task(client(bool(number % 2))) for number in range(16)]
     for number in range(40):
         names = {f"n{number}": 30, f"m{number}": 70}
-        answer = await served.call("PUT", f"{ROOT}/e/config", split(**names))
+        answer = await served.call("PUT", f"{ROOT}/e/config", split_config(**names))
         assert answer.status == 200 and answer.json["config"]["config_version"] == number + 2
-        told = await served.post("/serving-endpoints/e/invocations", BODY)
-        assert told.headers["served-model-name"] in names, "from the answer on it is so"
+        latest = await served.post("/serving-endpoints/e/invocations", BODY)
+        assert latest.headers["served-model-name"] in names, "from the answer on it is so"
     stopped = True
     await asyncio.gather(*clients)
     assert set(statuses) == {200} and statuses[200] >= 40
@@ -111,8 +113,8 @@ async def test_changing_the_split_under_load_loses_no_request(serve):
 
 async def test_concurrent_creations_of_one_endpoint_succeed_once(serve):
     served = await serve()
-    made = [served.post(ROOT, {"name": f"e{number % 10}", "config": split(a=100)}) for number in range(30)]
-    statuses = Counter(answer.status for answer in await asyncio.gather(*made))
+    creations = [served.post(ROOT, {"name": f"e{number % 10}", "config": split_config(a=100)}) for number in range(30)]
+    statuses = Counter(answer.status for answer in await asyncio.gather(*creations))
     assert statuses == {200: 10, 409: 20}
     listed = (await served.get(ROOT + "/")).json["endpoints"]
     assert sorted(each["name"] for each in listed) == [*(f"e{number}" for number in range(10)), "tiny"]
@@ -120,13 +122,13 @@ async def test_concurrent_creations_of_one_endpoint_succeed_once(serve):
 
 async def test_endpoint_of_a_missing_model_is_not_ready(serve, tmp_path):
     file = tmp_path / "endpoints.json"
-    kept = Kept([Endpoint("e", [Share("a", "other", 100)])])
+    kept = EndpointFile([Endpoint("e", [EndpointShare("a", "other", 100)])])
     file.write_bytes(msgspec.json.encode(kept))
     served = await serve(endpoints=str(file))
     answer = await served.post("/serving-endpoints/e/invocations", BODY)
     assert (answer.status, answer.json["error_code"]) == (404, "RESOURCE_DOES_NOT_EXIST")
-    told = (await served.get(f"{ROOT}/e")).json
-    assert told["state"]["ready"] == "NOT_READY"
+    endpoint = (await served.get(f"{ROOT}/e")).json
+    assert endpoint["state"]["ready"] == "NOT_READY"
 
 
 # -- the file
@@ -134,18 +136,18 @@ async def test_endpoint_of_a_missing_model_is_not_ready(serve, tmp_path):
 
 async def test_endpoints_survive_a_restart_and_lock_their_file(tmp_path):
     file = str(tmp_path / "endpoints.json")
-    first = Endpoints(file)
-    await first.change(lambda made: put("e", a=70, b=30))
-    await first.change(lambda made: put("f", a=100))
-    await first.change(lambda made: Change(Answer(), drop="f"))
-    with pytest.raises(BadFile, match="in use"):
-        Endpoints(file)
-    first.close()
+    first = EndpointStore(file)
+    await first.change_endpoints(lambda made: put_endpoint("e", a=70, b=30))
+    await first.change_endpoints(lambda made: put_endpoint("f", a=100))
+    await first.change_endpoints(lambda made: EndpointChange(Answer(), remove_endpoint="f"))
+    with pytest.raises(BadEndpointFile, match="in use"):
+        EndpointStore(file)
+    first.release_file()
     with pytest.raises(NotReady):
-        await first.change(lambda made: Change(Answer(), drop="e"))
-    second = Endpoints(file)
-    assert second.made == first.made and list(second.made) == ["e"]
-    second.close()
+        await first.change_endpoints(lambda made: EndpointChange(Answer(), remove_endpoint="e"))
+    second = EndpointStore(file)
+    assert second.by_name == first.by_name and list(second.by_name) == ["e"]
+    second.release_file()
 
 
 @pytest.mark.parametrize(
@@ -156,67 +158,67 @@ async def test_endpoints_survive_a_restart_and_lock_their_file(tmp_path):
 def test_invalid_endpoints_file_is_rejected_and_kept(tmp_path, content):
     file = tmp_path / "endpoints.json"
     file.write_bytes(content)
-    with pytest.raises(BadFile, match="endpoints"):
-        Endpoints(str(file))
+    with pytest.raises(BadEndpointFile, match="endpoints"):
+        EndpointStore(str(file))
     assert file.read_bytes() == content
 
 
 def test_unwritable_endpoints_path_fails_at_start(tmp_path):
-    with pytest.raises(BadFile):
-        Endpoints(str(tmp_path / "none" / "endpoints.json"))
+    with pytest.raises(BadEndpointFile):
+        EndpointStore(str(tmp_path / "none" / "endpoints.json"))
 
 
 async def test_failed_write_leaves_endpoints_unchanged(tmp_path, monkeypatch):
-    known = Endpoints(str(tmp_path / "endpoints.json"))
-    await known.change(lambda made: put("e", a=100))
+    endpoints = EndpointStore(str(tmp_path / "endpoints.json"))
+    await endpoints.change_endpoints(lambda made: put_endpoint("e", a=100))
     (tmp_path / "endpoints.json.new").mkdir()  # blocks the temporary file
     with pytest.raises(ParleyError, match="could not be written"):
-        await known.change(lambda made: put("f", a=100))
-    assert list(known.made) == ["e"]
+        await endpoints.change_endpoints(lambda made: put_endpoint("f", a=100))
+    assert list(endpoints.by_name) == ["e"]
     (tmp_path / "endpoints.json.new").rmdir()
-    await known.change(lambda made: put("f", a=100))
-    assert list(known.made) == ["e", "f"]
-    known.close()
+    await endpoints.change_endpoints(lambda made: put_endpoint("f", a=100))
+    assert list(endpoints.by_name) == ["e", "f"]
+    endpoints.release_file()
 
 
 async def test_cancelled_change_of_endpoints_still_completes(tmp_path, monkeypatch):
-    known = Endpoints(str(tmp_path / "endpoints.json"))
+    endpoints = EndpointStore(str(tmp_path / "endpoints.json"))
     entered = asyncio.Event()
-    loop, write = asyncio.get_running_loop(), traffic_split.replace
+    loop, write = asyncio.get_running_loop(), traffic_split.replace_file
 
     def slow(file: Path, content: bytes) -> None:
         loop.call_soon_threadsafe(entered.set)
         time.sleep(0.05)
         write(file, content)
 
-    monkeypatch.setattr(traffic_split, "replace", slow)
-    leaving = asyncio.create_task(known.change(lambda made: put("e", a=100)))
+    monkeypatch.setattr(traffic_split, "replace_file", slow)
+    leaving = asyncio.create_task(endpoints.change_endpoints(lambda made: put_endpoint("e", a=100)))
     await entered.wait()
     leaving.cancel()
-    await known.change(lambda made: put("f", a=100))
-    assert list(known.made) == ["e", "f"]
-    known.close()
-    again = Endpoints(str(tmp_path / "endpoints.json"))
-    assert again.made == known.made
-    again.close()
+    await endpoints.change_endpoints(lambda made: put_endpoint("f", a=100))
+    assert list(endpoints.by_name) == ["e", "f"]
+    endpoints.release_file()
+    again = EndpointStore(str(tmp_path / "endpoints.json"))
+    assert again.by_name == endpoints.by_name
+    again.release_file()
 
 
-WRITER = """
+WRITER_SCRIPT = """
 import asyncio, sys
 from parley.dialects.dialect import Answer
 from parley.dialects.facts import Endpoint, Share
 from parley.dialects.wishes import Change
-from parley.serving.traffic_split import Endpoints
+from parley.serving.traffic_split import EndpointStore
 
 async def main():
-    known = Endpoints(sys.argv[1])
-    last = known.made.get("e")
+    known = EndpointStore(sys.argv[1])
+    last = known.by_name.get("e")
     version = int(last.about["version"]) if last else 0
     while True:
         version += 1
         about = {"version": version, "filling": ["x" * 100] * (version % 977)}
         made = Endpoint("e", [Share("a", "m", version % 101), Share("b", "m", 100 - version % 101)], about)
-        await known.change(lambda _: Change(Answer(), put=made))
+        await known.change_endpoints(lambda _: Change(Answer(), put=made))
         sys.stdout.write(f"{version}\\n")
         sys.stdout.flush()
 
@@ -226,23 +228,25 @@ asyncio.run(main())
 
 def test_endpoints_file_is_complete_whenever_its_writer_is_killed(tmp_path):
     file = tmp_path / "endpoints.json"
-    chance = random.Random(3)
+    rng = random.Random(3)
     acknowledged = 0
     for _ in range(20):
-        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(file)], stdout=subprocess.PIPE)
+        writer = subprocess.Popen([sys.executable, "-c", WRITER_SCRIPT, str(file)], stdout=subprocess.PIPE)
         assert writer.stdout is not None
         assert int(writer.stdout.readline()) > 0, "it found a whole file, and no lock that outlived its holder"
-        time.sleep(chance.uniform(0, 0.03))
+        time.sleep(rng.uniform(0, 0.03))
         writer.send_signal(signal.SIGKILL)
-        told = writer.stdout.read().split(b"\n")[:-1]
+        printed_versions = writer.stdout.read().split(b"\n")[:-1]
         writer.stdout.close()
         writer.wait()
-        (kept,) = msgspec.json.decode(file.read_bytes(), type=Kept).endpoints
+        (kept,) = msgspec.json.decode(file.read_bytes(), type=EndpointFile).endpoints
         version = kept.about["version"]
         assert [share.percent for share in kept.shares] == [version % 101, 100 - version % 101]
         assert len(kept.about["filling"]) == version % 977
-        if told:
-            assert version in (int(told[-1]), int(told[-1]) + 1), "what was told is kept, and at most one more"
+        if printed_versions:
+            assert version in (int(printed_versions[-1]), int(printed_versions[-1]) + 1), (
+                "what was told is kept, and at most one more"
+            )
         assert version >= acknowledged
         acknowledged = version
     assert acknowledged > 20
@@ -256,26 +260,26 @@ def test_killed_server_restores_its_endpoints(tmp_path):
         try:
             assert server.stdout is not None
             port = next(int(line.rpartition(b":")[2].split(b"/")[0]) for line in server.stdout if b"Databricks" in line)
-            made = asyncio.run(_made(port, f"e{number}", expected=number))
-            assert made == 200
+            status = asyncio.run(create_endpoint(port, f"e{number}", expected=number))
+            assert status == 200
         finally:
             server.send_signal(signal.SIGKILL)
             server.wait()
             server.stdout.close()
-    kept = msgspec.json.decode(file.read_bytes(), type=Kept).endpoints
+    kept = msgspec.json.decode(file.read_bytes(), type=EndpointFile).endpoints
     assert [each.name for each in kept] == ["e0", "e1"]
 
 
-async def _made(port: int, name: str, expected: int) -> int:
+async def create_endpoint(port: int, name: str, expected: int) -> int:
     """Create an endpoint at a server that lists ``expected`` endpoints and its model; return the status."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(request("GET", ROOT))
+    writer.write(build_request("GET", ROOT))
     head = await reader.readuntil(b"\r\n\r\n")
     size = int(next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")).split()[1])
     listed = json.loads(await reader.readexactly(size))["endpoints"]
     assert len(listed) == expected + 1
     config = {"served_entities": [{"entity_name": listed[-1]["name"]}]}
-    writer.write(request("POST", ROOT, {"name": name, "config": config}))
+    writer.write(build_request("POST", ROOT, {"name": name, "config": config}))
     status = int((await reader.readuntil(b"\r\n\r\n")).split()[1])
     writer.close()
     return status

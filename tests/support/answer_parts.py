@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import itertools
 
-from parley.text import Regions
-from parley.text.parsing.harmony_parser import Channels
+from parley.text import OutputParser
+from parley.text.parsing.harmony_parser import HarmonyParser
 
-Parts = tuple[str, str, list[tuple[str, str]]]
+AnswerParts = tuple[str, str, list[tuple[str, str]]]
 
 
-def cut(text: str, sizes: list[int]) -> list[str]:
+def split_text(text: str, sizes: list[int]) -> list[str]:
     """Split the text into pieces of these sizes, which repeat."""
-    pieces, size = [], itertools.cycle(sizes)
+    pieces, lengths = [], itertools.cycle(sizes)
     while text:
-        at = next(size)
-        pieces.append(text[:at])
-        text = text[at:]
+        length = next(lengths)
+        pieces.append(text[:length])
+        text = text[length:]
     return pieces
 
 
-def read(parser: Regions | Channels, pieces: list[str]) -> Parts:
+def parse_pieces(parser: OutputParser | HarmonyParser, pieces: list[str]) -> AnswerParts:
     """Feed the pieces to a parser; return (reasoning, content, [(name, arguments)])."""
     texts = {"reasoning": "", "content": ""}
     calls: list[tuple[str, str]] = []
-    for part, text, call in [event for piece in pieces for event in parser.push(piece)] + parser.flush():
+    for part, text, call in [
+        event for piece in pieces for event in parser.parse_piece(piece)
+    ] + parser.finish_parsing():
         if call is None:
             assert text
             texts[part] += text
@@ -36,5 +38,5 @@ def read(parser: Regions | Channels, pieces: list[str]) -> Parts:
         else:
             assert call.index == len(calls) - 1 and call.id is None and call.arguments
             calls[-1] = (calls[-1][0], calls[-1][1] + call.arguments)
-    assert parser.calls == len(calls)
+    assert parser.call_count == len(calls)
     return texts["reasoning"], texts["content"], calls

@@ -7,7 +7,7 @@ import socket
 from http.server import BaseHTTPRequestHandler
 
 
-def clean() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     """Returns the environment without parley's own variables."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PARLEY_")}
 
@@ -18,7 +18,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def send(handler: BaseHTTPRequestHandler, status: int, body: bytes, **headers: str) -> None:
+def send_answer(handler: BaseHTTPRequestHandler, status: int, body: bytes, **headers: str) -> None:
     """Sends a whole answer."""
     handler.send_response(status)
     for name, value in {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}.items():
@@ -27,7 +27,7 @@ def send(handler: BaseHTTPRequestHandler, status: int, body: bytes, **headers: s
     handler.wfile.write(body)
 
 
-def stream(handler: BaseHTTPRequestHandler, *events: bytes) -> None:
+def send_events(handler: BaseHTTPRequestHandler, *events: bytes) -> None:
     """Sends the headers of an event stream and some events; the caller decides how it continues and ends."""
     handler.send_response(200)
     handler.send_header("Content-Type", "text/event-stream")

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from support.http_client import Served
+from support.http_client import RunningServer
 
 from parley.coordinator.coordinator import Coordinator
-from parley.instance.member import Member
+from parley.instance.member import ClusterMember
 
 
 class Cluster:
     """The members of a cluster and the coordinator in front of them."""
 
-    def __init__(self, instances: list[Served], members: list[Member], coordinator: Coordinator, port: int):
+    def __init__(
+        self, instances: list[RunningServer], members: list[ClusterMember], coordinator: Coordinator, port: int
+    ):
         self.instances, self.members, self.coordinator = instances, members, coordinator
-        self.front = Served(instances[0].parts, instances[0].engine, instances[0].server, port)
+        self.front = RunningServer(instances[0].parts, instances[0].engine, instances[0].server, port)
 
     async def idle(self) -> None:
         """Wait until every request is gone from every member and from the coordinator."""
-        await self.front.until(lambda: not self.coordinator.front.open and not self.coordinator.choice.open)
+        await self.front.until(
+            lambda: not self.coordinator.front.open_requests and not self.coordinator.scheduler.open_requests
+        )
         for served, member in zip(self.instances, self.members, strict=True):
             await served.idle()
             await served.until(lambda served=served: not served.engine._leases and not served.engine._reservations)
-            channels = [channel for client in member.node.results.clients.values() for channel in client.channels]
+            channels = [
+                channel for client in member.instance_state.results.clients.values() for channel in client.channels
+            ]
             assert not channels

@@ -25,29 +25,29 @@ PREDICT, MANAGEMENT, METRICS, STATUS = 0, 1, 2, 3  # offsets into a cluster's po
 INSTANCE, RANGE = 10, 100  # offset of the first instance's ports and distance between instances; size of the range
 
 
-def free() -> int:
+def free_port_range() -> int:
     """Returns the first of RANGE consecutive free ports, below the system's ephemeral ports."""
     for base in range(17_000, 32_000, RANGE):
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
             for port in range(base, base + RANGE):
-                each = stack.enter_context(socket.socket())
-                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                each.bind(("127.0.0.1", port))
+                probe = stack.enter_context(socket.socket())
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("127.0.0.1", port))
             return base
     raise RuntimeError("no ports are free")
 
 
-class Process:
+class ParleyProcess:
     """One parley process with its command line ``words``; it can be killed and started again."""
 
-    def __init__(self, words: list[str], url: str, log: Path, role: str = ""):
-        self.words, self.url, self.log, self.role = words, url, log, role
+    def __init__(self, command_line: list[str], url: str, log: Path, role: str = ""):
+        self.command_line, self.url, self.log, self.role = command_line, url, log, role
         self.process: subprocess.Popen[bytes] | None = None
         self.start()
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            self.words,
+            self.command_line,
             stdin=subprocess.DEVNULL,
             stdout=self.log.open("a"),
             stderr=subprocess.STDOUT,
@@ -56,27 +56,27 @@ class Process:
         )
 
     @property
-    def group(self) -> int:
+    def process_group(self) -> int:
         assert self.process is not None
         return self.process.pid
 
     def signal(self, number: int) -> None:
         """Sends a signal to the process and its engine."""
-        os.killpg(self.group, number)
+        os.killpg(self.process_group, number)
 
-    def end(self) -> None:
+    def kill_group(self) -> None:
         if self.process is None:
             return
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.group, signal.SIGKILL)
+            os.killpg(self.process_group, signal.SIGKILL)
         self.process.wait()
         self.process = None
 
     def restart(self) -> None:
-        self.end()
+        self.kill_group()
         self.start()
 
-    def get(self, path: str) -> tuple[int, Any]:
+    def fetch(self, path: str) -> tuple[int, Any]:
         """Returns status and body, decoded if it is JSON; status 0 while nothing answers."""
         request = urllib.request.Request(self.url + path, headers={"parley-secret": SECRET})
         try:
@@ -92,12 +92,12 @@ class Process:
             return status, body
 
     @property
-    def held(self) -> dict[str, int]:
+    def held_counts(self) -> dict[str, int]:
         """The running, waiting, pinned and reserved counts of an instance: all 0 when it is idle."""
-        status, told = self.get("/v1/status")
-        assert status == 200, told
-        more = told["parley"]
-        return {name: more[name] for name in ("running", "waiting", "pinned", "reserved")}
+        status, body = self.fetch("/v1/status")
+        assert status == 200, body
+        counts = body["parley"]
+        return {name: counts[name] for name in ("running", "waiting", "pinned", "reserved")}
 
 
 class Cluster:
@@ -110,20 +110,22 @@ class Cluster:
         self,
         folder: Path,
         *roles: str,
-        on: network_hosts.Hosts | None = None,
+        network: network_hosts.NetworkHosts | None = None,
         flags: Sequence[str] = ("--kv-memory", "24MiB"),
-        own: Mapping[int, Sequence[str]] = MappingProxyType({}),
+        instance_flags: Mapping[int, Sequence[str]] = MappingProxyType({}),
         peers: Mapping[int, str] = MappingProxyType({}),
         **options: Any,
     ):
         self.folder = folder
-        base = free()
-        place = (
-            [on.addresses[number + 1] for number in range(len(roles) + 1)] if on else ["127.0.0.1"] * (len(roles) + 1)
+        base = free_port_range()
+        addresses = (
+            [network.addresses[number + 1] for number in range(len(roles) + 1)]
+            if network
+            else ["127.0.0.1"] * (len(roles) + 1)
         )
-        at = [on.command(number + 1) if on else [] for number in range(len(roles) + 1)]
-        lines = {
-            "host": place[0],
+        prefixes = [network.command(number + 1) if network else [] for number in range(len(roles) + 1)]
+        coordinator_keys = {
+            "host": addresses[0],
             "predict_port": base + PREDICT,
             "management_port": base + MANAGEMENT,
             "metrics_port": base + METRICS,
@@ -131,20 +133,32 @@ class Cluster:
             "secret": SECRET,
             **options,
         }
-        text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items())
-        self.instances: list[Process] = []
+        config_text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in coordinator_keys.items())
+        self.instances: list[ParleyProcess] = []
         for number, role in enumerate(roles):
-            host, port = place[number + 1], base + INSTANCE * (number + 1)
+            host, port = addresses[number + 1], base + INSTANCE * (number + 1)
             url = f"http://{host}:{port}"
-            text += f'\n[[instances]]\nurl = "{url}"\nrole = "{role}"\n'
-            text += f'peer = "{peers[number]}"\n' if number in peers else ""
-            words = [*at[number + 1], sys.executable, "-m", "parley", "serve", "--role", role, "--host", host]
-            words += ["--port", str(port), "--peer-port", str(port + 1), *own.get(number, flags)]
-            self.instances.append(Process(words, url, folder / f"{role}-{number}.log", role))
+            config_text += f'\n[[instances]]\nurl = "{url}"\nrole = "{role}"\n'
+            config_text += f'peer = "{peers[number]}"\n' if number in peers else ""
+            command_line = [
+                *prefixes[number + 1],
+                sys.executable,
+                "-m",
+                "parley",
+                "serve",
+                "--role",
+                role,
+                "--host",
+                host,
+            ]
+            command_line += ["--port", str(port), "--peer-port", str(port + 1), *instance_flags.get(number, flags)]
+            self.instances.append(ParleyProcess(command_line, url, folder / f"{role}-{number}.log", role))
         file = folder / "coordinator.toml"
-        file.write_text(text)
-        words = [*at[0], sys.executable, "-m", "parley", "coordinator", "--config", str(file)]
-        self.coordinator = Process(words, f"http://{place[0]}:{base + PREDICT}", folder / "coordinator.log")
+        file.write_text(config_text)
+        command_line = [*prefixes[0], sys.executable, "-m", "parley", "coordinator", "--config", str(file)]
+        self.coordinator = ParleyProcess(
+            command_line, f"http://{addresses[0]}:{base + PREDICT}", folder / "coordinator.log"
+        )
         try:
             self.ready()
         except BaseException:
@@ -155,8 +169,8 @@ class Cluster:
         """Waits until every instance serves and the coordinator has noticed."""
         deadline = time.monotonic() + seconds
         while not (
-            all(each.get("/health/ready")[0] == 200 for each in self.instances)
-            and self.coordinator.get("/health/ready")[0] == 200
+            all(each.fetch("/health/ready")[0] == 200 for each in self.instances)
+            and self.coordinator.fetch("/health/ready")[0] == 200
         ):
             assert time.monotonic() < deadline, self.logs()
             time.sleep(0.1)
@@ -164,8 +178,8 @@ class Cluster:
     def idle(self, seconds: float = 40.0) -> None:
         """Waits until no instance holds anything, as must happen some time after the last request."""
         deadline = time.monotonic() + seconds
-        while any(any(each.held.values()) for each in self.instances):
-            assert time.monotonic() < deadline, [each.held for each in self.instances]
+        while any(any(each.held_counts.values()) for each in self.instances):
+            assert time.monotonic() < deadline, [each.held_counts for each in self.instances]
             time.sleep(0.1)
 
     def logs(self) -> str:
@@ -173,4 +187,4 @@ class Cluster:
 
     def close(self) -> None:
         for each in [self.coordinator, *self.instances]:
-            each.end()
+            each.kill_group()

@@ -11,52 +11,52 @@ from parley.coordinator.coordinator import Coordinator
 
 
 @dataclass
-class Running:
+class RunningCoordinator:
     """A running coordinator; clients connect to ``port``."""
 
     coordinator: Coordinator
     port: int
     task: asyncio.Task[int]
 
-    async def until(self, fact: Callable[[], Any], seconds: float = 10.0) -> None:
+    async def wait_until(self, condition: Callable[[], Any], seconds: float = 10.0) -> None:
         async with asyncio.timeout(seconds):
-            while not fact():
+            while not condition():
                 await asyncio.sleep(0.005)
 
-    async def send(self, raw: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def send_raw(self, raw: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(raw)
         return reader, writer
 
-    async def post(self, path: str = "/v1/chat/completions", body: bytes = b"{}", *extra: str) -> Told:
+    async def post(self, path: str = "/v1/chat/completions", body: bytes = b"{}", *extra: str) -> ClientAnswer:
         """Send one request and return the complete answer."""
         head = [f"POST {path} HTTP/1.1", "host: localhost", f"content-length: {len(body)}", "connection: close", *extra]
-        reader, writer = await self.send("\r\n".join(head).encode() + b"\r\n\r\n" + body)
+        reader, writer = await self.send_raw("\r\n".join(head).encode() + b"\r\n\r\n" + body)
         try:
             async with asyncio.timeout(20):
-                return await told(reader)
+                return await read_client_answer(reader)
         finally:
             writer.close()
 
-    async def get(self, path: str, method: str = "GET") -> Told:
+    async def get(self, path: str, method: str = "GET") -> ClientAnswer:
         head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
-        reader, writer = await self.send(head.encode())
+        reader, writer = await self.send_raw(head.encode())
         try:
             async with asyncio.timeout(20):
-                return await told(reader, silent=method == "HEAD")
+                return await read_client_answer(reader, head_only=method == "HEAD")
         finally:
             writer.close()
 
 
 @dataclass
-class Told:
+class ClientAnswer:
     status: int
     headers: dict[str, str]
     body: bytes
-    whole: bool = True  # False if the connection broke first
+    is_complete: bool = True  # False if the connection broke first
 
 
-async def told(reader: asyncio.StreamReader, *, silent: bool = False) -> Told:
+async def read_client_answer(reader: asyncio.StreamReader, *, head_only: bool = False) -> ClientAnswer:
     """Read one answer and join its chunks."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     headers = {}
@@ -65,15 +65,15 @@ async def told(reader: asyncio.StreamReader, *, silent: bool = False) -> Told:
             name, _, value = line.partition(": ")
             headers[name.lower()] = value
     status = int(head[0].split(" ")[1])
-    if silent:
-        return Told(status, headers, b"")
+    if head_only:
+        return ClientAnswer(status, headers, b"")
     if "content-length" in headers:
-        return Told(status, headers, await reader.readexactly(int(headers["content-length"])))
+        return ClientAnswer(status, headers, await reader.readexactly(int(headers["content-length"])))
     body = b""
     try:
         while size := int((await reader.readuntil(b"\r\n"))[:-2], 16):
             body += (await reader.readexactly(size + 2))[:-2]
         await reader.readexactly(2)
     except (asyncio.IncompleteReadError, ConnectionError):
-        return Told(status, headers, body, whole=False)
-    return Told(status, headers, body)
+        return ClientAnswer(status, headers, body, is_complete=False)
+    return ClientAnswer(status, headers, body)

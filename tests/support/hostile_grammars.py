@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from parley.types import Grammar, Tag, Tags
+from parley.types import Grammar, StructuralTag, TriggeredTags
 
 
-def deep(levels: int, key: str = "a") -> dict[str, Any]:
+def nested_schema(levels: int, member: str = "a") -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "integer"}
     for _ in range(levels):
-        schema = {"type": "object", "properties": {key: schema}, "required": [key]}
+        schema = {"type": "object", "properties": {member: schema}, "required": [member]}
     return schema
 
 
-def nest(levels: int) -> list[Any]:
+def nested_array(levels: int) -> list[Any]:
     value: list[Any] = []
     for _ in range(levels):
         value = [value]
     return value
 
 
-REGEX = [
+HOSTILE_REGEXES = [
     "(a|a)*b",
     "(a*)*b",
     "((a+)+)+$",
@@ -51,7 +51,7 @@ REGEX = [
     r"\x{110000}",
     "a{99999999999}",
 ]
-JSON: list[Any] = [
+HOSTILE_SCHEMAS: list[Any] = [
     {"enum": [f"value {number}" for number in range(100_000)]},
     {"enum": [f"value {number}" for number in range(10_000)]},
     {"enum": ["x" * 200_000]},
@@ -80,11 +80,11 @@ JSON: list[Any] = [
     {"type": "object", "properties": {f"p{n}": {"type": "integer"} for n in range(5000)}},
     {"type": "object", "patternProperties": {f"^(a|b)*{n}$": {} for n in range(100)}},
     {"type": "object", "patternProperties": {"^(a|b)*a(a|b){30}$": {}}, "properties": {"aaa": {"type": "null"}}},
-    deep(40),
-    deep(400),
-    deep(20_000),
-    {"const": nest(60)},
-    {"const": nest(20_000)},
+    nested_schema(40),
+    nested_schema(400),
+    nested_schema(20_000),
+    {"const": nested_array(60)},
+    {"const": nested_array(20_000)},
     {"const": {f"k{n}": {f"m{m}": n * m for m in range(100)} for n in range(100)}},
     {"oneOf": [{"type": "string", "pattern": f"^{'a' * n}"} for n in range(100)]},
     {"x-guidance": {"lenient": True}, "not": {}},
@@ -98,7 +98,7 @@ JSON: list[Any] = [
     {"$ref": "http://localhost/schema.json"},
     {"$ref": "file:///etc/passwd"},
 ]  # fmt: skip
-LARK = [
+HOSTILE_LARK = [
     'start: start start | "a" | ""',
     'start: a\na: a a a | "x" | a "y" a',
     'start: ("a" | "a" "a" | "a" "a" "a")~1..100000',
@@ -123,7 +123,7 @@ LARK = [
     "start: <[99999999]>",
     "(" * 100_000,
 ]
-EBNF = [
+HOSTILE_EBNF = [
     "root ::= " + '("a" | ' * 3000 + '"b"' + ")" * 3000,
     "root ::= root root | root",
     'root ::= ("a" | "aa" | "aaa")* root',
@@ -137,26 +137,31 @@ EBNF = [
     "#" * 30_000,
     "(" * 30_000,
 ]
-MANY = ["word"] * 20_000
-OTHER = [
+DUPLICATE_CHOICES = ["word"] * 20_000
+OTHER_HOSTILE = [
     Grammar("choice", [f"{number} words" for number in range(9000)]),
-    Grammar("choice", MANY),
+    Grammar("choice", DUPLICATE_CHOICES),
     Grammar("choice", ["x" * 250_000, "y"]),
     Grammar("choice", ["\ud800"]),
     Grammar("choice", []),
     Grammar("json", {"type": "object"}, whitespace="(\\s*)*"),
     Grammar("json", {"type": "object"}, whitespace="("),
     Grammar("json", {"type": "array"}, whitespace="(a|b)*a(a|b){20}"),
-    Grammar("tags", Tags([Tag(f"<f{n}>", {"type": "string"}, "</f>") for n in range(500)], ["<"])),
-    Grammar("tags", Tags([Tag(f"{n}<", {"type": "string"}, ">") for n in range(500)], [str(n) for n in range(500)])),
-    Grammar("tags", Tags([Tag("a", deep(3000), "b")], ["a"])),
-    Grammar("tags", Tags([Tag("a", True, "b")], ["x"])),
-    Grammar("tags", Tags([], [])),
+    Grammar("tags", TriggeredTags([StructuralTag(f"<f{n}>", {"type": "string"}, "</f>") for n in range(500)], ["<"])),
+    Grammar(
+        "tags",
+        TriggeredTags(
+            [StructuralTag(f"{n}<", {"type": "string"}, ">") for n in range(500)], [str(n) for n in range(500)]
+        ),
+    ),
+    Grammar("tags", TriggeredTags([StructuralTag("a", nested_schema(3000), "b")], ["a"])),
+    Grammar("tags", TriggeredTags([StructuralTag("a", True, "b")], ["x"])),
+    Grammar("tags", TriggeredTags([], [])),
 ]
 HOSTILE: list[Grammar] = [
-    *(Grammar("regex", value) for value in REGEX),
-    *(Grammar("json", value) for value in JSON),
-    *(Grammar("lark", value) for value in LARK),
-    *(Grammar("ebnf", value) for value in EBNF),
-    *OTHER,
+    *(Grammar("regex", value) for value in HOSTILE_REGEXES),
+    *(Grammar("json", value) for value in HOSTILE_SCHEMAS),
+    *(Grammar("lark", value) for value in HOSTILE_LARK),
+    *(Grammar("ebnf", value) for value in HOSTILE_EBNF),
+    *OTHER_HOSTILE,
 ]

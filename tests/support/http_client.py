@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 import uvicorn
 
-from parley.boot.parts import Parts
-from parley.engine.fake import FAKE, FakeEngine
+from parley.boot.parts import ServerParts
+from parley.engine.fake import FAKE_MODEL, FakeEngine
 
-INFO = msgspec.structs.replace(FAKE, vocab_size=640, max_model_len=4096)
-HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
+MODEL_INFO = msgspec.structs.replace(FAKE_MODEL, vocab_size=640, max_model_len=4096)
+HELLO_CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
 
 
 @dataclass
@@ -86,28 +86,30 @@ class Connection:
         self.writer.transport.abort()
 
 
-def request(method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> bytes:
+def build_request(method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> bytes:
     data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     lines = [f"{method} {path} HTTP/1.1", "host: localhost", f"content-length: {len(data)}"]
-    given = {"content-type": "application/json"} if body is not None and "content-type" not in (headers or {}) else {}
-    lines += [f"{name}: {value}" for name, value in (given | (headers or {})).items()]
+    content_type = (
+        {"content-type": "application/json"} if body is not None and "content-type" not in (headers or {}) else {}
+    )
+    lines += [f"{name}: {value}" for name, value in (content_type | (headers or {})).items()]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + data
 
 
-def concrete(path: str) -> str:
+def fill_path(path: str) -> str:
     """Fill in the parameters of a route's path."""
-    named = {"model": "tiny", "model:path": "tiny", "version": "1", "repo": "r", "region": "x", "response": "r",
+    parameters = {"model": "tiny", "model:path": "tiny", "version": "1", "repo": "r", "region": "x", "response": "r",
              "endpoint": "tiny", "served": "tiny", "id": "i", "method": "ServerMetadata"}  # fmt: skip
-    return re.sub(r"\{([^}]+)\}", lambda part: named[part[1]], path)
+    return re.sub(r"\{([^}]+)\}", lambda part: parameters[part[1]], path)
 
 
-class Served:
+class RunningServer:
     """A running server, with the parts of it that tests inspect."""
 
-    def __init__(self, parts: Parts, engine: FakeEngine, server: uvicorn.Server, port: int):
-        self.parts, self.service, self.node = parts, parts.service, parts.node
+    def __init__(self, parts: ServerParts, engine: FakeEngine, server: uvicorn.Server, port: int):
+        self.parts, self.service, self.node = parts, parts.registry, parts.node
         self.engine, self.server, self.port = engine, server, port
-        self.model = self.service.main
+        self.model = self.service.main_model
         self.url = f"http://127.0.0.1:{port}"
 
     async def connect(self) -> Connection:
@@ -116,7 +118,7 @@ class Served:
     async def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
         connection = await self.connect()
         try:
-            await connection.send(request(method, path, body, headers))
+            await connection.send(build_request(method, path, body, headers))
             return await connection.answer(method)
         finally:
             connection.close()
@@ -129,7 +131,7 @@ class Served:
 
     async def control(self) -> str:
         """Answer a fixed request. Its text must be the same before and after a test."""
-        answer = await self.post("/v1/chat/completions", HELLO)
+        answer = await self.post("/v1/chat/completions", HELLO_CHAT)
         assert answer.status == 200, answer.body
         return answer.json["choices"][0]["message"]["content"]
 
@@ -142,6 +144,6 @@ class Served:
 
     async def idle(self) -> None:
         """Wait until no request is left, and check that no place in the queue is held."""
-        await self.until(lambda: not self.service.open and not self.engine.in_flight)
+        await self.until(lambda: not self.service.open_requests and not self.engine.open_stream_count)
         await self.until(lambda: self.engine.stats.running == self.engine.stats.waiting == 0)
-        assert self.model.held == 0
+        assert self.model.used_slots == 0

@@ -11,69 +11,69 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # it runs as a script
 
-from support.kv_pages import Pages
+from support.kv_pages import PageMemory
 
-from parley.disagg.kv.peer import Peer
-from parley.disagg.kv.receiver import Taker
+from parley.disagg.kv.peer import KVPeer
+from parley.disagg.kv.receiver import KVReceiver
 
 SECRET = b"of the cluster, for tests"
 PAGES = 300  # of 64 KiB: more than socket buffers hold
 SIZES = (32 << 10, 32 << 10)
 
 
-async def at(stage: str) -> None:
+async def stop_at(stage: str) -> None:
     if stage == sys.argv[3]:
         print("there", flush=True)
         await asyncio.Event().wait()
 
 
-async def give(peer: Peer, port: int) -> None:
-    pages = Pages(PAGES, SIZES, seed=7)
-    peer.add("demo", pages.arena)
-    order = list(range(PAGES))[::-1]
-    giver = await peer.connect(f"127.0.0.1:{port}", "demo")
-    await at("linked")
-    await giver.begin(b"body", 1)
-    await at("begun")
-    giver.filled(0, order[: PAGES // 2])
-    await at("half")
-    giver.filled(0, order[PAGES // 2 :])
-    await giver.give(b"given")
-    await at("given")
-    await giver.done()
-    print("done", giver.bytes, zlib.crc32(b"".join(map(pages.page, order))), flush=True)
-    await at("over")
+async def run_sender(peer: KVPeer, port: int) -> None:
+    pages = PageMemory(PAGES, SIZES, seed=7)
+    peer.add_arena("demo", pages.arena)
+    page_order = list(range(PAGES))[::-1]
+    sender = await peer.open_handover(f"127.0.0.1:{port}", "demo")
+    await stop_at("linked")
+    await sender.begin_handover(b"body", 1)
+    await stop_at("begun")
+    sender.add_computed_pages(0, page_order[: PAGES // 2])
+    await stop_at("half")
+    sender.add_computed_pages(0, page_order[PAGES // 2 :])
+    await sender.send_outputs(b"given")
+    await stop_at("given")
+    await sender.finish_handover()
+    print("done", sender.sent_bytes, zlib.crc32(b"".join(map(pages.read_page, page_order))), flush=True)
+    await stop_at("over")
 
 
-async def take(peer: Peer) -> None:
-    pages = Pages(PAGES, SIZES)
-    peer.add("demo", pages.arena)
-    over = asyncio.Event()
+async def run_receiver(peer: KVPeer) -> None:
+    pages = PageMemory(PAGES, SIZES)
+    peer.add_arena("demo", pages.arena)
+    finished = asyncio.Event()
 
-    async def accept(taker: Taker) -> None:
-        await at("offered")
-        own = list(range(PAGES))
-        await taker.accept([(0, own)])
-        await at("accepted")
-        await taker.given()
-        await at("given")
-        await taker.settled()
-        print("done", taker.bytes, zlib.crc32(b"".join(map(pages.page, own))), flush=True)
-        over.set()
+    async def accept(receiver: KVReceiver) -> None:
+        await stop_at("offered")
+        own_pages = list(range(PAGES))
+        await receiver.accept_handover([(0, own_pages)])
+        await stop_at("accepted")
+        await receiver.wait_outputs()
+        await stop_at("given")
+        await receiver.wait_settled()
+        print("done", receiver.received_bytes, zlib.crc32(b"".join(map(pages.read_page, own_pages))), flush=True)
+        finished.set()
 
     await peer.listen("127.0.0.1", 0, accept)
     print(peer.port, flush=True)
-    await at("linked")
-    await over.wait()
+    await stop_at("linked")
+    await finished.wait()
 
 
 async def main() -> None:
-    peer = Peer(secret=SECRET, shared=sys.argv[2] == "shared")
+    peer = KVPeer(secret=SECRET, shared=sys.argv[2] == "shared")
     if sys.argv[1] == "give":
-        await give(peer, int(sys.argv[4]))
+        await run_sender(peer, int(sys.argv[4]))
     else:
-        await take(peer)
-    await peer.close()
+        await run_receiver(peer)
+    await peer.close_peer()
 
 
 if __name__ == "__main__":

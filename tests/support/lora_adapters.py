@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+ALL_PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 def write_adapter(folder: Path, base: Path, seed: int, **fields: Any) -> Path:
@@ -14,8 +14,13 @@ def write_adapter(folder: Path, base: Path, seed: int, **fields: Any) -> Path:
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
-    usual = {"r": 8, "lora_alpha": 2 * fields.get("r", 8), "target_modules": ALL, "task_type": "CAUSAL_LM"}
-    config = LoraConfig(**(usual | fields))
+    defaults = {
+        "r": 8,
+        "lora_alpha": 2 * fields.get("r", 8),
+        "target_modules": ALL_PROJECTIONS,
+        "task_type": "CAUSAL_LM",
+    }
+    config = LoraConfig(**(defaults | fields))
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -26,7 +31,7 @@ def write_adapter(folder: Path, base: Path, seed: int, **fields: Any) -> Path:
     return folder
 
 
-def merged(base: Path, adapter: Path, *, merge: bool = True) -> Any:
+def load_with_peft(base: Path, adapter: Path, *, merge: bool = True) -> Any:
     """Return the model in float32 with the adapter's weights merged into its own, or kept separate."""
     import torch
     from peft import PeftModel

@@ -5,77 +5,81 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from parley.dialects.bench import Api, Seen, Shape
-from parley.dialects.dialect import Answer, Dialect, Head, PromptMembers, Reply, Route
-from parley.dialects.fields import decode
+from parley.dialects.bench import BenchApi, EventSummary, LoadShape
+from parley.dialects.dialect import Answer, Dialect, PromptMembers, Reply, RequestContext, Route
+from parley.dialects.fields import decode_fields
 from parley.errors import ParleyError
-from parley.metrics.recorded import View
-from parley.metrics.series import scalar
-from parley.types import Delta, Done, Event, Request, Stop, Text, Usage
+from parley.metrics.recorded import ModelSnapshot
+from parley.metrics.series import scalar_lines
+from parley.types import ChoiceDelta, ChoiceDone, Event, Request, StopConditions, Text, Usage
 
 
-class Repetition(Reply):
-    def __init__(self, body: bytes, head: Head):
-        fields = decode(body)
+class RepeatReply(Reply):
+    def __init__(self, body: bytes, head: RequestContext):
+        fields = decode_fields(body)
         question = fields.string("question", None)
         if question is None:
-            raise fields.missing("question")
+            raise fields.missing_member("question")
         length = fields.integer("length", 16, 1, 4096)
         self.request = Request(
-            id=head.id, model="", prompts=[Text(question)], stop=Stop(max_tokens=length), stream=True
+            id=head.unique_id,
+            model="",
+            prompts=[Text(question)],
+            stop_conditions=StopConditions(max_tokens=length),
+            stream=True,
         )
 
-    def chunk(self, events: Sequence[Event]) -> bytes:
-        return b"".join(self._line(event) for event in events)
+    def render_chunk(self, events: Sequence[Event]) -> bytes:
+        return b"".join(self._event_line(event) for event in events)
 
-    def _line(self, event: Event) -> bytes:
-        if isinstance(event, Delta):
+    def _event_line(self, event: Event) -> bytes:
+        if isinstance(event, ChoiceDelta):
             return b"data: " + json.dumps({"said": event.text}).encode() + b"\n\n"
-        if not isinstance(event, Done):
+        if not isinstance(event, ChoiceDone):
             return b""
         usage = {"read": event.usage.prompt_tokens, "written": event.usage.completion_tokens}
         return b"data: " + json.dumps({"over": usage}).encode() + b"\n\n"
 
-    def end(self, usage: Usage) -> bytes:
+    def finish_stream(self, usage: Usage) -> bytes:
         return b""
 
-    def fail(self, error: ParleyError) -> bytes:
+    def fail_stream(self, error: ParleyError) -> bytes:
         return b"data: " + json.dumps({"wrong": error.message}).encode() + b"\n\n"
 
-    def add(self, events: Sequence[Event]) -> None:
+    def add_events(self, events: Sequence[Event]) -> None:
         raise AssertionError("an answer is always a stream")
 
-    def body(self, usage: Usage) -> bytes:
+    def render_body(self, usage: Usage) -> bytes:
         raise AssertionError("an answer is always a stream")
 
 
-def refuse(error: ParleyError) -> Answer:
+def refusal_answer(error: ParleyError) -> Answer:
     return Answer(error.status, json.dumps({"wrong": error.message}).encode())
 
 
-def series(views: Sequence[View]) -> str:
-    return scalar("counter", "parrot_words", "Tokens generated.", [("", [("", views[0].stats.generated_tokens)])])
+def parrot_metrics(views: Sequence[ModelSnapshot]) -> str:
+    return scalar_lines("counter", "parrot_words", "Tokens generated.", [("", [("", views[0].stats.generated_tokens)])])
 
 
-def ask(shape: Shape, text: str) -> dict[str, object]:
-    return {"question": text, "length": shape.output}
+def bench_body(shape: LoadShape, text: str) -> dict[str, object]:
+    return {"question": text, "length": shape.output_tokens}
 
 
-def see(data: bytes) -> Seen:
+def bench_event(data: bytes) -> EventSummary:
     event = json.loads(data)
-    over = event.get("over")
-    if over is not None:
-        return Seen(prompt=over["read"], tokens=over["written"], last=True)
-    return Seen(output=bool(event.get("said")), error=event.get("wrong", ""))
+    usage = event.get("over")
+    if usage is not None:
+        return EventSummary(prompt_tokens=usage["read"], output_tokens=usage["written"], last=True)
+    return EventSummary(output=bool(event.get("said")), error=event.get("wrong", ""))
 
 
 DIALECT = Dialect(
     name="parrot",
     title="Parrot",
-    base="",
-    error=refuse,
-    members=PromptMembers(prompts=("question",)),
-    routes=(Route("POST", "/repeat", "generate", read=Repetition),),
-    series=series,
-    bench={"parrot": Api("/repeat", ask, see, ids=False)},
+    base_path="",
+    render_error=refusal_answer,
+    prompt_members=PromptMembers(prompts=("question",)),
+    routes=(Route("POST", "/repeat", "generate", reader=RepeatReply),),
+    shared_metrics=parrot_metrics,
+    bench_apis={"parrot": BenchApi("/repeat", bench_body, bench_event, takes_token_ids=False)},
 )

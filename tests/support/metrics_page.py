@@ -3,6 +3,6 @@
 import re
 
 
-def value(page: str, name: str) -> float:
-    (found,) = re.findall(rf"^{re.escape(name)} (\S+)$", page, re.M)
-    return float(found)
+def metric_value(page: str, name: str) -> float:
+    (number,) = re.findall(rf"^{re.escape(name)} (\S+)$", page, re.M)
+    return float(number)

@@ -26,41 +26,45 @@ TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x400454CA, 2, 0x1000
 FRAME = 65_536
 
 
-def possible() -> bool:
+def can_create_namespaces() -> bool:
     """Whether this process may create network namespaces and devices."""
     if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "unshare"))) or not os.path.exists("/dev/net/tun"):
         return False
     name = f"parley-probe{os.getpid()}"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode == 0
+    succeeded = subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode == 0
     subprocess.run(["ip", "netns", "del", name], capture_output=True)
-    return made
+    return succeeded
 
 
-needed = pytest.mark.skipif(not possible(), reason="needs root, network namespaces and /dev/net/tun")
+needs_namespaces = pytest.mark.skipif(
+    not can_create_namespaces(), reason="needs root, network namespaces and /dev/net/tun"
+)
 
 
-def run(*words: str) -> None:
+def run_checked(*words: str) -> None:
     subprocess.run(words, check=True, capture_output=True)
 
 
-class Hosts:
+class NetworkHosts:
     """Hosts 1 to ``count``; host 0 is the test's own namespace. Must be closed."""
 
     def __init__(self, count: int):
         self.addresses = [f"{NET}.{number + 1}" for number in range(count + 1)]
         self._names = [f"parley{os.getpid()}-{number}" for number in range(count + 1)]
-        ports = [_tap(f"pt{os.getpid()}-{number}") for number in range(count + 1)]
+        ports = [_open_tap(f"pt{os.getpid()}-{number}") for number in range(count + 1)]
         for number, (name, address) in enumerate(zip(self._names, self.addresses, strict=True)):
             device, place = f"pt{os.getpid()}-{number}", ["ip"]
             if number:
-                run("ip", "netns", "add", name)
-                run("ip", "link", "set", device, "netns", name)
+                run_checked("ip", "netns", "add", name)
+                run_checked("ip", "link", "set", device, "netns", name)
                 place = ["ip", "-n", name]
-                run(*place, "link", "set", "lo", "up")
-            run(*place, "addr", "add", f"{address}/24", "dev", device)
-            run(*place, "link", "set", device, "up")
+                run_checked(*place, "link", "set", "lo", "up")
+            run_checked(*place, "addr", "add", f"{address}/24", "dev", device)
+            run_checked(*place, "link", "set", device, "up")
         self._control, theirs = multiprocessing.Pipe()
-        self._switch = multiprocessing.get_context("fork").Process(target=_switch, args=(ports, theirs), daemon=True)
+        self._switch = multiprocessing.get_context("fork").Process(
+            target=_run_switch, args=(ports, theirs), daemon=True
+        )
         self._switch.start()
         for port in ports:
             os.close(port)
@@ -72,19 +76,19 @@ class Hosts:
 
     def disturb(self, *, loss: float = 0.0, delay: float = 0.0) -> None:
         """Loses a share of the packets between any two hosts and delays the others by ``delay`` seconds."""
-        self._say(("disturb", loss, delay))
+        self._tell_switch(("disturb", loss, delay))
 
     def cut(self, number: int) -> None:
         """Drops all packets from and to a host from now on, silently."""
-        self._say(("cut", number, 0))
+        self._tell_switch(("cut", number, 0))
 
     def part(self, one: int, other: int) -> None:
         """Drops all packets between two hosts from now on, silently."""
-        self._say(("part", one, other))
+        self._tell_switch(("part", one, other))
 
     def mend(self, number: int) -> None:
         """Undoes ``cut`` and ``part`` for a host."""
-        self._say(("mend", number, 0))
+        self._tell_switch(("mend", number, 0))
 
     def close(self) -> None:
         self._switch.terminate()
@@ -92,36 +96,36 @@ class Hosts:
         for name in self._names[1:]:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
-    def _say(self, message: tuple[str, float, float]) -> None:
+    def _tell_switch(self, message: tuple[str, float, float]) -> None:
         self._control.send(message)
         self._control.recv()  # the switch has applied it
 
 
-def _tap(name: str) -> int:
+def _open_tap(name: str) -> int:
     """Opens a new Ethernet device whose packets the switch reads and writes."""
     port = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(port, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TAP | IFF_NO_PI))
     return port
 
 
-def _switch(ports: list[int], control: Connection) -> None:
+def _run_switch(ports: list[int], control: Connection) -> None:
     """Carries packets between the ports forever."""
-    where: dict[bytes, int] = {}  # MAC address → port that last sent from it
+    port_by_address: dict[bytes, int] = {}  # MAC address → port that last sent from it
     loss = delay = 0.0
     cut: set[frozenset[int]] = set()  # pairs of ports without a connection
-    late: list[tuple[float, int, int, bytes]] = []  # heap of packets: due time, number, port, data
+    pending: list[tuple[float, int, int, bytes]] = []  # heap of packets: due time, number, port, data
     count = 0
     rng = random.Random(1)
     while True:
-        wait = max(0.0, late[0][0] - time.monotonic()) if late else None
+        wait = max(0.0, pending[0][0] - time.monotonic()) if pending else None
         ready, _, _ = select.select([*ports, control], [], [], wait)
         if control in ready:
-            what, first, second = control.recv()
-            if what == "disturb":
+            command, first, second = control.recv()
+            if command == "disturb":
                 loss, delay = first, second
-            elif what == "part":
+            elif command == "part":
                 cut.add(frozenset((first, second)))
-            elif what == "cut":
+            elif command == "cut":
                 cut.update(frozenset((first, other)) for other in range(len(ports)))
             else:
                 cut = {pair for pair in cut if first not in pair}
@@ -134,15 +138,15 @@ def _switch(ports: list[int], control: Connection) -> None:
                 except BlockingIOError:
                     break
                 target, source = packet[:6], packet[6:12]
-                where[source] = number
-                known = where.get(target)
+                port_by_address[source] = number
+                known = port_by_address.get(target)
                 for to in [known] if known is not None and not target[0] & 1 else range(len(ports)):
                     if to == number or {to, number} in cut or rng.random() < loss:
                         continue
                     count += 1
-                    heapq.heappush(late, (now + delay, count, to, packet))
+                    heapq.heappush(pending, (now + delay, count, to, packet))
         now = time.monotonic()
-        while late and late[0][0] <= now:
-            _, _, to, packet = heapq.heappop(late)
+        while pending and pending[0][0] <= now:
+            _, _, to, packet = heapq.heappop(pending)
             with contextlib.suppress(OSError):  # a full queue or a device that is down loses the packet
                 os.write(ports[to], packet)

@@ -10,24 +10,24 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from support.compare_answers import same
-from support.http_client import Answer, Served, request
+from support.compare_answers import same_answer
+from support.http_client import Answer, RunningServer, build_request
 
 from parley.dialects.mounts import Surface, universal
 from parley.disagg.wire import handover, result_frames
-from parley.disagg.wire.role import Address
+from parley.disagg.wire.role import InstanceAddress
 from parley.engine.fake import FakeEngine
-from parley.instance.member import Member
-from parley.types import Arena, Settings, Work
+from parley.instance.member import ClusterMember
+from parley.types import Arena, EngineRequest, Settings
 
 CREATED = 1_700_000_000
-CLIENT = "test"
-UNIQUE = "0123456789abcdef0123456789abcdef"
+COORDINATOR_NAME = "test"
+REQUEST_UUID = "0123456789abcdef0123456789abcdef"
 HEADERS = {"content-type": "application/json"}
 
 
 @dataclass
-class Given:
+class ClientAnswer:
     """An answer as the client sees it.
 
     ``parts``: each piece of the body with the handover record that came with it (empty for an error of the prefill
@@ -44,64 +44,72 @@ class Given:
         return b"".join(data for data, _ in self.parts)
 
 
-class Line:
+class ResultConnection:
     """A coordinator's result connection, which stores frames by request id."""
 
-    def __init__(self, member: Member, client: str):
-        self.reader = result_frames.Reader()
-        self.queues: dict[str, asyncio.Queue[result_frames.Frame]] = {}
-        line, first = member.node.results.client(client).attach(self)
-        self.task = asyncio.create_task(line.run(first))
+    def __init__(self, member: ClusterMember, client: str):
+        self.reader = result_frames.FrameReader()
+        self.queues: dict[str, asyncio.Queue[result_frames.ResultFrame]] = {}
+        line, first = member.instance_state.results.get_client(client).attach_connection(self)
+        self.task = asyncio.create_task(line.serve_connection(first))
 
-    def part(self, data: bytes) -> bool:
-        for frame in self.reader.feed(data) + self.reader.flush():
-            if frame.id:
-                self.queue(frame.id.decode()).put_nowait(frame)
+    def write_part(self, data: bytes) -> bool:
+        for frame in self.reader.feed_bytes(data) + self.reader.flush_held():
+            if frame.request_id:
+                self.queue(frame.request_id.decode()).put_nowait(frame)
         return True
 
-    async def write(self, data: bytes) -> None:
-        self.part(data)
+    async def write_stream(self, data: bytes) -> None:
+        self.write_part(data)
 
-    def abort(self) -> None:
+    def abort_connection(self) -> None:
         pass
 
-    def queue(self, id: str) -> asyncio.Queue[result_frames.Frame]:
-        return self.queues.setdefault(id, asyncio.Queue())
+    def queue(self, request_id: str) -> asyncio.Queue[result_frames.ResultFrame]:
+        return self.queues.setdefault(request_id, asyncio.Queue())
 
 
-async def join(served: Served, surfaces: Sequence[Surface] = ()) -> Member:
+async def join_cluster(served: RunningServer, surfaces: Sequence[Surface] = ()) -> ClusterMember:
     """Make a server join the cluster: its peer listens for handovers."""
     member = served.parts.member
     info = served.engine.info
     assert info is not None
     if info.arena is None:
-        member.peer.add(served.model.name, Arena(0, -1, info.kv_blocks, [], "fake"))
-    await served.parts.listen("127.0.0.1", 0, [served.parts.app(surfaces or universal(), "127.0.0.1")])
+        member.peer.add_arena(served.model.name, Arena(0, -1, info.kv_blocks, [], "fake"))
+    await served.parts.listen_for_handovers(
+        "127.0.0.1", 0, [served.parts.make_port_app(surfaces or universal(), "127.0.0.1")]
+    )
     return member
 
 
-class Pair:
+class ServerPair:
     """A ``prefill`` and a ``decode`` server. With ``here``, the first one computes whole requests by itself."""
 
-    def __init__(self, prefill: Served, decode: Served, members: tuple[Member, Member], here: bool = False):
+    def __init__(
+        self,
+        prefill: RunningServer,
+        decode: RunningServer,
+        members: tuple[ClusterMember, ClusterMember],
+        here: bool = False,
+    ):
         self.prefill, self.decode, self.members = prefill, decode, members
         self.here = here
-        self.target = "self" if here else str(Address("127.0.0.1", members[1].peer.port))
-        self.line = Line(members[0 if here else 1], CLIENT)
+        self.target = "self" if here else str(InstanceAddress("127.0.0.1", members[1].peer.port))
+        self.line = ResultConnection(members[0 if here else 1], COORDINATOR_NAME)
         self.numbers = itertools.count(1)
 
     @classmethod
     async def of(
         cls,
-        serve: Callable[..., Awaitable[Served]],
+        serve: Callable[..., Awaitable[RunningServer]],
         *,
         here: bool = False,
         settings: Callable[[], Settings | None] = lambda: None,
         **options: Any,
-    ) -> Pair:
+    ) -> ServerPair:
         prefill = await serve(role="mixed" if here else "prefill", settings=settings(), **options)
         decode = await serve(role="decode", settings=settings(), **options)
-        return cls(prefill, decode, (await join(prefill), await join(decode)), here)
+        return cls(prefill, decode, (await join_cluster(prefill), await join_cluster(decode)), here)
 
     async def ask(
         self,
@@ -111,56 +119,56 @@ class Pair:
         headers: dict[str, str] | None = None,
         past: list[bytes] | None = None,
         stop: int = 1 << 30,
-    ) -> Given:
+    ) -> ClientAnswer:
         """Send a request as the coordinator does, and join the answer.
 
         ``past``: handover records of the tokens that the client already has. ``stop``: cancel after this many parts.
         """
         id = f"r{next(self.numbers)}"
         extra = {
-            "req-id": id, "req-type": "prefill", "d-target": self.target, "parley-results": CLIENT,
+            "req-id": id, "req-type": "prefill", "d-target": self.target, "parley-results": COORDINATOR_NAME,
             "parley-id": unique, "parley-created": str(CREATED),
         } | (headers or {})  # fmt: skip
         if past is not None:
-            before = handover.join(past)
-            extra["parley-given"], body = str(len(before)), before + body
+            prior_records = handover.join_records(past)
+            extra["parley-given"], body = str(len(prior_records)), prior_records + body
         connection = await self.prefill.connect()
         try:
-            await connection.send(request("POST", path, body, extra))
+            await connection.send(build_request("POST", path, body, extra))
             answer = await connection.answer()
         finally:
             connection.close()
         return await self._merge(id, answer, stop)
 
-    async def _merge(self, id: str, answer: Answer, stop: int) -> Given:
+    async def _merge(self, request_id: str, answer: Answer, stop: int) -> ClientAnswer:
         if answer.status != 200:
-            return Given(answer.status, answer.headers, [(answer.body, b"")])
-        told = answer.json
-        assert told["reqId"] == id, told
-        output = told.get("output", "")
-        data = base64.b64decode(output) if told.get("encoding") == "base64" else output.encode()
-        given = Given(told.get("status", 200), dict(told.get("headers", [])))
-        if told["isStream"] or told["isLastResp"]:
-            given.parts.append((data, base64.b64decode(told["records"])))
-        while not told["isLastResp"]:
-            if len(given.parts) >= stop:
-                await self.cancel(id)
-                return given
+            return ClientAnswer(answer.status, answer.headers, [(answer.body, b"")])
+        result = answer.json
+        assert result["reqId"] == request_id, result
+        output = result.get("output", "")
+        data = base64.b64decode(output) if result.get("encoding") == "base64" else output.encode()
+        merged = ClientAnswer(result.get("status", 200), dict(result.get("headers", [])))
+        if result["isStream"] or result["isLastResp"]:
+            merged.parts.append((data, base64.b64decode(result["records"])))
+        while not result["isLastResp"]:
+            if len(merged.parts) >= stop:
+                await self.cancel(request_id)
+                return merged
             async with asyncio.timeout(20):
-                frame = await self.line.queue(id).get()
+                frame = await self.line.queue(request_id).get()
             match frame.kind:
                 case "head":
                     head = json.loads(frame.payload)
-                    given.status, given.headers = head["status"], dict(head["headers"])
+                    merged.status, merged.headers = head["status"], dict(head["headers"])
                 case "data" | "lastData":
-                    given.parts.append((frame.payload, base64.b64decode(frame.record or b"")))
+                    merged.parts.append((frame.payload, base64.b64decode(frame.record or b"")))
                     if frame.kind == "lastData":
                         break
                 case "error":
-                    given.error = frame.payload.decode()
+                    merged.error = frame.payload.decode()
                     break
-        self.line.queues.pop(id, None)
-        return given
+        self.line.queues.pop(request_id, None)
+        return merged
 
     async def cancel(self, id: str) -> None:
         for served in (self.prefill, self.decode):
@@ -174,22 +182,26 @@ class Pair:
             if isinstance(served.engine, FakeEngine):
                 await served.until(lambda served=served: not served.engine._leases and not served.engine._reservations)
             else:
-                await served.engine.submit(Work("a step tells how things are", [5], max_tokens=1)).next()
-                assert served.engine.stats.pinned == served.engine.stats.reserved == 0
-            assert not [channel for client in member.node.results.clients.values() for channel in client.channels]
+                await served.engine.submit_request(
+                    EngineRequest("a step tells how things are", [5], max_tokens=1)
+                ).next()
+                assert served.engine.stats.pinned_pages == served.engine.stats.reserved_pages == 0
+            assert not [
+                channel for client in member.instance_state.results.clients.values() for channel in client.channels
+            ]
 
     async def close(self) -> None:
         self.line.task.cancel()
         for member in self.members:
-            await member.close()
+            await member.close_member()
 
 
-async def single(served: Served, path: str, body: bytes) -> Answer:
+async def post_json(served: RunningServer, path: str, body: bytes) -> Answer:
     return await served.call("POST", path, body, HEADERS)
 
 
-async def compare(one: Served, pair: Pair, path: str, asked: bytes) -> None:
-    expected, given = await single(one, path, asked), await pair.ask(path, asked, UNIQUE, HEADERS)
-    kind = given.headers.get("content-type")
-    assert (given.status, kind) == (expected.status, expected.headers.get("content-type")), (path, asked, given)
-    assert same(given.body, expected.body), (path, asked, given.body, expected.body)
+async def assert_same_answer(single_server: RunningServer, pair: ServerPair, path: str, body: bytes) -> None:
+    expected, actual = await post_json(single_server, path, body), await pair.ask(path, body, REQUEST_UUID, HEADERS)
+    kind = actual.headers.get("content-type")
+    assert (actual.status, kind) == (expected.status, expected.headers.get("content-type")), (path, body, actual)
+    assert same_answer(actual.body, expected.body), (path, body, actual.body, expected.body)

@@ -6,10 +6,10 @@ import json
 import random
 from typing import Any
 
-from support.http_client import concrete
+from support.http_client import fill_path
 
 from parley.dialects.mounts import table, universal
-from parley.dialects.triton.calls import SERVICE
+from parley.dialects.triton.calls import SERVICE_PATH
 from parley.dialects.triton.rpc import infer
 
 Members = dict[str, Any]
@@ -35,75 +35,83 @@ COMPLETIONS: list[Members] = [
     {"prompt": ["one", "two"], "n": 2, "echo": True}, {"prompt": [70, 71, 72, 73]}, {"suffix": "."},
     {"stream_options": {"include_usage": True}}, {"return_token_ids": True}, {"stream_interval": 2},
 ]  # fmt: skip
-TGI: list[Members] = [
+TGI_PARAMETERS: list[Members] = [
     {"temperature": 0.7}, {"do_sample": True}, {"do_sample": True, "seed": 3}, {"details": True}, {"best_of": 2},
     {"best_of": 2, "do_sample": True}, {"decoder_input_details": True}, {"return_full_text": True}, {"stop": ["e"]},
     {"top_n_tokens": 2}, {"truncate": 3}, {"typical_p": 0.5}, {"repetition_penalty": 1.3}, {"watermark": True},
 ]  # fmt: skip
-TRITON: list[Members] = [
+TRITON_PARAMETERS: list[Members] = [
     {"temperature": 0.7}, {"seed": 9}, {"details": True}, {"top_k": 3}, {"do_sample": True}, {"batch_size": 1},
     {"bad_words_list": ["a"]}, {"stop_words_list": ["e"]}, {"perf_stat": True},
 ]  # fmt: skip
 
 
-def message(text: str, stream: bool, wishes: Members) -> bytes:
+def build_grpc_request(text: str, stream: bool, options: Members) -> bytes:
     """Build a request over gRPC with those options that gRPC parameters can hold."""
-    made = infer.REQUEST(model_name="tiny", id="7")
-    made.inputs.add(name="text_input", datatype="BYTES", shape=[1], contents={"bytes_contents": [text.encode()]})
-    made.inputs.add(name="stream", datatype="BOOL", shape=[1], contents={"bool_contents": [stream]})
+    request = infer.INFER_REQUEST(model_name="tiny", id="7")
+    request.inputs.add(name="text_input", datatype="BYTES", shape=[1], contents={"bytes_contents": [text.encode()]})
+    request.inputs.add(name="stream", datatype="BOOL", shape=[1], contents={"bool_contents": [stream]})
     kinds = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
-    for name, wish in wishes.items():
-        if type(wish) in kinds:
-            setattr(made.parameters[name], kinds[type(wish)], wish)
-    return made.SerializeToString()
+    for name, option in options.items():
+        if type(option) in kinds:
+            setattr(request.parameters[name], kinds[type(option)], option)
+    return request.SerializeToString()
 
 
-def routes() -> list[tuple[str, str]]:
+def generating_routes() -> list[tuple[str, str]]:
     """List path and dialect of every route that generates text."""
-    found = {}
-    for (method, path), ends in table(universal()).items():
-        for route, surface in ends:
+    dialects = {}
+    for (method, path), endpoints in table(universal()).items():
+        for route, surface in endpoints:
             if method == "POST" and route.kind == "generate":
-                found[concrete(path)] = surface.dialect.name
-    return list(found.items())
+                dialects[fill_path(path)] = surface.dialect.name
+    return list(dialects.items())
 
 
-def body(path: str, rng: random.Random) -> bytes:
+def random_body(path: str, rng: random.Random) -> bytes:
     """Make a random request to this path."""
     length = rng.choice((1, 2, 5, 12, 30))
     text = rng.choice(("Hello", "What is the weather in Paris and London? " * rng.randint(1, 8), "a"))
 
-    def some(*lists: list[Members]) -> Members:
+    def pick_options(*lists: list[Members]) -> Members:
         pool = [each for members in lists for each in members]
-        made: Members = {}
+        picked: Members = {}
         for each in rng.sample(pool, rng.choice((0, 1, 1, 2, 3))):
-            made |= each
-        return made
+            picked |= each
+        return picked
 
-    if path.startswith(SERVICE):
-        return message(text, rng.random() < 0.7, {"max_tokens": length} | some(TRITON, SAMPLING))
+    if path.startswith(SERVICE_PATH):
+        return build_grpc_request(
+            text, rng.random() < 0.7, {"max_tokens": length} | pick_options(TRITON_PARAMETERS, SAMPLING)
+        )
     if path.endswith("/infer") and "/mindie" not in path and path != "/infer":  # Triton's, for its vLLM backend
         inputs = [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [text]}]
         inputs += [{"name": "max_tokens", "shape": [1], "datatype": "INT32", "data": [length]}] * rng.randint(0, 1)
         return json.dumps({"id": "7", "inputs": inputs}).encode()
     stream: Members = {"stream": True} if rng.random() < 0.6 else {}
     if "/v2/models" in path:
-        return json.dumps({"text_input": text, "parameters": {"max_tokens": length} | some(TRITON, SAMPLING)}).encode()
+        return json.dumps(
+            {"text_input": text, "parameters": {"max_tokens": length} | pick_options(TRITON_PARAMETERS, SAMPLING)}
+        ).encode()
     if path.endswith(("/infer", "/infer_token")):
         key = "input_id" if path.endswith("token") else "inputs"
-        given = [70, 71, 72] if path.endswith("token") else text
-        return json.dumps({key: given, "parameters": {"max_new_tokens": length} | some(TGI)} | stream).encode()
+        prompt = [70, 71, 72] if path.endswith("token") else text
+        return json.dumps(
+            {key: prompt, "parameters": {"max_new_tokens": length} | pick_options(TGI_PARAMETERS)} | stream
+        ).encode()
     if path.endswith("/vertex"):
         return json.dumps({"instances": [{"inputs": text, "parameters": {"max_new_tokens": length}}]}).encode()
     tgi = path.endswith(("/generate_stream", "/generate", "/", "/tgi", "/tgi-0.9.4", "/mindie", "/mindie-old"))
     if (tgi or path.endswith("invocations")) and "vllm" not in path and rng.random() < 0.7:
-        return json.dumps({"inputs": text, "parameters": {"max_new_tokens": length} | some(TGI)} | stream).encode()
-    made: Members = {"model": "tiny", "max_tokens": length}
+        return json.dumps(
+            {"inputs": text, "parameters": {"max_new_tokens": length} | pick_options(TGI_PARAMETERS)} | stream
+        ).encode()
+    request: Members = {"model": "tiny", "max_tokens": length}
     if path.endswith("/batch"):
         turns = [[{"role": "user", "content": said}] for said in (text, "Hello!", text + "?")]
-        return json.dumps(made | {"messages": turns} | some(SAMPLING)).encode()
+        return json.dumps(request | {"messages": turns} | pick_options(SAMPLING)).encode()
     if ("completions" in path and "chat" not in path) or path.endswith("generate") or rng.random() < 0.2:
-        made |= {"prompt": text} | some(COMPLETIONS, SAMPLING)
+        request |= {"prompt": text} | pick_options(COMPLETIONS, SAMPLING)
     else:
-        made |= {"messages": [{"role": "user", "content": text}]} | some(CHAT, SAMPLING)
-    return json.dumps(made | stream).encode()
+        request |= {"messages": [{"role": "user", "content": text}]} | pick_options(CHAT, SAMPLING)
+    return json.dumps(request | stream).encode()

@@ -26,7 +26,7 @@ SCHEMA = {
 }
 
 
-SHORTER = {"stop", "response_format", "structured_outputs"}  # these may end an answer before min_tokens
+MAY_END_EARLY = {"stop", "response_format", "structured_outputs"}  # these may end an answer before min_tokens
 
 
 @dataclass(frozen=True)
@@ -36,21 +36,21 @@ class Feature:
     ``place``: a property of how a server runs rather than of a request.
     """
 
-    about: str
+    description: str
     members: Members = field(default_factory=dict)
     check: Check | None = None
-    place: bool = False
+    server_side: bool = False
 
 
 def choices(answer: Members) -> list[Members]:
     return answer["choices"]
 
 
-def scored(body: Members, answer: Members) -> bool:
+def has_logprobs(body: Members, answer: Members) -> bool:
     return all(len(token["top_logprobs"]) >= 3 for choice in choices(answer) for token in choice["logprobs"]["content"])
 
 
-def in_the_form(body: Members, answer: Members) -> bool:
+def follows_schema(body: Members, answer: Members) -> bool:
     return "stop" in body or all(
         choice["finish_reason"] != "stop" or set(json.loads(choice["message"]["content"])) == {"city", "degrees"}
         for choice in choices(answer)
@@ -70,7 +70,7 @@ FEATURES: dict[str, Feature] = {
     "watermark": Feature("a mark in the text", {"watermark": True}),
     "logit_bias": Feature("biases of tokens", {"logit_bias": {str(id): 6.0 - id % 9 for id in range(300, 360)}}),
     "bad_words": Feature("words not to be written", {"bad_words": ["get_weather", "<tool_call>", "The", "the", "is"]}),
-    "logprobs": Feature("log-probabilities of the answer", {"logprobs": True, "top_logprobs": 3}, scored),
+    "logprobs": Feature("log-probabilities of the answer", {"logprobs": True, "top_logprobs": 3}, has_logprobs),
     "prompt_logprobs": Feature(
         "log-probabilities of the prompt",
         {"prompt_logprobs": 2},
@@ -80,12 +80,12 @@ FEATURES: dict[str, Feature] = {
     "min_tokens": Feature(
         "so many tokens at least",
         {"min_tokens": 12},
-        lambda body, answer: bool(SHORTER & body.keys()) or answer["usage"]["completion_tokens"] >= 12,
+        lambda body, answer: bool(MAY_END_EARLY & body.keys()) or answer["usage"]["completion_tokens"] >= 12,
     ),
     "schema": Feature(
         "JSON that follows a schema",
         {"response_format": {"type": "json_schema", "json_schema": {"name": "weather", "schema": SCHEMA}}},
-        in_the_form,
+        follows_schema,
     ),
     "regex": Feature("text that matches an expression", {"structured_outputs": {"regex": "(It is|A) [a-z ]{4,30}\\."}}),
     "tools": Feature("tool calls", {"tools": [TOOLS["get_weather"]]}),
@@ -93,10 +93,10 @@ FEATURES: dict[str, Feature] = {
     "lora": Feature("an adapter", {"model": "adapted"}),
     "priority": Feature("a priority", {"priority": 3}),
     "streaming": Feature("the answer piece by piece", {"stream": True, "stream_options": {"include_usage": True}}),
-    "speculation": Feature("drafts", place=True),
-    "prefix": Feature("a prompt that is in the cache", place=True),
-    "preemption": Feature("other requests that take its pages", place=True),
-    "batching": Feature("other requests in the same step", place=True),
+    "speculation": Feature("drafts", server_side=True),
+    "prefix": Feature("a prompt that is in the cache", server_side=True),
+    "preemption": Feature("other requests that take its pages", server_side=True),
+    "batching": Feature("other requests in the same step", server_side=True),
 }
 
 # Pairs without a meaning are refused with a sentence that names these two members.
@@ -105,17 +105,17 @@ REFUSED: dict[frozenset[str], tuple[str, str]] = {
     frozenset(("schema", "regex")): ("response_format", "structured_outputs"),
 }
 
-ASKED = [name for name, feature in FEATURES.items() if not feature.place]
+REQUEST_FEATURES = [name for name, feature in FEATURES.items() if not feature.server_side]
 
 
-def refusals(names: tuple[str, ...]) -> list[tuple[str, str]]:
+def refused_pairs(names: tuple[str, ...]) -> list[tuple[str, str]]:
     """Returns pairs of members; an error must name one pair. An empty list if the request is valid."""
-    return [REFUSED[pair] for each in combinations(names, 2) if (pair := frozenset(each)) in REFUSED]
+    return [REFUSED[pair] for names_pair in combinations(names, 2) if (pair := frozenset(names_pair)) in REFUSED]
 
 
-def body(names: tuple[str, ...]) -> Members:
+def make_body(names: tuple[str, ...]) -> Members:
     """Returns a request that asks for these features."""
-    made: Members = {"model": "parley-demo", "temperature": 0.9, **BASE}
+    request_body: Members = {"model": "parley-demo", "temperature": 0.9, **BASE}
     for name in names:
-        made |= FEATURES[name].members
-    return made
+        request_body |= FEATURES[name].members
+    return request_body

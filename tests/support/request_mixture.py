@@ -49,7 +49,7 @@ NOISE = re.compile(r"id|created|request_id|cached_tokens|system_fingerprint|.*(t
 PIECES = {"text", "content", "reasoning_content", "reasoning", "arguments", "text_output"}
 PARTS = {"choices", "tool_calls"}  # lists whose members have an index
 
-Told = dict[tuple[Any, ...], Any]  # path of member names → a text, a list or a value
+AnswerContents = dict[tuple[Any, ...], Any]  # path of member names → a text, a list or a value
 Verdict = Literal["exact", "error", "cut", "wrong", "hang"]
 
 
@@ -76,55 +76,55 @@ class Answer:
             if text != b"data: [DONE]":
                 yield json.loads(text.removeprefix(b"data:"))
 
-    def told(self) -> Told:
-        made: Told = {}
+    def contents(self) -> AnswerContents:
+        merged: AnswerContents = {}
         for event in self.events():
-            gather(made, event, ())
-        return made
+            merge_event(merged, event, ())
+        return merged
 
-    def verdict(self, wanted: Told) -> Verdict:
+    def verdict(self, expected: AnswerContents) -> Verdict:
         """Compares with the undisturbed answer: ``exact``; a prefix of it and one ``error``; or a prefix that was
         ``cut``. Anything else is wrong."""
         if not self.over:
             return "hang"
         if not self.whole:
             last = self.body.rfind(b"\n\n") + 2 if self.stream else 0
-            known = Answer(self.status, self.body[:last], True)
-            return "cut" if begins(wanted, known.told()) else "wrong"
+            complete_part = Answer(self.status, self.body[:last], True)
+            return "cut" if is_prefix(expected, complete_part.contents()) else "wrong"
         try:
-            told = list(self.events())
+            events = list(self.events())
         except ValueError:
             return "wrong"
-        failed = ["error" in each or self.status >= 400 for each in told]
+        failed = ["error" in each or self.status >= 400 for each in events]
         if not any(failed):
-            return "exact" if self.told() == wanted else "wrong"
-        if failed.index(True) != len(told) - 1:
+            return "exact" if self.contents() == expected else "wrong"
+        if failed.index(True) != len(events) - 1:
             return "wrong"  # something follows the error
-        made: Told = {}
-        for event in told[:-1]:
-            gather(made, event, ())
-        return "error" if begins(wanted, made) else "wrong"
+        partial: AnswerContents = {}
+        for event in events[:-1]:
+            merge_event(partial, event, ())
+        return "error" if is_prefix(expected, partial) else "wrong"
 
 
-def gather(made: Told, value: Any, path: tuple[Any, ...]) -> None:
+def merge_event(contents: AnswerContents, part: Any, path: tuple[Any, ...]) -> None:
     """Adds an event's contents to those of the events before it."""
     name = path[-1] if path else ""
-    if isinstance(value, dict):
-        for key, inner in value.items():
+    if isinstance(part, dict):
+        for key, inner in part.items():
             if inner is not None and not NOISE.fullmatch(key):
-                gather(made, inner, (*path, key))
-    elif isinstance(value, list) and name in PARTS:
-        for inner in value:
-            gather(made, inner, (*path, inner.get("index", 0)))
-    elif isinstance(value, list):
-        made[path] = made.get(path, []) + value
-    elif isinstance(value, str) and name in PIECES:
-        made[path] = made.get(path, "") + value
+                merge_event(contents, inner, (*path, key))
+    elif isinstance(part, list) and name in PARTS:
+        for inner in part:
+            merge_event(contents, inner, (*path, inner.get("index", 0)))
+    elif isinstance(part, list):
+        contents[path] = contents.get(path, []) + part
+    elif isinstance(part, str) and name in PIECES:
+        contents[path] = contents.get(path, "") + part
     else:
-        made[path] = value
+        contents[path] = part
 
 
-def begins(whole: Told, part: Told) -> bool:
+def is_prefix(whole: AnswerContents, part: AnswerContents) -> bool:
     """Whether every text and list of ``part`` is a prefix of the one in ``whole``."""
     for path, value in part.items():
         known = whole.get(path)
@@ -136,7 +136,9 @@ def begins(whole: Told, part: Told) -> bool:
     return True
 
 
-async def ask(url: str, path: str, body: dict[str, Any], answer: Answer | None = None, pause: float = 0.0) -> Answer:
+async def send_request(
+    url: str, path: str, body: dict[str, Any], answer: Answer | None = None, pause: float = 0.0
+) -> Answer:
     """Sends one request over its own connection; ``answer`` can be watched meanwhile. ``pause``: seconds between reads,
     for a slow client."""
     answer = answer or Answer()
@@ -147,7 +149,7 @@ async def ask(url: str, path: str, body: dict[str, Any], answer: Answer | None =
     try:
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
-        await read(reader, answer, pause)
+        await read_answer(reader, answer, pause)
     except (OSError, EOFError, ValueError, IndexError):
         pass
     finally:
@@ -157,7 +159,7 @@ async def ask(url: str, path: str, body: dict[str, Any], answer: Answer | None =
     return answer
 
 
-async def read(reader: asyncio.StreamReader, answer: Answer, pause: float = 0.0) -> None:
+async def read_answer(reader: asyncio.StreamReader, answer: Answer, pause: float = 0.0) -> None:
     """Reads the next answer of a connection; raises OSError, EOFError, ValueError or IndexError if none arrives."""
     while (status := int((await reader.readline()).split()[1])) == 100:
         await reader.readline()
@@ -176,31 +178,31 @@ async def read(reader: asyncio.StreamReader, answer: Answer, pause: float = 0.0)
     answer.whole = True
 
 
-async def until(what: Callable[[], Any], seconds: float = 5.0) -> bool:
+async def wait_until(condition: Callable[[], Any], seconds: float = 5.0) -> bool:
     """Waits for a condition up to ``seconds``; returns whether it came true."""
     deadline = time.monotonic() + seconds
-    while not (found := what()) and time.monotonic() < deadline:
+    while not (result := condition()) and time.monotonic() < deadline:
         await asyncio.sleep(0.002)
-    return bool(found)
+    return bool(result)
 
 
-async def undisturbed(url: str) -> list[Answer]:
+async def undisturbed_answers(url: str) -> list[Answer]:
     """Sends the requests one by one while nothing is disturbed, and returns the answers."""
-    answers = [await ask(url, path, body) for path, body in MIXTURE]
+    answers = [await send_request(url, path, body) for path, body in MIXTURE]
     assert all(answer.status == 200 and answer.whole for answer in answers), answers
     return answers
 
 
-def verdicts(answers: list[Answer], wanted: list[Told]) -> list[Verdict]:
-    return [answer.verdict(told) for answer, told in zip(answers, wanted, strict=True)]
+def verdicts(answers: list[Answer], expected: list[AnswerContents]) -> list[Verdict]:
+    return [answer.verdict(told) for answer, told in zip(answers, expected, strict=True)]
 
 
-async def well(cluster: Cluster, wanted: list[Told]) -> None:
+async def check_recovered(cluster: Cluster, expected: list[AnswerContents]) -> None:
     """Waits until all processes serve and nothing is held; then every answer must be as it was before."""
     await asyncio.to_thread(cluster.ready)
     await asyncio.to_thread(cluster.idle)
     url = cluster.coordinator.url
-    answers = await asyncio.gather(*(ask(url, path, body) for path, body in MIXTURE))
-    assert set(verdicts(answers, wanted)) == {"exact"}, answers
+    answers = await asyncio.gather(*(send_request(url, path, body) for path, body in MIXTURE))
+    assert set(verdicts(answers, expected)) == {"exact"}, answers
     async with httpx.AsyncClient() as client:
         await client.post(f"{url}/reset_prefix_cache")

@@ -20,7 +20,7 @@ from parley.disagg.wire import result_frames
 
 
 @dataclass
-class Asked:
+class ReceivedRequest:
     """One request as it arrived."""
 
     method: str
@@ -30,7 +30,7 @@ class Asked:
 
 
 @dataclass
-class Script:
+class AnswerScript:
     """An answer: its parts as the client must get them; the first comes from the prefill instance."""
 
     parts: list[bytes] = field(default_factory=lambda: [b"data: 0\n\n", b"data: 1\n\n", b"data: 2\n\n"])
@@ -39,12 +39,12 @@ class Script:
     status: int = 200
 
 
-def record(number: int) -> bytes:
+def part_record(number: int) -> bytes:
     """Return the record of part ``number``: a list of one output that holds just that number."""
     return msgspec.msgpack.encode([[0, number]])
 
 
-class Scripted:
+class ScriptedInstance:
     """``plain``: speak like MindIE's servers. ``cut``: bytes per write of results, 0 for all at once. ``tick``: seconds
     between two parts of decode. ``label``: a name that its answers contain."""
 
@@ -53,7 +53,7 @@ class Scripted:
         role: str = "mixed",
         *,
         plain: bool = False,
-        script: Script | None = None,
+        script: AnswerScript | None = None,
         cut: int = 0,
         tick: float = 0.0,
         label: str = "",
@@ -62,21 +62,23 @@ class Scripted:
         self.label = label
         self.models = ["m"]
         self.layout = ""
-        self.longest = 4096
-        self.script = script or Script()
-        self.asked: list[Asked] = []
-        self.connected: list[Asked] = []  # requests for result connections
-        self.halted: list[str] = []
-        self.flows: list[tuple[str, bool]] = []
-        self.paused: set[str] = set()
+        self.max_context = 4096
+        self.script = script or AnswerScript()
+        self.requests: list[ReceivedRequest] = []
+        self.result_requests: list[ReceivedRequest] = []  # requests for result connections
+        self.stopped_ids: list[str] = []
+        self.flow_requests: list[tuple[str, bool]] = []
+        self.paused_ids: set[str] = set()
         self.epoch = f"e{id(self):x}"
-        self.peers: dict[str, Scripted] = {}  # by d-target
-        self.before: Callable[[Asked], Awaitable[Any]] | None = None  # runs before prefill; bytes are its raw answer
-        self.decode: Callable[[Scripted, str, list[bytes], int], Awaitable[None]] | None = None
-        self.lines: list[asyncio.StreamWriter] = []
+        self.peers: dict[str, ScriptedInstance] = {}  # by d-target
+        self.before_prefill: Callable[[ReceivedRequest], Awaitable[Any]] | None = (
+            None  # runs before prefill; bytes are its raw answer
+        )
+        self.decode_hook: Callable[[ScriptedInstance, str, list[bytes], int], Awaitable[None]] | None = None
+        self.result_writers: list[asyncio.StreamWriter] = []
         self.hangs_up = False  # disconnect after the head of a request
         self.writers: list[asyncio.StreamWriter] = []
-        self.sent: deque[bytes] = deque()
+        self.sent_frames: deque[bytes] = deque()
         self.first = 0
         self.tasks: set[asyncio.Task[None]] = set()
         self.port = 0
@@ -90,12 +92,12 @@ class Scripted:
     def target(self) -> str:
         return f"127.0.0.1;{self.port}"
 
-    async def start(self, port: int = 0) -> Scripted:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
+    async def start_serving(self, port: int = 0) -> ScriptedInstance:
+        self._server = await asyncio.start_server(self._serve_connection, "127.0.0.1", port)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
-    async def stop(self) -> None:
+    async def kill_instance(self) -> None:
         """Stop as if killed."""
         if self._server is not None:
             self._server.close()
@@ -105,7 +107,7 @@ class Scripted:
 
     # -- HTTP
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self.tasks.add(task)
@@ -122,141 +124,153 @@ class Scripted:
                 if self.hangs_up:
                     return
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
-                asked = Asked(method, target, headers, body)
+                request = ReceivedRequest(method, target, headers, body)
                 if target.startswith("/dresult?") or target == "/dresult":
-                    await self._results(asked, reader, writer)
+                    await self._serve_results(request, reader, writer)
                     return
-                await self._answer(asked, writer)
+                await self._answer_request(request, writer)
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
             self.tasks.discard(task)
             writer.transport.abort()
 
-    async def _answer(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
-        path = asked.target.partition("?")[0]
+    async def _answer_request(self, request: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
+        path = request.target.partition("?")[0]
         if path == "/v1/status":
-            self._say(writer, 200, self.status())
+            self._send_json(writer, 200, self.status_body())
         elif path.endswith("/stopInfer"):
-            self.halted.append(json.loads(asked.body)["id"])
-            self._say(writer, 200, {})
+            self.stopped_ids.append(json.loads(request.body)["id"])
+            self._send_json(writer, 200, {})
         elif path == "/v1/dresult/flow":
-            said = json.loads(asked.body)
-            self.flows.append((said["id"], said["pause"]))
-            (self.paused.add if said["pause"] else self.paused.discard)(said["id"])
-            self._say(writer, 200, {})
+            flow_body = json.loads(request.body)
+            self.flow_requests.append((flow_body["id"], flow_body["pause"]))
+            (self.paused_ids.add if flow_body["pause"] else self.paused_ids.discard)(flow_body["id"])
+            self._send_json(writer, 200, {})
         else:
-            self.asked.append(asked)
-            told = await self.before(asked) if self.before is not None else None
-            if isinstance(told, bytes):
-                writer.write(told)
+            self.requests.append(request)
+            raw_reply = await self.before_prefill(request) if self.before_prefill is not None else None
+            if isinstance(raw_reply, bytes):
+                writer.write(raw_reply)
                 await writer.drain()
-            elif "req-id" not in asked.headers:
-                self._say(writer, 200, {"instance": self.label, "method": asked.method, "path": path})
+            elif "req-id" not in request.headers:
+                self._send_json(writer, 200, {"instance": self.label, "method": request.method, "path": path})
             else:
-                await self._prefill(asked, writer)
+                await self._run_prefill(request, writer)
 
-    def _say(self, writer: asyncio.StreamWriter, status: int, value: Any) -> None:
+    def _send_json(self, writer: asyncio.StreamWriter, status: int, value: Any) -> None:
         body = json.dumps(value).encode()
         writer.write(
             b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
             % (status, len(body), body)
         )
 
-    def status(self) -> dict[str, Any]:
-        told: dict[str, Any] = {
+    def status_body(self) -> dict[str, Any]:
+        members: dict[str, Any] = {
             "service": {"roleStatus": "RoleReady", "currentRole": self.role},
             "resource": {"availSlotsNum": 200, "availBlockNum": 1024},
             "linkStatus": {"peers": []},
         }
         if not self.plain:
-            told["parley"] = {"models": self.models, "epoch": self.epoch, "role": self.role, "peer": self.target,
-                              "layout": self.layout, "max_seq_len": self.longest}  # fmt: skip
-        return told
+            members["parley"] = {"models": self.models, "epoch": self.epoch, "role": self.role, "peer": self.target,
+                              "layout": self.layout, "max_seq_len": self.max_context}  # fmt: skip
+        return members
 
     # -- prefill
 
-    async def _prefill(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
-        headers, script = asked.headers, self.script
-        given = int(headers.get("parley-given", 0))
-        past = sum(map(len, msgspec.msgpack.decode(asked.body[:given]))) if given else 0
+    async def _run_prefill(self, request: ReceivedRequest, writer: asyncio.StreamWriter) -> None:
+        headers, script = request.headers, self.script
+        prior_size = int(headers.get("parley-given", 0))
+        prior_count = sum(map(len, msgspec.msgpack.decode(request.body[:prior_size]))) if prior_size else 0
         parts = script.parts
         whole = b"".join(parts)
         target = headers["d-target"]
-        d = self if target in ("self", self.target) else self.peers[target]
-        last = past + 1 >= len(parts)
+        decode_instance = self if target in ("self", self.target) else self.peers[target]
+        last = prior_count + 1 >= len(parts)
         answer: dict[str, Any] = {"reqId": headers["req-id"], "isStream": script.stream, "isLastResp": last}
         if script.stream or last:
-            answer["output"] = (parts[past] if script.stream else whole).decode()
+            answer["output"] = (parts[prior_count] if script.stream else whole).decode()
         if not self.plain:
             answer |= {"headers": script.headers, "status": script.status}
-            answer["records"] = base64.b64encode(record(past)).decode()
+            answer["records"] = base64.b64encode(part_record(prior_count)).decode()
         if not last:
-            d.begin(headers["req-id"], parts, past + 1, script)
-        self._say(writer, 200, answer)
+            decode_instance.start_decode(headers["req-id"], parts, prior_count + 1, script)
+        self._send_json(writer, 200, answer)
 
     # -- decode
 
-    def begin(self, id: str, parts: list[bytes], past: int, script: Script) -> None:
-        task = asyncio.get_running_loop().create_task(self._decode(id, parts, past, script))
+    def start_decode(self, request_id: str, parts: list[bytes], first_part: int, script: AnswerScript) -> None:
+        task = asyncio.get_running_loop().create_task(self._run_decode(request_id, parts, first_part, script))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    async def _decode(self, id: str, parts: list[bytes], past: int, script: Script) -> None:
-        exact = not self.plain
-        if self.decode is not None:
-            await self.decode(self, id, parts, past)
+    async def _run_decode(self, request_id: str, parts: list[bytes], first_part: int, script: AnswerScript) -> None:
+        native = not self.plain
+        if self.decode_hook is not None:
+            await self.decode_hook(self, request_id, parts, first_part)
             return
         if not script.stream:
-            head = result_frames.head(id, script.status, list(script.headers))
-            self.put([*([head] if exact else []), *result_frames.results(id, b"".join(parts), last=True, exact=exact)])
+            head = result_frames.encode_head_frame(request_id, script.status, list(script.headers))
+            self.send_frames(
+                [
+                    *([head] if native else []),
+                    *result_frames.encode_result(request_id, b"".join(parts), last=True, native=native),
+                ]
+            )
             return
-        for number in range(past, len(parts)):
+        for number in range(first_part, len(parts)):
             if self.tick:
                 await asyncio.sleep(self.tick)
-            while id in self.paused:
+            while request_id in self.paused_ids:
                 await asyncio.sleep(0.001)
-            if id in self.halted:
+            if request_id in self.stopped_ids:
                 return
-            self.part(id, parts, number)
+            self.send_part(request_id, parts, number)
 
-    def part(self, id: str, parts: list[bytes], number: int) -> None:
+    def send_part(self, request_id: str, parts: list[bytes], number: int) -> None:
         """Send one part of a stream."""
-        exact = not self.plain
-        made = [result_frames.record(id, record(number))] if exact else []
-        self.put([*made, *result_frames.results(id, parts[number], last=number == len(parts) - 1, exact=exact)])
+        native = not self.plain
+        record_frames = [result_frames.encode_record_frame(request_id, part_record(number))] if native else []
+        self.send_frames(
+            [
+                *record_frames,
+                *result_frames.encode_result(request_id, parts[number], last=number == len(parts) - 1, native=native),
+            ]
+        )
 
-    def put(self, made: list[bytes]) -> None:
+    def send_frames(self, frames: list[bytes]) -> None:
         """Send frames, and keep them for a connection that returns."""
-        self.sent += made
-        for writer in self.lines:
-            self._write(writer, b"".join(made))
+        self.sent_frames += frames
+        for writer in self.result_writers:
+            self._write_chunks(writer, b"".join(frames))
 
-    def _write(self, writer: asyncio.StreamWriter, data: bytes) -> None:
+    def _write_chunks(self, writer: asyncio.StreamWriter, data: bytes) -> None:
         step = self.cut or len(data) or 1
         for begin in range(0, len(data), step):
             piece = data[begin : begin + step]
             writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
 
-    async def _results(self, asked: Asked, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connected.append(asked)
+    async def _serve_results(
+        self, request: ReceivedRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.result_requests.append(request)
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
-        query = dict(pair.split("=") for pair in asked.target.partition("?")[2].split("&") if pair)
+        query = dict(pair.split("=") for pair in request.target.partition("?")[2].split("&") if pair)
         if not self.plain:
-            self._write(writer, result_frames.epoch(self.epoch))
+            self._write_chunks(writer, result_frames.encode_epoch_frame(self.epoch))
             if query.get("epoch") == self.epoch:
-                for made in list(self.sent)[int(query["from"]) :]:
-                    self._write(writer, made)
-        self.lines = [writer]
+                for frame in list(self.sent_frames)[int(query["from"]) :]:
+                    self._write_chunks(writer, frame)
+        self.result_writers = [writer]
         try:
             while await reader.read(1024):
                 pass
         finally:
-            if writer in self.lines:
-                self.lines.remove(writer)
+            if writer in self.result_writers:
+                self.result_writers.remove(writer)
 
-    def break_line(self) -> None:
+    def break_result_connection(self) -> None:
         """Break the result connection."""
-        for writer in self.lines:
+        for writer in self.result_writers:
             writer.transport.abort()
-        self.lines = []
+        self.result_writers = []

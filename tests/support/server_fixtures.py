@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 from support.cluster_of_servers import Cluster
-from support.http_client import INFO, Served
-from support.prefill_decode_pair import CREATED, UNIQUE, Pair, join
+from support.http_client import MODEL_INFO, RunningServer
+from support.prefill_decode_pair import CREATED, REQUEST_UUID, ServerPair, join_cluster
 from support.tiny_models import write_tokenizer
 
 from parley.boot import server as start
-from parley.boot.parts import Parts
-from parley.coordinator.config import Options, Static
+from parley.boot.parts import ServerParts
+from parley.coordinator.config import CoordinatorOptions, InstanceConfig
 from parley.coordinator.coordinator import Coordinator
-from parley.disagg.kv.peer import Peer
-from parley.engine.fake import FakeEngine, echo
+from parley.disagg.kv.peer import KVPeer
+from parley.engine.fake import FakeEngine, echo_prompt
 from parley.serving.options import ServerOptions
-from parley.serving.served_model import Model
-from parley.types import Settings, Work
+from parley.serving.served_model import ServedModel
+from parley.types import EngineRequest, Settings
 from parley.web import exchange
-from parley.web.port import listen
+from parley.web.port import open_listener
 from parley.worker.thread import LocalEngine
 
 
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-Serve = Callable[..., Awaitable[Served]]
+Serve = Callable[..., Awaitable[RunningServer]]
 
 
 @pytest.fixture
@@ -46,47 +46,49 @@ async def serve(folder: Path) -> AsyncIterator[Serve]:
     Engine options are given by name. ``beside``: further models; ``surfaces``: the mounted APIs, by default all;
     ``secret``: the secret of its peer; ``settings``: load a real model with them. The rest are server options.
     """
-    running: list[tuple[Served, asyncio.Task[None]]] = []
+    running: list[tuple[RunningServer, asyncio.Task[None]]] = []
 
-    async def begin(
-        reply: Callable[[Work, int], list[int]] = echo,
+    async def start_server(
+        reply: Callable[[EngineRequest, int], list[int]] = echo_prompt,
         tick: float = 0.0,
         load: float = 0.0,
         failure: str | None = None,
         max_batch: int = 256,
         wait: bool = True,
-        info: Any = INFO,
+        info: Any = MODEL_INFO,
         names: tuple[str, ...] = ("tiny",),
-        beside: Sequence[Model] = (),
+        beside: Sequence[ServedModel] = (),
         surfaces: Any = (),
         settings: Settings | None = None,
         secret: bytes = b"s",
         **options: Any,
-    ) -> Served:
-        engine: Any = FakeEngine(reply, info=info, max_batch=max_batch, tick=tick, load=load, failure=failure)
+    ) -> RunningServer:
+        engine: Any = FakeEngine(
+            reply, info=info, max_batch=max_batch, step_seconds=tick, load_seconds=load, load_failure=failure
+        )
         if settings is None:
             settings = Settings(model=str(folder), max_batch=max_batch)
         else:
             engine = LocalEngine(settings)
-        given = ServerOptions(**({"port": 0, "access_log": False} | options))
-        model = Model(names, settings, engine, given)
-        parts = Parts(given, [model, *beside], Peer(secret=secret))
-        service = parts.service
-        sock = start.listen(given.host, given.port)
-        server = start.Server(start.http(given, parts.build(surfaces)))
+        server_options = ServerOptions(**({"port": 0, "access_log": False} | options))
+        model = ServedModel(names, settings, engine, server_options)
+        parts = ServerParts(server_options, [model, *beside], KVPeer(secret=secret))
+        service = parts.registry
+        sock = start.open_listener(server_options.host, server_options.port)
+        server = start.HttpServer(start.uvicorn_config(server_options, parts.build_app(surfaces)))
         task = asyncio.create_task(server.serve(sockets=[sock]))
-        served = Served(parts, engine, server, sock.getsockname()[1])
+        served = RunningServer(parts, engine, server, sock.getsockname()[1])
         running.append((served, task))
         await served.until(lambda: server.started)
-        loading = asyncio.gather(*(each.load() for each in service.models))
+        loading = asyncio.gather(*(each.load_engine() for each in service.models))
         loading.add_done_callback(lambda done: done.cancelled() or done.exception())
         if wait:
             await loading
         return served
 
-    yield begin
+    yield start_server
     for served, task in running:  # cancel directly: uvicorn's own shutdown sleeps
-        await served.parts.close()
+        await served.parts.close_parts()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         for listener in served.server.servers:
@@ -99,17 +101,19 @@ async def serve(folder: Path) -> AsyncIterator[Serve]:
 @pytest.fixture
 async def alike(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Any]]:
     """Make a pair of servers and a single server whose requests have the same id and creation time."""
-    pairs: list[Pair] = []
+    pairs: list[ServerPair] = []
 
-    async def make(settings: Callable[[], Settings | None] = lambda: None, **options: Any) -> tuple[Served, Pair]:
-        pairs.append(await Pair.of(serve, settings=settings, **options))
+    async def make_pair(
+        settings: Callable[[], Settings | None] = lambda: None, **options: Any
+    ) -> tuple[RunningServer, ServerPair]:
+        pairs.append(await ServerPair.of(serve, settings=settings, **options))
         options.pop("here", None)
         return await serve(settings=settings(), **options), pairs[-1]
 
-    made = Model.head
-    monkeypatch.setattr(Model, "head", lambda self, *given: made(self, *given[:4], CREATED))
-    monkeypatch.setattr(exchange, "draw", lambda: bytes.fromhex(UNIQUE))
-    yield make
+    original_head = ServedModel.request_context
+    monkeypatch.setattr(ServedModel, "request_context", lambda self, *given: original_head(self, *given[:4], CREATED))
+    monkeypatch.setattr(exchange, "draw_id", lambda: bytes.fromhex(REQUEST_UUID))
+    yield make_pair
     for pair in pairs:
         await pair.close()
 
@@ -117,36 +121,36 @@ async def alike(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 @pytest.fixture
 async def live_cluster(serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Any]]:
     """Start a cluster with these roles, whose answers have the same id and creation time as those of single servers."""
-    made: list[tuple[Cluster, asyncio.Task[int]]] = []
+    running: list[tuple[Cluster, asyncio.Task[int]]] = []
 
-    async def begin(*roles: str, **options: Any) -> Cluster:
+    async def start_cluster(*roles: str, **options: Any) -> Cluster:
         instances = [await serve(role=role, **options) for role in roles]
-        members = [await join(served) for served in instances]
-        places = [
-            Static(id=number, url=f"http://127.0.0.1:{served.port}", role=role)
+        members = [await join_cluster(served) for served in instances]
+        static_instances = [
+            InstanceConfig(id=number, url=f"http://127.0.0.1:{served.port}", role=role)
             for number, (served, role) in enumerate(zip(instances, roles, strict=True), 1)
         ]
-        sock = listen("127.0.0.1", 0)
-        told = Options(
-            instances=tuple(places),
+        sock = open_listener("127.0.0.1", 0)
+        coordinator_options = CoordinatorOptions(
+            instances=tuple(static_instances),
             separate="always",
             heartbeat=0.05,
             max_requests=1000,
             secret=options.get("cluster_secret"),
         )
-        coordinator = Coordinator(told, {"predict": ("127.0.0.1", sock)}, access_log=False)
-        task = asyncio.create_task(coordinator.run(signals=False))
-        each = Cluster(instances, members, coordinator, sock.getsockname()[1])
-        made.append((each, task))
-        await each.front.until(lambda: len(coordinator.table.usable()) == len(roles))
-        return each
+        coordinator = Coordinator(coordinator_options, {"predict": ("127.0.0.1", sock)}, access_log=False)
+        task = asyncio.create_task(coordinator.run_until_stopped(signals=False))
+        cluster = Cluster(instances, members, coordinator, sock.getsockname()[1])
+        running.append((cluster, task))
+        await cluster.front.until(lambda: len(coordinator.table.usable_instances()) == len(roles))
+        return cluster
 
-    head = Model.head
-    monkeypatch.setattr(Model, "head", lambda self, *given: head(self, *given[:4], CREATED))
-    monkeypatch.setattr(exchange, "draw", lambda: bytes.fromhex(UNIQUE))
-    yield begin
-    for each, task in made:
-        each.coordinator.stop()
+    original_head = ServedModel.request_context
+    monkeypatch.setattr(ServedModel, "request_context", lambda self, *given: original_head(self, *given[:4], CREATED))
+    monkeypatch.setattr(exchange, "draw_id", lambda: bytes.fromhex(REQUEST_UUID))
+    yield start_cluster
+    for cluster, task in running:
+        cluster.coordinator.request_stop()
         await task
-        for member in each.members:
-            await member.close()
+        for member in cluster.members:
+            await member.close_member()

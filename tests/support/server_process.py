@@ -11,7 +11,7 @@ import urllib.request
 from pathlib import Path
 
 
-class Process:
+class ServerProcess:
     """A process that runs ``parley serve`` with the scripted engine."""
 
     def __init__(self, folder: Path, *flags: str):
@@ -29,8 +29,8 @@ class Process:
         end = time.monotonic() + 30
         while time.monotonic() < end:
             for line in list(self.lines):
-                if found := re.search(pattern, line):
-                    return found
+                if match := re.search(pattern, line):
+                    return match
             time.sleep(0.01)
         raise AssertionError(self.lines)
 
@@ -38,7 +38,7 @@ class Process:
     def url(self) -> str:
         return self.see(r"http://127\.0\.0\.1:\d+")[0]
 
-    def ready(self) -> "Process":
+    def ready(self) -> "ServerProcess":
         self.see(r"^ready in ")
         return self
 

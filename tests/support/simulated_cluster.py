@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from parley.coordinator.config import Options, read
-from parley.coordinator.routing.admission import Choice
+from parley.coordinator.config import CoordinatorOptions, parse_coordinator_config
+from parley.coordinator.routing.admission import InstanceScheduler
 from parley.coordinator.routing.health import Unanswered
-from parley.coordinator.routing.instance import Instance
-from parley.coordinator.routing.instance_table import Table
+from parley.coordinator.routing.instance import ClusterInstance
+from parley.coordinator.routing.instance_table import InstanceTable
 
 
-class Clock:
+class ManualClock:
     def __init__(self) -> None:
         self.now = 100.0
 
@@ -20,52 +20,57 @@ class Clock:
         return self.now
 
 
-def options(*roles: str, **keys: Any) -> Options:
+def simulated_options(*roles: str, **keys: Any) -> CoordinatorOptions:
     """Return options with instances of these roles, numbered from 1."""
-    places = [{"url": f"http://10.0.0.{k}:8000", "role": role} for k, role in enumerate(roles, 1)]
-    return read({"instances": places, **keys}, "test")
+    instances = [{"url": f"http://10.0.0.{k}:8000", "role": role} for k, role in enumerate(roles, 1)]
+    return parse_coordinator_config({"instances": instances, **keys}, "test")
 
 
-def cluster(*roles: str, clock: Any = None, extended: bool = True, **keys: Any) -> tuple[Table, Choice]:
+def simulated_cluster(
+    *roles: str, clock: Any = None, native: bool = True, **keys: Any
+) -> tuple[InstanceTable, InstanceScheduler]:
     """Return the table and the scheduler of a cluster whose instances are all ready."""
-    table = Table(options(*roles, **keys), clock or Clock())
+    table = InstanceTable(simulated_options(*roles, **keys), clock or ManualClock())
     for each in table:
-        up(table, each, extended=extended)
-    return table, Choice(table)
+        report_status(table, each, native=native)
+    return table, InstanceScheduler(table)
 
 
-def up(table: Table, instance: Instance, *, extended: bool = True, epoch: str = "e1", **own: Any) -> None:
+def report_status(
+    table: InstanceTable, instance: ClusterInstance, *, native: bool = True, epoch: str = "e1", **native_members: Any
+) -> None:
     """Record a status answer of the instance."""
-    table.status(
-        instance, status(instance.role, epoch, **own) if extended else {"service": {"roleStatus": "RoleReady"}}
+    table.record_status(
+        instance,
+        status_body(instance.role, epoch, **native_members) if native else {"service": {"roleStatus": "RoleReady"}},
     )
 
 
-def lose(table: Table, instance: Instance) -> None:
+def lose_instance(table: InstanceTable, instance: ClusterInstance) -> None:
     """Let the instance miss polls until it is lost."""
     for _ in range(table.options.misses):
-        table.missed(instance)
+        table.record_miss(instance)
 
 
-def status(role: str, epoch: str = "e1", **own: Any) -> dict[str, Any]:
+def status_body(role: str, epoch: str = "e1", **native_members: Any) -> dict[str, Any]:
     return {
         "service": {"roleStatus": "RoleReady", "currentRole": role},
         "resource": {},
-        "parley": {"epoch": epoch, "role": role, **own},
+        "parley": {"epoch": epoch, "role": role, **native_members},
     }
 
 
-class Net:
+class FakeHttp:
     """Stands in for HTTP: answers by URL; a URL without an answer does not respond."""
 
     def __init__(self) -> None:
         self.answers: dict[str, tuple[int, bytes] | Any] = {}
-        self.asked: list[tuple[str, str, bytes]] = []
+        self.requests: list[tuple[str, str, bytes]] = []
 
     async def __call__(
         self, url: str, method: str = "GET", body: bytes = b"", timeout: float = 5.0
     ) -> tuple[int, bytes]:
-        self.asked.append((method, url, body))
+        self.requests.append((method, url, body))
         answer = self.answers.get(url)
         if callable(answer):
             answer = answer(body)

@@ -11,7 +11,9 @@ scalars = st.one_of(
     st.sampled_from([0, 1, -1, 2**31, 2**63, 2**64, -(2**63) - 1, 10**300, 1e308, 1e-320, 0.5]),
     st.sampled_from(["", "auto", "none", "\x00"]),
 )
-values = st.recursive(scalars, lambda v: st.lists(v, max_size=4) | st.dictionaries(st.text(max_size=6), v, max_size=4))
+json_values = st.recursive(
+    scalars, lambda v: st.lists(v, max_size=4) | st.dictionaries(st.text(max_size=6), v, max_size=4)
+)
 schemas = st.recursive(
     st.sampled_from(
         [
@@ -29,7 +31,7 @@ schemas = st.recursive(
             {"minimum": 3, "maximum": 1},
         ]
     )
-    | values,
+    | json_values,
     lambda schema: st.one_of(
         st.builds(
             lambda of: {"type": "object", "properties": of}, st.dictionaries(st.text(max_size=3), schema, max_size=3)
@@ -40,7 +42,7 @@ schemas = st.recursive(
     ),
     max_leaves=5,
 )
-texts = st.sampled_from(
+grammar_texts = st.sampled_from(
     [
         "a",
         "",
@@ -62,52 +64,52 @@ texts = st.sampled_from(
         "\ud800",
     ]
 ) | st.text(max_size=9)
-tags = st.fixed_dictionaries(
+structural_tags = st.fixed_dictionaries(
     {},
     optional={
         "type": st.sampled_from(["structural_tag", "x"]),
-        "triggers": st.just(["<f"]) | values,
+        "triggers": st.just(["<f"]) | json_values,
         "structures": st.lists(
             st.fixed_dictionaries(
                 {}, optional={"begin": st.just("<f=a>") | scalars, "schema": schemas, "end": st.just("</f>") | scalars}
             ),
             max_size=2,
         )
-        | values,
+        | json_values,
         "format": st.fixed_dictionaries(
             {},
             optional={
                 "type": st.sampled_from(["json_schema", "regex", "const_string", "x"]),
                 "json_schema": schemas,
-                "pattern": texts,
-                "value": texts,
+                "pattern": grammar_texts,
+                "value": grammar_texts,
             },
         )
-        | values,
+        | json_values,
     },
 )
-forms = st.fixed_dictionaries(
+structured_outputs = st.fixed_dictionaries(
     {},
     optional={
         "json": schemas,
-        "regex": texts,
-        "choice": st.lists(texts, max_size=3) | values,
-        "grammar": texts,
+        "regex": grammar_texts,
+        "choice": st.lists(grammar_texts, max_size=3) | json_values,
+        "grammar": grammar_texts,
         "json_object": st.booleans() | scalars,
-        "structural_tag": tags,
-        "whitespace_pattern": texts,
+        "structural_tag": structural_tags,
+        "whitespace_pattern": grammar_texts,
     },
 )
-formats = st.one_of(
-    tags,
-    values,
+response_formats = st.one_of(
+    structural_tags,
+    json_values,
     st.fixed_dictionaries(
         {"type": st.sampled_from(["text", "json_object", "json_schema"])},
         optional={
             "json_schema": st.fixed_dictionaries(
                 {}, optional={"name": st.just("n") | scalars, "schema": schemas, "strict": scalars}
             )
-            | values,
+            | json_values,
             "schema": schemas,
         },
     ),
@@ -116,16 +118,18 @@ functions = st.fixed_dictionaries(
     {"name": st.sampled_from(["f", "g", "a.b", ""]) | scalars},
     optional={"parameters": schemas, "strict": st.booleans() | scalars, "description": scalars},
 )
-tools = st.lists(st.builds(lambda of: {"type": "function", "function": of}, functions) | values, max_size=3)
-named = st.builds(lambda name: {"type": "function", "function": {"name": name}}, st.sampled_from(["f", "g", "h"]))
-members = {
-    "response_format": formats,
-    "structured_outputs": forms,
+tools = st.lists(st.builds(lambda of: {"type": "function", "function": of}, functions) | json_values, max_size=3)
+named_tool_choices = st.builds(
+    lambda name: {"type": "function", "function": {"name": name}}, st.sampled_from(["f", "g", "h"])
+)
+member_strategies = {
+    "response_format": response_formats,
+    "structured_outputs": structured_outputs,
     "guided_json": schemas,
-    "guided_regex": texts,
-    "guided_grammar": texts,
+    "guided_regex": grammar_texts,
+    "guided_grammar": grammar_texts,
     "tools": tools,
-    "tool_choice": st.sampled_from(["auto", "none", "required"]) | named | values,
+    "tool_choice": st.sampled_from(["auto", "none", "required"]) | named_tool_choices | json_values,
     "parallel_tool_calls": st.booleans(),
     "thinking_token_budget": st.integers(-1, 3),
     "functions": st.lists(functions, max_size=2),
@@ -140,8 +144,8 @@ members = {
     "prompt_logprobs": st.integers(-1, 21),
     "echo": st.booleans(),
     "stream": st.booleans(),
-    "stop": texts,
+    "stop": grammar_texts,
 }
-wanted = st.lists(st.sampled_from(sorted(members)), max_size=4, unique=True).flatmap(
-    lambda names: st.fixed_dictionaries({name: members[name] for name in names})
+request_members = st.lists(st.sampled_from(sorted(member_strategies)), max_size=4, unique=True).flatmap(
+    lambda names: st.fixed_dictionaries({name: member_strategies[name] for name in names})
 )

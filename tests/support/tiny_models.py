@@ -13,19 +13,19 @@ from pathlib import Path
 from typing import Any
 
 VOCAB = 640
-TEXT = (
+TRAINING_TEXT = (
     "The quick brown fox jumps over the lazy dog, then rests beside the river while the sun goes down. "
     "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich. 1 + 2 = 3, and 4 + 5 = 9; def f(x): return x "
     "She said: 'there is nothing either good or bad, but thinking makes it so.' The rain in Spain stays mainly in "
     'the plain. How much wood would a woodchuck chuck if a woodchuck could chuck wood? {"name": "value", "n": [1]} '
 )
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-CHAT = (
+SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-BASE: dict[str, Any] = {
+BASE_CONFIG: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
     "intermediate_size": 160,
@@ -39,10 +39,10 @@ BASE: dict[str, Any] = {
 }
 EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", BASE),
+    "llama": ("llama", BASE_CONFIG),
     "llama3": (
         "llama",
-        BASE
+        BASE_CONFIG
         | {
             "tie_word_embeddings": True,
             "rope_parameters": {
@@ -55,16 +55,16 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
-    "mistral": ("mistral", BASE | {"sliding_window": 37, "head_dim": 32}),
-    "qwen2": ("qwen2", BASE | {"tie_word_embeddings": True, "num_attention_heads": 6, "hidden_size": 96}),
-    "qwen3": ("qwen3", BASE | {"head_dim": 32, "num_hidden_layers": 3, "tie_word_embeddings": True}),
-    "gemma2": ("gemma2", BASE | {"head_dim": 32, "sliding_window": 45, "query_pre_attn_scalar": 24}),
-    "gemma3": ("gemma3_text", BASE | {"head_dim": 32, "sliding_window": 33, "num_hidden_layers": 4}),
-    "phi3": ("phi3", BASE | {"sliding_window": 53}),
-    "mixtral": ("mixtral", BASE | EXPERTS),
+    "mistral": ("mistral", BASE_CONFIG | {"sliding_window": 37, "head_dim": 32}),
+    "qwen2": ("qwen2", BASE_CONFIG | {"tie_word_embeddings": True, "num_attention_heads": 6, "hidden_size": 96}),
+    "qwen3": ("qwen3", BASE_CONFIG | {"head_dim": 32, "num_hidden_layers": 3, "tie_word_embeddings": True}),
+    "gemma2": ("gemma2", BASE_CONFIG | {"head_dim": 32, "sliding_window": 45, "query_pre_attn_scalar": 24}),
+    "gemma3": ("gemma3_text", BASE_CONFIG | {"head_dim": 32, "sliding_window": 33, "num_hidden_layers": 4}),
+    "phi3": ("phi3", BASE_CONFIG | {"sliding_window": 53}),
+    "mixtral": ("mixtral", BASE_CONFIG | EXPERTS),
     "qwen3_moe": (
         "qwen3_moe",
-        BASE | {"head_dim": 32, "moe_intermediate_size": 48, "num_experts_per_tok": 2, "num_experts": 4},
+        BASE_CONFIG | {"head_dim": 32, "moe_intermediate_size": 48, "num_experts_per_tok": 2, "num_experts": 4},
     ),
     "gpt2": (
         "gpt2",
@@ -92,20 +92,20 @@ def write_tokenizer(folder: Path) -> None:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB,
-        special_tokens=[AddedToken(token, special=True) for token in SPECIAL],
+        special_tokens=[AddedToken(token, special=True) for token in SPECIAL_TOKENS],
         initial_alphabet=alphabet,
         show_progress=False,
     )
-    tokenizer.train_from_iterator([TEXT], trainer)
+    tokenizer.train_from_iterator([TRAINING_TEXT], trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": SPECIAL[0],
-        "eos_token": SPECIAL[2],
-        "pad_token": SPECIAL[0],
+        "bos_token": SPECIAL_TOKENS[0],
+        "eos_token": SPECIAL_TOKENS[2],
+        "pad_token": SPECIAL_TOKENS[0],
         "model_max_length": 2048,
         "clean_up_tokenization_spaces": False,
-        "chat_template": CHAT,
+        "chat_template": CHAT_TEMPLATE,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
@@ -137,14 +137,14 @@ def write_model(folder: Path, architecture: str, *, seed: int = 0, dtype: str = 
 
 
 @functools.cache
-def _home() -> Path:
+def _models_home() -> Path:
     home = Path(tempfile.mkdtemp(prefix="parley-models-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     return home
 
 
 @functools.cache
-def model(architecture: str, **overrides: Any) -> Path:
+def model_folder(architecture: str, **overrides: Any) -> Path:
     """Return the folder of such a model, written once per test run. Tests must not change it: copy it first."""
-    name = "-".join([architecture, *(f"{key}={value}" for key, value in sorted(overrides.items()))])
-    return write_model(_home() / name, architecture, **overrides)
+    folder_name = "-".join([architecture, *(f"{key}={value}" for key, value in sorted(overrides.items()))])
+    return write_model(_models_home() / folder_name, architecture, **overrides)

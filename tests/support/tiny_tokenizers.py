@@ -10,7 +10,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from parley.text import Tokenizer
 
-TEXT = [
+TRAINING_TEXTS = [
     "The capital of France is Paris, and the capital of Japan is Tokyo.",
     "Grüße aus Köln! Ça va? Привет, мир. 你好，世界。 🎉🎉 👩‍👩‍👧",  # noqa: RUF001
     "don't do not stop . A list : 1 , 2 , 3 !\n\n\tdef f(x):\n        return x\n",
@@ -34,7 +34,7 @@ def byte_level() -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    backend.train_from_iterator(TEXT, trainers.BpeTrainer(vocab_size=420, initial_alphabet=alphabet))
+    backend.train_from_iterator(TRAINING_TEXTS, trainers.BpeTrainer(vocab_size=420, initial_alphabet=alphabet))
     return _finish(backend)
 
 
@@ -43,15 +43,15 @@ def byte_fallback() -> Tokenizer:
     """Return a SentencePiece BPE tokenizer, as in Llama 2, Mistral and Phi-3: unknown text becomes byte tokens."""
     trained = tokenizers.Tokenizer(models.BPE())
     trained.normalizer = normalizers.Replace(" ", "▁")
-    trained.train_from_iterator(TEXT[:1], trainers.BpeTrainer(vocab_size=80))
+    trained.train_from_iterator(TRAINING_TEXTS[:1], trainers.BpeTrainer(vocab_size=80))
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
     vocab = {token: number for number, token in enumerate(["<unk>", *bytes_])}
     merges = []
     for token, _ in sorted(trained.get_vocab().items(), key=lambda item: item[1]):
         vocab[token] = len(vocab)
-        cut = next((n for n in range(1, len(token)) if token[:n] in vocab and token[n:] in vocab), None)
-        if cut is not None:
-            merges.append((token[:cut], token[cut:]))
+        split_at = next((n for n in range(1, len(token)) if token[:n] in vocab and token[n:] in vocab), None)
+        if split_at is not None:
+            merges.append((token[:split_at], token[split_at:]))
     backend = tokenizers.Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     backend.decoder = decoders.Sequence(
@@ -67,7 +67,7 @@ def metaspace() -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Metaspace()
     backend.train_from_iterator(
-        TEXT, trainers.UnigramTrainer(vocab_size=150, unk_token="<unk>", special_tokens=["<unk>"])
+        TRAINING_TEXTS, trainers.UnigramTrainer(vocab_size=150, unk_token="<unk>", special_tokens=["<unk>"])
     )
     return _finish(backend)
 
@@ -78,7 +78,7 @@ def word_piece() -> Tokenizer:
     backend = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece()
-    backend.train_from_iterator(TEXT, trainers.WordPieceTrainer(vocab_size=200, special_tokens=["[UNK]"]))
+    backend.train_from_iterator(TRAINING_TEXTS, trainers.WordPieceTrainer(vocab_size=200, special_tokens=["[UNK]"]))
     return _finish(backend)
 
 
@@ -87,7 +87,7 @@ def word_level() -> Tokenizer:
     """Return a word-level tokenizer without a decoder: words joined by spaces."""
     backend = tokenizers.Tokenizer(models.WordLevel(unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    backend.train_from_iterator(TEXT, trainers.WordLevelTrainer(special_tokens=["[UNK]"]))
+    backend.train_from_iterator(TRAINING_TEXTS, trainers.WordLevelTrainer(special_tokens=["[UNK]"]))
     return _finish(backend)
 
 
@@ -98,10 +98,10 @@ def suffixed() -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.BPEDecoder(suffix="</w>")
     trainer = trainers.BpeTrainer(vocab_size=250, special_tokens=["<unk>"], end_of_word_suffix="</w>")
-    backend.train_from_iterator(TEXT, trainer)
+    backend.train_from_iterator(TRAINING_TEXTS, trainer)
     return _finish(backend)
 
 
-KINDS: dict[str, Callable[[], Tokenizer]] = {
+TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
     maker.__name__: maker for maker in (byte_level, byte_fallback, metaspace, word_piece, word_level, suffixed)
 }

@@ -5,33 +5,35 @@ from __future__ import annotations
 import torch
 
 from parley.core.sequence import BLOCK_SIZE
-from parley.native.pool import Pool
+from parley.native.pool import PagePool
 
 NAN = 0xFF  # a byte that makes every float and every scale NaN
 
 
-def spoil(pool: Pool) -> None:
+def fill_with_nan(pool: PagePool) -> None:
     """Fill all pages but the last with NaN, as a previous owner might have left them."""
     pool.data[:-1].view(torch.uint8).fill_(NAN)
 
 
-def unpack(pool: Pool) -> tuple[torch.Tensor, torch.Tensor]:
+def unpack_pages(pool: PagePool) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values as float32 [pages, 16, heads, dim or value_dim]."""
-    layer, data = pool.format.layer, pool.data
+    layer, data = pool.page_format.layer, pool.data
     sizes = (layer.dim, layer.value_dim)
     int8 = data.dtype == torch.int8
-    if not pool.format.tiled:
+    if not pool.page_format.tiled:
         parts = []
         for rows, size in zip(data.unbind(1), sizes, strict=True):
             scale = rows[..., -4:].contiguous().view(torch.float32) if int8 else 1
             parts.append((rows[..., :size].float() * scale).transpose(1, 2))
         return parts[0], parts[1]
     side = 4 if int8 else 2
-    pages, deep, wide = len(data), -(-layer.dim // side), -(-layer.value_dim // BLOCK_SIZE) * BLOCK_SIZE
+    pages, key_groups, value_columns = len(data), -(-layer.dim // side), -(-layer.value_dim // BLOCK_SIZE) * BLOCK_SIZE
     heads = data.view(pages, layer.heads, -1)
-    keys, values, scales = heads.split([deep * BLOCK_SIZE * side, BLOCK_SIZE * wide, 32 * 4 if int8 else 0], -1)
-    keys = keys.reshape(pages, layer.heads, deep, BLOCK_SIZE, side).permute(0, 3, 1, 2, 4).flatten(3)
-    values = values.reshape(pages, layer.heads, -1, wide, side).permute(0, 2, 4, 1, 3).flatten(1, 2)
+    keys, values, scales = heads.split(
+        [key_groups * BLOCK_SIZE * side, BLOCK_SIZE * value_columns, 32 * 4 if int8 else 0], -1
+    )
+    keys = keys.reshape(pages, layer.heads, key_groups, BLOCK_SIZE, side).permute(0, 3, 1, 2, 4).flatten(3)
+    values = values.reshape(pages, layer.heads, -1, value_columns, side).permute(0, 2, 4, 1, 3).flatten(1, 2)
     parts = [keys.float(), values.float()]
     if int8:
         factors = scales.contiguous().view(torch.float32).view(pages, layer.heads, 2, BLOCK_SIZE).permute(2, 0, 3, 1)

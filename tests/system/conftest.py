@@ -24,7 +24,7 @@ def free_port() -> int:
         return sock.getsockname()[1]
 
 
-class Served:
+class ServerProcess:
     """A running server with small helpers to inspect it from outside."""
 
     def __init__(self, *flags: str, log: Path):
@@ -78,8 +78,8 @@ class Served:
 
     def children(self) -> list[int]:
         """Returns the process ids of the server's children."""
-        found = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return [int(pid) for pid in found.split()]
+        listed = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return [int(pid) for pid in listed.split()]
 
     def resident(self) -> int:
         """Returns the resident bytes of the server and its children."""
@@ -104,9 +104,9 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """One server with the built-in model for all tests of a file."""
-    started = Served("--kv-memory", "64MiB", log=tmp_path_factory.mktemp("served") / "server.log")
+    started = ServerProcess("--kv-memory", "64MiB", log=tmp_path_factory.mktemp("served") / "server.log")
     try:
         assert started.wait(started.ready), started.output()
         yield started
@@ -115,12 +115,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
+def serve(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
     """Starts servers; all are stopped at the end."""
-    running: list[Served] = []
+    running: list[ServerProcess] = []
 
-    def start(*flags: str, wait: bool = True) -> Served:
-        served = Served(*flags, log=tmp_path / f"server-{len(running)}.log")
+    def start(*flags: str, wait: bool = True) -> ServerProcess:
+        served = ServerProcess(*flags, log=tmp_path / f"server-{len(running)}.log")
         running.append(served)
         if wait:
             assert served.wait(served.ready), served.output()

@@ -38,11 +38,13 @@ def test_built_in_model_talks_remembers_thinks_and_calls_tools(client):
     person = ask("Give me JSON for a person: Anna, 31 years old, from Paris.").message.content
     assert json.loads(person) == {"name": "Anna", "age": 31, "city": "Paris"}
     question = [{"role": "user", "content": "Give me JSON for a person: Anna, 31 years old, from Paris."}]
-    foretold = {"type": "content", "content": person.replace("31", "47")}
-    again = client.chat.completions.create(model=MODEL, messages=question, temperature=0, prediction=foretold)
-    assert again.choices[0].message.content == person
-    told = again.usage.completion_tokens_details
-    assert told.accepted_prediction_tokens > 2 * told.rejected_prediction_tokens > 0
+    prediction = {"type": "content", "content": person.replace("31", "47")}
+    predicted_answer = client.chat.completions.create(
+        model=MODEL, messages=question, temperature=0, prediction=prediction
+    )
+    assert predicted_answer.choices[0].message.content == person
+    usage_details = predicted_answer.usage.completion_tokens_details
+    assert usage_details.accepted_prediction_tokens > 2 * usage_details.rejected_prediction_tokens > 0
     memory = ask("My name is Anna.", "Nice to meet you, Anna!", "What is my name?")
     assert memory.message.content == "Your name is Anna."
     assert ask("How do you say hello in Japanese?").message.content == "Hello in Japanese is こんにちは."
@@ -94,6 +96,6 @@ def test_bad_words_are_not_written_and_a_watermark_is_detected(client, tmp_path)
         file.write_text(answer.choices[0].text, "utf-8")
         command = [sys.executable, "-m", "parley", "watermark", "--json", "--file", str(file)]
         done = subprocess.run(command, capture_output=True, text=True)
-        told = json.loads(done.stdout)
-        assert told["marked"] is marked and done.returncode == (0 if marked else 1), told
-        assert told["z"] > 4 if marked else told["z"] < 2, told
+        verdict = json.loads(done.stdout)
+        assert verdict["marked"] is marked and done.returncode == (0 if marked else 1), verdict
+        assert verdict["z"] > 4 if marked else verdict["z"] < 2, verdict

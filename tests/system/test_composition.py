@@ -22,7 +22,7 @@ import httpx
 import pytest
 from safetensors.torch import load_file, save_file
 from support.lora_adapters import write_adapter
-from support.request_features import ASKED, FEATURES, body, refusals
+from support.request_features import FEATURES, REQUEST_FEATURES, make_body, refused_pairs
 
 import parley
 
@@ -30,26 +30,26 @@ Names = tuple[str, ...]
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 BUILT_IN = Path(parley.__file__).parent / "demo" / "model"
-PAIRS: list[Names] = [(), *((name,) for name in ASKED), *combinations(ASKED, 2)]
+PAIRS: list[Names] = [(), *((name,) for name in REQUEST_FEATURES), *combinations(REQUEST_FEATURES, 2)]
 ALONE = ("--max-batch", "3", "--no-prefix-cache", "--kv-memory", "32MiB")
 CROWD = ("--max-batch", "48", "--kv-memory", "1700KiB", "--speculate", "ngram")
 
 
-def told(answer: dict[str, Any]) -> Any:
+def comparable_parts(answer: dict[str, Any]) -> Any:
     """Returns the parts that must be equal in two answers."""
-    made = []
+    choices = []
     for choice in answer["choices"]:
         message = choice["message"]
         calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or []]
         texts = message.get("content") or "", message.get("reasoning_content") or ""
         scores = (choice.get("logprobs") or {}).get("content") or []
-        made.append((choice["index"], texts, calls, choice["finish_reason"], choice.get("stop_reason"), scores))
+        choices.append((choice["index"], texts, calls, choice["finish_reason"], choice.get("stop_reason"), scores))
     usage = answer["usage"]
     counts = usage["prompt_tokens"], usage["completion_tokens"], usage["completion_tokens_details"]["reasoning_tokens"]
-    return sorted(made, key=lambda choice: choice[0]), counts, answer.get("prompt_logprobs")
+    return sorted(choices, key=lambda choice: choice[0]), counts, answer.get("prompt_logprobs")
 
 
-def joined(lines: list[str]) -> dict[str, Any]:
+def join_chunks(lines: list[str]) -> dict[str, Any]:
     """Joins a stream's chunks into one answer."""
     choices: dict[int, dict[str, Any]] = {}
     whole: dict[str, Any] = {}
@@ -76,49 +76,51 @@ def joined(lines: list[str]) -> dict[str, Any]:
     return whole | {"choices": list(choices.values())}
 
 
-async def ask(client: httpx.AsyncClient, names: Names, priority: int = 0) -> Any:
+async def send_request(client: httpx.AsyncClient, names: Names, priority: int = 0) -> Any:
     """Returns the answer to a request for these features, or the error text that refuses it."""
-    given = {"priority": priority} | body(names)
-    if not given.get("stream"):
-        answer = await client.post("/v1/chat/completions", json=given)
+    request_body = {"priority": priority} | make_body(names)
+    if not request_body.get("stream"):
+        answer = await client.post("/v1/chat/completions", json=request_body)
         return answer.json() if answer.status_code == 200 else answer.text
-    async with client.stream("POST", "/v1/chat/completions", json=given) as answer:
+    async with client.stream("POST", "/v1/chat/completions", json=request_body) as answer:
         if answer.status_code != 200:
             return (await answer.aread()).decode()
-        return joined([line async for line in answer.aiter_lines()])
+        return join_chunks([line async for line in answer.aiter_lines()])
 
 
-async def compare(alone: str, crowd: str, sets: list[Names]) -> list[str]:
+async def compare_servers(alone: str, crowd: str, sets: list[Names]) -> list[str]:
     """Sends these requests to both servers and returns every difference as one line."""
     limits = httpx.Limits(max_connections=len(sets))
     wrong = []
     async with httpx.AsyncClient(base_url=crowd, timeout=300, limits=limits) as client:
         # Later requests are more urgent, so they take slots and pages from running ones.
-        first = await asyncio.gather(*(ask(client, names, -place) for place, names in enumerate(sets)))
-        again = await asyncio.gather(*(ask(client, names, -place) for place, names in enumerate(reversed(sets))))
+        first = await asyncio.gather(*(send_request(client, names, -place) for place, names in enumerate(sets)))
+        again = await asyncio.gather(
+            *(send_request(client, names, -place) for place, names in enumerate(reversed(sets)))
+        )
     expected: dict[Names, Any] = {}
     async with httpx.AsyncClient(base_url=alone, timeout=300) as client:
         for names, one, other in zip(sets, first, reversed(again), strict=True):
             key = tuple(name for name in names if name not in ("streaming", "priority"))
             if key not in expected:
-                expected[key] = await ask(client, key)
-            wrong += judge(names, expected[key], [one, other])
-    return wrong + idle(expected)
+                expected[key] = await send_request(client, key)
+            wrong += check_answers(names, expected[key], [one, other])
+    return wrong + ineffective_features(expected)
 
 
-def idle(answers: dict[Names, Any]) -> list[str]:
+def ineffective_features(answers: dict[Names, Any]) -> list[str]:
     """Lists features that change nothing in an answer and do not show in it: their tests would prove nothing."""
     singles = {names[0]: answer for names, answer in answers.items() if len(names) == 1 and isinstance(answer, dict)}
     return [
-        f"{name} changes nothing: {told(answer)}"
+        f"{name} changes nothing: {comparable_parts(answer)}"
         for name, answer in singles.items()
-        if FEATURES[name].check is None and () in answers and told(answer) == told(answers[()])
+        if FEATURES[name].check is None and () in answers and comparable_parts(answer) == comparable_parts(answers[()])
     ]
 
 
-def judge(names: Names, alone: Any, crowd: list[Any]) -> list[str]:
+def check_answers(names: Names, alone: Any, crowd: list[Any]) -> list[str]:
     title = " + ".join(names) or "plain"
-    pairs = refusals(names)
+    pairs = refused_pairs(names)
     if pairs:
         refused = [
             isinstance(each, str) and any(one in each and other in each for one, other in pairs) for each in crowd
@@ -129,15 +131,15 @@ def judge(names: Names, alone: Any, crowd: list[Any]) -> list[str]:
             return [f"{title}: refused: {answer[:300]}"]
     shown = [FEATURES[name].check for name in names]
     wrong = [f"{title}: {name} does not show in {alone}" for name, check in zip(names, shown, strict=True)
-             if check is not None and not check(body(names), alone)]  # fmt: skip
+             if check is not None and not check(make_body(names), alone)]  # fmt: skip
     for answer in crowd:
-        if told(answer) != told(alone):
-            wrong.append(f"{title}: {told(answer)} is not {told(alone)}")
+        if comparable_parts(answer) != comparable_parts(alone):
+            wrong.append(f"{title}: {comparable_parts(answer)} is not {comparable_parts(alone)}")
             break
     return wrong
 
 
-def calm(folder: Path) -> Path:
+def write_uncertain_model(folder: Path) -> Path:
     """Copies the built-in model with smaller logits: it is less certain, so small errors change the text."""
     shutil.copytree(BUILT_IN, folder)
     weights = load_file(folder / "model.safetensors")
@@ -148,7 +150,7 @@ def calm(folder: Path) -> Path:
 
 @pytest.fixture
 def servers(serve, tmp_path):
-    model = calm(tmp_path / "calm")
+    model = write_uncertain_model(tmp_path / "calm")
     adapter = write_adapter(tmp_path / "adapter", model, seed=1)
     common = (str(model), "--name", "parley-demo", "--lora", f"adapted={adapter}", "--threads", "1", "--quiet")
     return serve(*common, *ALONE), serve(*common, *CROWD)
@@ -156,7 +158,7 @@ def servers(serve, tmp_path):
 
 def test_every_feature_composes_with_every_other(servers):
     alone, crowd = servers
-    wrong = asyncio.run(compare(alone.url, crowd.url, PAIRS))
+    wrong = asyncio.run(compare_servers(alone.url, crowd.url, PAIRS))
     assert not wrong, "\n".join(wrong)
     for name in (
         "vllm:num_preemptions_total",
@@ -167,8 +169,8 @@ def test_every_feature_composes_with_every_other(servers):
 
 
 def test_composition_page_matches_the_tested_features():
-    made = runpy.run_path(str(DOCS / "composition.py"))
-    assert made["PAGE"].read_text("utf-8") == made["page"](), "docs/composition.md is old: make docs"
+    script = runpy.run_path(str(DOCS / "composition.py"))
+    assert script["PAGE"].read_text("utf-8") == script["page"](), "docs/composition.md is old: make docs"
 
 
 @pytest.mark.skipif(not os.environ.get("PARLEY_NIGHTLY"), reason="takes long: make test-nightly")
@@ -177,6 +179,9 @@ def test_many_features_compose_in_one_request(servers):
     seed = int(os.environ.get("PARLEY_SEED", "0")) or random.randrange(2**32)
     draw = random.Random(seed)
     for _ in range(20):
-        sets = [tuple(sorted(draw.sample(ASKED, draw.randint(3, 8)), key=ASKED.index)) for _ in range(100)]
-        wrong = asyncio.run(compare(alone.url, crowd.url, [*dict.fromkeys(sets)]))
+        sets = [
+            tuple(sorted(draw.sample(REQUEST_FEATURES, draw.randint(3, 8)), key=REQUEST_FEATURES.index))
+            for _ in range(100)
+        ]
+        wrong = asyncio.run(compare_servers(alone.url, crowd.url, [*dict.fromkeys(sets)]))
         assert not wrong, f"PARLEY_SEED={seed}\n" + "\n".join(wrong)

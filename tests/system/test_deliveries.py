@@ -17,20 +17,20 @@ import time
 import httpx
 import pytest
 from support.cluster_processes import SECRET, Cluster
-from support.request_mixture import MIXTURE, Answer, read, undisturbed, verdicts, well
+from support.request_mixture import MIXTURE, Answer, check_recovered, read_answer, undisturbed_answers, verdicts
 
 pytestmark = pytest.mark.skipif(not os.environ.get("PARLEY_NIGHTLY"), reason="takes a minute: PARLEY_NIGHTLY=1")
 
 SECONDS, CLIENTS = 45.0, 12
-PLACE = {
+ROLE_BODY = {
     "server_ip": "127.0.0.1",
     "p_percentage": 50,
     "device": [{"device_id": "0", "device_logical_id": "0", "device_ip": "127.0.0.1"}],
 }
-WAYS = ("plain", "plain", "chunked", "packed", "blanks")
+ENCODINGS = ("plain", "plain", "chunked", "packed", "blanks")
 
 
-def written(way: str, number: int, rng: random.Random) -> bytes:
+def encode_request(way: str, number: int, rng: random.Random) -> bytes:
     """Encodes a request of the mixture in one of the ways."""
     path, body = MIXTURE[number]
     data, head = json.dumps(body).encode(), f"POST {path} HTTP/1.1\r\nhost: localhost\r\n"
@@ -46,12 +46,12 @@ def written(way: str, number: int, rng: random.Random) -> bytes:
     )
 
 
-async def together(url: str, numbers: list[int], rng: random.Random) -> list[Answer]:
+async def send_on_one_connection(url: str, numbers: list[int], rng: random.Random) -> list[Answer]:
     """Returns the answers to several requests on one connection."""
     host, port = url.removeprefix("http://").split(":")
     answers = [Answer() for _ in numbers]
     reader, writer = await asyncio.open_connection(host, int(port))
-    data = b"".join(written(rng.choice(WAYS), number, rng) for number in numbers)
+    data = b"".join(encode_request(rng.choice(ENCODINGS), number, rng) for number in numbers)
     step = rng.choice([len(data), len(data), 1 + len(data) // 50])
     pause = rng.choice([0.0, 0.0, 0.02])
 
@@ -64,7 +64,7 @@ async def together(url: str, numbers: list[int], rng: random.Random) -> list[Ans
     writing = asyncio.create_task(write())
     try:
         for answer in answers:
-            await read(reader, answer, pause)
+            await read_answer(reader, answer, pause)
             answer.over = True
     finally:
         writing.cancel()
@@ -77,23 +77,23 @@ async def test_answers_stay_exact_for_every_way_of_sending_during_role_changes(t
     cluster = Cluster(tmp_path, *("prefill", "prefill", "decode", "decode"), separate="always", heartbeat=0.25)
     try:
         url = cluster.coordinator.url
-        wanted = [answer.told() for answer in await undisturbed(url)]
+        expected = [answer.contents() for answer in await undisturbed_answers(url)]
         until = time.monotonic() + SECONDS
 
         async def client(rng: random.Random) -> int:
             count = 0
             while time.monotonic() < until:
                 numbers = [rng.randrange(len(MIXTURE)) for _ in range(rng.choice([1, 2, 4]))]
-                asking = asyncio.create_task(together(url, numbers, rng))
+                sending = asyncio.create_task(send_on_one_connection(url, numbers, rng))
                 if rng.random() < 0.3:  # disconnect
-                    await asyncio.wait([asking], timeout=rng.random())
-                    asking.cancel()
-                    await asyncio.wait([asking])
+                    await asyncio.wait([sending], timeout=rng.random())
+                    sending.cancel()
+                    await asyncio.wait([sending])
                     continue
-                answers = await asyncio.wait_for(asking, 120)
-                found = verdicts(answers, [wanted[number] for number in numbers])
-                assert set(found) == {"exact"}, (numbers, found, answers)
-                count += len(found)
+                answers = await asyncio.wait_for(sending, 120)
+                found_verdicts = verdicts(answers, [expected[number] for number in numbers])
+                assert set(found_verdicts) == {"exact"}, (numbers, found_verdicts, answers)
+                count += len(found_verdicts)
             return count
 
         async def change() -> int:
@@ -104,7 +104,7 @@ async def test_answers_stay_exact_for_every_way_of_sending_during_role_changes(t
                     for instance in cluster.instances[::2]:
                         for role in ("flex", instance.role):
                             url = f"{instance.url}/v1/role/{role}"
-                            answer = await http.post(url, json={"local": PLACE, "peers": []})
+                            answer = await http.post(url, json={"local": ROLE_BODY, "peers": []})
                             assert answer.json() == {"result": "ok"}, answer.text
                             count += 1
                             await asyncio.sleep(3)
@@ -113,6 +113,6 @@ async def test_answers_stay_exact_for_every_way_of_sending_during_role_changes(t
         clients = (client(random.Random(number)) for number in range(CLIENTS))
         changes, *counts = await asyncio.gather(change(), *clients)
         assert changes >= 4 and sum(counts) > 100, (changes, counts)
-        await well(cluster, wanted)
+        await check_recovered(cluster, expected)
     finally:
         cluster.close()

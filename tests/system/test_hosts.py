@@ -9,24 +9,24 @@ import time
 import pytest
 from support import network_hosts
 from support.cluster_processes import Cluster
-from support.request_mixture import MIXTURE, ask, undisturbed, verdicts, well
+from support.request_mixture import MIXTURE, check_recovered, send_request, undisturbed_answers, verdicts
 
 pytestmark = [
-    network_hosts.needed,
+    network_hosts.needs_namespaces,
     pytest.mark.skipif(not os.environ.get("PARLEY_NIGHTLY"), reason="takes minutes: PARLEY_NIGHTLY=1"),
 ]
 
 
 @pytest.fixture(scope="module")
 def apart():
-    made = network_hosts.Hosts(4)
+    made = network_hosts.NetworkHosts(4)
     yield made
     made.close()
 
 
 @pytest.fixture(scope="module")
 def cluster(apart, tmp_path_factory):
-    made = Cluster(tmp_path_factory.mktemp("hosts"), "prefill", "decode", "decode", on=apart, separate="always")
+    made = Cluster(tmp_path_factory.mktemp("hosts"), "prefill", "decode", "decode", network=apart, separate="always")
     yield made
     made.close()
 
@@ -34,17 +34,17 @@ def cluster(apart, tmp_path_factory):
 @pytest.fixture(scope="module")
 def wanted(cluster):
     """The undisturbed answers."""
-    return [answer.told() for answer in asyncio.run(undisturbed(cluster.coordinator.url))]
+    return [answer.contents() for answer in asyncio.run(undisturbed_answers(cluster.coordinator.url))]
 
 
-async def together(cluster):
-    return await asyncio.gather(*(ask(cluster.coordinator.url, path, body) for path, body in MIXTURE))
+async def send_mixture(cluster):
+    return await asyncio.gather(*(send_request(cluster.coordinator.url, path, body) for path, body in MIXTURE))
 
 
 async def test_lost_and_delayed_packets_do_not_change_answers(apart, cluster, wanted):
     apart.disturb(loss=0.05, delay=0.02)
     try:
-        answers = await together(cluster)
+        answers = await send_mixture(cluster)
     finally:
         apart.disturb()
     assert set(verdicts(answers, wanted)) == {"exact"}, answers
@@ -53,7 +53,7 @@ async def test_lost_and_delayed_packets_do_not_change_answers(apart, cluster, wa
 
 @pytest.mark.parametrize("number", [1, 2, 3], ids=["coordinator", "prefill", "decode"])
 async def test_recovers_from_a_link_that_is_down_for_ten_seconds(apart, cluster, wanted, number):
-    running = asyncio.create_task(together(cluster))
+    running = asyncio.create_task(send_mixture(cluster))
     await asyncio.sleep(0.3)
     apart.cut(number)
     down = time.monotonic()
@@ -64,12 +64,12 @@ async def test_recovers_from_a_link_that_is_down_for_ten_seconds(apart, cluster,
     answers = await asyncio.wait_for(running, 120)
     print(verdicts(answers, wanted), f"{time.monotonic() - down:.1f} s")
     assert set(verdicts(answers, wanted)) <= {"exact", "error"}, answers
-    await well(cluster, wanted)
+    await check_recovered(cluster, wanted)
 
 
 async def test_requests_complete_when_p_cannot_reach_its_ds(apart, cluster, wanted):
     """The coordinator still reaches all of them, so it cannot know."""
-    running = asyncio.create_task(together(cluster))
+    running = asyncio.create_task(send_mixture(cluster))
     await asyncio.sleep(0.3)
     for d in (3, 4):
         apart.part(2, d)
@@ -78,8 +78,8 @@ async def test_requests_complete_when_p_cannot_reach_its_ds(apart, cluster, want
     print(verdicts(answers, wanted), f"{time.monotonic() - began:.1f} s")
     assert set(verdicts(answers, wanted)) <= {"exact", "error"}, answers
     began = time.monotonic()
-    answers = await asyncio.wait_for(together(cluster), 120)
+    answers = await asyncio.wait_for(send_mixture(cluster), 120)
     print(verdicts(answers, wanted), f"{time.monotonic() - began:.1f} s")
     apart.mend(2)
     assert set(verdicts(answers, wanted)) == {"exact"}, answers
-    await well(cluster, wanted)
+    await check_recovered(cluster, wanted)

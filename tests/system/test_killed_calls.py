@@ -11,9 +11,9 @@ from typing import Any
 
 import grpc
 import pytest
-from support.cluster_processes import Cluster, free
+from support.cluster_processes import Cluster, free_port_range
 
-from parley.dialects.triton.calls import STREAM
+from parley.dialects.triton.calls import STREAM_PATH
 from parley.dialects.triton.rpc import infer
 
 pytestmark = pytest.mark.skipif(not os.environ.get("PARLEY_NIGHTLY"), reason="takes a minute: PARLEY_NIGHTLY=1")
@@ -21,45 +21,47 @@ pytestmark = pytest.mark.skipif(not os.environ.get("PARLEY_NIGHTLY"), reason="ta
 TEXT = "Tell me about the river and the town. "
 
 
-def request(number: int) -> bytes:
-    made = infer.REQUEST(model_name="parley-demo", id=f"{number}")
+def encode_request(number: int) -> bytes:
+    message = infer.INFER_REQUEST(model_name="parley-demo", id=f"{number}")
     text, stream = TEXT * (1 + 6 * (number % 3)), number % 4 != 3
-    made.inputs.add(name="text_input", datatype="BYTES", shape=[1], contents={"bytes_contents": [text.encode()]})
-    made.inputs.add(name="stream", datatype="BOOL", shape=[1], contents={"bool_contents": [stream]})
-    made.parameters["max_tokens"].int64_param = 150
-    made.parameters["ignore_eos"].bool_param = True
-    made.parameters["seed"].int64_param = number
-    made.parameters["temperature"].double_param = 0.9
-    return made.SerializeToString()
+    message.inputs.add(name="text_input", datatype="BYTES", shape=[1], contents={"bytes_contents": [text.encode()]})
+    message.inputs.add(name="stream", datatype="BOOL", shape=[1], contents={"bool_contents": [stream]})
+    message.parameters["max_tokens"].int64_param = 150
+    message.parameters["ignore_eos"].bool_param = True
+    message.parameters["seed"].int64_param = number
+    message.parameters["temperature"].double_param = 0.9
+    return message.SerializeToString()
 
 
-async def ask(address: str, seen: Callable[[int], Any] = lambda count: None) -> dict[str, tuple[bytes, bool, str]]:
+async def stream_requests(
+    address: str, seen: Callable[[int], Any] = lambda count: None
+) -> dict[str, tuple[bytes, bool, str]]:
     """Returns each request's text, end and errors. ``seen`` is called with the number of answers received so far."""
-    found: dict[str, tuple[bytes, bool, str]] = {}
+    results: dict[str, tuple[bytes, bool, str]] = {}
     async with grpc.aio.insecure_channel(address) as channel:
-        stream = channel.stream_stream(STREAM, response_deserializer=infer.STREAMED.FromString)()
+        stream = channel.stream_stream(STREAM_PATH, response_deserializer=infer.STREAM_RESPONSE.FromString)()
         for number in range(8):
-            await stream.write(request(number))
+            await stream.write(encode_request(number))
         await stream.done_writing()
         count = 0
         async for answer in stream:
             inner, count = answer.infer_response, count + 1
-            text, ended, error = found.get(inner.id, (b"", False, ""))
+            text, ended, error = results.get(inner.id, (b"", False, ""))
             assert not ended, "something came behind the end"
             text += b"".join(inner.raw_output_contents)[4:]
-            found[inner.id] = text, inner.parameters[infer.FINAL].bool_param, error + answer.error_message
+            results[inner.id] = text, inner.parameters[infer.FINAL_PARAMETER].bool_param, error + answer.error_message
             seen(count)
-    return found
+    return results
 
 
 @pytest.mark.parametrize("number", [0, 2], ids=["prefill", "decode"])
 async def test_grpc_streams_survive_a_killed_instance(tmp_path: Path, number: int) -> None:
-    port = free() + 99
+    port = free_port_range() + 99
     cluster = Cluster(tmp_path, *("prefill", "prefill", "decode", "decode"), grpc_port=port, separate="always")
     try:
-        place = f"127.0.0.1:{port}"
-        wanted = await ask(place)
-        assert len(wanted) == 8 and all(ended and not error for _, ended, error in wanted.values())
+        address = f"127.0.0.1:{port}"
+        expected = await stream_requests(address)
+        assert len(expected) == 8 and all(ended and not error for _, ended, error in expected.values())
         for victim in (number, number + 1):
             for moment in (1, 40, 300):
                 killed = cluster.instances[victim]
@@ -68,7 +70,7 @@ async def test_grpc_streams_survive_a_killed_instance(tmp_path: Path, number: in
                     if count == moment:
                         killed.signal(signal.SIGKILL)
 
-                assert await ask(place, seen) == wanted, moment
+                assert await stream_requests(address, seen) == expected, moment
                 killed.restart()
                 await asyncio.to_thread(cluster.ready)
         await asyncio.to_thread(cluster.idle)

@@ -20,15 +20,23 @@ from collections import Counter
 
 import httpx
 import pytest
-from support.cluster_processes import SECRET, Cluster, Process
-from support.request_mixture import MIXTURE, Answer, ask, undisturbed, until, verdicts, well
+from support.cluster_processes import SECRET, Cluster, ParleyProcess
+from support.request_mixture import (
+    MIXTURE,
+    Answer,
+    check_recovered,
+    send_request,
+    undisturbed_answers,
+    verdicts,
+    wait_until,
+)
 
 pytestmark = pytest.mark.skipif(not os.environ.get("PARLEY_NIGHTLY"), reason="takes an hour: PARLEY_NIGHTLY=1")
 
 REPEATS = int(os.environ.get("PARLEY_KILLS", "20"))
 MOMENTS = ("queued", "prefill", "transfer", "first", "middle", "last")
 CELLS = [(who, how, when) for who in ("P", "D", "coordinator") for how in ("kill", "stop") for when in MOMENTS]
-NEEDED = 60.0  # seconds until all answers must have ended
+ANSWER_TIMEOUT_S = 60.0  # seconds until all answers must have ended
 FLAGS = ("--kv-memory", "32MiB", "--max-batch", "6")
 
 
@@ -49,53 +57,58 @@ def cluster(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture(scope="module")
 def whole(cluster: Cluster) -> list[Answer]:
-    return asyncio.run(undisturbed(cluster.coordinator.url))
+    return asyncio.run(undisturbed_answers(cluster.coordinator.url))
 
 
-class Watch:
+class HeldWatcher:
     """Polls the counts of the resources that instances hold."""
 
-    def __init__(self, instances: list[Process]):
+    def __init__(self, instances: list[ParleyProcess]):
         self.held = [dict.fromkeys(("running", "waiting", "pinned", "reserved"), 0) for _ in instances]
         self._instances = instances
 
-    def any(self, *names: str) -> bool:
+    def any_held(self, *names: str) -> bool:
         return any(each[name] for each in self.held for name in names)
 
     async def run(self) -> None:
-        await asyncio.gather(*(self._one(number) for number in range(len(self._instances))))
+        await asyncio.gather(*(self._poll_instance(number) for number in range(len(self._instances))))
 
-    async def _one(self, number: int) -> None:
+    async def _poll_instance(self, number: int) -> None:
         async with httpx.AsyncClient(headers={"parley-secret": SECRET}, timeout=1.0) as client:
             while True:
                 with contextlib.suppress(httpx.HTTPError, KeyError, ValueError):
-                    told = (await client.get(f"{self._instances[number].url}/v1/status")).json()["parley"]
-                    self.held[number] = {name: told[name] for name in self.held[number]}
+                    held = (await client.get(f"{self._instances[number].url}/v1/status")).json()["parley"]
+                    self.held[number] = {name: held[name] for name in self.held[number]}
                 await asyncio.sleep(0.004)
 
 
-async def moment(when: str, watch: Watch, answers: list[Answer], counts: list[int], rng: random.Random) -> bool:
+async def wait_for_moment(
+    when: str, watch: HeldWatcher, answers: list[Answer], counts: list[int], rng: random.Random
+) -> bool:
     """Waits for a moment; returns whether it came before the answers ended."""
     streams = [number for number, count in enumerate(counts) if count > 8]
-    one = rng.choice(streams)
+    stream_number = rng.choice(streams)
     if when == "queued":
         await asyncio.sleep(rng.uniform(0, 0.01))
-        return await until(lambda: watch.any("waiting"), 1.0)
+        return await wait_until(lambda: watch.any_held("waiting"), 1.0)
     if when == "prefill":
-        found = await until(lambda: watch.any("running"), 1.0)
+        reached = await wait_until(lambda: watch.any_held("running"), 1.0)
         await asyncio.sleep(rng.uniform(0, 0.1))
-        return found and not all(answer.count for answer in answers)
+        return reached and not all(answer.count for answer in answers)
     if when == "transfer":
-        return await until(lambda: watch.any("pinned", "reserved"), 1.0)
+        return await wait_until(lambda: watch.any_held("pinned", "reserved"), 1.0)
     if when == "first":
-        found = await until(lambda: any(answer.count for answer in answers))
+        reached = await wait_until(lambda: any(answer.count for answer in answers))
         await asyncio.sleep(rng.uniform(0, 0.02))
-        return found
-    goal = rng.randint(3, counts[one] - 4) if when == "middle" else counts[one] - rng.randint(1, 3)
-    return await until(lambda: answers[one].count >= goal or answers[one].over) and not answers[one].over
+        return reached
+    goal = rng.randint(3, counts[stream_number] - 4) if when == "middle" else counts[stream_number] - rng.randint(1, 3)
+    return (
+        await wait_until(lambda: answers[stream_number].count >= goal or answers[stream_number].over)
+        and not answers[stream_number].over
+    )
 
 
-def phase(answer: Answer, count: int) -> str:
+def request_phase(answer: Answer, count: int) -> str:
     """Names the phase of a request as its client sees it."""
     if answer.over:
         return "over"
@@ -104,7 +117,7 @@ def phase(answer: Answer, count: int) -> str:
     return "first events" if answer.count < 3 else "last events" if answer.count > count - 4 else "between"
 
 
-async def strike(cluster: Cluster, victim: Process, how: str, rng: random.Random) -> float:
+async def kill_or_stop(cluster: Cluster, victim: ParleyProcess, how: str, rng: random.Random) -> float:
     """Kills or stops a process and restarts it; returns a coordinator's recovery time in seconds, 0 for instances."""
     if how == "stop":
         victim.signal(signal.SIGSTOP)
@@ -112,13 +125,13 @@ async def strike(cluster: Cluster, victim: Process, how: str, rng: random.Random
         if rng.random() < 0.5:
             victim.signal(signal.SIGCONT)
             return 0.0
-    await asyncio.to_thread(victim.end)
+    await asyncio.to_thread(victim.kill_group)
     await asyncio.sleep(rng.choice([0.0, 0.5]))
     began = time.monotonic()
     await asyncio.to_thread(victim.start)
     if victim is not cluster.coordinator:
         return 0.0
-    while (await asyncio.to_thread(victim.get, "/health/ready"))[0] != 200:
+    while (await asyncio.to_thread(victim.fetch, "/health/ready"))[0] != 200:
         assert time.monotonic() < began + 30, cluster.logs()
         await asyncio.sleep(0.01)
     return time.monotonic() - began
@@ -129,22 +142,22 @@ async def test_answers_stay_exact_when_a_process_dies_or_stops(
     cluster: Cluster, whole: list[Answer], cell: tuple[str, str, str]
 ) -> None:
     who, how, when = cell
-    wanted, counts = [answer.told() for answer in whole], [answer.count for answer in whole]
+    expected, counts = [answer.contents() for answer in whole], [answer.count for answer in whole]
     tally, phases, held = Counter[str](), Counter[str](), Counter[str]()
     hits, times, longest = 0, list[float](), 0.0
     for number in range(REPEATS):
         rng = random.Random(f"{cell} {number}")
         answers = [Answer() for _ in MIXTURE]
-        watch = Watch(cluster.instances)
+        watch = HeldWatcher(cluster.instances)
         watching = asyncio.create_task(watch.run())
         url, began = cluster.coordinator.url, time.monotonic()
-        asking = [
-            asyncio.create_task(ask(url, path, body, answer))
+        sending = [
+            asyncio.create_task(send_request(url, path, body, answer))
             for (path, body), answer in zip(MIXTURE, answers, strict=True)
         ]
-        hits += await moment(when, watch, answers, counts, rng)
+        hits += await wait_for_moment(when, watch, answers, counts, rng)
         watching.cancel()
-        phases.update(map(phase, answers, counts))
+        phases.update(map(request_phase, answers, counts))
         victim = cluster.coordinator
         if who != "coordinator":  # choose the busiest instance
             role = {"P": "prefill", "D": "decode"}[who]
@@ -152,15 +165,17 @@ async def test_answers_stay_exact_when_a_process_dies_or_stops(
             chosen = max(busy, key=lambda n: (busy[n], rng.random()))
             victim = cluster.instances[chosen]
             held.update(name for name, count in watch.held[chosen].items() if count)
-        times.append(await strike(cluster, victim, how, rng))
-        await asyncio.wait(asking, timeout=NEEDED)
+        times.append(await kill_or_stop(cluster, victim, how, rng))
+        await asyncio.wait(sending, timeout=ANSWER_TIMEOUT_S)
         longest = max(longest, time.monotonic() - began)
-        found = verdicts(answers, wanted)
-        tally.update(found)
-        fine = {"exact", "error"} | ({"cut"} if who == "coordinator" else set())
-        for verdict, answer, (path, _), told in zip(found, answers, MIXTURE, wanted, strict=True):
-            assert verdict in fine, (number, verdict, path, answer, told, cluster.logs())
-        await well(cluster, wanted)
+        found_verdicts = verdicts(answers, expected)
+        tally.update(found_verdicts)
+        allowed_verdicts = {"exact", "error"} | ({"cut"} if who == "coordinator" else set())
+        for verdict, answer, (path, _), expected_contents in zip(
+            found_verdicts, answers, MIXTURE, expected, strict=True
+        ):
+            assert verdict in allowed_verdicts, (number, verdict, path, answer, expected_contents, cluster.logs())
+        await check_recovered(cluster, expected)
     # For the record: repeats that reached the moment, verdicts, phases of requests and resources held at the kill, the
     # longest time until a coordinator was back, and the longest time until all answers had ended.
     print(json.dumps([*cell, hits, tally, phases, held, round(max(times), 2), round(longest, 2)]))
@@ -168,27 +183,27 @@ async def test_answers_stay_exact_when_a_process_dies_or_stops(
 
 async def test_answers_survive_successive_losses_of_instances(cluster: Cluster, whole: list[Answer]) -> None:
     """Ten clients send requests for a minute while instances die and stop, some before others are back."""
-    wanted, rng, tally = [answer.told() for answer in whole], random.Random(1), Counter[str]()
+    expected, rng, tally = [answer.contents() for answer in whole], random.Random(1), Counter[str]()
     over = False
 
     async def client(own: random.Random) -> None:
         while not over:
             number = own.randrange(len(MIXTURE))
             answer = Answer()
-            asking = ask(cluster.coordinator.url, *MIXTURE[number], answer, own.choice([0.0, 0.02]))
+            sending = send_request(cluster.coordinator.url, *MIXTURE[number], answer, own.choice([0.0, 0.02]))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asking, 2 * NEEDED)
-            verdict = answer.verdict(wanted[number])
+                await asyncio.wait_for(sending, 2 * ANSWER_TIMEOUT_S)
+            verdict = answer.verdict(expected[number])
             tally[verdict] += 1
-            assert verdict in ("exact", "error"), (verdict, MIXTURE[number], answer, wanted[number])
+            assert verdict in ("exact", "error"), (verdict, MIXTURE[number], answer, expected[number])
             await asyncio.sleep(own.uniform(0, 0.5) if verdict == "exact" else 1.0)
 
     clients = [asyncio.create_task(client(random.Random(number))) for number in range(10)]
     until = time.monotonic() + 60
     while time.monotonic() < until and not any(client.done() for client in clients):
         await asyncio.sleep(rng.uniform(0, 5))
-        await strike(cluster, rng.choice(cluster.instances), rng.choice(["kill", "stop"]), rng)
+        await kill_or_stop(cluster, rng.choice(cluster.instances), rng.choice(["kill", "stop"]), rng)
     over = True
     await asyncio.gather(*clients)
-    await well(cluster, wanted)
+    await check_recovered(cluster, expected)
     print(json.dumps(tally))

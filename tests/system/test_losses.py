@@ -16,13 +16,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cluster_processes import Cluster, Process
-from support.request_mixture import MIXTURE, Answer, Told, ask, undisturbed, until, verdicts, well
+from support.cluster_processes import Cluster, ParleyProcess
+from support.request_mixture import (
+    MIXTURE,
+    Answer,
+    AnswerContents,
+    check_recovered,
+    send_request,
+    undisturbed_answers,
+    verdicts,
+    wait_until,
+)
 
 nightly = pytest.mark.skipif(not os.environ.get("PARLEY_NIGHTLY"), reason="takes a minute: PARLEY_NIGHTLY=1")
 
 
-SILENT = 40.0  # seconds: longer than any lease of instances and coordinators
+SILENCE_S = 40.0  # seconds: longer than any lease of instances and coordinators
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +42,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def wanted(pair: Cluster) -> list[Told]:
-    return [answer.told() for answer in asyncio.run(undisturbed(pair.coordinator.url))]
+def wanted(pair: Cluster) -> list[AnswerContents]:
+    return [answer.contents() for answer in asyncio.run(undisturbed_answers(pair.coordinator.url))]
 
 
 @pytest.fixture
@@ -51,74 +60,78 @@ def begin(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
         each.close()
 
 
-async def disturbed(cluster: Cluster, harm: Callable[[], Any], pause: float = 0.0) -> list[Answer]:
+async def answers_during(cluster: Cluster, harm: Callable[[], Any], pause: float = 0.0) -> list[Answer]:
     """Applies ``harm`` once some answers have made progress; returns the answers."""
     url, answers = cluster.coordinator.url, [Answer() for _ in MIXTURE]
-    asking = [
-        asyncio.create_task(ask(url, path, body, answer, pause))
+    sending = [
+        asyncio.create_task(send_request(url, path, body, answer, pause))
         for (path, body), answer in zip(MIXTURE, answers, strict=True)
     ]
-    assert await until(lambda: sum(answer.count > 3 for answer in answers) > 1, 30)
+    assert await wait_until(lambda: sum(answer.count > 3 for answer in answers) > 1, 30)
     await asyncio.to_thread(harm)
-    await asyncio.wait(asking, timeout=90)
+    await asyncio.wait(sending, timeout=90)
     return answers
 
 
-def engine(process: Process) -> int:
+def engine_pid(process: ParleyProcess) -> int:
     """Returns the process id of an instance's engine."""
-    found = Path(f"/proc/{process.group}/task/{process.group}/children").read_text().split()
-    return next(int(pid) for pid in found if b"parley" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    child_pids = Path(f"/proc/{process.process_group}/task/{process.process_group}/children").read_text().split()
+    return next(int(pid) for pid in child_pids if b"parley" in Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
 @pytest.mark.parametrize("number", [pytest.param(0, marks=nightly, id="prefill"), pytest.param(1, id="decode")])
-async def test_remaining_instance_continues_alone(pair: Cluster, wanted: list[Told], number: int) -> None:
-    answers = await disturbed(pair, pair.instances[number].restart)
+async def test_remaining_instance_continues_alone(pair: Cluster, wanted: list[AnswerContents], number: int) -> None:
+    answers = await answers_during(pair, pair.instances[number].restart)
     assert set(verdicts(answers, wanted)) == {"exact"}, answers
-    await well(pair, wanted)
+    await check_recovered(pair, wanted)
 
 
-async def test_answers_after_a_coordinator_restart_are_exact_or_cut(pair: Cluster, wanted: list[Told]) -> None:
-    answers = await disturbed(pair, pair.coordinator.restart)
+async def test_answers_after_a_coordinator_restart_are_exact_or_cut(
+    pair: Cluster, wanted: list[AnswerContents]
+) -> None:
+    answers = await answers_during(pair, pair.coordinator.restart)
     assert set(verdicts(answers, wanted)) <= {"exact", "cut"}, answers
-    await well(pair, wanted)
+    await check_recovered(pair, wanted)
 
 
 @nightly
 @pytest.mark.parametrize("number", [0, 1], ids=["prefill", "decode"])
-async def test_answers_end_in_order_when_only_the_engine_dies(pair: Cluster, wanted: list[Told], number: int) -> None:
-    answers = await disturbed(pair, lambda: os.kill(engine(pair.instances[number]), signal.SIGKILL))
+async def test_answers_end_in_order_when_only_the_engine_dies(
+    pair: Cluster, wanted: list[AnswerContents], number: int
+) -> None:
+    answers = await answers_during(pair, lambda: os.kill(engine_pid(pair.instances[number]), signal.SIGKILL))
     print(verdicts(answers, wanted))
     assert set(verdicts(answers, wanted)) <= {"exact", "error"}, answers
-    await well(pair, wanted)
+    await check_recovered(pair, wanted)
 
 
 @nightly
 @pytest.mark.parametrize("number", [0, 1], ids=["prefill", "decode"])
 async def test_resumed_instance_notices_that_it_was_presumed_dead(
-    pair: Cluster, wanted: list[Told], number: int
+    pair: Cluster, wanted: list[AnswerContents], number: int
 ) -> None:
     """A stopped process is presumed dead by all others; once it resumes it must find that out itself."""
     silent = pair.instances[number]
     began = time.monotonic()
-    answers = await disturbed(pair, lambda: silent.signal(signal.SIGSTOP))
+    answers = await answers_during(pair, lambda: silent.signal(signal.SIGSTOP))
     print(verdicts(answers, wanted), f"{time.monotonic() - began:.1f} s")
-    await asyncio.sleep(max(0.0, began + SILENT - time.monotonic()))
+    await asyncio.sleep(max(0.0, began + SILENCE_S - time.monotonic()))
     silent.signal(signal.SIGCONT)
     assert set(verdicts(answers, wanted)) <= {"exact", "error"}, answers
-    await well(pair, wanted)
+    await check_recovered(pair, wanted)
 
 
 @nightly
-async def test_slow_clients_get_exact_answers_when_d_dies(pair: Cluster, wanted: list[Told]) -> None:
-    answers = await disturbed(pair, pair.instances[1].restart, pause=0.05)
+async def test_slow_clients_get_exact_answers_when_d_dies(pair: Cluster, wanted: list[AnswerContents]) -> None:
+    answers = await answers_during(pair, pair.instances[1].restart, pause=0.05)
     assert set(verdicts(answers, wanted)) == {"exact"}, answers
-    await well(pair, wanted)
+    await check_recovered(pair, wanted)
 
 
 @nightly
 @pytest.mark.parametrize("listening", [False, True], ids=["refused", "silent"])
 async def test_requests_complete_when_handovers_cannot_connect(
-    begin: Callable[..., Cluster], pair: Cluster, wanted: list[Told], listening: bool
+    begin: Callable[..., Cluster], pair: Cluster, wanted: list[AnswerContents], listening: bool
 ) -> None:
     with socket.socket() as wall:
         wall.bind(("127.0.0.1", 0))
@@ -127,20 +140,24 @@ async def test_requests_complete_when_handovers_cannot_connect(
         blocked = begin("prefill", "decode", peers={1: f"127.0.0.1;{wall.getsockname()[1]}"})
         answers = [Answer() for _ in MIXTURE]
         url = blocked.coordinator.url
-        await asyncio.gather(*(ask(url, *asked, answer) for asked, answer in zip(MIXTURE, answers, strict=True)))
+        await asyncio.gather(
+            *(send_request(url, *request, answer) for request, answer in zip(MIXTURE, answers, strict=True))
+        )
         print(verdicts(answers, wanted))
         assert set(verdicts(answers, wanted)) == {"exact"}, answers
-        await well(blocked, wanted)
+        await check_recovered(blocked, wanted)
 
 
 @nightly
 async def test_requests_end_when_d_has_hardly_any_kv_memory(
-    begin: Callable[..., Cluster], pair: Cluster, wanted: list[Told]
+    begin: Callable[..., Cluster], pair: Cluster, wanted: list[AnswerContents]
 ) -> None:
     small = begin("prefill", "decode", own={1: ("--kv-memory", "2MiB")}, separate="always")
     answers = [Answer() for _ in MIXTURE]
     url = small.coordinator.url
-    await asyncio.gather(*(ask(url, *asked, answer) for asked, answer in zip(MIXTURE, answers, strict=True)))
+    await asyncio.gather(
+        *(send_request(url, *request, answer) for request, answer in zip(MIXTURE, answers, strict=True))
+    )
     print(verdicts(answers, wanted), [answer.body[-200:] for answer in answers])
     assert set(verdicts(answers, wanted)) <= {"exact", "error"}, answers
     await asyncio.to_thread(small.idle)

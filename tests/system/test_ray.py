@@ -7,10 +7,10 @@ import os
 import time
 
 import pytest
-from support.request_mixture import Answer, ask
+from support.request_mixture import Answer, send_request
 
 from parley.cluster import ray_client
-from parley.cluster.plan import read
+from parley.cluster.plan import read_plan
 
 pytestmark = pytest.mark.skipif(not os.environ.get("PARLEY_NIGHTLY"), reason="takes a minute: PARLEY_NIGHTLY=1")
 
@@ -42,7 +42,7 @@ BODY = {
     "seed": 3,
     "stream": True,
 }
-ASKED = "/v1/completions", BODY
+REQUEST = "/v1/completions", BODY
 
 
 @pytest.fixture
@@ -58,84 +58,86 @@ def nodes(monkeypatch):
     made.shutdown()
 
 
-def wait(what, seconds=120.0):
+def wait_for(condition, seconds=120.0):
     deadline = time.monotonic() + seconds
-    while not (found := what()):
+    while not (result := condition()):
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.2)
-    return found
+    return result
 
 
-def placed(keeper, *unlike):
+def placed_processes(supervisor, *unlike):
     """Returns where each process runs once all run, with process ids other than those in ``unlike``."""
-    seen, _ = ray_client.look(keeper)
-    there = {each.name: each for each in seen if each.pid and each.pid not in unlike}
-    return there if len(there) == 3 else None
+    seen, _ = ray_client.cluster_processes(supervisor)
+    processes = {each.name: each for each in seen if each.pid and each.pid not in unlike}
+    return processes if len(processes) == 3 else None
 
 
 async def test_cluster_recovers_from_a_killed_ray_node(nodes, tmp_path):
     (tmp_path / "plan.toml").write_text(PLAN)
-    ray_client.connect(nodes.address)
-    keeper = ray_client.up(read(str(tmp_path / "plan.toml")))
-    wait(lambda: ray_client.ready(keeper))
-    there = wait(lambda: placed(keeper))
+    ray_client.connect_ray(nodes.address)
+    supervisor = ray_client.start_cluster(read_plan(str(tmp_path / "plan.toml")))
+    wait_for(lambda: ray_client.cluster_ready(supervisor))
+    processes = wait_for(lambda: placed_processes(supervisor))
     front, *workers = (node.node_id for node in nodes.list_all_nodes())
-    assert there["coordinator"].node == front
-    assert {there["prefill-1"].node, there["decode-2"].node} <= set(workers)
+    assert processes["coordinator"].node == front
+    assert {processes["prefill-1"].node, processes["decode-2"].node} <= set(workers)
 
-    url = ray_client.address(keeper)
-    whole = await ask(url, *ASKED)
+    url = ray_client.cluster_address(supervisor)
+    whole = await send_request(url, *REQUEST)
     assert whole.whole and whole.count > 100, whole
 
-    lost = there["decode-2"].node
-    gone = [each.pid for each in there.values() if each.node == lost]
-    heard = Answer()
-    running = asyncio.create_task(ask(url, *ASKED, heard))
-    while not heard.count:
+    lost = processes["decode-2"].node
+    lost_pids = [each.pid for each in processes.values() if each.node == lost]
+    answer = Answer()
+    running = asyncio.create_task(send_request(url, *REQUEST, answer))
+    while not answer.count:
         await asyncio.sleep(0.01)
     (node,) = (node for node in nodes.list_all_nodes() if node.node_id == lost)
     down = time.monotonic()
     await asyncio.to_thread(nodes.remove_node, node, allow_graceful=False)
-    assert not heard.over
+    assert not answer.over
     await asyncio.wait_for(running, 150)
     print(f"the answer ended {time.monotonic() - down:.1f} s after its node was lost")
-    assert heard.verdict(whole.told()) == "exact", heard
+    assert answer.verdict(whole.contents()) == "exact", answer
 
-    there = await asyncio.to_thread(wait, lambda: placed(keeper, *gone))
-    assert there["decode-2"].node in set(workers) - {lost}
-    wait(lambda: ray_client.ready(keeper))
-    again = await ask(url, *ASKED)
-    assert again.verdict(whole.told()) == "exact", again
-    await asyncio.to_thread(ray_client.down, keeper)
-    assert ray_client.names() == []
+    processes = await asyncio.to_thread(wait_for, lambda: placed_processes(supervisor, *lost_pids))
+    assert processes["decode-2"].node in set(workers) - {lost}
+    wait_for(lambda: ray_client.cluster_ready(supervisor))
+    again = await send_request(url, *REQUEST)
+    assert again.verdict(whole.contents()) == "exact", again
+    await asyncio.to_thread(ray_client.stop_cluster, supervisor)
+    assert ray_client.cluster_names() == []
 
 
 async def test_scaled_down_instance_finishes_its_requests(nodes, tmp_path):
     (tmp_path / "plan.toml").write_text(PLAN)
-    ray_client.connect(nodes.address)
-    keeper = ray_client.up(read(str(tmp_path / "plan.toml")))
-    wait(lambda: ray_client.ready(keeper))
-    wait(lambda: placed(keeper))
-    url = ray_client.address(keeper)
-    heard = Answer()
-    running = asyncio.create_task(ask(url, *ASKED, heard))
-    while not heard.count:
+    ray_client.connect_ray(nodes.address)
+    supervisor = ray_client.start_cluster(read_plan(str(tmp_path / "plan.toml")))
+    wait_for(lambda: ray_client.cluster_ready(supervisor))
+    wait_for(lambda: placed_processes(supervisor))
+    url = ray_client.cluster_address(supervisor)
+    answer = Answer()
+    running = asyncio.create_task(send_request(url, *REQUEST, answer))
+    while not answer.count:
         await asyncio.sleep(0.01)
     # The nodes have room for four instances; the scale call must not wait for those that find none.
-    assert await asyncio.to_thread(ray_client.scale, keeper, "prefill", 40) == ""
-    assert await asyncio.to_thread(ray_client.scale, keeper, "prefill", 1) == ""
-    assert await asyncio.to_thread(ray_client.scale, keeper, "decode", 0) == ""
+    assert await asyncio.to_thread(ray_client.scale_group, supervisor, "prefill", 40) == ""
+    assert await asyncio.to_thread(ray_client.scale_group, supervisor, "prefill", 1) == ""
+    assert await asyncio.to_thread(ray_client.scale_group, supervisor, "decode", 0) == ""
     await asyncio.sleep(2.0)
-    seen, wanted = await asyncio.to_thread(ray_client.look, keeper)
+    seen, wanted = await asyncio.to_thread(ray_client.cluster_processes, supervisor)
     assert wanted == {"prefill": 1, "decode": 0}
-    assert not heard.over and "decode-2" in [each.name for each in seen]
-    assert await asyncio.to_thread(ray_client.scale, keeper, "decode", 1) == ""
+    assert not answer.over and "decode-2" in [each.name for each in seen]
+    assert await asyncio.to_thread(ray_client.scale_group, supervisor, "decode", 1) == ""
     await asyncio.wait_for(running, 150)
-    assert heard.whole and b'"error"' not in heard.body, heard.body[-500:]
+    assert answer.whole and b'"error"' not in answer.body, answer.body[-500:]
 
-    await asyncio.to_thread(wait, lambda: "decode-2" not in [each.name for each in ray_client.look(keeper)[0]])
-    await asyncio.to_thread(wait, lambda: ray_client.ready(keeper) and placed(keeper))
-    again = await ask(url, *ASKED)
-    assert again.verdict(heard.told()) == "exact", again
-    await asyncio.to_thread(ray_client.down, keeper)
-    assert ray_client.names() == []
+    await asyncio.to_thread(
+        wait_for, lambda: "decode-2" not in [each.name for each in ray_client.cluster_processes(supervisor)[0]]
+    )
+    await asyncio.to_thread(wait_for, lambda: ray_client.cluster_ready(supervisor) and placed_processes(supervisor))
+    again = await send_request(url, *REQUEST)
+    assert again.verdict(answer.contents()) == "exact", again
+    await asyncio.to_thread(ray_client.stop_cluster, supervisor)
+    assert ray_client.cluster_names() == []

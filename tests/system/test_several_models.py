@@ -11,12 +11,12 @@ import urllib.request
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 
-def ask(served, model):
+def answer_text(served, model):
     status, answer = served.post("/v1/chat/completions", {"model": model, "messages": QUESTION, "temperature": 0})
     return answer["choices"][0]["message"]["content"] if status == 200 else answer["error"]["message"]
 
 
-def follow(served, model, lines):
+def collect_stream(served, model, lines):
     body = {"model": model, "prompt": "one", "max_tokens": 1500, "ignore_eos": True, "stream": True}
     call = urllib.request.Request(served.url + "/v1/completions", json.dumps(body).encode())
     with urllib.request.urlopen(call, timeout=120) as stream:
@@ -26,27 +26,27 @@ def follow(served, model, lines):
 def test_killed_engine_does_not_disturb_the_other_model(serve):
     own = ",kv-memory=64MiB,threads=1"
     served = serve("--model", f"first,alias=parley-demo{own}", "--model", f"second=parley-demo{own}")
-    answers = {name: ask(served, name) for name in ("first", "alias", "second", "")}
+    answers = {name: answer_text(served, name) for name in ("first", "alias", "second", "")}
     assert set(answers.values()) == {"The capital of France is Paris."}
-    assert "'third' does not exist" in ask(served, "third")
+    assert "'third' does not exist" in answer_text(served, "third")
     engines = served.children()
     assert len(engines) == 2  # in start order
     streams = {name: [] for name in ("first", "second")}
-    threads = [threading.Thread(target=follow, args=(served, *each)) for each in streams.items()]
+    threads = [threading.Thread(target=collect_stream, args=(served, *each)) for each in streams.items()]
     for thread in threads:
         thread.start()
     assert served.wait(lambda: all(map(len, streams.values())))
     os.kill(engines[1], signal.SIGKILL)
     assert served.wait(lambda: not served.ready())
-    told = json.loads(served.get("/health/ready")[1])
-    assert told["models"] == {"first": "ready", "second": "restarting"}
-    assert ask(served, "first") == answers["first"] and "second" in ask(served, "second")
+    status_body = json.loads(served.get("/health/ready")[1])
+    assert status_body["models"] == {"first": "ready", "second": "restarting"}
+    assert answer_text(served, "first") == answers["first"] and "second" in answer_text(served, "second")
     for thread in threads:
         thread.join()
     assert b"length" in streams["first"][-2] and b"SIGKILL" in streams["second"][-2]
     assert served.wait(served.ready)
     assert served.children()[0] == engines[0]
-    assert ask(served, "second") == answers["second"]
+    assert answer_text(served, "second") == answers["second"]
     assert served.stop() == 0
 
 

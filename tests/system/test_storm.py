@@ -16,13 +16,13 @@ CONTROL = {
 }
 
 
-def control(served) -> str:
+def control_answer(served) -> str:
     status, answer = served.post("/v1/chat/completions", CONTROL)
     assert status == 200, answer
     return answer["choices"][0]["message"]["content"]
 
 
-def payload(path: str, body: dict) -> bytes:
+def encode_request(path: str, body: dict) -> bytes:
     data = json.dumps(body).encode()
     return (
         f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
@@ -30,7 +30,7 @@ def payload(path: str, body: dict) -> bytes:
     ).encode() + data
 
 
-async def leave(port: int, rng: random.Random) -> None:
+async def send_and_disconnect(port: int, rng: random.Random) -> None:
     """Sends a request (perhaps only a part of it), reads a little, and disconnects."""
     stream = rng.random() < 0.7
     body = {
@@ -41,7 +41,7 @@ async def leave(port: int, rng: random.Random) -> None:
         "stream": stream,
         "n": rng.choice([1, 1, 1, 3]),
     }
-    data = payload("/v1/completions", body)
+    data = encode_request("/v1/completions", body)
     if rng.random() < 0.1:
         data = data[: rng.randrange(1, len(data))]
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -68,14 +68,14 @@ async def storm(port: int, clients: int, seed: int) -> None:
     rng = random.Random(seed)
     gate = asyncio.Semaphore(40)
 
-    async def one(seed: int) -> None:
+    async def limited_client(seed: int) -> None:
         async with gate:
-            await leave(port, random.Random(seed))
+            await send_and_disconnect(port, random.Random(seed))
 
-    await asyncio.gather(*(one(rng.getrandbits(32)) for _ in range(clients)))
+    await asyncio.gather(*(limited_client(rng.getrandbits(32)) for _ in range(clients)))
 
 
-def idle(served) -> bool:
+def is_idle(served) -> bool:
     return (
         served.metric("vllm:num_requests_running") == 0
         and served.metric("vllm:num_requests_waiting") == 0
@@ -85,21 +85,21 @@ def idle(served) -> bool:
 
 def test_a_thousand_disconnecting_clients_leak_nothing(serve):
     served = serve("--kv-memory", "16MiB")
-    expected = control(served)
+    expected = control_answer(served)
     asyncio.run(storm(served.port, 400, seed=1))  # warm-up: block pool, allocator and torch's caches reach their size
-    assert served.wait(lambda: idle(served)), served.output()[-2000:]
+    assert served.wait(lambda: is_idle(served)), served.output()[-2000:]
     before = served.resident()
     asyncio.run(storm(served.port, 1000, seed=2))
-    assert served.wait(lambda: idle(served)), served.output()[-2000:]
+    assert served.wait(lambda: is_idle(served)), served.output()[-2000:]
     assert served.resident() < before + (64 << 20)
-    assert control(served) == expected
+    assert control_answer(served) == expected
     assert "Traceback" not in served.output()
 
 
-async def sse(port: int, body: dict, begun: asyncio.Semaphore | None = None) -> tuple[str, str]:
+async def read_stream(port: int, body: dict, first_event: asyncio.Semaphore | None = None) -> tuple[str, str]:
     """Reads one stream to its end: its text, and "done", "error: …" or "cut". Releases ``begun`` at the first event."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(payload("/v1/completions", body))
+    writer.write(encode_request("/v1/completions", body))
     text, end = "", "cut"
     try:
         while line := await reader.readline():
@@ -116,9 +116,9 @@ async def sse(port: int, body: dict, begun: asyncio.Semaphore | None = None) -> 
                     break
             for choice in event.get("choices", []):
                 text += choice["text"]
-            if begun is not None:
-                begun.release()
-                begun = None
+            if first_event is not None:
+                first_event.release()
+                first_event = None
     except ConnectionError:
         pass
     writer.close()
@@ -141,7 +141,7 @@ def test_two_hundred_concurrent_streams_finish_and_repeat(serve):
     served = serve("--kv-memory", "128MiB")
 
     async def all_streams() -> list[tuple[str, str]]:
-        return await asyncio.gather(*(sse(served.port, stream_body(k, 32)) for k in range(200)))
+        return await asyncio.gather(*(read_stream(served.port, stream_body(k, 32)) for k in range(200)))
 
     first, second = asyncio.run(all_streams()), asyncio.run(all_streams())
     assert {end for _, end in first + second} == {"done"}
@@ -150,11 +150,11 @@ def test_two_hundred_concurrent_streams_finish_and_repeat(serve):
 
 def test_server_ends_streams_and_recovers_when_its_engine_is_killed(serve):
     served = serve("--kv-memory", "128MiB")
-    expected = control(served)
+    expected = control_answer(served)
 
     async def scenario() -> list[tuple[str, str]]:
         begun = asyncio.Semaphore(0)
-        streams = [asyncio.create_task(sse(served.port, stream_body(k, 3000), begun)) for k in range(200)]
+        streams = [asyncio.create_task(read_stream(served.port, stream_body(k, 3000), begun)) for k in range(200)]
         for _ in streams:
             await begun.acquire()
         assert not any(s.done() for s in streams)
@@ -165,7 +165,7 @@ def test_server_ends_streams_and_recovers_when_its_engine_is_killed(serve):
     for _, end in asyncio.run(scenario()):
         assert end.startswith("error: "), end
     assert served.wait(served.ready), served.output()
-    assert control(served) == expected
+    assert control_answer(served) == expected
     assert "SIGKILL" in served.output() and "Traceback" not in served.output()
 
 
@@ -173,7 +173,7 @@ def test_sigterm_lets_running_streams_finish(serve):
     served = serve("--kv-memory", "64MiB", "--drain", "20")
 
     async def scenario() -> list[tuple[str, str]]:
-        streams = [asyncio.create_task(sse(served.port, stream_body(k, 200))) for k in range(8)]
+        streams = [asyncio.create_task(read_stream(served.port, stream_body(k, 200))) for k in range(8)]
         await asyncio.sleep(0.5)
         served.process.send_signal(signal.SIGTERM)
         return await asyncio.gather(*streams)
@@ -189,7 +189,7 @@ def test_drain_timeout_ends_streams_with_an_error(serve):
     served = serve("--kv-memory", "64MiB", "--drain", "1")
 
     async def scenario() -> list[tuple[str, str]]:
-        streams = [asyncio.create_task(sse(served.port, stream_body(k, 3900))) for k in range(16)]
+        streams = [asyncio.create_task(read_stream(served.port, stream_body(k, 3900))) for k in range(16)]
         await asyncio.sleep(0.5)
         served.process.send_signal(signal.SIGTERM)
         return await asyncio.gather(*streams)

@@ -80,16 +80,16 @@ CHATS = {
 }
 
 
-def hugging(chat: Chat, template: str, silent: str | None = None) -> str:
+def render_with_transformers(chat: Chat, template: str, silent: str | None = None) -> str:
     """Render with Transformers; turns without content get ``silent``."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level().backend, bos_token="<s>", eos_token="</s>")
     messages: list[dict[str, Any]] = []
-    called = {call.id: call.name for message in chat.messages for call in message.tool_calls}
+    call_names = {call.id: call.name for message in chat.messages for call in message.tool_calls}
     for message in chat.messages:
         content = silent if message.content is None else message.content
-        name = called.get(message.tool_call_id or "") if message.name is None else message.name
+        name = call_names.get(message.tool_call_id or "") if message.name is None else message.name
         entry: dict[str, Any] = {"role": message.role, "content": content, "name": name}
         entry |= {"reasoning_content": message.reasoning, "tool_call_id": message.tool_call_id}
         if message.tool_calls:
@@ -115,47 +115,47 @@ def test_chat_template_renders_like_transformers(style: str, chat: str) -> None:
     template = ChatTemplate({"default": TEMPLATES[style]}, byte_level().names)
     try:
         try:
-            expected = hugging(CHATS[chat], TEMPLATES[style])
+            expected = render_with_transformers(CHATS[chat], TEMPLATES[style])
         except Exception:
-            expected = hugging(CHATS[chat], TEMPLATES[style], "")
+            expected = render_with_transformers(CHATS[chat], TEMPLATES[style], "")
     except Exception as error:
         with pytest.raises(BadRequest) as refused:
-            template.render(CHATS[chat])
+            template.render_conversation(CHATS[chat])
         assert str(error) in refused.value.message or "cannot" in refused.value.message
     else:
-        assert template.render(CHATS[chat]) == expected
+        assert template.render_conversation(CHATS[chat]) == expected
 
 
-def render(source: str, chat: Chat | None = None, **names: str) -> str:
-    return ChatTemplate({"default": source}, names).render(chat or CHATS["one"])
+def render_source(source: str, chat: Chat | None = None, **names: str) -> str:
+    return ChatTemplate({"default": source}, names).render_conversation(chat or CHATS["one"])
 
 
 def test_chat_with_tools_uses_tool_template() -> None:
     template = ChatTemplate({"default": "D", "tool_use": "T"})
-    assert template.render(CHATS["one"]) == "D"
-    assert template.render(CHATS["tools"]) == "T"
+    assert template.render_conversation(CHATS["one"]) == "D"
+    assert template.render_conversation(CHATS["tools"]) == "T"
 
 
 def test_arguments_that_are_no_object_stay_text_in_template() -> None:
     source = "{% for c in messages[0].tool_calls %}{{ c.function.arguments is string }} {% endfor %}"
     calls = [ToolCall("1", "f", text) for text in ("{}", "", "[1]", "{", "[" * 100_000)]
-    assert render(source, Chat([Message("assistant", None, tool_calls=calls)])) == "False False True True True "
+    assert render_source(source, Chat([Message("assistant", None, tool_calls=calls)])) == "False False True True True "
 
 
 def test_template_exception_message_reaches_client() -> None:
     with pytest.raises(BadRequest) as refused:
-        render(STRICT, CHATS["named"])
+        render_source(STRICT, CHATS["named"])
     assert refused.value.message == "Not your turn: system"
     with pytest.raises(BadRequest) as refused:
-        render("{{ raise_exception(messages[0].content * 9999) }}")
+        render_source("{{ raise_exception(messages[0].content * 9999) }}")
     assert len(refused.value.message) < 1000
 
 
 def test_missing_template_or_messages_is_bad_request() -> None:
     with pytest.raises(BadRequest, match="no chat template"):
-        ChatTemplate({}).render(CHATS["one"])
+        ChatTemplate({}).render_conversation(CHATS["one"])
     with pytest.raises(BadRequest, match="at least one message"):
-        render(CHATML, Chat([]))
+        render_source(CHATML, Chat([]))
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_missing_template_or_messages_is_bad_request() -> None:
 )  # fmt: skip
 def test_reserved_template_options_are_refused(name: str) -> None:
     with pytest.raises(Invalid) as refused:
-        render(CHATML, Chat(CHATS["one"].messages, options={name: True}), bos_token="<s>")
+        render_source(CHATML, Chat(CHATS["one"].messages, options={name: True}), bos_token="<s>")
     assert refused.value.field == "chat_template_kwargs"
 
 
@@ -196,7 +196,7 @@ def test_reserved_template_options_are_refused(name: str) -> None:
 )
 def test_template_cannot_escape_sandbox(source: str) -> None:
     try:
-        text = render(source)
+        text = render_source(source)
     except BadRequest as refused:
         assert "0x" not in refused.message
     else:
@@ -224,42 +224,42 @@ def test_template_cannot_escape_sandbox(source: str) -> None:
 def test_hostile_templates_end_on_a_budget(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_SECONDS", 0.3)
     template = ChatTemplate({"default": source})
-    began = time.monotonic()
+    started_at = time.monotonic()
     with pytest.raises(BadRequest):
-        template.render(CHATS["one"])
-    assert time.monotonic() - began < 60  # the point is that it ends at all
-    assert render("{{ messages[0].role }}") == "user"
+        template.render_conversation(CHATS["one"])
+    assert time.monotonic() - started_at < 60  # the point is that it ends at all
+    assert render_source("{{ messages[0].role }}") == "user"
 
 
 def test_template_renders_many_messages_within_budget() -> None:
     chat = Chat([Message("user" if n % 2 == 0 else "assistant", "x") for n in range(20_001)])
-    assert render(STRICT, chat, bos_token="<s>", eos_token="</s>").count("[Q]") == 10_001
+    assert render_source(STRICT, chat, bos_token="<s>", eos_token="</s>").count("[Q]") == 10_001
 
 
 def test_template_that_alters_content_cannot_be_continued() -> None:
     upper = "{% for m in messages %}{{ m.content | upper }}{% endfor %}"
     for source in (upper, "{{ messages[0].content }}", "no messages"):
         with pytest.raises(BadRequest) as refused:
-            render(source, CHATS["continued"])
+            render_source(source, CHATS["continued"])
         assert refused.value.field == "continue_final_message"
     with pytest.raises(BadRequest):
-        render(CHATML, Chat([Message("assistant", None)], continue_final=True))
+        render_source(CHATML, Chat([Message("assistant", None)], continue_final=True))
 
 
 def test_chat_template_loads_from_model_folder(tmp_path: Path) -> None:
     tokenizer = byte_level()
-    assert ChatTemplate.load(tmp_path, tokenizer).sources == {}
+    assert ChatTemplate.from_folder(tmp_path, tokenizer).sources == {}
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps({"chat_template": "{{ bos_token }}A"}))
-    assert ChatTemplate.load(tmp_path, tokenizer).render(CHATS["one"]) == "<s>A"
+    assert ChatTemplate.from_folder(tmp_path, tokenizer).render_conversation(CHATS["one"]) == "<s>A"
     config.write_text(
         json.dumps({"chat_template": [{"name": "default", "template": "B"}, {"name": "tool_use", "template": "C"}]})
     )
-    assert ChatTemplate.load(tmp_path, tokenizer).sources == {"default": "B", "tool_use": "C"}
+    assert ChatTemplate.from_folder(tmp_path, tokenizer).sources == {"default": "B", "tool_use": "C"}
     (tmp_path / "chat_template.jinja").write_text("D")
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("E")
-    assert ChatTemplate.load(tmp_path, tokenizer).sources == {"default": "D", "tool_use": "E"}
+    assert ChatTemplate.from_folder(tmp_path, tokenizer).sources == {"default": "D", "tool_use": "E"}
     (tmp_path / "chat_template.jinja").write_text("{% if %}")
     with pytest.raises(BadTokenizer, match="not valid"):
-        ChatTemplate.load(tmp_path, tokenizer)
+        ChatTemplate.from_folder(tmp_path, tokenizer)

@@ -8,39 +8,51 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.tiny_tokenizers import KINDS, byte_level
+from support.tiny_tokenizers import TOKENIZERS, byte_level
 
-from parley.text import Choice, Markup, Prepared, Tokenizer, scored
+from parley.text import AnswerChoice, Markup, PreparedPrompt, Tokenizer, describe_prompt_tokens
 from parley.text.parsing.families import HERMES
-from parley.types import CallDelta, Chat, Cost, Delta, Done, Message, Output, Request, Score, Stop, Want
+from parley.types import (
+    Chat,
+    ChoiceDelta,
+    ChoiceDone,
+    EngineOutput,
+    Message,
+    OutputOptions,
+    Request,
+    StopConditions,
+    TokenCost,
+    TokenScore,
+    ToolCallDelta,
+)
 
 QWEN = Markup(("<think>", "</think>"), (HERMES,))
 CHAT = Chat([Message("user", "hi")])
 
 
-class Answer:
+class ClientAnswer:
     """The answer that a client puts together from the events."""
 
     def __init__(self) -> None:
         self.text = {"content": "", "reasoning": "", "tool": ""}
         self.calls: list[list[str]] = []
         self.tokens: list[int] = []
-        self.done: Done | None = None
+        self.done: ChoiceDone | None = None
 
     def add(self, events: list[Any]) -> None:
         for event in events:
             assert self.done is None, "something after the end"
-            if isinstance(event, Done):
+            if isinstance(event, ChoiceDone):
                 self.done = event
                 continue
-            assert isinstance(event, Delta) and event.index == 3
+            assert isinstance(event, ChoiceDelta) and event.index == 3
             assert event.text or event.call or event.tokens, "an empty delta"
             self.text[event.part] += event.text
             self.tokens += [token.id for token in event.tokens]
             if event.call is not None:
                 self._call(event.call)
 
-    def _call(self, call: CallDelta) -> None:
+    def _call(self, call: ToolCallDelta) -> None:
         if call.name is not None:
             assert call.index == len(self.calls)
             self.calls.append([call.name, ""])
@@ -52,12 +64,12 @@ class Answer:
         usage = self.done.usage
         return usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, usage.reasoning_tokens
 
-    def key(self) -> Any:
+    def comparable(self) -> Any:
         assert self.done is not None
         return self.text, self.calls, self.tokens, self.done.reason, self.done.stop, self.usage
 
 
-def answer(
+def feed_choice(
     ids: list[int],
     sizes: tuple[int, ...] | list[int] = (1,),
     tokenizer: Tokenizer | None = None,
@@ -67,28 +79,33 @@ def answer(
     thinking: bool = False,
     prompt: list[int] | None = None,
     **fields: Any,
-) -> Answer:
+) -> ClientAnswer:
     """Feed the ids to a choice in outputs of these sizes, and return the client's answer."""
     tokenizer = tokenizer or byte_level()
     request = Request(id="r", model="m", prompts=[CHAT], **fields)
-    prepared = Prepared(prompt if prompt is not None else tokenizer.encode("hi"), markup, thinking)
-    choice = Choice(request, 3, tokenizer, prepared)
-    result = Answer()
-    at = 0
+    prepared = PreparedPrompt(prompt if prompt is not None else tokenizer.encode("hi"), markup, thinking)
+    choice = AnswerChoice(request, 3, tokenizer, prepared)
+    result = ClientAnswer()
+    start = 0
     for size in itertools.cycle(sizes):
-        some, last = ids[at : at + size], at + size >= len(ids)
-        scores = [Score(-0.5, 1, [id, 0], [-0.5, -2.0]) for id in some]
-        output = Output("r", 3, some, scores, finish if last else None, stop_id if last else None, cached_tokens=2)
-        result.add(choice.push(output))
-        at += size
-        assert choice.ended == (result.done is not None)
-        if choice.ended:
+        chunk, is_last = ids[start : start + size], start + size >= len(ids)
+        scores = [TokenScore(-0.5, 1, [token_id, 0], [-0.5, -2.0]) for token_id in chunk]
+        output = EngineOutput(
+            "r", 3, chunk, scores, finish if is_last else None, stop_id if is_last else None, cached_tokens=2
+        )
+        result.add(choice.push_output(output))
+        start += size
+        assert choice.finished == (result.done is not None)
+        if choice.finished:
             break
-    assert choice.push(Output("r", 3, [1], finish="stop")) == [] and choice.close("cancel") == []
+    assert (
+        choice.push_output(EngineOutput("r", 3, [1], finish_reason="stop")) == []
+        and choice.finish_early("cancel") == []
+    )
     return result
 
 
-def encode(text: str, tokenizer: Tokenizer | None = None) -> list[int]:
+def encode_plain(text: str, tokenizer: Tokenizer | None = None) -> list[int]:
     return (tokenizer or byte_level()).encode(text, special=False)
 
 
@@ -96,14 +113,14 @@ FRAGMENTS = [
     "<think>", "</think>", "<tool_call>", "</tool_call>", "\n", '{"name": "f", "arguments": {', '"a": "€🎉"', "}}", "x",
     " END",    " stop here", "<|im_end|>", "你", "</s>", " the capital",
 ]  # fmt: skip
-outputs = st.lists(st.sampled_from(FRAGMENTS), max_size=25).map("".join)
-sizes = st.lists(st.integers(1, 9), min_size=1, max_size=6)
-stops = st.lists(st.sampled_from(["END", "stop", "END stop", "\n\n", "🎉", "xx", 'f", ', "<think>x"]), max_size=3)
+output_texts = st.lists(st.sampled_from(FRAGMENTS), max_size=25).map("".join)
+chunk_sizes = st.lists(st.integers(1, 9), min_size=1, max_size=6)
+stop_lists = st.lists(st.sampled_from(["END", "stop", "END stop", "\n\n", "🎉", "xx", 'f", ', "<think>x"]), max_size=3)
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", list(TOKENIZERS))
 @given(
-    outputs, sizes, stops, st.booleans(), st.booleans(), st.booleans(), st.integers(0, 12),
+    output_texts, chunk_sizes, stop_lists, st.booleans(), st.booleans(), st.booleans(), st.integers(0, 12),
     st.sampled_from([QWEN, Markup()]),
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
@@ -118,26 +135,26 @@ def test_output_sizes_do_not_change_answer(
     least: int,
     markup: Markup,
 ) -> None:
-    tokenizer = KINDS[kind]()
-    ids = encode(text, tokenizer)
+    tokenizer = TOKENIZERS[kind]()
+    ids = encode_plain(text, tokenizer)
     eos = tokenizer.backend.token_to_id("</s>")
     assert eos is not None
-    ids = [*ids, eos] if ended else [*ids, *encode("x", tokenizer)]
+    ids = [*ids, eos] if ended else [*ids, *encode_plain("x", tokenizer)]
     options: dict[str, Any] = {
         "tokenizer": tokenizer, "finish": "stop" if ended else "length", "stop_id": eos if ended else None,
         "markup": markup,
-        "stop": Stop(strings=strings, include=include, min_tokens=least), "want": Want(logprobs=1, skip_special=skip),
+        "stop_conditions": StopConditions(strings=strings, include_in_output=include, min_tokens=least), "output_options": OutputOptions(logprobs=1, skip_special=skip),
     }  # fmt: skip
-    result = answer(ids, [1], **options)
-    assert answer(ids, sizes, **options).key() == result.key()
-    assert answer(ids, [10**6], **options).key() == result.key()
+    result = feed_choice(ids, [1], **options)
+    assert feed_choice(ids, sizes, **options).comparable() == result.comparable()
+    assert feed_choice(ids, [10**6], **options).comparable() == result.comparable()
     assert result.tokens == ids[: len(result.tokens)]
     assert result.usage[:3] == (len(tokenizer.encode("hi")), len(result.tokens), 2)
     if result.done and isinstance(result.done.stop, str):
         assert len(result.tokens) >= least
     else:
         assert result.tokens == ids
-    if markup.marks == () and not strings:
+    if markup.all_marks == () and not strings:
         shown = ids[:-1] if ended else ids
         prompt = tokenizer.encode("hi")
         assert tokenizer.decode(prompt, skip) + result.text["content"] == tokenizer.decode(prompt + shown, skip)
@@ -146,56 +163,66 @@ def test_output_sizes_do_not_change_answer(
 def test_choice_separates_reasoning_content_and_calls() -> None:
     text = '<think>\nhm\n</think>\n\nOk.\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
     eos = byte_level().backend.token_to_id("</s>")
-    result = answer([*encode(text), eos or 0], finish="stop", stop_id=eos)
+    result = feed_choice([*encode_plain(text), eos or 0], finish="stop", stop_id=eos)
     assert result.text == {"content": "Ok.", "reasoning": "hm", "tool": ""}
     assert result.calls == [["f", '{"a": 1}']]
     assert result.done is not None and (result.done.reason, result.done.stop) == ("tool", None)
-    assert result.usage[3] == len(encode("<think>\nhm\n</think>"))
+    assert result.usage[3] == len(encode_plain("<think>\nhm\n</think>"))
 
 
 @pytest.mark.parametrize(("finish", "reason"), [("length", "length"), ("cancel", "cancel"), ("error", "error")])
 def test_truncated_call_does_not_finish_with_tool_reason(finish: str, reason: str) -> None:
-    result = answer(encode('<tool_call>{"name": "f", "arguments": {"a'), finish=finish)
+    result = feed_choice(encode_plain('<tool_call>{"name": "f", "arguments": {"a'), finish=finish)
     assert result.calls == [["f", '{"a']]
     assert result.done is not None and result.done.reason == reason
 
 
 def test_stop_string_ends_choice_at_completing_token() -> None:
-    ids = encode("one") + encode(" END") + encode(" two")
-    result = answer(ids, [100], finish="length", stop=Stop(strings=["END"]))
+    ids = encode_plain("one") + encode_plain(" END") + encode_plain(" two")
+    result = feed_choice(ids, [100], finish="length", stop_conditions=StopConditions(strings=["END"]))
     assert result.text["content"] == "one "
     assert result.done is not None and (result.done.reason, result.done.stop) == ("stop", "END")
-    assert result.usage[1] == len(encode("one")) + len(encode(" END"))
-    assert answer(ids, stop=Stop(strings=["END"], include=True)).text["content"] == "one END"
-    late = answer(ids, stop=Stop(strings=["END"], min_tokens=len(ids)))
+    assert result.usage[1] == len(encode_plain("one")) + len(encode_plain(" END"))
+    assert (
+        feed_choice(ids, stop_conditions=StopConditions(strings=["END"], include_in_output=True)).text["content"]
+        == "one END"
+    )
+    late = feed_choice(ids, stop_conditions=StopConditions(strings=["END"], min_tokens=len(ids)))
     assert late.text["content"] == "one END two" and late.done is not None and late.done.reason == "length"
 
 
 def test_held_back_stop_prefix_is_delivered_at_end() -> None:
-    result = answer(encode("abc EN"), stop=Stop(strings=["END"]), want=Want(logprobs=0))
-    assert result.text["content"] == "abc EN" and result.tokens == encode("abc EN")
+    result = feed_choice(
+        encode_plain("abc EN"),
+        stop_conditions=StopConditions(strings=["END"]),
+        output_options=OutputOptions(logprobs=0),
+    )
+    assert result.text["content"] == "abc EN" and result.tokens == encode_plain("abc EN")
 
 
 @pytest.mark.parametrize("interval", [1, 2, 4, 100])
 @pytest.mark.parametrize("want", [{}, {"ids": True}, {"logprobs": 0}], ids=str)
 def test_stream_interval_sets_tokens_per_chunk(interval: int, want: dict[str, Any]) -> None:
     text = "The capital of France is Paris, and that is what it was."
-    ids = encode(text)
-    request = Request(id="r", model="m", prompts=[CHAT], want=Want(interval=interval, **want))
-    choice = Choice(request, 0, byte_level(), Prepared([1], QWEN, False))
-    given = [choice.push(Output("r", 0, [id], [Score(-0.5, 1, [id], [-0.5])])) for id in ids]
-    assert [number for number, events in enumerate(given) if events] == list(range(0, len(ids), interval))
-    assert all(len(events) == 1 for events in given if events)
-    given.append(choice.close("length"))
-    assert "".join(event.text for events in given for event in events if isinstance(event, Delta)) == text
+    ids = encode_plain(text)
+    request = Request(id="r", model="m", prompts=[CHAT], output_options=OutputOptions(stream_interval=interval, **want))
+    choice = AnswerChoice(request, 0, byte_level(), PreparedPrompt([1], QWEN, False))
+    event_lists = [
+        choice.push_output(EngineOutput("r", 0, [token_id], [TokenScore(-0.5, 1, [token_id], [-0.5])]))
+        for token_id in ids
+    ]
+    assert [number for number, events in enumerate(event_lists) if events] == list(range(0, len(ids), interval))
+    assert all(len(events) == 1 for events in event_lists if events)
+    event_lists.append(choice.finish_early("length"))
+    assert "".join(event.text for events in event_lists for event in events if isinstance(event, ChoiceDelta)) == text
 
 
 def test_stop_string_matches_inside_reasoning_and_calls() -> None:
     text = '<think>a</think>b<tool_call>{"name": "f", "arguments": {"x": "END"}}</tool_call>'
-    result = answer(encode(text), stop=Stop(strings=["END"]))
+    result = feed_choice(encode_plain(text), stop_conditions=StopConditions(strings=["END"]))
     assert result.calls == [["f", '{"x": "']]
     assert result.done is not None and result.done.reason == "stop"
-    thought = answer(encode("<think>a END of</think>b"), stop=Stop(strings=["END"]))
+    thought = feed_choice(encode_plain("<think>a END of</think>b"), stop_conditions=StopConditions(strings=["END"]))
     assert thought.text == {"content": "", "reasoning": "a ", "tool": ""}
     assert thought.done is not None and (thought.done.reason, thought.done.stop) == ("stop", "END")
 
@@ -205,11 +232,11 @@ def test_stop_string_matches_inside_reasoning_and_calls() -> None:
 @pytest.mark.parametrize("skip", [False, True])
 @pytest.mark.parametrize("token", ["</s>", " the"])
 def test_stop_token_is_shown_only_if_included(include: bool, asked: bool, skip: bool, token: str) -> None:
-    (end,) = encode(token)
-    ids = [*encode("abc"), end]
-    stop = Stop(ids=[end] if asked else [], include=include)
-    want = Want(logprobs=0, skip_special=skip)
-    result = answer(ids, finish="stop", stop_id=end, stop=stop, want=want)
+    (end,) = encode_plain(token)
+    ids = [*encode_plain("abc"), end]
+    stop = StopConditions(ids=[end] if asked else [], include_in_output=include)
+    want = OutputOptions(logprobs=0, skip_special=skip)
+    result = feed_choice(ids, finish="stop", stop_id=end, stop_conditions=stop, output_options=want)
     shown = include and asked and not (skip and token == "</s>")
     assert result.text["content"] == ("abc" + token if shown else "abc")
     assert result.done is not None and (result.done.reason, result.done.stop) == ("stop", end if asked else None)
@@ -218,69 +245,78 @@ def test_stop_token_is_shown_only_if_included(include: bool, asked: bool, skip: 
 
 def test_token_details_are_built_on_demand_with_scores() -> None:
     tokenizer = byte_level()
-    request = Request(id="r", model="m", prompts=[CHAT], want=Want(logprobs=1))
-    ids = encode("Paris €")
-    scores = [Score(-1.5, 2, [7, id, 9], [-0.5, -1.5, -3.0]) for id in ids]
-    prepared = Prepared(tokenizer.encode("hi"))
-    events = Choice(request, 0, tokenizer, prepared).push(Output("r", 0, ids, scores, "length"))
-    tokens = [token for event in events if isinstance(event, Delta) for token in event.tokens]
-    assert b"".join(token.raw for token in tokens) == "Paris €".encode()
-    assert [(token.id, token.logprob, token.rank) for token in tokens] == [(id, -1.5, 2) for id in ids]
-    assert [[(top.id, top.logprob, top.rank, top.text) for top in token.top] for token in tokens] == [
+    request = Request(id="r", model="m", prompts=[CHAT], output_options=OutputOptions(logprobs=1))
+    ids = encode_plain("Paris €")
+    scores = [TokenScore(-1.5, 2, [7, token_id, 9], [-0.5, -1.5, -3.0]) for token_id in ids]
+    prepared = PreparedPrompt(tokenizer.encode("hi"))
+    events = AnswerChoice(request, 0, tokenizer, prepared).push_output(EngineOutput("r", 0, ids, scores, "length"))
+    tokens = [token for event in events if isinstance(event, ChoiceDelta) for token in event.tokens]
+    assert b"".join(token.raw_bytes for token in tokens) == "Paris €".encode()
+    assert [(token.id, token.logprob, token.rank) for token in tokens] == [(token_id, -1.5, 2) for token_id in ids]
+    assert [[(top.id, top.logprob, top.rank, top.text) for top in token.top_tokens] for token in tokens] == [
         [(7, -0.5, 1, tokenizer.token_bytes(7).decode())] for _ in ids
     ]
     plain = Request(id="r", model="m", prompts=[CHAT])
     for details, count in ((False, 0), (True, len(ids))):
-        events = Choice(plain, 0, tokenizer, prepared, details=details).push(Output("r", 0, ids, None, "length"))
-        assert sum(len(event.tokens) for event in events if isinstance(event, Delta)) == count
+        events = AnswerChoice(plain, 0, tokenizer, prepared, details=details).push_output(
+            EngineOutput("r", 0, ids, None, "length")
+        )
+        assert sum(len(event.tokens) for event in events if isinstance(event, ChoiceDelta)) == count
 
 
 def test_close_delivers_held_back_text() -> None:
     tokenizer = byte_level()
-    request = Request(id="r", model="m", prompts=[CHAT], stop=Stop(strings=["END"]))
-    choice = Choice(request, 0, tokenizer, Prepared(tokenizer.encode("hi")))
-    first = choice.push(Output("r", 0, encode("ok EN")))
-    last = choice.close("cancel")
-    assert [event.text for event in [*first, *last] if isinstance(event, Delta)] == ["ok ", "EN"]
-    assert isinstance(last[-1], Done) and last[-1].reason == "cancel" and choice.ended
+    request = Request(id="r", model="m", prompts=[CHAT], stop_conditions=StopConditions(strings=["END"]))
+    choice = AnswerChoice(request, 0, tokenizer, PreparedPrompt(tokenizer.encode("hi")))
+    first = choice.push_output(EngineOutput("r", 0, encode_plain("ok EN")))
+    last = choice.finish_early("cancel")
+    assert [event.text for event in [*first, *last] if isinstance(event, ChoiceDelta)] == ["ok ", "EN"]
+    assert isinstance(last[-1], ChoiceDone) and last[-1].reason == "cancel" and choice.finished
 
 
 def test_answer_without_tokens_reports_usage() -> None:
     tokenizer = byte_level()
     request = Request(id="r", model="m", prompts=[CHAT])
-    choice = Choice(request, 0, tokenizer, Prepared([1, 2], QWEN, True))
-    (done,) = choice.push(Output("r", 0, finish="length"))
-    assert isinstance(done, Done) and done.usage.prompt_tokens == 2 and done.usage.completion_tokens == 0
+    choice = AnswerChoice(request, 0, tokenizer, PreparedPrompt([1, 2], QWEN, True))
+    (done,) = choice.push_output(EngineOutput("r", 0, finish_reason="length"))
+    assert isinstance(done, ChoiceDone) and done.usage.prompt_tokens == 2 and done.usage.completion_tokens == 0
 
 
 def test_parser_sees_marks_that_are_special_tokens() -> None:
     tokenizer = byte_level()
     markup = Markup(("<|im_start|>", "<|im_end|>"))
-    result = answer(encode("<|im_start|>hm<|im_end|><s>so"), tokenizer=tokenizer, markup=markup)
+    result = feed_choice(encode_plain("<|im_start|>hm<|im_end|><s>so"), tokenizer=tokenizer, markup=markup)
     assert (result.text["reasoning"], result.text["content"]) == ("hm", "so")
-    plain = answer(encode("<|im_start|>hm<|im_end|><s>so"), tokenizer=tokenizer, markup=Markup())
+    plain = feed_choice(encode_plain("<|im_start|>hm<|im_end|><s>so"), tokenizer=tokenizer, markup=Markup())
     assert plain.text["content"] == "hmso"
 
 
 def test_scored_event_pairs_prompt_tokens_with_scores() -> None:
     tokenizer = byte_level()
-    ids = encode("Paris €")
-    scores = [None, *(Score(-1.0, 1, [5], [-1.0]) for _ in ids[1:])]
-    event = scored(tokenizer, 2, ids, scores, 1)
+    ids = encode_plain("Paris €")
+    scores = [None, *(TokenScore(-1.0, 1, [5], [-1.0]) for _ in ids[1:])]
+    event = describe_prompt_tokens(tokenizer, 2, ids, scores, 1)
     assert event.prompt == 2 and [token.id for token in event.tokens] == ids
-    assert event.tokens[0].logprob is None and event.tokens[0].top == []
-    assert all(token.logprob == -1.0 and token.top[0].id == 5 for token in event.tokens[1:])
-    assert [token.logprob for token in scored(tokenizer, 0, ids).tokens] == [None] * len(ids)
+    assert event.tokens[0].logprob is None and event.tokens[0].top_tokens == []
+    assert all(token.logprob == -1.0 and token.top_tokens[0].id == 5 for token in event.tokens[1:])
+    assert [token.logprob for token in describe_prompt_tokens(tokenizer, 0, ids).tokens] == [None] * len(ids)
 
 
 def test_token_keeps_its_cost_when_its_text_is_delayed():
     tokenizer = byte_level()
     ids = tokenizer.encode("a é b", special=False)
-    costs = [Cost(number, number / 10, 0.5) for number in range(len(ids))]
-    choice = Choice(Request(id="r", model="m", prompts=[CHAT], want=Want(costs=True)), 0, tokenizer, Prepared([1]))
+    costs = [TokenCost(number, number / 10, 0.5) for number in range(len(ids))]
+    choice = AnswerChoice(
+        Request(id="r", model="m", prompts=[CHAT], output_options=OutputOptions(token_costs=True)),
+        0,
+        tokenizer,
+        PreparedPrompt([1]),
+    )
     events = []
-    for number, id in enumerate(ids):
+    for number, token_id in enumerate(ids):
         finish = "length" if number == len(ids) - 1 else None
-        events += choice.push(Output("r", 0, [id], finish=finish, costs=[costs[number]]))
-    tokens = [token for event in events if isinstance(event, Delta) for token in event.tokens]
+        events += choice.push_output(
+            EngineOutput("r", 0, [token_id], finish_reason=finish, token_costs=[costs[number]])
+        )
+    tokens = [token for event in events if isinstance(event, ChoiceDelta) for token in event.tokens]
     assert [token.id for token in tokens] == ids and [token.cost for token in tokens] == costs

@@ -10,63 +10,63 @@ import threading
 import llguidance
 import pytest
 from support import tiny_models, tiny_tokenizers
-from support.hostile_grammars import HOSTILE, deep
+from support.hostile_grammars import HOSTILE, nested_schema
 
 from parley import LLM
 from parley.errors import BadRequest, Invalid
-from parley.model.sampling.grammar_mask import Grammars, Pieces
-from parley.text.grammar.compiler import KEPT, SIZE, Compiler
-from parley.text.grammar.json_schema import DEPTH, MEMBERS, ready
-from parley.types import Grammar, Tag, Tags
+from parley.model.sampling.grammar_mask import GrammarCache, TokenBytes
+from parley.text.grammar.compiler import CACHE_BYTES, MAX_GRAMMAR_CHARS, GrammarCompiler
+from parley.text.grammar.json_schema import MAX_PROPERTIES, MAX_SCHEMA_DEPTH, prepare_for_llguidance
+from parley.types import Grammar, StructuralTag, TriggeredTags
 
-KINDS = [tiny_tokenizers.byte_level, tiny_tokenizers.byte_fallback]
+TOKENIZER_KINDS = [tiny_tokenizers.byte_level, tiny_tokenizers.byte_fallback]
 ATTACKS = HOSTILE[::3]  # for the engine test; the compiler test uses all
 
 
 @pytest.fixture(scope="module")
 def compiler():
-    return Compiler(tiny_tokenizers.byte_level())
+    return GrammarCompiler(tiny_tokenizers.byte_level())
 
 
-def fits(compiler: Compiler, grammar: Grammar | str, text: str, tokenizer=None) -> bool:
+def is_whole_answer(compiler: GrammarCompiler, grammar: Grammar | str, text: str, tokenizer=None) -> bool:
     """Whether the text, encoded with the tokenizer's tokens, is a whole answer."""
     tokenizer = tokenizer or tiny_tokenizers.byte_level()
-    made = grammar if isinstance(grammar, str) else compiler.compile(grammar)
-    vocabulary = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Pieces(tokenizer)))
-    matcher = llguidance.LLMatcher(vocabulary, made, log_level=0)
+    compiled = grammar if isinstance(grammar, str) else compiler.compile_grammar(grammar)
+    vocabulary = llguidance.LLTokenizer(llguidance.TokenizerWrapper(TokenBytes(tokenizer)))
+    matcher = llguidance.LLMatcher(vocabulary, compiled, log_level=0)
     assert not matcher.is_error(), matcher.get_error()
-    return matcher.try_consume_tokens(ids := spell(tokenizer, text)) == len(ids) and matcher.is_accepting()
+    return matcher.try_consume_tokens(ids := encode_verbatim(tokenizer, text)) == len(ids) and matcher.is_accepting()
 
 
-def spell(tokenizer, text: str) -> list[int]:
+def encode_verbatim(tokenizer, text: str) -> list[int]:
     """Encode marks as their tokens and the text between them verbatim, without the prefix that a whole text gets."""
-    pieces = Pieces(tokenizer)
+    pieces = TokenBytes(tokenizer)
     parts = re.split(f"({'|'.join(map(re.escape, tokenizer.marks))})", text)
     ids = [[tokenizer.marks[part]] if part in tokenizer.marks else pieces(part) for part in parts]
-    return [id for part in ids for id in part]
+    return [token_id for part in ids for token_id in part]
 
 
-@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize("make", TOKENIZER_KINDS)
 def test_grammars_work_with_every_kind_of_tokenizer(make):
     tokenizer = make()
-    compiler = Compiler(tokenizer)
+    compiler = GrammarCompiler(tokenizer)
     schema = Grammar("json", {"type": "object", "properties": {"ü": {"type": "string"}}, "additionalProperties": False})
     for text, good in [('{"ü": "Köln 你 🎉"}', True), ("{}", True), ('{"u": ""}', False), ('{"ü": 3}', False)]:
-        assert fits(compiler, schema, text, tokenizer) == good
+        assert is_whole_answer(compiler, schema, text, tokenizer) == good
     marks = Grammar("lark", 'start: <tool_call> "call " /[0-9]+/ </tool_call>')
-    assert fits(compiler, marks, "<tool_call>call 12</tool_call>", tokenizer)
-    assert not fits(compiler, marks, "<tool_call>call </tool_call>", tokenizer)
+    assert is_whole_answer(compiler, marks, "<tool_call>call 12</tool_call>", tokenizer)
+    assert not is_whole_answer(compiler, marks, "<tool_call>call </tool_call>", tokenizer)
 
 
 def test_tokenizer_unknown_to_llguidance_is_passed_as_bytes(tmp_path):
     tokenizer = tiny_tokenizers.metaspace()
     tokenizer.backend.save(str(tmp_path / "tokenizer.json"))
-    made = Compiler(tokenizer).compile(Grammar("choice", ["Paris", "the capital of Japan"]))
-    matcher = Grammars(tmp_path, tokenizer.vocab_size).matcher(made)
+    grammar = GrammarCompiler(tokenizer).compile_grammar(Grammar("choice", ["Paris", "the capital of Japan"]))
+    matcher = GrammarCache(tmp_path, tokenizer.vocab_size).new_matcher(grammar)
     while not matcher.is_stopped():
         mask = int.from_bytes(matcher.compute_bitmask(), "little")
-        matcher.consume_token(id := mask.bit_length() - 1)
-        assert tokenizer.token_bytes(id)
+        matcher.consume_token(token_id := mask.bit_length() - 1)
+        assert tokenizer.token_bytes(token_id)
     assert matcher.is_accepting() and not matcher.is_error()
 
 
@@ -78,8 +78,8 @@ def test_whitespace_pattern_limits_space_in_json(compiler):
         ("[ \n]{0,3}", ["[1,2]", "[1,   2]", "[1\n\n,2]"], ["[1,    2]"]),
     ]:
         grammar = Grammar("json", schema, whitespace=whitespace)
-        assert all(fits(compiler, grammar, text) for text in good)
-        assert not any(fits(compiler, grammar, text) for text in bad)
+        assert all(is_whole_answer(compiler, grammar, text) for text in good)
+        assert not any(is_whole_answer(compiler, grammar, text) for text in bad)
 
 
 def test_closed_objects_allow_only_named_members(compiler):
@@ -88,27 +88,27 @@ def test_closed_objects_allow_only_named_members(compiler):
         "properties": {"a": {"type": "object", "properties": {"b": {}}}, "c": {"type": "object"}},
     }
     for text, good in [('{"a":{"b":1},"c":{"x":1}}', True), ('{"z":1}', False), ('{"a":{"z":1}}', False), ("{}", True)]:
-        assert fits(compiler, Grammar("json", named, closed=True), text) == good
-        assert fits(compiler, Grammar("json", named), text)
-    said = {"type": "object", "properties": {"a": {}}, "additionalProperties": {"type": "null"}}
-    assert fits(compiler, Grammar("json", said, closed=True), '{"a":1,"b":null}')
+        assert is_whole_answer(compiler, Grammar("json", named, closed=True), text) == good
+        assert is_whole_answer(compiler, Grammar("json", named), text)
+    explicit = {"type": "object", "properties": {"a": {}}, "additionalProperties": {"type": "null"}}
+    assert is_whole_answer(compiler, Grammar("json", explicit, closed=True), '{"a":1,"b":null}')
     # The named members are those of all joined schemas together.
     joined = {"$defs": {"p": {"properties": {"a": {"type": "integer"}}}},
               "allOf": [{"$ref": "#/$defs/p"}, {"properties": {"b": {"type": "null"}}, "required": ["a", "b"]}],
               "type": "object"}  # fmt: skip
-    assert fits(compiler, Grammar("json", joined, closed=True), '{"a":1,"b":null}')
+    assert is_whole_answer(compiler, Grammar("json", joined, closed=True), '{"a":1,"b":null}')
 
 
 def test_huge_schema_limits_compile(compiler):
     for most in (2**31 - 1, 2**31, 2**53 - 1, 10**18):
-        assert fits(compiler, Grammar("json", {"type": "string", "maxLength": most}), '"a"')
-        assert fits(compiler, Grammar("json", {"type": "integer", "minimum": -most, "maximum": most}), "-12")
-        assert fits(compiler, Grammar("json", {"type": "array", "maxItems": most}), "[1]")
+        assert is_whole_answer(compiler, Grammar("json", {"type": "string", "maxLength": most}), '"a"')
+        assert is_whole_answer(compiler, Grammar("json", {"type": "integer", "minimum": -most, "maximum": most}), "-12")
+        assert is_whole_answer(compiler, Grammar("json", {"type": "array", "maxItems": most}), "[1]")
 
 
 def test_schema_lengths_may_be_decimals(compiler):
-    assert fits(compiler, Grammar("json", {"type": "array", "minItems": 1.0, "maxItems": 2.0}), "[1]")
-    assert not fits(compiler, Grammar("json", {"type": "array", "minItems": 1.0, "maxItems": 2.0}), "[]")
+    assert is_whole_answer(compiler, Grammar("json", {"type": "array", "minItems": 1.0, "maxItems": 2.0}), "[1]")
+    assert not is_whole_answer(compiler, Grammar("json", {"type": "array", "minItems": 1.0, "maxItems": 2.0}), "[]")
 
 
 def test_escaped_member_name_cannot_repeat_a_name(compiler):
@@ -116,47 +116,52 @@ def test_escaped_member_name_cannot_repeat_a_name(compiler):
     schema = {"type": "object", "properties": {'é"': {"type": "integer"}}, "patternProperties": {"^f": {"const": 1}}}
     for text, good in [(r'{"é\"":1}', True), (r'{"\u00e9\"":""}', False), (r'{"é\u0022":""}', False),
                        (r'{"foo":1}', True), (r'{"\u0066oo":""}', False), (r'{"a":"","a":1}', True)]:  # fmt: skip
-        assert fits(compiler, Grammar("json", schema), text) == good, text
+        assert is_whole_answer(compiler, Grammar("json", schema), text) == good, text
 
 
 def test_schema_preparation_leaves_its_input_unchanged():
     schema = {"properties": {"a": {"format": "odd", "uniqueItems": False}}, "anyOf": [{"items": {"properties": {}}}],
               "const": {"properties": {"format": "odd"}}}  # fmt: skip
     before = json.dumps(schema)
-    made = ready(schema, True)
+    prepared = prepare_for_llguidance(schema, True)
     assert json.dumps(schema) == before
-    assert made["properties"] == {"a": {}} and made["const"] == schema["const"]
-    assert made["anyOf"][0]["items"]["additionalProperties"] is False
+    assert prepared["properties"] == {"a": {}} and prepared["const"] == schema["const"]
+    assert prepared["anyOf"][0]["items"]["additionalProperties"] is False
 
 
 def test_lark_token_ids_inside_texts_are_ignored(compiler):
     last = compiler._tokenizer.vocab_size - 1
     for lark in (f"start: <[{last}]>", 'start: "<[99999]>"', r"start: /<\[99999\]>/"):
-        assert compiler.compile(Grammar("lark", lark))
+        assert compiler.compile_grammar(Grammar("lark", lark))
 
 
 def test_tags_constrain_calls_in_free_text(compiler):
-    tags = [Tag("<f=a>", {"type": "integer"}, "</f>"), Tag("<tool_call>\n", {"const": []}, "\n</tool_call>")]
-    grammar = Grammar("tags", Tags(tags, ["<f=", "<tool_call>"]))
+    tags = [
+        StructuralTag("<f=a>", {"type": "integer"}, "</f>"),
+        StructuralTag("<tool_call>\n", {"const": []}, "\n</tool_call>"),
+    ]
+    grammar = Grammar("tags", TriggeredTags(tags, ["<f=", "<tool_call>"]))
     for text, good in [
         ("only text < f >", True), ("", True), ("x <f=a>12</f> y <f=a>3</f>", True), ("<f=b>12</f>", False),
         ("<f=a>x</f>", False), ("<f=a>12", False), ("so: <tool_call>\n[]\n</tool_call>", True),
         ("<tool_call>\n[1]\n</tool_call>", False), ("<tool_call>", False),
     ]:  # fmt: skip
-        assert fits(compiler, grammar, text) == good, text
+        assert is_whole_answer(compiler, grammar, text) == good, text
 
 
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("marks", [("<think>", "</think>"), ("{{", "}}")])
 def test_grammar_applies_after_reasoning(compiler, inside, marks):
     opening, closing = marks
-    made = compiler.behind(compiler.compile(Grammar("choice", ["yes", "no"])), marks, inside)
+    compiled = compiler.allow_reasoning_before(
+        compiler.compile_grammar(Grammar("choice", ["yes", "no"])), marks, inside
+    )
     begin = "" if inside else opening
     for thought in ("", "hm", "\nso it is.\n", "ü🎉"):
-        assert fits(compiler, made, f"{begin}{thought}{closing}\n\nyes")
-        assert not fits(compiler, made, f"{begin}{thought}{closing}\n\nmaybe")
-        assert not fits(compiler, made, begin + thought)
-    assert fits(compiler, made, "yes") != inside
+        assert is_whole_answer(compiler, compiled, f"{begin}{thought}{closing}\n\nyes")
+        assert not is_whole_answer(compiler, compiled, f"{begin}{thought}{closing}\n\nmaybe")
+        assert not is_whole_answer(compiler, compiled, begin + thought)
+    assert is_whole_answer(compiler, compiled, "yes") != inside
 
 
 @pytest.mark.parametrize(
@@ -169,11 +174,11 @@ def test_grammar_applies_after_reasoning(compiler, inside, marks):
         (Grammar("json", {"type": "thing"}), "thing"),
         (Grammar("json", {"$ref": "http://host/x"}), "other documents"),
         (Grammar("json", {"required": ["a"], "properties": {"a": False}, "type": "object"}), "'a'"),
-        (Grammar("json", deep(DEPTH)), "deep"),
-        (Grammar("json", {"properties": {str(n): {} for n in range(MEMBERS + 1)}}), str(MEMBERS)),
-        (Grammar("lark", 'start: %json {"properties": {' + ",".join(f'"{n}":{{}}' for n in range(MEMBERS + 1)) + "}}"),
-         str(MEMBERS)),
-        (Grammar("regex", "x" * SIZE), str(SIZE)),
+        (Grammar("json", nested_schema(MAX_SCHEMA_DEPTH)), "deep"),
+        (Grammar("json", {"properties": {str(n): {} for n in range(MAX_PROPERTIES + 1)}}), str(MAX_PROPERTIES)),
+        (Grammar("lark", 'start: %json {"properties": {' + ",".join(f'"{n}":{{}}' for n in range(MAX_PROPERTIES + 1)) + "}}"),
+         str(MAX_PROPERTIES)),
+        (Grammar("regex", "x" * MAX_GRAMMAR_CHARS), str(MAX_GRAMMAR_CHARS)),
         (Grammar("regex", "(?=a)b"), "look-ahead"),
         (Grammar("regex", r"a\bb"), r"\b"),
         (Grammar("regex", "a\\"), "backslash"),
@@ -188,34 +193,36 @@ def test_grammar_error_names_field_and_reason(compiler, grammar, told):
     for field in ("some_field", "other_field"):  # the second error comes from the cache
         grammar = Grammar(grammar.kind, grammar.value, field=field)
         with pytest.raises(Invalid) as caught:
-            compiler.find(grammar) or compiler.compile(grammar)
+            compiler.find_compiled(grammar) or compiler.compile_grammar(grammar)
         assert caught.value.field == field
         assert caught.value.message.startswith(field) and told in caught.value.message
         assert len(caught.value.message) < 400 and "/root" not in caught.value.message
 
 
 def test_compiled_grammar_cache_is_bounded(monkeypatch):
-    compiler = Compiler(tiny_tokenizers.byte_level())
+    compiler = GrammarCompiler(tiny_tokenizers.byte_level())
     first = Grammar("choice", ["first"])
-    made = compiler.compile(first)
-    assert compiler.find(Grammar("choice", ["first"], field="other")) == made
-    assert compiler.find(Grammar("choice", ["second"])) is None
+    compiled = compiler.compile_grammar(first)
+    assert compiler.find_compiled(Grammar("choice", ["first"], field="other")) == compiled
+    assert compiler.find_compiled(Grammar("choice", ["second"])) is None
     text = "x" * 1000
     for number in range(20):
-        compiler.compile(Grammar("choice", [f"{number}{text}"]))
-    assert compiler.find(first) == made
+        compiler.compile_grammar(Grammar("choice", [f"{number}{text}"]))
+    assert compiler.find_compiled(first) == compiled
     monkeypatch.setattr("parley.text.grammar.compiler.KEPT", 5000)
     for number in range(20, 25):
-        compiler.compile(Grammar("choice", [f"{number}{text}"]))
-    assert compiler.find(first) is None and compiler.find(Grammar("choice", [f"24{text}"])) is not None
-    assert KEPT > 5000
+        compiler.compile_grammar(Grammar("choice", [f"{number}{text}"]))
+    assert (
+        compiler.find_compiled(first) is None and compiler.find_compiled(Grammar("choice", [f"24{text}"])) is not None
+    )
+    assert CACHE_BYTES > 5000
 
 
 def test_hostile_grammars_are_refused_or_cheap(compiler):
     refused = 0
     for grammar in HOSTILE:
         try:
-            compiler.compile(grammar)
+            compiler.compile_grammar(grammar)
         except Invalid as error:
             refused += 1
             assert len(error.message) < 400
@@ -224,25 +231,25 @@ def test_hostile_grammars_are_refused_or_cheap(compiler):
 
 def test_grammar_is_refused_for_tokenizer_without_token_bytes():
     with pytest.raises(Invalid, match="tokenizer"):
-        Compiler(tiny_tokenizers.suffixed()).compile(Grammar("choice", ["a"]))
+        GrammarCompiler(tiny_tokenizers.suffixed()).compile_grammar(Grammar("choice", ["a"]))
 
 
 async def test_streams_progress_during_hostile_grammars():
     """Each hostile request is refused, answered or fails alone; meanwhile other tokens and the event loop advance."""
-    with LLM(str(tiny_models.model("qwen3")), threads=1, kv_memory=16 << 20) as llm:
-        pieces, turns, done = [0], [0], threading.Event()
+    with LLM(str(tiny_models.model_folder("qwen3")), threads=1, kv_memory=16 << 20) as llm:
+        pieces, loop_turns, attacks_done = [0], [0], threading.Event()
 
-        async def follow():
-            while not done.is_set():
+        async def read_streams():
+            while not attacks_done.is_set():
                 async for _ in llm.astream("the quick", max_tokens=400, ignore_eos=True, temperature=1.0):
                     pieces[0] += 1
 
-        async def turn():
-            while not done.is_set():
+        async def count_turns():
+            while not attacks_done.is_set():
                 await asyncio.sleep(0.001)
-                turns[0] += 1
+                loop_turns[0] += 1
 
-        async def attack(grammar: Grammar) -> str:
+        async def run_attack(grammar: Grammar) -> str:
             try:
                 await llm.agenerate("x", grammar=grammar, max_tokens=4, temperature=1.0)
                 return "answered"
@@ -253,16 +260,16 @@ async def test_streams_progress_during_hostile_grammars():
                 assert "too complex" in str(error), grammar
                 return "given up"
 
-        others = [asyncio.create_task(follow()), asyncio.create_task(turn())]
+        background_tasks = [asyncio.create_task(read_streams()), asyncio.create_task(count_turns())]
         while not pieces[0]:
             await asyncio.sleep(0.001)
-        moved = 0
-        ends = []
+        moving_batches = 0
+        outcomes = []
         for first in range(0, len(ATTACKS), 8):
-            before = pieces[0], turns[0]
-            ends += await asyncio.gather(*map(attack, ATTACKS[first : first + 8]))
-            moved += pieces[0] > before[0] and turns[0] > before[1]
-        done.set()
-        await asyncio.gather(*others)
-    assert len(ends) == len(ATTACKS) and {"answered", "refused"} <= set(ends)
-    assert moved >= len(ATTACKS) // 8 - 2  # a batch that is refused at once may leave no time for a token
+            before = pieces[0], loop_turns[0]
+            outcomes += await asyncio.gather(*map(run_attack, ATTACKS[first : first + 8]))
+            moving_batches += pieces[0] > before[0] and loop_turns[0] > before[1]
+        attacks_done.set()
+        await asyncio.gather(*background_tasks)
+    assert len(outcomes) == len(ATTACKS) and {"answered", "refused"} <= set(outcomes)
+    assert moving_batches >= len(ATTACKS) // 8 - 2  # a batch that is refused at once may leave no time for a token

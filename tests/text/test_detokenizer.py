@@ -5,51 +5,51 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.tiny_tokenizers import KINDS, TEXT, byte_fallback, byte_level, suffixed
+from support.tiny_tokenizers import TOKENIZERS, TRAINING_TEXTS, byte_fallback, byte_level, suffixed
 
 from parley.text import Detokenizer, Tokenizer
 
-BY_PIECE = [name for name in KINDS if name != "suffixed"]
-ids = st.lists(st.integers(0, 500), max_size=40)
-cuts = st.lists(st.integers(1, 7), min_size=1, max_size=10)
+BY_PIECE = [name for name in TOKENIZERS if name != "suffixed"]
+token_lists = st.lists(st.integers(0, 500), max_size=40)
+chunk_sizes = st.lists(st.integers(1, 7), min_size=1, max_size=10)
 
 
-def stream(
+def stream_pieces(
     tokenizer: Tokenizer, prompt: list[int], output: list[int], sizes: list[int], skip: bool = True
 ) -> list[str]:
     detokenizer = Detokenizer(tokenizer, prompt, skip)
     pieces = []
-    at = turn = 0
-    while at < len(output):
+    start = turn = 0
+    while start < len(output):
         size = sizes[turn % len(sizes)]
-        pieces.append(detokenizer.push(output[at : at + size]))
-        at, turn = at + size, turn + 1
-    return [*pieces, detokenizer.flush()]
+        pieces.append(detokenizer.decode_tokens(output[start : start + size]))
+        start, turn = start + size, turn + 1
+    return [*pieces, detokenizer.flush_text()]
 
 
 @pytest.mark.parametrize("kind", BY_PIECE)
-@given(ids, cuts, st.booleans())
+@given(token_lists, chunk_sizes, st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_streamed_pieces_join_to_decoded_text(kind: str, output: list[int], sizes: list[int], skip: bool) -> None:
-    tokenizer = KINDS[kind]()
-    assert "".join(stream(tokenizer, [], output, sizes, skip)) == tokenizer.decode(output, skip)
+    tokenizer = TOKENIZERS[kind]()
+    assert "".join(stream_pieces(tokenizer, [], output, sizes, skip)) == tokenizer.decode(output, skip)
 
 
 @pytest.mark.parametrize("kind", BY_PIECE)
-@given(st.sampled_from(TEXT), ids, cuts)
+@given(st.sampled_from(TRAINING_TEXTS), token_lists, chunk_sizes)
 @settings(max_examples=60, deadline=None)
 def test_streamed_text_continues_prompt_text(kind: str, text: str, output: list[int], sizes: list[int]) -> None:
-    tokenizer = KINDS[kind]()
+    tokenizer = TOKENIZERS[kind]()
     prompt = tokenizer.encode(text)
-    whole = tokenizer.decode(prompt) + "".join(stream(tokenizer, prompt, output, sizes))
+    whole = tokenizer.decode(prompt) + "".join(stream_pieces(tokenizer, prompt, output, sizes))
     assert whole == tokenizer.decode(prompt + output)
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "word_piece", "word_level", "metaspace"])
-@given(ids, st.booleans())
+@given(token_lists, st.booleans())
 @settings(max_examples=100, deadline=None)
 def test_decode_agrees_with_tokenizers_library(kind: str, output: list[int], skip: bool) -> None:
-    tokenizer = KINDS[kind]()
+    tokenizer = TOKENIZERS[kind]()
     assert tokenizer.decode(output, skip) == tokenizer.backend.decode(output, skip_special_tokens=skip)
 
 
@@ -65,47 +65,47 @@ def test_byte_fallback_decodes_valid_bytes_like_library(output: list[int], text:
 @given(st.text(min_size=1, max_size=30))
 @settings(max_examples=100, deadline=None)
 def test_characters_arrive_whole_and_without_delay(kind: str, text: str) -> None:
-    tokenizer = KINDS[kind]()
+    tokenizer = TOKENIZERS[kind]()
     prompt = tokenizer.encode("x")
     output = tokenizer.encode("y" + text, special=False)
     text = tokenizer.decode(output, skip_special=False)
     detokenizer = Detokenizer(tokenizer, prompt, skip_special=False)
     seen = ""
-    for count, id in enumerate(output, start=1):
-        piece = detokenizer.push([id])
+    for count, token_id in enumerate(output, start=1):
+        piece = detokenizer.decode_tokens([token_id])
         assert "\ufffd" in text or "\ufffd" not in piece
         seen += piece
         data = b"".join(map(tokenizer.token_bytes, output[:count]))
         assert len(seen) >= len(data.decode("utf-8", "ignore"))
-    assert detokenizer.flush() == ""
+    assert detokenizer.flush_text() == ""
 
 
-def spell(tokenizer: Tokenizer, data: bytes) -> list[int]:
+def single_byte_tokens(tokenizer: Tokenizer, data: bytes) -> list[int]:
     """Return the ids of the single-byte tokens for this data."""
-    bytes_of = {tokenizer.token_bytes(id): id for id in reversed(range(257))}
+    bytes_of = {tokenizer.token_bytes(token_id): token_id for token_id in reversed(range(257))}
     return [bytes_of[bytes([byte])] for byte in data]
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
 def test_invalid_bytes_do_not_affect_other_characters(kind: str) -> None:
-    tokenizer = KINDS[kind]()
-    output = spell(tokenizer, "a€b".encode() + b"\xe2\x82" + b"c" + b"\xff")
+    tokenizer = TOKENIZERS[kind]()
+    output = single_byte_tokens(tokenizer, "a€b".encode() + b"\xe2\x82" + b"c" + b"\xff")
     for size in (1, 2, 100):
-        assert "".join(stream(tokenizer, tokenizer.encode("x"), output, [size])) == "a€b\ufffdc\ufffd"
+        assert "".join(stream_pieces(tokenizer, tokenizer.encode("x"), output, [size])) == "a€b\ufffdc\ufffd"
 
 
 def test_incomplete_character_is_held_until_flush() -> None:
     tokenizer = byte_level()
     detokenizer = Detokenizer(tokenizer)
-    assert detokenizer.push(spell(tokenizer, b"ok\xf0\x9f")) == "ok"
-    assert detokenizer.push(spell(tokenizer, b"\x8e")) == ""
-    assert detokenizer.flush() == "\ufffd"
+    assert detokenizer.decode_tokens(single_byte_tokens(tokenizer, b"ok\xf0\x9f")) == "ok"
+    assert detokenizer.decode_tokens(single_byte_tokens(tokenizer, b"\x8e")) == ""
+    assert detokenizer.flush_text() == "\ufffd"
 
 
 def test_character_split_between_prompt_and_output_is_joined() -> None:
     tokenizer = byte_level()
-    euro = spell(tokenizer, "€".encode())
-    assert "".join(stream(tokenizer, euro[:2], euro[2:], [1])) == "€"
+    euro = single_byte_tokens(tokenizer, "€".encode())
+    assert "".join(stream_pieces(tokenizer, euro[:2], euro[2:], [1])) == "€"
 
 
 def test_leading_space_depends_on_preceding_token() -> None:
@@ -113,10 +113,10 @@ def test_leading_space_depends_on_preceding_token() -> None:
     capital = tokenizer.encode("capital", special=False)
     assert (tokenizer.token_str(capital[0]) or "").startswith("▁")
     hidden = tokenizer.encode("<s>", special=False)[-1:]
-    assert Detokenizer(tokenizer, []).push(capital) == "capital"
-    assert Detokenizer(tokenizer, hidden).push(capital) == "capital"
-    assert Detokenizer(tokenizer, hidden, skip_special=False).push(capital) == " capital"
-    assert Detokenizer(tokenizer, tokenizer.encode("The")).push(capital) == " capital"
+    assert Detokenizer(tokenizer, []).decode_tokens(capital) == "capital"
+    assert Detokenizer(tokenizer, hidden).decode_tokens(capital) == "capital"
+    assert Detokenizer(tokenizer, hidden, skip_special=False).decode_tokens(capital) == " capital"
+    assert Detokenizer(tokenizer, tokenizer.encode("The")).decode_tokens(capital) == " capital"
 
 
 def test_special_tokens_are_hidden_unless_kept() -> None:
@@ -124,26 +124,28 @@ def test_special_tokens_are_hidden_unless_kept() -> None:
     output = tokenizer.encode("a<|im_end|><s>b", special=False)
     kept = tokenizer.backend.token_to_id("<s>")
     assert kept is not None
-    assert Detokenizer(tokenizer).push(output) == "ab"
-    assert Detokenizer(tokenizer, skip_special=False).push(output) == "a<|im_end|><s>b"
-    assert Detokenizer(tokenizer, keep=[kept]).push(output) == "a<s>b"
+    assert Detokenizer(tokenizer).decode_tokens(output) == "ab"
+    assert Detokenizer(tokenizer, skip_special=False).decode_tokens(output) == "a<|im_end|><s>b"
+    assert Detokenizer(tokenizer, keep=[kept]).decode_tokens(output) == "a<s>b"
 
 
-@given(st.lists(st.integers(1, 245), max_size=40), cuts)
+@given(st.lists(st.integers(1, 245), max_size=40), chunk_sizes)
 @settings(max_examples=100, deadline=None)
 def test_context_dependent_tokens_stream_to_decoded_text(output: list[int], sizes: list[int]) -> None:
     tokenizer = suffixed()
-    assert not tokenizer.by_piece
+    assert not tokenizer.decodes_by_token
     prompt = tokenizer.encode("the capital")
-    assert "".join(stream(tokenizer, prompt, output, sizes)) == "".join(stream(tokenizer, prompt, output, [1]))
-    assert tokenizer.decode(prompt) + "".join(stream(tokenizer, prompt, output, sizes)) == tokenizer.decode(
+    assert "".join(stream_pieces(tokenizer, prompt, output, sizes)) == "".join(
+        stream_pieces(tokenizer, prompt, output, [1])
+    )
+    assert tokenizer.decode(prompt) + "".join(stream_pieces(tokenizer, prompt, output, sizes)) == tokenizer.decode(
         prompt + output
     )
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", list(TOKENIZERS))
 def test_unknown_token_ids_decode_to_nothing(kind: str) -> None:
-    tokenizer = KINDS[kind]()
+    tokenizer = TOKENIZERS[kind]()
     word = tokenizer.encode("capital", special=False)
     assert tokenizer.decode([100000, *word, -1, 2**40]) == tokenizer.decode(word)
-    assert "".join(stream(tokenizer, [], [100000, *word, -1, 2**40], [1])) == tokenizer.decode(word)
+    assert "".join(stream_pieces(tokenizer, [], [100000, *word, -1, 2**40], [1])) == tokenizer.decode(word)

@@ -14,19 +14,19 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.answer_parts import Parts, cut, read
+from support.answer_parts import AnswerParts, parse_pieces, split_text
 from support.tiny_tokenizers import byte_level
 from tokenizers import AddedToken
 
-from parley.settings.families import FILE
-from parley.text import Choice, Markup, Prepared, Tokenizer
-from parley.text.parsing.calls import Tools, writer
-from parley.text.parsing.families import CALLS, THOUGHTS, Calls
-from parley.text.parsing.harmony_parser import reader
-from parley.text.parsing.markup import begins_thinking, detect, names, switch
-from parley.types import Delta, Done, Output, Request
+from parley.settings.families import FAMILIES_FILE
+from parley.text import AnswerChoice, Markup, PreparedPrompt, Tokenizer
+from parley.text.parsing.calls import RequestTools, writer
+from parley.text.parsing.families import CALLS, THOUGHTS, CallFamily
+from parley.text.parsing.harmony_parser import make_output_parser
+from parley.text.parsing.markup import detect_markup, family_names, reasoning_options, starts_in_reasoning
+from parley.types import ChoiceDelta, ChoiceDone, EngineOutput, Request
 
-TOOLS = Tools(
+TOOLS = RequestTools(
     [
         {
             "type": "function",
@@ -52,13 +52,13 @@ TOOLS = Tools(
 )
 
 
-def parse(pieces: list[str], markup: Markup, thinking: bool = False, tools: Tools = TOOLS) -> Parts:
-    return read(reader(markup, thinking, tools), pieces)
+def parse(pieces: list[str], markup: Markup, thinking: bool = False, tools: RequestTools = TOOLS) -> AnswerParts:
+    return parse_pieces(make_output_parser(markup, thinking, tools), pieces)
 
 
 def family(name: str, think: tuple[str, str] | None = None) -> Markup:
-    markup = detect("", name, "none")
-    return Markup(think, markup.calls, None, markup.short, markup.channels)
+    markup = detect_markup("", name, "none")
+    return Markup(think, markup.call_forms, None, markup.short_call_ids, markup.uses_channels)
 
 
 F = ("f", '{"s": "a"}')
@@ -501,101 +501,105 @@ def test_family_examples_parse_under_any_cut(name: str, text: str, content: str,
 
 
 @functools.cache
-def marked() -> Tokenizer:
+def marked_tokenizer() -> Tokenizer:
     """Return a tokenizer with all bracketed marks of the families as special tokens."""
-    whole = " ".join(mark for row in CALLS for mark in detect("", row.name, "none").marks)
+    all_marks = " ".join(mark for row in CALLS for mark in detect_markup("", row.name, "none").all_marks)
     backend = tokenizers.Tokenizer.from_str(byte_level().backend.to_str())
-    found = set(re.findall(r"<[|｜]?[^<>=\s/]+[^<>=\s]*>|\[/?[A-Z_]+\]|\]<\]\w+\[>\[", whole))
-    backend.add_special_tokens([AddedToken(mark, special=True) for mark in sorted(found)])
+    bracketed_marks = set(re.findall(r"<[|｜]?[^<>=\s/]+[^<>=\s]*>|\[/?[A-Z_]+\]|\]<\]\w+\[>\[", all_marks))
+    backend.add_special_tokens([AddedToken(mark, special=True) for mark in sorted(bracketed_marks)])
     return Tokenizer(backend)
 
 
 @pytest.mark.parametrize(("name", "text", "content", "calls"), CASES)
 def test_family_marks_may_be_special_tokens(name: str, text: str, content: str, calls: list[tuple[str, str]]) -> None:
     """The parser must see these marks although special tokens are hidden from clients."""
-    choice = Choice(Request(id="r", model="m", prompts=[]), 0, marked(), Prepared([], family(name), False, TOOLS))
-    ids = marked().encode(text, special=False)
-    events = [event for id in ids for event in choice.push(Output("r", 0, [id]))]
-    events += choice.push(Output("r", 0, [], finish="stop"))
-    said: list[tuple[str, str]] = []
+    choice = AnswerChoice(
+        Request(id="r", model="m", prompts=[]), 0, marked_tokenizer(), PreparedPrompt([], family(name), False, TOOLS)
+    )
+    ids = marked_tokenizer().encode(text, special=False)
+    events = [event for token_id in ids for event in choice.push_output(EngineOutput("r", 0, [token_id]))]
+    events += choice.push_output(EngineOutput("r", 0, [], finish_reason="stop"))
+    parsed_calls: list[tuple[str, str]] = []
     for event in events[:-1]:
-        assert isinstance(event, Delta)
+        assert isinstance(event, ChoiceDelta)
         if event.call is not None and event.call.name is not None:
-            said.append((event.call.name, ""))
+            parsed_calls.append((event.call.name, ""))
         elif event.call is not None:
-            said[-1] = (said[-1][0], said[-1][1] + event.call.arguments)
-    assert said == calls
-    assert "".join(event.text for event in events[:-1] if isinstance(event, Delta)) == content
+            parsed_calls[-1] = (parsed_calls[-1][0], parsed_calls[-1][1] + event.call.arguments)
+    assert parsed_calls == calls
+    assert "".join(event.text for event in events[:-1] if isinstance(event, ChoiceDelta)) == content
     done = events[-1]
-    assert isinstance(done, Done) and done.reason == ("tool" if calls else "stop")
+    assert isinstance(done, ChoiceDone) and done.reason == ("tool" if calls else "stop")
 
 
 @pytest.mark.parametrize("name", [row.name for row in CALLS])
 def test_no_call_trigger_is_prefix_of_another(name: str) -> None:
-    triggers = {form.trigger for form in family(name).calls if not form.bare}
+    triggers = {form.trigger_mark for form in family(name).call_forms if not form.unmarked}
     assert not [(one, two) for one, two in itertools.permutations(triggers, 2) if one.startswith(two)]
 
 
-def fragments(markup: Markup) -> list[str]:
-    marks = [part for mark in markup.marks for part in (mark, mark[:3], mark[3:])]
+def markup_fragments(markup: Markup) -> list[str]:
+    marks = [part for mark in markup.all_marks for part in (mark, mark[:3], mark[3:])]
     return [*marks, "f", '{"name": "f", "', 'arguments": {', "}", "{", '"', "\\", "'", "(", ")", "[", "]", ",", "=",
             ":", "\n", " ", "s", "n", "1", "-", "é", "😀", "x" * 20, "True", "u00e9"]  # fmt: skip
 
 
-MARKUPS = {row.name: detect("", row.name, "none") for row in CALLS}
-THINKERS = {row.name: Markup(row.marks, MARKUPS["hermes"].calls, row.around) for row in THOUGHTS[1:]}
-FRAGMENTS = {name: fragments(markup) for name, markup in (MARKUPS | THINKERS).items()}
+MARKUPS = {row.name: detect_markup("", row.name, "none") for row in CALLS}
+REASONING_MARKUPS = {
+    row.name: Markup(row.marks, MARKUPS["hermes"].call_forms, row.answer_wrapper) for row in THOUGHTS[1:]
+}
+FRAGMENTS = {name: markup_fragments(markup) for name, markup in (MARKUPS | REASONING_MARKUPS).items()}
 
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"s": "a"}}\n</tool_call>'
 
 
 @st.composite
-def mixture(draw: st.DrawFn) -> tuple[Markup, str, list[int]]:
+def mixed_texts(draw: st.DrawFn) -> tuple[Markup, str, list[int]]:
     """Draw a markup, a text of its marks and parts of its examples in any order, and the sizes of the pieces."""
     name = draw(st.sampled_from(sorted(FRAGMENTS)))
     examples = [text for text, _, _ in EXAMPLES.get(name, [])]
-    if name in THINKERS:
-        opening, closing = THINKERS[name].think or ("", "")
+    if name in REASONING_MARKUPS:
+        opening, closing = REASONING_MARKUPS[name].reasoning_marks or ("", "")
         examples = [f"{opening}hm\n{CALL}\n{CALL}{closing}{CALL}"]
     texts = [
         example[: draw(st.integers(0, len(example)))]
         for example in draw(st.lists(st.sampled_from(examples or [""]), max_size=2))
     ]
     noise = draw(st.lists(st.sampled_from(FRAGMENTS[name]), max_size=20))
-    at = draw(st.integers(0, len(noise)))
-    text = "".join(noise[:at] + texts + noise[at:])
-    return (MARKUPS | THINKERS)[name], text, draw(st.lists(st.integers(1, 9), min_size=1, max_size=6))
+    position = draw(st.integers(0, len(noise)))
+    text = "".join(noise[:position] + texts + noise[position:])
+    return (MARKUPS | REASONING_MARKUPS)[name], text, draw(st.lists(st.integers(1, 9), min_size=1, max_size=6))
 
 
-@given(mixture(), st.booleans())
+@given(mixed_texts(), st.booleans())
 @settings(max_examples=600, deadline=None)
 def test_family_parser_result_ignores_cuts(case: tuple[Markup, str, list[int]], thinking: bool) -> None:
     markup, text, sizes = case
-    thinking = thinking and markup.think is not None
+    thinking = thinking and markup.reasoning_marks is not None
     whole = parse([text], markup, thinking)
-    assert parse(cut(text, sizes), markup, thinking) == whole
-    if markup.think is None and not markup.channels and not whole[2]:
+    assert parse(split_text(text, sizes), markup, thinking) == whole
+    if markup.reasoning_marks is None and not markup.uses_channels and not whole[2]:
         assert whole[1] == text, "what is no call is content"
 
 
 @pytest.mark.parametrize("name", sorted(FRAGMENTS))
 def test_family_parser_holds_back_little_of_long_texts(name: str) -> None:
     """The parser holds back only a short text at any time; otherwise time would grow with the square of the length."""
-    markup = (MARKUPS | THINKERS)[name]
+    markup = (MARKUPS | REASONING_MARKUPS)[name]
     openings = ["", *(text[: len(text) // 2] for text, _, _ in EXAMPLES.get(name, [])[:2]), "<think>"]
-    for opening, unit in itertools.product(openings, [*markup.marks[:4], "{", "[", "\\", '"', "\n", "f(", "x "]):
-        parser = reader(markup, False, TOOLS)
+    for opening, unit in itertools.product(openings, [*markup.all_marks[:4], "{", "[", "\\", '"', "\n", "f(", "x "]):
+        parser = make_output_parser(markup, False, TOOLS)
         text = opening + unit * (20_000 // len(unit))
         for at in range(0, len(text), 97):
-            parser.push(text[at : at + 97])
+            parser.parse_piece(text[at : at + 97])
             assert len(parser._text) - parser._at <= 128, (opening, unit)
 
 
 def test_json_without_call_is_streamed() -> None:
-    parser = reader(family("llama3_json"), False, TOOLS)
+    parser = make_output_parser(family("llama3_json"), False, TOOLS)
     text = '{"answer": [1, 2'
-    assert "".join(piece for part, piece, _ in parser.push(text) if part == "content") == text
+    assert "".join(piece for part, piece, _ in parser.parse_piece(text) if part == "content") == text
 
 
 def test_failed_call_syntax_is_not_retried_inside() -> None:
@@ -608,16 +612,18 @@ def test_failed_call_syntax_is_not_retried_inside() -> None:
 
 
 @pytest.mark.parametrize("row", CALLS, ids=lambda row: row.name)
-def test_written_calls_parse_back(row: Calls) -> None:
+def test_written_calls_parse_back(row: CallFamily) -> None:
     arguments = {"s": "a\nb", "n": 3, "x": None, "b": True, "l": ["é", [1.5]], "o": {"k": {"z": "w"}}}
     for form in row.forms:
-        calls = [("a1b2c3d4e5", "f", arguments), ("b1b2c3d4e5", "get_weather", {})][: 1 if form.alone else 2]
+        calls = [("a1b2c3d4e5", "f", arguments), ("b1b2c3d4e5", "get_weather", {})][: 1 if form.single_call else 2]
         text = writer(form, calls)
-        _, content, found = parse(list(text), family(row.name))
-        assert [(name, json.loads(said)) for name, said in found] == [call[1:] for call in calls] and not content, text
+        _, content, parsed_calls = parse(list(text), family(row.name))
+        assert [(name, json.loads(said)) for name, said in parsed_calls] == [
+            call[1:] for call in calls
+        ] and not content, text
 
 
-values: st.SearchStrategy[Any] = st.recursive(
+json_values: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=6,
@@ -625,12 +631,13 @@ values: st.SearchStrategy[Any] = st.recursive(
 
 
 @given(
-    st.dictionaries(st.sampled_from(["s", "alpha", "b_2"]), values), st.lists(st.integers(1, 9), min_size=1, max_size=5)
+    st.dictionaries(st.sampled_from(["s", "alpha", "b_2"]), json_values),
+    st.lists(st.integers(1, 9), min_size=1, max_size=5),
 )
 @settings(max_examples=200, deadline=None)
 def test_pythonic_arguments_become_json(arguments: dict[str, Any], sizes: list[int]) -> None:
     text = "[f(" + ", ".join(f"{key}={value!r}" for key, value in arguments.items()) + ")]"
-    _, content, calls = parse(cut(text, sizes), family("llama4_pythonic"))
+    _, content, calls = parse(split_text(text, sizes), family("llama4_pythonic"))
     assert content == "" and len(calls) == 1
     expected = json.loads(json.dumps(arguments))
     assert json.loads(calls[0][1]) == expected
@@ -640,10 +647,10 @@ def test_pythonic_arguments_become_json(arguments: dict[str, Any], sizes: list[i
 @settings(max_examples=200, deadline=None)
 def test_tagged_parameter_texts_become_json_strings(value: str, sizes: list[int]) -> None:
     text = f"<tool_call>\n<function=f>\n<parameter=s>\n{value}\n</parameter>\n</function>\n</tool_call>"
-    assert json.loads(parse(cut(text, sizes), family("qwen3_coder"))[2][0][1]) == {"s": value}
+    assert json.loads(parse(split_text(text, sizes), family("qwen3_coder"))[2][0][1]) == {"s": value}
 
 
-REASONED = [
+REASONING_EXAMPLES = [
     ("seed_oss", "<seed:think>\nhm</seed:think>\nYes", ("hm", "Yes")),
     ("granite", "Here is my thought process: hm\n\nHere is my response: Yes", (" hm", " Yes")),
     ("gemma4", "<|channel>thought\nhm<channel|>Yes", ("hm", "Yes")),
@@ -673,9 +680,9 @@ REASONED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "text", "expected"), REASONED)
+@pytest.mark.parametrize(("name", "text", "expected"), REASONING_EXAMPLES)
 def test_family_reasoning_parses_whole_and_by_character(name: str, text: str, expected: tuple[str, str]) -> None:
-    markup = detect("", "none", name)
+    markup = detect_markup("", "none", name)
     for pieces in ([text], list(text)):
         assert parse(pieces, markup) == (*expected, [])
 
@@ -689,11 +696,11 @@ def test_calls_inside_closed_reasoning_are_ignored() -> None:
         "<|channel|>analysis<|message|>maybe to=functions.f<|end|><|start|>assistant<|channel|>commentary "
         'to=functions.f <|constrain|>json<|message|>{"s": "a"}<|call|>'
     )
-    assert parse(list(harmony), detect("", "openai", "gptoss")) == ("maybe to=functions.f", "", [F])
+    assert parse(list(harmony), detect_markup("", "openai", "gptoss")) == ("maybe to=functions.f", "", [F])
 
 
 KIMI = '<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"s": "a"}'
-DRAFTS: list[tuple[str, str, Parts]] = [
+TENTATIVE_CALL_EXAMPLES: list[tuple[str, str, AnswerParts]] = [
     ("hermes", f"<think>So.\n\n{CALL}", ("So.", "", [F])),
     ("hermes", f"<think>So.\n{CALL}\n{CALL}\n", ("So.", "", [F, F])),
     ("hermes", f"<think>A <tool_call> is one: {CALL}", ("A <tool_call> is one: ", "", [F])),
@@ -711,8 +718,8 @@ DRAFTS: list[tuple[str, str, Parts]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "text", "expected"), DRAFTS)
-def test_calls_at_end_of_open_reasoning_are_accepted(name: str, text: str, expected: Parts) -> None:
+@pytest.mark.parametrize(("name", "text", "expected"), TENTATIVE_CALL_EXAMPLES)
+def test_calls_at_end_of_open_reasoning_are_accepted(name: str, text: str, expected: AnswerParts) -> None:
     markup = family(name, ("<think>", "</think>"))
     assert parse([text], markup) == parse(list(text), markup) == expected
     for middle in range(len(text)):
@@ -721,7 +728,11 @@ def test_calls_at_end_of_open_reasoning_are_accepted(name: str, text: str, expec
 
 def test_call_ids_follow_family_format() -> None:
     def ids(name: str, text: str) -> list[str | None]:
-        return [call.id for _, _, call in reader(family(name), False, TOOLS).push(text) if call and call.name]
+        return [
+            call.id
+            for _, _, call in make_output_parser(family(name), False, TOOLS).parse_piece(text)
+            if call and call.name
+        ]
 
     (mistral,) = ids("mistral", "[TOOL_CALLS]f[ARGS]{}")
     assert mistral is not None and len(mistral) == 9 and mistral.isalnum()
@@ -730,7 +741,7 @@ def test_call_ids_follow_family_format() -> None:
     assert ids("kimi_k2", kimi) == ["functions.f:3"]
     calls = parse([kimi.replace("f:3", "a:b:3")], family("kimi_k2"))[2]
     assert calls == [("a:b", "{}")], "names may have colons"
-    single = Tools([{"type": "function", "function": {"name": "f"}}])
+    single = RequestTools([{"type": "function", "function": {"name": "f"}}])
     kimi = kimi.replace("functions.f:3", "0")
     assert parse([kimi], family("kimi_k2"), tools=single)[2] == [("f", "{}")]
     assert parse([kimi], family("kimi_k2"))[2] == [("0", "{}")]
@@ -739,14 +750,14 @@ def test_call_ids_follow_family_format() -> None:
 def test_family_names_are_unique_and_unknown_name_raises() -> None:
     for rows in (CALLS, THOUGHTS):
         listed = [name for row in rows for name in (row.name, *row.aliases)]
-        assert len(listed) == len(set(listed)) and sorted(listed) == names(rows)
+        assert len(listed) == len(set(listed)) and sorted(listed) == family_names(rows)
     with pytest.raises(ValueError, match=r"Unknown model family 'klingon'. It must be one of: auto, none, .*hermes"):
-        detect("", "klingon")
-    assert detect("<think><tool_call>", "none", "none") == Markup()
-    assert detect("", "Qwen3-Coder", "deepseek-r1").calls == detect("", "qwen3_coder").calls
+        detect_markup("", "klingon")
+    assert detect_markup("<think><tool_call>", "none", "none") == Markup()
+    assert detect_markup("", "Qwen3-Coder", "deepseek-r1").call_forms == detect_markup("", "qwen3_coder").call_forms
 
 
-SIGNS = [
+TEMPLATE_SIGNS = [
     ("<|im_start|><tool_call>{{ tool_call | tojson }}</tool_call><think>", "hermes", "qwen3"),
     ("<tool_call>\n<function=name>\n<parameter=key>", "qwen3_coder", "none"),
     ("<tool_call>name\n<arg_key></arg_key></tool_call> </think>", "glm45", "qwen3"),
@@ -770,30 +781,36 @@ SIGNS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("template", "tools", "reasoning"), SIGNS)
+@pytest.mark.parametrize(("template", "tools", "reasoning"), TEMPLATE_SIGNS)
 def test_family_is_detected_from_template(template: str, tools: str, reasoning: str) -> None:
-    assert detect(template) == detect("", tools, reasoning)
+    assert detect_markup(template) == detect_markup("", tools, reasoning)
 
 
 def test_families_page_is_up_to_date() -> None:
     script = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "families.py"))
     assert script["PAGE"].read_text("utf-8") == script["page"](), "docs/families.md is old: make docs"
     assert script["NAMES"].read_text("utf-8") == script["known"](), "parley/settings/families.json is old: make docs"
-    assert script["NAMES"] == FILE
+    assert script["NAMES"] == FAMILIES_FILE
 
 
 def test_family_detects_reasoning_opened_by_prompt() -> None:
-    assert begins_thinking(detect("", "none", "gemma4"), "<|turn>model\n<|channel>thought\n", False)
-    assert not begins_thinking(detect("", "none", "gemma4"), "<|turn>model\n<|channel>thought\n<channel|>", False)
-    assert parse(["hm<|end|><|channel|>final<|message|>So"], detect("", "none", "gptoss"), True) == ("hm", "So", [])
+    assert starts_in_reasoning(detect_markup("", "none", "gemma4"), "<|turn>model\n<|channel>thought\n", False)
+    assert not starts_in_reasoning(
+        detect_markup("", "none", "gemma4"), "<|turn>model\n<|channel>thought\n<channel|>", False
+    )
+    assert parse(["hm<|end|><|channel|>final<|message|>So"], detect_markup("", "none", "gptoss"), True) == (
+        "hm",
+        "So",
+        [],
+    )
 
 
 def test_thinking_switch_sets_template_variables() -> None:
-    assert switch({"enable_thinking"}, {}, False, None) == {"enable_thinking": False}
-    assert switch({"enable_thinking"}, {}, None, "high") == {"enable_thinking": True}
-    assert switch({"thinking", "reasoning_effort"}, {}, None, "none") == {"thinking": False}
-    assert switch({"reasoning_effort"}, {}, None, "max") == {"reasoning_effort": "high"}
-    assert switch({"reasoning_effort"}, {}, False, None) == {"reasoning_effort": "low"}
-    assert switch({"thinking_budget"}, {}, False, None) == {"thinking_budget": 0}
-    assert switch({"enable_thinking"}, {"enable_thinking": True}, False, None) == {"enable_thinking": True}
-    assert switch({"messages"}, {"a": 1}, True, "low") == {"a": 1}
+    assert reasoning_options({"enable_thinking"}, {}, False, None) == {"enable_thinking": False}
+    assert reasoning_options({"enable_thinking"}, {}, None, "high") == {"enable_thinking": True}
+    assert reasoning_options({"thinking", "reasoning_effort"}, {}, None, "none") == {"thinking": False}
+    assert reasoning_options({"reasoning_effort"}, {}, None, "max") == {"reasoning_effort": "high"}
+    assert reasoning_options({"reasoning_effort"}, {}, False, None) == {"reasoning_effort": "low"}
+    assert reasoning_options({"thinking_budget"}, {}, False, None) == {"thinking_budget": 0}
+    assert reasoning_options({"enable_thinking"}, {"enable_thinking": True}, False, None) == {"enable_thinking": True}
+    assert reasoning_options({"messages"}, {"a": 1}, True, "low") == {"a": 1}

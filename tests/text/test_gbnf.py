@@ -7,7 +7,7 @@ import pytest
 from support import tiny_tokenizers
 
 from parley.errors import Invalid
-from parley.text.grammar.compiler import Compiler
+from parley.text.grammar.compiler import GrammarCompiler
 from parley.types import Grammar
 
 BYTES = llguidance.LLTokenizer("byte")
@@ -55,7 +55,7 @@ table ::=
 
 @pytest.fixture(scope="module")
 def compiler():
-    return Compiler(tiny_tokenizers.byte_level())
+    return GrammarCompiler(tiny_tokenizers.byte_level())
 
 
 @pytest.mark.parametrize(
@@ -89,10 +89,10 @@ def compiler():
     ],
 )  # fmt: skip
 def test_gbnf_allows_exactly_its_texts(compiler, grammar, good, bad):
-    beginning = llguidance.LLMatcher(BYTES, compiler.compile(Grammar("ebnf", grammar)), log_level=0)
+    initial_matcher = llguidance.LLMatcher(BYTES, compiler.compile_grammar(Grammar("ebnf", grammar)), log_level=0)
 
     def fits(text: str) -> bool:
-        matcher, read = beginning.deep_copy(), list(text.encode())
+        matcher, read = initial_matcher.deep_copy(), list(text.encode())
         return matcher.try_consume_tokens(read) == len(read) and matcher.is_accepting()
 
     assert [text for text in good if not fits(text)] == []
@@ -112,7 +112,7 @@ def test_gbnf_allows_exactly_its_texts(compiler, grammar, good, bad):
 )  # fmt: skip
 def test_invalid_gbnf_is_refused_with_its_place(compiler, grammar, told):
     with pytest.raises(Invalid) as caught:
-        compiler.compile(Grammar("ebnf", grammar, field="guided_grammar"))
+        compiler.compile_grammar(Grammar("ebnf", grammar, field="guided_grammar"))
     assert told in caught.value.message and caught.value.field == "guided_grammar"
 
 
@@ -127,7 +127,7 @@ def test_invalid_gbnf_is_refused_with_its_place(compiler, grammar, told):
 )  # fmt: skip
 def test_hostile_gbnf_is_refused(compiler, grammar):
     with pytest.raises(Invalid, match=r"nested too deeply|takes too long|too large|at most 32768") as caught:
-        compiler.compile(Grammar("ebnf", grammar))
+        compiler.compile_grammar(Grammar("ebnf", grammar))
     assert len(caught.value.message) < 200
 
 
@@ -140,5 +140,5 @@ def test_hostile_gbnf_is_refused(compiler, grammar):
     ],
 )  # fmt: skip
 def test_gbnf_empty_loops_and_large_counts_do_not_block(compiler, grammar):
-    matcher = llguidance.LLMatcher(BYTES, compiler.compile(Grammar("ebnf", grammar)), log_level=0)
+    matcher = llguidance.LLMatcher(BYTES, compiler.compile_grammar(Grammar("ebnf", grammar)), log_level=0)
     assert matcher.try_consume_tokens(list(b"aaaa")) == 4 and matcher.is_accepting()

@@ -23,8 +23,8 @@ from support import tiny_models
 
 from parley import LLM
 from parley.errors import Invalid
-from parley.text.grammar.compiler import Compiler
-from parley.text.grammar.string_formats import FORMATS
+from parley.text.grammar.compiler import GrammarCompiler
+from parley.text.grammar.string_formats import KNOWN_FORMATS
 from parley.types import Grammar
 
 DATA = Path(__file__).parents[1] / "data" / "schemas"
@@ -33,20 +33,20 @@ ROWS: list[dict[str, Any]] = [
 ]
 ACCEPTED = [row for row in ROWS if "refused" not in row]
 REFUSED = [row for row in ROWS if "refused" in row]
-TAKEN = ACCEPTED if os.environ.get("PARLEY_NIGHTLY") else ACCEPTED[::3]
-TOKENS = 240  # of an answer; endless values are cut there
-PLACES = 192  # concurrent answers
+TESTED = ACCEPTED if os.environ.get("PARLEY_NIGHTLY") else ACCEPTED[::3]
+MAX_ANSWER_TOKENS = 240  # of an answer; endless values are cut there
+MAX_BATCH = 192  # concurrent answers
 CLOSING = re.compile(r'["}\]][]},"]*')
-HOST = re.compile(
+HOSTNAME = re.compile(
     r"(?!.{254})([a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?)(\.[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?)*"
 )
 TIME = re.compile(r"([01]\d|2[0-3]):[0-5]\d:([0-5]\d|60)(\.\d+)?([zZ]|[+-]([01]\d|2[0-3]):[0-5]\d)")
-SPAN = re.compile(r"P(?=.)(\d+W|(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+S)?)?)")
+DURATION = re.compile(r"P(?=.)(\d+W|(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+S)?)?)")
 
 
-def formats() -> FormatChecker:
+def build_format_checker() -> FormatChecker:
     """Return a checker of the formats that the grammar promises; jsonschema alone checks only a few of them."""
-    checker = FormatChecker(formats=FORMATS & FormatChecker.checkers.keys())
+    checker = FormatChecker(formats=KNOWN_FORMATS & FormatChecker.checkers.keys())
 
     def check(name: str, holds: Any) -> None:
         checker.checks(name, raises=ValueError)(lambda value: not isinstance(value, str) or bool(holds(value)))
@@ -54,8 +54,8 @@ def formats() -> FormatChecker:
     check("date", date.fromisoformat)
     check("time", TIME.fullmatch)
     check("date-time", lambda text: TIME.fullmatch(text[11:]) and text[10] in "Tt" and date.fromisoformat(text[:10]))
-    check("duration", SPAN.fullmatch)
-    check("hostname", HOST.fullmatch)
+    check("duration", DURATION.fullmatch)
+    check("hostname", HOSTNAME.fullmatch)
     check("email", re.compile(r"[^@\s]+@[^@\s]+").fullmatch)
     check("uri", re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:[^\s<>\"{}|\\^`]*").fullmatch)
     check("json-pointer", re.compile(r"(/([^/~]|~0|~1)*)*").fullmatch)
@@ -63,10 +63,10 @@ def formats() -> FormatChecker:
     return checker
 
 
-CHECKER = formats()
+CHECKER = build_format_checker()
 
 
-def exact(text: str) -> Any:
+def parse_json_exactly(text: str) -> Any:
     """Parse JSON with exact decimals: in binary, 9.88 is not a multiple of 0.01."""
 
     def number(digits: str) -> Any:
@@ -78,9 +78,9 @@ def exact(text: str) -> Any:
     return json.loads(text, parse_float=number)
 
 
-def validator(schema: Any) -> Validator:
+def schema_validator(schema: Any) -> Validator:
     """Return a validator for the draft that the schema declares."""
-    schema = exact(json.dumps(schema))
+    schema = parse_json_exactly(json.dumps(schema))
     kind = validator_for(schema, default=Draft202012Validator)
     kind.check_schema(schema)
     return kind(schema, format_checker=CHECKER)
@@ -88,8 +88,8 @@ def validator(schema: Any) -> Validator:
 
 @pytest.fixture(scope="module", params=["random", "built-in"])
 def llm(request) -> Iterator[LLM]:
-    folder = str(tiny_models.model("qwen3")) if request.param == "random" else None
-    with LLM(folder, threads=1, kv_memory=192 << 20, max_batch=PLACES) as llm:
+    folder = str(tiny_models.model_folder("qwen3")) if request.param == "random" else None
+    with LLM(folder, threads=1, kv_memory=192 << 20, max_batch=MAX_BATCH) as llm:
         yield llm
 
 
@@ -109,43 +109,43 @@ def test_refused_schemas_fail_with_reason_before_queueing(llm):
     assert llm._model.engine.stats.prompt_tokens == before
 
 
-def bias(llm: LLM) -> dict[str, float]:
+def closing_bias(llm: LLM) -> dict[str, float]:
     """Return a logit bias towards the ends of strings, lists, objects and answers, which these models rarely choose."""
-    tokenizer = llm._model.language.tokenizer
-    texts = ((id, tokenizer.backend.decode([id])) for id in range(tokenizer.vocab_size))
-    towards = {str(id): 9.0 if text[0] == '"' else 3.0 for id, text in texts if CLOSING.fullmatch(text)}
-    return towards | {str(id): 6.0 for id in tokenizer.eos_ids}
+    tokenizer = llm._model.text_pipeline.tokenizer
+    texts = ((token_id, tokenizer.backend.decode([token_id])) for token_id in range(tokenizer.vocab_size))
+    token_bias = {str(token_id): 9.0 if text[0] == '"' else 3.0 for token_id, text in texts if CLOSING.fullmatch(text)}
+    return token_bias | {str(token_id): 6.0 for token_id in tokenizer.eos_ids}
 
 
 def test_answers_validate_against_their_schemas(llm):
-    closing = bias(llm)
+    closing = closing_bias(llm)
 
     async def write() -> list[Any]:
-        options = {"max_tokens": TOKENS, "temperature": 0.8, "frequency_penalty": 0.5, "logit_bias": closing}
+        options = {"max_tokens": MAX_ANSWER_TOKENS, "temperature": 0.8, "frequency_penalty": 0.5, "logit_bias": closing}
         return await asyncio.gather(
             *(
                 llm.agenerate("JSON: ", guided_json=row["schema"], seed=seed, **options)
-                for seed, row in enumerate(TAKEN)
+                for seed, row in enumerate(TESTED)
             )
         )
 
     answers = asyncio.run(write())
-    cut = 0
-    for row, answer in zip(TAKEN, answers, strict=True):
+    truncated_count = 0
+    for row, answer in zip(TESTED, answers, strict=True):
         text = answer.text
         if answer.completions[0].finish == "length":
-            cut += 1
-            assert begins(llm, row["schema"], text), (row["name"], text)
+            truncated_count += 1
+            assert is_answer_beginning(llm, row["schema"], text), (row["name"], text)
         else:
             assert answer.completions[0].finish == "stop", row["name"]
-            faults = [fault.message for fault in validator(row["schema"]).iter_errors(exact(text))]
+            faults = [fault.message for fault in schema_validator(row["schema"]).iter_errors(parse_json_exactly(text))]
             assert not faults, (row["name"], text, faults)
-    assert cut <= len(TAKEN) / 10
+    assert truncated_count <= len(TESTED) / 10
 
 
-def begins(llm: LLM, schema: Any, text: str) -> bool:
+def is_answer_beginning(llm: LLM, schema: Any, text: str) -> bool:
     """Whether the text, read byte by byte, is the beginning of an answer under the schema."""
-    grammar = Compiler(llm._model.language.tokenizer).compile(Grammar("json", schema))
+    grammar = GrammarCompiler(llm._model.text_pipeline.tokenizer).compile_grammar(Grammar("json", schema))
     matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar, log_level=0)
     letters = list(text.removesuffix("\ufffd").encode())
     return matcher.try_consume_tokens(letters) == len(letters)

@@ -8,29 +8,29 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.answer_parts import Parts, cut, read
+from support.answer_parts import AnswerParts, parse_pieces, split_text
 
-from parley.text import Markup, Regions, detect
+from parley.text import Markup, OutputParser, detect_markup
 from parley.text.parsing.families import HERMES, HERMES_LIST
-from parley.text.parsing.markup import begins_thinking
+from parley.text.parsing.markup import starts_in_reasoning
 
 QWEN = Markup(("<think>", "</think>"), (HERMES, HERMES_LIST))
 TOOLS = Markup(None, (HERMES,))
 THINK = Markup(("<think>", "</think>"))
-BEGUN = Markup(("<think>", "</think>"), (HERMES,), begun=True)
+IMPLICIT_THINK = Markup(("<think>", "</think>"), (HERMES,), always_reasons=True)
 
 
-def parse(pieces: list[str], markup: Markup = QWEN, thinking: bool = False) -> Parts:
+def parse(pieces: list[str], markup: Markup = QWEN, thinking: bool = False) -> AnswerParts:
     numbers = itertools.count()
-    return read(Regions(markup, thinking, lambda: f"call_{next(numbers)}"), pieces)
+    return parse_pieces(OutputParser(markup, thinking, lambda: f"call_{next(numbers)}"), pieces)
 
 
-def call(name: str, arguments: str) -> str:
+def hermes_call(name: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
 QUOTING = '{"x":"\\"</tool_call>\\\\"}'
-EXAMPLES: list[tuple[str, Parts]] = [
+EXAMPLES: list[tuple[str, AnswerParts]] = [
     ("", ("", "", [])),
     ("Hello.\n", ("", "Hello.\n", [])),
     ("\n\nHello.", ("", "\n\nHello.", [])),
@@ -41,13 +41,13 @@ EXAMPLES: list[tuple[str, Parts]] = [
     ("<thinking> is a word", ("", "<thinking> is a word", [])),
     ("I <think> so</think>", ("", "I <think> so</think>", [])),
     ("<think>a </thin b</think>c", ("a </thin b", "c", [])),
-    ("<think>x</think>\n\n" + call("f", "{}"), ("x", "", [("f", "{}")])),
-    ("Ok \n \n" + call("f", '{"a": [1, {"b": "}"}]}'), ("", "Ok ", [("f", '{"a": [1, {"b": "}"}]}')])),
-    (call("f", "{}") + "\n" + call("g", QUOTING), ("", "", [("f", "{}"), ("g", QUOTING)])),
-    (call("f", "{}") + "\n", ("", "", [("f", "{}")])),
-    (call("f", "{}") + "\nDone.", ("", "Done.", [("f", "{}")])),
-    ("Ok." + call("f", "{}") + "\nDone.", ("", "Ok.\nDone.", [("f", "{}")])),
-    (" \n\t" + call("f", "{}") + "\n \n", ("", "", [("f", "{}")])),
+    ("<think>x</think>\n\n" + hermes_call("f", "{}"), ("x", "", [("f", "{}")])),
+    ("Ok \n \n" + hermes_call("f", '{"a": [1, {"b": "}"}]}'), ("", "Ok ", [("f", '{"a": [1, {"b": "}"}]}')])),
+    (hermes_call("f", "{}") + "\n" + hermes_call("g", QUOTING), ("", "", [("f", "{}"), ("g", QUOTING)])),
+    (hermes_call("f", "{}") + "\n", ("", "", [("f", "{}")])),
+    (hermes_call("f", "{}") + "\nDone.", ("", "Done.", [("f", "{}")])),
+    ("Ok." + hermes_call("f", "{}") + "\nDone.", ("", "Ok.\nDone.", [("f", "{}")])),
+    (" \n\t" + hermes_call("f", "{}") + "\n \n", ("", "", [("f", "{}")])),
     ("<think>hm\n \t</think>So  <b> ", ("hm", "So  <b> ", [])),
     ('<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', ("", "", [("f", '{"a": 1}')])),
     ('<tool_call>{"id": [0, "x"], "name": "f", "parameters": {}, "z": 0}</tool_call>', ("", "", [("f", "{}")])),
@@ -67,8 +67,8 @@ EXAMPLES: list[tuple[str, Parts]] = [
     ('<tool_call>{"name": 5}</tool_call>', ("", '<tool_call>{"name": 5}</tool_call>', [])),
     ('<tool_call>{"name": ""}</tool_call>', ("", '<tool_call>{"name": ""}</tool_call>', [])),
     ('<tool_call>{"arguments": {}}</tool_call>', ("", '<tool_call>{"arguments": {}}</tool_call>', [])),
-    ("<tool_call>{name: f}</tool_call>" + call("g", "{}"), ("", "<tool_call>{name: f}</tool_call>", [("g", "{}")])),
-    ("<tool_call>\n" + call("g", "{}"), ("", "<tool_call>", [("g", "{}")])),
+    ("<tool_call>{name: f}</tool_call>" + hermes_call("g", "{}"), ("", "<tool_call>{name: f}</tool_call>", [("g", "{}")])),
+    ("<tool_call>\n" + hermes_call("g", "{}"), ("", "<tool_call>", [("g", "{}")])),
     # mistakes of small models
     ('<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>!', ("", "!", [("f", '{"a": 1}')])),
     ('<tool_call>{"name": "f", "arguments": {"a": 1}}}\n</tool_call>!', ("", "!", [("f", '{"a": 1}')])),
@@ -80,7 +80,7 @@ EXAMPLES: list[tuple[str, Parts]] = [
 
 
 @pytest.mark.parametrize(("text", "expected"), EXAMPLES)
-def test_output_parser_reads_examples_under_any_cut(text: str, expected: Parts) -> None:
+def test_output_parser_reads_examples_under_any_cut(text: str, expected: AnswerParts) -> None:
     assert parse([text]) == expected
     assert parse(list(text)) == expected
     for middle in range(len(text)):
@@ -98,13 +98,13 @@ texts = st.lists(st.sampled_from(FRAGMENTS), max_size=30).map("".join)
 @given(
     texts,
     st.lists(st.integers(1, 9), min_size=1, max_size=8),
-    st.sampled_from([QWEN, TOOLS, THINK, BEGUN]),
+    st.sampled_from([QWEN, TOOLS, THINK, IMPLICIT_THINK]),
     st.booleans(),
 )
 @settings(max_examples=200, deadline=None)
 def test_output_parser_result_ignores_cuts(text: str, sizes: list[int], markup: Markup, thinking: bool) -> None:
-    thinking = thinking and markup.think is not None
-    pieces = cut(text, sizes)
+    thinking = thinking and markup.reasoning_marks is not None
+    pieces = split_text(text, sizes)
     whole = parse([text], markup, thinking)
     assert parse(pieces, markup, thinking) == whole
     assert parse([part for piece in pieces for part in (piece, "")], markup, thinking) == whole
@@ -130,11 +130,11 @@ arguments = st.dictionaries(st.text(max_size=6), json_values, max_size=3)
 @given(st.text(min_size=1, max_size=8), arguments, st.booleans(), st.sampled_from([None, 1]))
 @settings(max_examples=200, deadline=None)
 def test_call_arguments_are_passed_verbatim(
-    name: str, value: dict[str, object], ascii: bool, indent: int | None
+    name: str, value: dict[str, object], ascii_only: bool, indent: int | None
 ) -> None:
-    written = json.dumps(value, ensure_ascii=ascii, indent=indent)
-    text = f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {written}}}\n</tool_call>'
-    assert parse(list(text)) == ("", "", [(name, written)])
+    raw_arguments = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
+    text = f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {raw_arguments}}}\n</tool_call>'
+    assert parse(list(text)) == ("", "", [(name, raw_arguments)])
 
 
 @pytest.mark.parametrize(
@@ -148,30 +148,31 @@ def test_call_arguments_are_passed_verbatim(
 @pytest.mark.parametrize("start", ["", "<think>", '<tool_call>{"name": "f", "arguments": ', '<tool_call>{"a": '])
 def test_output_parser_is_linear_for_repeated_marks(unit: str, start: str) -> None:
     text = start + unit * (200_000 // len(unit))
-    regions = Regions(QWEN)
+    regions = OutputParser(QWEN)
     count = 0
     for at in range(0, len(text), 7):
         count += sum(
-            len(piece) + len(call.arguments if call else "") for _, piece, call in regions.push(text[at : at + 7])
+            len(piece) + len(call.arguments if call else "")
+            for _, piece, call in regions.parse_piece(text[at : at + 7])
         )
         assert len(regions._text) - regions._at <= len("</tool_call>")
-    count += sum(len(piece) + len(call.arguments if call else "") for _, piece, call in regions.flush())
-    assert count <= len(text) + 2 * regions.calls
+    count += sum(len(piece) + len(call.arguments if call else "") for _, piece, call in regions.finish_parsing())
+    assert count <= len(text) + 2 * regions.call_count
 
 
 def test_markup_is_detected_from_template() -> None:
-    assert detect("… <think> … <tool_call> …") == QWEN
-    assert detect("{{ content.split('</think>') }}") == THINK
-    assert detect("plain") == Markup()
+    assert detect_markup("… <think> … <tool_call> …") == QWEN
+    assert detect_markup("{{ content.split('</think>') }}") == THINK
+    assert detect_markup("plain") == Markup()
 
 
 def test_output_parser_resumes_reasoning_opened_by_prompt() -> None:
-    assert begins_thinking(QWEN, "<|assistant|>\n<think>\n", False)
-    assert not begins_thinking(QWEN, "<|assistant|>\n<think>\n\n</think>\n\n", False)
-    assert not begins_thinking(QWEN, "what does <think> mean?<|assistant|>", False)
-    assert begins_thinking(QWEN, "<|assistant|>\n<think>\nLet me", True)
-    assert not begins_thinking(QWEN, "<|assistant|>\n<think>\nLet me</think>So", True)
-    assert not begins_thinking(TOOLS, "<think>", False)
+    assert starts_in_reasoning(QWEN, "<|assistant|>\n<think>\n", False)
+    assert not starts_in_reasoning(QWEN, "<|assistant|>\n<think>\n\n</think>\n\n", False)
+    assert not starts_in_reasoning(QWEN, "what does <think> mean?<|assistant|>", False)
+    assert starts_in_reasoning(QWEN, "<|assistant|>\n<think>\nLet me", True)
+    assert not starts_in_reasoning(QWEN, "<|assistant|>\n<think>\nLet me</think>So", True)
+    assert not starts_in_reasoning(TOOLS, "<think>", False)
     assert parse(["\nhm", "\n</think>\n", "\nso"], QWEN, thinking=True) == ("hm", "so", [])
 
 
@@ -186,18 +187,21 @@ def test_output_parser_resumes_reasoning_opened_by_prompt() -> None:
         ("a <think> b</think>c", ("a <think> b", "c", [])),
         ("</think>Yes.", ("", "Yes.", [])),
         ("", ("", "", [])),
-        (call("f", "{}") + "</think>" + call("f", "{}"), (call("f", "{}"), "", [("f", "{}")])),
+        (hermes_call("f", "{}") + "</think>" + hermes_call("f", "{}"), (hermes_call("f", "{}"), "", [("f", "{}")])),
     ],
 )
 def test_reasoning_without_opening_mark_is_parsed(text, parts):
-    assert parse([text], BEGUN, True) == parts == parse(list(text), BEGUN, True)
+    assert parse([text], IMPLICIT_THINK, True) == parts == parse(list(text), IMPLICIT_THINK, True)
 
 
 def test_answer_begins_in_reasoning_unless_prompt_closed_it():
-    assert detect("{{ '<think>' }}", reasoning="deepseek-r1").begun and not detect("{{ '<think>' }}").begun
+    assert (
+        detect_markup("{{ '<think>' }}", reasoning="deepseek-r1").always_reasons
+        and not detect_markup("{{ '<think>' }}").always_reasons
+    )
     for prompt, continued, begun in [
         ("<|assistant|>", False, True), ("<|assistant|>\n<think>\n", False, True),
         ("<|assistant|>\n<think>\n\n</think>\n\n", False, False), ("<|assistant|>Let me", True, False),
         ("<|assistant|><think>Let me", True, True),
     ]:  # fmt: skip
-        assert begins_thinking(BEGUN, prompt, continued) == begun
+        assert starts_in_reasoning(IMPLICIT_THINK, prompt, continued) == begun

@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parley.text.tokens.prediction import Follower, Predicted
+from parley.text.tokens.prediction import PredictedTokens, PredictionFollower
 
 TEXT = list(range(100, 140))
 
 
-def counted(prediction: list[int], answer: list[int]) -> int:
-    follower = Follower(Predicted(prediction))
-    for id in answer:
-        follower.push(id)
-    assert follower.accepted + follower.rejected == len(prediction)
-    return follower.accepted
+def accepted_count(prediction: list[int], answer: list[int]) -> int:
+    follower = PredictionFollower(PredictedTokens(prediction))
+    for token_id in answer:
+        follower.follow_token(token_id)
+    assert follower.accepted_count + follower.rejected_count == len(prediction)
+    return follower.accepted_count
 
 
 @pytest.mark.parametrize(
@@ -36,15 +36,19 @@ def counted(prediction: list[int], answer: list[int]) -> int:
     ],
 )
 def test_follower_accepts_runs_of_prediction(answer: list[int], accepted: int) -> None:
-    assert counted(TEXT, answer) == accepted
+    assert accepted_count(TEXT, answer) == accepted
 
 
 def test_follower_counts_short_predictions() -> None:
-    assert counted([], [1, 2]) == 0
-    assert counted([5], [1, 5, 5]) == 1 and counted([5, 6], [1, 5, 6]) == 2 and counted([5, 6], [6, 5]) == 0
+    assert accepted_count([], [1, 2]) == 0
+    assert (
+        accepted_count([5], [1, 5, 5]) == 1
+        and accepted_count([5, 6], [1, 5, 6]) == 2
+        and accepted_count([5, 6], [6, 5]) == 0
+    )
 
 
 @given(st.lists(st.integers(0, 3), max_size=40), st.lists(st.integers(0, 3), max_size=40))
 def test_accepted_tokens_never_exceed_prediction_or_answer(prediction: list[int], answer: list[int]) -> None:
-    assert counted(prediction, answer) <= min(len(prediction), len(answer))
-    assert counted(prediction, prediction) == len(prediction)
+    assert accepted_count(prediction, answer) <= min(len(prediction), len(answer))
+    assert accepted_count(prediction, prediction) == len(prediction)

@@ -12,8 +12,8 @@ import pytest
 from support import tiny_tokenizers
 
 from parley.errors import Invalid
-from parley.text.grammar.compiler import Compiler
-from parley.text.grammar.regex import rust
+from parley.text.grammar.compiler import GrammarCompiler
+from parley.text.grammar.regex import to_rust_regex
 from parley.types import Grammar
 
 LETTERS = "aAbkzK\u212aß\u017féñ٣05_-.,+*?&~[]{}()|^$\\/ \t\n\r\x0b\x1c\x85\xa0\u0301\u203f\u2028\ufeff日🐲<>#:"
@@ -21,7 +21,7 @@ TEXTS = ["", *LETTERS, *(f"a{letter}" for letter in LETTERS), "ab", "aab", "aaa"
          "[a", "a]", "2024-02", "\N{OX}", "\x08", "\x01", "\0",
          ".+*?()|[]{}^$-"]  # fmt: skip
 
-SAME = [
+SAME_AS_PYTHON = [
     r"a", r"a|b", r"^a$", r"(^a$)|(^b$)", r"a*?", r"[ab]+", r".", r"(?s).", r"(?s:a.)", r"a.", r"\d", r"\D", r"\w",
     r"\W", r"\s", r"\S", r"[\s\S]", r"[^\s]", r"[\w.-]", r"[^\W\d_]", r"[\D5]", r"[\w\W]", r"[[a]", r"[a&&b]",
     r"[a~~b]", r"[+--]", r"[a\-b]", r"[\b]", r"[]a]", r"[^]a]", r"[\]\[]", r"[\^a]", r"{a}", r"a{2", r"a{,2}",
@@ -41,36 +41,36 @@ REFUSED = [
 BYTES = llguidance.LLTokenizer("byte")
 
 
-def reader(compiler: Compiler, grammar: Grammar) -> Callable[[str], bool]:
+def text_matcher(compiler: GrammarCompiler, grammar: Grammar) -> Callable[[str], bool]:
     """Return a check whether a text matches the grammar, read byte by byte."""
-    beginning = llguidance.LLMatcher(BYTES, compiler.compile(grammar), log_level=0)
+    initial_matcher = llguidance.LLMatcher(BYTES, compiler.compile_grammar(grammar), log_level=0)
 
     def fits(text: str) -> bool:
-        matcher, read = beginning.deep_copy(), list(text.encode())
+        matcher, read = initial_matcher.deep_copy(), list(text.encode())
         return bool(matcher.try_consume_tokens(read) == len(read) and matcher.is_accepting())
 
     return fits
 
 
-def written(compiler: Compiler, schema: dict[str, Any]) -> Callable[[str], bool]:
-    fits = reader(compiler, Grammar("json", schema))
+def json_string_matcher(compiler: GrammarCompiler, schema: dict[str, Any]) -> Callable[[str], bool]:
+    fits = text_matcher(compiler, Grammar("json", schema))
     return lambda text: fits(json.dumps(text, ensure_ascii=False))
 
 
 @pytest.fixture(scope="module")
 def compiler():
-    return Compiler(tiny_tokenizers.byte_level())
+    return GrammarCompiler(tiny_tokenizers.byte_level())
 
 
 @pytest.mark.filterwarnings("ignore:Possible")
-@pytest.mark.parametrize("expression", SAME)
+@pytest.mark.parametrize("expression", SAME_AS_PYTHON)
 def test_regex_grammar_allows_only_python_matches(compiler, expression):
-    fits = reader(compiler, Grammar("regex", expression))
-    found = {text for text in TEXTS if fits(text)}
-    assert found
-    assert [text for text in found if not re.fullmatch(expression, text)] == []
-    left = [text for text in TEXTS if text.isascii() and re.fullmatch(expression, text) and text not in found]
-    assert set("".join(left)) <= {"\x0b", "\x1c"}  # only Python counts these as white space
+    fits = text_matcher(compiler, Grammar("regex", expression))
+    accepted = {text for text in TEXTS if fits(text)}
+    assert accepted
+    assert [text for text in accepted if not re.fullmatch(expression, text)] == []
+    missed = [text for text in TEXTS if text.isascii() and re.fullmatch(expression, text) and text not in accepted]
+    assert set("".join(missed)) <= {"\x0b", "\x1c"}  # only Python counts these as white space
 
 
 @pytest.mark.parametrize(
@@ -84,27 +84,29 @@ def test_regex_grammar_allows_only_python_matches(compiler, expression):
     ],
 )  # fmt: skip
 def test_schema_patterns_mean_the_same_to_all_readers(compiler, pattern, good, bad):
-    fits = written(compiler, {"type": "string", "pattern": pattern})
+    fits = json_string_matcher(compiler, {"type": "string", "pattern": pattern})
     assert all(map(fits, good)) and not any(map(fits, bad))
 
 
 def test_control_characters_in_schemas_are_never_dropped(compiler):
     for pattern in ("^a\\x01$", "^a\x01b$", "[0-9]+\\x00", "^\\u007f$"):
         with pytest.raises(Invalid, match="pattern"):
-            compiler.compile(Grammar("json", {"type": "string", "pattern": pattern}))
-    fits = written(compiler, {"type": "string", "pattern": "^(a\\x01|b)$"})
+            compiler.compile_grammar(Grammar("json", {"type": "string", "pattern": pattern}))
+    fits = json_string_matcher(compiler, {"type": "string", "pattern": "^(a\\x01|b)$"})
     assert fits("b") and not fits("a")
-    fits = reader(compiler, Grammar("json", {"enum": ["a\x01b", "a\x7fb"]}))
+    fits = text_matcher(compiler, Grammar("json", {"enum": ["a\x01b", "a\x7fb"]}))
     assert fits(r'"a\u0001b"') and fits(r'"a\u007fb"') and not fits('"ab"')
 
 
 @pytest.mark.parametrize(("expression", "told"), REFUSED)
 def test_unsupported_regex_is_refused_with_reason(compiler, expression, told):
     with pytest.raises(Invalid) as caught:
-        compiler.compile(Grammar("regex", expression, field="guided_regex"))
+        compiler.compile_grammar(Grammar("regex", expression, field="guided_regex"))
     assert told in caught.value.message and caught.value.field == "guided_regex"
 
 
 def test_regex_translation_to_rust_is_idempotent():
-    made = rust(r"[\W\d].\s", schema=True)
-    assert rust(made, schema=True) is made and rust(made, schema=False) is made
+    translated = to_rust_regex(r"[\W\d].\s", schema=True)
+    assert (
+        to_rust_regex(translated, schema=True) is translated and to_rust_regex(translated, schema=False) is translated
+    )

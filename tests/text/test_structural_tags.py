@@ -6,12 +6,12 @@ import json
 
 import pytest
 from support import tiny_tokenizers
-from test_compile import fits
+from test_compile import is_whole_answer
 
 from parley.dialects.fields import Fields
-from parley.dialects.forms import MAX_DEPTH, tags
+from parley.dialects.forms import MAX_PIECE_DEPTH, read_structural_tag
 from parley.errors import BadRequest, Invalid
-from parley.text.grammar.compiler import Compiler
+from parley.text.grammar.compiler import GrammarCompiler
 from parley.types import Grammar
 
 JSON = {"type": "json_schema", "json_schema": {"type": "integer"}}
@@ -38,7 +38,7 @@ def either(*elements: dict) -> dict:
     return {"type": "or", "elements": list(elements)}
 
 
-def again(kind: str, content: dict, **times: int) -> dict:
+def repeated(kind: str, content: dict, **times: int) -> dict:
     return {"type": kind, "content": content, **times}
 
 
@@ -48,11 +48,11 @@ def tag(content: dict, begin: str = "[", end: str | list[str] = "]") -> dict:
 
 @pytest.fixture(scope="module")
 def compiler():
-    return Compiler(tiny_tokenizers.byte_level())
+    return GrammarCompiler(tiny_tokenizers.byte_level())
 
 
-def form(shape: dict) -> Grammar:
-    return tags(Fields({"type": "structural_tag", "format": shape}), "response_format")
+def parse_format(shape: dict) -> Grammar:
+    return read_structural_tag(Fields({"type": "structural_tag", "format": shape}), "response_format")
 
 
 @pytest.mark.parametrize(
@@ -102,59 +102,65 @@ def form(shape: dict) -> Grammar:
         (tag(LISTED, "<tool_call>", "</tool_call>"),
          ["<tool_call></tool_call>", "<tool_call><f=a>1</f>, <f=a>2</f></tool_call>"], ["<tool_call>a</tool_call>"]),
         (sequence(LISTED, const("."), ANY), [".", "<f=a>1</f>. so"], ["so", "<f=a>1</f>"]),
-        (again("optional", THINK), ["", "<t>a</t>"], ["<t>a</t><t></t>", "a"]),
-        (again("optional", ANY), ["", "a b"], []),
-        (sequence(again("optional", THINK), JSON), ["12", "<t>hm</t>12"], ["<t>hm</t>", ""]),
-        (sequence(again("optional", WORD), const("=")), ["=", "ab="], ["ab", "1="]),
-        (tag(again("optional", WORD)), ["[]", "[a]"], ["[1]", "[a"]),
-        (again("star", THINK), ["", "<t></t>", "<t>a</t><t>b</t><t>c</t>"], ["<t>a</t>b"]),
-        (tag(again("plus", tag(JSON))), ["[[1]]", "[[1][2]]"], ["[]", "[[1]", "[1]"]),
-        (sequence(again("plus", const("ab")), const("c")), ["abc", "ababc"], ["c", "ab", "abac"]),
-        (again("repeat", const("ab"), min=2, max=3), ["abab", "ababab"], ["", "ab", "abababab"]),
-        (again("repeat", tag(JSON), min=1, max=-1), ["[1]", "[1][2][3]"], [""]),
-        (sequence(again("repeat", tag(JSON), min=0, max=0), const("x")), ["x"], ["[1]x", ""]),
+        (repeated("optional", THINK), ["", "<t>a</t>"], ["<t>a</t><t></t>", "a"]),
+        (repeated("optional", ANY), ["", "a b"], []),
+        (sequence(repeated("optional", THINK), JSON), ["12", "<t>hm</t>12"], ["<t>hm</t>", ""]),
+        (sequence(repeated("optional", WORD), const("=")), ["=", "ab="], ["ab", "1="]),
+        (tag(repeated("optional", WORD)), ["[]", "[a]"], ["[1]", "[a"]),
+        (repeated("star", THINK), ["", "<t></t>", "<t>a</t><t>b</t><t>c</t>"], ["<t>a</t>b"]),
+        (tag(repeated("plus", tag(JSON))), ["[[1]]", "[[1][2]]"], ["[]", "[[1]", "[1]"]),
+        (sequence(repeated("plus", const("ab")), const("c")), ["abc", "ababc"], ["c", "ab", "abac"]),
+        (repeated("repeat", const("ab"), min=2, max=3), ["abab", "ababab"], ["", "ab", "abababab"]),
+        (repeated("repeat", tag(JSON), min=1, max=-1), ["[1]", "[1][2][3]"], [""]),
+        (sequence(repeated("repeat", tag(JSON), min=0, max=0), const("x")), ["x"], ["[1]x", ""]),
         ({"type": "token", "token": "<tool_call>"}, ["<tool_call>"], ["", "<tool_call><tool_call>", "a"]),
-        (sequence(again("star", {"type": "token", "token": "<think>"}), JSON), ["1", "<think><think>1"], ["<think>"]),
+        (sequence(repeated("star", {"type": "token", "token": "<think>"}), JSON), ["1", "<think><think>1"], ["<think>"]),
     ],
     ids=lambda value: json.dumps(value)[:70],
 )  # fmt: skip
 def test_structural_tag_allows_exactly_its_texts(compiler, shape, good, bad):
-    grammar = form(shape)
-    assert [text for text in good if not fits(compiler, grammar, text)] == []
-    assert [text for text in bad if fits(compiler, grammar, text)] == []
+    grammar = parse_format(shape)
+    assert [text for text in good if not is_whole_answer(compiler, grammar, text)] == []
+    assert [text for text in bad if is_whole_answer(compiler, grammar, text)] == []
 
 
 def test_structural_tag_sequence_and_or_are_distinct(compiler):
-    assert fits(compiler, form(sequence(const("a"), const("b"))), "ab")
-    assert not fits(compiler, form(either(const("a"), const("b"))), "ab")
+    assert is_whole_answer(compiler, parse_format(sequence(const("a"), const("b"))), "ab")
+    assert not is_whole_answer(compiler, parse_format(either(const("a"), const("b"))), "ab")
 
 
 def test_structural_tag_composes_with_reasoning_and_calls(compiler):
-    grammar = form(tag({"type": "grammar", "grammar": GBNF}))
-    behind = compiler.behind(compiler.compile(grammar), ("<think>", "</think>"), True)
-    assert fits(compiler, behind, "hm</think>[<b>]") and not fits(compiler, behind, "hm</think>[b]")
+    grammar = parse_format(tag({"type": "grammar", "grammar": GBNF}))
+    after_reasoning = compiler.allow_reasoning_before(compiler.compile_grammar(grammar), ("<think>", "</think>"), True)
+    assert is_whole_answer(compiler, after_reasoning, "hm</think>[<b>]") and not is_whole_answer(
+        compiler, after_reasoning, "hm</think>[b]"
+    )
     around = Grammar("around", ['start: "call" | @inner', grammar])
-    assert fits(compiler, around, "call") and fits(compiler, around, "[<cb>]") and not fits(compiler, around, "[c]")
+    assert (
+        is_whole_answer(compiler, around, "call")
+        and is_whole_answer(compiler, around, "[<cb>]")
+        and not is_whole_answer(compiler, around, "[c]")
+    )
 
 
 @pytest.mark.parametrize(
     "shape",
     [sequence(ANY, JSON), sequence(WORD, JSON), tag(sequence(ANY, either(JSON, THINK))),
-     LISTED | {"tags": [tag(ANY, end="")]}, again("star", ANY), tag(again("repeat", WORD, min=2, max=3))],
+     LISTED | {"tags": [tag(ANY, end="")]}, repeated("star", ANY), tag(repeated("repeat", WORD, min=2, max=3))],
 )  # fmt: skip
 def test_structural_tag_refuses_free_text_without_end(compiler, shape):
     with pytest.raises(Invalid, match="followed by a tag"):
-        compiler.compile(form(shape))
+        compiler.compile_grammar(parse_format(shape))
 
 
 def test_structural_tag_accepts_token_by_id_or_text(compiler):
     tokenizer = tiny_tokenizers.byte_level()
     mark, letter = tokenizer.marks["<think>"], tokenizer.encode("a", special=False)[0]
-    assert fits(compiler, form({"type": "token", "token": mark}), "<think>")
-    assert compiler.compile(form({"type": "token", "token": letter}))
+    assert is_whole_answer(compiler, parse_format({"type": "token", "token": mark}), "<think>")
+    assert compiler.compile_grammar(parse_format({"type": "token", "token": letter}))
     for token in ("no such token", tokenizer.vocab_size, 2**40):
         with pytest.raises(BadRequest, match=r"no token|token"):
-            compiler.compile(form({"type": "token", "token": token}))
+            compiler.compile_grammar(parse_format({"type": "token", "token": token}))
 
 
 def test_structural_tag_refuses_unsupported_inner_grammar(compiler):
@@ -164,7 +170,7 @@ def test_structural_tag_refuses_unsupported_inner_grammar(compiler):
         {"type": "grammar", "grammar": "start: <none>"},
     ):
         with pytest.raises(Invalid, match="response_format cannot be followed"):
-            compiler.compile(form(tag(content)))
+            compiler.compile_grammar(parse_format(tag(content)))
 
 
 @pytest.mark.parametrize(
@@ -182,26 +188,26 @@ def test_structural_tag_refuses_unsupported_inner_grammar(compiler):
         (sequence(ANY, {"type": "sequence", "elements": [{}]}), "elements[1].elements[0].type"),
         (ANY | {"excludes": [""]}, "excludes"),
         ({"type": "star"}, "content"),
-        (again("repeat", JSON, min=1), "max"),
-        (again("repeat", JSON, min=3, max=2), "max"),
-        (again("repeat", JSON, min=-1, max=2), "min"),
-        (again("repeat", JSON, min=0, max=10**6), "max"),
+        (repeated("repeat", JSON, min=1), "max"),
+        (repeated("repeat", JSON, min=3, max=2), "max"),
+        (repeated("repeat", JSON, min=-1, max=2), "min"),
+        (repeated("repeat", JSON, min=0, max=10**6), "max"),
         ({"type": "token"}, "token"),
         ({"type": "token", "token": -1}, "token"),
         ({"type": "token", "token": 1.5}, "token"),
-        (again("plus", {"type": "odd"}), "content.type"),
+        (repeated("plus", {"type": "odd"}), "content.type"),
     ],
 )
 def test_structural_tag_error_names_its_field(shape, field):
     with pytest.raises(BadRequest) as caught:
-        form(shape)
+        parse_format(shape)
     assert caught.value.field is not None and caught.value.field.removeprefix("format.").startswith(field)
 
 
 def test_structural_tag_depth_is_bounded():
     shape = ANY
-    for _ in range(MAX_DEPTH):
+    for _ in range(MAX_PIECE_DEPTH):
         shape = tag(shape)
     with pytest.raises(BadRequest, match="deeper"):
-        form(shape)
-    form(shape["content"])
+        parse_format(shape)
+    parse_format(shape["content"])

@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.tiny_tokenizers import KINDS, TEXT, byte_fallback, byte_level, word_piece
+from support.tiny_tokenizers import TOKENIZERS, TRAINING_TEXTS, byte_fallback, byte_level, word_piece
 from tokenizers import processors
 
 from parley.text import BadTokenizer, Tokenizer
 
 
-def write(folder: Path, tokenizer: Tokenizer, **files: Any) -> Path:
+def write_tokenizer_files(folder: Path, tokenizer: Tokenizer, **files: Any) -> Path:
     tokenizer.backend.save(str(folder / "tokenizer.json"))
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
     return folder
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", list(TOKENIZERS))
 def test_loaded_tokenizer_agrees_with_transformers(kind: str, tmp_path: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
@@ -36,11 +36,11 @@ def test_loaded_tokenizer_agrees_with_transformers(kind: str, tmp_path: Path) ->
         "added_tokens_decoder": {"9000": {"content": "<more>", "special": False, "normalized": False}},
         "model_max_length": 77,
     }
-    write(tmp_path, KINDS[kind](), tokenizer_config=config)
-    ours = Tokenizer.load(tmp_path)
+    write_tokenizer_files(tmp_path, TOKENIZERS[kind](), tokenizer_config=config)
+    ours = Tokenizer.from_folder(tmp_path)
     theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     assert ours.max_length == 77
-    for text in [*TEXT, "", "<s>Paris<extra> <more><pad></s>", " <think> x</think>\n<|im_end|>"]:
+    for text in [*TRAINING_TEXTS, "", "<s>Paris<extra> <more><pad></s>", " <think> x</think>\n<|im_end|>"]:
         for special in (True, False):
             ids = theirs(text, add_special_tokens=special)["input_ids"]
             assert ours.encode(text, special) == ids
@@ -54,14 +54,14 @@ def test_loaded_tokenizer_agrees_with_transformers(kind: str, tmp_path: Path) ->
 def test_special_tokens_around_text_come_from_tokenizer_file(flags: dict[str, bool], tmp_path: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
-    backend = Tokenizer.load(write(tmp_path, byte_level())).backend
+    backend = Tokenizer.from_folder(write_tokenizer_files(tmp_path, byte_level())).backend
     marks = [(token, backend.token_to_id(token)) for token in ("<s>", "</s>")]
     backend.post_processor = processors.TemplateProcessing("<s> $A </s>", None, marks)
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", **flags}
-    write(tmp_path, Tokenizer(backend), tokenizer_config=config)
+    write_tokenizer_files(tmp_path, Tokenizer(backend), tokenizer_config=config)
     expected = PreTrainedTokenizerFast.from_pretrained(tmp_path)("Paris")["input_ids"]
-    assert Tokenizer.load(tmp_path).encode("Paris") == expected
-    assert [expected[0], expected[-1]] == [id for _, id in marks]
+    assert Tokenizer.from_folder(tmp_path).encode("Paris") == expected
+    assert [expected[0], expected[-1]] == [token_id for _, token_id in marks]
 
 
 @pytest.mark.parametrize(
@@ -80,44 +80,46 @@ def test_special_tokens_around_text_come_from_tokenizer_file(flags: dict[str, bo
     ],
 )
 def test_eos_ids_come_from_config_files(files: dict[str, Any], expected: set[int | str], tmp_path: Path) -> None:
-    tokenizer = Tokenizer.load(write(tmp_path, byte_level(), **files))
-    assert tokenizer.eos_ids == {tokenizer.backend.token_to_id(id) if isinstance(id, str) else id for id in expected}
+    tokenizer = Tokenizer.from_folder(write_tokenizer_files(tmp_path, byte_level(), **files))
+    assert tokenizer.eos_ids == {
+        tokenizer.backend.token_to_id(token_id) if isinstance(token_id, str) else token_id for token_id in expected
+    }
 
 
 def test_unusable_tokenizer_folder_raises_with_reason(tmp_path: Path) -> None:
     with pytest.raises(BadTokenizer, match="does not exist"):
-        Tokenizer.load(tmp_path / "none")
+        Tokenizer.from_folder(tmp_path / "none")
     with pytest.raises(BadTokenizer, match=r"no tokenizer\.json\.$"):
-        Tokenizer.load(tmp_path)
+        Tokenizer.from_folder(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"x")
     with pytest.raises(BadTokenizer, match=r"only tokenizer\.model; save it once"):
-        Tokenizer.load(tmp_path)
+        Tokenizer.from_folder(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(BadTokenizer, match=r"tokenizer\.json of the model cannot be read"):
-        Tokenizer.load(tmp_path)
-    write(tmp_path, byte_level(), config=[])
+        Tokenizer.from_folder(tmp_path)
+    write_tokenizer_files(tmp_path, byte_level(), config=[])
     with pytest.raises(BadTokenizer, match=r"config\.json of the model does not hold"):
-        Tokenizer.load(tmp_path)
+        Tokenizer.from_folder(tmp_path)
 
 
 def test_truncation_stored_with_tokenizer_is_ignored(tmp_path: Path) -> None:
-    write(tmp_path, byte_level())
-    backend = Tokenizer.load(tmp_path).backend
+    write_tokenizer_files(tmp_path, byte_level())
+    backend = Tokenizer.from_folder(tmp_path).backend
     backend.enable_truncation(2)
     backend.enable_padding(length=5)
     backend.save(str(tmp_path / "tokenizer.json"))
-    assert Tokenizer.load(tmp_path).encode("abc") == byte_level().encode("abc")
+    assert Tokenizer.from_folder(tmp_path).encode("abc") == byte_level().encode("abc")
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
 @given(st.text(st.characters(codec="utf-8", exclude_characters="<"), max_size=40))  # "<" could begin a mark
 @settings(max_examples=100, deadline=None)
 def test_token_bytes_concatenate_to_text(kind: str, text: str) -> None:
-    tokenizer = KINDS[kind]()
+    tokenizer = TOKENIZERS[kind]()
     ids = tokenizer.encode(text, special=False)
-    spelt = b"".join(map(tokenizer.token_bytes, ids)).decode()
+    joined = b"".join(map(tokenizer.token_bytes, ids)).decode()
     assert (
-        spelt == text if kind == "byte_level" else spelt.removeprefix(" ").replace("▁", " ") == text.replace("▁", " ")
+        joined == text if kind == "byte_level" else joined.removeprefix(" ").replace("▁", " ") == text.replace("▁", " ")
     )
 
 
@@ -125,16 +127,16 @@ def test_single_tokens_have_text_bytes_and_kind() -> None:
     tokenizer = byte_level()
     euro = tokenizer.encode("€", special=False)
     assert b"".join(map(tokenizer.token_bytes, euro)) == "€".encode()
-    assert all(tokenizer.whole_text(id) is None for id in euro if len(tokenizer.token_bytes(id)) == 1)
+    assert all(tokenizer.token_text(token_id) is None for token_id in euro if len(tokenizer.token_bytes(token_id)) == 1)
     end = tokenizer.backend.token_to_id("<|im_end|>")
     assert end is not None
-    assert tokenizer.whole_text(end) == "<|im_end|>" and tokenizer.is_special(end)
+    assert tokenizer.token_text(end) == "<|im_end|>" and tokenizer.is_special_token(end)
     think = tokenizer.backend.token_to_id("<think>")
-    assert think is not None and not tokenizer.is_special(think)
+    assert think is not None and not tokenizer.is_special_token(think)
     for missing in (-1, tokenizer.vocab_size, 2**40):
         assert tokenizer.token_str(missing) is None and tokenizer.token_bytes(missing) == b""
     assert byte_fallback().token_bytes(byte_fallback().encode("Paris", special=False)[0]).startswith(b" ")
-    pieces = [word_piece().whole_text(id) for id in word_piece().encode("unbelievable", special=False)]
+    pieces = [word_piece().token_text(token_id) for token_id in word_piece().encode("unbelievable", special=False)]
     assert "".join(pieces) == " unbelievable"
 
 
@@ -146,7 +148,7 @@ def test_lone_surrogate_is_encoded_as_replacement() -> None:
 
 def test_tokenizer_works_from_many_threads() -> None:
     tokenizer = byte_level()
-    expected = [tokenizer.encode(text) for text in TEXT]
+    expected = [tokenizer.encode(text) for text in TRAINING_TEXTS]
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(tokenizer.encode, TEXT * 20)) == expected * 20
-        assert list(pool.map(tokenizer.decode, expected * 20)) == TEXT * 20
+        assert list(pool.map(tokenizer.encode, TRAINING_TEXTS * 20)) == expected * 20
+        assert list(pool.map(tokenizer.decode, expected * 20)) == TRAINING_TEXTS * 20

@@ -14,16 +14,16 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken
 
-from parley.demo import folder
+from parley.demo import model_folder
 from parley.errors import Invalid
-from parley.text import Markup, Tokenizer, detect
-from parley.text.grammar.lark import Lark
-from parley.text.grammar.limits import SIZE
-from parley.text.grammar.tool_grammar import calls_grammar
-from parley.text.parsing.calls import Tools
-from parley.text.parsing.calls.tools import part
-from parley.text.parsing.families import CALLS, Calls
-from parley.text.parsing.harmony_parser import reader
+from parley.text import Markup, Tokenizer, detect_markup
+from parley.text.grammar.lark import LarkWriter
+from parley.text.grammar.limits import MAX_GRAMMAR_CHARS
+from parley.text.grammar.tool_grammar import tool_calls_grammar
+from parley.text.parsing.calls import RequestTools
+from parley.text.parsing.calls.tools import member_schema
+from parley.text.parsing.families import CALLS, CallFamily
+from parley.text.parsing.harmony_parser import make_output_parser
 
 CITY = {
     "type": "object",
@@ -50,8 +50,8 @@ CITY = {
     "additionalProperties": False,
     "$defs": {"place": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2}},
 }
-Tooling = list[dict[str, Any]]
-TOOLS: Tooling = [
+ToolList = list[dict[str, Any]]
+TOOLS: ToolList = [
     {"type": "function", "function": {"name": "get_weather", "parameters": CITY, "strict": True}},
     {
         "type": "function",
@@ -61,58 +61,63 @@ TOOLS: Tooling = [
 ]
 SCHEMAS = {"get_weather": CITY, "go-on": {"type": "object"}, "now": {"type": "object"}}
 
-SEEDS = 2  # random walks in each test
-LONG = 300  # a walk of this many tokens is given up
-rows = pytest.mark.parametrize("row", CALLS, ids=lambda row: row.name)
+WALKS_PER_TEST = 2  # random walks in each test
+MAX_WALK_TOKENS = 300  # a walk of this many tokens is given up
+each_family = pytest.mark.parametrize("row", CALLS, ids=lambda row: row.name)
 
 
 @functools.cache
-def tokenizer(marked: bool) -> Tokenizer:
+def demo_tokenizer(marked: bool) -> Tokenizer:
     """Return the built-in model's tokenizer; ``marked`` adds all families' marks to its special tokens."""
-    made = Tokenizer.load(folder())
+    loaded = Tokenizer.from_folder(model_folder())
     if not marked:
-        return made
-    marks = {mark for row in CALLS for mark in detect("", row.name, "none").marks}
-    found = sorted(
+        return loaded
+    marks = {mark for row in CALLS for mark in detect_markup("", row.name, "none").all_marks}
+    bracketed_marks = sorted(
         {
             part
             for mark in marks
             for part in re.findall(r"<[|｜]?[^<>=\s/]+[^<>=\s]*>|\[/?[A-Z_]+\]|\]<\]\w+\[>\[", mark)
         }
     )
-    made.backend.add_special_tokens([AddedToken(mark, special=True) for mark in found])
-    return Tokenizer(made.backend, made.names, made.eos_ids)
+    loaded.backend.add_special_tokens([AddedToken(mark, special=True) for mark in bracketed_marks])
+    return Tokenizer(loaded.backend, loaded.names, loaded.eos_ids)
 
 
 @functools.cache
-def vocabulary(marked: bool) -> LLTokenizer:
-    return LLTokenizer(tokenizer(marked).backend.to_str(), eos_token=sorted(tokenizer(marked).eos_ids))
+def demo_vocabulary(marked: bool) -> LLTokenizer:
+    return LLTokenizer(demo_tokenizer(marked).backend.to_str(), eos_token=sorted(demo_tokenizer(marked).eos_ids))
 
 
-def spell(
-    row: Calls, marked: bool, parallel: bool, required: bool, only: str | None = None, tools: Tooling = TOOLS
+def build_grammar(
+    row: CallFamily, marked: bool, parallel: bool, required: bool, only: str | None = None, tools: ToolList = TOOLS
 ) -> str:
-    markup, lark = detect("", row.name, "none"), Lark(tokenizer(marked).marks)
-    return calls_grammar(markup, lark, tools, parallel=parallel, required=required, only=only)
+    markup, lark = detect_markup("", row.name, "none"), LarkWriter(demo_tokenizer(marked).marks)
+    return tool_calls_grammar(markup, lark, tools, parallel=parallel, required=required, only=only)
 
 
-@rows
-def test_self_referencing_tool_schema_compiles_or_is_refused(row: Calls) -> None:
-    def written(width: int) -> str:
+@each_family
+def test_self_referencing_tool_schema_compiles_or_is_refused(row: CallFamily) -> None:
+    def grammar_of_width(width: int) -> str:
         node = {"type": "object", "properties": {f"p{number}": {"$ref": "#"} for number in range(width)}}
         tools = [{"type": "function", "function": {"name": "f", "parameters": node}}]
-        return calls_grammar(detect("", row.name, "none"), Lark({}), tools, parallel=False, required=True)
+        return tool_calls_grammar(
+            detect_markup("", row.name, "none"), LarkWriter({}), tools, parallel=False, required=True
+        )
 
-    assert not LLMatcher.validate_grammar(written(5), vocabulary(False))
+    assert not LLMatcher.validate_grammar(grammar_of_width(5), demo_vocabulary(False))
     with suppress(Invalid):
-        assert len(written(300)) <= SIZE
+        assert len(grammar_of_width(300)) <= MAX_GRAMMAR_CHARS
 
 
-CIRCLE = {"anyOf": [{"$ref": "#/$defs/circle"}] * 40, "oneOf": [{"$ref": "#"}] * 40}
-ODD = [
+CYCLIC_SCHEMA = {"anyOf": [{"$ref": "#/$defs/circle"}] * 40, "oneOf": [{"$ref": "#"}] * 40}
+MALFORMED_SCHEMAS = [
     {"$ref": "#"},
-    {"$ref": "#/$defs/circle", "$defs": {"circle": CIRCLE}},
-    {"properties": {"a": CIRCLE, "b": {"type": "array", "items": CIRCLE}}, "$defs": {"circle": CIRCLE}},
+    {"$ref": "#/$defs/circle", "$defs": {"circle": CYCLIC_SCHEMA}},
+    {
+        "properties": {"a": CYCLIC_SCHEMA, "b": {"type": "array", "items": CYCLIC_SCHEMA}},
+        "$defs": {"circle": CYCLIC_SCHEMA},
+    },
     {"properties": {"a": True}, "required": [["a"], {}]},
     {"properties": {"a": {"properties": {"b": {}}, "type": "object", "required": 7}}},
     {"properties": {"a": {"type": "array", "minItems": "2", "maxItems": [3]}}},
@@ -120,45 +125,47 @@ ODD = [
 ]
 
 
-@rows
-def test_malformed_tool_schema_compiles_or_is_refused(row: Calls) -> None:
+@each_family
+def test_malformed_tool_schema_compiles_or_is_refused(row: CallFamily) -> None:
     """Self-references and members of the wrong type must end in a grammar or a refusal, never in a loop or a crash."""
-    for schema in ODD:
+    for schema in MALFORMED_SCHEMAS:
         tools = [{"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}]
         with suppress(Invalid):
-            calls_grammar(detect("", row.name, "none"), Lark({}), tools, parallel=False, required=True)
-        known = Tools(tools)
-        assert known.kinds("f", "a") <= {"array", "object", "string"}
-        assert part(known.schema("f"), known.schema("f"), "none") is None
+            tool_calls_grammar(
+                detect_markup("", row.name, "none"), LarkWriter({}), tools, parallel=False, required=True
+            )
+        known = RequestTools(tools)
+        assert known.parameter_types("f", "a") <= {"array", "object", "string"}
+        assert member_schema(known.arguments_schema("f"), known.arguments_schema("f"), "none") is None
 
 
-def walk(marked: bool, grammar: str, seed: int, start: str = "") -> str:
+def random_walk(marked: bool, grammar: str, seed: int, start: str = "") -> str:
     """Return a random text that begins with ``start`` and follows the grammar; empty if the walk became too long."""
-    assert not LLMatcher.validate_grammar(grammar, vocabulary(marked))
-    draw = random.Random(seed)
-    matcher = LLMatcher(vocabulary(marked), grammar)
-    ends = tokenizer(marked).eos_ids
-    ids = tokenizer(marked).encode(start, special=False)
+    assert not LLMatcher.validate_grammar(grammar, demo_vocabulary(marked))
+    rng = random.Random(seed)
+    matcher = LLMatcher(demo_vocabulary(marked), grammar)
+    eos_ids = demo_tokenizer(marked).eos_ids
+    ids = demo_tokenizer(marked).encode(start, special=False)
     assert matcher.consume_tokens(ids)
-    while len(ids) < LONG and not matcher.is_stopped():
+    while len(ids) < MAX_WALK_TOKENS and not matcher.is_stopped():
         allowed = matcher.compute_logit_bias()
-        if matcher.is_accepting() and draw.random() < 0.3:
+        if matcher.is_accepting() and rng.random() < 0.3:
             break
-        id = next((id for id in draw.choices(range(len(allowed)), k=20) if allowed[id]), None)
-        if id is None:
-            id = draw.choice([id for id, bias in enumerate(allowed) if bias])
-        if id in ends:
+        token_id = next((token_id for token_id in rng.choices(range(len(allowed)), k=20) if allowed[token_id]), None)
+        if token_id is None:
+            token_id = rng.choice([token_id for token_id, bias in enumerate(allowed) if bias])
+        if token_id in eos_ids:
             break
-        ids.append(id)
-        assert matcher.consume_token(id)
-    assert matcher.is_accepting() or len(ids) == LONG
-    return tokenizer(marked).decode(ids, skip_special=False) if len(ids) < LONG else ""
+        ids.append(token_id)
+        assert matcher.consume_token(token_id)
+    assert matcher.is_accepting() or len(ids) == MAX_WALK_TOKENS
+    return demo_tokenizer(marked).decode(ids, skip_special=False) if len(ids) < MAX_WALK_TOKENS else ""
 
 
-def read(row: Calls, text: str, tools: Tooling = TOOLS) -> tuple[str, list[tuple[str, str]]]:
-    regions = reader(detect("", row.name, "none"), False, Tools(tools))
+def parse_calls(row: CallFamily, text: str, tools: ToolList = TOOLS) -> tuple[str, list[tuple[str, str]]]:
+    regions = make_output_parser(detect_markup("", row.name, "none"), False, RequestTools(tools))
     content, calls = "", []
-    for _, piece, call in regions.push(text) + regions.flush():
+    for _, piece, call in regions.parse_piece(text) + regions.finish_parsing():
         content += piece
         if call is not None and call.name is not None:
             calls.append([call.name, ""])
@@ -167,40 +174,42 @@ def read(row: Calls, text: str, tools: Tooling = TOOLS) -> tuple[str, list[tuple
     return content, [(name, arguments) for name, arguments in calls]
 
 
-@rows
+@each_family
 @pytest.mark.parametrize("parallel", [False, True])
-def test_required_call_parses_back(row: Calls, parallel: bool) -> None:
+def test_required_call_parses_back(row: CallFamily, parallel: bool) -> None:
     marked = parallel
-    grammar = spell(row, marked, parallel, True)
-    for seed in range(SEEDS):
-        text = walk(marked, grammar, seed)
+    grammar = build_grammar(row, marked, parallel, True)
+    for seed in range(WALKS_PER_TEST):
+        text = random_walk(marked, grammar, seed)
         if not text:
             continue
-        content, calls = read(row, text)
+        content, calls = parse_calls(row, text)
         assert not content.strip() and calls and (parallel or len(calls) == 1), text
         for name, arguments in calls:
             jsonschema.validate(json.loads(arguments), SCHEMAS[name])
 
 
-@rows
-def test_named_tool_choice_allows_only_that_function(row: Calls) -> None:
-    grammar = spell(row, True, False, True, "go-on")
-    assert read(row, walk(True, grammar, 0)) == ("", [("go-on", "{}")])
+@each_family
+def test_named_tool_choice_allows_only_that_function(row: CallFamily) -> None:
+    grammar = build_grammar(row, True, False, True, "go-on")
+    assert parse_calls(row, random_walk(True, grammar, 0)) == ("", [("go-on", "{}")])
 
 
-@rows
+@each_family
 @pytest.mark.parametrize("marked", [False, True])
-def test_call_begun_in_free_text_parses_back(row: Calls, marked: bool) -> None:
-    grammar = spell(row, marked, True, False)
-    first = row.forms[0].bare or row.channels
+def test_call_begun_in_free_text_parses_back(row: CallFamily, marked: bool) -> None:
+    grammar = build_grammar(row, marked, True, False)
+    first = row.forms[0].unmarked or row.uses_channels
     for seed, before in enumerate(("",) if first else ("", "Let me see: { <[")):
-        text = walk(marked, grammar, seed, before + row.forms[0].trigger)
-        content, calls = read(row, text)
+        text = random_walk(marked, grammar, seed, before + row.forms[0].trigger_mark)
+        content, calls = parse_calls(row, text)
         assert not text or (calls and content.startswith(before)), text
         for name, arguments in calls:
             jsonschema.validate(json.loads(arguments), SCHEMAS[name])
-    plain = "<|channel|>final<|message|>Just text." if row.channels else "Just text."
-    assert LLMatcher(vocabulary(marked), grammar).consume_tokens(tokenizer(marked).encode(plain, special=False))
+    plain = "<|channel|>final<|message|>Just text." if row.uses_channels else "Just text."
+    assert LLMatcher(demo_vocabulary(marked), grammar).consume_tokens(
+        demo_tokenizer(marked).encode(plain, special=False)
+    )
 
 
 @pytest.mark.parametrize(("stated", "fits"), [("number", True), ("null", False)])
@@ -208,9 +217,12 @@ def test_stated_argument_type_must_match_value(stated: str, fits: bool) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [1, "1", None]}}, "required": ["a"]}
     tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
     (row,) = [row for row in CALLS if row.name == "kimi_k3"]
-    grammar = spell(row, True, False, True, tools=tools)
+    grammar = build_grammar(row, True, False, True, tools=tools)
     text = f'<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|><|open|>argument key="a" type="{stated}"<|sep|>1'
-    assert LLMatcher(vocabulary(True), grammar).consume_tokens(tokenizer(True).encode(text, special=False)) == fits
+    assert (
+        LLMatcher(demo_vocabulary(True), grammar).consume_tokens(demo_tokenizer(True).encode(text, special=False))
+        == fits
+    )
 
 
 POINT = {
@@ -233,32 +245,35 @@ REFERRING = {
     "required": ["x"],
     "additionalProperties": False,
 }
-SHAPES = {row.forms[0].shape: row for row in CALLS}
+FAMILY_BY_SHAPE = {row.forms[0].shape: row for row in CALLS}
 
 
-@pytest.mark.parametrize("row", SHAPES.values(), ids=SHAPES)
-def test_tool_schema_parts_may_refer_to_whole_schema(row: Calls) -> None:
+@pytest.mark.parametrize("row", FAMILY_BY_SHAPE.values(), ids=FAMILY_BY_SHAPE)
+def test_tool_schema_parts_may_refer_to_whole_schema(row: CallFamily) -> None:
     name = "mcp.map-v1.add"
-    tools: Tooling = [{"type": "function", "function": {"name": name, "parameters": REFERRING, "strict": True}}]
-    grammar = spell(row, True, False, True, tools=tools)
+    tools: ToolList = [{"type": "function", "function": {"name": name, "parameters": REFERRING, "strict": True}}]
+    grammar = build_grammar(row, True, False, True, tools=tools)
     for seed in range(4):
-        if text := walk(True, grammar, seed):
-            content, ((called, arguments),) = read(row, text, tools)
+        if text := random_walk(True, grammar, seed):
+            content, ((called, arguments),) = parse_calls(row, text, tools)
             assert not content and called == name
             jsonschema.validate(json.loads(arguments), REFERRING)
 
 
 def test_grammar_of_500_tools_fits_size_limit() -> None:
     """The grammar writes common parts of the tools once; otherwise it would pass the size limit."""
-    tools: Tooling = [{"type": "function", "function": {"name": f"tool_{number}.v-1"}} for number in range(500)]
+    tools: ToolList = [{"type": "function", "function": {"name": f"tool_{number}.v-1"}} for number in range(500)]
     for row in CALLS:
-        assert len(spell(row, False, True, True, tools=tools)) <= SIZE
+        assert len(build_grammar(row, False, True, True, tools=tools)) <= MAX_GRAMMAR_CHARS
     strict = [{"type": "function", "function": {**tool["function"], "parameters": POINT}} for tool in tools]
-    assert len(spell(next(row for row in CALLS if row.name == "qwen3_coder"), False, True, True, tools=strict)) <= SIZE
+    assert (
+        len(build_grammar(next(row for row in CALLS if row.name == "qwen3_coder"), False, True, True, tools=strict))
+        <= MAX_GRAMMAR_CHARS
+    )
 
 
 def test_call_grammar_refuses_unknown_function_or_markup() -> None:
     with pytest.raises(Invalid, match="not among the tools"):
-        spell(CALLS[-1], False, True, True, "absent")
+        build_grammar(CALLS[-1], False, True, True, "absent")
     with pytest.raises(Invalid, match="no form of tool calls"):
-        calls_grammar(Markup(), Lark({}), TOOLS, parallel=True, required=True)
+        tool_calls_grammar(Markup(), LarkWriter({}), TOOLS, parallel=True, required=True)

@@ -7,23 +7,23 @@ import resource
 import zlib
 
 import pytest
-from support.http_client import HELLO, Connection, request
+from support.http_client import HELLO_CHAT, Connection, build_request
 
-from parley.web.connection_limit import Room
+from parley.web.connection_limit import ConnectionLimit
 
 CHAT = "/v1/chat/completions"
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
-BODY = json.dumps(HELLO).encode()
+BODY = json.dumps(HELLO_CHAT).encode()
 
 
-async def status(connection: Connection) -> int:
+async def answer_status(connection: Connection) -> int:
     return (await connection.answer()).status
 
 
 async def test_rejects_a_request_head_over_the_limit(serve):
     served = await serve(header_limit=4096)
     connection = await served.connect()
-    await connection.send(request("POST", CHAT, HELLO, {"x-fill": "a" * 5000}))
+    await connection.send(build_request("POST", CHAT, HELLO_CHAT, {"x-fill": "a" * 5000}))
     answer = await connection.answer()
     assert (answer.status, answer.error["type"]) == (431, "invalid_request_error")
     assert (await served.get("/v1/" + "a" * 5000)).status == 431
@@ -68,7 +68,7 @@ async def test_slow_request_body_times_out_with_408(serve):
     served = await serve(body_timeout=0.1)
     connection = await served.connect()
     await connection.send(HEAD + b"content-length: 100\r\n\r\n{")
-    assert await status(connection) == 408
+    assert await answer_status(connection) == 408
     connection.close()
     assert await served.control()
 
@@ -89,17 +89,17 @@ async def test_rejects_a_large_chunked_body_while_reading_it(serve):
     await connection.send(HEAD + b"transfer-encoding: chunked\r\n\r\n" + b"64\r\n" + b" " * 100 + b"\r\n" * 1)
     for _ in range(20):
         await connection.send(b"64\r\n" + b" " * 100 + b"\r\n")
-    assert await status(connection) == 413
+    assert await answer_status(connection) == 413
     connection.close()
     assert await served.control()
 
 
 async def test_cuts_off_a_client_that_keeps_sending_a_rejected_body(serve, monkeypatch):
-    monkeypatch.setattr("parley.web.http_protocol.LINGER", 0.1)
+    monkeypatch.setattr("parley.web.http_protocol.LINGER_SECONDS", 0.1)
     served = await serve(body_limit=1000)
     connection = await served.connect()
     await connection.send(HEAD + b"content-length: 100000000\r\n\r\n")
-    assert await status(connection) == 413
+    assert await answer_status(connection) == 413
     with pytest.raises(ConnectionError):
         while True:
             await connection.send(b" " * 1000)
@@ -108,13 +108,13 @@ async def test_cuts_off_a_client_that_keeps_sending_a_rejected_body(serve, monke
 
 async def test_pipelined_body_has_the_full_time_limit(serve, monkeypatch):
     """The server must not take it for the unread rest of the request before it, which has a short limit."""
-    monkeypatch.setattr("parley.web.http_protocol.LINGER", 0.1)
+    monkeypatch.setattr("parley.web.http_protocol.LINGER_SECONDS", 0.1)
     served = await serve(tick=0.05)
     connection = await served.connect()
-    stream = {**HELLO, "stream": True, "max_tokens": 12}
-    both = request("POST", CHAT, HELLO) + request("POST", CHAT, stream)
+    stream = {**HELLO_CHAT, "stream": True, "max_tokens": 12}
+    both = build_request("POST", CHAT, HELLO_CHAT) + build_request("POST", CHAT, stream)
     await connection.send(both[:-1])
-    assert await status(connection) == 200
+    assert await answer_status(connection) == 200
     await asyncio.sleep(0.2)
     await connection.send(both[-1:])
     assert (await connection.answer()).events
@@ -124,17 +124,17 @@ async def test_pipelined_body_has_the_full_time_limit(serve, monkeypatch):
 @pytest.mark.parametrize("between", [0, 1])
 async def test_pipelined_head_has_the_full_time_limit(serve, monkeypatch, between):
     """Its time starts when the requests before it are answered, and a 408 must not interrupt their answers."""
-    monkeypatch.setattr("parley.web.http_protocol.LINGER", 0.1)
+    monkeypatch.setattr("parley.web.http_protocol.LINGER_SECONDS", 0.1)
     served = await serve(tick=0.05, header_timeout=0.3)
     connection = await served.connect()
-    stream = {**HELLO, "stream": True, "max_tokens": 12}
-    last = request("POST", CHAT, HELLO)
-    await connection.send(request("POST", CHAT, stream) * (1 + between) + last[:30])
+    stream = {**HELLO_CHAT, "stream": True, "max_tokens": 12}
+    last = build_request("POST", CHAT, HELLO_CHAT)
+    await connection.send(build_request("POST", CHAT, stream) * (1 + between) + last[:30])
     for _ in range(1 + between):
         assert (await connection.answer()).events
     await asyncio.sleep(0.15)
     await connection.send(last[30:])
-    assert await status(connection) == 200
+    assert await answer_status(connection) == 200
     await connection.send(last[:30])
     assert b" 408 " in (await connection.ended())[:16]
 
@@ -147,7 +147,7 @@ async def test_pipelined_head_has_the_full_time_limit(serve, monkeypatch, betwee
 async def test_invalid_pipelined_request_does_not_corrupt_a_running_answer(serve, between, wrong):
     served = await serve(tick=0.02)
     connection = await served.connect()
-    stream = request("POST", CHAT, {**HELLO, "stream": True})
+    stream = build_request("POST", CHAT, {**HELLO_CHAT, "stream": True})
     await connection.send(stream)
     assert (await connection.head())[0] == 200
     await connection.send(stream * between + wrong[:20])
@@ -161,35 +161,41 @@ def test_connection_limit_raises_the_descriptor_limit():
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (before[0] // 2, before[1]))
-        alone = Room.greatest(1)
+        alone = ConnectionLimit.from_descriptor_limit(1)
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
-        assert Room.greatest(2).served <= alone.served < alone.full < before[1] or before[1] == resource.RLIM_INFINITY
+        assert (
+            ConnectionLimit.from_descriptor_limit(2).served_limit
+            <= alone.served_limit
+            < alone.refused_limit
+            < before[1]
+            or before[1] == resource.RLIM_INFINITY
+        )
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 async def test_rejects_connections_over_the_limit_with_429(serve):
-    room = Room(2, 3)
-    served, beside = await serve(room=room, tick=0.02), await serve(room=room)
-    idle, busy, late = [await port.connect() for port in (served, served, beside)]
-    await busy.send(request("POST", CHAT, {**HELLO, "stream": True}))
+    limit = ConnectionLimit(2, 3)
+    served, second_server = await serve(connection_limit=limit, tick=0.02), await serve(connection_limit=limit)
+    idle, busy, late = [await port.connect() for port in (served, served, second_server)]
+    await busy.send(build_request("POST", CHAT, {**HELLO_CHAT, "stream": True}))
     await busy.head()
-    await late.send(request("POST", CHAT, HELLO))
+    await late.send(build_request("POST", CHAT, HELLO_CHAT))
     answer = await late.answer()
     assert (answer.status, answer.error["code"], answer.headers["connection"]) == (429, "rate_limit_exceeded", "close")
     assert await late.ended() == b""
-    await idle.send(request("GET", "/v1/models"))
-    assert await status(idle) == 200
+    await idle.send(build_request("GET", "/v1/models"))
+    assert await answer_status(idle) == 200
     another = await served.connect()  # replaces the idle connection
-    assert await idle.ended() == b""
-    await another.send(request("POST", CHAT, HELLO))
-    assert await status(another) == 200
+    assert await idle.wait_ended() == b""
+    await another.send(build_request("POST", CHAT, HELLO_CHAT))
+    assert await answer_status(another) == 200
     assert b"[DONE]" in await asyncio.wait_for(busy.reader.readuntil(b"[DONE]"), 10)
-    for each in (busy, another):
-        each.close()
+    for connection in (busy, another):
+        connection.close()
 
 
-def chunked(data: bytes, size: int) -> bytes:
+def encode_chunks(data: bytes, size: int) -> bytes:
     pieces = [data[at : at + size] for at in range(0, len(data), size)]
     return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
 
@@ -198,8 +204,8 @@ async def test_reads_a_body_of_seventy_thousand_one_byte_chunks(serve):
     served = await serve()
     body = BODY[:-1] + b" " * 70_000 + b"}"
     connection = await served.connect()
-    await connection.send(HEAD + b"transfer-encoding: chunked\r\n\r\n" + chunked(body, 1))
-    assert await status(connection) == 200
+    await connection.send(HEAD + b"transfer-encoding: chunked\r\n\r\n" + encode_chunks(body, 1))
+    assert await answer_status(connection) == 200
     connection.close()
 
 
@@ -242,7 +248,9 @@ async def test_rejects_ambiguous_framing_and_ignores_smuggled_requests(serve, se
 async def test_garbage_after_a_request_does_not_corrupt_its_answer(serve):
     served = await serve(tick=0.001)
     connection = await served.connect()
-    await connection.send(request("POST", CHAT, HELLO | {"stream": True, "max_tokens": 2000, "ignore_eos": True}))
+    await connection.send(
+        build_request("POST", CHAT, HELLO_CHAT | {"stream": True, "max_tokens": 2000, "ignore_eos": True})
+    )
     await served.until(lambda: served.engine.stats.generated_tokens > 10)
     await connection.send(b"\x00\x01 rubbish\r\n\r\n")
     answered = await connection.ended()
@@ -287,8 +295,10 @@ async def test_clients_that_do_not_read_do_not_block_others(serve):
     quiet = [await served.connect() for _ in range(50)]
     for connection in quiet:
         connection.writer.transport.pause_reading()
-        await connection.send(request("POST", CHAT, HELLO | {"stream": True, "max_tokens": 3000, "ignore_eos": True}))
-    await served.until(lambda: served.engine.in_flight == 50)
+        await connection.send(
+            build_request("POST", CHAT, HELLO_CHAT | {"stream": True, "max_tokens": 3000, "ignore_eos": True})
+        )
+    await served.until(lambda: served.engine.open_stream_count == 50)
     for _ in range(5):
         assert await served.control()
     for connection in quiet:
@@ -302,7 +312,7 @@ async def test_answers_expect_100_continue(serve):
     await connection.send(HEAD + b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(BODY))
     assert await connection.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
     await connection.send(BODY)
-    assert await status(connection) == 200
+    assert await answer_status(connection) == 200
     connection.close()
 
 
@@ -310,16 +320,16 @@ async def test_answers_expect_100_continue(serve):
 async def test_ignores_an_h2c_upgrade_offer(serve, cut):
     served = await serve()
     offer = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "AAMAAABkAAQ"}
-    data = request("POST", CHAT, HELLO, offer)
+    data = build_request("POST", CHAT, HELLO_CHAT, offer)
     connection = await served.connect()
     for _ in range(2):
         await connection.send(data[:cut])
         if cut is not None:
             await asyncio.sleep(0.02)
             await connection.send(data[cut:])
-        assert await status(connection) == 200
-    await connection.send(data * 50 + request("GET", "/v1/models"))
-    assert [await status(connection) for _ in range(51)] == [200] * 51
+        assert await answer_status(connection) == 200
+    await connection.send(data * 50 + build_request("GET", "/v1/models"))
+    assert [await answer_status(connection) for _ in range(51)] == [200] * 51
     connection.close()
     await served.idle()
 
@@ -331,7 +341,7 @@ async def test_rejects_the_connect_method(serve):
         await connection.send(
             b"CONNECT %b HTTP/1.1\r\nhost: localhost\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n" % target
         )
-        assert await status(connection) in (400, 405)
+        assert await answer_status(connection) in (400, 405)
         connection.close()
     assert await served.control()
 
@@ -339,12 +349,12 @@ async def test_rejects_the_connect_method(serve):
 async def test_pipelined_requests_do_not_count_as_one_large_head(serve):
     served = await serve(header_limit=4096)
     connection = await served.connect()
-    one = request("GET", "/v1/models", None, {"x-fill": "a" * 1000})
+    one = build_request("GET", "/v1/models", None, {"x-fill": "a" * 1000})
     many = one * 100
     await connection.send(many[:500])
     await asyncio.sleep(0.02)
     await connection.send(many[500:-500])  # starts and ends inside a head
     await asyncio.sleep(0.02)
     await connection.send(many[-500:])
-    assert [await status(connection) for _ in range(100)] == [200] * 100
+    assert [await answer_status(connection) for _ in range(100)] == [200] * 100
     connection.close()

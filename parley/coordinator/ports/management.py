@@ -13,110 +13,112 @@ from collections import deque
 from typing import Any
 from urllib.parse import urlsplit
 
-from parley.coordinator.lenient import count
-from parley.coordinator.ports.port import Asked, Plane, Reply
-from parley.coordinator.routing.admission import Choice
-from parley.coordinator.routing.health import Ask, Unanswered
-from parley.coordinator.routing.instance import Instance
-from parley.coordinator.routing.instance_table import News, Table
+from parley.coordinator.lenient import is_count
+from parley.coordinator.ports.port import AdminPort, AdminReply, AdminRequest
+from parley.coordinator.routing.admission import InstanceScheduler
+from parley.coordinator.routing.health import AskInstance, Unanswered
+from parley.coordinator.routing.instance import ClusterInstance
+from parley.coordinator.routing.instance_table import InstanceNews, InstanceTable
 
 log = logging.getLogger("parley.cluster")
 
-MOST = 4096  # ids in one request
-ROLES = {80: "prefill", 68: "decode", 85: "mixed", 70: "flex"}  # ASCII of P, D, U, F
-OK = Reply()
-BAD = Reply(400)
-NOT_YET = Reply(503)
-FAILED = Reply(500)
-ALARMS = 100  # alarms kept
-WELL = {"message": "", "status": "0"}  # the body that controllers send as well
+MAX_IDS = 4096  # ids in one request
+ROLE_LETTERS = {80: "prefill", 68: "decode", 85: "mixed", 70: "flex"}  # ASCII of P, D, U, F
+OK_REPLY = AdminReply()
+BAD_REQUEST_REPLY = AdminReply(400)
+NOT_READY_REPLY = AdminReply(503)
+FAILED_REPLY = AdminReply(500)
+MAX_ALARMS = 100  # alarms kept
+HEALTHY_BODY = {"message": "", "status": "0"}  # the body that controllers send as well
 
 
-class Management:
+class ManagementPort:
     """The routes of the management port, served by ``app``. ``master``: this coordinator takes the requests, rather
     than a standby."""
 
-    def __init__(self, table: Table, choice: Choice, ask: Ask, host: str = "127.0.0.1"):
-        self.table, self.choice, self._ask = table, choice, ask
+    def __init__(self, table: InstanceTable, scheduler: InstanceScheduler, ask: AskInstance, host: str = "127.0.0.1"):
+        self.table, self.scheduler, self._ask = table, scheduler, ask
         self.master = True
-        self.alarms: deque[dict[str, Any]] = deque(maxlen=ALARMS)
-        table.watchers.append(self._changed)
-        self.app = Plane(
+        self.alarms: deque[dict[str, Any]] = deque(maxlen=MAX_ALARMS)
+        table.watchers.append(self._instance_changed)
+        self.app = AdminPort(
             {
-                ("POST", "/v1/instances/refresh"): self.refresh,
-                ("GET", "/v1/coordinator_info"): self.info,
-                ("POST", "/v1/instances/offline"): lambda asked: self.serve(asked, offline=True),
-                ("POST", "/v1/instances/online"): lambda asked: self.serve(asked, offline=False),
-                ("GET", "/v1/instances/tasks"): self.tasks,
-                ("POST", "/v1/instances/query_tasks"): self.query,
-                ("GET", "/recvs_info"): lambda _: Reply.json(
-                    {"is_master": self.master, "recv_flow": self.choice.tally.requests}
+                ("POST", "/v1/instances/refresh"): self.refresh_instances,
+                ("GET", "/v1/coordinator_info"): self.coordinator_info,
+                ("POST", "/v1/instances/offline"): lambda asked: self.set_offline(asked, offline=True),
+                ("POST", "/v1/instances/online"): lambda asked: self.set_offline(asked, offline=False),
+                ("GET", "/v1/instances/tasks"): self.running_tasks,
+                ("POST", "/v1/instances/query_tasks"): self.query_tasks,
+                ("GET", "/recvs_info"): lambda _: AdminReply.from_json(
+                    {"is_master": self.master, "recv_flow": self.scheduler.counters.requests}
                 ),
-                ("POST", "/backup_info"): self.backup,
-                ("POST", "/v1/alarm/coordinator"): self.alarm,
-                ("POST", "/v1/alarm/llm_engine"): self.alarm,
-                ("POST", "/v1/terminate-service"): self.terminate,
-                ("GET", "/v1/startup"): lambda _: Reply.json(WELL),
-                ("GET", "/v1/health"): lambda _: Reply.json(WELL),
-                ("GET", "/v1/alarms"): lambda _: Reply.json({"alarms": list(self.alarms)}),  # parley's addition
+                ("POST", "/backup_info"): self.set_master,
+                ("POST", "/v1/alarm/coordinator"): self.store_alarm,
+                ("POST", "/v1/alarm/llm_engine"): self.store_alarm,
+                ("POST", "/v1/terminate-service"): self.terminate_server,
+                ("GET", "/v1/startup"): lambda _: AdminReply.from_json(HEALTHY_BODY),
+                ("GET", "/v1/health"): lambda _: AdminReply.from_json(HEALTHY_BODY),
+                ("GET", "/v1/alarms"): lambda _: AdminReply.from_json(
+                    {"alarms": list(self.alarms)}
+                ),  # parley's addition
             },
             host,
             "" if table.options.tls.clients else table.options.secret or "",
         )
 
     @property
-    def begun(self) -> bool:
+    def knows_instances(self) -> bool:
         """Whether any instances were ever announced, by configuration or by a list."""
-        return self.table.listed or any(each.found != "list" for each in self.table)
+        return self.table.list_received or any(each.origin != "list" for each in self.table)
 
-    def refresh(self, asked: Asked) -> Reply:
+    def refresh_instances(self, request: AdminRequest) -> AdminReply:
         """Replace the list of instances: those missing from it leave, the others are added or updated."""
-        said = asked.members()
-        ids, items = (said.get("ids"), said.get("instances")) if said is not None else (None, None)
-        if not isinstance(ids, list) or not isinstance(items, list) or len(ids) > MOST or len(items) > MOST:
-            return BAD
+        list_body = request.json_object()
+        ids, items = (list_body.get("ids"), list_body.get("instances")) if list_body is not None else (None, None)
+        if not isinstance(ids, list) or not isinstance(items, list) or len(ids) > MAX_IDS or len(items) > MAX_IDS:
+            return BAD_REQUEST_REPLY
         for item in items:
             static = item.get("static_info") if isinstance(item, dict) else None
-            if not isinstance(static, dict) or not count(item.get("id")) or "role" not in static:
-                return BAD
+            if not isinstance(static, dict) or not is_count(item.get("id")) or "role" not in static:
+                return BAD_REQUEST_REPLY
         for each in self.table:
-            if each.found == "list" and each.id not in ids:
-                self.table.remove(each.id)
+            if each.origin == "list" and each.id not in ids:
+                self.table.remove_instance(each.id)
         for item in items:
             if item["id"] in ids:
-                self._take(item)
-        self.table.listed = self.table.listed or any(each.found == "list" for each in self.table)
-        return OK
+                self._update_instance(item)
+        self.table.list_received = self.table.list_received or any(each.origin == "list" for each in self.table)
+        return OK_REPLY
 
-    def _take(self, item: dict[str, Any]) -> None:
+    def _update_instance(self, item: dict[str, Any]) -> None:
         """Add or update one instance of the list. One that fails validation is skipped and left as it was."""
-        made = listed(item)
-        if made is None:
+        listed_instance = parse_listed_instance(item)
+        if listed_instance is None:
             log.warning("Instance %d of the list is skipped: its entry is not valid.", item["id"])
             return
-        before = self.table.get(made.id)
-        if before is not None and before.found != "list":
+        known_instance = self.table.get_instance(listed_instance.id)
+        if known_instance is not None and known_instance.origin != "list":
             return
-        if before is None or before.url != made.url:
-            if len(self.table) >= self.table.options.max_res_num and before is None:
-                log.warning("Instance %d is skipped: there are max_res_num instances already.", made.id)
+        if known_instance is None or known_instance.url != listed_instance.url:
+            if len(self.table) >= self.table.options.max_res_num and known_instance is None:
+                log.warning("Instance %d is skipped: there are max_res_num instances already.", listed_instance.id)
                 return
-            before = self.table.add(made)
-        elif before.asked:
+            known_instance = self.table.add_instance(listed_instance)
+        elif known_instance.polled:
             return
         else:
             for name in ("role", "group", "peer", "slots", "blocks", "block_size", "p_percentage", "models"):
-                setattr(before, name, getattr(made, name))
-        if not before.asked:
-            _report(before, item.get("dynamic_info"))
-            self.table.heard(before)
+                setattr(known_instance, name, getattr(listed_instance, name))
+        if not known_instance.polled:
+            _apply_listed_load(known_instance, item.get("dynamic_info"))
+            self.table.record_answer(known_instance)
 
-    def info(self, asked: Asked) -> Reply:
+    def coordinator_info(self, request: AdminRequest) -> AdminReply:
         """Return allocated resources per instance, and request counts."""
-        if not self.begun:
-            return NOT_YET
-        tally = self.choice.tally
-        return Reply.json(
+        if not self.knows_instances:
+            return NOT_READY_REPLY
+        counters = self.scheduler.counters
+        return AdminReply.from_json(
             {
                 "schedule_info": [
                     {
@@ -126,137 +128,150 @@ class Management:
                     }
                     for each in self.table
                 ],
-                "request_num": self.choice.open,
-                "request_length_info": {"input_len": round(tally.input), "output_len": round(tally.output)},
+                "request_num": self.scheduler.open_requests,
+                "request_length_info": {
+                    "input_len": round(counters.mean_input),
+                    "output_len": round(counters.mean_output),
+                },
             }
         )
 
-    def serve(self, asked: Asked, *, offline: bool) -> Reply:
+    def set_offline(self, request: AdminRequest, *, offline: bool) -> AdminReply:
         """Take instances out of service, or back into it."""
-        if not self.begun:
-            return NOT_YET
-        said = asked.members()
-        ids = said.get("ids") if said is not None else None
-        if not isinstance(ids, list) or len(ids) > MOST or not all(count(id) for id in ids):
-            return BAD
-        for id in ids:
-            instance = self.table.get(id)
+        if not self.knows_instances:
+            return NOT_READY_REPLY
+        body_members = request.json_object()
+        ids = body_members.get("ids") if body_members is not None else None
+        if not isinstance(ids, list) or len(ids) > MAX_IDS or not all(is_count(instance_id) for instance_id in ids):
+            return BAD_REQUEST_REPLY
+        for instance_id in ids:
+            instance = self.table.get_instance(instance_id)
             if instance is not None:
-                self.table.withhold(instance, offline)
-        return OK
+                self.table.set_instance_offline(instance, offline)
+        return OK_REPLY
 
-    def tasks(self, asked: Asked) -> Reply:
+    def running_tasks(self, request: AdminRequest) -> AdminReply:
         """Return the number of running requests per instance id; -1 for an unknown id."""
         counts = []
-        for name, value in asked.query:
+        for name, value in request.query:
             if name == "id":
                 number = int(value) if value.isascii() and value.isdigit() and len(value) < 20 else -1
-                instance = self.table.get(number)
+                instance = self.table.get_instance(number)
                 counts.append(-1 if instance is None else instance.tasks)
-        return Reply.json({"tasks": counts})
+        return AdminReply.from_json({"tasks": counts})
 
-    def query(self, asked: Asked) -> Reply:
+    def query_tasks(self, request: AdminRequest) -> AdminReply:
         """Return whether an instance has no running requests left, so that its role can change.
 
         ``role_change_type`` 0 asks for P, 1 for D.
         """
-        said = asked.members() or {}
-        p_id, d_id, kind = said.get("p_id"), said.get("d_id"), said.get("role_change_type")
-        if not count(p_id) or not count(d_id) or not count(kind) or kind not in (0, 1):
-            return Reply.json({"is_end": True}, 400)
-        p, d = self.table.get(p_id), self.table.get(d_id)
-        if not self.table.ready() or p is None or d is None:
-            return Reply.json({"is_end": True})
-        return Reply.json({"is_end": idle(p if kind == 0 else d)})
+        body_members = request.json_object() or {}
+        p_id, d_id, changed_side = (
+            body_members.get("p_id"),
+            body_members.get("d_id"),
+            body_members.get("role_change_type"),
+        )
+        if not is_count(p_id) or not is_count(d_id) or not is_count(changed_side) or changed_side not in (0, 1):
+            return AdminReply.from_json({"is_end": True}, 400)
+        p, d = self.table.get_instance(p_id), self.table.get_instance(d_id)
+        if not self.table.is_cluster_ready() or p is None or d is None:
+            return AdminReply.from_json({"is_end": True})
+        return AdminReply.from_json({"is_end": is_idle(p if changed_side == 0 else d)})
 
-    def backup(self, asked: Asked) -> Reply:
+    def set_master(self, request: AdminRequest) -> AdminReply:
         """Set whether this coordinator is the master."""
-        if not self.begun:
-            return NOT_YET
-        said = asked.members() or {}
-        master, abnormal = said.get("is_master"), said.get("is_abnormal")
+        if not self.knows_instances:
+            return NOT_READY_REPLY
+        body_members = request.json_object() or {}
+        master, abnormal = body_members.get("is_master"), body_members.get("is_abnormal")
         if not isinstance(master, bool) or not isinstance(abnormal, bool):
-            return Reply.json({"update_successfully": False}, 400)
+            return AdminReply.from_json({"update_successfully": False}, 400)
         self.master = master and not abnormal
-        return Reply.json({"update_successfully": True})
+        return AdminReply.from_json({"update_successfully": True})
 
-    def alarm(self, asked: Asked) -> Reply:
+    def store_alarm(self, request: AdminRequest) -> AdminReply:
         """Store another program's alarm: any object; missing id, level, source, time and detail are filled in."""
-        said = asked.members()
-        if said is None or len(asked.body) > 64 << 10:
-            return BAD
-        self.alarms.append({"id": "", "level": "", "source": "", "time": time.time(), "detail": ""} | said)
-        return OK
+        alarm_members = request.json_object()
+        if alarm_members is None or len(request.body) > 64 << 10:
+            return BAD_REQUEST_REPLY
+        self.alarms.append({"id": "", "level": "", "source": "", "time": time.time(), "detail": ""} | alarm_members)
+        return OK_REPLY
 
-    async def terminate(self, asked: Asked) -> Reply:
+    async def terminate_server(self, request: AdminRequest) -> AdminReply:
         """Shut down the server at an address at once, as MindIE coordinators ask for one whose results are lost."""
-        said = asked.members() or {}
-        ip, port = said.get("ip"), said.get("port")
+        body_members = request.json_object() or {}
+        ip, port = body_members.get("ip"), body_members.get("port")
         if not isinstance(ip, str) or not isinstance(port, str):
-            return BAD
-        instance = next((each for each in self.table if _place(each) == (ip, port)), None)
+            return BAD_REQUEST_REPLY
+        instance = next((each for each in self.table if _server_address(each) == (ip, port)), None)
         if instance is None:
-            return FAILED
+            return FAILED_REPLY
         try:
             status, _ = await self._ask(f"{instance.management}/stopService?mode=Force")
         except Unanswered:
             status = 0
         log.warning("Instance %d was ordered to shut down (status %d).", instance.id, status)
-        return Reply.json(WELL) if status == 200 else FAILED
+        return AdminReply.from_json(HEALTHY_BODY) if status == 200 else FAILED_REPLY
 
-    def _changed(self, instance: Instance, news: News) -> None:
+    def _instance_changed(self, instance: ClusterInstance, news: InstanceNews) -> None:
         """Raise an alarm about an instance."""
         if news in ("lost", "faulty", "restarted"):
             details = {"lost": "does not answer", "faulty": "is not chosen for now", "restarted": "was restarted"}
-            reason = f": {instance.fault.rstrip('.')}" if news == "faulty" and instance.fault else ""
+            reason = f": {instance.fault_reason.rstrip('.')}" if news == "faulty" and instance.fault_reason else ""
             self.alarms.append(
                 {
                     "id": f"instance-{instance.id}-{news}",
                     "level": "warning" if news == "restarted" else "error",
                     "source": "coordinator",
                     "time": time.time(),
-                    "detail": f"Instance {instance.id} ({instance.url}) {details[news]}{reason}.",
+                    "detail": f"ClusterInstance {instance.id} ({instance.url}) {details[news]}{reason}.",
                 }
             )
 
 
-def idle(instance: Instance) -> bool:
+def is_idle(instance: ClusterInstance) -> bool:
     """Whether the instance has no requests and, as far as it reports, no pinned pages that others still read."""
     return instance.tasks == 0 and instance.pinned == 0
 
 
-def _place(instance: Instance) -> tuple[str, str]:
+def _server_address(instance: ClusterInstance) -> tuple[str, str]:
     """Return address and port of the instance."""
     url = urlsplit(instance.url)
     return url.hostname or "", str(url.port or {"http": 80, "https": 443}[url.scheme])
 
 
-def listed(item: dict[str, Any]) -> Instance | None:
+def parse_listed_instance(item: dict[str, Any]) -> ClusterInstance | None:
     """Parse an entry of a controller's list; None if it fails validation."""
     static = item["static_info"]
     try:
-        host, port = _address(item.get("ip")), _port(item.get("port"))
-        peer, metrics = _port(item.get("inter_comm_port", "1121")), _port(item.get("metric_port", item.get("port")))
+        host, port = _parse_address(item.get("ip")), _parse_port(item.get("port"))
+        peer, metrics = (
+            _parse_port(item.get("inter_comm_port", "1121")),
+            _parse_port(item.get("metric_port", item.get("port"))),
+        )
     except ValueError:
         return None
-    where = f"[{host}]" if host.version == 6 else str(host)
-    role, name = ROLES.get(static.get("role")) if count(static.get("role")) else None, item.get("model_name", "")
+    url_host = f"[{host}]" if host.version == 6 else str(host)
+    role, name = (
+        ROLE_LETTERS.get(static.get("role")) if is_count(static.get("role")) else None,
+        item.get("model_name", ""),
+    )
     slots, blocks = static.get("total_slots_num", 200), static.get("total_block_num", 1024)
     size, share = static.get("block_size", 128), static.get("p_percentage", 0)
     group, longest, label = static.get("group_id", 0), static.get("max_seq_len", 0), static.get("label", 4)
-    if role is None or not isinstance(name, str) or not _all(slots, blocks, size, share, group, longest, label):
+    if role is None or not isinstance(name, str) or not _all_counts(slots, blocks, size, share, group, longest, label):
         return None
     if not 1 <= slots <= 5000 or not 1 <= size <= 128 or share > 100 or label > 4 or blocks < 1:
         return None
-    return Instance(
+    return ClusterInstance(
         item["id"],
-        f"http://{where}:{port}",
+        f"http://{url_host}:{port}",
         role,
         group,
-        metrics=f"http://{where}:{metrics}",
+        metrics=f"http://{url_host}:{metrics}",
         peer=f"{host};{peer}",
-        found="list",
-        asked="dynamic_info" not in item,
+        origin="list",
+        polled="dynamic_info" not in item,
         slots=slots,
         blocks=blocks,
         block_size=size,
@@ -265,25 +280,25 @@ def listed(item: dict[str, Any]) -> Instance | None:
     )
 
 
-def _report(instance: Instance, said: Any) -> None:
+def _apply_listed_load(instance: ClusterInstance, reported_load: Any) -> None:
     """Update an instance from the load in a controller's list."""
-    if not isinstance(said, dict):
+    if not isinstance(reported_load, dict):
         return
     for name, key in (("avail_slots", "avail_slots_num"), ("avail_blocks", "avail_block_num"),
                       ("waiting", "waiting_request_num"), ("running", "running_request_num")):  # fmt: skip
-        if count(said.get(key)):
-            setattr(instance, name, said[key])
-    if isinstance(peers := said.get("peers"), list):
-        instance.peers = frozenset(id for id in peers if count(id))
-    if isinstance(hashes := said.get("prefix_hash"), list):
-        instance.hashes = frozenset(hash for hash in hashes if isinstance(hash, int))
+        if is_count(reported_load.get(key)):
+            setattr(instance, name, reported_load[key])
+    if isinstance(peers := reported_load.get("peers"), list):
+        instance.peers = frozenset(id for id in peers if is_count(id))
+    if isinstance(hashes := reported_load.get("prefix_hash"), list):
+        instance.cached_hashes = frozenset(hash for hash in hashes if isinstance(hash, int))
 
 
-def _all(*values: Any) -> bool:
-    return all(map(count, values))
+def _all_counts(*values: Any) -> bool:
+    return all(map(is_count, values))
 
 
-def _address(text: Any) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def _parse_address(text: Any) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     """Parse an IP address. Raises ValueError."""
     address = ipaddress.ip_address(text if isinstance(text, str) else "")
     if address.is_unspecified:
@@ -291,7 +306,7 @@ def _address(text: Any) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     return address
 
 
-def _port(text: Any) -> int:
+def _parse_port(text: Any) -> int:
     """Parse a port number. Raises ValueError."""
     number = int(text) if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 6 else 0
     if not 1 <= number <= 65_535:

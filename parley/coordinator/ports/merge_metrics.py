@@ -10,14 +10,21 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-SERIES = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)(\{.*\})?\s+(\S+)(?:\s+-?\d+)?")
-SHARES = ("_perc", "_usage", "_rate", "_ratio", "_fraction", "start_progress")  # name suffixes of averaged gauges
-RATES = {  # hit rate -> the counters (hits, lookups) that it is computed from
+SERIES_LINE = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)(\{.*\})?\s+(\S+)(?:\s+-?\d+)?")
+AVERAGED_SUFFIXES = (
+    "_perc",
+    "_usage",
+    "_rate",
+    "_ratio",
+    "_fraction",
+    "start_progress",
+)  # name suffixes of averaged gauges
+HIT_RATES = {  # hit rate -> the counters (hits, lookups) that it is computed from
     "npu_prefix_cache_hit_rate": ("npu_radix_match_hit_num", "all_radix_match_num"),
 }
 
 
-def gather(pages: Sequence[tuple[str, float]]) -> str:
+def merge_pages(pages: Sequence[tuple[str, float]]) -> str:
     """Merge ``pages``, each with its weight. Series keep the order of first appearance, below their HELP and TYPE."""
     heads: dict[str, list[str]] = {}
     order: dict[str, dict[str, list[tuple[float, float]]]] = {}  # head -> series -> values and weights
@@ -31,12 +38,12 @@ def gather(pages: Sequence[tuple[str, float]]) -> str:
                     continue
                 name = parts[2]
                 lines = heads.setdefault(name, [])
-                if len(lines) < 2 and not any(each.startswith(f"# {parts[1]} ") for each in lines):
+                if len(lines) < 2 and not any(owner_series.startswith(f"# {parts[1]} ") for owner_series in lines):
                     lines.append(line)
                 if parts[1] == "TYPE":
                     kinds[name] = parts[3] if len(parts) > 3 else "untyped"
                 continue
-            match = SERIES.fullmatch(line.strip())
+            match = SERIES_LINE.fullmatch(line.strip())
             if match is None:
                 continue
             try:
@@ -47,30 +54,31 @@ def gather(pages: Sequence[tuple[str, float]]) -> str:
             series = match[1] + (match[2] or "")
             order.setdefault(owner, {}).setdefault(series, []).append((value, weight))
     parts = []
-    for name, each in order.items():
+    for name, owner_series in order.items():
         parts += [f"{line}\n" for line in heads.get(name, ())]
         if name.endswith("_info"):
-            parts += [f"{series} 1\n" for series in each]
+            parts += [f"{series} 1\n" for series in owner_series]
             continue
-        share = kinds.get(name, "gauge") in ("gauge", "untyped") and name.endswith(SHARES)
-        for series, values in each.items():
-            parts.append(f"{series} {_made(name, series, values, order, share):.17g}\n")
+        averaged = kinds.get(name, "gauge") in ("gauge", "untyped") and name.endswith(AVERAGED_SUFFIXES)
+        for series, values in owner_series.items():
+            parts.append(f"{series} {_merged_value(name, series, values, order, averaged):.17g}\n")
     return "".join(parts)
 
 
-def _made(
+def _merged_value(
     name: str,
     series: str,
     values: Sequence[tuple[float, float]],
-    all: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]],
-    share: bool,
+    all_series: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]],
+    averaged: bool,
 ) -> float:
-    if name in RATES:
-        hits, asked = (
-            sum(value for value, _ in all.get(part, {}).get(series.replace(name, part, 1), ())) for part in RATES[name]
+    if name in HIT_RATES:
+        hits, lookups = (
+            sum(value for value, _ in all_series.get(part, {}).get(series.replace(name, part, 1), ()))
+            for part in HIT_RATES[name]
         )
-        return hits / asked if asked else 0.0
-    if share:
+        return hits / lookups if lookups else 0.0
+    if averaged:
         weights = sum(weight for _, weight in values)
         return sum(value * weight for value, weight in values) / weights if weights else 0.0
     return sum(value for value, _ in values)

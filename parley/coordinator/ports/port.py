@@ -17,87 +17,87 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from parley.coordinator import lenient
-from parley.disagg.wire import headers as heads
+from parley.disagg.wire import headers as pd_headers
 from parley.errors import ParleyError, Unauthorized
-from parley.web.auth import Gate, Keys
-from parley.web.http_protocol import REFUSED
+from parley.web.auth import ApiKeys, BrowserGuard
+from parley.web.http_protocol import HEAD_ERROR_KEY
 
 log = logging.getLogger("parley.cluster")
 
-JSON = b"application/json"
-TEXT = b"text/plain; charset=utf-8"
-LIMIT = 64 << 20  # bytes of a body; 4,096 instances with their prefix hashes take about 20 MB
+JSON_TYPE = b"application/json"
+TEXT_TYPE = b"text/plain; charset=utf-8"
+BODY_LIMIT = 64 << 20  # bytes of a body; 4,096 instances with their prefix hashes take about 20 MB
 PATIENCE = 60.0  # seconds for a body to arrive
-UNKNOWN = b"Invalid request\r\n"
+UNKNOWN_PATH = b"Invalid request\r\n"
 
 
 @dataclass(frozen=True)
-class Reply:
+class AdminReply:
     """An answer of an admin port. An empty ``content_type`` sends no Content-Type."""
 
     status: int = 200
     body: bytes = b""
-    type: bytes = b""
+    content_type: bytes = b""
     close: bool = False
 
     @classmethod
-    def json(cls, value: Any, status: int = 200) -> Reply:
+    def from_json(cls, value: Any, status: int = 200) -> AdminReply:
         """Encode a value as a JSON answer."""
-        return cls(status, msgspec.json.encode(value), JSON)
+        return cls(status, msgspec.json.encode(value), JSON_TYPE)
 
 
-class Asked:
+class AdminRequest:
     """A request to a route: the path segment matched by the star, if any, the query's pairs, and the body."""
 
-    def __init__(self, rest: str, query: Sequence[tuple[str, str]], body: bytes):
-        self.rest, self.query, self.body = rest, query, body
+    def __init__(self, matched_segment: str, query: Sequence[tuple[str, str]], body: bytes):
+        self.matched_segment, self.query, self.body = matched_segment, query, body
 
-    def members(self) -> dict[str, Any] | None:
+    def json_object(self) -> dict[str, Any] | None:
         """Parse the body as a JSON object; None if it is none."""
-        return lenient.members(self.body)
+        return lenient.parse_object(self.body)
 
 
-Route = Callable[[Asked], Reply | Awaitable[Reply]]
+AdminRoute = Callable[[AdminRequest], AdminReply | Awaitable[AdminReply]]
 
 
-class Plane:
+class AdminPort:
     """The ASGI application of one admin port.
 
     ``routes``: by method and path; a star in a path matches one segment. ``secret``: required as parley-secret for
     every method but GET; empty: not required.
     """
 
-    def __init__(self, routes: Mapping[tuple[str, str], Route], host: str = "127.0.0.1", secret: str = ""):
+    def __init__(self, routes: Mapping[tuple[str, str], AdminRoute], host: str = "127.0.0.1", secret: str = ""):
         self._secret = secret
-        self._plain = {place: route for place, route in routes.items() if "*" not in place[1]}
-        self._starred = [(place, route) for place, route in routes.items() if "*" in place[1]]
-        self._gate = Gate(host, (), (), Keys(()))
+        self._exact_routes = {place: route for place, route in routes.items() if "*" not in place[1]}
+        self._starred_routes = [(place, route) for place, route in routes.items() if "*" in place[1]]
+        self._gate = BrowserGuard(host, (), (), ApiKeys(()))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        reply = await self._answer(scope, receive)
+        reply = await self._run_route(scope, receive)
         headers = [(b"content-length", b"%d" % len(reply.body))]
-        if reply.type:
-            headers.append((b"content-type", reply.type))
+        if reply.content_type:
+            headers.append((b"content-type", reply.content_type))
         if reply.close:
             headers.append((b"connection", b"close"))
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await send({"type": "http.response.body", "body": reply.body})
 
-    async def _answer(self, scope: Scope, receive: Receive) -> Reply:
+    async def _run_route(self, scope: Scope, receive: Receive) -> AdminReply:
         try:
-            if REFUSED in scope:
-                raise scope[REFUSED]
+            if HEAD_ERROR_KEY in scope:
+                raise scope[HEAD_ERROR_KEY]
             headers = dict(scope["headers"])
-            self._gate.check(headers)
-            if scope["method"] != "GET" and not heads.trusted(headers, self._secret):
-                raise Unauthorized(heads.SECRET)
+            self._gate.check_headers(headers)
+            if scope["method"] != "GET" and not pd_headers.has_cluster_secret(headers, self._secret):
+                raise Unauthorized(pd_headers.WRONG_SECRET)
         except ParleyError as error:
-            return Reply(error.status, f"{error.message}\r\n".encode(), TEXT, close=True)
-        route, rest = self._found(scope["method"], scope["path"])
+            return AdminReply(error.status, f"{error.message}\r\n".encode(), TEXT_TYPE, close=True)
+        route, matched_segment = self._find_route(scope["method"], scope["path"])
         if route is None:
-            return Reply(400, UNKNOWN, TEXT, close=True)
+            return AdminReply(400, UNKNOWN_PATH, TEXT_TYPE, close=True)
         body = bytearray()
         more = True
         try:
@@ -105,28 +105,28 @@ class Plane:
                 while more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        return Reply(400, UNKNOWN, TEXT, close=True)
+                        return AdminReply(400, UNKNOWN_PATH, TEXT_TYPE, close=True)
                     body += message.get("body", b"")
                     more = message.get("more_body", False)
-                    if len(body) > LIMIT:
-                        return Reply(413, b"The body is too large.\r\n", TEXT, close=True)
+                    if len(body) > BODY_LIMIT:
+                        return AdminReply(413, b"The body is too large.\r\n", TEXT_TYPE, close=True)
         except TimeoutError:
-            return Reply(408, b"The body did not come in time.\r\n", TEXT, close=True)
+            return AdminReply(408, b"The body did not come in time.\r\n", TEXT_TYPE, close=True)
         pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         try:
-            made = route(Asked(rest, pairs, bytes(body)))
-            return await made if inspect.isawaitable(made) else made
+            route_reply = route(AdminRequest(matched_segment, pairs, bytes(body)))
+            return await route_reply if inspect.isawaitable(route_reply) else route_reply
         except Exception:
             log.exception("%s %s failed.", scope["method"], scope["path"])
-            return Reply(500, b"The coordinator had an error.\r\n", TEXT)
+            return AdminReply(500, b"The coordinator had an error.\r\n", TEXT_TYPE)
 
-    def _found(self, method: str, path: str) -> tuple[Route | None, str]:
-        route = self._plain.get((method, path))
+    def _find_route(self, method: str, path: str) -> tuple[AdminRoute | None, str]:
+        route = self._exact_routes.get((method, path))
         if route is not None:
             return route, ""
-        for (wanted, place), starred in self._starred:
-            before, _, after = place.partition("*")
-            if wanted == method and path.startswith(before) and path.endswith(after):
+        for (route_method, pattern), starred in self._starred_routes:
+            before, _, after = pattern.partition("*")
+            if route_method == method and path.startswith(before) and path.endswith(after):
                 rest = path[len(before) : len(path) - len(after)]
                 if rest and "/" not in rest:
                     return starred, rest

@@ -6,94 +6,104 @@ import time
 from pathlib import Path
 from typing import Any
 
-from parley.coordinator.ports.management import Management
-from parley.coordinator.ports.port import Asked, Plane, Reply
-from parley.coordinator.routing.admission import Choice
-from parley.coordinator.routing.instance import Instance
-from parley.coordinator.routing.instance_table import Table
+from parley.coordinator.ports.management import ManagementPort
+from parley.coordinator.ports.port import AdminPort, AdminReply, AdminRequest
+from parley.coordinator.routing.admission import InstanceScheduler
+from parley.coordinator.routing.instance import ClusterInstance
+from parley.coordinator.routing.instance_table import InstanceTable
 
-PAGE = Path(__file__).with_name("page.html")
-HTML = b"text/html; charset=utf-8"
-UP, DOWN = Reply(), Reply(503)
+PAGE_FILE = Path(__file__).with_name("page.html")
+HTML_TYPE = b"text/html; charset=utf-8"
+UP_REPLY, DOWN_REPLY = AdminReply(), AdminReply(503)
 
 
-class Status:
+class StatusPort:
     """The status port, served by ``app``."""
 
-    def __init__(self, table: Table, choice: Choice, management: Management, host: str = "127.0.0.1"):
-        self._table, self._choice, self._management = table, choice, management
-        self._began = table.clock()
-        page = Reply(200, PAGE.read_bytes(), HTML)
-        alive = {("GET", path): lambda _: UP for path in ("/v1/startup", "/v1/health", "/v2/health/live", "/health")}
-        ready = {("GET", path): self.ready for path in ("/v1/readiness", "/v2/health/ready", "/health/ready")}
-        self.app = Plane(
+    def __init__(
+        self, table: InstanceTable, scheduler: InstanceScheduler, management: ManagementPort, host: str = "127.0.0.1"
+    ):
+        self._table, self._scheduler, self._management = table, scheduler, management
+        self._started_at = table.clock()
+        page = AdminReply(200, PAGE_FILE.read_bytes(), HTML_TYPE)
+        alive = {
+            ("GET", path): lambda _: UP_REPLY for path in ("/v1/startup", "/v1/health", "/v2/health/live", "/health")
+        }
+        ready = {
+            ("GET", path): self.cluster_readiness for path in ("/v1/readiness", "/v2/health/ready", "/health/ready")
+        }
+        self.app = AdminPort(
             {
                 **alive,
                 **ready,
-                ("GET", "/v2/models/*/ready"): self.model,
+                ("GET", "/v2/models/*/ready"): self.model_readiness,
                 ("GET", "/"): lambda _: page,
-                ("GET", "/data"): lambda _: Reply.json(self.data()),
+                ("GET", "/data"): lambda _: AdminReply.from_json(self.page_data()),
             },
             host,
         )
 
-    def ready(self, asked: Asked) -> Reply:
+    def cluster_readiness(self, request: AdminRequest) -> AdminReply:
         """Answer a readiness probe."""
-        return UP if self._management.master and self._choice.possible() else DOWN
+        return UP_REPLY if self._management.master and self._scheduler.can_serve() else DOWN_REPLY
 
-    def model(self, asked: Asked) -> Reply:
+    def model_readiness(self, request: AdminRequest) -> AdminReply:
         """Answer a readiness probe for one model."""
-        known = any(asked.rest in each.models for each in self._table)
-        return UP if known and self._management.master and self._table.ready(asked.rest) else DOWN
+        known = any(request.matched_segment in each.models for each in self._table)
+        return (
+            UP_REPLY
+            if known and self._management.master and self._table.is_cluster_ready(request.matched_segment)
+            else DOWN_REPLY
+        )
 
-    def data(self) -> dict[str, Any]:
+    def page_data(self) -> dict[str, Any]:
         """Return the data of the page. Counters only grow, so that the page can compute rates."""
-        tally, table = self._choice.tally, self._table
+        counters, table = self._scheduler.counters, self._table
         return {
             "time": time.time(),
-            "up": table.clock() - self._began,
-            "ready": self._choice.possible(),
+            "up": table.clock() - self._started_at,
+            "ready": self._scheduler.can_serve(),
             "master": self._management.master,
-            "open": self._choice.open,
-            "waiting": self._choice.waiting,
-            "requests": tally.requests,
-            "retries": tally.retries,
-            "ended": tally.ended.counts,
-            "refused": tally.refusals.total,
-            "choices": tally.choices.counts,
-            "output_tokens": tally.output_tokens,
-            "goodput": self._choice.goodput,
-            "slo": {"ttft": tally.slo_ttft, "tpot": tally.slo_tpot},
-            "ttft": {"sum": tally.ttft.sum, "count": tally.ttft.total},
-            "tpot": {"sum": tally.tpot.sum, "count": tally.tpot.total},
-            "transfer": {"sum": tally.transfer.sum, "count": tally.transfer.total},
-            "instances": [self._shown(each) for each in sorted(table, key=lambda each: each.id)],
+            "open": self._scheduler.open_requests,
+            "waiting": self._scheduler.queued_requests,
+            "requests": counters.requests,
+            "retries": counters.retries,
+            "ended": counters.ended.by_label,
+            "refused": counters.refusals.total_count,
+            "choices": counters.placements.by_label,
+            "output_tokens": counters.output_tokens,
+            "goodput": self._scheduler.goodput_share,
+            "slo": {"ttft": counters.slo_ttft, "tpot": counters.slo_tpot},
+            "ttft": {"sum": counters.ttft.observed_sum, "count": counters.ttft.observed_count},
+            "tpot": {"sum": counters.tpot.observed_sum, "count": counters.tpot.observed_count},
+            "transfer": {"sum": counters.transfer.observed_sum, "count": counters.transfer.observed_count},
+            "instances": [self._instance_data(each) for each in sorted(table, key=lambda each: each.id)],
             "alarms": list(self._management.alarms)[-8:],
         }
 
-    def _shown(self, each: Instance) -> dict[str, Any]:
+    def _instance_data(self, instance: ClusterInstance) -> dict[str, Any]:
         return {
-            "id": each.id,
-            "url": each.url,
-            "role": each.role,
-            "share": each.p_percentage if each.role == "flex" else None,
-            "group": each.group,
-            "state": each.state(self._table.clock()),
-            "attached": each.attached,
-            "epoch": each.epoch,
-            "models": sorted(each.models),
-            "tasks": each.tasks,
-            "prefills": each.prefill.tasks,
-            "decodes": each.decode.tasks,
-            "slots": each.slots,
-            "slots_used": max(each.prefill.slots, each.decode.slots),
-            "blocks": each.blocks,
-            "blocks_used": each.used,
-            "waiting": each.waiting,
-            "running": each.running,
-            "pinned": each.pinned,
-            "reserved": each.reserved,
-            "prefill_rate": each.prefill_rate,
-            "decode_rate": each.decode_rate,
-            "transfers": each.transfers,
+            "id": instance.id,
+            "url": instance.url,
+            "role": instance.role,
+            "share": instance.p_percentage if instance.role == "flex" else None,
+            "group": instance.group,
+            "state": instance.state_at(self._table.clock()),
+            "attached": instance.attached,
+            "epoch": instance.epoch,
+            "models": sorted(instance.models),
+            "tasks": instance.tasks,
+            "prefills": instance.prefill.tasks,
+            "decodes": instance.decode.tasks,
+            "slots": instance.slots,
+            "slots_used": max(instance.prefill.slots, instance.decode.slots),
+            "blocks": instance.blocks,
+            "blocks_used": instance.used_blocks,
+            "waiting": instance.waiting,
+            "running": instance.running,
+            "pinned": instance.pinned,
+            "reserved": instance.reserved,
+            "prefill_rate": instance.prefill_rate,
+            "decode_rate": instance.decode_rate,
+            "transfers": instance.transfers,
         }

@@ -18,25 +18,28 @@ from functools import partial
 from math import inf
 
 from parley.coordinator import refusals
-from parley.coordinator.config import Options
+from parley.coordinator.config import CoordinatorOptions
 from parley.coordinator.proxy import forward, prefill_answer
-from parley.coordinator.proxy.client import Caller
-from parley.coordinator.proxy.connections import Connections
-from parley.coordinator.proxy.http_client import Broken, Response, Unreachable, Whole
-from parley.coordinator.proxy.prefill_answer import BadAnswer, First
-from parley.coordinator.proxy.stream_merge import Cut, Recompute, Splice
-from parley.coordinator.routing.admission import Choice, Chosen, Refused
-from parley.coordinator.routing.instance import Instance
-from parley.coordinator.routing.policies import Wanted
-from parley.disagg.wire.headers import LOST, SHORT
+from parley.coordinator.proxy.client import DownstreamClient
+from parley.coordinator.proxy.connections import InstanceConnections
+from parley.coordinator.proxy.http_client import CollectedAnswer, ConnectionBroken, InstanceAnswer, InstanceUnreachable
+from parley.coordinator.proxy.prefill_answer import BadPrefillAnswer, PrefillAnswer
+from parley.coordinator.proxy.stream_merge import RecomputeRequested, ResultsCut, StreamMerge
+from parley.coordinator.routing.admission import InstanceScheduler, Placement, RequestRefused
+from parley.coordinator.routing.instance import ClusterInstance
+from parley.coordinator.routing.policies import SchedulingRequest
+from parley.disagg.wire.headers import LOST_HEADER, SHORT_HEADER
 from parley.errors import ParleyError
-from parley.web.random_ids import draw
+from parley.web.random_ids import draw_id
 
-PAUSE, LONGEST = 0.05, 2.0  # seconds before the same instance is tried again: doubled each time, and at most
-RECOMPUTE = 1.0  # seconds before a refused recompute is tried again
+RETRY_DELAY, MAX_RETRY_DELAY = (
+    0.05,
+    2.0,
+)  # seconds before the same instance is tried again: doubled each time, and at most
+RECOMPUTE_DELAY = 1.0  # seconds before a refused recompute is tried again
 
 
-class Failed(Exception):
+class AttemptFailed(Exception):
     """An attempt failed because of an instance.
 
     ``answer``: P's answer, if there is one; ``final``: no other instance would do better; ``equally_unfit``: ids of
@@ -47,18 +50,18 @@ class Failed(Exception):
         self,
         status: int,
         text: str,
-        instance: Instance | None = None,
+        instance: ClusterInstance | None = None,
         *,
-        answer: Response | None = None,
+        answer: InstanceAnswer | None = None,
         final: bool = False,
-        alike: Iterable[int] = (),
+        equally_unfit: Iterable[int] = (),
     ):
         super().__init__(text)
-        self.status, self.text, self.instance, self.alike = status, text, instance, alike
+        self.status, self.text, self.instance, self.equally_unfit = status, text, instance, equally_unfit
         self.answer, self.final = answer, final
 
 
-class Passage:
+class RequestRunner:
     """One request of a client, with all its attempts.
 
     ``body``: as the client sent it; ``scheduling_request``: its requirements; ``error_ending`` returns the last bytes
@@ -67,262 +70,286 @@ class Passage:
 
     def __init__(
         self,
-        choice: Choice,
-        connections: Connections,
-        caller: Caller,
+        scheduler: InstanceScheduler,
+        connections: InstanceConnections,
+        client: DownstreamClient,
         body: bytes,
-        wanted: Wanted,
-        closing: Callable[[ParleyError], bytes],
+        scheduling_request: SchedulingRequest,
+        error_ending: Callable[[ParleyError], bytes],
     ):
-        self.caller = caller
-        self.options: Options = choice.options
+        self.client = client
+        self.options: CoordinatorOptions = scheduler.options
         self.attempts = 0
-        self._choice, self._connections = choice, connections
-        self._wanted, self._closing = wanted, closing
+        self._scheduler, self._connections = scheduler, connections
+        self._scheduling_request, self._error_ending = scheduling_request, error_ending
         self._body: Sequence[bytes] = (body,)
-        self._target = caller.target
-        self._method = caller.scope["method"].encode()
-        self._headers = caller.forwarded()
-        if caller.label:
-            self._headers.append((b"parley-label", caller.label))
+        self._request_target = client.request_target
+        self._method = client.scope["method"].encode()
+        self._headers = client.forwarded_headers()
+        if client.client_request_id:
+            self._headers.append((b"parley-label", client.client_request_id))
         self._created = b"%d" % time.time()
-        self._avoid: frozenset[int] = frozenset()
-        self._told: Response | None = None  # the answer of the last P that refused the request
+        self._failed_instances: frozenset[int] = frozenset()
+        self._last_refusal: InstanceAnswer | None = None  # the answer of the last P that refused the request
         self._timer: asyncio.Timeout  # expires for the first token until P answers, then for the whole request
-        self._due = 0.0
-        self._ended: ParleyError | None = None  # set by ``fail_request``
-        self._soon = inf  # when the first token is due; finite once P was asked
+        self._deadline = 0.0
+        self._outside_error: ParleyError | None = None  # set by ``fail_request``
+        self._first_token_due = inf  # when the first token is due; finite once P was asked
         self._recomputes = 0
-        self._splice = Splice(caller)
+        self._merge = StreamMerge(client)
         self._layout = ""  # KV layout of the instances that computed the part the client has
         # of the current attempt
-        self._id = ""
-        self._busy: Sequence[Instance] = ()  # instances where the request may be running
+        self._attempt_id = ""
+        self._busy_instances: Sequence[ClusterInstance] = ()  # instances where the request may be running
 
-    async def run(self) -> None:
+    async def run_attempts(self) -> None:
         """Answer the client. Raises ParleyError only before anything was sent."""
         try:
-            self._due = asyncio.get_running_loop().time() + self.options.infer_timeout
+            self._deadline = asyncio.get_running_loop().time() + self.options.infer_timeout
             try:
-                async with asyncio.timeout_at(self._due) as self._timer:
-                    while not await self._once():
+                async with asyncio.timeout_at(self._deadline) as self._timer:
+                    while not await self._run_once():
                         pass
             except TimeoutError:
-                if self._ended is not None:
-                    raise self._ended from None
-                first = self._timer.when() != self._due
-                raise refusals.refusal(408, refusals.LATE_FIRST if first else refusals.LATE_END) from None
+                if self._outside_error is not None:
+                    raise self._outside_error from None
+                first_is_late = self._timer.when() != self._deadline
+                raise refusals.coordinator_error(
+                    408, refusals.FIRST_TOKEN_TIMEOUT if first_is_late else refusals.INFERENCE_TIMEOUT
+                ) from None
         except ParleyError as error:
-            if not self._splice.sent:
+            if not self._merge.sent:
                 raise
-            self._break(error)
+            self._end_stream(error)
         finally:
-            await self._splice.settle()
+            await self._merge.wait_for_client()
 
-    def end(self, error: ParleyError) -> None:
+    def fail_request(self, error: ParleyError) -> None:
         """Stop the request; the client receives this error."""
-        self._ended = error
+        self._outside_error = error
         with contextlib.suppress(RuntimeError):  # all attempts are over, and the client reads the rest
             self._timer.reschedule(0.0)
 
-    def _break(self, error: ParleyError) -> None:
+    def _end_stream(self, error: ParleyError) -> None:
         """End a stream that has begun with an error."""
-        last = self._closing(error)
+        last = self._error_ending(error)
         if last:
-            self._splice.finish(last)
+            self._merge.finish_merge(last)
         else:
-            self.caller.abort()
+            self.client.abort_connection()
 
     # -- attempts
 
-    async def _once(self) -> bool:
+    async def _run_once(self) -> bool:
         """Run one attempt; True if the request is answered. Raises ParleyError when no other attempt may follow."""
-        chosen = await self._choose()
+        placement = await self._place_attempt()
         try:
-            if self.attempts and not self._avoid.isdisjoint((chosen.p.id, chosen.d.id)):  # no others are left
-                if self._told is not None and not self._splice.sent and chosen.p.id in self._avoid:
-                    self.caller.whole(*self._told)
+            if self.attempts and not self._failed_instances.isdisjoint(
+                (placement.p.id, placement.d.id)
+            ):  # no others are left
+                if self._last_refusal is not None and not self._merge.sent and placement.p.id in self._failed_instances:
+                    self.client.send_complete(*self._last_refusal)
                     return True
-                await asyncio.sleep(min(LONGEST, PAUSE * 2**self.attempts))
-            if chosen.p is chosen.d and not chosen.p.extended:
-                await self._whole(chosen.p)
+                await asyncio.sleep(min(MAX_RETRY_DELAY, RETRY_DELAY * 2**self.attempts))
+            if placement.p is placement.d and not placement.p.native:
+                await self._forward_unchanged(placement.p)
             else:
-                await self._attempt(chosen)
-            chosen.end()
+                await self._run_separated(placement)
+            placement.close_placement()
             return True
-        except Recompute as wish:
+        except RecomputeRequested as recompute:
             self._recomputes += 1
-            self._body = (wish.body,)
+            self._body = (recompute.body,)
             return False
-        except Failed as failure:
-            return await self._failed(failure)
+        except AttemptFailed as failure:
+            return await self._handle_failure(failure)
         finally:
-            chosen.end(False)
+            placement.close_placement(False)
 
-    async def _failed(self, failure: Failed) -> bool:
+    async def _handle_failure(self, failure: AttemptFailed) -> bool:
         """Prepare for another attempt (False), or send the client P's answer (True). Raises ParleyError."""
         self.attempts += 1
-        splice = self._splice
+        merge = self._merge
         if failure.instance is not None:
-            self._avoid |= {failure.instance.id, *failure.alike}
-        answer = self._told = failure.answer
+            self._failed_instances |= {failure.instance.id, *failure.equally_unfit}
+        answer = self._last_refusal = failure.answer
         if self._recomputes:
             if self.attempts > self.options.max_retry:
-                raise refusals.refusal(500, refusals.NO_RETRY)
-            await asyncio.sleep(RECOMPUTE)
+                raise refusals.coordinator_error(500, refusals.RETRY_FAILED)
+            await asyncio.sleep(RECOMPUTE_DELAY)
             return False
-        if not (failure.final or self.attempts > self.options.max_retry or (splice.sent and not splice.exact)):
+        if not (failure.final or self.attempts > self.options.max_retry or (merge.sent and not merge.exact)):
             return False
-        if answer is None or splice.sent:
-            raise refusals.refusal(failure.status if failure.status >= 400 else 500, failure.text)
-        self.caller.whole(*answer)
+        if answer is None or merge.sent:
+            raise refusals.coordinator_error(failure.status if failure.status >= 400 else 500, failure.text)
+        self.client.send_complete(*answer)
         return True
 
-    async def _choose(self) -> Chosen:
+    async def _place_attempt(self) -> Placement:
         """Schedule an attempt. Raises ParleyError."""
-        wanted, again = self._wanted, self.attempts + self._recomputes
-        if again:
+        request, attempt = self._scheduling_request, self.attempts + self._recomputes
+        if attempt:
             self._wait_for_first()
-            left = None if wanted.deadline is None else max(0.0, wanted.deadline - self._spent())
-            begun = self._layout if self._splice.sent else ""
-            wanted = replace(wanted, avoid=self._avoid, attempt=again, deadline=left, layout=begun)
+            remaining = None if request.deadline is None else max(0.0, request.deadline - self._elapsed_seconds())
+            layout = self._layout if self._merge.sent else ""
+            request = replace(request, avoid=self._failed_instances, attempt=attempt, deadline=remaining, layout=layout)
         try:
-            return await self._choice.choose(wanted)
-        except Refused as refused:
-            raise refusals.refusal(refused.status, refused.text, refused.retry_after) from None
+            return await self._scheduler.place_request(request)
+        except RequestRefused as refusal:
+            raise refusals.coordinator_error(refusal.status, refusal.text, refusal.retry_after) from None
 
     def _wait_for_first(self) -> None:
         """Let the request time out when its first token is due, unless the client has it."""
-        self._wait_until(self._due if self._splice.sent else min(self._due, self._soon))
+        self._set_timeout(self._deadline if self._merge.sent else min(self._deadline, self._first_token_due))
 
-    def _wait_until(self, due: float) -> None:
-        if self._ended is None and due != self._timer.when():  # mostly it is unchanged, and rescheduling is expensive
+    def _set_timeout(self, due: float) -> None:
+        if (
+            self._outside_error is None and due != self._timer.when()
+        ):  # mostly it is unchanged, and rescheduling is expensive
             self._timer.reschedule(due)
 
-    def _spent(self) -> float:
+    def _elapsed_seconds(self) -> float:
         """Return the seconds since the client's request arrived; its time limits cover all attempts together."""
-        return time.perf_counter() - self.caller.arrived
+        return time.perf_counter() - self.client.arrived_at
 
-    async def _whole(self, instance: Instance) -> None:
+    async def _forward_unchanged(self, instance: ClusterInstance) -> None:
         """Send the request unchanged to a server that takes no prefill commands. Raises AttemptFailed, ParleyError."""
-        if self._splice.sent:
-            raise Failed(500, refusals.D_FAILED, instance, final=True)
-        await forward.one(self._connections, self.caller, [instance], b"".join(self._body))
+        if self._merge.sent:
+            raise AttemptFailed(500, refusals.DECODE_FAILED, instance, final=True)
+        await forward.forward_to_one(self._connections, self.client, [instance], b"".join(self._body))
 
-    async def _attempt(self, chosen: Chosen) -> None:
+    async def _run_separated(self, placement: Placement) -> None:
         """Run one attempt on a prefill and a decode instance. Raises AttemptFailed, RecomputeRequested."""
-        feed, splice = self._connections.feed(chosen.d), self._splice
+        stream, merge = self._connections.result_stream(placement.d), self._merge
         if not self._recomputes:  # a recompute keeps the id
-            self._id = str(int.from_bytes(draw()[:8]))
-        if not splice.sent:
-            self._layout = chosen.d.layout or chosen.p.layout  # read it now: a restarted instance may have another
-        splice.anew(chosen.token)
-        if feed is None or not await feed.ready():
-            raise Failed(500, refusals.D_FAILED, chosen.d)
-        feed.open(self._id, splice)
+            self._attempt_id = str(int.from_bytes(draw_id()[:8]))
+        if not merge.sent:
+            self._layout = (
+                placement.d.layout or placement.p.layout
+            )  # read it now: a restarted instance may have another
+        merge.begin_attempt(placement.token)
+        if stream is None or not await stream.wait_until_ready():
+            raise AttemptFailed(500, refusals.DECODE_FAILED, placement.d)
+        stream.register_receiver(self._attempt_id, merge)
         try:
-            first = await self._ask(chosen)
-            if first is None:
-                self._busy = ()
+            prefill_answer = await self._ask_prefill(placement)
+            if prefill_answer is None:
+                self._busy_instances = ()
                 return
-            chosen.first()
-            if not splice.begin(first, feed.exact, partial(self._connections.flow, chosen.d, self._id)):
-                self._busy = (chosen.d,)
-                await splice.done
-            self._busy = ()
-        except Cut as cut:
-            if cut.over:
-                self._busy = ()
-            raise Failed(500, cut.text, chosen.d, final=cut.final) from None
-        except Recompute:
-            self._busy = ()
+            placement.first()
+            if not merge.take_prefill_answer(
+                prefill_answer,
+                stream.native,
+                partial(self._connections.set_results_paused, placement.d, self._attempt_id),
+            ):
+                self._busy_instances = (placement.d,)
+                await merge.done
+            self._busy_instances = ()
+        except ResultsCut as cut:
+            if cut.decode_stopped:
+                self._busy_instances = ()
+            raise AttemptFailed(500, cut.text, placement.d, final=cut.final) from None
+        except RecomputeRequested:
+            self._busy_instances = ()
             raise
         finally:
-            feed.close(self._id)
-            self._halt()
+            stream.unregister_receiver(self._attempt_id)
+            self._abort_everywhere()
 
-    def _halt(self) -> None:
+    def _abort_everywhere(self) -> None:
         """Abort the request on all instances where it may be running."""
-        for instance in self._busy:
-            self._connections.halt(instance, self._id, self._wanted.model)
-        self._busy = ()
+        for instance in self._busy_instances:
+            self._connections.abort_request(instance, self._attempt_id, self._scheduling_request.model)
+        self._busy_instances = ()
 
-    async def _ask(self, chosen: Chosen) -> First | None:
+    async def _ask_prefill(self, placement: Placement) -> PrefillAnswer | None:
         """Return P's answer; None if D has already sent a complete one. Raises AttemptFailed, ResultsCut,
         RecomputeRequested."""
-        p, d, splice = chosen.p, chosen.d, self._splice
-        given = splice.given()
+        p, d, merge = placement.p, placement.d, self._merge
+        prior_outputs = merge.prior_outputs()
         headers = [
             *self._headers,
-            *self._connections.secret,
-            (b"req-id", self._id.encode()),
+            *self._connections.secret_headers,
+            (b"req-id", self._attempt_id.encode()),
             (b"req-type", b"prefill"),
-            *_target(p, d, self._connections),
-            (b"parley-results", self._connections.name.encode()),
-            (b"parley-id", self.caller.unique.encode()),
+            *_target_headers(p, d, self._connections),
+            (b"parley-results", self._connections.coordinator_name.encode()),
+            (b"parley-id", self.client.request_uuid.encode()),
             (b"parley-created", self._created),
-            (b"parley-spent", b"%d" % (1000 * self._spent())),
+            (b"parley-spent", b"%d" % (1000 * self._elapsed_seconds())),
         ]
-        if given:
-            headers.append((b"parley-given", b"%d" % len(given)))
+        if prior_outputs:
+            headers.append((b"parley-given", b"%d" % len(prior_outputs)))
         if self._recomputes:
             headers.append((b"is-recompute", b"true"))
-        body = (given, *self._body) if given else self._body
-        self._busy = (p, d) if chosen.separate else (p,)
-        if self._soon == inf:
-            self._soon = asyncio.get_running_loop().time() + self.options.first_token_timeout
+        body = (prior_outputs, *self._body) if prior_outputs else self._body
+        self._busy_instances = (p, d) if placement.separate else (p,)
+        if self._first_token_due == inf:
+            self._first_token_due = asyncio.get_running_loop().time() + self.options.first_token_timeout
         self._wait_for_first()
         try:
-            upstream = self._connections.upstream(p)
-            answer = await upstream.ask(self._method, self._target, headers, body, again=False, told=self._asked)
-            self._wait_until(self._due)
-        except Unreachable:
-            self._busy = ()
-            self._choice.table.fault(p, refusals.NO_CONNECTION)
-            raise Failed(500, refusals.NO_CONNECTION, p) from None
-        except Broken as broken:
-            if splice.done.done():  # the request to P was dropped: D is lost, or has answered
-                await splice.done
+            http_client = self._connections.http_client(p)
+            answer = await http_client.request_answer(
+                self._method, self._request_target, headers, body, resend=False, on_sent=self._set_asking
+            )
+            self._set_timeout(self._deadline)
+        except InstanceUnreachable:
+            self._busy_instances = ()
+            self._scheduler.table.mark_faulty(p, refusals.PREFILL_CONNECT_FAILED)
+            raise AttemptFailed(500, refusals.PREFILL_CONNECT_FAILED, p) from None
+        except ConnectionBroken as broken:
+            if merge.done.done():  # the request to P was dropped: D is lost, or has answered
+                await merge.done
                 return None
-            text = refusals.P_FAILED if broken.left else refusals.UNASKED if broken.unsent else refusals.UNREAD
-            raise Failed(500, text, p) from None
-        if splice.overtaken:
-            await splice.done
+            text = (
+                refusals.PREFILL_FAILED
+                if broken.abandoned
+                else refusals.PREFILL_SEND_FAILED
+                if broken.unsent
+                else refusals.PREFILL_RECEIVE_FAILED
+            )
+            raise AttemptFailed(500, text, p) from None
+        if merge.decode_finished_first:
+            await merge.done
             return None
         if answer.status != 200:
-            self._busy = ()
-            raise _refused(chosen, answer, self._choice.table.usable())
+            self._busy_instances = ()
+            raise _classify_refusal(placement, answer, self._scheduler.table.usable_instances())
         try:
-            return prefill_answer.first(answer.body)
-        except BadAnswer:
-            raise Failed(500, refusals.P_FAILED, p) from None
+            return prefill_answer.parse_prefill_answer(answer.body)
+        except BadPrefillAnswer:
+            raise AttemptFailed(500, refusals.PREFILL_FAILED, p) from None
 
-    def _asked(self, whole: Whole) -> None:
-        self._splice.asking = whole
+    def _set_asking(self, pending_answer: CollectedAnswer) -> None:
+        self._merge.asking = pending_answer
 
 
-def _refused(chosen: Chosen, answer: Response, usable: Sequence[Instance]) -> Failed:
+def _classify_refusal(placement: Placement, answer: InstanceAnswer, usable: Sequence[ClusterInstance]) -> AttemptFailed:
     """Classify P's error: one of P or D, so that other instances may do better, or one of the client."""
     marks = {name for name, _ in answer.headers}
-    if prefill_answer.refused(answer):
-        chosen.refused()
-        return Failed(429, refusals.TOO_MANY, chosen.d)
-    if LOST in marks:
-        chosen.p.loaded = False  # until its status reports a new engine
-        return Failed(answer.status, refusals.P_FAILED, chosen.p)
-    if prefill_answer.misplaced(answer):
-        return Failed(503, refusals.P_FAILED, chosen.p)
-    if SHORT in marks and any(each.longest > chosen.p.longest for each in usable):
-        alike = [each.id for each in usable if each.longest <= chosen.p.longest]
-        return Failed(answer.status, refusals.P_FAILED, chosen.p, answer=answer, alike=alike)
-    text = refusals.LATE_END if answer.status == 408 else refusals.P_FAILED
-    return Failed(answer.status, text, chosen.p, answer=answer, final=answer.status not in (429, 503))
+    if prefill_answer.reports_full_decode(answer):
+        placement.report_handover_refused()
+        return AttemptFailed(429, refusals.TOO_MANY_REQUESTS, placement.d)
+    if LOST_HEADER in marks:
+        placement.p.accepting = False  # until its status reports a new engine
+        return AttemptFailed(answer.status, refusals.PREFILL_FAILED, placement.p)
+    if prefill_answer.reports_wrong_role(answer):
+        return AttemptFailed(503, refusals.PREFILL_FAILED, placement.p)
+    if SHORT_HEADER in marks and any(each.longest > placement.p.longest for each in usable):
+        equally_unfit = [each.id for each in usable if each.longest <= placement.p.longest]
+        return AttemptFailed(
+            answer.status, refusals.PREFILL_FAILED, placement.p, answer=answer, equally_unfit=equally_unfit
+        )
+    text = refusals.INFERENCE_TIMEOUT if answer.status == 408 else refusals.PREFILL_FAILED
+    return AttemptFailed(answer.status, text, placement.p, answer=answer, final=answer.status not in (429, 503))
 
 
-def _target(p: Instance, d: Instance, connections: Connections) -> list[tuple[bytes, bytes]]:
+def _target_headers(
+    p: ClusterInstance, d: ClusterInstance, connections: InstanceConnections
+) -> list[tuple[bytes, bytes]]:
     """Return the headers that tell P where D is."""
-    if p is d and p.extended:
+    if p is d and p.native:
         return [(b"d-target", b"self")]
-    target = d.peer or connections.upstream(d).host
+    target = d.peer or connections.http_client(d).host
     port = target.partition(";")[2]
     return [(b"d-target", target.encode()), *([(b"d-port", port.encode())] if port else [])]

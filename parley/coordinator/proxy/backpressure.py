@@ -9,75 +9,79 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from parley.coordinator.proxy.client import Caller
+from parley.coordinator.proxy.client import DownstreamClient
 
-HOLD = 32 << 10  # buffered bytes above which the sender is paused
-QUEUE = 1 << 20  # buffered bytes above which the client is dropped, because the sender has not paused
+PAUSE_ABOVE = 32 << 10  # buffered bytes above which the sender is paused
+DROP_ABOVE = 1 << 20  # buffered bytes above which the client is dropped, because the sender has not paused
 
 
-class Outflow:
+class BackpressureBuffer:
     """The body of an answer that has begun.
 
     ``pause_sender(True)`` pauses the current sender, ``pause_sender(False)`` resumes it; None if it cannot be paused.
     """
 
-    def __init__(self, caller: Caller):
-        self.hold: Callable[[bool], Coroutine[Any, Any, None]] | None = None
-        self._caller, self._cycle = caller, caller.cycle
-        self._queue: list[bytes] | None = None  # None: everything was sent
-        self._queued = 0
-        self._over = False  # the buffer contains the end of the answer
-        self._draining: asyncio.Task[None] | None = None
-        self._held: Callable[[bool], Coroutine[Any, Any, None]] | None = None  # of the sender paused
-        self._telling: asyncio.Task[None] | None = None
+    def __init__(self, client: DownstreamClient):
+        self.pause_sender: Callable[[bool], Coroutine[Any, Any, None]] | None = None
+        self._client, self._cycle = client, client.http_cycle
+        self._buffered_parts: list[bytes] | None = None  # None: everything was sent
+        self._buffered_bytes = 0
+        self._is_complete = False  # the buffer contains the end of the answer
+        self._drain_task: asyncio.Task[None] | None = None
+        self._paused_sender: Callable[[bool], Coroutine[Any, Any, None]] | None = None  # of the sender paused
+        self._pause_task: asyncio.Task[None] | None = None
 
-    def put(self, data: bytes) -> None:
+    def send_part(self, data: bytes) -> None:
         """Send a part now, or once the client has read the parts before it."""
-        if self._queue is not None:
-            self._queue.append(data)
-            self._queued += len(data)
-            if self._queued > QUEUE:  # the sender was asked to pause and did not, or cannot
-                self._caller.abort()
-            elif self._queued > HOLD and self.hold is not None and self._held is not self.hold:
-                self._held = self.hold
-                self._telling = asyncio.get_running_loop().create_task(self._held(True))
-        elif not self._cycle.part(data):
-            self._queue = []
-            self._draining = asyncio.get_running_loop().create_task(self._drain())
+        if self._buffered_parts is not None:
+            self._buffered_parts.append(data)
+            self._buffered_bytes += len(data)
+            if self._buffered_bytes > DROP_ABOVE:  # the sender was asked to pause and did not, or cannot
+                self._client.abort_connection()
+            elif (
+                self._buffered_bytes > PAUSE_ABOVE
+                and self.pause_sender is not None
+                and self._paused_sender is not self.pause_sender
+            ):
+                self._paused_sender = self.pause_sender
+                self._pause_task = asyncio.get_running_loop().create_task(self._paused_sender(True))
+        elif not self._cycle.write_part(data):
+            self._buffered_parts = []
+            self._drain_task = asyncio.get_running_loop().create_task(self._drain_buffer())
 
-    def finish(self, data: bytes) -> None:
+    def send_last_part(self, data: bytes) -> None:
         """Send the last part."""
-        if self._queue is not None:
-            self._queue.append(data)
-            self._over = True
+        if self._buffered_parts is not None:
+            self._buffered_parts.append(data)
+            self._is_complete = True
         else:
-            self._caller.finish(data)
+            self._client.finish_answer(data)
 
-    async def settle(self) -> None:
+    async def wait_until_read(self) -> None:
         """Wait until a slow client has read the rest of a complete answer; stop sending an incomplete one."""
-        if self._draining is None:
+        if self._drain_task is None:
             return
-        if not self._over:
-            self._draining.cancel()
-        await asyncio.gather(self._draining, return_exceptions=True)
+        if not self._is_complete:
+            self._drain_task.cancel()
+        await asyncio.gather(self._drain_task, return_exceptions=True)
 
-    async def _drain(self) -> None:
+    async def _drain_buffer(self) -> None:
         """Send the buffer as the client reads it, then resume the sender."""
-        assert self._queue is not None
+        assert self._buffered_parts is not None
         while True:
-            data, over = b"".join(self._queue), self._over
-            self._queue.clear()
-            self._queued = 0
-            await self._caller.write(data, "", last=over)
-            if over:
+            data, is_complete = b"".join(self._buffered_parts), self._is_complete
+            self._buffered_parts.clear()
+            self._buffered_bytes = 0
+            await self._client.write_stream(data, "", last=is_complete)
+            if is_complete:
                 return
-            if self._queue or self._over or self._cycle.blocked:
+            if self._buffered_parts or self._is_complete or self._cycle.write_blocked:
                 continue
-            held, self._held = self._held, None
-            if held is None:
+            paused_sender, self._paused_sender = self._paused_sender, None
+            if paused_sender is None:
                 break
-            if self._telling is not None:
-                await self._telling
-            if held is self.hold:  # the sender has not changed
-                await held(False)
-        self._queue = self._draining = None
+            if self._pause_task is not None:
+                await self._pause_task
+            if paused_sender is self.pause_sender:  # the sender has not changed
+                await paused_sender(False)
+        self._buffered_parts = self._drain_task = None

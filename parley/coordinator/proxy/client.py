@@ -2,74 +2,87 @@
 
 from __future__ import annotations
 
-from parley.disagg.wire.handover import CONNECTION
-from parley.disagg.wire.headers import LOST, ORDERS, OWN, SHORT
-from parley.web.connection import CYCLE, Cycle
+from parley.disagg.wire.handover import CONNECTION_HEADERS
+from parley.disagg.wire.headers import COMMAND_HEADERS, LOST_HEADER, NATIVE_PREFIX, SHORT_HEADER
+from parley.web.connection import CYCLE_KEY, HttpCycle
 from parley.web.exchange import Exchange
 
 # Headers of one connection rather than of the request, or set anew for the next connection.
-HOP = CONNECTION | {b"proxy-connection", b"proxy-authenticate", b"proxy-authorization", b"host", b"origin"}
-HELD = HOP | ORDERS
-BACK = (HOP - {b"content-encoding"}) | {b"date", b"server", LOST, SHORT}  # headers of an answer that are not passed on
+HOP_HEADERS = CONNECTION_HEADERS | {
+    b"proxy-connection",
+    b"proxy-authenticate",
+    b"proxy-authorization",
+    b"host",
+    b"origin",
+}
+NOT_FORWARDED = HOP_HEADERS | COMMAND_HEADERS
+NOT_RETURNED = (HOP_HEADERS - {b"content-encoding"}) | {
+    b"date",
+    b"server",
+    LOST_HEADER,
+    SHORT_HEADER,
+}  # headers of an answer that are not passed on
 
 
-class Caller(Exchange):
+class DownstreamClient(Exchange):
     """The request of one client."""
 
     @property
-    def cycle(self) -> Cycle:
+    def http_cycle(self) -> HttpCycle:
         """The HTTP connection's request-response cycle."""
-        return self.scope[CYCLE]
+        return self.scope[CYCLE_KEY]
 
     @property
-    def target(self) -> bytes:
+    def request_target(self) -> bytes:
         """Path and query string exactly as the client sent them."""
         path, query = self.scope["raw_path"], self.scope["query_string"]
         return path + b"?" + query if query else path
 
-    def forwarded(self) -> list[tuple[bytes, bytes]]:
+    def forwarded_headers(self) -> list[tuple[bytes, bytes]]:
         """Return the client's headers that are forwarded to an instance."""
-        dropped = HELD
+        excluded = NOT_FORWARDED
         if named := self.headers.get(b"connection"):
-            dropped = dropped | {name.strip().lower() for name in named.split(b",")}
+            excluded = excluded | {name.strip().lower() for name in named.split(b",")}
         return [
-            header for header in self.scope["headers"] if header[0] not in dropped and not header[0].startswith(OWN)
+            header
+            for header in self.scope["headers"]
+            if header[0] not in excluded and not header[0].startswith(NATIVE_PREFIX)
         ]
 
     @property
-    def label(self) -> bytes:
+    def client_request_id(self) -> bytes:
         """The request id that the client chose, as clients of MindIE may; empty if none."""
         return self.headers.get(b"req-id", b"")
 
-    def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+    def begin_answer(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """Set the head of the answer; it is written together with the first part."""
         self.status = status
-        self.separate()
+        self.enable_event_chunks()
         if self.options.cors:
-            headers = [*headers, *self._shared()]
-        self.cycle.begin(status, headers)
+            headers = [*headers, *self._cors_headers()]
+        self.http_cycle.begin_response(status, headers)
 
-    def _shared(self) -> list[tuple[bytes, bytes]]:
+    def _cors_headers(self) -> list[tuple[bytes, bytes]]:
         """Return the CORS headers that let a browser page of another origin read the answer, if its origin may."""
         origin, origins = self.headers.get(b"origin", b""), self.options.cors
         if not origin or ("*" not in origins and origin.decode("latin-1") not in origins):
             return []
-        shared = [(b"access-control-expose-headers", b"X-Request-Id")]
+        cors_headers = [(b"access-control-expose-headers", b"X-Request-Id")]
         if "*" in origins and b"cookie" not in self.headers:
-            return [(b"access-control-allow-origin", b"*"), *shared]
-        return [(b"access-control-allow-origin", origin), (b"vary", b"Origin"), *shared]
+            return [(b"access-control-allow-origin", b"*"), *cors_headers]
+        return [(b"access-control-allow-origin", origin), (b"vary", b"Origin"), *cors_headers]
 
-    def finish(self, data: bytes = b"") -> None:
+    def finish_answer(self, data: bytes = b"") -> None:
         """Write the last part of the answer."""
-        self.cycle.part(data, last=True)
-        self.complete = True
+        self.http_cycle.write_part(data, last=True)
+        self.response_sent = True
 
-    def whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    def send_complete(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         """Write an answer in one piece."""
-        self.begin(status, [*returned(headers), (b"content-length", b"%d" % len(body))])
-        self.finish(body)
+        self.begin_answer(status, [*returned_headers(headers), (b"content-length", b"%d" % len(body))])
+        self.finish_answer(body)
 
 
-def returned(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+def returned_headers(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """Return the headers of an instance's answer that are passed on to the client."""
-    return [header for header in headers if header[0] not in BACK]
+    return [header for header in headers if header[0] not in NOT_RETURNED]

@@ -14,19 +14,19 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from parley.coordinator.config import Options
-from parley.coordinator.proxy.http_client import Broken, Unreachable, Upstream
-from parley.coordinator.proxy.result_stream import Feed
+from parley.coordinator.config import CoordinatorOptions
+from parley.coordinator.proxy.http_client import ConnectionBroken, InstanceHttpClient, InstanceUnreachable
+from parley.coordinator.proxy.result_stream import ResultStreamClient
 from parley.coordinator.routing.health import Unanswered
-from parley.coordinator.routing.instance import Instance
-from parley.coordinator.routing.instance_table import News, Table
-from parley.web.random_ids import draw
+from parley.coordinator.routing.instance import ClusterInstance
+from parley.coordinator.routing.instance_table import InstanceNews, InstanceTable
+from parley.web.random_ids import draw_id
 
-SOON = 10.0  # seconds that an instance may take to answer a command
-JSON = [(b"content-type", b"application/json")]
+COMMAND_TIMEOUT = 10.0  # seconds that an instance may take to answer a command
+JSON_CONTENT_TYPE = [(b"content-type", b"application/json")]
 
 
-class Connections:
+class InstanceConnections:
     """The HTTP clients and result streams of all instances.
 
     ``coordinator_id``: the coordinator id, the same after a restart; instances drop the results that they kept for an
@@ -35,127 +35,141 @@ class Connections:
     requests forwarded unchanged.
     """
 
-    def __init__(self, table: Table, options: Options, seat: str, context: ssl.SSLContext | None = None):
-        self.name = draw().hex()  # identifies this coordinator's results at instances
-        self._seat = seat
+    def __init__(
+        self,
+        table: InstanceTable,
+        options: CoordinatorOptions,
+        coordinator_id: str,
+        context: ssl.SSLContext | None = None,
+    ):
+        self.coordinator_name = draw_id().hex()  # identifies this coordinator's results at instances
+        self._coordinator_id = coordinator_id
         self._table = table
         self._context = context
-        self.secret = [(b"parley-secret", options.secret.encode())] if options.secret else []
-        self._upstreams: dict[str, Upstream] = {}  # by scheme, host and port
-        self._feeds: dict[int, tuple[Feed, asyncio.Task[None]]] = {}
+        self.secret_headers = [(b"parley-secret", options.secret.encode())] if options.secret else []
+        self._http_clients: dict[str, InstanceHttpClient] = {}  # by scheme, host and port
+        self._result_streams: dict[int, tuple[ResultStreamClient, asyncio.Task[None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self) -> None:
+    def start_connections(self) -> None:
         """Connect to the table's instances, and follow its changes from now on."""
-        self._table.watchers.append(self._changed)
+        self._table.watchers.append(self._instance_changed)
         for instance in self._table:
-            self._settle(instance)
+            self._update_stream(instance)
 
-    async def stop(self) -> None:
+    async def close_connections(self) -> None:
         """Close all connections."""
-        self._table.watchers.remove(self._changed)
-        tasks = [task for _, task in self._feeds.values()]
+        self._table.watchers.remove(self._instance_changed)
+        tasks = [task for _, task in self._result_streams.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, *self._tasks, return_exceptions=True)
-        for upstream in self._upstreams.values():
-            upstream.close()
+        for http_client in self._http_clients.values():
+            http_client.close_idle()
 
-    def upstream(self, instance: Instance) -> Upstream:
+    def http_client(self, instance: ClusterInstance) -> InstanceHttpClient:
         """Return the HTTP client of an instance."""
-        return self._upstreams.get(instance.url) or self._made(instance.url)
+        return self._http_clients.get(instance.url) or self._create_client(instance.url)
 
-    def heard(self, instance: Instance) -> float:
+    def last_heard(self, instance: ClusterInstance) -> float:
         """Return when the instance last sent anything, by time.monotonic; 0 for never."""
-        return self.upstream(instance).heard
+        return self.http_client(instance).last_heard
 
-    async def ask(self, url: str, method: str = "GET", body: bytes = b"", timeout: float = 5.0) -> tuple[int, bytes]:
+    async def ask_instance(
+        self, url: str, method: str = "GET", body: bytes = b"", timeout: float = 5.0
+    ) -> tuple[int, bytes]:
         """Return status and body of an instance's answer; an error status is no exception. Raises Unanswered."""
-        split = urlsplit(url)
-        root = f"{split.scheme}://{split.netloc}"
-        upstream = self._upstreams.get(root) or self._made(root)
+        url_parts = urlsplit(url)
+        root = f"{url_parts.scheme}://{url_parts.netloc}"
+        http_client = self._http_clients.get(root) or self._create_client(root)
         target = url[len(root) :].encode() or b"/"
-        headers = [*self.secret, *JSON] if body else self.secret
+        headers = [*self.secret_headers, *JSON_CONTENT_TYPE] if body else self.secret_headers
         try:
             async with asyncio.timeout(timeout):
-                answer = await upstream.ask(method.encode(), target, headers, (body,) if body else ())
-        except (Unreachable, Broken, TimeoutError) as error:
+                answer = await http_client.request_answer(method.encode(), target, headers, (body,) if body else ())
+        except (InstanceUnreachable, ConnectionBroken, TimeoutError) as error:
             raise Unanswered(str(error) or "Nothing came in time.") from None
         return answer.status, answer.body
 
-    def _made(self, root: str) -> Upstream:
-        made = self._upstreams[root] = Upstream(root, self._context)
-        return made
+    def _create_client(self, root: str) -> InstanceHttpClient:
+        http_client = self._http_clients[root] = InstanceHttpClient(root, self._context)
+        return http_client
 
-    def feed(self, instance: Instance) -> Feed | None:
+    def result_stream(self, instance: ClusterInstance) -> ResultStreamClient | None:
         """Return the result stream of an instance; None if it has none."""
-        found = self._feeds.get(instance.id)
-        return found[0] if found is not None else None
+        stream_entry = self._result_streams.get(instance.id)
+        return stream_entry[0] if stream_entry is not None else None
 
     # -- commands whose completion is not awaited
 
-    def halt(self, instance: Instance, id: str, model: str = "") -> None:
+    def abort_request(self, instance: ClusterInstance, request_id: str, model: str = "") -> None:
         """Abort a request on an instance, if it runs there."""
         names = [model] if model and model in instance.models else sorted(instance.models) or [model or "model"]
         for name in names:
-            self._later(self._post(instance, b"/v2/models/%b/stopInfer" % quote(name, safe="").encode(), {"id": id}))
+            self._run_in_background(
+                self._post_command(
+                    instance, b"/v2/models/%b/stopInfer" % quote(name, safe="").encode(), {"id": request_id}
+                )
+            )
 
-    async def flow(self, instance: Instance, id: str, pause: bool) -> None:
+    async def set_results_paused(self, instance: ClusterInstance, request_id: str, pause: bool) -> None:
         """Pause or resume the results of a request on an instance."""
-        await self._post(instance, b"/v1/dresult/flow", {"client": self.name, "id": id, "pause": pause})
+        await self._post_command(
+            instance, b"/v1/dresult/flow", {"client": self.coordinator_name, "id": request_id, "pause": pause}
+        )
 
-    async def _post(self, instance: Instance, target: bytes, body: dict[str, Any]) -> None:
-        with contextlib.suppress(Unreachable, Broken, TimeoutError):
-            async with asyncio.timeout(SOON):
-                headers = [*self.secret, *JSON]
-                await self.upstream(instance).ask(b"POST", target, headers, (msgspec.json.encode(body),))
+    async def _post_command(self, instance: ClusterInstance, target: bytes, body: dict[str, Any]) -> None:
+        with contextlib.suppress(InstanceUnreachable, ConnectionBroken, TimeoutError):
+            async with asyncio.timeout(COMMAND_TIMEOUT):
+                headers = [*self.secret_headers, *JSON_CONTENT_TYPE]
+                await self.http_client(instance).request_answer(b"POST", target, headers, (msgspec.json.encode(body),))
 
-    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     # -- changes of the table
 
-    def _changed(self, instance: Instance, news: News) -> None:
+    def _instance_changed(self, instance: ClusterInstance, news: InstanceNews) -> None:
         if news == "left":
-            self._drop(instance)
+            self._drop_instance(instance)
             return
         if news in ("lost", "restarted"):
             reason = "It was restarted." if news == "restarted" else "It does not answer."
-            self.upstream(instance).fail(reason)
-            if (feed := self.feed(instance)) is not None:
-                feed.fail(reason)
-        self._settle(instance)
+            self.http_client(instance).fail_all(reason)
+            if (stream := self.result_stream(instance)) is not None:
+                stream.fail_requests(reason)
+        self._update_stream(instance)
 
-    def _settle(self, instance: Instance) -> None:
+    def _update_stream(self, instance: ClusterInstance) -> None:
         """Open or close the result stream of an instance, by its role."""
-        wanted = instance.extended or instance.role in ("decode", "flex")
-        if wanted and instance.id not in self._feeds:
-            feed = Feed(
-                self.upstream(instance),
-                self.name,
-                self._seat,
-                lambda connected, why: self._attached(instance, connected, why),
-                lambda id: self.halt(instance, id),
-                self.secret,
+        needs_stream = instance.native or instance.role in ("decode", "flex")
+        if needs_stream and instance.id not in self._result_streams:
+            stream = ResultStreamClient(
+                self.http_client(instance),
+                self.coordinator_name,
+                self._coordinator_id,
+                lambda connected, why: self._report_attached(instance, connected, why),
+                lambda id: self.abort_request(instance, id),
+                self.secret_headers,
             )
-            task = asyncio.get_running_loop().create_task(feed.run())
-            self._feeds[instance.id] = feed, task
-            self._attached(instance, False)
-        elif not wanted and instance.id in self._feeds:
-            self._feeds.pop(instance.id)[1].cancel()
-            self._attached(instance, True)
+            task = asyncio.get_running_loop().create_task(stream.keep_connected())
+            self._result_streams[instance.id] = stream, task
+            self._report_attached(instance, False)
+        elif not needs_stream and instance.id in self._result_streams:
+            self._result_streams.pop(instance.id)[1].cancel()
+            self._report_attached(instance, True)
 
-    def _attached(self, instance: Instance, connected: bool, why: str = "") -> None:
+    def _report_attached(self, instance: ClusterInstance, connected: bool, reason: str = "") -> None:
         """Tell the table whether results can be received; an instance that only prefills is usable without."""
-        self._table.attach(instance, connected or instance.role == "prefill", why)
+        self._table.set_attached(instance, connected or instance.role == "prefill", reason)
 
-    def _drop(self, instance: Instance) -> None:
-        found = self._feeds.pop(instance.id, None)
-        if found is not None:
-            found[1].cancel()
-        used = {place for each in self._table for place in (each.url, each.management, each.metrics)}
-        for place in {instance.url, instance.management, instance.metrics} - used:
-            if (upstream := self._upstreams.pop(place, None)) is not None:
-                upstream.close()
+    def _drop_instance(self, instance: ClusterInstance) -> None:
+        stream_entry = self._result_streams.pop(instance.id, None)
+        if stream_entry is not None:
+            stream_entry[1].cancel()
+        used_urls = {place for each in self._table for place in (each.url, each.management, each.metrics)}
+        for place in {instance.url, instance.management, instance.metrics} - used_urls:
+            if (http_client := self._http_clients.pop(place, None)) is not None:
+                http_client.close_idle()

@@ -8,149 +8,169 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from parley.coordinator import refusals
-from parley.coordinator.proxy.client import Caller, returned
-from parley.coordinator.proxy.connections import Connections
-from parley.coordinator.proxy.http_client import Broken, Connection, Response, Unreachable
-from parley.coordinator.routing.instance import Instance
+from parley.coordinator.proxy.client import DownstreamClient, returned_headers
+from parley.coordinator.proxy.connections import InstanceConnections
+from parley.coordinator.proxy.http_client import (
+    ConnectionBroken,
+    HttpClientConnection,
+    InstanceAnswer,
+    InstanceUnreachable,
+)
+from parley.coordinator.routing.instance import ClusterInstance
 
 
-class Pipe:
+class AnswerPipe:
     """Streams an answer from an instance to the client, at the client's pace."""
 
-    def __init__(self, caller: Caller, connection: Connection):
+    def __init__(self, client: DownstreamClient, connection: HttpClientConnection):
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._caller, self._connection = caller, connection
-        self._waiting: asyncio.Task[None] | None = None
-        self._over = False
+        self._client, self._connection = client, connection
+        self._client_task: asyncio.Task[None] | None = None
+        self._is_complete = False
 
-    def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+    def receive_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """Start the client's answer."""
-        kept = returned(headers)
+        client_headers = returned_headers(headers)
         length = dict(headers).get(b"content-length")
         if length is not None:
-            kept.append((b"content-length", length))
-        self._caller.begin(status, kept)
+            client_headers.append((b"content-length", length))
+        self._client.begin_answer(status, client_headers)
 
-    def data(self, data: bytes) -> None:
+    def receive_data(self, data: bytes) -> None:
         """Pass a part on; pause the instance's connection while the client does not read."""
-        if not self._caller.part(data) and self._waiting is None:
-            self._connection.pause(True)
-            self._waiting = asyncio.get_running_loop().create_task(self._wait())
+        if not self._client.write_part(data) and self._client_task is None:
+            self._connection.set_reading_paused(True)
+            self._client_task = asyncio.get_running_loop().create_task(self._wait_for_client())
 
-    def end(self, error: Broken | None) -> None:
+    def receive_end(self, error: ConnectionBroken | None) -> None:
         """Complete the answer, or report the error through ``done``."""
         if self.done.done():
             return
         if error is not None:
             self.done.set_exception(error)
             self.done.exception()
-        elif self._waiting is not None:
-            self._over = True
+        elif self._client_task is not None:
+            self._is_complete = True
         else:
-            self._caller.finish()
+            self._client.finish_answer()
             self.done.set_result(None)
 
-    async def _wait(self) -> None:
-        await self._caller.write(b"", "")
-        self._waiting = None
-        self._connection.pause(False)
-        if self._over and not self.done.done():
-            self._caller.finish()
+    async def _wait_for_client(self) -> None:
+        await self._client.write_stream(b"", "")
+        self._client_task = None
+        self._connection.set_reading_paused(False)
+        if self._is_complete and not self.done.done():
+            self._client.finish_answer()
             self.done.set_result(None)
 
 
-async def refusal(connections: Connections, caller: Caller, instance: Instance) -> Response | None:
+async def instance_refusal(
+    connections: InstanceConnections, client: DownstreamClient, instance: ClusterInstance
+) -> InstanceAnswer | None:
     """Return an instance's refusal (401 or 403) of the client; None if the client is let in.
 
     API keys are known to instances only. Raises ParleyError.
     """
     try:
-        answer = await connections.upstream(instance).ask(b"GET", caller.target, caller.forwarded())
-    except (Unreachable, Broken):
-        raise refusals.refusal(503, refusals.NOT_READY) from None
+        answer = await connections.http_client(instance).request_answer(
+            b"GET", client.request_target, client.forwarded_headers()
+        )
+    except (InstanceUnreachable, ConnectionBroken):
+        raise refusals.coordinator_error(503, refusals.CLUSTER_NOT_READY) from None
     return answer if answer.status in (401, 403) else None
 
 
-async def one(connections: Connections, caller: Caller, instances: Sequence[Instance], body: bytes) -> None:
+async def forward_to_one(
+    connections: InstanceConnections, client: DownstreamClient, instances: Sequence[ClusterInstance], body: bytes
+) -> None:
     """Send the client the answer of the first of these instances that gives one.
 
     Raises ParleyError before anything was sent; after that the client's connection is closed.
     """
     for instance in instances:
-        if await _answered(connections, caller, instance, body):
+        if await _forward_once(connections, client, instance, body):
             return
-    raise refusals.refusal(500, refusals.UNSENT)
+    raise refusals.coordinator_error(500, refusals.SEND_FAILED)
 
 
-async def _answered(connections: Connections, caller: Caller, instance: Instance, body: bytes) -> bool:
+async def _forward_once(
+    connections: InstanceConnections, client: DownstreamClient, instance: ClusterInstance, body: bytes
+) -> bool:
     """Send the client an instance's answer; False if none came."""
-    upstream = connections.upstream(instance)
-    method, headers = caller.scope["method"].encode(), caller.forwarded()
-    parts = upstream.request(method, caller.target, headers, (body,) if body else ())
+    http_client = connections.http_client(instance)
+    method, headers = client.scope["method"].encode(), client.forwarded_headers()
+    parts = http_client.format_request(method, client.request_target, headers, (body,) if body else ())
     while True:
-        kept = upstream.idle()
+        idle_connection = http_client.take_idle()
         try:
-            connection = kept or await upstream.connect()
-        except Unreachable:
+            connection = idle_connection or await http_client.open_connection()
+        except InstanceUnreachable:
             return False
-        pipe = Pipe(caller, connection)
-        connection.send(parts, pipe, bodiless=method == b"HEAD")
+        pipe = AnswerPipe(client, connection)
+        connection.send_request(parts, pipe, bodiless=method == b"HEAD")
         try:
             await pipe.done
             return True
-        except Broken:
-            if caller.status:
-                caller.abort()
+        except ConnectionBroken:
+            if client.status:
+                client.abort_connection()
                 return True
-            if kept is None:
+            if idle_connection is None:
                 return False
         finally:
             if not pipe.done.done() or pipe.done.cancelled():
-                connection.abort()
+                connection.abort_silently()
 
 
-async def every(connections: Connections, caller: Caller, instances: list[Instance], body: bytes) -> None:
+async def forward_to_all(
+    connections: InstanceConnections, client: DownstreamClient, instances: list[ClusterInstance], body: bytes
+) -> None:
     """Send the request to all instances, and the client the first refusal, or else the first answer.
 
     Raises ParleyError if an instance does not answer.
     """
-    told = await _asked(connections, caller, instances, body)
-    if len(told) < len(instances):
-        raise refusals.refusal(500, refusals.UNSENT)
-    caller.whole(*next((each for each in told if each.status >= 400), told[0]))
+    answers = await _ask_all(connections, client, instances, body)
+    if len(answers) < len(instances):
+        raise refusals.coordinator_error(500, refusals.SEND_FAILED)
+    client.send_complete(*next((each for each in answers if each.status >= 400), answers[0]))
 
 
-async def some(connections: Connections, caller: Caller, instances: list[Instance], body: bytes) -> None:
+async def forward_to_able(
+    connections: InstanceConnections, client: DownstreamClient, instances: list[ClusterInstance], body: bytes
+) -> None:
     """Send the request to all instances, and the client the first success, or else the first answer. Raises
     ParleyError."""
-    told = await _asked(connections, caller, instances, body)
-    caller.whole(*next((each for each in told if each.status < 400), told[0]))
+    answers = await _ask_all(connections, client, instances, body)
+    client.send_complete(*next((each for each in answers if each.status < 400), answers[0]))
 
 
-async def joined(
-    connections: Connections,
-    caller: Caller,
-    instances: list[Instance],
+async def forward_and_merge(
+    connections: InstanceConnections,
+    client: DownstreamClient,
+    instances: list[ClusterInstance],
     body: bytes,
-    join: Callable[[Iterable[bytes]], bytes],
+    merge: Callable[[Iterable[bytes]], bytes],
 ) -> None:
     """Send the client the merged answers of all instances, or the first error if none succeeds. Raises ParleyError."""
-    told = await _asked(connections, caller, instances, body)
-    pages = [each for each in told if each.status == 200]
+    answers = await _ask_all(connections, client, instances, body)
+    pages = [each for each in answers if each.status == 200]
     try:
-        caller.whole(*(pages[0]._replace(body=join(each.body for each in pages)) if pages else told[0]))
+        client.send_complete(*(pages[0]._replace(body=merge(each.body for each in pages)) if pages else answers[0]))
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        raise refusals.refusal(500, refusals.UNSENT) from None
+        raise refusals.coordinator_error(500, refusals.SEND_FAILED) from None
 
 
-async def _asked(connections: Connections, caller: Caller, instances: list[Instance], body: bytes) -> list[Response]:
+async def _ask_all(
+    connections: InstanceConnections, client: DownstreamClient, instances: list[ClusterInstance], body: bytes
+) -> list[InstanceAnswer]:
     """Return the answers of the instances that can be reached, at least one. Raises ParleyError."""
-    method, headers = caller.scope["method"].encode(), caller.forwarded()
-    asked = (
-        connections.upstream(each).ask(method, caller.target, headers, (body,) if body else ()) for each in instances
+    method, headers = client.scope["method"].encode(), client.forwarded_headers()
+    requests = (
+        connections.http_client(each).request_answer(method, client.request_target, headers, (body,) if body else ())
+        for each in instances
     )
-    told = await asyncio.gather(*asked, return_exceptions=True)
-    answers = [each for each in told if isinstance(each, Response)]
+    results = await asyncio.gather(*requests, return_exceptions=True)
+    answers = [each for each in results if isinstance(each, InstanceAnswer)]
     if not answers:
-        raise refusals.refusal(500, refusals.UNSENT)
+        raise refusals.coordinator_error(500, refusals.SEND_FAILED)
     return answers

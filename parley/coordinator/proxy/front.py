@@ -18,35 +18,37 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from parley.coordinator import refusals
 from parley.coordinator.ports.metrics import CONTENT_TYPE
 from parley.coordinator.proxy import forward, merge_answers
-from parley.coordinator.proxy.attempts import Passage
-from parley.coordinator.proxy.client import Caller
-from parley.coordinator.proxy.connections import Connections
-from parley.coordinator.proxy.paths import Path, Paths
-from parley.coordinator.routing.admission import Choice
-from parley.coordinator.routing.instance import Instance
-from parley.coordinator.routing.policies import Wanted
-from parley.dialects.dialect import Answer, Head, Kind, Reply
+from parley.coordinator.proxy.attempts import RequestRunner
+from parley.coordinator.proxy.client import DownstreamClient
+from parley.coordinator.proxy.connections import InstanceConnections
+from parley.coordinator.proxy.paths import ApiPath, PathTable
+from parley.coordinator.routing.admission import InstanceScheduler
+from parley.coordinator.routing.instance import ClusterInstance
+from parley.coordinator.routing.policies import SchedulingRequest
+from parley.dialects.dialect import Answer, Reply, RequestContext, RouteKind
 from parley.dialects.mounts import BODY_FAULT, Surface
-from parley.disagg.wire.prompt_hash import Look, look
+from parley.disagg.wire.prompt_hash import PromptHashes, hash_prompt
 from parley.errors import NotAllowed, NotFound, ParleyError, Stopping
 from parley.serving.options import ServerOptions
 from parley.version import __version__
-from parley.web.auth import Gate, Keys
+from parley.web.auth import ApiKeys, BrowserGuard
 from parley.web.exchange import ClientGone
-from parley.web.http_protocol import NUMBER, REFUSED
-from parley.web.logs import access
-from parley.web.port import crossed
+from parley.web.http_protocol import HEAD_ERROR_KEY, REQUEST_NUMBER_KEY
+from parley.web.logs import log_access
+from parley.web.port import with_cors
 
 log = logging.getLogger("parley.cluster")
 
-LARGE = 1 << 18  # bytes of a body above which it is parsed in a thread
-ENDING = "The server is shutting down. This answer could not be finished."
-EVERYBODY: frozenset[Kind] = frozenset({"adapter", "reset"})  # commands for all instances
-GUARDED: frozenset[Kind] = frozenset({"metrics", "load"})  # answered here, for clients that an instance lets in
-PROBES: frozenset[Kind] = frozenset({"live", "ready", "state", "health", "metrics", "load"})
+LARGE_BODY = 1 << 18  # bytes of a body above which it is parsed in a thread
+SHUTDOWN_TEXT = "The server is shutting down. This answer could not be finished."
+FOR_ALL_INSTANCES: frozenset[RouteKind] = frozenset({"adapter", "reset"})  # commands for all instances
+GUARDED_KINDS: frozenset[RouteKind] = frozenset(
+    {"metrics", "load"}
+)  # answered here, for clients that an instance lets in
+PROBE_KINDS: frozenset[RouteKind] = frozenset({"live", "ready", "probe", "health", "metrics", "load"})
 
 
-class Front:
+class InferenceFront:
     """The ASGI application of the inference port.
 
     ``metrics_page`` renders the metrics; ``options``: those of the port; ``memory_limit``: for the bodies held at a
@@ -55,262 +57,272 @@ class Front:
 
     def __init__(
         self,
-        choice: Choice,
-        connections: Connections,
-        page: Callable[[], Awaitable[bytes]],
+        scheduler: InstanceScheduler,
+        connections: InstanceConnections,
+        metrics_page: Callable[[], Awaitable[bytes]],
         surfaces: Sequence[Surface],
         options: ServerOptions,
-        memory: int,
+        memory_limit: int,
         strict: bool = False,
     ):
-        self.open = 0
+        self.open_requests = 0
         self.stopping = False  # True: new requests are refused
-        self.held = 0  # bytes of bodies in memory
-        self._passages: set[Passage] = set()
-        self._labels: set[bytes] = set()  # request ids chosen by clients, of open requests
-        self._choice, self._connections, self._page = choice, connections, page
-        self._options, self._memory, self._strict = options, memory, strict
-        self._paths = Paths(surfaces)
-        self._gate = Gate(options.host, options.hosts, options.cors, Keys(()))
+        self.body_bytes = 0  # bytes of bodies in memory
+        self._runners: set[RequestRunner] = set()
+        self._client_ids: set[bytes] = set()  # request ids chosen by clients, of open requests
+        self._scheduler, self._connections, self._metrics_page = scheduler, connections, metrics_page
+        self._options, self._memory_limit, self._strict = options, memory_limit, strict
+        self._paths = PathTable(surfaces)
+        self._gate = BrowserGuard(options.host, options.hosts, options.cors, ApiKeys(()))
 
-    def end(self) -> None:
+    def fail_open_requests(self) -> None:
         """End all open requests with an error."""
-        for passage in self._passages:
-            passage.end(Stopping(ENDING, retry_after=5))
+        for runner in self._runners:
+            runner.fail_request(Stopping(SHUTDOWN_TEXT, retry_after=5))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        path: Path | None = None
+        path: ApiPath | None = None
         try:
-            path, scope["path_params"] = self._paths.find(scope["method"], scope["path"])
-            dialect, missing = path.dialect, None
+            path, scope["path_params"] = self._paths.match_path(scope["method"], scope["path"])
+            dialect, path_error = path.dialect, None
         except (NotFound, NotAllowed) as error:
-            dialect, missing = self._paths.wording(scope["path"]), error
-        taken = 0
+            dialect, path_error = self._paths.error_dialect(scope["path"]), error
+        body_size = 0
 
-        async def counted() -> Message:
+        async def receive_counted() -> Message:
             """Receive the next message of the body, within the memory limit. Raises ParleyError."""
-            nonlocal taken
+            nonlocal body_size
             message = await receive()
             if size := len(message.get("body", b"")):
-                taken += size
-                self.held += size
-                if self.held > self._memory:
-                    raise refusals.refusal(429, refusals.MEMORY, 1.0)
+                body_size += size
+                self.body_bytes += size
+                if self.body_bytes > self._memory_limit:
+                    raise refusals.coordinator_error(429, refusals.MEMORY_EXCEEDED, 1.0)
             return message
 
-        caller = Caller(scope, counted, send, self._options, dialect)
-        self.open += 1
+        client = DownstreamClient(scope, receive_counted, send, self._options, dialect)
+        self.open_requests += 1
         try:
-            if REFUSED in scope:
-                raise scope[REFUSED]
-            self._gate.check(caller.headers)
-            most = self._choice.options.max_requests
-            if self._strict and scope.get(NUMBER, 1) > most:  # a gRPC call has its own limit of streams
-                await self._close(caller, 429, refusals.OVERUSED.format(most))
+            if HEAD_ERROR_KEY in scope:
+                raise scope[HEAD_ERROR_KEY]
+            self._gate.check_headers(client.headers)
+            max_requests = self._scheduler.options.max_requests
+            if (
+                self._strict and scope.get(REQUEST_NUMBER_KEY, 1) > max_requests
+            ):  # a gRPC call has its own limit of streams
+                await self._refuse_and_close(client, 429, refusals.CONNECTION_LIMIT_TEXT.format(max_requests))
                 return
             if path is None:
-                assert missing is not None
-                raise missing
-            caller.note.probe = path.kind in PROBES
-            await self._answer(path, caller)
+                assert path_error is not None
+                raise path_error
+            client.log_entry.is_probe = path.kind in PROBE_KINDS
+            await self._route_request(path, client)
         except ClientGone:
-            caller.abort()
+            client.abort_connection()
         except ParleyError as error:
-            await self._refuse(caller, error)
+            await self._send_error(client, error)
         except asyncio.CancelledError:
-            caller.abort()
+            client.abort_connection()
             raise
         except Exception:
-            log.exception("Request %s failed.", caller.id)
-            await self._refuse(caller, ParleyError("The server had an error while it processed the request."))
+            log.exception("Request %s failed.", client.request_id)
+            await self._send_error(client, ParleyError("The server had an error while it processed the request."))
         finally:
-            self.open -= 1
-            self.held -= taken
+            self.open_requests -= 1
+            self.body_bytes -= body_size
             if self._options.access_log:
-                access(caller)
+                log_access(client)
 
     # -- errors
 
-    async def _refuse(self, caller: Caller, error: ParleyError) -> None:
-        if caller.status:
-            caller.abort()
+    async def _send_error(self, client: DownstreamClient, error: ParleyError) -> None:
+        if client.status:
+            client.abort_connection()
             return
         try:
-            strict = self._strict or caller.dialect.documented_errors
+            strict = self._strict or client.dialect.documented_errors
             if strict and isinstance(error, NotFound | NotAllowed):
-                await self._close(caller, 400, refusals.UNKNOWN)
+                await self._refuse_and_close(client, 400, refusals.UNKNOWN_REQUEST)
                 return
-            told = refusals.documented(error, caller.dialect, strict)
-            if told is not None:
-                await caller.answer(told.body, told.status, told.type)
+            answer = refusals.documented_answer(error, client.dialect, strict)
+            if answer is not None:
+                await client.send_response(answer.body, answer.status, answer.content_type)
                 return
             allowed = error.allowed if isinstance(error, NotAllowed) else ""
-            await caller.refuse(error, ((b"allow", allowed.encode()),) if allowed else ())
+            await client.send_error(error, ((b"allow", allowed.encode()),) if allowed else ())
         except ClientGone:
-            caller.abort()
+            client.abort_connection()
 
-    async def _close(self, caller: Caller, status: int, text: str) -> None:
+    async def _refuse_and_close(self, client: DownstreamClient, status: int, text: str) -> None:
         """Refuse with the documented text and close the connection. Raises ClientGone."""
-        await caller.answer(refusals.plain(text), status, refusals.TEXT, ((b"connection", b"close"),))
+        await client.send_response(
+            refusals.plain_body(text), status, refusals.PLAIN_TEXT_TYPE, ((b"connection", b"close"),)
+        )
 
     # -- routing
 
-    async def _answer(self, path: Path, caller: Caller) -> None:
+    async def _route_request(self, path: ApiPath, client: DownstreamClient) -> None:
         """Answer a request. Raises ParleyError, ClientGone."""
         body, kind = None, path.kind
         if kind is None:  # the path belongs to two APIs
-            body = await caller.body()
-            route, caller.dialect = path.pick(body)
+            body = await client.read_body()
+            route, client.dialect = path.pick_route(body)
             kind = route.kind
         if kind == "generate":
-            await self._generate(path, caller, body)
+            await self._run_generation(path, client, body)
             return
-        if await self._own(kind, path, caller):
+        if await self._answer_locally(kind, path, client):
             return
-        body = await caller.body() if body is None else body
-        usable = self._usable()
-        if kind == "count" and caller.scope["method"] != "HEAD":
-            work = forward.joined(self._connections, caller, usable, body, merge_answers.add)
-        elif kind == "models" and caller.scope["method"] != "HEAD" and len({each.models for each in usable}) > 1:
-            work = forward.joined(self._connections, caller, usable, body, merge_answers.unite)
-        elif kind == "halt":
-            work = forward.some(self._connections, caller, usable, body)
-        elif kind in EVERYBODY or (kind == "endpoint" and caller.scope["method"] not in ("GET", "HEAD")):
-            work = forward.every(self._connections, caller, usable, body)
+        body = await client.read_body() if body is None else body
+        usable = self._usable_instances()
+        if kind == "summed_info" and client.scope["method"] != "HEAD":
+            work = forward.forward_and_merge(self._connections, client, usable, body, merge_answers.sum_pages)
+        elif kind == "models" and client.scope["method"] != "HEAD" and len({each.models for each in usable}) > 1:
+            work = forward.forward_and_merge(self._connections, client, usable, body, merge_answers.unite_lists)
+        elif kind == "abort":
+            work = forward.forward_to_able(self._connections, client, usable, body)
+        elif kind in FOR_ALL_INSTANCES or (kind == "endpoint" and client.scope["method"] not in ("GET", "HEAD")):
+            work = forward.forward_to_all(self._connections, client, usable, body)
         else:
-            able = await self._holding(path, caller, body, usable)
-            work = forward.one(self._connections, caller, self._by_load(able), body)
-        patience = self._choice.options.tokenizer_timeout if kind == "tokenize" else None
+            holders = await self._instances_holding_model(path, client, body, usable)
+            work = forward.forward_to_one(self._connections, client, self._sorted_by_load(holders), body)
+        patience = self._scheduler.options.tokenizer_timeout if kind == "tokenize" else None
         try:
             async with asyncio.timeout(patience):
-                await caller.while_connected(work)
+                await client.while_connected(work)
         except TimeoutError:
-            if caller.status:
+            if client.status:
                 raise ClientGone from None
-            raise refusals.refusal(408, refusals.LATE_TOKENS) from None
+            raise refusals.coordinator_error(408, refusals.TOKENIZER_TIMEOUT) from None
 
-    async def _own(self, kind: Kind, path: Path, caller: Caller) -> bool:
+    async def _answer_locally(self, kind: RouteKind, path: ApiPath, client: DownstreamClient) -> bool:
         """Answer a request that concerns the coordinator itself; False if it does not."""
-        write, ready = path.route.write, self._ready
-        if kind in GUARDED and (usable := self._choice.table.usable()):
-            refused = await forward.refusal(self._connections, caller, self._by_load(usable)[0])
-            if refused is not None:
-                caller.whole(*refused)
+        write, ready = path.route.writer, self._is_ready
+        if kind in GUARDED_KINDS and (usable := self._scheduler.table.usable_instances()):
+            refusal = await forward.instance_refusal(self._connections, client, self._sorted_by_load(usable)[0])
+            if refusal is not None:
+                client.send_complete(*refusal)
                 return True
         if kind in ("live", "ready") and write is not None:
-            told: Answer = write(kind == "live" or ready)
-            await caller.answer(told.body, told.status, told.type)
+            probe_answer: Answer = write(kind == "live" or ready)
+            await client.send_response(probe_answer.body, probe_answer.status, probe_answer.content_type)
         elif kind == "live":
-            await caller.answer(b'{"status":"live"}')
+            await client.send_response(b'{"status":"live"}')
         elif kind == "ready" and ready:
-            await caller.answer(b'{"status":"ready"}')
+            await client.send_response(b'{"status":"ready"}')
         elif kind == "ready":
-            table = self._choice.table
-            states = {str(each.id): each.state(table.clock()) for each in table}
-            state = {"status": "waiting", "message": refusals.NOT_READY, "instances": states}
-            if lack := table.lack():
+            table = self._scheduler.table
+            states = {str(each.id): each.state_at(table.clock()) for each in table}
+            state = {"status": "waiting", "message": refusals.CLUSTER_NOT_READY, "instances": states}
+            if lack := table.explain_lack():
                 state["reason"] = lack
-            await caller.answer(msgspec.json.encode(state), 503, extra=((b"retry-after", b"1"),))
+            await client.send_response(msgspec.json.encode(state), 503, extra_headers=((b"retry-after", b"1"),))
         elif kind == "health":
             if not ready:
-                raise refusals.refusal(503, refusals.NOT_READY)
-            await caller.answer(b"")
+                raise refusals.coordinator_error(503, refusals.CLUSTER_NOT_READY)
+            await client.send_response(b"")
         elif kind == "metrics":
-            await caller.answer(await self._page(), type=CONTENT_TYPE)
+            await client.send_response(await self._metrics_page(), content_type=CONTENT_TYPE)
         elif kind == "version" and write is not None:
-            await caller.answer(write(__version__))
+            await client.send_response(write(__version__))
         elif kind == "load" and write is not None:
-            await caller.answer(write(self.open - 1))
+            await client.send_response(write(self.open_requests - 1))
         else:
             return False
         return True
 
-    def _usable(self) -> list[Instance]:
+    def _usable_instances(self) -> list[ClusterInstance]:
         """Return the usable instances. Raises ParleyError if there is none."""
-        usable = self._choice.table.usable()
+        usable = self._scheduler.table.usable_instances()
         if not usable:
-            raise refusals.refusal(503, refusals.NOT_READY)
+            raise refusals.coordinator_error(503, refusals.CLUSTER_NOT_READY)
         return usable
 
-    async def _holding(self, path: Path, caller: Caller, body: bytes, usable: list[Instance]) -> list[Instance]:
+    async def _instances_holding_model(
+        self, path: ApiPath, client: DownstreamClient, body: bytes, usable: list[ClusterInstance]
+    ) -> list[ClusterInstance]:
         """Return the instances that have the requested model, or all if none has it."""
-        model = caller.path.get("model", "") or (await self._look(body)).model
+        model = client.path_params.get("model", "") or (await self._inspect_body(body)).model
         return [each for each in usable if model in each.models] or usable
 
-    def _by_load(self, usable: list[Instance]) -> list[Instance]:
-        return sorted(usable, key=lambda each: (not each.extended, each.tasks, each.id))
+    def _sorted_by_load(self, usable: list[ClusterInstance]) -> list[ClusterInstance]:
+        return sorted(usable, key=lambda each: (not each.native, each.tasks, each.id))
 
     @property
-    def _ready(self) -> bool:
-        return not self.stopping and self._choice.possible()
+    def _is_ready(self) -> bool:
+        return not self.stopping and self._scheduler.can_serve()
 
     # -- generation
 
-    async def _generate(self, path: Path, caller: Caller, body: bytes | None) -> None:
+    async def _run_generation(self, path: ApiPath, client: DownstreamClient, body: bytes | None) -> None:
         """Run a generating request. Raises ParleyError before anything was sent, and ClientGone."""
-        said = caller.headers.get(b"content-length", b"")
-        announced = int(said) if said.isdigit() else 0
-        full = self.held + announced > self._memory and announced <= self._options.body_limit  # else 413, not 429
-        many = self.open > self._choice.options.max_requests
+        content_length = client.headers.get(b"content-length", b"")
+        announced = int(content_length) if content_length.isdigit() else 0
+        memory_full = (
+            self.body_bytes + announced > self._memory_limit and announced <= self._options.body_limit
+        )  # else 413, not 429
+        too_many = self.open_requests > self._scheduler.options.max_requests
         # "Not ready" takes precedence over other errors. If it is the only one, the scheduler reports it.
-        if (full or many or self.stopping or self._strict) and not self._ready:
-            raise refusals.refusal(503, refusals.NOT_READY)
-        if full or many:
-            raise refusals.refusal(429, refusals.TOO_MANY if many else refusals.MEMORY, 1.0)
+        if (memory_full or too_many or self.stopping or self._strict) and not self._is_ready:
+            raise refusals.coordinator_error(503, refusals.CLUSTER_NOT_READY)
+        if memory_full or too_many:
+            raise refusals.coordinator_error(
+                429, refusals.TOO_MANY_REQUESTS if too_many else refusals.MEMORY_EXCEEDED, 1.0
+            )
         if body is None:
-            body = await caller.body()
-        if self._strict and not path.dialect.framed and (text := BODY_FAULT(path.route.path, body)):
-            raise refusals.refusal(400, text)
-        if caller.label in self._labels:
-            raise refusals.refusal(400, refusals.TWICE)
-        inflated = len(body) if b"content-encoding" in caller.headers else 0
-        if self.held + inflated > self._memory:
-            raise refusals.refusal(429, refusals.MEMORY, 1.0)
-        self.held += inflated
-        if caller.label:
-            self._labels.add(caller.label)
+            body = await client.read_body()
+        if self._strict and not path.dialect.framed_answers and (text := BODY_FAULT(path.route.path, body)):
+            raise refusals.coordinator_error(400, text)
+        if client.client_request_id in self._client_ids:
+            raise refusals.coordinator_error(400, refusals.DUPLICATE_ID)
+        inflated = len(body) if b"content-encoding" in client.headers else 0
+        if self.body_bytes + inflated > self._memory_limit:
+            raise refusals.coordinator_error(429, refusals.MEMORY_EXCEEDED, 1.0)
+        self.body_bytes += inflated
+        if client.client_request_id:
+            self._client_ids.add(client.client_request_id)
         try:
-            wanted = await self._wanted(path, caller, body)
-            closing = partial(self._closing, path, caller, body)
-            passage = Passage(self._choice, self._connections, caller, body, wanted, closing)
-            self._passages.add(passage)
+            scheduling_request = await self._scheduling_request(path, client, body)
+            closing = partial(self._error_ending, path, client, body)
+            runner = RequestRunner(self._scheduler, self._connections, client, body, scheduling_request, closing)
+            self._runners.add(runner)
             try:
-                await caller.while_connected(passage.run())
+                await client.while_connected(runner.run_attempts())
             finally:
-                self._passages.discard(passage)
+                self._runners.discard(runner)
         except ParleyError:
-            caller.dialect = path.pick(body)[1]  # needed to word the error
+            client.dialect = path.pick_route(body)[1]  # needed to word the error
             raise
         finally:
-            self.held -= inflated
-            self._labels.discard(caller.label)
+            self.body_bytes -= inflated
+            self._client_ids.discard(client.client_request_id)
 
-    async def _look(self, body: bytes) -> Look:
-        rate = self._choice.options.string_token_rate
-        return look(body, rate) if len(body) < LARGE else await asyncio.to_thread(look, body, rate)
+    async def _inspect_body(self, body: bytes) -> PromptHashes:
+        rate = self._scheduler.options.string_token_rate
+        return hash_prompt(body, rate) if len(body) < LARGE_BODY else await asyncio.to_thread(hash_prompt, body, rate)
 
-    async def _wanted(self, path: Path, caller: Caller, body: bytes) -> Wanted:
-        options, seen = self._choice.options, await self._look(body)
-        model = caller.path.get("model", "") or ("" if path.shares else seen.model)
-        turns = seen.turns() if options.algorithm_type == "cache_affinity" else None
-        return Wanted(seen.length, seen.marks, caller.patience(), model, turns)
+    async def _scheduling_request(self, path: ApiPath, client: DownstreamClient, body: bytes) -> SchedulingRequest:
+        options, prompt_info = self._scheduler.options, await self._inspect_body(body)
+        model = client.path_params.get("model", "") or ("" if path.shares else prompt_info.model)
+        turns = prompt_info.conversation_hashes() if options.algorithm_type == "cache_affinity" else None
+        return SchedulingRequest(prompt_info.token_count, prompt_info.marks, client.client_timeout(), model, turns)
 
-    def _closing(self, path: Path, caller: Caller, body: bytes, error: ParleyError) -> bytes:
+    def _error_ending(self, path: ApiPath, client: DownstreamClient, body: bytes, error: ParleyError) -> bytes:
         """Return the last bytes of a stream that ends with an error; none if the API has no form for it."""
-        route, dialect = path.pick(body)
-        if (self._strict or dialect.documented_errors) and not dialect.framed:
+        route, dialect = path.pick_route(body)
+        if (self._strict or dialect.documented_errors) and not dialect.framed_answers:
             return error.message.encode()
-        assert route.read is not None
-        head = Head(caller.unique, 0, "", path=caller.path, headers=caller.headers)
+        assert route.reader is not None
+        head = RequestContext(client.request_uuid, 0, "", path_parts=client.path_params, headers=client.headers)
         try:
-            reply = route.read(body, head)
-            return reply.fail(error) if isinstance(reply, Reply) else b""
+            reply = route.reader(body, head)
+            return reply.fail_stream(error) if isinstance(reply, Reply) else b""
         except ParleyError:
             return b""
 
 
-def application(front: Front, options: ServerOptions) -> ASGIApp:
+def wrap_cors(front: InferenceFront, options: ServerOptions) -> ASGIApp:
     """Wrap the front in CORS handling, if pages of other origins may call it."""
-    return crossed(front, options.cors)
+    return with_cors(front, options.cors)

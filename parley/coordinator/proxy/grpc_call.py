@@ -14,86 +14,88 @@ import msgspec
 from starlette.types import ASGIApp, Message
 
 from parley.coordinator import refusals
-from parley.dialects.triton.rpc.frames import Failure, Reader
-from parley.dialects.triton.rpc.status import Refused, status
-from parley.web.connection import CYCLE
+from parley.dialects.triton.rpc.frames import FrameSplitter, StreamFailure
+from parley.dialects.triton.rpc.status import GrpcError, grpc_status
+from parley.web.connection import CYCLE_KEY
 
 HOLD = 64 << 10  # bytes waiting for a slow client, above which senders have to wait too
-UNREAD = "The answers were not read in time."
-FATAL = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)  # these end the whole stream
+ANSWERS_UNREAD = "The answers were not read in time."
+STREAM_FATAL_CODES = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)  # these end the whole stream
 
-Headers = Sequence[tuple[bytes, bytes]]
+HeaderList = Sequence[tuple[bytes, bytes]]
 
 
-class Answers:
+class GrpcAnswerQueue:
     """The queue of answers to the client of a stream, sent in order.
 
     ``write`` returns when the client has read enough to accept the message; ``write_timeout``: seconds that this may
     take.
     """
 
-    def __init__(self, write: Callable[[bytes], Awaitable[None]], patience: float):
-        self._write, self._patience = write, patience
-        self._queue: asyncio.Queue[bytes | Refused | None] = asyncio.Queue()
-        self._waiting = 0  # bytes in the queue
-        self._room = asyncio.Event()
-        self._room.set()
+    def __init__(self, write: Callable[[bytes], Awaitable[None]], write_timeout: float):
+        self._write, self._write_timeout = write, write_timeout
+        self._queue: asyncio.Queue[bytes | GrpcError | None] = asyncio.Queue()
+        self._queued_bytes = 0  # bytes in the queue
+        self._room_event = asyncio.Event()
+        self._room_event.set()
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether more than HOLD bytes wait to be read."""
-        return self._waiting > HOLD
+        return self._queued_bytes > HOLD
 
-    def put(self, message: bytes) -> None:
+    def queue_message(self, message: bytes) -> None:
         """Queue a message; never waits."""
         self._queue.put_nowait(message)
-        self._waiting += len(message)
-        if self.full:
-            self._room.clear()
+        self._queued_bytes += len(message)
+        if self.is_full:
+            self._room_event.clear()
 
-    def end(self, refused: Refused | None = None) -> None:
+    def end_stream(self, error: GrpcError | None = None) -> None:
         """End the stream after the messages queued so far, with the error if there is one."""
-        self._queue.put_nowait(refused)
+        self._queue.put_nowait(error)
 
-    async def room(self) -> None:
+    async def wait_for_room(self) -> None:
         """Wait until the queue is no longer full."""
-        await self._room.wait()
+        await self._room_event.wait()
 
-    async def run(self) -> None:
+    async def write_messages(self) -> None:
         """Write messages until the end of the stream. Raises Refused."""
         while isinstance(message := await self._queue.get(), bytes):
             try:
-                async with asyncio.timeout(self._patience):
+                async with asyncio.timeout(self._write_timeout):
                     await self._write(message)
             except TimeoutError:
-                raise Refused(grpc.StatusCode.ABORTED, UNREAD) from None
-            self._waiting -= len(message)
-            if not self.full:
-                self._room.set()
+                raise GrpcError(grpc.StatusCode.ABORTED, ANSWERS_UNREAD) from None
+            self._queued_bytes -= len(message)
+            if not self.is_full:
+                self._room_event.set()
         if message is not None:
             raise message
 
 
-class Cycle:
+class GrpcCycle:
     """One request and its answer, with the interface of ``web.connection.Cycle``.
 
     ``answers``: the queue of the stream that the request belongs to; None for a unary call.
     """
 
-    whole = True
+    body_complete = True
 
-    def __init__(self, answers: Answers | None = None):
+    def __init__(self, answers: GrpcAnswerQueue | None = None):
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
         self._answers = answers
         self._request = b""
         self._body: list[bytes] = []
-        self._reader = Reader()
-        self._failure: Failure | None = None
+        self._reader = FrameSplitter()
+        self._failure: StreamFailure | None = None
         self._complete = self._aborted = False
         self._watchers: set[Callable[[], None]] = set()
 
-    async def run(self, front: ASGIApp, method: str, path: str, headers: Headers, body: bytes = b"") -> bytes:
+    async def run_request(
+        self, front: ASGIApp, method: str, path: str, headers: HeaderList, body: bytes = b""
+    ) -> bytes:
         """Run a request and return its answer, except for the parts written to the stream. Raises Refused."""
         self._request = body
         scope = {
@@ -106,19 +108,19 @@ class Cycle:
             "root_path": "",
             "query_string": b"",
             "headers": headers,
-            CYCLE: self,
+            CYCLE_KEY: self,
         }
-        await front(scope, self._receive, self.send)
-        told = b"".join(self._body)
+        await front(scope, self._receive_body, self.send_message)
+        answer = b"".join(self._body)
         if self._aborted or not self._complete:
-            raise Refused(grpc.StatusCode.ABORTED, UNREAD if self._answers else refusals.D_FAILED)
+            raise GrpcError(grpc.StatusCode.ABORTED, ANSWERS_UNREAD if self._answers else refusals.DECODE_FAILED)
         if self._failure is not None:
-            raise Refused(status(self._failure.status), self._failure.error)
+            raise GrpcError(grpc_status(self._failure.status), self._failure.error)
         if self.status != 200:
-            raise Refused(status(self.status), _sentence(told))
-        return told
+            raise GrpcError(grpc_status(self.status), _error_message(answer))
+        return answer
 
-    async def _receive(self) -> Message:
+    async def _receive_body(self) -> Message:
         return {"type": "http.request", "body": self._request, "more_body": False}
 
     # -- the interface that the front expects of a connection
@@ -129,15 +131,15 @@ class Cycle:
         return self.status != 0
 
     @property
-    def blocked(self) -> bool:
+    def write_blocked(self) -> bool:
         """Whether the client reads too slowly to send more now."""
-        return self._answers is not None and self._answers.full
+        return self._answers is not None and self._answers.is_full
 
-    def begin(self, status: int, headers: Headers) -> None:
+    def begin_response(self, status: int, headers: HeaderList) -> None:
         """Set status and headers of the answer."""
         self.status, self.headers = status, dict(headers)
 
-    def part(self, data: bytes, *, last: bool = False) -> bool:
+    def write_part(self, data: bytes, *, last: bool = False) -> bool:
         """Accept a part of the answer; False if the sender should wait."""
         if self._aborted:
             return True
@@ -145,39 +147,39 @@ class Cycle:
         if self._answers is None or self.status != 200:
             self._body.append(data)
             return True
-        for each in self._reader.feed(data):
-            if isinstance(each, Failure):
-                self._failure = each
+        for message in self._reader.split_frames(data):
+            if isinstance(message, StreamFailure):
+                self._failure = message
             else:
-                self._answers.put(each)
-        return not self._answers.full
+                self._answers.queue_message(message)
+        return not self._answers.is_full
 
-    async def send(self, message: Message) -> None:
+    async def send_message(self, message: Message) -> None:
         """Accept an ASGI message, once the stream's queue has room."""
         if self._answers is not None:
-            await self._answers.room()
+            await self._answers.wait_for_room()
         if message["type"] == "http.response.start":
-            self.begin(message["status"], message["headers"])
+            self.begin_response(message["status"], message["headers"])
         else:
-            self.part(message.get("body", b""), last=not message.get("more_body", False))
+            self.write_part(message.get("body", b""), last=not message.get("more_body", False))
 
-    def abort(self) -> None:
+    def abort_connection(self) -> None:
         """Cancel the answer unless it is complete, and notify the watchers."""
         self._aborted = not self._complete
-        for departed in tuple(self._watchers):
-            departed()
+        for on_disconnect in tuple(self._watchers):
+            on_disconnect()
 
-    def watch(self, departed: Callable[[], None]) -> bool:
+    def watch_disconnect(self, on_disconnect: Callable[[], None]) -> bool:
         """Call ``departed`` when the request is aborted; False if it already is."""
-        self._watchers.add(departed)
+        self._watchers.add(on_disconnect)
         return not self._aborted
 
-    def unwatch(self, departed: Callable[[], None]) -> None:
+    def unwatch_disconnect(self, on_disconnect: Callable[[], None]) -> None:
         """Undo ``watch``."""
-        self._watchers.discard(departed)
+        self._watchers.discard(on_disconnect)
 
 
-def _sentence(body: bytes) -> str:
+def _error_message(body: bytes) -> str:
     """Extract the message of an error body: in the API's form, in that of unknown paths, or as MindIE coordinators
     write it."""
     try:

@@ -17,50 +17,50 @@ import msgspec
 from google.protobuf.message import DecodeError
 from starlette.types import ASGIApp
 
-from parley.coordinator.config import Options, Tls
-from parley.coordinator.proxy.client import HELD
-from parley.coordinator.proxy.grpc_call import FATAL, Answers, Cycle, Headers
-from parley.coordinator.proxy.grpc_passthrough import DROPPED, Bypass
-from parley.coordinator.routing.instance_table import Table
-from parley.dialects.dialect import Head
-from parley.dialects.facts import Card, Facts
+from parley.coordinator.config import CoordinatorOptions, CoordinatorTls
+from parley.coordinator.proxy.client import NOT_FORWARDED
+from parley.coordinator.proxy.grpc_call import STREAM_FATAL_CODES, GrpcAnswerQueue, GrpcCycle, HeaderList
+from parley.coordinator.proxy.grpc_passthrough import CONNECTION_METADATA, GrpcPassthrough
+from parley.coordinator.routing.instance_table import InstanceTable
+from parley.dialects.dialect import RequestContext
+from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.triton import control
-from parley.dialects.triton.calls import INFER, SERVICE, STREAM
+from parley.dialects.triton.calls import INFER_PATH, SERVICE_PATH, STREAM_PATH
 from parley.dialects.triton.rpc import control as methods
 from parley.dialects.triton.rpc import infer
-from parley.dialects.triton.rpc.messages import INFERENCE, Message, filled, told
-from parley.dialects.triton.rpc.reply import UNREADABLE
-from parley.dialects.triton.rpc.status import Refused, refused
-from parley.dialects.triton.rpc.watch import watch
-from parley.disagg.wire.headers import OWN
+from parley.dialects.triton.rpc.messages import INFERENCE_SCHEMA, ProtoMessage, decode_http_answer, fill_message
+from parley.dialects.triton.rpc.reply import UNREADABLE_MESSAGE
+from parley.dialects.triton.rpc.status import GrpcError, grpc_error
+from parley.dialects.triton.rpc.watch import watch_health
+from parley.disagg.wire.headers import NATIVE_PREFIX
 from parley.errors import ParleyError
 from parley.version import __version__
-from parley.web.banner import reached
-from parley.web.exchange import REQUEST_ID, TIMEOUT
-from parley.web.random_ids import draw
-from parley.web.tls import BadTls
+from parley.web.banner import local_address
+from parley.web.exchange import REQUEST_ID_PATTERN, TIMEOUT_HEADER
+from parley.web.random_ids import draw_id
+from parley.web.tls import TlsFileError
 
-Context = Any  # grpc.aio.ServicerContext, which has no types
-STATISTICS = f"{SERVICE}/ModelStatistics"
-ASKED = frozenset(f"{SERVICE}/{name}" for name in methods.CALLS)
-PROBES = {
-    f"{SERVICE}/ServerLive": (methods.live, methods.question("ServerLive")),
-    f"{SERVICE}/ServerReady": (methods.ready, methods.question("ServerReady")),
-    "/grpc.health.v1.Health/Check": (methods.check, methods.QUESTION),
+GrpcContext = Any  # grpc.aio.ServicerContext, which has no types
+STATISTICS_METHOD = f"{SERVICE_PATH}/ModelStatistics"
+FORWARDED_METHODS = frozenset(f"{SERVICE_PATH}/{name}" for name in methods.GRPC_METHODS)
+PROBE_HANDLERS = {
+    f"{SERVICE_PATH}/ServerLive": (methods.server_live, methods.request_class("ServerLive")),
+    f"{SERVICE_PATH}/ServerReady": (methods.server_ready, methods.request_class("ServerReady")),
+    "/grpc.health.v1.Health/Check": (methods.check_health, methods.HEALTH_REQUEST),
 }
-WATCH = "/grpc.health.v1.Health/Watch"
+WATCH_METHOD = "/grpc.health.v1.Health/Watch"
 REAL_STATUS = b"triton_grpc_error"  # metadata key: the first error ends the stream with its own status
 
 
-class Port:
+class CoordinatorGrpcPort:
     """The gRPC server.
 
     ``front`` answers requests; ``start_server`` and ``stop_server`` must run in the same event loop.
     """
 
-    def __init__(self, table: Table, front: ASGIApp, options: Options):
+    def __init__(self, table: InstanceTable, front: ASGIApp, options: CoordinatorOptions):
         self._table, self._front, self._options = table, front, options
-        self._bypass = Bypass(table)
+        self._passthrough = GrpcPassthrough(table)
         self._server = grpc.aio.server(
             options=[
                 ("grpc.so_reuseport", 0),
@@ -72,142 +72,151 @@ class Port:
                 ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
             ]
         )
-        self._server.add_generic_rpc_handlers((_Every(self._handler),))
+        self._server.add_generic_rpc_handlers((_AllMethods(self._find_handler),))
 
-    async def start(self, host: str, port: int) -> str:
+    async def start_server(self, host: str, port: int) -> str:
         """Listen on a port (0: any free one) and return the address for clients. Raises OSError, BadTls."""
         name = f"[{host}]" if ":" in host else host
-        place, credentials = f"{name}:{port}", encryption(self._options.tls)
+        listen_address, credentials = f"{name}:{port}", grpc_credentials(self._options.tls)
         try:
-            bound = self._server.add_secure_port(place, credentials) if credentials else (
-                self._server.add_insecure_port(place)
+            bound = self._server.add_secure_port(listen_address, credentials) if credentials else (
+                self._server.add_insecure_port(listen_address)
             )  # fmt: skip
         except RuntimeError as error:
             raise OSError(f"cannot listen on {host} port {port} for gRPC.") from error
         await self._server.start()
-        return reached(host, bound)
+        return local_address(host, bound)
 
-    async def stop(self, seconds: float) -> None:
+    async def stop_server(self, seconds: float) -> None:
         """Stop the server, giving open calls ``seconds`` to finish."""
         await self._server.stop(seconds)
-        await self._bypass.close()
+        await self._passthrough.close_channels()
 
-    def _handler(self, method: str) -> Any:
+    def _find_handler(self, method: str) -> Any:
         """Return the handler of a method; None if unknown. With servers other than parley, calls are passed through."""
-        usable = self._table.usable()
+        usable = self._table.usable_instances()
         unary = grpc.unary_unary_rpc_method_handler
-        if method in PROBES:
-            return unary(partial(self._enter, partial(self._probe, *PROBES[method])))
-        if method == WATCH:
-            return grpc.unary_stream_rpc_method_handler(partial(self._enter, self._watch))
-        if all(each.extended for each in usable):
-            if method == STATISTICS:
-                return unary(partial(self._enter, self._statistics))
-            if method == INFER:
-                return unary(partial(self._enter, self._infer))
-            if method == STREAM:
-                return grpc.stream_stream_rpc_method_handler(partial(self._enter, self._stream))
-            if method in ASKED:
-                return unary(partial(self._enter, partial(self._ask, method)))
+        if method in PROBE_HANDLERS:
+            return unary(partial(self._run_handler, partial(self._answer_probe, *PROBE_HANDLERS[method])))
+        if method == WATCH_METHOD:
+            return grpc.unary_stream_rpc_method_handler(partial(self._run_handler, self._watch_health))
+        if all(each.native for each in usable):
+            if method == STATISTICS_METHOD:
+                return unary(partial(self._run_handler, self._sum_statistics))
+            if method == INFER_PATH:
+                return unary(partial(self._run_handler, self._infer_one))
+            if method == STREAM_PATH:
+                return grpc.stream_stream_rpc_method_handler(partial(self._run_handler, self._infer_stream))
+            if method in FORWARDED_METHODS:
+                return unary(partial(self._run_handler, partial(self._forward_call, method)))
             if usable:
                 return None
-        return grpc.stream_stream_rpc_method_handler(partial(self._bypass.call, method))
+        return grpc.stream_stream_rpc_method_handler(partial(self._passthrough.pass_through, method))
 
-    async def _enter(self, work: Callable[..., Any], given: Any, context: Context) -> bytes | None:
+    async def _run_handler(self, work: Callable[..., Any], payload: Any, context: GrpcContext) -> bytes | None:
         """Run a handler with the call's headers and request id, and report its errors as gRPC statuses."""
-        headers = _headers(context)
-        said = dict(headers).get(b"x-request-id", b"")
-        id = said.decode() if REQUEST_ID.fullmatch(said) else f"req_{draw().hex()}"
-        context.set_trailing_metadata((("x-request-id", id),))
+        headers = _request_headers(context)
+        sent_id = dict(headers).get(b"x-request-id", b"")
+        request_id = sent_id.decode() if REQUEST_ID_PATTERN.fullmatch(sent_id) else f"req_{draw_id().hex()}"
+        context.set_trailing_metadata((("x-request-id", request_id),))
         try:
-            headers = [*(pair for pair in headers if pair[0] != b"x-request-id"), (b"x-request-id", id.encode())]
-            answer: bytes | None = await work(given, headers, context)
+            headers = [
+                *(pair for pair in headers if pair[0] != b"x-request-id"),
+                (b"x-request-id", request_id.encode()),
+            ]
+            answer: bytes | None = await work(payload, headers, context)
             return answer
-        except Refused as error:
+        except GrpcError as error:
             await context.abort(error.code, error.message)
             raise AssertionError from error  # abort has raised
 
     # -- calls that generate
 
-    async def _infer(self, data: bytes, headers: Headers, context: Context) -> bytes:
-        _parsed(infer.REQUEST, data)
-        return await Cycle().run(self._front, "POST", INFER, headers, data)
+    async def _infer_one(self, data: bytes, headers: HeaderList, context: GrpcContext) -> bytes:
+        _parse_message(infer.INFER_REQUEST, data)
+        return await GrpcCycle().run_request(self._front, "POST", INFER_PATH, headers, data)
 
-    async def _stream(self, requests: AsyncIterator[bytes], headers: Headers, context: Context) -> None:
+    async def _infer_stream(self, requests: AsyncIterator[bytes], headers: HeaderList, context: GrpcContext) -> None:
         """Run the requests of a stream concurrently, each with its own answers; read no more than may be open."""
-        answers = Answers(context.write, self._options.http_timeout_seconds)
+        answers = GrpcAnswerQueue(context.write, self._options.http_timeout_seconds)
         room = asyncio.Semaphore(self._options.max_requests)
         try:
             async with asyncio.TaskGroup() as writing:
-                writing.create_task(answers.run())
+                writing.create_task(answers.write_messages())
                 async with asyncio.TaskGroup() as group:
                     async for data in requests:
-                        message = _parsed(infer.REQUEST, data)
+                        message = _parse_message(infer.INFER_REQUEST, data)
                         await room.acquire()
-                        task = group.create_task(self._one(data, message, headers, answers))
+                        task = group.create_task(self._run_stream_request(data, message, headers, answers))
                         task.add_done_callback(lambda _: room.release())
-                answers.end()
+                answers.end_stream()
         except BaseExceptionGroup as several:
-            raise _first(several) from None
+            raise _first_error(several) from None
 
-    async def _one(self, data: bytes, message: Message, headers: Headers, answers: Answers) -> None:
+    async def _run_stream_request(
+        self, data: bytes, message: ProtoMessage, headers: HeaderList, answers: GrpcAnswerQueue
+    ) -> None:
         """Run one request of a stream. Its failure is sent as an answer, and the stream continues."""
         try:
-            await Cycle(answers).run(self._front, "POST", STREAM, headers, data)
-        except Refused as error:
-            if error.code in FATAL or dict(headers).get(REAL_STATUS, b"").lower() == b"true":
-                answers.end(error)
+            await GrpcCycle(answers).run_request(self._front, "POST", STREAM_PATH, headers, data)
+        except GrpcError as error:
+            if error.code in STREAM_FATAL_CODES or dict(headers).get(REAL_STATUS, b"").lower() == b"true":
+                answers.end_stream(error)
             else:
-                answers.put(infer.failed(message, error.message).SerializeToString())
+                answers.queue_message(infer.stream_error(message, error.message).SerializeToString())
 
     # -- probes and statistics
 
-    async def _probe(self, ask: methods.Ask, kind: Any, data: bytes, headers: Headers, context: Context) -> bytes:
+    async def _answer_probe(
+        self, ask: methods.GrpcHandler, kind: Any, data: bytes, headers: HeaderList, context: GrpcContext
+    ) -> bytes:
         """Answer a probe about the coordinator itself, which works without any instance."""
-        facts = await self._facts(headers)
+        facts = await self._cluster_facts(headers)
         try:
-            return bytes(ask(_parsed(kind, data), Head("", 0, ""), facts).SerializeToString())
+            return bytes(ask(_parse_message(kind, data), RequestContext("", 0, ""), facts).SerializeToString())
         except ParleyError as error:
-            raise refused(error) from None
+            raise grpc_error(error) from None
 
-    async def _watch(self, data: bytes, headers: Headers, context: Context) -> None:
+    async def _watch_health(self, data: bytes, headers: HeaderList, context: GrpcContext) -> None:
         """Report the coordinator's health, now and after each change."""
-        message = _parsed(methods.QUESTION, data)
+        message = _parse_message(methods.HEALTH_REQUEST, data)
 
-        async def look() -> Message:
-            return methods.check(message, Head("", 0, ""), await self._facts(headers))
+        async def current_health() -> ProtoMessage:
+            return methods.check_health(message, RequestContext("", 0, ""), await self._cluster_facts(headers))
 
-        await watch(look, context.write)
+        await watch_health(current_health, context.write)
 
-    async def _facts(self, headers: Headers) -> Facts:
+    async def _cluster_facts(self, headers: HeaderList) -> ServerFacts:
         ready = True
         try:
-            await Cycle().run(self._front, "GET", "/v2/health/ready", headers)
-        except Refused:
+            await GrpcCycle().run_request(self._front, "GET", "/v2/health/ready", headers)
+        except GrpcError:
             ready = False
-        return Facts(__version__, (), ready)
+        return ServerFacts(__version__, (), ready)
 
-    async def _ask(self, method: str, data: bytes, headers: Headers, context: Context) -> bytes:
+    async def _forward_call(self, method: str, data: bytes, headers: HeaderList, context: GrpcContext) -> bytes:
         """Return the answer of one instance."""
-        return await Cycle().run(self._front, "POST", method, headers, data)
+        return await GrpcCycle().run_request(self._front, "POST", method, headers, data)
 
-    async def _statistics(self, data: bytes, headers: Headers, context: Context) -> bytes:
+    async def _sum_statistics(self, data: bytes, headers: HeaderList, context: GrpcContext) -> bytes:
         """Return the statistics of all instances, summed."""
-        message = _parsed(INFERENCE("ModelStatisticsRequest"), data)
-        page = await Cycle().run(self._front, "GET", "/v2/models/stats", headers)
-        every = msgspec.json.decode(page)["model_stats"]
+        message = _parse_message(INFERENCE_SCHEMA("ModelStatisticsRequest"), data)
+        page = await GrpcCycle().run_request(self._front, "GET", "/v2/models/stats", headers)
+        entries = msgspec.json.decode(page)["model_stats"]
         path = {"model": message.name, "version": message.version}
-        facts = Facts(__version__, [Card(each["name"], 0, None) for each in every], ready=True)
-        head = Head("", 0, "", path={part: value for part, value in path.items() if value})
+        facts = ServerFacts(__version__, [ModelCard(each["name"], 0, None) for each in entries], ready=True)
+        head = RequestContext("", 0, "", path_parts={part: value for part, value in path.items() if value})
         try:
-            names = {each["name"] for each in told(control.statistics(b"", head, facts))["model_stats"]}
+            names = {
+                each["name"] for each in decode_http_answer(control.model_statistics(b"", head, facts))["model_stats"]
+            }
         except ParleyError as error:
-            raise refused(error) from None
-        wanted = {"model_stats": [each for each in every if each["name"] in names]}
-        return bytes(filled("ModelStatisticsResponse", wanted).SerializeToString())
+            raise grpc_error(error) from None
+        selected = {"model_stats": [each for each in entries if each["name"] in names]}
+        return bytes(fill_message("ModelStatisticsResponse", selected).SerializeToString())
 
 
-class _Every(grpc.GenericRpcHandler):
+class _AllMethods(grpc.GenericRpcHandler):
     """Claims every method name."""
 
     def __init__(self, handler: Callable[[str], Any]):
@@ -218,34 +227,38 @@ class _Every(grpc.GenericRpcHandler):
         return self._handler(details.method)
 
 
-def encryption(tls: Tls) -> grpc.ServerCredentials | None:
+def grpc_credentials(tls: CoordinatorTls) -> grpc.ServerCredentials | None:
     """Return the TLS credentials for clients' calls; None for plain text. Raises BadTls."""
     if tls.certificate is None or tls.key is None:
         return None
     if tls.password is not None:
-        raise BadTls(f"{tls.key} is encrypted with a password, which gRPC does not support")
+        raise TlsFileError(f"{tls.key} is encrypted with a password, which gRPC does not support")
     pair = Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes()
     clients = Path(tls.clients).read_bytes() if tls.clients else None
     return grpc.ssl_server_credentials([pair], clients, require_client_auth=clients is not None)
 
 
-def _headers(context: Context) -> list[tuple[bytes, bytes]]:
+def _request_headers(context: GrpcContext) -> list[tuple[bytes, bytes]]:
     """Convert a call's metadata to request headers: text values that concern the request, not the connection."""
     pairs = [
         (key.encode(), value.encode())
         for key, value in context.invocation_metadata() or ()
-        if isinstance(value, str) and key not in DROPPED and not key.startswith("grpc-")
+        if isinstance(value, str) and key not in CONNECTION_METADATA and not key.startswith("grpc-")
     ]
-    return [pair for pair in pairs if pair[0] not in HELD and pair[0] != TIMEOUT and not pair[0].startswith(OWN)]
+    return [
+        pair
+        for pair in pairs
+        if pair[0] not in NOT_FORWARDED and pair[0] != TIMEOUT_HEADER and not pair[0].startswith(NATIVE_PREFIX)
+    ]
 
 
-def _parsed(kind: Any, data: bytes) -> Message:
+def _parse_message(kind: Any, data: bytes) -> ProtoMessage:
     try:
         return kind.FromString(data)
     except DecodeError:
-        raise Refused(grpc.StatusCode.INTERNAL, UNREADABLE) from None
+        raise GrpcError(grpc.StatusCode.INTERNAL, UNREADABLE_MESSAGE) from None
 
 
-def _first(error: BaseException) -> BaseException:
+def _first_error(error: BaseException) -> BaseException:
     """Return the first error of nested exception groups."""
-    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+    return _first_error(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error

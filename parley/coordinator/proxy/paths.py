@@ -8,72 +8,72 @@ from typing import Any
 
 from starlette.routing import compile_path
 
-from parley.dialects.dialect import Dialect, Kind, Route
+from parley.dialects.dialect import Dialect, Route, RouteKind
 from parley.dialects.mounts import Surface, members, table, wording
 from parley.errors import NotAllowed, NotFound, excerpt
 
 # Paths of an instance that only coordinators may call.
-WITHIN: frozenset[Kind] = frozenset({"results", "results_flow", "role", "instance_status"})
+INTERNAL_KINDS: frozenset[RouteKind] = frozenset({"results", "results_flow", "role", "instance_status"})
 
 
-class Path:
+class ApiPath:
     """A method and path with the routes of all its APIs; the first route answers unless another claims the body."""
 
-    def __init__(self, answering: Sequence[tuple[Route, Surface]]):
-        self._answering = answering
-        self._default = next((each for each in answering if not each[0].yields), answering[0])
-        self.route, self.dialect = self._default[0], self._default[1].dialect
-        kinds = {route.kind for route, _ in answering}
-        self.kind: Kind | None = self.route.kind if len(kinds) == 1 else None  # None: depends on the body
-        self.shares = any(route.shares for route, _ in answering)
+    def __init__(self, routes: Sequence[tuple[Route, Surface]]):
+        self._routes = routes
+        self._default_route = next((each for each in routes if not each[0].yields_unclaimed), routes[0])
+        self.route, self.dialect = self._default_route[0], self._default_route[1].dialect
+        kinds = {route.kind for route, _ in routes}
+        self.kind: RouteKind | None = self.route.kind if len(kinds) == 1 else None  # None: depends on the body
+        self.shares = any(route.names_endpoint for route, _ in routes)
 
-    def pick(self, body: bytes) -> tuple[Route, Dialect]:
+    def pick_route(self, body: bytes) -> tuple[Route, Dialect]:
         """Return the route and API that a body belongs to."""
-        if len(self._answering) == 1:
+        if len(self._routes) == 1:
             return self.route, self.dialect
         names = members(body)
-        claiming = (each for each in self._answering if not names.isdisjoint(each[0].claims))
-        route, surface = next(claiming, self._default)
+        claiming = (each for each in self._routes if not names.isdisjoint(each[0].claiming_members))
+        route, surface = next(claiming, self._default_route)
         return route, surface.dialect
 
 
-class Paths:
+class PathTable:
     """All paths of some surfaces, except those between a coordinator and its instances."""
 
     def __init__(self, surfaces: Sequence[Surface]):
         self._surfaces = surfaces
-        self._plain: dict[tuple[str, str], Path] = {}
-        self._patterns: list[tuple[Any, str, Path]] = []
-        for (method, path), answering in table(surfaces).items():
-            found = Path(answering)
-            if found.kind in WITHIN:
+        self._plain: dict[tuple[str, str], ApiPath] = {}
+        self._patterns: list[tuple[Any, str, ApiPath]] = []
+        for (method, path), routes in table(surfaces).items():
+            api_path = ApiPath(routes)
+            if api_path.kind in INTERNAL_KINDS:
                 continue
-            for each in (method, "HEAD") if method == "GET" else (method,):
+            for verb in (method, "HEAD") if method == "GET" else (method,):
                 if "{" in path:
-                    self._patterns.append((compile_path(path)[0], each, found))
+                    self._patterns.append((compile_path(path)[0], verb, api_path))
                 else:
-                    self._plain.setdefault((each, path), found)
+                    self._plain.setdefault((verb, path), api_path)
 
-    def find(self, method: str, path: str) -> tuple[Path, Mapping[str, str]]:
+    def match_path(self, method: str, path: str) -> tuple[ApiPath, Mapping[str, str]]:
         """Match a path; also return its named segments. Raises NotFound, NotAllowed."""
-        found = self._plain.get((method, path))
-        if found is not None:
-            return found, {}
+        api_path = self._plain.get((method, path))
+        if api_path is not None:
+            return api_path, {}
         others = {known for known, where in self._plain if where == path}
-        for pattern, known, found in self._patterns:
+        for pattern, known, api_path in self._patterns:
             match = pattern.match(path)
             if match is None:
                 continue
             if known == method:
-                return found, match.groupdict()
+                return api_path, match.groupdict()
             others.add(known)
         if not others:
             raise NotFound(f"Unknown request URL: {method} {excerpt(path)}. Please check it for typos.")
         raise NotAllowed(f"{method} is not allowed on {excerpt(path)}.", allowed=", ".join(sorted(others)))
 
-    def wording(self, path: str) -> Dialect:
+    def error_dialect(self, path: str) -> Dialect:
         """Return the API whose error format applies to an unknown path."""
-        for (_, known), found in self._plain.items():
+        for (_, known), api_path in self._plain.items():
             if known == path:
-                return found.dialect
+                return api_path.dialect
         return wording([each for each in self._surfaces if each.dialect.name != "parley"], path)

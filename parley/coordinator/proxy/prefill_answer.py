@@ -9,19 +9,19 @@ import binascii
 
 import msgspec
 
-from parley.coordinator.proxy.http_client import Response
-from parley.disagg.wire.headers import MISPLACED, UNKNOWN
+from parley.coordinator.proxy.http_client import InstanceAnswer
+from parley.disagg.wire.headers import NOT_A_PREFILL_INSTANCE, UNKNOWN_STATUS
 
-DONE = b"data: [DONE]\n\n"
-STREAM = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-WHOLE = [(b"content-type", b"application/json")]
+SSE_DONE = b"data: [DONE]\n\n"
+SSE_HEADERS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+JSON_HEADERS = [(b"content-type", b"application/json")]
 
 
-class BadAnswer(Exception):
+class BadPrefillAnswer(Exception):
     """The body is not a valid answer of a prefill instance."""
 
 
-class _Answer(msgspec.Struct, rename={"req_id": "reqId", "stream": "isStream", "last": "isLastResp"}):
+class _PrefillAnswerBody(msgspec.Struct, rename={"req_id": "reqId", "stream": "isStream", "last": "isLastResp"}):
     req_id: str
     stream: bool
     last: bool | None = None
@@ -32,12 +32,12 @@ class _Answer(msgspec.Struct, rename={"req_id": "reqId", "stream": "isStream", "
     encoding: str = ""
 
 
-class _Refused(msgspec.Struct):
+class _PrefillRefusalBody(msgspec.Struct):
     refused: bool = False
     error: object = None
 
 
-class First(msgspec.Struct, gc=False):
+class PrefillAnswer(msgspec.Struct, gc=False):
     """The answer of the prefill instance (P).
 
     ``status`` and ``headers`` start the client's answer. ``native``: P is a parley server; ``record`` then holds the
@@ -49,75 +49,81 @@ class First(msgspec.Struct, gc=False):
     output: bytes
     status: int
     headers: list[tuple[bytes, bytes]]
-    exact: bool
+    native: bool
     record: bytes = b""
 
 
-_ANSWER = msgspec.json.Decoder(_Answer)
-_REFUSED = msgspec.json.Decoder(_Refused)
+_ANSWER_DECODER = msgspec.json.Decoder(_PrefillAnswerBody)
+_REFUSAL_DECODER = msgspec.json.Decoder(_PrefillRefusalBody)
 
 
-def first(body: bytes) -> First:
+def parse_prefill_answer(body: bytes) -> PrefillAnswer:
     """Parse the body of P's answer. Raises BadPrefillAnswer."""
     try:
-        said = _ANSWER.decode(body)
-        if said.last is None and (said.stream or said.output is not None):
-            raise BadAnswer("It does not say whether it is the last.")
-        if said.output is None and (said.stream or said.last):
-            raise BadAnswer("It has no output.")
-        output = (said.output or "").encode()
-        if said.encoding == "base64":
+        answer_body = _ANSWER_DECODER.decode(body)
+        if answer_body.last is None and (answer_body.stream or answer_body.output is not None):
+            raise BadPrefillAnswer("It does not say whether it is the last.")
+        if answer_body.output is None and (answer_body.stream or answer_body.last):
+            raise BadPrefillAnswer("It has no output.")
+        output = (answer_body.output or "").encode()
+        if answer_body.encoding == "base64":
             output = binascii.a2b_base64(output, strict_mode=True)
-        headers = STREAM if said.stream else WHOLE
-        if said.headers is not None:
-            headers = _coded(said.headers)
-        return First(
-            said.stream, bool(said.last), output, said.status, headers, said.headers is not None, said.records.encode()
+        headers = SSE_HEADERS if answer_body.stream else JSON_HEADERS
+        if answer_body.headers is not None:
+            headers = _encode_headers(answer_body.headers)
+        return PrefillAnswer(
+            answer_body.stream,
+            bool(answer_body.last),
+            output,
+            answer_body.status,
+            headers,
+            answer_body.headers is not None,
+            answer_body.records.encode(),
         )
     except (msgspec.MsgspecError, binascii.Error, UnicodeError) as error:
-        raise BadAnswer("It is not of the form that was expected.") from error
+        raise BadPrefillAnswer("It is not of the form that was expected.") from error
 
 
-def refused(answer: Response) -> bool:
+def reports_full_decode(answer: InstanceAnswer) -> bool:
     """Whether P reports that the decode instance (D) had no room."""
     if answer.status != 503:
         return False
     try:
-        return _REFUSED.decode(answer.body).refused
+        return _REFUSAL_DECODER.decode(answer.body).refused
     except (msgspec.MsgspecError, UnicodeError):
         return False
 
 
-def misplaced(answer: Response) -> bool:
+def reports_wrong_role(answer: InstanceAnswer) -> bool:
     """Whether P reports that it is not a prefill instance, or that its role is changing. Its status will say so too."""
     if answer.status not in (400, 503):
         return False
     try:
-        return _REFUSED.decode(answer.body).error in (MISPLACED, UNKNOWN)
+        return _REFUSAL_DECODER.decode(answer.body).error in (NOT_A_PREFILL_INSTANCE, UNKNOWN_STATUS)
     except (msgspec.MsgspecError, UnicodeError):
         return False
 
 
-class _Head(msgspec.Struct):
+class _AnswerHead(msgspec.Struct):
     status: int
     headers: list[tuple[str, str]]
 
 
-def head(payload: bytes) -> tuple[int, list[tuple[bytes, bytes]]]:
+def parse_answer_head(payload: bytes) -> tuple[int, list[tuple[bytes, bytes]]]:
     """Parse the status and headers of an answer in one piece. Raises BadPrefillAnswer."""
     try:
-        said = msgspec.json.decode(payload, type=_Head)
-        return said.status, _coded(said.headers)
+        answer_head = msgspec.json.decode(payload, type=_AnswerHead)
+        return answer_head.status, _encode_headers(answer_head.headers)
     except (msgspec.MsgspecError, UnicodeError) as error:
-        raise BadAnswer("It is not of the form that was expected.") from error
+        raise BadPrefillAnswer("It is not of the form that was expected.") from error
 
 
-def _coded(headers: list[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+def _encode_headers(headers: list[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
     """Encode headers for the wire, with names in lower case. Raises UnicodeError."""
     return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
 
 
-def opening(payload: bytes) -> bool:
+def is_stream_opening(payload: bytes) -> bool:
     """Whether this chunk only opens a chat stream (a role, and no content)."""
     if b'"role"' not in payload or not payload.startswith(b"data:") or payload.count(b"data:") > 1:
         return False
@@ -132,8 +138,8 @@ def opening(payload: bytes) -> bool:
         return False
 
 
-def closed(payload: bytes, path: str) -> bytes:
+def append_done_mark(payload: bytes, path: str) -> bytes:
     """Return the end of a stream, with the ``[DONE]`` mark of OpenAI's streams added if it is missing."""
-    if not path.endswith("/completions") or payload.endswith(DONE):
+    if not path.endswith("/completions") or payload.endswith(SSE_DONE):
         return payload
-    return payload + DONE
+    return payload + SSE_DONE

@@ -14,30 +14,36 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
-from parley.coordinator.proxy.http_client import Broken, Connection, Headers, Unreachable, Upstream
-from parley.disagg.wire.result_frames import BadFrame, Frame, Reader
+from parley.coordinator.proxy.http_client import (
+    ConnectionBroken,
+    HeaderPairs,
+    HttpClientConnection,
+    InstanceHttpClient,
+    InstanceUnreachable,
+)
+from parley.disagg.wire.result_frames import BadFrame, FrameReader, ResultFrame
 
-SILENCE = 12.0  # seconds without a byte (heartbeats included) until a connection counts as dead
-BACK = 2.0  # seconds that a new request waits for a broken connection to recover
-RESUME = 15.0  # seconds until a broken connection can no longer be resumed
-PLAIN = 0.1  # seconds without an epoch frame until the instance counts as a server other than parley
-PAUSE = 0.005  # seconds until a payload that may be cut at a NUL byte counts as complete
-AGAIN = (0.05, 0.1, 0.2, 0.5, 1.0)  # seconds between attempts to connect
-ALARM = 5  # failed attempts in a row until an alarm is raised
-STRANGERS = 4096  # ids of orphaned requests that are remembered
+SILENCE_TIMEOUT = 12.0  # seconds without a byte (heartbeats included) until a connection counts as dead
+RECONNECT_WAIT = 2.0  # seconds that a new request waits for a broken connection to recover
+RESUME_WINDOW = 15.0  # seconds until a broken connection can no longer be resumed
+EPOCH_WAIT = 0.1  # seconds without an epoch frame until the instance counts as a server other than parley
+FLUSH_DELAY = 0.005  # seconds until a payload that may be cut at a NUL byte counts as complete
+RECONNECT_DELAYS = (0.05, 0.1, 0.2, 0.5, 1.0)  # seconds between attempts to connect
+ALARM_AFTER = 5  # failed attempts in a row until an alarm is raised
+MAX_ORPHANS = 4096  # ids of orphaned requests that are remembered
 
 
-class Receiver(Protocol):
+class ResultReceiver(Protocol):
     """Receives the frames of one request."""
 
-    def take(self, frame: Frame) -> None:
+    def take_frame(self, frame: ResultFrame) -> None:
         """Handle the next frame of the request."""
 
-    def lost(self, reason: str) -> None:
+    def results_lost(self, reason: str) -> None:
         """The result stream failed: no more frames will come."""
 
 
-class Feed:
+class ResultStreamClient:
     """The result stream of one instance.
 
     ``coordinator_name``, ``coordinator_id``: identify this coordinator. ``on_attached`` is called with whether results
@@ -47,182 +53,187 @@ class Feed:
 
     def __init__(
         self,
-        upstream: Upstream,
-        client: str,
-        seat: str,
-        attached: Callable[[bool, str], None],
-        stray: Callable[[str], None] = lambda id: None,
-        headers: Headers = (),
+        http_client: InstanceHttpClient,
+        coordinator_name: str,
+        coordinator_id: str,
+        on_attached: Callable[[bool, str], None],
+        on_orphan: Callable[[str], None] = lambda id: None,
+        headers: HeaderPairs = (),
     ):
-        self.exact = False  # the instance is parley: frames are counted and can be sent again
+        self.native = False  # the instance is parley: frames are counted and can be sent again
         self.connected = False
-        self.replaced = False  # another coordinator took over the stream; servers other than parley have only one
-        self.bytes = 0
-        self._upstream, self._client, self._seat, self._headers = upstream, client, seat, headers
-        self._attached, self._stray = attached, stray
-        self._receivers: dict[bytes, Receiver] = {}
-        self._up = asyncio.Event()  # set while ``connected``
-        self._strangers: OrderedDict[bytes, None] = OrderedDict()
+        self.taken_over = False  # another coordinator took over the stream; servers other than parley have only one
+        self.received_bytes = 0
+        self._http_client, self._coordinator_name, self._coordinator_id, self._headers = (
+            http_client,
+            coordinator_name,
+            coordinator_id,
+            headers,
+        )
+        self._on_attached, self._on_orphan = on_attached, on_orphan
+        self._receivers: dict[bytes, ResultReceiver] = {}
+        self._connected_event = asyncio.Event()  # set while ``connected``
+        self._orphans: OrderedDict[bytes, None] = OrderedDict()
         self._epoch = b""
-        self._number = 0  # frames of this epoch received over earlier connections
-        self._heard = 0.0
+        self._frames_received = 0  # frames of this epoch received over earlier connections
+        self._last_byte_time = 0.0
         self._accepted = False
-        self._reader = Reader()
-        self._connection: Connection | None = None
-        self._ended: asyncio.Future[str] | None = None  # the reason why the connection ended
-        self._flushing: asyncio.TimerHandle | None = None
+        self._reader = FrameReader()
+        self._connection: HttpClientConnection | None = None
+        self._end_reason: asyncio.Future[str] | None = None  # the reason why the connection ended
+        self._flush_timer: asyncio.TimerHandle | None = None
 
-    async def ready(self) -> bool:
+    async def wait_until_ready(self) -> bool:
         """Return whether results can be received; wait up to RECONNECT_WAIT seconds for a broken connection."""
         if not self.connected:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(BACK):
-                    await self._up.wait()
+                async with asyncio.timeout(RECONNECT_WAIT):
+                    await self._connected_event.wait()
         return self.connected
 
-    def open(self, id: str, receiver: Receiver) -> None:
+    def register_receiver(self, request_id: str, receiver: ResultReceiver) -> None:
         """Register ``receiver`` for the frames of a request."""
-        self._receivers[id.encode()] = receiver
+        self._receivers[request_id.encode()] = receiver
 
-    def close(self, id: str) -> None:
+    def unregister_receiver(self, request_id: str) -> None:
         """Unregister the receiver of a request."""
-        self._receivers.pop(id.encode(), None)
+        self._receivers.pop(request_id.encode(), None)
 
-    async def run(self) -> None:
+    async def keep_connected(self) -> None:
         """Keep the connection open until cancelled."""
         failures, since = 0, 0.0
         try:
-            while not self.replaced:
+            while not self.taken_over:
                 try:
-                    reason = await self._live()
+                    reason = await self._run_connection()
                     if self._accepted:
                         failures, since = 0, time.monotonic()
-                except Unreachable as error:
+                except InstanceUnreachable as error:
                     reason = str(error)
                     if error.refused:
                         since = 0.0  # nothing listens there, and a successor of the process could not resume
                 failures += 1
-                if self._receivers and (not self.exact or time.monotonic() - since > RESUME):
-                    self.fail(reason)
-                if failures > 1 or not self.exact:
-                    self._attached(False, reason if failures == ALARM or self.replaced else "")
-                await asyncio.sleep(AGAIN[min(failures, len(AGAIN)) - 1])
+                if self._receivers and (not self.native or time.monotonic() - since > RESUME_WINDOW):
+                    self.fail_requests(reason)
+                if failures > 1 or not self.native:
+                    self._on_attached(False, reason if failures == ALARM_AFTER or self.taken_over else "")
+                await asyncio.sleep(RECONNECT_DELAYS[min(failures, len(RECONNECT_DELAYS)) - 1])
         finally:
-            self._drop()
-            self.fail("The instance is not used any more.")
+            self._drop_connection()
+            self.fail_requests("The instance is not used any more.")
 
-    def fail(self, reason: str) -> None:
+    def fail_requests(self, reason: str) -> None:
         """Fail all requests that wait for results on this stream."""
         receivers, self._receivers = self._receivers, {}
         for receiver in receivers.values():
-            receiver.lost(reason)
+            receiver.results_lost(reason)
 
-    async def _live(self) -> str:
+    async def _run_connection(self) -> str:
         """Run one connection from beginning to end; return why it ended. Raises InstanceUnreachable."""
         loop = asyncio.get_running_loop()
-        target = b"/dresult?client=%b&seat=%b" % (self._client.encode(), self._seat.encode())
-        self._number += self._reader.number
-        self._reader = Reader()
+        target = b"/dresult?client=%b&seat=%b" % (self._coordinator_name.encode(), self._coordinator_id.encode())
+        self._frames_received += self._reader.frame_number
+        self._reader = FrameReader()
         if self._epoch:
-            target += b"&epoch=%b&from=%d" % (self._epoch, self._number)
-        connection = await self._upstream.connect()
-        self._ended, self._connection = loop.create_future(), connection
-        self._accepted, self._heard = False, loop.time()
-        connection.send(self._upstream.request(b"GET", target, self._headers), self)
+            target += b"&epoch=%b&from=%d" % (self._epoch, self._frames_received)
+        connection = await self._http_client.open_connection()
+        self._end_reason, self._connection = loop.create_future(), connection
+        self._accepted, self._last_byte_time = False, loop.time()
+        connection.send_request(self._http_client.format_request(b"GET", target, self._headers), self)
         try:
-            await asyncio.wait((self._ended,), timeout=PLAIN)
-            while not self._ended.done():
-                self._connect()
-                await asyncio.wait((self._ended,), timeout=SILENCE / 4)
-                if not self._ended.done() and loop.time() - self._heard > SILENCE:
+            await asyncio.wait((self._end_reason,), timeout=EPOCH_WAIT)
+            while not self._end_reason.done():
+                self._report_connected()
+                await asyncio.wait((self._end_reason,), timeout=SILENCE_TIMEOUT / 4)
+                if not self._end_reason.done() and loop.time() - self._last_byte_time > SILENCE_TIMEOUT:
                     return "Nothing was received for too long."
-            return self._ended.result()
+            return self._end_reason.result()
         finally:
-            self._drop()
+            self._drop_connection()
 
-    def _drop(self) -> None:
+    def _drop_connection(self) -> None:
         self.connected = False
-        self._up.clear()
+        self._connected_event.clear()
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.abort()
-        if self._flushing is not None:
-            self._flushing.cancel()
-            self._flushing = None
+            connection.abort_silently()
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
 
     # -- the HTTP response, as it arrives
 
-    def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+    def receive_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """Accept the stream if its status is 200."""
         if status != 200:
-            self._end(f"It refused to send results, with status {status}.")
+            self._end_connection(f"It refused to send results, with status {status}.")
             return
         self._accepted = True
 
-    def _connect(self) -> None:
+    def _report_connected(self) -> None:
         """Report the stream as connected, if the instance has accepted the request for it."""
         if self._accepted and not self.connected:
             self.connected = True
-            self._up.set()
-            self._attached(True, "")
+            self._connected_event.set()
+            self._on_attached(True, "")
 
-    def data(self, data: bytes) -> None:
+    def receive_data(self, data: bytes) -> None:
         """Parse received bytes and hand the frames to their receivers."""
-        self._heard = asyncio.get_running_loop().time()
-        self.bytes += len(data)
-        if self._flushing is not None:
-            self._flushing.cancel()
-            self._flushing = None
+        self._last_byte_time = asyncio.get_running_loop().time()
+        self.received_bytes += len(data)
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
         try:
-            frames = self._reader.feed(data)
+            frames = self._reader.feed_bytes(data)
         except BadFrame as error:
-            self.fail(str(error))
+            self.fail_requests(str(error))
             self._epoch = b"unreadable"  # no valid epoch: the instance will start a new one
-            self._end(str(error))
+            self._end_connection(str(error))
             return
-        self._give(frames)
-        if self._reader.held:
-            self._flushing = asyncio.get_running_loop().call_later(PAUSE, self._flush)
+        self._dispatch_frames(frames)
+        if self._reader.holds_frame:
+            self._flush_timer = asyncio.get_running_loop().call_later(FLUSH_DELAY, self._flush_reader)
 
-    def end(self, error: Broken | None) -> None:
+    def receive_end(self, error: ConnectionBroken | None) -> None:
         """The HTTP response ended."""
-        self._end("The connection for results ended.")
+        self._end_connection("The connection for results ended.")
 
-    def _end(self, reason: str) -> None:
-        if self._ended is not None and not self._ended.done():
-            self._ended.set_result(reason)
+    def _end_connection(self, reason: str) -> None:
+        if self._end_reason is not None and not self._end_reason.done():
+            self._end_reason.set_result(reason)
 
-    def _flush(self) -> None:
-        self._flushing = None
-        self._give(self._reader.flush())
+    def _flush_reader(self) -> None:
+        self._flush_timer = None
+        self._dispatch_frames(self._reader.flush_held())
 
-    def _give(self, frames: list[Frame]) -> None:
+    def _dispatch_frames(self, frames: list[ResultFrame]) -> None:
         receivers = self._receivers
         for frame in frames:
-            receiver = receivers.get(frame.id)
+            receiver = receivers.get(frame.request_id)
             if receiver is not None:
-                receiver.take(frame)
-            elif frame.id:
-                self._unknown(frame)
+                receiver.take_frame(frame)
+            elif frame.request_id:
+                self._report_orphan(frame)
             elif frame.kind == "epoch":
-                self._begin(frame.payload)
-            elif frame.kind == "close" and not self.exact:
-                self.replaced = True
-                self._end("Another coordinator has taken the results of this instance.")
+                self._begin_epoch(frame.payload)
+            elif frame.kind == "close" and not self.native:
+                self.taken_over = True
+                self._end_connection("Another coordinator has taken the results of this instance.")
 
-    def _begin(self, epoch: bytes) -> None:
+    def _begin_epoch(self, epoch: bytes) -> None:
         """Start or resume a stream with frame counting; the same epoch as before continues after the last frame."""
-        self.exact = True
+        self.native = True
         if epoch != self._epoch:
             if self._epoch:
-                self.fail("It was restarted, or no longer has the results that it sent.")
-            self._epoch, self._number = epoch, 0
-        self._connect()
+                self.fail_requests("It was restarted, or no longer has the results that it sent.")
+            self._epoch, self._frames_received = epoch, 0
+        self._report_connected()
 
-    def _unknown(self, frame: Frame) -> None:
+    def _report_orphan(self, frame: ResultFrame) -> None:
         """Report an orphaned request, once per id."""
-        if frame.kind == "data" and frame.id not in self._strangers:
-            self._strangers[frame.id] = None
-            if len(self._strangers) > STRANGERS:
-                self._strangers.popitem(last=False)
-            self._stray(frame.id.decode("latin-1"))
+        if frame.kind == "data" and frame.request_id not in self._orphans:
+            self._orphans[frame.request_id] = None
+            if len(self._orphans) > MAX_ORPHANS:
+                self._orphans.popitem(last=False)
+            self._on_orphan(frame.request_id.decode("latin-1"))

@@ -14,30 +14,30 @@ from typing import Any
 
 from parley.coordinator import refusals
 from parley.coordinator.proxy import prefill_answer
-from parley.coordinator.proxy.backpressure import Outflow
-from parley.coordinator.proxy.client import Caller, returned
-from parley.coordinator.proxy.http_client import LARGEST, Whole
-from parley.coordinator.proxy.prefill_answer import BadAnswer, First
+from parley.coordinator.proxy.backpressure import BackpressureBuffer
+from parley.coordinator.proxy.client import DownstreamClient, returned_headers
+from parley.coordinator.proxy.http_client import LARGEST_ANSWER, CollectedAnswer
+from parley.coordinator.proxy.prefill_answer import BadPrefillAnswer, PrefillAnswer
 from parley.disagg.wire import handover
-from parley.disagg.wire.result_frames import Frame
+from parley.disagg.wire.result_frames import ResultFrame
 
-EARLY = 16 << 20  # bytes of D's frames that are buffered until P answers
+MAX_EARLY_BYTES = 16 << 20  # bytes of D's frames that are buffered until P answers
 
 
-class Cut(Exception):
+class ResultsCut(Exception):
     """D's results ended before the answer was complete.
 
     ``decode_stopped``: D reported the end, and has stopped computing; ``final``: another attempt would end in the same
     way.
     """
 
-    def __init__(self, text: str = refusals.D_FAILED, *, over: bool = False, final: bool = False):
+    def __init__(self, text: str = refusals.DECODE_FAILED, *, decode_stopped: bool = False, final: bool = False):
         super().__init__(text)
         self.text = text
-        self.over, self.final = over, final
+        self.decode_stopped, self.final = decode_stopped, final
 
 
-class Recompute(Exception):
+class RecomputeRequested(Exception):
     """D asks to restart the request with another body."""
 
     def __init__(self, body: bytes):
@@ -45,7 +45,7 @@ class Recompute(Exception):
         self.body = body
 
 
-class Splice:
+class StreamMerge:
     """The answer to one client.
 
     ``sent``: the client has received a part of the answer, or is about to; ``exact``: the engine outputs of all of it
@@ -56,82 +56,84 @@ class Splice:
     __slots__ = ("_caller", "_early", "_early_size", "_flowing", "_head", "_out", "_parts", "_records", "_size",
                  "_status", "_stream", "_token", "asking", "done", "exact", "sent")  # fmt: skip
 
-    def __init__(self, caller: Caller):
+    def __init__(self, client: DownstreamClient):
         self.sent, self.exact = False, True
-        self._caller, self._out = caller, Outflow(caller)
+        self._caller, self._out = client, BackpressureBuffer(client)
         self._records: list[bytes] = []  # engine outputs of the part that the client has, in base64
 
-    def anew(self, token: Callable[[], None]) -> None:
+    def begin_attempt(self, on_token: Callable[[], None]) -> None:
         """Start another attempt. ``on_token`` is called for each part that arrives."""
         if not self.sent:
             self._records, self.exact = [], True
-        self.asking: Whole | None = None
+        self.asking: CollectedAnswer | None = None
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._token = token
+        self._token = on_token
         self._stream = False
         self._flowing = False  # parts of the stream are passed on to the client unchanged
-        self._status, self._head = 200, prefill_answer.WHOLE
-        self._early: list[Frame] | None = []  # frames buffered until P answers; None after that
+        self._status, self._head = 200, prefill_answer.JSON_HEADERS
+        self._early: list[ResultFrame] | None = []  # frames buffered until P answers; None after that
         self._early_size = 0
         self._parts: list[bytes] = []  # of an answer in one piece
         self._size = 0
-        self._out.hold = None
+        self._out.pause_sender = None
 
-    def given(self) -> bytes:
+    def prior_outputs(self) -> bytes:
         """Return the engine outputs of the part that the client has; empty if it has none. Raises ResultsCut."""
         if not self.sent or not self._records:
             return b""
         try:
-            return handover.join([binascii.a2b_base64(each, strict_mode=True) for each in self._records])
+            return handover.join_records([binascii.a2b_base64(each, strict_mode=True) for each in self._records])
         except binascii.Error:
-            raise Cut(final=True) from None
+            raise ResultsCut(final=True) from None
 
-    def begin(self, first: First, exact: bool, hold: Callable[[bool], Coroutine[Any, Any, None]]) -> bool:
+    def take_prefill_answer(
+        self, answer: PrefillAnswer, native: bool, pause_sender: Callable[[bool], Coroutine[Any, Any, None]]
+    ) -> bool:
         """Accept P's part of the answer, then D's buffered frames; True if P's part is the whole answer.
 
         ``native``: D sends the engine outputs of its results; ``pause_sender`` can pause D only in that case.
         """
         self.asking = None
-        self.exact = self.exact and first.exact and exact
-        self._out.hold = hold if self.exact else None
-        self._stream = first.stream
+        self.exact = self.exact and answer.native and native
+        self._out.pause_sender = pause_sender if self.exact else None
+        self._stream = answer.stream
         if not self._caller.status:
-            self._status, self._head = first.status, returned(first.headers)
-        if first.record:
-            self._records.append(first.record)
-        if not first.stream:
-            if first.last:
-                self._caller.whole(first.status, first.headers, first.output)
+            self._status, self._head = answer.status, returned_headers(answer.headers)
+        if answer.record:
+            self._records.append(answer.record)
+        if not answer.stream:
+            if answer.last:
+                self._caller.send_complete(answer.status, answer.headers, answer.output)
         else:
-            output = first.output if first.exact else self._mended(first.output)
-            if first.last:
-                self.finish(output if first.exact else self._closed(output))
+            output = answer.output if answer.native else self._without_opening(answer.output)
+            if answer.last:
+                self.finish_merge(output if answer.native else self._with_done_mark(output))
             else:
-                self._put(output)
-        if not first.last:
-            self._flush()
-        return first.last
+                self._send_stream_part(output)
+        if not answer.last:
+            self._flush_early()
+        return answer.last
 
     @property
-    def overtaken(self) -> bool:
+    def decode_finished_first(self) -> bool:
         """Whether D has sent a complete answer in one piece before P answered."""
         return self._early is None
 
-    def finish(self, data: bytes) -> None:
+    def finish_merge(self, data: bytes) -> None:
         """Send the last part of the stream."""
-        self._start()
-        self._out.finish(data)
+        self._start_stream()
+        self._out.send_last_part(data)
 
-    async def settle(self) -> None:
+    async def wait_for_client(self) -> None:
         """Wait until a slow client has read the rest of a complete answer; stop sending an incomplete one."""
-        await self._out.settle()
+        await self._out.wait_until_read()
 
     # -- D's results, as they arrive
 
-    def take(self, frame: Frame) -> None:
+    def take_frame(self, frame: ResultFrame) -> None:
         """Handle a frame from D."""
         if self._early is not None:
-            self._wait(frame)
+            self._buffer_frame(frame)
             return
         if self.done.done():
             return
@@ -141,89 +143,89 @@ class Splice:
             if frame.record is not None:
                 self._records.append(frame.record)
             if kind == "lastData":
-                self._end(frame.payload)
+                self._finish_results(frame.payload)
             elif self._flowing:
-                self._out.put(frame.payload)
+                self._out.send_part(frame.payload)
             elif self._stream:
-                self._put(self._mended(frame.payload))
+                self._send_stream_part(self._without_opening(frame.payload))
             else:
-                self._gather(frame.payload)
+                self._collect_part(frame.payload)
         elif kind == "head":
             try:
-                self._status, self._head = prefill_answer.head(frame.payload)
-            except BadAnswer:
-                self._fail(Cut())
+                self._status, self._head = prefill_answer.parse_answer_head(frame.payload)
+            except BadPrefillAnswer:
+                self._fail_attempt(ResultsCut())
         elif kind == "error":
-            self._fail(Cut(frame.payload.decode("utf-8", "replace"), over=True))
+            self._fail_attempt(ResultsCut(frame.payload.decode("utf-8", "replace"), decode_stopped=True))
         elif kind == "retry":
-            self._fail(Recompute(frame.payload))
+            self._fail_attempt(RecomputeRequested(frame.payload))
 
-    def lost(self, reason: str) -> None:
+    def results_lost(self, reason: str) -> None:
         """Fail the attempt: the stream of D's results was lost."""
-        self._fail(Cut())
+        self._fail_attempt(ResultsCut())
         if self.asking is not None:
-            self.asking.give_up(reason)  # P's answer is useless without D
+            self.asking.drop_answer(reason)  # P's answer is useless without D
 
-    def _wait(self, frame: Frame) -> None:
+    def _buffer_frame(self, frame: ResultFrame) -> None:
         """Buffer a frame until P answers."""
         assert self._early is not None
         self._early.append(frame)
         self._early_size += len(frame.payload) + len(frame.record or b"")
-        if self._early_size > EARLY:
-            self._fail(Cut())
+        if self._early_size > MAX_EARLY_BYTES:
+            self._fail_attempt(ResultsCut())
         elif frame.kind == "lastData" and any(each.kind == "head" for each in self._early):
-            self._overtake()
+            self._finish_before_prefill()
 
-    def _overtake(self) -> None:
+    def _finish_before_prefill(self) -> None:
         """Send D's complete answer in one piece, which contains nothing from P, without waiting for P."""
-        self._flush()
+        self._flush_early()
         if self.asking is not None:
-            self.asking.give_up("The answer is complete.")
+            self.asking.drop_answer("The answer is complete.")
 
-    def _flush(self) -> None:
+    def _flush_early(self) -> None:
         """Handle the frames that D sent before P answered."""
         early, self._early = self._early or (), None
         for frame in early:
-            self.take(frame)
+            self.take_frame(frame)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail_attempt(self, error: Exception) -> None:
         if not self.done.done():
             self.done.set_exception(error)
             self.done.exception()  # mark it as retrieved: the future may not be awaited yet
 
-    def _put(self, data: bytes) -> None:
+    def _send_stream_part(self, data: bytes) -> None:
         """Send a part of the stream."""
         if data:
-            self._start()
-            self._out.put(data)
+            self._start_stream()
+            self._out.send_part(data)
             self._flowing = self.exact
 
-    def _gather(self, data: bytes) -> None:
+    def _collect_part(self, data: bytes) -> None:
         """Collect a part of an answer in one piece."""
         self._parts.append(data)
         self._size += len(data)
-        if self._size > LARGEST:
-            self._fail(Cut(final=True))
+        if self._size > LARGEST_ANSWER:
+            self._fail_attempt(ResultsCut(final=True))
 
-    def _end(self, payload: bytes) -> None:
+    def _finish_results(self, payload: bytes) -> None:
         if self._stream:
-            self.finish(payload if self.exact else self._closed(self._mended(payload)))
+            self.finish_merge(payload if self.exact else self._with_done_mark(self._without_opening(payload)))
         else:
-            self._gather(payload)
+            self._collect_part(payload)
             self.sent = True
-            self._caller.whole(self._status, self._head, b"".join(self._parts))
+            self._caller.send_complete(self._status, self._head, b"".join(self._parts))
         if not self.done.done():
             self.done.set_result(None)
 
-    def _start(self) -> None:
+    def _start_stream(self) -> None:
         """Mark the answer as sent, and send its head before the first part."""
         self.sent = True
         if not self._caller.status:
-            self._caller.begin(self._status, self._head)
+            self._caller.begin_answer(self._status, self._head)
 
-    def _mended(self, payload: bytes) -> bytes:
+    def _without_opening(self, payload: bytes) -> bytes:
         """Return a part without a stream opening that the client already has."""
-        return b"" if self.sent and not self.exact and prefill_answer.opening(payload) else payload
+        return b"" if self.sent and not self.exact and prefill_answer.is_stream_opening(payload) else payload
 
-    def _closed(self, payload: bytes) -> bytes:
-        return prefill_answer.closed(payload, self._caller.scope["path"])
+    def _with_done_mark(self, payload: bytes) -> bytes:
+        return prefill_answer.append_done_mark(payload, self._caller.scope["path"])

@@ -11,19 +11,19 @@ from collections.abc import Callable
 from typing import Protocol
 
 from parley.coordinator import lenient
-from parley.coordinator.routing.instance import Instance
-from parley.coordinator.routing.instance_table import News, Table
+from parley.coordinator.routing.instance import ClusterInstance
+from parley.coordinator.routing.instance_table import InstanceNews, InstanceTable
 
 log = logging.getLogger("parley.cluster")
 
-REASONS = {401: "it has API keys or another secret; give both sides the same secret", 404: "it has no such route"}
+STATUS_HINTS = {401: "it has API keys or another secret; give both sides the same secret", 404: "it has no such route"}
 
 
 class Unanswered(Exception):
     """No answer came, or none that is valid HTTP."""
 
 
-class Ask(Protocol):
+class AskInstance(Protocol):
     """Sends an HTTP request to an instance."""
 
     async def __call__(
@@ -32,85 +32,93 @@ class Ask(Protocol):
         """Return status and body of the answer. Raises Unanswered."""
 
 
-class Health:
+class HealthChecker:
     """Runs one task per instance that is checked.
 
     ``last_heard``: when an instance last sent anything, by time.monotonic.
     """
 
-    def __init__(self, table: Table, ask: Ask, heard: Callable[[Instance], float] = lambda instance: 0.0):
-        self._table, self._ask, self._heard = table, ask, heard
-        self._tasks: dict[int, tuple[Instance, asyncio.Task[None]]] = {}
-        self._wrong: dict[int, str] = {}  # the problem last logged for each instance; empty: none
-        self._lack = ""  # the problem last logged for the cluster as a whole
+    def __init__(
+        self,
+        table: InstanceTable,
+        ask: AskInstance,
+        last_heard: Callable[[ClusterInstance], float] = lambda instance: 0.0,
+    ):
+        self._table, self._ask, self._last_heard = table, ask, last_heard
+        self._tasks: dict[int, tuple[ClusterInstance, asyncio.Task[None]]] = {}
+        self._logged_problems: dict[int, str] = {}  # the problem last logged for each instance; empty: none
+        self._logged_lack = ""  # the problem last logged for the cluster as a whole
         self._running = False
 
-    def start(self) -> None:
+    def start_checks(self) -> None:
         """Check the table's instances, and follow its changes from now on."""
         self._running = True
-        self._table.watchers.append(self._changed)
+        self._table.watchers.append(self._instance_changed)
         for instance in self._table:
-            self._changed(instance, "joined")
+            self._instance_changed(instance, "joined")
 
-    async def close(self) -> None:
+    async def stop_checks(self) -> None:
         """Stop all checks."""
         self._running = False
-        if self._changed in self._table.watchers:
-            self._table.watchers.remove(self._changed)
+        if self._instance_changed in self._table.watchers:
+            self._table.watchers.remove(self._instance_changed)
         tasks = [task for _, task in self._tasks.values()]
         self._tasks.clear()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def look(self, instance: Instance) -> bool:
+    async def check_instance(self, instance: ClusterInstance) -> bool:
         """Check an instance once; True if it answered with a status."""
         period = max(self._table.options.heartbeat, 0.5)
-        wrong, began = "", time.monotonic()
+        problem, began = "", time.monotonic()
         try:
             status, body = await self._ask(f"{instance.management}/v1/status", timeout=period)
-            told = lenient.members(body) if status == 200 else None
-            if told is not None:
-                self._table.status(instance, told)
-                self._say(instance, "")
-                self._complain()
+            status_body = lenient.parse_object(body) if status == 200 else None
+            if status_body is not None:
+                self._table.record_status(instance, status_body)
+                self._log_problem(instance, "")
+                self._log_cluster_problem()
                 return True
-            wrong = f"its /v1/status answers {status}: {REASONS.get(status, 'it is no instance')}"
+            problem = f"its /v1/status answers {status}: {STATUS_HINTS.get(status, 'it is no instance')}"
         except Unanswered as error:
-            if self._heard(instance) > began:
+            if self._last_heard(instance) > began:
                 return False
-            wrong = f"it does not answer: {error}"
-        self._table.missed(instance)
-        if instance.misses >= self._table.options.misses:
-            self._say(instance, wrong)
+            problem = f"it does not answer: {error}"
+        self._table.record_miss(instance)
+        if instance.missed_checks >= self._table.options.misses:
+            self._log_problem(instance, problem)
         return False
 
-    def _say(self, instance: Instance, wrong: str) -> None:
+    def _log_problem(self, instance: ClusterInstance, problem: str) -> None:
         """Log the problem of an instance when it changes."""
-        if self._wrong.get(instance.id) == wrong:
+        if self._logged_problems.get(instance.id) == problem:
             return
-        self._wrong[instance.id] = wrong
-        if wrong:
-            log.warning("Instance %d at %s is not used, for %s", instance.id, instance.url, wrong)
+        self._logged_problems[instance.id] = problem
+        if problem:
+            log.warning("Instance %d at %s is not used, for %s", instance.id, instance.url, problem)
         else:
             log.info("Instance %d at %s answers; its role is %s.", instance.id, instance.url, instance.role)
 
-    def _complain(self) -> None:
+    def _log_cluster_problem(self) -> None:
         """Log why ready instances cannot serve requests, when the reason changes."""
-        before, self._lack = self._lack, self._table.lack() if len(self._table.usable()) == len(self._table) else ""
-        if self._lack and self._lack != before:
-            log.warning("No requests are taken: %s", self._lack)
+        before, self._logged_lack = (
+            self._logged_lack,
+            self._table.explain_lack() if len(self._table.usable_instances()) == len(self._table) else "",
+        )
+        if self._logged_lack and self._logged_lack != before:
+            log.warning("No requests are taken: %s", self._logged_lack)
 
-    def _changed(self, instance: Instance, news: News) -> None:
-        if news == "joined" and instance.asked:
-            self._tasks[instance.id] = instance, asyncio.get_running_loop().create_task(self._watch(instance))
+    def _instance_changed(self, instance: ClusterInstance, news: InstanceNews) -> None:
+        if news == "joined" and instance.polled:
+            self._tasks[instance.id] = instance, asyncio.get_running_loop().create_task(self._check_loop(instance))
         elif news == "left" and self._tasks.get(instance.id, (None, None))[0] is instance:
             self._tasks.pop(instance.id)[1].cancel()
-            self._wrong.pop(instance.id, None)
+            self._logged_problems.pop(instance.id, None)
 
-    async def _watch(self, instance: Instance) -> None:
+    async def _check_loop(self, instance: ClusterInstance) -> None:
         loop = asyncio.get_running_loop()
         while self._running:
             began = loop.time()
-            await self.look(instance)
+            await self.check_instance(instance)
             await asyncio.sleep(max(0.0, began + self._table.options.heartbeat - loop.time()))

@@ -10,17 +10,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from parley.coordinator.routing.load import Side
-from parley.disagg.wire.prompt_hash import REPORTED, Mark
+from parley.coordinator.routing.load import JobSide
+from parley.disagg.wire.prompt_hash import MAX_REPORTED_HASHES, PrefixMark
 
-State = Literal["joining", "ready", "switching", "offline", "faulty", "lost"]
-REFUSALS = 3  # refusals in a row until handovers between two instances pause
-APART = 0.5, 30.0  # seconds of that pause: the first, and the longest
-FRESH = 10.0  # seconds until a prompt sent to an instance must appear in its report
+InstanceState = Literal["joining", "ready", "switching", "offline", "faulty", "lost"]
+MAX_REFUSALS = 3  # refusals in a row until handovers between two instances pause
+PAUSE_BOUNDS = 0.5, 30.0  # seconds of that pause: the first, and the longest
+REPORT_DELAY = 10.0  # seconds until a prompt sent to an instance must appear in its report
 
 
 @dataclass(eq=False)
-class Instance:
+class ClusterInstance:
     """One server of the cluster.
 
     ``slots``, ``blocks``: its totals; ``avail_…``: the free part, as it reports itself. ``management``, ``metrics``:
@@ -39,8 +39,8 @@ class Instance:
     metrics: str = ""
     peer: str = ""
     grpc: str = ""
-    found: Literal["file", "list"] = "file"
-    asked: bool = True  # poll its status; otherwise a controller's list reports it
+    origin: Literal["file", "list"] = "file"
+    polled: bool = True  # poll its status; otherwise a controller's list reports it
     slots: int = 200
     blocks: int = 1024
     block_size: int = 16
@@ -50,20 +50,20 @@ class Instance:
     layout: str = ""
     epoch: str = ""
     peers: frozenset[int] = frozenset()
-    extended: bool = False
-    peer_given: bool = False  # the configuration sets ``peer``; reported values are ignored
+    native: bool = False
+    peer_configured: bool = False  # the configuration sets ``peer``; reported values are ignored
     attached: bool = True
     offline: bool = False  # taken out of service
     switching: bool = False  # its role is changing, as it reports itself
     changing: bool = False  # its role is changing, as the controller set it
-    loaded: bool = True  # it accepts requests, as it reports: it is neither loading nor shutting down
-    seen: bool = False  # it has answered at least once
-    misses: int = 0  # status checks without an answer, in a row
-    answered: float = 0.0  # time of its last answer
+    accepting: bool = True  # it accepts requests, as it reports: it is neither loading nor shutting down
+    has_answered: bool = False  # it has answered at least once
+    missed_checks: int = 0  # status checks without an answer, in a row
+    last_answer: float = 0.0  # time of its last answer
     lost: bool = False
     faulty_until: float = 0.0
-    fault: str = ""  # reason of its last fault
-    proofs: int = 0  # answers in a row since its last fault
+    fault_reason: str = ""  # reason of its last fault
+    good_checks: int = 0  # answers in a row since its last fault
     avail_slots: int | None = None
     avail_blocks: int | None = None
     waiting: int = 0
@@ -73,24 +73,26 @@ class Instance:
     prefill_rate: float = 0.0  # tokens per second
     decode_rate: float = 0.0
     transfers: dict[str, float] = field(default_factory=dict)  # its own counters of KV transfers
-    hashes: frozenset[int] = frozenset()
+    cached_hashes: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         self.url = self.url.rstrip("/")
         self.management = (self.management or self.url).rstrip("/")
         self.metrics = (self.metrics or self.management).rstrip("/")
-        self.meant = self.role
-        self.prefill, self.decode = Side(self, "prefill"), Side(self, "decode")
+        self.first_role = self.role
+        self.prefill, self.decode = JobSide(self, "prefill"), JobSide(self, "decode")
         self.tasks = 0  # requests placed on it
-        self.refusals: dict[int, tuple[int, float]] = {}  # by id of the refusing instance: count in a row, pause until
-        self.sent: dict[int, float] = {}  # prefix hashes sent to it, with the time, oldest first
+        self.handover_refusals: dict[
+            int, tuple[int, float]
+        ] = {}  # by id of the refusing instance: count in a row, pause until
+        self.sent_hashes: dict[int, float] = {}  # prefix hashes sent to it, with the time, oldest first
 
     @property
-    def used(self) -> int:
+    def used_blocks(self) -> int:
         """Number of KV blocks in use, as it reports."""
         return 0 if self.avail_blocks is None else max(0, self.blocks - self.avail_blocks)
 
-    def state(self, now: float) -> State:
+    def state_at(self, now: float) -> InstanceState:
         """Return its state at the time ``now``."""
         if self.lost:
             return "lost"
@@ -98,52 +100,56 @@ class Instance:
             return "faulty"
         if self.offline:
             return "offline"
-        if not self.seen or not self.loaded:
+        if not self.has_answered or not self.accepting:
             return "joining"
         known = self.role in ("mixed", "prefill", "decode", "flex")
         return "ready" if known and not self.switching and not self.changing else "switching"
 
-    def usable(self, now: float) -> bool:
+    def is_usable(self, now: float) -> bool:
         """Whether new requests may be sent to it."""
-        return self.attached and self.state(now) == "ready"
+        return self.attached and self.state_at(now) == "ready"
 
-    def linked(self, other: Instance) -> bool:
+    def is_linked(self, other: ClusterInstance) -> bool:
         """Whether one of the two can prefill for the other."""
         if other is self:
             return True
         if self.group != other.group or (self.layout and other.layout and self.layout != other.layout):
             return False
-        told = self.peers or other.peers
-        return not told or other.id in self.peers or self.id in other.peers
+        known_peers = self.peers or other.peers
+        return not known_peers or other.id in self.peers or self.id in other.peers
 
-    def refused(self, other: Instance, now: float) -> None:
+    def record_refusal(self, other: ClusterInstance, now: float) -> None:
         """Record that ``other`` refused a handover from it.
 
         After MAX_REFUSALS in a row handovers pause, ever longer.
         """
-        count = self.refusals.get(other.id, (0, 0.0))[0] + 1
-        pause = min(APART[1], APART[0] * 2 ** min(count - REFUSALS, 16)) if count >= REFUSALS else 0.0
-        self.refusals[other.id] = count, now + pause
+        count = self.handover_refusals.get(other.id, (0, 0.0))[0] + 1
+        pause = (
+            min(PAUSE_BOUNDS[1], PAUSE_BOUNDS[0] * 2 ** min(count - MAX_REFUSALS, 16)) if count >= MAX_REFUSALS else 0.0
+        )
+        self.handover_refusals[other.id] = count, now + pause
 
-    def apart(self, other: Instance, now: float) -> bool:
+    def handover_paused(self, other: ClusterInstance, now: float) -> bool:
         """Whether handovers to ``other`` are paused because it has been refusing them."""
-        return bool(self.refusals) and now < self.refusals.get(other.id, (0, 0.0))[1]
+        return bool(self.handover_refusals) and now < self.handover_refusals.get(other.id, (0, 0.0))[1]
 
-    def cached(self, marks: Iterable[Mark], now: float) -> int:
+    def cached_tokens(self, marks: Iterable[PrefixMark], now: float) -> int:
         """Return how many leading tokens of a prompt are in its prefix cache, by its report and by recent requests."""
         best = 0
         for mark in marks:
-            sent = self.sent.get(mark.hash)
-            if mark.hash in self.hashes or (sent is not None and (not self.hashes or now - sent < FRESH)):
+            sent = self.sent_hashes.get(mark.prefix_hash)
+            if mark.prefix_hash in self.cached_hashes or (
+                sent is not None and (not self.cached_hashes or now - sent < REPORT_DELAY)
+            ):
                 best = mark.tokens
             elif mark.tokens > best:
                 break
         return best
 
-    def note(self, marks: Iterable[Mark], now: float) -> None:
+    def note_prompt(self, marks: Iterable[PrefixMark], now: float) -> None:
         """Record that a prompt with these prefix hashes is being sent to it."""
         for mark in marks:
-            self.sent.pop(mark.hash, None)
-            self.sent[mark.hash] = now
-        while len(self.sent) > REPORTED:
-            del self.sent[next(iter(self.sent))]
+            self.sent_hashes.pop(mark.prefix_hash, None)
+            self.sent_hashes[mark.prefix_hash] = now
+        while len(self.sent_hashes) > MAX_REPORTED_HASHES:
+            del self.sent_hashes[next(iter(self.sent_hashes))]

@@ -10,180 +10,187 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from parley.coordinator.config import Options, Static
-from parley.coordinator.routing.instance import Instance
-from parley.coordinator.routing.status_report import take
-from parley.disagg.kv.layout import difference
+from parley.coordinator.config import CoordinatorOptions, InstanceConfig
+from parley.coordinator.routing.instance import ClusterInstance
+from parley.coordinator.routing.status_report import apply_status
+from parley.disagg.kv.layout import layout_difference
 
-News = Literal["joined", "ready", "changed", "lost", "faulty", "restarted", "left"]
-PROOFS = 3  # answers in a row until a faulty instance counts as healthy
-
-
-Watcher = Callable[[Instance, News], None]
+InstanceNews = Literal["joined", "ready", "changed", "lost", "faulty", "restarted", "left"]
+RECOVERY_CHECKS = 3  # answers in a row until a faulty instance counts as healthy
 
 
-class Table:
+TableWatcher = Callable[[ClusterInstance, InstanceNews], None]
+
+
+class InstanceTable:
     """All instances, by id. ``clock`` returns monotonic seconds."""
 
-    def __init__(self, options: Options, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, options: CoordinatorOptions, clock: Callable[[], float] = time.monotonic):
         self.options = options
         self.clock = clock
-        self.instances: dict[int, Instance] = {}
-        self.watchers: list[Watcher] = []
-        self.listed = False  # a controller's list has been received
+        self.instances: dict[int, ClusterInstance] = {}
+        self.watchers: list[TableWatcher] = []
+        self.list_received = False  # a controller's list has been received
         for static in options.instances:
-            self.add(known(static))
+            self.add_instance(configured_instance(static))
 
-    def __iter__(self) -> Iterator[Instance]:
+    def __iter__(self) -> Iterator[ClusterInstance]:
         return iter(list(self.instances.values()))
 
     def __len__(self) -> int:
         return len(self.instances)
 
-    def get(self, id: int) -> Instance | None:
+    def get_instance(self, instance_id: int) -> ClusterInstance | None:
         """Return the instance with an id, or None."""
-        return self.instances.get(id)
+        return self.instances.get(instance_id)
 
-    def usable(self) -> list[Instance]:
+    def usable_instances(self) -> list[ClusterInstance]:
         """Return the instances that new requests may be sent to."""
         now = self.clock()
-        return [each for each in self.instances.values() if each.usable(now)]
+        return [each for each in self.instances.values() if each.is_usable(now)]
 
-    def add(self, instance: Instance) -> Instance:
+    def add_instance(self, instance: ClusterInstance) -> ClusterInstance:
         """Add an instance. It replaces one with the same id, whose requests are lost."""
-        self.remove(instance.id)
+        self.remove_instance(instance.id)
         self.instances[instance.id] = instance
-        self.tell(instance, "joined")
+        self.notify_watchers(instance, "joined")
         return instance
 
-    def remove(self, id: int) -> None:
+    def remove_instance(self, instance_id: int) -> None:
         """Remove an instance, if it is present."""
-        instance = self.instances.pop(id, None)
+        instance = self.instances.pop(instance_id, None)
         if instance is not None:
-            self.tell(instance, "left")
+            self.notify_watchers(instance, "left")
 
-    def tell(self, instance: Instance, news: News) -> None:
+    def notify_watchers(self, instance: ClusterInstance, news: InstanceNews) -> None:
         """Notify all watchers."""
         for watcher in tuple(self.watchers):
             watcher(instance, news)
 
-    def fault(self, instance: Instance, reason: str = "") -> None:
+    def mark_faulty(self, instance: ClusterInstance, reason: str = "") -> None:
         """Mark an instance as faulty for a while: its link broke, or it could not be reached.
 
         An instance whose status is polled recovers as soon as it answers RECOVERY_CHECKS times in a row, or was
         restarted.
         """
         instance.faulty_until = self.clock() + self.options.fault_seconds
-        instance.proofs, instance.fault = 0, reason
-        self.tell(instance, "faulty")
+        instance.good_checks, instance.fault_reason = 0, reason
+        self.notify_watchers(instance, "faulty")
 
-    def withhold(self, instance: Instance, offline: bool) -> None:
+    def set_instance_offline(self, instance: ClusterInstance, offline: bool) -> None:
         """Take an instance out of service, or back into it."""
-        before, instance.offline = instance.offline, offline
-        if before and not offline:
-            self.tell(instance, "ready")
+        was_offline, instance.offline = instance.offline, offline
+        if was_offline and not offline:
+            self.notify_watchers(instance, "ready")
 
-    def change(self, instance: Instance, begun: bool) -> None:
+    def mark_role_change(self, instance: ClusterInstance, begins: bool) -> None:
         """Mark the start or end of a role change; meanwhile the instance receives no new requests."""
-        instance.changing = begun
-        if not begun:
-            self.tell(instance, "ready")
+        instance.changing = begins
+        if not begins:
+            self.notify_watchers(instance, "ready")
 
-    def attach(self, instance: Instance, attached: bool, why: str = "") -> None:
+    def set_attached(self, instance: ClusterInstance, attached: bool, reason: str = "") -> None:
         """Set whether an instance's results can be received. ``reason`` why not: given if it is worth an alarm."""
-        before, instance.attached = instance.attached, attached
-        if attached and not before:
-            self.tell(instance, "ready")
-        elif why and not attached:
-            instance.fault = f"Its results cannot be received. {why}"
-            self.tell(instance, "faulty")
+        was_attached, instance.attached = instance.attached, attached
+        if attached and not was_attached:
+            self.notify_watchers(instance, "ready")
+        elif reason and not attached:
+            instance.fault_reason = f"Its results cannot be received. {reason}"
+            self.notify_watchers(instance, "faulty")
 
-    def missed(self, instance: Instance) -> None:
+    def record_miss(self, instance: ClusterInstance) -> None:
         """Record a status check without an answer; after too many in a row the instance is lost."""
-        instance.misses += 1
-        instance.proofs = 0
-        if instance.misses >= self.options.misses and not instance.lost and instance.seen:
+        instance.missed_checks += 1
+        instance.good_checks = 0
+        if instance.missed_checks >= self.options.misses and not instance.lost and instance.has_answered:
             instance.lost = True
             instance.waiting = instance.running = instance.pinned = instance.reserved = 0  # no longer known
-            self.tell(instance, "lost")
+            self.notify_watchers(instance, "lost")
 
-    def heard(self, instance: Instance, epoch: str = "", before: bool | None = None) -> None:
+    def record_answer(self, instance: ClusterInstance, epoch: str = "", was_usable: bool | None = None) -> None:
         """Record an answer of an instance.
 
         A new ``epoch`` means that the instance was restarted and has lost its requests. ``was_usable``: whether it was
         usable before the answer was applied.
         """
         now = self.clock()
-        before = instance.usable(now) if before is None else before
-        instance.misses, instance.answered, instance.seen = 0, now, True
+        was_usable = instance.is_usable(now) if was_usable is None else was_usable
+        instance.missed_checks, instance.last_answer, instance.has_answered = 0, now, True
         restarted = bool(instance.epoch and epoch and epoch != instance.epoch)
         instance.epoch = epoch or instance.epoch
         instance.lost = False
-        instance.proofs += 1
-        if instance.asked and instance.proofs >= PROOFS:
+        instance.good_checks += 1
+        if instance.polled and instance.good_checks >= RECOVERY_CHECKS:
             instance.faulty_until = 0.0
         if restarted:
             instance.faulty_until = 0.0
-            instance.hashes, instance.sent = frozenset(), {}
-            self.tell(instance, "restarted")
-        if not before and instance.usable(now):
-            self.tell(instance, "ready")
+            instance.cached_hashes, instance.sent_hashes = frozenset(), {}
+            self.notify_watchers(instance, "restarted")
+        if not was_usable and instance.is_usable(now):
+            self.notify_watchers(instance, "ready")
 
-    def status(self, instance: Instance, said: Mapping[str, Any]) -> None:
+    def record_status(self, instance: ClusterInstance, status_body: Mapping[str, Any]) -> None:
         """Apply the body of a /v1/status answer."""
-        role, usable = instance.role, instance.usable(self.clock())
-        self.heard(instance, take(instance, said), usable)
+        role, was_usable = instance.role, instance.is_usable(self.clock())
+        self.record_answer(instance, apply_status(instance, status_body), was_usable)
         if instance.role != role:
-            self.tell(instance, "changed")
+            self.notify_watchers(instance, "changed")
 
-    def ready(self, model: str = "") -> bool:
+    def is_cluster_ready(self, model: str = "") -> bool:
         """Whether the usable instances form a complete cluster, optionally counting only those with ``model``."""
-        return self.complete([each for each in self.usable() if not model or model in each.models or not each.models])
+        return self.is_complete(
+            [each for each in self.usable_instances() if not model or model in each.models or not each.models]
+        )
 
-    def complete(self, usable: Sequence[Instance]) -> bool:
+    def is_complete(self, usable: Sequence[ClusterInstance]) -> bool:
         """Whether these include a P with a linked D, or an instance that does both."""
         mode = self.options.deploy_mode
         if mode in ("auto", "single_node") and any(each.role == "mixed" for each in usable):
             return True
         if mode == "single_node":
             return False
-        ps = [each for each in usable if each.role != "mixed" and each.prefill.share > 0]
-        ds = [each for each in usable if each.role != "mixed" and each.decode.share > 0]
-        return any(p.linked(d) for p in ps for d in ds)
+        ps = [each for each in usable if each.role != "mixed" and each.prefill.instance_share > 0]
+        ds = [each for each in usable if each.role != "mixed" and each.decode.instance_share > 0]
+        return any(p.is_linked(d) for p in ps for d in ds)
 
-    def lack(self) -> str:
+    def explain_lack(self) -> str:
         """Explain why ready instances cannot serve requests; empty if they can, or if another reason applies."""
-        usable, now = self.usable(), self.clock()
-        if self.ready():
+        usable, now = self.usable_instances(), self.clock()
+        if self.is_cluster_ready():
             return ""
-        if deaf := [each for each in self.instances.values() if not each.attached and each.state(now) == "ready"]:
-            return f"The results of instance {deaf[0].id} cannot be received."
+        if unattached := [
+            each for each in self.instances.values() if not each.attached and each.state_at(now) == "ready"
+        ]:
+            return f"The results of instance {unattached[0].id} cannot be received."
         if not usable:
             return ""
         if self.options.deploy_mode == "single_node":
             return "With deploy_mode = single_node only instances of role mixed are used."
-        ps, ds = [each for each in usable if each.prefill.share > 0], [each for each in usable if each.decode.share > 0]
+        ps, ds = (
+            [each for each in usable if each.prefill.instance_share > 0],
+            [each for each in usable if each.decode.instance_share > 0],
+        )
         if not ps or not ds:
             return f"No instance {'decodes' if ps else 'prefills'}; set fallback = true to let one role do both."
         for p, d in ((p, d) for p in ps for d in ds if p.group == d.group and p.layout and d.layout):
-            if unlike := difference(p.layout, d.layout):
+            if unlike := layout_difference(p.layout, d.layout):
                 return f"Instances {p.id} and {d.id} cannot work together because they differ: {unlike}."
         return "No prefill instance is linked with a decode instance of its group."
 
 
-def known(static: Static) -> Instance:
+def configured_instance(instance_config: InstanceConfig) -> ClusterInstance:
     """Create an instance from its configuration."""
-    instance = Instance(
-        static.id or 0,
-        static.url,
-        static.role,
-        static.group,
-        static.management or "",
-        static.metrics or "",
-        static.peer or "",
-        grpc=static.grpc or "",
-        p_percentage=static.p_percentage,
-        peer_given=bool(static.peer),
+    instance = ClusterInstance(
+        instance_config.id or 0,
+        instance_config.url,
+        instance_config.role,
+        instance_config.group,
+        instance_config.management or "",
+        instance_config.metrics or "",
+        instance_config.peer or "",
+        grpc=instance_config.grpc or "",
+        p_percentage=instance_config.p_percentage,
+        peer_configured=bool(instance_config.peer),
     )
-    instance.slots, instance.blocks = static.slots or instance.slots, static.blocks or instance.blocks
+    instance.slots, instance.blocks = instance_config.slots or instance.slots, instance_config.blocks or instance.blocks
     return instance

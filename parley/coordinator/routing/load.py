@@ -10,10 +10,10 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from parley.coordinator.routing.cost_model import Trend
+from parley.coordinator.routing.cost_model import CostModel
 
 
-class Demand(NamedTuple):
+class ResourceDemand(NamedTuple):
     """The resources that one request needs: ``tokens`` is the part of ``length`` that must be computed."""
 
     slots: int
@@ -22,7 +22,7 @@ class Demand(NamedTuple):
     tokens: int
 
 
-class Owner(Protocol):
+class SideOwner(Protocol):
     """The attributes of an instance that its sides use."""
 
     role: str
@@ -33,23 +33,25 @@ class Owner(Protocol):
     prefill_rate: float
 
     @property
-    def used(self) -> int:
+    def used_blocks(self) -> int:
         """Number of KV blocks in use."""
 
 
-class Side:
+class JobSide:
     """One job of one instance: the sum of its current demands, and its measured speed."""
 
-    def __init__(self, instance: Owner, job: str):
+    def __init__(self, instance: SideOwner, job: str):
         self.instance = instance
         self.job = job  # "prefill" or "decode"
         self.slots = self.blocks = self.tokens = 0
         self.lengths: list[int] = []  # ascending
-        self.pace = Trend(flat=job == "decode")  # prefill: seconds to a first token by tokens; decode: of a handover
-        self.cadence = 0.0  # decode: mean seconds per token
-        self.rhythm = Trend(flat=True)  # decode: seconds per token by number of requests
-        self.stay = 0.0  # decode: mean seconds that a request stays
-        self._asked = self._since = 0.0  # tokens demanded since the last ``busy_share``
+        self.time_model = CostModel(
+            flat=job == "decode"
+        )  # prefill: seconds to a first token by tokens; decode: of a handover
+        self.token_seconds = 0.0  # decode: mean seconds per token
+        self.token_model = CostModel(flat=True)  # decode: seconds per token by number of requests
+        self.stay_seconds = 0.0  # decode: mean seconds that a request stays
+        self._arrived_tokens = self._busy_since = 0.0  # tokens demanded since the last ``busy_share``
 
     @property
     def tasks(self) -> int:
@@ -57,7 +59,7 @@ class Side:
         return len(self.lengths)
 
     @property
-    def share(self) -> float:
+    def instance_share(self) -> float:
         """The part of the instance that this side has, from 0 to 1."""
         role = self.instance.role
         if role == "mixed" or role == self.job:
@@ -67,48 +69,48 @@ class Side:
         part = self.instance.p_percentage / 100
         return part if self.job == "prefill" else 1.0 - part
 
-    def busy(self, now: float) -> float:
+    def busy_share(self, now: float) -> float:
         """Return the work that arrived since the last call, as a share of that time; above 1 it is too much.
 
         The time of a request is estimated from its tokens and the measured pace, or from the reported rate for a flex
         instance, whose measured pace is that of a part. Shares refer to the whole instance.
         """
-        asked, self._asked = self._asked, 0.0
-        seconds, self._since = now - self._since, now
+        arrived_tokens, self._arrived_tokens = self._arrived_tokens, 0.0
+        seconds, self._busy_since = now - self._busy_since, now
         rate = self.instance.prefill_rate if self.instance.role == "flex" else 0.0
-        each = 1 / rate if rate else self.pace.fit()[1] * self.share
-        return asked * each / seconds if seconds > 0 else 0.0
+        token_seconds = 1 / rate if rate else self.time_model.fitted_line()[1] * self.instance_share
+        return arrived_tokens * token_seconds / seconds if seconds > 0 else 0.0
 
-    def room(self, demand: Demand, rate: float) -> bool:
+    def has_room(self, demand: ResourceDemand, rate: float) -> bool:
         """Whether the demand fits in addition to the current ones, with resources over-committed by ``rate``."""
-        most = self.share * rate
+        share_limit = self.instance_share * rate
         return (
-            self.slots + demand.slots <= self.instance.slots * most
-            and self.blocks + demand.blocks <= self.instance.blocks * most
+            self.slots + demand.slots <= self.instance.slots * share_limit
+            and self.blocks + demand.blocks <= self.instance.blocks * share_limit
         )
 
-    def charge(self, demand: Demand, task: bool = True) -> Charge:
+    def add_demand(self, demand: ResourceDemand, task: bool = True) -> HeldDemand:
         """Add a demand. ``task``: count it as a task; of a request that uses both sides here only one does."""
         self.slots += demand.slots
         self.blocks += demand.blocks
         self.tokens += demand.tokens
-        self._asked += demand.tokens
+        self._arrived_tokens += demand.tokens
         insort(self.lengths, demand.length)
         self.instance.tasks += task
-        return Charge(self, demand, task)
+        return HeldDemand(self, demand, task)
 
 
-class Charge:
+class HeldDemand:
     """A demand added to a side, until it is released. Releasing it again has no effect."""
 
     __slots__ = ("_task", "demand", "side")
 
-    def __init__(self, side: Side, demand: Demand, task: bool):
-        self.side: Side | None = side
+    def __init__(self, side: JobSide, demand: ResourceDemand, task: bool):
+        self.side: JobSide | None = side
         self.demand = demand
         self._task = task
 
-    def release(self) -> None:
+    def release_demand(self) -> None:
         """Subtract the demand from its side."""
         side, self.side = self.side, None
         if side is None:
@@ -120,13 +122,13 @@ class Charge:
         del side.lengths[bisect_left(side.lengths, self.demand.length)]
 
 
-def prefill_load(side: Side, demand: Demand, values: Sequence[float]) -> float:
+def prefill_load(side: JobSide, demand: ResourceDemand, values: Sequence[float]) -> float:
     """Return P's load including the demand: slots and blocks not prefilled yet, and tokens, by two weights."""
     work = side.slots + demand.slots + side.blocks + demand.blocks
-    return (values[0] * work + values[1] * (side.tokens + demand.tokens)) / max(side.share, 1e-9)
+    return (values[0] * work + values[1] * (side.tokens + demand.tokens)) / max(side.instance_share, 1e-9)
 
 
-def decode_load(side: Side, demand: Demand, coefficient: Sequence[float]) -> float:
+def decode_load(side: JobSide, demand: ResourceDemand, coefficient: Sequence[float]) -> float:
     """Return D's load including the demand: a·tokenSum + m·maxSlots + r·blocks used + b·slots + c·blocks.
 
     ``coefficient`` is (a, per sequence, unit, n, k, m, r, b, c). maxSlots is the number of requests as long as the
@@ -134,17 +136,17 @@ def decode_load(side: Side, demand: Demand, coefficient: Sequence[float]) -> flo
     """
     a, fixed, unit, cores, halved, m, r, b, c = coefficient
     longest = side.lengths[-1] if side.lengths else 0
-    most = len(side.lengths) - bisect_left(side.lengths, longest)
+    longest_count = len(side.lengths) - bisect_left(side.lengths, longest)
     if demand.length >= longest:
-        most += 1
+        longest_count += 1
     lengths = [*side.lengths, demand.length] if a else []
     return (
         a * token_sum(lengths, int(cores), int(halved), fixed * unit)
-        + m * most
-        + r * side.instance.used
+        + m * longest_count
+        + r * side.instance.used_blocks
         + b * (side.slots + demand.slots)
         + c * (side.blocks + demand.blocks)
-    ) / max(side.share, 1e-9)
+    ) / max(side.instance_share, 1e-9)
 
 
 def token_sum(lengths: Sequence[int], cores: int, halved: int, fixed: float) -> float:

@@ -12,14 +12,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from parley.coordinator.config import Options
-from parley.coordinator.routing.instance import Instance
-from parley.coordinator.routing.load import Demand, Side, decode_load, prefill_load
-from parley.disagg.wire.prompt_hash import Mark, Turns
+from parley.coordinator.config import CoordinatorOptions
+from parley.coordinator.routing.instance import ClusterInstance
+from parley.coordinator.routing.load import JobSide, ResourceDemand, decode_load, prefill_load
+from parley.disagg.wire.prompt_hash import ConversationHashes, PrefixMark
 
 
 @dataclass(frozen=True)
-class Wanted:
+class SchedulingRequest:
     """The scheduling requirements of a request.
 
     ``length``: of its prompt, in tokens; ``marks``: hashes of the prompt's prefixes, shortest first; ``deadline``:
@@ -30,163 +30,170 @@ class Wanted:
     """
 
     length: int
-    marks: Sequence[Mark] = ()
+    marks: Sequence[PrefixMark] = ()
     deadline: float | None = None
     model: str = ""
-    turns: Turns | None = None
+    turns: ConversationHashes | None = None
     avoid: frozenset[int] = frozenset()
     attempt: int = 0
     layout: str = ""
 
 
-class Pair(NamedTuple):
+class InstancePair(NamedTuple):
     """The instances for prefill and decode.
 
     ``predicted_ttft``: predicted seconds to the first token, None without measurements; ``queue_seconds``: the part of
     them spent waiting for other requests.
     """
 
-    p: Instance
-    d: Instance
-    first: float | None = None
-    wait: float = 0.0
+    p: ClusterInstance
+    d: ClusterInstance
+    predicted_ttft: float | None = None
+    queue_seconds: float = 0.0
 
 
-class Policy(Protocol):
+class SchedulingPolicy(Protocol):
     """Picks instances for requests."""
 
-    def pick(self, sight: Sight) -> Pair | None:
+    def pick_pair(self, view: RequestView) -> InstancePair | None:
         """Pick among the usable instances; None if none has room."""
 
 
-class Sight:
+class RequestView:
     """The instances as one request sees them; its demand and cache hits on each instance are computed once."""
 
-    def __init__(self, wanted: Wanted, usable: Sequence[Instance], now: float):
-        self.wanted, self.usable = wanted, usable
+    def __init__(self, request: SchedulingRequest, usable: Sequence[ClusterInstance], now: float):
+        self.request, self.usable = request, usable
         self.now = now
-        self._asked: dict[int, Demand] = {}
+        self._demands: dict[int, ResourceDemand] = {}
 
-    def cached(self, instance: Instance) -> int:
+    def cached_prompt_tokens(self, instance: ClusterInstance) -> int:
         """Return the number of prompt tokens cached on the instance."""
-        return self.wanted.length - self.asked(instance).tokens
+        return self.request.length - self.demand_on(instance).tokens
 
-    def asked(self, instance: Instance) -> Demand:
+    def demand_on(self, instance: ClusterInstance) -> ResourceDemand:
         """Return the demand: 1 slot, ⌈length / block size⌉ blocks, and the tokens that are not cached."""
-        asked = self._asked.get(instance.id)
-        if asked is None:
-            length = self.wanted.length
-            cached = instance.cached(self.wanted.marks, self.now) if self.wanted.marks else 0
+        demand = self._demands.get(instance.id)
+        if demand is None:
+            length = self.request.length
+            cached = instance.cached_tokens(self.request.marks, self.now) if self.request.marks else 0
             blocks = -(-length // max(1, instance.block_size))
-            asked = self._asked[instance.id] = Demand(1, blocks, length, max(0, length - cached))
-        return asked
+            demand = self._demands[instance.id] = ResourceDemand(1, blocks, length, max(0, length - cached))
+        return demand
 
 
-class Base:
+class CandidatePolicy:
     """Selects the candidate instances, in the way common to all policies."""
 
-    def __init__(self, options: Options):
+    def __init__(self, options: CoordinatorOptions):
         self.options = options
 
-    def room(self, instance: Instance, side: Side, sight: Sight) -> bool:
+    def has_room_on(self, instance: ClusterInstance, side: JobSide, view: RequestView) -> bool:
         """Whether the limits allow the request on this side of the instance."""
         if instance.tasks >= self.options.single_node_max_requests:
             return False
-        return self.options.select_type == 1 or side.room(sight.asked(instance), self.options.res_limit_rate)
+        return self.options.select_type == 1 or side.has_room(view.demand_on(instance), self.options.res_limit_rate)
 
-    def decodes(self, sight: Sight) -> list[Instance]:
+    def decode_candidates(self, view: RequestView) -> list[ClusterInstance]:
         """Return the instances that can decode after another one prefilled."""
         return [
             each
-            for each in sight.usable
-            if each.role != "mixed" and each.decode.share > 0 and self.room(each, each.decode, sight)
+            for each in view.usable
+            if each.role != "mixed" and each.decode.instance_share > 0 and self.has_room_on(each, each.decode, view)
         ]
 
-    def prefills(self, sight: Sight, ds: Sequence[Instance]) -> list[Instance]:
+    def prefill_candidates(self, view: RequestView, ds: Sequence[ClusterInstance]) -> list[ClusterInstance]:
         """Return the instances that can prefill and have a decoder: one of ``ds``, or themselves if mixed."""
         return [
             each
-            for each in sight.usable
-            if each.prefill.share > 0
-            and self.room(each, each.prefill, sight)
-            and (each.role == "mixed" or any(each.linked(d) for d in ds))
+            for each in view.usable
+            if each.prefill.instance_share > 0
+            and self.has_room_on(each, each.prefill, view)
+            and (each.role == "mixed" or any(each.is_linked(d) for d in ds))
         ]
 
 
-class LoadBalance(Base):
+class LoadBalancePolicy(CandidatePolicy):
     """Picks the least loaded P, then the least loaded D linked with it; the lower id wins ties."""
 
-    def pick(self, sight: Sight) -> Pair | None:
+    def pick_pair(self, view: RequestView) -> InstancePair | None:
         """Pick by load; None if there is no room."""
         values, coefficient = self.options.load_cost_values, self.options.load_cost_coefficient
-        ds = self.decodes(sight)
-        ps = self.prefills(sight, ds)
+        ds = self.decode_candidates(view)
+        ps = self.prefill_candidates(view, ds)
         if not ps:
             return None
-        p = min(ps, key=lambda each: (prefill_load(each.prefill, sight.asked(each), values), each.id))
-        d = min(followers(p, ds), key=lambda each: (decode_load(each.decode, sight.asked(each), coefficient), each.id))
-        return Pair(p, d)
+        p = min(ps, key=lambda each: (prefill_load(each.prefill, view.demand_on(each), values), each.id))
+        d = min(
+            linked_decoders(p, ds),
+            key=lambda each: (decode_load(each.decode, view.demand_on(each), coefficient), each.id),
+        )
+        return InstancePair(p, d)
 
 
-def followers(p: Instance, ds: Sequence[Instance]) -> list[Instance]:
+def linked_decoders(p: ClusterInstance, ds: Sequence[ClusterInstance]) -> list[ClusterInstance]:
     """Return the instances of ``ds`` that can decode after ``p``. A mixed instance decodes itself."""
-    return [p] if p.role == "mixed" else [d for d in ds if p.linked(d)]
+    return [p] if p.role == "mixed" else [d for d in ds if p.is_linked(d)]
 
 
-class Turn(Base):
+class RoundRobinPolicy(CandidatePolicy):
     """Round-robin, separately for P and D."""
 
-    def __init__(self, options: Options):
+    def __init__(self, options: CoordinatorOptions):
         super().__init__(options)
         self._p = self._d = -1  # ids of the last picks
 
-    def pick(self, sight: Sight) -> Pair | None:
+    def pick_pair(self, view: RequestView) -> InstancePair | None:
         """Pick the next instances; None if there is no room."""
-        ds = self.decodes(sight)
-        ps = self.prefills(sight, ds)
+        ds = self.decode_candidates(view)
+        ps = self.prefill_candidates(view, ds)
         if not ps:
             return None
-        p = _next(ps, self._p)
-        d = _next(followers(p, ds), self._d)
+        p = _next_by_id(ps, self._p)
+        d = _next_by_id(linked_decoders(p, ds), self._d)
         self._p, self._d = p.id, d.id
-        return Pair(p, d)
+        return InstancePair(p, d)
 
 
-def _next(instances: Iterable[Instance], last: int) -> Instance:
+def _next_by_id(instances: Iterable[ClusterInstance], last: int) -> ClusterInstance:
     """Return the instance with the next higher id after ``last``, wrapping around."""
     return min(instances, key=lambda each: (each.id <= last, each.id))
 
 
-class CacheAffinity(Base):
+class CacheAffinityPolicy(CandidatePolicy):
     """Picks the mixed instance that answered the previous turn of the conversation, or else round-robin."""
 
-    def __init__(self, options: Options):
+    def __init__(self, options: CoordinatorOptions):
         super().__init__(options)
-        self._turn = Turn(options)
-        self._held: OrderedDict[int, int] = OrderedDict()  # history -> instance
+        self._round_robin = RoundRobinPolicy(options)
+        self._conversations: OrderedDict[int, int] = OrderedDict()  # history -> instance
 
-    def pick(self, sight: Sight) -> Pair | None:
+    def pick_pair(self, view: RequestView) -> InstancePair | None:
         """Pick by conversation; None if there is no room."""
-        mixed = Sight(sight.wanted, [each for each in sight.usable if each.role == "mixed"], sight.now)
-        turns = sight.wanted.turns
+        mixed = RequestView(view.request, [each for each in view.usable if each.role == "mixed"], view.now)
+        turns = view.request.turns
         if turns is None:
-            return self._turn.pick(mixed)
-        pair: Pair | None = None
-        if turns.count > 2 and turns.before in self._held:
-            id = self._held[turns.before]
-            found = next((each for each in mixed.usable if each.id == id), None)
-            if found is not None and self._free(found) and self.room(found, found.decode, mixed):
-                del self._held[turns.before]
-                pair = Pair(found, found)
-        pair = pair or self._turn.pick(mixed)
+            return self._round_robin.pick_pair(mixed)
+        pair: InstancePair | None = None
+        if turns.message_count > 2 and turns.earlier_hash in self._conversations:
+            instance_id = self._conversations[turns.earlier_hash]
+            previous = next((each for each in mixed.usable if each.id == instance_id), None)
+            if (
+                previous is not None
+                and self._has_free_resources(previous)
+                and self.has_room_on(previous, previous.decode, mixed)
+            ):
+                del self._conversations[turns.earlier_hash]
+                pair = InstancePair(previous, previous)
+        pair = pair or self._round_robin.pick_pair(mixed)
         if pair is not None:
-            self._held[turns.whole] = pair.p.id
-            self._held.move_to_end(turns.whole)
-            while len(self._held) > self.options.cache_size:
-                self._held.popitem(last=False)
+            self._conversations[turns.full_hash] = pair.p.id
+            self._conversations.move_to_end(turns.full_hash)
+            while len(self._conversations) > self.options.cache_size:
+                self._conversations.popitem(last=False)
         return pair
 
-    def _free(self, instance: Instance) -> bool:
+    def _has_free_resources(self, instance: ClusterInstance) -> bool:
         side = instance.decode
         slots = instance.slots - side.slots
         blocks = instance.blocks - side.blocks

@@ -5,60 +5,64 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from parley.coordinator.lenient import amount, count
-from parley.coordinator.routing.instance import Instance
-from parley.disagg.wire.prompt_hash import REPORTED
+from parley.coordinator.lenient import is_amount, is_count
+from parley.coordinator.routing.instance import ClusterInstance
+from parley.disagg.wire.prompt_hash import MAX_REPORTED_HASHES
 
-RESOURCES = (
+RESOURCE_KEYS = (
     ("avail_slots", "availSlotsNum"),
     ("avail_blocks", "availBlockNum"),
     ("waiting", "waitingRequestNum"),
     ("running", "runningRequestNum"),
 )
-COUNTS = ("pinned", "reserved", "waiting", "running", "slots", "block_size")
+COUNT_KEYS = ("pinned", "reserved", "waiting", "running", "slots", "block_size")
 
 
-def take(instance: Instance, said: Mapping[str, Any]) -> str:
+def apply_status(instance: ClusterInstance, status: Mapping[str, Any]) -> str:
     """Update an instance from its status; return its epoch, empty if it has none."""
-    service, resource, own = _table(said, "service"), _table(said, "resource"), _table(said, "parley")
-    instance.extended = bool(own)
-    role = own.get("role") or service.get("currentRole")
+    service, resource, own_members = (
+        _subtable(status, "service"),
+        _subtable(status, "resource"),
+        _subtable(status, "parley"),
+    )
+    instance.native = bool(own_members)
+    role = own_members.get("role") or service.get("currentRole")
     if isinstance(role, str):
         instance.role = role
     instance.switching = service.get("roleStatus", "RoleReady") != "RoleReady"
-    instance.loaded = own.get("ready", True) is not False
+    instance.accepting = own_members.get("ready", True) is not False
     share = service.get("p_percentage")
-    if count(share) and share <= 100:
+    if is_count(share) and share <= 100:
         instance.p_percentage = share
-    for name, key in RESOURCES:
-        _set(instance, name, resource.get(key))
-    _set(instance, "blocks", resource.get("totalNpuBlockNums") or None)
-    for name in COUNTS:
-        _set(instance, name, own.get(name))
-    _set(instance, "longest", own.get("max_seq_len"))
+    for name, key in RESOURCE_KEYS:
+        _set_count(instance, name, resource.get(key))
+    _set_count(instance, "blocks", resource.get("totalNpuBlockNums") or None)
+    for name in COUNT_KEYS:
+        _set_count(instance, name, own_members.get(name))
+    _set_count(instance, "longest", own_members.get("max_seq_len"))
     for name in ("prefill_rate", "decode_rate"):
-        value = own.get(name)
-        if amount(value):
+        value = own_members.get(name)
+        if is_amount(value):
             setattr(instance, name, float(value))
-    if isinstance(layout := own.get("layout"), str):
+    if isinstance(layout := own_members.get("layout"), str):
         instance.layout = layout
-    if isinstance(peer := own.get("peer"), str) and not instance.peer_given:
+    if isinstance(peer := own_members.get("peer"), str) and not instance.peer_configured:
         instance.peer = peer
-    if isinstance(models := own.get("models"), list):
+    if isinstance(models := own_members.get("models"), list):
         instance.models = frozenset(name for name in models if isinstance(name, str))
-    if isinstance(hashes := own.get("prefix_hash"), list):
-        instance.hashes = frozenset(hash for hash in hashes[:REPORTED] if isinstance(hash, int))
-    transfers = _table(own, "transfers")
-    instance.transfers = {name: value for name, value in transfers.items() if amount(value)}
-    epoch = own.get("epoch")
+    if isinstance(hashes := own_members.get("prefix_hash"), list):
+        instance.cached_hashes = frozenset(hash for hash in hashes[:MAX_REPORTED_HASHES] if isinstance(hash, int))
+    transfers = _subtable(own_members, "transfers")
+    instance.transfers = {name: value for name, value in transfers.items() if is_amount(value)}
+    epoch = own_members.get("epoch")
     return epoch if isinstance(epoch, str) else ""
 
 
-def _table(said: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = said.get(name)
+def _subtable(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = status.get(name)
     return value if isinstance(value, dict) else {}
 
 
-def _set(instance: Instance, name: str, value: Any) -> None:
-    if count(value):
+def _set_count(instance: ClusterInstance, name: str, value: Any) -> None:
+    if is_count(value):
         setattr(instance, name, value)

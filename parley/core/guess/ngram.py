@@ -13,117 +13,126 @@ from __future__ import annotations
 
 from array import array
 
-from parley.core.sequence import Proposer, Sequence
+from parley.core.sequence import DraftProposer, Sequence
 
-TABLE = 1 << 14  # chain heads
-TRIES = 16  # positions examined in a step
-ENOUGH = 8  # matching tokens; a longer match does not make a better draft
-LEAST = 2  # matching tokens
+TABLE_SIZE = 1 << 14  # chain heads
+MAX_CHAIN = 16  # positions examined in a step
+NICE_MATCH = 8  # matching tokens; a longer match does not make a better draft
+MIN_MATCH = 2  # matching tokens
 
 
-class Lookup:
+class NgramProposer:
     """A draft proposer that works without a model; see ``core.guess.speculation``."""
 
     def __init__(self) -> None:
-        self._indices: dict[Sequence, Index] = {}
+        self._indices: dict[Sequence, NgramIndex] = {}
 
-    def propose(self, asked: list[tuple[Sequence, int]]) -> list[list[int]]:
+    def propose_drafts(self, draft_limits: list[tuple[Sequence, int]]) -> list[list[int]]:
         """Return drafts for each sequence."""
-        return [self._index(sequence).guess(length) for sequence, length in asked]
+        return [self._index_of(sequence).draft_continuation(length) for sequence, length in draft_limits]
 
-    def _index(self, sequence: Sequence) -> Index:
-        prediction = sequence.work.prediction
+    def _index_of(self, sequence: Sequence) -> NgramIndex:
+        prediction = sequence.request.prediction
         index = self._indices.get(sequence)
         if index is None:
             tokens = sequence.tokens
             if prediction:  # placed between the prompt and the output
                 tokens = [*tokens[: sequence.prompt_len], *prediction, *tokens[sequence.prompt_len :]]
-            index = self._indices[sequence] = Index(tokens)
+            index = self._indices[sequence] = NgramIndex(tokens)
         elif prediction:
-            index.extend(sequence.tokens[len(index) - len(prediction) :])
+            index.append_tokens(sequence.tokens[len(index) - len(prediction) :])
         return index
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget_sequence(self, sequence: Sequence) -> None:
         """Drop the sequence's index. Unknown sequences are ignored."""
         self._indices.pop(sequence, None)
 
 
-class Predicted:
+class PredictionProposer:
     """Drafts from the request's predicted output, where it has one. Other sequences use ``fallback``, or get none."""
 
-    def __init__(self, other: Proposer | None):
-        self._lookup = Lookup()
-        self._other = other
+    def __init__(self, fallback: DraftProposer | None):
+        self._ngram_proposer = NgramProposer()
+        self._fallback = fallback
 
-    def propose(self, asked: list[tuple[Sequence, int]]) -> list[list[int]]:
+    def propose_drafts(self, draft_limits: list[tuple[Sequence, int]]) -> list[list[int]]:
         """Return drafts for each sequence, in order."""
-        rest = [each for each in asked if not each[0].work.prediction]
-        guesses = iter(self._other.propose(rest) if self._other is not None and rest else [[]] * len(rest))
-        expected = iter(self._lookup.propose([each for each in asked if each[0].work.prediction]))
-        return [next(expected if sequence.work.prediction else guesses) for sequence, _ in asked]
+        other_limits = [each for each in draft_limits if not each[0].request.prediction]
+        other_drafts = iter(
+            self._fallback.propose_drafts(other_limits)
+            if self._fallback is not None and other_limits
+            else [[]] * len(other_limits)
+        )
+        predicted_drafts = iter(
+            self._ngram_proposer.propose_drafts([each for each in draft_limits if each[0].request.prediction])
+        )
+        return [next(predicted_drafts if sequence.request.prediction else other_drafts) for sequence, _ in draft_limits]
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget_sequence(self, sequence: Sequence) -> None:
         """Drop the state of the sequence in both proposers."""
-        self._lookup.forget(sequence)
-        if self._other is not None:
-            self._other.forget(sequence)
+        self._ngram_proposer.forget_sequence(sequence)
+        if self._fallback is not None:
+            self._fallback.forget_sequence(sequence)
 
 
-class Index:
+class NgramIndex:
     """Positions of all token pairs of ``tokens``, which may only grow."""
 
     def __init__(self, tokens: list[int]):
         self._tokens = tokens
-        self._heads = array("i", [-1]) * TABLE  # hash of a pair -> latest position of its second token
-        self._before = array("i", [-1])  # position -> previous position with this hash
+        self._chain_heads = array("i", [-1]) * TABLE_SIZE  # hash of a pair -> latest position of its second token
+        self._previous = array("i", [-1])  # position -> previous position with this hash
 
     def __len__(self) -> int:
         return len(self._tokens)
 
-    def extend(self, tokens: list[int]) -> None:
+    def append_tokens(self, tokens: list[int]) -> None:
         """Append tokens; they are indexed by the next ``guess_continuation``."""
         self._tokens += tokens
 
-    def guess(self, length: int) -> list[int]:
+    def draft_continuation(self, length: int) -> list[int]:
         """Return up to ``length`` tokens that followed the longest earlier match of the last tokens."""
-        self._read()
-        place, agree = self._longest()
-        if agree < LEAST:
+        self._index_new_pairs()
+        position, match_length = self._longest_match()
+        if match_length < MIN_MATCH:
             return []
-        length = min(length, 2 ** (agree - 1))  # a short match allows few drafts
-        guess = self._tokens[place + 1 : place + 1 + length]
-        for number in range(len(guess), length):  # the match overlaps its continuation: the piece repeats itself
-            guess.append(guess[number - len(self._tokens) + 1 + place])
-        return guess
+        length = min(length, 2 ** (match_length - 1))  # a short match allows few drafts
+        draft = self._tokens[position + 1 : position + 1 + length]
+        for number in range(len(draft), length):  # the match overlaps its continuation: the piece repeats itself
+            draft.append(draft[number - len(self._tokens) + 1 + position])
+        return draft
 
-    def _longest(self) -> tuple[int, int]:
+    def _longest_match(self) -> tuple[int, int]:
         """Return the position where the longest match of the last tokens ends, and the number of matching tokens."""
-        tokens, best, most = self._tokens, -1, 0
-        if len(tokens) < LEAST:
-            return best, most
+        tokens, best, best_length = self._tokens, -1, 0
+        if len(tokens) < MIN_MATCH:
+            return best, best_length
         last = len(tokens) - 1
-        place = self._heads[_hash(tokens[-2], tokens[-1])]
-        for _ in range(TRIES):
-            if place < 0:
+        position = self._chain_heads[_hash_pair(tokens[-2], tokens[-1])]
+        for _ in range(MAX_CHAIN):
+            if position < 0:
                 break
-            agree = 0
-            while agree < min(ENOUGH, place + 1) and tokens[place - agree] == tokens[last - agree]:
-                agree += 1
-            if agree > most:
-                best, most = place, agree
-                if most == ENOUGH:
+            match_length = 0
+            while (
+                match_length < min(NICE_MATCH, position + 1)
+                and tokens[position - match_length] == tokens[last - match_length]
+            ):
+                match_length += 1
+            if match_length > best_length:
+                best, best_length = position, match_length
+                if best_length == NICE_MATCH:
                     break
-            place = self._before[place]
-        return best, most
+            position = self._previous[position]
+        return best, best_length
 
-    def _read(self) -> None:
+    def _index_new_pairs(self) -> None:
         """Index the new pairs except the last one, which is the pair to search for."""
-        tokens, heads, before = self._tokens, self._heads, self._before
-        for place in range(len(before), len(tokens) - 1):
-            key = _hash(tokens[place - 1], tokens[place])
-            before.append(heads[key])
-            heads[key] = place
+        tokens, chain_heads, previous = self._tokens, self._chain_heads, self._previous
+        for position in range(len(previous), len(tokens) - 1):
+            key = _hash_pair(tokens[position - 1], tokens[position])
+            previous.append(chain_heads[key])
+            chain_heads[key] = position
 
 
-def _hash(first: int, second: int) -> int:
-    return hash((first, second)) % TABLE
+def _hash_pair(first: int, second: int) -> int:
+    return hash((first, second)) % TABLE_SIZE

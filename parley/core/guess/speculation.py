@@ -22,45 +22,45 @@ from dataclasses import dataclass, field
 from math import log as ln
 from time import perf_counter
 
-from parley.core.sequence import Proposer, Row, Sequence, Step
+from parley.core.sequence import DraftProposer, Sequence, Step, StepRow
 
 log = logging.getLogger("parley.engine")
 
-MOST = 256  # drafts in a step: bounds the logits held at a time
-START = 0.6  # initial chance of a first draft being right
-FORGET = 0.7  # weight of a sequence's history after one more draft
-USUAL = 0.97  # the same for the history of all sequences, which is the start value of new ones
-HOPE = 0.5  # assumed chance of the first draft after a pause; without it no pause would end
-LONGEST = 5  # a pause lasts at most 2 to this power tokens, times the number of sequences
-DEAR = 0.9  # price above which even a good draft is not worth it
-FREE = 24  # this many rows double a step's time, until it is measured
-AHEAD = 4  # the price of one row is averaged over this many rows
-SOONER, LATER = 0.5, 0.1  # weight of a step that was faster or slower than known
-SLOW = 2  # times the known duration: slower steps were delayed by something else
+MAX_STEP_DRAFTS = 256  # drafts in a step: bounds the logits held at a time
+INITIAL_RATE = 0.6  # initial chance of a first draft being right
+SEQUENCE_DECAY = 0.7  # weight of a sequence's history after one more draft
+GLOBAL_DECAY = 0.97  # the same for the history of all sequences, which is the start value of new ones
+RETRY_CHANCE = 0.5  # assumed chance of the first draft after a pause; without it no pause would end
+MAX_PAUSE_EXPONENT = 5  # a pause lasts at most 2 to this power tokens, times the number of sequences
+MAX_PRICE = 0.9  # price above which even a good draft is not worth it
+DOUBLING_ROWS = 24  # this many rows double a step's time, until it is measured
+PRICE_ROWS = 4  # the price of one row is averaged over this many rows
+FASTER_WEIGHT, SLOWER_WEIGHT = 0.5, 0.1  # weight of a step that was faster or slower than known
+OUTLIER_FACTOR = 2  # times the known duration: slower steps were delayed by something else
 
 
 @dataclass(slots=True)
-class Tried:
+class DraftCounts:
     """Counts since the start: ``rows`` with drafts, draft ``tokens``, and how many were right at position 0, 1 …"""
 
     rows: int = 0
     tokens: int = 0
-    accepted: list[int] = field(default_factory=list)
+    accepted_per_position: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class Habit:
+class DraftHistory:
     """Draft history of one sequence. ``rate``: chance that a draft is right if those before it are."""
 
     rate: float
-    misses: int = 0  # consecutive
-    resume: int = 0  # output tokens before it drafts again
+    miss_count: int = 0  # consecutive
+    resume_at: int = 0  # output tokens before it drafts again
 
-    def chances(self, count: int) -> list[float]:
+    def draft_chances(self, count: int) -> list[float]:
         """Return the chance of each of ``count`` drafts being right. The first one after a pause gets RETRY_CHANCE."""
         chances = [self.rate**number for number in range(1, count + 1)]
-        if chances and self.misses:
-            chances[0] = max(HOPE, chances[0])
+        if chances and self.miss_count:
+            chances[0] = max(RETRY_CHANCE, chances[0])
         return chances
 
 
@@ -70,195 +70,203 @@ class Speculation:
     ``always`` False: only while there are requests with a predicted output.
     """
 
-    def __init__(self, proposer: Proposer, most: int, vocab_size: int, always: bool = True):
+    def __init__(self, proposer: DraftProposer, max_drafts: int, vocab_size: int, always: bool = True):
         self.proposer = proposer
-        self.most = most
+        self.max_drafts = max_drafts
         self.vocab_size = vocab_size
-        self.tried = Tried(accepted=[0] * most)
-        self.costs = Costs()
+        self.draft_counts = DraftCounts(accepted_per_position=[0] * max_drafts)
+        self.costs = DecodeCosts()
         self._always = always
-        self._expected: set[str] = set()  # ids of requests with a predicted output
-        self._habits: dict[Sequence, Habit] = {}
-        self._usual = START  # average rate of all sequences
-        self._price = 0.0
-        self._rows = 1  # decodes in the current step
-        self._spent = 0.0  # seconds spent on proposing drafts for the current step
-        self._failed = False
+        self._predicted_requests: set[str] = set()  # ids of requests with a predicted output
+        self._histories: dict[Sequence, DraftHistory] = {}
+        self._average_rate = INITIAL_RATE  # average rate of all sequences
+        self._row_price = 0.0
+        self._decode_rows = 1  # decodes in the current step
+        self._propose_seconds = 0.0  # seconds spent on proposing drafts for the current step
+        self._is_off = False
 
     @property
-    def wanted(self) -> bool:
+    def is_active(self) -> bool:
         """Whether drafts should be proposed at all."""
-        return self._always or bool(self._expected)
+        return self._always or bool(self._predicted_requests)
 
-    def expect(self, id: str) -> None:
+    def add_prediction(self, request_id: str) -> None:
         """Note a request with a predicted output."""
-        self._expected.add(id)
+        self._predicted_requests.add(request_id)
 
-    def drop(self, id: str) -> None:
+    def remove_prediction(self, request_id: str) -> None:
         """Forget a request that has ended. Unknown ids are ignored."""
-        self._expected.discard(id)
+        self._predicted_requests.discard(request_id)
 
-    def drafts(self, decodes: list[Sequence], *, busy: bool) -> dict[Sequence, tuple[int, ...]]:
+    def draft_decodes(self, decodes: list[Sequence], *, has_prefill: bool) -> dict[Sequence, tuple[int, ...]]:
         """Return drafts for some of the sequences at a distance of one token. ``has_prefill``: the step also computes
         prompts, which leaves no idle time for drafts."""
-        self._spent = 0.0
-        if busy or self._failed or not decodes:
+        self._propose_seconds = 0.0
+        if has_prefill or self._is_off or not decodes:
             return {}
-        self._rows = len(decodes)
-        self._price = self.costs.price(self._rows)
-        asked: list[tuple[Sequence, int]] = []
-        left = MOST
+        self._decode_rows = len(decodes)
+        self._row_price = self.costs.row_price(self._decode_rows)
+        draft_limits: list[tuple[Sequence, int]] = []
+        budget = MAX_STEP_DRAFTS
         for sequence in decodes:
             # The first output token is sampled with the prompt; a draft of the last one would be of no use.
-            length = min(self.length(sequence), sequence.limit - sequence.generated - 1, left)
-            if length > 0 and sequence.generated and sequence.work.beam is None:
-                asked.append((sequence, length))
-                left -= length
-        if not asked:
+            length = min(self.draft_length(sequence), sequence.output_limit - sequence.output_length - 1, budget)
+            if length > 0 and sequence.output_length and sequence.request.beam is None:
+                draft_limits.append((sequence, length))
+                budget -= length
+        if not draft_limits:
             return {}
-        began = perf_counter()
+        started_at = perf_counter()
         try:
-            guesses = self.proposer.propose(asked)
+            drafts = self.proposer.propose_drafts(draft_limits)
         except Exception:
             log.exception("proposing drafts failed; speculative decoding is off from now on")
-            self._failed = True
+            self._is_off = True
             return {}
-        self._spent = perf_counter() - began
-        sound = [
-            (sequence, self._sound(sequence, guess[:length]))
-            for (sequence, length), guess in zip(asked, guesses, strict=True)
+        self._propose_seconds = perf_counter() - started_at
+        valid_drafts = [
+            (sequence, self._valid_prefix(sequence, guess[:length]))
+            for (sequence, length), guess in zip(draft_limits, drafts, strict=True)
         ]
-        return self._chosen(len(decodes), sound)
+        return self._select_drafts(len(decodes), valid_drafts)
 
-    def observe(self, step: Step, seconds: float) -> None:
+    def observe_decodes(self, step: Step, seconds: float) -> None:
         """Record the duration of a step that had decodes only."""
-        guessed = step.tokens > len(step.rows)
-        self.costs.observe(step.tokens, seconds + (self._spent if guessed else 0.0))
+        has_drafts = step.total_tokens > len(step.rows)
+        self.costs.observe_rows(step.total_tokens, seconds + (self._propose_seconds if has_drafts else 0.0))
 
-    def learn(self, row: Row, accepted: int) -> None:
+    def record_acceptance(self, row: StepRow, accepted: int) -> None:
         """Record that the first ``accepted`` drafts of a row were right."""
-        tried, count = self.tried, len(row.drafts)
-        tried.rows += 1
-        tried.tokens += count
-        for place in range(accepted):
-            tried.accepted[place] += 1
-        habit = self._habit(row.sequence)
-        guesses = accepted + (accepted < count)  # drafts after a wrong one carry no information
-        habit.rate += (1 - FORGET**guesses) * (accepted / guesses - habit.rate)
-        self._usual += (1 - USUAL**guesses) * (accepted / guesses - self._usual)
-        if accepted and habit.rate >= self._price:
-            habit.misses = 0
+        counts, draft_count = self.draft_counts, len(row.drafts)
+        counts.rows += 1
+        counts.tokens += draft_count
+        for position in range(accepted):
+            counts.accepted_per_position[position] += 1
+        history = self._history_of(row.sequence)
+        informative = accepted + (accepted < draft_count)  # drafts after a wrong one carry no information
+        history.rate += (1 - SEQUENCE_DECAY**informative) * (accepted / informative - history.rate)
+        self._average_rate += (1 - GLOBAL_DECAY**informative) * (accepted / informative - self._average_rate)
+        if accepted and history.rate >= self._row_price:
+            history.miss_count = 0
         else:
-            self._pause(row.sequence)
+            self._pause_drafts(row.sequence)
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget_sequence(self, sequence: Sequence) -> None:
         """Drop the history of a sequence that has ended."""
-        self._habits.pop(sequence, None)
-        self.proposer.forget(sequence)
+        self._histories.pop(sequence, None)
+        self.proposer.forget_sequence(sequence)
 
-    def length(self, sequence: Sequence) -> int:
+    def draft_length(self, sequence: Sequence) -> int:
         """Return how many drafts are worth proposing: all of them are right with a chance above their price."""
-        if self._price > DEAR:
+        if self._row_price > MAX_PRICE:
             return 0
-        habit = self._habit(sequence)
-        if sequence.generated < habit.resume:
+        history = self._history_of(sequence)
+        if sequence.output_length < history.resume_at:
             return 0
-        length = self.most
-        if self._price > 0 and habit.rate < 1:
-            length = min(length, int(ln(self._price) / ln(max(habit.rate, 1e-3))))
+        length = self.max_drafts
+        if self._row_price > 0 and history.rate < 1:
+            length = min(length, int(ln(self._row_price) / ln(max(history.rate, 1e-3))))
         return max(1, length)
 
-    def _chosen(self, rows: int, found: list[tuple[Sequence, tuple[int, ...]]]) -> dict[Sequence, tuple[int, ...]]:
+    def _select_drafts(
+        self, rows: int, drafts: list[tuple[Sequence, tuple[int, ...]]]
+    ) -> dict[Sequence, tuple[int, ...]]:
         """Return the drafts that are worth their rows in a step of ``rows`` decodes."""
-        chances = {sequence: self._habit(sequence).chances(len(guess)) for sequence, guess in found}
+        chances = {sequence: self._history_of(sequence).draft_chances(len(guess)) for sequence, guess in drafts}
         ranked = sorted((chance for each in chances.values() for chance in each), reverse=True)
-        count = self.costs.best(rows, ranked)
+        count = self.costs.best_draft_count(rows, ranked)
         chosen = {}
-        for sequence, guess in found:
+        for sequence, guess in drafts:
             length = sum(chance >= ranked[count - 1] for chance in chances[sequence]) if count else 0
             if length:
                 chosen[sequence] = guess[:length]
             elif guess:
-                self._pause(sequence)
+                self._pause_drafts(sequence)
         return chosen
 
-    def _habit(self, sequence: Sequence) -> Habit:
+    def _history_of(self, sequence: Sequence) -> DraftHistory:
         """Return the history of a sequence; a new one starts with the average rate."""
-        habit = self._habits.get(sequence)
-        if habit is None:
-            habit = self._habits[sequence] = Habit(self._usual)
-        return habit
+        history = self._histories.get(sequence)
+        if history is None:
+            history = self._histories[sequence] = DraftHistory(self._average_rate)
+        return history
 
-    def _pause(self, sequence: Sequence) -> None:
+    def _pause_drafts(self, sequence: Sequence) -> None:
         """Pause drafts, longer with more sequences: all of them wait for the row that one tries in vain."""
-        habit = self._habit(sequence)
-        habit.misses += 1
-        habit.resume = sequence.generated + self._rows * 2 ** min(habit.misses, LONGEST)
+        history = self._history_of(sequence)
+        history.miss_count += 1
+        history.resume_at = sequence.output_length + self._decode_rows * 2 ** min(
+            history.miss_count, MAX_PAUSE_EXPONENT
+        )
 
-    def _sound(self, sequence: Sequence, guess: list[int]) -> tuple[int, ...]:
+    def _valid_prefix(self, sequence: Sequence, guess: list[int]) -> tuple[int, ...]:
         """Return the draft up to where it can no longer be right: nothing follows a token that ends the sequence."""
         for place, token in enumerate(guess):
-            if not 0 <= token < self.vocab_size or token in sequence.stops:
+            if not 0 <= token < self.vocab_size or token in sequence.stop_token_ids:
                 return tuple(guess[:place])
         return tuple(guess)
 
 
-class Costs:
+class DecodeCosts:
     """Seconds of decode steps by number of rows, learnt for tried numbers and interpolated between them."""
 
     def __init__(self) -> None:
-        self._seen: list[int] = []  # numbers of rows, ascending
-        self._seconds: dict[int, float] = {}
+        self._known_rows: list[int] = []  # numbers of rows, ascending
+        self._seconds_by_rows: dict[int, float] = {}
 
-    def observe(self, rows: int, seconds: float) -> None:
+    def observe_rows(self, rows: int, seconds: float) -> None:
         """Record the duration of a step. Outliers caused by other load on the machine count little."""
-        place = _place(rows)
-        if place in self._seconds:
-            known = self._seconds[place]
-            self._seconds[place] += (SOONER if seconds < known else LATER) * (min(seconds, SLOW * known) - known)
+        bucket = _row_bucket(rows)
+        if bucket in self._seconds_by_rows:
+            known = self._seconds_by_rows[bucket]
+            self._seconds_by_rows[bucket] += (FASTER_WEIGHT if seconds < known else SLOWER_WEIGHT) * (
+                min(seconds, OUTLIER_FACTOR * known) - known
+            )
             return
-        self._seconds[place] = min(seconds, SLOW * self.seconds(rows)) if self._seen else seconds
-        insort(self._seen, place)
+        self._seconds_by_rows[bucket] = (
+            min(seconds, OUTLIER_FACTOR * self.estimate_seconds(rows)) if self._known_rows else seconds
+        )
+        insort(self._known_rows, bucket)
 
-    def seconds(self, rows: int) -> float:
+    def estimate_seconds(self, rows: int) -> float:
         """Estimate the seconds of a step with ``rows`` rows; 0 if nothing is known. Beyond the largest number tried,
         the estimate is optimistic."""
-        if not self._seen:
+        if not self._known_rows:
             return 0.0
-        at = bisect_left(self._seen, rows)
-        if at == len(self._seen):
-            most = self._seen[-1]
-            return self._seconds[most] * (1 + (rows - most) / max(FREE, most))
-        above = self._seen[at]
-        if at == 0 or above == rows:
-            return self._seconds[above]
-        below = self._seen[at - 1]
-        low, high = self._seconds[below], self._seconds[above]
+        index = bisect_left(self._known_rows, rows)
+        if index == len(self._known_rows):
+            largest = self._known_rows[-1]
+            return self._seconds_by_rows[largest] * (1 + (rows - largest) / max(DOUBLING_ROWS, largest))
+        above = self._known_rows[index]
+        if index == 0 or above == rows:
+            return self._seconds_by_rows[above]
+        below = self._known_rows[index - 1]
+        low, high = self._seconds_by_rows[below], self._seconds_by_rows[above]
         return low + (high - low) * (rows - below) / (above - below)
 
-    def price(self, rows: int) -> float:
+    def row_price(self, rows: int) -> float:
         """Return the price of one more row: the tokens that a step of ``rows`` decodes would produce in its time."""
-        alone = self.seconds(rows)
-        return rows * max(0.0, self.seconds(rows + AHEAD) - alone) / AHEAD / alone if alone else 0.0
+        alone = self.estimate_seconds(rows)
+        return rows * max(0.0, self.estimate_seconds(rows + PRICE_ROWS) - alone) / PRICE_ROWS / alone if alone else 0.0
 
-    def best(self, rows: int, chances: list[float]) -> int:
+    def best_draft_count(self, rows: int, chances: list[float]) -> int:
         """Return how many drafts, best first, maximize tokens per second in a step of ``rows`` decodes.
 
         At most twice the largest number of rows tried: small steps say little about large ones.
         """
-        if not self._seen:
+        if not self._known_rows:
             return len(chances)
-        chances = chances[: max(0, 2 * self._seen[-1] - rows)]
+        chances = chances[: max(0, 2 * self._known_rows[-1] - rows)]
         tokens = float(rows)
-        most, count = tokens / self.seconds(rows), 0
+        best_rate, best_count = tokens / self.estimate_seconds(rows), 0
         for number, chance in enumerate(chances, 1):
             tokens += chance
-            rate = tokens / self.seconds(rows + number)
-            if rate > most:
-                most, count = rate, number
-        return count
+            rate = tokens / self.estimate_seconds(rows + number)
+            if rate > best_rate:
+                best_rate, best_count = rate, number
+        return best_count
 
 
-def _place(rows: int) -> int:
+def _row_bucket(rows: int) -> int:
     """Round large numbers of rows, so that similar ones share an entry."""
     return rows if rows < 16 else rows >> (rows.bit_length() - 4) << (rows.bit_length() - 4)

@@ -32,11 +32,11 @@ from parley.core.sequence import BLOCK_SIZE
 
 HASH_BYTES = 16
 
-_page = struct.Struct(f"<{BLOCK_SIZE}I")
+_token_struct = struct.Struct(f"<{BLOCK_SIZE}I")
 
 
 @lru_cache(256)
-def root(*names: str) -> bytes:
+def hash_chain_root(*names: str) -> bytes:
     """Return the start of a hash chain. Different names (model, adapter, salt) give chains that never meet."""
     state = sha256()
     for name in names:
@@ -45,16 +45,16 @@ def root(*names: str) -> bytes:
     return state.digest()[:HASH_BYTES]
 
 
-def extend(hashes: list[bytes], start: bytes, tokens: Sequence[int], pages: int) -> None:
+def extend_hashes(hashes: list[bytes], chain_root: bytes, tokens: Sequence[int], page_count: int) -> None:
     """Append to ``hashes`` until it covers the first ``page_count`` pages of ``tokens``. The chain starts at
     ``chain_root``."""
-    for page in range(len(hashes), pages):
-        parent = hashes[-1] if hashes else start
-        data = _page.pack(*tokens[page * BLOCK_SIZE : (page + 1) * BLOCK_SIZE])
+    for page in range(len(hashes), page_count):
+        parent = hashes[-1] if hashes else chain_root
+        data = _token_struct.pack(*tokens[page * BLOCK_SIZE : (page + 1) * BLOCK_SIZE])
         hashes.append(sha256(parent + data).digest()[:HASH_BYTES])
 
 
-def pages(tokens: int) -> int:
+def count_pages(tokens: int) -> int:
     """Return the number of pages that ``tokens`` tokens need."""
     return -(-tokens // BLOCK_SIZE)
 
@@ -62,55 +62,55 @@ def pages(tokens: int) -> int:
 class BlockPool:
     """A pool of ``page_count`` pages, numbered from 0. ``free_count`` of them have no holder."""
 
-    def __init__(self, size: int):
-        self.size = size
-        self.free = size
-        self.queries = 0  # tokens looked up in the prefix cache
-        self.hits = 0  # tokens found there
-        self._references = [0] * size
-        self._hashes: list[bytes | None] = [None] * size
+    def __init__(self, page_count: int):
+        self.page_count = page_count
+        self.free_count = page_count
+        self.prefix_queries = 0  # tokens looked up in the prefix cache
+        self.prefix_hits = 0  # tokens found there
+        self._reference_counts = [0] * page_count
+        self._hashes: list[bytes | None] = [None] * page_count
         self._cache: dict[bytes, int] = {}
         # Ring of free pages. Entry ``size`` is not a page; it marks the seam between tail and head.
-        self._next = [*range(1, size + 1), 0]
-        self._previous = [size, *range(size)]
+        self._next = [*range(1, page_count + 1), 0]
+        self._previous = [page_count, *range(page_count)]
 
     @property
-    def used(self) -> int:
+    def used_count(self) -> int:
         """Number of pages that have a holder."""
-        return self.size - self.free
+        return self.page_count - self.free_count
 
-    def take(self) -> int:
+    def allocate(self) -> int:
         """Allocate a page with one reference and evict its old content. Raises IndexError when no page is free."""
-        block = self._next[self.size]
-        if block == self.size:
+        block = self._next[self.page_count]
+        if block == self.page_count:
             raise IndexError("no free page")
-        self._unlink(block)
-        self._unhash(block)
-        self._references[block] = 1
+        self._remove_from_free_list(block)
+        self._drop_hash(block)
+        self._reference_counts[block] = 1
         return block
 
-    def share(self, block: int) -> None:
+    def add_reference(self, block: int) -> None:
         """Add one reference to a cached page; a free page leaves the free list."""
-        if self._references[block] == 0:
-            self._unlink(block)
-        self._references[block] += 1
+        if self._reference_counts[block] == 0:
+            self._remove_from_free_list(block)
+        self._reference_counts[block] += 1
 
-    def drop(self, blocks: Sequence[int]) -> None:
+    def free_blocks(self, blocks: Sequence[int]) -> None:
         """Drop one reference to each page of a table (in the table's order)."""
         for block in reversed(blocks):
-            self._references[block] -= 1
-            if self._references[block] == 0:
-                self._link(block)
+            self._reference_counts[block] -= 1
+            if self._reference_counts[block] == 0:
+                self._add_to_free_list(block)
 
-    def find(self, digest: bytes) -> int | None:
+    def find_cached(self, digest: bytes) -> int | None:
         """Return the page with this content, or None."""
         return self._cache.get(digest)
 
-    def idle(self, blocks: Iterable[int]) -> int:
+    def count_free(self, blocks: Iterable[int]) -> int:
         """Return how many of these pages are free, so that sharing them takes capacity."""
-        return sum(self._references[block] == 0 for block in blocks)
+        return sum(self._reference_counts[block] == 0 for block in blocks)
 
-    def publish(self, block: int, digest: bytes) -> bool:
+    def cache_block(self, block: int, digest: bytes) -> bool:
         """Add a page to the prefix cache. False if another page with the same content is cached; that one stays."""
         if digest in self._cache:
             return False
@@ -118,59 +118,63 @@ class BlockPool:
         self._hashes[block] = digest
         return True
 
-    def forget(self, block: int) -> None:
+    def evict_block(self, block: int) -> None:
         """Remove a page from the prefix cache, because it was not written after all or its content is not trusted."""
-        self._unhash(block)
-        if self._references[block] == 0:
-            self._unlink(block)
-            self._link(block)
+        self._drop_hash(block)
+        if self._reference_counts[block] == 0:
+            self._remove_from_free_list(block)
+            self._add_to_free_list(block)
 
-    def clear(self) -> bool:
+    def clear_cache(self) -> bool:
         """Empty the prefix cache. Returns False and does nothing while a page is held."""
-        if self.used:
+        if self.used_count:
             return False
         for block in list(self._cache.values()):
             self._hashes[block] = None
         self._cache.clear()
         return True
 
-    def check(self, tables: Iterable[Sequence[int]]) -> None:
+    def check_invariants(self, tables: Iterable[Sequence[int]]) -> None:
         """Check page conservation: references equal table entries, free + used = all, hash to page is one to one.
 
         For tests. Raises AssertionError.
         """
-        held = Counter(block for table in tables for block in table)
-        assert all(self._references[block] == held[block] for block in range(self.size)), "references != table entries"
-        assert held.keys() <= set(range(self.size)), "a table lists a page that does not exist"
-        ring: list[int] = []
-        block = self._next[self.size]
-        while block != self.size and len(ring) <= self.size:
+        references = Counter(block for table in tables for block in table)
+        assert all(self._reference_counts[block] == references[block] for block in range(self.page_count)), (
+            "references != table entries"
+        )
+        assert references.keys() <= set(range(self.page_count)), "a table lists a page that does not exist"
+        free_list: list[int] = []
+        block = self._next[self.page_count]
+        while block != self.page_count and len(free_list) <= self.page_count:
             assert self._previous[self._next[block]] == block, "the free list is broken"
-            ring.append(block)
+            free_list.append(block)
             block = self._next[block]
-        assert sorted(ring) == [block for block in range(self.size) if not held[block]], "free + used != all"
-        assert self.free == len(ring), "the free count is wrong"
-        named = {digest: block for block, digest in enumerate(self._hashes) if digest is not None}
-        assert named == self._cache, "hashes and cache disagree"
-        assert 0 <= self.hits <= self.queries, "more hits than queries"
+        assert sorted(free_list) == [block for block in range(self.page_count) if not references[block]], (
+            "free + used != all"
+        )
+        assert self.free_count == len(free_list), "the free count is wrong"
+        hashed_blocks = {digest: block for block, digest in enumerate(self._hashes) if digest is not None}
+        assert hashed_blocks == self._cache, "hashes and cache disagree"
+        assert 0 <= self.prefix_hits <= self.prefix_queries, "more hits than queries"
 
-    def _unhash(self, block: int) -> None:
+    def _drop_hash(self, block: int) -> None:
         digest = self._hashes[block]
         if digest is not None:
             del self._cache[digest]
             self._hashes[block] = None
 
-    def _unlink(self, block: int) -> None:
+    def _remove_from_free_list(self, block: int) -> None:
         before, after = self._previous[block], self._next[block]
         self._next[before], self._previous[after] = after, before
-        self.free -= 1
+        self.free_count -= 1
 
-    def _link(self, block: int) -> None:
-        seam = self.size
+    def _add_to_free_list(self, block: int) -> None:
+        seam = self.page_count
         if self._hashes[block] is None:
             before, after = seam, self._next[seam]  # head: overwriting it first loses nothing
         else:
             before, after = self._previous[seam], seam
         self._next[before] = self._previous[after] = block
         self._previous[block], self._next[block] = before, after
-        self.free += 1
+        self.free_count += 1

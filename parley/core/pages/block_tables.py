@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from parley.core.pages.block_pool import BlockPool, extend, pages
+from parley.core.pages.block_pool import BlockPool, count_pages, extend_hashes
 from parley.core.sequence import BLOCK_SIZE, Sequence, Step
 
 
-class Tables:
+class BlockTables:
     """Block tables over ``pool``. With ``prefix_cache`` False nothing is looked up or published.
 
     A step is assembled between ``begin_step`` and ``finish_step``; ``fork_table`` may be called at other times too.
@@ -25,21 +25,21 @@ class Tables:
     def __init__(self, pool: BlockPool, prefix_cache: bool):
         self.pool = pool
         self.prefix_cache = prefix_cache
-        self._copies: list[tuple[int, int]] = []  # (source, target), before the next step
+        self._pending_copies: list[tuple[int, int]] = []  # (source, target), before the next step
 
-    def begin(self) -> None:
+    def begin_step(self) -> None:
         """Release the pages of pending copies, and drop copies into pages that have no holder any more."""
-        for pair in self._copies:
-            self.pool.drop(pair)
-        self._copies = [pair for pair in self._copies if not self.pool.idle(pair[1:])]
+        for pair in self._pending_copies:
+            self.pool.free_blocks(pair)
+        self._pending_copies = [pair for pair in self._pending_copies if not self.pool.count_free(pair[1:])]
 
-    def end(self, step: Step) -> None:
+    def finish_step(self, step: Step) -> None:
         """Move the copies into the step; if it has no rows, hold their pages until the next one."""
         if step.rows:
-            step.copies, self._copies = self._copies, []
-        self._hold()
+            step.page_copies, self._pending_copies = self._pending_copies, []
+        self._hold_copies()
 
-    def find(self, sequence: Sequence) -> list[int]:
+    def find_prefix(self, sequence: Sequence) -> list[int]:
         """Return the cached pages that continue the sequence, in order; none unless ``computed`` is at a page end.
 
         They never cover the last token, whose logits are needed, nor prompt tokens whose logits are still needed for
@@ -47,87 +47,89 @@ class Tables:
         """
         if not self.prefix_cache or sequence.computed % BLOCK_SIZE:
             return []
-        scored = len(sequence.prompt_scores)
-        reach = (scored if 0 < scored < sequence.prompt_len else len(sequence.tokens)) - 1
-        found: list[int] = []
-        for page in range(sequence.computed // BLOCK_SIZE, min(reach // BLOCK_SIZE, len(sequence.hashes))):
-            block = self.pool.find(sequence.hashes[page])
+        scored_count = len(sequence.prompt_scores)
+        last_usable = (scored_count if 0 < scored_count < sequence.prompt_len else len(sequence.tokens)) - 1
+        cached_blocks: list[int] = []
+        for page in range(sequence.computed // BLOCK_SIZE, min(last_usable // BLOCK_SIZE, len(sequence.hashes))):
+            block = self.pool.find_cached(sequence.hashes[page])
             if block is None:
                 break
-            found.append(block)
-        return found
+            cached_blocks.append(block)
+        return cached_blocks
 
-    def attach(self, sequence: Sequence, found: list[int]) -> None:
+    def attach_pages(self, sequence: Sequence, cached_blocks: list[int]) -> None:
         """Append cached pages to the table and count their tokens as computed."""
-        for block in found:
-            self.pool.share(block)
-        sequence.blocks += found
-        sequence.computed += len(found) * BLOCK_SIZE
+        for block in cached_blocks:
+            self.pool.add_reference(block)
+        sequence.blocks += cached_blocks
+        sequence.computed += len(cached_blocks) * BLOCK_SIZE
         if not sequence.preemptions:
-            sequence.cached = min(sequence.cached + len(found) * BLOCK_SIZE, sequence.prompt_len)
-            self.pool.hits += 0 if sequence.work.begun else len(found) * BLOCK_SIZE
+            sequence.cached_tokens = min(sequence.cached_tokens + len(cached_blocks) * BLOCK_SIZE, sequence.prompt_len)
+            self.pool.prefix_hits += 0 if sequence.request.resumed else len(cached_blocks) * BLOCK_SIZE
 
-    def take(self, step: Step, sequence: Sequence, count: int) -> None:
+    def append_pages(self, step: Step, sequence: Sequence, count: int) -> None:
         """Append ``count`` fresh pages, which must be free."""
         for _ in range(count):
-            block = self.pool.take()
+            block = self.pool.allocate()
             sequence.blocks.append(block)
-            step.fresh.append(block)
+            step.fresh_pages.append(block)
 
-    def publish(self, sequence: Sequence, start: int) -> list[int]:
+    def publish_pages(self, sequence: Sequence, start: int) -> list[int]:
         """Publish the pages that the computed tokens from ``start`` on fill. Returns those that were not cached yet."""
         first, end = start // BLOCK_SIZE, sequence.computed // BLOCK_SIZE
         if not self.prefix_cache or first == end:
             return []
-        extend(sequence.hashes, sequence.root, sequence.tokens, end)
+        extend_hashes(sequence.hashes, sequence.hash_root, sequence.tokens, end)
         fresh = range(first, end)
         return [
-            sequence.blocks[page] for page in fresh if self.pool.publish(sequence.blocks[page], sequence.hashes[page])
+            sequence.blocks[page]
+            for page in fresh
+            if self.pool.cache_block(sequence.blocks[page], sequence.hashes[page])
         ]
 
-    def fork(self, sequence: Sequence, parent: Sequence) -> None:
+    def fork_table(self, sequence: Sequence, parent: Sequence) -> None:
         """Share the pages of ``parent``. Its last page is copied; without a free page, those tokens are recomputed."""
-        self.pool.drop(sequence.blocks)
-        whole, rest = divmod(parent.computed, BLOCK_SIZE)
-        sequence.blocks = parent.blocks[:whole]
+        self.pool.free_blocks(sequence.blocks)
+        full_pages, partial_tokens = divmod(parent.computed, BLOCK_SIZE)
+        sequence.blocks = parent.blocks[:full_pages]
         for block in sequence.blocks:
-            self.pool.share(block)
+            self.pool.add_reference(block)
         sequence.hashes = list(parent.hashes)
-        sequence.computed = whole * BLOCK_SIZE
-        if rest and self.pool.free:
-            sequence.blocks.append(self.pool.take())
-            self.begin()
-            self._copies.append((parent.blocks[whole], sequence.blocks[whole]))
-            self._hold()
+        sequence.computed = full_pages * BLOCK_SIZE
+        if partial_tokens and self.pool.free_count:
+            sequence.blocks.append(self.pool.allocate())
+            self.begin_step()
+            self._pending_copies.append((parent.blocks[full_pages], sequence.blocks[full_pages]))
+            self._hold_copies()
             sequence.computed = parent.computed
-        sequence.reached = max(sequence.reached, sequence.computed)
+        sequence.furthest_computed = max(sequence.furthest_computed, sequence.computed)
 
-    def trim(self, sequence: Sequence) -> None:
+    def trim_table(self, sequence: Sequence) -> None:
         """Free the pages after the computed tokens."""
-        keep = pages(sequence.computed)
-        self.pool.drop(sequence.blocks[keep:])
+        keep = count_pages(sequence.computed)
+        self.pool.free_blocks(sequence.blocks[keep:])
         del sequence.blocks[keep:]
 
-    def drop(self, sequence: Sequence) -> None:
+    def free_table(self, sequence: Sequence) -> None:
         """Free all pages; no token of the sequence counts as computed any more."""
-        self.pool.drop(sequence.blocks)
+        self.pool.free_blocks(sequence.blocks)
         sequence.blocks.clear()
         sequence.computed = 0
 
-    def clear(self) -> bool:
+    def clear_cached_pages(self) -> bool:
         """Clear the prefix cache. Returns False and does nothing while a page is held by more than a pending copy."""
-        self.begin()
-        done = self.pool.clear()
-        self._hold()
-        return done
+        self.begin_step()
+        cleared = self.pool.clear_cache()
+        self._hold_copies()
+        return cleared
 
-    def check(self, held: Collection[list[int]]) -> None:
+    def check_invariants(self, held_tables: Collection[list[int]]) -> None:
         """Check page conservation, for tests; ``held_tables``: pages held by anything but copies. Raises
         AssertionError."""
-        self.pool.check([*held, *self._copies])
+        self.pool.check_invariants([*held_tables, *self._pending_copies])
 
-    def _hold(self) -> None:
+    def _hold_copies(self) -> None:
         """Add a reference to both pages of each pending copy."""
-        for pair in self._copies:
+        for pair in self._pending_copies:
             for block in pair:
-                self.pool.share(block)
+                self.pool.add_reference(block)

@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from heapq import merge
 from itertools import groupby
 
-from parley.core.sequence import BLOCK_SIZE, Candidate, Sequence, Status
-from parley.types import Cost, Finish, Output, Score, Work
+from parley.core.sequence import BLOCK_SIZE, BeamCandidate, Sequence, SequenceStatus
+from parley.types import EngineFinishReason, EngineOutput, EngineRequest, TokenCost, TokenScore
 
 
-def capacity(blocks: int, width: int) -> int:
+def beam_capacity(blocks: int, width: int) -> int:
     """Return how many tokens, prompt included, each of ``width`` beams may have in a pool of ``blocks`` pages.
 
     Assumes that beams share no page, and subtracts the spare page that the scheduler keeps for each running sequence.
@@ -35,158 +35,166 @@ def capacity(blocks: int, width: int) -> int:
 
 
 @dataclass(eq=False, slots=True)
-class Beam:
+class LiveBeam:
     """A beam that continues. ``total_logprob``: sum of its tokens' log-probabilities. ``scores``: only if requested."""
 
     sequence: Sequence
-    total: float = 0.0
-    scores: list[Score] = field(default_factory=list)
+    total_logprob: float = 0.0
+    scores: list[TokenScore] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class Found:
+class FinishedBeam:
     """A finished output."""
 
     token_ids: list[int]
-    value: float  # ranking score
-    scores: list[Score]
-    finish: Finish
+    ranking_score: float  # ranking score
+    scores: list[TokenScore]
+    finish: EngineFinishReason
     stop_id: int | None
 
 
 @dataclass(slots=True)
-class Move:
+class BeamExtension:
     """A beam of the next step: the beam that it continues, and its new token."""
 
-    parent: Beam
-    candidate: Candidate
-    total: float
+    parent: LiveBeam
+    candidate: BeamCandidate
+    total_logprob: float
 
 
-class Search:
+class BeamSearch:
     """One search. ``beam_sequences`` are the sequences available for beams; only the first one has the prompt at the
     start."""
 
-    def __init__(self, work: Work, members: list[Sequence]):
-        assert work.beam is not None
-        self.work = work
-        self.members = members
-        self.beams = [Beam(members[0])]
-        self.found: list[Found] = []  # best first
-        self.wanted = set(range(work.n))  # choices that were not cancelled
-        self.costs: list[Cost] = []  # one for each token so far, the same for all beams
-        self.over = False
-        self._wish = work.beam
-        self._reports: dict[Sequence, list[Candidate]] = {}
+    def __init__(self, request: EngineRequest, beam_sequences: list[Sequence]):
+        assert request.beam is not None
+        self.request = request
+        self.beam_sequences = beam_sequences
+        self.live_beams = [LiveBeam(beam_sequences[0])]
+        self.finished_beams: list[FinishedBeam] = []  # best first
+        self.wanted_choices = set(range(request.n))  # choices that were not cancelled
+        self.token_costs: list[TokenCost] = []  # one for each token so far, the same for all beams
+        self.is_over = False
+        self._beam_options = request.beam
+        self._candidates: dict[Sequence, list[BeamCandidate]] = {}
 
     @property
-    def root(self) -> Sequence:
+    def root_sequence(self) -> Sequence:
         """The first sequence, which computed the prompt."""
-        return self.members[0]
+        return self.beam_sequences[0]
 
     @property
-    def ready(self) -> bool:
+    def all_reported(self) -> bool:
         """Whether all beams have reported. A preempted beam recomputes its tokens and reports again."""
         return all(
-            beam.sequence.status is Status.RUNNING
+            beam.sequence.status is SequenceStatus.RUNNING
             and beam.sequence.computed == len(beam.sequence.tokens)
-            and beam.sequence in self._reports
-            for beam in self.beams
+            and beam.sequence in self._candidates
+            for beam in self.live_beams
         )
 
-    def report(self, sequence: Sequence, candidates: list[Candidate]) -> None:
+    def report_candidates(self, sequence: Sequence, candidates: list[BeamCandidate]) -> None:
         """Record the candidates that may follow a beam, most probable first."""
-        self._reports[sequence] = candidates
+        self._candidates[sequence] = candidates
 
-    def advance(self) -> list[Move]:
+    def advance_beams(self) -> list[BeamExtension]:
         """Return the beams of the next step, best first; empty when the search is over."""
-        width, length = self._wish.width, self.beams[0].sequence.generated + 1
-        options = merge(*(self._options(rank, beam) for rank, beam in enumerate(self.beams)))
-        moves: list[Move] = []
-        ended: list[Found] = []
-        for place, (loss, _, _, beam, candidate) in enumerate(options):
-            if place >= width and len(moves) == width:
+        width, length = self._beam_options.width, self.live_beams[0].sequence.output_length + 1
+        ranked = merge(*(self._ranked_candidates(rank, beam) for rank, beam in enumerate(self.live_beams)))
+        moves: list[BeamExtension] = []
+        finished: list[FinishedBeam] = []
+        for position, (loss, _, _, beam, candidate) in enumerate(ranked):
+            if position >= width and len(moves) == width:
                 break
-            finish = self._finish(candidate, length)
+            finish = self._candidate_finish(candidate, length)
             if finish is None:
                 if len(moves) < width:
-                    moves.append(Move(beam, candidate, -loss))
-            elif place < width:
-                ended.append(self._end(beam, candidate, finish, -loss / length**self._wish.length_penalty))
-        self._reports.clear()
-        self.found = sorted(self.found + ended, key=lambda found: -found.value)[:width]
-        self.over = not moves or not self._worthwhile(moves[0].total, length)
-        return [] if self.over else moves
+                    moves.append(BeamExtension(beam, candidate, -loss))
+            elif position < width:
+                finished.append(
+                    self._finish_beam(beam, candidate, finish, -loss / length**self._beam_options.length_penalty)
+                )
+        self._candidates.clear()
+        self.finished_beams = sorted(self.finished_beams + finished, key=lambda found: -found.ranking_score)[:width]
+        self.is_over = not moves or not self._can_improve(moves[0].total_logprob, length)
+        return [] if self.is_over else moves
 
-    def conclude(self, reason: Finish) -> None:
+    def finish_early(self, reason: EngineFinishReason) -> None:
         """End the search now. Unfinished beams that have tokens count as outputs that ended for ``reason``."""
-        for beam in self.beams:
-            if length := beam.sequence.generated:
-                ids = beam.sequence.tokens[self.root.prompt_len :]
-                value = beam.total / length**self._wish.length_penalty
-                self.found.append(Found(ids, value, beam.scores, reason, None))
-        best = sorted(self.found, key=lambda found: -found.value)[: self._wish.width]
-        self.found = best or [Found([], 0.0, [], reason, None)]
-        self.over = True
+        for beam in self.live_beams:
+            if length := beam.sequence.output_length:
+                token_ids = beam.sequence.tokens[self.root_sequence.prompt_len :]
+                value = beam.total_logprob / length**self._beam_options.length_penalty
+                self.finished_beams.append(FinishedBeam(token_ids, value, beam.scores, reason, None))
+        best_outputs = sorted(self.finished_beams, key=lambda found: -found.ranking_score)[: self._beam_options.width]
+        self.finished_beams = best_outputs or [FinishedBeam([], 0.0, [], reason, None)]
+        self.is_over = True
 
-    def outputs(self) -> list[Output]:
+    def choice_outputs(self) -> list[EngineOutput]:
         """Return the outputs of the choices that were not cancelled. The search must be over.
 
         If there are fewer outputs than choices, they repeat from the first.
         """
-        root, made = self.root, []
-        for index in sorted(self.wanted):
-            found = self.found[index % len(self.found)]
-            output = Output(root.id, index, found.token_ids, found.scores or None, found.finish, found.stop_id)
-            output.cached_tokens, output.waited = root.cached, root.waited
-            output.preemptions = sum(member.preemptions for member in self.members)
+        root, outputs = self.root_sequence, []
+        for index in sorted(self.wanted_choices):
+            finished = self.finished_beams[index % len(self.finished_beams)]
+            output = EngineOutput(
+                root.request_id, index, finished.token_ids, finished.scores or None, finished.finish, finished.stop_id
+            )
+            output.cached_tokens, output.queue_seconds = root.cached_tokens, root.queue_seconds
+            output.preemptions = sum(member.preemptions for member in self.beam_sequences)
             if index == 0:
-                whole = len(root.prompt_scores) == root.prompt_len  # False if the search ended during prefill
-                output.prompt_scores = root.prompt_scores if whole else None
-            if self.work.costs:
-                output.costs = self.costs[: len(found.token_ids)]
-            made.append(output)
-        return made
+                complete = len(root.prompt_scores) == root.prompt_len  # False if the search ended during prefill
+                output.prompt_scores = root.prompt_scores if complete else None
+            if self.request.token_costs:
+                output.token_costs = self.token_costs[: len(finished.token_ids)]
+            outputs.append(output)
+        return outputs
 
-    def _options(self, rank: int, beam: Beam) -> Iterator[tuple[float, int, int, Beam, Candidate]]:
+    def _ranked_candidates(
+        self, rank: int, beam: LiveBeam
+    ) -> Iterator[tuple[float, int, int, LiveBeam, BeamCandidate]]:
         """Yield the candidates that may follow a beam, most probable first; of equal ones, the lowest token first."""
-        for loss, equal in groupby(self._reports[beam.sequence], lambda each: -(beam.total + each.logprob)):
+        for loss, equal in groupby(self._candidates[beam.sequence], lambda each: -(beam.total_logprob + each.logprob)):
             for candidate in sorted(equal, key=lambda each: each.token):
                 yield loss, rank, candidate.token, beam, candidate
 
     @property
-    def _full(self) -> bool:
-        return len(self.found) == self._wish.width
+    def _is_full(self) -> bool:
+        return len(self.finished_beams) == self._beam_options.width
 
-    def _finish(self, candidate: Candidate, length: int) -> Finish | None:
+    def _candidate_finish(self, candidate: BeamCandidate, length: int) -> EngineFinishReason | None:
         """Return why an output of ``length`` tokens ends with this candidate, or None.
 
         Stop tokens before ``min_tokens`` are forbidden.
         """
-        root = self.root
-        if candidate.end is not None or (candidate.token in root.stops and length > self.work.min_tokens):
+        root = self.root_sequence
+        if candidate.end is not None or (candidate.token in root.stop_token_ids and length > self.request.min_tokens):
             return "stop"
-        return "length" if length >= root.limit else None
+        return "length" if length >= root.output_limit else None
 
-    def _end(self, beam: Beam, candidate: Candidate, finish: Finish, value: float) -> Found:
-        root = self.root
-        marked = candidate.end == "mark" or (finish == "stop" and candidate.end is None)
-        return Found(
+    def _finish_beam(
+        self, beam: LiveBeam, candidate: BeamCandidate, finish: EngineFinishReason, ranking_score: float
+    ) -> FinishedBeam:
+        root = self.root_sequence
+        ends_with_marker = candidate.end == "mark" or (finish == "stop" and candidate.end is None)
+        return FinishedBeam(
             [*beam.sequence.tokens[root.prompt_len :], candidate.token],
-            value,
+            ranking_score,
             [*beam.scores, candidate.score] if candidate.score is not None else [],
             finish,
-            candidate.token if marked else None,
+            candidate.token if ends_with_marker else None,
         )
 
-    def _worthwhile(self, best: float, length: int) -> bool:
+    def _can_improve(self, best_total: float, length: int) -> bool:
         """Whether a beam may still beat the finished outputs. ``best_total``: total of the best beam, ``length``
         tokens."""
-        if not self._full:
+        if not self._is_full:
             return True
-        if self._wish.early_stopping is True:
+        if self._beam_options.early_stopping is True:
             return False
-        penalty = self._wish.length_penalty
-        if self._wish.early_stopping == "never" and penalty > 0:
-            length = self.root.limit
-        return bool(best / length**penalty > self.found[-1].value)
+        penalty = self._beam_options.length_penalty
+        if self._beam_options.early_stopping == "never" and penalty > 0:
+            length = self.root_sequence.output_limit
+        return bool(best_total / length**penalty > self.finished_beams[-1].ranking_score)

@@ -8,43 +8,43 @@ runner the token state of its slot. This module only fixes the order of the call
 from __future__ import annotations
 
 from parley.core.scheduler import Scheduler
-from parley.core.search.beam import Beam, Move, Search
-from parley.core.sequence import Runner, Sequence, Status
+from parley.core.search.beam import BeamExtension, BeamSearch, LiveBeam
+from parley.core.sequence import ModelRunner, Sequence, SequenceStatus
 
 
-def branch(search: Search, moves: list[Move], scheduler: Scheduler, runner: Runner) -> None:
+def fork_beams(search: BeamSearch, moves: list[BeamExtension], scheduler: Scheduler, runner: ModelRunner) -> None:
     """Replace the beams of the search by ``moves``. Raises any exception of the model runner."""
     parents = {move.parent.sequence for move in moves}
-    spare = [member for member in search.members if member not in parents]
-    spare.sort(key=lambda member: member.status is not Status.RUNNING)  # those with slots first
+    spare_sequences = [member for member in search.beam_sequences if member not in parents]
+    spare_sequences.sort(key=lambda member: member.status is not SequenceStatus.RUNNING)  # those with slots first
     forks: list[tuple[Sequence, Sequence]] = []
-    grown: list[tuple[Sequence, int]] = []
-    beams: list[Beam] = []
+    continued: list[tuple[Sequence, int]] = []
+    beams: list[LiveBeam] = []
     for move in moves:
         parent, candidate = move.parent.sequence, move.candidate
         if parent in parents:
             parents.remove(parent)
             sequence = parent
-            grown.append((parent, candidate.token))  # appended after all other children have forked from it
+            continued.append((parent, candidate.token))  # appended after all other children have forked from it
         else:
-            sequence = spare.pop(0)
+            sequence = spare_sequences.pop(0)
             sequence.tokens = [*parent.tokens, candidate.token]
-            sequence.since, sequence.computing = parent.since, parent.computing
+            sequence.last_token_at, sequence.compute_seconds = parent.last_token_at, parent.compute_seconds
         forks.append((sequence, parent))
         scores = move.parent.scores if candidate.score is None else [*move.parent.scores, candidate.score]
-        beams.append(Beam(sequence, move.total, scores))
-    search.beams = beams
-    for sequence, token in grown:
+        beams.append(LiveBeam(sequence, move.total_logprob, scores))
+    search.live_beams = beams
+    for sequence, token in continued:
         sequence.tokens.append(token)
-    placed = [fork for fork in forks if fork[0].status is Status.RUNNING]
-    for sequence, parent in placed:
+    running_forks = [fork for fork in forks if fork[0].status is SequenceStatus.RUNNING]
+    for sequence, parent in running_forks:
         if sequence is not parent:
-            scheduler.fork(sequence, parent)
-    runner.follow(placed)
-    for member in spare:
-        if member.status is Status.RUNNING:
-            scheduler.remove(member)
+            scheduler.fork_sequence(sequence, parent)
+    runner.fork_slots(running_forks)
+    for member in spare_sequences:
+        if member.status is SequenceStatus.RUNNING:
+            scheduler.remove_sequence(member)
     for sequence, parent in forks:  # last, because spawning may take slots from others of this search
-        if sequence.status is Status.FINISHED:
-            sequence.turn = search.root.turn + sequence.index
-            scheduler.spawn(sequence, parent)
+        if sequence.status is SequenceStatus.FINISHED:
+            sequence.admission_number = search.root_sequence.admission_number + sequence.index
+            scheduler.spawn_sequence(sequence, parent)

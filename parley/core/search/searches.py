@@ -12,17 +12,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
-from parley.core.counters import Meter
+from parley.core.counters import StepCounters
 from parley.core.scheduler import Scheduler
-from parley.core.search.beam import Search
-from parley.core.search.fork import branch
-from parley.core.sequence import Candidate, Runner, Sequence
-from parley.types import Finish, Output
+from parley.core.search.beam import BeamSearch
+from parley.core.search.fork import fork_beams
+from parley.core.sequence import BeamCandidate, ModelRunner, Sequence
+from parley.types import EngineFinishReason, EngineOutput
 
 log = logging.getLogger("parley.engine")
 
 
-class Searches:
+class BeamSearches:
     """Searches by request id. ``add_outputs(outputs)`` is called with the outputs of a search that ends,
     ``on_search_end(search)`` when one ends, also when it is cancelled. ``counters`` provides the cost of tokens.
 
@@ -32,95 +32,106 @@ class Searches:
     scheduler: Scheduler
 
     def __init__(
-        self, runner: Runner, meter: Meter, give: Callable[[list[Output]], None], leave: Callable[[Search], None]
+        self,
+        runner: ModelRunner,
+        counters: StepCounters,
+        add_outputs: Callable[[list[EngineOutput]], None],
+        on_search_end: Callable[[BeamSearch], None],
     ):
         self._runner = runner
-        self._meter = meter
-        self._give = give
-        self._leave = leave
-        self._open: dict[str, Search] = {}  # by request id
-        self._broken: list[Search] = []
+        self._counters = counters
+        self._add_outputs = add_outputs
+        self._on_search_end = on_search_end
+        self._searches_by_id: dict[str, BeamSearch] = {}  # by request id
+        self._failing: list[BeamSearch] = []
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self._searches_by_id)
 
-    def __contains__(self, id: str) -> bool:
-        return id in self._open
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._searches_by_id
 
-    def __getitem__(self, id: str) -> Search:
-        return self._open[id]
+    def __getitem__(self, request_id: str) -> BeamSearch:
+        return self._searches_by_id[request_id]
 
-    def add(self, search: Search) -> None:
+    def add_search(self, search: BeamSearch) -> None:
         """Start a search whose first sequence is queued."""
-        self._open[search.work.id] = search
+        self._searches_by_id[search.request.id] = search
 
-    def cancel(self, id: str, index: int = -1) -> bool:
+    def cancel_search(self, request_id: str, index: int = -1) -> bool:
         """Cancel one choice, or (-1) all. Returns whether the search has ended with it."""
-        search = self._open[id]
-        search.wanted = search.wanted - {index} if index >= 0 else set()
-        if not search.wanted:
-            self._drop(search)
-        return not search.wanted
+        search = self._searches_by_id[request_id]
+        search.wanted_choices = search.wanted_choices - {index} if index >= 0 else set()
+        if not search.wanted_choices:
+            self._remove_search(search)
+        return not search.wanted_choices
 
-    def conclude(self, id: str, reason: Finish) -> None:
+    def finish_search(self, request_id: str, reason: EngineFinishReason) -> None:
         """End a search with the outputs found so far; unfinished beams end for ``reason``."""
-        self._open[id].conclude(reason)
-        self._end(self._open[id])
+        self._searches_by_id[request_id].finish_early(reason)
+        self._complete_search(self._searches_by_id[request_id])
 
-    def report(self, sequence: Sequence, candidates: Iterable[Candidate]) -> None:
+    def report_beam(self, sequence: Sequence, candidates: Iterable[BeamCandidate]) -> None:
         """Record the candidates that may follow a beam, most probable first."""
-        self._open[sequence.id].report(sequence, list(candidates))
+        self._searches_by_id[sequence.request_id].report_candidates(sequence, list(candidates))
 
-    def advance(self, sequences: Iterable[Sequence], error: str) -> None:
+    def advance_searches(self, sequences: Iterable[Sequence], error: str) -> None:
         """Advance the searches of sequences that had rows, where all beams have reported; end those that are over.
 
         ``error``: the error of choices whose beams cannot fork.
         """
-        for id in dict.fromkeys(each.id for each in sequences if each.id in self._open):
-            search = self._open[id]
-            if not search.ready:
+        for request_id in dict.fromkeys(
+            each.request_id for each in sequences if each.request_id in self._searches_by_id
+        ):
+            search = self._searches_by_id[request_id]
+            if not search.all_reported:
                 continue
-            if search.work.costs:
-                costs = [self._meter.costs(beam.sequence, 1) for beam in search.beams]
-                search.costs += costs[0]
-            moves = search.advance()
-            if search.over:
-                self._end(search)
+            if search.request.token_costs:
+                costs = [self._counters.token_costs(beam.sequence, 1) for beam in search.live_beams]
+                search.token_costs += costs[0]
+            moves = search.advance_beams()
+            if search.is_over:
+                self._complete_search(search)
                 continue
             try:
-                branch(search, moves, self.scheduler, self._runner)
+                fork_beams(search, moves, self.scheduler, self._runner)
             except Exception:
                 log.exception("the beams of a search could not fork")
-                self.fail(id, error)
+                self.fail_search(request_id, error)
 
-    def fail(self, id: str, reason: str) -> None:
+    def fail_search(self, request_id: str, reason: str) -> None:
         """End all choices of a search with an error."""
-        search = self._open[id]
-        self._give([Output(id, index, finish="error", error=reason) for index in sorted(search.wanted)])
-        self._drop(search)
+        search = self._searches_by_id[request_id]
+        self._add_outputs(
+            [
+                EngineOutput(request_id, index, finish_reason="error", error=reason)
+                for index in sorted(search.wanted_choices)
+            ]
+        )
+        self._remove_search(search)
 
-    def doom(self, id: str) -> None:
+    def fail_after_step(self, request_id: str) -> None:
         """Mark a search as failed because a beam could not be admitted. Others of its beams may have rows in the
         current step, so ``fail_pending`` ends it afterwards."""
-        self._broken.append(self._open[id])
+        self._failing.append(self._searches_by_id[request_id])
 
-    def sweep(self, reason: str) -> None:
+    def fail_pending(self, reason: str) -> None:
         """Fail the marked searches that have not ended by themselves."""
-        while self._broken:
-            search = self._broken.pop()
-            if self._open.get(search.work.id) is search:
-                self.fail(search.work.id, reason)
+        while self._failing:
+            search = self._failing.pop()
+            if self._searches_by_id.get(search.request.id) is search:
+                self.fail_search(search.request.id, reason)
 
     @property
-    def doomed(self) -> bool:
+    def has_failing(self) -> bool:
         """Whether a search is marked as failed."""
-        return bool(self._broken)
+        return bool(self._failing)
 
-    def _end(self, search: Search) -> None:
-        self._give(search.outputs())
-        self._drop(search)
+    def _complete_search(self, search: BeamSearch) -> None:
+        self._add_outputs(search.choice_outputs())
+        self._remove_search(search)
 
-    def _drop(self, search: Search) -> None:
+    def _remove_search(self, search: BeamSearch) -> None:
         """Remove a search and report its end."""
-        del self._open[search.work.id]
-        self._leave(search)
+        del self._searches_by_id[search.request.id]
+        self._on_search_end(search)

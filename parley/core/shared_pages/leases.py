@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from math import inf
 
-from parley.core.pages.block_pool import BlockPool, pages
+from parley.core.pages.block_pool import BlockPool, count_pages
 from parley.core.sequence import BLOCK_SIZE, Sequence
 
-URGENT = -inf  # priority of a sequence that others wait for
+URGENT_PRIORITY = -inf  # priority of a sequence that others wait for
 
 
 @dataclass(eq=False, slots=True)
@@ -31,45 +31,47 @@ class Lease:
     """The lease of one request. ``hashes``: of the pages that it will have; ``pages``: those that it has.
     ``unstarted``: choices that have produced no result yet."""
 
-    group: Group
+    group: LeaseGroup
     hashes: list[bytes]
-    starting: list[Sequence]
+    unstarted: list[Sequence]
     pages: list[int] = field(default_factory=list)
 
-    def common(self, sequence: Sequence) -> int:
+    def shared_page_count(self, sequence: Sequence) -> int:
         """Return how many of the lease's pages a choice can share: leading pages only, and never the page of its last
         token; 0 if it computes its prompt for the scores."""
         if sequence.prompt_scores:
             return 0
         pairs = zip(self.hashes, sequence.hashes, strict=False)
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        return min(same, (len(sequence) - 1) // BLOCK_SIZE)
+        equal_count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return min(equal_count, (len(sequence) - 1) // BLOCK_SIZE)
 
 
 @dataclass(eq=False, slots=True)
-class Group:
+class LeaseGroup:
     """Leases that end together. ``has_started``: a choice of one of their requests was admitted."""
 
     leases: list[Lease] = field(default_factory=list)
-    begun: bool = False
+    has_started: bool = False
 
     @property
-    def starting(self) -> list[Sequence]:
+    def unstarted_sequences(self) -> list[Sequence]:
         """All choices of the group that have produced no result yet."""
-        return [sequence for lease in self.leases for sequence in lease.starting]
+        return [sequence for lease in self.leases for sequence in lease.unstarted]
 
     @property
-    def need(self) -> int:
+    def pages_required(self) -> int:
         """Number of pages that suffice for all leases and any one of the choices that have not started."""
-        own = (pages(len(each)) - lease.common(each) for lease in self.leases for each in lease.starting)
-        return sum(len(lease.hashes) for lease in self.leases) + max(own, default=0)
+        choice_pages = (
+            count_pages(len(each)) - lease.shared_page_count(each) for lease in self.leases for each in lease.unstarted
+        )
+        return sum(len(lease.hashes) for lease in self.leases) + max(choice_pages, default=0)
 
     @property
-    def promised(self) -> int:
+    def promised_pages(self) -> int:
         """Number of pages that may still be taken before all choices have started."""
-        if not self.begun or not any(lease.starting for lease in self.leases):
+        if not self.has_started or not any(lease.unstarted for lease in self.leases):
             return 0
-        return self.need - sum(len(lease.pages) for lease in self.leases)
+        return self.pages_required - sum(len(lease.pages) for lease in self.leases)
 
 
 class Leases:
@@ -77,105 +79,110 @@ class Leases:
     ``set_priority(sequence, priority)`` to change a sequence's priority."""
 
     def __init__(
-        self, pool: BlockPool, tell: Callable[[str, list[int]], None], move: Callable[[Sequence, float], None]
+        self,
+        pool: BlockPool,
+        on_pages_leased: Callable[[str, list[int]], None],
+        set_priority: Callable[[Sequence, float], None],
     ) -> None:
         self._pool = pool
-        self._tell = tell
-        self._move = move
+        self._on_pages_leased = on_pages_leased
+        self._set_priority = set_priority
         self._leases: dict[str, Lease] = {}
-        self._groups: dict[str, Group] = {}
-        self._begun: list[Group] = []  # started in the last step
-        self._held: Counter[int] = Counter()  # number of leases that hold a page
+        self._groups: dict[str, LeaseGroup] = {}
+        self._started_groups: list[LeaseGroup] = []  # started in the last step
+        self._holder_counts: Counter[int] = Counter()  # number of leases that hold a page
 
     @property
-    def pinned(self) -> int:
+    def pinned_count(self) -> int:
         """Number of pages held by leases."""
-        return len(self._held)
+        return len(self._holder_counts)
 
-    def claimed(self, besides: Sequence | None = None) -> int:
+    def claimed_pages(self, excluding: Sequence | None = None) -> int:
         """Return how many pages are held, or promised to requests other than that of ``excluding``."""
-        lease = self._leases.get(besides.id) if besides is not None else None
-        own = lease.group if lease is not None else None
-        return self.pinned + sum(group.promised for group in self._groups.values() if group is not own)
+        lease = self._leases.get(excluding.request_id) if excluding is not None else None
+        own_group = lease.group if lease is not None else None
+        return self.pinned_count + sum(
+            group.promised_pages for group in self._groups.values() if group is not own_group
+        )
 
-    def need(self, sequence: Sequence, found: list[int]) -> int:
+    def pages_to_admit(self, sequence: Sequence, cached_blocks: list[int]) -> int:
         """Return how many pages a waiting sequence needs to run, besides pages that leases hold and it shares. For the
         first sequence of a group: the pages that its leases and each of its choices need, one choice at a time."""
-        lease = self._leases.get(sequence.id)
-        whole = pages(len(sequence))
-        if lease is not None and lease.starting and not lease.group.begun:
-            whole, found = lease.group.need, found[: lease.common(sequence)]
-        return whole - sum(block in self._held for block in found)
+        lease = self._leases.get(sequence.request_id)
+        needed = count_pages(len(sequence))
+        if lease is not None and lease.unstarted and not lease.group.has_started:
+            needed, cached_blocks = lease.group.pages_required, cached_blocks[: lease.shared_page_count(sequence)]
+        return needed - sum(block in self._holder_counts for block in cached_blocks)
 
-    def tables(self) -> Iterator[list[int]]:
+    def lease_tables(self) -> Iterator[list[int]]:
         """Return the pages of each lease, for conservation checks."""
         return (lease.pages for lease in self._leases.values())
 
-    def open(self, id: str, choices: list[Sequence], hashes: list[bytes], name: str) -> None:
+    def open_lease(self, request_id: str, choices: list[Sequence], hashes: list[bytes], group_name: str) -> None:
         """Open a lease for pages with these hashes, unless the id has one. ``group_name``: of its group. Its leases are
         shortened until they fit into the pool next to the pages of one of its choices."""
-        if id in self._leases:
+        if request_id in self._leases:
             return
-        group = self._groups.setdefault(name, Group())
-        lease = self._leases[id] = Lease(group, hashes, choices)
+        group = self._groups.setdefault(group_name, LeaseGroup())
+        lease = self._leases[request_id] = Lease(group, hashes, choices)
         group.leases.append(lease)
-        room = self._pool.size - (self.claimed(choices[0]) if group.begun else 0)
-        for each in reversed(group.leases):
-            while group.need > room and len(each.hashes) > len(each.pages):
-                each.hashes.pop()
-        if group.begun:
-            self._begun.append(group)
+        room = self._pool.page_count - (self.claimed_pages(choices[0]) if group.has_started else 0)
+        for group_lease in reversed(group.leases):
+            while group.pages_required > room and len(group_lease.hashes) > len(group_lease.pages):
+                group_lease.hashes.pop()
+        if group.has_started:
+            self._started_groups.append(group)
 
-    def begin(self, sequence: Sequence) -> None:
+    def mark_admitted(self, sequence: Sequence) -> None:
         """Record that the sequence was admitted; its group starts."""
-        lease = self._leases.get(sequence.id)
-        if lease is not None and not lease.group.begun and sequence in lease.starting:
-            lease.group.begun = True
-            self._move(sequence, URGENT)
-            self._begun.append(lease.group)
+        lease = self._leases.get(sequence.request_id)
+        if lease is not None and not lease.group.has_started and sequence in lease.unstarted:
+            lease.group.has_started = True
+            self._set_priority(sequence, URGENT_PRIORITY)
+            self._started_groups.append(lease.group)
 
-    def urge(self) -> None:
+    def raise_priorities(self) -> None:
         """Give the other choices of groups that started with the last step urgent priority. Called before planning."""
-        for group in self._begun:
-            for sequence in group.starting:
-                self._move(sequence, URGENT)
-        self._begun.clear()
+        for group in self._started_groups:
+            for sequence in group.unstarted_sequences:
+                self._set_priority(sequence, URGENT_PRIORITY)
+        self._started_groups.clear()
 
-    def grow(self, sequence: Sequence, computed: int) -> None:
+    def extend_lease(self, sequence: Sequence, computed: int) -> None:
         """Add pages to the sequence's lease: its first ``computed`` tokens have keys and values."""
-        lease = self._leases.get(sequence.id)
+        lease = self._leases.get(sequence.request_id)
         if lease is None:
             return
-        had = len(lease.pages)
-        for digest in lease.hashes[had : computed // BLOCK_SIZE]:
-            block = self._pool.find(digest)
+        old_count = len(lease.pages)
+        for digest in lease.hashes[old_count : computed // BLOCK_SIZE]:
+            block = self._pool.find_cached(digest)
             if block is None:  # this choice continues differently, or the page is not trusted
                 break
-            self._pool.share(block)
-            self._held[block] += 1
+            self._pool.add_reference(block)
+            self._holder_counts[block] += 1
             lease.pages.append(block)
-        if fresh := lease.pages[had:]:
-            self._tell(sequence.id, fresh)
+        if new_pages := lease.pages[old_count:]:
+            self._on_pages_leased(sequence.request_id, new_pages)
 
-    def start(self, sequence: Sequence) -> None:
+    def mark_started(self, sequence: Sequence) -> None:
         """Record that a sequence has produced a result, or ended: it loses its urgent priority."""
-        lease = self._leases.get(sequence.id)
-        if lease is not None and sequence in lease.starting:
-            lease.starting.remove(sequence)
-            if sequence.priority == URGENT:
-                self._move(sequence, sequence.work.priority)
+        lease = self._leases.get(sequence.request_id)
+        if lease is not None and sequence in lease.unstarted:
+            lease.unstarted.remove(sequence)
+            if sequence.priority == URGENT_PRIORITY:
+                self._set_priority(sequence, sequence.request.priority)
 
-    def release(self, id: str) -> None:
+    def release_lease(self, request_id: str) -> None:
         """End a lease. Unknown ids are ignored."""
-        lease = self._leases.get(id)
+        lease = self._leases.get(request_id)
         if lease is not None:
-            for sequence in list(lease.starting):
-                self.start(sequence)  # no lease waits for it any more
-            del self._leases[id]
+            for sequence in list(lease.unstarted):
+                self.mark_started(sequence)  # no lease waits for it any more
+            del self._leases[request_id]
             lease.group.leases.remove(lease)
             self._groups = {name: group for name, group in self._groups.items() if group.leases}
             for block in lease.pages:
-                self._held[block] -= 1
-                if not self._held[block]:
-                    del self._held[block]
-            self._pool.drop(lease.pages)
+                self._holder_counts[block] -= 1
+                if not self._holder_counts[block]:
+                    del self._holder_counts[block]
+            self._pool.free_blocks(lease.pages)

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from parley.core.adapter_cache import Shelf
-from parley.core.pages.block_pool import BlockPool, pages
+from parley.core.adapter_cache import AdapterCache
+from parley.core.pages.block_pool import BlockPool, count_pages
 from parley.core.scheduler import Scheduler
 from parley.core.sequence import Sequence
 from parley.core.shared_pages.leases import Leases
-from parley.core.shared_pages.reservations import Answer, Landings
+from parley.core.shared_pages.reservations import Reservations, ReserveCallback
 
 
-class Holds:
+class PinnedPages:
     """Leases and reservations of one pool.
 
     ``root_name``: root name of all prompt hashes; None where no prefix is cached. ``on_pages_leased(request_id,
@@ -31,67 +31,77 @@ class Holds:
     scheduler: Scheduler
 
     def __init__(
-        self, pool: BlockPool, shelf: Shelf, names: str | None, vocab_size: int, tell: Callable[[str, list[int]], None]
+        self,
+        pool: BlockPool,
+        adapter_cache: AdapterCache,
+        root_name: str | None,
+        vocab_size: int,
+        on_pages_leased: Callable[[str, list[int]], None],
     ):
-        self.changed = False
+        self.has_changes = False
         self._pool = pool
-        self._leases = Leases(pool, tell, self._move)
-        self._landings = Landings(pool, shelf, names, vocab_size, self._room)
-        self.lease, self.begin = self._leases.open, self._leases.begin
-        self.grow, self.start = self._leases.grow, self._leases.start
-        self.revoke, self.urge = self._landings.revoke, self._leases.urge
+        self._leases = Leases(pool, on_pages_leased, self._set_priority)
+        self._reservations = Reservations(pool, adapter_cache, root_name, vocab_size, self._reservable_pages)
+        self.open_lease, self.mark_admitted = self._leases.open_lease, self._leases.mark_admitted
+        self.extend_lease, self.mark_started = self._leases.extend_lease, self._leases.mark_started
+        self.revoke_reservation, self.raise_priorities = (
+            self._reservations.revoke_reservation,
+            self._leases.raise_priorities,
+        )
 
     @property
-    def pinned(self) -> int:
+    def pinned_count(self) -> int:
         """Number of pages that other instances read."""
-        return self._leases.pinned
+        return self._leases.pinned_count
 
     @property
-    def reserved(self) -> int:
+    def reserved_count(self) -> int:
         """Number of pages that other instances fill; a page shared by several requests counts once for each."""
-        return self._landings.reserved
+        return self._reservations.reserved_count
 
-    def tables(self) -> Iterator[list[int]]:
+    def held_tables(self) -> Iterator[list[int]]:
         """Yield the page tables of all leases and reservations, for conservation checks."""
-        yield from self._leases.tables()
-        yield from self._landings.tables()
+        yield from self._leases.lease_tables()
+        yield from self._reservations.reservation_tables()
 
-    def reserve(self, key: str, token_ids: list[int], salt: str, adapter: str, digest: str, answer: Answer) -> None:
+    def reserve_pages(
+        self, key: str, token_ids: list[int], salt: str, adapter: str, digest: str, answer: ReserveCallback
+    ) -> None:
         """Reserve pages for a prompt that another instance computes; see ``engine.messages.Reserve``."""
-        self._landings.reserve(key, token_ids, salt, adapter, digest, answer)
-        self.changed = True
+        self._reservations.reserve_pages(key, token_ids, salt, adapter, digest, answer)
+        self.has_changes = True
 
-    def land(self, key: str, count: int) -> None:
+    def mark_received(self, key: str, count: int) -> None:
         """Mark the first ``count`` pages of a reservation as received."""
-        self._landings.land(key, count)
-        self.changed = True
+        self._reservations.mark_received(key, count)
+        self.has_changes = True
 
-    def cut(self, key: str, count: int) -> None:
+    def truncate_reservation(self, key: str, count: int) -> None:
         """Give up all but the first ``count`` pages of a reservation."""
-        self._landings.cut(key, count)
-        self.changed = True
+        self._reservations.truncate_reservation(key, count)
+        self.has_changes = True
 
-    def free(self, key: str) -> None:
+    def free_reservation(self, key: str) -> None:
         """Free a reservation."""
-        self._landings.free(key)
-        self.changed = True
+        self._reservations.free_reservation(key)
+        self.has_changes = True
 
-    def release(self, id: str) -> None:
+    def release_lease(self, request_id: str) -> None:
         """End the lease of a request."""
-        self._leases.release(id)
-        self.changed = True
+        self._leases.release_lease(request_id)
+        self.has_changes = True
 
-    def fits(self, sequence: Sequence, found: list[int]) -> bool:
+    def fits_in_pool(self, sequence: Sequence, cached_blocks: list[int]) -> bool:
         """Whether all tokens of a waiting sequence fit next to the pinned pages. ``cached_blocks``: pages that it would
         find in the prefix cache; they may be pinned themselves."""
-        taken = self._leases.claimed(sequence) + self._landings.moving
-        return self._leases.need(sequence, found) <= self._pool.size - taken
+        unavailable = self._leases.claimed_pages(sequence) + self._reservations.pending_count
+        return self._leases.pages_to_admit(sequence, cached_blocks) <= self._pool.page_count - unavailable
 
-    def _room(self) -> int:
+    def _reservable_pages(self) -> int:
         """Return how many pages may be reserved now."""
-        taken = self._leases.claimed() + self._landings.moving
-        longest = max((pages(len(sequence) + 1) for sequence in self.scheduler.running), default=0)
-        return min(self.scheduler.spare(), self._pool.size - taken - longest)
+        unavailable = self._leases.claimed_pages() + self._reservations.pending_count
+        longest = max((count_pages(len(sequence) + 1) for sequence in self.scheduler.running), default=0)
+        return min(self.scheduler.spare_pages(), self._pool.page_count - unavailable - longest)
 
-    def _move(self, sequence: Sequence, priority: float) -> None:
-        self.scheduler.move(sequence, priority)
+    def _set_priority(self, sequence: Sequence, priority: float) -> None:
+        self.scheduler.set_priority(sequence, priority)

@@ -19,19 +19,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from parley.core.adapter_cache import Entry, Shelf
-from parley.core.pages.block_pool import BlockPool, extend, root
+from parley.core.adapter_cache import AdapterCache, AdapterEntry
+from parley.core.pages.block_pool import BlockPool, extend_hashes, hash_chain_root
 from parley.core.sequence import BLOCK_SIZE
 
-OFF = "The prefix cache is off: the engine keeps no prefixes, so it cannot receive pages."
-KNOWN = "Something is reserved under this key already."
-TOKENS = "A token id is outside the vocabulary."
-FULL = "There is no capacity for so many pages."
-OTHER = "The adapter of this name has different content here."
-GONE = "The reservation was freed."
+NO_PREFIX_CACHE = "The prefix cache is off: the engine keeps no prefixes, so it cannot receive pages."
+DUPLICATE_KEY = "Something is reserved under this key already."
+BAD_TOKEN_ID = "A token id is outside the vocabulary."
+NO_CAPACITY = "There is no capacity for so many pages."
+ADAPTER_DIFFERS = "The adapter of this name has different content here."
+RESERVATION_FREED = "The reservation was freed."
 
 
-class Taken(NamedTuple):
+class ReserveResult(NamedTuple):
     """Answer to ``Reserve``; see ``engine.messages.Reserved``."""
 
     skip: int = 0
@@ -41,142 +41,166 @@ class Taken(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class Landing:
+class Reservation:
     """One reservation. ``hashes``: of all its pages, in prompt order. ``pages`` await their content; the first
     ``received_count`` of them have received it. ``held_pages``: pages with content, cached or received, that were not
     revoked."""
 
     hashes: list[bytes]
-    held: list[int]
+    held_pages: list[int]
     pages: list[int]
-    landed: int = 0
+    received_count: int = 0
 
     @property
-    def moving(self) -> list[int]:
+    def pending_pages(self) -> list[int]:
         """Pages that have not been received."""
-        return self.pages[self.landed :]
+        return self.pages[self.received_count :]
 
 
-Answer = Callable[[Taken], None]
+ReserveCallback = Callable[[ReserveResult], None]
 
 
-class Landings:
+class Reservations:
     """Reservations by key. ``root_name``: root name of all prompt hashes; None where no prefix is cached.
 
     ``reservable_pages()`` returns how many pages may be reserved now.
     """
 
-    def __init__(self, pool: BlockPool, shelf: Shelf, names: str | None, vocab_size: int, room: Callable[[], int]):
+    def __init__(
+        self,
+        pool: BlockPool,
+        adapter_cache: AdapterCache,
+        root_name: str | None,
+        vocab_size: int,
+        reservable_pages: Callable[[], int],
+    ):
         self._pool = pool
-        self._shelf = shelf
-        self._names = names
+        self._adapter_cache = adapter_cache
+        self._root_name = root_name
         self._vocab_size = vocab_size
-        self._room = room
-        self._landings: dict[str, Landing] = {}
-        self._asked: dict[str, Answer] = {}  # waiting for an adapter
+        self._reservable_pages = reservable_pages
+        self._reservations: dict[str, Reservation] = {}
+        self._awaiting_adapter: dict[str, ReserveCallback] = {}  # waiting for an adapter
 
     @property
-    def moving(self) -> int:
+    def pending_count(self) -> int:
         """Number of pages that have not been received."""
-        return sum(len(landing.pages) - landing.landed for landing in self._landings.values())
+        return sum(len(landing.pages) - landing.received_count for landing in self._reservations.values())
 
     @property
-    def reserved(self) -> int:
+    def reserved_count(self) -> int:
         """Number of pages held; a page shared by several reservations counts once for each."""
-        return sum(len(each.held) + len(each.pages) - each.landed for each in self._landings.values())
+        return sum(len(each.held_pages) + len(each.pages) - each.received_count for each in self._reservations.values())
 
-    def tables(self) -> Iterator[list[int]]:
+    def reservation_tables(self) -> Iterator[list[int]]:
         """Return the page table of each reservation, for conservation checks."""
-        return ([*landing.held, *landing.moving] for landing in self._landings.values())
+        return ([*landing.held_pages, *landing.pending_pages] for landing in self._reservations.values())
 
-    def reserve(self, key: str, token_ids: list[int], salt: str, adapter: str, digest: str, answer: Answer) -> None:
+    def reserve_pages(
+        self, key: str, token_ids: list[int], salt: str, adapter: str, digest: str, answer: ReserveCallback
+    ) -> None:
         """Reserve the whole pages of these tokens. ``answer`` is called now, or when the adapter is in memory."""
-        if self._names is None:
-            answer(Taken(error=OFF))
-        elif key in self._landings or key in self._asked:
-            answer(Taken(error=KNOWN))
+        if self._root_name is None:
+            answer(ReserveResult(error=NO_PREFIX_CACHE))
+        elif key in self._reservations or key in self._awaiting_adapter:
+            answer(ReserveResult(error=DUPLICATE_KEY))
         elif token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
-            answer(Taken(error=TOKENS))
+            answer(ReserveResult(error=BAD_TOKEN_ID))
         elif adapter:
-            self._asked[key] = answer
-            ready = partial(self._ready, key, token_ids, salt, digest)
-            self._shelf.take(_place(key), adapter, ready, partial(self._failed, key))
+            self._awaiting_adapter[key] = answer
+            on_ready = partial(self._reserve_with_adapter, key, token_ids, salt, digest)
+            self._adapter_cache.acquire_adapter(
+                _adapter_wait_id(key), adapter, on_ready, partial(self._fail_reservation, key)
+            )
         else:
-            answer(self._take(key, token_ids, root(self._names, salt)))
+            answer(self._allocate_pages(key, token_ids, hash_chain_root(self._root_name, salt)))
 
-    def land(self, key: str, count: int) -> None:
+    def mark_received(self, key: str, count: int) -> None:
         """Mark the first ``count`` pages of a reservation as received. Unknown keys are ignored."""
-        landing = self._landings.get(key)
-        if landing is None:
+        reservation = self._reservations.get(key)
+        if reservation is None:
             return
-        skip = len(landing.hashes) - len(landing.pages)
-        while landing.landed < min(count, len(landing.pages)):
-            block, digest = landing.pages[landing.landed], landing.hashes[skip + landing.landed]
-            if not self._pool.publish(block, digest):  # another page has this content already and stays
-                there = self._pool.find(digest)
-                assert there is not None
-                self._pool.share(there)
-                self._pool.drop([block])
-                block = there
-            landing.held.append(block)
-            landing.landed += 1
+        cached_count = len(reservation.hashes) - len(reservation.pages)
+        while reservation.received_count < min(count, len(reservation.pages)):
+            block, digest = (
+                reservation.pages[reservation.received_count],
+                reservation.hashes[cached_count + reservation.received_count],
+            )
+            if not self._pool.cache_block(block, digest):  # another page has this content already and stays
+                cached_block = self._pool.find_cached(digest)
+                assert cached_block is not None
+                self._pool.add_reference(cached_block)
+                self._pool.free_blocks([block])
+                block = cached_block
+            reservation.held_pages.append(block)
+            reservation.received_count += 1
 
-    def cut(self, key: str, count: int) -> None:
+    def truncate_reservation(self, key: str, count: int) -> None:
         """Give up all but the first ``count`` pages of a reservation; no other instance writes the rest. Unknown keys
         are ignored."""
-        landing = self._landings.get(key)
-        if landing is not None and (surplus := landing.pages[max(count, landing.landed) :]):
-            del landing.pages[-len(surplus) :], landing.hashes[-len(surplus) :]
-            self._pool.drop(surplus)
+        reservation = self._reservations.get(key)
+        if reservation is not None and (surplus := reservation.pages[max(count, reservation.received_count) :]):
+            del reservation.pages[-len(surplus) :], reservation.hashes[-len(surplus) :]
+            self._pool.free_blocks(surplus)
 
-    def free(self, key: str) -> None:
+    def free_reservation(self, key: str) -> None:
         """Free a reservation. Unknown keys are ignored."""
-        landing = self._landings.pop(key, None)
-        if landing is not None:
-            self._pool.drop([*landing.held, *landing.moving])
-        elif key in self._asked:
-            self._shelf.cancel(_place(key))
-            self._asked.pop(key)(Taken(error=GONE))
+        reservation = self._reservations.pop(key, None)
+        if reservation is not None:
+            self._pool.free_blocks([*reservation.held_pages, *reservation.pending_pages])
+        elif key in self._awaiting_adapter:
+            self._adapter_cache.cancel_acquire(_adapter_wait_id(key))
+            self._awaiting_adapter.pop(key)(ReserveResult(error=RESERVATION_FREED))
 
-    def revoke(self) -> bool:
+    def revoke_reservation(self) -> bool:
         """Drop the received pages of the newest reservation that has any. False if no reservation has any."""
-        for landing in reversed(self._landings.values()):
-            if landing.held:
-                self._pool.drop(landing.held)
-                landing.held = []
+        for reservation in reversed(self._reservations.values()):
+            if reservation.held_pages:
+                self._pool.free_blocks(reservation.held_pages)
+                reservation.held_pages = []
                 return True
         return False
 
-    def _take(self, key: str, token_ids: list[int], start: bytes, digest: str = "") -> Taken:
+    def _allocate_pages(self, key: str, token_ids: list[int], chain_root: bytes, digest: str = "") -> ReserveResult:
         hashes: list[bytes] = []
-        extend(hashes, start, token_ids, len(token_ids) // BLOCK_SIZE)
-        found: list[int] = []
-        for each in hashes:
-            if (block := self._pool.find(each)) is None:
+        extend_hashes(hashes, chain_root, token_ids, len(token_ids) // BLOCK_SIZE)
+        cached_blocks: list[int] = []
+        for page_hash in hashes:
+            if (block := self._pool.find_cached(page_hash)) is None:
                 break
-            found.append(block)
-        need = len(hashes) - len(found)
-        if hashes and need + self._pool.idle(found) > self._room():
-            return Taken(error=FULL, digest=digest)
-        for block in found:
-            self._pool.share(block)
-        landing = self._landings[key] = Landing(hashes, found, [self._pool.take() for _ in range(need)])
-        return Taken(len(found), landing.pages, "", digest)
+            cached_blocks.append(block)
+        fresh_count = len(hashes) - len(cached_blocks)
+        if hashes and fresh_count + self._pool.count_free(cached_blocks) > self._reservable_pages():
+            return ReserveResult(error=NO_CAPACITY, digest=digest)
+        for block in cached_blocks:
+            self._pool.add_reference(block)
+        reservation = self._reservations[key] = Reservation(
+            hashes, cached_blocks, [self._pool.allocate() for _ in range(fresh_count)]
+        )
+        return ReserveResult(len(cached_blocks), reservation.pages, "", digest)
 
-    def _ready(self, key: str, token_ids: list[int], salt: str, digest: str, entry: Entry) -> None:
-        assert entry.adapter is not None and self._names is not None
-        content = entry.adapter.digest.hex()
-        self._shelf.give(entry)  # its request takes it again; keeping it until then could block that request
-        answer = self._asked.pop(key)
-        if digest not in ("", content):
-            answer(Taken(error=OTHER, digest=content))
+    def _reserve_with_adapter(
+        self, key: str, token_ids: list[int], salt: str, digest: str, entry: AdapterEntry
+    ) -> None:
+        assert entry.adapter is not None and self._root_name is not None
+        adapter_digest = entry.adapter.digest.hex()
+        self._adapter_cache.release_adapter(
+            entry
+        )  # its request takes it again; keeping it until then could block that request
+        answer = self._awaiting_adapter.pop(key)
+        if digest not in ("", adapter_digest):
+            answer(ReserveResult(error=ADAPTER_DIFFERS, digest=adapter_digest))
         else:
-            answer(self._take(key, token_ids, root(self._names, salt, content), content))
+            answer(
+                self._allocate_pages(
+                    key, token_ids, hash_chain_root(self._root_name, salt, adapter_digest), adapter_digest
+                )
+            )
 
-    def _failed(self, key: str, reason: str) -> None:
-        self._asked.pop(key)(Taken(error=reason))
+    def _fail_reservation(self, key: str, reason: str) -> None:
+        self._awaiting_adapter.pop(key)(ReserveResult(error=reason))
 
 
-def _place(key: str) -> str:
+def _adapter_wait_id(key: str) -> str:
     """Return this reservation's id for the adapter cache; no request id begins with NUL."""
     return f"\0{key}"

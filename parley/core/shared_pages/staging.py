@@ -17,142 +17,155 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Protocol
 
-from parley.core.shared_pages.pinned import Holds
-from parley.core.shared_pages.reservations import Answer, Taken
+from parley.core.shared_pages.pinned import PinnedPages
+from parley.core.shared_pages.reservations import ReserveCallback, ReserveResult
 
-Pair = tuple[int, int]  # a KV page and its place
+StagedPage = tuple[int, int]  # a KV page and its place
 
 
-class Copier(Protocol):
+class StagingCopier(Protocol):
     """Staging memory of ``place_count`` places. Copies are complete when the methods return."""
 
-    blocks: int
+    place_count: int
 
-    def store(self, pairs: list[Pair]) -> None:
+    def store_pages(self, pairs: list[StagedPage]) -> None:
         """Copy each KV page into its place."""
 
-    def load(self, pairs: list[Pair]) -> None:
+    def load_pages(self, pairs: list[StagedPage]) -> None:
         """Copy each place into its KV page."""
 
 
 @dataclass(slots=True)
-class Outgoing:
+class OutgoingPages:
     """Pages of a lease, in order; the first ``announced_count`` of them have places and were announced."""
 
     pages: list[int] = field(default_factory=list)
-    told: int = 0
+    announced_count: int = 0
 
 
 @dataclass(slots=True)
-class Incoming:
+class IncomingPages:
     """Pages reserved under a key; the first ``received_count`` have been received, and their places are free again."""
 
-    pairs: list[Pair]
-    landed: int = 0
+    pairs: list[StagedPage]
+    received_count: int = 0
 
 
-class Transit:
+class PageStaging:
     """Staging by request id (leases) and key (reservations). ``flush_outgoing`` calls ``on_pages_staged(request_id,
     places)`` with newly leased pages, as ``Leases`` would.
 
     ``pinned_pages`` must be set before any call. ``unstaged_count``: total number of pages that got no place.
     """
 
-    holds: Holds
+    pinned_pages: PinnedPages
 
-    def __init__(self, copier: Copier, tell: Callable[[str, list[int]], None]):
-        self.short = 0
+    def __init__(self, copier: StagingCopier, on_pages_staged: Callable[[str, list[int]], None]):
+        self.unstaged_count = 0
         self._copier = copier
-        self._tell = tell
-        self._free = list(range(copier.blocks))  # a heap: low numbers are adjacent, and travel in one piece
+        self._on_pages_staged = on_pages_staged
+        self._free_places = list(range(copier.place_count))  # a heap: low numbers are adjacent, and travel in one piece
         self._places: dict[int, int] = {}  # by leased page
-        self._readers: dict[int, int] = {}  # number of leases that announced a place
-        self._outgoing: dict[str, Outgoing] = {}
-        self._fresh: dict[str, Outgoing] = {}  # leases with new pages
-        self._incoming: dict[str, Incoming] = {}
+        self._reader_counts: dict[int, int] = {}  # number of leases that announced a place
+        self._outgoing: dict[str, OutgoingPages] = {}
+        self._unannounced: dict[str, OutgoingPages] = {}  # leases with new pages
+        self._incoming: dict[str, IncomingPages] = {}
 
-    def fill(self, id: str, pages: list[int]) -> None:
+    def add_leased_pages(self, request_id: str, pages: list[int]) -> None:
         """Record pages added to the lease of a request."""
-        outgoing = self._outgoing.setdefault(id, Outgoing())
+        outgoing = self._outgoing.setdefault(request_id, OutgoingPages())
         outgoing.pages += pages
-        self._fresh[id] = outgoing
+        self._unannounced[request_id] = outgoing
 
-    def flush(self) -> None:
+    def flush_outgoing(self) -> None:
         """Copy newly leased pages into places, as far as there are any, and announce them."""
-        news: list[tuple[str, list[int]]] = []
-        pairs: list[Pair] = []
-        for id, outgoing in self._fresh.items():
-            told = outgoing.told
-            for page in outgoing.pages[told:]:
+        announcements: list[tuple[str, list[int]]] = []
+        pairs: list[StagedPage] = []
+        for request_id, outgoing in self._unannounced.items():
+            announced_before = outgoing.announced_count
+            for page in outgoing.pages[announced_before:]:
                 if page not in self._places:
-                    if not self._free:
+                    if not self._free_places:
                         break
-                    self._places[page] = heappop(self._free)
+                    self._places[page] = heappop(self._free_places)
                     pairs.append((page, self._places[page]))
                 place = self._places[page]
-                self._readers[place] = self._readers.get(place, 0) + 1
-                outgoing.told += 1
-            if outgoing.told > told:
-                news.append((id, [self._places[page] for page in outgoing.pages[told : outgoing.told]]))
-        self._fresh.clear()
+                self._reader_counts[place] = self._reader_counts.get(place, 0) + 1
+                outgoing.announced_count += 1
+            if outgoing.announced_count > announced_before:
+                announcements.append(
+                    (
+                        request_id,
+                        [self._places[page] for page in outgoing.pages[announced_before : outgoing.announced_count]],
+                    )
+                )
+        self._unannounced.clear()
         if pairs:
-            self._copier.store(pairs)
-        for each in news:
-            self._tell(*each)
+            self._copier.store_pages(pairs)
+        for announcement in announcements:
+            self._on_pages_staged(*announcement)
 
-    def release(self, id: str) -> None:
+    def release_lease(self, request_id: str) -> None:
         """End the lease of a request and free its places."""
-        outgoing = self._outgoing.pop(id, Outgoing())
-        self._fresh.pop(id, None)
-        self.short += len(outgoing.pages) - outgoing.told
-        for page in outgoing.pages[: outgoing.told]:
+        outgoing = self._outgoing.pop(request_id, OutgoingPages())
+        self._unannounced.pop(request_id, None)
+        self.unstaged_count += len(outgoing.pages) - outgoing.announced_count
+        for page in outgoing.pages[: outgoing.announced_count]:
             place = self._places[page]
-            self._readers[place] -= 1
-            if not self._readers[place]:
-                del self._readers[place], self._places[page]
-                heappush(self._free, place)
-        self.holds.release(id)
+            self._reader_counts[place] -= 1
+            if not self._reader_counts[place]:
+                del self._reader_counts[place], self._places[page]
+                heappush(self._free_places, place)
+        self.pinned_pages.release_lease(request_id)
 
-    def reserve(self, key: str, token_ids: list[int], salt: str, adapter: str, digest: str, answer: Answer) -> None:
+    def reserve_pages(
+        self, key: str, token_ids: list[int], salt: str, adapter: str, digest: str, answer: ReserveCallback
+    ) -> None:
         """Reserve pages for a prompt that another instance computes, as many as get a place."""
-        self.holds.reserve(key, token_ids, salt, adapter, digest, partial(self._taken, key, answer))
+        self.pinned_pages.reserve_pages(
+            key, token_ids, salt, adapter, digest, partial(self._stage_reserved, key, answer)
+        )
 
-    def land(self, key: str, count: int) -> None:
+    def mark_received(self, key: str, count: int) -> None:
         """Copy the first ``count`` places into their pages and mark those as received."""
         incoming = self._incoming.get(key)
-        if incoming is not None and (fresh := incoming.pairs[incoming.landed : count]):
-            self._copier.load(fresh)
-            incoming.landed += len(fresh)
-            self._give(fresh)
-        self.holds.land(key, count)
+        if incoming is not None and (fresh := incoming.pairs[incoming.received_count : count]):
+            self._copier.load_pages(fresh)
+            incoming.received_count += len(fresh)
+            self._free_pairs(fresh)
+        self.pinned_pages.mark_received(key, count)
 
-    def free(self, key: str) -> None:
+    def free_reservation(self, key: str) -> None:
         """Free a reservation; no other instance writes into its places any more."""
         incoming = self._incoming.pop(key, None)
         if incoming is not None:
-            self._give(incoming.pairs[incoming.landed :])
-        self.holds.free(key)
+            self._free_pairs(incoming.pairs[incoming.received_count :])
+        self.pinned_pages.free_reservation(key)
 
-    def check(self) -> None:
+    def check_invariants(self) -> None:
         """Check conservation of places, for tests. Raises AssertionError."""
-        coming = [place for each in self._incoming.values() for _, place in each.pairs[each.landed :]]
-        leaving = list(self._places.values())
-        assert sorted([*self._free, *coming, *leaving]) == list(range(self._copier.blocks)), "free + used != all"
-        told = [self._places[page] for each in self._outgoing.values() for page in each.pages[: each.told]]
-        assert sorted(told) == sorted(place for place, count in self._readers.items() for _ in range(count))
-        assert set(told) == set(leaving), "a place that was never announced"
+        incoming_places = [place for each in self._incoming.values() for _, place in each.pairs[each.received_count :]]
+        outgoing_places = list(self._places.values())
+        assert sorted([*self._free_places, *incoming_places, *outgoing_places]) == list(
+            range(self._copier.place_count)
+        ), "free + used != all"
+        announced = [
+            self._places[page] for each in self._outgoing.values() for page in each.pages[: each.announced_count]
+        ]
+        assert sorted(announced) == sorted(place for place, count in self._reader_counts.items() for _ in range(count))
+        assert set(announced) == set(outgoing_places), "a place that was never announced"
 
-    def _taken(self, key: str, answer: Answer, taken: Taken) -> None:
+    def _stage_reserved(self, key: str, answer: ReserveCallback, result: ReserveResult) -> None:
         """Assign places to reserved pages and answer with their numbers."""
-        count = min(len(taken.pages), len(self._free))
-        self.short += len(taken.pages) - count
-        pairs = [(page, heappop(self._free)) for page in taken.pages[:count]]
-        if taken.pages:
-            self._incoming[key] = Incoming(pairs)
-            self.holds.cut(key, count)
-        answer(taken._replace(pages=[place for _, place in pairs]))
+        count = min(len(result.pages), len(self._free_places))
+        self.unstaged_count += len(result.pages) - count
+        pairs = [(page, heappop(self._free_places)) for page in result.pages[:count]]
+        if result.pages:
+            self._incoming[key] = IncomingPages(pairs)
+            self.pinned_pages.truncate_reservation(key, count)
+        answer(result._replace(pages=[place for _, place in pairs]))
 
-    def _give(self, pairs: list[Pair]) -> None:
+    def _free_pairs(self, pairs: list[StagedPage]) -> None:
         """Free the places of these pairs."""
         for _, place in pairs:
-            heappush(self._free, place)
+            heappush(self._free_places, place)

@@ -10,94 +10,102 @@ from functools import partial
 from typing import Any
 
 from parley.dialects.databricks import chat, completions, embeddings, endpoints, shared
-from parley.dialects.databricks.shared import Rules
-from parley.dialects.dialect import Dialect, Head, Kind, PromptMembers, Reply, Route, named
-from parley.dialects.fields import decode
+from parley.dialects.databricks.shared import DatabricksRules
+from parley.dialects.dialect import Dialect, PromptMembers, Reply, RequestContext, Route, RouteKind, model_in_body
+from parley.dialects.fields import decode_fields
 
-BESIDE = ("/api/2.0", "/ai-gateway")
-BASES = ("/serving-endpoints", "/serving-endpoints/v1", "/ai-gateway/mlflow/v1", "/ai-gateway/openai/v1")
-ROOT = "/api/2.0/serving-endpoints"
-ONE = ROOT + "/{endpoint}"
-PERMISSIONS = "/api/2.0/permissions/serving-endpoints/{id}"
+OTHER_BASES = ("/api/2.0", "/ai-gateway")
+QUERY_BASES = ("/serving-endpoints", "/serving-endpoints/v1", "/ai-gateway/mlflow/v1", "/ai-gateway/openai/v1")
+ENDPOINTS_PATH = "/api/2.0/serving-endpoints"
+ENDPOINT_PATH = ENDPOINTS_PATH + "/{endpoint}"
+PERMISSIONS_PATH = "/api/2.0/permissions/serving-endpoints/{id}"
 
-MEMBERS = PromptMembers(conversations=("messages",), prompts=("prompt", "input"), before=("tools",))
+DATABRICKS_PROMPT_MEMBERS = PromptMembers(
+    conversations=("messages",), prompts=("prompt", "input"), preceding=("tools",)
+)
 
-UNBUILT = {
+UNAVAILABLE_CALLS = {
     ("POST", "/serving-endpoints/responses"): "The Responses API is",
     ("POST", "/serving-endpoints/anthropic/v1/messages"): "The Messages API is",
-    ("PUT", ONE + "/rate-limits"): "Rate limits of an endpoint are",
-    ("PUT", ONE + "/ai-gateway"): "A gateway is",
-    ("PATCH", ONE + "/notifications"): "Notifications are",
-    ("PATCH", ONE + "/telemetry-config"): "Telemetry of an endpoint is",
-    ("PUT", PERMISSIONS): "Permissions of an endpoint are",
-    ("PATCH", PERMISSIONS): "Permissions of an endpoint are",
+    ("PUT", ENDPOINT_PATH + "/rate-limits"): "Rate limits of an endpoint are",
+    ("PUT", ENDPOINT_PATH + "/ai-gateway"): "A gateway is",
+    ("PATCH", ENDPOINT_PATH + "/notifications"): "Notifications are",
+    ("PATCH", ENDPOINT_PATH + "/telemetry-config"): "Telemetry of an endpoint is",
+    ("PUT", PERMISSIONS_PATH): "Permissions of an endpoint are",
+    ("PATCH", PERMISSIONS_PATH): "Permissions of an endpoint are",
     ("POST", "/api/2.0/external-function"): "External functions are",
 }
 
 
-def invoked(rules: Rules, body: bytes, head: Head) -> Reply:
+def read_invocation(rules: DatabricksRules, body: bytes, context: RequestContext) -> Reply:
     """Read a conversation, prompts, or texts to embed, whichever the body has. Raises BadRequest."""
-    fields = decode(body, chat.WORDS)
-    if fields.has("messages"):
-        return chat.ChatReply(rules, fields, head)
-    if fields.has("prompt"):
-        return completions.read(rules, body, head)
-    if fields.has("input"):
-        return embeddings.read(rules, body, head)
-    return chat.ChatReply(rules, fields, head)
+    fields = decode_fields(body, chat.CHAT_WORDING)
+    if fields.has_value("messages"):
+        return chat.DatabricksChatReply(rules, fields, context)
+    if fields.has_value("prompt"):
+        return completions.read_databricks_completion(rules, body, context)
+    if fields.has_value("input"):
+        return embeddings.read_databricks_embedding(rules, body, context)
+    return chat.DatabricksChatReply(rules, fields, context)
 
 
-def _named(body: bytes) -> str:
+def _endpoint_in_body(body: bytes) -> str:
     """Return the endpoint that a body names."""
-    return named(body).removeprefix(shared.SYSTEM)
+    return model_in_body(body).removeprefix(shared.SYSTEM_CATALOGUE)
 
 
-def _asked(rules: Rules) -> tuple[Route, ...]:
+def _query_routes(rules: DatabricksRules) -> tuple[Route, ...]:
     """Return the routes that query an endpoint, which the path or, as in OpenAI's API, the body names."""
-    read = partial(invoked, rules)
-    one = "/serving-endpoints/{endpoint}"
-    paths: dict[str, tuple[Kind, Any]] = {
-        "/chat/completions": ("generate", partial(chat.read, rules)),
-        "/completions": ("generate", partial(completions.read, rules)),
-        "/embeddings": ("embed", partial(embeddings.read, rules)),
+    read_body = partial(read_invocation, rules)
+    endpoint_path = "/serving-endpoints/{endpoint}"
+    paths: dict[str, tuple[RouteKind, Any]] = {
+        "/chat/completions": ("generate", partial(chat.read_databricks_chat, rules)),
+        "/completions": ("generate", partial(completions.read_databricks_completion, rules)),
+        "/embeddings": ("embed", partial(embeddings.read_databricks_embedding, rules)),
     }
     return (
         *(
-            Route("POST", base + path, kind, read=reads, model=_named, shares=True)
-            for base in BASES
-            for path, (kind, reads) in paths.items()
+            Route("POST", base + path, kind, reader=reader, model_reader=_endpoint_in_body, names_endpoint=True)
+            for base in QUERY_BASES
+            for path, (kind, reader) in paths.items()
         ),
-        Route("POST", one + "/invocations", "generate", read=read, shares=True),
-        Route("POST", one + "/served-models/{served}/invocations", "generate", read=read, shares=True),
-        Route("POST", one + "/served-models/{served}", "generate", read=read, shares=True),
+        Route("POST", endpoint_path + "/invocations", "generate", reader=read_body, names_endpoint=True),
+        Route(
+            "POST",
+            endpoint_path + "/served-models/{served}/invocations",
+            "generate",
+            reader=read_body,
+            names_endpoint=True,
+        ),
+        Route("POST", endpoint_path + "/served-models/{served}", "generate", reader=read_body, names_endpoint=True),
     )
 
 
-def _managed() -> tuple[Route, ...]:
+def _management_routes() -> tuple[Route, ...]:
     """Return the routes that manage endpoints. MLflow appends a slash to the collection's path."""
     calls: dict[tuple[str, str], Any] = {
-        ("GET", ROOT): endpoints.list_,
-        ("GET", ROOT + "/"): endpoints.list_,
-        ("POST", ROOT): endpoints.create,
-        ("POST", ROOT + "/"): endpoints.create,
-        ("POST", ROOT + "/pt"): endpoints.create,
-        ("PUT", ROOT + "/pt/{endpoint}/config"): endpoints.update,
-        ("GET", ONE): endpoints.get,
-        ("PUT", ONE + "/config"): endpoints.update,
-        ("DELETE", ONE): endpoints.delete,
-        ("PATCH", ONE + "/tags"): endpoints.tag,
-        ("GET", ONE + "/openapi"): endpoints.describe,
-        ("GET", ONE + "/served-models/{served}/logs"): endpoints.logs,
-        ("GET", ONE + "/served-models/{served}/build-logs"): endpoints.logs,
-        ("GET", PERMISSIONS): endpoints.permissions,
-        ("GET", PERMISSIONS + "/permissionLevels"): endpoints.levels,
+        ("GET", ENDPOINTS_PATH): endpoints.list_endpoints,
+        ("GET", ENDPOINTS_PATH + "/"): endpoints.list_endpoints,
+        ("POST", ENDPOINTS_PATH): endpoints.create_endpoint,
+        ("POST", ENDPOINTS_PATH + "/"): endpoints.create_endpoint,
+        ("POST", ENDPOINTS_PATH + "/pt"): endpoints.create_endpoint,
+        ("PUT", ENDPOINTS_PATH + "/pt/{endpoint}/config"): endpoints.update_endpoint,
+        ("GET", ENDPOINT_PATH): endpoints.get_endpoint,
+        ("PUT", ENDPOINT_PATH + "/config"): endpoints.update_endpoint,
+        ("DELETE", ENDPOINT_PATH): endpoints.delete_endpoint,
+        ("PATCH", ENDPOINT_PATH + "/tags"): endpoints.change_tags,
+        ("GET", ENDPOINT_PATH + "/openapi"): endpoints.endpoint_openapi,
+        ("GET", ENDPOINT_PATH + "/served-models/{served}/logs"): endpoints.empty_logs,
+        ("GET", ENDPOINT_PATH + "/served-models/{served}/build-logs"): endpoints.empty_logs,
+        ("GET", PERMISSIONS_PATH): endpoints.list_permissions,
+        ("GET", PERMISSIONS_PATH + "/permissionLevels"): endpoints.list_permission_levels,
     }
     return (
-        *(Route(method, path, "endpoint", read=read) for (method, path), read in calls.items()),
-        Route("GET", ONE + "/metrics", "metrics"),
+        *(Route(method, path, "endpoint", reader=handler) for (method, path), handler in calls.items()),
+        Route("GET", ENDPOINT_PATH + "/metrics", "metrics"),
         *(
-            Route(method, path, "ask", read=partial(endpoints.unavailable, what))
-            for (method, path), what in UNBUILT.items()
+            Route(method, path, "info", reader=partial(endpoints.refuse_call, subject))
+            for (method, path), subject in UNAVAILABLE_CALLS.items()
         ),
     )
 
@@ -105,19 +113,19 @@ def _managed() -> tuple[Route, ...]:
 DIALECT = Dialect(
     name="databricks",
     title="Databricks",
-    base="/serving-endpoints",
-    error=shared.error,
-    members=MEMBERS,
-    routes=(*_asked(shared.LENIENT), *_managed()),
-    beside=BESIDE,
+    base_path="/serving-endpoints",
+    render_error=shared.databricks_error_answer,
+    prompt_members=DATABRICKS_PROMPT_MEMBERS,
+    routes=(*_query_routes(shared.LENIENT_RULES), *_management_routes()),
+    other_bases=OTHER_BASES,
 )
 STRICT = Dialect(
     name="databricks",
     title="Databricks",
-    base="/serving-endpoints",
-    error=shared.error,
-    members=MEMBERS,
-    body_limit=shared.BODY,
-    routes=(*_asked(shared.STRICT), *_managed()),
-    beside=BESIDE,
+    base_path="/serving-endpoints",
+    render_error=shared.databricks_error_answer,
+    prompt_members=DATABRICKS_PROMPT_MEMBERS,
+    body_limit=shared.MAX_BODY,
+    routes=(*_query_routes(shared.STRICT_RULES), *_management_routes()),
+    other_bases=OTHER_BASES,
 )

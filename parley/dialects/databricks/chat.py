@@ -12,139 +12,141 @@ from typing import Any, ClassVar
 import msgspec
 
 from parley.dialects.databricks import members, shared
-from parley.dialects.databricks.shared import Count, Rules, Words
-from parley.dialects.dialect import Head, Headers, Timings
-from parley.dialects.fields import Fields, decode
+from parley.dialects.databricks.shared import DatabricksErrorWording, DatabricksRules, TokenCount
+from parley.dialects.dialect import HeaderList, RequestContext, RequestTimings
+from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.openai import chat
 from parley.dialects.openai import shared as openai
 from parley.errors import ParleyError
-from parley.types import Delta, Done, Event, Usage
+from parley.types import ChoiceDelta, ChoiceDone, Event, Usage
 
-WORDS = Words("Chat")
-CONTENT = b'{"index":%d,"delta":{"content":%b},"finish_reason":null}'
+CHAT_WORDING = DatabricksErrorWording("Chat")
+CONTENT_CHOICE = b'{"index":%d,"delta":{"content":%b},"finish_reason":null}'
 
 
-def read(rules: Rules, body: bytes, head: Head) -> ChatReply:
+def read_databricks_chat(rules: DatabricksRules, body: bytes, context: RequestContext) -> DatabricksChatReply:
     """Read a chat request. Raises BadRequest."""
-    return ChatReply(rules, decode(body, WORDS), head)
+    return DatabricksChatReply(rules, decode_fields(body, CHAT_WORDING), context)
 
 
-class ChatReply(chat.ChatReply):
+class DatabricksChatReply(chat.ChatReply):
     """A reply to one conversation, as a stream of chunks or in one piece."""
 
-    ping: ClassVar[bytes] = b""  # MLflow's client accepts only data lines
-    rules: ClassVar[openai.Rules] = openai.Rules(fewest=0)
+    ping_bytes: ClassVar[bytes] = b""  # MLflow's client accepts only data lines
+    reading_rules: ClassVar[openai.ReadingRules] = openai.ReadingRules(min_alternatives=0)
 
-    def __init__(self, rules: Rules, body: Fields, head: Head):
+    def __init__(self, rules: DatabricksRules, body: Fields, context: RequestContext):
         if rules.strict:
-            members.chat(body, rules)
-        members.context(body)
-        body, budget = members.thinking(body)
-        super().__init__(body, head)
+            members.check_strict_chat(body, rules)
+        members.check_client_information(body)
+        body, budget = members.read_thinking(body)
+        super().__init__(body, context)
         if budget is not None:
             self.request.thinking_budget = budget
-        self._manner = rules
-        self._count = Count()
-        self._usage = shared.told_usage(body, self.request.stream)
-        self.request.want = msgspec.structs.replace(self.request.want, usage=False, ids=True)
+        self._rules = rules
+        self._token_count = TokenCount()
+        self._with_usage = shared.wants_usage(body, self.request.stream)
+        self.request.output_options = msgspec.structs.replace(self.request.output_options, usage=False, ids=True)
 
     # -- streaming
 
-    def chunk(self, events: Sequence[Event]) -> bytes:
+    def render_chunk(self, events: Sequence[Event]) -> bytes:
         """Return a chunk for each event that has output; each reports the usage up to it."""
         parts = []
         for event in events:
-            self._count.add(event)
-            parts.append(super().chunk((event,)))
+            self._token_count.count_event(event)
+            parts.append(super().render_chunk((event,)))
         return b"".join(parts)
 
-    def end(self, usage: Usage) -> bytes:
+    def finish_stream(self, usage: Usage) -> bytes:
         """Return the mark that ends a stream."""
-        return shared.DONE
+        return shared.DONE_FRAME
 
-    def fail(self, error: ParleyError) -> bytes:
+    def fail_stream(self, error: ParleyError) -> bytes:
         """Return the error event that ends the stream."""
-        return shared.failure(error)
+        return shared.databricks_failure_frames(error)
 
-    def _opening(self, index: int) -> dict[str, Any]:
-        return {"index": index, "delta": {"role": "assistant", "content": self._echo}, "finish_reason": None}
+    def _opening_choice(self, index: int) -> dict[str, Any]:
+        return {"index": index, "delta": {"role": "assistant", "content": self._echo_text}, "finish_reason": None}
 
-    def _continued(self, event: Delta) -> bytes:
-        scored = self.request.want.logprobs is not None
-        if event.part == "content" and event.text and not scored and not self._ids:  # the fast path, for most chunks
-            return CONTENT % (event.index, shared.encode(event.text))
-        delta = self._piece(event)
-        if not delta and not ((scored or self._ids) and event.tokens):
+    def _delta_choice(self, event: ChoiceDelta) -> bytes:
+        with_logprobs = self.request.output_options.logprobs is not None
+        if (
+            event.part == "content" and event.text and not with_logprobs and not self._wants_ids
+        ):  # the fast path, for most chunks
+            return CONTENT_CHOICE % (event.index, shared.encode_json(event.text))
+        delta = self._delta_member(event)
+        if not delta and not ((with_logprobs or self._wants_ids) and event.tokens):
             return b""
-        told = {"index": event.index, "delta": delta or {"content": ""}, "finish_reason": None}
-        if scored:
-            told["logprobs"] = self._logprobs(event.tokens)
-        return shared.encode(told | self._token_ids(event.tokens))
+        choice_object = {"index": event.index, "delta": delta or {"content": ""}, "finish_reason": None}
+        if with_logprobs:
+            choice_object["logprobs"] = self._logprobs_member(event.tokens)
+        return shared.encode_json(choice_object | self._token_ids_member(event.tokens))
 
-    def _piece(self, event: Delta) -> dict[str, Any]:
-        if event.part == "reasoning" and self._manner.strict and event.text:
-            return {"content": [_thought(event.text)]}
-        piece = super()._piece(event)
+    def _delta_member(self, event: ChoiceDelta) -> dict[str, Any]:
+        if event.part == "reasoning" and self._rules.strict and event.text:
+            return {"content": [_reasoning_part(event.text)]}
+        piece = super()._delta_member(event)
         return piece if "content" in piece or not piece else {"content": None} | piece
 
-    def _done(self, event: Done) -> bytes:
-        last = {"index": event.index, "delta": {"content": ""}, "finish_reason": self._finish(event)}
-        return self._frame(event.index, shared.encode(last))
+    def _done_chunk(self, event: ChoiceDone) -> bytes:
+        last = {"index": event.index, "delta": {"content": ""}, "finish_reason": self._finish_reason(event)}
+        return self._chat_chunk(event.index, shared.encode_json(last))
 
-    def _frame(self, index: int, choice: bytes, more: bytes = b"") -> bytes:
-        if not self._before:  # the model's name is final only after the server has looked it up
-            envelope = shared.encode(self._envelope("chat.completion.chunk", []))
-            self._before = b"data: " + envelope.removesuffix(b"]}")
-        usage = b',"usage":' + shared.encode(self._count.told()) if self._usage else b""
-        return self._before + choice + b"]" + more + usage + b"}\n\n"
+    def _chat_chunk(self, index: int, choice: bytes, more: bytes = b"") -> bytes:
+        if not self._chunk_start:  # the model's name is final only after the server has looked it up
+            envelope = shared.encode_json(self._chat_envelope("chat.completion.chunk", []))
+            self._chunk_start = b"data: " + envelope.removesuffix(b"]}")
+        usage = b',"usage":' + shared.encode_json(self._token_count.usage_so_far()) if self._with_usage else b""
+        return self._chunk_start + choice + b"]" + more + usage + b"}\n\n"
 
     # -- in one piece
 
-    def _choice(self, index: int, choice: chat.Choice) -> dict[str, Any]:
+    def _choice_object(self, index: int, choice: chat.ChatChoice) -> dict[str, Any]:
         assert choice.done is not None
-        finish = self._finish(choice.done)
-        told: dict[str, Any] = {
+        finish = self._finish_reason(choice.done)
+        choice_object: dict[str, Any] = {
             "index": index,
-            "message": self._message(choice),
+            "message": self._message_object(choice),
             "finish_reason": finish,
-            "logprobs": self._logprobs(choice.tokens),
+            "logprobs": self._logprobs_member(choice.tokens),
         }
-        if not self._manner.strict:
-            told["finishReason"] = finish  # the name that Databricks' SDK reads
-        return told | self._token_ids(choice.tokens)
+        if not self._rules.strict:
+            choice_object["finishReason"] = finish  # the name that Databricks' SDK reads
+        return choice_object | self._token_ids_member(choice.tokens)
 
-    def _message(self, choice: chat.Choice) -> dict[str, Any]:
-        content: Any = self._echo + "".join(choice.content)
-        thought = "".join(choice.reasoning) if self._reasons else ""
+    def _message_object(self, choice: chat.ChatChoice) -> dict[str, Any]:
+        content: Any = self._echo_text + "".join(choice.content)
+        reasoning = "".join(choice.reasoning) if self._wants_reasoning else ""
         if not content and choice.calls:
             content = None
-        if thought and self._manner.strict:
-            content = [_thought(thought), *([{"type": "text", "text": content}] if content else [])]
+        if reasoning and self._rules.strict:
+            content = [_reasoning_part(reasoning), *([{"type": "text", "text": content}] if content else [])]
         message = {"role": "assistant", "content": content}
-        if thought and not self._manner.strict:
-            message["reasoning_content"] = thought
+        if reasoning and not self._rules.strict:
+            message["reasoning_content"] = reasoning
         if choice.calls and self._legacy:
             return message | {"function_call": choice.calls[0]["function"]}
         return message | ({"tool_calls": choice.calls} if choice.calls else {})
 
-    def headers(self, timings: Timings | None) -> Headers:
+    def answer_headers(self, timings: RequestTimings | None) -> HeaderList:
         """Return the header that names the served model."""
-        return shared.served_header(self)
+        return shared.served_model_header(self)
 
     # -- shared by both
 
-    def _envelope(self, object: str, choices: list[Any], usage: Usage | None = None) -> dict[str, Any]:
+    def _chat_envelope(self, object: str, choices: list[Any], usage: Usage | None = None) -> dict[str, Any]:
         envelope: dict[str, Any] = {
-            "id": f"chatcmpl_{shared.identity(self._head)}",
+            "id": f"chatcmpl_{shared.answer_uuid(self._context)}",
             "object": object,
-            "created": self._head.created,
+            "created": self._context.created,
             "model": self.request.model,
             "choices": choices,
         }
         if usage is not None:
-            envelope["usage"] = shared.usage(usage.prompt_tokens, usage.completion_tokens)
+            envelope["usage"] = shared.databricks_usage_object(usage.prompt_tokens, usage.completion_tokens)
         return envelope
 
 
-def _thought(text: str) -> dict[str, Any]:
+def _reasoning_part(text: str) -> dict[str, Any]:
     return {"type": "reasoning", "summary": [{"type": "summary_text", "text": text}]}

@@ -11,148 +11,163 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from parley.dialects.databricks import members, shared
-from parley.dialects.databricks.shared import Count, Rules, Words
-from parley.dialects.dialect import Head, Headers, Reply, Timings
-from parley.dialects.fields import Fields, decode
+from parley.dialects.databricks.shared import DatabricksErrorWording, DatabricksRules, TokenCount
+from parley.dialects.dialect import HeaderList, Reply, RequestContext, RequestTimings
+from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.openai import shared as openai
-from parley.dialects.openai.shared import FINISH, MAX_TOKENS
+from parley.dialects.openai.shared import FINISH_REASONS, MAX_TOKENS
 from parley.errors import ParleyError
-from parley.types import Delta, Done, Event, Request, Scored, Stop, Text, Usage, Want
+from parley.types import (
+    ChoiceDelta,
+    ChoiceDone,
+    Event,
+    OutputOptions,
+    PromptScored,
+    Request,
+    StopConditions,
+    Text,
+    Usage,
+)
 
-WORDS = Words("Completion")
-MAX_PROMPTS = 1024
+COMPLETION_WORDING = DatabricksErrorWording("Completion")
+MAX_COMPLETION_PROMPTS = 1024
 MAX_SUFFIX = 1 << 20  # characters
 
 
-def read(rules: Rules, body: bytes, head: Head) -> CompletionReply:
+def read_databricks_completion(
+    rules: DatabricksRules, body: bytes, context: RequestContext
+) -> DatabricksCompletionReply:
     """Read a completion request. Raises BadRequest."""
-    return CompletionReply(rules, decode(body, WORDS), head)
+    return DatabricksCompletionReply(rules, decode_fields(body, COMPLETION_WORDING), context)
 
 
-class CompletionReply(Reply):
+class DatabricksCompletionReply(Reply):
     """A reply to one or more prompts, as a stream of chunks or in one piece."""
 
-    ping: ClassVar[bytes] = b""
+    ping_bytes: ClassVar[bytes] = b""
 
-    def __init__(self, rules: Rules, body: Fields, head: Head):
+    def __init__(self, rules: DatabricksRules, body: Fields, context: RequestContext):
         if rules.strict:
-            members.known(body, members.COMPLETION)
-            members.drawing(body)
-        members.context(body)
+            members.check_member_names(body, members.COMPLETION_TREE)
+            members.check_sampling_ranges(body)
+        members.check_client_information(body)
         raw = body.boolean("use_raw_prompt", False)
-        prompts = _prompts(body)
+        prompts = _read_databricks_prompts(body)
         max_tokens = body.integer("max_tokens", None, 1, MAX_TOKENS)
         behavior = body.string("error_behavior", "error", allowed=("error", "truncate"))
         stream = body.boolean("stream", False)
-        wish = openai.choices(body, len(prompts), openai.Rules(best_of=False))
+        counts = openai.read_capped_choices(body, len(prompts), openai.ReadingRules(best_of=False))
         self.request = Request(
-            id=head.id,
+            id=context.unique_id,
             model=body.string("model", "", cap=256),
             prompts=[Text(text, turn=not raw) for text in prompts],
-            sampling=openai.sampling(body),
-            stop=Stop(
+            sampling=openai.read_openai_sampling(body),
+            stop_conditions=StopConditions(
                 strings=body.strings("stop", cap=openai.MAX_STOPS, total=openai.MAX_STOP_CHARACTERS),
                 max_tokens=max_tokens,
-                reserve=1 if behavior == "truncate" else None,
+                reserved_tokens=1 if behavior == "truncate" else None,
             ),
-            want=Want(echo=body.boolean("echo", False), ids=True, plain=True),
-            **wish._asdict(),
+            output_options=OutputOptions(echo=body.boolean("echo", False), ids=True, unparsed=True),
+            **counts._asdict(),
             stream=stream,
-            partial=behavior == "truncate",
+            return_partial=behavior == "truncate",
         )
         self._suffix = body.string("suffix", "", cap=MAX_SUFFIX)
-        self._usage = shared.told_usage(body, stream)
-        self._manner = rules
-        self._head = head
-        self._count = Count()
-        self._texts: list[list[str]] = [[] for _ in range(wish.n * len(prompts))]
-        self._ends: dict[int, Done] = {}
+        self._with_usage = shared.wants_usage(body, stream)
+        self._rules = rules
+        self._context = context
+        self._token_count = TokenCount()
+        self._texts: list[list[str]] = [[] for _ in range(counts.n * len(prompts))]
+        self._done_events: dict[int, ChoiceDone] = {}
 
     # -- streaming
 
-    def chunk(self, events: Sequence[Event]) -> bytes:
+    def render_chunk(self, events: Sequence[Event]) -> bytes:
         """Return a chunk for each event that has output; each reports the usage up to it."""
         parts: list[bytes] = []
         for event in events:
-            self._count.add(event)
+            self._token_count.count_event(event)
             match event:
-                case Delta(index, text) if text:
-                    parts.append(self._frame(self._choice(index, text, None)))
-                case Done(index):
-                    parts.append(self._frame(self._choice(index, self._suffix, event)))
-                case Scored(prompt, text=text):
-                    parts += [self._frame(self._choice(index, text, None)) for index in self._of(prompt)]
+                case ChoiceDelta(index, text) if text:
+                    parts.append(self._choice_frame(self._databricks_choice(index, text, None)))
+                case ChoiceDone(index):
+                    parts.append(self._choice_frame(self._databricks_choice(index, self._suffix, event)))
+                case PromptScored(prompt, text=text):
+                    parts += [
+                        self._choice_frame(self._databricks_choice(index, text, None))
+                        for index in self._choices_of_index(prompt)
+                    ]
         return b"".join(parts)
 
-    def end(self, usage: Usage) -> bytes:
+    def finish_stream(self, usage: Usage) -> bytes:
         """Return the mark that ends a stream."""
-        return shared.DONE
+        return shared.DONE_FRAME
 
-    def fail(self, error: ParleyError) -> bytes:
+    def fail_stream(self, error: ParleyError) -> bytes:
         """Return the error event that ends the stream."""
-        return shared.failure(error)
+        return shared.databricks_failure_frames(error)
 
-    def _frame(self, choice: dict[str, Any]) -> bytes:
-        usage = {"usage": self._count.told()} if self._usage else {}
-        return shared.frame(self._envelope([choice]) | usage)
+    def _choice_frame(self, choice: dict[str, Any]) -> bytes:
+        usage = {"usage": self._token_count.usage_so_far()} if self._with_usage else {}
+        return shared.databricks_frame(self._databricks_envelope([choice]) | usage)
 
     # -- in one piece
 
-    def add(self, events: Sequence[Event]) -> None:
+    def add_events(self, events: Sequence[Event]) -> None:
         """Collect the text of these events by choice; an echoed prompt comes first."""
         for event in events:
             match event:
-                case Delta(index, text):
+                case ChoiceDelta(index, text):
                     self._texts[index].append(text)
-                case Done(index):
-                    self._ends[index] = event
-                case Scored(prompt, text=text):
-                    for index in self._of(prompt):
+                case ChoiceDone(index):
+                    self._done_events[index] = event
+                case PromptScored(prompt, text=text):
+                    for index in self._choices_of_index(prompt):
                         self._texts[index].insert(0, text)
 
-    def body(self, usage: Usage) -> bytes:
+    def render_body(self, usage: Usage) -> bytes:
         """Return the whole answer as JSON."""
         choices = [
-            self._choice(index, "".join(text) + self._suffix, self._ends[index])
+            self._databricks_choice(index, "".join(text) + self._suffix, self._done_events[index])
             for index, text in enumerate(self._texts)
         ]
-        counted = shared.usage(usage.prompt_tokens, usage.completion_tokens)
-        return shared.encode(self._envelope(choices) | {"usage": counted})
+        usage_object = shared.databricks_usage_object(usage.prompt_tokens, usage.completion_tokens)
+        return shared.encode_json(self._databricks_envelope(choices) | {"usage": usage_object})
 
-    def headers(self, timings: Timings | None) -> Headers:
+    def answer_headers(self, timings: RequestTimings | None) -> HeaderList:
         """Return the header that names the served model."""
-        return shared.served_header(self)
+        return shared.served_model_header(self)
 
     # -- shared by both
 
-    def _of(self, prompt: int) -> range:
+    def _choices_of_index(self, prompt: int) -> range:
         """Return the indexes of a prompt's choices."""
         return range(prompt * self.request.n, (prompt + 1) * self.request.n)
 
-    def _choice(self, index: int, text: str, done: Done | None) -> dict[str, Any]:
-        finish = None if done is None else FINISH[done.reason]
+    def _databricks_choice(self, index: int, text: str, done: ChoiceDone | None) -> dict[str, Any]:
+        finish = None if done is None else FINISH_REASONS[done.reason]
         choice = {
-            "index": index // self.request.n if self._manner.strict else index,
+            "index": index // self.request.n if self._rules.strict else index,
             "text": text,
             "finish_reason": finish,
         }
-        if not self._manner.strict and not self.request.stream:
+        if not self._rules.strict and not self.request.stream:
             choice["finishReason"] = finish  # the name that Databricks' SDK reads
         return choice
 
-    def _envelope(self, choices: list[Any]) -> dict[str, Any]:
-        named = {} if self._manner.strict else {"model": self.request.model}
+    def _databricks_envelope(self, choices: list[Any]) -> dict[str, Any]:
+        model_member = {} if self._rules.strict else {"model": self.request.model}
         return {
-            "id": f"cmpl_{shared.identity(self._head)}",
+            "id": f"cmpl_{shared.answer_uuid(self._context)}",
             "object": "text_completion",
-            "created": self._head.created,
-            **named,
+            "created": self._context.created,
+            **model_member,
             "choices": choices,
         }
 
 
-def _prompts(body: Fields) -> list[str]:
-    prompts = body.strings("prompt", cap=MAX_PROMPTS, total=2**31)
+def _read_databricks_prompts(body: Fields) -> list[str]:
+    prompts = body.strings("prompt", cap=MAX_COMPLETION_PROMPTS, total=2**31)
     if not prompts:
-        raise body.empty("prompt", "array") if body.has("prompt") else body.missing("prompt")
+        raise body.empty_member("prompt", "array") if body.has_value("prompt") else body.missing_member("prompt")
     return prompts

@@ -8,53 +8,53 @@ from __future__ import annotations
 from typing import Any
 
 from parley.dialects.databricks import members, shared
-from parley.dialects.databricks.shared import Rules, Words
-from parley.dialects.dialect import Head, Headers, Timings
-from parley.dialects.fields import Fields, decode
+from parley.dialects.databricks.shared import DatabricksErrorWording, DatabricksRules
+from parley.dialects.dialect import HeaderList, RequestContext, RequestTimings
+from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.openai import embeddings
 from parley.types import Prompt, Text, Usage
 
-WORDS = Words("Embedding")
+EMBEDDING_WORDING = DatabricksErrorWording("Embedding")
 MAX_INSTRUCTION = 1 << 16  # characters
 
 
-def read(rules: Rules, body: bytes, head: Head) -> EmbeddingReply:
+def read_databricks_embedding(rules: DatabricksRules, body: bytes, context: RequestContext) -> DatabricksEmbeddingReply:
     """Read an embedding request. Raises BadRequest."""
-    return EmbeddingReply(rules, decode(body, WORDS), head)
+    return DatabricksEmbeddingReply(rules, decode_fields(body, EMBEDDING_WORDING), context)
 
 
-class EmbeddingReply(embeddings.EmbeddingReply):
+class DatabricksEmbeddingReply(embeddings.EmbeddingReply):
     """A reply with embeddings; never a stream."""
 
-    def __init__(self, rules: Rules, body: Fields, head: Head):
+    def __init__(self, rules: DatabricksRules, body: Fields, context: RequestContext):
         if rules.strict:
-            members.known(body, members.EMBEDDING)
-            body.strings("input", cap=embeddings.MAX_INPUTS, total=2**31)
-        members.context(body)
-        super().__init__(body.without({"encoding_format"}) if rules.strict else body, head)
+            members.check_member_names(body, members.EMBEDDING_TREE)
+            body.strings("input", cap=embeddings.MAX_EMBEDDING_INPUTS, total=2**31)
+        members.check_client_information(body)
+        super().__init__(body.without_members({"encoding_format"}) if rules.strict else body, context)
 
-    def _prompts(self, body: Fields) -> list[Prompt]:
+    def _read_inputs(self, body: Fields) -> list[Prompt]:
         instruction = body.string("instruction", "", cap=MAX_INSTRUCTION)
-        prompts = super()._prompts(body)
+        prompts = super()._read_inputs(body)
         if not instruction:
             return prompts
-        before = instruction if instruction[-1].isspace() else instruction + " "
+        prefix = instruction if instruction[-1].isspace() else instruction + " "
         texts = [prompt for prompt in prompts if isinstance(prompt, Text)]
         if len(texts) < len(prompts):
-            raise body.fail("instruction", "can only be used with texts")
-        return [Text(before + text.text, text.special) for text in texts]
+            raise body.member_error("instruction", "can only be used with texts")
+        return [Text(prefix + text.text, text.special) for text in texts]
 
-    def envelope(self, data: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
+    def embedding_envelope(self, data: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
         """Return the answer's object."""
-        told = {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
+        usage_object = {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
         return {
-            "id": shared.identity(self._head),
+            "id": shared.answer_uuid(self._context),
             "object": "list",
             "model": self.request.model,
             "data": data,
-            "usage": told,
+            "usage": usage_object,
         }
 
-    def headers(self, timings: Timings | None) -> Headers:
+    def answer_headers(self, timings: RequestTimings | None) -> HeaderList:
         """Return the usual headers, and the one that names the served model."""
-        return [*super().headers(timings), *shared.served_header(self)]
+        return [*super().answer_headers(timings), *shared.served_model_header(self)]

@@ -5,140 +5,164 @@ Lenient rules allow all of it: other members, turns in any order, more functions
 
 from __future__ import annotations
 
-from parley.dialects.databricks.shared import Rules, Tree, refuse_unknown
+from parley.dialects.databricks.shared import DatabricksRules, MemberTree, refuse_unknown_members
 from parley.dialects.fields import Fields
 from parley.dialects.openai import shared as openai
-from parley.dialects.parameters import MAX_N
+from parley.dialects.parameters import MAX_CHOICES_PER_PROMPT
 
-FREE: Tree = {}
-FUNCTION: Tree = {"name": FREE, "description": FREE, "parameters": FREE, "strict": FREE}
-CALL: Tree = {"id": FREE, "type": FREE, "function": {"name": FREE, "arguments": FREE}}
-MESSAGE: Tree = {"role": FREE, "content": FREE, "name": FREE, "tool_calls": CALL, "tool_call_id": FREE}
-CONTEXT: Tree = {"extra_params": FREE, "usage_context": FREE, "client_request_id": FREE, "model": FREE}
-NUMBERS = ("max_tokens", "temperature", "top_p", "top_k", "n")
-DRAWING: Tree = dict.fromkeys((*NUMBERS, "stream", "stream_options", "stop"), FREE)
-CHAT: Tree = {
-    "messages": MESSAGE,
-    **DRAWING,
-    "tools": {"type": FREE, "function": FUNCTION},
-    "tool_choice": {"type": FREE, "function": {"name": FREE}},
+ANY_VALUE: MemberTree = {}
+FUNCTION_TREE: MemberTree = {"name": ANY_VALUE, "description": ANY_VALUE, "parameters": ANY_VALUE, "strict": ANY_VALUE}
+TOOL_CALL_TREE: MemberTree = {
+    "id": ANY_VALUE,
+    "type": ANY_VALUE,
+    "function": {"name": ANY_VALUE, "arguments": ANY_VALUE},
+}
+MESSAGE_TREE: MemberTree = {
+    "role": ANY_VALUE,
+    "content": ANY_VALUE,
+    "name": ANY_VALUE,
+    "tool_calls": TOOL_CALL_TREE,
+    "tool_call_id": ANY_VALUE,
+}
+CONTEXT_TREE: MemberTree = {
+    "extra_params": ANY_VALUE,
+    "usage_context": ANY_VALUE,
+    "client_request_id": ANY_VALUE,
+    "model": ANY_VALUE,
+}
+SAMPLING_NUMBERS = ("max_tokens", "temperature", "top_p", "top_k", "n")
+SAMPLING_TREE: MemberTree = dict.fromkeys((*SAMPLING_NUMBERS, "stream", "stream_options", "stop"), ANY_VALUE)
+CHAT_TREE: MemberTree = {
+    "messages": MESSAGE_TREE,
+    **SAMPLING_TREE,
+    "tools": {"type": ANY_VALUE, "function": FUNCTION_TREE},
+    "tool_choice": {"type": ANY_VALUE, "function": {"name": ANY_VALUE}},
     "response_format": {
-        "type": FREE,
-        "json_schema": {"name": FREE, "description": FREE, "schema": FREE, "strict": FREE},
+        "type": ANY_VALUE,
+        "json_schema": {"name": ANY_VALUE, "description": ANY_VALUE, "schema": ANY_VALUE, "strict": ANY_VALUE},
     },
-    "logprobs": FREE,
-    "top_logprobs": FREE,
-    "reasoning_effort": FREE,
-    "thinking": {"type": FREE, "budget_tokens": FREE},
-    **CONTEXT,
+    "logprobs": ANY_VALUE,
+    "top_logprobs": ANY_VALUE,
+    "reasoning_effort": ANY_VALUE,
+    "thinking": {"type": ANY_VALUE, "budget_tokens": ANY_VALUE},
+    **CONTEXT_TREE,
 }
-COMPLETION: Tree = {
-    "prompt": FREE,
-    **DRAWING,
-    **dict.fromkeys(("error_behavior", "suffix", "echo", "use_raw_prompt"), FREE),
-    **CONTEXT,
+COMPLETION_TREE: MemberTree = {
+    "prompt": ANY_VALUE,
+    **SAMPLING_TREE,
+    **dict.fromkeys(("error_behavior", "suffix", "echo", "use_raw_prompt"), ANY_VALUE),
+    **CONTEXT_TREE,
 }
-EMBEDDING: Tree = {"input": FREE, "instruction": FREE, "encoding_format": FREE, **CONTEXT}
+EMBEDDING_TREE: MemberTree = {
+    "input": ANY_VALUE,
+    "instruction": ANY_VALUE,
+    "encoding_format": ANY_VALUE,
+    **CONTEXT_TREE,
+}
 
-EFFORTS = ("low", "medium", "high")
-FOLLOWS = {  # roles, and the roles that may precede them; "" is the beginning
+REASONING_EFFORTS = ("low", "medium", "high")
+ALLOWED_PREDECESSORS = {  # roles, and the roles that may precede them; "" is the beginning
     "system": ("",),
     "user": ("", "system", "assistant"),
     "assistant": ("user", "tool"),
     "tool": ("calls", "tool"),
 }
 MAX_MESSAGES = 10_000
-MAX_FIELD = 1024  # characters of the client's own id
+MAX_CLIENT_ID = 1024  # characters of the client's own id
 
 
-def known(body: Fields, tree: Tree) -> None:
+def check_member_names(body: Fields, tree: MemberTree) -> None:
     """Raise Malformed for an undocumented member."""
-    refuse_unknown({name: body.raw(name) for name in body.names}, tree)
+    refuse_unknown_members({name: body.raw_value(name) for name in body.member_names}, tree)
 
 
-def drawing(body: Fields) -> None:
+def check_sampling_ranges(body: Fields) -> None:
     """Check the documented ranges that are narrower than the server's, and ``n`` in a stream. Raises BadRequest."""
-    body.number("top_p", 1.0, 0, 1, open=True)
-    body.integer("top_k", None, 1, openai.MAX_ID)
-    if body.integer("n", 1, 1, MAX_N) > 1 and body.boolean("stream", False):
-        raise body.fail("n", "must be equal to 1 for streaming mode")
+    body.number("top_p", 1.0, 0, 1, low_excluded=True)
+    body.integer("top_k", None, 1, openai.MAX_TOKEN_ID)
+    if body.integer("n", 1, 1, MAX_CHOICES_PER_PROMPT) > 1 and body.boolean("stream", False):
+        raise body.member_error("n", "must be equal to 1 for streaming mode")
 
 
-def context(body: Fields) -> None:
+def check_client_information(body: Fields) -> None:
     """Check the client's information about itself, which has no effect on the answer. Raises BadRequest."""
-    body.free("extra_params")
-    body.free("usage_context")
-    body.string("client_request_id", None, cap=MAX_FIELD)
+    body.free_object("extra_params")
+    body.free_object("usage_context")
+    body.string("client_request_id", None, cap=MAX_CLIENT_ID)
 
 
-def thinking(body: Fields) -> tuple[Fields, int | None]:
+def read_thinking(body: Fields) -> tuple[Fields, int | None]:
     """Return the body with ``thinking`` as a template option, and the budget of reasoning tokens. Raises BadRequest."""
-    wish = body.object("thinking")
-    if wish is None:
+    thinking_object = body.object("thinking")
+    if thinking_object is None:
         return body, None
-    kind = wish.string("type", None, allowed=("enabled", "disabled"))
+    kind = thinking_object.string("type", None, allowed=("enabled", "disabled"))
     if kind is None:
-        raise wish.missing("type")
-    budget = wish.integer("budget_tokens", None, 1, openai.MAX_TOKENS)
+        raise thinking_object.missing_member("type")
+    budget = thinking_object.integer("budget_tokens", None, 1, openai.MAX_TOKENS)
     if kind == "disabled":
-        return body.over({"enable_thinking": False}), None
+        return body.with_defaults({"enable_thinking": False}), None
     if budget is None:
-        raise wish.missing("budget_tokens")
+        raise thinking_object.missing_member("budget_tokens")
     most = body.integer("max_tokens", None, 1, openai.MAX_TOKENS)
     if most is not None and budget >= most:
-        raise wish.fail("budget_tokens", f"must be less than max_tokens, which is {most}, but got {budget}")
-    return body.over({"enable_thinking": True}), budget
+        raise thinking_object.member_error(
+            "budget_tokens", f"must be less than max_tokens, which is {most}, but got {budget}"
+        )
+    return body.with_defaults({"enable_thinking": True}), budget
 
 
-def chat(body: Fields, rules: Rules) -> None:
+def check_strict_chat(body: Fields, rules: DatabricksRules) -> None:
     """Check a conversation by strict rules. Raises BadRequest."""
-    known(body, CHAT)
-    drawing(body)
-    body.string("reasoning_effort", None, allowed=EFFORTS)
-    _turns(body)
-    tools = list(body.objects("tools", cap=rules.functions))
+    check_member_names(body, CHAT_TREE)
+    check_sampling_ranges(body)
+    body.string("reasoning_effort", None, allowed=REASONING_EFFORTS)
+    _check_turns(body)
+    tools = list(body.objects("tools", cap=rules.max_functions))
     for tool in tools:
-        _tool(tool, rules)
-    if body.has("tool_choice") and not tools and body.raw("tool_choice") != "none":
-        raise body.fail("tool_choice", 'can only be used together with "tools"')
+        _check_tool(tool, rules)
+    if body.has_value("tool_choice") and not tools and body.raw_value("tool_choice") != "none":
+        raise body.member_error("tool_choice", 'can only be used together with "tools"')
 
 
-def _turns(body: Fields) -> None:
+def _check_turns(body: Fields) -> None:
     """Check that turns alternate and end with a user's turn or a tool's result. Raises BadRequest."""
-    before = ""
+    previous_role = ""
     for item in body.objects("messages", cap=MAX_MESSAGES):
-        role = item.string("role", None, allowed=tuple(FOLLOWS))
+        role = item.string("role", None, allowed=tuple(ALLOWED_PREDECESSORS))
         if role is None:
-            raise item.missing("role")
-        if before not in FOLLOWS[role]:
-            raise item.fail("role", f'must not be "{role}" {_behind(before)}')
+            raise item.missing_member("role")
+        if previous_role not in ALLOWED_PREDECESSORS[role]:
+            raise item.member_error("role", f'must not be "{role}" {_position_after(previous_role)}')
         content = item.string("content", None)
-        if role == "assistant" and item.has("tool_calls"):
+        if role == "assistant" and item.has_value("tool_calls"):
             if content:
-                raise item.fail("content", 'must not be used together with "tool_calls"')
+                raise item.member_error("content", 'must not be used together with "tool_calls"')
             role = "calls"
-        elif item.has("tool_calls"):
-            raise item.fail("tool_calls", 'is only for messages with role "assistant"')
-        answered = item.string("tool_call_id", None)
-        if answered and role != "tool":
-            raise item.fail("tool_call_id", 'is only for messages with role "tool"')
-        before = role
-    if before not in ("user", "tool", ""):
-        raise body.fail("messages", 'must end with a message of role "user"')
+        elif item.has_value("tool_calls"):
+            raise item.member_error("tool_calls", 'is only for messages with role "assistant"')
+        tool_call_id = item.string("tool_call_id", None)
+        if tool_call_id and role != "tool":
+            raise item.member_error("tool_call_id", 'is only for messages with role "tool"')
+        previous_role = role
+    if previous_role not in ("user", "tool", ""):
+        raise body.member_error("messages", 'must end with a message of role "user"')
 
 
-def _behind(role: str) -> str:
+def _position_after(role: str) -> str:
     return f'after "{role.replace("calls", "assistant")}"' if role else "at the beginning"
 
 
-def _tool(tool: Fields, rules: Rules) -> None:
+def _check_tool(tool: Fields, rules: DatabricksRules) -> None:
     function = tool.object("function")
     if function is None:
-        raise tool.missing("function")
+        raise tool.missing_member("function")
     for name in ("name", "description"):
         if function.string(name, None) is None:
-            raise function.missing(name)
-    keys = function.free("parameters").get("properties")
-    if rules.keys is not None and isinstance(keys, dict) and len(keys) > rules.keys:
-        raise function.fail("parameters", f"must have at most {rules.keys} keys in properties, but has {len(keys)}")
+            raise function.missing_member(name)
+    keys = function.free_object("parameters").get("properties")
+    if rules.max_keys is not None and isinstance(keys, dict) and len(keys) > rules.max_keys:
+        raise function.member_error(
+            "parameters", f"must have at most {rules.max_keys} keys in properties, but has {len(keys)}"
+        )
     function.boolean("strict", None)

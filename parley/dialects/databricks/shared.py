@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 
 from parley.dialects import words
-from parley.dialects.dialect import Answer, Head, Reply
+from parley.dialects.dialect import Answer, Reply, RequestContext
 from parley.dialects.fields import Fields
-from parley.dialects.words import kind
+from parley.dialects.words import json_type
 from parley.errors import (
     BadRequest,
     Conflict,
@@ -36,17 +36,17 @@ from parley.errors import (
     WrongType,
     excerpt,
 )
-from parley.types import Accepted, Delta, Event
+from parley.types import ChoiceDelta, Event, PromptAccepted
 
-BODY = 4 << 20  # bytes of a body that the original accepts
-SYSTEM = "system.ai."  # the original's model catalogue, which its users prefix to names
+MAX_BODY = 4 << 20  # bytes of a body that the original accepts
+SYSTEM_CATALOGUE = "system.ai."  # the original's model catalogue, which its users prefix to names
 
-DONE = b"data: [DONE]\n\n"
-encode = msgspec.json.Encoder().encode
+DONE_FRAME = b"data: [DONE]\n\n"
+encode_json = msgspec.json.Encoder().encode
 
-INDEX = re.compile(r"\[\d+\]")
+INDEX_PATTERN = re.compile(r"\[\d+\]")
 UNPRINTABLE = re.compile(rb"[^ -~]")  # bytes that a header must not contain
-JSON_TYPES = {
+JSON_TYPE_NAMES = {
     "a boolean": "boolean",
     "an integer": "integer",
     "a number": "number",
@@ -58,7 +58,7 @@ JSON_TYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class DatabricksRules:
     """The differences between strict and lenient rules.
 
     ``strict``: undocumented members are refused, turns must be in order, and content and the choices' indexes are as
@@ -66,84 +66,88 @@ class Rules:
     """
 
     strict: bool
-    functions: int
-    keys: int | None
+    max_functions: int
+    max_keys: int | None
 
 
-STRICT = Rules(strict=True, functions=32, keys=15)
-LENIENT = Rules(strict=False, functions=128, keys=None)
+STRICT_RULES = DatabricksRules(strict=True, max_functions=32, max_keys=15)
+LENIENT_RULES = DatabricksRules(strict=False, max_functions=128, max_keys=None)
 
-Tree = Mapping[str, Any]  # names of members, each with the tree of its own members; an empty tree is not checked
+MemberTree = Mapping[str, Any]  # names of members, each with the tree of its own members; an empty tree is not checked
 
 
-def refuse_unknown(value: Any, tree: Tree) -> None:
+def refuse_unknown_members(value: Any, tree: MemberTree) -> None:
     """Raise Malformed for the first member that the tree does not have."""
     for item in value if isinstance(value, list) else (value,):
         if not isinstance(item, dict):
             continue
         for name, inner in item.items():
             if name not in tree:
-                raise Malformed(f"json: unknown field {encode(name[:100]).decode()}\n")
+                raise Malformed(f"json: unknown field {encode_json(name[:100]).decode()}\n")
             if tree[name]:
-                refuse_unknown(inner, tree[name])
+                refuse_unknown_members(inner, tree[name])
 
 
-class Words(words.Words):
+class DatabricksErrorWording(words.ErrorWording):
     """Databricks' wording. ``task``: the request's name in sentences about missing members."""
 
     def __init__(self, task: str = "Chat", code: str | None = None):
         self.task, self.code = task, code
 
-    def missing(self, path: str) -> BadRequest:
+    def missing_error(self, path: str) -> BadRequest:
         """Return the error for a missing member."""
         owner, _, name = path.rpartition(".")
         if not owner:
             return Missing(f"Missing required {self.task} parameter: '{path}'", field=path, code=self.code)
-        top, *inner = INDEX.sub("", owner).split(".")
-        whose = f'"{inner[-1]}" object' if inner else "an object"
-        return Invalid(f'"{name}" is a required property for {whose} in parameter "{top}"', field=path, code=self.code)
+        top, *inner = INDEX_PATTERN.sub("", owner).split(".")
+        object_text = f'"{inner[-1]}" object' if inner else "an object"
+        return Invalid(
+            f'"{name}" is a required property for {object_text} in parameter "{top}"', field=path, code=self.code
+        )
 
-    def mistyped(self, path: str, expected: str, value: Any) -> BadRequest:
+    def type_error(self, path: str, expected: str, value: Any) -> BadRequest:
         """Return the error for a value of a wrong type."""
-        wanted = JSON_TYPES.get(expected, expected)
-        got = kind(value)
+        expected_type = JSON_TYPE_NAMES.get(expected, expected)
+        actual_type = json_type(value)
         return WrongType(
-            f"Unable to parse json body for request, field '{INDEX.sub('', path)}' expects input with json type "
-            f"'{wanted}' but got '{JSON_TYPES.get(got, got)}'",
+            f"Unable to parse json body for request, field '{INDEX_PATTERN.sub('', path)}' expects input with json type "
+            f"'{expected_type}' but actual_type '{JSON_TYPE_NAMES.get(actual_type, actual_type)}'",
             field=path,
             code=self.code,
         )
 
-    def outside(self, path: str, value: float, low: float | None, high: float | None, *, open: bool) -> BadRequest:
+    def range_error(
+        self, path: str, value: float, low: float | None, high: float | None, *, low_excluded: bool
+    ) -> BadRequest:
         """Return the error for a number out of range."""
-        least = f"{'greater than' if open else 'at least'} {low}"
-        allowed = f"at most {high}" if low is None else least if _endless(high) else f"{least} and at most {high}"
-        return self.invalid(path, f"must be {allowed}, but got {excerpt(value)}")
+        least = f"{'greater than' if low_excluded else 'at least'} {low}"
+        allowed = f"at most {high}" if low is None else least if _is_unlimited(high) else f"{least} and at most {high}"
+        return self.invalid_error(path, f"must be {allowed}, but got {excerpt(value)}")
 
-    def unlisted(self, path: str, value: Any, allowed: Sequence[str]) -> BadRequest:
+    def unlisted_error(self, path: str, value: Any, allowed: Sequence[str]) -> BadRequest:
         """Return the error for a value that is not one of those allowed."""
         listed = ", ".join(f'"{name}"' for name in allowed)
-        return self.invalid(path, f"must be one of {listed}, but got {excerpt(value)}")
+        return self.invalid_error(path, f"must be one of {listed}, but got {excerpt(value)}")
 
-    def empty(self, path: str, what: str) -> BadRequest:
+    def empty_error(self, path: str, what: str) -> BadRequest:
         """Return the error for an empty string or array."""
-        return self.invalid(path, "must not be empty")
+        return self.invalid_error(path, "must not be empty")
 
-    def long(self, path: str, what: str, size: int, cap: int) -> BadRequest:
+    def too_long_error(self, path: str, what: str, size: int, cap: int) -> BadRequest:
         """Return the error for a string, array or object that is too long."""
         unit = "characters" if what == "string" else "members"
-        return self.invalid(path, f"must have at most {cap} {unit}, but has {size}")
+        return self.invalid_error(path, f"must have at most {cap} {unit}, but has {size}")
 
-    def invalid(self, path: str, reason: str) -> BadRequest:
+    def invalid_error(self, path: str, reason: str) -> BadRequest:
         """Return the error for any other fault."""
         return Invalid(f'parameter "{path}" {reason}', field=path, code=self.code)
 
 
-def _endless(high: float | None) -> bool:
+def _is_unlimited(high: float | None) -> bool:
     return high is None or high >= 2**31 - 1
 
 
-def code_of(error: ParleyError) -> tuple[int, str]:
+def status_and_code(error: ParleyError) -> tuple[int, str]:
     """Return the HTTP status, and the code in capitals."""
     match error:
         case UnknownModel():
@@ -174,9 +178,9 @@ def code_of(error: ParleyError) -> tuple[int, str]:
             return error.status, "INTERNAL_ERROR"
 
 
-def told(error: ParleyError) -> dict[str, Any]:
+def databricks_error_object(error: ParleyError) -> dict[str, Any]:
     """Return an error's code and sentence."""
-    status, code = code_of(error)
+    status, code = status_and_code(error)
     message = error.message
     if isinstance(error, UnknownModel):
         message = f"Endpoint with name '{error.name[:100]}' does not exist."
@@ -189,30 +193,35 @@ def told(error: ParleyError) -> dict[str, Any]:
     return {"error_code": code, "message": message}
 
 
-def error(error: ParleyError) -> Answer:
+def databricks_error_answer(error: ParleyError) -> Answer:
     """Return an error as a whole answer."""
-    return Answer(code_of(error)[0], encode(told(error)))
+    return Answer(status_and_code(error)[0], encode_json(databricks_error_object(error)))
 
 
-def failure(error: ParleyError) -> bytes:
+def databricks_failure_frames(error: ParleyError) -> bytes:
     """Return the events that end a stream after an error."""
-    said = told(error)
-    inner = {"message": said["message"], "type": said["error_code"], "param": error.field, "code": said["error_code"]}
-    return frame(said | {"error": inner}) + DONE
+    error_body = databricks_error_object(error)
+    inner = {
+        "message": error_body["message"],
+        "type": error_body["error_code"],
+        "param": error.field,
+        "code": error_body["error_code"],
+    }
+    return databricks_frame(error_body | {"error": inner}) + DONE_FRAME
 
 
-def frame(chunk: Any) -> bytes:
+def databricks_frame(chunk: Any) -> bytes:
     """Encode one event of a stream."""
-    return b"data: " + encode(chunk) + b"\n\n"
+    return b"data: " + encode_json(chunk) + b"\n\n"
 
 
-def identity(head: Head) -> str:
+def answer_uuid(context: RequestContext) -> str:
     """Return the id of an answer, in the form of a UUID."""
-    hexes = f"{head.id:0<32}"[:32]
+    hexes = f"{context.unique_id:0<32}"[:32]
     return "-".join((hexes[:8], hexes[8:12], hexes[12:16], hexes[16:20], hexes[20:]))
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+def databricks_usage_object(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
     """Return the ``usage`` object."""
     return {
         "prompt_tokens": prompt_tokens,
@@ -221,35 +230,35 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
     }
 
 
-class Count:
+class TokenCount:
     """The prompt and output tokens so far, which every chunk of a stream reports."""
 
     def __init__(self) -> None:
-        self.prompt = self.given = 0
+        self.prompt = self.output = 0
 
-    def add(self, event: Event) -> None:
+    def count_event(self, event: Event) -> None:
         """Count the tokens of an event."""
         match event:
-            case Accepted():
+            case PromptAccepted():
                 self.prompt += len(event.token_ids)
-            case Delta():
-                self.given += len(event.tokens)
+            case ChoiceDelta():
+                self.output += len(event.tokens)
 
-    def told(self) -> dict[str, int]:
+    def usage_so_far(self) -> dict[str, int]:
         """Return the ``usage`` object so far."""
-        return usage(self.prompt, self.given)
+        return databricks_usage_object(self.prompt, self.output)
 
 
-def served_header(reply: Reply) -> list[tuple[bytes, bytes]]:
+def served_model_header(reply: Reply) -> list[tuple[bytes, bytes]]:
     """Return the header that names the endpoint's model that answered."""
-    return [(b"served-model-name", UNPRINTABLE.sub(b"?", reply.served.encode()))] if reply.served else []
+    return [(b"served-model-name", UNPRINTABLE.sub(b"?", reply.served_model.encode()))] if reply.served_model else []
 
 
-def told_usage(body: Fields, stream: bool) -> bool:
+def wants_usage(body: Fields, stream: bool) -> bool:
     """Return whether chunks report the usage: yes, unless the client turns it off. Raises BadRequest."""
     options = body.object("stream_options")
     if options is None:
         return True
     if not stream:
-        raise body.fail("stream_options", "is only allowed when 'stream' is true")
+        raise body.member_error("stream_options", "is only allowed when 'stream' is true")
     return options.boolean("include_usage", True)

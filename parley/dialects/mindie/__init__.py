@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from parley.dialects.dialect import Dialect, PromptMembers, Route, named
+from parley.dialects.dialect import Dialect, PromptMembers, Route, model_in_body
 from parley.dialects.mindie import (
     bench,
     chat,
@@ -27,127 +27,175 @@ from parley.dialects.mindie import (
     upkeep,
     vllm,
 )
-from parley.dialects.mindie.rules import Rules
+from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.openai import embeddings
 
-ID_HEADER = b"requestuuid"
-MODEL = "/v2/models/{model}"
-PLACES = (MODEL, MODEL + "/versions/{version}")  # the version has no effect: there is only one
-MEMBERS = PromptMembers(
+REQUEST_ID_HEADER = b"requestuuid"
+MODEL_PATH = "/v2/models/{model}"
+MODEL_PATHS = (MODEL_PATH, MODEL_PATH + "/versions/{version}")  # the version has no effect: there is only one
+MINDIE_PROMPT_MEMBERS = PromptMembers(
     conversations=("messages",),
     prompts=("prompt", "inputs", "text_input", "input_id"),
-    before=("tools",),
+    preceding=("tools",),
     salts=("adapter_id",),
 )
-EMBEDDINGS = (Route("POST", "/v1/embeddings", "embed", read=embeddings.read, model=named),)  # not in the original
+EMBEDDING_ROUTES = (
+    Route("POST", "/v1/embeddings", "embed", reader=embeddings.read_embedding_request, model_reader=model_in_body),
+)  # not in the original
 
 
-def service(rules: Rules) -> Dialect:
+def service_dialect(rules: MindieRules) -> Dialect:
     """Return the dialect of the service port, which a model's clients use."""
-    places = PLACES[:1] if rules.strict else PLACES
+    model_paths = MODEL_PATHS[:1] if rules.strict else MODEL_PATHS
     return Dialect(
         name="mindie",
         title="MindIE",
-        base="",
-        error=partial(shared.error, rules=rules),
-        members=MEMBERS,
-        id_header=ID_HEADER,
+        base_path="",
+        render_error=partial(shared.mindie_error_answer, rules=rules),
+        prompt_members=MINDIE_PROMPT_MEMBERS,
+        id_header=REQUEST_ID_HEADER,
         documented_errors=True,
-        apart=True,
+        chunk_per_event=True,
         routes=(
-            Route("POST", "/", "generate", read=partial(tgi.either, rules)),
-            Route("POST", "/generate", "generate", read=partial(vllm.read, rules), claims=("prompt",), yields=True),
-            Route("POST", "/generate", "generate", read=partial(tgi.whole, rules), claims=("inputs",)),
-            Route("POST", "/generate_stream", "generate", read=partial(tgi.stream, rules)),
-            *alone(rules),
-            Route("POST", "/v1/chat/completions", "generate", read=partial(chat.read, rules), model=named),
-            Route("POST", "/v1/completions", "generate", read=partial(completions.read, rules), model=named),
-            *(() if rules.strict else EMBEDDINGS),
-            Route("GET", "/v1/models", "models", write=partial(openai.models, rules)),
-            Route("GET", "/v1/models/{model}", "model", write=openai.card),
-            Route("GET", "/v2", "ask", read=partial(control.server, rules)),
-            *(route for place in places for route in _model(rules, place)),
+            Route("POST", "/", "generate", reader=partial(tgi.read_mindie_any, rules)),
+            Route(
+                "POST",
+                "/generate",
+                "generate",
+                reader=partial(vllm.read_mindie_vllm, rules),
+                claiming_members=("prompt",),
+                yields_unclaimed=True,
+            ),
+            Route(
+                "POST",
+                "/generate",
+                "generate",
+                reader=partial(tgi.read_mindie_whole, rules),
+                claiming_members=("inputs",),
+            ),
+            Route("POST", "/generate_stream", "generate", reader=partial(tgi.read_mindie_stream, rules)),
+            *unique_routes(rules),
+            Route(
+                "POST",
+                "/v1/chat/completions",
+                "generate",
+                reader=partial(chat.read_mindie_chat, rules),
+                model_reader=model_in_body,
+            ),
+            Route(
+                "POST",
+                "/v1/completions",
+                "generate",
+                reader=partial(completions.read_mindie_completion, rules),
+                model_reader=model_in_body,
+            ),
+            *(() if rules.strict else EMBEDDING_ROUTES),
+            Route("GET", "/v1/models", "models", writer=partial(openai.write_mindie_models, rules)),
+            Route("GET", "/v1/models/{model}", "model", writer=openai.write_mindie_model),
+            Route("GET", "/v2", "info", reader=partial(control.mindie_server_metadata, rules)),
+            *(route for place in model_paths for route in _model_routes(rules, place)),
         ),
     )
 
 
-def alone(rules: Rules) -> tuple[Route, ...]:
+def unique_routes(rules: MindieRules) -> tuple[Route, ...]:
     """Return the routes whose paths no other API has."""
     return (
-        Route("POST", "/infer", "generate", read=partial(native.read, rules)),
-        Route("POST", "/infer_token", "generate", read=partial(native.read, rules)),
-        Route("POST", "/v1/tokenizer", "tokenize", read=partial(control.tokenize, rules), write=control.tokenized),
-        Route("POST", MODEL + "/stopInfer", "halt", read=triton.stop),
-        Route("GET", MODEL + "/getSlotCount", "ask", read=partial(upkeep.slots, rules)),
+        Route("POST", "/infer", "generate", reader=partial(native.read_mindie_native, rules)),
+        Route("POST", "/infer_token", "generate", reader=partial(native.read_mindie_native, rules)),
+        Route(
+            "POST",
+            "/v1/tokenizer",
+            "tokenize",
+            reader=partial(control.read_mindie_tokenize, rules),
+            writer=control.write_mindie_tokens,
+        ),
+        Route("POST", MODEL_PATH + "/stopInfer", "abort", reader=triton.read_stop_infer),
+        Route("GET", MODEL_PATH + "/getSlotCount", "info", reader=partial(upkeep.count_slots, rules)),
     )
 
 
-def _model(rules: Rules, place: str) -> tuple[Route, ...]:
-    read = partial(triton.read, rules)
+def _model_routes(rules: MindieRules, model_path: str) -> tuple[Route, ...]:
+    read_generate = partial(triton.read_mindie_triton, rules)
     return (
-        Route("GET", place, "ask", read=partial(control.metadata, rules)),
-        Route("GET", place + "/config", "ask", read=partial(control.config, rules)),
-        Route("POST", place + "/infer", "generate", read=partial(tensors.read, rules)),
-        Route("POST", place + "/generate", "generate", read=partial(read, stream=False)),
-        Route("POST", place + "/generate_stream", "generate", read=partial(read, stream=True)),
+        Route("GET", model_path, "info", reader=partial(control.mindie_model_metadata, rules)),
+        Route("GET", model_path + "/config", "info", reader=partial(control.mindie_model_config, rules)),
+        Route("POST", model_path + "/infer", "generate", reader=partial(tensors.read_mindie_tensors, rules)),
+        Route("POST", model_path + "/generate", "generate", reader=partial(read_generate, stream=False)),
+        Route("POST", model_path + "/generate_stream", "generate", reader=partial(read_generate, stream=True)),
     )
 
 
-def shared_root(rules: Rules) -> Dialect:
+def shared_root_dialect(rules: MindieRules) -> Dialect:
     """Return the service dialect without the paths that other APIs at the same root have."""
-    return replace(service(rules), routes=alone(rules))
+    return replace(service_dialect(rules), routes=unique_routes(rules))
 
 
-def management_plane(rules: Rules) -> Dialect:
+def management_dialect(rules: MindieRules) -> Dialect:
     """Return the dialect of the management port, which operators use."""
     return Dialect(
         name="mindie-management",
         title="MindIE management",
-        base="",
-        error=partial(shared.error, rules=rules),
-        members=MEMBERS,
-        id_header=ID_HEADER,
+        base_path="",
+        render_error=partial(shared.mindie_error_answer, rules=rules),
+        prompt_members=MINDIE_PROMPT_MEMBERS,
+        id_header=REQUEST_ID_HEADER,
         documented_errors=True,
         routes=(
-            Route("GET", "/health", "state", read=partial(upkeep.ready, rules)),
-            Route("GET", "/health/timed", "trial", read=upkeep.wait, write=upkeep.tried),
-            Route("GET", "/health/timed-{seconds}", "trial", read=upkeep.wait, write=upkeep.tried),
-            Route("GET", "/v2/health/live", "state", read=partial(upkeep.live, rules)),
-            Route("GET", "/v2/health/ready", "state", read=partial(upkeep.ready, rules)),
-            Route("GET", MODEL + "/ready", "state", read=partial(upkeep.ready, rules)),
-            Route("GET", MODEL + "/getSlotCount", "ask", read=partial(upkeep.slots, rules)),
-            Route("GET", "/info", "ask", read=partial(upkeep.info, rules)),
-            Route("GET", "/metrics-json", "ask", read=partial(upkeep.statistics, rules)),
-            Route("GET", "/stopService", "stop", read=upkeep.force, write=upkeep.stopped),
-            Route("GET", "/v1/config", "ask", read=partial(upkeep.config, rules)),
-            Route("GET", "/v1/engine-server/running-status", "ask", read=partial(upkeep.status, rules)),
-            Route("POST", "/v1/engine-server/fault-handling-command", "order", read=partial(upkeep.command, rules)),
-            Route("POST", "/v1/load_lora_adapter", "adapter", read=partial(upkeep.adapter, rules, True)),
-            Route("POST", "/v1/unload_lora_adapter", "adapter", read=partial(upkeep.adapter, rules, False)),
+            Route("GET", "/health", "probe", reader=partial(upkeep.check_ready, rules)),
+            Route(
+                "GET", "/health/timed", "self_test", reader=upkeep.read_wait_seconds, writer=upkeep.write_health_check
+            ),
+            Route(
+                "GET",
+                "/health/timed-{seconds}",
+                "self_test",
+                reader=upkeep.read_wait_seconds,
+                writer=upkeep.write_health_check,
+            ),
+            Route("GET", "/v2/health/live", "probe", reader=partial(upkeep.check_live, rules)),
+            Route("GET", "/v2/health/ready", "probe", reader=partial(upkeep.check_ready, rules)),
+            Route("GET", MODEL_PATH + "/ready", "probe", reader=partial(upkeep.check_ready, rules)),
+            Route("GET", MODEL_PATH + "/getSlotCount", "info", reader=partial(upkeep.count_slots, rules)),
+            Route("GET", "/info", "info", reader=partial(upkeep.mindie_info, rules)),
+            Route("GET", "/metrics-json", "info", reader=partial(upkeep.mindie_statistics, rules)),
+            Route("GET", "/stopService", "stop", reader=upkeep.is_forced_stop, writer=upkeep.write_stop_answer),
+            Route("GET", "/v1/config", "info", reader=partial(upkeep.mindie_config, rules)),
+            Route("GET", "/v1/engine-server/running-status", "info", reader=partial(upkeep.running_status, rules)),
+            Route(
+                "POST",
+                "/v1/engine-server/fault-handling-command",
+                "pause",
+                reader=partial(upkeep.read_fault_command, rules),
+            ),
+            Route("POST", "/v1/load_lora_adapter", "adapter", reader=partial(upkeep.read_adapter_change, rules, True)),
+            Route(
+                "POST", "/v1/unload_lora_adapter", "adapter", reader=partial(upkeep.read_adapter_change, rules, False)
+            ),
         ),
     )
 
 
-def metrics_plane(rules: Rules) -> Dialect:
+def metrics_dialect(rules: MindieRules) -> Dialect:
     """Return the dialect of the metrics port, which monitoring uses."""
     page = Route("GET", "/metrics", "metrics")
     if rules.strict and not rules.monitored:
-        page = Route("GET", "/metrics", "ask", read=upkeep.unmonitored)
+        page = Route("GET", "/metrics", "info", reader=upkeep.refuse_metrics)
     return Dialect(
         name="mindie-metrics",
         title="MindIE metrics",
-        base="",
-        error=partial(shared.error, rules=rules),
-        members=MEMBERS,
-        id_header=ID_HEADER,
+        base_path="",
+        render_error=partial(shared.mindie_error_answer, rules=rules),
+        prompt_members=MINDIE_PROMPT_MEMBERS,
+        id_header=REQUEST_ID_HEADER,
         documented_errors=True,
         routes=(page,),
-        page=metrics.told,
+        own_metrics=metrics.write_mindie_metrics,
     )
 
 
-DIALECT = shared_root(Rules("extended"))
-STRICT = replace(service(Rules("strict")), bench=bench.APIS)
-OLD = service(Rules("strict-old"))
-INSTANCE_PLANE, BODY_FAULT = instance.PLANE, coordinator.body_fault
-MANAGEMENT, METRICS = management_plane(Rules("strict")), metrics_plane(Rules("strict"))
+DIALECT = shared_root_dialect(MindieRules("extended"))
+STRICT = replace(service_dialect(MindieRules("strict")), bench_apis=bench.APIS)
+OLD = service_dialect(MindieRules("strict-old"))
+INSTANCE_PLANE, BODY_FAULT = instance.INSTANCE_ROUTES, coordinator.find_body_fault
+MANAGEMENT, METRICS = management_dialect(MindieRules("strict")), metrics_dialect(MindieRules("strict"))

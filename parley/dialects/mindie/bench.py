@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parley.dialects.bench import Api
+from parley.dialects.bench import BenchApi
 from parley.dialects.tgi import bench
 
-APIS = {"mindie": Api("/generate_stream", bench.body, bench.see, ids=False)}
+APIS = {"mindie": BenchApi("/generate_stream", bench.tgi_stream_body, bench.read_tgi_event, takes_token_ids=False)}

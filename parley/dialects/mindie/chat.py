@@ -9,58 +9,60 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from parley.dialects.dialect import Head
-from parley.dialects.fields import Fields, decode
+from parley.dialects.dialect import RequestContext
+from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.mindie import choices, constraints, messages, openai, parameters
-from parley.dialects.mindie.answers import common
-from parley.dialects.mindie.openai import Choice, OpenAIReply, frame
-from parley.dialects.mindie.rules import Rules
-from parley.dialects.mindie.shared import UNREAD, encode
+from parley.dialects.mindie.answers import shared_request_members
+from parley.dialects.mindie.openai import MindieChoice, MindieOpenAIReply, mindie_frame
+from parley.dialects.mindie.rules import MindieRules
+from parley.dialects.mindie.shared import MINDIE_WORDING, encode_json
 from parley.dialects.openai import tools
-from parley.dialects.openai.shared import number
-from parley.types import Delta, Done, Event, Request, Token, Usage, Want
+from parley.dialects.openai.shared import finite_logprob
+from parley.types import ChoiceDelta, ChoiceDone, Event, OutputOptions, Request, TokenInfo, Usage
 
 # The fast path, for nearly all events.
-PLAIN = b'"choices":[{"index":%d,"delta":{"role":"assistant","content":%b},"logprobs":null,"finish_reason":null}]}\n\n'
-FINISH = {"length": "length", "tool": "tool_calls"}  # all other reasons are "stop"
+PLAIN_EVENT = (
+    b'"choices":[{"index":%d,"delta":{"role":"assistant","content":%b},"logprobs":null,"finish_reason":null}]}\n\n'
+)
+FINISH_REASONS = {"length": "length", "tool": "tool_calls"}  # all other reasons are "stop"
 
 
-def read(rules: Rules, body: bytes, head: Head) -> ChatReply:
+def read_mindie_chat(rules: MindieRules, body: bytes, context: RequestContext) -> MindieChatReply:
     """Read a chat request. Raises BadRequest."""
-    return ChatReply(rules, decode(body, UNREAD), head)
+    return MindieChatReply(rules, decode_fields(body, MINDIE_WORDING), context)
 
 
-class ChatReply(OpenAIReply):
+class MindieChatReply(MindieOpenAIReply):
     """A reply to one conversation, as a stream of events or in one piece."""
 
-    def __init__(self, rules: Rules, body: Fields, head: Head):
-        self.model = openai.model(body, rules)
-        chat, budget = messages.conversation(body, rules)
-        interface = (parameters.CHAT if rules.vllm else parameters.NATIVE_CHAT).under(rules)
-        values = parameters.read(body, interface)
-        wish = choices.count(body, values, interface, rules)
-        grammar = constraints.read(body) if rules.vllm or not rules.strict else None
-        super().__init__(rules, head, messages.CHAT, wish.n)
-        self.unknown = "Model not found" if rules.vllm else "Got model {}, but not found in server"
+    def __init__(self, rules: MindieRules, body: Fields, context: RequestContext):
+        self.model_name = openai.read_model_name(body, rules)
+        chat, budget = messages.read_mindie_conversation(body, rules)
+        interface = (parameters.CHAT_TABLE if rules.vllm else parameters.NATIVE_CHAT_TABLE).under_rules(rules)
+        values = parameters.read_mindie_parameters(body, interface)
+        counts = choices.count_choices(body, values, interface, rules)
+        grammar = constraints.read_mindie_format(body) if rules.vllm or not rules.strict else None
+        super().__init__(rules, context, messages.CONTENT_INPUT, counts.n)
+        self.unknown_model_text = "Model not found" if rules.vllm else "Got model {}, but not found in server"
         top, stream = values["top_logprobs"], bool(values["stream"])
-        scored = top is not None or bool(values["logprobs"])
-        self._scored = scored
-        self._tools = bool(chat.tools)
-        self._opened: set[int] = set()
-        self._plain = not (scored or rules.old or rules.full_text)  # events have no optional members
-        self._before = b""
+        with_logprobs = top is not None or bool(values["logprobs"])
+        self._with_logprobs = with_logprobs
+        self._has_tools = bool(chat.tools)
+        self._opened_choices: set[int] = set()
+        self._only_plain_events = not (with_logprobs or rules.old or rules.full_text)  # events have no optional members
+        self._event_start = b""
         self.request = Request(
-            **common(rules, head),
-            model=self.model,
+            **shared_request_members(rules, context),
+            model=self.model_name,
             prompts=[chat],
-            sampling=parameters.sampling(values, rules),
-            stop=openai.stop(values),
-            want=Want(
-                logprobs=(top or 0) if scored else None,
+            sampling=parameters.mindie_sampling(values, rules),
+            stop_conditions=openai.mindie_stop_conditions(values),
+            output_options=OutputOptions(
+                logprobs=(top or 0) if with_logprobs else None,
                 skip_special=values["skip_special_tokens"] is not False,
-                costs=rules.figures,
+                token_costs=rules.figures,
             ),
-            **wish._asdict(),
+            **counts._asdict(),
             grammar=grammar,
             stream=stream,
             thinking_budget=budget,
@@ -68,50 +70,55 @@ class ChatReply(OpenAIReply):
 
     # -- streaming
 
-    def chunk(self, events: Sequence[Event]) -> bytes:
+    def render_chunk(self, events: Sequence[Event]) -> bytes:
         """Return an event for each piece of output."""
         parts: list[bytes] = []
-        waiting: dict[int, Delta] = {}  # the last output of each choice, which may be sent with its end
+        waiting: dict[int, ChoiceDelta] = {}  # the last output of each choice, which may be sent with its end
         for event in events:
-            if isinstance(event, Delta):
-                if (before := waiting.pop(event.index, None)) is not None:
-                    parts.append(self._said(before))
+            if isinstance(event, ChoiceDelta):
+                if (previous := waiting.pop(event.index, None)) is not None:
+                    parts.append(self._delta_event(previous))
                 waiting[event.index] = event
-            elif isinstance(event, Done):
-                parts.append(self._said(waiting.pop(event.index, Delta(event.index, "")), event))
-        parts += [self._said(delta) for delta in waiting.values()]
+            elif isinstance(event, ChoiceDone):
+                parts.append(self._delta_event(waiting.pop(event.index, ChoiceDelta(event.index, "")), event))
+        parts += [self._delta_event(delta) for delta in waiting.values()]
         return b"".join(parts)
 
-    def _said(self, event: Delta, done: Done | None = None) -> bytes:
+    def _delta_event(self, event: ChoiceDelta, done: ChoiceDone | None = None) -> bytes:
         choice = self._choices[event.index]
-        opening = self._open(event.index)
-        choice.take(event.tokens)
-        if self._plain and done is None and event.part == "content":
+        opening = self._open_choice_event(event.index)
+        choice.take_tokens(event.tokens)
+        if self._only_plain_events and done is None and event.part == "content":
             choice.tokens = []
-            return opening + self._before + PLAIN % (event.index, encode(event.text))
-        told: dict[str, Any] = {"index": event.index, "delta": {"role": "assistant", **self._delta(choice, event)}}
-        if self._scored or not self._rules.old:
-            told["logprobs"] = self._logprobs(event.tokens)
+            return opening + self._event_start + PLAIN_EVENT % (event.index, encode_json(event.text))
+        choice_object: dict[str, Any] = {
+            "index": event.index,
+            "delta": {"role": "assistant", **self._delta_object(choice, event)},
+        }
+        if self._with_logprobs or not self._rules.old:
+            choice_object["logprobs"] = self._chat_logprobs(event.tokens)
         choice.tokens = []
-        told["finish_reason"] = None if done is None else FINISH.get(done.reason, "stop")
-        chunk = self._envelope("chat.completion.chunk")
+        choice_object["finish_reason"] = None if done is None else FINISH_REASONS.get(done.reason, "stop")
+        chunk = self._mindie_envelope("chat.completion.chunk")
         if done is not None:
             if self._rules.full_text:
                 chunk["full_text"] = "".join(choice.content)
-            chunk["usage"] = self._usage(done.usage, choice.costs)
-        return opening + frame(chunk | {"choices": [told]})
+            chunk["usage"] = self._usage_object(done.usage, choice.costs)
+        return opening + mindie_frame(chunk | {"choices": [choice_object]})
 
-    def _open(self, index: int) -> bytes:
-        if self._rules.old or index in self._opened:
+    def _open_choice_event(self, index: int) -> bytes:
+        if self._rules.old or index in self._opened_choices:
             return b""
-        self._opened.add(index)
+        self._opened_choices.add(index)
         # the model's name is final only after the server has looked it up
-        self._before = b"data: " + encode(self._envelope("chat.completion.chunk")).removesuffix(b"}") + b","
+        self._event_start = (
+            b"data: " + encode_json(self._mindie_envelope("chat.completion.chunk")).removesuffix(b"}") + b","
+        )
         delta = {"role": "assistant", "content": ""}
-        told = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return frame(self._envelope("chat.completion.chunk") | {"choices": [told]})
+        choice_object = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return mindie_frame(self._mindie_envelope("chat.completion.chunk") | {"choices": [choice_object]})
 
-    def _delta(self, choice: Choice, event: Delta) -> dict[str, Any]:
+    def _delta_object(self, choice: MindieChoice, event: ChoiceDelta) -> dict[str, Any]:
         full = self._rules.full_text  # only then is earlier output kept
         if event.call is not None:
             function = {} if event.call.name is None else {"name": event.call.name}
@@ -120,57 +127,62 @@ class ChatReply(OpenAIReply):
                 call |= {"id": event.call.id, "type": "function"}
             return {"tool_calls": [call | {"function": function | {"arguments": event.call.arguments}}]}
         if event.part == "reasoning":
-            return {"reasoning_content": _grown(choice.reasoning, event.text) if full else event.text}
+            return {"reasoning_content": _append_and_join(choice.reasoning, event.text) if full else event.text}
         text = event.text if event.part == "content" else ""
-        return {"content": _grown(choice.content, text) if full else text}
+        return {"content": _append_and_join(choice.content, text) if full else text}
 
     # -- in one piece
 
-    def add(self, events: Sequence[Event]) -> None:
+    def add_events(self, events: Sequence[Event]) -> None:
         """Collect the output of these events by choice."""
         for event in events:
             match event:
-                case Delta(index, text, part):
+                case ChoiceDelta(index, text, part):
                     choice = self._choices[index]
-                    choice.take(event.tokens)
+                    choice.take_tokens(event.tokens)
                     if event.call is not None:
-                        tools.extend(choice.calls, event.call)
+                        tools.extend_calls(choice.calls, event.call)
                     elif part != "tool":
                         (choice.content if part == "content" else choice.reasoning).append(text)
-                case Done():
-                    self._choices[event.index].done = event
+                case ChoiceDone():
+                    self._choices[event.index].done_event = event
 
-    def body(self, usage: Usage) -> bytes:
+    def render_body(self, usage: Usage) -> bytes:
         """Return the whole answer as JSON."""
-        costs = self._costs
-        answer = self._envelope("chat.completion")
-        answer["choices"] = [self._choice(index, choice) for index, choice in enumerate(self._choices)]
-        answer["usage"] = self._usage(usage, costs)
-        return encode(answer | (openai.times(costs) if self._rules.figures else {}))
+        costs = self._longest_costs
+        answer = self._mindie_envelope("chat.completion")
+        answer["choices"] = [self._chat_choice_object(index, choice) for index, choice in enumerate(self._choices)]
+        answer["usage"] = self._usage_object(usage, costs)
+        return encode_json(answer | (openai.token_times(costs) if self._rules.figures else {}))
 
-    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        assert choice.done is not None
+    def _chat_choice_object(self, index: int, choice: MindieChoice) -> dict[str, Any]:
+        assert choice.done_event is not None
         message: dict[str, Any] = {"role": "assistant", "content": "".join(choice.content)}
         if choice.reasoning:
             message["reasoning_content"] = "".join(choice.reasoning)
-        if self._tools or not self._rules.old:
+        if self._has_tools or not self._rules.old:
             message["tool_calls"] = choice.calls
-        told: dict[str, Any] = {"index": index, "message": message}
-        if self._scored or not self._rules.old:
-            told["logprobs"] = self._logprobs(choice.tokens)
-        return told | {"finish_reason": FINISH.get(choice.done.reason, "stop")}
+        choice_object: dict[str, Any] = {"index": index, "message": message}
+        if self._with_logprobs or not self._rules.old:
+            choice_object["logprobs"] = self._chat_logprobs(choice.tokens)
+        return choice_object | {"finish_reason": FINISH_REASONS.get(choice.done_event.reason, "stop")}
 
-    def _logprobs(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
-        if not self._scored:
+    def _chat_logprobs(self, tokens: Sequence[TokenInfo]) -> dict[str, Any] | None:
+        if not self._with_logprobs:
             return None
-        return {"content": [_token(token) | {"top_logprobs": list(map(_token, token.top))} for token in tokens]}
+        return {
+            "content": [
+                _logprob_entry(token) | {"top_logprobs": list(map(_logprob_entry, token.top_tokens))}
+                for token in tokens
+            ]
+        }
 
 
-def _token(token: Token) -> dict[str, Any]:
-    return {"token": token.text, "logprob": number(token.logprob), "bytes": list(token.raw)}
+def _logprob_entry(token: TokenInfo) -> dict[str, Any]:
+    return {"token": token.text, "logprob": finite_logprob(token.logprob), "bytes": list(token.raw_bytes)}
 
 
-def _grown(texts: list[str], text: str) -> str:
+def _append_and_join(texts: list[str], text: str) -> str:
     """Append a text to the earlier ones, join them in place, and return the result."""
     texts[:] = ["".join((*texts, text))]
     return texts[0]

@@ -4,67 +4,74 @@ from __future__ import annotations
 
 from typing import Any
 
-from parley.dialects.dialect import Answer, Head
-from parley.dialects.facts import Facts
-from parley.dialects.fields import decode
-from parley.dialects.mindie.rules import Rules
-from parley.dialects.mindie.shared import Words, encode, size
-from parley.dialects.mindie.upkeep import known
-from parley.dialects.wishes import Tokenize, Tokenized
+from parley.dialects.dialect import Answer, RequestContext
+from parley.dialects.facts import ServerFacts
+from parley.dialects.fields import decode_fields
+from parley.dialects.mindie.rules import MindieRules
+from parley.dialects.mindie.shared import MindieErrorWording, encode_json, utf16_length
+from parley.dialects.mindie.upkeep import model_of_path
+from parley.dialects.wishes import TokenizeRequest, TokenizeResult
 from parley.types import Text
 
-SERVER = "MindIE Server"
+SERVER_NAME = "MindIE Server"
 DATATYPE = "UINT32"
-UNREAD = Words("Req body converts to json fail.")
+TOKENIZER_WORDING = MindieErrorWording("Req body converts to json fail.")
 
 
-def tokenize(rules: Rules, body: bytes) -> Tokenize:
+def read_mindie_tokenize(rules: MindieRules, body: bytes) -> TokenizeRequest:
     """Read a tokenize request. Raises BadRequest."""
-    fields = decode(body, UNREAD)
-    text, most = fields.raw("inputs"), rules.limit << 20
+    fields = decode_fields(body, TOKENIZER_WORDING)
+    text, most = fields.raw_value("inputs"), rules.limit << 20
     if not isinstance(text, str):
-        raise fields.fail("inputs", "Inputs in request body is invalid.")
-    if not 0 < size(text) <= most:
-        told = f"Inputs data length in [0, {most}], but the length of inputs is {size(text)}"
-        raise fields.fail("inputs", told)
-    return Tokenize("", Text(text), texts=fields.raw("do_decode") is not False)
+        raise fields.member_error("inputs", "Inputs in request body is invalid.")
+    if not 0 < utf16_length(text) <= most:
+        message = f"Inputs data length in [0, {most}], but the length of inputs is {utf16_length(text)}"
+        raise fields.member_error("inputs", message)
+    return TokenizeRequest("", Text(text), with_texts=fields.raw_value("do_decode") is not False)
 
 
-def tokenized(made: Tokenized) -> bytes:
+def write_mindie_tokens(result: TokenizeResult) -> bytes:
     """Return the tokens of a text as JSON."""
-    return encode({"token_number": len(made.ids), "tokens": made.strings or []})
+    return encode_json({"token_number": len(result.token_ids), "tokens": result.pieces or []})
 
 
-def server(rules: Rules, body: bytes, head: Head, facts: Facts) -> Answer:
+def mindie_server_metadata(rules: MindieRules, body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Return the server's metadata."""
     extensions = {
-        "max_iter_times": rules.max_iter_times or head.context,
+        "max_iter_times": rules.max_iter_times or context.context_length,
         "prefill_policy_type": rules.prefill_policy,
         "decode_policy_type": rules.decode_policy,
         "max_prefill_batch_size": rules.max_prefill_batch_size,
         "max_prefill_tokens": rules.max_prefill_tokens,
     }
-    return _told({"name": SERVER, "version": facts.version, "extensions": extensions})
+    return _json_answer({"name": SERVER_NAME, "version": facts.version, "extensions": extensions})
 
 
-def metadata(rules: Rules, body: bytes, head: Head, facts: Facts) -> Answer:
+def mindie_model_metadata(rules: MindieRules, body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Return the metadata of the path's model. Raises UnknownModel."""
 
-    def tensor(name: str) -> dict[str, Any]:
+    def describe_tensor(name: str) -> dict[str, Any]:
         return {"name": name, "shape": [-1], "datatype": DATATYPE}
 
-    name = known(head, facts)
-    return _told({"name": name, "platform": SERVER, "inputs": [tensor("input0")], "outputs": [tensor("output0")]})
-
-
-def config(rules: Rules, body: bytes, head: Head, facts: Facts) -> Answer:
-    """Return the configuration of the path's model. Raises UnknownModel."""
-    return _told(
+    name = model_of_path(context, facts)
+    return _json_answer(
         {
-            "model_name": known(head, facts),
+            "name": name,
+            "platform": SERVER_NAME,
+            "inputs": [describe_tensor("input0")],
+            "outputs": [describe_tensor("output0")],
+        }
+    )
+
+
+def mindie_model_config(rules: MindieRules, body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
+    """Return the configuration of the path's model. Raises UnknownModel."""
+    return _json_answer(
+        {
+            "model_name": model_of_path(context, facts),
             "input_datatype": DATATYPE,
             "output_datatype": DATATYPE,
-            "max_seq_len": rules.max_seq_len or head.context,
+            "max_seq_len": rules.max_seq_len or context.context_length,
             "npu_mem_size": rules.npu_mem_size,
             "cpu_mem_size": rules.cpu_mem_size,
             "world_size": rules.world_size,
@@ -74,5 +81,5 @@ def config(rules: Rules, body: bytes, head: Head, facts: Facts) -> Answer:
     )
 
 
-def _told(value: dict[str, Any]) -> Answer:
-    return Answer(200, encode(value))
+def _json_answer(value: dict[str, Any]) -> Answer:
+    return Answer(200, encode_json(value))

@@ -10,36 +10,36 @@ from typing import Any
 
 import msgspec
 
-FORMAT = "Request format is invalid"
-NEITHER = "Invalid request format: Missing both 'prompt' or 'messages'"
-LEAST = "UINT32"  # the datatype of token tensors
+INVALID_FORMAT = "Request format is invalid"
+NO_PROMPT = "Invalid request format: Missing both 'prompt' or 'messages'"
+TOKEN_DATATYPE = "UINT32"  # the datatype of token tensors
 
 
-def body_fault(path: str, body: bytes) -> str:
+def find_body_fault(path: str, body: bytes) -> str:
     """Return the documented error text, or "" for a valid body. ``path`` is the route's pattern."""
     try:
-        said = msgspec.json.decode(body)
+        members = msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return FORMAT
-    if not isinstance(said, dict) or not isinstance(said.get("stream", False), bool):
-        return FORMAT
+        return INVALID_FORMAT
+    if not isinstance(members, dict) or not isinstance(members.get("stream", False), bool):
+        return INVALID_FORMAT
     if path.endswith("/completions"):
-        if "messages" not in said and "prompt" not in said:
-            return NEITHER
-        return "" if "messages" in said or isinstance(said["prompt"], str) else FORMAT
-    return "" if _input(path, said) else FORMAT
+        if "messages" not in members and "prompt" not in members:
+            return NO_PROMPT
+        return "" if "messages" in members or isinstance(members["prompt"], str) else INVALID_FORMAT
+    return "" if _has_one_prompt(path, members) else INVALID_FORMAT
 
 
-def _input(path: str, said: dict[str, Any]) -> bool:
+def _has_one_prompt(path: str, members: dict[str, Any]) -> bool:
     """True if the body has exactly one prompt of a type that the interface accepts."""
     if path.endswith("/infer") and path.startswith("/v2/"):
-        tensors = said.get("inputs")
+        tensors = members.get("inputs")
         return isinstance(tensors, list) and any(
-            isinstance(each, dict) and each.get("datatype") == LEAST for each in tensors
+            isinstance(each, dict) and each.get("datatype") == TOKEN_DATATYPE for each in tensors
         )
     if path.startswith("/v2/"):
-        return isinstance(said.get("text_input"), str)
+        return isinstance(members.get("text_input"), str)
     if path in ("/infer", "/infer_token"):
-        text, tokens = said.get("inputs"), said.get("input_id")
+        text, tokens = members.get("inputs"), members.get("input_id")
         return (text is None) != (tokens is None) and (text is None or isinstance(text, str))
-    return isinstance(said.get("inputs", said.get("prompt")), str)
+    return isinstance(members.get("inputs", members.get("prompt")), str)

@@ -9,98 +9,107 @@ from dataclasses import dataclass
 from typing import Any
 
 from parley.dialects.fields import Fields
-from parley.dialects.mindie.rules import Rules
-from parley.dialects.mindie.shared import size
+from parley.dialects.mindie.rules import MindieRules
+from parley.dialects.mindie.shared import utf16_length
 from parley.errors import Unsupported
 
-MEDIA = ("image_url", "video_url", "audio_url")
+MEDIA_TYPES = ("image_url", "video_url", "audio_url")
 MAX_MEDIA = 20
-IDS = 1_048_576  # tokens of an input, independent of the model
-LONG = "{} must be necessary and data type must be string and length in (0, {{1}}], but the length of inputs is {{0}}"
+MAX_INPUT_IDS = 1_048_576  # tokens of an input, independent of the model
+LENGTH_TEMPLATE = (
+    "{} must be necessary and data type must be string and length in (0, {{1}}], but the length of inputs is {{0}}"
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
+class PromptInput:
     """The name of a member, and the sentences of its refusals. In ``wrong_length``, {0} is the length and {1} the
     limit; in ``wrong_type``, {} is the request's id. ``no_tokens`` refuses a text that yields no tokens."""
 
     name: str
     missing: str
-    type: str
+    wrong_type: str
     empty: str
-    length: str
-    tokens: str
+    wrong_length: str
+    no_tokens: str
 
 
-TGI = Input(
+TGI_INPUT = PromptInput(
     "inputs",
     "Request should contain 'inputs' and the type should be string.",
     "The type of inputs is abnormal",
     "Inputs arr is empty",
     "Inputs length must be in (0, {1}], but got {0}",
-    f"Inputs token length must be in (0, {IDS}], but got 0",
+    f"Inputs token length must be in (0, {MAX_INPUT_IDS}], but got 0",
 )
-NATIVE = Input("inputs", "Not found inputs.", TGI.type, TGI.empty, LONG.format("Inputs"), TGI.tokens)
-VLLM = Input(
+NATIVE_INPUT = PromptInput(
+    "inputs",
+    "Not found inputs.",
+    TGI_INPUT.wrong_type,
+    TGI_INPUT.empty,
+    LENGTH_TEMPLATE.format("Inputs"),
+    TGI_INPUT.no_tokens,
+)
+VLLM_INPUT = PromptInput(
     "prompt",
     "Contains not prompt or prompt null",
     "The type of prompt is abnormal",
     "Prompt arr is empty",
-    LONG.format("Prompt"),
-    f"Messages token length must be in (0, {IDS}], but got 0. This could be caused by invalid input format or empty "
+    LENGTH_TEMPLATE.format("Prompt"),
+    f"Messages token length must be in (0, {MAX_INPUT_IDS}], but got 0. This could be caused by invalid input format or empty "
     "content.",
 )
-TRITON = Input(
+TRITON_INPUT = PromptInput(
     "text_input",
     "The text_input not found",
     "The type of text_input is abnormal. The requestId is {}",
     "Parameter text_input arr is empty",
-    LONG.format("text_input"),
-    f"text_input token length must be in (0, {IDS}], but got 0",
+    LENGTH_TEMPLATE.format("text_input"),
+    f"text_input token length must be in (0, {MAX_INPUT_IDS}], but got 0",
 )
 
 
-def text(body: Fields, known: Input, rules: Rules, id: str = "") -> str:
+def read_prompt_text(body: Fields, prompt_input: PromptInput, rules: MindieRules, request_id: str = "") -> str:
     """Return the text, or the joined texts of a list of parts. Raises BadRequest; Unsupported for media."""
-    return "".join(texts(body, known, rules, id))
+    return "".join(read_prompt_texts(body, prompt_input, rules, request_id))
 
 
-def texts(body: Fields, known: Input, rules: Rules, id: str = "") -> list[str]:
+def read_prompt_texts(body: Fields, prompt_input: PromptInput, rules: MindieRules, request_id: str = "") -> list[str]:
     """Return the text by itself, or the texts of a list of parts. Raises BadRequest; Unsupported for media."""
-    value, most = body.raw(known.name), rules.limit << 20
+    value, limit = body.raw_value(prompt_input.name), rules.limit << 20
     if value is None:
-        raise body.fail(known.name, known.missing)
+        raise body.member_error(prompt_input.name, prompt_input.missing)
     if isinstance(value, list):
-        value = parts(body, known, value, id)
+        value = read_text_parts(body, prompt_input, value, request_id)
     elif isinstance(value, str):
         value = [value]
     else:
-        raise body.fail(known.name, known.type.format(id))
-    length = sum(map(size, value))
-    if not 0 < length <= most:
-        raise body.fail(known.name, known.length.format(length, most))
+        raise body.member_error(prompt_input.name, prompt_input.wrong_type.format(request_id))
+    length = sum(map(utf16_length, value))
+    if not 0 < length <= limit:
+        raise body.member_error(prompt_input.name, prompt_input.wrong_length.format(length, limit))
     return value
 
 
-def parts(body: Fields, known: Input, value: list[Any], id: str = "") -> list[str]:
+def read_text_parts(body: Fields, prompt_input: PromptInput, value: list[Any], request_id: str = "") -> list[str]:
     """Return the texts of a list of parts. Raises BadRequest; Unsupported for media."""
     if not value:
-        raise body.fail(known.name, known.empty)
-    media = sum(isinstance(part, dict) and part.get("type") in MEDIA for part in value)
+        raise body.member_error(prompt_input.name, prompt_input.empty)
+    media = sum(isinstance(part, dict) and part.get("type") in MEDIA_TYPES for part in value)
     if media > MAX_MEDIA:
-        raise body.fail(known.name, f"The number of multimodal url should be no more than {MAX_MEDIA}")
-    return [_part(body, known, part, id) for part in value]
+        raise body.member_error(prompt_input.name, f"The number of multimodal url should be no more than {MAX_MEDIA}")
+    return [_read_text_part(body, prompt_input, part, request_id) for part in value]
 
 
-def _part(body: Fields, known: Input, part: Any, id: str) -> str:
+def _read_text_part(body: Fields, prompt_input: PromptInput, part: Any, request_id: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind in MEDIA:
+    if kind in MEDIA_TYPES:
         url = part.get(kind)
         if url is None or (isinstance(url, dict) and url.get("url") is None):
-            raise body.fail(known.name, f"Request param {kind} null")
-        raise Unsupported(f"Request param {kind} is not available on this server", field=known.name)
+            raise body.member_error(prompt_input.name, f"Request param {kind} null")
+        raise Unsupported(f"Request param {kind} is not available on this server", field=prompt_input.name)
     if kind != "text":
-        raise body.fail(known.name, known.type.format(id))
+        raise body.member_error(prompt_input.name, prompt_input.wrong_type.format(request_id))
     if not isinstance(part.get("text"), str):
-        raise body.fail(known.name, "Request param text must be string")
+        raise body.member_error(prompt_input.name, "Request param text must be string")
     return part["text"]

@@ -5,18 +5,18 @@ from __future__ import annotations
 from parley.dialects.dialect import Answer, Route
 from parley.dialects.instance_plane import InstancePlane
 from parley.dialects.mindie import recompute
-from parley.dialects.mindie.shared import answer
+from parley.dialects.mindie.shared import mindie_error_json
 from parley.errors import OrderRefused
 
-KINDS = {401: "Unauthorized", 422: "Input Validation Error", 503: "Service Unavailable"}
+ERROR_TYPES = {401: "Unauthorized", 422: "Input Validation Error", 503: "Service Unavailable"}
 
 
-def refusal(error: OrderRefused) -> Answer:
+def instance_refusal(error: OrderRefused) -> Answer:
     """Return the answer to a command that an instance refuses."""
-    return answer(error.status, error.message, error.kind or KINDS.get(error.status, "Bad Request"))
+    return mindie_error_json(error.status, error.message, error.kind or ERROR_TYPES.get(error.status, "Bad Request"))
 
 
-PLANE = InstancePlane(
+INSTANCE_ROUTES = InstancePlane(
     routes=(
         Route("GET", "/dresult", "results"),
         Route("POST", "/v1/dresult/flow", "results_flow"),
@@ -28,7 +28,7 @@ PLANE = InstancePlane(
         Route("GET", "/v1/status", "instance_status"),
         Route("GET", "/v2/status", "instance_status"),
     ),
-    refusal=refusal,
-    read_resumed=recompute.read,
-    write_resumed=recompute.write,
+    render_order_refusal=instance_refusal,
+    read_resumed=recompute.read_recompute_body,
+    write_resumed=recompute.write_recompute_body,
 )

@@ -7,103 +7,108 @@ from __future__ import annotations
 
 from typing import Any
 
-from parley.dialects.dialect import Head
-from parley.dialects.fields import Fields, decode
+from parley.dialects.dialect import RequestContext
+from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.mindie import constraints, inputs, parameters
-from parley.dialects.mindie.answers import Piece, Single, common
-from parley.dialects.mindie.rules import Rules
-from parley.dialects.mindie.shared import UNREAD, encode
-from parley.types import Prompt, Request, Stop, Text, Tokens, Usage, Want
+from parley.dialects.mindie.answers import SingleChoiceReply, StreamPiece, shared_request_members
+from parley.dialects.mindie.rules import MindieRules
+from parley.dialects.mindie.shared import MINDIE_WORDING, encode_json
+from parley.types import OutputOptions, Prompt, Request, StopConditions, Text, Tokens, Usage
 
-TOKENS = 20  # default of max_new_tokens
+DEFAULT_TOKENS = 20  # default of max_new_tokens
 
 
-def read(rules: Rules, body: bytes, head: Head) -> NativeReply:
+def read_mindie_native(rules: MindieRules, body: bytes, context: RequestContext) -> NativeReply:
     """Read a request. Raises BadRequest."""
-    return NativeReply(rules, decode(body, UNREAD), head)
+    return NativeReply(rules, decode_fields(body, MINDIE_WORDING), context)
 
 
-class NativeReply(Single):
+class NativeReply(SingleChoiceReply):
     """A reply of MindIE's own interface."""
 
-    def __init__(self, rules: Rules, body: Fields, head: Head):
-        prompt = _prompt(body, rules)
-        given = body.object("parameters") or Fields({}, "parameters", UNREAD)
-        values = parameters.read(given, parameters.NATIVE.under(rules))
+    def __init__(self, rules: MindieRules, body: Fields, context: RequestContext):
+        prompt = _read_native_prompt(body, rules)
+        parameters_object = body.object("parameters") or Fields({}, "parameters", MINDIE_WORDING)
+        values = parameters.read_mindie_parameters(parameters_object, parameters.NATIVE_TABLE.under_rules(rules))
         stream = body.boolean("stream", False)
-        limit = values["max_new_tokens"] or TOKENS
-        super().__init__(rules, inputs.NATIVE, limit)
+        limit = values["max_new_tokens"] or DEFAULT_TOKENS
+        super().__init__(rules, inputs.NATIVE_INPUT, limit)
         self._details = bool(values["details"])
-        self._begun = False
+        self._first_sent = False
         self.request = Request(
-            **common(rules, head),
+            **shared_request_members(rules, context),
             model="",
             prompts=[prompt],
-            sampling=parameters.sampling(values, rules),
-            grammar=None if rules.strict else constraints.read(given),
-            stop=Stop(max_tokens=limit, reserve=1),
-            want=Want(ids=True, costs=stream),
+            sampling=parameters.mindie_sampling(values, rules),
+            grammar=None if rules.strict else constraints.read_mindie_format(parameters_object),
+            stop_conditions=StopConditions(max_tokens=limit, reserved_tokens=1),
+            output_options=OutputOptions(ids=True, token_costs=stream),
             stream=stream,
             timeout=values["timeout"],
-            priority=parameters.priority(values),
+            priority=parameters.relative_priority(values),
         )
 
-    def frame(self, piece: Piece) -> bytes:
+    def render_piece(self, piece: StreamPiece) -> bytes:
         """Return a piece as an event."""
-        time = piece.milliseconds if piece.tokens else None
+        time = piece.elapsed_ms if piece.tokens else None
         answer: dict[str, Any] = {
-            "prefill_time": None if self._begun else time,
-            "decode_time": time if self._begun else None,
+            "prefill_time": None if self._first_sent else time,
+            "decode_time": time if self._first_sent else None,
         }
-        self._begun = True
-        if piece.last:
-            answer |= {"generated_text": self.text, "details": self._told() if self._details else None}
-        said = None if piece.last else piece.text
-        answer["token"] = {"id": piece.ids, "text": said}
-        return b"data: " + encode(answer) + b"\n\n"
+        self._first_sent = True
+        if piece.is_last:
+            answer |= {"generated_text": self.whole_text, "details": self._native_details() if self._details else None}
+        token_text = None if piece.is_last else piece.text
+        answer["token"] = {"id": piece.token_ids, "text": token_text}
+        return b"data: " + encode_json(answer) + b"\n\n"
 
-    def body(self, usage: Usage) -> bytes:
+    def render_body(self, usage: Usage) -> bytes:
         """Return the whole answer as JSON."""
-        answer: dict[str, Any] = {"generated_text": self.text}
+        answer: dict[str, Any] = {"generated_text": self.whole_text}
         if self._details:
-            told = self._told()
-            seed = told.pop("seed")
-            answer["details"] = told | {"generated_token_ids": [token.id for token in self.tokens], "seed": seed}
-        return encode(answer)
+            details = self._native_details()
+            seed = details.pop("seed")
+            answer["details"] = details | {
+                "generated_token_ids": [token.id for token in self.output_tokens],
+                "seed": seed,
+            }
+        return encode_json(answer)
 
-    def _told(self) -> dict[str, Any]:
-        assert self.done is not None
+    def _native_details(self) -> dict[str, Any]:
+        assert self.done_event is not None
         return {
-            "finish_reason": self.reason,
-            "generated_tokens": self.done.usage.completion_tokens,
+            "finish_reason": self.finish_reason,
+            "generated_tokens": self.done_event.usage.completion_tokens,
             "seed": self.seed,
         }
 
 
-def _prompt(body: Fields, rules: Rules) -> Prompt:
+def _read_native_prompt(body: Fields, rules: MindieRules) -> Prompt:
     """Read the text or the token ids; the member's name alone decides, even if its value is null. Raises BadRequest."""
-    names = [name for name in ("inputs", "input_id") if body.has(name) or body.null(name)]
+    names = [name for name in ("inputs", "input_id") if body.has_value(name) or body.is_null(name)]
     if len(names) == 2:
-        raise body.fail("inputs", "Input conflict.")
+        raise body.member_error("inputs", "Input conflict.")
     if not names:
-        raise body.fail("inputs", inputs.NATIVE.missing)
+        raise body.member_error("inputs", inputs.NATIVE_INPUT.missing)
     if "inputs" in names:
-        if body.null("inputs"):
-            raise body.fail("inputs", "Inputs must not be null")
-        return Text(inputs.text(body, inputs.NATIVE, rules))
-    return Tokens(_ids(body))
+        if body.is_null("inputs"):
+            raise body.member_error("inputs", "Inputs must not be null")
+        return Text(inputs.read_prompt_text(body, inputs.NATIVE_INPUT, rules))
+    return Tokens(_read_input_ids(body))
 
 
-def _ids(body: Fields) -> list[int]:
-    value = body.raw("input_id")
+def _read_input_ids(body: Fields) -> list[int]:
+    value = body.raw_value("input_id")
     if value is None:
-        raise body.fail("input_id", "Input_id should not be empty")
+        raise body.member_error("input_id", "Input_id should not be empty")
     if not isinstance(value, list):
-        raise body.fail("input_id", "Parameter input_id must be an array")
+        raise body.member_error("input_id", "Parameter input_id must be an array")
     if set(map(type, value)) - {int}:
-        raise body.fail("input_id", "Parameter input_id must be integer")
-    if not value or len(value) > inputs.IDS:
-        raise body.fail("input_id", f"Inputs token length must be in (0, {inputs.IDS}], but got {len(value)}")
-    if min(value) < 0 or max(value) > inputs.IDS:
-        raise body.fail("input_id", "Data element in param input_id is invalid")
+        raise body.member_error("input_id", "Parameter input_id must be integer")
+    if not value or len(value) > inputs.MAX_INPUT_IDS:
+        raise body.member_error(
+            "input_id", f"Inputs token length must be in (0, {inputs.MAX_INPUT_IDS}], but got {len(value)}"
+        )
+    if min(value) < 0 or max(value) > inputs.MAX_INPUT_IDS:
+        raise body.member_error("input_id", "Data element in param input_id is invalid")
     return value

@@ -7,34 +7,34 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.dialect import Answer, Head
-from parley.dialects.facts import Card
+from parley.dialects.dialect import Answer, RequestContext
+from parley.dialects.facts import ModelCard
 from parley.dialects.fields import Fields
 from parley.dialects.mindie import shared
-from parley.dialects.mindie.answers import MindieReply, microseconds, milliseconds
-from parley.dialects.mindie.inputs import Input
-from parley.dialects.mindie.parameters import Values
-from parley.dialects.mindie.rules import Rules
-from parley.dialects.mindie.shared import encode
+from parley.dialects.mindie.answers import MindieReply, elapsed_milliseconds, waited_microseconds
+from parley.dialects.mindie.inputs import PromptInput
+from parley.dialects.mindie.parameters import ParameterValues
+from parley.dialects.mindie.rules import MindieRules
+from parley.dialects.mindie.shared import encode_json
 from parley.errors import ParleyError, UnknownModel
-from parley.types import Cost, Done, Stop, Token, Usage
+from parley.types import ChoiceDone, StopConditions, TokenCost, TokenInfo, Usage
 
-DONE = b"data: [DONE]\n\n"
-OWNER = "MindIE Server"
+DONE_FRAME = b"data: [DONE]\n\n"
+MODEL_OWNER = "MindIE Server"
 
 
-class Choice:
+class MindieChoice:
     """The output of one choice so far."""
 
     def __init__(self) -> None:
         self.content: list[str] = []
         self.reasoning: list[str] = []
         self.calls: list[dict[str, Any]] = []
-        self.tokens: list[Token] = []
-        self.costs: list[Cost] = []
-        self.done: Done | None = None
+        self.tokens: list[TokenInfo] = []
+        self.costs: list[TokenCost] = []
+        self.done_event: ChoiceDone | None = None
 
-    def take(self, tokens: Sequence[Token]) -> None:
+    def take_tokens(self, tokens: Sequence[TokenInfo]) -> None:
         """Collect these tokens and their costs."""
         self.tokens += tokens
         for token in tokens:
@@ -42,107 +42,115 @@ class Choice:
                 self.costs.append(token.cost)
 
 
-class OpenAIReply(MindieReply):
+class MindieOpenAIReply(MindieReply):
     """A reply of an OpenAI route. ``unknown_model_text``: for a name that is not served. ``model_name``: the body's."""
 
-    unknown: str
-    model: str
+    unknown_model_text: str
+    model_name: str
 
-    def __init__(self, rules: Rules, head: Head, known: Input, count: int):
-        super().__init__(rules, known)
-        self._head = head
-        self._choices = [Choice() for _ in range(count)]
+    def __init__(self, rules: MindieRules, context: RequestContext, prompt_input: PromptInput, count: int):
+        super().__init__(rules, prompt_input)
+        self._context = context
+        self._choices = [MindieChoice() for _ in range(count)]
 
-    def end(self, usage: Usage) -> bytes:
+    def finish_stream(self, usage: Usage) -> bytes:
         """Return the mark that ends a stream."""
-        return DONE
+        return DONE_FRAME
 
-    def refusal(self, error: ParleyError) -> Answer | None:
+    def render_refusal(self, error: ParleyError) -> Answer | None:
         """Return the refusal of an unknown model, or of a prompt without tokens; None for other errors."""
         if isinstance(error, UnknownModel):
-            return shared.refused(self.unknown.format(self.model))
-        return super().refusal(error)
+            return shared.refuse_body(self.unknown_model_text.format(self.model_name))
+        return super().render_refusal(error)
 
-    def _envelope(self, object: str) -> dict[str, Any]:
+    def _mindie_envelope(self, object_type: str) -> dict[str, Any]:
         return {
-            "id": shared.name(self._head),
-            "object": object,
-            "created": self._head.created,
+            "id": shared.request_name(self._context),
+            "object": object_type,
+            "created": self._context.created,
             "model": self.request.model,
         }
 
-    def _usage(self, usage: Usage, costs: Sequence[Cost]) -> dict[str, Any]:
-        told: dict[str, Any] = {
+    def _usage_object(self, usage: Usage, costs: Sequence[TokenCost]) -> dict[str, Any]:
+        usage_object: dict[str, Any] = {
             "prompt_tokens": usage.prompt_tokens,
             "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
             "completion_tokens": usage.completion_tokens,
         }
         if usage.reasoning_tokens:
-            told["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
-        told["total_tokens"] = usage.prompt_tokens + usage.completion_tokens
+            usage_object["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
+        usage_object["total_tokens"] = usage.prompt_tokens + usage.completion_tokens
         if self._rules.figures:
-            told["batch_size"] = [cost.rows for cost in costs]
-            told["queue_wait_time"] = [microseconds(cost) for cost in costs]
-        return told
+            usage_object["batch_size"] = [cost.batch_rows for cost in costs]
+            usage_object["queue_wait_time"] = [waited_microseconds(cost) for cost in costs]
+        return usage_object
 
     @property
-    def _costs(self) -> list[Cost]:
+    def _longest_costs(self) -> list[TokenCost]:
         """The costs of the engine's steps: those of the longest choice."""
         return max((choice.costs for choice in self._choices), key=len)
 
 
-def times(costs: Sequence[Cost]) -> dict[str, Any]:
+def token_times(costs: Sequence[TokenCost]) -> dict[str, Any]:
     """Return the milliseconds to the first token, and between each two tokens."""
     if not costs:
         return {"prefill_time": 0, "decode_time_arr": []}
-    return {"prefill_time": milliseconds(costs[0]), "decode_time_arr": [milliseconds(cost) for cost in costs[1:]]}
+    return {
+        "prefill_time": elapsed_milliseconds(costs[0]),
+        "decode_time_arr": [elapsed_milliseconds(cost) for cost in costs[1:]],
+    }
 
 
-def model(body: Fields, rules: Rules) -> str:
+def read_model_name(body: Fields, rules: MindieRules) -> str:
     """Return the body's model name. Raises BadRequest."""
-    value = body.raw("model")
+    value = body.raw_value("model")
     if value is None:
         if not rules.strict:
             return ""
-        raise body.fail("model", "Request contains not model or model null")
+        raise body.member_error("model", "Request contains not model or model null")
     if not isinstance(value, str):
-        raise body.fail("model", "Request param model must be string")
+        raise body.member_error("model", "Request param model must be string")
     if not value:
-        raise body.fail("model", "Request param model must be not empty")
+        raise body.member_error("model", "Request param model must be not empty")
     return value
 
 
-def stop(values: Values) -> Stop:
+def mindie_stop_conditions(values: ParameterValues) -> StopConditions:
     """Return the stop conditions that the parameters ask for."""
-    return Stop(
+    return StopConditions(
         strings=values["stop"],
         ids=values["stop_token_ids"],
-        include=bool(values["include_stop_str_in_output"]),
+        include_in_output=bool(values["include_stop_str_in_output"]),
         ignore_eos=bool(values["ignore_eos"]),
         max_tokens=values["max_tokens"],
-        reserve=1,
+        reserved_tokens=1,
     )
 
 
-def frame(chunk: dict[str, Any]) -> bytes:
+def mindie_frame(chunk: dict[str, Any]) -> bytes:
     """Encode one event of a stream."""
-    return b"data: " + encode(chunk) + b"\n\n"
+    return b"data: " + encode_json(chunk) + b"\n\n"
 
 
 # -- models
 
 
-def models(rules: Rules, cards: list[Card]) -> bytes:
+def write_mindie_models(rules: MindieRules, cards: list[ModelCard]) -> bytes:
     """Return the list of models, formatted like the original: four spaces, and "null" as the parent of base models."""
     data = []
     for card in cards:
-        told = {"id": card.name, "object": "model", "owned_by": OWNER, "parent": card.root if card.folder else "null"}
-        told["root"] = card.folder or rules.weights or card.name
-        data.append(told if rules.strict else {"created": card.created, **told})
-    return msgspec.json.format(encode({"data": data, "object": "list"}), indent=4)
+        model_object = {
+            "id": card.name,
+            "object": "model",
+            "owned_by": MODEL_OWNER,
+            "parent": card.root if card.adapter_folder else "null",
+        }
+        model_object["root"] = card.adapter_folder or rules.weights or card.name
+        data.append(model_object if rules.strict else {"created": card.created, **model_object})
+    return msgspec.json.format(encode_json({"data": data, "object": "list"}), indent=4)
 
 
-def card(card: Card) -> bytes:
+def write_mindie_model(card: ModelCard) -> bytes:
     """Return one model as JSON."""
-    told = {"id": card.name, "object": "model", "created": card.created, "owned_by": OWNER}
-    return encode(told | ({"parent": card.root} if card.folder else {}))
+    model_object = {"id": card.name, "object": "model", "created": card.created, "owned_by": MODEL_OWNER}
+    return encode_json(model_object | ({"parent": card.root} if card.adapter_folder else {}))

@@ -13,28 +13,28 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from parley.dialects.fields import Fields
-from parley.dialects.mindie.rules import Rules
-from parley.dialects.mindie.shared import F32, I32, U64, mistaken, size
+from parley.dialects.mindie.rules import MindieRules
+from parley.dialects.mindie.shared import F32, I32, U64, utf16_length, value_error
 from parley.types import Sampling
 
-DRAWING = ("temperature", "top_k", "top_p", "typical_p", "do_sample", "seed", "repetition_penalty", "watermark")
-ENDING = ("ignore_eos", "stop", "stop_token_ids", "include_stop_str_in_output")
-OPENAI = (
+SAMPLING_NAMES = ("temperature", "top_k", "top_p", "typical_p", "do_sample", "seed", "repetition_penalty", "watermark")
+STOP_NAMES = ("ignore_eos", "stop", "stop_token_ids", "include_stop_str_in_output")
+OPENAI_NAMES = (
     "temperature", "top_k", "top_p", "seed", "repetition_penalty", "frequency_penalty", "presence_penalty",
     "skip_special_tokens", "best_of", "n",
 )  # fmt: skip
-STOPS = 32_768  # characters of all stop strings together; with ``long_stop_string``, also of a single one
-STOP = 1024  # characters of each listed stop string; also their number, without ``long_stop_string``
+MAX_STOP_TOTAL = 32_768  # characters of all stop strings together; with ``long_stop_string``, also of a single one
+MAX_STOP_ITEM = 1024  # characters of each listed stop string; also their number, without ``long_stop_string``
 MAX_N, MAX_BEST = 8192, 128
 MAX_TIMEOUT = 65_535
-LEVELS = 5  # of priority: 1 is the most urgent, the last is the default
+PRIORITY_LEVELS = 5  # of priority: 1 is the most urgent, the last is the default
 MAX_TOP, MAX_LOGPROBS = 20, 5
-ADAPTER = re.compile(r"[a-zA-Z0-9_./-]{1,256}")
-BASE = "None"  # the adapter name that stands for the base model
+ADAPTER_NAME = re.compile(r"[a-zA-Z0-9_./-]{1,256}")
+NO_ADAPTER = "None"  # the adapter name that stands for the base model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interface:
+class ParameterTable:
     """The parameters of an interface, in the order of their checks, and where its rules differ.
 
     ``min_top_k``: the least top_k; -1 turns it off, and then 0 is refused. ``zero_temperature``, ``full_top_p``: allow
@@ -43,59 +43,76 @@ class Interface:
     wording of errors in n and best_of. ``zeros_allowed``: zeros that mean "off" are allowed.
     """
 
-    order: tuple[str, ...]
-    low_k: Literal[-1, 0, 1] = 1
-    cold: bool = False
-    whole: bool = True
-    hottest: float = F32
+    check_order: tuple[str, ...]
+    min_top_k: Literal[-1, 0, 1] = 1
+    zero_temperature: bool = False
+    full_top_p: bool = True
+    max_temperature: float = F32
     max_penalty: float = F32
-    long_stop: bool = False
-    voice: Literal["vllm", "chat", "completions"] = "vllm"
-    lax: bool = False
+    long_stop_string: bool = False
+    error_style: Literal["vllm", "chat", "completions"] = "vllm"
+    zeros_allowed: bool = False
 
-    def under(self, rules: Rules) -> Interface:
+    def under_rules(self, rules: MindieRules) -> ParameterTable:
         """Return the interface under these rules."""
-        return self if rules.strict else replace(self, cold=True, whole=True, low_k=min(self.low_k, 0), lax=True)
+        return (
+            self
+            if rules.strict
+            else replace(
+                self, zero_temperature=True, full_top_p=True, min_top_k=min(self.min_top_k, 0), zeros_allowed=True
+            )
+        )
 
 
-TGI = Interface(
-    order=("stop", *DRAWING, "adapter_id", "max_new_tokens", "details", "decoder_input_details", "return_full_text",
+TGI_TABLE = ParameterTable(
+    check_order=("stop", *SAMPLING_NAMES, "adapter_id", "max_new_tokens", "details", "decoder_input_details", "return_full_text",
            "truncate"),
-    whole=False,
+    full_top_p=False,
 )  # fmt: skip
-NATIVE = Interface(order=(*DRAWING, "priority", "max_new_tokens", "timeout", "details"), whole=False)
-TRITON_TEXT = Interface(order=(*DRAWING, "priority", "max_new_tokens", "details", "batch_size", "timeout"), low_k=0)
-TRITON_TOKEN = Interface(
-    order=(*(name for name in DRAWING if name != "typical_p"), "priority", "max_new_tokens", "timeout", "details",
-           "batch_size"),
-    low_k=0,
-)  # fmt: skip
-VLLM = Interface(order=(*ENDING, *OPENAI, "model", "max_tokens", "stream"), low_k=-1, cold=True, long_stop=True)
-CHAT = Interface(
-    order=(*ENDING, *OPENAI, "use_beam_search", "logprobs", "top_logprobs", "max_tokens", "stream"),
-    low_k=-1,
-    cold=True,
-    max_penalty=2,
-    long_stop=True,
-    voice="chat",
+NATIVE_TABLE = ParameterTable(
+    check_order=(*SAMPLING_NAMES, "priority", "max_new_tokens", "timeout", "details"), full_top_p=False
 )
-NATIVE_CHAT = replace(CHAT, low_k=0, hottest=2, long_stop=False)  # openAiSupport is not "vllm"
-COMPLETIONS = replace(
-    CHAT,
-    order=("ignore_eos", "stop", "include_stop_str_in_output", "stop_token_ids", *OPENAI, "use_beam_search", "logprobs",
+TRITON_TEXT_TABLE = ParameterTable(
+    check_order=(*SAMPLING_NAMES, "priority", "max_new_tokens", "details", "batch_size", "timeout"), min_top_k=0
+)
+TRITON_TOKEN_TABLE = ParameterTable(
+    check_order=(*(name for name in SAMPLING_NAMES if name != "typical_p"), "priority", "max_new_tokens", "timeout", "details",
+           "batch_size"),
+    min_top_k=0,
+)  # fmt: skip
+VLLM_TABLE = ParameterTable(
+    check_order=(*STOP_NAMES, *OPENAI_NAMES, "model", "max_tokens", "stream"),
+    min_top_k=-1,
+    zero_temperature=True,
+    long_stop_string=True,
+)
+CHAT_TABLE = ParameterTable(
+    check_order=(*STOP_NAMES, *OPENAI_NAMES, "use_beam_search", "logprobs", "top_logprobs", "max_tokens", "stream"),
+    min_top_k=-1,
+    zero_temperature=True,
+    max_penalty=2,
+    long_stop_string=True,
+    error_style="chat",
+)
+NATIVE_CHAT_TABLE = replace(
+    CHAT_TABLE, min_top_k=0, max_temperature=2, long_stop_string=False
+)  # openAiSupport is not "vllm"
+COMPLETIONS_TABLE = replace(
+    CHAT_TABLE,
+    check_order=("ignore_eos", "stop", "include_stop_str_in_output", "stop_token_ids", *OPENAI_NAMES, "use_beam_search", "logprobs",
            "max_tokens", "stream"),
-    voice="completions",
+    error_style="completions",
 )  # fmt: skip
 
-Values = dict[str, Any]
+ParameterValues = dict[str, Any]
 
 
-def read(given: Fields, interface: Interface) -> Values:
+def read_mindie_parameters(members: Fields, interface: ParameterTable) -> ParameterValues:
     """Return the values of all parameters, by name. Raises BadRequest."""
-    return {name: CHECKS[name](given, name, interface) for name in interface.order}
+    return {name: MEMBER_READERS[name](members, name, interface) for name in interface.check_order}
 
 
-def sampling(values: Values, rules: Rules) -> Sampling:
+def mindie_sampling(values: ParameterValues, rules: MindieRules) -> Sampling:
     """Return the sampling settings: greedy, unless a temperature, top_k or top_p is given.
 
     Under strict rules typical_p and watermark have no effect, because the original only checks them.
@@ -104,184 +121,184 @@ def sampling(values: Values, rules: Rules) -> Sampling:
     draws = values.get("do_sample")
     if draws is None:
         draws = any(value is not None for value in (temperature, top_k, top_p))
-    typical = values.get("typical_p") if not rules.strict else None
+    typical_p = values.get("typical_p") if not rules.strict else None
     return Sampling(
         temperature=(1.0 if temperature is None else temperature) if draws else 0.0,
         top_k=max(0, top_k or 0),
         top_p=1.0 if top_p is None else top_p,
-        typical_p=1.0 if typical is None else typical,
+        typical_p=1.0 if typical_p is None else typical_p,
         seed=values["seed"],
-        repetition_penalty=_or(values["repetition_penalty"], 1.0),
-        presence_penalty=_or(values.get("presence_penalty"), 0.0),
-        frequency_penalty=_or(values.get("frequency_penalty"), 0.0),
+        repetition_penalty=_value_or(values["repetition_penalty"], 1.0),
+        presence_penalty=_value_or(values.get("presence_penalty"), 0.0),
+        frequency_penalty=_value_or(values.get("frequency_penalty"), 0.0),
         watermark=bool(values.get("watermark")) and not rules.strict,
     )
 
 
-def priority(values: Values) -> int:
+def relative_priority(values: ParameterValues) -> int:
     """Return the priority relative to the default level, which is 0."""
-    return _or(values["priority"], LEVELS) - LEVELS
+    return _value_or(values["priority"], PRIORITY_LEVELS) - PRIORITY_LEVELS
 
 
-def _or(value: Any, default: Any) -> Any:
+def _value_or(value: Any, default: Any) -> Any:
     return default if value is None else value
 
 
 # -- one parameter each
 
 
-def _integer(given: Fields, name: str, low: int, high: int) -> Any:
+def _strict_integer(members: Fields, name: str, low: int, high: int) -> Any:
     """Like ``Fields.integer``, but refuses 5.0."""
-    if isinstance(given.raw(name), float):
-        raise given.mistyped(name, "an integer")
-    return given.integer(name, None, low, high)
+    if isinstance(members.raw_value(name), float):
+        raise members.mistyped_member(name, "an integer")
+    return members.integer(name, None, low, high)
 
 
-def _ranged(low: int, high: int) -> Callable[[Fields, str, Interface], Any]:
-    return lambda given, name, interface: _integer(given, name, low, high)
+def _integer_reader(low: int, high: int) -> Callable[[Fields, str, ParameterTable], Any]:
+    return lambda given, name, interface: _strict_integer(given, name, low, high)
 
 
-def _boolean(given: Fields, name: str, interface: Interface) -> Any:
-    return given.boolean(name, None)
+def _read_boolean(members: Fields, name: str, interface: ParameterTable) -> Any:
+    return members.boolean(name, None)
 
 
-def _temperature(given: Fields, name: str, interface: Interface) -> Any:
-    return given.number(name, None, 0, interface.hottest, open=not interface.cold)
+def _read_temperature(members: Fields, name: str, interface: ParameterTable) -> Any:
+    return members.number(name, None, 0, interface.max_temperature, low_excluded=not interface.zero_temperature)
 
 
-def _top_k(given: Fields, name: str, interface: Interface) -> Any:
-    value = _integer(given, name, interface.low_k, I32)
-    if value == 0 and interface.low_k == -1 and not interface.lax:
-        raise mistaken(name, value)
+def _read_top_k(members: Fields, name: str, interface: ParameterTable) -> Any:
+    value = _strict_integer(members, name, interface.min_top_k, I32)
+    if value == 0 and interface.min_top_k == -1 and not interface.zeros_allowed:
+        raise value_error(name, value)
     return value
 
 
-def _top_p(given: Fields, name: str, interface: Interface) -> Any:
-    value = given.number(name, None, 0, 1, open=True)
-    if value == 1 and not interface.whole:
-        raise mistaken(name, given.raw(name))
+def _read_top_p(members: Fields, name: str, interface: ParameterTable) -> Any:
+    value = members.number(name, None, 0, 1, low_excluded=True)
+    if value == 1 and not interface.full_top_p:
+        raise value_error(name, members.raw_value(name))
     return value
 
 
-def _typical_p(given: Fields, name: str, interface: Interface) -> Any:
-    return given.number(name, None, 0, 1, open=True)
+def _read_typical_p(members: Fields, name: str, interface: ParameterTable) -> Any:
+    return members.number(name, None, 0, 1, low_excluded=True)
 
 
-def _repetition(given: Fields, name: str, interface: Interface) -> Any:
-    return given.number(name, None, 0, interface.max_penalty, open=True)
+def _read_repetition_penalty(members: Fields, name: str, interface: ParameterTable) -> Any:
+    return members.number(name, None, 0, interface.max_penalty, low_excluded=True)
 
 
-def _penalty(given: Fields, name: str, interface: Interface) -> Any:
-    return given.number(name, None, -2, 2)
+def _read_penalty(members: Fields, name: str, interface: ParameterTable) -> Any:
+    return members.number(name, None, -2, 2)
 
 
-def _truncate(given: Fields, name: str, interface: Interface) -> Any:
-    return _integer(given, name, 0 if interface.lax else 1, I32) or None
+def _read_truncate(members: Fields, name: str, interface: ParameterTable) -> Any:
+    return _strict_integer(members, name, 0 if interface.zeros_allowed else 1, I32) or None
 
 
-def _adapter(given: Fields, name: str, interface: Interface) -> Any:
-    adapter = given.string(name, BASE)
-    if not ADAPTER.fullmatch(adapter):
-        raise given.fail(name, "The format of adapter_id is invalid.")
-    return adapter if adapter != BASE else None
+def _read_adapter_id(members: Fields, name: str, interface: ParameterTable) -> Any:
+    adapter = members.string(name, NO_ADAPTER)
+    if not ADAPTER_NAME.fullmatch(adapter):
+        raise members.member_error(name, "The format of adapter_id is invalid.")
+    return adapter if adapter != NO_ADAPTER else None
 
 
-def _model(given: Fields, name: str, interface: Interface) -> Any:
+def _read_vllm_adapter(members: Fields, name: str, interface: ParameterTable) -> Any:
     """Read the adapter's name in vLLM's /generate. The other interfaces read ``model`` elsewhere."""
-    value = given.raw(name)
+    value = members.raw_value(name)
     if value is None:
         return None
     if not isinstance(value, str):
-        raise given.fail(name, "Model must be string type.")
-    if not 1 <= size(value) <= 256:
-        text = f"Input validation error: length of `model` must be in [1, 256], but got {size(value)}"
-        raise given.fail(name, text)
+        raise members.member_error(name, "Model must be string type.")
+    if not 1 <= utf16_length(value) <= 256:
+        text = f"Input validation error: length of `model` must be in [1, 256], but got {utf16_length(value)}"
+        raise members.member_error(name, text)
     return value
 
 
-def _stop(given: Fields, name: str, interface: Interface) -> list[str]:
-    value, longest = given.raw(name), STOPS if interface.long_stop else STOP
+def _read_stop_strings(members: Fields, name: str, interface: ParameterTable) -> list[str]:
+    value, longest = members.raw_value(name), MAX_STOP_TOTAL if interface.long_stop_string else MAX_STOP_ITEM
     if value is None:
         return []
     if isinstance(value, str):
-        if not 1 <= size(value) <= longest:
-            text = f"Input validation error: length of `stop` must be in [1, {longest}], but got {size(value)}"
-            raise given.fail(name, text)
+        if not 1 <= utf16_length(value) <= longest:
+            text = f"Input validation error: length of `stop` must be in [1, {longest}], but got {utf16_length(value)}"
+            raise members.member_error(name, text)
         return [value]
     if not isinstance(value, list):
-        raise given.fail(name, "Input validation error: param stop must be string or list[string]")
-    sound = interface.long_stop or len(value) <= STOP
-    sound = sound and all(isinstance(each, str) and 1 <= size(each) <= STOP for each in value)
-    if not sound or sum(map(size, value)) > STOPS:
+        raise members.member_error(name, "Input validation error: param stop must be string or list[string]")
+    is_valid = interface.long_stop_string or len(value) <= MAX_STOP_ITEM
+    is_valid = is_valid and all(isinstance(each, str) and 1 <= utf16_length(each) <= MAX_STOP_ITEM for each in value)
+    if not is_valid or sum(map(utf16_length, value)) > MAX_STOP_TOTAL:
         text = (
             "Input validation error: `stop` must be list[string] if list, "
-            f"and item length in [1, {STOP}] with total <= {STOPS}"
+            f"and item length in [1, {MAX_STOP_ITEM}] with total <= {MAX_STOP_TOTAL}"
         )
-        raise given.fail(name, text)
+        raise members.member_error(name, text)
     return value
 
 
-def _stop_ids(given: Fields, name: str, interface: Interface) -> list[int]:
-    value = given.raw(name)
+def _read_stop_ids(members: Fields, name: str, interface: ParameterTable) -> list[int]:
+    value = members.raw_value(name)
     if value is None:
         return []
     if not isinstance(value, list):
-        raise given.fail(name, "Parameter stop_token_ids not array")
+        raise members.member_error(name, "Parameter stop_token_ids not array")
     if any(type(each) is not int for each in value):
-        raise given.fail(name, "Parameter stop_token_ids not list[int]")
+        raise members.member_error(name, "Parameter stop_token_ids not list[int]")
     return list(dict.fromkeys(each for each in value if 0 <= each <= I32))
 
 
-def _include(given: Fields, name: str, interface: Interface) -> Any:
+def _read_include_stop(members: Fields, name: str, interface: ParameterTable) -> Any:
     """Read the flag only if there are stop strings or stop ids, like the original."""
-    return given.boolean(name, None) if given.has("stop") or given.has("stop_token_ids") else None
+    return members.boolean(name, None) if members.has_value("stop") or members.has_value("stop_token_ids") else None
 
 
-def _logprobs(given: Fields, name: str, interface: Interface) -> Any:
-    if interface.voice == "completions":
-        return _integer(given, name, 0, MAX_LOGPROBS)
-    return given.boolean(name, None)
+def _read_mindie_logprobs(members: Fields, name: str, interface: ParameterTable) -> Any:
+    if interface.error_style == "completions":
+        return _strict_integer(members, name, 0, MAX_LOGPROBS)
+    return members.boolean(name, None)
 
 
-def _top_logprobs(given: Fields, name: str, interface: Interface) -> Any:
-    value = _integer(given, name, 0, MAX_TOP)
-    if value is not None and given.raw("logprobs") is False:
-        told = "Value error, when using top_logprobs, logprobs must be true or null in chat completions"
-        raise given.fail(name, told)
+def _read_top_logprobs(members: Fields, name: str, interface: ParameterTable) -> Any:
+    value = _strict_integer(members, name, 0, MAX_TOP)
+    if value is not None and members.raw_value("logprobs") is False:
+        message = "Value error, when using top_logprobs, logprobs must be true or null in chat completions"
+        raise members.member_error(name, message)
     return value
 
 
-CHECKS: dict[str, Callable[[Fields, str, Interface], Any]] = {
-    "temperature": _temperature,
-    "top_k": _top_k,
-    "top_p": _top_p,
-    "typical_p": _typical_p,
-    "do_sample": _boolean,
-    "seed": _ranged(0, U64),
-    "repetition_penalty": _repetition,
-    "frequency_penalty": _penalty,
-    "presence_penalty": _penalty,
-    "watermark": _boolean,
-    "max_new_tokens": _ranged(1, I32),
-    "max_tokens": _ranged(1, I32),
-    "batch_size": _ranged(1, I32),
-    "priority": _ranged(1, LEVELS),
-    "timeout": _ranged(1, MAX_TIMEOUT),
-    "truncate": _truncate,
-    "details": _boolean,
-    "decoder_input_details": _boolean,
-    "return_full_text": _boolean,
-    "stream": _boolean,
-    "adapter_id": _adapter,
-    "model": _model,
-    "stop": _stop,
-    "stop_token_ids": _stop_ids,
-    "include_stop_str_in_output": _include,
-    "skip_special_tokens": _boolean,
-    "ignore_eos": _boolean,
-    "best_of": _ranged(1, MAX_BEST),
-    "n": _ranged(1, MAX_N),
-    "use_beam_search": _boolean,
-    "logprobs": _logprobs,
-    "top_logprobs": _top_logprobs,
+MEMBER_READERS: dict[str, Callable[[Fields, str, ParameterTable], Any]] = {
+    "temperature": _read_temperature,
+    "top_k": _read_top_k,
+    "top_p": _read_top_p,
+    "typical_p": _read_typical_p,
+    "do_sample": _read_boolean,
+    "seed": _integer_reader(0, U64),
+    "repetition_penalty": _read_repetition_penalty,
+    "frequency_penalty": _read_penalty,
+    "presence_penalty": _read_penalty,
+    "watermark": _read_boolean,
+    "max_new_tokens": _integer_reader(1, I32),
+    "max_tokens": _integer_reader(1, I32),
+    "batch_size": _integer_reader(1, I32),
+    "priority": _integer_reader(1, PRIORITY_LEVELS),
+    "timeout": _integer_reader(1, MAX_TIMEOUT),
+    "truncate": _read_truncate,
+    "details": _read_boolean,
+    "decoder_input_details": _read_boolean,
+    "return_full_text": _read_boolean,
+    "stream": _read_boolean,
+    "adapter_id": _read_adapter_id,
+    "model": _read_vllm_adapter,
+    "stop": _read_stop_strings,
+    "stop_token_ids": _read_stop_ids,
+    "include_stop_str_in_output": _read_include_stop,
+    "skip_special_tokens": _read_boolean,
+    "ignore_eos": _read_boolean,
+    "best_of": _integer_reader(1, MAX_BEST),
+    "n": _integer_reader(1, MAX_N),
+    "use_beam_search": _read_boolean,
+    "logprobs": _read_mindie_logprobs,
+    "top_logprobs": _read_top_logprobs,
 }

@@ -15,26 +15,26 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.instance_plane import IDENTITY, Origin, ResumedBody
+from parley.dialects.instance_plane import REQUEST_UUID, OriginalRequest, ResumedBody
 from parley.dialects.mindie import tgi, vllm
-from parley.dialects.mindie.shared import encode
+from parley.dialects.mindie.shared import encode_json
 from parley.errors import OrderRefused
-from parley.types import Batch, Output
+from parley.types import EngineOutput, OutputBatch
 
-IDS = re.compile(r"[0-9]{1,10}(,[0-9]{1,10})*")
-ORIGIN = "parley_origin"
-MESSAGES = "Messages MUST be a string for recompute"
-CALLING = "Messages must be a string for recompute"  # for requests with tools
-UNREAD = "Failed to get token from input: {}"
-FIRST = "Failed to get parameter firstTokenCost in json body"
-TIMES = "Parameter decodeTime length is invalid."
-ANY = "a"  # replaces a prompt whose text is not known
+NUMBER_LIST = re.compile(r"[0-9]{1,10}(,[0-9]{1,10})*")
+ORIGIN_MEMBER = "parley_origin"
+MESSAGES_NOT_TEXT = "Messages MUST be a string for recompute"
+TOOL_MESSAGES_NOT_TEXT = "Messages must be a string for recompute"  # for requests with tools
+UNREADABLE_TOKENS = "Failed to get token from input: {}"
+NO_FIRST_TOKEN_COST = "Failed to get parameter firstTokenCost in json body"
+WRONG_DECODE_TIMES = "Parameter decodeTime length is invalid."
+PLACEHOLDER_TEXT = "a"  # replaces a prompt whose text is not known
 
 
-_ORIGIN = msgspec.msgpack.Decoder(Origin)
+_ORIGIN_DECODER = msgspec.msgpack.Decoder(OriginalRequest)
 
 # The member that holds an interface's prompt; for tensors it is in ``inputs[0]``.
-MEMBERS = {
+PROMPT_MEMBER_OF = {
     "chat": "messages",
     "completions": "prompt",
     "vllm": "prompt",
@@ -47,159 +47,161 @@ MEMBERS = {
 # -- reading
 
 
-def read(path: str, body: bytes) -> ResumedBody:
+def read_recompute_body(path: str, body: bytes) -> ResumedBody:
     """Read a body sent with ``is-recompute: true``; return it as it is if it is no JSON object. Raises OrderRefused."""
     try:
-        given = msgspec.json.decode(body)
+        members = msgspec.json.decode(body)
     except (ValueError, RecursionError):
         return ResumedBody(body, None, [])
-    if not isinstance(given, dict):
+    if not isinstance(members, dict):
         return ResumedBody(body, None, [])
-    if ORIGIN in given:
-        return _original(given[ORIGIN])
-    interface = _interface(path, given)
-    text = _text(interface, given)
-    prompt, drawn = _tokens(text) if isinstance(text, str) else _split(text)
+    if ORIGIN_MEMBER in members:
+        return _decode_origin(members[ORIGIN_MEMBER])
+    interface = _interface_of(path, members)
+    text = _numbers_in_body(interface, members)
+    prompt, generated = _parse_numbers(text) if isinstance(text, str) else _split_numbers(text)
     if interface == "tensors":
-        _fill(given["inputs"][0], prompt)
+        _replace_tensor_data(members["inputs"][0], prompt)
     elif interface == "native":
-        del given["inputs"]
-        given["input_id"] = prompt
+        del members["inputs"]
+        members["input_id"] = prompt
     else:
-        given[MEMBERS[interface]] = _stand_in(interface, given, prompt)
+        members[PROMPT_MEMBER_OF[interface]] = _placeholder_prompt(interface, members, prompt)
     if interface == "triton":
-        _times(given, len(drawn))
-    past: list[Batch] = [[(0, Output("", 0, drawn))]] if drawn else []
-    return ResumedBody(encode(given), prompt, past)
+        _remove_timings(members, len(generated))
+    past: list[OutputBatch] = [[(0, EngineOutput("", 0, generated))]] if generated else []
+    return ResumedBody(encode_json(members), prompt, past)
 
 
-def _original(coded: Any) -> ResumedBody:
+def _decode_origin(encoded: Any) -> ResumedBody:
     try:
-        origin = _ORIGIN.decode(a2b_base64(coded, strict_mode=True))
+        origin = _ORIGIN_DECODER.decode(a2b_base64(encoded, strict_mode=True))
     except (Error, TypeError, ValueError) as error:
-        raise OrderRefused(422, UNREAD.format(f"{ORIGIN} cannot be read ({type(error).__name__})")) from None
-    if not IDENTITY.fullmatch(origin.unique):
-        raise OrderRefused(422, UNREAD.format(f"{ORIGIN} has no identity"))
+        raise OrderRefused(
+            422, UNREADABLE_TOKENS.format(f"{ORIGIN_MEMBER} cannot be read_recompute_body ({type(error).__name__})")
+        ) from None
+    if not REQUEST_UUID.fullmatch(origin.unique):
+        raise OrderRefused(422, UNREADABLE_TOKENS.format(f"{ORIGIN_MEMBER} has no identity"))
     return ResumedBody(origin.body, origin.prompt, origin.past, origin.unique, origin.created)
 
 
-def _interface(path: str, given: dict[str, Any]) -> str:
+def _interface_of(path: str, members: dict[str, Any]) -> str:
     """Return the name of the interface that a path and a body belong to."""
-    if "messages" in given:
+    if "messages" in members:
         return "chat"
-    if isinstance(given.get("inputs"), list) and path.endswith("/infer"):
+    if isinstance(members.get("inputs"), list) and path.endswith("/infer"):
         return "tensors"
-    if "text_input" in given:
+    if "text_input" in members:
         return "triton"
-    if "prompt" in given:
+    if "prompt" in members:
         return "vllm" if path.endswith("/generate") else "completions"
     return "native" if path.endswith(("/infer", "/infer_token")) else "tgi"
 
 
-def _text(interface: str, given: dict[str, Any]) -> str | list[int]:
+def _numbers_in_body(interface: str, members: dict[str, Any]) -> str | list[int]:
     """Return the numbers in a body, as text or as a list. Raises OrderRefused."""
     if interface == "tensors":
-        return _data(given["inputs"])
-    member = MEMBERS[interface]
-    text = given.get(member)
+        return _tensor_numbers(members["inputs"])
+    member = PROMPT_MEMBER_OF[interface]
+    text = members.get(member)
     if isinstance(text, str):
         return text
     if interface == "chat":
-        raise OrderRefused(422, CALLING if given.get("tools") else MESSAGES)
-    raise OrderRefused(422, UNREAD.format(f"{member} is not a string"))
+        raise OrderRefused(422, TOOL_MESSAGES_NOT_TEXT if members.get("tools") else MESSAGES_NOT_TEXT)
+    raise OrderRefused(422, UNREADABLE_TOKENS.format(f"{member} is not a string"))
 
 
-def _data(tensors: list[Any]) -> list[int]:
+def _tensor_numbers(tensors: list[Any]) -> list[int]:
     data = tensors[0].get("data") if tensors and isinstance(tensors[0], dict) else None
     while isinstance(data, list) and len(data) == 1 and isinstance(data[0], list):
         data = data[0]
-    if not isinstance(data, list) or not all(type(id) is int and id >= 0 for id in data):
-        raise OrderRefused(422, UNREAD.format("data is not a list of token ids"))
+    if not isinstance(data, list) or not all(type(token_id) is int and token_id >= 0 for token_id in data):
+        raise OrderRefused(422, UNREADABLE_TOKENS.format("data is not a list of token ids"))
     return data
 
 
-def _stand_in(interface: str, given: dict[str, Any], prompt: list[int]) -> Any:
+def _placeholder_prompt(interface: str, members: dict[str, Any], prompt: list[int]) -> Any:
     """Return the value that replaces the numbers in the prompt's member. Raises OrderRefused."""
     if interface == "chat":
-        return [{"role": "user", "content": ANY}]
+        return [{"role": "user", "content": PLACEHOLDER_TEXT}]
     if interface == "completions":
         return prompt
     if interface == "triton":
-        return ANY
-    origin = given.pop("origin_inputs", None)
+        return PLACEHOLDER_TEXT
+    origin = members.pop("origin_inputs", None)
     if not isinstance(origin, str):
-        raise OrderRefused(422, vllm.NO_ORIGIN if interface == "vllm" else tgi.NO_ORIGIN)
-    return origin or ANY
+        raise OrderRefused(422, vllm.NO_ORIGIN_INPUTS if interface == "vllm" else tgi.NO_ORIGIN_INPUTS)
+    return origin or PLACEHOLDER_TEXT
 
 
-def _tokens(text: str) -> tuple[list[int], list[int]]:
-    if not IDS.fullmatch(text):
-        raise OrderRefused(422, UNREAD.format("it is not a list of numbers separated by commas"))
-    return _split([int(id) for id in text.split(",")])
+def _parse_numbers(text: str) -> tuple[list[int], list[int]]:
+    if not NUMBER_LIST.fullmatch(text):
+        raise OrderRefused(422, UNREADABLE_TOKENS.format("it is not a list of numbers separated by commas"))
+    return _split_numbers([int(number) for number in text.split(",")])
 
 
-def _split(numbers: list[int]) -> tuple[list[int], list[int]]:
+def _split_numbers(numbers: list[int]) -> tuple[list[int], list[int]]:
     """Split the numbers into the ids of the prompt and of the output. Raises OrderRefused."""
     length, *ids = numbers or [0]
     if not 0 < length <= len(ids):
-        raise OrderRefused(422, UNREAD.format(f"the prompt cannot have {length} of {len(ids)} tokens"))
+        raise OrderRefused(422, UNREADABLE_TOKENS.format(f"the prompt cannot have {length} of {len(ids)} tokens"))
     return ids[:length], ids[length:]
 
 
-def _fill(tensor: dict[str, Any], ids: list[int]) -> None:
+def _replace_tensor_data(tensor: dict[str, Any], ids: list[int]) -> None:
     """Replace the elements of a tensor with one row."""
     tensor["data"] = ids
     if isinstance(shape := tensor.get("shape"), list) and shape:
         tensor["shape"] = [*(1 for _ in shape[1:]), len(ids)]
 
 
-def _times(given: dict[str, Any], drawn: int) -> None:
+def _remove_timings(members: dict[str, Any], generated_count: int) -> None:
     """Remove the timings that the original's servers measured. Raises OrderRefused if they are missing."""
-    parameters = given.get("parameters")
-    if not isinstance(parameters, dict) or not _unsigned(parameters.pop("firstTokenCost", None)):
-        raise OrderRefused(422, FIRST)
+    parameters = members.get("parameters")
+    if not isinstance(parameters, dict) or not _is_unsigned(parameters.pop("firstTokenCost", None)):
+        raise OrderRefused(422, NO_FIRST_TOKEN_COST)
     times = parameters.pop("decodeTime", None)
-    if not isinstance(times, list) or not all(map(_unsigned, times)) or len(times) != max(0, drawn - 1):
-        raise OrderRefused(422, TIMES)
+    if not isinstance(times, list) or not all(map(_is_unsigned, times)) or len(times) != max(0, generated_count - 1):
+        raise OrderRefused(422, WRONG_DECODE_TIMES)
 
 
-def _unsigned(value: Any) -> bool:
+def _is_unsigned(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
 # -- writing
 
 
-def write(path: str, origin: Origin, prompt: Sequence[int], seed: int) -> bytes:
+def write_recompute_body(path: str, origin: OriginalRequest, prompt: Sequence[int], seed: int) -> bytes:
     """Return the body that resumes a request elsewhere: ``retry:`` from an instance that cannot finish it.
 
     ``prompt``: token ids of its first prompt. ``origin`` holds the tokens drawn so far; only those of that prompt's
     first choice are written as numbers, because MindIE's requests have no others. ``seed``: that choice's seed.
     """
     try:
-        given = msgspec.json.decode(origin.body)
+        original = msgspec.json.decode(origin.body)
     except (ValueError, RecursionError):
-        given = None
-    body: dict[str, Any] = given if isinstance(given, dict) else {}
-    drawn = [id for batch in origin.past for number, output in batch if number == output.index == 0
-             for id in output.token_ids]  # fmt: skip
-    numbers = [len(prompt), *prompt, *drawn]
-    text, interface = ",".join(map(str, numbers)), _interface(path, body)
+        original = None
+    body: dict[str, Any] = original if isinstance(original, dict) else {}
+    generated = [token_id for batch in origin.past for number, output in batch if number == output.index == 0
+             for token_id in output.token_ids]  # fmt: skip
+    numbers = [len(prompt), *prompt, *generated]
+    text, interface = ",".join(map(str, numbers)), _interface_of(path, body)
     if interface in ("vllm", "tgi"):
-        before = body.get(MEMBERS[interface])
-        body["origin_inputs"] = before if isinstance(before, str) else ""
+        original_prompt = body.get(PROMPT_MEMBER_OF[interface])
+        body["origin_inputs"] = original_prompt if isinstance(original_prompt, str) else ""
     if interface == "tensors":
-        _fill(body["inputs"][0], numbers)
+        _replace_tensor_data(body["inputs"][0], numbers)
     else:
         body.pop("input_id", None)  # the native interface has either of two members
-        body[MEMBERS[interface]] = text
+        body[PROMPT_MEMBER_OF[interface]] = text
     nested = interface in ("tgi", "native", "triton", "tensors")
-    place = body["inputs"][0] if interface == "tensors" else body
-    values = place.setdefault("parameters", {}) if nested else body
-    if isinstance(values, dict):
-        if values.get("seed") is None:
-            values["seed"] = seed
+    parameters_owner = body["inputs"][0] if interface == "tensors" else body
+    parameters = parameters_owner.setdefault("parameters", {}) if nested else body
+    if isinstance(parameters, dict):
+        if parameters.get("seed") is None:
+            parameters["seed"] = seed
         if interface == "triton":
-            values |= {"firstTokenCost": 0, "decodeTime": [0] * max(0, len(drawn) - 1)}
-    body[ORIGIN] = b2a_base64(msgspec.msgpack.encode(origin), newline=False).decode()
-    return encode(body)
+            parameters |= {"firstTokenCost": 0, "decodeTime": [0] * max(0, len(generated) - 1)}
+    body[ORIGIN_MEMBER] = b2a_base64(msgspec.msgpack.encode(origin), newline=False).decode()
+    return encode_json(body)

@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from parley.types import Keep
+from parley.types import TruncationSide
 
-Profile = Literal["strict-old", "strict", "extended"]
+MindieProfile = Literal["strict-old", "strict", "extended"]
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class MindieRules:
     """``profile``: like the manual's servers (strict-old), like today's (strict), or without refusals (extended).
 
     ``vllm``: the server has vLLM's OpenAI interface rather than its own. ``full_text``: each event of a stream repeats
@@ -23,13 +23,13 @@ class Rules:
     other settings are only reported, by routes about the server itself.
     """
 
-    profile: Profile = "strict"
+    profile: MindieProfile = "strict"
     vllm: bool = True
     full_text: bool = False
     figures: bool = True
     monitored: bool = True  # the metrics port is on
     limit: int = 40
-    truncation: Keep | None = None
+    truncation: TruncationSide | None = None
     max_seq_len: int | None = None
     max_input_token_len: int | None = None
     max_iter_times: int | None = None

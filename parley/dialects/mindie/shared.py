@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from parley.dialects import words
-from parley.dialects.dialect import Answer, Head
-from parley.dialects.mindie.rules import Rules
+from parley.dialects.dialect import Answer, RequestContext
+from parley.dialects.mindie.rules import MindieRules
 from parley.errors import (
     BadRequest,
     ContextLength,
@@ -35,10 +35,10 @@ from parley.errors import (
 I32 = 2**31 - 1
 U64 = 2**64 - 1
 F32 = 3.4028234663852886e38
-RULES = Rules()
+DEFAULT_RULES = MindieRules()
 
-encode = msgspec.json.Encoder().encode
-NEITHER = encode(
+encode_json = msgspec.json.Encoder().encode
+NO_PROMPT_TEXT = encode_json(
     {
         "Error": "`inputs` or `prompt` must be necessary and data type must be string. "
         "Additionally, the request body must be valid json",
@@ -46,7 +46,7 @@ NEITHER = encode(
     }
 ).decode()
 
-TYPES = {
+TYPE_NAMES = {
     "a boolean": "boolean",
     "an integer": "integer",
     "a number": "float",
@@ -56,7 +56,7 @@ TYPES = {
 }
 UNSIGNED = ("seed", "n", "best_of", "priority", "timeout", "top_logprobs", "logprobs")
 # Messages for numbers out of range, independent of the interface's range. {1} is its upper limit.
-RANGES = {
+RANGE_MESSAGES = {
     "temperature": "Parameter temperature must be in (0.0,{1:g}], got {0}.",
     "top_k": "Parameter top_k must be in -1 || (0,2147483647], got {0}",
     "top_p": "Parameter top_p must be in (0.0,1.0], got {0}.",
@@ -77,119 +77,123 @@ RANGES = {
     "logprobs": "logprobs should be in range [0, 5], got {0}.",
     "thinking_budget": "Parameter thinking_budget must be in [1,2147483647], got {0}",
 }
-EXPIRED = {
+TIMEOUT_MESSAGES = {
     "client": "Engine callback timeout: client timeout",
     "server": "Engine callback timeout: server e2eTimeout",
     "token": "Engine callback timeout: server tokenTimeout",
 }
-OTHERWISE = {"max_tokens": "Parameter max_tokens not number_integer"}  # messages for a wrong type
+TYPE_MESSAGES = {"max_tokens": "Parameter max_tokens not number_integer"}  # messages for a wrong type
 
 
-class Words(words.Words):
+class MindieErrorWording(words.ErrorWording):
     """MindIE's wording. ``unreadable_body``: the message for a body that is no JSON object; each route has its own."""
 
     def __init__(self, unread: str = ""):
-        self.unread = unread
+        self.unreadable_body = unread
 
-    def missing(self, path: str) -> BadRequest:
+    def missing_error(self, path: str) -> BadRequest:
         """Return the error for a missing member."""
         return Missing(f"Request should contain '{path}' and the type should be string.", field=path)
 
-    def mistyped(self, path: str, expected: str, value: Any) -> BadRequest:
+    def type_error(self, path: str, expected: str, value: Any) -> BadRequest:
         """Return the error for a value of a wrong type."""
         name = path.rpartition(".")[2]
-        type_ = "unsigned" if name in UNSIGNED and expected == "an integer" else TYPES.get(expected, expected)
-        return WrongType(OTHERWISE.get(name, f"{name} must be {type_} type."), field=path)
+        expected_type = (
+            "unsigned" if name in UNSIGNED and expected == "an integer" else TYPE_NAMES.get(expected, expected)
+        )
+        return WrongType(TYPE_MESSAGES.get(name, f"{name} must be {expected_type} type."), field=path)
 
-    def outside(self, path: str, value: float, low: float | None, high: float | None, *, open: bool) -> BadRequest:
+    def range_error(
+        self, path: str, value: float, low: float | None, high: float | None, *, low_excluded: bool
+    ) -> BadRequest:
         """Return the error for a number out of range."""
         name = path.rpartition(".")[2]
         if name in UNSIGNED and value < 0:
-            return self.mistyped(path, "an integer", value)
-        return mistaken(path, value, high)
+            return self.type_error(path, "an integer", value)
+        return value_error(path, value, high)
 
-    def invalid(self, path: str, reason: str) -> BadRequest:
+    def invalid_error(self, path: str, reason: str) -> BadRequest:
         """Return the error for any other fault."""
         return Invalid(reason, field=path)
 
-    def unreadable(self, body: bytes, reason: str) -> BadRequest:
+    def unreadable_error(self, body: bytes, reason: str) -> BadRequest:
         """Return the error for a body that is not JSON."""
-        return Malformed(self.unread)
+        return Malformed(self.unreadable_body)
 
-    def shapeless(self, value: Any) -> BadRequest:
+    def not_object_error(self, value: Any) -> BadRequest:
         """Return the error for a body that is not a JSON object."""
-        return Malformed(self.unread)
+        return Malformed(self.unreadable_body)
 
 
-UNREAD = Words("Failed to parse request context to json")
+MINDIE_WORDING = MindieErrorWording("Failed to parse request context to json")
 
 
-def mistaken(path: str, value: Any, high: float | None = None) -> BadRequest:
+def value_error(path: str, value: Any, high: float | None = None) -> BadRequest:
     """Return the error for a parameter's value that its interface does not accept."""
-    return Invalid(RANGES[path.rpartition(".")[2]].format(encode(value).decode(), high or 0), field=path)
+    return Invalid(RANGE_MESSAGES[path.rpartition(".")[2]].format(encode_json(value).decode(), high or 0), field=path)
 
 
-def size(text: str) -> int:
+def utf16_length(text: str) -> int:
     """Return a text's length in UTF-16 units, as the original counts."""
     return len(text) if text.isascii() else len(text.encode("utf-16-le")) // 2
 
 
-def error(error: ParleyError, rules: Rules = RULES) -> Answer:
+def mindie_error_answer(error: ParleyError, rules: MindieRules = DEFAULT_RULES) -> Answer:
     """Return an error as a whole answer."""
     match error:
         case TooLarge():
-            text = f"Request body too large. Maximum allowed size is {rules.limit}MB."
-            return Answer(413, encode({"message": text}))
+            text = f"Request body too large. Maximum allowed utf16_length is {rules.limit}MB."
+            return Answer(413, encode_json({"message": text}))
         case ContextLength():
-            return answer(424, _reason(error), "Generation Error")
+            return mindie_error_json(424, _context_length_message(error), "Generation Error")
         case Expired():
-            return answer(500, EXPIRED[error.limit], "Incomplete Generation")
+            return mindie_error_json(500, TIMEOUT_MESSAGES[error.limit], "Incomplete Generation")
         case InUse():
-            told = "Failed to enqueue inferRequest. Runtime request has been used before."
-            return answer(500, told, "Incomplete Generation")
+            message = "Failed to enqueue inferRequest. Runtime request has been used before."
+            return mindie_error_json(500, message, "Incomplete Generation")
         case UnknownModel():
-            return answer(404, f"Model {error.name} not found.", "NotFoundError")
+            return mindie_error_json(404, f"Model {error.name} not found.", "NotFoundError")
         case NotFound():
-            return answer(404, error.message, "NotFoundError")
+            return mindie_error_json(404, error.message, "NotFoundError")
         case UnknownToken():
-            return answer(424, "Failed to enqueue inferRequest. Invalid Input Ids", "Generation Error")
+            return mindie_error_json(424, "Failed to enqueue inferRequest. Invalid Input Ids", "Generation Error")
         case BadRequest():
-            return refused(error.message)
+            return refuse_body(error.message)
         case Stopping() if rules.strict:
-            return answer(503, "The service has been stopped", "Service Unavailable")
+            return mindie_error_json(503, "The service has been stopped", "Service Unavailable")
         case NotReady() if rules.strict:
             return Answer(503)
         case NotReady() | Overloaded():
-            return answer(503, error.message, "Service Unavailable")
+            return mindie_error_json(503, error.message, "Service Unavailable")
         case _ if type(error) is ParleyError and rules.strict:
             return Answer(500, b"Server internal error")  # not JSON, despite the content type
         case _ if error.status >= 500:
-            return answer(500, error.message, "Incomplete Generation")
+            return mindie_error_json(500, error.message, "Incomplete Generation")
         case _:
-            return answer(error.status, error.message, "Bad Request")
+            return mindie_error_json(error.status, error.message, "Bad Request")
 
 
-def sole(head: Head) -> str:
+def header_request_id(context: RequestContext) -> str:
     """Return the request's id from its header; no two open requests may share it."""
-    return head.headers.get(b"req-id", b"").decode("utf-8", "replace")
+    return context.headers.get(b"req-id", b"").decode("utf-8", "replace")
 
 
-def name(head: Head) -> str:
+def request_name(context: RequestContext) -> str:
     """Return the request's name: its header's id, or a numbered one like the original's."""
-    return sole(head) or f"endpoint_common_{int(head.id[-8:], 16)}"
+    return header_request_id(context) or f"endpoint_common_{int(context.unique_id[-8:], 16)}"
 
 
-def refused(text: str) -> Answer:
+def refuse_body(text: str) -> Answer:
     """Return the refusal of a body."""
-    return answer(422, text, "Input Validation Error")
+    return mindie_error_json(422, text, "Input Validation Error")
 
 
-def failure(error: ParleyError) -> bytes:
+def mindie_failure_text(error: ParleyError) -> bytes:
     """Return the end of a stream after an error."""
-    return EXPIRED[error.limit].encode() if isinstance(error, Expired) else error.message.encode()
+    return TIMEOUT_MESSAGES[error.limit].encode() if isinstance(error, Expired) else error.message.encode()
 
 
-def _reason(error: ContextLength) -> str:
+def _context_length_message(error: ContextLength) -> str:
     if error.prompt is None or error.limit is None:
         return f"Failed to enqueue inferRequest. {error.message}"
     return (
@@ -198,6 +202,6 @@ def _reason(error: ContextLength) -> str:
     )
 
 
-def answer(status: int, text: str, kind: str) -> Answer:
+def mindie_error_json(status: int, text: str, error_type: str) -> Answer:
     """Return an error answer in JSON."""
-    return Answer(status, encode({"error": text, "error_type": kind}))
+    return Answer(status, encode_json({"error": text, "error_type": error_type}))

@@ -8,130 +8,134 @@ from __future__ import annotations
 
 from typing import Any
 
-from parley.dialects.dialect import Head
-from parley.dialects.fields import Fields, decode
+from parley.dialects.dialect import RequestContext
+from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.mindie import constraints, inputs, parameters
-from parley.dialects.mindie.answers import Piece, Single, common
-from parley.dialects.mindie.rules import Rules
-from parley.dialects.mindie.shared import NEITHER, Words, encode
-from parley.types import Request, Stop, Text, Token, Usage, Want
+from parley.dialects.mindie.answers import SingleChoiceReply, StreamPiece, shared_request_members
+from parley.dialects.mindie.rules import MindieRules
+from parley.dialects.mindie.shared import NO_PROMPT_TEXT, MindieErrorWording, encode_json
+from parley.types import OutputOptions, Request, StopConditions, Text, TokenInfo, Usage
 
-ROOT = Words("Failed to parse context to json body")
-EITHER = Words(NEITHER)
-STREAM = Words("Failed to parse request context to json")
-TOKENS = 20  # default of max_new_tokens
-NO_ORIGIN = "Failed to get parameter `origin_inputs` in json body"  # refuses a recompute body without it
+ROOT_WORDING = MindieErrorWording("Failed to parse context to json body")
+GENERATE_WORDING = MindieErrorWording(NO_PROMPT_TEXT)
+STREAM_WORDING = MindieErrorWording("Failed to parse request context to json")
+DEFAULT_TOKENS = 20  # default of max_new_tokens
+NO_ORIGIN_INPUTS = "Failed to get parameter `origin_inputs` in json body"  # refuses a recompute body without it
 
 
-def either(rules: Rules, body: bytes, head: Head) -> TextReply:
+def read_mindie_any(rules: MindieRules, body: bytes, context: RequestContext) -> MindieTgiReply:
     """Read a body whose member ``stream`` selects a stream or one answer, a list of one. Raises BadRequest."""
-    fields = decode(body, ROOT)
-    if fields.has("stream") and not isinstance(fields.raw("stream"), bool):
-        raise fields.fail("stream", "Stream must be boolean type.")
-    return TextReply(rules, fields, head, stream=fields.boolean("stream", False), listed=True)
+    fields = decode_fields(body, ROOT_WORDING)
+    if fields.has_value("stream") and not isinstance(fields.raw_value("stream"), bool):
+        raise fields.member_error("stream", "Stream must be boolean type.")
+    return MindieTgiReply(rules, fields, context, stream=fields.boolean("stream", False), as_list=True)
 
 
-def whole(rules: Rules, body: bytes, head: Head) -> TextReply:
+def read_mindie_whole(rules: MindieRules, body: bytes, context: RequestContext) -> MindieTgiReply:
     """Read a request for an answer in one piece. Raises BadRequest."""
-    fields = decode(body, EITHER)
-    if not fields.has("inputs"):
-        raise fields.fail("inputs", NEITHER)
-    return TextReply(rules, fields, head, stream=False)
+    fields = decode_fields(body, GENERATE_WORDING)
+    if not fields.has_value("inputs"):
+        raise fields.member_error("inputs", NO_PROMPT_TEXT)
+    return MindieTgiReply(rules, fields, context, stream=False)
 
 
-def stream(rules: Rules, body: bytes, head: Head) -> TextReply:
+def read_mindie_stream(rules: MindieRules, body: bytes, context: RequestContext) -> MindieTgiReply:
     """Read a request for a stream. Raises BadRequest."""
-    return TextReply(rules, decode(body, STREAM), head, stream=True)
+    return MindieTgiReply(rules, decode_fields(body, STREAM_WORDING), context, stream=True)
 
 
-class TextReply(Single):
+class MindieTgiReply(SingleChoiceReply):
     """A reply in TGI's format, as a stream of tokens or in one piece."""
 
-    def __init__(self, rules: Rules, body: Fields, head: Head, *, stream: bool, listed: bool = False):
-        text = inputs.text(body, inputs.TGI, rules)
-        given = body.object("parameters") or Fields({}, "parameters", ROOT)
-        values = parameters.read(given, parameters.TGI.under(rules))
-        prefilled = bool(values["decoder_input_details"])
-        if stream and prefilled and rules.strict:
-            raise given.fail("decoder_input_details", "The decoder_input_details must not be true when stream is true.")
-        limit = values["max_new_tokens"] or TOKENS
-        super().__init__(rules, inputs.TGI, limit)
-        self._details = bool(values["details"] or prefilled)
-        self._prefilled = prefilled
-        self._listed = listed
-        self._before = text + " " if values["return_full_text"] else ""
-        scores = 0 if self._details and not rules.strict else None
+    def __init__(
+        self, rules: MindieRules, body: Fields, context: RequestContext, *, stream: bool, as_list: bool = False
+    ):
+        text = inputs.read_prompt_text(body, inputs.TGI_INPUT, rules)
+        parameters_object = body.object("parameters") or Fields({}, "parameters", ROOT_WORDING)
+        values = parameters.read_mindie_parameters(parameters_object, parameters.TGI_TABLE.under_rules(rules))
+        with_prefill = bool(values["decoder_input_details"])
+        if stream and with_prefill and rules.strict:
+            raise parameters_object.member_error(
+                "decoder_input_details", "The decoder_input_details must not be true when stream is true."
+            )
+        limit = values["max_new_tokens"] or DEFAULT_TOKENS
+        super().__init__(rules, inputs.TGI_INPUT, limit)
+        self._details = bool(values["details"] or with_prefill)
+        self._with_prefill = with_prefill
+        self._as_list = as_list
+        self._text_start = text + " " if values["return_full_text"] else ""
+        logprobs = 0 if self._details and not rules.strict else None
         self.request = Request(
-            **common(rules, head),
+            **shared_request_members(rules, context),
             model="",
             prompts=[Text(text)],
-            sampling=parameters.sampling(values, rules),
-            grammar=None if rules.strict else constraints.read(given),
-            stop=Stop(strings=values["stop"], max_tokens=limit, reserve=1),
+            sampling=parameters.mindie_sampling(values, rules),
+            grammar=None if rules.strict else constraints.read_mindie_format(parameters_object),
+            stop_conditions=StopConditions(strings=values["stop"], max_tokens=limit, reserved_tokens=1),
             # A frame can hold several ids, but only one log-probability.
-            want=Want(
+            output_options=OutputOptions(
                 ids=True,
-                logprobs=scores,
-                prompt_logprobs=scores if prefilled else None,
-                costs=stream and scores is None,
+                logprobs=logprobs,
+                prompt_logprobs=logprobs if with_prefill else None,
+                token_costs=stream and logprobs is None,
             ),
             stream=stream,
-            truncate=values["truncate"],
+            max_prompt_tokens=values["truncate"],
             adapter=values["adapter_id"],
         )
 
-    def frame(self, piece: Piece) -> bytes:
+    def render_piece(self, piece: StreamPiece) -> bytes:
         """Return a piece as an event."""
-        token = piece.token
+        token = piece.last_token
         answer: dict[str, Any] = {
             "token": {
-                "id": piece.ids,
-                "text": self.text if self._rules.full_text else piece.text,
+                "id": piece.token_ids,
+                "text": self.whole_text if self._rules.full_text else piece.text,
                 "logprob": None if token is None or self._rules.strict else token.logprob,
-                "special": None if token is None or self._rules.strict else token.special,
+                "special": None if token is None or self._rules.strict else token.is_special,
             },
             "generated_text": None,
             "details": None,
         }
-        if piece.last:
-            answer["generated_text"] = self._before + self.text
+        if piece.is_last:
+            answer["generated_text"] = self._text_start + self.whole_text
             if self._details:
-                answer["details"] = self._told()
-                if self._prefilled:
-                    answer["details"]["prefill"] = self._prefill()
-        return b"data: " + encode(answer) + b"\n\n"
+                answer["details"] = self._text_details()
+                if self._with_prefill:
+                    answer["details"]["prefill"] = self._prefill_objects()
+        return b"data: " + encode_json(answer) + b"\n\n"
 
-    def body(self, usage: Usage) -> bytes:
+    def render_body(self, usage: Usage) -> bytes:
         """Return the whole answer as JSON."""
         answer: dict[str, Any] = {}
         if self._details:
-            told = self._told()
-            seed = told.pop("seed")
-            prefill = self._prefill() if self._prefilled else []
-            tokens = [self._token(token) for token in self.tokens]
-            answer["details"] = told | {"prefill": prefill, "seed": seed, "tokens": tokens}
-        answer["generated_text"] = self._before + self.text
-        return encode([answer] if self._listed else answer)
+            details = self._text_details()
+            seed = details.pop("seed")
+            prefill = self._prefill_objects() if self._with_prefill else []
+            tokens = [self._token_member(token) for token in self.output_tokens]
+            answer["details"] = details | {"prefill": prefill, "seed": seed, "tokens": tokens}
+        answer["generated_text"] = self._text_start + self.whole_text
+        return encode_json([answer] if self._as_list else answer)
 
-    def _told(self) -> dict[str, Any]:
-        assert self.done is not None
+    def _text_details(self) -> dict[str, Any]:
+        assert self.done_event is not None
         return {
-            "prompt_tokens": len(self.prompt),
-            "finish_reason": self.reason,
-            "generated_tokens": self.done.usage.completion_tokens,
+            "prompt_tokens": len(self.prompt_ids),
+            "finish_reason": self.finish_reason,
+            "generated_tokens": self.done_event.usage.completion_tokens,
             "seed": self.seed,
         }
 
-    def _prefill(self) -> list[dict[str, Any]]:
-        if self.scored is None:
-            return [_bare(id) for id in self.prompt]
-        return [self._token(token) for token in self.scored.tokens]
+    def _prefill_objects(self) -> list[dict[str, Any]]:
+        if self.scored_prompt is None:
+            return [_bare_token(id) for id in self.prompt_ids]
+        return [self._token_member(token) for token in self.scored_prompt.tokens]
 
-    def _token(self, token: Token) -> dict[str, Any]:
+    def _token_member(self, token: TokenInfo) -> dict[str, Any]:
         if self._rules.strict:
-            return _bare(token.id)
-        return {"id": token.id, "logprob": token.logprob, "special": token.special, "text": token.text}
+            return _bare_token(token.id)
+        return {"id": token.id, "logprob": token.logprob, "special": token.is_special, "text": token.text}
 
 
-def _bare(id: int) -> dict[str, Any]:
-    return {"id": id, "logprob": None, "special": None, "text": None}
+def _bare_token(token_id: int) -> dict[str, Any]:
+    return {"id": token_id, "logprob": None, "special": None, "text": None}

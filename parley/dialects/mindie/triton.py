@@ -10,110 +10,129 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from parley.dialects.dialect import Answer, Head
-from parley.dialects.fields import Fields, decode
+from parley.dialects.dialect import Answer, RequestContext
+from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.mindie import constraints, inputs, parameters
-from parley.dialects.mindie.answers import Piece, Single, common, microseconds, milliseconds
-from parley.dialects.mindie.rules import Rules
-from parley.dialects.mindie.shared import UNREAD, Words, answer, encode, name
-from parley.dialects.wishes import Halt
-from parley.types import Request, Stop, Text, Usage, Want
+from parley.dialects.mindie.answers import (
+    SingleChoiceReply,
+    StreamPiece,
+    elapsed_milliseconds,
+    shared_request_members,
+    waited_microseconds,
+)
+from parley.dialects.mindie.rules import MindieRules
+from parley.dialects.mindie.shared import (
+    MINDIE_WORDING,
+    MindieErrorWording,
+    encode_json,
+    mindie_error_json,
+    request_name,
+)
+from parley.dialects.wishes import AbortRequest
+from parley.types import OutputOptions, Request, StopConditions, Text, Usage
 
-ID = re.compile(r"[a-zA-Z0-9_-]{1,256}")
-UNSTOPPED = Words("Failed to parse context to json body.")
-TOKENS = 20  # default of max_new_tokens
+LABEL_PATTERN = re.compile(r"[a-zA-Z0-9_-]{1,256}")
+STOP_WORDING = MindieErrorWording("Failed to parse context to json body.")
+DEFAULT_TOKENS = 20  # default of max_new_tokens
 
 
-def read(rules: Rules, body: bytes, head: Head, *, stream: bool) -> TextReply:
+def read_mindie_triton(rules: MindieRules, body: bytes, context: RequestContext, *, stream: bool) -> MindieTritonReply:
     """Read a generate request. Raises BadRequest."""
-    return TextReply(rules, decode(body, UNREAD), head, stream=stream)
+    return MindieTritonReply(rules, decode_fields(body, MINDIE_WORDING), context, stream=stream)
 
 
-def stop(body: bytes, head: Head) -> Halt:
+def read_stop_infer(body: bytes, context: RequestContext) -> AbortRequest:
     """Read which request to cancel; the answer repeats the body. Raises BadRequest."""
-    fields = decode(body, UNSTOPPED)
-    if "id" not in fields.names:
-        raise fields.fail("id", "Not found id.")
-    if fields.null("id"):
-        raise fields.fail("id", "id must not be null.")
-    id = label(fields)
-    assert id is not None
-    return Halt(id, Answer(200, body), answer(404, f"RequestId is {id} not found.", "NotFoundError"))
+    fields = decode_fields(body, STOP_WORDING)
+    if "id" not in fields.member_names:
+        raise fields.member_error("id", "Not found id.")
+    if fields.is_null("id"):
+        raise fields.member_error("id", "id must not be null.")
+    request_label = read_label(fields)
+    assert request_label is not None
+    return AbortRequest(
+        request_label,
+        Answer(200, body),
+        mindie_error_json(404, f"RequestId is {request_label} not found.", "NotFoundError"),
+    )
 
 
-def label(body: Fields) -> str | None:
+def read_label(body: Fields) -> str | None:
     """Return the client's label of its request. Raises BadRequest."""
-    id = body.string("id", None)
-    if id is not None and not ID.fullmatch(id):
-        told = (
+    request_label = body.string("id", None)
+    if request_label is not None and not LABEL_PATTERN.fullmatch(request_label):
+        message = (
             "The id can contain only digits, letters, underscores(_), hyphens(-) and no more than 256 words in length."
         )
-        raise body.fail("id", told)
-    return id
+        raise body.member_error("id", message)
+    return request_label
 
 
-class TextReply(Single):
+class MindieTritonReply(SingleChoiceReply):
     """A reply in Triton's format, as a stream of tokens or in one piece."""
 
-    def __init__(self, rules: Rules, body: Fields, head: Head, *, stream: bool):
-        self._id = label(body) or name(head)
-        text = inputs.text(body, inputs.TRITON, rules, self._id)
-        given = body.object("parameters") or Fields({}, "parameters", UNREAD)
-        values = parameters.read(given, parameters.TRITON_TEXT.under(rules))
-        limit = values["max_new_tokens"] or TOKENS
-        super().__init__(rules, inputs.TRITON, limit)
+    def __init__(self, rules: MindieRules, body: Fields, context: RequestContext, *, stream: bool):
+        self._answer_id = read_label(body) or request_name(context)
+        text = inputs.read_prompt_text(body, inputs.TRITON_INPUT, rules, self._answer_id)
+        parameters_object = body.object("parameters") or Fields({}, "parameters", MINDIE_WORDING)
+        values = parameters.read_mindie_parameters(parameters_object, parameters.TRITON_TEXT_TABLE.under_rules(rules))
+        limit = values["max_new_tokens"] or DEFAULT_TOKENS
+        super().__init__(rules, inputs.TRITON_INPUT, limit)
         self._details = bool(values["details"])
-        self._begun = False
-        self._told = 0  # tokens sent in the frames of a stream
+        self._first_sent = False
+        self._sent_tokens = 0  # tokens sent in the frames of a stream
         self.request = Request(
-            **common(rules, head, self._id),
-            model=head.path["model"],
+            **shared_request_members(rules, context, self._answer_id),
+            model=context.path_parts["model"],
             prompts=[Text(text)],
-            sampling=parameters.sampling(values, rules),
-            grammar=None if rules.strict else constraints.read(given),
-            stop=Stop(max_tokens=limit, reserve=1),
-            want=Want(ids=True, costs=self._details),
+            sampling=parameters.mindie_sampling(values, rules),
+            grammar=None if rules.strict else constraints.read_mindie_format(parameters_object),
+            stop_conditions=StopConditions(max_tokens=limit, reserved_tokens=1),
+            output_options=OutputOptions(ids=True, token_costs=self._details),
             stream=stream,
             timeout=values["timeout"],
-            priority=parameters.priority(values),
+            priority=parameters.relative_priority(values),
         )
 
-    def frame(self, piece: Piece) -> bytes:
+    def render_piece(self, piece: StreamPiece) -> bytes:
         """Return a piece as an event."""
-        text = self.text if self._rules.full_text else piece.text
-        told = self._named() | {"text_output": text}
+        text = self.whole_text if self._rules.full_text else piece.text
+        event = self._name_members() | {"text_output": text}
         if self._details:
-            cost = piece.token.cost if piece.token is not None else None
-            self._told += len(piece.tokens)
-            told["details"] = (self._ended() if piece.last else {"generated_tokens": self._told}) | {
+            cost = piece.last_token.cost if piece.last_token is not None else None
+            self._sent_tokens += len(piece.tokens)
+            event["details"] = (self._end_members() if piece.is_last else {"generated_tokens": self._sent_tokens}) | {
                 "first_token_cost": None,
                 "decode_cost": None,
-                "batch_size": cost.rows if cost is not None else None,
-                "queue_wait_time": microseconds(cost) if cost is not None else None,
+                "batch_size": cost.batch_rows if cost is not None else None,
+                "queue_wait_time": waited_microseconds(cost) if cost is not None else None,
             }
-            time = piece.milliseconds if cost is not None else None
-            told |= {"prefill_time": None if self._begun else time, "decode_time": time if self._begun else None}
-            self._begun = True
-        return b"data:" + encode(told) + b"\n\n"
+            time = piece.elapsed_ms if cost is not None else None
+            event |= {
+                "prefill_time": None if self._first_sent else time,
+                "decode_time": time if self._first_sent else None,
+            }
+            self._first_sent = True
+        return b"data:" + encode_json(event) + b"\n\n"
 
-    def body(self, usage: Usage) -> bytes:
+    def render_body(self, usage: Usage) -> bytes:
         """Return the whole answer as JSON."""
-        told = self._named() | {"text_output": self.text}
+        answer = self._name_members() | {"text_output": self.whole_text}
         if self._details:
-            costs = [token.cost for token in self.tokens]
-            times = [milliseconds(cost) for cost in costs]
-            lax = not self._rules.strict and bool(times)
-            told["details"] = self._ended() | {
-                "first_token_cost": times[0] if lax else None,
-                "decode_cost": times[1:] if lax else None,
-                "batch_size": [cost.rows for cost in costs if cost is not None],
-                "queue_wait_time": [microseconds(cost) for cost in costs],
+            costs = [token.cost for token in self.output_tokens]
+            times = [elapsed_milliseconds(cost) for cost in costs]
+            with_times = not self._rules.strict and bool(times)
+            answer["details"] = self._end_members() | {
+                "first_token_cost": times[0] if with_times else None,
+                "decode_cost": times[1:] if with_times else None,
+                "batch_size": [cost.batch_rows for cost in costs if cost is not None],
+                "queue_wait_time": [waited_microseconds(cost) for cost in costs],
             }
-        return encode(told)
+        return encode_json(answer)
 
-    def _named(self) -> dict[str, Any]:
-        return {"id": self._id, "model_name": self.request.model, "model_version": None}
+    def _name_members(self) -> dict[str, Any]:
+        return {"id": self._answer_id, "model_name": self.request.model, "model_version": None}
 
-    def _ended(self) -> dict[str, Any]:
-        assert self.done is not None
-        return {"finish_reason": self.reason, "generated_tokens": self.done.usage.completion_tokens}
+    def _end_members(self) -> dict[str, Any]:
+        assert self.done_event is not None
+        return {"finish_reason": self.finish_reason, "generated_tokens": self.done_event.usage.completion_tokens}

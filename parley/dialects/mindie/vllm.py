@@ -8,83 +8,83 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parley.dialects.dialect import Head
-from parley.dialects.fields import Fields, decode
+from parley.dialects.dialect import RequestContext
+from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.mindie import choices, constraints, inputs, parameters
-from parley.dialects.mindie.answers import MindieReply, common
-from parley.dialects.mindie.rules import Rules
-from parley.dialects.mindie.shared import NEITHER, Words, encode
-from parley.types import Delta, Done, Event, Request, Stop, Text, Usage, Want
+from parley.dialects.mindie.answers import MindieReply, shared_request_members
+from parley.dialects.mindie.rules import MindieRules
+from parley.dialects.mindie.shared import NO_PROMPT_TEXT, MindieErrorWording, encode_json
+from parley.types import ChoiceDelta, ChoiceDone, Event, OutputOptions, Request, StopConditions, Text, Usage
 
-UNREAD = Words(NEITHER)
-TOKENS = 16  # default of max_tokens, by the manual
-NO_ORIGIN = "Failed to get parameter `origin_inputs` in given json body"  # refuses a recompute body without it
+VLLM_WORDING = MindieErrorWording(NO_PROMPT_TEXT)
+OLD_DEFAULT_TOKENS = 16  # default of max_tokens, by the manual
+NO_ORIGIN_INPUTS = "Failed to get parameter `origin_inputs` in given json body"  # refuses a recompute body without it
 
 
-def read(rules: Rules, body: bytes, head: Head) -> RecordReply:
+def read_mindie_vllm(rules: MindieRules, body: bytes, context: RequestContext) -> RecordReply:
     """Read a request. Raises BadRequest."""
-    return RecordReply(rules, decode(body, UNREAD), head)
+    return RecordReply(rules, decode_fields(body, VLLM_WORDING), context)
 
 
 class RecordReply(MindieReply):
     """A reply in vLLM's format, as a stream of records or in one piece."""
 
-    def __init__(self, rules: Rules, body: Fields, head: Head):
-        parts = inputs.texts(body, inputs.VLLM, rules)
-        interface = parameters.VLLM.under(rules)
-        values = parameters.read(body, interface)
-        wish = choices.count(body, values, interface, rules)
-        super().__init__(rules, inputs.VLLM)
-        self._before = parts[0] + " "
-        self._said: list[list[str]] = [[] for _ in range(wish.n)]
+    def __init__(self, rules: MindieRules, body: Fields, context: RequestContext):
+        parts = inputs.read_prompt_texts(body, inputs.VLLM_INPUT, rules)
+        interface = parameters.VLLM_TABLE.under_rules(rules)
+        values = parameters.read_mindie_parameters(body, interface)
+        counts = choices.count_choices(body, values, interface, rules)
+        super().__init__(rules, inputs.VLLM_INPUT)
+        self._text_start = parts[0] + " "
+        self._text_parts: list[list[str]] = [[] for _ in range(counts.n)]
         stream = bool(values["stream"])
-        if wish.n > 1 and not stream:
-            wish = wish._replace(best_of=wish.best_of or wish.n)  # return all of them, the most probable first
+        if counts.n > 1 and not stream:
+            counts = counts._replace(best_of=counts.best_of or counts.n)  # return all of them, the most probable first
         self.request = Request(
-            **common(rules, head),
+            **shared_request_members(rules, context),
             model="",
             prompts=[Text("".join(parts))],
-            sampling=parameters.sampling(values, rules),
-            grammar=None if rules.strict else constraints.read(body),
-            stop=Stop(
+            sampling=parameters.mindie_sampling(values, rules),
+            grammar=None if rules.strict else constraints.read_mindie_format(body),
+            stop_conditions=StopConditions(
                 strings=values["stop"],
                 ids=values["stop_token_ids"],
-                include=bool(values["include_stop_str_in_output"]),
+                include_in_output=bool(values["include_stop_str_in_output"]),
                 ignore_eos=bool(values["ignore_eos"]),
-                max_tokens=values["max_tokens"] or (TOKENS if rules.old else None),
-                reserve=1,
+                max_tokens=values["max_tokens"] or (OLD_DEFAULT_TOKENS if rules.old else None),
+                reserved_tokens=1,
             ),
-            want=Want(
+            output_options=OutputOptions(
                 skip_special=values["skip_special_tokens"] is not False,
             ),
-            **wish._asdict(),
+            **counts._asdict(),
             stream=stream,
-            adapter=values["model"] if values["model"] != parameters.BASE else None,
+            adapter=values["model"] if values["model"] != parameters.NO_ADAPTER else None,
         )
 
-    def chunk(self, events: Sequence[Event]) -> bytes:
+    def render_chunk(self, events: Sequence[Event]) -> bytes:
         """Return a record with the text of these events, if there is any."""
-        fresh = [""] * len(self._said)
+        new_texts = [""] * len(self._text_parts)
         for event in events:
-            if isinstance(event, Delta):
-                fresh[event.index] += event.text
-        told = any(isinstance(event, Delta | Done) for event in events)
+            if isinstance(event, ChoiceDelta):
+                new_texts[event.index] += event.text
+        has_output = any(isinstance(event, ChoiceDelta | ChoiceDone) for event in events)
         if not self._rules.full_text:
-            return encode({"text": fresh}) + b"\0" if told else b""
-        self.add(events)
-        return encode({"text": self._texts()}) + b"\0" if told else b""
+            return encode_json({"text": new_texts}) + b"\0" if has_output else b""
+        self.add_events(events)
+        return encode_json({"text": self._whole_texts()}) + b"\0" if has_output else b""
 
-    def add(self, events: Sequence[Event]) -> None:
+    def add_events(self, events: Sequence[Event]) -> None:
         """Collect the text of these events by choice."""
         for event in events:
-            if isinstance(event, Delta):
-                self._said[event.index].append(event.text)
+            if isinstance(event, ChoiceDelta):
+                self._text_parts[event.index].append(event.text)
 
-    def body(self, usage: Usage) -> bytes:
+    def render_body(self, usage: Usage) -> bytes:
         """Return the prompt and the output of each choice as JSON."""
-        return encode({"text": [self._before + text for text in self._texts()]})
+        return encode_json({"text": [self._text_start + text for text in self._whole_texts()]})
 
-    def _texts(self) -> list[str]:
+    def _whole_texts(self) -> list[str]:
         """Return the whole text of each choice; its parts are joined in place."""
-        self._said = [["".join(said)] for said in self._said]
-        return [said[0] for said in self._said]
+        self._text_parts = [["".join(parts)] for parts in self._text_parts]
+        return [parts[0] for parts in self._text_parts]

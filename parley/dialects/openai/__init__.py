@@ -6,32 +6,45 @@ members that are not supported are refused by name.
 
 from __future__ import annotations
 
-from parley.dialects.dialect import Dialect, PromptMembers, Route, named
+from parley.dialects.dialect import Dialect, PromptMembers, Route, model_in_body
 from parley.dialects.openai import bench, chat, completions, embeddings, shared, tokens
 
-MEMBERS = PromptMembers(conversations=("messages",), prompts=("prompt",), before=("tools",), salts=("cache_salt",))
+PROMPT_MEMBERS = PromptMembers(
+    conversations=("messages",), prompts=("prompt",), preceding=("tools",), salts=("cache_salt",)
+)
 DIALECT = Dialect(
     name="openai",
     title="OpenAI",
-    base="/v1",
-    error=shared.error,
-    members=MEMBERS,
-    headers=shared.headers,
-    bench=bench.APIS,
-    no_memory=shared.NO_MEMORY,
+    base_path="/v1",
+    render_error=shared.openai_error,
+    prompt_members=PROMPT_MEMBERS,
+    common_headers=shared.openai_headers,
+    bench_apis=bench.BENCH_APIS,
+    no_memory_body=shared.NO_MEMORY_BODY,
     routes=(
-        Route("POST", "/v1/chat/completions", "generate", read=chat.read, model=named),
-        Route("POST", "/v1/completions", "generate", read=completions.read, model=named),
-        Route("POST", "/v1/embeddings", "embed", read=embeddings.read, model=named),
-        Route("GET", "/v1/models", "models", write=tokens.models),
-        Route("GET", "/v1/models/{model:path}", "model", write=tokens.model),
+        Route("POST", "/v1/chat/completions", "generate", reader=chat.read_chat_request, model_reader=model_in_body),
         Route(
-            "POST", "/tokenize", "tokenize", read=tokens.tokenize, write=tokens.tokenized, claims=("prompt", "messages")
+            "POST",
+            "/v1/completions",
+            "generate",
+            reader=completions.read_completion_request,
+            model_reader=model_in_body,
         ),
-        Route("POST", "/detokenize", "detokenize", read=tokens.detokenize, write=tokens.detokenized),
-        Route("GET", "/tokenizer_info", "tokenizer", write=shared.encode),
-        Route("GET", "/version", "version", write=tokens.version),
-        Route("GET", "/load", "load", write=tokens.load),
+        Route("POST", "/v1/embeddings", "embed", reader=embeddings.read_embedding_request, model_reader=model_in_body),
+        Route("GET", "/v1/models", "models", writer=tokens.write_models),
+        Route("GET", "/v1/models/{model:path}", "model", writer=tokens.write_model),
+        Route(
+            "POST",
+            "/tokenize",
+            "tokenize",
+            reader=tokens.read_tokenize,
+            writer=tokens.write_tokens,
+            claiming_members=("prompt", "messages"),
+        ),
+        Route("POST", "/detokenize", "detokenize", reader=tokens.read_detokenize, writer=tokens.write_token_text),
+        Route("GET", "/tokenizer_info", "tokenizer", writer=shared.encode_json),
+        Route("GET", "/version", "version", writer=tokens.write_version),
+        Route("GET", "/load", "load", writer=tokens.write_load),
         Route("GET", "/ping", "health"),
         Route("POST", "/ping", "health"),
     ),

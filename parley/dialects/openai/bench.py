@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from parley.dialects.bench import SILENT, Api, Seen, Shape, reason
+from parley.dialects.bench import NO_MESSAGE, BenchApi, EventSummary, LoadShape, error_message
 
 
-def body(shape: Shape) -> dict[str, Any]:
+def common_members(shape: LoadShape) -> dict[str, Any]:
     """Return the members that completions and conversations have in common."""
     return {
         "model": shape.model,
-        "max_tokens": shape.output,
+        "max_tokens": shape.output_tokens,
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
@@ -20,35 +20,35 @@ def body(shape: Shape) -> dict[str, Any]:
     }
 
 
-def see(data: bytes) -> Seen:
+def read_openai_event(data: bytes) -> EventSummary:
     """Read one event. Raises ValueError, TypeError or AttributeError if the data is not an event."""
     if data == b"[DONE]":
-        return Seen(last=True)
+        return EventSummary(last=True)
     event = json.loads(data)
     if "error" in event:
-        return Seen(error=reason(event) or SILENT)
+        return EventSummary(error=error_message(event) or NO_MESSAGE)
     choices = event.get("choices") or []
-    said = any(choice.get("text") or (choice.get("delta") or {}).get("content") for choice in choices)
+    has_output = any(choice.get("text") or (choice.get("delta") or {}).get("content") for choice in choices)
     usage = event.get("usage") or {}
-    return Seen(
-        said,
+    return EventSummary(
+        has_output,
         usage.get("prompt_tokens") or 0,
         usage.get("completion_tokens") or 0,
         (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
     )
 
 
-def completion(shape: Shape, ids: Any) -> dict[str, Any]:
+def completion(shape: LoadShape, ids: Any) -> dict[str, Any]:
     """Return the body for a prompt of token ids."""
-    return body(shape) | {"prompt": ids}
+    return common_members(shape) | {"prompt": ids}
 
 
-def conversation(shape: Shape, text: str) -> dict[str, Any]:
+def conversation(shape: LoadShape, text: str) -> dict[str, Any]:
     """Return the body for a conversation of one user turn."""
-    return body(shape) | {"messages": [{"role": "user", "content": text}]}
+    return common_members(shape) | {"messages": [{"role": "user", "content": text}]}
 
 
-APIS = {
-    "openai": Api("/v1/completions", completion, see),
-    "chat": Api("/v1/chat/completions", conversation, see, ids=False, talks=True),
+BENCH_APIS = {
+    "openai": BenchApi("/v1/completions", completion, read_openai_event),
+    "chat": BenchApi("/v1/chat/completions", conversation, read_openai_event, takes_token_ids=False, is_chat=True),
 }

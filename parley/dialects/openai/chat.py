@@ -11,165 +11,177 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from parley.dialects import parameters
-from parley.dialects.dialect import Head, Reply
-from parley.dialects.fields import Fields, decode
+from parley.dialects.dialect import Reply, RequestContext
+from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.openai import extras, shared, tools
-from parley.dialects.openai.messages import conversation, prediction
-from parley.dialects.openai.shared import RULES, Rules
+from parley.dialects.openai.messages import read_conversation, read_prediction
+from parley.dialects.openai.shared import OPENAI_RULES, ReadingRules
 from parley.errors import ParleyError
-from parley.types import Accepted, CallDelta, Chat, Delta, Done, Event, Request, Scored, Token, Usage, Want
+from parley.types import (
+    Chat,
+    ChoiceDelta,
+    ChoiceDone,
+    Event,
+    OutputOptions,
+    PromptAccepted,
+    PromptScored,
+    Request,
+    TokenInfo,
+    ToolCallDelta,
+    Usage,
+)
 
-CONTENT = b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}'
+PLAIN_CHUNK = b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}'
 
 
-def read(body: bytes, head: Head) -> ChatReply:
+def read_chat_request(body: bytes, context: RequestContext) -> ChatReply:
     """Read a chat request. Raises BadRequest."""
-    return ChatReply(decode(body), head)
+    return ChatReply(decode_fields(body), context)
 
 
 @dataclass
-class Choice:
+class ChatChoice:
     """The output of one choice so far."""
 
     started: bool = False
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
-    tokens: list[Token] = field(default_factory=list)
-    given: int = 0  # tokens sent in the stream so far, counted only for continuous usage
-    done: Done | None = None
+    tokens: list[TokenInfo] = field(default_factory=list)
+    sent_tokens: int = 0  # tokens sent in the stream so far, counted only for continuous usage
+    done: ChoiceDone | None = None
 
 
 class ChatReply(Reply):
     """A chat request, answered in OpenAI's form."""
 
-    names: ClassVar[Mapping[str, str]] = {"prompt": "messages", "stop_ids": "stop_token_ids"}
-    rules: ClassVar[Rules] = RULES
+    field_names: ClassVar[Mapping[str, str]] = {"prompt": "messages", "stop_ids": "stop_token_ids"}
+    reading_rules: ClassVar[ReadingRules] = OPENAI_RULES
 
-    def __init__(self, body: Fields, head: Head):
-        chat, self._legacy = conversation(body, self.rules)
-        max_tokens = _max_tokens(body)
-        more = extras.read(body, head, max_tokens=max_tokens)
+    def __init__(self, body: Fields, context: RequestContext):
+        chat_prompt, self._legacy = read_conversation(body, self.reading_rules)
+        max_tokens = _read_max_tokens(body)
+        extra_members = extras.read_extras(body, context, max_tokens=max_tokens)
         _refuse_media(body)
         stream = body.boolean("stream", False)
-        usage, self._continuous = shared.include_usage(body, stream)
-        self._ids = body.boolean("return_token_ids", False)
-        logprobs = _logprobs(body, self.rules)
+        usage, self._usage_per_chunk = shared.read_usage_options(body, stream)
+        self._wants_ids = body.boolean("return_token_ids", False)
+        logprobs = _read_logprobs(body, self.reading_rules)
         self.request = Request(
-            id=head.id,
+            id=context.unique_id,
             model=body.string("model", "", cap=256),
-            prompts=[chat],
-            sampling=shared.sampling(body),
-            stop=shared.stop(body, max_tokens, self.rules),
-            want=Want(
+            prompts=[chat_prompt],
+            sampling=shared.read_openai_sampling(body),
+            stop_conditions=shared.read_stop_conditions(body, max_tokens, self.reading_rules),
+            output_options=OutputOptions(
                 logprobs=logprobs,
-                named=extras.named(body, logprobs, max_tokens),
-                prompt_logprobs=shared.alternatives(body, "prompt_logprobs", self.rules),
+                logprob_ids=extras.read_logprob_ids(body, logprobs, max_tokens),
+                prompt_logprobs=shared.read_alternatives(body, "prompt_logprobs", self.reading_rules),
                 usage=usage,
                 skip_special=body.boolean("skip_special_tokens", True),
-                interval=shared.interval(body),
-                ids=self._ids or self._continuous,
-                text=body.boolean("return_prompt_text", False),
+                stream_interval=shared.read_stream_interval(body),
+                ids=self._wants_ids or self._usage_per_chunk,
+                prompt_text=body.boolean("return_prompt_text", False),
             ),
-            **shared.choices(body, 1, self.rules)._asdict(),
+            **shared.read_capped_choices(body, 1, self.reading_rules)._asdict(),
             stream=stream,
-            banned=parameters.bad_words(body),
-            grammar=more.grammar,
-            **more.members,
-            thinking_budget=more.budget,
-            prediction=prediction(body),
+            banned_words=parameters.read_bad_words(body),
+            grammar=extra_members.grammar,
+            **extra_members.request_members,
+            thinking_budget=extra_members.thinking_budget,
+            prediction=read_prediction(body),
         )
-        self._echo = _last_answer(chat) if body.boolean("echo", False) else ""
-        self._reasons = body.boolean("include_reasoning", True)
-        self._named = chat.only is not None
-        self._name = more.name or head.id
-        self._id_names = body.boolean("return_tokens_as_token_ids", False)
-        self._head = head
-        self._choices = [Choice() for _ in range(self.request.n)]
+        self._echo_text = _last_answer(chat_prompt) if body.boolean("echo", False) else ""
+        self._wants_reasoning = body.boolean("include_reasoning", True)
+        self._tool_chosen = chat_prompt.forced_tool is not None
+        self._answer_id = extra_members.client_id or context.unique_id
+        self._tokens_as_ids = body.boolean("return_tokens_as_token_ids", False)
+        self._context = context
+        self._choices = [ChatChoice() for _ in range(self.request.n)]
         self._prompt_ids: list[int] | None = None
         self._prompt_text: str | None = None
-        self._prompt_scores: list[Token] | None = None
-        self._before = b""
-        self._after = b',"usage":null}\n\n' if self.request.want.usage else b"}\n\n"
+        self._prompt_scores: list[TokenInfo] | None = None
+        self._chunk_start = b""
+        self._chunk_end = b',"usage":null}\n\n' if self.request.output_options.usage else b"}\n\n"
 
     # -- a stream
 
-    def chunk(self, events: Sequence[Event]) -> bytes:
+    def render_chunk(self, events: Sequence[Event]) -> bytes:
         parts = []
         for event in events:
             match event:
-                case Delta():
-                    parts.append(self._delta(event))
-                case Done():
-                    parts.append(self._start(event.index) + self._done(event))
-                case Accepted():
+                case ChoiceDelta():
+                    parts.append(self._delta_chunks(event))
+                case ChoiceDone():
+                    parts.append(self._open_choice(event.index) + self._done_chunk(event))
+                case PromptAccepted():
                     self._prompt_ids, self._prompt_text = event.token_ids, event.text
-                case Scored() if self.request.want.prompt_logprobs is not None:
+                case PromptScored() if self.request.output_options.prompt_logprobs is not None:
                     self._prompt_scores = event.tokens
-                    parts.append(self._start(0))
+                    parts.append(self._open_choice(0))
         return b"".join(parts)
 
-    def end(self, usage: Usage) -> bytes:
-        if not self.request.want.usage:
-            return shared.DONE
-        return shared.frame(self._envelope("chat.completion.chunk", [], usage)) + shared.DONE
+    def finish_stream(self, usage: Usage) -> bytes:
+        if not self.request.output_options.usage:
+            return shared.STREAM_DONE
+        return shared.sse_frame(self._chat_envelope("chat.completion.chunk", [], usage)) + shared.STREAM_DONE
 
-    def fail(self, error: ParleyError) -> bytes:
-        return shared.failure(error)
+    def fail_stream(self, error: ParleyError) -> bytes:
+        return shared.failed_stream_end(error)
 
-    def _start(self, index: int) -> bytes:
+    def _open_choice(self, index: int) -> bytes:
         """Return the chunk that opens a choice, or nothing if the choice is open already."""
         choice = self._choices[index]
         if choice.started:
             return b""
         choice.started = True
-        opening = self._opening(index)
-        more = b',"prompt_token_ids":' + shared.encode(self._prompt_ids) if self._ids else b""
+        opening = self._opening_choice(index)
+        more = b',"prompt_token_ids":' + shared.encode_json(self._prompt_ids) if self._wants_ids else b""
         if self._prompt_text is not None:
-            more += b',"prompt_text":' + shared.encode(self._prompt_text)
+            more += b',"prompt_text":' + shared.encode_json(self._prompt_text)
         if self._prompt_scores is not None and index == 0:
-            more += b',"prompt_logprobs":' + shared.encode(self._prompt_logprobs())
-        return self._frame(index, shared.encode(opening), more)
+            more += b',"prompt_logprobs":' + shared.encode_json(self._prompt_logprobs_member())
+        return self._chat_chunk(index, shared.encode_json(opening), more)
 
-    def _opening(self, index: int) -> dict[str, Any]:
-        delta = {"role": "assistant", "content": self._echo, "refusal": None}
+    def _opening_choice(self, index: int) -> dict[str, Any]:
+        delta = {"role": "assistant", "content": self._echo_text, "refusal": None}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def _delta(self, event: Delta) -> bytes:
-        made = self._continued(event)
-        start = self._start(event.index) if made else b""
-        self._choices[event.index].given += len(event.tokens)
-        return start + self._frame(event.index, made) if made else b""
+    def _delta_chunks(self, event: ChoiceDelta) -> bytes:
+        choice = self._delta_choice(event)
+        start = self._open_choice(event.index) if choice else b""
+        self._choices[event.index].sent_tokens += len(event.tokens)
+        return start + self._chat_chunk(event.index, choice) if choice else b""
 
-    def _continued(self, event: Delta) -> bytes:
+    def _delta_choice(self, event: ChoiceDelta) -> bytes:
         """Return the choice object of a chunk, or nothing if there is nothing to send."""
-        wants_tokens = self.request.want.logprobs is not None or self._ids
+        wants_tokens = self.request.output_options.logprobs is not None or self._wants_ids
         if event.part == "content" and event.text and not wants_tokens:  # nearly every chunk takes this path
-            return CONTENT % (event.index, shared.encode(event.text))
-        delta = self._piece(event)
+            return PLAIN_CHUNK % (event.index, shared.encode_json(event.text))
+        delta = self._delta_member(event)
         if not delta and not (wants_tokens and event.tokens):
             return b""
-        return shared.encode(
+        return shared.encode_json(
             {
                 "index": event.index,
                 "delta": delta or {"content": ""},
-                "logprobs": self._logprobs(event.tokens),
+                "logprobs": self._logprobs_member(event.tokens),
                 "finish_reason": None,
-                **self._token_ids(event.tokens),
+                **self._token_ids_member(event.tokens),
             }
         )
 
-    def _piece(self, event: Delta) -> dict[str, Any]:
+    def _delta_member(self, event: ChoiceDelta) -> dict[str, Any]:
         """Return the ``delta`` of a chunk, or nothing if there is nothing to send."""
         if event.call is not None:
-            return self._call_piece(event.call)
+            return self._call_member(event.call)
         if event.part == "tool" or not event.text:
             return {}
         if event.part == "content":
             return {"content": event.text}
-        return {"reasoning_content": event.text, "reasoning": event.text} if self._reasons else {}
+        return {"reasoning_content": event.text, "reasoning": event.text} if self._wants_reasoning else {}
 
-    def _call_piece(self, call: CallDelta) -> dict[str, Any]:
+    def _call_member(self, call: ToolCallDelta) -> dict[str, Any]:
         function = {"arguments": call.arguments}
         if call.name is not None:
             function = {"name": call.name, **function}
@@ -180,64 +192,64 @@ class ChatReply(Reply):
             piece |= {"id": call.id, "type": "function"}
         return {"tool_calls": [piece | {"function": function}]}
 
-    def _done(self, event: Done) -> bytes:
-        return self._frame(
+    def _done_chunk(self, event: ChoiceDone) -> bytes:
+        return self._chat_chunk(
             event.index,
-            shared.encode(
+            shared.encode_json(
                 {
                     "index": event.index,
                     "delta": {},
                     "logprobs": None,
-                    "finish_reason": self._finish(event),
+                    "finish_reason": self._finish_reason(event),
                     "stop_reason": event.stop,
                 }
             ),
         )
 
-    def _frame(self, index: int, choice: bytes, more: bytes = b"") -> bytes:
+    def _chat_chunk(self, index: int, choice: bytes, more: bytes = b"") -> bytes:
         """Return a chunk with one choice. ``more``: further members to write after the choices."""
-        if not self._before:  # the model's name is final only after the server has resolved it
-            envelope = shared.encode(self._envelope("chat.completion.chunk", []))
-            self._before = b"data: " + envelope.removesuffix(b"]}")
-        if self._continuous:
-            usage = shared.progress(len(self._prompt_ids or ()), self._choices[index].given)
-            return self._before + choice + b"]" + more + b',"usage":' + shared.encode(usage) + b"}\n\n"
-        return self._before + choice + b"]" + more + self._after
+        if not self._chunk_start:  # the model's name is final only after the server has resolved it
+            envelope = shared.encode_json(self._chat_envelope("chat.completion.chunk", []))
+            self._chunk_start = b"data: " + envelope.removesuffix(b"]}")
+        if self._usage_per_chunk:
+            usage = shared.running_usage(len(self._prompt_ids or ()), self._choices[index].sent_tokens)
+            return self._chunk_start + choice + b"]" + more + b',"usage":' + shared.encode_json(usage) + b"}\n\n"
+        return self._chunk_start + choice + b"]" + more + self._chunk_end
 
     # -- one answer
 
-    def add(self, events: Sequence[Event]) -> None:
+    def add_events(self, events: Sequence[Event]) -> None:
         for event in events:
             match event:
-                case Delta(index, text, part):
+                case ChoiceDelta(index, text, part):
                     choice = self._choices[index]
                     choice.tokens += event.tokens
                     if event.call is not None:
-                        tools.extend(choice.calls, event.call)
+                        tools.extend_calls(choice.calls, event.call)
                     elif part != "tool":
                         (choice.content if part == "content" else choice.reasoning).append(text)
-                case Done():
+                case ChoiceDone():
                     self._choices[event.index].done = event
-                case Accepted():
+                case PromptAccepted():
                     self._prompt_ids, self._prompt_text = event.token_ids, event.text
-                case Scored():
+                case PromptScored():
                     self._prompt_scores = event.tokens
 
-    def body(self, usage: Usage) -> bytes:
-        choices = [self._choice(index, choice) for index, choice in enumerate(self._choices)]
-        answer = self._envelope("chat.completion", choices, usage)
-        if self._prompt_scores is not None and self.request.want.prompt_logprobs is not None:
-            answer["prompt_logprobs"] = self._prompt_logprobs()
-        if self._ids:
+    def render_body(self, usage: Usage) -> bytes:
+        choices = [self._choice_object(index, choice) for index, choice in enumerate(self._choices)]
+        answer = self._chat_envelope("chat.completion", choices, usage)
+        if self._prompt_scores is not None and self.request.output_options.prompt_logprobs is not None:
+            answer["prompt_logprobs"] = self._prompt_logprobs_member()
+        if self._wants_ids:
             answer["prompt_token_ids"] = self._prompt_ids
         if self._prompt_text is not None:
             answer["prompt_text"] = self._prompt_text
-        return shared.encode(answer)
+        return shared.encode_json(answer)
 
-    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
+    def _choice_object(self, index: int, choice: ChatChoice) -> dict[str, Any]:
         assert choice.done is not None
-        content: str | None = self._echo + "".join(choice.content)
-        reasoning = "".join(choice.reasoning) if self._reasons else ""
+        content: str | None = self._echo_text + "".join(choice.content)
+        reasoning = "".join(choice.reasoning) if self._wants_reasoning else ""
         if not content and (choice.calls or choice.reasoning):
             content = None
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None, "annotations": []}
@@ -249,76 +261,76 @@ class ChatReply(Reply):
         return {
             "index": index,
             "message": message,
-            "logprobs": self._logprobs(choice.tokens),
-            "finish_reason": self._finish(choice.done),
+            "logprobs": self._logprobs_member(choice.tokens),
+            "finish_reason": self._finish_reason(choice.done),
             "stop_reason": choice.done.stop,
-            **self._token_ids(choice.tokens),
+            **self._token_ids_member(choice.tokens),
         }
 
     # -- both
 
-    def _envelope(self, object: str, choices: list[Any], usage: Usage | None = None) -> dict[str, Any]:
+    def _chat_envelope(self, object_name: str, choices: list[Any], usage: Usage | None = None) -> dict[str, Any]:
         envelope: dict[str, Any] = {
-            "id": f"chatcmpl-{self._name}",
-            "object": object,
-            "created": self._head.created,
+            "id": f"chatcmpl-{self._answer_id}",
+            "object": object_name,
+            "created": self._context.created,
             "model": self.request.model,
             "service_tier": "default",
-            "system_fingerprint": self._head.fingerprint,
+            "system_fingerprint": self._context.fingerprint,
             "choices": choices,
         }
         if usage is not None:
-            envelope["usage"] = shared.usage(usage)
+            envelope["usage"] = shared.usage_object(usage)
         return envelope
 
-    def _finish(self, done: Done) -> str:
-        if done.reason == "tool" and self._named:  # the client chose the call, not the model
+    def _finish_reason(self, done: ChoiceDone) -> str:
+        if done.reason == "tool" and self._tool_chosen:  # the client chose the call, not the model
             return "stop"
-        return "function_call" if self._legacy and done.reason == "tool" else shared.FINISH[done.reason]
+        return "function_call" if self._legacy and done.reason == "tool" else shared.FINISH_REASONS[done.reason]
 
-    def _token_ids(self, tokens: list[Token]) -> dict[str, Any]:
-        return {"token_ids": [token.id for token in tokens]} if self._ids else {}
+    def _token_ids_member(self, tokens: list[TokenInfo]) -> dict[str, Any]:
+        return {"token_ids": [token.id for token in tokens]} if self._wants_ids else {}
 
-    def _prompt_logprobs(self) -> list[dict[str, Any] | None] | None:
-        wanted = self.request.want.prompt_logprobs
-        if self._prompt_scores is None or wanted is None:
+    def _prompt_logprobs_member(self) -> list[dict[str, Any] | None] | None:
+        alternatives = self.request.output_options.prompt_logprobs
+        if self._prompt_scores is None or alternatives is None:
             return None
-        return shared.prompt_scores(self._prompt_scores, wanted)
+        return shared.prompt_logprob_maps(self._prompt_scores, alternatives)
 
-    def _logprobs(self, tokens: list[Token]) -> dict[str, Any] | None:
-        if self.request.want.logprobs is None:
+    def _logprobs_member(self, tokens: list[TokenInfo]) -> dict[str, Any] | None:
+        if self.request.output_options.logprobs is None:
             return None
-        return {"content": [self._scored(t) | {"top_logprobs": list(map(self._scored, t.top))} for t in tokens],
+        return {"content": [self._scored_token(t) | {"top_logprobs": list(map(self._scored_token, t.top_tokens))} for t in tokens],
                 "refusal": None}  # fmt: skip
 
-    def _scored(self, token: Token) -> dict[str, Any]:
+    def _scored_token(self, token: TokenInfo) -> dict[str, Any]:
         return {
-            "token": f"token_id:{token.id}" if self._id_names else token.text,
-            "logprob": shared.number(token.logprob),
-            "bytes": list(token.raw),
+            "token": f"token_id:{token.id}" if self._tokens_as_ids else token.text,
+            "logprob": shared.finite_logprob(token.logprob),
+            "bytes": list(token.raw_bytes),
         }
 
 
-def _max_tokens(body: Fields) -> int | None:
+def _read_max_tokens(body: Fields) -> int | None:
     """Read the token limit; ``max_completion_tokens`` wins over its older name."""
     old = body.integer("max_tokens", None, 1, shared.MAX_TOKENS)
     return body.integer("max_completion_tokens", old, 1, shared.MAX_TOKENS)
 
 
-def _logprobs(body: Fields, rules: Rules) -> int | None:
-    wanted = body.boolean("logprobs", False)
-    top = shared.alternatives(body, "top_logprobs", rules)
-    if top and not wanted:
-        raise body.fail("top_logprobs", "needs 'logprobs' to be true.")
-    return (top or 0) if wanted else None
+def _read_logprobs(body: Fields, rules: ReadingRules) -> int | None:
+    requested = body.boolean("logprobs", False)
+    top = shared.read_alternatives(body, "top_logprobs", rules)
+    if top and not requested:
+        raise body.member_error("top_logprobs", "needs 'logprobs' to be true.")
+    return (top or 0) if requested else None
 
 
 def _refuse_media(body: Fields) -> None:
-    if body.has("audio"):
-        raise shared.unsupported(body, "audio", "Audio is")
+    if body.has_value("audio"):
+        raise shared.unsupported_member(body, "audio", "Audio is")
     for modality in body.array("modalities", cap=16):
         if modality != "text":
-            raise shared.unsupported(body, "modalities", "Output other than text is")
+            raise shared.unsupported_member(body, "modalities", "Output other than text is")
 
 
 def _last_answer(chat: Chat) -> str:

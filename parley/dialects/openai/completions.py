@@ -11,25 +11,36 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from parley.dialects import parameters
-from parley.dialects.dialect import Head, Reply
-from parley.dialects.fields import Fields, decode
+from parley.dialects.dialect import Reply, RequestContext
+from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.openai import extras, prompts, shared
-from parley.dialects.openai.shared import RULES, Rules
+from parley.dialects.openai.shared import OPENAI_RULES, ReadingRules
 from parley.errors import ParleyError
-from parley.types import Accepted, Delta, Done, Event, Prompt, Request, Scored, Token, Usage, Want
+from parley.types import (
+    ChoiceDelta,
+    ChoiceDone,
+    Event,
+    OutputOptions,
+    Prompt,
+    PromptAccepted,
+    PromptScored,
+    Request,
+    TokenInfo,
+    Usage,
+)
 
 MAX_PROMPTS = 1024
 DEFAULT_TOKENS = 16
 
-PLAIN = b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":null}'
+PLAIN_CHOICE = b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":null}'
 
 
-def read(body: bytes, head: Head) -> CompletionReply:
+def read_completion_request(body: bytes, context: RequestContext) -> CompletionReply:
     """Read a completion request. Raises BadRequest."""
-    return CompletionReply(decode(body), head)
+    return CompletionReply(decode_fields(body), context)
 
 
-class Logprobs:
+class LogprobLists:
     """The parallel lists of a choice's log-probabilities, and the current offset in its text.
 
     ``top``: the number of alternatives that a prompt token's map has in addition to the token itself; -1: all of them.
@@ -38,259 +49,266 @@ class Logprobs:
 
     def __init__(self, top: int, id_names: bool, skip_special: bool = True):
         self._top = None if top < 0 else top
-        self._id_names = id_names
+        self._tokens_as_ids = id_names
         self._skip_special = skip_special
-        self._characters = 0
+        self._text_offset = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self.clear()
+        self.clear_lists()
 
-    def clear(self) -> None:
+    def clear_lists(self) -> None:
         """Empty the lists."""
         self._tokens: list[str] = []
         self._logprobs: list[float | None] = []
         self._tops: list[dict[str, float] | None] = []
         self._offsets: list[int] = []
 
-    def add(self, tokens: list[Token]) -> None:
+    def add_output(self, tokens: list[TokenInfo]) -> None:
         """Append tokens of the output."""
         for token in tokens:
-            self._append(token, token.top)
-            if not (token.special and self._skip_special):
-                self._characters += len(self._decoder.decode(token.raw))
+            self._append_token(token, token.top_tokens)
+            if not (token.is_special and self._skip_special):
+                self._text_offset += len(self._decoder.decode(token.raw_bytes))
 
-    def echo(self, tokens: list[Token], text: str) -> None:
+    def add_prompt(self, tokens: list[TokenInfo], text: str) -> None:
         """Append tokens of the prompt, whose text begins the choice's. Some of their text may be missing from it."""
         for token in tokens:
-            self._append(token, token.top[: self._top])
-            piece = self._decoder.decode(token.raw)
-            if self._characters == 0 and not text.startswith(" "):
+            self._append_token(token, token.top_tokens[: self._top])
+            piece = self._decoder.decode(token.raw_bytes)
+            if self._text_offset == 0 and not text.startswith(" "):
                 piece = piece.removeprefix(" ")  # the word-start marker that the tokenizer added
-            if not token.special or text.startswith(piece, self._characters):
-                self._characters += len(piece)
-        self._characters = len(text)
+            if not token.is_special or text.startswith(piece, self._text_offset):
+                self._text_offset += len(piece)
+        self._text_offset = len(text)
 
-    def _append(self, token: Token, top: list[Token]) -> None:
-        self._tokens.append(self._name(token))
-        self._offsets.append(self._characters)
+    def _append_token(self, token: TokenInfo, top: list[TokenInfo]) -> None:
+        self._tokens.append(self._token_name(token))
+        self._offsets.append(self._text_offset)
         if token.logprob is None:  # nothing precedes the first token of a prompt
             self._logprobs.append(None)
             self._tops.append(None)
         else:
-            self._logprobs.append(shared.number(token.logprob))
+            self._logprobs.append(shared.finite_logprob(token.logprob))
             # The token itself is listed first, and its score wins over that of another with the same spelling.
             scored = [token, *top, token]
-            self._tops.append({self._name(t): shared.number(t.logprob) for t in scored})
+            self._tops.append({self._token_name(t): shared.finite_logprob(t.logprob) for t in scored})
 
-    def take(self) -> dict[str, Any]:
+    def take_lists(self) -> dict[str, Any]:
         """Return the lists since the last call, and empty them."""
-        taken = {
+        lists = {
             "tokens": self._tokens,
             "token_logprobs": self._logprobs,
             "top_logprobs": self._tops,
             "text_offset": self._offsets,
         }
-        self.clear()
-        return taken
+        self.clear_lists()
+        return lists
 
-    def _name(self, token: Token) -> str:
-        if self._id_names:
+    def _token_name(self, token: TokenInfo) -> str:
+        if self._tokens_as_ids:
             return f"token_id:{token.id}"
         try:
-            token.raw.decode()
+            token.raw_bytes.decode()
         except UnicodeDecodeError:  # part of a character: its bytes keep the names in a map distinct
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.raw)
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.raw_bytes)
         return token.text
 
 
-class Choice:
+class CompletionChoice:
     """The output of one choice so far."""
 
-    def __init__(self, logprobs: Logprobs | None):
+    def __init__(self, logprobs: LogprobLists | None):
         self.text: list[str] = []
         self.logprobs = logprobs
         self.ids: list[int] = []
-        self.given = 0  # tokens sent in the stream so far, counted only for continuous usage
-        self.done: Done | None = None
+        self.sent_tokens = 0  # tokens sent in the stream so far, counted only for continuous usage
+        self.done: ChoiceDone | None = None
 
 
 class CompletionReply(Reply):
     """A completion request, answered in OpenAI's form."""
 
-    names: ClassVar[Mapping[str, str]] = {"stop_ids": "stop_token_ids"}
-    rules: ClassVar[Rules] = RULES
+    field_names: ClassVar[Mapping[str, str]] = {"stop_ids": "stop_token_ids"}
+    reading_rules: ClassVar[ReadingRules] = OPENAI_RULES
 
-    def __init__(self, body: Fields, head: Head):
-        given = _prompts(body)
+    def __init__(self, body: Fields, context: RequestContext):
+        prompt_list = _read_prompts(body)
         max_tokens = body.integer("max_tokens", DEFAULT_TOKENS, 0, shared.MAX_TOKENS)
-        more = extras.read(body, head, max_tokens=max_tokens)
+        extra_members = extras.read_extras(body, context, max_tokens=max_tokens)
         if body.string("suffix", ""):
-            raise shared.unsupported(body, "suffix", "Filling in before a suffix is")
+            raise shared.unsupported_member(body, "suffix", "Filling in before a suffix is")
         if body.boolean("return_prompt_text", False):
-            raise shared.unsupported(body, "return_prompt_text", "The prompt's text in a completion, but by 'echo', is")
+            raise shared.unsupported_member(
+                body, "return_prompt_text", "The prompt's text in a completion, but by 'echo', is"
+            )
         stream = body.boolean("stream", False)
         echo = body.boolean("echo", False)
-        logprobs = shared.alternatives(body, "logprobs", self.rules)
-        wish = shared.choices(body, len(given), self.rules)
-        usage, self._continuous = shared.include_usage(body, stream)
-        self._ids = body.boolean("return_token_ids", False)
+        logprobs = shared.read_alternatives(body, "logprobs", self.reading_rules)
+        counts = shared.read_capped_choices(body, len(prompt_list), self.reading_rules)
+        usage, self._usage_per_chunk = shared.read_usage_options(body, stream)
+        self._wants_ids = body.boolean("return_token_ids", False)
         if max_tokens == 0 and not echo:
-            raise body.fail("max_tokens", "may only be 0 when 'echo' is true.")
-        self._own_scores = scores = shared.alternatives(body, "prompt_logprobs", self.rules)
+            raise body.member_error("max_tokens", "may only be 0 when 'echo' is true.")
+        self._prompt_alternatives = scores = shared.read_alternatives(body, "prompt_logprobs", self.reading_rules)
         if echo and logprobs is not None:
             scores = -1 if -1 in (logprobs, scores) else max(logprobs, scores or 0)
         self.request = Request(
-            id=head.id,
+            id=context.unique_id,
             model=body.string("model", "", cap=256),
-            prompts=given,
-            sampling=shared.sampling(body),
-            stop=shared.stop(body, max_tokens, self.rules),
-            want=Want(
+            prompts=prompt_list,
+            sampling=shared.read_openai_sampling(body),
+            stop_conditions=shared.read_stop_conditions(body, max_tokens, self.reading_rules),
+            output_options=OutputOptions(
                 logprobs=logprobs,
-                named=extras.named(body, logprobs, max_tokens),
+                logprob_ids=extras.read_logprob_ids(body, logprobs, max_tokens),
                 prompt_logprobs=scores,
                 echo=echo,
                 usage=usage,
                 skip_special=body.boolean("skip_special_tokens", True),
-                interval=shared.interval(body),
-                ids=self._ids or self._continuous,
+                stream_interval=shared.read_stream_interval(body),
+                ids=self._wants_ids or self._usage_per_chunk,
             ),
-            **wish._asdict(),
+            **counts._asdict(),
             stream=stream,
-            banned=parameters.bad_words(body),
-            grammar=more.grammar,
-            **more.members,
+            banned_words=parameters.read_bad_words(body),
+            grammar=extra_members.grammar,
+            **extra_members.request_members,
         )
-        form = body.boolean("return_tokens_as_token_ids", False), self.request.want.skip_special
-        self._name = more.name or head.id
-        self._head = head
+        name_options = body.boolean("return_tokens_as_token_ids", False), self.request.output_options.skip_special
+        self._answer_id = extra_members.client_id or context.unique_id
+        self._context = context
         self._choices = [
-            Choice(None if logprobs is None else Logprobs(logprobs, *form)) for _ in range(wish.n * len(given))
+            CompletionChoice(None if logprobs is None else LogprobLists(logprobs, *name_options))
+            for _ in range(counts.n * len(prompt_list))
         ]
         self._prompt_ids: dict[int, list[int]] = {}
-        self._scores: dict[int, list[Token]] = {}
-        self._before = b""
-        self._after = b'],"usage":null}\n\n' if self.request.want.usage else b"]}\n\n"
+        self._prompt_scores: dict[int, list[TokenInfo]] = {}
+        self._chunk_start = b""
+        self._chunk_end = b'],"usage":null}\n\n' if self.request.output_options.usage else b"]}\n\n"
 
     # -- a stream
 
-    def chunk(self, events: Sequence[Event]) -> bytes:
+    def render_chunk(self, events: Sequence[Event]) -> bytes:
         parts = []
         for event in events:
             match event:
-                case Delta() if event.part != "tool":
+                case ChoiceDelta() if event.part != "tool":
                     index, text, tokens = event.index, event.text, event.tokens
                     choice = self._choices[index]
-                    choice.given += len(tokens)
-                    if choice.logprobs is None and not self._ids:
+                    choice.sent_tokens += len(tokens)
+                    if choice.logprobs is None and not self._wants_ids:
                         if text:
-                            parts.append(self._frame(index, PLAIN % (index, shared.encode(text))))
+                            parts.append(
+                                self._completion_chunk(index, PLAIN_CHOICE % (index, shared.encode_json(text)))
+                            )
                     elif text or tokens:
-                        parts.append(self._piece(index, text, tokens))
-                case Done():
-                    choice_ = self._choice(event.index, "", event) | self._extras(event.index, [])
-                    parts.append(self._frame(event.index, shared.encode(choice_)))
-                case Accepted():
+                        parts.append(self._text_chunk(index, text, tokens))
+                case ChoiceDone():
+                    choice_ = self._choice_members(event.index, "", event) | self._id_members(event.index, [])
+                    parts.append(self._completion_chunk(event.index, shared.encode_json(choice_)))
+                case PromptAccepted():
                     self._prompt_ids[event.prompt] = event.token_ids
-                case Scored() if self.request.want.echo or self._own_scores is not None:
-                    parts += [self._preceded(index, event) for index in self._of(event.prompt)]
+                case PromptScored() if self.request.output_options.echo or self._prompt_alternatives is not None:
+                    parts += [self._prompt_chunk(index, event) for index in self._choices_of(event.prompt)]
         return b"".join(parts)
 
-    def end(self, usage: Usage) -> bytes:
-        if not self.request.want.usage:
-            return shared.DONE
-        return shared.frame(self._envelope([], usage)) + shared.DONE
+    def finish_stream(self, usage: Usage) -> bytes:
+        if not self.request.output_options.usage:
+            return shared.STREAM_DONE
+        return shared.sse_frame(self._completion_envelope([], usage)) + shared.STREAM_DONE
 
-    def fail(self, error: ParleyError) -> bytes:
-        return shared.failure(error)
+    def fail_stream(self, error: ParleyError) -> bytes:
+        return shared.failed_stream_end(error)
 
-    def _piece(self, index: int, text: str, tokens: list[Token]) -> bytes:
+    def _text_chunk(self, index: int, text: str, tokens: list[TokenInfo]) -> bytes:
         logprobs = self._choices[index].logprobs
         if logprobs is not None:
-            logprobs.add(tokens)
-        choice = self._choice(index, text, None, logprobs) | self._extras(index, tokens)
-        return self._frame(index, shared.encode(choice))
+            logprobs.add_output(tokens)
+        choice = self._choice_members(index, text, None, logprobs) | self._id_members(index, tokens)
+        return self._completion_chunk(index, shared.encode_json(choice))
 
-    def _preceded(self, index: int, prompt: Scored) -> bytes:
+    def _prompt_chunk(self, index: int, prompt: PromptScored) -> bytes:
         """Return the first chunk of a choice: the requested text and scores of its prompt."""
         logprobs = self._choices[index].logprobs
-        if logprobs is not None and self.request.want.echo:
-            logprobs.echo(prompt.tokens, prompt.text)
-        text = prompt.text if self.request.want.echo else ""
-        choice = self._choice(index, text, None, logprobs) | self._extras(index, [])
-        if self._own_scores is not None:
-            choice["prompt_logprobs"] = shared.prompt_scores(prompt.tokens, self._own_scores)
-        return self._frame(index, shared.encode(choice))
+        if logprobs is not None and self.request.output_options.echo:
+            logprobs.add_prompt(prompt.tokens, prompt.text)
+        text = prompt.text if self.request.output_options.echo else ""
+        choice = self._choice_members(index, text, None, logprobs) | self._id_members(index, [])
+        if self._prompt_alternatives is not None:
+            choice["prompt_logprobs"] = shared.prompt_logprob_maps(prompt.tokens, self._prompt_alternatives)
+        return self._completion_chunk(index, shared.encode_json(choice))
 
-    def _frame(self, index: int, choice: bytes) -> bytes:
-        if not self._before:  # the model's name is final only after the server has resolved it
-            self._before = b"data: " + shared.encode(self._envelope([])).removesuffix(b"]}")
-        if self._continuous:
+    def _completion_chunk(self, index: int, choice: bytes) -> bytes:
+        if not self._chunk_start:  # the model's name is final only after the server has resolved it
+            self._chunk_start = b"data: " + shared.encode_json(self._completion_envelope([])).removesuffix(b"]}")
+        if self._usage_per_chunk:
             prompt = self._prompt_ids.get(index // self.request.n, ())
-            usage = shared.encode(shared.progress(len(prompt), self._choices[index].given))
-            return self._before + choice + b'],"usage":' + usage + b"}\n\n"
-        return self._before + choice + self._after
+            usage = shared.encode_json(shared.running_usage(len(prompt), self._choices[index].sent_tokens))
+            return self._chunk_start + choice + b'],"usage":' + usage + b"}\n\n"
+        return self._chunk_start + choice + self._chunk_end
 
     # -- one answer
 
-    def add(self, events: Sequence[Event]) -> None:
+    def add_events(self, events: Sequence[Event]) -> None:
         for event in events:
             match event:
-                case Delta(index, text, tokens=tokens) if event.part != "tool":
+                case ChoiceDelta(index, text, tokens=tokens) if event.part != "tool":
                     choice = self._choices[index]
                     choice.text.append(text)
                     choice.ids += [token.id for token in tokens]
                     if choice.logprobs is not None:
-                        choice.logprobs.add(tokens)
-                case Done():
+                        choice.logprobs.add_output(tokens)
+                case ChoiceDone():
                     self._choices[event.index].done = event
-                case Accepted():
+                case PromptAccepted():
                     self._prompt_ids[event.prompt] = event.token_ids
-                case Scored():
-                    self._scores[event.prompt] = event.tokens
-                    if self.request.want.echo:
-                        self._prepend(event)
+                case PromptScored():
+                    self._prompt_scores[event.prompt] = event.tokens
+                    if self.request.output_options.echo:
+                        self._prepend_prompt(event)
 
-    def _prepend(self, event: Scored) -> None:
-        for index in self._of(event.prompt):
+    def _prepend_prompt(self, event: PromptScored) -> None:
+        for index in self._choices_of(event.prompt):
             choice = self._choices[index]
             choice.text.append(event.text)
             if choice.logprobs is not None:
-                choice.logprobs.echo(event.tokens, event.text)
+                choice.logprobs.add_prompt(event.tokens, event.text)
 
-    def body(self, usage: Usage) -> bytes:
+    def render_body(self, usage: Usage) -> bytes:
         choices = []
         for index, state in enumerate(self._choices):
             assert state.done is not None
-            choice = self._choice(index, "".join(state.text), state.done, state.logprobs)
-            scores = self._scores.get(index // self.request.n)
-            if self._own_scores is not None and scores is not None:
-                choice["prompt_logprobs"] = shared.prompt_scores(scores, self._own_scores)
-            if self._ids:
+            choice = self._choice_members(index, "".join(state.text), state.done, state.logprobs)
+            scores = self._prompt_scores.get(index // self.request.n)
+            if self._prompt_alternatives is not None and scores is not None:
+                choice["prompt_logprobs"] = shared.prompt_logprob_maps(scores, self._prompt_alternatives)
+            if self._wants_ids:
                 choice["token_ids"] = state.ids
                 choice["prompt_token_ids"] = self._prompt_ids.get(index // self.request.n)
             choices.append(choice)
-        return shared.encode(self._envelope(choices, usage))
+        return shared.encode_json(self._completion_envelope(choices, usage))
 
     # -- both
 
-    def _of(self, prompt: int) -> range:
+    def _choices_of(self, prompt: int) -> range:
         """Return the choice indices of a prompt."""
         return range(prompt * self.request.n, (prompt + 1) * self.request.n)
 
-    def _choice(self, index: int, text: str, done: Done | None, logprobs: Logprobs | None = None) -> dict[str, Any]:
+    def _choice_members(
+        self, index: int, text: str, done: ChoiceDone | None, logprobs: LogprobLists | None = None
+    ) -> dict[str, Any]:
         choice: dict[str, Any] = {
             "index": index,
             "text": text,
-            "logprobs": None if logprobs is None else logprobs.take(),
-            "finish_reason": None if done is None else shared.FINISH[done.reason],
+            "logprobs": None if logprobs is None else logprobs.take_lists(),
+            "finish_reason": None if done is None else shared.FINISH_REASONS[done.reason],
         }
         if done is not None:
             choice["stop_reason"] = done.stop
         return choice
 
-    def _extras(self, index: int, tokens: list[Token]) -> dict[str, Any]:
+    def _id_members(self, index: int, tokens: list[TokenInfo]) -> dict[str, Any]:
         """Return the token ids of a chunk, and with the first chunk of a choice the prompt's."""
-        if not self._ids:
+        if not self._wants_ids:
             return {}
         extras: dict[str, Any] = {"token_ids": [token.id for token in tokens]}
         choice = self._choices[index]
@@ -299,21 +317,21 @@ class CompletionReply(Reply):
             extras["prompt_token_ids"] = self._prompt_ids.get(index // self.request.n)
         return extras
 
-    def _envelope(self, choices: list[Any], usage: Usage | None = None) -> dict[str, Any]:
+    def _completion_envelope(self, choices: list[Any], usage: Usage | None = None) -> dict[str, Any]:
         envelope: dict[str, Any] = {
-            "id": f"cmpl-{self._name}",
+            "id": f"cmpl-{self._answer_id}",
             "object": "text_completion",
-            "created": self._head.created,
+            "created": self._context.created,
             "model": self.request.model,
-            "system_fingerprint": self._head.fingerprint,
+            "system_fingerprint": self._context.fingerprint,
             "choices": choices,
         }
         if usage is not None:
-            envelope["usage"] = shared.usage(usage)
+            envelope["usage"] = shared.usage_object(usage)
         return envelope
 
 
-def _prompts(body: Fields) -> list[Prompt]:
-    if body.has("prompt_embeds") and not body.has("prompt"):
-        raise shared.unsupported(body, "prompt_embeds", "Embeddings as a prompt are")
-    return prompts.read(body, "prompt", cap=MAX_PROMPTS)
+def _read_prompts(body: Fields) -> list[Prompt]:
+    if body.has_value("prompt_embeds") and not body.has_value("prompt"):
+        raise shared.unsupported_member(body, "prompt_embeds", "Embeddings as a prompt are")
+    return prompts.read_prompts(body, "prompt", cap=MAX_PROMPTS)

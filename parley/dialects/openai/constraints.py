@@ -9,11 +9,11 @@ import msgspec
 
 from parley.dialects import forms
 from parley.dialects.fields import Fields
-from parley.dialects.forms import MAX_CHARACTERS, Kind
+from parley.dialects.forms import MAX_GRAMMAR_CHARACTERS, ConstraintKind
 from parley.dialects.openai import shared, strict
 from parley.types import Grammar
 
-GUIDED: dict[str, Kind] = {
+GUIDED_MEMBERS: dict[str, ConstraintKind] = {
     "guided_json": "json",
     "guided_regex": "regex",
     "guided_choice": "choice",
@@ -24,75 +24,81 @@ GUIDED: dict[str, Kind] = {
     "json_schema": "json",
     "grammar": "grammar",  # llama.cpp's
 }
-MEMBERS = dict.fromkeys(  # in the order of the documentation
-    ("structured_outputs", *GUIDED, "guided_decoding_backend", "guided_whitespace_pattern", "response_format")
+CONSTRAINT_MEMBERS = dict.fromkeys(  # in the order of the documentation
+    ("structured_outputs", *GUIDED_MEMBERS, "guided_decoding_backend", "guided_whitespace_pattern", "response_format")
 )
-TYPES = ("text", "json_object", "json_schema", "structural_tag")
-VALUED = ("json", "json_object", "json_schema", "regex")  # TGI's; its clients send them to every server
+FORMAT_TYPES = ("text", "json_object", "json_schema", "structural_tag")
+TGI_FORMAT_TYPES = ("json", "json_object", "json_schema", "regex")  # TGI's; its clients send them to every server
 
 
-def read(body: Fields) -> Grammar | None:
+def read_grammar(body: Fields) -> Grammar | None:
     """Return the constraint on the answer's form, or None. Raises BadRequest."""
-    if not body.among(MEMBERS):
+    if not body.present_names(CONSTRAINT_MEMBERS):
         return None
-    wish = body.object("structured_outputs")
-    structured = None if wish is None else forms.structured(wish)
+    options = body.object("structured_outputs")
+    structured = None if options is None else forms.read_structured_outputs(options)
     body.string("guided_decoding_backend", None, cap=256)
-    return forms.one(structured, *_guided(body), response_format(body))
+    return forms.only_constraint(structured, *_read_guided_members(body), read_response_format(body))
 
 
-def _guided(body: Fields) -> list[Grammar]:
-    blanks = body.string("guided_whitespace_pattern", None, cap=MAX_CHARACTERS)
-    wishes = (forms.constraint(body, name, kind) for name, kind in GUIDED.items() if body.has(name))
-    return [msgspec.structs.replace(wish, whitespace=blanks) for wish in wishes if wish is not None]
+def _read_guided_members(body: Fields) -> list[Grammar]:
+    whitespace = body.string("guided_whitespace_pattern", None, cap=MAX_GRAMMAR_CHARACTERS)
+    grammars = (
+        forms.read_constraint(body, name, kind) for name, kind in GUIDED_MEMBERS.items() if body.has_value(name)
+    )
+    return [msgspec.structs.replace(grammar, whitespace=whitespace) for grammar in grammars if grammar is not None]
 
 
-def response_format(body: Fields) -> Grammar | None:
+def read_response_format(body: Fields) -> Grammar | None:
     """Return the constraint of ``response_format``; None for text. Raises BadRequest."""
-    wish = body.object("response_format")
-    if wish is None:
+    format_object = body.object("response_format")
+    if format_object is None:
         return None
-    if wish.has("value"):
-        return _valued(wish)
-    form = wish.string("type", None, allowed=TYPES)
-    match form:
+    if format_object.has_value("value"):
+        return _read_tgi_format(format_object)
+    format_type = format_object.string("type", None, allowed=FORMAT_TYPES)
+    match format_type:
         case None:
-            raise wish.missing("type")
+            raise format_object.missing_member("type")
         case "text":
             return None
         case "json_object":
-            wanted = forms.schema(wish, "schema")  # an extension of llama.cpp and others
-            return Grammar("json", forms.OBJECT if wanted is None else wanted)
+            bare_schema = forms.read_json_schema(format_object, "schema")  # an extension of llama.cpp and others
+            return Grammar("json", forms.ANY_OBJECT_SCHEMA if bare_schema is None else bare_schema)
         case "structural_tag":
-            return forms.tags(wish, "response_format")
-    described = wish.object("json_schema")
-    if described is None:
-        if (wanted := forms.schema(wish, "schema")) is None:
-            raise wish.missing("json_schema")
-        return Grammar("json", wanted)
-    name = shared.name(described)
-    described.string("description", None)
-    schema = described.free("schema")
-    if not described.has("schema"):
-        raise described.missing("schema")
-    if described.boolean("strict", False):
-        strict.check(schema, f"response_format '{name}'", "response_format")
+            return forms.read_structural_tag(format_object, "response_format")
+    schema_object = format_object.object("json_schema")
+    if schema_object is None:
+        if (bare_schema := forms.read_json_schema(format_object, "schema")) is None:
+            raise format_object.missing_member("json_schema")
+        return Grammar("json", bare_schema)
+    name = shared.read_identifier(schema_object)
+    schema_object.string("description", None)
+    schema = schema_object.free_object("schema")
+    if not schema_object.has_value("schema"):
+        raise schema_object.missing_member("schema")
+    if schema_object.boolean("strict", False):
+        strict.check_strict_schema(schema, f"read_response_format '{name}'", "response_format")
     return Grammar("json", schema)
 
 
-def _valued(wish: Fields) -> Grammar:
+def _read_tgi_format(format_object: Fields) -> Grammar:
     """Read TGI's form. Objects are closed: members that the schema does not name are never expected."""
-    kind, member = wish.string("type", None, allowed=VALUED), "value"
-    if kind is None:
-        raise wish.missing("type")
-    if kind == "json_schema":
-        described = wish.object(member)
-        assert described is not None
-        described.string("name", None, cap=256)
-        wish, member = described, "schema"
-    grammar = forms.constraint(wish, member, "regex" if kind == "regex" else "json")
+    format_type, member = format_object.string("type", None, allowed=TGI_FORMAT_TYPES), "value"
+    if format_type is None:
+        raise format_object.missing_member("type")
+    if format_type == "json_schema":
+        schema_object = format_object.object(member)
+        assert schema_object is not None
+        schema_object.string("name", None, cap=256)
+        format_object, member = schema_object, "schema"
+    grammar = forms.read_constraint(format_object, member, "regex" if format_type == "regex" else "json")
     if grammar is None:
-        raise wish.empty(member, "string") if wish.has(member) else wish.missing(member)
-    if kind == "regex" or not isinstance(grammar.value, dict):
+        raise (
+            format_object.empty_member(member, "string")
+            if format_object.has_value(member)
+            else format_object.missing_member(member)
+        )
+    if format_type == "regex" or not isinstance(grammar.value, dict):
         return msgspec.structs.replace(grammar, field="response_format")
-    return Grammar("json", forms.OBJECT | grammar.value, closed=True)
+    return Grammar("json", forms.ANY_OBJECT_SCHEMA | grammar.value, closed=True)

@@ -11,114 +11,121 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from parley.dialects import vectors
-from parley.dialects.dialect import Head, Headers, Timings, Whole
-from parley.dialects.fields import Fields, decode
+from parley.dialects.dialect import HeaderList, RequestContext, RequestTimings, UnstreamedReply
+from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.openai import extras, prompts, shared
-from parley.dialects.openai.messages import conversation
-from parley.dialects.openai.shared import RULES, Rules
-from parley.types import Event, Pooling, Prompt, Request, Usage, Vector
+from parley.dialects.openai.messages import read_conversation
+from parley.dialects.openai.shared import OPENAI_RULES, ReadingRules
+from parley.types import Event, PoolingOptions, Prompt, PromptVector, Request, Usage
 
-MAX_INPUTS = 2048
+MAX_EMBEDDING_INPUTS = 2048
 MAX_DIMENSIONS = 2**31 - 1
-CODINGS = ("float", "base64", "bytes", "bytes_only")
-DTYPES = ("float32", "float16", "bfloat16", *vectors.FLOAT8)
-ORDERS = ("native", "little", "big")
-BINARY = b"application/octet-stream"
+ENCODING_FORMATS = ("float", "base64", "bytes", "bytes_only")
+EMBED_DTYPES = ("float32", "float16", "bfloat16", *vectors.FLOAT8)
+BYTE_ORDERS = ("native", "little", "big")
+OCTET_STREAM = b"application/octet-stream"
 
 
-def read(body: bytes, head: Head) -> EmbeddingReply:
+def read_embedding_request(body: bytes, context: RequestContext) -> EmbeddingReply:
     """Read an embedding request. Raises BadRequest."""
-    return EmbeddingReply(decode(body), head)
+    return EmbeddingReply(decode_fields(body), context)
 
 
-class EmbeddingReply(Whole):
+class EmbeddingReply(UnstreamedReply):
     """An embedding request, answered in OpenAI's form."""
 
-    names: ClassVar[Mapping[str, str]] = {"prompt": "input"}
-    rules: ClassVar[Rules] = RULES
+    field_names: ClassVar[Mapping[str, str]] = {"prompt": "input"}
+    reading_rules: ClassVar[ReadingRules] = OPENAI_RULES
 
-    def __init__(self, body: Fields, head: Head):
-        more = extras.pooling(body, head)
+    def __init__(self, body: Fields, context: RequestContext):
+        extra_members = extras.read_pooling_extras(body, context)
         self.request = Request(
-            id=head.id,
+            id=context.unique_id,
             model=body.string("model", "", cap=256),
-            prompts=self._prompts(body),
-            **more.members,
-            pooling=Pooling(
+            prompts=self._read_inputs(body),
+            **extra_members.request_members,
+            pooling=PoolingOptions(
                 body.integer("dimensions", None, 1, MAX_DIMENSIONS),
-                _normalize(body),
-                body.string("prompt_name", None, cap=extras.MAX_NAME),
+                _read_normalize(body),
+                body.string("prompt_name", None, cap=extras.MAX_NAME_CHARACTERS),
             ),
         )
-        self._coding = body.string("encoding_format", "float", allowed=CODINGS)
-        self._dtype = body.string("embed_dtype", "float32", allowed=DTYPES)
-        self._order = body.string("endianness", "native", allowed=ORDERS)
-        body.string("user", None, cap=extras.MAX_NAME)
-        self._name = more.name or head.id
-        self._head = head
+        self._encoding = body.string("encoding_format", "float", allowed=ENCODING_FORMATS)
+        self._dtype = body.string("embed_dtype", "float32", allowed=EMBED_DTYPES)
+        self._byte_order = body.string("endianness", "native", allowed=BYTE_ORDERS)
+        body.string("user", None, cap=extras.MAX_NAME_CHARACTERS)
+        self._answer_id = extra_members.client_id or context.unique_id
+        self._context = context
         self._vectors: dict[int, bytes] = {}
-        if self._coding.startswith("bytes"):
-            self.type = BINARY
+        if self._encoding.startswith("bytes"):
+            self.content_type = OCTET_STREAM
 
-    def _prompts(self, body: Fields) -> list[Prompt]:
-        if body.has("messages") and not body.has("input"):
-            asked = body.over({"add_generation_prompt": False})  # no answer follows
-            return [conversation(asked, self.rules)[0]]
-        return prompts.read(body, "input", cap=MAX_INPUTS)
+    def _read_inputs(self, body: Fields) -> list[Prompt]:
+        if body.has_value("messages") and not body.has_value("input"):
+            chat_body = body.with_defaults({"add_generation_prompt": False})  # no answer follows
+            return [read_conversation(chat_body, self.reading_rules)[0]]
+        return prompts.read_prompts(body, "input", cap=MAX_EMBEDDING_INPUTS)
 
-    def add(self, events: Sequence[Event]) -> None:
+    def add_events(self, events: Sequence[Event]) -> None:
         for event in events:
-            if isinstance(event, Vector):
+            if isinstance(event, PromptVector):
                 self._vectors[event.prompt] = event.values
 
-    def body(self, usage: Usage) -> bytes:
-        if self._coding.startswith("bytes"):
+    def render_body(self, usage: Usage) -> bytes:
+        if self._encoding.startswith("bytes"):
             self._usage = usage
-            return b"".join(self._binary())
+            return b"".join(self._binary_vectors())
         data = [
-            {"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(self._told())
+            {"object": "embedding", "index": index, "embedding": vector}
+            for index, vector in enumerate(self._json_vectors())
         ]
-        return shared.encode(self.envelope(data, usage))
+        return shared.encode_json(self.embedding_envelope(data, usage))
 
-    def envelope(self, data: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
+    def embedding_envelope(self, data: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
         """Return the answer with its vectors."""
-        told = {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
-        return {"object": "list", "data": data, "model": self.request.model, "usage": told}
+        usage_object = {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
+        return {"object": "list", "data": data, "model": self.request.model, "usage": usage_object}
 
-    def headers(self, timings: Timings | None) -> Headers:
+    def answer_headers(self, timings: RequestTimings | None) -> HeaderList:
         """Return the metadata that an answer in raw bytes cannot contain."""
-        if self._coding != "bytes":
+        if self._encoding != "bytes":
             return ()
         data, start = [], 0
-        for index, vector in enumerate(self._binary()):
+        for index, vector in enumerate(self._binary_vectors()):
             end = start + len(vector)
             size = len(self._vectors[index]) // 4
-            place = {"index": index, "embed_dtype": self._dtype, "endianness": self._order}
-            data.append(place | {"start": start, "end": end, "shape": [size]})
+            item = {"index": index, "embed_dtype": self._dtype, "endianness": self._byte_order}
+            data.append(item | {"start": start, "end": end, "shape": [size]})
             start = end
-        told = self.envelope(data, self._usage) | {"id": f"embd-{self._name}", "created": self._head.created}
-        return [(b"metadata", _ascii(shared.encode(told)))]
+        metadata = self.embedding_envelope(data, self._usage) | {
+            "id": f"embd-{self._answer_id}",
+            "created": self._context.created,
+        }
+        return [(b"metadata", _ascii_json(shared.encode_json(metadata)))]
 
-    def _told(self) -> list[Any]:
-        if self._coding == "base64":
-            return list(map(vectors.text, self._binary()))
-        return [vectors.numbers(self._vectors[index]) for index in range(len(self._vectors))]
+    def _json_vectors(self) -> list[Any]:
+        if self._encoding == "base64":
+            return list(map(vectors.vector_base64, self._binary_vectors()))
+        return [vectors.vector_numbers(self._vectors[index]) for index in range(len(self._vectors))]
 
-    def _binary(self) -> list[bytes]:
-        big = self._order == "big"
-        return [vectors.form(self._vectors[index], self._dtype, big=big) for index in range(len(self._vectors))]
+    def _binary_vectors(self) -> list[bytes]:
+        big = self._byte_order == "big"
+        return [
+            vectors.encode_vector(self._vectors[index], self._dtype, big_endian=big)
+            for index in range(len(self._vectors))
+        ]
 
 
-def _normalize(body: Fields) -> bool | None:
+def _read_normalize(body: Fields) -> bool | None:
     """Return the current member ``use_activation``, or ``normalize``, its older name."""
     return body.boolean("use_activation", body.boolean("normalize", None))
 
 
-def _ascii(data: bytes) -> bytes:
+def _ascii_json(data: bytes) -> bytes:
     """Return JSON in printable ASCII, as a header requires; names may contain any characters."""
-    return re.sub(r"[^\x20-\x7e]", lambda match: _escape(match[0]), data.decode()).encode()
+    return re.sub(r"[^\x20-\x7e]", lambda match: _escape_character(match[0]), data.decode()).encode()
 
 
-def _escape(character: str) -> str:
+def _escape_character(character: str) -> str:
     units = character.encode("utf-16-be")
     return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))

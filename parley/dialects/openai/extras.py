@@ -11,63 +11,66 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from parley.dialects.dialect import Head
+from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import INT64, Fields
 from parley.dialects.openai import constraints, shared
 from parley.dialects.openai.shared import MAX_TOKENS
-from parley.dialects.parameters import MAX_ID, MAX_WORDS, truncation
+from parley.dialects.parameters import MAX_BAD_WORDS, MAX_TOKEN_ID, read_truncation
 from parley.errors import Invalid
-from parley.types import Grammar, Keep
+from parley.types import Grammar, TruncationSide
 
-MAX_NAME = 256
-MAX_NAMED = 128  # tokens
+MAX_NAME_CHARACTERS = 256
+MAX_LOGPROB_IDS = 128  # tokens
 MAX_SECONDS = 1e9
-SALT = 128  # characters
-PRIORITY, SALTED = b"x-vllm-priority", b"x-cache-salt"  # headers of a gateway, which override the client's members
-NUMBER = re.compile(rb"[+-]?[0-9]{1,19}")
-CONTROL = set(map(chr, range(32)))
+MAX_SALT_CHARACTERS = 128  # characters
+PRIORITY_HEADER, SALT_HEADER = (
+    b"x-vllm-priority",
+    b"x-cache-salt",
+)  # headers of a gateway, which override the client's members
+INTEGER_TEXT = re.compile(rb"[+-]?[0-9]{1,19}")
+CONTROL_CHARACTERS = set(map(chr, range(32)))
 
-Read = Callable[[Fields, str], Any]  # returns the value of a member; falsy values ask for nothing
+MemberReader = Callable[[Fields, str], Any]  # returns the value of a member; falsy values ask for nothing
 
 
-def _boolean(body: Fields, name: str) -> bool:
+def _read_flag(body: Fields, name: str) -> bool:
     return body.boolean(name, False)
 
 
-def _free(body: Fields, name: str) -> dict[str, Any]:
-    return body.free(name)
+def _read_free(body: Fields, name: str) -> dict[str, Any]:
+    return body.free_object(name)
 
 
-def _raw(body: Fields, name: str) -> Any:
-    return body.raw(name)
+def _read_raw(body: Fields, name: str) -> Any:
+    return body.raw_value(name)
 
 
 # Members that have no effect here, or only together with others.
-HARMLESS: dict[str, Read] = {
-    "return_token_offsets": _boolean,  # for prompts that are only rendered
-    "session_id": lambda body, name: body.string(name, None, cap=MAX_NAME),
-    "spaces_between_special_tokens": _boolean,
-    "vllm_xargs": lambda body, name: _arguments(body, name),
+IGNORED_MEMBERS: dict[str, MemberReader] = {
+    "return_token_offsets": _read_flag,  # for prompts that are only rendered
+    "session_id": lambda body, name: body.string(name, None, cap=MAX_NAME_CHARACTERS),
+    "spaces_between_special_tokens": _read_flag,
+    "vllm_xargs": lambda body, name: _check_xargs(body, name),
 }
 
 # Members that ask for an unsupported feature, and the subject of the refusal.
-FEATURES: dict[str, tuple[str, Read]] = {
-    "custom_logit_processor": ("Custom logits processors are", _raw),  # this and the next three are SGLang's
-    "lora_path": ("Choosing an adapter otherwise than as the 'model' is", _raw),
-    "return_hidden_states": ("Hidden states are", _boolean),
-    "stop_regex": ("Stopping at a regular expression is", _raw),
-    "logits_processors": ("Custom logits processors are", lambda body, name: body.array(name, cap=MAX_WORDS)),
-    "prompt_embeds": ("Embeddings as a prompt are", _raw),
-    "web_search_options": ("Web search is", _raw),
-    "kv_transfer_params": ("Transfer of KV blocks is", _free),
-    "ec_transfer_params": ("Transfer of embeddings is", _free),
-    "mm_processor_kwargs": ("Media are", _free),
-    "media_io_kwargs": ("Media are", _free),
+UNSUPPORTED_MEMBERS: dict[str, tuple[str, MemberReader]] = {
+    "custom_logit_processor": ("Custom logits processors are", _read_raw),  # this and the next three are SGLang's
+    "lora_path": ("Choosing an adapter otherwise than as the 'model' is", _read_raw),
+    "return_hidden_states": ("Hidden states are", _read_flag),
+    "stop_regex": ("Stopping at a regular expression is", _read_raw),
+    "logits_processors": ("Custom logits processors are", lambda body, name: body.array(name, cap=MAX_BAD_WORDS)),
+    "prompt_embeds": ("Embeddings as a prompt are", _read_raw),
+    "web_search_options": ("Web search is", _read_raw),
+    "kv_transfer_params": ("Transfer of KV blocks is", _read_free),
+    "ec_transfer_params": ("Transfer of embeddings is", _read_free),
+    "mm_processor_kwargs": ("Media are", _read_free),
+    "media_io_kwargs": ("Media are", _read_free),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Extras:
+class ExtraMembers:
     """The extra members of a request. ``name``: the client's id for it. ``truncate``: the maximum prompt length in
     tokens; of a longer prompt ``keep`` says whether its beginning or its end is kept.
 
@@ -75,106 +78,120 @@ class Extras:
     limit; the partial answer is returned when it expires. ``budget``: the maximum number of reasoning tokens.
     """
 
-    name: str | None
+    client_id: str | None
     salt: str
-    truncate: int | None
-    keep: Keep
+    max_prompt_tokens: int | None
+    kept_side: TruncationSide
     priority: int
     grammar: Grammar | None = None
-    seconds: float | None = None
-    budget: int | None = None
+    time_limit: float | None = None
+    thinking_budget: int | None = None
 
     @property
-    def members(self) -> dict[str, Any]:
+    def request_members(self) -> dict[str, Any]:
         """These values under the member names of ``Request``."""
         return {
-            "salt": self.salt,
-            "truncate": self.truncate,
-            "keep": self.keep,
+            "cache_salt": self.salt,
+            "max_prompt_tokens": self.max_prompt_tokens,
+            "truncation_side": self.kept_side,
             "priority": self.priority,
-            "timeout": self.seconds,
-            "partial": self.seconds is not None,
+            "timeout": self.time_limit,
+            "return_partial": self.time_limit is not None,
         }
 
 
-def read(body: Fields, head: Head, *, max_tokens: int | None) -> Extras:
+def read_extras(body: Fields, context: RequestContext, *, max_tokens: int | None) -> ExtraMembers:
     """Read the extra members of a request that generates. Raises BadRequest."""
-    _check(body)
-    grammar = constraints.read(body)
-    truncate, keep = truncation(body, head.context - max(1, max_tokens or 1)), _keep(body, "left")
+    _check_other_members(body)
+    grammar = constraints.read_grammar(body)
+    truncate, keep = (
+        read_truncation(body, context.context_length - max(1, max_tokens or 1)),
+        _read_kept_side(body, "left"),
+    )
     budget = body.integer("thinking_token_budget", -1, -1, MAX_TOKENS)
-    priority = _priority(body, head.headers)
-    seconds = body.number("max_time", None, 0, MAX_SECONDS, open=True)
-    told = None if budget < 0 else budget
-    return Extras(_name(body), _salt(body, head.headers), truncate, keep, priority, grammar, seconds, told)
+    priority = _read_priority(body, context.headers)
+    seconds = body.number("max_time", None, 0, MAX_SECONDS, low_excluded=True)
+    thinking_budget = None if budget < 0 else budget
+    return ExtraMembers(
+        _read_request_id(body),
+        _read_salt(body, context.headers),
+        truncate,
+        keep,
+        priority,
+        grammar,
+        seconds,
+        thinking_budget,
+    )
 
 
-def pooling(body: Fields, head: Head) -> Extras:
+def read_pooling_extras(body: Fields, context: RequestContext) -> ExtraMembers:
     """Read those of a request for vectors, where by default a longer text keeps its beginning. Raises BadRequest."""
     body.boolean("padding", None)  # has no effect: nothing is ever padded
-    if body.free("mm_processor_kwargs"):
-        raise shared.unsupported(body, "mm_processor_kwargs", "Media are")
-    truncate, keep = truncation(body, head.context), _keep(body, "right")
-    return Extras(_name(body), _salt(body, head.headers), truncate, keep, _priority(body, head.headers))
+    if body.free_object("mm_processor_kwargs"):
+        raise shared.unsupported_member(body, "mm_processor_kwargs", "Media are")
+    truncate, keep = read_truncation(body, context.context_length), _read_kept_side(body, "right")
+    return ExtraMembers(
+        _read_request_id(body), _read_salt(body, context.headers), truncate, keep, _read_priority(body, context.headers)
+    )
 
 
-def named(body: Fields, logprobs: int | None, max_tokens: int | None) -> list[int]:
+def read_logprob_ids(body: Fields, logprobs: int | None, max_tokens: int | None) -> list[int]:
     """Return additional tokens whose log-probabilities are requested at every position. Raises BadRequest."""
     name = "logprob_token_ids"
-    ids = body.integers(name, cap=MAX_NAMED, low=0, high=MAX_ID)
+    ids = body.integers(name, cap=MAX_LOGPROB_IDS, low=0, high=MAX_TOKEN_ID)
     if ids and logprobs is None:
-        raise body.fail(name, "needs 'logprobs'.")
+        raise body.member_error(name, "needs 'logprobs'.")
     if ids and max_tokens == 0:
-        raise body.fail(name, "needs output tokens, but 'max_tokens' is 0.")
+        raise body.member_error(name, "needs output tokens, but 'max_tokens' is 0.")
     return list(dict.fromkeys(ids))
 
 
-def _check(body: Fields) -> None:
+def _check_other_members(body: Fields) -> None:
     """Check the members that have no effect or are not supported. Only present ones are read: most have none."""
-    for name in body.among(HARMLESS):
-        HARMLESS[name](body, name)
-    for name in body.among(FEATURES):
-        subject, read = FEATURES[name]
-        if read(body, name):
-            raise shared.unsupported(body, name, subject)
+    for name in body.present_names(IGNORED_MEMBERS):
+        IGNORED_MEMBERS[name](body, name)
+    for name in body.present_names(UNSUPPORTED_MEMBERS):
+        subject, read_member = UNSUPPORTED_MEMBERS[name]
+        if read_member(body, name):
+            raise shared.unsupported_member(body, name, subject)
 
 
-def _name(body: Fields) -> str | None:
+def _read_request_id(body: Fields) -> str | None:
     """Return the client's id for the request."""
-    name = body.string("request_id", None, cap=MAX_NAME)
-    if name is not None and (not name or not CONTROL.isdisjoint(name)):
-        raise body.fail("request_id", "must be text without control characters.")
+    name = body.string("request_id", None, cap=MAX_NAME_CHARACTERS)
+    if name is not None and (not name or not CONTROL_CHARACTERS.isdisjoint(name)):
+        raise body.member_error("request_id", "must be text without control characters.")
     return name
 
 
-def _priority(body: Fields, headers: Mapping[bytes, bytes]) -> int:
+def _read_priority(body: Fields, headers: Mapping[bytes, bytes]) -> int:
     """Return the priority; the header wins over the member."""
     priority = body.integer("priority", 0)
-    if (said := headers.get(PRIORITY)) is None:
+    if (header := headers.get(PRIORITY_HEADER)) is None:
         return priority
-    if not NUMBER.fullmatch(said) or not INT64[0] <= int(said) <= INT64[1]:
+    if not INTEGER_TEXT.fullmatch(header) or not INT64[0] <= int(header) <= INT64[1]:
         raise Invalid("The header X-Vllm-Priority must be an integer of 64 bits.", field="priority")
-    return int(said)
+    return int(header)
 
 
-def _arguments(body: Fields, member: str) -> None:
-    for name, value in body.free(member).items():
+def _check_xargs(body: Fields, member: str) -> None:
+    for name, value in body.free_object(member).items():
         if not isinstance(value, str | int | float | list):
-            raise body.fail(member, f"'{name[:40]}' must be a string, a number or an array.")
+            raise body.member_error(member, f"'{name[:40]}' must be a string, a number or an array.")
 
 
-def _salt(body: Fields, headers: Mapping[bytes, bytes]) -> str:
+def _read_salt(body: Fields, headers: Mapping[bytes, bytes]) -> str:
     """Return the salt that separates a request's cached prefixes from others; the header wins over the member."""
-    if (said := headers.get(SALTED)) is not None:
-        body = body.without({"cache_salt"}).over({"cache_salt": said.decode("latin-1")})
-    if not body.has("cache_salt"):
+    if (header := headers.get(SALT_HEADER)) is not None:
+        body = body.without_members({"cache_salt"}).with_defaults({"cache_salt": header.decode("latin-1")})
+    if not body.has_value("cache_salt"):
         return ""
-    salt = body.string("cache_salt", "", cap=SALT)
+    salt = body.string("cache_salt", "", cap=MAX_SALT_CHARACTERS)
     if not salt or not set("@/\\\0").isdisjoint(salt):
-        raise body.fail("cache_salt", "must be 1 to 128 characters, none of them @, /, \\ or NUL.")
+        raise body.member_error("cache_salt", "must be 1 to 128 characters, none of them @, /, \\ or NUL.")
     return salt
 
 
-def _keep(body: Fields, usual: str) -> Keep:
+def _read_kept_side(body: Fields, default_side: str) -> TruncationSide:
     """Return the side to keep; ``truncation_side`` names the side to cut."""
-    return "head" if body.string("truncation_side", usual, allowed=("left", "right")) == "right" else "tail"
+    return "head" if body.string("truncation_side", default_side, allowed=("left", "right")) == "right" else "tail"

@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 from parley.dialects.fields import Fields
-from parley.dialects.parameters import MAX_ID
+from parley.dialects.parameters import MAX_TOKEN_ID
 from parley.types import Prompt, Text, Tokens
 
-MAX_SIZE = 2**31  # characters or ids; more than the limit on a body's size allows
+MAX_PROMPT_SIZE = 2**31  # characters or ids; more than the limit on a body's size allows
 
 
-def read(body: Fields, member: str, *, cap: int) -> list[Prompt]:
+def read_prompts(body: Fields, member: str, *, cap: int) -> list[Prompt]:
     """Return at most ``cap`` prompts, none empty. Raises BadRequest."""
     special = body.boolean("add_special_tokens", True)
-    value = body.raw(member)
+    value = body.raw_value(member)
     if value is None:
-        raise body.missing(member)
+        raise body.missing_member(member)
     if isinstance(value, str):
         if not value:
-            raise body.empty(member, "string")
+            raise body.empty_member(member, "string")
         return [Text(value, special)]
     if not isinstance(value, list):
-        raise body.mistyped(member, "a string, an array of strings, or token ids")
+        raise body.mistyped_member(member, "a string, an array of strings, or token ids")
     if not value:
-        raise body.empty(member, "array")
+        raise body.empty_member(member, "array")
     if isinstance(value[0], str):
-        return [Text(text, special) for text in body.strings(member, cap=cap, total=MAX_SIZE)]
+        return [Text(text, special) for text in body.strings(member, cap=cap, total=MAX_PROMPT_SIZE)]
     if not isinstance(value[0], list):
-        return [Tokens(body.integers(member, cap=MAX_SIZE, low=0, high=MAX_ID))]
+        return [Tokens(body.integers(member, cap=MAX_PROMPT_SIZE, low=0, high=MAX_TOKEN_ID))]
     prompts: list[Prompt] = []
     for i, ids in enumerate(body.array(member, cap=cap)):
         place = f"{member}[{i}]"
-        item = body.over({place: ids})
-        prompts.append(Tokens(item.integers(place, cap=MAX_SIZE, low=0, high=MAX_ID)))
+        item = body.with_defaults({place: ids})
+        prompts.append(Tokens(item.integers(place, cap=MAX_PROMPT_SIZE, low=0, high=MAX_TOKEN_ID)))
         if not ids:
-            raise item.empty(place, "array")
+            raise item.empty_member(place, "array")
     return prompts

@@ -10,22 +10,22 @@ import msgspec
 from parley.dialects import parameters
 from parley.dialects.dialect import Answer
 from parley.dialects.fields import Fields
-from parley.dialects.parameters import MAX_ID, MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOP, Choices
+from parley.dialects.parameters import MAX_ALTERNATIVES, MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOKEN_ID, ChoiceCounts
 from parley.errors import NotFound, Overloaded, ParleyError, Unsupported
-from parley.types import Reason, Repetition, Sampling, Stop, Token, Usage
+from parley.types import FinishReason, RepetitionPattern, Sampling, StopConditions, TokenInfo, Usage
 
-MAX_CHOICES = 2048  # n times the number of prompts
+MAX_TOTAL_CHOICES = 2048  # n times the number of prompts
 MAX_STOP_IDS = 1024
 MAX_TOKENS = 2**31 - 1
-MAX_PATTERN = 1024  # tokens
+MAX_PATTERN_TOKENS = 1024  # tokens
 
-ROLES = ("developer", "system", "user", "assistant", "tool", "function")
-DONE = b"data: [DONE]\n\n"
-encode = msgspec.json.Encoder().encode
+OPENAI_ROLES = ("developer", "system", "user", "assistant", "tool", "function")
+STREAM_DONE = b"data: [DONE]\n\n"
+encode_json = msgspec.json.Encoder().encode
 # The coordinator's refusal when it has no memory for a body.
-NO_MEMORY = b'{"error":{"message":"Memory limit exceeded","type":"server_error","code":429}}'
+NO_MEMORY_BODY = b'{"error":{"message":"Memory limit exceeded","type":"server_error","code":429}}'
 
-FINISH: dict[Reason, str] = {
+FINISH_REASONS: dict[FinishReason, str] = {
     "stop": "stop",
     "length": "length",
     "tool": "tool_calls",
@@ -36,7 +36,7 @@ FINISH: dict[Reason, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class ReadingRules:
     """The differences between the servers of this API in how they read a request.
 
     ``roles`` that a message may have; empty: any. ``reserve``: the number of output tokens that must fit after the
@@ -46,105 +46,111 @@ class Rules:
     read ``loose`` and ``bare`` (see ``messages.turns``), and the last may be continued regardless of its role.
     """
 
-    roles: tuple[str, ...] = ROLES
-    reserve: int | None = None
+    roles: tuple[str, ...] = OPENAI_ROLES
+    reserved_tokens: int | None = None
     best_of: bool = True
-    fewest: int = -1
-    shown: bool = False
-    schemas: bool = True
-    bare: bool = False
+    min_alternatives: int = -1
+    shows_unused_tools: bool = False
+    strict_schemas: bool = True
+    lenient_messages: bool = False
 
 
-RULES = Rules()
+OPENAI_RULES = ReadingRules()
 
 
-def sampling(body: Fields) -> Sampling:
+def read_openai_sampling(body: Fields) -> Sampling:
     """Read the members that control how a token is drawn."""
-    return parameters.sampling(body, hottest=2)
+    return parameters.read_sampling(body, max_temperature=2)
 
 
-def stop(body: Fields, max_tokens: int | None, rules: Rules = RULES) -> Stop:
+def read_stop_conditions(body: Fields, max_tokens: int | None, rules: ReadingRules = OPENAI_RULES) -> StopConditions:
     """Read the members that control when to stop. Raises BadRequest."""
     min_tokens = body.integer("min_tokens", 0, 0, MAX_TOKENS)
     if max_tokens is not None and min_tokens > max_tokens:
-        raise body.fail("min_tokens", f"must be at most max_tokens, which is {max_tokens}, but got {min_tokens}.")
+        raise body.member_error(
+            "min_tokens", f"must be at most max_tokens, which is {max_tokens}, but got {min_tokens}."
+        )
     include = body.boolean("include_stop_str_in_output", False)
-    return Stop(
+    return StopConditions(
         strings=body.strings("stop", cap=MAX_STOPS, total=MAX_STOP_CHARACTERS),
-        ids=body.integers("stop_token_ids", cap=MAX_STOP_IDS, low=0, high=MAX_ID),
+        ids=body.integers("stop_token_ids", cap=MAX_STOP_IDS, low=0, high=MAX_TOKEN_ID),
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         ignore_eos=body.boolean("ignore_eos", False),
-        include=body.boolean("no_stop_trim", include),  # SGLang's name
-        reserve=rules.reserve,
-        repetition=_repetition(body),
+        include_in_output=body.boolean("no_stop_trim", include),  # SGLang's name
+        reserved_tokens=rules.reserved_tokens,
+        repetition=_read_repetition(body),
     )
 
 
-def _repetition(body: Fields) -> Repetition | None:
+def _read_repetition(body: Fields) -> RepetitionPattern | None:
     """Read vLLM's ``repetition_detection``, which ends a repetitive output. None if patterns have no tokens."""
-    wish = body.object("repetition_detection")
-    if wish is None:
+    detection = body.object("repetition_detection")
+    if detection is None:
         return None
-    most = wish.integer("max_pattern_size", 0, 0, MAX_PATTERN)
-    least = wish.integer("min_pattern_size", 0, 0, MAX_PATTERN)
-    count = wish.integer("min_count", 0, 0, MAX_TOKENS)
+    most = detection.integer("max_pattern_size", 0, 0, MAX_PATTERN_TOKENS)
+    least = detection.integer("min_pattern_size", 0, 0, MAX_PATTERN_TOKENS)
+    count = detection.integer("min_count", 0, 0, MAX_TOKENS)
     if not most:
         return None
     if least > most:
-        raise wish.fail("min_pattern_size", f"must be at most max_pattern_size, which is {most}, but got {least}.")
+        raise detection.member_error(
+            "min_pattern_size", f"must be at most max_pattern_size, which is {most}, but got {least}."
+        )
     if count < 2:
-        raise wish.fail("min_count", f"must be at least 2, but got {count}.")
-    return Repetition(max(1, least), most, count)
+        raise detection.member_error("min_count", f"must be at least 2, but got {count}.")
+    return RepetitionPattern(max(1, least), most, count)
 
 
-def interval(body: Fields) -> int:
+def read_stream_interval(body: Fields) -> int:
     """Return the minimum number of tokens of a chunk, a member of vLLM's."""
     return body.integer("stream_interval", 1, 1, MAX_TOKENS)
 
 
-def choices(body: Fields, prompts: int, rules: Rules = RULES) -> Choices:
+def read_capped_choices(body: Fields, prompts: int, rules: ReadingRules = OPENAI_RULES) -> ChoiceCounts:
     """Read the choice counts, and check the limit over all prompts. Raises BadRequest."""
-    wish = parameters.choices(body, ranked=rules.best_of)
-    name, each = ("n", wish.n) if wish.best_of is None else ("best_of", wish.best_of)
-    if each * prompts > MAX_CHOICES:
-        raise body.fail(name, f"{prompts} prompts times {name} = {each} is more than {MAX_CHOICES} choices.")
-    return wish
+    counts = parameters.read_choice_counts(body, ranked=rules.best_of)
+    name, per_prompt = ("n", counts.n) if counts.best_of is None else ("best_of", counts.best_of)
+    if per_prompt * prompts > MAX_TOTAL_CHOICES:
+        raise body.member_error(
+            name, f"{prompts} prompts times {name} = {per_prompt} is more than {MAX_TOTAL_CHOICES} read_capped_choices."
+        )
+    return counts
 
 
-def include_usage(body: Fields, stream: bool) -> tuple[bool, bool]:
+def read_usage_options(body: Fields, stream: bool) -> tuple[bool, bool]:
     """Return whether usage is requested at the end of the stream, and in each chunk. Raises BadRequest."""
     options = body.object("stream_options")
     if options is None:
         return False, False
     if not stream:
-        raise body.fail("stream_options", "only allowed when 'stream' is true.")
+        raise body.member_error("stream_options", "only allowed when 'stream' is true.")
     usage = options.boolean("include_usage", False)
     return usage, options.boolean("continuous_usage_stats", False) and usage
 
 
-def alternatives(body: Fields, name: str, rules: Rules) -> int | None:
+def read_alternatives(body: Fields, name: str, rules: ReadingRules) -> int | None:
     """Return the number of alternatives whose log-probabilities are requested, or None."""
-    return body.integer(name, None, rules.fewest, MAX_TOP)
+    return body.integer(name, None, rules.min_alternatives, MAX_ALTERNATIVES)
 
 
-def name(fields: Fields) -> str:
+def read_identifier(fields: Fields) -> str:
     """Return the name of a function or schema: 1 to 64 letters, digits, underscores and dashes. Raises BadRequest."""
     text = fields.string("name", None, cap=64)
     if text is None:
-        raise fields.missing("name")
+        raise fields.missing_member("name")
     if not text or not text.isascii() or not text.replace("_", "").replace("-", "").isalnum():
-        raise fields.fail("name", "must be made of letters, digits, underscores and dashes.")
+        raise fields.member_error("name", "must be made of letters, digits, underscores and dashes.")
     return text
 
 
-def unsupported(body: Fields, member: str, subject: str) -> Unsupported:
+def unsupported_member(body: Fields, member: str, subject: str) -> Unsupported:
     """Return the error for a member that asks for an unsupported feature; ``subject`` with its verb, "Media are"."""
-    return Unsupported(f"Unsupported parameter: '{body.path(member)}'. {subject} not available on this server.",
-                       field=body.path(member))  # fmt: skip
+    return Unsupported(f"Unsupported parameter: '{body.member_path(member)}'. {subject} not available on this server.",
+                       field=body.member_path(member))  # fmt: skip
 
 
-def progress(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+def running_usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
     """Return the usage object of a chunk in the middle of a stream."""
     return {
         "prompt_tokens": prompt_tokens,
@@ -153,7 +159,7 @@ def progress(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
     }
 
 
-def usage(total: Usage) -> dict[str, Any]:
+def usage_object(total: Usage) -> dict[str, Any]:
     """Return the usage object of a finished request."""
     return {
         "prompt_tokens": total.prompt_tokens,
@@ -169,12 +175,12 @@ def usage(total: Usage) -> dict[str, Any]:
     }
 
 
-def number(logprob: float | None) -> float:
+def finite_logprob(logprob: float | None) -> float:
     """Return a log-probability in a form that JSON can represent: -9999 for impossible tokens and NaN."""
     return logprob if logprob is not None and logprob > -9999.0 else -9999.0
 
 
-def prompt_scores(tokens: list[Token], top: int) -> list[dict[str, Any] | None]:
+def prompt_logprob_maps(tokens: list[TokenInfo], top: int) -> list[dict[str, Any] | None]:
     """Return the ``prompt_logprobs`` extra: a map from token id to score for each token, null for the first.
 
     Each map has the token's own id first, then at most ``top`` alternatives; -1: all there are.
@@ -183,43 +189,43 @@ def prompt_scores(tokens: list[Token], top: int) -> list[dict[str, Any] | None]:
         None
         if token.logprob is None
         else {
-            str(t.id): {"logprob": number(t.logprob), "rank": t.rank, "decoded_token": t.text}
-            for t in [token, *token.top[: None if top < 0 else top]]
+            str(t.id): {"logprob": finite_logprob(t.logprob), "rank": t.rank, "decoded_token": t.text}
+            for t in [token, *token.top_tokens[: None if top < 0 else top]]
         }
         for token in tokens
     ]
 
 
-def frame(chunk: Any) -> bytes:
+def sse_frame(chunk: Any) -> bytes:
     """Return one event of the stream."""
-    return b"data: " + encode(chunk) + b"\n\n"
+    return b"data: " + encode_json(chunk) + b"\n\n"
 
 
-def error_object(error: ParleyError) -> dict[str, Any]:
+def openai_error_object(error: ParleyError) -> dict[str, Any]:
     """Return the error object of an OpenAI answer."""
     match error:
         case Overloaded():
-            type_ = "requests"
+            error_type = "requests"
         case ParleyError(status=503):
-            type_ = "service_unavailable"
+            error_type = "service_unavailable"
         case ParleyError(status=status) if status >= 500:
-            type_ = "server_error"
+            error_type = "server_error"
         case _:
-            type_ = "invalid_request_error"
+            error_type = "invalid_request_error"
     code = error.code or ("unknown_url" if type(error) is NotFound else None)
-    return {"error": {"message": error.message, "type": type_, "param": error.field, "code": code}}
+    return {"error": {"message": error.message, "type": error_type, "param": error.field, "code": code}}
 
 
-def error(error: ParleyError) -> Answer:
+def openai_error(error: ParleyError) -> Answer:
     """Return an error as a complete answer."""
-    return Answer(error.status, encode(error_object(error)))
+    return Answer(error.status, encode_json(openai_error_object(error)))
 
 
-def failure(error: ParleyError) -> bytes:
+def failed_stream_end(error: ParleyError) -> bytes:
     """Return the end of a stream that an error cuts short."""
-    return frame(error_object(error)) + DONE
+    return sse_frame(openai_error_object(error)) + STREAM_DONE
 
 
-def headers(seconds: float) -> list[tuple[bytes, bytes]]:
+def openai_headers(seconds: float) -> list[tuple[bytes, bytes]]:
     """Return the headers of every answer, given the seconds that the request has taken so far."""
     return [(b"openai-processing-ms", b"%d" % (seconds * 1000)), (b"openai-version", b"2020-10-01")]

@@ -11,82 +11,82 @@ from typing import Any
 
 from parley.errors import Invalid, excerpt
 
-REFUSED = (
+REFUSED_KEYWORDS = (
     "allOf", "oneOf", "not", "if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies",
     "patternProperties", "propertyNames", "minProperties", "maxProperties", "unevaluatedProperties",
     "unevaluatedItems", "prefixItems", "contains", "minContains", "maxContains", "uniqueItems",
 )  # fmt: skip
-FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid")
-TELLING = ("type", "enum", "const", "anyOf", "$ref")  # every subschema needs one of them to state its type
+STRICT_FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid")
+TYPING_KEYWORDS = ("type", "enum", "const", "anyOf", "$ref")  # every subschema needs one of them to state its type
 
-Where = tuple[str, ...]
+SchemaPath = tuple[str, ...]
 
 
-def check(schema: Any, subject: str, field: str, code: str | None = None) -> None:
+def check_strict_schema(schema: Any, subject: str, field: str, code: str | None = None) -> None:
     """Raise Invalid for a schema that strict mode does not accept. ``subject``: its owner, for the message."""
-    fault = next(_root(schema), None)
+    fault = next(_root_faults(schema), None)
     if fault is not None:
-        where, told = fault
-        context = "(" + ", ".join(f"'{name[:60]}'" for name in where) + ("," if len(where) == 1 else "") + ")"
-        raise Invalid(f"Invalid schema for {subject}: In context={context}, {told}", field=field, code=code)
+        path, sentence = fault
+        context = "(" + ", ".join(f"'{name[:60]}'" for name in path) + ("," if len(path) == 1 else "") + ")"
+        raise Invalid(f"Invalid schema for {subject}: In context={context}, {sentence}", field=field, code=code)
 
 
-def _root(schema: Any) -> Iterator[tuple[Where, str]]:
+def _root_faults(schema: Any) -> Iterator[tuple[SchemaPath, str]]:
     if not isinstance(schema, dict) or schema.get("type") != "object":
         kind = schema.get("type") if isinstance(schema, dict) else None
-        told = "none" if kind is None else f"'type: {excerpt(kind)}'"
-        yield (), f"""schema must be a JSON Schema of 'type: "object"', got {told}."""
+        actual = "none" if kind is None else f"'type: {excerpt(kind)}'"
+        yield (), f"""schema must be a JSON Schema of 'type: "object"', got {actual}."""
         return
     if "anyOf" in schema:
         yield (), "'anyOf' is not permitted at the root."
-    yield from _faults(schema, ())
+    yield from _schema_faults(schema, ())
 
 
-def _faults(schema: Any, where: Where) -> Iterator[tuple[Where, str]]:
+def _schema_faults(schema: Any, path: SchemaPath) -> Iterator[tuple[SchemaPath, str]]:
     """Yield the faults of a subschema, outermost first. The nesting depth is already limited."""
     if not isinstance(schema, dict):
-        yield where, "schema must be an object."
+        yield path, "schema must be an object."
         return
-    for keyword in REFUSED:
+    for keyword in REFUSED_KEYWORDS:
         if keyword in schema:
-            yield where, f"'{keyword}' is not permitted."
-    if not any(keyword in schema for keyword in TELLING):
-        yield where, "schema must have a 'type' key."
-    kinds = schema.get("type")
-    kinds = kinds if isinstance(kinds, list) else [kinds]
-    if "object" in kinds or "properties" in schema:
-        yield from _object(schema, where)
-    if "array" in kinds:
+            yield path, f"'{keyword}' is not permitted."
+    if not any(keyword in schema for keyword in TYPING_KEYWORDS):
+        yield path, "schema must have a 'type' key."
+    types = schema.get("type")
+    types = types if isinstance(types, list) else [types]
+    if "object" in types or "properties" in schema:
+        yield from _object_faults(schema, path)
+    if "array" in types:
         if "items" not in schema:
-            yield where, "array schema missing items."
+            yield path, "array schema missing items."
         else:
-            yield from _faults(schema["items"], (*where, "items"))
-    form = schema.get("format")
-    if form is not None and form not in FORMATS:
-        yield where, f"'format' {excerpt(form)} is not permitted; {', '.join(FORMATS)} are."
+            yield from _schema_faults(schema["items"], (*path, "items"))
+    string_format = schema.get("format")
+    if string_format is not None and string_format not in STRICT_FORMATS:
+        yield path, f"'format' {excerpt(string_format)} is not permitted; {', '.join(STRICT_FORMATS)} are."
     options = schema.get("anyOf", [])
     for number, option in enumerate(options if isinstance(options, list) else []):
-        yield from _faults(option, (*where, "anyOf", str(number)))
+        yield from _schema_faults(option, (*path, "anyOf", str(number)))
     for keyword in ("$defs", "definitions"):
         parts = schema.get(keyword, {})
         for name, part in parts.items() if isinstance(parts, dict) else ():
-            yield from _faults(part, (*where, keyword, name))
+            yield from _schema_faults(part, (*path, keyword, name))
 
 
-def _object(schema: dict[str, Any], where: Where) -> Iterator[tuple[Where, str]]:
+def _object_faults(schema: dict[str, Any], path: SchemaPath) -> Iterator[tuple[SchemaPath, str]]:
     if schema.get("additionalProperties") is not False:
-        yield where, "'additionalProperties' is required to be supplied and to be false."
+        yield path, "'additionalProperties' is required to be supplied and to be false."
     members, listed = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(members, dict):
-        yield where, "'properties' must be an object."
+        yield path, "'properties' must be an object."
         return
     required = {name for name in listed if isinstance(name, str)} if isinstance(listed, list) else set()
     missing = [name for name in members if name not in required]
     if missing:
-        told = "'required' is required to be supplied and to be an array including every key in properties."
-        yield where, f"{told} Missing '{missing[0][:60]}'."
+        sentence = "'required' is required to be supplied and to be an array including every key in properties."
+        yield path, f"{sentence} Missing '{missing[0][:60]}'."
     unknown = sorted(required - members.keys())
     if unknown:
-        yield where, f"'required' has {excerpt(unknown[0])}, which is not in 'properties'."
+        yield path, f"'required' has {excerpt(unknown[0])}, which is not in 'properties'."
     for name, member in members.items():
-        yield from _faults(member, (*where, "properties", name))
+        yield from _schema_faults(member, (*path, "properties", name))

@@ -4,93 +4,97 @@ from __future__ import annotations
 
 from typing import Any
 
-from parley.dialects.facts import Card
-from parley.dialects.fields import Fields, decode
+from parley.dialects.facts import ModelCard
+from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.openai import shared
-from parley.dialects.openai.messages import conversation
-from parley.dialects.openai.shared import RULES, Rules
-from parley.dialects.wishes import Detokenize, Tokenize, Tokenized
-from parley.dialects.words import WORDS, Words
+from parley.dialects.openai.messages import read_conversation
+from parley.dialects.openai.shared import OPENAI_RULES, ReadingRules
+from parley.dialects.wishes import DetokenizeRequest, TokenizeRequest, TokenizeResult
+from parley.dialects.words import DEFAULT_WORDING, ErrorWording
 from parley.types import Chat, Prompt, Text
 
 
-def tokenize(body: bytes, words: Words = WORDS, rules: Rules = RULES) -> Tokenize:
+def read_tokenize(
+    body: bytes, wording: ErrorWording = DEFAULT_WORDING, rules: ReadingRules = OPENAI_RULES
+) -> TokenizeRequest:
     """Read a prompt or a conversation to tokenize. Raises BadRequest."""
-    fields = decode(body, words)
-    prompt = _chat(fields, rules) if fields.has("messages") else _text(fields)
-    return Tokenize(
+    fields = decode_fields(body, wording)
+    prompt = _read_chat_prompt(fields, rules) if fields.has_value("messages") else _read_text_prompt(fields)
+    return TokenizeRequest(
         model=fields.string("model", "", cap=256),
         prompt=prompt,
-        strings=fields.boolean("return_token_strs", False),
+        with_pieces=fields.boolean("return_token_strs", False),
     )
 
 
-def _chat(fields: Fields, rules: Rules) -> Prompt:
+def _read_chat_prompt(fields: Fields, rules: ReadingRules) -> Prompt:
     chat: Chat
-    chat, _ = conversation(fields, rules)
+    chat, _ = read_conversation(fields, rules)
     return chat
 
 
-def _text(fields: Fields) -> Prompt:
+def _read_text_prompt(fields: Fields) -> Prompt:
     text = fields.string("prompt", None)
     if text is None:
-        raise fields.missing("prompt")
+        raise fields.missing_member("prompt")
     return Text(text, fields.boolean("add_special_tokens", True))
 
 
-def tokenized(result: Tokenized) -> bytes:
+def write_tokens(result: TokenizeResult) -> bytes:
     """Return the answer to ``/tokenize``."""
-    return shared.encode(
+    return shared.encode_json(
         {
-            "count": len(result.ids),
+            "count": len(result.token_ids),
             "max_model_len": result.max_model_len,
-            "tokens": result.ids,
-            "token_strs": result.strings,
+            "tokens": result.token_ids,
+            "token_strs": result.pieces,
         }
     )
 
 
-def detokenize(body: bytes, words: Words = WORDS, *, lax: bool = False) -> Detokenize:
+def read_detokenize(
+    body: bytes, wording: ErrorWording = DEFAULT_WORDING, *, ignore_unknown: bool = False
+) -> DetokenizeRequest:
     """Read tokens to convert to text. Raises BadRequest."""
-    fields = decode(body, words)
-    if not fields.has("tokens"):
-        raise fields.missing("tokens")
-    ids = fields.integers("tokens", cap=2**31, low=0, high=shared.MAX_ID)
-    return Detokenize(model=fields.string("model", "", cap=256), ids=ids, lax=lax)
+    fields = decode_fields(body, wording)
+    if not fields.has_value("tokens"):
+        raise fields.missing_member("tokens")
+    ids = fields.integers("tokens", cap=2**31, low=0, high=shared.MAX_TOKEN_ID)
+    return DetokenizeRequest(model=fields.string("model", "", cap=256), token_ids=ids, ignore_unknown=ignore_unknown)
 
 
-def detokenized(text: str) -> bytes:
+def write_token_text(text: str) -> bytes:
     """Return the answer to ``/detokenize``."""
-    return shared.encode({"prompt": text})
+    return shared.encode_json({"prompt": text})
 
 
-def _card(card: Card) -> dict[str, Any]:
+def _model_object(card: ModelCard) -> dict[str, Any]:
     return {
         "id": card.name,
         "object": "model",
         "created": card.created,
         "owned_by": "parley",
-        "root": card.folder or card.name,
-        "parent": card.root if card.folder else None,
+        "root": card.adapter_folder or card.name,
+        "parent": card.root if card.adapter_folder else None,
         "max_model_len": card.max_model_len,
     }
 
 
-def model(card: Card) -> bytes:
+def write_model(card: ModelCard) -> bytes:
     """Return one model."""
-    return shared.encode(_card(card))
+    return shared.encode_json(_model_object(card))
 
 
-def models(cards: list[Card]) -> bytes:
+def write_models(cards: list[ModelCard]) -> bytes:
     """Return the list of models."""
-    return shared.encode({"object": "list", "data": [_card(card) for card in cards]})
+    return shared.encode_json({"object": "list", "data": [_model_object(card) for card in cards]})
 
 
-def version(text: str) -> bytes:
+def write_version(text: str) -> bytes:
     """Return the server's version."""
-    return shared.encode({"version": text})
+    return shared.encode_json({"version": text})
 
 
-def load(requests: int) -> bytes:
+def write_load(requests: int) -> bytes:
     """Return the number of requests being served."""
-    return shared.encode({"server_load": requests})
+    return shared.encode_json({"server_load": requests})

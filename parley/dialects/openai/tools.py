@@ -11,19 +11,19 @@ from typing import Any, Literal
 
 from parley.dialects.fields import Fields
 from parley.dialects.openai import shared, strict
-from parley.dialects.openai.shared import Rules
+from parley.dialects.openai.shared import ReadingRules
 from parley.errors import Unsupported, excerpt
-from parley.types import CallDelta
+from parley.types import ToolCallDelta
 
 MAX_TOOLS = 128
-Tool = dict[str, Any]
+ToolObject = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ToolMembers:
     """The tool members of a request, as in ``Chat``. ``legacy``: its tools came as ``functions``."""
 
-    tools: list[Tool] = field(default_factory=list)
+    tools: list[ToolObject] = field(default_factory=list)
     choice: Literal["auto", "none", "required"] = "auto"
     only: str | None = None
     allowed: list[str] = field(default_factory=list)
@@ -31,22 +31,28 @@ class Wish:
     legacy: bool = False
 
 
-def read(body: Fields, rules: Rules) -> Wish:
+def read_tools(body: Fields, rules: ReadingRules) -> ToolMembers:
     """Read the tool members of a body. Raises BadRequest."""
-    tools = _distinct([(each, _tool(each, rules)) for each in body.objects("tools", cap=MAX_TOOLS)])
-    functions = _distinct([(each, _wrapped(each, rules)) for each in body.objects("functions", cap=MAX_TOOLS)])
-    choice = _choice(body, tools)
-    old = _old_choice(body, functions)
+    tools = _distinct_tools([(each, _read_tool(each, rules)) for each in body.objects("tools", cap=MAX_TOOLS)])
+    functions = _distinct_tools(
+        [(each, _read_function(each, rules)) for each in body.objects("functions", cap=MAX_TOOLS)]
+    )
+    choice = _read_tool_choice(body, tools)
+    function_choice = _read_function_choice(body, functions)
     parallel = body.boolean("parallel_tool_calls", True)
     if tools and functions:
-        raise body.fail("functions", "cannot be used together with 'tools', which replaces it.")
-    wish = Wish(functions, *old, parallel=False, legacy=True) if functions else Wish(tools, *choice, parallel=parallel)
-    if wish.choice == "none" and not rules.shown:
-        return Wish(legacy=wish.legacy)
-    return wish
+        raise body.member_error("functions", "cannot be used together with 'tools', which replaces it.")
+    tool_members = (
+        ToolMembers(functions, *function_choice, parallel=False, legacy=True)
+        if functions
+        else ToolMembers(tools, *choice, parallel=parallel)
+    )
+    if tool_members.choice == "none" and not rules.shows_unused_tools:
+        return ToolMembers(legacy=tool_members.legacy)
+    return tool_members
 
 
-def extend(calls: list[dict[str, Any]], piece: CallDelta) -> None:
+def extend_calls(calls: list[dict[str, Any]], piece: ToolCallDelta) -> None:
     """Add a piece of a call to the calls of an answer in one piece."""
     while len(calls) <= piece.index:
         calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
@@ -56,120 +62,126 @@ def extend(calls: list[dict[str, Any]], piece: CallDelta) -> None:
     call["function"]["arguments"] += piece.arguments
 
 
-def _tool(tool: Fields, rules: Rules) -> Tool:
+def _read_tool(tool: Fields, rules: ReadingRules) -> ToolObject:
     kind = tool.string("type", None, allowed=("function", "custom"))
     if kind is None:
-        raise tool.missing("type")
+        raise tool.missing_member("type")
     if kind == "custom":
-        raise _custom(tool)
+        raise _custom_tool_error(tool)
     function = tool.object("function")
     if function is None:
-        raise tool.missing("function")
-    return _wrapped(function, rules)
+        raise tool.missing_member("function")
+    return _read_function(function, rules)
 
 
-def _wrapped(function: Fields, rules: Rules) -> Tool:
-    name = shared.name(function)
+def _read_function(function: Fields, rules: ReadingRules) -> ToolObject:
+    name = shared.read_identifier(function)
     signature: dict[str, Any] = {"name": name}
     description = function.string("description", None)
     if description is not None:
         signature["description"] = description
-    parameters = function.free("parameters") or {"type": "object", "properties": {}}
+    parameters = function.free_object("parameters") or {"type": "object", "properties": {}}
     if parameters.get("type", "object") != "object":
-        told = excerpt(parameters["type"])
-        raise function.fail("parameters", f"the schema of arguments must be of type 'object', but it is of {told}.")
+        actual = excerpt(parameters["type"])
+        raise function.member_error(
+            "parameters", f"the schema of arguments must be of type 'object', but it is of {actual}."
+        )
     signature["parameters"] = parameters
     if function.boolean("strict", False):
         signature["strict"] = True
-        if rules.schemas and function.has("parameters"):
-            where = function.path("parameters")
-            strict.check(parameters, f"function '{name}'", where, "invalid_function_parameters")
+        if rules.strict_schemas and function.has_value("parameters"):
+            schema_path = function.member_path("parameters")
+            strict.check_strict_schema(parameters, f"function '{name}'", schema_path, "invalid_function_parameters")
     return {"type": "function", "function": signature}
 
 
-def _distinct(read: list[tuple[Fields, Tool]]) -> list[Tool]:
+def _distinct_tools(tools: list[tuple[Fields, ToolObject]]) -> list[ToolObject]:
     """Return the tools. Raises BadRequest if two have the same name."""
     names: set[str] = set()
-    for given, tool in read:
+    for fields, tool in tools:
         name = tool["function"]["name"]
         if name in names:
-            raise (given.object("function") or given).fail("name", f"another tool is called '{name}' already.")
+            raise (fields.object("function") or fields).member_error(
+                "name", f"another tool is called '{name}' already."
+            )
         names.add(name)
-    return [tool for _, tool in read]
+    return [tool for _, tool in tools]
 
 
-Choice = tuple[Literal["auto", "none", "required"], str | None, list[str]]
+ToolChoice = tuple[Literal["auto", "none", "required"], str | None, list[str]]
 
 
-def _choice(body: Fields, tools: list[Tool]) -> Choice:
+def _read_tool_choice(body: Fields, tools: list[ToolObject]) -> ToolChoice:
     """Return ``choice``, ``only`` and ``allowed`` from ``tool_choice``."""
-    value = body.raw("tool_choice")
-    wish = None if value is None or isinstance(value, str) else body.object("tool_choice")
-    if wish is None:
+    value = body.raw_value("tool_choice")
+    choice_object = None if value is None or isinstance(value, str) else body.object("tool_choice")
+    if choice_object is None:
         choice = body.string("tool_choice", "auto", allowed=("none", "auto", "required"))
         if choice == "required" and not tools:
-            raise body.fail("tool_choice", "only allowed when tools are given.")
+            raise body.member_error("tool_choice", "only allowed when tools are given.")
         return choice, None, []  # type: ignore[return-value]  # one of the allowed values
-    kind = wish.string("type", None, allowed=("function", "allowed_tools", "custom"))
+    kind = choice_object.string("type", None, allowed=("function", "allowed_tools", "custom"))
     if kind is None:
-        raise wish.missing("type")
+        raise choice_object.missing_member("type")
     if kind == "custom":
-        raise _custom(wish)
+        raise _custom_tool_error(choice_object)
     if not tools:
-        raise body.fail("tool_choice", "only allowed when tools are given.")
+        raise body.member_error("tool_choice", "only allowed when tools are given.")
     if kind == "function":
-        return "required", _named(wish, tools), []
-    return _allowed(wish, tools)
+        return "required", _chosen_tool(choice_object, tools), []
+    return _read_allowed_tools(choice_object, tools)
 
 
-def _allowed(wish: Fields, tools: list[Tool]) -> Choice:
+def _read_allowed_tools(choice_object: Fields, tools: list[ToolObject]) -> ToolChoice:
     """Read ``allowed_tools``: a subset of the tools; the model must or may call one of them."""
-    inner = wish.object("allowed_tools")
+    inner = choice_object.object("allowed_tools")
     if inner is None:
-        raise wish.missing("allowed_tools")
+        raise choice_object.missing_member("allowed_tools")
     mode = inner.string("mode", None, allowed=("auto", "required"))
     if mode is None:
-        raise inner.missing("mode")
+        raise inner.missing_member("mode")
     names = []
     for tool in inner.objects("tools", cap=MAX_TOOLS):
         if tool.string("type", "function", allowed=("function", "custom")) == "custom":
-            raise _custom(tool)
-        names.append(_named(tool, tools))
+            raise _custom_tool_error(tool)
+        names.append(_chosen_tool(tool, tools))
     if not names:
-        raise inner.empty("tools", "array") if inner.has("tools") else inner.missing("tools")
+        raise inner.empty_member("tools", "array") if inner.has_value("tools") else inner.missing_member("tools")
     return mode, None, names  # type: ignore[return-value]  # one of the allowed values
 
 
-def _old_choice(body: Fields, functions: list[Tool]) -> Choice:
+def _read_function_choice(body: Fields, functions: list[ToolObject]) -> ToolChoice:
     """Return the same from ``function_call``, which has no "required"."""
-    value = body.raw("function_call")
-    wish = None if value is None or isinstance(value, str) else body.object("function_call")
-    if wish is None:
+    value = body.raw_value("function_call")
+    choice_object = None if value is None or isinstance(value, str) else body.object("function_call")
+    if choice_object is None:
         choice = body.string("function_call", "auto", allowed=("none", "auto"))
         return choice, None, []  # type: ignore[return-value]  # one of the allowed values
     if not functions:
-        raise body.fail("function_call", "only allowed when functions are given.")
-    return "required", _known(wish, functions), []
+        raise body.member_error("function_call", "only allowed when functions are given.")
+    return "required", _known_name(choice_object, functions), []
 
 
-def _named(wish: Fields, tools: list[Tool]) -> str:
-    function = wish.object("function")
+def _chosen_tool(choice_object: Fields, tools: list[ToolObject]) -> str:
+    function = choice_object.object("function")
     if function is None:
-        raise wish.missing("function")
-    return _known(function, tools)
+        raise choice_object.missing_member("function")
+    return _known_name(function, tools)
 
 
-def _known(function: Fields, tools: list[Tool]) -> str:
+def _known_name(function: Fields, tools: list[ToolObject]) -> str:
     """Return the name of one of the tools. Raises BadRequest if there is no such tool."""
     name = function.string("name", None, cap=256)
     if name is None:
-        raise function.missing("name")
+        raise function.missing_member("name")
     if all(tool["function"]["name"] != name for tool in tools):
-        raise function.fail("name", f"none of the tools is called {excerpt(name)}.")
+        raise function.member_error("name", f"none of the tools is called {excerpt(name)}.")
     return name
 
 
-def _custom(tool: Fields) -> Unsupported:
+def _custom_tool_error(tool: Fields) -> Unsupported:
     return Unsupported(
-        "Tools of type 'custom' are not available on this server.", field=tool.path("type"), code="unsupported_value"
+        "Tools of type 'custom' are not available on this server.",
+        field=tool.member_path("type"),
+        code="unsupported_value",
     )

@@ -10,81 +10,99 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from parley.dialects.dialect import Answer, Dialect, Head, PromptMembers, Reply, Route, named
+from parley.dialects.dialect import Answer, Dialect, PromptMembers, Reply, RequestContext, Route, model_in_body
 from parley.dialects.tgi import bench, chat, completions, document, generate, metrics, shared, tokens, vertex
-from parley.dialects.tgi.shared import EXTENDED, Rules
+from parley.dialects.tgi.shared import EXTENDED, TgiRules
 
-INPUTS = ("inputs",)
-MEMBERS = PromptMembers(
-    conversations=("messages",), prompts=("prompt", *INPUTS, "instances"), before=("tools",), salts=("adapter_id",)
+INPUTS_MEMBER = ("inputs",)
+TGI_PROMPT_MEMBERS = PromptMembers(
+    conversations=("messages",),
+    prompts=("prompt", *INPUTS_MEMBER, "instances"),
+    preceding=("tools",),
+    salts=("adapter_id",),
 )
-Read = Callable[[Rules, bytes, Head], Reply | Answer]
-Name = Callable[[bytes], str]
+BodyReader = Callable[[TgiRules, bytes, RequestContext], Reply | Answer]
+ModelNameReader = Callable[[bytes], str]
 
 
-def _dialect(rules: Rules) -> Dialect:
+def _tgi_dialect(rules: TgiRules) -> Dialect:
     return Dialect(
         name="tgi",
         title="TGI",
-        base="",
-        error=partial(shared.error, rules),
-        members=MEMBERS,
+        base_path="",
+        render_error=partial(shared.tgi_error_answer, rules),
+        prompt_members=TGI_PROMPT_MEMBERS,
         body_limit=rules.max_body,
-        hints=not rules.strict,
-        no_memory=shared.NO_MEMORY,
+        retry_hints=not rules.strict,
+        no_memory_body=shared.NO_MEMORY,
         routes=(
-            *_common(rules),
-            _generate("/vertex", vertex.read, rules),
-            Route("POST", "/tokenize", "tokenize", read=tokens.tokenize, write=tokens.tokenized, claims=INPUTS),
-            Route("POST", "/chat_tokenize", "tokenize", read=tokens.chat_tokenize, write=tokens.chat_tokenized),
-            _generate("/v1/chat/completions", chat.read, rules, model=named),
-            _generate("/v1/completions", completions.read, rules, model=named),
-            Route("GET", "/v1/models", "models", write=tokens.models),
+            *_routes_of_every_version(rules),
+            _generate_route("/vertex", vertex.read_vertex, rules),
+            Route(
+                "POST",
+                "/tokenize",
+                "tokenize",
+                reader=tokens.read_tgi_tokenize,
+                writer=tokens.write_tgi_tokens,
+                claiming_members=INPUTS_MEMBER,
+            ),
+            Route(
+                "POST", "/chat_tokenize", "tokenize", reader=tokens.read_chat_tokenize, writer=tokens.write_chat_tokens
+            ),
+            _generate_route("/v1/chat/completions", chat.read_tgi_chat, rules, model=model_in_body),
+            _generate_route("/v1/completions", completions.read_tgi_completion, rules, model=model_in_body),
+            Route("GET", "/v1/models", "models", writer=tokens.write_tgi_models),
         ),
-        series=metrics.told,
-        bench=bench.APIS,
+        shared_metrics=metrics.write_tgi_metrics,
+        bench_apis=bench.APIS,
     )
 
 
-def _generate(path: str, read: Read, rules: Rules, claims: tuple[str, ...] = (), model: Name | None = None) -> Route:
+def _generate_route(
+    path: str,
+    read_body: BodyReader,
+    rules: TgiRules,
+    claims: tuple[str, ...] = (),
+    model: ModelNameReader | None = None,
+) -> Route:
     """Return a route that generates. Like the original, it checks the content type before anything else."""
 
-    def typed(body: bytes, head: Head) -> Reply | Answer:
-        if rules.strict and not shared.is_json(head.headers.get(b"content-type", b"")):
-            return Answer(415, shared.MISLABELLED, shared.PLAIN)
-        return read(rules, body, head)
+    def read_json_body(body: bytes, context: RequestContext) -> Reply | Answer:
+        if rules.strict and not shared.is_json_content(context.headers.get(b"content-type", b"")):
+            return Answer(415, shared.NOT_JSON_MESSAGE, shared.PLAIN_TEXT)
+        return read_body(rules, body, context)
 
-    return Route("POST", path, "generate", read=typed, model=model, claims=claims)
+    return Route("POST", path, "generate", reader=read_json_body, model_reader=model, claiming_members=claims)
 
 
-def _common(rules: Rules) -> tuple[Route, ...]:
+def _routes_of_every_version(rules: TgiRules) -> tuple[Route, ...]:
     """Return the routes that every version of TGI has."""
     return (
-        _generate("/", generate.either, rules, INPUTS),
-        _generate("/generate", generate.whole, rules, INPUTS),
-        _generate("/generate_stream", generate.stream, rules, INPUTS),
-        _generate("/invocations", generate.invoked, rules, INPUTS, named),
-        Route("GET", "/info", "info", write=partial(tokens.info, rules)),
+        _generate_route("/", generate.read_generate_any, rules, INPUTS_MEMBER),
+        _generate_route("/generate", generate.read_generate, rules, INPUTS_MEMBER),
+        _generate_route("/generate_stream", generate.read_generate_stream, rules, INPUTS_MEMBER),
+        _generate_route("/invocations", generate.read_sagemaker, rules, INPUTS_MEMBER, model_in_body),
+        Route("GET", "/info", "server_info", writer=partial(tokens.write_tgi_info, rules)),
         Route("GET", "/", "health"),
         Route("GET", "/health", "health"),
         Route("GET", "/ping", "health"),
         Route("GET", "/metrics", "metrics"),
-        Route("GET", "/api-doc/openapi.json", "ask", read=document.openapi),
-        Route("GET", "/docs", "ask", read=partial(document.page, "")),
-        Route("GET", "/docs/", "ask", read=partial(document.page, "../")),
+        Route("GET", "/api-doc/openapi.json", "info", reader=document.answer_openapi),
+        Route("GET", "/docs", "info", reader=partial(document.answer_docs_page, "")),
+        Route("GET", "/docs/", "info", reader=partial(document.answer_docs_page, "../")),
     )
 
 
-DIALECT = _dialect(EXTENDED)
-STRICT = _dialect(shared.STRICT)
+DIALECT = _tgi_dialect(EXTENDED)
+STRICT = _tgi_dialect(shared.STRICT)
 OLD = Dialect(
-    name=f"tgi-{tokens.OLD}",
-    title=f"TGI {tokens.OLD}",
-    base="",
-    error=partial(shared.error, shared.OLD),
-    members=MEMBERS,
+    name=f"tgi-{tokens.OLD_VERSION}",
+    title=f"TGI {tokens.OLD_VERSION}",
+    base_path="",
+    render_error=partial(shared.tgi_error_answer, shared.OLD),
+    prompt_members=TGI_PROMPT_MEMBERS,
     body_limit=shared.OLD.max_body,
-    hints=False,
-    no_memory=shared.NO_MEMORY,
-    routes=_common(shared.OLD),
+    retry_hints=False,
+    no_memory_body=shared.NO_MEMORY,
+    routes=_routes_of_every_version(shared.OLD),
 )

@@ -5,203 +5,227 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from parley.dialects.dialect import Answer, Head
-from parley.dialects.fields import Fields, decode
+from parley.dialects.dialect import Answer, RequestContext
+from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.tgi import messages, openai, parameters, shared
-from parley.dialects.tgi.parameters import RESERVED, Parameters
-from parley.dialects.tgi.shared import F32, U32, WORDS, Rules
+from parley.dialects.tgi.parameters import RESERVED_TOKENS, TgiParameters
+from parley.dialects.tgi.shared import F32, TGI_WORDING, U32, TgiRules
 from parley.errors import Invalid, WrongType
-from parley.types import CallDelta, Delta, Done, Event, Request, Stop, Token, Usage, Want
+from parley.types import (
+    ChoiceDelta,
+    ChoiceDone,
+    Event,
+    OutputOptions,
+    Request,
+    StopConditions,
+    TokenInfo,
+    ToolCallDelta,
+    Usage,
+)
 
-MAX_BIAS = 1 << 20  # length of the list (one number per token) that the original accepts and ignores
-FINISH = {"eos_token": "stop"}  # other reasons keep their native names
-CHUNK = b'{"index":0,"delta":{"role":"assistant","content":%b},"logprobs":null,"finish_reason":null}'
+MAX_BIAS_LIST = 1 << 20  # length of the list (one number per token) that the original accepts and ignores
+FINISH_REASONS = {"eos_token": "stop"}  # other reasons keep their native names
+PLAIN_CHUNK = b'{"index":0,"delta":{"role":"assistant","content":%b},"logprobs":null,"finish_reason":null}'
 
 
-def read(rules: Rules, body: bytes, head: Head) -> ChatReply | Answer:
+def read_tgi_chat(rules: TgiRules, body: bytes, context: RequestContext) -> TgiChatReply | Answer:
     """Read the body of a chat request. Raises BadRequest."""
-    return of(rules, decode(body, WORDS), head)
+    return tgi_chat_reply(rules, decode_fields(body, TGI_WORDING), context)
 
 
-def of(rules: Rules, body: Fields, head: Head) -> ChatReply | Answer:
+def tgi_chat_reply(rules: TgiRules, body: Fields, context: RequestContext) -> TgiChatReply | Answer:
     """Return the reply to a decoded chat request, or an error as a stream. Raises BadRequest."""
-    reply: ChatReply | Answer = openai.read_stream(rules, body, lambda: ChatReply(rules, body, head))
+    reply: TgiChatReply | Answer = openai.reply_or_error_stream(rules, body, lambda: TgiChatReply(rules, body, context))
     return reply
 
 
-def _parameters(body: Fields, rules: Rules) -> Parameters:
+def _chat_parameters(body: Fields, rules: TgiRules) -> TgiParameters:
     """Return the native parameters; as in the original, the presence penalty sets the repetition penalty."""
-    if body.has("max_tokens") and body.has("max_completion_tokens"):
+    if body.has_value("max_tokens") and body.has_value("max_completion_tokens"):
         raise WrongType("duplicate field `max_tokens`", field="max_completion_tokens")
-    limit = "max_completion_tokens" if body.has("max_completion_tokens") else "max_tokens"
+    limit = "max_completion_tokens" if body.has_value("max_completion_tokens") else "max_tokens"
     presence = body.number("presence_penalty", None, -F32, F32)
-    return Parameters(
-        **openai.common(body, rules),
+    return TgiParameters(
+        **openai.read_shared_members(body, rules),
         repetition_penalty=None if presence is None or not rules.strict else presence + 2.0,
         max_new_tokens=body.integer(limit, None, 0, U32),
         top_n_tokens=body.integer("top_logprobs", None, 0, U32),
-        grammar=parameters.grammar(body, "response_format"),
+        grammar=parameters.read_tgi_grammar(body, "response_format"),
     )
 
 
-class ChatReply(openai.Spoken):
+class TgiChatReply(openai.TgiOpenAIReply):
     """A reply to one conversation, as a stream of chunks or in one piece."""
 
-    def __init__(self, rules: Rules, body: Fields, head: Head):
-        stream = openai.streams(body, rules)
-        wish = _parameters(body, rules)
-        body.array("logit_bias", cap=MAX_BIAS)
+    def __init__(self, rules: TgiRules, body: Fields, context: RequestContext):
+        stream = openai.read_stream_member(body, rules)
+        params = _chat_parameters(body, rules)
+        body.array("logit_bias", cap=MAX_BIAS_LIST)
         body.integer("n", None, 0, U32)  # checked only: there is always one choice
-        self._scores = body.boolean("logprobs", False)
-        if rules.strict and body.null("stream_options"):
-            raise body.mistyped("stream_options", "an object")
+        self._with_logprobs = body.boolean("logprobs", False)
+        if rules.strict and body.is_null("stream_options"):
+            raise body.mistyped_member("stream_options", "an object")
         options = body.object("stream_options")
-        tells = options.boolean("include_usage", False) if options is not None else False
-        if wish.grammar is not None and body.has("tools"):
+        include_usage = options.boolean("include_usage", False) if options is not None else False
+        if params.grammar is not None and body.has_value("tools"):
             raise Invalid("Grammar and tools are mutually exclusive", field="tools", code="tool_error")
-        chat = messages.talk(body)
-        parameters.check(wish, rules, empty=False, stream=stream, context=head.context)
-        super().__init__(body, rules, head, wish, sum(len(message.content or "") for message in chat.messages))
+        chat = messages.read_tgi_conversation(body)
+        parameters.check_tgi_parameters(params, rules, empty=False, stream=stream, context=context.context_length)
+        super().__init__(body, rules, context, params, sum(len(message.content or "") for message in chat.messages))
         self.request = Request(
-            id=head.id,
+            id=context.unique_id,
             model=self._model or "",
             prompts=[chat],
-            sampling=wish.sampling,
-            grammar=wish.form("response_format"),
-            stop=Stop(strings=wish.stop, max_tokens=wish.max_new_tokens, include=True, reserve=RESERVED),
-            want=Want(
-                logprobs=(wish.top_n_tokens or 0) if self._scores else None,
-                usage=tells,
+            sampling=params.neutral_sampling,
+            grammar=params.build_grammar("response_format"),
+            stop_conditions=StopConditions(
+                strings=params.stop,
+                max_tokens=params.max_new_tokens,
+                include_in_output=True,
+                reserved_tokens=RESERVED_TOKENS,
+            ),
+            output_options=OutputOptions(
+                logprobs=(params.top_n_tokens or 0) if self._with_logprobs else None,
+                usage=include_usage,
                 ids=stream,
-                plain=not chat.tools,
+                unparsed=not chat.tools,
             ),
             stream=stream,
         )
-        self._call_id = messages.next_id(chat) or head.id
-        self._before = b""
-        self._text: list[str] = []
-        self._tokens: list[Token] = []
-        self._name_of_call: str | None = None
+        self._call_id = messages.next_call_id(chat) or context.unique_id
+        self._frame_start = b""
+        self._text_parts: list[str] = []
+        self._tokens: list[TokenInfo] = []
+        self._call_name: str | None = None
         self._arguments: list[str] = []
-        self._done: Done | None = None
+        self._done_event: ChoiceDone | None = None
 
     # -- streaming
 
-    def chunk(self, events: Sequence[Event]) -> bytes:
+    def render_chunk(self, events: Sequence[Event]) -> bytes:
         """Return a chunk for each token of these events."""
         frames: list[bytes] = []
-        held: tuple[Token | None, str] | None = None  # held back until it is known whether it is the last token
+        pending: tuple[TokenInfo | None, str] | None = None  # held back until it is known whether it is the last token
         for event in events:
             match event:
-                case Delta(part="tool", call=call):
+                case ChoiceDelta(part="tool", call=call):
                     if call is not None:
-                        frames.append(self._call(call))
-                        self._name_of_call = self._name_of_call or call.name
-                case Delta():
-                    for token, text in openai.pieces(event):
-                        if held is not None:
-                            frames.append(self._piece(*held))
-                        held = token, text
+                        frames.append(self._call_frame(call))
+                        self._call_name = self._call_name or call.name
+                case ChoiceDelta():
+                    for token, text in openai.split_delta(event):
+                        if pending is not None:
+                            frames.append(self._text_frame(*pending))
+                        pending = token, text
                     if not event.tokens and event.text:
-                        frames.append(self._piece(None, event.text))
-                case Done():
-                    if self._name_of_call is None:  # a tool call ends without a chunk
-                        frames.append(self._piece(*(held or (None, "")), done=event))
-                    held = None
-        if held is not None:
-            frames.append(self._piece(*held))
+                        frames.append(self._text_frame(None, event.text))
+                case ChoiceDone():
+                    if self._call_name is None:  # a tool call ends without a chunk
+                        frames.append(self._text_frame(*(pending or (None, "")), done=event))
+                    pending = None
+        if pending is not None:
+            frames.append(self._text_frame(*pending))
         return b"".join(frames)
 
-    def end(self, usage: Usage) -> bytes:
+    def finish_stream(self, usage: Usage) -> bytes:
         """Return the usage chunk, if requested, and the ``[DONE]`` mark."""
-        if not self.request.want.usage:
-            return openai.DONE
-        told = self._envelope("chat.completion.chunk", []) | {"usage": openai.usage(usage)}
-        return shared.frame(told) + openai.DONE
+        if not self.request.output_options.usage:
+            return openai.DONE_FRAME
+        usage_chunk = self._chat_envelope("chat.completion.chunk", []) | {"usage": openai.tgi_usage_object(usage)}
+        return shared.tgi_frame(usage_chunk) + openai.DONE_FRAME
 
-    def _piece(self, token: Token | None, text: str, done: Done | None = None) -> bytes:
-        if done is None and not self._scores:  # the fast path, for nearly all chunks
-            return self._frame(CHUNK % shared.encode(text))
-        return self._frame(
-            shared.encode(
+    def _text_frame(self, token: TokenInfo | None, text: str, done: ChoiceDone | None = None) -> bytes:
+        if done is None and not self._with_logprobs:  # the fast path, for nearly all chunks
+            return self._chunk_frame(PLAIN_CHUNK % shared.encode_json(text))
+        return self._chunk_frame(
+            shared.encode_json(
                 {
                     "index": 0,
                     "delta": {"role": "assistant", "content": text},
-                    "logprobs": self._logprobs([token] if token is not None else []),
-                    "finish_reason": None if done is None else self._finish(done),
+                    "logprobs": self._logprobs_object([token] if token is not None else []),
+                    "finish_reason": None if done is None else self._chat_finish_reason(done),
                 }
             )
         )
 
-    def _call(self, call: CallDelta) -> bytes:
+    def _call_frame(self, call: ToolCallDelta) -> bytes:
         function = {"name": call.name, "arguments": call.arguments}
         piece = {"index": 0, "id": self._call_id, "type": "function", "function": function}
         delta = {"role": "assistant", "tool_calls": [piece]}
-        return self._frame(shared.encode({"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}))
+        return self._chunk_frame(
+            shared.encode_json({"index": 0, "delta": delta, "logprobs": None, "finish_reason": None})
+        )
 
-    def _frame(self, choice: bytes) -> bytes:
-        if not self._before:  # the model's name is final only after the server has looked it up
-            envelope = shared.encode(self._envelope("chat.completion.chunk", []))
-            self._before = b"data: " + envelope.removesuffix(b"]}")
-        return self._before + choice + b'],"usage":null}\n\n'
+    def _chunk_frame(self, choice: bytes) -> bytes:
+        if not self._frame_start:  # the model's name is final only after the server has looked it up
+            envelope = shared.encode_json(self._chat_envelope("chat.completion.chunk", []))
+            self._frame_start = b"data: " + envelope.removesuffix(b"]}")
+        return self._frame_start + choice + b'],"usage":null}\n\n'
 
     # -- in one piece
 
-    def add(self, events: Sequence[Event]) -> None:
+    def add_events(self, events: Sequence[Event]) -> None:
         """Collect the text, tokens and tool call of these events."""
         for event in events:
             match event:
-                case Delta():
+                case ChoiceDelta():
                     self._tokens += event.tokens
                     if event.call is None and event.part != "tool":
-                        self._text.append(event.text)
+                        self._text_parts.append(event.text)
                     elif event.call is not None:
-                        self._name_of_call = self._name_of_call or event.call.name
+                        self._call_name = self._call_name or event.call.name
                         self._arguments.append(event.call.arguments)
-                case Done():
-                    self._done = event
+                case ChoiceDone():
+                    self._done_event = event
 
-    def body(self, usage: Usage) -> bytes:
+    def render_body(self, usage: Usage) -> bytes:
         """Return the whole answer as JSON."""
-        assert self._done is not None
+        assert self._done_event is not None
         self._usage = usage
         choice = {
             "index": 0,
-            "message": self._message(),
-            "logprobs": self._logprobs(self._tokens),
-            "finish_reason": self._finish(self._done),
+            "message": self._answer_message(),
+            "logprobs": self._logprobs_object(self._tokens),
+            "finish_reason": self._chat_finish_reason(self._done_event),
         }
-        return shared.encode(self._envelope("chat.completion", [choice]) | {"usage": openai.usage(usage)})
+        return shared.encode_json(
+            self._chat_envelope("chat.completion", [choice]) | {"usage": openai.tgi_usage_object(usage)}
+        )
 
-    def _message(self) -> dict[str, Any]:
-        if self._name_of_call is None:
-            return {"role": "assistant", "content": "".join(self._text)}
-        function = {"description": None, "name": self._name_of_call, "arguments": "".join(self._arguments)}
+    def _answer_message(self) -> dict[str, Any]:
+        if self._call_name is None:
+            return {"role": "assistant", "content": "".join(self._text_parts)}
+        function = {"description": None, "name": self._call_name, "arguments": "".join(self._arguments)}
         return {"role": "assistant", "tool_calls": [{"id": self._call_id, "type": "function", "function": function}]}
 
     # -- shared by both
 
-    def _envelope(self, object: str, choices: list[Any]) -> dict[str, Any]:
+    def _chat_envelope(self, object_type: str, choices: list[Any]) -> dict[str, Any]:
         return {
-            "object": object,
+            "object": object_type,
             "id": "",
-            "created": self._head.created,
-            "model": self._name(),
-            "system_fingerprint": openai.FINGERPRINT,
+            "created": self._context.created,
+            "model": self._model_name(),
+            "system_fingerprint": openai.SYSTEM_FINGERPRINT,
             "choices": choices,
         }
 
-    def _finish(self, done: Done) -> str:
+    def _chat_finish_reason(self, done: ChoiceDone) -> str:
         if done.reason == "tool":
             return "stop"
-        told = self._ended(done)
-        return FINISH.get(told, told)
+        native_reason = self._end_reason(done)
+        return FINISH_REASONS.get(native_reason, native_reason)
 
-    def _logprobs(self, tokens: list[Token]) -> dict[str, Any] | None:
-        if not self._scores:
+    def _logprobs_object(self, tokens: list[TokenInfo]) -> dict[str, Any] | None:
+        if not self._with_logprobs:
             return None
-        return {"content": [_scored(token) | {"top_logprobs": list(map(_scored, token.top))} for token in tokens]}
+        return {
+            "content": [
+                _token_logprob(token) | {"top_logprobs": list(map(_token_logprob, token.top_tokens))}
+                for token in tokens
+            ]
+        }
 
 
-def _scored(token: Token) -> dict[str, Any]:
-    return {"token": token.text, "logprob": shared.single(token.logprob)}
+def _token_logprob(token: TokenInfo) -> dict[str, Any]:
+    return {"token": token.text, "logprob": shared.shortest_float32(token.logprob)}

@@ -5,36 +5,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from parley.dialects.dialect import Answer, Head, Headers, Timings
-from parley.dialects.fields import Fields, decode
+from parley.dialects.dialect import Answer, HeaderList, RequestContext, RequestTimings
+from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.tgi import openai, parameters, shared
-from parley.dialects.tgi.parameters import Parameters
-from parley.dialects.tgi.shared import F32, U32, WORDS, Rules
+from parley.dialects.tgi.parameters import TgiParameters
+from parley.dialects.tgi.shared import F32, TGI_WORDING, U32, TgiRules
 from parley.errors import Invalid, WrongType
-from parley.types import Accepted, Delta, Done, Event, Request, Text, Usage, Want
+from parley.types import ChoiceDelta, ChoiceDone, Event, OutputOptions, PromptAccepted, Request, Text, Usage
 
-FINISH = {"eos_token": "stop"}  # for answers in one piece; streams end with native reasons
+FINISH_REASONS = {"eos_token": "stop"}  # for answers in one piece; streams end with native reasons
 
 
-def read(rules: Rules, body: bytes, head: Head) -> CompletionReply | Answer:
+def read_tgi_completion(rules: TgiRules, body: bytes, context: RequestContext) -> TgiCompletionReply | Answer:
     """Read the body of a completion request. Raises BadRequest."""
-    return of(rules, decode(body, WORDS), head)
+    return tgi_completion_reply(rules, decode_fields(body, TGI_WORDING), context)
 
 
-def of(rules: Rules, body: Fields, head: Head) -> CompletionReply | Answer:
+def tgi_completion_reply(rules: TgiRules, body: Fields, context: RequestContext) -> TgiCompletionReply | Answer:
     """Return the reply to a decoded completion request, or an error as a stream. Raises BadRequest."""
-    reply: CompletionReply | Answer = openai.read_stream(rules, body, lambda: CompletionReply(rules, body, head))
+    reply: TgiCompletionReply | Answer = openai.reply_or_error_stream(
+        rules, body, lambda: TgiCompletionReply(rules, body, context)
+    )
     return reply
 
 
-class CompletionReply(openai.Spoken):
+class TgiCompletionReply(openai.TgiOpenAIReply):
     """A reply to one or more texts, as a stream of chunks or in one piece."""
 
-    def __init__(self, rules: Rules, body: Fields, head: Head):
-        stream = openai.streams(body, rules)
-        texts = _prompts(body)
-        wish = Parameters(
-            **openai.common(body, rules),
+    def __init__(self, rules: TgiRules, body: Fields, context: RequestContext):
+        stream = openai.read_stream_member(body, rules)
+        texts = _read_prompt_texts(body)
+        params = TgiParameters(
+            **openai.read_shared_members(body, rules),
             repetition_penalty=body.number("repetition_penalty", None, -F32, F32),
             max_new_tokens=body.integer("max_tokens", None, 0, U32),
         )
@@ -46,108 +48,116 @@ class CompletionReply(openai.Spoken):
             )
         if len(texts) > rules.max_prompts:
             raise Invalid(
-                f"Number of prompts exceeds the maximum allowed batch size of {rules.max_prompts}",
+                f"Number tgi_completion_reply prompts exceeds the maximum allowed batch size tgi_completion_reply {rules.max_prompts}",
                 field="prompt",
                 code="batch size exceeded",
             )
-        parameters.check(wish, rules, empty=not all(texts), stream=stream, context=head.context)
-        super().__init__(body, rules, head, wish, sum(map(len, texts)))
+        parameters.check_tgi_parameters(
+            params, rules, empty=not all(texts), stream=stream, context=context.context_length
+        )
+        super().__init__(body, rules, context, params, sum(map(len, texts)))
         self.request = Request(
-            id=head.id,
+            id=context.unique_id,
             model=self._model or "",
             prompts=[Text(text) for text in texts],
-            sampling=wish.sampling,
-            stop=wish.stopping,
-            want=Want(ids=stream),
+            sampling=params.neutral_sampling,
+            stop_conditions=params.stop_conditions,
+            output_options=OutputOptions(ids=stream),
             stream=stream,
         )
         self._texts: list[list[str]] = [[] for _ in texts]
-        self._lengths = [0] * len(texts)
-        self._done: list[Done] = []  # in the order the choices ended; the answer keeps it
+        self._prompt_lengths = [0] * len(texts)
+        self._done_events: list[ChoiceDone] = []  # in the order the choices ended; the answer keeps it
 
     # -- streaming
 
-    def chunk(self, events: Sequence[Event]) -> bytes:
+    def render_chunk(self, events: Sequence[Event]) -> bytes:
         """Return a chunk for each token of these events."""
         frames: list[bytes] = []
-        held: dict[int, str] = {}  # last text of each choice, held back until it is known whether it is the last
+        pending: dict[int, str] = {}  # last text of each choice, held back until it is known whether it is the last
         for event in events:
             match event:
-                case Delta(index):
-                    for text in [text for _, text in openai.pieces(event)] or [event.text]:
-                        if index in held:
-                            frames.append(self._piece(index, held[index]))
-                        held[index] = text
-                case Done(index):
-                    frames.append(self._last(index, held.pop(index, ""), event))
-                case Accepted():
-                    self._lengths[event.prompt] = len(event.token_ids)
-        frames += [self._piece(index, text) for index, text in held.items()]
+                case ChoiceDelta(index):
+                    for text in [text for _, text in openai.split_delta(event)] or [event.text]:
+                        if index in pending:
+                            frames.append(self._completion_chunk(index, pending[index]))
+                        pending[index] = text
+                case ChoiceDone(index):
+                    frames.append(self._last_chunk(index, pending.pop(index, ""), event))
+                case PromptAccepted():
+                    self._prompt_lengths[event.prompt] = len(event.token_ids)
+        frames += [self._completion_chunk(index, text) for index, text in pending.items()]
         return b"".join(frames)
 
-    def _piece(self, index: int, text: str) -> bytes:
-        told = {
+    def _completion_chunk(self, index: int, text: str) -> bytes:
+        chunk_object = {
             "object": "text_completion",
             "id": "",
-            "created": self._head.created,
-            "choices": [_choice(index, text, "")],
-            "model": self._name(),
-            "system_fingerprint": openai.FINGERPRINT,
+            "created": self._context.created,
+            "choices": [_choice_object(index, text, "")],
+            "model": self._model_name(),
+            "system_fingerprint": openai.SYSTEM_FINGERPRINT,
         }
-        return shared.frame(told)
+        return shared.tgi_frame(chunk_object)
 
-    def _last(self, index: int, text: str, done: Done) -> bytes:
-        used = Usage(self._lengths[index], done.usage.completion_tokens)
-        return shared.frame(self._whole([_choice(index, text, self._ended(done))], used))
+    def _last_chunk(self, index: int, text: str, done: ChoiceDone) -> bytes:
+        choice_usage = Usage(self._prompt_lengths[index], done.usage.completion_tokens)
+        return shared.tgi_frame(
+            self._completion_object([_choice_object(index, text, self._end_reason(done))], choice_usage)
+        )
 
     # -- in one piece
 
-    def add(self, events: Sequence[Event]) -> None:
+    def add_events(self, events: Sequence[Event]) -> None:
         """Collect the text of these events by choice."""
         for event in events:
             match event:
-                case Delta(index, text):
+                case ChoiceDelta(index, text):
                     self._texts[index].append(text)
-                case Done():
-                    self._done.append(event)
+                case ChoiceDone():
+                    self._done_events.append(event)
 
-    def body(self, usage: Usage) -> bytes:
+    def render_body(self, usage: Usage) -> bytes:
         """Return the whole answer as JSON."""
         self._usage = usage
         choices = []
-        for done in self._done:
-            told = self._ended(done)
-            choices.append(_choice(done.index, "".join(self._texts[done.index]), FINISH.get(told, told)))
-        return shared.encode(self._whole(choices, usage))
+        for done in self._done_events:
+            native_reason = self._end_reason(done)
+            choices.append(
+                _choice_object(
+                    done.index, "".join(self._texts[done.index]), FINISH_REASONS.get(native_reason, native_reason)
+                )
+            )
+        return shared.encode_json(self._completion_object(choices, usage))
 
-    def headers(self, timings: Timings | None) -> Headers:
+    def answer_headers(self, timings: RequestTimings | None) -> HeaderList:
         """Return the usual headers without ``x-compute-time``: the prompts may have been computed separately."""
-        return [header for header in super().headers(timings) if header[0] != b"x-compute-time"]
+        return [header for header in super().answer_headers(timings) if header[0] != b"x-compute-time"]
 
-    def _whole(self, choices: list[Any], used: Usage) -> dict[str, Any]:
+    def _completion_object(self, choices: list[Any], total_usage: Usage) -> dict[str, Any]:
         return {
             "object": "text_completion",
             "id": "",
-            "created": self._head.created,
-            "model": self._name(),
-            "system_fingerprint": openai.FINGERPRINT,
+            "created": self._context.created,
+            "model": self._model_name(),
+            "system_fingerprint": openai.SYSTEM_FINGERPRINT,
             "choices": choices,
-            "usage": openai.usage(used),
+            "usage": openai.tgi_usage_object(total_usage),
         }
 
 
-def _choice(index: int, text: str, reason: str) -> dict[str, Any]:
+def _choice_object(index: int, text: str, reason: str) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
 
 
-def _prompts(body: Fields) -> list[str]:
+def _read_prompt_texts(body: Fields) -> list[str]:
     """Read a text or a list of texts. Token ids are refused as a wrong type."""
-    value = body.raw("prompt")
+    value = body.raw_value("prompt")
     if value is None:
         raise (
-            body.mistyped("prompt", "a string or an array of strings")
-            if body.null("prompt")
-            else body.missing("prompt")
+            body.mistyped_member("prompt", "a string or an array of strings")
+            if body.is_null("prompt")
+            else body.missing_member("prompt")
         )
     if isinstance(value, str):
         return [value]
@@ -155,5 +165,5 @@ def _prompts(body: Fields) -> list[str]:
         raise WrongType("prompt: Empty array detected. Do not use an empty array for the prompt.", field="prompt")
     for number, text in enumerate(body.array("prompt", cap=U32)):
         if not isinstance(text, str):
-            raise WORDS.mistyped(f"prompt[{number}]", "a string", text)
+            raise TGI_WORDING.type_error(f"prompt[{number}]", "a string", text)
     return list(value)

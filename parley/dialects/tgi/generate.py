@@ -10,266 +10,300 @@ import codecs
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from parley.dialects.dialect import Answer, Head, Headers, Reply, Timings
-from parley.dialects.fields import Fields, decode
+from parley.dialects.dialect import Answer, HeaderList, Reply, RequestContext, RequestTimings
+from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.tgi import chat, completions, parameters, shared
-from parley.dialects.tgi.shared import WORDS, Rules
+from parley.dialects.tgi.shared import TGI_WORDING, TgiRules
 from parley.errors import Invalid, ParleyError, Unsupported, WrongType
-from parley.types import Accepted, Delta, Done, Event, Request, Scored, Text, Token, Usage, Want
+from parley.types import (
+    ChoiceDelta,
+    ChoiceDone,
+    Event,
+    OutputOptions,
+    PromptAccepted,
+    PromptScored,
+    Request,
+    Text,
+    TokenInfo,
+    Usage,
+)
 
-INDEX = b'"index":%d,'
-TOKEN = b'%b{%b"token":{"id":%d,"text":%b,"logprob":%b,"special":%b},"generated_text":null,"details":null}\n\n'
-ENDLESS = Token(0, "", b"", special=True)  # used in the last event if a choice ends without a token of its own
+INDEX_MEMBER = b'"index":%d,'
+TOKEN_EVENT = b'%b{%b"token":{"id":%d,"text":%b,"logprob":%b,"special":%b},"generated_text":null,"details":null}\n\n'
+EMPTY_TOKEN = TokenInfo(
+    0, "", b"", is_special=True
+)  # used in the last event if a choice ends without a token of its own
 
 
-def either(rules: Rules, body: bytes, head: Head) -> GenerateReply | Answer:
+def read_generate_any(rules: TgiRules, body: bytes, context: RequestContext) -> TgiGenerateReply | Answer:
     """Read a body; its member ``stream`` selects a stream or one answer, a list. Both include the prompt by default."""
-    return _either(rules, decode(body, WORDS), head)
+    return _reply_by_stream_member(rules, decode_fields(body, TGI_WORDING), context)
 
 
-def whole(rules: Rules, body: bytes, head: Head) -> GenerateReply:
+def read_generate(rules: TgiRules, body: bytes, context: RequestContext) -> TgiGenerateReply:
     """Read a request for an answer in one piece. Raises BadRequest."""
-    return GenerateReply(rules, decode(body, WORDS), head, stream=False)
+    return TgiGenerateReply(rules, decode_fields(body, TGI_WORDING), context, stream=False)
 
 
-def stream(rules: Rules, body: bytes, head: Head) -> GenerateReply | Answer:
+def read_generate_stream(rules: TgiRules, body: bytes, context: RequestContext) -> TgiGenerateReply | Answer:
     """Read a request for a stream. Raises BadRequest."""
-    return _streamed(rules, decode(body, WORDS), head)
+    return _stream_reply(rules, decode_fields(body, TGI_WORDING), context)
 
 
-def invoked(rules: Rules, body: bytes, head: Head) -> Reply | Answer:
+def read_sagemaker(rules: TgiRules, body: bytes, context: RequestContext) -> Reply | Answer:
     """Read a body of ``POST /``, a conversation or a completion, recognized by its members. Raises BadRequest."""
-    fields = decode(body, WORDS)
-    if fields.has("inputs") or rules.old:
-        return _either(rules, fields, head)
-    if fields.has("messages"):
-        return chat.of(rules, fields, head)
-    if fields.has("prompt"):
-        return completions.of(rules, fields, head)
+    fields = decode_fields(body, TGI_WORDING)
+    if fields.has_value("inputs") or rules.old:
+        return _reply_by_stream_member(rules, fields, context)
+    if fields.has_value("messages"):
+        return chat.tgi_chat_reply(rules, fields, context)
+    if fields.has_value("prompt"):
+        return completions.tgi_completion_reply(rules, fields, context)
     raise WrongType("data did not match any variant of untagged enum SagemakerRequest")
 
 
-def _either(rules: Rules, fields: Fields, head: Head) -> GenerateReply | Answer:
-    if rules.strict and fields.null("stream"):
-        raise fields.mistyped("stream", "a boolean")
+def _reply_by_stream_member(rules: TgiRules, fields: Fields, context: RequestContext) -> TgiGenerateReply | Answer:
+    if rules.strict and fields.is_null("stream"):
+        raise fields.mistyped_member("stream", "a boolean")
     if fields.boolean("stream", False):
-        return _streamed(rules, fields, head, full=True)
-    return GenerateReply(rules, fields, head, stream=False, full=True, listed=True)
+        return _stream_reply(rules, fields, context, with_prompt=True)
+    return TgiGenerateReply(rules, fields, context, stream=False, with_prompt=True, as_list=True)
 
 
-def _streamed(rules: Rules, fields: Fields, head: Head, *, full: bool = False) -> GenerateReply | Answer:
+def _stream_reply(
+    rules: TgiRules, fields: Fields, context: RequestContext, *, with_prompt: bool = False
+) -> TgiGenerateReply | Answer:
     try:
-        return GenerateReply(rules, fields, head, stream=True, full=full)
+        return TgiGenerateReply(rules, fields, context, stream=True, with_prompt=with_prompt)
     except (Invalid, Unsupported) as error:
         if rules.strict:
-            return shared.streamed(error, rules)
+            return shared.error_as_stream(error, rules)
         raise
 
 
-class Spelling:
+class TokenDecoder:
     """Decodes tokens to text incrementally: an incomplete character adds nothing until it is complete."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def add(self, token: Token) -> str:
+    def decode_token(self, token: TokenInfo) -> str:
         """Return the text that this token adds."""
-        return token.text if token.special else self._decoder.decode(token.raw)
+        return token.text if token.is_special else self._decoder.decode(token.raw_bytes)
 
 
-class Sequel:
+class GeneratedChoice:
     """The tokens and text of one choice so far."""
 
     def __init__(self) -> None:
-        self.text: list[str] = []
-        self.tokens: list[dict[str, Any]] = []
-        self.top: list[list[dict[str, Any]]] = []
-        self.spelling = Spelling()
-        self.sum = 0.0  # of log-probabilities
-        self.done: Done | None = None
+        self.text_parts: list[str] = []
+        self.token_objects: list[dict[str, Any]] = []
+        self.top_tokens: list[list[dict[str, Any]]] = []
+        self.decoder = TokenDecoder()
+        self.logprob_sum = 0.0  # of log-probabilities
+        self.done_event: ChoiceDone | None = None
 
     @property
-    def mean(self) -> float:
+    def mean_logprob(self) -> float:
         """The mean log-probability of the tokens."""
-        return self.sum / max(1, len(self.tokens))
+        return self.logprob_sum / max(1, len(self.token_objects))
 
 
-class GenerateReply(Reply):
+class TgiGenerateReply(Reply):
     """A reply to one text, as a stream of token events or in one piece."""
 
     media_type: ClassVar[str] = "text/event-stream"
-    names: ClassVar[Mapping[str, str]] = {"prompt": "inputs"}
-    ping: ClassVar[bytes] = b":\n\n"
-    silence: ClassVar[float | None] = 15.0
+    field_names: ClassVar[Mapping[str, str]] = {"prompt": "inputs"}
+    ping_bytes: ClassVar[bytes] = b":\n\n"
+    ping_interval: ClassVar[float | None] = 15.0
 
     def __init__(
-        self, rules: Rules, body: Fields, head: Head, *, stream: bool, full: bool = False, listed: bool = False
+        self,
+        rules: TgiRules,
+        body: Fields,
+        context: RequestContext,
+        *,
+        stream: bool,
+        with_prompt: bool = False,
+        as_list: bool = False,
     ):
         inputs = body.string("inputs", None)
         if inputs is None:
-            raise body.mistyped("inputs", "a string") if body.null("inputs") else body.missing("inputs")
-        wish = parameters.read(body, rules)
-        parameters.check(wish, rules, empty=not inputs, stream=stream, context=head.context)
-        n = max(1, wish.best_of or 1)
-        self._details = wish.details or wish.decoder_input_details
-        tokens = stream or self._details or n > 1
+            raise (
+                body.mistyped_member("inputs", "a string") if body.is_null("inputs") else body.missing_member("inputs")
+            )
+        params = parameters.read_tgi_parameters(body, rules)
+        parameters.check_tgi_parameters(params, rules, empty=not inputs, stream=stream, context=context.context_length)
+        n = max(1, params.best_of or 1)
+        self._details = params.details or params.decoder_input_details
+        with_tokens = stream or self._details or n > 1
         self.request = Request(
-            id=head.id,
+            id=context.unique_id,
             model="",
             prompts=[Text(inputs)],
-            sampling=wish.sampling,
-            grammar=wish.form("grammar"),
-            stop=wish.stopping,
-            want=Want(
-                logprobs=(wish.top_n_tokens or 0) if tokens else None,
-                prompt_logprobs=0 if wish.decoder_input_details else None,
+            sampling=params.neutral_sampling,
+            grammar=params.build_grammar("grammar"),
+            stop_conditions=params.stop_conditions,
+            output_options=OutputOptions(
+                logprobs=(params.top_n_tokens or 0) if with_tokens else None,
+                prompt_logprobs=0 if params.decoder_input_details else None,
             ),
             n=n,
             stream=stream,
-            truncate=wish.truncate,
-            adapter=wish.adapter_id,
+            max_prompt_tokens=params.truncate,
+            adapter=params.adapter_id,
         )
-        full = full if wish.return_full_text is None else wish.return_full_text
-        self._before = inputs if full else ""
+        with_prompt = with_prompt if params.return_full_text is None else params.return_full_text
+        self._text_start = inputs if with_prompt else ""
         self._characters = len(inputs)
-        self._rules, self._wish = rules, wish
-        self._listed = listed
-        self._device = head.device
-        self._sequels = [Sequel() for _ in range(n)]
-        self._best = 0
-        self._events = 0
+        self._rules, self._params = rules, params
+        self._as_list = as_list
+        self._device = context.device
+        self._choices = [GeneratedChoice() for _ in range(n)]
+        self._best_index = 0
+        self._event_count = 0
         self._seed = 0
         self._prompt_tokens = 0
         self._prefill: list[dict[str, Any]] = []
 
     # -- streaming
 
-    def chunk(self, events: Sequence[Event]) -> bytes:
+    def render_chunk(self, events: Sequence[Event]) -> bytes:
         """Return an event for each token of these events."""
-        sequel = self._sequels[0]
-        tokens: list[Token] = []
+        choice = self._choices[0]
+        tokens: list[TokenInfo] = []
         frames: list[bytes] = []
         for event in events:
             match event:
-                case Delta():
-                    sequel.text.append(event.text)
+                case ChoiceDelta():
+                    choice.text_parts.append(event.text)
                     tokens += event.tokens
-                case Done():
-                    last = tokens.pop() if tokens else ENDLESS
-                    frames += [self._event(token) for token in tokens]
-                    frames.append(self._event(last, event))
+                case ChoiceDone():
+                    last = tokens.pop() if tokens else EMPTY_TOKEN
+                    frames += [self._token_frame(token) for token in tokens]
+                    frames.append(self._token_frame(last, event))
                     tokens = []
-                case Accepted():
-                    self._accept(event)
-        frames += [self._event(token) for token in tokens]
+                case PromptAccepted():
+                    self._take_accepted(event)
+        frames += [self._token_frame(token) for token in tokens]
         return b"".join(frames)
 
-    def end(self, usage: Usage) -> bytes:
+    def finish_stream(self, usage: Usage) -> bytes:
         """Return nothing: the last token's event ends the stream."""
         return b""
 
-    def fail(self, error: ParleyError) -> bytes:
+    def fail_stream(self, error: ParleyError) -> bytes:
         """Return the error event that ends the stream."""
-        return shared.failure(error, self._rules)
+        return shared.tgi_failure_frame(error, self._rules)
 
-    def refusal(self, error: ParleyError) -> Answer | None:
+    def render_refusal(self, error: ParleyError) -> Answer | None:
         """Return an error before the first event; strict streams report it with status 200."""
-        return shared.streamed(error, self._rules) if self._rules.strict and self.request.stream else None
+        return shared.error_as_stream(error, self._rules) if self._rules.strict and self.request.stream else None
 
-    def _event(self, token: Token, done: Done | None = None) -> bytes:
-        self._events += 1
-        text = self._sequels[0].spelling.add(token)
-        top = token.top if self._wish.top_n_tokens else []
+    def _token_frame(self, token: TokenInfo, done: ChoiceDone | None = None) -> bytes:
+        self._event_count += 1
+        text = self._choices[0].decoder.decode_token(token)
+        top = token.top_tokens if self._params.top_n_tokens else []
         if done is None and not top:  # the fast path, for nearly all events
-            logprob, special = shared.encode(shared.single(token.logprob)), b"true" if token.special else b"false"
-            index = b"" if self._rules.old else INDEX % self._events
-            return TOKEN % (self._rules.lead, index, token.id, shared.encode(text), logprob, special)
-        event: dict[str, Any] = {} if self._rules.old else {"index": self._events}
-        event["token"] = _token(token, text)
+            logprob, special = (
+                shared.encode_json(shared.shortest_float32(token.logprob)),
+                b"true" if token.is_special else b"false",
+            )
+            index = b"" if self._rules.old else INDEX_MEMBER % self._event_count
+            return TOKEN_EVENT % (self._rules.line_prefix, index, token.id, shared.encode_json(text), logprob, special)
+        event: dict[str, Any] = {} if self._rules.old else {"index": self._event_count}
+        event["token"] = _token_object(token, text)
         if top:
-            event["top_tokens"] = [_token(other, other.text) for other in top]
+            event["top_tokens"] = [_token_object(other, other.text) for other in top]
         event["generated_text"] = event["details"] = None
         if done is not None:
-            event["generated_text"] = self._before + "".join(self._sequels[0].text)
+            event["generated_text"] = self._text_start + "".join(self._choices[0].text_parts)
             if self._details:
-                event["details"] = self._end(0, done)
+                event["details"] = self._end_details(0, done)
                 if not self._rules.old:
                     event["details"]["input_length"] = self._prompt_tokens
-        return shared.frame(event, self._rules)
+        return shared.tgi_frame(event, self._rules)
 
     # -- in one piece
 
-    def add(self, events: Sequence[Event]) -> None:
+    def add_events(self, events: Sequence[Event]) -> None:
         """Collect the tokens and text of these events by choice."""
         for event in events:
             match event:
-                case Delta():
-                    self._add(self._sequels[event.index], event)
-                case Done():
-                    self._sequels[event.index].done = event
-                case Accepted():
-                    self._accept(event)
-                case Scored():
-                    self._prefill = [_scored(token, token.text) for token in event.tokens]
+                case ChoiceDelta():
+                    self._collect_delta(self._choices[event.index], event)
+                case ChoiceDone():
+                    self._choices[event.index].done_event = event
+                case PromptAccepted():
+                    self._take_accepted(event)
+                case PromptScored():
+                    self._prefill = [_scored_token(token, token.text) for token in event.tokens]
 
-    def _add(self, sequel: Sequel, delta: Delta) -> None:
-        sequel.text.append(delta.text)
+    def _collect_delta(self, choice: GeneratedChoice, delta: ChoiceDelta) -> None:
+        choice.text_parts.append(delta.text)
         for token in delta.tokens:
-            sequel.tokens.append(_token(token, sequel.spelling.add(token)))
-            sequel.sum += token.logprob or 0.0
-            if self._wish.top_n_tokens and token.top:
-                sequel.top.append([_token(other, other.text) for other in token.top])
+            choice.token_objects.append(_token_object(token, choice.decoder.decode_token(token)))
+            choice.logprob_sum += token.logprob or 0.0
+            if self._params.top_n_tokens and token.top_tokens:
+                choice.top_tokens.append([_token_object(other, other.text) for other in token.top_tokens])
 
-    def body(self, usage: Usage) -> bytes:
+    def render_body(self, usage: Usage) -> bytes:
         """Return the choice with the highest mean log-probability as JSON, the others in its details."""
         # the first of equals, because it used the seed that was given or is reported
-        self._best = max(range(len(self._sequels)), key=lambda k: (self._sequels[k].mean, -k))
-        answer: dict[str, Any] = {"generated_text": self._text(self._best)}
+        self._best_index = max(range(len(self._choices)), key=lambda k: (self._choices[k].mean_logprob, -k))
+        answer: dict[str, Any] = {"generated_text": self._choice_text(self._best_index)}
         if self._details:
-            details = self._told(self._best)
+            details = self._choice_details(self._best_index)
             top = details.pop("top_tokens", None)
-            others = [k for k in range(len(self._sequels)) if k != self._best]
+            others = [k for k in range(len(self._choices)) if k != self._best_index]
             if others:
-                details["best_of_sequences"] = [{"generated_text": self._text(k), **self._told(k)} for k in others]
+                details["best_of_sequences"] = [
+                    {"generated_text": self._choice_text(k), **self._choice_details(k)} for k in others
+                ]
             if top:
                 details["top_tokens"] = top
             answer["details"] = details
-        return shared.encode([answer] if self._listed else answer)
+        return shared.encode_json([answer] if self._as_list else answer)
 
-    def headers(self, timings: Timings | None) -> Headers:
+    def answer_headers(self, timings: RequestTimings | None) -> HeaderList:
         """Return the timing and token headers."""
-        done = self._sequels[self._best].done
+        done = self._choices[self._best_index].done_event
         generated = done.usage.completion_tokens if done is not None else 0
-        return shared.headers(self._rules, self._device, self._characters, timings, self._prompt_tokens, generated)
+        return shared.tgi_answer_headers(
+            self._rules, self._device, self._characters, timings, self._prompt_tokens, generated
+        )
 
-    def _text(self, index: int) -> str:
-        return self._before + "".join(self._sequels[index].text)
+    def _choice_text(self, index: int) -> str:
+        return self._text_start + "".join(self._choices[index].text_parts)
 
-    def _told(self, index: int) -> dict[str, Any]:
+    def _choice_details(self, index: int) -> dict[str, Any]:
         """Return the details of one choice."""
-        sequel = self._sequels[index]
-        assert sequel.done is not None
-        told = self._end(index, sequel.done) | {"prefill": self._prefill, "tokens": sequel.tokens}
-        return told | {"top_tokens": sequel.top} if sequel.top else told
+        choice = self._choices[index]
+        assert choice.done_event is not None
+        details = self._end_details(index, choice.done_event) | {
+            "prefill": self._prefill,
+            "tokens": choice.token_objects,
+        }
+        return details | {"top_tokens": choice.top_tokens} if choice.top_tokens else details
 
     # -- shared by both
 
-    def _accept(self, event: Accepted) -> None:
+    def _take_accepted(self, event: PromptAccepted) -> None:
         self._seed = event.seed
         self._prompt_tokens = len(event.token_ids)
 
-    def _end(self, index: int, done: Done) -> dict[str, Any]:
+    def _end_details(self, index: int, done: ChoiceDone) -> dict[str, Any]:
         generated = done.usage.completion_tokens
         return {
-            "finish_reason": shared.reason(done, self._wish.max_new_tokens),
+            "finish_reason": shared.tgi_finish_reason(done, self._params.max_new_tokens),
             "generated_tokens": generated,
-            "seed": (self._seed + index) & shared.U64 if self._wish.samples else None,
+            "seed": (self._seed + index) & shared.U64 if self._params.draws_tokens else None,
         }
 
 
-def _token(token: Token, text: str) -> dict[str, Any]:
-    return _scored(token, text) | {"special": token.special}
+def _token_object(token: TokenInfo, text: str) -> dict[str, Any]:
+    return _scored_token(token, text) | {"special": token.is_special}
 
 
-def _scored(token: Token, text: str) -> dict[str, Any]:
-    return {"id": token.id, "text": text, "logprob": shared.single(token.logprob)}
+def _scored_token(token: TokenInfo, text: str) -> dict[str, Any]:
+    return {"id": token.id, "text": text, "logprob": shared.shortest_float32(token.logprob)}

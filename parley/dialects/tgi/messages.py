@@ -9,56 +9,56 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from parley.dialects.fields import Fields
-from parley.dialects.openai.messages import turns
+from parley.dialects.openai.messages import read_messages
 from parley.dialects.openai.tools import MAX_TOOLS
 from parley.errors import Invalid
 from parley.types import Chat, Message
 
 
-def talk(body: Fields) -> Chat:
+def read_tgi_conversation(body: Fields) -> Chat:
     """Read a conversation with its tools. Raises BadRequest."""
-    messages = turns(body, joint="", roles=(), loose=True)
-    tools, choice, only = _tools(body)
+    messages = read_messages(body, joint="", roles=(), loose=True)
+    tools, choice, only_tool = _read_tgi_tools(body)
     prompt = body.string("tool_prompt", None)
     guideline = body.string("guideline", None)
     if tools and prompt:
-        messages[-1] = _with(messages[-1], f"\n---\n{prompt}")
+        messages[-1] = _append_text(messages[-1], f"\n---\n{prompt}")
     last = messages[-1]
-    goes_on = last.role == "assistant" and bool(last.content)
-    if goes_on:
-        messages[-1] = Message(**{**_members(last), "content": (last.content or "").rstrip()})
+    continues = last.role == "assistant" and bool(last.content)
+    if continues:
+        messages[-1] = Message(**{**_message_members(last), "content": (last.content or "").rstrip()})
     return Chat(
         messages=messages,
         tools=tools,
-        choice=choice,
-        only=only,
-        parallel=not tools,
+        tool_choice=choice,
+        forced_tool=only_tool,
+        parallel_calls=not tools,
         options={} if guideline is None else {"guideline": guideline},
-        add_generation_prompt=not goes_on,
-        continue_final=goes_on,
+        add_generation_prompt=not continues,
+        continue_final=continues,
     )
 
 
-def next_id(chat: Chat) -> str:
+def next_call_id(chat: Chat) -> str:
     """Return the next call id: ids count up through a conversation. Empty if the client uses ids of another kind."""
-    ids = [call.id for message in chat.messages for call in message.tool_calls]
-    if not all(id.isascii() and id.isdigit() and len(id) < 19 for id in ids):
+    call_ids = [call.id for message in chat.messages for call in message.tool_calls]
+    if not all(call_id.isascii() and call_id.isdigit() and len(call_id) < 19 for call_id in call_ids):
         return ""
-    return str(max(map(int, ids), default=-1) + 1)
+    return str(max(map(int, call_ids), default=-1) + 1)
 
 
-def _with(message: Message, text: str) -> Message:
-    return Message(**{**_members(message), "content": (message.content or "") + text})
+def _append_text(message: Message, text: str) -> Message:
+    return Message(**{**_message_members(message), "content": (message.content or "") + text})
 
 
-def _members(message: Message) -> dict[str, Any]:
+def _message_members(message: Message) -> dict[str, Any]:
     return {name: getattr(message, name) for name in message.__struct_fields__}
 
 
-def _tools(body: Fields) -> tuple[list[dict[str, Any]], Literal["auto", "required"], str | None]:
+def _read_tgi_tools(body: Fields) -> tuple[list[dict[str, Any]], Literal["auto", "required"], str | None]:
     """Return the tools shown to the model (none for "none"), whether it must call one, and the only one allowed."""
-    tools = [_tool(tool) for tool in body.objects("tools", cap=MAX_TOOLS)]
-    choice = _choice(body)
+    tools = [_read_tgi_tool(tool) for tool in body.objects("tools", cap=MAX_TOOLS)]
+    choice = _read_tgi_tool_choice(body)
     if not tools or choice == "none":
         return [], "auto", None
     if choice in ("auto", "required"):
@@ -68,36 +68,36 @@ def _tools(body: Fields) -> tuple[list[dict[str, Any]], Literal["auto", "require
     return tools, "required", choice
 
 
-def _tool(tool: Fields) -> dict[str, Any]:
+def _read_tgi_tool(tool: Fields) -> dict[str, Any]:
     kind = tool.string("type", None)
     function = tool.object("function")
     if kind is None or function is None:
-        raise tool.missing("type" if kind is None else "function")
+        raise tool.missing_member("type" if kind is None else "function")
     name = function.string("name", None, cap=256)
     if name is None:
-        raise function.missing("name")
-    schema = "arguments" if function.has("arguments") else "parameters"
-    if not function.has(schema):
-        raise function.missing("arguments")
+        raise function.missing_member("name")
+    schema = "arguments" if function.has_value("arguments") else "parameters"
+    if not function.has_value(schema):
+        raise function.missing_member("arguments")
     signature: dict[str, Any] = {"name": name}
     description = function.string("description", None)
     if description is not None:
         signature["description"] = description
-    signature |= {"parameters": function.free(schema), "strict": True}
+    signature |= {"parameters": function.free_object(schema), "strict": True}
     return {"type": "function", "function": signature}
 
 
-def _choice(body: Fields) -> str:
+def _read_tgi_tool_choice(body: Fields) -> str:
     """Return "auto", "none", "required" or a function's name."""
-    value = body.raw("tool_choice")
+    value = body.raw_value("tool_choice")
     if value is None or isinstance(value, str):
         return value or "auto"
-    wish = body.object("tool_choice")
-    assert wish is not None
-    function = wish.object("function")
+    choice_object = body.object("tool_choice")
+    assert choice_object is not None
+    function = choice_object.object("function")
     if function is None:
-        raise wish.missing("function")
+        raise choice_object.missing_member("function")
     name = function.string("name", None, cap=256)
     if name is None:
-        raise function.missing("name")
+        raise function.missing_member("name")
     return name

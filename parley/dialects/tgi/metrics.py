@@ -9,26 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from parley.metrics.recorded import Metrics, View
-from parley.metrics.series import Distribution, header, scalar
+from parley.metrics.recorded import ModelMetrics, ModelSnapshot
+from parley.metrics.series import BucketHistogram, metric_header, scalar_lines
 
-Values = Callable[[View], Iterable[tuple[str, float]]]  # pairs of labels and value
-
-
-def _one(read: Callable[[View], float]) -> Values:
-    return lambda view: [("", read(view))]
+LabelledValues = Callable[[ModelSnapshot], Iterable[tuple[str, float]]]  # pairs of labels and value
 
 
-def _asked(view: View) -> float:
+def _single_value(read_value: Callable[[ModelSnapshot], float]) -> LabelledValues:
+    return lambda view: [("", read_value(view))]
+
+
+def _count_requests(view: ModelSnapshot) -> float:
     totals = view.metrics.totals
     ended = totals.succeeded + totals.failed + totals.cancelled + totals.rejected
-    return ended + view.metrics.refused.total + view.open
+    return ended + view.metrics.invalid_requests.total_count + view.open_requests
 
 
-def _failures(view: View) -> list[tuple[str, float]]:
+def _count_failures(view: ModelSnapshot) -> list[tuple[str, float]]:
     totals = view.metrics.totals
     counts = {
-        "validation": view.metrics.refused.total,
+        "validation": view.metrics.invalid_requests.total_count,
         "overloaded": totals.rejected,
         "generation": totals.failed,
         "dropped": totals.cancelled,
@@ -36,57 +36,76 @@ def _failures(view: View) -> list[tuple[str, float]]:
     return [(f'err="{reason}"', count) for reason, count in counts.items()]
 
 
-def _tokens(blocks: int, view: View) -> float:
+def _tokens_of_blocks(blocks: int, view: ModelSnapshot) -> float:
     return blocks * (view.info.block_size if view.info is not None else 0)
 
 
-SCALARS: tuple[tuple[str, str, str, Values], ...] = (
-    ("counter", "tgi_request_count", "Requests received.", _one(_asked)),
-    ("counter", "tgi_request_success", "Requests answered.", _one(lambda v: v.metrics.totals.succeeded)),
-    ("counter", "tgi_request_failure", "Requests not answered, by reason.", _failures),
-    ("gauge", "tgi_queue_size", "Sequences waiting to run.", _one(lambda v: v.stats.waiting)),
-    ("gauge", "tgi_batch_current_size", "Sequences in the running batch.", _one(lambda v: v.stats.running)),
+TGI_SCALARS: tuple[tuple[str, str, str, LabelledValues], ...] = (
+    ("counter", "tgi_request_count", "Requests received.", _single_value(_count_requests)),
+    ("counter", "tgi_request_success", "Requests answered.", _single_value(lambda v: v.metrics.totals.succeeded)),
+    ("counter", "tgi_request_failure", "Requests not answered, by reason.", _count_failures),
+    ("gauge", "tgi_queue_size", "Sequences waiting to run.", _single_value(lambda v: v.stats.waiting)),
+    ("gauge", "tgi_batch_current_size", "Sequences in the running batch.", _single_value(lambda v: v.stats.running)),
     ("gauge", "tgi_batch_current_max_tokens", "Tokens of KV cache held by running sequences.",
-     _one(lambda v: _tokens(v.stats.blocks_used, v))),
+     _single_value(lambda v: _tokens_of_blocks(v.stats.blocks_used, v))),
     ("gauge", "tgi_batch_total_tokens", "Tokens that fit in the KV cache.",
-     _one(lambda v: _tokens(v.stats.blocks_total, v))),
+     _single_value(lambda v: _tokens_of_blocks(v.stats.blocks_total, v))),
 )  # fmt: skip
 
-HISTOGRAMS: tuple[tuple[str, str, Callable[[Metrics], Distribution]], ...] = (
-    ("tgi_request_duration", "Seconds from a request's arrival to its end.", lambda m: m.whole),
-    ("tgi_request_validation_duration", "Seconds to read, render and tokenize a request.", lambda m: m.prepared),
-    ("tgi_request_queue_duration", "Seconds a request waits in the engine's queue.", lambda m: m.waited),
-    ("tgi_request_inference_duration", "Seconds from a request's first step to its end.", lambda m: m.inference),
-    ("tgi_request_mean_time_per_token_duration", "Mean seconds per token after the first.", lambda m: m.per_token),
+TGI_HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelMetrics], BucketHistogram]], ...] = (
+    ("tgi_request_duration", "Seconds from a request's arrival to its end.", lambda m: m.request_seconds),
+    ("tgi_request_validation_duration", "Seconds to read, render and tokenize a request.", lambda m: m.prepare_seconds),
+    ("tgi_request_queue_duration", "Seconds a request waits in the engine's queue.", lambda m: m.engine_queue_seconds),
+    (
+        "tgi_request_inference_duration",
+        "Seconds from a request's first step to its end.",
+        lambda m: m.inference_seconds,
+    ),
+    (
+        "tgi_request_mean_time_per_token_duration",
+        "Mean seconds per token after the first.",
+        lambda m: m.time_per_output_token,
+    ),
     ("tgi_request_input_length", "Prompt tokens of a request.", lambda m: m.prompt_length),
     ("tgi_request_generated_tokens", "Output tokens of a request.", lambda m: m.output_length),
     ("tgi_request_max_new_tokens", "max_new_tokens of a request.", lambda m: m.max_tokens),
-    ("tgi_request_skipped_tokens", "Output tokens of a request that needed no step of their own.", lambda m: m.skipped),
+    (
+        "tgi_request_skipped_tokens",
+        "Output tokens of a request that needed no step of their own.",
+        lambda m: m.bundled_tokens,
+    ),
     ("tgi_batch_next_size", "Sequences in a step of the engine.", lambda m: m.step_rows),
 )
 
-BATCHES: tuple[tuple[str, str], ...] = (
+STEP_HISTOGRAMS: tuple[tuple[str, str], ...] = (
     ("tgi_batch_inference_duration", "Seconds of a step of the engine."),
     ("tgi_batch_forward_duration", "Seconds of a step of the engine, including sampling."),
 )
-COUNTS: tuple[tuple[str, str], ...] = (
+STEP_COUNTERS: tuple[tuple[str, str], ...] = (
     ("tgi_batch_inference_count", "Steps of the engine."),
     ("tgi_batch_inference_success", "Steps of the engine that succeeded."),
 )
 
 
-def told(views: Sequence[View]) -> str:
+def write_tgi_metrics(views: Sequence[ModelSnapshot]) -> str:
     """Return the series of the main model as text; TGI's metrics have no label that could tell models apart."""
     view = views[0]
-    parts = [scalar(kind, name, help, [("", values(view))]) for kind, name, help, values in SCALARS]
-    for name, help, read in HISTOGRAMS:
-        parts.append(header("histogram", name, help))
-        parts += read(view.metrics).lines(name, "", "tgi")
-    steps = {'method="prefill"': view.metrics.prefill_seconds, 'method="decode"': view.metrics.decode_seconds}
-    for name, help in COUNTS:
-        parts.append(scalar("counter", name, help, [("", [(label, each.total) for label, each in steps.items()])]))
-    for name, help in BATCHES:
-        parts.append(header("histogram", name, help))
-        for label, each in steps.items():
-            parts += each.lines(name, label, "tgi")
+    parts = [scalar_lines(kind, name, help_text, [("", values(view))]) for kind, name, help_text, values in TGI_SCALARS]
+    for name, help_text, get_distribution in TGI_HISTOGRAMS:
+        parts.append(metric_header("histogram", name, help_text))
+        parts += get_distribution(view.metrics).histogram_lines(name, "", "tgi")
+    steps = {'method="prefill"': view.metrics.prefill_step_seconds, 'method="decode"': view.metrics.decode_step_seconds}
+    for name, help_text in STEP_COUNTERS:
+        parts.append(
+            scalar_lines(
+                "counter",
+                name,
+                help_text,
+                [("", [(label, seconds.observed_count) for label, seconds in steps.items()])],
+            )
+        )
+    for name, help_text in STEP_HISTOGRAMS:
+        parts.append(metric_header("histogram", name, help_text))
+        for label, seconds in steps.items():
+            parts += seconds.histogram_lines(name, label, "tgi")
     return "".join(parts)

@@ -9,25 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from parley.dialects.dialect import Answer, Head, Headers, Reply, Timings
+from parley.dialects.dialect import Answer, HeaderList, Reply, RequestContext, RequestTimings
 from parley.dialects.fields import Fields
 from parley.dialects.tgi import shared
-from parley.dialects.tgi.parameters import Parameters
-from parley.dialects.tgi.shared import F32, SPOKEN, U32, U64, Rules
+from parley.dialects.tgi.parameters import TgiParameters
+from parley.dialects.tgi.shared import F32, TGI_VERSION, U32, U64, TgiRules
 from parley.errors import Malformed, Missing, ParleyError, WrongType
-from parley.types import Delta, Done, Token, Usage
+from parley.types import ChoiceDelta, ChoiceDone, TokenInfo, Usage
 from parley.version import __version__
 
-DONE = b"data: [DONE]\n\n"
-FINGERPRINT = f"{SPOKEN}-parley-{__version__}"
-HOUSE = "tgi"  # model name that matches any served model
+DONE_FRAME = b"data: [DONE]\n\n"
+SYSTEM_FINGERPRINT = f"{TGI_VERSION}-parley-{__version__}"
+ANY_MODEL = "tgi"  # model name that matches any served model
 
 
-def common(body: Fields, rules: Rules) -> dict[str, Any]:
+def read_shared_members(body: Fields, rules: TgiRules) -> dict[str, Any]:
     """Read the ``TgiParameters`` members that both routes share. Temperature 0 is greedy; the default samples."""
     temperature = body.number("temperature", None, -F32, F32)
-    if rules.strict and isinstance(body.raw("stop"), str):
-        raise body.mistyped("stop", "an array")
+    if rules.strict and isinstance(body.raw_value("stop"), str):
+        raise body.mistyped_member("stop", "an array")
     return {
         "temperature": None if temperature == 0 else temperature,
         "do_sample": temperature != 0,
@@ -39,71 +39,75 @@ def common(body: Fields, rules: Rules) -> dict[str, Any]:
     }
 
 
-def streams(body: Fields, rules: Rules) -> bool:
+def read_stream_member(body: Fields, rules: TgiRules) -> bool:
     """Return the member ``stream``, False by default. Raises BadRequest."""
-    if rules.strict and body.null("stream"):
-        raise body.mistyped("stream", "a boolean")
+    if rules.strict and body.is_null("stream"):
+        raise body.mistyped_member("stream", "a boolean")
     return body.boolean("stream", False)
 
 
-class Spoken(Reply):
+class TgiOpenAIReply(Reply):
     """A reply in OpenAI's format."""
 
     media_type: ClassVar[str] = "text/event-stream"
-    names: ClassVar[Mapping[str, str]] = {"prompt": "inputs"}
-    ping: ClassVar[bytes] = b":\n\n"
-    silence: ClassVar[float | None] = 15.0
+    field_names: ClassVar[Mapping[str, str]] = {"prompt": "inputs"}
+    ping_bytes: ClassVar[bytes] = b":\n\n"
+    ping_interval: ClassVar[float | None] = 15.0
 
-    def __init__(self, body: Fields, rules: Rules, head: Head, wish: Parameters, characters: int):
+    def __init__(self, body: Fields, rules: TgiRules, context: RequestContext, params: TgiParameters, characters: int):
         model = body.string("model", None, cap=256)
-        self._model = None if model in (None, HOUSE) else model
-        self._rules, self._head, self._wish = rules, head, wish
+        self._model = None if model in (None, ANY_MODEL) else model
+        self._rules, self._context, self._params = rules, context, params
         self._characters = characters
         self._usage = Usage()
 
-    def end(self, usage: Usage) -> bytes:
+    def finish_stream(self, usage: Usage) -> bytes:
         """Return the mark that ends a stream."""
-        return DONE
+        return DONE_FRAME
 
-    def fail(self, error: ParleyError) -> bytes:
+    def fail_stream(self, error: ParleyError) -> bytes:
         """Return the error frame that ends a stream."""
-        return failure(error, self._rules)
+        return openai_failure_frames(error, self._rules)
 
-    def refusal(self, error: ParleyError) -> Answer | None:
+    def render_refusal(self, error: ParleyError) -> Answer | None:
         """Return an error before the first chunk; strict streams report it with status 200."""
-        return told_inside(error, self._rules) if self._rules.strict and self.request.stream else None
+        return error_inside_stream(error, self._rules) if self._rules.strict and self.request.stream else None
 
-    def headers(self, timings: Timings | None) -> Headers:
+    def answer_headers(self, timings: RequestTimings | None) -> HeaderList:
         """Return the timing and token headers."""
-        return shared.headers(
+        return shared.tgi_answer_headers(
             self._rules,
-            self._head.device,
+            self._context.device,
             self._characters,
             timings,
             self._usage.prompt_tokens,
             self._usage.completion_tokens,
         )
 
-    def _name(self) -> str:
+    def _model_name(self) -> str:
         """Return the model name: the client's, or else the served one."""
         return self._model or self.request.model
 
-    def _ended(self, done: Done) -> str:
+    def _end_reason(self, done: ChoiceDone) -> str:
         """Return the finish reason of a native answer."""
-        return shared.reason(done, self._wish.max_new_tokens)
+        return shared.tgi_finish_reason(done, self._params.max_new_tokens)
 
 
-def pieces(delta: Delta) -> Iterator[tuple[Token, str]]:
+def split_delta(delta: ChoiceDelta) -> Iterator[tuple[TokenInfo, str]]:
     """Yield each token with its part of the delta's text; the parts add up to that text."""
     rest = delta.text
     last = len(delta.tokens) - 1
     for number, token in enumerate(delta.tokens):
-        part = rest if number == last else rest[: 0 if token.special else len(token.raw.decode("utf-8", "ignore"))]
+        part = (
+            rest
+            if number == last
+            else rest[: 0 if token.is_special else len(token.raw_bytes.decode("utf-8", "ignore"))]
+        )
         rest = rest[len(part) :]
         yield token, part
 
 
-def usage(total: Usage) -> dict[str, int]:
+def tgi_usage_object(total: Usage) -> dict[str, int]:
     """Return the ``usage`` object."""
     return {
         "prompt_tokens": total.prompt_tokens,
@@ -112,27 +116,27 @@ def usage(total: Usage) -> dict[str, int]:
     }
 
 
-def failure(error: ParleyError, rules: Rules) -> bytes:
+def openai_failure_frames(error: ParleyError, rules: TgiRules) -> bytes:
     """Return the frames that end a stream after an error; the status number is the same for every error."""
-    text = shared.error_object(error, rules)["error"]
-    return shared.frame({"error": {"message": text, "http_status_code": 422}}) + DONE
+    text = shared.tgi_error_object(error, rules)["error"]
+    return shared.tgi_frame({"error": {"message": text, "http_status_code": 422}}) + DONE_FRAME
 
 
-def told_inside(error: ParleyError, rules: Rules) -> Answer | None:
+def error_inside_stream(error: ParleyError, rules: TgiRules) -> Answer | None:
     """Return an error as a whole stream; None for template and tool errors, which come before the stream starts."""
-    if shared.kind(error) in ("tool_error", "template_error"):
+    if shared.special_error_type(error) in ("tool_error", "template_error"):
         return None
-    return Answer(200, failure(error, rules), b"text/event-stream")
+    return Answer(200, openai_failure_frames(error, rules), b"text/event-stream")
 
 
-def read_stream(rules: Rules, body: Fields, make: Any) -> Any:
+def reply_or_error_stream(rules: TgiRules, body: Fields, build_reply: Any) -> Any:
     """Return ``build_reply()``. Strict rules report its validation errors inside the stream, with status 200."""
     try:
-        return make()
+        return build_reply()
     except (Malformed, Missing, WrongType):
         raise
     except ParleyError as error:
-        inside = told_inside(error, rules) if rules.strict and body.raw("stream") is True else None
-        if inside is None:
+        error_answer = error_inside_stream(error, rules) if rules.strict and body.raw_value("stream") is True else None
+        if error_answer is None:
             raise
-        return inside
+        return error_answer

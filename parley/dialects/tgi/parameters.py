@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.fields import MAX_DEPTH, Fields, shallow
-from parley.dialects.forms import OBJECT
-from parley.dialects.tgi.shared import F32, I32, U32, U64, WORDS, Rules
+from parley.dialects.fields import MAX_DEPTH, Fields, is_shallow
+from parley.dialects.forms import ANY_OBJECT_SCHEMA
+from parley.dialects.tgi.shared import F32, I32, TGI_WORDING, U32, U64, TgiRules
 from parley.errors import Invalid
-from parley.types import Grammar, Sampling, Stop
+from parley.types import Grammar, Sampling, StopConditions
 
-RESERVED = 1024  # how many of max_new_tokens must fit; the rest is generated as far as there is room
+RESERVED_TOKENS = 1024  # how many of max_new_tokens must fit; the rest is generated as far as there is room
 MAX_STOP_CHARACTERS = 16_384  # of all stop strings together
 NOT_NULL = {
     "do_sample": "a boolean",
@@ -26,12 +26,12 @@ NOT_NULL = {
     "details": "a boolean",
     "decoder_input_details": "a boolean",
 }
-NEWER = frozenset({"frequency_penalty", "top_n_tokens", "grammar", "adapter_id"})  # version 0.9.4 ignores these
-OLD_TOKENS = 20  # default of version 0.9.4
-GRAMMARS = ("json", "json_object", "regex", "json_schema")
+NEWER_MEMBERS = frozenset({"frequency_penalty", "top_n_tokens", "grammar", "adapter_id"})  # version 0.9.4 ignores these
+OLD_MAX_NEW_TOKENS = 20  # default of version 0.9.4
+GRAMMAR_TYPES = ("json", "json_object", "regex", "json_schema")
 
 
-class Parameters(msgspec.Struct, frozen=True, kw_only=True):
+class TgiParameters(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters as the client sent them; None if absent."""
 
     best_of: int | None = None
@@ -53,10 +53,10 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     top_n_tokens: int | None = None
     grammar: tuple[str, Any] | None = None  # type and value
     adapter_id: str | None = None
-    reserve: int | None = RESERVED
+    reserve: int | None = RESERVED_TOKENS
 
     @property
-    def samples(self) -> bool:
+    def draws_tokens(self) -> bool:
         """True if tokens are sampled, not picked greedily: on request, or implied by a sampling parameter."""
         changed = self.temperature not in (None, 1.0) or self.top_p not in (None, 1.0)
         return self.temperature != 0 and (
@@ -64,11 +64,11 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
-    def sampling(self) -> Sampling:
+    def neutral_sampling(self) -> Sampling:
         """The parameters in neutral form."""
         temperature = 1.0 if self.temperature is None else self.temperature
         return Sampling(
-            temperature=temperature if self.samples else 0.0,
+            temperature=temperature if self.draws_tokens else 0.0,
             top_p=1.0 if self.top_p is None else self.top_p,
             top_k=self.top_k or 0,
             typical_p=1.0 if self.typical_p is None else self.typical_p,
@@ -78,7 +78,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
             watermark=self.watermark,
         )
 
-    def form(self, field: str) -> Grammar | None:
+    def build_grammar(self, field: str) -> Grammar | None:
         """Return the grammar of the answer. Like the original, it allows objects with the declared members only."""
         if self.grammar is None:
             return None
@@ -86,31 +86,33 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
         if kind == "regex":
             return Grammar("regex", value, field=field)
         schema = msgspec.json.decode(value) if isinstance(value, str) else value
-        return Grammar("json", {**OBJECT, **schema}, closed=True, field=field)
+        return Grammar("json", {**ANY_OBJECT_SCHEMA, **schema}, closed=True, field=field)
 
     @property
-    def stopping(self) -> Stop:
+    def stop_conditions(self) -> StopConditions:
         """The stop conditions in neutral form."""
-        return Stop(strings=self.stop, max_tokens=self.max_new_tokens, include=True, reserve=self.reserve)
+        return StopConditions(
+            strings=self.stop, max_tokens=self.max_new_tokens, include_in_output=True, reserved_tokens=self.reserve
+        )
 
 
-def read(body: Fields, rules: Rules) -> Parameters:
+def read_tgi_parameters(body: Fields, rules: TgiRules) -> TgiParameters:
     """Read all members and check their types. Raises BadRequest."""
-    if rules.strict and body.null("parameters"):
-        raise body.mistyped("parameters", "an object")
-    given = body.object("parameters")
-    fields = given or Fields({}, "parameters", WORDS)
+    if rules.strict and body.is_null("parameters"):
+        raise body.mistyped_member("parameters", "an object")
+    parameters_object = body.object("parameters")
+    fields = parameters_object or Fields({}, "parameters", TGI_WORDING)
     if rules.old:
-        fields = fields.without(NEWER)
+        fields = fields.without_members(NEWER_MEMBERS)
     if rules.strict:
-        for name, type_ in NOT_NULL.items():
-            if fields.null(name):
-                raise fields.mistyped(name, type_)
-        if rules.old and fields.null("max_new_tokens"):
-            raise fields.mistyped("max_new_tokens", "an integer")
-        if isinstance(fields.raw("stop"), str):
-            raise fields.mistyped("stop", "an array")
-    return Parameters(
+        for name, expected_type in NOT_NULL.items():
+            if fields.is_null(name):
+                raise fields.mistyped_member(name, expected_type)
+        if rules.old and fields.is_null("max_new_tokens"):
+            raise fields.mistyped_member("max_new_tokens", "an integer")
+        if isinstance(fields.raw_value("stop"), str):
+            raise fields.mistyped_member("stop", "an array")
+    return TgiParameters(
         best_of=fields.integer("best_of", None, 0, U64),
         temperature=fields.number("temperature", None, -F32, F32),
         repetition_penalty=fields.number("repetition_penalty", None, -F32, F32),
@@ -118,8 +120,8 @@ def read(body: Fields, rules: Rules) -> Parameters:
         top_k=fields.integer("top_k", None, -I32 - 1, I32),
         top_p=fields.number("top_p", None, -F32, F32),
         typical_p=fields.number("typical_p", None, -F32, F32),
-        do_sample=fields.boolean("do_sample", given is None and not rules.old),
-        max_new_tokens=fields.integer("max_new_tokens", OLD_TOKENS if rules.old else None, 0, U32),
+        do_sample=fields.boolean("do_sample", parameters_object is None and not rules.old),
+        max_new_tokens=fields.integer("max_new_tokens", OLD_MAX_NEW_TOKENS if rules.old else None, 0, U32),
         return_full_text=fields.boolean("return_full_text", None),
         stop=fields.strings("stop", cap=U32, total=U32),
         truncate=fields.integer("truncate", None, 0, U64),
@@ -128,103 +130,103 @@ def read(body: Fields, rules: Rules) -> Parameters:
         decoder_input_details=fields.boolean("decoder_input_details", False),
         seed=fields.integer("seed", None, 0, U64),
         top_n_tokens=fields.integer("top_n_tokens", None, 0, U32),
-        grammar=grammar(fields, "grammar"),
-        adapter_id=_adapter(fields, rules),
-        reserve=None if rules.old else RESERVED,
+        grammar=read_tgi_grammar(fields, "grammar"),
+        adapter_id=_read_adapter_name(fields, rules),
+        reserve=None if rules.old else RESERVED_TOKENS,
     )
 
 
-def _adapter(fields: Fields, rules: Rules) -> str | None:
+def _read_adapter_name(fields: Fields, rules: TgiRules) -> str | None:
     name = fields.string("adapter_id", None, cap=256) or None
     return None if name == "None" and not rules.strict else name  # MindIE writes "None" for no adapter
 
 
-def grammar(fields: Fields, name: str) -> tuple[str, Any] | None:
+def read_tgi_grammar(fields: Fields, name: str) -> tuple[str, Any] | None:
     """Return a grammar's type and value. The value's content is checked last, by ``check_tgi_parameters``."""
-    wish = fields.object(name)
-    if wish is None:
+    grammar_object = fields.object(name)
+    if grammar_object is None:
         return None
-    kind = wish.string("type", None, allowed=GRAMMARS)
+    kind = grammar_object.string("type", None, allowed=GRAMMAR_TYPES)
     if kind is None:
-        raise wish.missing("type")
-    value = wish.raw("value")
-    if value is None and not wish.null("value"):
-        raise wish.missing("value")
+        raise grammar_object.missing_member("type")
+    value = grammar_object.raw_value("value")
+    if value is None and not grammar_object.is_null("value"):
+        raise grammar_object.missing_member("value")
     if kind == "regex" and not isinstance(value, str):
-        raise wish.mistyped("value", "a string")
+        raise grammar_object.mistyped_member("value", "a string")
     if kind == "json_schema":
-        schema = wish.object("value")
+        schema = grammar_object.object("value")
         if schema is None:
-            raise wish.mistyped("value", "an object")
+            raise grammar_object.mistyped_member("value", "an object")
         schema.string("name", None)
-        if not schema.has("schema"):
-            raise schema.missing("schema")
-        value = schema.raw("schema")
+        if not schema.has_value("schema"):
+            raise schema.missing_member("schema")
+        value = schema.raw_value("schema")
     elif isinstance(value, dict):
-        wish.free("value")
+        grammar_object.free_object("value")
     return kind, value
 
 
-def check(wish: Parameters, rules: Rules, *, empty: bool, stream: bool, context: int) -> None:
+def check_tgi_parameters(params: TgiParameters, rules: TgiRules, *, empty: bool, stream: bool, context: int) -> None:
     """Check ranges and combinations; report the first fault. ``empty``: the prompt is empty. Raises Invalid."""
-    fault = next(_faults(wish, empty, rules, stream, context), None)
+    fault = next(_find_faults(params, empty, rules, stream, context), None)
     if fault is not None:
         raise Invalid(fault)
-    if sum(map(len, wish.stop)) > MAX_STOP_CHARACTERS:
+    if sum(map(len, params.stop)) > MAX_STOP_CHARACTERS:
         raise Invalid(f"`stop` supports up to {MAX_STOP_CHARACTERS} characters in all.", field="stop")
-    if wish.grammar is not None:
-        _check_grammar(*wish.grammar, rules)
+    if params.grammar is not None:
+        _check_grammar_value(*params.grammar, rules)
 
 
-def _faults(p: Parameters, empty: bool, rules: Rules, stream: bool, context: int) -> Iterator[str]:
-    best_of = 1 if p.best_of is None else p.best_of
-    several = best_of > 1
+def _find_faults(params: TgiParameters, empty: bool, rules: TgiRules, stream: bool, context: int) -> Iterator[str]:
+    best_of = 1 if params.best_of is None else params.best_of
+    multiple = best_of > 1
     if stream and best_of != 1:
         yield "`best_of` != 1 is not supported when streaming tokens"
-    if stream and p.decoder_input_details:
+    if stream and params.decoder_input_details:
         yield "`decoder_input_details` == true is not supported when streaming tokens"
     if best_of > rules.max_best_of:
         yield f"`best_of` must be > 0 and <= {rules.max_best_of}. Given: {best_of}"
-    chosen = (p.temperature, p.top_k, p.top_p, p.typical_p)
-    if several and not p.do_sample and all(value is None for value in chosen):
+    sampling_members = (params.temperature, params.top_k, params.top_p, params.typical_p)
+    if multiple and not params.do_sample and all(value is None for value in sampling_members):
         yield "you must use sampling when `best_of` is > 1"
-    if not _above(p.temperature, rules):
+    if not _is_positive(params.temperature, rules):
         yield "`temperature` must be strictly positive"
-    if not _above(p.repetition_penalty):
+    if not _is_positive(params.repetition_penalty):
         yield "`repetition_penalty` must be strictly positive"
-    if p.frequency_penalty is not None and not -2.0 <= p.frequency_penalty <= 2.0:
+    if params.frequency_penalty is not None and not -2.0 <= params.frequency_penalty <= 2.0:
         yield "`frequency_penalty` must be >= -2.0 and <= 2.0"
-    if not _share(p.top_p, rules):
+    if not _is_fraction(params.top_p, rules):
         yield "`top_p` must be > 0.0 and < 1.0"
-    if not _share(p.typical_p, rules):
+    if not _is_fraction(params.typical_p, rules):
         yield "`typical_p` must be > 0.0 and < 1.0"
-    if not _above(p.top_k, rules):
+    if not _is_positive(params.top_k, rules):
         yield "`top_k` must be strictly positive"
-    if p.max_new_tokens == 0:
+    if params.max_new_tokens == 0:
         yield "`max_new_tokens` must be strictly positive"
-    if len(p.stop) > rules.max_stops:
-        yield f"`stop` supports up to {rules.max_stops} stop sequences. Given: {len(p.stop)}"
-    if several and p.seed is not None:
+    if len(params.stop) > rules.max_stops:
+        yield f"`stop` supports up to {rules.max_stops} stop sequences. Given: {len(params.stop)}"
+    if multiple and params.seed is not None:
         yield "`seed` must not be set when `best_of` > 1"
-    if (p.top_n_tokens or 0) > rules.max_top:
-        yield f"`top_n_tokens` must be >= 0 and <= {rules.max_top}. Given: {p.top_n_tokens}"
+    if (params.top_n_tokens or 0) > rules.max_top:
+        yield f"`top_n_tokens` must be >= 0 and <= {rules.max_top}. Given: {params.top_n_tokens}"
     if empty:
         yield "`inputs` cannot be empty"
-    if p.truncate is not None and not 0 < p.truncate < context:
-        yield f"`truncate` must be strictly positive and less than {context - 1}. Given: {p.truncate}"
+    if params.truncate is not None and not 0 < params.truncate < context:
+        yield f"`truncate` must be strictly positive and less than {context - 1}. Given: {params.truncate}"
 
 
-def _above(value: float | None, rules: Rules | None = None) -> bool:
+def _is_positive(value: float | None, rules: TgiRules | None = None) -> bool:
     """True if absent or greater than 0; lenient rules also allow 0."""
     return value is None or value > 0 or (value == 0 and rules is not None and not rules.strict)
 
 
-def _share(value: float | None, rules: Rules) -> bool:
+def _is_fraction(value: float | None, rules: TgiRules) -> bool:
     """True if absent or between 0 and 1; lenient rules also allow 1."""
     return value is None or 0 < value < 1 or (value == 1 and not rules.strict)
 
 
-def _check_grammar(kind: str, value: Any, rules: Rules) -> None:
+def _check_grammar_value(kind: str, value: Any, rules: TgiRules) -> None:
     """Check the content of a grammar. Raises Invalid."""
     if kind == "regex":
         return
@@ -232,8 +234,8 @@ def _check_grammar(kind: str, value: Any, rules: Rules) -> None:
         try:
             value = msgspec.json.decode(value)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise Invalid(f"grammar is not valid: {error}", field="grammar") from None
-    if not isinstance(value, dict) or not shallow(value, MAX_DEPTH):
+            raise Invalid(f"read_tgi_grammar is not valid: {error}", field="grammar") from None
+    if not isinstance(value, dict) or not is_shallow(value, MAX_DEPTH):
         raise Invalid("grammar is not supported", field="grammar")
     if rules.strict and "properties" not in value:
         raise Invalid("grammar is not valid: Grammar must have a 'properties' field", field="grammar")

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from parley.dialects import words
-from parley.dialects.dialect import Answer, Headers, Timings
+from parley.dialects.dialect import Answer, HeaderList, RequestTimings
 from parley.errors import (
     BadRequest,
     ContextLength,
@@ -33,24 +33,24 @@ from parley.errors import (
     WrongType,
     excerpt,
 )
-from parley.types import Done
+from parley.types import ChoiceDone
 
 U32 = 2**32 - 1
 U64 = 2**64 - 1
 I32 = 2**31 - 1
 F32 = 3.4028234663852886e38
 
-SPOKEN = "3.3.7"  # version of the original that this API follows; clients infer the supported members from it
-PLAIN = b"text/plain; charset=utf-8"
+TGI_VERSION = "3.3.7"  # version of the original that this API follows; clients infer the supported members from it
+PLAIN_TEXT = b"text/plain; charset=utf-8"
 INCOMPLETE = "incomplete_generation"  # a type that clients know; inside a stream it has another name
-MISLABELLED = b"Expected request with `Content-Type: application/json`"
-encode = msgspec.json.Encoder().encode
+NOT_JSON_MESSAGE = b"Expected request with `Content-Type: application/json`"
+encode_json = msgspec.json.Encoder().encode
 # A coordinator's answer if it has no memory for a body.
 NO_MEMORY = b'{"error":"Memory limit exceeded","error_type":"overloaded"}'
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class TgiRules:
     """The limits the original is started with, and whether its ``strict`` readings apply.
 
     Strict: an error of a stream is reported inside it, with status 200. Otherwise: temperature 0 is greedy; a top_p,
@@ -67,16 +67,16 @@ class Rules:
     old: bool = False  # like version 0.9.4: its defaults and framing, fewer members and headers
 
     @property
-    def lead(self) -> bytes:
+    def line_prefix(self) -> bytes:
         """The start of each line of a stream."""
         return b"data:" if self.old else b"data: "
 
 
-STRICT = Rules(strict=True, max_best_of=2, max_stops=4, max_top=5, max_prompts=4, max_body=2_000_000)
-OLD = Rules(strict=True, max_best_of=2, max_stops=4, max_top=0, max_prompts=1, max_body=2 << 20, old=True)
-EXTENDED = Rules(strict=False, max_best_of=128, max_stops=1024, max_top=20, max_prompts=128)
+STRICT = TgiRules(strict=True, max_best_of=2, max_stops=4, max_top=5, max_prompts=4, max_body=2_000_000)
+OLD = TgiRules(strict=True, max_best_of=2, max_stops=4, max_top=0, max_prompts=1, max_body=2 << 20, old=True)
+EXTENDED = TgiRules(strict=False, max_best_of=128, max_stops=1024, max_top=20, max_prompts=128)
 
-TYPES = {
+RUST_TYPES = {
     "max_new_tokens": "u32",
     "max_tokens": "u32",
     "max_completion_tokens": "u32",
@@ -94,51 +94,55 @@ TYPES = {
 }
 
 
-class Words(words.Words):
+class TgiErrorWording(words.ErrorWording):
     """Refusals worded like the original's JSON reader (serde), but without its line and column."""
 
-    def missing(self, path: str) -> BadRequest:
+    def missing_error(self, path: str) -> BadRequest:
         """Return the error for a missing member."""
         where, _, name = path.rpartition(".")
         return Missing(f"{where + ': ' if where else ''}missing field `{name}`", field=path)
 
-    def mistyped(self, path: str, expected: str, value: Any) -> BadRequest:
+    def type_error(self, path: str, expected: str, value: Any) -> BadRequest:
         """Return the error for a value of a wrong type."""
         name = path.rpartition(".")[2]
-        type_ = TYPES.get(name, "an integer") if expected == "an integer" else TYPES.get(expected, expected)
-        return WrongType(f"{path}: invalid type: {_kind(value)}, expected {type_}", field=path)
+        expected_type = (
+            RUST_TYPES.get(name, "an integer") if expected == "an integer" else RUST_TYPES.get(expected, expected)
+        )
+        return WrongType(f"{path}: invalid type: {_describe_json_value(value)}, expected {expected_type}", field=path)
 
-    def outside(self, path: str, value: float, low: float | None, high: float | None, *, open: bool) -> BadRequest:
+    def range_error(
+        self, path: str, value: float, low: float | None, high: float | None, *, low_excluded: bool
+    ) -> BadRequest:
         """Return the error for a number out of range."""
-        type_ = TYPES.get(path.rpartition(".")[2], "f32")
-        return WrongType(f"{path}: invalid value: {_kind(value)}, expected {type_}", field=path)
+        expected_type = RUST_TYPES.get(path.rpartition(".")[2], "f32")
+        return WrongType(f"{path}: invalid value: {_describe_json_value(value)}, expected {expected_type}", field=path)
 
-    def unlisted(self, path: str, value: Any, allowed: Sequence[str]) -> BadRequest:
+    def unlisted_error(self, path: str, value: Any, allowed: Sequence[str]) -> BadRequest:
         """Return the error for a value that is not one of those allowed."""
         listed = ", ".join(f"`{name}`" for name in allowed)
         return WrongType(f"{path}: unknown variant `{str(value)[:60]}`, expected one of {listed}", field=path)
 
-    def empty(self, path: str, what: str) -> BadRequest:
+    def empty_error(self, path: str, what: str) -> BadRequest:
         """Return the error for an empty string or array."""
         return Invalid(f"`{path}` cannot be empty", field=path)
 
-    def long(self, path: str, what: str, size: int, cap: int) -> BadRequest:
+    def too_long_error(self, path: str, what: str, size: int, cap: int) -> BadRequest:
         """Return the error for a string, array or object that is too long."""
         return Invalid(f"`{path}` is too long: {size}, where at most {cap} are allowed", field=path)
 
-    def invalid(self, path: str, reason: str) -> BadRequest:
+    def invalid_error(self, path: str, reason: str) -> BadRequest:
         """Return the error for any other fault."""
         return Invalid(f"`{path}` {reason}", field=path)
 
-    def shapeless(self, value: Any) -> BadRequest:
+    def not_object_error(self, value: Any) -> BadRequest:
         """Return the error for a body that is not a JSON object."""
-        return WrongType(f"invalid type: {_kind(value)}, expected a map")
+        return WrongType(f"invalid type: {_describe_json_value(value)}, expected a map")
 
 
-WORDS = Words()
+TGI_WORDING = TgiErrorWording()
 
 
-def _kind(value: Any) -> str:
+def _describe_json_value(value: Any) -> str:
     match value:
         case None:
             return "null"
@@ -149,7 +153,7 @@ def _kind(value: Any) -> str:
         case float():
             return f"floating point `{value!r}`"
         case str():
-            return f"string {encode(value[:60]).decode()}"
+            return f"string {encode_json(value[:60]).decode()}"
         case list():
             return "sequence"
         case _:
@@ -157,7 +161,7 @@ def _kind(value: Any) -> str:
 
 
 # Errors with a type of their own, and the start of their messages.
-KINDS = {
+SPECIAL_ERRORS = {
     "tool_error": "Tool error: ",
     "template_error": "Template error: ",
     "suffix not supported": "",
@@ -166,65 +170,65 @@ KINDS = {
 }
 
 
-def kind(error: ParleyError) -> str:
+def special_error_type(error: ParleyError) -> str:
     """Return an error's special type, or "". The chat template refuses with a plain BadRequest about ``messages``."""
     if type(error) is BadRequest and error.field == "messages":
         return "template_error"
-    return error.code if error.code in KINDS else ""
+    return error.code if error.code in SPECIAL_ERRORS else ""
 
 
-def error(rules: Rules, error: ParleyError) -> Answer:
+def tgi_error_answer(rules: TgiRules, error: ParleyError) -> Answer:
     """Return an error as a whole answer."""
     match error:
         case Malformed():
-            return Answer(400, f"Failed to parse the request body as JSON: {error.message}".encode(), PLAIN)
+            return Answer(400, f"Failed to parse the request body as JSON: {error.message}".encode(), PLAIN_TEXT)
         case Missing() | WrongType():
             text = f"Failed to deserialize the JSON body into the target type: {error.message}"
-            return Answer(422, text.encode(), PLAIN)
+            return Answer(422, text.encode(), PLAIN_TEXT)
         case TooLarge():
-            return Answer(413, b"Failed to buffer the request body: length limit exceeded", PLAIN)
+            return Answer(413, b"Failed to buffer the request body: length limit exceeded", PLAIN_TEXT)
         case UnknownModel():
-            return Answer(424, encode(error_object(error, rules)))
+            return Answer(424, encode_json(tgi_error_object(error, rules)))
         case Unauthorized() | NotFound() | NotAllowed():
-            return Answer(error.status, b"", PLAIN)
+            return Answer(error.status, b"", PLAIN_TEXT)
     status = 422 if isinstance(error, BadRequest) else 424 if isinstance(error, EngineError) else error.status
-    return Answer(status, encode(error_object(error, rules)))
+    return Answer(status, encode_json(tgi_error_object(error, rules)))
 
 
-def streamed(error: ParleyError, rules: Rules = STRICT) -> Answer:
+def error_as_stream(error: ParleyError, rules: TgiRules = STRICT) -> Answer:
     """Return an error as a whole stream, as the original does if one occurs before the first event."""
-    return Answer(200, failure(error, rules), b"text/event-stream")
+    return Answer(200, tgi_failure_frame(error, rules), b"text/event-stream")
 
 
-def failure(error: ParleyError, rules: Rules = STRICT) -> bytes:
+def tgi_failure_frame(error: ParleyError, rules: TgiRules = STRICT) -> bytes:
     """Return the event that ends a stream after an error."""
-    told = error_object(error, rules)
-    if told["error_type"] == INCOMPLETE and rules.strict and not rules.old:
-        told = {"error": "Incomplete generation stream", "error_type": f"{INCOMPLETE}_stream"}
-    return frame(told, rules)
+    error_body = tgi_error_object(error, rules)
+    if error_body["error_type"] == INCOMPLETE and rules.strict and not rules.old:
+        error_body = {"error": "Incomplete generation stream", "error_type": f"{INCOMPLETE}_stream"}
+    return tgi_frame(error_body, rules)
 
 
-def error_object(error: ParleyError, rules: Rules) -> dict[str, str]:
+def tgi_error_object(error: ParleyError, rules: TgiRules) -> dict[str, str]:
     """Return an error's JSON object. Like the original, strict rules give no details of server faults."""
-    why = "" if rules.strict else f": {error.message}"
+    detail = "" if rules.strict else f": {error.message}"
     match error:
-        case BadRequest() if special := kind(error):
-            return {"error": KINDS[special] + error.message, "error_type": special}
+        case BadRequest() if special := special_error_type(error):
+            return {"error": SPECIAL_ERRORS[special] + error.message, "error_type": special}
         case BadRequest():
-            return {"error": f"Input validation error: {_words(error)}", "error_type": "validation"}
+            return {"error": f"Input validation error: {_error_sentence(error)}", "error_type": "validation"}
         case Overloaded():
             return {"error": "Model is overloaded", "error_type": "overloaded"}
         case EngineError() | UnknownModel():  # an unknown model name means an unknown adapter here
             return {"error": f"Request failed during generation: {error.message}", "error_type": "generation"}
         case NotReady():
-            return {"error": f"unhealthy{why}", "error_type": "healthcheck"}
+            return {"error": f"unhealthy{detail}", "error_type": "healthcheck"}
         case ParleyError(status=status) if status >= 500:
-            return {"error": f"Incomplete generation{why}", "error_type": INCOMPLETE}
+            return {"error": f"Incomplete generation{detail}", "error_type": INCOMPLETE}
         case _:
             return {"error": error.message, "error_type": "refused"}
 
 
-def _words(error: BadRequest) -> str:
+def _error_sentence(error: BadRequest) -> str:
     if not isinstance(error, ContextLength) or error.prompt is None or error.limit is None:
         return error.message
     if error.requested is None or error.prompt >= error.limit:
@@ -235,29 +239,29 @@ def _words(error: BadRequest) -> str:
     )
 
 
-def is_json(kind: bytes) -> bool:
+def is_json_content(content_type: bytes) -> bool:
     """True if a ``content-type`` header names JSON."""
-    main, _, sub = kind.partition(b";")[0].strip().lower().partition(b"/")
+    main, _, sub = content_type.partition(b";")[0].strip().lower().partition(b"/")
     return main == b"application" and (sub == b"json" or sub.endswith(b"+json"))
 
 
-def reason(done: Done, limit: int | None) -> str:
+def tgi_finish_reason(done: ChoiceDone, limit: int | None) -> str:
     """Return the finish reason. Length wins: it is reported even if the last allowed token would also have ended."""
     if done.reason not in ("stop", "tool") or done.usage.completion_tokens == limit:
         return "length"
     return "eos_token" if done.stop is None else "stop_sequence"
 
 
-def headers(
-    rules: Rules, device: str, characters: int, timings: Timings | None, prompt: int, generated: int
-) -> Headers:
+def tgi_answer_headers(
+    rules: TgiRules, device: str, characters: int, timings: RequestTimings | None, prompt: int, generated: int
+) -> HeaderList:
     """Return an answer's headers. ``timings`` is None for streams; ``prompt`` and ``generated`` count tokens."""
-    kind = [(b"x-compute-type", f"{device}+optimized".encode())]
+    compute_type = [(b"x-compute-type", f"{device}+optimized".encode())]
     size = [(b"x-compute-characters", b"%d" % characters)]
     if timings is None:
-        return kind + size
-    told = [
-        *kind,
+        return compute_type + size
+    timing_headers = [
+        *compute_type,
         (b"x-compute-time", _milliseconds(timings.total) if rules.old else f"{timings.total:.9f}".encode()),
         *size,
         (b"x-total-time", _milliseconds(timings.total)),
@@ -267,29 +271,29 @@ def headers(
         (b"x-time-per-token", _milliseconds(timings.inference / max(1, generated))),
     ]
     counts = [(b"x-prompt-tokens", b"%d" % prompt), (b"x-generated-tokens", b"%d" % generated)]
-    return told if rules.old else told + counts
+    return timing_headers if rules.old else timing_headers + counts
 
 
 def _milliseconds(seconds: float) -> bytes:
     return b"%d" % (seconds * 1000)
 
 
-def frame(event: Any, rules: Rules = STRICT) -> bytes:
+def tgi_frame(event: Any, rules: TgiRules = STRICT) -> bytes:
     """Encode one event of a stream."""
-    return rules.lead + encode(event) + b"\n\n"
+    return rules.line_prefix + encode_json(event) + b"\n\n"
 
 
-_single = struct.Struct("f")
+_FLOAT32 = struct.Struct("f")
 
 
-def single(value: float | None) -> float | None:
+def shortest_float32(value: float | None) -> float | None:
     """Return the float whose shortest decimal form is that of its 32-bit value; None for NaN and infinity."""
     if value is None or not -F32 <= value <= F32:
         return None
-    packed = _single.pack(value)
-    (exact,) = _single.unpack(packed)
+    packed = _FLOAT32.pack(value)
+    (exact,) = _FLOAT32.unpack(packed)
     for digits in (6, 7, 8):  # six digits also yield all shorter forms
         short = float(f"{exact:.{digits}g}")
-        if _single.pack(short) == packed:
+        if _FLOAT32.pack(short) == packed:
             return short
     return float(f"{exact:.9g}")

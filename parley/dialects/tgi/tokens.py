@@ -5,96 +5,102 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any
 
-from parley.dialects.facts import About, Card
-from parley.dialects.fields import decode
+from parley.dialects.facts import ModelCard, ServerInfo
+from parley.dialects.fields import decode_fields
 from parley.dialects.tgi import messages, shared
-from parley.dialects.tgi.shared import SPOKEN, WORDS, Rules
-from parley.dialects.wishes import Tokenize, Tokenized
+from parley.dialects.tgi.shared import TGI_VERSION, TGI_WORDING, TgiRules
+from parley.dialects.wishes import TokenizeRequest, TokenizeResult
 from parley.errors import Invalid
 from parley.types import Text
 
-OLD = "0.9.4"
+OLD_VERSION = "0.9.4"
 
 
-def info(rules: Rules, about: About) -> bytes:
+def write_tgi_info(rules: TgiRules, server_info: ServerInfo) -> bytes:
     """Return the body of ``GET /info``; version 0.9.4 has other members."""
-    context = about.card.max_model_len
-    longest = None if context is None else context - 1
-    model: dict[str, Any] = {"model_id": about.card.name, "model_sha": None}
+    context = server_info.card.max_model_len
+    max_input = None if context is None else context - 1
+    model: dict[str, Any] = {"model_id": server_info.card.name, "model_sha": None}
     limits = {
-        "max_concurrent_requests": about.places,
+        "max_concurrent_requests": server_info.slots,
         "max_best_of": rules.max_best_of,
         "max_stop_sequences": rules.max_stops,
     }
     if rules.old:
-        told = model | {
-            "model_dtype": f"torch.{about.dtype}",
-            "model_device_type": about.device.partition(":")[0],
+        info_object = model | {
+            "model_dtype": f"torch.{server_info.dtype}",
+            "model_device_type": server_info.device.partition(":")[0],
             "model_pipeline_tag": "text-generation",
             **limits,
-            "max_input_length": longest,
+            "max_input_length": max_input,
             "max_total_tokens": context,
             "waiting_served_ratio": 0.0,
-            "max_batch_total_tokens": about.places * (context or 0),
+            "max_batch_total_tokens": server_info.slots * (context or 0),
             "max_waiting_tokens": 0,
             "validation_workers": 1,
-            "version": OLD,
+            "version": OLD_VERSION,
         }
     else:
-        told = model | {
+        info_object = model | {
             "model_pipeline_tag": "text-generation",
             **limits,
-            "max_input_tokens": longest,
+            "max_input_tokens": max_input,
             "max_total_tokens": context,
             "validation_workers": 1,
             "max_client_batch_size": rules.max_prompts,
             "router": "text-generation-router",
-            "version": SPOKEN,
+            "version": TGI_VERSION,
         }
-    return shared.encode(told | {"sha": None, "docker_label": f"parley-{about.version}"})
+    return shared.encode_json(info_object | {"sha": None, "docker_label": f"parley-{server_info.version}"})
 
 
-def models(cards: list[Card]) -> bytes:
+def write_tgi_models(cards: list[ModelCard]) -> bytes:
     """Return the list of models in OpenAI's format."""
     listed = [{"id": card.name, "object": "model", "created": 0, "owned_by": card.name} for card in cards]
-    return shared.encode({"object": "list", "data": listed})
+    return shared.encode_json({"object": "list", "data": listed})
 
 
-def tokenize(body: bytes) -> Tokenize:
+def read_tgi_tokenize(body: bytes) -> TokenizeRequest:
     """Read the body of a generation; only its text and ``truncate`` count. Raises BadRequest."""
-    fields = decode(body, WORDS)
+    fields = decode_fields(body, TGI_WORDING)
     inputs = fields.string("inputs", None)
     if inputs is None:
-        raise fields.mistyped("inputs", "a string") if fields.null("inputs") else fields.missing("inputs")
+        raise (
+            fields.mistyped_member("inputs", "a string")
+            if fields.is_null("inputs")
+            else fields.missing_member("inputs")
+        )
     parameters = fields.object("parameters")
     truncate = parameters.integer("truncate", None, 0, shared.U64) if parameters is not None else None
     if truncate == 0:
         raise Invalid("`truncate` must be strictly positive. Given: 0", field="truncate")
-    return Tokenize(model="", prompt=Text(inputs), spans=True, truncate=truncate)
+    return TokenizeRequest(model="", prompt=Text(inputs), with_spans=True, last_tokens=truncate)
 
 
-def chat_tokenize(body: bytes) -> Tokenize:
+def read_chat_tokenize(body: bytes) -> TokenizeRequest:
     """Read a conversation; if the assistant has the last turn, it is left open. Raises BadRequest."""
-    return Tokenize(model="", prompt=messages.talk(decode(body, WORDS)), spans=True)
+    return TokenizeRequest(
+        model="", prompt=messages.read_tgi_conversation(decode_fields(body, TGI_WORDING)), with_spans=True
+    )
 
 
-def tokenized(result: Tokenized) -> bytes:
+def write_tgi_tokens(result: TokenizeResult) -> bytes:
     """Return the tokens of a text as JSON."""
-    return shared.encode(_tokens(result))
+    return shared.encode_json(_token_spans(result))
 
 
-def chat_tokenized(result: Tokenized) -> bytes:
+def write_chat_tokens(result: TokenizeResult) -> bytes:
     """Return the tokens of a conversation and its rendered text as JSON."""
-    return shared.encode({"tokenize_response": _tokens(result), "templated_text": result.text})
+    return shared.encode_json({"tokenize_response": _token_spans(result), "templated_text": result.text})
 
 
-def _tokens(result: Tokenized) -> list[dict[str, Any]]:
+def _token_spans(result: TokenizeResult) -> list[dict[str, Any]]:
     """Return each token with its text and the byte offsets of that text in UTF-8."""
     text = result.text
-    place: Any = range(len(text) + 1)
+    byte_offsets: Any = range(len(text) + 1)
     if not text.isascii():
-        place = list(accumulate((len(character.encode()) for character in text), initial=0))
+        byte_offsets = list(accumulate((len(character.encode()) for character in text), initial=0))
     return [
-        {"id": id, "text": text[start:stop], "start": place[start], "stop": place[stop]}
-        for id, (start, stop) in zip(result.ids, result.spans, strict=True)
+        {"id": token_id, "text": text[start:stop], "start": byte_offsets[start], "stop": byte_offsets[stop]}
+        for token_id, (start, stop) in zip(result.token_ids, result.spans, strict=True)
     ]

@@ -9,100 +9,104 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from parley.dialects.dialect import Answer, Head, Reply
-from parley.dialects.fields import Fields, decode
+from parley.dialects.dialect import Answer, Reply, RequestContext
+from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.tgi import messages, parameters, shared
-from parley.dialects.tgi.parameters import RESERVED, Parameters
-from parley.dialects.tgi.shared import U32, U64, WORDS, Rules
+from parley.dialects.tgi.parameters import RESERVED_TOKENS, TgiParameters
+from parley.dialects.tgi.shared import TGI_WORDING, U32, U64, TgiRules
 from parley.errors import BadRequest, Invalid, Malformed, Missing, ParleyError, WrongType
-from parley.types import Delta, Event, Prompt, Request, Sampling, Stop, Text, Usage, Want
+from parley.types import ChoiceDelta, Event, OutputOptions, Prompt, Request, Sampling, StopConditions, Text, Usage
 
 MAX_INSTANCES = 1024
-EMPTY = "Input validation error"  # both message and type
-FAILED = "Incomplete generation"  # both message and type of every other error
+NO_INSTANCES = "Input validation error"  # both message and type
+VERTEX_FAILURE = "Incomplete generation"  # both message and type of every other error
 
 
-def read(rules: Rules, body: bytes, head: Head) -> VertexReply | Answer:
+def read_vertex(rules: TgiRules, body: bytes, context: RequestContext) -> VertexReply | Answer:
     """Read the body of a request. Raises BadRequest."""
     try:
-        return VertexReply(rules, decode(body, WORDS), head)
+        return VertexReply(rules, decode_fields(body, TGI_WORDING), context)
     except (Malformed, Missing, WrongType):
         raise
     except BadRequest as error:
-        if rules.strict and error.code != EMPTY:
-            return failed()
+        if rules.strict and error.code != NO_INSTANCES:
+            return vertex_failure_answer()
         raise
 
 
-def failed() -> Answer:
+def vertex_failure_answer() -> Answer:
     """Return the answer that strict rules give to nearly every error."""
-    return Answer(500, shared.encode({"error": FAILED, "error_type": FAILED}))
+    return Answer(500, shared.encode_json({"error": VERTEX_FAILURE, "error_type": VERTEX_FAILURE}))
 
 
 class VertexReply(Reply):
     """A reply to several instances; never a stream."""
 
-    names: ClassVar[Mapping[str, str]] = {"prompt": "inputs"}
+    field_names: ClassVar[Mapping[str, str]] = {"prompt": "inputs"}
 
-    def __init__(self, rules: Rules, body: Fields, head: Head):
-        if not isinstance(body.raw("instances"), list):
-            absent = not body.has("instances") and not body.null("instances")
-            raise body.missing("instances") if absent else body.mistyped("instances", "an array")
-        read = [_instance(item, rules, head) for item in body.objects("instances", cap=MAX_INSTANCES)]
-        if not read:
-            raise Invalid(EMPTY, field="instances", code=EMPTY)
-        if len({(length, seed) for _, length, seed in read}) > 1:
+    def __init__(self, rules: TgiRules, body: Fields, context: RequestContext):
+        if not isinstance(body.raw_value("instances"), list):
+            is_absent = not body.has_value("instances") and not body.is_null("instances")
+            raise body.missing_member("instances") if is_absent else body.mistyped_member("instances", "an array")
+        instances = [_read_instance(item, rules, context) for item in body.objects("instances", cap=MAX_INSTANCES)]
+        if not instances:
+            raise Invalid(NO_INSTANCES, field="instances", code=NO_INSTANCES)
+        if len({(length, seed) for _, length, seed in instances}) > 1:
             raise Invalid("`max_new_tokens` and `seed` must be the same in all instances", field="instances")
-        _, length, seed = read[0]
+        _, length, seed = instances[0]
         self._rules = rules
         self.request = Request(
-            id=head.id,
+            id=context.unique_id,
             model="",
-            prompts=[prompt for prompt, _, _ in read],
+            prompts=[prompt for prompt, _, _ in instances],
             sampling=Sampling(seed=seed),
-            stop=Stop(max_tokens=length, include=True, reserve=RESERVED),
-            want=Want(plain=True),
+            stop_conditions=StopConditions(max_tokens=length, include_in_output=True, reserved_tokens=RESERVED_TOKENS),
+            output_options=OutputOptions(unparsed=True),
         )
-        self._texts: list[list[str]] = [[] for _ in read]
+        self._texts: list[list[str]] = [[] for _ in instances]
 
-    def refusal(self, error: ParleyError) -> Answer | None:
+    def render_refusal(self, error: ParleyError) -> Answer | None:
         """Return the strict answer to an error; otherwise None, for the dialect's own."""
-        return failed() if self._rules.strict else None
+        return vertex_failure_answer() if self._rules.strict else None
 
-    def chunk(self, events: Sequence[Event]) -> bytes:
+    def render_chunk(self, events: Sequence[Event]) -> bytes:
         """Not supported: there is no stream."""
         raise NotImplementedError("there are no streams here")
 
-    def end(self, usage: Usage) -> bytes:
+    def finish_stream(self, usage: Usage) -> bytes:
         """Not supported: there is no stream."""
         raise NotImplementedError("there are no streams here")
 
-    def fail(self, error: ParleyError) -> bytes:
+    def fail_stream(self, error: ParleyError) -> bytes:
         """Not supported: there is no stream."""
         raise NotImplementedError("there are no streams here")
 
-    def add(self, events: Sequence[Event]) -> None:
+    def add_events(self, events: Sequence[Event]) -> None:
         """Collect the text of these events by instance."""
         for event in events:
-            if isinstance(event, Delta):
+            if isinstance(event, ChoiceDelta):
                 self._texts[event.index].append(event.text)
 
-    def body(self, usage: Usage) -> bytes:
+    def render_body(self, usage: Usage) -> bytes:
         """Return all texts as JSON."""
-        return shared.encode({"predictions": ["".join(text) for text in self._texts]})
+        return shared.encode_json({"predictions": ["".join(text) for text in self._texts]})
 
 
-def _instance(item: Fields, rules: Rules, head: Head) -> tuple[Prompt, int | None, int | None]:
+def _read_instance(item: Fields, rules: TgiRules, context: RequestContext) -> tuple[Prompt, int | None, int | None]:
     """Return the prompt, length and seed of a generation or a conversation."""
-    if item.has("messages"):
-        chat = messages.talk(item)
+    if item.has_value("messages"):
+        chat = messages.read_tgi_conversation(item)
         length, seed = item.integer("max_tokens", None, 0, U32), item.integer("seed", None, 0, U64)
-        parameters.check(Parameters(max_new_tokens=length), rules, empty=False, stream=False, context=head.context)
+        parameters.check_tgi_parameters(
+            TgiParameters(max_new_tokens=length), rules, empty=False, stream=False, context=context.context_length
+        )
         return chat, length, seed
     inputs = item.string("inputs", None)
     if inputs is None:
         raise WrongType("instances: data did not match any variant of untagged enum VertexInstance")
-    wish = parameters.read(item, rules)
-    short = Parameters(max_new_tokens=wish.max_new_tokens)
-    parameters.check(short, rules, empty=not inputs, stream=False, context=head.context)
-    return Text(inputs), wish.max_new_tokens, wish.seed
+    params = parameters.read_tgi_parameters(item, rules)
+    counted_params = TgiParameters(max_new_tokens=params.max_new_tokens)
+    parameters.check_tgi_parameters(
+        counted_params, rules, empty=not inputs, stream=False, context=context.context_length
+    )
+    return Text(inputs), params.max_new_tokens, params.seed

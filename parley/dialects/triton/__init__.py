@@ -12,76 +12,83 @@ from functools import partial
 from parley.dialects.dialect import Answer, Dialect, PromptMembers, Route
 from parley.dialects.triton import bench, control, errors, generate, infer, metrics
 
-MODEL = "/v2/models/{model}"
-PLACES = (MODEL, MODEL + "/versions/{version}")
-MEMBERS = PromptMembers(prompts=("inputs", "text_input"))
-SHARED = ("/v2/systemsharedmemory", "/v2/cudasharedmemory")
+MODEL_PATH = "/v2/models/{model}"
+MODEL_PATHS = (MODEL_PATH, MODEL_PATH + "/versions/{version}")
+TRITON_PROMPT_MEMBERS = PromptMembers(prompts=("inputs", "text_input"))
+SHARED_MEMORY_PATHS = ("/v2/systemsharedmemory", "/v2/cudasharedmemory")
 
 
-def _regions(path: str) -> tuple[Route, ...]:
+def _shared_memory_routes(path: str) -> tuple[Route, ...]:
     region = path + "/region/{region}"
     return (
-        Route("GET", f"{path}/status", "ask", read=control.regions),
-        Route("POST", f"{path}/unregister", "ask", read=control.unregister),
-        Route("GET", f"{region}/status", "ask", read=control.regions),
-        Route("POST", f"{region}/register", "ask", read=control.register),
-        Route("POST", f"{region}/unregister", "ask", read=control.unregister),
+        Route("GET", f"{path}/status", "info", reader=control.shared_memory_status),
+        Route("POST", f"{path}/unregister", "info", reader=control.unregister_shared_memory),
+        Route("GET", f"{region}/status", "info", reader=control.shared_memory_status),
+        Route("POST", f"{region}/register", "info", reader=control.refuse_shared_memory),
+        Route("POST", f"{region}/unregister", "info", reader=control.unregister_shared_memory),
     )
 
 
-def _repository(path: str, strict: bool) -> tuple[Route, ...]:
+def _repository_routes(path: str, strict: bool) -> tuple[Route, ...]:
     return (
-        Route("POST", f"{path}/index", "ask", read=control.index),
-        Route("POST", path + "/models/{model}/load", "ask", read=control.unload if strict else control.load),
-        Route("POST", path + "/models/{model}/unload", "ask", read=control.unload),
+        Route("POST", f"{path}/index", "info", reader=control.repository_index),
+        Route(
+            "POST",
+            path + "/models/{model}/load",
+            "info",
+            reader=control.unload_model_answer if strict else control.load_model_answer,
+        ),
+        Route("POST", path + "/models/{model}/unload", "info", reader=control.unload_model_answer),
     )
 
 
-def _model(path: str, strict: bool) -> tuple[Route, ...]:
-    read = partial(generate.read, strict=strict)
+def _model_routes(path: str, strict: bool) -> tuple[Route, ...]:
+    read_generate = partial(generate.read_triton_generate, strict=strict)
     return (
-        Route("GET", path, "ask", read=control.metadata),
-        Route("GET", f"{path}/ready", "ask", read=control.ready),
-        Route("GET", f"{path}/config", "ask", read=control.config),
-        Route("GET", f"{path}/stats", "count", read=control.statistics),
-        Route("POST", f"{path}/generate", "generate", read=partial(read, stream=False)),
-        Route("POST", f"{path}/generate_stream", "generate", read=partial(read, stream=True)),
-        Route("POST", f"{path}/infer", "generate", read=infer.read),
+        Route("GET", path, "info", reader=control.model_metadata_answer),
+        Route("GET", f"{path}/ready", "info", reader=control.model_ready_answer),
+        Route("GET", f"{path}/config", "info", reader=control.model_config_answer),
+        Route("GET", f"{path}/stats", "summed_info", reader=control.model_statistics),
+        Route("POST", f"{path}/generate", "generate", reader=partial(read_generate, stream=False)),
+        Route("POST", f"{path}/generate_stream", "generate", reader=partial(read_generate, stream=True)),
+        Route("POST", f"{path}/infer", "generate", reader=infer.read_triton_infer),
     )
 
 
-def _settings(path: str, read: control.Ask) -> tuple[Route, ...]:
-    return tuple(Route(method, path, "ask", read=read) for method in ("GET", "POST"))
+def _settings_routes(path: str, answer_settings: control.InfoHandler) -> tuple[Route, ...]:
+    return tuple(Route(method, path, "info", reader=answer_settings) for method in ("GET", "POST"))
 
 
-def _health(member: str, strict: bool) -> Callable[[bool], Answer]:
-    return control.health if strict else partial(control.healthy, member)
+def _health_writer(member: str, strict: bool) -> Callable[[bool], Answer]:
+    return control.strict_health if strict else partial(control.kserve_health, member)
 
 
-def _dialect(strict: bool) -> Dialect:
+def _triton_dialect(strict: bool) -> Dialect:
     return Dialect(
         name="triton",
         title="Triton",
-        base="/v2",
-        error=errors.error,
-        members=MEMBERS,
+        base_path="/v2",
+        render_error=errors.triton_error_answer,
+        prompt_members=TRITON_PROMPT_MEMBERS,
         routes=(
-            Route("GET", "/v2", "ask", read=control.server),
-            Route("GET", "/v2/health/live", "live", write=_health("live", strict)),
-            Route("GET", "/v2/health/ready", "ready", write=_health("ready", strict)),
-            Route("GET", "/v2/models/stats", "count", read=control.statistics),  # before a model named "stats"
-            *(route for place in PLACES for route in _model(place, strict)),
-            *_repository("/v2/repository", strict),
-            *_repository("/v2/repository/{repo}", strict),
-            *_settings("/v2/trace/setting", control.trace),
-            *_settings(MODEL + "/trace/setting", control.trace),
-            *_settings("/v2/logging", control.log),
-            *(route for path in SHARED for route in _regions(path)),
+            Route("GET", "/v2", "info", reader=control.server_metadata),
+            Route("GET", "/v2/health/live", "live", writer=_health_writer("live", strict)),
+            Route("GET", "/v2/health/ready", "ready", writer=_health_writer("ready", strict)),
+            Route(
+                "GET", "/v2/models/stats", "summed_info", reader=control.model_statistics
+            ),  # before a model named "stats"
+            *(route for place in MODEL_PATHS for route in _model_routes(place, strict)),
+            *_repository_routes("/v2/repository", strict),
+            *_repository_routes("/v2/repository/{repo}", strict),
+            *_settings_routes("/v2/trace/setting", control.trace_settings),
+            *_settings_routes(MODEL_PATH + "/trace/setting", control.trace_settings),
+            *_settings_routes("/v2/logging", control.log_settings),
+            *(route for path in SHARED_MEMORY_PATHS for route in _shared_memory_routes(path)),
         ),
-        series=metrics.told,
-        bench=bench.APIS,
+        shared_metrics=metrics.write_triton_metrics,
+        bench_apis=bench.APIS,
     )
 
 
-DIALECT = _dialect(strict=False)
-STRICT = _dialect(strict=True)  # with the original's refusals
+DIALECT = _triton_dialect(strict=False)
+STRICT = _triton_dialect(strict=True)  # with the original's refusals

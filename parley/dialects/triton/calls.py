@@ -9,58 +9,72 @@ from __future__ import annotations
 from dataclasses import replace
 from importlib.util import find_spec
 
-from parley.dialects.dialect import Answer, Head, PromptMembers, Reply, Route
-from parley.dialects.facts import Facts
+from parley.dialects.dialect import Answer, PromptMembers, Reply, RequestContext, Route
+from parley.dialects.facts import ServerFacts
 from parley.dialects.triton import DIALECT, glance
 from parley.errors import Unsupported
 
-SERVICE = "/inference.GRPCInferenceService"
-INFER, STREAM = f"{SERVICE}/ModelInfer", f"{SERVICE}/ModelStreamInfer"
+SERVICE_PATH = "/inference.GRPCInferenceService"
+INFER_PATH, STREAM_PATH = f"{SERVICE_PATH}/ModelInfer", f"{SERVICE_PATH}/ModelStreamInfer"
 
 
-def _infer(body: bytes, head: Head) -> Reply:
-    return _read(body, head, stream=False)
+def _read_infer_call(body: bytes, context: RequestContext) -> Reply:
+    return _read_call(body, context, stream=False)
 
 
-def _stream(body: bytes, head: Head) -> Reply:
-    return _read(body, head, stream=True)
+def _read_stream_call(body: bytes, context: RequestContext) -> Reply:
+    return _read_call(body, context, stream=True)
 
 
-def _read(body: bytes, head: Head, *, stream: bool) -> Reply:
+def _read_call(body: bytes, context: RequestContext, *, stream: bool) -> Reply:
     """Read a ``ModelInfer`` message, or one message of ``ModelStreamInfer``. Raises BadRequest, NotFound."""
-    _require()
+    _require_protobuf()
     from parley.dialects.triton.rpc import reply
 
-    return reply.read(body, head, stream=stream)
+    return reply.read_infer_message(body, context, stream=stream)
 
 
-def _ask(body: bytes, head: Head, facts: Facts) -> Answer:
+def _answer_call(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Answer any other method. Raises ParleyError."""
-    _require()
+    _require_protobuf()
     from parley.dialects.triton.rpc import reply
 
-    return reply.ask(body, head, facts)
+    return reply.answer_grpc_method(body, context, facts)
 
 
-def _glance(body: bytes) -> tuple[str, bytes]:
-    return glance.model(body), glance.prompt(body)
+def _peek_model_and_prompt(body: bytes) -> tuple[str, bytes]:
+    return glance.peek_model(body), glance.peek_prompt(body)
 
 
-def _require() -> None:
+def _require_protobuf() -> None:
     if find_spec("google") is None or find_spec("google.protobuf") is None:
         error = Unsupported("Packages for gRPC are missing on this server: pip install 'parley[grpc]'.")
         error.status = 501
         raise error
 
 
-CALLS = replace(
+GRPC_CALLS = replace(
     DIALECT,
-    base=SERVICE,
-    framed=True,
-    members=PromptMembers(message=_glance),
+    base_path=SERVICE_PATH,
+    framed_answers=True,
+    prompt_members=PromptMembers(read_non_json=_peek_model_and_prompt),
     routes=(
-        Route("POST", INFER, "generate", read=_infer, model=glance.model, first=True),
-        Route("POST", STREAM, "generate", read=_stream, model=glance.model, first=True),
-        Route("POST", SERVICE + "/{method}", "ask", read=_ask),
+        Route(
+            "POST",
+            INFER_PATH,
+            "generate",
+            reader=_read_infer_call,
+            model_reader=glance.peek_model,
+            resolve_model_first=True,
+        ),
+        Route(
+            "POST",
+            STREAM_PATH,
+            "generate",
+            reader=_read_stream_call,
+            model_reader=glance.peek_model,
+            resolve_model_first=True,
+        ),
+        Route("POST", SERVICE_PATH + "/{method}", "info", reader=_answer_call),
     ),
 )

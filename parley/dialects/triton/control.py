@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from parley.dialects.dialect import Answer, Head
-from parley.dialects.facts import Card, Facts
+from parley.dialects.dialect import Answer, RequestContext
+from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.triton import model, versions
-from parley.dialects.triton.document import parse
-from parley.dialects.triton.errors import body as told
-from parley.dialects.triton.errors import encode, mistaken, quoted
+from parley.dialects.triton.document import parse_document
+from parley.dialects.triton.errors import encode_json, quote_name, wrong_type_error
+from parley.dialects.triton.errors import triton_error_body as triton_error_body
 from parley.errors import Invalid, UnknownModel, Unsupported
-from parley.metrics.totals import Totals
+from parley.metrics.totals import RequestTotals
 
 EXTENSIONS = ("model_repository", "model_configuration", "binary_tensor_data", "parameters", "statistics", "trace",
               "logging")  # fmt: skip
-STATES = {"ready": "READY", "loading": "LOADING", "restarting": "LOADING", "draining": "UNLOADING"}
-TRACE = {
+REPOSITORY_STATES = {"ready": "READY", "loading": "LOADING", "restarting": "LOADING", "draining": "UNLOADING"}
+TRACE_SETTINGS = {
     "trace_level": ["OFF"],
     "trace_rate": "1000",
     "trace_count": "-1",
@@ -29,7 +29,7 @@ TRACE = {
     "trace_file": "",
     "trace_mode": "triton",
 }
-LOG = {
+LOG_SETTINGS = {
     "log_file": "",
     "log_info": True,
     "log_warning": True,
@@ -38,84 +38,84 @@ LOG = {
     "log_format": "default",
 }
 
-Ask = Callable[[bytes, Head, Facts], Answer]
+InfoHandler = Callable[[bytes, RequestContext, ServerFacts], Answer]
 
 
-def health(good: bool) -> Answer:
+def strict_health(good: bool) -> Answer:
     """Return the original's health answer: a status without a body."""
-    return Answer(status=200 if good else 400, type=b"")
+    return Answer(status=200 if good else 400, content_type=b"")
 
 
-def healthy(member: str, good: bool) -> Answer:
+def kserve_health(member: str, good: bool) -> Answer:
     """Return a health answer with a body, which KServe's own client reads."""
-    return Answer(200 if good else 400, encode({member: good}))
+    return Answer(200 if good else 400, encode_json({member: good}))
 
 
-def server(body: bytes, head: Head, facts: Facts) -> Answer:
+def server_metadata(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Return the server's metadata."""
-    return _json({"name": "triton", "version": facts.version, "extensions": EXTENSIONS})
+    return _json_answer({"name": "triton", "version": facts.version, "extensions": EXTENSIONS})
 
 
 # -- the model
 
 
-def metadata(body: bytes, head: Head, facts: Facts) -> Answer:
+def model_metadata_answer(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Return the metadata of the path's model. Raises UnknownModel."""
-    return _json(model.metadata(_card(head, facts).name))
+    return _json_answer(model.describe_model(_card_of_path(context, facts).name))
 
 
-def config(body: bytes, head: Head, facts: Facts) -> Answer:
+def model_config_answer(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Return the configuration of the path's model. Raises UnknownModel."""
-    return _json(model.config(_card(head, facts).name))
+    return _json_answer(model.model_configuration(_card_of_path(context, facts).name))
 
 
-def ready(body: bytes, head: Head, facts: Facts) -> Answer:
+def model_ready_answer(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Return 200 if the path's model is ready, else 400. Raises UnknownModel."""
-    if _card(head, facts).phase != "ready":
-        return Answer(400, told("Model version not ready"))
-    return Answer(type=b"")
+    if _card_of_path(context, facts).phase != "ready":
+        return Answer(400, log_settings("Model version not ready"))
+    return Answer(content_type=b"")
 
 
-def statistics(body: bytes, head: Head, facts: Facts) -> Answer:
+def model_statistics(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Return the statistics of the path's model, or of all models. Unlike elsewhere, an unknown model is a 400."""
-    name = head.path.get("model")
+    name = context.path_parts.get("model")
     cards = [card for card in facts.cards if name in (None, card.name)]
     if not cards:
-        raise Invalid(f"requested model {quoted(name or '')} is not available")
+        raise Invalid(f"requested model {quote_name(name or '')} is not available")
     try:
-        versions.check(head.path)
+        versions.check_version(context.path_parts)
     except UnknownModel:
         raise Invalid(f"requested model version is not available for model '{name}'") from None
-    return _json({"model_stats": [_counts(card.name, card.totals) for card in cards]})
+    return _json_answer({"model_stats": [_statistics_object(card.name, card.totals) for card in cards]})
 
 
-def _counts(name: str, totals: Totals) -> dict[str, Any]:
-    def spent(seconds: float, count: int = totals.succeeded) -> dict[str, int]:
+def _statistics_object(name: str, totals: RequestTotals) -> dict[str, Any]:
+    def duration_stat(seconds: float, count: int = totals.succeeded) -> dict[str, int]:
         return {"count": count, "ns": round(seconds * 1e9)}
 
     return {
         "name": name,
-        "version": model.VERSION,
-        "last_inference": round(totals.last * 1000),
+        "version": model.MODEL_VERSION,
+        "last_inference": round(totals.last_end * 1000),
         "inference_count": totals.succeeded,
         "execution_count": totals.succeeded,
         "inference_stats": {
-            "success": spent(totals.whole),
-            "fail": spent(totals.lost, totals.failed + totals.cancelled),
-            "queue": spent(totals.queued),
-            "compute_input": spent(totals.prepared),
-            "compute_infer": spent(totals.computed),
-            "compute_output": spent(0.0),
-            "cache_hit": spent(0.0, 0),
-            "cache_miss": spent(0.0, 0),
+            "success": duration_stat(totals.total_seconds),
+            "fail": duration_stat(totals.failed_seconds, totals.failed + totals.cancelled),
+            "queue": duration_stat(totals.queue_seconds),
+            "compute_input": duration_stat(totals.prepare_seconds),
+            "compute_infer": duration_stat(totals.compute_seconds),
+            "compute_output": duration_stat(0.0),
+            "cache_hit": duration_stat(0.0, 0),
+            "cache_miss": duration_stat(0.0, 0),
         },
         "response_stats": {},
         "batch_stats": [
             {
                 "batch_size": 1,
-                "compute_input": spent(totals.prepared),
-                "compute_infer": spent(totals.computed),
-                "compute_output": spent(0.0),
+                "compute_input": duration_stat(totals.prepare_seconds),
+                "compute_infer": duration_stat(totals.compute_seconds),
+                "compute_output": duration_stat(0.0),
             }
         ]
         if totals.succeeded
@@ -127,51 +127,55 @@ def _counts(name: str, totals: Totals) -> dict[str, Any]:
 # -- the repository
 
 
-def index(body: bytes, head: Head, facts: Facts) -> Answer:
+def repository_index(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Return the list of models with their states, optionally only the ready ones. Raises BadRequest."""
-    wish = parse(body) if body else {}
-    only = wish.get("ready", False)
-    if not isinstance(only, bool):
-        raise mistaken("boolean", "'ready'")
-    if "repo" in head.path:
-        raise _repository()
-    cards = [card for card in facts.cards if card.phase == "ready" or not only]
-    return _json([{"name": card.name, "version": model.VERSION, "state": _state(card)} for card in cards])
+    members = parse_document(body) if body else {}
+    only_ready = members.get("ready", False)
+    if not isinstance(only_ready, bool):
+        raise wrong_type_error("boolean", "'ready'")
+    if "repo" in context.path_parts:
+        raise _no_repositories()
+    cards = [card for card in facts.cards if card.phase == "ready" or not only_ready]
+    return _json_answer(
+        [{"name": card.name, "version": model.MODEL_VERSION, "state": _repository_state(card)} for card in cards]
+    )
 
 
-def _state(card: Card) -> str:
-    return STATES.get(card.phase, "UNAVAILABLE")
+def _repository_state(card: ModelCard) -> str:
+    return REPOSITORY_STATES.get(card.phase, "UNAVAILABLE")
 
 
-def load(body: bytes, head: Head, facts: Facts) -> Answer:
+def load_model_answer(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Accept a model that is served. Any other model, or another configuration, is refused. Raises BadRequest."""
-    if "repo" in head.path:
-        raise _repository()
-    parameters = _parameters(body)
-    name = head.path["model"]
+    if "repo" in context.path_parts:
+        raise _no_repositories()
+    parameters = _read_load_parameters(body)
+    name = context.path_parts["model"]
     if all(card.name != name for card in facts.cards):
-        raise Invalid(f"failed to load {quoted(name)}, failed to poll from model repository")
+        raise Invalid(f"failed to load_model_answer {quote_name(name)}, failed to poll from model repository")
     if parameters:
-        raise Unsupported(f"{quoted(next(iter(parameters)))}: A model is not loaded with another configuration here.")
+        raise Unsupported(
+            f"{quote_name(next(iter(parameters)))}: A model is not loaded with another configuration here."
+        )
     return Answer()
 
 
-def unload(body: bytes, head: Head, facts: Facts) -> Answer:
+def unload_model_answer(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Refuse like the original without explicit model control. Under strict rules this also answers loading."""
-    if "repo" in head.path:
-        raise _repository()
-    _parameters(body)
-    return Answer(503, told("explicit model load / unload is not allowed if polling is enabled"))
+    if "repo" in context.path_parts:
+        raise _no_repositories()
+    _read_load_parameters(body)
+    return Answer(503, log_settings("explicit model load / unload is not allowed if polling is enabled"))
 
 
-def _parameters(body: bytes) -> dict[str, Any]:
-    parameters = parse(body).get("parameters", {}) if body else {}
+def _read_load_parameters(body: bytes) -> dict[str, Any]:
+    parameters = parse_document(body).get("parameters", {}) if body else {}
     if not isinstance(parameters, dict):
-        raise mistaken("object", "'parameters'")
+        raise wrong_type_error("object", "'parameters'")
     return parameters
 
 
-def _repository() -> Unsupported:
+def _no_repositories() -> Unsupported:
     error = Unsupported("'repository_name' specification is not supported")
     error.status = 501
     return error
@@ -180,41 +184,41 @@ def _repository() -> Unsupported:
 # -- settings
 
 
-def trace(body: bytes, head: Head, facts: Facts) -> Answer:
+def trace_settings(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Return the trace settings; a change is refused. Raises BadRequest, UnknownModel."""
-    if "model" in head.path:
-        _card(head, facts)
-    return _settings(body, TRACE)
+    if "model" in context.path_parts:
+        _card_of_path(context, facts)
+    return _unchangeable_settings(body, TRACE_SETTINGS)
 
 
-def log(body: bytes, head: Head, facts: Facts) -> Answer:
+def log_settings(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Return the log settings; a change is refused. Raises BadRequest."""
-    return _settings(body, LOG)
+    return _unchangeable_settings(body, LOG_SETTINGS)
 
 
-def _settings(body: bytes, current: dict[str, Any]) -> Answer:
+def _unchangeable_settings(body: bytes, current: dict[str, Any]) -> Answer:
     """Return the settings; they cannot be changed. Null asks for the default, which is the present value."""
-    for name, value in (parse(body) if body else {}).items():
+    for name, value in (parse_document(body) if body else {}).items():
         if name not in current:
-            raise Invalid(f"unknown setting {quoted(name)}", field=name)
+            raise Invalid(f"unknown setting {quote_name(name)}", field=name)
         if value is not None and value != current[name]:
-            raise Unsupported(f"'{name}' cannot be changed on this server.", field=name)
-    return _json(current)
+            raise Unsupported(f"'{name}' cannot be changed on this server_metadata.", field=name)
+    return _json_answer(current)
 
 
-def regions(body: bytes, head: Head, facts: Facts) -> Answer:
+def shared_memory_status(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Return the status of shared memory: no region is ever registered."""
-    if region := head.path.get("region"):
-        return Answer(404, told(f"Unable to find shared memory region: {quoted(region)}"))
-    return _json([])
+    if region := context.path_parts.get("region"):
+        return Answer(404, log_settings(f"Unable to find shared memory region: {quote_name(region)}"))
+    return _json_answer([])
 
 
-def register(body: bytes, head: Head, facts: Facts) -> Answer:
+def refuse_shared_memory(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Refuse to register shared memory, which is not supported."""
-    return Answer(501, told("Shared memory is not available on this server."))
+    return Answer(501, log_settings("Shared memory is not available on this server."))
 
 
-def unregister(body: bytes, head: Head, facts: Facts) -> Answer:
+def unregister_shared_memory(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Succeed without doing anything, since no region can be registered."""
     return Answer()
 
@@ -222,14 +226,14 @@ def unregister(body: bytes, head: Head, facts: Facts) -> Answer:
 # -- shared
 
 
-def _card(head: Head, facts: Facts) -> Card:
-    name = head.path["model"]
-    versions.check(head.path)
+def _card_of_path(context: RequestContext, facts: ServerFacts) -> ModelCard:
+    name = context.path_parts["model"]
+    versions.check_version(context.path_parts)
     for card in facts.cards:
         if card.name == name:
             return card
-    raise UnknownModel(f"Request for unknown model: {quoted(name)} is not found", name=name)
+    raise UnknownModel(f"Request for unknown model: {quote_name(name)} is not found", name=name)
 
 
-def _json(value: Any) -> Answer:
-    return Answer(200, encode(value))
+def _json_answer(value: Any) -> Answer:
+    return Answer(200, encode_json(value))

@@ -8,54 +8,54 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.fields import shallow
-from parley.dialects.triton.errors import Internal
+from parley.dialects.fields import is_shallow
+from parley.dialects.triton.errors import UnreadableInput
 from parley.errors import Invalid
 
 MAX_DEPTH = 100
 
-FAILED = "failed to parse the request JSON buffer: "
-BYTE = re.compile(r"byte (\d+)")
+PARSE_FAILURE = "failed to parse the request JSON buffer: "
+BYTE_POSITION = re.compile(r"byte (\d+)")
 
 
-def parse(body: bytes) -> dict[str, Any]:
+def parse_document(body: bytes) -> dict[str, Any]:
     """Return a body's members. Raises UnreadableInput unless it is a JSON object, Invalid if nested too deep."""
     if not body:
-        raise Internal(f"{FAILED}The document is empty. at 0")
+        raise UnreadableInput(f"{PARSE_FAILURE}The document is empty. at 0")
     try:
         value = msgspec.json.decode(body)
     except RecursionError:
-        raise _deep() from None
+        raise _too_deep_error() from None
     except UnicodeDecodeError as error:
-        raise Internal(f"{FAILED}Invalid encoding in string. at {error.start}") from None
+        raise UnreadableInput(f"{PARSE_FAILURE}Invalid encoding in string. at {error.start}") from None
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        found = BYTE.search(str(error))
-        raise Internal(f"{FAILED}Invalid value. at {found[1] if found else len(body)}") from None
+        position = BYTE_POSITION.search(str(error))
+        raise UnreadableInput(f"{PARSE_FAILURE}Invalid value. at {position[1] if position else len(body)}") from None
     if not isinstance(value, dict):
-        raise Internal("attempt to access JSON non-object as object")
-    if not shallow(value, MAX_DEPTH):
-        raise _deep()
+        raise UnreadableInput("attempt to access JSON non-object as object")
+    if not is_shallow(value, MAX_DEPTH):
+        raise _too_deep_error()
     return value
 
 
-def repeated(body: bytes) -> tuple[list[str], list[str]]:
+def repeated_names(body: bytes) -> tuple[list[str], list[str]]:
     """Return repeated names in a body that ``parse`` accepted: among its members, and inside ``parameters``."""
     try:
-        document = json.loads(body, object_pairs_hook=_Pairs)
+        document = json.loads(body, object_pairs_hook=_MemberPairs)
     except ValueError:  # a number with too many digits for this reader
         return [], []
     inner = dict(document).get("parameters")
-    return _again(document), _again(inner) if isinstance(inner, _Pairs) else []
+    return _find_repeated(document), _find_repeated(inner) if isinstance(inner, _MemberPairs) else []
 
 
-class _Pairs(list[tuple[str, Any]]):
+class _MemberPairs(list[tuple[str, Any]]):
     """An object's members in order, as a type of its own so that it is not taken for an array."""
 
 
-def _again(pairs: _Pairs) -> list[str]:
+def _find_repeated(pairs: _MemberPairs) -> list[str]:
     seen: set[str] = set()
     return [name for name, _ in pairs if name in seen or seen.add(name)]  # type: ignore[func-returns-value]
 
 
-def _deep() -> Invalid:
+def _too_deep_error() -> Invalid:
     return Invalid(f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})")

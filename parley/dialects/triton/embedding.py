@@ -7,52 +7,54 @@ array, in the output ``text_output``.
 
 from __future__ import annotations
 
-from parley.dialects.dialect import Head
+from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields
-from parley.dialects.parameters import MAX_ID, truncation
-from parley.types import Pooling, Prompt, Request, Text, Tokens
+from parley.dialects.parameters import MAX_TOKEN_ID, read_truncation
+from parley.types import PoolingOptions, Prompt, Request, Text, Tokens
 
-NAME = "embedding_request"
+EMBEDDING_INPUT = "embedding_request"
 MAX_SIZE = 2**31  # characters or ids; the limit of a body is lower
 
 
-def read(body: Fields, head: Head) -> Request | None:
+def read_embedding_request(body: Fields, context: RequestContext) -> Request | None:
     """Return the request for an embedding, or None if the body has none. Raises BadRequest."""
-    if not body.string(NAME, "", cap=MAX_SIZE):
+    if not body.string(EMBEDDING_INPUT, "", cap=MAX_SIZE):
         return None
-    wish = body.spelled(NAME, cap=MAX_SIZE).object(NAME) or Fields({}, NAME)
+    embedding_body = body.with_parsed_text(EMBEDDING_INPUT, cap=MAX_SIZE).object(EMBEDDING_INPUT) or Fields(
+        {}, EMBEDDING_INPUT
+    )
     return Request(
-        id=head.id,
-        model=head.path["model"],
-        prompts=[_prompt(wish)],
-        pooling=_pooling(wish),
-        truncate=truncation(body, head.context),
-        keep="head",
+        id=context.unique_id,
+        model=context.path_parts["model"],
+        prompts=[_read_embedding_prompt(embedding_body)],
+        pooling=_read_pooling(embedding_body),
+        max_prompt_tokens=read_truncation(body, context.context_length),
+        truncation_side="head",
     )
 
 
-def _prompt(wish: Fields) -> Prompt:
-    value = wish.raw("input")
+def _read_embedding_prompt(embedding_body: Fields) -> Prompt:
+    value = embedding_body.raw_value("input")
     if isinstance(value, list):
-        ids = wish.integers("input", cap=MAX_SIZE, low=0, high=MAX_ID)
+        ids = embedding_body.integers("input", cap=MAX_SIZE, low=0, high=MAX_TOKEN_ID)
         if not ids:
-            raise wish.empty("input", "array")
+            raise embedding_body.empty_member("input", "array")
         return Tokens(ids)
     if value is None:
-        raise wish.missing("input")
+        raise embedding_body.missing_member("input")
     if not isinstance(value, str):
-        raise wish.mistyped("input", "a string, or token ids")
+        raise embedding_body.mistyped_member("input", "a string, or token ids")
     if not value:
-        raise wish.empty("input", "string")
+        raise embedding_body.empty_member("input", "string")
     return Text(value)
 
 
-def _pooling(wish: Fields) -> Pooling:
+def _read_pooling(embedding_body: Fields) -> PoolingOptions:
     """Read ``pooling_params``. The original uses the first of an array of dimensions; a number is accepted as well."""
-    given = wish.object("pooling_params")
-    if given is None:
-        return Pooling()
-    if isinstance(given.raw("dimensions"), list):
-        listed = given.integers("dimensions", cap=1, low=1, high=MAX_ID)
-        return Pooling(listed[0] if listed else None)
-    return Pooling(given.integer("dimensions", None, 1, MAX_ID))
+    pooling_params = embedding_body.object("pooling_params")
+    if pooling_params is None:
+        return PoolingOptions()
+    if isinstance(pooling_params.raw_value("dimensions"), list):
+        dimensions = pooling_params.integers("dimensions", cap=1, low=1, high=MAX_TOKEN_ID)
+        return PoolingOptions(dimensions[0] if dimensions else None)
+    return PoolingOptions(pooling_params.integer("dimensions", None, 1, MAX_TOKEN_ID))

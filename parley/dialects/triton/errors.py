@@ -23,46 +23,46 @@ from parley.errors import (
     UnknownModel,
 )
 
-encode = msgspec.json.Encoder().encode
+encode_json = msgspec.json.Encoder().encode
 
 
-class Internal(Malformed):
+class UnreadableInput(Malformed):
     """A body or value that could not be read."""
 
     status = 500
 
 
-def mistaken(kind: str, what: str = "'data'", *, read: str = "") -> Internal:
+def wrong_type_error(kind: str, subject: str = "'data'", *, read_as: str = "") -> UnreadableInput:
     """Return the error for a subject not of the JSON type ``kind``; ``read_as``: Triton's name for that type."""
-    return Internal(f"Unable to parse {what}: attempt to access JSON non-{kind} as {read or kind}")
+    return UnreadableInput(f"Unable to parse {subject}: attempt to access JSON non-{kind} as {read_as or kind}")
 
 
-def about(id: str, sentence: str) -> BadRequest:
+def inputs_error(request_id: str, sentence: str) -> BadRequest:
     """Return an error about the inputs of the request with this id."""
-    return Invalid(f"[request id: {id[:256] or '<id_unknown>'}] {sentence}")
+    return Invalid(f"[request request_id: {request_id[:256] or '<id_unknown>'}] {sentence}")
 
 
-def quoted(text: str) -> str:
+def quote_name(text: str) -> str:
     """Return a client's name in quotes, cut to 256 characters, for messages."""
     return f"'{text if len(text) <= 256 else text[:255] + '…'}'"
 
 
-def body(message: str) -> bytes:
+def triton_error_body(message: str) -> bytes:
     """Return the JSON body of an error."""
-    return encode({"error": message})
+    return encode_json({"error": message})
 
 
-def error(error: ParleyError) -> Answer:
+def triton_error_answer(error: ParleyError) -> Answer:
     """Return an error as a whole answer."""
     status, message = error.status, error.message
     match error:
         case NotAllowed():
             message = "Method Not Allowed"
         case UnknownModel(name=name, served=served, field="adapter"):
-            known = f"LoRA {quoted(name)[1:-1]} is not supported, we currently support {list(served)}"
-            message = known if served else "LoRA feature is not enabled."
+            lora_message = f"LoRA {quote_name(name)[1:-1]} is not supported, we currently support {list(served)}"
+            message = lora_message if served else "LoRA feature is not enabled."
         case UnknownModel(name=name):
-            message = f"Request for unknown model: {quoted(name)} is not found" if name else message
+            message = f"Request for unknown model: {quote_name(name)} is not found" if name else message
         case NotFound():
             message = "Not Found"
         case TooLarge():
@@ -73,9 +73,9 @@ def error(error: ParleyError) -> Answer:
             status = 503
         case Expired(limit="client"):
             status, message = 503, "Request timeout expired"
-    return Answer(status, body(message))
+    return Answer(status, triton_error_body(message))
 
 
-def failure(error: ParleyError) -> bytes:
+def triton_failure_frame(error: ParleyError) -> bytes:
     """Return the event that ends a stream after an error."""
-    return b"data: " + body(error.message) + b"\n\n"
+    return b"data: " + triton_error_body(error.message) + b"\n\n"

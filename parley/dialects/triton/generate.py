@@ -13,167 +13,179 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from parley.dialects import orca
-from parley.dialects.dialect import Answer, Head, Headers, Reply, Timings
+from parley.dialects.dialect import Answer, HeaderList, Reply, RequestContext, RequestTimings
 from parley.dialects.triton import versions
-from parley.dialects.triton.document import parse, repeated
-from parley.dialects.triton.errors import Internal, about, body, encode, failure, mistaken, quoted
-from parley.dialects.triton.errors import error as refuse
-from parley.dialects.triton.model import INPUTS, VERSION, Input
-from parley.dialects.triton.outputs import Outputs
-from parley.dialects.triton.sampling import STRUCTURES, Asked
-from parley.dialects.triton.sampling import read as ask
-from parley.dialects.triton.tensors import Tensor, from_json, to_json
+from parley.dialects.triton.document import parse_document, repeated_names
+from parley.dialects.triton.errors import (
+    UnreadableInput,
+    encode_json,
+    inputs_error,
+    quote_name,
+    triton_error_body,
+    triton_failure_frame,
+    wrong_type_error,
+)
+from parley.dialects.triton.errors import triton_error_answer as triton_error_answer
+from parley.dialects.triton.model import INPUTS, MODEL_VERSION, InputTensor
+from parley.dialects.triton.outputs import TritonOutputs
+from parley.dialects.triton.sampling import STRUCTURED_NAMES, TritonRequest
+from parley.dialects.triton.sampling import read_triton_request as read_triton_request
+from parley.dialects.triton.tensors import TritonTensor, elements_from_json, tensor_to_json
 from parley.errors import BadRequest, EngineError, Invalid, ParleyError
 from parley.types import Event, Usage
 
-NESTED = "Converting keyword: 'parameters': "
-MANY = (
+NESTED_PREFIX = "Converting keyword: 'parameters': "
+SEVERAL_RESPONSES = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
     "of responses"
 )
 
 
-class GenerateReply(Reply):
+class TritonReply(Reply):
     """A reply in flat JSON, as events or in one piece."""
 
-    names: ClassVar[Mapping[str, str]] = {"prompt": "text_input", "stop_ids": "stop_token_ids"}
+    field_names: ClassVar[Mapping[str, str]] = {"prompt": "text_input", "stop_ids": "stop_token_ids"}
 
-    def __init__(self, asked: Asked, *, stream: bool, strict: bool = False, load: Headers = ()):
-        self.request = asked.request
+    def __init__(
+        self, triton_request: TritonRequest, *, stream: bool, strict: bool = False, load_report: HeaderList = ()
+    ):
+        self.request = triton_request.request
         self.request.stream = stream
-        self._asked = asked
+        self._triton_request = triton_request
         self._strict = strict
-        self._load = load
-        self._outputs = Outputs(asked)
+        self._load_report = load_report
+        self._outputs = TritonOutputs(triton_request)
 
-    def chunk(self, events: Sequence[Event]) -> bytes:
+    def render_chunk(self, events: Sequence[Event]) -> bytes:
         """Return an event with the new output, if any; the last event alone if the client wants one response."""
-        fresh = self._outputs.add(events)
-        if fresh if self._asked.stream else self._outputs.ended:
-            return b"data: " + encode(self._response()) + b"\n\n"
+        has_new_output = self._outputs.collect_events(events)
+        if has_new_output if self._triton_request.stream else self._outputs.all_ended:
+            return b"data: " + encode_json(self._take_response()) + b"\n\n"
         return b""
 
-    def end(self, usage: Usage) -> bytes:
+    def finish_stream(self, usage: Usage) -> bytes:
         """Return nothing: the last event ends the stream."""
         return b""
 
-    def fail(self, error: ParleyError) -> bytes:
+    def fail_stream(self, error: ParleyError) -> bytes:
         """Return the error event that ends the stream."""
-        return failure(error)
+        return triton_failure_frame(error)
 
-    def refusal(self, error: ParleyError) -> Answer | None:
+    def render_refusal(self, error: ParleyError) -> Answer | None:
         """Return an error of the model as the first event of a stream, with the error's status."""
         if not self.request.stream or not isinstance(error, BadRequest | EngineError):
             return None
-        return Answer(refuse(error).status, failure(error), self.media_type.encode())
+        return Answer(triton_error_answer(error).status, triton_failure_frame(error), self.media_type.encode())
 
-    def add(self, events: Sequence[Event]) -> None:
+    def add_events(self, events: Sequence[Event]) -> None:
         """Collect these events in the outputs."""
-        self._outputs.add(events)
+        self._outputs.collect_events(events)
 
-    def body(self, usage: Usage) -> bytes:
+    def render_body(self, usage: Usage) -> bytes:
         """Return the whole answer as JSON."""
-        if self._strict and self._asked.stream and self._outputs.length != 1:
-            return body(MANY)  # with status 200, which the original has sent by then
-        return encode(self._response())
+        if self._strict and self._triton_request.stream and self._outputs.longest_ended != 1:
+            return triton_error_body(SEVERAL_RESPONSES)  # with status 200, which the original has sent by then
+        return encode_json(self._take_response())
 
-    def headers(self, timings: Timings | None) -> Headers:
+    def answer_headers(self, timings: RequestTimings | None) -> HeaderList:
         """Return the load report of an answer in one piece."""
-        return self._load if timings is not None else ()
+        return self._load_report if timings is not None else ()
 
-    def _response(self) -> dict[str, Any]:
-        response: dict[str, Any] = {tensor.name: _bare(tensor) for tensor in self._outputs.take()}
-        response |= {"model_name": self.request.model, "model_version": VERSION}
-        if self._asked.id:
-            response["id"] = self._asked.id
+    def _take_response(self) -> dict[str, Any]:
+        response: dict[str, Any] = {tensor.name: _flat_value(tensor) for tensor in self._outputs.take_tensors()}
+        response |= {"model_name": self.request.model, "model_version": MODEL_VERSION}
+        if self._triton_request.client_id:
+            response["id"] = self._triton_request.client_id
         return dict(sorted(response.items()))
 
 
-def read(data: bytes, head: Head, *, stream: bool, strict: bool) -> GenerateReply:
+def read_triton_generate(data: bytes, context: RequestContext, *, stream: bool, strict: bool) -> TritonReply:
     """Read a generate request. Raises BadRequest, NotFound."""
-    versions.check(head.path)
-    if strict and head.headers.get(b"content-encoding", b"identity").lower() != b"identity":
+    versions.check_version(context.path_parts)
+    if strict and context.headers.get(b"content-encoding", b"identity").lower() != b"identity":
         raise Invalid("Unsupported content-encoding, only 'identity' is supported.")
-    document = parse(data)
-    id = document.pop("id", "")
-    if id is None and not strict:
-        id = ""
-    if not isinstance(id, str):
-        raise mistaken("string", "'id'")
+    document = parse_document(data)
+    request_id = document.pop("id", "")
+    if request_id is None and not strict:
+        request_id = ""
+    if not isinstance(request_id, str):
+        raise wrong_type_error("string", "'id'")
     if strict:
-        _once(data, id)
+        _refuse_repeated_inputs(data, request_id)
     values: dict[str, Any] = {}
     for name, value in document.items():
         if name == "parameters":
-            _nested(values, value, id, strict)
+            _add_nested_members(values, value, request_id, strict)
         else:
-            _take(values, name, value, id, strict)
-    asked = ask(values, id, head)
-    if strict and asked.stream and asked.echo:
-        raise Internal(
+            _add_member(values, name, value, request_id, strict)
+    triton_request = read_triton_request(values, request_id, context)
+    if strict and triton_request.stream and triton_request.echo:
+        raise UnreadableInput(
             "Error generating stream: When streaming, `exclude_input_in_output` = False is not allowed.",
             field="exclude_input_in_output",
         )
-    return GenerateReply(asked, stream=stream, strict=strict, load=_load(head))
+    return TritonReply(triton_request, stream=stream, strict=strict, load_report=_orca_load_report(context))
 
 
-def _load(head: Head) -> Headers:
+def _orca_load_report(context: RequestContext) -> HeaderList:
     """Return the ORCA load report, if the client asks for one: how full the KV cache is."""
-    share = head.cached / head.capacity if head.capacity else 0.0
-    metrics = {"kv_cache_utilization": share, "max_token_capacity": head.capacity}
-    return orca.report(head, metrics, number="%f", encode=encode)
+    cache_usage = context.cached_tokens / context.cache_capacity if context.cache_capacity else 0.0
+    metrics = {"kv_cache_utilization": cache_usage, "max_token_capacity": context.cache_capacity}
+    return orca.orca_header(context, metrics, number_format="%f", encode=encode_json)
 
 
-def _once(data: bytes, id: str) -> None:
+def _refuse_repeated_inputs(data: bytes, request_id: str) -> None:
     """Refuse an input given twice. Of repeated request parameters the last one counts."""
-    for prefix, names in zip(("", NESTED), repeated(data), strict=True):
+    for prefix, names in zip(("", NESTED_PREFIX), repeated_names(data), strict=True):
         for name in names:
             if name in INPUTS and not INPUTS[name].loose:
-                error = _given(name, id)
+                error = _repeated_input_error(name, request_id)
                 error.message = prefix + error.message
                 raise error
 
 
-def _given(name: str, id: str) -> BadRequest:
-    return about(id, f"input {quoted(name)} already exists in request")
+def _repeated_input_error(name: str, request_id: str) -> BadRequest:
+    return inputs_error(request_id, f"input {quote_name(name)} already exists in request")
 
 
-def _nested(values: dict[str, Any], parameters: Any, id: str, strict: bool) -> None:
+def _add_nested_members(values: dict[str, Any], parameters: Any, request_id: str, strict: bool) -> None:
     if parameters is None and not strict:
         return
     if not isinstance(parameters, dict):
-        raise Internal("Expected JSON object for keyword: 'parameters': attempt to access JSON non-object as object")
+        raise UnreadableInput(
+            "Expected JSON object for keyword: 'parameters': attempt to access JSON non-object as object"
+        )
     try:
         for name, value in parameters.items():
-            _take(values, name, value, id, strict)
+            _add_member(values, name, value, request_id, strict)
     except ParleyError as error:
-        error.message = NESTED + error.message
+        error.message = NESTED_PREFIX + error.message
         raise
 
 
-def _take(values: dict[str, Any], name: str, value: Any, id: str, strict: bool) -> None:
+def _add_member(values: dict[str, Any], name: str, value: Any, request_id: str, strict: bool) -> None:
     """Add a member as an input of the model, or as a request parameter, where the last one counts."""
     if value is None and not strict:
         return
     tensor = INPUTS.get(name)
     if tensor is None or tensor.loose:
-        structured = not strict and name in STRUCTURES and isinstance(value, list | dict)
+        structured = not strict and name in STRUCTURED_NAMES and isinstance(value, list | dict)
         if not structured and not isinstance(value, str | int | float):
             raise Invalid(
-                f"parameter {quoted(name)} has invalid type. It should be either 'int', 'bool', or 'string'.",
+                f"parameter {quote_name(name)} has invalid type. It should be either 'int', 'bool', or 'string'.",
                 field=name,
             )
         values[name] = value
         return
     if name in values:
-        raise _given(name, id)
-    values[name] = _tensor(tensor, value)
+        raise _repeated_input_error(name, request_id)
+    values[name] = _tensor_elements(tensor, value)
 
 
-def _tensor(tensor: Input, value: Any) -> Any:
+def _tensor_elements(tensor: InputTensor, value: Any) -> Any:
     """Return a scalar or a flat array as the elements of an input."""
-    given = value if isinstance(value, list) else [value]
-    elements = from_json(tensor.name, tensor.datatype, given)
+    json_values = value if isinstance(value, list) else [value]
+    elements = elements_from_json(tensor.name, tensor.datatype, json_values)
     if tensor.many:
         return elements
     if len(elements) != 1:
@@ -183,7 +195,7 @@ def _tensor(tensor: Input, value: Any) -> Any:
     return elements[0]
 
 
-def _bare(tensor: Tensor) -> Any:
+def _flat_value(tensor: TritonTensor) -> Any:
     """Return a single element by itself, several as a flat array."""
-    elements = to_json(tensor)
+    elements = tensor_to_json(tensor)
     return elements[0] if len(elements) == 1 else elements

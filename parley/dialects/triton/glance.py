@@ -8,79 +8,79 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-MODEL, INPUT, RAW = 1, 5, 7  # of ModelInferRequest
-NAME, CONTENTS, BYTES = 1, 5, 8  # of its inputs; BYTES is a field of their contents
-PROMPT = b"text_input"
-VARINT, EIGHT, LENGTH, FOUR = 0, 1, 2, 5  # wire types
-LONGEST = 10  # bytes of a varint
-MOST = 4096  # fields read; no real client sends more, so a longer message is treated as invalid
+MODEL_FIELD, INPUT_FIELD, RAW_FIELD = 1, 5, 7  # of ModelInferRequest
+NAME_FIELD, CONTENTS_FIELD, BYTES_FIELD = 1, 5, 8  # of its inputs; BYTES is a field of their contents
+PROMPT_INPUT = b"text_input"
+VARINT, EIGHT_BYTES, LENGTH_DELIMITED, FOUR_BYTES = 0, 1, 2, 5  # wire types
+MAX_VARINT = 10  # bytes of a varint
+MAX_FIELDS = 4096  # fields read; no real client sends more, so a longer message is treated as invalid
 
 
-class _Broken(Exception):
+class _InvalidMessage(Exception):
     """The bytes are not a valid message."""
 
 
-def model(data: bytes) -> str:
+def peek_model(data: bytes) -> str:
     """Return the model that a request names, or "" if it names none."""
     try:
-        names = [bytes(value) for number, value in _fields(memoryview(data)) if number == MODEL]
+        names = [bytes(value) for number, value in _length_fields(memoryview(data)) if number == MODEL_FIELD]
         return names[-1].decode() if names else ""
-    except (_Broken, UnicodeDecodeError):
+    except (_InvalidMessage, UnicodeDecodeError):
         return ""
 
 
-def prompt(data: bytes) -> bytes:
+def peek_prompt(data: bytes) -> bytes:
     """Return the text of a request's prompt, or b"" if it has none."""
     try:
-        return bytes(_prompt(memoryview(data)))
-    except _Broken:
+        return bytes(_find_prompt(memoryview(data)))
+    except _InvalidMessage:
         return b""
 
 
-def _prompt(data: memoryview) -> memoryview | bytes:
+def _find_prompt(data: memoryview) -> memoryview | bytes:
     inputs, raw = [], []
-    for number, value in _fields(data):
-        if number == INPUT:
+    for number, value in _length_fields(data):
+        if number == INPUT_FIELD:
             inputs.append(value)
-        elif number == RAW:
+        elif number == RAW_FIELD:
             raw.append(value)
-    for place, tensor in enumerate(inputs):
-        fields = dict(_fields(tensor))
-        if fields.get(NAME) == PROMPT:
+    for index, tensor in enumerate(inputs):
+        fields = dict(_length_fields(tensor))
+        if fields.get(NAME_FIELD) == PROMPT_INPUT:
             if raw:
-                return raw[place][4:] if place < len(raw) else b""  # after its length, 4 bytes
-            return dict(_fields(fields.get(CONTENTS, memoryview(b"")))).get(BYTES, b"")
+                return raw[index][4:] if index < len(raw) else b""  # after its length, 4 bytes
+            return dict(_length_fields(fields.get(CONTENTS_FIELD, memoryview(b"")))).get(BYTES_FIELD, b"")
     return b""
 
 
-def _fields(data: memoryview) -> Iterator[tuple[int, memoryview]]:
+def _length_fields(data: memoryview) -> Iterator[tuple[int, memoryview]]:
     """Yield the numbers and values of all length-delimited fields. Raises _InvalidMessage."""
-    at = 0
-    for _ in range(MOST):
-        if at >= len(data):
+    position = 0
+    for _ in range(MAX_FIELDS):
+        if position >= len(data):
             return
-        tag, at = _number(data, at)
+        tag, position = _read_varint(data, position)
         kind = tag & 7
         if kind == VARINT:
-            _, at = _number(data, at)
-        elif kind == LENGTH:
-            size, at = _number(data, at)
-            if size > len(data) - at:
-                raise _Broken
-            yield tag >> 3, data[at : at + size]
-            at += size
-        elif kind in (EIGHT, FOUR):
-            at += 8 if kind == EIGHT else 4
+            _, position = _read_varint(data, position)
+        elif kind == LENGTH_DELIMITED:
+            size, position = _read_varint(data, position)
+            if size > len(data) - position:
+                raise _InvalidMessage
+            yield tag >> 3, data[position : position + size]
+            position += size
+        elif kind in (EIGHT_BYTES, FOUR_BYTES):
+            position += 8 if kind == EIGHT_BYTES else 4
         else:
-            raise _Broken
-    raise _Broken
+            raise _InvalidMessage
+    raise _InvalidMessage
 
 
-def _number(data: memoryview, at: int) -> tuple[int, int]:
+def _read_varint(data: memoryview, position: int) -> tuple[int, int]:
     """Return the varint at a position, and the position after it. Raises _InvalidMessage."""
     value = 0
-    for place, byte in enumerate(data[at : at + LONGEST]):
+    for place, byte in enumerate(data[position : position + MAX_VARINT]):
         value |= (byte & 0x7F) << 7 * place
         if byte < 0x80:
-            return value, at + place + 1
-    raise _Broken
+            return value, position + place + 1
+    raise _InvalidMessage

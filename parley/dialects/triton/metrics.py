@@ -8,35 +8,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
-from parley.metrics.recorded import View
-from parley.metrics.series import labels, scalar
-from parley.metrics.totals import Totals
-from parley.types import Stats
+from parley.metrics.recorded import ModelSnapshot
+from parley.metrics.series import format_labels, scalar_lines
+from parley.metrics.totals import RequestTotals
+from parley.types import EngineStats
 
-Values = Callable[[Totals, Stats], Iterable[tuple[str, float]]]  # pairs of further labels and value
-
-
-def _count(read: Callable[[Totals], float]) -> Values:
-    return lambda totals, stats: [("", read(totals))]
+SeriesValues = Callable[[RequestTotals, EngineStats], Iterable[tuple[str, float]]]  # pairs of further labels and value
 
 
-def _micro(read: Callable[[Totals], float]) -> Values:
-    return lambda totals, stats: [("", round(1e6 * read(totals)))]
+def _total_value(read_total: Callable[[RequestTotals], float]) -> SeriesValues:
+    return lambda totals, stats: [("", read_total(totals))]
 
 
-def _by(label: str, reads: dict[str, Callable[[Totals, Stats], float]]) -> Values:
+def _microseconds_value(read_seconds: Callable[[RequestTotals], float]) -> SeriesValues:
+    return lambda totals, stats: [("", round(1e6 * read_seconds(totals)))]
+
+
+def _values_by_label(label: str, readers: dict[str, Callable[[RequestTotals, EngineStats], float]]) -> SeriesValues:
     """Return a reader that yields one series for each value of a label."""
-    return lambda totals, stats: [(f',{label}="{value}"', read(totals, stats)) for value, read in reads.items()]
+    return lambda totals, stats: [(f',{label}="{value}"', read(totals, stats)) for value, read in readers.items()]
 
 
 # Kind, name, help, values.
-SCALARS: tuple[tuple[Literal["counter", "gauge"], str, str, Values], ...] = (
-    ("counter", "nv_inference_request_success", "Requests answered.", _count(lambda t: t.succeeded)),
+TRITON_SCALARS: tuple[tuple[Literal["counter", "gauge"], str, str, SeriesValues], ...] = (
+    ("counter", "nv_inference_request_success", "Requests answered.", _total_value(lambda t: t.succeeded)),
     (
         "counter",
         "nv_inference_request_failure",
         "Requests not answered, by reason.",
-        _by(
+        _values_by_label(
             "reason",
             {
                 "REJECTED": lambda t, s: t.rejected,
@@ -46,37 +46,37 @@ SCALARS: tuple[tuple[Literal["counter", "gauge"], str, str, Values], ...] = (
             },
         ),
     ),
-    ("counter", "nv_inference_count", "Inferences.", _count(lambda t: t.succeeded)),
-    ("counter", "nv_inference_exec_count", "Executions, one per request.", _count(lambda t: t.succeeded)),
+    ("counter", "nv_inference_count", "Inferences.", _total_value(lambda t: t.succeeded)),
+    ("counter", "nv_inference_exec_count", "Executions, one per request.", _total_value(lambda t: t.succeeded)),
     (
         "counter",
         "nv_inference_request_duration_us",
         "Microseconds from arrival to end, summed.",
-        _micro(lambda t: t.whole),
+        _microseconds_value(lambda t: t.total_seconds),
     ),
     (
         "counter",
         "nv_inference_queue_duration_us",
         "Microseconds of waiting for the engine, summed.",
-        _micro(lambda t: t.queued),
+        _microseconds_value(lambda t: t.queue_seconds),
     ),
     (
         "counter",
         "nv_inference_compute_input_duration_us",
         "Microseconds of preparing prompts, summed.",
-        _micro(lambda t: t.prepared),
+        _microseconds_value(lambda t: t.prepare_seconds),
     ),
     (
         "counter",
         "nv_inference_compute_infer_duration_us",
         "Microseconds in the engine, summed.",
-        _micro(lambda t: t.computed),
+        _microseconds_value(lambda t: t.compute_seconds),
     ),
     (
         "counter",
         "nv_inference_compute_output_duration_us",
         "Always 0: outputs are written while the next step is computed.",
-        _count(lambda t: 0),
+        _total_value(lambda t: 0),
     ),
     (
         "gauge",
@@ -88,7 +88,7 @@ SCALARS: tuple[tuple[Literal["counter", "gauge"], str, str, Values], ...] = (
         "gauge",
         "nv_trt_llm_request_metrics",
         "Sequences by their state.",
-        _by(
+        _values_by_label(
             "request_type",
             {
                 "active": lambda t, s: s.running + s.waiting,
@@ -101,7 +101,7 @@ SCALARS: tuple[tuple[Literal["counter", "gauge"], str, str, Values], ...] = (
         "gauge",
         "nv_trt_llm_kv_cache_block_metrics",
         "Blocks of the KV cache.",
-        _by(
+        _values_by_label(
             "kv_cache_block_type",
             {
                 "max": lambda t, s: s.blocks_total,
@@ -115,15 +115,20 @@ SCALARS: tuple[tuple[Literal["counter", "gauge"], str, str, Values], ...] = (
         "gauge",
         "nv_trt_llm_general_metrics",
         "Steps of the engine.",
-        _by("general_type", {"iteration_counter": lambda t, s: s.steps}),
+        _values_by_label("general_type", {"iteration_counter": lambda t, s: s.steps}),
     ),
 )
 
 
-def told(views: Sequence[View]) -> str:
+def write_triton_metrics(views: Sequence[ModelSnapshot]) -> str:
     """Return the series of all models as text."""
-    each = [(labels({"model": view.model, "version": "1"}), view) for view in views]
+    labelled_views = [(format_labels({"model": view.model, "version": "1"}), view) for view in views]
     return "".join(
-        scalar(kind, name, help, [(common, values(view.metrics.totals, view.stats)) for common, view in each])
-        for kind, name, help, values in SCALARS
+        scalar_lines(
+            kind,
+            name,
+            help_text,
+            [(common, values(view.metrics.totals, view.stats)) for common, view in labelled_views],
+        )
+        for kind, name, help_text, values in TRITON_SCALARS
     )

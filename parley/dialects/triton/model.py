@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-VERSION = "1"
+MODEL_VERSION = "1"
 BACKEND = "vllm"
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
+class InputTensor:
     """An input tensor. ``many``: any number of elements rather than one."""
 
     name: str
@@ -25,13 +25,13 @@ class Input:
     loose: bool = False
 
     @property
-    def dims(self) -> list[int]:
+    def declared_shape(self) -> list[int]:
         """The declared shape."""
         return [-1] if self.many else [1]
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class OutputTensor:
     """An output tensor. ``asked_by``: the input that enables it; requesting the output by name does so as well."""
 
     name: str
@@ -41,86 +41,86 @@ class Output:
 
 
 _INPUTS = (
-    Input("text_input", "BYTES", optional=False),
-    Input("stream", "BOOL"),
-    Input("sampling_parameters", "BYTES"),
-    Input("exclude_input_in_output", "BOOL"),
-    Input("return_finish_reason", "BOOL"),
-    Input("return_stop_reason", "BOOL"),
-    Input("return_cumulative_logprob", "BOOL"),
-    Input("return_logprobs", "BOOL"),
-    Input("return_num_input_tokens", "BOOL"),
-    Input("return_num_output_tokens", "BOOL"),
-    Input("embedding_request", "BYTES"),
+    InputTensor("text_input", "BYTES", optional=False),
+    InputTensor("stream", "BOOL"),
+    InputTensor("sampling_parameters", "BYTES"),
+    InputTensor("exclude_input_in_output", "BOOL"),
+    InputTensor("return_finish_reason", "BOOL"),
+    InputTensor("return_stop_reason", "BOOL"),
+    InputTensor("return_cumulative_logprob", "BOOL"),
+    InputTensor("return_logprobs", "BOOL"),
+    InputTensor("return_num_input_tokens", "BOOL"),
+    InputTensor("return_num_output_tokens", "BOOL"),
+    InputTensor("embedding_request", "BYTES"),
     # TensorRT-LLM's inputs
-    Input("max_tokens", "INT32", loose=True),
-    Input("num_return_sequences", "INT32", loose=True),
-    Input("bad_words", "BYTES", many=True),
-    Input("stop_words", "BYTES", many=True),
-    Input("end_id", "INT32", loose=True),
-    Input("pad_id", "INT32", loose=True),
-    Input("top_k", "INT32", loose=True),
-    Input("top_p", "FP32", loose=True),
-    Input("temperature", "FP32", loose=True),
-    Input("length_penalty", "FP32", loose=True),
-    Input("repetition_penalty", "FP32", loose=True),
-    Input("presence_penalty", "FP32", loose=True),
-    Input("frequency_penalty", "FP32", loose=True),
-    Input("min_tokens", "INT32", loose=True),
-    Input("min_length", "INT32", loose=True),
-    Input("seed", "UINT64", loose=True),
-    Input("random_seed", "UINT64", loose=True),
-    Input("beam_width", "INT32", loose=True),
-    Input("return_log_probs", "BOOL"),
+    InputTensor("max_tokens", "INT32", loose=True),
+    InputTensor("num_return_sequences", "INT32", loose=True),
+    InputTensor("bad_words", "BYTES", many=True),
+    InputTensor("stop_words", "BYTES", many=True),
+    InputTensor("end_id", "INT32", loose=True),
+    InputTensor("pad_id", "INT32", loose=True),
+    InputTensor("top_k", "INT32", loose=True),
+    InputTensor("top_p", "FP32", loose=True),
+    InputTensor("temperature", "FP32", loose=True),
+    InputTensor("length_penalty", "FP32", loose=True),
+    InputTensor("repetition_penalty", "FP32", loose=True),
+    InputTensor("presence_penalty", "FP32", loose=True),
+    InputTensor("frequency_penalty", "FP32", loose=True),
+    InputTensor("min_tokens", "INT32", loose=True),
+    InputTensor("min_length", "INT32", loose=True),
+    InputTensor("seed", "UINT64", loose=True),
+    InputTensor("random_seed", "UINT64", loose=True),
+    InputTensor("beam_width", "INT32", loose=True),
+    InputTensor("return_log_probs", "BOOL"),
     # declared only so that a request which uses one is refused by name
-    Input("image", "BYTES", many=True),
-    Input("image_url", "BYTES", many=True),
-    Input("decoder_text_input", "BYTES"),
-    Input("return_context_logits", "BOOL"),
-    Input("return_generation_logits", "BOOL"),
-    Input("return_perf_metrics", "BOOL"),
-    Input("prompt_embedding_table", "FP16", many=True),
-    Input("prompt_table_extra_id", "UINT64", many=True),
-    Input("prompt_vocab_size", "INT32", loose=True),
-    Input("embedding_bias_words", "BYTES", many=True),
-    Input("embedding_bias_weights", "FP32", many=True),
-    Input("lora_task_id", "UINT64", loose=True),
-    Input("lora_weights", "FP16", many=True),
-    Input("lora_config", "INT32", many=True),
-    Input("guided_decoding_guide_type", "BYTES"),
-    Input("guided_decoding_guide", "BYTES"),
-    Input("num_draft_tokens", "INT32", loose=True),
-    Input("use_draft_logits", "BOOL"),
-    Input("tensorrt_llm_model_name", "BYTES"),
-    Input("tensorrt_llm_draft_model_name", "BYTES"),
+    InputTensor("image", "BYTES", many=True),
+    InputTensor("image_url", "BYTES", many=True),
+    InputTensor("decoder_text_input", "BYTES"),
+    InputTensor("return_context_logits", "BOOL"),
+    InputTensor("return_generation_logits", "BOOL"),
+    InputTensor("return_perf_metrics", "BOOL"),
+    InputTensor("prompt_embedding_table", "FP16", many=True),
+    InputTensor("prompt_table_extra_id", "UINT64", many=True),
+    InputTensor("prompt_vocab_size", "INT32", loose=True),
+    InputTensor("embedding_bias_words", "BYTES", many=True),
+    InputTensor("embedding_bias_weights", "FP32", many=True),
+    InputTensor("lora_task_id", "UINT64", loose=True),
+    InputTensor("lora_weights", "FP16", many=True),
+    InputTensor("lora_config", "INT32", many=True),
+    InputTensor("guided_decoding_guide_type", "BYTES"),
+    InputTensor("guided_decoding_guide", "BYTES"),
+    InputTensor("num_draft_tokens", "INT32", loose=True),
+    InputTensor("use_draft_logits", "BOOL"),
+    InputTensor("tensorrt_llm_model_name", "BYTES"),
+    InputTensor("tensorrt_llm_draft_model_name", "BYTES"),
 )
 _OUTPUTS = (
-    Output("text_output", "BYTES"),
-    Output("finish_reason", "BYTES", asked_by="return_finish_reason"),
-    Output("stop_reason", "BYTES", asked_by="return_stop_reason"),
-    Output("cumulative_logprob", "FP32", asked_by="return_cumulative_logprob"),
-    Output("logprobs", "BYTES", asked_by="return_logprobs"),
-    Output("num_input_tokens", "UINT32", dims=(1,), asked_by="return_num_input_tokens"),
-    Output("num_output_tokens", "UINT32", asked_by="return_num_output_tokens"),
-    Output("cum_log_probs", "FP32", asked_by="return_log_probs"),
-    Output("output_log_probs", "FP32", dims=(-1, -1), asked_by="return_log_probs"),
+    OutputTensor("text_output", "BYTES"),
+    OutputTensor("finish_reason", "BYTES", asked_by="return_finish_reason"),
+    OutputTensor("stop_reason", "BYTES", asked_by="return_stop_reason"),
+    OutputTensor("cumulative_logprob", "FP32", asked_by="return_cumulative_logprob"),
+    OutputTensor("logprobs", "BYTES", asked_by="return_logprobs"),
+    OutputTensor("num_input_tokens", "UINT32", dims=(1,), asked_by="return_num_input_tokens"),
+    OutputTensor("num_output_tokens", "UINT32", asked_by="return_num_output_tokens"),
+    OutputTensor("cum_log_probs", "FP32", asked_by="return_log_probs"),
+    OutputTensor("output_log_probs", "FP32", dims=(-1, -1), asked_by="return_log_probs"),
 )
 INPUTS = {tensor.name: tensor for tensor in _INPUTS}
 OUTPUTS = {tensor.name: tensor for tensor in _OUTPUTS}
 
 
-def metadata(name: str) -> dict[str, Any]:
+def describe_model(name: str) -> dict[str, Any]:
     """Return the model's metadata."""
     return {
         "name": name,
-        "versions": [VERSION],
+        "versions": [MODEL_VERSION],
         "platform": BACKEND,
-        "inputs": [{"name": t.name, "datatype": t.datatype, "shape": t.dims} for t in _INPUTS],
+        "inputs": [{"name": t.name, "datatype": t.datatype, "shape": t.declared_shape} for t in _INPUTS],
         "outputs": [{"name": t.name, "datatype": t.datatype, "shape": list(t.dims)} for t in _OUTPUTS],
     }
 
 
-def config(name: str) -> dict[str, Any]:
+def model_configuration(name: str) -> dict[str, Any]:
     """Return the model's configuration with every default filled in."""
     return {
         "name": name,
@@ -132,9 +132,9 @@ def config(name: str) -> dict[str, Any]:
         "input": [
             {
                 "name": t.name,
-                "data_type": _kind(t.datatype),
+                "data_type": _config_type(t.datatype),
                 "format": "FORMAT_NONE",
-                "dims": t.dims,
+                "dims": t.declared_shape,
                 "is_shape_tensor": False,
                 "allow_ragged_batch": False,
                 "optional": t.optional,
@@ -145,7 +145,7 @@ def config(name: str) -> dict[str, Any]:
         "output": [
             {
                 "name": t.name,
-                "data_type": _kind(t.datatype),
+                "data_type": _config_type(t.datatype),
                 "dims": list(t.dims),
                 "label_filename": "",
                 "is_shape_tensor": False,
@@ -172,5 +172,5 @@ def config(name: str) -> dict[str, Any]:
     }
 
 
-def _kind(datatype: str) -> str:
+def _config_type(datatype: str) -> str:
     return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from parley.dialects.triton.errors import encode
+from parley.dialects.triton.errors import encode_json
 from parley.dialects.triton.model import OUTPUTS
-from parley.dialects.triton.sampling import Asked
-from parley.dialects.triton.tensors import Element, Tensor
-from parley.dialects.vectors import numbers
-from parley.types import Accepted, Delta, Done, Event, Reason, Token, Vector
+from parley.dialects.triton.sampling import TritonRequest
+from parley.dialects.triton.tensors import TensorElement, TritonTensor
+from parley.dialects.vectors import vector_numbers
+from parley.types import ChoiceDelta, ChoiceDone, Event, FinishReason, PromptAccepted, PromptVector, TokenInfo
 
-FINISH: dict[Reason, str] = {
+FINISH_REASONS: dict[FinishReason, str] = {
     "stop": "stop",
     "tool": "stop",
     "length": "length",
@@ -20,118 +20,128 @@ FINISH: dict[Reason, str] = {
     "cancel": "abort",
     "error": "abort",
 }
-FLOOR = -9999.0  # log-probability of an impossible token
+MIN_LOGPROB = -9999.0  # log-probability of an impossible token
 
 
-class Choice:
+class TritonSequence:
     """One sequence: its output since the last ``take_tensors``, and sums over all of it."""
 
     def __init__(self, text: str):
-        self.text = [text]
-        self.tokens: list[Token] = []
-        self.total = 0.0
-        self.counted = 0  # tokens reported so far
-        self.done: Done | None = None
+        self.text_parts = [text]
+        self.new_tokens: list[TokenInfo] = []
+        self.logprob_sum = 0.0
+        self.reported_tokens = 0  # tokens reported so far
+        self.done_event: ChoiceDone | None = None
 
-    def clear(self) -> None:
+    def forget_taken(self) -> None:
         """Forget the output that was taken."""
-        self.text, self.tokens = [], []
+        self.text_parts, self.new_tokens = [], []
 
 
-class Outputs:
+class TritonOutputs:
     """The outputs of one request, in the model's declared order."""
 
-    def __init__(self, asked: Asked):
-        self._asked = asked
+    def __init__(self, triton_request: TritonRequest):
+        self._triton_request = triton_request
         self._prompt_tokens = 0
-        self._fresh = False
-        self._choices = [Choice(asked.text if asked.echo else "") for _ in range(asked.request.n)]
+        self._has_new_output = False
+        self._sequences = [
+            TritonSequence(triton_request.text if triton_request.echo else "") for _ in range(triton_request.request.n)
+        ]
 
     @property
-    def ended(self) -> bool:
+    def all_ended(self) -> bool:
         """True if all sequences have ended."""
-        return all(choice.done is not None for choice in self._choices)
+        return all(choice.done_event is not None for choice in self._sequences)
 
     @property
-    def length(self) -> int:
+    def longest_ended(self) -> int:
         """The tokens of the longest sequence that has ended; a streaming model sends a response for each."""
-        return max(0 if choice.done is None else choice.done.usage.completion_tokens for choice in self._choices)
+        return max(
+            0 if choice.done_event is None else choice.done_event.usage.completion_tokens for choice in self._sequences
+        )
 
-    def add(self, events: Sequence[Event]) -> bool:
+    def collect_events(self, events: Sequence[Event]) -> bool:
         """Collect these events; return True if there is new output since the last ``take_tensors``."""
         for event in events:
             match event:
-                case Accepted():
+                case PromptAccepted():
                     self._prompt_tokens = len(event.token_ids)
-                case Delta(index, text, tokens=tokens) if event.part != "tool":
-                    choice = self._choices[index]
-                    choice.text.append(text)
-                    choice.tokens += tokens
-                    choice.total += sum(_logprob(token) for token in tokens)
-                    self._fresh = self._fresh or bool(text or tokens)
-                case Vector(values=values):
-                    self._choices[0].text.append(encode(numbers(values)).decode())
-                case Done():
-                    self._choices[event.index].done = event
-                    self._fresh = True
-        return self._fresh
+                case ChoiceDelta(index, text, tokens=tokens) if event.part != "tool":
+                    choice = self._sequences[index]
+                    choice.text_parts.append(text)
+                    choice.new_tokens += tokens
+                    choice.logprob_sum += sum(_floored_logprob(token) for token in tokens)
+                    self._has_new_output = self._has_new_output or bool(text or tokens)
+                case PromptVector(values=values):
+                    self._sequences[0].text_parts.append(encode_json(vector_numbers(values)).decode())
+                case ChoiceDone():
+                    self._sequences[event.index].done_event = event
+                    self._has_new_output = True
+        return self._has_new_output
 
-    def take(self) -> list[Tensor]:
+    def take_tensors(self) -> list[TritonTensor]:
         """Return the requested outputs as tensors, and forget the output that was taken."""
-        count = len(self._choices)
+        count = len(self._sequences)
         tensors = []
         for output in OUTPUTS.values():
-            if output.name in self._asked.outputs:
-                elements, shape = self._elements(output.name), [count]
+            if output.name in self._triton_request.outputs:
+                elements, shape = self._output_elements(output.name), [count]
                 if output.name == "num_input_tokens":
                     shape = []
                 elif output.name == "output_log_probs":
                     shape = [count, len(elements) // count]
-                tensors.append(Tensor(output.name, output.datatype, shape, elements))
-        for choice in self._choices:
-            choice.clear()
-        self._fresh = False
+                tensors.append(TritonTensor(output.name, output.datatype, shape, elements))
+        for choice in self._sequences:
+            choice.forget_taken()
+        self._has_new_output = False
         return tensors
 
-    def _elements(self, name: str) -> list[Element]:
-        choices = self._choices
+    def _output_elements(self, name: str) -> list[TensorElement]:
+        sequences = self._sequences
         match name:
             case "text_output":
-                return ["".join(choice.text) for choice in choices]
+                return ["".join(choice.text_parts) for choice in sequences]
             case "finish_reason":
-                return ["None" if c.done is None else FINISH[c.done.reason] for c in choices]
+                return ["None" if c.done_event is None else FINISH_REASONS[c.done_event.reason] for c in sequences]
             case "stop_reason":
-                return ["None" if c.done is None else str(c.done.stop) for c in choices]
+                return ["None" if c.done_event is None else str(c.done_event.stop) for c in sequences]
             case "cumulative_logprob" | "cum_log_probs":
-                return [max(choice.total, FLOOR) for choice in choices]
+                return [max(choice.logprob_sum, MIN_LOGPROB) for choice in sequences]
             case "logprobs":
-                return [self._told(choice) for choice in choices]
+                return [self._logprobs_text(choice) for choice in sequences]
             case "num_input_tokens":
                 return [self._prompt_tokens]
             case "num_output_tokens":
-                return [self._count(choice) for choice in choices]
-        width = max(len(choice.tokens) for choice in choices)
-        rows = [[_logprob(token) for token in choice.tokens] for choice in choices]
+                return [self._take_token_count(choice) for choice in sequences]
+        width = max(len(choice.new_tokens) for choice in sequences)
+        rows = [[_floored_logprob(token) for token in choice.new_tokens] for choice in sequences]
         return [score for row in rows for score in row + [0.0] * (width - len(row))]
 
-    def _told(self, choice: Choice) -> str:
-        if self._asked.told is None:
+    def _logprobs_text(self, choice: TritonSequence) -> str:
+        if self._triton_request.top_logprobs is None:
             return "null"
-        return encode([_scores(token, self._asked.told) for token in choice.tokens]).decode()
+        return encode_json(
+            [_logprobs_of_token(token, self._triton_request.top_logprobs) for token in choice.new_tokens]
+        ).decode()
 
-    def _count(self, choice: Choice) -> int:
-        total = choice.counted + len(choice.tokens) if choice.done is None else choice.done.usage.completion_tokens
-        new, choice.counted = total - choice.counted, total
+    def _take_token_count(self, choice: TritonSequence) -> int:
+        total = (
+            choice.reported_tokens + len(choice.new_tokens)
+            if choice.done_event is None
+            else choice.done_event.usage.completion_tokens
+        )
+        new, choice.reported_tokens = total - choice.reported_tokens, total
         return new
 
 
-def _logprob(token: Token) -> float:
-    return FLOOR if token.logprob is None or not token.logprob > FLOOR else token.logprob
+def _floored_logprob(token: TokenInfo) -> float:
+    return MIN_LOGPROB if token.logprob is None or not token.logprob > MIN_LOGPROB else token.logprob
 
 
-def _scores(token: Token, top: int) -> dict[str, Any]:
+def _logprobs_of_token(token: TokenInfo, top: int) -> dict[str, Any]:
     """Return the log-probabilities of a token, and of its alternatives if ``top`` is not 0."""
     return {
-        str(t.id): {"logprob": _logprob(t), "rank": t.rank, "decoded_token": t.text}
-        for t in [token, *(token.top if top else [])]
+        str(t.id): {"logprob": _floored_logprob(t), "rank": t.rank, "decoded_token": t.text}
+        for t in [token, *(token.top_tokens if top else [])]
     }

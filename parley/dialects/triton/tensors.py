@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from parley.dialects.triton.errors import mistaken, quoted
+from parley.dialects.triton.errors import quote_name, wrong_type_error
 from parley.errors import BadRequest, Invalid
 
-Element = bool | int | float | str
+TensorElement = bool | int | float | str
 
-FORMATS = {
+STRUCT_FORMATS = {
     "BOOL": "?",
     "UINT8": "B",
     "UINT16": "H",
@@ -32,69 +32,69 @@ FORMATS = {
     "FP32": "f",
     "FP64": "d",
 }
-NUMBERS = tuple(name for name in FORMATS if name != "BOOL")
-INTEGERS = {name: code for name, code in FORMATS.items() if "INT" in name}
+NUMBER_TYPES = tuple(name for name in STRUCT_FORMATS if name != "BOOL")
+INTEGER_FORMATS = {name: code for name, code in STRUCT_FORMATS.items() if "INT" in name}
 MAX_RANK = 32
-HALVES = ("FP16", "BF16")
+HALF_TYPES = ("FP16", "BF16")
 
 
 @dataclass(slots=True)
-class Tensor:
+class TritonTensor:
     """A named tensor with its elements in row-major order."""
 
     name: str
     datatype: str
     shape: list[int]
-    elements: Sequence[Element]
+    elements: Sequence[TensorElement]
 
 
-def from_json(name: str, datatype: str, values: Sequence[Any]) -> list[Element]:
+def elements_from_json(name: str, datatype: str, values: Sequence[Any]) -> list[TensorElement]:
     """Convert JSON values to elements. Raises UnreadableInput, or Invalid for types JSON cannot carry."""
     if datatype == "BYTES":
         if any(not isinstance(value, str) for value in values):
-            raise mistaken("string", "JSON bytes array")
+            raise wrong_type_error("string", "JSON bytes array")
         return list(values)
     if datatype == "BOOL":
         if any(not isinstance(value, bool) for value in values):
-            raise mistaken("boolean")
+            raise wrong_type_error("boolean")
         return list(values)
-    if datatype in HALVES:
+    if datatype in HALF_TYPES:
         raise Invalid(
             f"receiving {datatype} data via JSON is not supported. Please use the binary data format for input {name}"
         )
-    if datatype in INTEGERS:
-        signed = INTEGERS[datatype].islower()
-        bits = 8 * struct.calcsize(INTEGERS[datatype])
+    if datatype in INTEGER_FORMATS:
+        signed = INTEGER_FORMATS[datatype].islower()
+        bits = 8 * struct.calcsize(INTEGER_FORMATS[datatype])
         low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
         if any(not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high for value in values):
-            raise mistaken("signed-integer" if signed else "unsigned-integer")
+            raise wrong_type_error("signed-integer" if signed else "unsigned-integer")
         return list(values)
     if any(not isinstance(value, int | float) or isinstance(value, bool) for value in values):
-        raise mistaken("number", read="double")
-    return [_double(value) for value in values]
+        raise wrong_type_error("number", read_as="double")
+    return [_to_double(value) for value in values]
 
 
-def flatten(name: str, data: Any, count: int) -> list[Any]:
+def flatten_json(name: str, data: Any, count: int) -> list[Any]:
     """Return exactly ``count`` scalars of nested arrays in row-major order. Raises BadRequest."""
     if not isinstance(data, list):
-        raise mistaken("array")
+        raise wrong_type_error("array")
     while any(isinstance(item, list) for item in data):
         if not all(isinstance(item, list) for item in data):
-            raise _misshapen()
+            raise _shape_error()
         data = [child for item in data for child in item]
     if len(data) != count:
-        raise _misshapen()
+        raise _shape_error()
     return data
 
 
-def from_bytes(name: str, datatype: str, count: int, data: memoryview, model: str) -> list[Element]:
+def elements_from_bytes(name: str, datatype: str, count: int, data: memoryview, model: str) -> list[TensorElement]:
     """Convert bytes to exactly ``count`` elements. Raises Invalid for a wrong size, or text that is not UTF-8."""
     if datatype == "BYTES":
-        return _texts(name, count, data, model)
-    code = FORMATS[datatype]
-    wanted = count * struct.calcsize(code)
-    if len(data) != wanted:
-        raise _size(name, wanted - len(data), model)
+        return _texts_from_bytes(name, count, data, model)
+    code = STRUCT_FORMATS[datatype]
+    expected_size = count * struct.calcsize(code)
+    if len(data) != expected_size:
+        raise _size_error(name, expected_size - len(data), model)
     if datatype == "BOOL":
         return [byte != 0 for byte in data]
     values = struct.unpack(f"<{count}{code}", data)
@@ -103,7 +103,7 @@ def from_bytes(name: str, datatype: str, count: int, data: memoryview, model: st
     return list(values)
 
 
-def to_bytes(tensor: Tensor) -> bytes:
+def tensor_to_bytes(tensor: TritonTensor) -> bytes:
     """Convert a tensor's elements to bytes."""
     if tensor.datatype == "BYTES":
         parts = []
@@ -111,62 +111,64 @@ def to_bytes(tensor: Tensor) -> bytes:
             content = str(text).encode()
             parts += [struct.pack("<I", len(content)), content]
         return b"".join(parts)
-    return struct.pack(f"<{len(tensor.elements)}{FORMATS[tensor.datatype]}", *tensor.elements)
+    return struct.pack(f"<{len(tensor.elements)}{STRUCT_FORMATS[tensor.datatype]}", *tensor.elements)
 
 
-def to_json(tensor: Tensor) -> list[Element]:
+def tensor_to_json(tensor: TritonTensor) -> list[TensorElement]:
     """Convert elements to JSON values; a 32-bit float becomes the double that equals it."""
     if tensor.datatype == "FP32":
         return [struct.unpack("f", struct.pack("f", value))[0] for value in tensor.elements]
     return list(tensor.elements)
 
 
-def _texts(name: str, count: int, data: memoryview, model: str) -> list[Element]:
-    texts: list[Element] = []
-    at = 0
+def _texts_from_bytes(name: str, count: int, data: memoryview, model: str) -> list[TensorElement]:
+    texts: list[TensorElement] = []
+    position = 0
     for _ in range(count):
-        if at + 4 > len(data):
-            raise _size(name, at + 4 - len(data), model)
-        (size,) = struct.unpack_from("<I", data, at)
-        at += 4
-        if at + size > len(data):
-            raise _size(name, at + size - len(data), model)
+        if position + 4 > len(data):
+            raise _size_error(name, position + 4 - len(data), model)
+        (size,) = struct.unpack_from("<I", data, position)
+        position += 4
+        if position + size > len(data):
+            raise _size_error(name, position + size - len(data), model)
         try:
-            texts.append(str(data[at : at + size], "utf-8"))
+            texts.append(str(data[position : position + size], "utf-8"))
         except UnicodeDecodeError as error:
-            raise Invalid(f"input {quoted(name)} is not UTF-8 text (at byte {error.start})") from None
-        at += size
-    if at != len(data):
-        raise Invalid(f"unexpected size for input {quoted(name)}, {len(data) - at} bytes too many for model '{model}'")
+            raise Invalid(f"input {quote_name(name)} is not UTF-8 text (position byte {error.start})") from None
+        position += size
+    if position != len(data):
+        raise Invalid(
+            f"unexpected size for input {quote_name(name)}, {len(data) - position} bytes too many for model '{model}'"
+        )
     return texts
 
 
-def _double(value: int | float) -> float:
+def _to_double(value: int | float) -> float:
     try:
         return float(value)
     except OverflowError:
         return math.copysign(math.inf, value)
 
 
-def _size(name: str, missing: int, model: str) -> BadRequest:
+def _size_error(name: str, missing: int, model: str) -> BadRequest:
     if missing < 0:
-        return Invalid(f"unexpected size for input {quoted(name)}, {-missing} bytes too many for model '{model}'")
+        return Invalid(f"unexpected size for input {quote_name(name)}, {-missing} bytes too many for model '{model}'")
     return Invalid(
-        f"unexpected size for input {quoted(name)}, expecting {missing} additional bytes for model '{model}'"
+        f"unexpected size for input {quote_name(name)}, expecting {missing} additional bytes for model '{model}'"
     )
 
 
-def _misshapen() -> BadRequest:
+def _shape_error() -> BadRequest:
     return Invalid("Unable to parse 'data': Shape does not match true shape of 'data' field")
 
 
-def extent(shape: Any) -> list[int]:
+def check_shape(shape: Any) -> list[int]:
     """Check a tensor's shape and return it. Raises UnreadableInput, or Invalid for too many dimensions."""
     if not isinstance(shape, list):
-        raise mistaken("array", "'shape'")
+        raise wrong_type_error("array", "'shape'")
     if len(shape) > MAX_RANK:
         raise Invalid(f"Unable to parse 'shape': at most {MAX_RANK} dimensions are allowed")
     for size in shape:
         if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 1 << 63:
-            raise mistaken("unsigned-integer", "'shape'")
+            raise wrong_type_error("unsigned-integer", "'shape'")
     return shape

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from parley.dialects.triton.errors import quoted
-from parley.dialects.triton.model import VERSION
+from parley.dialects.triton.errors import quote_name
+from parley.dialects.triton.model import MODEL_VERSION
 from parley.errors import Invalid, NotFound, UnknownModel
 
 
-def check(path: Mapping[str, str]) -> None:
+def check_version(path: Mapping[str, str]) -> None:
     """Raise NotFound, UnknownModel or Invalid if the path names another version."""
-    version = path.get("version", VERSION)
+    version = path.get("version", MODEL_VERSION)
     if not (version.isascii() and version.isdigit()):
         raise NotFound("A version is a number.")
     if len(version) > 19 or int(version) >= 2**63:
         raise Invalid(
-            f"failed to get model version from specified version string {quoted(version)} (details: stol), version "
+            f"failed to get model version from specified version string {quote_name(version)} (details: stol), version "
             "should be an integral value > 0"
         )
-    if int(version) != int(VERSION):
+    if int(version) != int(MODEL_VERSION):
         raise UnknownModel(f"Request for unknown model: '{path.get('model', '')}' version {version} is not found")

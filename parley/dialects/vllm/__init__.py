@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from parley.dialects.dialect import Dialect, PromptMembers, Route, named
+from parley.dialects.dialect import Dialect, PromptMembers, Route, model_in_body
 from parley.dialects.openai import tokens
 from parley.dialects.vllm import (
     batch,
@@ -26,7 +26,7 @@ from parley.dialects.vllm import (
     shared,
 )
 
-UNBUILT = {
+UNSUPPORTED_PATHS = {
     "/v1/responses": "The Responses API is",
     "/v1/responses/{response}/cancel": "The Responses API is",
     "/v1/messages": "The Messages API is",
@@ -37,87 +37,109 @@ UNBUILT = {
     "/inference/v1/generate": "Generation from tokens to tokens is",
     "/inference/v1/abort_requests": "Cancelling by id is",
 }
-MEMBERS = PromptMembers(conversations=("messages",), prompts=("prompt",), before=("tools",), salts=("cache_salt",))
-BATCH = Route("POST", "/v1/chat/completions/batch", "generate", read=batch.read, model=named)
-COHERE = Route("POST", "/v2/embed", "embed", read=cohere.read, model=named)
-POOLING = Route("POST", "/pooling", "embed", read=embeddings.pool, model=named)
-SCORES = (
-    *(Route("POST", path, "embed", read=scores.score, model=named) for path in ("/score", "/v1/score")),
+PROMPT_MEMBERS = PromptMembers(
+    conversations=("messages",), prompts=("prompt",), preceding=("tools",), salts=("cache_salt",)
+)
+BATCH_ROUTE = Route(
+    "POST", "/v1/chat/completions/batch", "generate", reader=batch.read_batch_request, model_reader=model_in_body
+)
+COHERE_ROUTE = Route("POST", "/v2/embed", "embed", reader=cohere.read_cohere_request, model_reader=model_in_body)
+POOLING_ROUTE = Route("POST", "/pooling", "embed", reader=embeddings.read_pooling_request, model_reader=model_in_body)
+SCORE_ROUTES = (
     *(
-        Route("POST", path, "embed", read=scores.rerank, model=named)
+        Route("POST", path, "embed", reader=scores.read_score_request, model_reader=model_in_body)
+        for path in ("/score", "/v1/score")
+    ),
+    *(
+        Route("POST", path, "embed", reader=scores.read_rerank_request, model_reader=model_in_body)
         for path in ("/rerank", "/v1/rerank", "/v2/rerank")
     ),
 )
-RESET = Route("POST", "/reset_prefix_cache", "reset", read=control.put_back, write=control.was_reset)
+RESET_ROUTE = Route(
+    "POST", "/reset_prefix_cache", "reset", reader=control.read_cache_reset, writer=control.write_reset_done
+)
 
 
-def _generate(manner: legacy.Manner) -> Route:
-    read = partial(legacy.read, manner)
-    return Route("POST", "/generate", "generate", read=read, claims=("prompt",), yields=True)
+def _generate_route(version: legacy.DemoVersion) -> Route:
+    read = partial(legacy.read_demo_request, version)
+    return Route("POST", "/generate", "generate", reader=read, claiming_members=("prompt",), yields_unclaimed=True)
 
 
-def _adapters(strict: bool) -> tuple[Route, ...]:
+def _adapter_routes(strict: bool) -> tuple[Route, ...]:
     return (
-        Route("POST", "/v1/load_lora_adapter", "adapter", read=partial(control.load_adapter, strict)),
-        Route("POST", "/v1/unload_lora_adapter", "adapter", read=partial(control.unload_adapter, strict)),
+        Route("POST", "/v1/load_lora_adapter", "adapter", reader=partial(control.read_load_adapter, strict)),
+        Route("POST", "/v1/unload_lora_adapter", "adapter", reader=partial(control.read_unload_adapter, strict)),
     )
 
 
-def _unbuilt() -> tuple[Route, ...]:
-    return tuple(Route("POST", path, "ask", read=partial(control.unbuilt, what)) for path, what in UNBUILT.items())
+def _unsupported_routes() -> tuple[Route, ...]:
+    return tuple(
+        Route("POST", path, "info", reader=partial(control.refuse_unsupported, what))
+        for path, what in UNSUPPORTED_PATHS.items()
+    )
 
 
 DIALECT = Dialect(
     name="vllm",
     title="vLLM",
-    base="",
-    error=shared.error,
-    members=MEMBERS,
-    no_memory=shared.NO_MEMORY,
-    routes=(_generate(legacy.LENIENT), POOLING, *SCORES, COHERE, BATCH, RESET, *_adapters(False)),
-    series=metrics.told,
+    base_path="",
+    render_error=shared.vllm_error,
+    prompt_members=PROMPT_MEMBERS,
+    no_memory_body=shared.NO_MEMORY_BODY,
+    routes=(
+        _generate_route(legacy.LENIENT_VERSION),
+        POOLING_ROUTE,
+        *SCORE_ROUTES,
+        COHERE_ROUTE,
+        BATCH_ROUTE,
+        RESET_ROUTE,
+        *_adapter_routes(False),
+    ),
+    shared_metrics=metrics.write_vllm_metrics,
 )
-STRICT = Dialect(
+STRICT_DIALECT = Dialect(
     name="vllm",
     title="vLLM",
-    base="/v1",
-    bench=bench.APIS,
-    error=shared.error,
-    members=replace(MEMBERS, prompts=("prompt", "input")),
-    no_memory=shared.NO_MEMORY,
-    hints=False,
+    base_path="/v1",
+    bench_apis=bench.BENCH_APIS,
+    render_error=shared.vllm_error,
+    prompt_members=replace(PROMPT_MEMBERS, prompts=("prompt", "input")),
+    no_memory_body=shared.NO_MEMORY_BODY,
+    retry_hints=False,
     routes=(
-        _generate(legacy.STRICT),
-        Route("POST", "/v1/chat/completions", "generate", read=chat.read, model=named),
-        Route("POST", "/v1/completions", "generate", read=completions.read, model=named),
-        Route("POST", "/v1/embeddings", "embed", read=embeddings.read, model=named),
-        POOLING,
-        *SCORES,
-        COHERE,
-        BATCH,
-        Route("POST", "/invocations", "generate", read=control.invoked, model=named),
-        Route("GET", "/v1/models", "ask", read=control.models),
-        Route("POST", "/tokenize", "tokenize", read=control.tokenize, write=tokens.tokenized),
-        Route("POST", "/detokenize", "detokenize", read=control.detokenize, write=tokens.detokenized),
-        Route("GET", "/tokenizer_info", "tokenizer", write=shared.encode),
-        Route("GET", "/version", "version", write=control.version),
-        Route("GET", "/load", "load", write=tokens.load),
+        _generate_route(legacy.STRICT_VERSION),
+        Route("POST", "/v1/chat/completions", "generate", reader=chat.read_vllm_chat, model_reader=model_in_body),
+        Route(
+            "POST", "/v1/completions", "generate", reader=completions.read_vllm_completion, model_reader=model_in_body
+        ),
+        Route("POST", "/v1/embeddings", "embed", reader=embeddings.read_vllm_embedding, model_reader=model_in_body),
+        POOLING_ROUTE,
+        *SCORE_ROUTES,
+        COHERE_ROUTE,
+        BATCH_ROUTE,
+        Route("POST", "/invocations", "generate", reader=control.read_invocation, model_reader=model_in_body),
+        Route("GET", "/v1/models", "info", reader=control.answer_models),
+        Route("POST", "/tokenize", "tokenize", reader=control.read_vllm_tokenize, writer=tokens.write_tokens),
+        Route("POST", "/detokenize", "detokenize", reader=control.read_vllm_detokenize, writer=tokens.write_token_text),
+        Route("GET", "/tokenizer_info", "tokenizer", writer=shared.encode_json),
+        Route("GET", "/version", "version", writer=control.write_vllm_version),
+        Route("GET", "/load", "load", writer=tokens.write_load),
         Route("GET", "/health", "health"),
         Route("GET", "/ping", "health"),
         Route("POST", "/ping", "health"),
         Route("GET", "/metrics", "metrics"),
-        RESET,
-        *_adapters(True),
-        *_unbuilt(),
+        RESET_ROUTE,
+        *_adapter_routes(True),
+        *_unsupported_routes(),
     ),
 )
-OLD = Dialect(
+DEMO_DIALECT = Dialect(
     name="vllm-0.6.3",
     title="vLLM 0.6.3's demo server",
-    base="",
-    error=shared.error,
-    members=MEMBERS,
-    no_memory=shared.NO_MEMORY,
-    hints=False,
-    routes=(_generate(legacy.OLD), Route("GET", "/health", "health")),
+    base_path="",
+    render_error=shared.vllm_error,
+    prompt_members=PROMPT_MEMBERS,
+    no_memory_body=shared.NO_MEMORY_BODY,
+    retry_hints=False,
+    routes=(_generate_route(legacy.OLD_VERSION), Route("GET", "/health", "health")),
 )

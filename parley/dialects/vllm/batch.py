@@ -10,15 +10,15 @@ from typing import ClassVar
 
 import msgspec
 
-from parley.dialects.dialect import Answer, Head, Headers, Timings, Whole
+from parley.dialects.dialect import Answer, HeaderList, RequestContext, RequestTimings, UnstreamedReply
 from parley.dialects.fields import Fields
 from parley.dialects.openai.completions import MAX_PROMPTS
-from parley.dialects.openai.shared import unsupported
+from parley.dialects.openai.shared import unsupported_member
 from parley.dialects.vllm import requests
-from parley.dialects.vllm.chat import ChatReply
-from parley.types import Delta, Done, Event, Usage
+from parley.dialects.vllm.chat import VllmChatReply
+from parley.types import ChoiceDelta, ChoiceDone, Event, Usage
 
-ALONE = {  # features that are available only for a single conversation
+SINGLE_ONLY_MEMBERS = {  # features that are available only for a single conversation
     "stream": "Streams of several conversations are",
     "use_beam_search": "Beam search in several conversations is",
     "tools": "Tools in several conversations are",
@@ -28,47 +28,49 @@ ALONE = {  # features that are available only for a single conversation
 }
 
 
-def read(body: bytes, head: Head) -> BatchReply | Answer:
+def read_batch_request(body: bytes, context: RequestContext) -> BatchReply | Answer:
     """Read a request with several conversations. Raises BadRequest."""
-    return requests.read(BatchReply, body, head)
+    return requests.read_vllm_request(BatchReply, body, context)
 
 
-class BatchReply(Whole):
+class BatchReply(UnstreamedReply):
     """A request with several conversations."""
 
-    names: ClassVar[Mapping[str, str]] = ChatReply.names
+    field_names: ClassVar[Mapping[str, str]] = VllmChatReply.field_names
 
-    def __init__(self, body: Fields, head: Head):
-        for name, subject in ALONE.items():
-            if body.has(name) and body.raw(name) is not False:
-                raise unsupported(body, name, subject)
+    def __init__(self, body: Fields, context: RequestContext):
+        for name, subject in SINGLE_ONLY_MEMBERS.items():
+            if body.has_value(name) and body.raw_value(name) is not False:
+                raise unsupported_member(body, name, subject)
         if body.integer("n", 1) != 1:
-            raise unsupported(body, "n", "More than one answer to each of several conversations is")
-        self._replies = [ChatReply(each, head) for each in _apart(body)]
+            raise unsupported_member(body, "n", "More than one answer to each of several conversations is")
+        self._replies = [VllmChatReply(each, context) for each in _split_conversations(body)]
         self.request = self._replies[0].request
         self.request.prompts = [reply.request.prompts[0] for reply in self._replies]
-        self.request.want = msgspec.structs.replace(self.request.want, prompt_logprobs=None)
+        self.request.output_options = msgspec.structs.replace(self.request.output_options, prompt_logprobs=None)
 
-    def add(self, events: Sequence[Event]) -> None:
+    def add_events(self, events: Sequence[Event]) -> None:
         for event in events:
-            if isinstance(event, Delta | Done):
-                self._replies[event.index].add([msgspec.structs.replace(event, index=0)])
+            if isinstance(event, ChoiceDelta | ChoiceDone):
+                self._replies[event.index].add_events([msgspec.structs.replace(event, index=0)])
 
-    def body(self, usage: Usage) -> bytes:
-        return self._replies[0].answer([reply.choice(index) for index, reply in enumerate(self._replies)], usage)
+    def render_body(self, usage: Usage) -> bytes:
+        return self._replies[0].answer_with(
+            [reply.first_choice(index) for index, reply in enumerate(self._replies)], usage
+        )
 
-    def headers(self, timings: Timings | None) -> Headers:
-        return self._replies[0].headers(timings)
+    def answer_headers(self, timings: RequestTimings | None) -> HeaderList:
+        return self._replies[0].answer_headers(timings)
 
 
-def _apart(body: Fields) -> list[Fields]:
+def _split_conversations(body: Fields) -> list[Fields]:
     """Return a body for each conversation. Raises BadRequest."""
     conversations = body.array("messages", cap=MAX_PROMPTS)
     if not conversations:
-        raise body.empty("messages", "array") if body.has("messages") else body.missing("messages")
-    rest = body.without({"messages"})
+        raise body.empty_member("messages", "array") if body.has_value("messages") else body.missing_member("messages")
+    rest = body.without_members({"messages"})
     for index, messages in enumerate(conversations):
         if not isinstance(messages, list):
             place = f"messages[{index}]"
-            raise body.over({place: messages}).mistyped(place, "an array")
-    return [rest.over({"messages": messages}) for messages in conversations]
+            raise body.with_defaults({place: messages}).mistyped_member(place, "an array")
+    return [rest.with_defaults({"messages": messages}) for messages in conversations]

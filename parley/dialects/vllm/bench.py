@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parley.dialects.bench import Api
+from parley.dialects.bench import BenchApi
 from parley.dialects.openai import bench
 
-APIS = {"vllm": Api("/v1/completions", bench.completion, bench.see)}
+BENCH_APIS = {"vllm": BenchApi("/v1/completions", bench.completion, bench.read_openai_event)}

@@ -9,149 +9,157 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from parley.dialects.dialect import Answer, Head
+from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.openai import chat
-from parley.dialects.openai.shared import Rules
+from parley.dialects.openai.shared import ReadingRules
 from parley.dialects.vllm import requests, shared
-from parley.types import Accepted, CallDelta, Delta, Done, Event, Token, Usage
+from parley.types import ChoiceDelta, ChoiceDone, Event, PromptAccepted, TokenInfo, ToolCallDelta, Usage
 
-CONTENT = b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null,"token_ids":null}'
+PLAIN_CHUNK = b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null,"token_ids":null}'
 
 
-def read(body: bytes, head: Head) -> ChatReply | Answer:
+def read_vllm_chat(body: bytes, context: RequestContext) -> VllmChatReply | Answer:
     """Read a chat request. Raises BadRequest."""
-    return requests.read(ChatReply, body, head)
+    return requests.read_vllm_request(VllmChatReply, body, context)
 
 
-class ChatReply(shared.Streamed, chat.ChatReply):
+class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
     """A chat request, answered in vLLM's form."""
 
-    rules: ClassVar[Rules] = requests.RULES
+    reading_rules: ClassVar[ReadingRules] = requests.VLLM_RULES
 
-    def __init__(self, body: Fields, head: Head):
-        counted = "max_completion_tokens" if body.has("max_completion_tokens") else "max_tokens"
-        requests.check(body, head, counted=counted, least=1)
+    def __init__(self, body: Fields, context: RequestContext):
+        counted = "max_completion_tokens" if body.has_value("max_completion_tokens") else "max_tokens"
+        requests.check_generation(body, context, limit_member=counted, least=1)
         requests.check_chat(body)
-        super().__init__(requests.formed(body), head)
-        self.request.stop = requests.cap(self.request.stop, head)
-        self.request.sampling = requests.sampling(self.request)
-        self._name = requests.name(head, self._name)
+        super().__init__(requests.with_response_format(body), context)
+        self.request.stop_conditions = requests.cap_max_tokens(self.request.stop_conditions, context)
+        self.request.sampling = requests.search_sampling(self.request)
+        self._answer_id = requests.choose_answer_id(context, self._answer_id)
         self._legacy = False  # calls are always written in the newer form
         self._echoes = body.boolean("echo", False)
-        self._wants_tokens = self._ids or self.request.want.logprobs is not None
-        if self._echoes and self.request.want.prompt_logprobs is None and not self.request.stream:
-            self.request.want = shared.scored(self.request.want)
+        self._wants_tokens = self._wants_ids or self.request.output_options.logprobs is not None
+        if self._echoes and self.request.output_options.prompt_logprobs is None and not self.request.stream:
+            self.request.output_options = shared.with_prompt_logprobs(self.request.output_options)
 
     # -- a stream
 
-    def chunk(self, events: Sequence[Event]) -> bytes:
+    def render_chunk(self, events: Sequence[Event]) -> bytes:
         parts: list[bytes] = []
-        pieces: list[tuple[Delta | None, Done | None]] = []
+        pieces: list[tuple[ChoiceDelta | None, ChoiceDone | None]] = []
         for event in events:
             match event:
-                case Accepted():
+                case PromptAccepted():
                     self._prompt_ids, self._prompt_text = event.token_ids, event.text
-                    parts += [self._open(index) for index in range(self.request.n)]
-                case Delta():
+                    parts += [self._opening_chunks(index) for index in range(self.request.n)]
+                case ChoiceDelta():
                     pieces.append((event, None))
-                case Done():
-                    shared.finish(pieces, event)
-        return b"".join(parts + [self._say(delta, done) for delta, done in pieces])
+                case ChoiceDone():
+                    shared.attach_done(pieces, event)
+        return b"".join(parts + [self._output_chunks(delta, done) for delta, done in pieces])
 
-    def _open(self, index: int) -> bytes:
+    def _opening_chunks(self, index: int) -> bytes:
         delta = {"role": "assistant", "content": ""}
         opening: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        told = self._wrap([opening]) | self._progress(index)
-        told |= {"prompt_token_ids": self._prompt_ids if self._ids else None, "prompt_text": self._prompt_text}
-        if not self._echo:
-            return shared.frame(told)
-        opening = opening | {"delta": {"content": self._echo}}
-        return shared.frame(told) + shared.frame(self._wrap([opening]) | self._progress(index))
+        chunk = self._chunk_envelope([opening]) | self._chunk_usage(index)
+        chunk |= {"prompt_token_ids": self._prompt_ids if self._wants_ids else None, "prompt_text": self._prompt_text}
+        if not self._echo_text:
+            return shared.vllm_frame(chunk)
+        opening = opening | {"delta": {"content": self._echo_text}}
+        return shared.vllm_frame(chunk) + shared.vllm_frame(self._chunk_envelope([opening]) | self._chunk_usage(index))
 
-    def _say(self, delta: Delta | None, done: Done | None) -> bytes:
+    def _output_chunks(self, delta: ChoiceDelta | None, done: ChoiceDone | None) -> bytes:
         """Return the chunks for new output, for the end of a choice, or for both."""
-        plain = not (self._wants_tokens or self._continuous)
+        plain = not (self._wants_tokens or self._usage_per_chunk)
         if delta is not None and done is None and plain and delta.part == "content" and delta.text:
-            return self._before_chunk() + CONTENT % (delta.index, shared.encode(delta.text)) + b"]}\n\n"
-        told = [] if delta is None else self._deltas(delta)
+            return self._start_of_chunk() + PLAIN_CHUNK % (delta.index, shared.encode_json(delta.text)) + b"]}\n\n"
+        deltas = [] if delta is None else self._delta_members(delta)
         tokens = [] if delta is None else delta.tokens
-        if not told and done is not None:
-            told = [{}]
-        elif not told and tokens and self._wants_tokens:
-            told = [{"content": ""}]
-        if not told and delta is not None:
-            self._choices[delta.index].given += len(tokens)
+        if not deltas and done is not None:
+            deltas = [{}]
+        elif not deltas and tokens and self._wants_tokens:
+            deltas = [{"content": ""}]
+        if not deltas and delta is not None:
+            self._choices[delta.index].sent_tokens += len(tokens)
         frames = []
-        for number, piece in enumerate(told):
-            last = number == len(told) - 1
-            frames.append(self._chunk(piece, delta, done if last else None, tokens if last else []))
+        for number, piece in enumerate(deltas):
+            last = number == len(deltas) - 1
+            frames.append(self._choice_chunk(piece, delta, done if last else None, tokens if last else []))
         return b"".join(frames)
 
-    def _chunk(self, piece: dict[str, Any], delta: Delta | None, done: Done | None, tokens: list[Token]) -> bytes:
+    def _choice_chunk(
+        self, piece: dict[str, Any], delta: ChoiceDelta | None, done: ChoiceDone | None, tokens: list[TokenInfo]
+    ) -> bytes:
         index = done.index if delta is None and done is not None else delta.index if delta is not None else 0
-        self._choices[index].given += len(tokens)
+        self._choices[index].sent_tokens += len(tokens)
         choice: dict[str, Any] = {
             "index": index,
             "delta": piece,
-            "logprobs": self._logprobs(tokens) if tokens else None,
-            "finish_reason": None if done is None else self._finish(done),
+            "logprobs": self._logprobs_member(tokens) if tokens else None,
+            "finish_reason": None if done is None else self._finish_reason(done),
         }
         if done is not None:
             choice["stop_reason"] = done.stop
-        choice["token_ids"] = [token.id for token in tokens] if self._ids else None
-        told = self._wrap([choice]) | self._progress(index)
-        if done is not None and not self.request.want.usage:
-            told["system_fingerprint"] = self._head.fingerprint
-        return shared.frame(told)
+        choice["token_ids"] = [token.id for token in tokens] if self._wants_ids else None
+        chunk = self._chunk_envelope([choice]) | self._chunk_usage(index)
+        if done is not None and not self.request.output_options.usage:
+            chunk["system_fingerprint"] = self._context.fingerprint
+        return shared.vllm_frame(chunk)
 
-    def _deltas(self, event: Delta) -> list[dict[str, Any]]:
+    def _delta_members(self, event: ChoiceDelta) -> list[dict[str, Any]]:
         if event.call is not None:
-            return self._calls(event.call)
+            return self._call_deltas(event.call)
         if event.part == "tool" or not event.text:
             return []
         if event.part == "content":
             return [{"content": event.text}]
-        return [{"reasoning": event.text, "reasoning_content": event.text}] if self._reasons else []
+        return [{"reasoning": event.text, "reasoning_content": event.text}] if self._wants_reasoning else []
 
-    def _calls(self, call: CallDelta) -> list[dict[str, Any]]:
+    def _call_deltas(self, call: ToolCallDelta) -> list[dict[str, Any]]:
         """Return the deltas of a call: its announcement without arguments, then the arguments as separate deltas."""
         pieces: list[dict[str, Any]] = []
         if call.name is not None:
             function = {"name": call.name}
-            pieces.append({"id": _call_id(call.id), "type": "function", "index": call.index, "function": function})
+            pieces.append({"id": _vllm_call_id(call.id), "type": "function", "index": call.index, "function": function})
         if call.arguments:
             pieces.append({"index": call.index, "function": {"arguments": call.arguments}})
         return [{"content": None, "tool_calls": [piece]} for piece in pieces]
 
-    def _wrap(self, choices: list[Any]) -> dict[str, Any]:
-        return shared.envelope(f"chatcmpl-{self._name}", "chat.completion.chunk", self._head, self.request, choices)
+    def _chunk_envelope(self, choices: list[Any]) -> dict[str, Any]:
+        return shared.vllm_envelope(
+            f"chatcmpl-{self._answer_id}", "chat.completion.chunk", self._context, self.request, choices
+        )
 
-    def _progress(self, index: int) -> dict[str, Any]:
-        if not self._continuous:
+    def _chunk_usage(self, index: int) -> dict[str, Any]:
+        if not self._usage_per_chunk:
             return {}
-        return {"usage": shared.progress(len(self._prompt_ids or ()), self._choices[index].given)}
+        return {"usage": shared.vllm_running_usage(len(self._prompt_ids or ()), self._choices[index].sent_tokens)}
 
     # -- one answer
 
-    def body(self, usage: Usage) -> bytes:
-        return self.answer([self._choice(index, choice) for index, choice in enumerate(self._choices)], usage)
+    def render_body(self, usage: Usage) -> bytes:
+        return self.answer_with(
+            [self._choice_object(index, choice) for index, choice in enumerate(self._choices)], usage
+        )
 
-    def choice(self, index: int) -> dict[str, Any]:
+    def first_choice(self, index: int) -> dict[str, Any]:
         """Return the first choice, with another index."""
-        return self._choice(index, self._choices[0])
+        return self._choice_object(index, self._choices[0])
 
-    def answer(self, choices: list[dict[str, Any]], usage: Usage) -> bytes:
+    def answer_with(self, choices: list[dict[str, Any]], usage: Usage) -> bytes:
         """Return the answer with its choices."""
-        answer = shared.envelope(f"chatcmpl-{self._name}", "chat.completion", self._head, self.request, choices)
-        return shared.encode(
+        answer = shared.vllm_envelope(
+            f"chatcmpl-{self._answer_id}", "chat.completion", self._context, self.request, choices
+        )
+        return shared.encode_json(
             answer
             | {
                 "service_tier": None,
-                "system_fingerprint": self._head.fingerprint,
-                "usage": shared.usage(usage),
-                "prompt_logprobs": self._prompt_logprobs(),
-                "prompt_token_ids": self._prompt_ids if self._ids else None,
+                "system_fingerprint": self._context.fingerprint,
+                "usage": shared.vllm_usage(usage),
+                "prompt_logprobs": self._prompt_logprobs_member(),
+                "prompt_token_ids": self._prompt_ids if self._wants_ids else None,
                 "prompt_text": self._prompt_text,
                 "kv_transfer_params": None,
                 "ec_transfer_params": None,
@@ -159,38 +167,40 @@ class ChatReply(shared.Streamed, chat.ChatReply):
             }
         )
 
-    def _choice(self, index: int, choice: chat.Choice) -> dict[str, Any]:
+    def _choice_object(self, index: int, choice: chat.ChatChoice) -> dict[str, Any]:
         assert choice.done is not None
-        reasoning = ("".join(choice.reasoning) if self._reasons else "") or None
-        content: str | None = self._echo + "".join(choice.content)
+        reasoning = ("".join(choice.reasoning) if self._wants_reasoning else "") or None
+        content: str | None = self._echo_text + "".join(choice.content)
         message: dict[str, Any] = {
             "role": "assistant",
-            "content": None if not content and (choice.calls or choice.reasoning) and not self._named else content,
+            "content": None
+            if not content and (choice.calls or choice.reasoning) and not self._tool_chosen
+            else content,
             "refusal": None,
             "annotations": None,
             "audio": None,
             "function_call": None,
         }
         if choice.calls:
-            message["tool_calls"] = [call | {"id": _call_id(call["id"])} for call in choice.calls]
+            message["tool_calls"] = [call | {"id": _vllm_call_id(call["id"])} for call in choice.calls]
         message["reasoning"] = reasoning
         if reasoning is not None:
             message["reasoning_content"] = reasoning  # its name in older versions
         return {
             "index": index,
             "message": message,
-            "logprobs": self._logprobs(choice.tokens),
-            "finish_reason": self._finish(choice.done),
+            "logprobs": self._logprobs_member(choice.tokens),
+            "finish_reason": self._finish_reason(choice.done),
             "stop_reason": choice.done.stop,
-            "token_ids": [token.id for token in choice.tokens] if self._ids else None,
+            "token_ids": [token.id for token in choice.tokens] if self._wants_ids else None,
             "routed_experts": None,
         }
 
-    def _logprobs(self, tokens: list[Token]) -> dict[str, Any] | None:
-        scored = super()._logprobs(tokens)
+    def _logprobs_member(self, tokens: list[TokenInfo]) -> dict[str, Any] | None:
+        scored = super()._logprobs_member(tokens)
         return None if scored is None else {"content": scored["content"]}
 
 
-def _call_id(id: str | None) -> str:
+def _vllm_call_id(call_id: str | None) -> str:
     """Return the id of a call in vLLM's form, from the part that distinguishes calls here."""
-    return f"chatcmpl-tool-{(id or '')[-16:]}"
+    return f"chatcmpl-tool-{(call_id or '')[-16:]}"

@@ -9,62 +9,64 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from parley.dialects import vectors
-from parley.dialects.dialect import Answer, Head, Whole
+from parley.dialects.dialect import Answer, RequestContext, UnstreamedReply
 from parley.dialects.fields import Fields
 from parley.dialects.openai import extras
-from parley.dialects.openai.embeddings import MAX_DIMENSIONS, MAX_INPUTS
-from parley.dialects.openai.prompts import MAX_SIZE
-from parley.dialects.openai.shared import MAX_TOKENS, unsupported
+from parley.dialects.openai.embeddings import MAX_DIMENSIONS, MAX_EMBEDDING_INPUTS
+from parley.dialects.openai.prompts import MAX_PROMPT_SIZE
+from parley.dialects.openai.shared import MAX_TOKENS, unsupported_member
 from parley.dialects.vllm import requests, shared
 from parley.errors import Invalid
-from parley.types import Event, Pooling, Request, Text, Usage, Vector
+from parley.types import Event, PoolingOptions, PromptVector, Request, Text, Usage
 
-FORMS = ("float", "base64", "binary", "ubinary")
-SIDES = {"END": "right", "START": "left"}  # the side to cut of a text that is too long
-ONE = "Exactly one of texts, images, or inputs must be provided and non-empty"
+EMBEDDING_TYPES = ("float", "base64", "binary", "ubinary")
+TRUNCATED_SIDES = {"END": "right", "START": "left"}  # the side to cut of a text that is too long
+NO_INPUT_SENTENCE = "Exactly one of texts, images, or inputs must be provided and non-empty"
 
 
-def read(body: bytes, head: Head) -> EmbedReply | Answer:
+def read_cohere_request(body: bytes, context: RequestContext) -> CohereReply | Answer:
     """Read an embedding request in Cohere's form. Raises BadRequest."""
-    return requests.read(EmbedReply, body, head)
+    return requests.read_vllm_request(CohereReply, body, context)
 
 
-class EmbedReply(Whole):
+class CohereReply(UnstreamedReply):
     """An embedding request in Cohere's form."""
 
-    names: ClassVar[Mapping[str, str]] = {
+    field_names: ClassVar[Mapping[str, str]] = {
         "prompt": "texts", "prompt_name": "input_type", "dimensions": "output_dimension"
     }  # fmt: skip
 
-    def __init__(self, body: Fields, head: Head):
-        self._texts = _texts(body)
-        self._forms = _forms(body) or ["float"]
-        more = extras.pooling(_cut(body, head), head)
+    def __init__(self, body: Fields, context: RequestContext):
+        self._texts = _read_cohere_texts(body)
+        self._types = _read_embedding_types(body) or ["float"]
+        extra_members = extras.read_pooling_extras(_with_truncation(body, context), context)
         self.request = Request(
-            id=head.id,
+            id=context.unique_id,
             model=body.string("model", "", cap=256),
             prompts=[Text(text) for text in self._texts],
-            **more.members,
-            pooling=Pooling(
+            **extra_members.request_members,
+            pooling=PoolingOptions(
                 body.integer("output_dimension", None, 1, MAX_DIMENSIONS),
-                prompt=body.string("input_type", None, cap=extras.MAX_NAME),
+                prompt=body.string("input_type", None, cap=extras.MAX_NAME_CHARACTERS),
             ),
         )
-        self._name = requests.name(head, more.name or head.id)
+        self._answer_id = requests.choose_answer_id(context, extra_members.client_id or context.unique_id)
         self._vectors: dict[int, bytes] = {}
 
-    def add(self, events: Sequence[Event]) -> None:
+    def add_events(self, events: Sequence[Event]) -> None:
         for event in events:
-            if isinstance(event, Vector):
+            if isinstance(event, PromptVector):
                 self._vectors[event.prompt] = event.values
 
-    def body(self, usage: Usage) -> bytes:
-        given = [self._vectors[index] for index in range(len(self._texts))]
+    def render_body(self, usage: Usage) -> bytes:
+        ordered_vectors = [self._vectors[index] for index in range(len(self._texts))]
         billed = {"input_tokens": usage.prompt_tokens, "image_tokens": 0}
-        return shared.encode(
+        return shared.encode_json(
             {
-                "id": f"embd-{self._name}",
-                "embeddings": {form: [_told(values, form) for values in given] for form in self._forms},
+                "id": f"embd-{self._answer_id}",
+                "embeddings": {
+                    form: [_typed_vector(values, form) for values in ordered_vectors] for form in self._types
+                },
                 "texts": self._texts,
                 "meta": {"api_version": {"version": "2"}, "billed_units": billed},
                 "response_type": "embeddings_by_type",
@@ -72,41 +74,41 @@ class EmbedReply(Whole):
         )
 
 
-def _texts(body: Fields) -> list[str]:
+def _read_cohere_texts(body: Fields) -> list[str]:
     for name in ("images", "inputs"):
-        if body.array(name, cap=MAX_INPUTS):
-            raise unsupported(body, name, "Anything but texts is")
-    texts = body.strings("texts", cap=MAX_INPUTS, total=MAX_SIZE)
+        if body.array(name, cap=MAX_EMBEDDING_INPUTS):
+            raise unsupported_member(body, name, "Anything but texts is")
+    texts = body.strings("texts", cap=MAX_EMBEDDING_INPUTS, total=MAX_PROMPT_SIZE)
     if not texts:
-        raise Invalid(ONE)
+        raise Invalid(NO_INPUT_SENTENCE)
     return texts
 
 
-def _forms(body: Fields) -> list[str]:
+def _read_embedding_types(body: Fields) -> list[str]:
     """Return the encodings in which each vector is requested, without duplicates."""
-    forms = body.strings("embedding_types", cap=len(FORMS), total=MAX_SIZE)
+    forms = body.strings("embedding_types", cap=len(EMBEDDING_TYPES), total=MAX_PROMPT_SIZE)
     for index, form in enumerate(forms):
-        place = f"embedding_types[{index}]"
-        body.over({place: form}).string(place, None, allowed=FORMS)
+        item_path = f"embedding_types[{index}]"
+        body.with_defaults({item_path: form}).string(item_path, None, allowed=EMBEDDING_TYPES)
     return list(dict.fromkeys(forms))
 
 
-def _cut(body: Fields, head: Head) -> Fields:
+def _with_truncation(body: Fields, context: RequestContext) -> Fields:
     """Return the body with its truncation in vLLM's own members; ``NONE`` refuses long texts instead."""
-    truncate = body.string("truncate", "END", allowed=("NONE", *SIDES))
-    most = body.integer("max_tokens", -1, 1, MAX_TOKENS)
-    if truncate in SIDES:
-        count = min(most, head.context) if head.context else most
-        return body.over({"truncate_prompt_tokens": count, "truncation_side": SIDES[truncate]})
-    if most > 0:
-        raise body.fail("max_tokens", "needs a 'truncate' of START or END.")
+    truncate = body.string("truncate", "END", allowed=("NONE", *TRUNCATED_SIDES))
+    max_tokens = body.integer("max_tokens", -1, 1, MAX_TOKENS)
+    if truncate in TRUNCATED_SIDES:
+        count = min(max_tokens, context.context_length) if context.context_length else max_tokens
+        return body.with_defaults({"truncate_prompt_tokens": count, "truncation_side": TRUNCATED_SIDES[truncate]})
+    if max_tokens > 0:
+        raise body.member_error("max_tokens", "needs a 'truncate' of START or END.")
     return body
 
 
-def _told(values: bytes, form: str) -> Any:
+def _typed_vector(values: bytes, form: str) -> Any:
     if form == "base64":
-        return vectors.text(values)
-    numbers = vectors.numbers(values)
+        return vectors.vector_base64(values)
+    numbers = vectors.vector_numbers(values)
     if form == "float":
         return numbers
     bits = "".join("1" if number >= 0 else "0" for number in numbers)

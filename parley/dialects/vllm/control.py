@@ -7,70 +7,81 @@ from functools import partial
 from typing import Any, NoReturn
 from urllib.parse import parse_qs
 
-from parley.dialects.dialect import Answer, Head, Reply
-from parley.dialects.facts import Card, Facts
-from parley.dialects.fields import decode
+from parley.dialects.dialect import Answer, Reply, RequestContext
+from parley.dialects.facts import ModelCard, ServerFacts
+from parley.dialects.fields import decode_fields
 from parley.dialects.openai import tokens
 from parley.dialects.vllm import chat, completions, embeddings, requests, scores, shared
-from parley.dialects.vllm.shared import UNUSABLE
-from parley.dialects.vllm.words import FALSE, TRUE, WORDS
-from parley.dialects.wishes import Adapt, Detokenize, Tokenize
+from parley.dialects.vllm.shared import ADAPTER_ERROR_TYPE
+from parley.dialects.vllm.words import FALSE_TEXTS, TRUE_TEXTS, VLLM_WORDING
+from parley.dialects.wishes import DetokenizeRequest, LoadAdapter, TokenizeRequest
 from parley.errors import Invalid, NotFound, ParleyError
 
-NAME = re.compile(r"[\w.:/@-]{1,256}", re.ASCII)
-TEXT = b"text/plain; charset=utf-8"
+ADAPTER_NAME = re.compile(r"[\w.:/@-]{1,256}", re.ASCII)
+PLAIN_TEXT = b"text/plain; charset=utf-8"
 
 
-def models(body: bytes, head: Head, facts: Facts) -> Answer:
+def answer_models(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Return one card per name. As in the original, times and ids are new in each answer."""
-    cards = [_card(card, number, head) for number, card in enumerate(facts.cards)]
-    return Answer(body=shared.encode({"object": "list", "data": cards}))
+    cards = [_vllm_model_object(card, number, context) for number, card in enumerate(facts.cards)]
+    return Answer(body=shared.encode_json({"object": "list", "data": cards}))
 
 
-def load_adapter(strict: bool, body: bytes, head: Head) -> Adapt:
+def read_load_adapter(strict: bool, body: bytes, context: RequestContext) -> LoadAdapter:
     """Read a request to load an adapter. Raises BadRequest."""
-    fields = decode(body, WORDS)
+    fields = decode_fields(body, VLLM_WORDING)
     name, path = fields.string("lora_name", ""), fields.string("lora_path", "")
     if not name or not path:
-        raise _unusable("Both 'lora_name' and 'lora_path' must be provided.")
-    if not NAME.fullmatch(name):
-        raise _unusable("'lora_name' must be 1 to 256 letters, digits and signs of ._:/@- without blanks.")
+        raise _adapter_error("Both 'lora_name' and 'lora_path' must be provided.")
+    if not ADAPTER_NAME.fullmatch(name):
+        raise _adapter_error("'lora_name' must be 1 to 256 letters, digits and signs of ._:/@- without blanks.")
     replace = fields.boolean("load_inplace", False)
     fields.boolean("is_3d_lora_weight", False)
-    told = f"Success: LoRA adapter '{name}' added successfully."
-    return Adapt(name, path, Answer(body=told.encode(), type=TEXT), replace, failed=partial(_refused, strict))
+    sentence = f"Success: LoRA adapter '{name}' added successfully."
+    return LoadAdapter(
+        name,
+        path,
+        Answer(body=sentence.encode(), content_type=PLAIN_TEXT),
+        replace,
+        render_failure=partial(_adapter_refusal, strict),
+    )
 
 
-def unload_adapter(strict: bool, body: bytes, head: Head) -> Adapt:
+def read_unload_adapter(strict: bool, body: bytes, context: RequestContext) -> LoadAdapter:
     """Read a request to unload an adapter. Raises BadRequest."""
-    fields = decode(body, WORDS)
+    fields = decode_fields(body, VLLM_WORDING)
     name = fields.string("lora_name", "")
     fields.integer("lora_int_id", None)
     if not name:
-        raise _unusable("'lora_name' needs to be provided to unload a LoRA adapter.")
-    told = f"Success: LoRA adapter '{name[:256]}' removed successfully."
-    return Adapt(name, None, Answer(body=told.encode(), type=TEXT), failed=partial(_refused, strict))
+        raise _adapter_error("'lora_name' needs to be provided to unload a LoRA adapter.")
+    sentence = f"Success: LoRA adapter '{name[:256]}' removed successfully."
+    return LoadAdapter(
+        name,
+        None,
+        Answer(body=sentence.encode(), content_type=PLAIN_TEXT),
+        render_failure=partial(_adapter_refusal, strict),
+    )
 
 
-def _unusable(message: str) -> Invalid:
-    return Invalid(message, code=UNUSABLE)
+def _adapter_error(message: str) -> Invalid:
+    return Invalid(message, code=ADAPTER_ERROR_TYPE)
 
 
-def _refused(strict: bool, error: ParleyError) -> Answer:
+def _adapter_refusal(strict: bool, error: ParleyError) -> Answer:
     """Return the answer to a failed adapter request, whose error types differ from other routes'. The original has no
     such path unless it may load adapters."""
     if not isinstance(error, NotFound) or (strict and error.field is None):
-        return shared.error(error)
-    told = {"message": error.message, "type": "NotFoundError", "param": error.field, "code": 404}
-    return Answer(404, shared.encode({"error": told}))
+        return shared.vllm_error(error)
+    error_object = {"message": error.message, "type": "NotFoundError", "param": error.field, "code": 404}
+    return Answer(404, shared.encode_json({"error": error_object}))
 
 
-def _card(card: Card, number: int, head: Head) -> dict[str, Any]:
-    id = f"{int(head.id[:16], 16) + number & (1 << 64) - 1:016x}"
+def _vllm_model_object(card: ModelCard, number: int, context: RequestContext) -> dict[str, Any]:
+    permission_id = f"{int(context.unique_id[:16], 16) + number & (1 << 64) - 1:016x}"
     permission = {
-        "id": f"modelperm-{id}",
+        "id": f"modelperm-{permission_id}",
         "object": "model_permission",
-        "created": head.created,
+        "created": context.created,
         "allow_create_engine": False,
         "allow_sampling": True,
         "allow_logprobs": True,
@@ -84,60 +95,64 @@ def _card(card: Card, number: int, head: Head) -> dict[str, Any]:
     return {
         "id": card.name,
         "object": "model",
-        "created": head.created,
+        "created": context.created,
         "owned_by": "vllm",
-        "root": card.folder or card.root,
-        "parent": card.root if card.folder else None,
-        "max_model_len": None if card.folder else card.max_model_len,
+        "root": card.adapter_folder or card.root,
+        "parent": card.root if card.adapter_folder else None,
+        "max_model_len": None if card.adapter_folder else card.max_model_len,
         "permission": [permission],
     }
 
 
-def invoked(body: bytes, head: Head) -> Reply | Answer:
+def read_invocation(body: bytes, context: RequestContext) -> Reply | Answer:
     """Read a conversation, a plain prompt, or texts to embed or compare, depending on the body. Raises BadRequest."""
-    requests.check_type(head)
-    fields = decode(body, WORDS)
-    if fields.has("input") or fields.has("encoding_format"):
-        return embeddings.read(body, head)
-    if not fields.has("messages"):
-        if fields.has("prompt") or fields.has("prompt_embeds"):
-            return completions.read(body, head)
+    requests.check_content_type(context)
+    fields = decode_fields(body, VLLM_WORDING)
+    if fields.has_value("input") or fields.has_value("encoding_format"):
+        return embeddings.read_vllm_embedding(body, context)
+    if not fields.has_value("messages"):
+        if fields.has_value("prompt") or fields.has_value("prompt_embeds"):
+            return completions.read_vllm_completion(body, context)
         if scores.fits_score(fields):
-            return scores.score(body, head)
+            return scores.read_score_request(body, context)
         if scores.fits_rerank(fields):
-            return scores.rerank(body, head)
-    return chat.read(body, head)
+            return scores.read_rerank_request(body, context)
+    return chat.read_vllm_chat(body, context)
 
 
-def tokenize(body: bytes) -> Tokenize:
+def read_vllm_tokenize(body: bytes) -> TokenizeRequest:
     """Read a prompt or a conversation to tokenize. Raises BadRequest."""
-    return tokens.tokenize(body, WORDS, requests.RULES)
+    return tokens.read_tokenize(body, VLLM_WORDING, requests.VLLM_RULES)
 
 
-def detokenize(body: bytes) -> Detokenize:
+def read_vllm_detokenize(body: bytes) -> DetokenizeRequest:
     """Read tokens to convert to text. Raises BadRequest."""
-    return tokens.detokenize(body, WORDS, lax=True)
+    return tokens.read_detokenize(body, VLLM_WORDING, ignore_unknown=True)
 
 
-def version(text: str) -> bytes:
+def write_vllm_version(text: str) -> bytes:
     """Return the version of the original whose API this is."""
-    return shared.encode({"version": shared.SPOKEN})
+    return shared.encode_json({"version": shared.VLLM_VERSION})
 
 
-def put_back(head: Head) -> bool:
+def read_cache_reset(context: RequestContext) -> bool:
     """Return whether running requests may be preempted so that the cache can be cleared. Raises BadRequest."""
-    given = parse_qs(head.query.decode("latin-1"), max_num_fields=64) if head.query.count(b"&") < 64 else {}
-    text = given.get("reset_running_requests", ["false"])[-1].strip().lower()
-    if text not in TRUE | FALSE:
-        raise WORDS.mistyped("reset_running_requests", "a boolean", text)
-    return text in TRUE
+    query = (
+        parse_qs(context.query_string.decode("latin-1"), max_num_fields=64)
+        if context.query_string.count(b"&") < 64
+        else {}
+    )
+    text = query.get("reset_running_requests", ["false"])[-1].strip().lower()
+    if text not in TRUE_TEXTS | FALSE_TEXTS:
+        raise VLLM_WORDING.type_error("reset_running_requests", "a boolean", text)
+    return text in TRUE_TEXTS
 
 
-def was_reset(done: bool) -> bytes:
+def write_reset_done(done: bool) -> bytes:
     """Return whether the cache was cleared."""
-    return shared.encode({"success": done})
+    return shared.encode_json({"success": done})
 
 
-def unbuilt(what: str, body: bytes, head: Head, facts: Facts) -> NoReturn:
+def refuse_unsupported(subject: str, body: bytes, context: RequestContext, facts: ServerFacts) -> NoReturn:
     """Raise Unbuilt, for a call that is not supported."""
-    raise shared.Unbuilt(f"{what} not available on this server.")
+    raise shared.UnsupportedCall(f"{subject} not available on this server.")

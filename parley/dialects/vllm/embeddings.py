@@ -4,71 +4,73 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from parley.dialects.dialect import Answer, Head
+from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.openai import embeddings
-from parley.dialects.openai.shared import MAX_TOKENS, Rules, unsupported
+from parley.dialects.openai.shared import MAX_TOKENS, ReadingRules, unsupported_member
 from parley.dialects.vllm import requests, shared
 from parley.errors import Invalid, Unsupported
 from parley.types import Usage
 
-UNCUT = "truncate_prompt_tokens value is greater than max_model_len. Please request a smaller truncation size."
-TASKS = ("embed", "classify", "token_embed", "token_classify", "plugin")
+TRUNCATION_TOO_LONG = (
+    "truncate_prompt_tokens value is greater than max_model_len. Please request a smaller truncation size."
+)
+POOLING_TASKS = ("embed", "classify", "token_embed", "token_classify", "plugin")
 
 
-def read(body: bytes, head: Head) -> EmbeddingReply | Answer:
+def read_vllm_embedding(body: bytes, context: RequestContext) -> VllmEmbeddingReply | Answer:
     """Read an embedding request. Raises BadRequest."""
-    return requests.read(EmbeddingReply, body, head)
+    return requests.read_vllm_request(VllmEmbeddingReply, body, context)
 
 
-def pool(body: bytes, head: Head) -> PoolingReply | Answer:
+def read_pooling_request(body: bytes, context: RequestContext) -> PoolingReply | Answer:
     """Read a pooling request. Raises BadRequest."""
-    return requests.read(PoolingReply, body, head)
+    return requests.read_vllm_request(PoolingReply, body, context)
 
 
-def check_cut(body: Fields, head: Head) -> None:
+def check_truncation(body: Fields, context: RequestContext) -> None:
     """Check that the requested truncation is within the context length. Raises BadRequest."""
-    if head.context and body.integer("truncate_prompt_tokens", -1, -1, MAX_TOKENS) > head.context:
-        raise Invalid(UNCUT)
+    if context.context_length and body.integer("truncate_prompt_tokens", -1, -1, MAX_TOKENS) > context.context_length:
+        raise Invalid(TRUNCATION_TOO_LONG)
 
 
-class EmbeddingReply(embeddings.EmbeddingReply):
+class VllmEmbeddingReply(embeddings.EmbeddingReply):
     """An embedding request, answered in vLLM's form."""
 
-    rules: ClassVar[Rules] = requests.RULES
-    kind: ClassVar[str] = "embd"
+    reading_rules: ClassVar[ReadingRules] = requests.VLLM_RULES
+    id_prefix: ClassVar[str] = "embd"
 
-    def __init__(self, body: Fields, head: Head):
-        check_cut(body, head)
-        super().__init__(body, head)
-        self._name = requests.name(head, self._name)
+    def __init__(self, body: Fields, context: RequestContext):
+        check_truncation(body, context)
+        super().__init__(body, context)
+        self._answer_id = requests.choose_answer_id(context, self._answer_id)
 
-    def envelope(self, data: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
+    def embedding_envelope(self, data: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
         return {
-            "id": f"{self.kind}-{self._name}",
+            "id": f"{self.id_prefix}-{self._answer_id}",
             "object": "list",
-            "created": self._head.created,
+            "created": self._context.created,
             "model": self.request.model,
             "data": data,
-            "usage": shared.embedded(usage),
+            "usage": shared.embedding_usage(usage),
         }
 
 
-class PoolingReply(EmbeddingReply):
+class PoolingReply(VllmEmbeddingReply):
     """A pooling request: one vector for each input, in a member called ``data``."""
 
-    kind: ClassVar[str] = "pooling"
+    id_prefix: ClassVar[str] = "pooling"
 
-    def __init__(self, body: Fields, head: Head):
-        if (task := body.string("task", "embed", allowed=TASKS)) != "embed":
+    def __init__(self, body: Fields, context: RequestContext):
+        if (task := body.string("task", "embed", allowed=POOLING_TASKS)) != "embed":
             raise Unsupported(f"Unsupported task: {task!r} Supported tasks: ['embed']", field="task")
-        if body.has("data"):
-            raise unsupported(body, "data", "Input for plugins is")
-        super().__init__(body, head)
+        if body.has_value("data"):
+            raise unsupported_member(body, "data", "Input for plugins is")
+        super().__init__(body, context)
 
-    def envelope(self, data: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
+    def embedding_envelope(self, data: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
         pooled = [
             {"index": each["index"], "object": "pooling", "data": each["embedding"]} if "embedding" in each else each
             for each in data
         ]
-        return super().envelope(pooled, usage)
+        return super().embedding_envelope(pooled, usage)

@@ -12,22 +12,41 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from parley.dialects import forms, parameters
-from parley.dialects.dialect import Answer, Head, Reply
-from parley.dialects.fields import Fields, decode
+from parley.dialects.dialect import Answer, Reply, RequestContext
+from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.openai import extras
-from parley.dialects.openai.shared import MAX_TOKENS, RULES, Rules, interval, stop, unsupported
-from parley.dialects.parameters import MAX_TOP, Choices
+from parley.dialects.openai.shared import (
+    MAX_TOKENS,
+    OPENAI_RULES,
+    ReadingRules,
+    read_stop_conditions,
+    read_stream_interval,
+    unsupported_member,
+)
+from parley.dialects.parameters import MAX_ALTERNATIVES, ChoiceCounts
 from parley.dialects.vllm import shared
-from parley.dialects.vllm.words import WORDS
+from parley.dialects.vllm.words import VLLM_WORDING
 from parley.errors import BadRequest, ParleyError
-from parley.types import Delta, Done, Event, Grammar, Prompt, Request, Scored, Text, Tokens, Usage, Want
+from parley.types import (
+    ChoiceDelta,
+    ChoiceDone,
+    Event,
+    Grammar,
+    OutputOptions,
+    Prompt,
+    PromptScored,
+    Request,
+    Text,
+    Tokens,
+    Usage,
+)
 
 DEFAULT_TOKENS = 16
-HOTTEST = 3.4028234663852886e38
-MISTAKE = Answer(500, b"Internal Server Error", b"text/plain; charset=utf-8")
+MAX_TEMPERATURE = 3.4028234663852886e38
+PLAIN_500 = Answer(500, b"Internal Server Error", b"text/plain; charset=utf-8")
 
 # Arguments of the original's sampling parameters, from all versions that had this server.
-KNOWN = {
+KNOWN_MEMBERS = {
     "prompt", "stream", "n", "best_of", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature",
     "top_p", "top_k", "min_p", "seed", "use_beam_search", "length_penalty", "early_stopping", "stop", "stop_token_ids",
     "include_stop_str_in_output", "ignore_eos", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs", "detokenize",
@@ -37,7 +56,7 @@ KNOWN = {
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class DemoVersion:
     """The version of the server. ``strict``: as in the original, unknown members are refused, and every refusal is a
     plain 500."""
 
@@ -45,133 +64,133 @@ class Manner:
     terminator: bytes = b"\n"
 
 
-LENIENT = Manner(strict=False)
-STRICT = Manner(strict=True)
-OLD = Manner(strict=True, terminator=b"\0")
+LENIENT_VERSION = DemoVersion(strict=False)
+STRICT_VERSION = DemoVersion(strict=True)
+OLD_VERSION = DemoVersion(strict=True, terminator=b"\0")
 
 
-def read(manner: Manner, body: bytes, head: Head) -> GenerateReply | Answer:
+def read_demo_request(version: DemoVersion, body: bytes, context: RequestContext) -> DemoGenerateReply | Answer:
     """Read a request. Raises BadRequest, unless strict."""
     try:
-        fields = decode(body, WORDS)
-        unknown = set(fields.names) - KNOWN
-        if manner.strict and unknown:
-            raise fields.fail(min(unknown), "is not a sampling parameter.")
-        return GenerateReply(manner, fields, head)
+        fields = decode_fields(body, VLLM_WORDING)
+        unknown = set(fields.member_names) - KNOWN_MEMBERS
+        if version.strict and unknown:
+            raise fields.member_error(min(unknown), "is not a sampling parameter.")
+        return DemoGenerateReply(version, fields, context)
     except BadRequest:
-        if manner.strict:
-            return MISTAKE
+        if version.strict:
+            return PLAIN_500
         raise
 
 
-class GenerateReply(Reply):
+class DemoGenerateReply(Reply):
     """A request of the demo server."""
 
-    names: ClassVar[Mapping[str, str]] = {"stop_ids": "stop_token_ids"}
+    field_names: ClassVar[Mapping[str, str]] = {"stop_ids": "stop_token_ids"}
     media_type: ClassVar[str] = ""
-    rules: ClassVar[Rules] = RULES
+    reading_rules: ClassVar[ReadingRules] = OPENAI_RULES
 
-    def __init__(self, manner: Manner, body: Fields, head: Head):
-        prompt = _prompt(body)
+    def __init__(self, version: DemoVersion, body: Fields, context: RequestContext):
+        prompt = _read_demo_prompt(body)
         max_tokens = body.integer("max_tokens", DEFAULT_TOKENS, 1, MAX_TOKENS)
-        wish = _choices(body)
-        _check(body)
-        more = extras.read(body, head, max_tokens=max_tokens)
-        stream = body.raw("stream")
+        counts = _read_demo_choices(body)
+        _check_ignored_members(body)
+        extra_members = extras.read_extras(body, context, max_tokens=max_tokens)
+        stream = body.raw_value("stream")
         self.request = Request(
-            id=head.id,
+            id=context.unique_id,
             model="",
             prompts=[prompt],
-            sampling=parameters.sampling(body, hottest=HOTTEST),
-            stop=stop(body, max_tokens, self.rules),
-            want=Want(
+            sampling=parameters.read_sampling(body, max_temperature=MAX_TEMPERATURE),
+            stop_conditions=read_stop_conditions(body, max_tokens, self.reading_rules),
+            output_options=OutputOptions(
                 echo=isinstance(prompt, Tokens),
                 skip_special=body.boolean("skip_special_tokens", True),
-                interval=interval(body),
+                stream_interval=read_stream_interval(body),
             ),
-            banned=parameters.bad_words(body),
-            **wish._asdict(),
-            grammar=forms.one(more.grammar, _guided(body)),
+            banned_words=parameters.read_bad_words(body),
+            **counts._asdict(),
+            grammar=forms.only_constraint(extra_members.grammar, _read_guided_decoding(body)),
             stream=bool(stream),
-            **more.members,
+            **extra_members.request_members,
         )
-        self._manner = manner
-        self._texts = [[prompt.text] if isinstance(prompt, Text) else [] for _ in range(wish.n)]
+        self._version = version
+        self._texts = [[prompt.text] if isinstance(prompt, Text) else [] for _ in range(counts.n)]
 
-    def chunk(self, events: Sequence[Event]) -> bytes:
-        if not any(isinstance(event, Delta | Done) for event in events):
-            self.add(events)
+    def render_chunk(self, events: Sequence[Event]) -> bytes:
+        if not any(isinstance(event, ChoiceDelta | ChoiceDone) for event in events):
+            self.add_events(events)
             return b""
-        self.add(events)
-        return json.dumps({"text": self._told()}).encode() + self._manner.terminator
+        self.add_events(events)
+        return json.dumps({"text": self._whole_texts()}).encode() + self._version.terminator
 
-    def end(self, usage: Usage) -> bytes:
+    def finish_stream(self, usage: Usage) -> bytes:
         return b""
 
-    def fail(self, error: ParleyError) -> bytes:
+    def fail_stream(self, error: ParleyError) -> bytes:
         raise error
 
-    def refusal(self, error: ParleyError) -> Answer | None:
-        return MISTAKE if self._manner.strict and isinstance(error, BadRequest) else None
+    def render_refusal(self, error: ParleyError) -> Answer | None:
+        return PLAIN_500 if self._version.strict and isinstance(error, BadRequest) else None
 
-    def add(self, events: Sequence[Event]) -> None:
+    def add_events(self, events: Sequence[Event]) -> None:
         for event in events:
             match event:
-                case Delta():
+                case ChoiceDelta():
                     self._texts[event.index].append(event.text)
-                case Scored():
+                case PromptScored():
                     for text in self._texts:
                         text.insert(0, event.text)
 
-    def body(self, usage: Usage) -> bytes:
-        return shared.encode({"text": self._told()})
+    def render_body(self, usage: Usage) -> bytes:
+        return shared.encode_json({"text": self._whole_texts()})
 
-    def _told(self) -> list[str]:
+    def _whole_texts(self) -> list[str]:
         """Return the whole text of each choice so far, and keep it in one piece."""
-        told = ["".join(text) for text in self._texts]
-        self._texts = [[text] for text in told]
-        return told
+        texts = ["".join(text) for text in self._texts]
+        self._texts = [[text] for text in texts]
+        return texts
 
 
-def _prompt(body: Fields) -> Prompt:
+def _read_demo_prompt(body: Fields) -> Prompt:
     """Read the prompt: a text, or an object with a text or with token ids."""
-    value = body.raw("prompt")
+    value = body.raw_value("prompt")
     if value is None:
-        raise body.missing("prompt")
+        raise body.missing_member("prompt")
     if isinstance(value, str):
         return Text(value)
     if not isinstance(value, dict):
-        raise body.mistyped("prompt", "a string")
-    wish = body.object("prompt")
-    assert wish is not None
-    ids = wish.integers("prompt_token_ids", cap=2**31, low=0, high=parameters.MAX_ID)
+        raise body.mistyped_member("prompt", "a string")
+    prompt_object = body.object("prompt")
+    assert prompt_object is not None
+    ids = prompt_object.integers("prompt_token_ids", cap=2**31, low=0, high=parameters.MAX_TOKEN_ID)
     if ids:
         return Tokens(ids)
-    text = wish.string("prompt", None)
+    text = prompt_object.string("prompt", None)
     if text is None:
-        raise wish.missing("prompt")
+        raise prompt_object.missing_member("prompt")
     return Text(text)
 
 
-def _choices(body: Fields) -> Choices:
-    wish = parameters.choices(body)
-    if wish.beam is not None:
-        if wish.beam.width < 2:
-            raise body.fail("best_of", "must be greater than 1 when using beam search.")
+def _read_demo_choices(body: Fields) -> ChoiceCounts:
+    counts = parameters.read_choice_counts(body)
+    if counts.beam is not None:
+        if counts.beam.width < 2:
+            raise body.member_error("best_of", "must be greater than 1 when using beam search.")
         if body.number("temperature", 1.0) != 0:
-            raise body.fail("temperature", "must be 0 when using beam search.")
-    return wish
+            raise body.member_error("temperature", "must be 0 when using beam search.")
+    return counts
 
 
-def _check(body: Fields) -> None:
+def _check_ignored_members(body: Fields) -> None:
     """Check the members that are accepted without effect: this form has no log-probabilities."""
-    body.integer("logprobs", None, -1, MAX_TOP)
-    body.integer("prompt_logprobs", None, -1, MAX_TOP)
+    body.integer("logprobs", None, -1, MAX_ALTERNATIVES)
+    body.integer("prompt_logprobs", None, -1, MAX_ALTERNATIVES)
     if not body.boolean("detokenize", True):
-        raise unsupported(body, "detokenize", "An answer without text is")
+        raise unsupported_member(body, "detokenize", "An answer without text is")
 
 
-def _guided(body: Fields) -> Grammar | None:
+def _read_guided_decoding(body: Fields) -> Grammar | None:
     """Read ``guided_decoding``, the older name of ``structured_outputs``."""
-    wish = body.object("guided_decoding")
-    return forms.structured(wish) if wish is not None and wish.names else None
+    options = body.object("guided_decoding")
+    return forms.read_structured_outputs(options) if options is not None and options.member_names else None

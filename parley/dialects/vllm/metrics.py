@@ -9,47 +9,47 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from parley.metrics.recorded import Metrics, View
-from parley.metrics.series import Count, Distribution, header, labels, scalar
+from parley.metrics.recorded import ModelMetrics, ModelSnapshot
+from parley.metrics.series import BucketHistogram, LabelledCounter, format_labels, metric_header, scalar_lines
 
-Values = Callable[[View], Iterable[tuple[str, float]]]  # additional labels, value
+LabeledValues = Callable[[ModelSnapshot], Iterable[tuple[str, float]]]  # additional labels, value
 
 
-def _one(read: Callable[[View], float]) -> Values:
+def _single_value(read: Callable[[ModelSnapshot], float]) -> LabeledValues:
     return lambda view: [("", read(view))]
 
 
-def _by(label: str, read: Callable[[Metrics], Count]) -> Values:
-    return lambda view: [(labels({label: value}), count) for value, count in read(view.metrics).counts.items()]
+def _values_by_label(label: str, read: Callable[[ModelMetrics], LabelledCounter]) -> LabeledValues:
+    return lambda view: [(format_labels({label: value}), count) for value, count in read(view.metrics).by_label.items()]
 
 
-def _share(view: View) -> float:
+def _cache_usage(view: ModelSnapshot) -> float:
     return view.stats.blocks_used / view.stats.blocks_total if view.stats.blocks_total else 0.0
 
 
-def _waiting(view: View) -> list[tuple[str, float]]:
+def _waiting_by_reason(view: ModelSnapshot) -> list[tuple[str, float]]:
     return [('reason="capacity"', view.stats.waiting), ('reason="deferred"', 0)]
 
 
-def _asleep(view: View) -> list[tuple[str, float]]:
+def _sleep_states(view: ModelSnapshot) -> list[tuple[str, float]]:
     return [(f'sleep_state="{state}"', state == "awake") for state in ("awake", "weights_offloaded", "discard_all")]
 
 
-def _sources(view: View) -> list[tuple[str, float]]:
-    cached, repeated = view.metrics.cached.total, view.metrics.repeated.total
+def _prompt_sources(view: ModelSnapshot) -> list[tuple[str, float]]:
+    cached, repeated = view.metrics.cached_tokens.total_count, view.metrics.recomputed_tokens.total_count
     return [
         ('source="local_compute"', max(0.0, view.stats.prompt_tokens - cached) + repeated),
         ('source="local_cache_hit"', cached),
-        ('source="external_kv_transfer"', view.metrics.moved.total),
+        ('source="external_kv_transfer"', view.metrics.external_tokens.total_count),
     ]
 
 
-def _cache(view: View) -> list[tuple[str, float]]:
+def _cache_config(view: ModelSnapshot) -> list[tuple[str, float]]:
     """Return the properties of the cache as labels; nothing before the model is loaded."""
     if view.info is None:
         return []
     tokens = view.info.kv_blocks * view.info.block_size
-    told = {
+    properties = {
         "block_size": str(view.info.block_size),
         "cache_dtype": view.info.kv_dtype,
         "enable_prefix_caching": str(view.prefix_cache),
@@ -58,98 +58,115 @@ def _cache(view: View) -> list[tuple[str, float]]:
         "num_cpu_blocks": "0",
         "num_gpu_blocks": str(view.info.kv_blocks),
     }
-    return [(labels(told), 1)]
+    return [(format_labels(properties), 1)]
 
 
-def _places(view: View) -> list[tuple[str, float]]:
-    return [(labels({"position": str(place)}), count) for place, count in enumerate(view.stats.draft_accepted)]
+def _accepted_by_position(view: ModelSnapshot) -> list[tuple[str, float]]:
+    return [(format_labels({"position": str(place)}), count) for place, count in enumerate(view.stats.draft_accepted)]
 
 
-def _adapters(view: View) -> list[tuple[str, float]]:
+def _adapters_in_use(view: ModelSnapshot) -> list[tuple[str, float]]:
     """Return the adapters in use as labels, with the time as the value; nothing if adapters are not supported."""
-    if not view.places:
+    if not view.adapter_places:
         return []
-    names = {waits: ",".join(sorted(name for name, each in view.adapters if each == waits)) for waits in (True, False)}
-    told = {"max_lora": str(view.places), "waiting_lora_adapters": names[True], "running_lora_adapters": names[False]}
-    return [(labels(told), time.time())]
+    names = {
+        waits: ",".join(sorted(name for name, each in view.active_adapters if each == waits)) for waits in (True, False)
+    }
+    properties = {
+        "max_lora": str(view.adapter_places),
+        "waiting_lora_adapters": names[True],
+        "running_lora_adapters": names[False],
+    }
+    return [(format_labels(properties), time.time())]
 
 
-def _zero(view: View) -> list[tuple[str, float]]:
+def _always_zero(view: ModelSnapshot) -> list[tuple[str, float]]:
     return [("", 0)]
 
 
-QUERIES, HITS = _one(lambda v: v.stats.prefix_queries), _one(lambda v: v.stats.prefix_hits)
-SHARE = _one(_share)
+CACHE_QUERIES, CACHE_HITS = (
+    _single_value(lambda v: v.stats.prefix_queries),
+    _single_value(lambda v: v.stats.prefix_hits),
+)
+CACHE_USAGE = _single_value(_cache_usage)
 
-SCALARS: tuple[tuple[str, str, str, Values], ...] = (
-    ("gauge", "num_requests_running", "Sequences in the running batch.", _one(lambda v: v.stats.running)),
-    ("gauge", "num_requests_waiting", "Sequences waiting to run.", _one(lambda v: v.stats.waiting)),
-    ("gauge", "num_requests_waiting_by_reason", "The same, by reason.", _waiting),
-    ("gauge", "kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", SHARE),
-    ("gauge", "engine_sleep_state", "1 for the engine's current state.", _asleep),
-    ("gauge", "cache_config_info", "Properties of the KV cache.", _cache),
-    ("gauge", "lora_requests_info", "Adapters of running and waiting requests; the value is the time.", _adapters),
+SCALARS: tuple[tuple[str, str, str, LabeledValues], ...] = (
+    ("gauge", "num_requests_running", "Sequences in the running batch.", _single_value(lambda v: v.stats.running)),
+    ("gauge", "num_requests_waiting", "Sequences waiting to run.", _single_value(lambda v: v.stats.waiting)),
+    ("gauge", "num_requests_waiting_by_reason", "The same, by reason.", _waiting_by_reason),
+    ("gauge", "kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", CACHE_USAGE),
+    ("gauge", "engine_sleep_state", "1 for the engine's current state.", _sleep_states),
+    ("gauge", "cache_config_info", "Properties of the KV cache.", _cache_config),
+    ("gauge", "lora_requests_info", "Adapters of running and waiting requests; the value is the time.", _adapters_in_use),
     ("counter", "prompt_tokens_total", "Prompt tokens of requests that began here.",
-     _one(lambda v: v.stats.prompt_tokens)),
-    ("counter", "generation_tokens_total", "Tokens generated.", _one(lambda v: v.stats.generated_tokens)),
+     _single_value(lambda v: v.stats.prompt_tokens)),
+    ("counter", "generation_tokens_total", "Tokens generated.", _single_value(lambda v: v.stats.generated_tokens)),
     ("counter", "prompt_tokens_cached_total", "Prompt tokens found in the prefix cache.",
-     _one(lambda v: v.metrics.cached.total)),
-    ("counter", "prompt_tokens_by_source_total", "Prompt tokens by where their keys and values came from.", _sources),
-    ("counter", "prefix_cache_queries_total", "Tokens looked up in the prefix cache.", QUERIES),
-    ("counter", "prefix_cache_hits_total", "Tokens found in the prefix cache.", HITS),
+     _single_value(lambda v: v.metrics.cached_tokens.total_count)),
+    ("counter", "prompt_tokens_by_source_total", "Prompt tokens by where their keys and values came from.", _prompt_sources),
+    ("counter", "prefix_cache_queries_total", "Tokens looked up in the prefix cache.", CACHE_QUERIES),
+    ("counter", "prefix_cache_hits_total", "Tokens found in the prefix cache.", CACHE_HITS),
     ("counter", "external_prefix_cache_queries_total", "Prompt tokens of requests that another instance began.",
-     _one(lambda v: v.metrics.moved.total + v.metrics.repeated.total)),
+     _single_value(lambda v: v.metrics.external_tokens.total_count + v.metrics.recomputed_tokens.total_count)),
     ("counter", "external_prefix_cache_hits_total", "Of those, tokens transferred or found here.",
-     _one(lambda v: v.metrics.moved.total)),
-    ("counter", "mm_cache_queries_total", "Always 0: there are no media.", _zero),
-    ("counter", "mm_cache_hits_total", "Always 0: there are no media.", _zero),
-    ("counter", "num_preemptions_total", "Sequences preempted.", _one(lambda v: v.stats.preemptions)),
+     _single_value(lambda v: v.metrics.external_tokens.total_count)),
+    ("counter", "mm_cache_queries_total", "Always 0: there are no media.", _always_zero),
+    ("counter", "mm_cache_hits_total", "Always 0: there are no media.", _always_zero),
+    ("counter", "num_preemptions_total", "Sequences preempted.", _single_value(lambda v: v.stats.preemptions)),
     ("counter", "request_success_total", "Finished choices, by reason.",
-     _by("finished_reason", lambda m: m.finished)),
-    ("counter", "admission_rejections_total", "Requests rejected, by reason.", _by("reason", lambda m: m.rejected)),
-    ("counter", "spec_decode_num_drafts_total", "Drafts verified.", _one(lambda v: v.stats.drafts)),
-    ("counter", "spec_decode_num_draft_tokens_total", "Draft tokens verified.", _one(lambda v: v.stats.draft_tokens)),
+     _values_by_label("finished_reason", lambda m: m.finished_choices)),
+    ("counter", "admission_rejections_total", "Requests rejected, by reason.", _values_by_label("reason", lambda m: m.rejected_requests)),
+    ("counter", "spec_decode_num_drafts_total", "Drafts verified.", _single_value(lambda v: v.stats.drafts)),
+    ("counter", "spec_decode_num_draft_tokens_total", "Draft tokens verified.", _single_value(lambda v: v.stats.draft_tokens)),
     ("counter", "spec_decode_num_accepted_tokens_total", "Draft tokens accepted.",
-     _one(lambda v: sum(v.stats.draft_accepted))),
-    ("counter", "spec_decode_num_accepted_tokens_per_pos_total", "The same, by position in the draft.", _places),
+     _single_value(lambda v: sum(v.stats.draft_accepted))),
+    ("counter", "spec_decode_num_accepted_tokens_per_pos_total", "The same, by position in the draft.", _accepted_by_position),
     # names of older versions
-    ("gauge", "gpu_cache_usage_perc", "Share of KV blocks in use, 0 to 1 (old name).", SHARE),
-    ("gauge", "cpu_cache_usage_perc", "Always 0: nothing is swapped (old name).", _zero),
-    ("gauge", "num_requests_swapped", "Always 0: nothing is swapped (old name).", _zero),
-    ("counter", "gpu_prefix_cache_queries_total", "Tokens looked up in the prefix cache (old name).", QUERIES),
-    ("counter", "gpu_prefix_cache_hits_total", "Tokens found in the prefix cache (old name).", HITS),
+    ("gauge", "gpu_cache_usage_perc", "Share of KV blocks in use, 0 to 1 (old name).", CACHE_USAGE),
+    ("gauge", "cpu_cache_usage_perc", "Always 0: nothing is swapped (old name).", _always_zero),
+    ("gauge", "num_requests_swapped", "Always 0: nothing is swapped (old name).", _always_zero),
+    ("counter", "gpu_prefix_cache_queries_total", "Tokens looked up in the prefix cache (old name).", CACHE_QUERIES),
+    ("counter", "gpu_prefix_cache_hits_total", "Tokens found in the prefix cache (old name).", CACHE_HITS),
 )  # fmt: skip
 
-HISTOGRAMS: tuple[tuple[str, str, Callable[[Metrics], Distribution]], ...] = (
-    ("time_to_first_token_seconds", "From a request's arrival to its first token.", lambda m: m.first_token),
-    ("inter_token_latency_seconds", "Between two tokens.", lambda m: m.between_tokens),
-    ("time_per_output_token_seconds", "Between two tokens (old name).", lambda m: m.between_tokens),
-    ("request_time_per_output_token_seconds", "Mean time per token after the first.", lambda m: m.per_token),
-    ("e2e_request_latency_seconds", "From a request's arrival to its last token.", lambda m: m.whole),
-    ("request_queue_time_seconds", "From a request's arrival to its first step.", lambda m: m.queued),
-    ("request_prefill_time_seconds", "From a request's first step to its first token.", lambda m: m.prefill),
-    ("request_decode_time_seconds", "From the first token to the last.", lambda m: m.decode),
-    ("request_inference_time_seconds", "From a request's first step to its end.", lambda m: m.inference),
+HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelMetrics], BucketHistogram]], ...] = (
+    ("time_to_first_token_seconds", "From a request's arrival to its first token.", lambda m: m.time_to_first_token),
+    ("inter_token_latency_seconds", "Between two tokens.", lambda m: m.inter_token_seconds),
+    ("time_per_output_token_seconds", "Between two tokens (old name).", lambda m: m.inter_token_seconds),
+    (
+        "request_time_per_output_token_seconds",
+        "Mean time per token after the first.",
+        lambda m: m.time_per_output_token,
+    ),
+    ("e2e_request_latency_seconds", "From a request's arrival to its last token.", lambda m: m.request_seconds),
+    ("request_queue_time_seconds", "From a request's arrival to its first step.", lambda m: m.queue_seconds),
+    (
+        "request_prefill_time_seconds",
+        "From a request's first step to its first token.",
+        lambda m: m.request_prefill_seconds,
+    ),
+    ("request_decode_time_seconds", "From the first token to the last.", lambda m: m.request_decode_seconds),
+    ("request_inference_time_seconds", "From a request's first step to its end.", lambda m: m.inference_seconds),
     ("request_prompt_tokens", "Prompt tokens of a request.", lambda m: m.prompt_length),
     ("request_prefill_kv_computed_tokens", "Of those, computed rather than found.", lambda m: m.computed_length),
     ("request_generation_tokens", "Output tokens of a request.", lambda m: m.output_length),
     ("request_max_num_generation_tokens", "Output tokens of its longest choice.", lambda m: m.longest_output),
-    ("request_num_preemptions", "Preemptions of a request.", lambda m: m.preempted),
-    ("request_params_n", "n of a request.", lambda m: m.choices),
+    ("request_num_preemptions", "Preemptions of a request.", lambda m: m.preemption_counts),
+    ("request_params_n", "n of a request.", lambda m: m.choice_counts),
     ("request_params_max_tokens", "max_tokens of a request.", lambda m: m.max_tokens),
     ("iteration_tokens_total", "Tokens of a step of the engine.", lambda m: m.step_tokens),
 )
 
 
-def told(views: Sequence[View]) -> str:
+def write_vllm_metrics(views: Sequence[ModelSnapshot]) -> str:
     """Return these series in Prometheus' text format."""
-    each = [(labels({"model_name": view.model, "engine": "0"}), view) for view in views]
+    labeled_views = [(format_labels({"model_name": view.model, "engine": "0"}), view) for view in views]
     parts = [
-        scalar(kind, f"vllm:{name}", help, [(common, values(view)) for common, view in each])
-        for kind, name, help, values in SCALARS
+        scalar_lines(kind, f"vllm:{name}", description, [(common, values(view)) for common, view in labeled_views])
+        for kind, name, description, values in SCALARS
     ]
-    for name, help, read in HISTOGRAMS:
-        parts.append(header("histogram", f"vllm:{name}", help))
-        for common, view in each:
-            parts += read(view.metrics).lines(f"vllm:{name}", common, "vllm")
+    for name, description, read in HISTOGRAMS:
+        parts.append(metric_header("histogram", f"vllm:{name}", description))
+        for common, view in labeled_views:
+            parts += read(view.metrics).histogram_lines(f"vllm:{name}", common, "vllm")
     return "".join(parts)

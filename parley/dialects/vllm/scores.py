@@ -12,157 +12,159 @@ from operator import mul
 from typing import Any, ClassVar
 
 from parley.dialects import vectors
-from parley.dialects.dialect import Answer, Head, Whole
+from parley.dialects.dialect import Answer, RequestContext, UnstreamedReply
 from parley.dialects.fields import Fields
 from parley.dialects.openai import extras
-from parley.dialects.openai.embeddings import MAX_INPUTS
-from parley.dialects.openai.prompts import MAX_SIZE
-from parley.dialects.openai.shared import MAX_TOKENS, unsupported
+from parley.dialects.openai.embeddings import MAX_EMBEDDING_INPUTS
+from parley.dialects.openai.prompts import MAX_PROMPT_SIZE
+from parley.dialects.openai.shared import MAX_TOKENS, unsupported_member
 from parley.dialects.vllm import embeddings, requests, shared
 from parley.errors import Invalid
-from parley.types import Event, Pooling, Request, Text, Usage, Vector
+from parley.types import Event, PoolingOptions, PromptVector, Request, Text, Usage
 
-SIDES = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
-MEMBERS = dict.fromkeys(name for pair in SIDES for name in pair)
-UNEVEN = "Input lengths must be either 1:1, 1:N or N:N"
+MEMBER_PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
+SCORE_MEMBERS = dict.fromkeys(name for pair in MEMBER_PAIRS for name in pair)
+UNEVEN_SENTENCE = "Input lengths must be either 1:1, 1:N or N:N"
 
 
-def score(body: bytes, head: Head) -> ScoreReply | Answer:
+def read_score_request(body: bytes, context: RequestContext) -> ScoreReply | Answer:
     """Read a score request. Raises BadRequest."""
-    return requests.read(ScoreReply, body, head)
+    return requests.read_vllm_request(ScoreReply, body, context)
 
 
-def rerank(body: bytes, head: Head) -> RerankReply | Answer:
+def read_rerank_request(body: bytes, context: RequestContext) -> RerankReply | Answer:
     """Read a rerank request. Raises BadRequest."""
-    return requests.read(RerankReply, body, head)
+    return requests.read_vllm_request(RerankReply, body, context)
 
 
 def fits_score(body: Fields) -> bool:
     """True if a body has texts to score."""
-    return _pair(body.among(MEMBERS)) is not None
+    return _member_pair(body.present_names(SCORE_MEMBERS)) is not None
 
 
 def fits_rerank(body: Fields) -> bool:
     """True if a body has texts to rank."""
-    return body.has("query") and body.has("documents")
+    return body.has_value("query") and body.has_value("documents")
 
 
-def _pair(given: Collection[str]) -> tuple[str, str] | None:
-    return next((pair for pair in SIDES if pair[0] in given and pair[1] in given), None)
+def _member_pair(names: Collection[str]) -> tuple[str, str] | None:
+    return next((pair for pair in MEMBER_PAIRS if pair[0] in names and pair[1] in names), None)
 
 
-class _Pairs(Whole):
+class _TextPairReply(UnstreamedReply):
     """A request that compares texts. ``ones`` and ``others``: the texts of the two sides."""
 
-    names: ClassVar[Mapping[str, str]] = {"prompt": "documents"}
+    field_names: ClassVar[Mapping[str, str]] = {"prompt": "documents"}
 
-    def __init__(self, body: Fields, head: Head, ones: list[str], others: list[str]):
-        _refuse(body)
-        embeddings.check_cut(body, head)
-        more = extras.pooling(body, head)
-        if len(ones) not in (1, len(others)):
-            raise Invalid(UNEVEN)
+    def __init__(self, body: Fields, context: RequestContext, first_texts: list[str], second_texts: list[str]):
+        _refuse_score_options(body)
+        embeddings.check_truncation(body, context)
+        extra_members = extras.read_pooling_extras(body, context)
+        if len(first_texts) not in (1, len(second_texts)):
+            raise Invalid(UNEVEN_SENTENCE)
         special = body.boolean("add_special_tokens", True)
         self.request = Request(
-            id=head.id,
+            id=context.unique_id,
             model=body.string("model", "", cap=256),
-            prompts=[Text(text, special) for text in ones + others],
-            **more.members,
-            pooling=Pooling(normalize=True),
+            prompts=[Text(text, special) for text in first_texts + second_texts],
+            **extra_members.request_members,
+            pooling=PoolingOptions(normalize=True),
         )
-        self._ones, self._others = len(ones), others
-        self._name = requests.name(head, more.name or head.id)
-        self._head = head
+        self._first_count, self._second_texts = len(first_texts), second_texts
+        self._answer_id = requests.choose_answer_id(context, extra_members.client_id or context.unique_id)
+        self._context = context
         self._vectors: dict[int, bytes] = {}  # as lists of Python floats they would take eight times the memory
 
-    def add(self, events: Sequence[Event]) -> None:
+    def add_events(self, events: Sequence[Event]) -> None:
         for event in events:
-            if isinstance(event, Vector):
+            if isinstance(event, PromptVector):
                 self._vectors[event.prompt] = event.values
 
-    def scores(self) -> list[float]:
+    def pair_scores(self) -> list[float]:
         """Return one score for each text of the second side."""
-        made, one = [], vectors.numbers(self._vectors[0])
-        for index in range(len(self._others)):
-            if 0 < index < self._ones:
-                one = vectors.numbers(self._vectors[index])
-            made.append(_cosine(one, vectors.numbers(self._vectors[self._ones + index])))
-        return made
+        scores, first_vector = [], vectors.vector_numbers(self._vectors[0])
+        for index in range(len(self._second_texts)):
+            if 0 < index < self._first_count:
+                first_vector = vectors.vector_numbers(self._vectors[index])
+            scores.append(
+                _clamped_cosine(first_vector, vectors.vector_numbers(self._vectors[self._first_count + index]))
+            )
+        return scores
 
 
-class ScoreReply(_Pairs):
+class ScoreReply(_TextPairReply):
     """A score request, which has one of several pairs of member names."""
 
-    def __init__(self, body: Fields, head: Head):
-        given = {name: _texts(body, name) for name in body.among(MEMBERS)}
-        pair = _pair(given)
+    def __init__(self, body: Fields, context: RequestContext):
+        texts = {name: _read_side(body, name) for name in body.present_names(SCORE_MEMBERS)}
+        pair = _member_pair(texts)
         if pair is None:
-            raise body.missing(next((other for one, other in SIDES if one in given), SIDES[0][0]))
-        super().__init__(body, head, given[pair[0]], given[pair[1]])
+            raise body.missing_member(next((other for one, other in MEMBER_PAIRS if one in texts), MEMBER_PAIRS[0][0]))
+        super().__init__(body, context, texts[pair[0]], texts[pair[1]])
 
-    def body(self, usage: Usage) -> bytes:
-        data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(self.scores())]
-        return shared.encode(
+    def render_body(self, usage: Usage) -> bytes:
+        data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(self.pair_scores())]
+        return shared.encode_json(
             {
-                "id": f"score-{self._name}",
+                "id": f"score-{self._answer_id}",
                 "object": "list",
-                "created": self._head.created,
+                "created": self._context.created,
                 "model": self.request.model,
                 "data": data,
-                "usage": shared.embedded(usage),
+                "usage": shared.embedding_usage(usage),
             }
         )
 
 
-class RerankReply(_Pairs):
+class RerankReply(_TextPairReply):
     """A rerank request: a query and documents."""
 
-    def __init__(self, body: Fields, head: Head):
+    def __init__(self, body: Fields, context: RequestContext):
         if body.string("query", None) is None:  # a single text, not a list
-            raise body.missing("query")
-        if not body.has("documents"):
-            raise body.missing("documents")
-        super().__init__(body, head, _texts(body, "query"), _texts(body, "documents"))
-        self._top = body.integer("top_n", 0)
+            raise body.missing_member("query")
+        if not body.has_value("documents"):
+            raise body.missing_member("documents")
+        super().__init__(body, context, _read_side(body, "query"), _read_side(body, "documents"))
+        self._top_n = body.integer("top_n", 0)
 
-    def body(self, usage: Usage) -> bytes:
+    def render_body(self, usage: Usage) -> bytes:
         results = [
             {"index": index, "document": {"text": text, "multi_modal": None}, "relevance_score": score}
-            for index, (text, score) in enumerate(zip(self._others, self.scores(), strict=True))
+            for index, (text, score) in enumerate(zip(self._second_texts, self.pair_scores(), strict=True))
         ]
-        results.sort(key=_relevance, reverse=True)
-        return shared.encode(
+        results.sort(key=_relevance_score, reverse=True)
+        return shared.encode_json(
             {
-                "id": f"score-{self._name}",
+                "id": f"score-{self._answer_id}",
                 "model": self.request.model,
                 "usage": {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens},
-                "results": results[: self._top if self._top > 0 else None],
+                "results": results[: self._top_n if self._top_n > 0 else None],
             }
         )
 
 
-def _cosine(one: list[float], other: list[float]) -> float:
+def _clamped_cosine(one: list[float], other: list[float]) -> float:
     """Return the cosine of two vectors of length 1, clamped against rounding errors."""
     return max(-1.0, min(1.0, sum(map(mul, one, other))))
 
 
-def _relevance(result: dict[str, Any]) -> float:
+def _relevance_score(result: dict[str, Any]) -> float:
     relevance: float = result["relevance_score"]
     return relevance
 
 
-def _refuse(body: Fields) -> None:
+def _refuse_score_options(body: Fields) -> None:
     """Refuse members that a comparison of embeddings cannot implement; empty and 0 ask for nothing."""
     for name in ("max_tokens_per_query", "max_tokens_per_doc"):
         if body.integer(name, 0, 0, MAX_TOKENS):
-            raise unsupported(body, name, "Cutting the texts of one side is")
+            raise unsupported_member(body, name, "Cutting the texts of one side is")
     if body.string("instruction", ""):
-        raise unsupported(body, "instruction", "A model that takes an instruction is")
+        raise unsupported_member(body, "instruction", "A model that takes an instruction is")
     body.boolean("use_activation", None)  # a cosine has none
 
 
-def _texts(body: Fields, member: str) -> list[str]:
-    texts = body.strings(member, cap=MAX_INPUTS, total=MAX_SIZE)
+def _read_side(body: Fields, member: str) -> list[str]:
+    texts = body.strings(member, cap=MAX_EMBEDDING_INPUTS, total=MAX_PROMPT_SIZE)
     if not texts:
-        raise body.empty(member, "array")
+        raise body.empty_member(member, "array")
     return texts

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from parley.dialects import orca
-from parley.dialects.dialect import Answer, Head, Headers, Timings
+from parley.dialects.dialect import Answer, HeaderList, RequestContext, RequestTimings
 from parley.errors import (
     ContextLength,
     EngineError,
@@ -24,30 +24,40 @@ from parley.errors import (
     UnknownModel,
     WrongType,
 )
-from parley.types import Delta, Done, Request, Usage, Want
+from parley.types import ChoiceDelta, ChoiceDone, OutputOptions, Request, Usage
 
-SPOKEN = "0.32.0"  # the version of the original whose API this is; clients use it to detect features
-DONE = b"data: [DONE]\n\n"
-BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
+VLLM_VERSION = "0.32.0"  # the version of the original whose API this is; clients use it to detect features
+STREAM_DONE = b"data: [DONE]\n\n"
+BUSY_SENTENCE = (
+    "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
+)
 
-UNUSABLE = "InvalidUserInput"  # the error type of a wrong adapter request
+ADAPTER_ERROR_TYPE = "InvalidUserInput"  # the error type of a wrong adapter request
 
-encode = msgspec.json.Encoder().encode
+encode_json = msgspec.json.Encoder().encode
 # The coordinator's refusal when it has no memory for a body.
-NO_MEMORY = b'{"error":"Memory limit exceeded","error_type":"overloaded"}'
+NO_MEMORY_BODY = b'{"error":"Memory limit exceeded","error_type":"overloaded"}'
 
 
-def frame(chunk: Any) -> bytes:
+def vllm_frame(chunk: Any) -> bytes:
     """Return one event of a stream."""
-    return b"data: " + encode(chunk) + b"\n\n"
+    return b"data: " + encode_json(chunk) + b"\n\n"
 
 
-def envelope(id: str, object: str, head: Head, request: Request, choices: list[Any]) -> dict[str, Any]:
+def vllm_envelope(
+    answer_id: str, object_name: str, context: RequestContext, request: Request, choices: list[Any]
+) -> dict[str, Any]:
     """Return the common first members of every answer and chunk."""
-    return {"id": id, "object": object, "created": head.created, "model": request.model, "choices": choices}
+    return {
+        "id": answer_id,
+        "object": object_name,
+        "created": context.created,
+        "model": request.model,
+        "choices": choices,
+    }
 
 
-def finish(pieces: list[tuple[Delta | None, Done | None]], done: Done) -> None:
+def attach_done(pieces: list[tuple[ChoiceDelta | None, ChoiceDone | None]], done: ChoiceDone) -> None:
     """Attach the end of a choice to its last text, if that is among the pieces; not to the last piece of a call."""
     for place in range(len(pieces) - 1, -1, -1):
         delta, _ = pieces[place]
@@ -59,12 +69,12 @@ def finish(pieces: list[tuple[Delta | None, Done | None]], done: Done) -> None:
     pieces.append((None, done))
 
 
-def scored(want: Want) -> Want:
+def with_prompt_logprobs(options: OutputOptions) -> OutputOptions:
     """Return the options with log-probabilities of the prompt: as many alternatives as for the output."""
-    return msgspec.structs.replace(want, prompt_logprobs=want.logprobs or 0)
+    return msgspec.structs.replace(options, prompt_logprobs=options.logprobs or 0)
 
 
-def usage(total: Usage) -> dict[str, Any]:
+def vllm_usage(total: Usage) -> dict[str, Any]:
     """Return the usage of an answer, with null for absent values."""
     return {
         "prompt_tokens": total.prompt_tokens,
@@ -79,14 +89,14 @@ def usage(total: Usage) -> dict[str, Any]:
     }
 
 
-def final(total: Usage) -> dict[str, Any]:
+def final_usage(total: Usage) -> dict[str, Any]:
     """Return the usage at the end of a stream, without nulls."""
-    told = usage(total)
-    told["prompt_tokens_details"] = {"cached_tokens": total.cached_tokens}
-    return {name: value for name, value in told.items() if value is not None}
+    members = vllm_usage(total)
+    members["prompt_tokens_details"] = {"cached_tokens": total.cached_tokens}
+    return {name: value for name, value in members.items() if value is not None}
 
 
-def progress(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
+def vllm_running_usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
     """Return the usage in the middle of a stream."""
     return {
         "prompt_tokens": prompt_tokens,
@@ -96,7 +106,7 @@ def progress(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
     }
 
 
-def embedded(total: Usage) -> dict[str, Any]:
+def embedding_usage(total: Usage) -> dict[str, Any]:
     """Return the usage of an answer without generated tokens."""
     return {
         "prompt_tokens": total.prompt_tokens,
@@ -107,48 +117,54 @@ def embedded(total: Usage) -> dict[str, Any]:
     }
 
 
-def load(head: Head) -> Headers:
+def load_header(context: RequestContext) -> HeaderList:
     """Return the load header of the model, for balancers that request it."""
-    share = head.cached / head.capacity if head.capacity else 0.0
-    metrics = {"num_requests_waiting": float(head.waiting), "kv_cache_usage_perc": share}
-    return orca.report(head, metrics, number="%s", encode=lambda told: json.dumps(told).encode())
+    share = context.cached_tokens / context.cache_capacity if context.cache_capacity else 0.0
+    metrics = {"num_requests_waiting": float(context.waiting_sequences), "kv_cache_usage_perc": share}
+    return orca.orca_header(context, metrics, number_format="%s", encode=lambda told: json.dumps(told).encode())
 
 
-class Streamed:
+class VllmStreamMixin:
     """Common parts of both reply classes: the end of a stream, and the headers of an answer in one piece."""
 
     request: Request
-    _head: Head
-    _before: bytes  # the first bytes of a plain chunk, after the first one was built
+    _context: RequestContext
+    _chunk_start: bytes  # the first bytes of a plain chunk, after the first one was built
 
-    def end(self, usage: Usage) -> bytes:
-        if not self.request.want.usage:
-            return DONE
-        return frame(self._wrap([]) | {"usage": final(usage), "system_fingerprint": self._head.fingerprint}) + DONE
+    def finish_stream(self, usage: Usage) -> bytes:
+        if not self.request.output_options.usage:
+            return STREAM_DONE
+        return (
+            vllm_frame(
+                self._chunk_envelope([])
+                | {"usage": final_usage(usage), "system_fingerprint": self._context.fingerprint}
+            )
+            + STREAM_DONE
+        )
 
-    def fail(self, error: ParleyError) -> bytes:
-        return failure(error)
+    def fail_stream(self, error: ParleyError) -> bytes:
+        return vllm_failed_stream_end(error)
 
-    def headers(self, timings: Timings | None) -> Headers:
-        return load(self._head) if timings is not None else ()
+    def answer_headers(self, timings: RequestTimings | None) -> HeaderList:
+        return load_header(self._context) if timings is not None else ()
 
-    def _before_chunk(self) -> bytes:
-        if not self._before:  # the model's name is final only after the server has resolved it
-            self._before = b"data: " + encode(self._wrap([])).removesuffix(b"]}")
-        return self._before
+    def _start_of_chunk(self) -> bytes:
+        if not self._chunk_start:  # the model's name is final only after the server has resolved it
+            self._chunk_start = b"data: " + encode_json(self._chunk_envelope([])).removesuffix(b"]}")
+        return self._chunk_start
 
-    def _wrap(self, choices: list[Any]) -> dict[str, Any]:
+    def _chunk_envelope(self, choices: list[Any]) -> dict[str, Any]:
         """Return the envelope with these choices."""
         raise NotImplementedError
 
 
-class Unbuilt(ParleyError):
+class UnsupportedCall(ParleyError):
     """The call is part of this API, but the server does not support it."""
 
     status = 501
 
 
-def error(error: ParleyError) -> Answer:
+def vllm_error(error: ParleyError) -> Answer:
     """Return an error as a complete answer. Wrong keys and paths are refused by layers without an error object."""
     match error:
         case Unauthorized():
@@ -159,45 +175,45 @@ def error(error: ParleyError) -> Answer:
             return Answer(404, b'{"detail":"Not Found"}')
         case NotAllowed():
             return Answer(405, b'{"detail":"Method Not Allowed"}')
-    told = error_object(error)
-    return Answer(told["error"]["code"], encode(told))
+    body = vllm_error_object(error)
+    return Answer(body["error"]["code"], encode_json(body))
 
 
-def failure(error: ParleyError) -> bytes:
+def vllm_failed_stream_end(error: ParleyError) -> bytes:
     """Return the end of a stream that an error cuts short; like the original with spaces and escaped non-ASCII."""
-    return b"data: " + json.dumps(error_object(error)).encode() + b"\n\n" + DONE
+    return b"data: " + json.dumps(vllm_error_object(error)).encode() + b"\n\n" + STREAM_DONE
 
 
-def error_object(error: ParleyError) -> dict[str, Any]:
+def vllm_error_object(error: ParleyError) -> dict[str, Any]:
     """Return the error object of an answer, with the original's types and sentences."""
     message, field, status = error.message, error.field, error.status
     match error:
         case Malformed() | Missing() | WrongType():
-            kind = "Bad Request"
+            error_type = "Bad Request"
         case UnknownModel():
-            kind = "NotFoundError"
+            error_type = "NotFoundError"
             message = f"The model `{error.name[:256]}` does not exist."
             if error.served:
                 message += f" Valid aliases: {', '.join(error.served)}."
         case ContextLength():
-            kind = "BadRequestError"
-            message, field = _overflow(error)
+            error_type = "BadRequestError"
+            message, field = _context_length_error(error)
         case Overloaded():
-            kind, status, message = "Service Unavailable", 503, BUSY
+            error_type, status, message = "Service Unavailable", 503, BUSY_SENTENCE
         case EngineError():
-            kind, status = "InternalServerError", 500
-        case Unbuilt():
-            kind = "NotImplementedError"
+            error_type, status = "InternalServerError", 500
+        case UnsupportedCall():
+            error_type = "NotImplementedError"
         case ParleyError(status=400):
-            kind = UNUSABLE if error.code == UNUSABLE else "BadRequestError"
+            error_type = ADAPTER_ERROR_TYPE if error.code == ADAPTER_ERROR_TYPE else "BadRequestError"
         case ParleyError(status=status) if status >= 500 and status != 503:
-            kind = "InternalServerError"
+            error_type = "InternalServerError"
         case _:
-            kind = HTTPStatus(status).phrase
-    return {"error": {"message": message, "type": kind, "param": field, "code": status}}
+            error_type = HTTPStatus(status).phrase
+    return {"error": {"message": message, "type": error_type, "param": field, "code": status}}
 
 
-def _overflow(error: ContextLength) -> tuple[str, str]:
+def _context_length_error(error: ContextLength) -> tuple[str, str]:
     if error.prompt is None or error.limit is None or error.prompt <= error.limit:
         return f"{error.message} (parameter=input_tokens)", "input_tokens"
     return (

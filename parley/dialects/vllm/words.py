@@ -15,7 +15,7 @@ from typing import Any
 from parley.dialects import words
 from parley.errors import BadRequest, Invalid, Malformed, Missing, WrongType, excerpt
 
-TYPES = {
+PYDANTIC_TYPES = {
     "a boolean": ("bool_type", "Input should be a valid boolean"),
     "an integer": ("int_type", "Input should be a valid integer"),
     "a number": ("float_type", "Input should be a valid number"),
@@ -23,20 +23,20 @@ TYPES = {
     "an array": ("list_type", "Input should be a valid list"),
     "an object": ("dict_type", "Input should be a valid dictionary"),
 }
-PARSED = {
+PARSED_TYPES = {
     "a boolean": ("bool_parsing", "Input should be a valid boolean, unable to interpret input"),
     "an integer": ("int_parsing", "Input should be a valid integer, unable to parse string as an integer"),
     "a number": ("float_parsing", "Input should be a valid number, unable to parse string as a number"),
 }
-UNIONS = {"a string or an array of strings": (("str", "a string"), ("list[str]", "an array"))}
-TRUE = {"1", "true", "t", "yes", "y", "on"}
-FALSE = {"0", "false", "f", "no", "n", "off"}
-DIGITS = re.compile(r"\s*[+-]?\d{1,300}(\.0*)?\s*", re.ASCII)
-DECIMAL = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.ASCII | re.IGNORECASE)
-MAX_NUMBER = 300  # characters of a number given as text
+UNION_TYPES = {"a string or an array of strings": (("str", "a string"), ("list[str]", "an array"))}
+TRUE_TEXTS = {"1", "true", "t", "yes", "y", "on"}
+FALSE_TEXTS = {"0", "false", "f", "no", "n", "off"}
+INTEGER_TEXT = re.compile(r"\s*[+-]?\d{1,300}(\.0*)?\s*", re.ASCII)
+DECIMAL_TEXT = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.ASCII | re.IGNORECASE)
+MAX_NUMBER_CHARACTERS = 300  # characters of a number given as text
 
 # The original's sentences for a number below and above its range, and whether the parameter is appended.
-RANGES: dict[str, tuple[str, str, bool]] = {
+RANGE_SENTENCES: dict[str, tuple[str, str, bool]] = {
     "temperature": ("must be non-negative", "must be in [0, 2]", True),
     "top_p": ("must be in (0, 1]", "must be in (0, 1]", True),
     "top_k": ("must be 0 (disable), or at least 1", "must be 0 (disable), or at least 1", False),
@@ -49,10 +49,10 @@ RANGES: dict[str, tuple[str, str, bool]] = {
     "max_completion_tokens": ("must be at least 1", "must be at most {high}", True),
     "min_tokens": ("must be greater than or equal to 0", "must be at most {high}", False),
 }
-SCORES = {"logprobs": "sample", "top_logprobs": "sample", "prompt_logprobs": "prompt"}
+LOGPROB_MEMBERS = {"logprobs": "sample", "top_logprobs": "sample", "prompt_logprobs": "prompt"}
 
 # The original's sentences for other broken rules, and whether the parameter is appended.
-RULES: dict[str, tuple[str, bool]] = {
+RULE_SENTENCES: dict[str, tuple[str, bool]] = {
     "stream_options": ("Stream options can only be defined when `stream=True`.", True),
     "top_logprobs": ("when using `top_logprobs`, `logprobs` must be set to true.", True),
     "logprob_token_ids": ("when using `logprob_token_ids`, `logprobs` must be set.", True),
@@ -66,7 +66,7 @@ RULES: dict[str, tuple[str, bool]] = {
         False,
     ),
 }
-EMPTY: dict[str, str] = {
+EMPTY_SENTENCES: dict[str, str] = {
     "messages": "Cannot apply chat template to an empty conversation. Provide at least one message.",
     "prompt": "You must pass at least one prompt",
     "input": "You must pass at least one prompt",
@@ -74,126 +74,149 @@ EMPTY: dict[str, str] = {
     "bad_words": "bad_words cannot contain an empty string. Got bad_words=['']",
     "allowed_token_ids": "allowed_token_ids is not None and empty!",
 }
-TEXTS = {"prompt", "input", "texts", "query", "queries", "documents", "items", "data_1", "data_2", "text_1", "text_2"}
-KEYS = re.compile(r"\[(\d+)\]")
+TEXT_MEMBERS = {
+    "prompt",
+    "input",
+    "texts",
+    "query",
+    "queries",
+    "documents",
+    "items",
+    "data_1",
+    "data_2",
+    "text_1",
+    "text_2",
+}
+ARRAY_INDEX = re.compile(r"\[(\d+)\]")
 
 
-class Words(words.Words):
+class VllmWording(words.ErrorWording):
     """The wording for one ``body``, which refusals may quote."""
 
     def __init__(self, body: Mapping[str, Any] | None = None):
         self._body = body if body is not None else {}
 
-    def about(self, body: dict[str, Any]) -> Words:
-        return Words(body)
+    def for_body(self, body: dict[str, Any]) -> VllmWording:
+        return VllmWording(body)
 
-    def unreadable(self, body: bytes, reason: str) -> BadRequest:
+    def unreadable_error(self, body: bytes, reason: str) -> BadRequest:
         """Return the error for broken JSON with its position, in the words of Python's own parser if that fails too."""
-        place, fault = 0, reason
+        position, fault = 0, reason
         try:
             json.loads(body)
         except json.JSONDecodeError as error:
-            place, fault = error.pos, error.msg
+            position, fault = error.pos, error.msg
         except (ValueError, RecursionError):
             pass
-        entry = _entry("json_invalid", str(place), "JSON decode error", {}, {"error": fault})
-        return Malformed(_listed(entry), field=f"body.{place}")
+        entry = _pydantic_error("json_invalid", str(position), "JSON decode error", {}, {"error": fault})
+        return Malformed(_error_list(entry), field=f"body.{position}")
 
-    def shapeless(self, value: Any) -> BadRequest:
+    def not_object_error(self, value: Any) -> BadRequest:
         message = "Input should be a valid dictionary or object to extract fields from"
-        return Malformed(_listed(_entry("model_attributes_type", "", message, value)), field="body")
+        return Malformed(_error_list(_pydantic_error("model_attributes_type", "", message, value)), field="body")
 
-    def missing(self, path: str) -> BadRequest:
-        place = _place(path)
-        return Missing(_listed(_entry("missing", place, "Field required", self._parent(place))), field=f"body.{place}")
+    def missing_error(self, path: str) -> BadRequest:
+        place = _dotted_path(path)
+        return Missing(
+            _error_list(_pydantic_error("missing", place, "Field required", self._parent_of(place))),
+            field=f"body.{place}",
+        )
 
-    def mistyped(self, path: str, expected: str, value: Any) -> BadRequest:
-        place = _place(path)
-        if expected in UNIONS:
-            entries = [_entry(TYPES[name][0], f"{place}.{part}", TYPES[name][1], value)
-                       for part, name in UNIONS[expected]]  # fmt: skip
-            return WrongType(_listed(*entries), field=f"body.{place}.{UNIONS[expected][0][0]}")
+    def type_error(self, path: str, expected: str, value: Any) -> BadRequest:
+        place = _dotted_path(path)
+        if expected in UNION_TYPES:
+            entries = [_pydantic_error(PYDANTIC_TYPES[name][0], f"{place}.{part}", PYDANTIC_TYPES[name][1], value)
+                       for part, name in UNION_TYPES[expected]]  # fmt: skip
+            return WrongType(_error_list(*entries), field=f"body.{place}.{UNION_TYPES[expected][0][0]}")
         if expected == "an integer" and isinstance(value, float):
             kind, message = "int_from_float", "Input should be a valid integer, got a number with a fractional part"
-        elif expected in PARSED and isinstance(value, str):
-            kind, message = PARSED[expected]
+        elif expected in PARSED_TYPES and isinstance(value, str):
+            kind, message = PARSED_TYPES[expected]
         else:
-            kind, message = TYPES.get(expected, ("value_error", f"Input should be {expected}"))
-        return WrongType(_listed(_entry(kind, place, message, value)), field=f"body.{place}")
+            kind, message = PYDANTIC_TYPES.get(expected, ("value_error", f"Input should be {expected}"))
+        return WrongType(_error_list(_pydantic_error(kind, place, message, value)), field=f"body.{place}")
 
-    def convert(self, path: str, expected: str, value: Any) -> Any:
+    def convert_value(self, path: str, expected: str, value: Any) -> Any:
         """Convert text and booleans as pydantic does."""
-        text = value.strip().lower() if isinstance(value, str) and len(value) <= MAX_NUMBER else None
+        text = value.strip().lower() if isinstance(value, str) and len(value) <= MAX_NUMBER_CHARACTERS else None
         match expected:
-            case "a boolean" if text in TRUE or value in (1, 1.0):
+            case "a boolean" if text in TRUE_TEXTS or value in (1, 1.0):
                 return True
-            case "a boolean" if text in FALSE or value in (0, 0.0):
+            case "a boolean" if text in FALSE_TEXTS or value in (0, 0.0):
                 return False
             case "an integer" if isinstance(value, bool):
                 return int(value)
-            case "an integer" if text is not None and DIGITS.fullmatch(text):
+            case "an integer" if text is not None and INTEGER_TEXT.fullmatch(text):
                 return int(text.partition(".")[0])
             case "a number" if isinstance(value, bool):
                 return float(value)
-            case "a number" if text is not None and DECIMAL.fullmatch(text):
+            case "a number" if text is not None and DECIMAL_TEXT.fullmatch(text):
                 return float(text)
-        raise self.mistyped(path, expected, value)
+        raise self.type_error(path, expected, value)
 
-    def outside(self, path: str, value: float, low: float | None, high: float | None, *, open: bool) -> BadRequest:
-        name, place = path.rpartition(".")[2], _place(path)
+    def range_error(
+        self, path: str, value: float, low: float | None, high: float | None, *, low_excluded: bool
+    ) -> BadRequest:
+        name, place = path.rpartition(".")[2], _dotted_path(path)
         above = high is not None and value > high
-        if name in SCORES and (above or value == -1):
-            told = excerpt(value) if above else "the whole vocabulary"  # requested by -1
-            return named(
-                f"Requested {SCORES[name]} logprobs of {told}, which is greater than max allowed: {high}",
+        if name in LOGPROB_MEMBERS and (above or value == -1):
+            requested = excerpt(value) if above else "the whole vocabulary"  # requested by -1
+            return parameter_error(
+                f"Requested {LOGPROB_MEMBERS[name]} logprobs of {requested}, which is greater than max allowed: {high}",
                 path, value,
             )  # fmt: skip
-        if name in RANGES:
-            below, beyond, tells = RANGES[name]
-            whole = name in ("n", "top_k", "max_tokens", "max_completion_tokens", "min_tokens")
-            number = value if whole or isinstance(value, float) or abs(value) > 1e300 else float(value)
+        if name in RANGE_SENTENCES:
+            below, beyond, names_parameter = RANGE_SENTENCES[name]
+            is_integer = name in ("n", "top_k", "max_tokens", "max_completion_tokens", "min_tokens")
+            number = value if is_integer or isinstance(value, float) or abs(value) > 1e300 else float(value)
             sentence = f"{name} {beyond if above else below}, got {excerpt(number)}.".format(high=high)
-            return named(sentence, path, number) if tells else Invalid(sentence)
+            return parameter_error(sentence, path, number) if names_parameter else Invalid(sentence)
         bound, kind, relation = (
             (high, "less_than_equal", "less than or equal to")
             if above
             else (low, "greater_than", "greater than")
-            if open
+            if low_excluded
             else (low, "greater_than_equal", "greater than or equal to")
         )
-        ctx = {"le" if above else "gt" if open else "ge": bound}
-        entry = _entry(kind, place, f"Input should be {relation} {bound}", value, ctx)
-        return WrongType(_listed(entry), field=f"body.{place}")
+        ctx = {"le" if above else "gt" if low_excluded else "ge": bound}
+        entry = _pydantic_error(kind, place, f"Input should be {relation} {bound}", value, ctx)
+        return WrongType(_error_list(entry), field=f"body.{place}")
 
-    def unlisted(self, path: str, value: Any, allowed: Sequence[str]) -> BadRequest:
+    def unlisted_error(self, path: str, value: Any, allowed: Sequence[str]) -> BadRequest:
         *others, last = [repr(name) for name in allowed]
         expected = f"{', '.join(others)} or {last}" if others else last
-        entry = _entry("literal_error", _place(path), f"Input should be {expected}", value, {"expected": expected})
-        return WrongType(_listed(entry), field=f"body.{_place(path)}")
-
-    def empty(self, path: str, what: str) -> BadRequest:
-        name = path.partition("[")[0]
-        if (name in TEXTS and path != name) or (path == "input" and what == "string"):
-            return Invalid("The decoder prompt cannot be empty")
-        if path == "prompt" and what == "string":
-            return named("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
-        return Invalid(EMPTY.get(name, f"{path} must not be empty."))
-
-    def long(self, path: str, what: str, size: int, cap: int) -> BadRequest:
-        place, noun = _place(path), {"string": "characters", "array": "items", "object": "items"}[what]
-        kind, type_ = ("string_too_long", "String") if what == "string" else ("too_long", "List")
-        tail = "" if what == "string" else f" after validation, not {size}"
-        ctx = (
-            {"max_length": cap} if what == "string" else {"field_type": type_, "max_length": cap, "actual_length": size}
+        entry = _pydantic_error(
+            "literal_error", _dotted_path(path), f"Input should be {expected}", value, {"expected": expected}
         )
-        entry = _entry(kind, place, f"{type_} should have at most {cap} {noun}{tail}", self._value(place), ctx)
-        return WrongType(_listed(entry), field=f"body.{place}")
+        return WrongType(_error_list(entry), field=f"body.{_dotted_path(path)}")
 
-    def invalid(self, path: str, reason: str) -> BadRequest:
-        sentence, tells = RULES.get(path, (f"{path}: {reason}", True))
-        return named(sentence, path) if tells else Invalid(sentence)
+    def empty_error(self, path: str, container: str) -> BadRequest:
+        name = path.partition("[")[0]
+        if (name in TEXT_MEMBERS and path != name) or (path == "input" and container == "string"):
+            return Invalid("The decoder prompt cannot be empty")
+        if path == "prompt" and container == "string":
+            return parameter_error("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+        return Invalid(EMPTY_SENTENCES.get(name, f"{path} must not be empty."))
 
-    def _value(self, place: str) -> Any:
+    def too_long_error(self, path: str, container: str, size: int, cap: int) -> BadRequest:
+        place, noun = _dotted_path(path), {"string": "characters", "array": "items", "object": "items"}[container]
+        kind, type_name = ("string_too_long", "String") if container == "string" else ("too_long", "List")
+        tail = "" if container == "string" else f" after validation, not {size}"
+        ctx = (
+            {"max_length": cap}
+            if container == "string"
+            else {"field_type": type_name, "max_length": cap, "actual_length": size}
+        )
+        entry = _pydantic_error(
+            kind, place, f"{type_name} should have at most {cap} {noun}{tail}", self._value_at(place), ctx
+        )
+        return WrongType(_error_list(entry), field=f"body.{place}")
+
+    def invalid_error(self, path: str, reason: str) -> BadRequest:
+        sentence, names_parameter = RULE_SENTENCES.get(path, (f"{path}: {reason}", True))
+        return parameter_error(sentence, path) if names_parameter else Invalid(sentence)
+
+    def _value_at(self, place: str) -> Any:
         """Return the value at a dotted path in the body."""
         value: Any = self._body
         for key in filter(None, place.split(".")):
@@ -203,48 +226,48 @@ class Words(words.Words):
                 value = value.get(key) if isinstance(value, Mapping) else None
         return value
 
-    def _parent(self, place: str) -> Any:
-        return self._value(place.rpartition(".")[0])
+    def _parent_of(self, place: str) -> Any:
+        return self._value_at(place.rpartition(".")[0])
 
 
-WORDS = Words()
+VLLM_WORDING = VllmWording()
 
 
-def named(sentence: str, field: str, value: Any = None) -> Invalid:
+def parameter_error(sentence: str, field: str, value: Any = None) -> Invalid:
     """Return a refusal with the parameter appended, and its value unless it is None."""
-    told = "" if value is None else f", value={excerpt(value)}"
-    return Invalid(f"{sentence} (parameter={field}{told})", field=field)
+    value_text = "" if value is None else f", value={excerpt(value)}"
+    return Invalid(f"{sentence} (parameter={field}{value_text})", field=field)
 
 
-def unstopped(strings: Sequence[Any], cap: int) -> WrongType:
+def too_many_stops(strings: Sequence[Any], cap: int) -> WrongType:
     """Return the error for more stop strings than the original accepts: neither a string nor a short enough list."""
     message = f"List should have at most {cap} items after validation, not {len(strings)}"
     ctx = {"field_type": "List", "max_length": cap, "actual_length": len(strings)}
     return WrongType(
-        _listed(
-            _entry("string_type", "stop.str", TYPES["a string"][1], strings),
-            _entry("too_long", "stop.list[str]", message, strings, ctx),
+        _error_list(
+            _pydantic_error("string_type", "stop.str", PYDANTIC_TYPES["a string"][1], strings),
+            _pydantic_error("too_long", "stop.list[str]", message, strings, ctx),
         ),
         field="body.stop.str",
     )
 
 
-def unsupported_media() -> Malformed:
+def wrong_content_type() -> Malformed:
     """Return the error for a content type that is not JSON."""
     return Malformed("1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed")
 
 
-def _place(path: str) -> str:
-    return KEYS.sub(r".\1", path)
+def _dotted_path(path: str) -> str:
+    return ARRAY_INDEX.sub(r".\1", path)
 
 
-def _entry(kind: str, place: str, message: str, value: Any, ctx: dict[str, Any] | None = None) -> str:
+def _pydantic_error(kind: str, place: str, message: str, value: Any, ctx: dict[str, Any] | None = None) -> str:
     entry: dict[str, Any] = {"type": kind, "loc": f"body.{place}" if place else "body", "msg": message}
-    entry["input"] = _summary(value)
+    entry["input"] = _short_value(value)
     return repr(entry | {"ctx": ctx} if ctx is not None else entry)
 
 
-def _summary(value: Any) -> Any:
+def _short_value(value: Any) -> Any:
     """Return a short substitute for a long value."""
     match value:
         case dict():
@@ -259,6 +282,6 @@ def _summary(value: Any) -> Any:
             return value
 
 
-def _listed(*entries: str) -> str:
+def _error_list(*entries: str) -> str:
     several = "s" if len(entries) > 1 else ""
     return "\n".join([f"{len(entries)} validation error{several}:", *(f"  {entry}" for entry in entries)])

@@ -20,7 +20,7 @@ class BadArena(Exception):
     """The arena does not match its description, or cannot be opened. The message is one sentence."""
 
 
-class Memory:
+class MappedArena:
     """A mapped arena. An arena without regions has pages without bytes, and no file. Raises BadArena."""
 
     def __init__(self, arena: Arena):
@@ -28,7 +28,7 @@ class Memory:
         self.sizes = [region.size for region in arena.regions]
         self.page_bytes = sum(self.sizes)
         self.fd = -1
-        self.map: mmap.mmap | None = None
+        self.mapping: mmap.mmap | None = None
         self.view = memoryview(b"")
         if not arena.regions:
             return
@@ -38,55 +38,55 @@ class Memory:
             raise BadArena(f"The KV pages of process {arena.pid} cannot be opened: {error.strerror}.") from error
         try:
             size = os.fstat(self.fd).st_size
-            if extent(arena) > size:
-                raise BadArena(f"The KV pages of process {arena.pid} have {size} bytes, not {extent(arena)}.")
-            self.map = mmap.mmap(self.fd, size)
+            if arena_bytes(arena) > size:
+                raise BadArena(f"The KV pages of process {arena.pid} have {size} bytes, not {arena_bytes(arena)}.")
+            self.mapping = mmap.mmap(self.fd, size)
         except OSError as error:
             raise BadArena(f"The KV pages of process {arena.pid} cannot be mapped: {error.strerror}.") from error
         finally:
-            if self.map is None:
+            if self.mapping is None:
                 os.close(self.fd)
-        self.view = memoryview(self.map)
+        self.view = memoryview(self.mapping)
 
-    def close(self) -> None:
+    def close_arena(self) -> None:
         """Unmap the arena; a view that is still in use keeps the mapping until it is gone."""
         self.view.release()
-        if self.map is not None:
+        if self.mapping is not None:
             os.close(self.fd)
             with suppress(BufferError):
-                self.map.close()
-            self.map = None
+                self.mapping.close()
+            self.mapping = None
 
-    def holds(self, pages: Sequence[int]) -> bool:
+    def contains_pages(self, pages: Sequence[int]) -> bool:
         """Whether all of these are page numbers of the arena."""
         return not pages or (min(pages) >= 0 and max(pages) < self.arena.pages)
 
-    def views(self, pages: Sequence[int]) -> list[memoryview]:
+    def page_views(self, pages: Sequence[int]) -> list[memoryview]:
         """Return the bytes of these pages, region by region, in order."""
         cuts: dict[tuple[int, int], list[slice]] = {}  # by stride and size, shared by regions
-        found: list[memoryview] = []
+        views: list[memoryview] = []
         for region in self.arena.regions:
             stride, size = shape = region.stride, region.size
             if shape not in cuts:
-                pieces = runs(pages) if stride == size else ((page, 1) for page in zip(pages))
+                pieces = consecutive_runs(pages) if stride == size else ((page, 1) for page in zip(pages))
                 cuts[shape] = [slice(at := first * stride, at + count * size) for (first,), count in pieces]
-            found += map(self.view[region.offset :].__getitem__, cuts[shape])
-        return found
+            views += map(self.view[region.offset :].__getitem__, cuts[shape])
+        return views
 
-    def checksum(self, pages: Sequence[int]) -> int:
+    def page_checksum(self, pages: Sequence[int]) -> int:
         """Return the CRC-32 of the bytes of these pages, region by region."""
-        found = 0
-        for view in self.views(pages):
-            found = zlib.crc32(view, found)
-        return found
+        checksum = 0
+        for view in self.page_views(pages):
+            checksum = zlib.crc32(view, checksum)
+        return checksum
 
 
-def extent(arena: Arena) -> int:
+def arena_bytes(arena: Arena) -> int:
     """Return how many bytes the file of an arena must have."""
     return max((r.offset + max(arena.pages - 1, 0) * r.stride + r.size for r in arena.regions), default=0)
 
 
-def rest(views: list[memoryview], count: int) -> list[memoryview]:
+def remaining_views(views: list[memoryview], count: int) -> list[memoryview]:
     """Return the rest of these views after their first ``count`` bytes."""
     for i, view in enumerate(views):
         if count < len(view):
@@ -95,7 +95,7 @@ def rest(views: list[memoryview], count: int) -> list[memoryview]:
     return []
 
 
-def runs(*sides: Sequence[int]) -> Iterator[tuple[tuple[int, ...], int]]:
+def consecutive_runs(*sides: Sequence[int]) -> Iterator[tuple[tuple[int, ...], int]]:
     """Yield the first numbers (one for each side) and the length of each run that is consecutive on all sides."""
     first: tuple[int, ...] = ()
     count = 0

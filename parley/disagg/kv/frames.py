@@ -10,109 +10,109 @@ from typing import Annotated
 
 import msgspec
 
-VERSION = 1
-MAX_FRAME = 256 << 20  # bytes of a message between authenticated peers: a request body and its outputs
-FIRST_FRAME = 64 << 10  # bytes of the first message
+KV_WIRE_VERSION = 1
+MAX_FRAME_BYTES = 256 << 20  # bytes of a message between authenticated peers: a request body and its outputs
+MAX_HELLO_BYTES = 64 << 10  # bytes of the first message
 
-Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
-Name = Annotated[str, msgspec.Meta(max_length=1024)]
-Lease = Annotated[float, msgspec.Meta(ge=0.1, le=3600)]
-Reason = Annotated[str, msgspec.Meta(max_length=4096)]
+FrameCount = Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
+FrameName = Annotated[str, msgspec.Meta(max_length=1024)]
+LeaseSeconds = Annotated[float, msgspec.Meta(ge=0.1, le=3600)]
+FrameReason = Annotated[str, msgspec.Meta(max_length=4096)]
 
 
-class Frame(msgspec.Struct, array_like=True):
+class KVFrame(msgspec.Struct, array_like=True):
     """Base of all messages; encoded as arrays."""
 
 
-class Beat(Frame, tag="beat"):
+class Heartbeat(KVFrame, tag="beat"):
     """Heartbeat number ``sent``; ``heard`` is the last number read from the other side."""
 
-    sent: Count
-    heard: Count
+    sent: FrameCount
+    heard: FrameCount
 
 
-class Refuse(Frame, tag="refuse"):
+class RefuseFrame(KVFrame, tag="refuse"):
     """The receiver refuses the link (in answer to the hello message) or the handover (in answer to begin)."""
 
-    reason: Reason
+    reason: FrameReason
 
 
 # ---------------------------------------------------------------------------------------------- from the sender
 
 
-class Hello(Frame, tag="hello"):
+class HelloFrame(KVFrame, tag="hello"):
     """First message of a link. All its handovers are from the arena ``name``.
 
     ``sizes``: bytes of a page in each region. ``offers``: for each transport, the data that the receiver needs to use
     it. ``lease``: seconds; a side that is silent for longer counts as dead. The shorter lease of both sides holds.
     """
 
-    name: Name
+    name: FrameName
     layout: Annotated[str, msgspec.Meta(max_length=8192)]
-    sizes: Annotated[list[Count], msgspec.Meta(max_length=4096)]
-    offers: Annotated[dict[Name, bytes], msgspec.Meta(max_length=16)]
-    lease: Lease
+    sizes: Annotated[list[FrameCount], msgspec.Meta(max_length=4096)]
+    offers: Annotated[dict[FrameName, bytes], msgspec.Meta(max_length=16)]
+    lease: LeaseSeconds
     checksum: bool = False
 
 
-class Begin(Frame, tag="begin"):
+class BeginFrame(KVFrame, tag="begin"):
     """Start a handover of ``parts`` prompts. ``body`` belongs to the user of the link."""
 
     body: bytes
     parts: Annotated[int, msgspec.Meta(ge=0, le=65536)]
 
 
-class Pages(Frame, tag="pages"):
+class PagesFrame(KVFrame, tag="pages"):
     """The next pages of a prompt that the receiver wants, in order; the transport has them or will get them next."""
 
-    part: Count
-    pages: Annotated[list[Count], msgspec.Meta(min_length=1, max_length=1 << 20)]
+    part: FrameCount
+    pages: Annotated[list[FrameCount], msgspec.Meta(min_length=1, max_length=1 << 20)]
 
 
-class Held(Frame, tag="held"):
+class HeldFrame(KVFrame, tag="held"):
     """Answer to read: the sender still held these pages when it got that message."""
 
 
-class Give(Frame, tag="give"):
+class OutputsFrame(KVFrame, tag="give"):
     """Outputs that go with the pages. ``body`` belongs to the user of the link."""
 
     body: bytes
 
 
-class End(Frame, tag="end"):
+class EndFrame(KVFrame, tag="end"):
     """No more pages or outputs follow."""
 
 
 # -------------------------------------------------------------------------------------------- from the receiver
 
 
-class Welcome(Frame, tag="welcome"):
+class WelcomeFrame(KVFrame, tag="welcome"):
     """Answer to hello: the chosen transport and the agreed settings. ``checksum``: read messages carry one."""
 
-    transport: Name
-    lease: Lease
+    transport: FrameName
+    lease: LeaseSeconds
     checksum: bool = False
 
 
-class Accept(Frame, tag="accept"):
+class AcceptFrame(KVFrame, tag="accept"):
     """For each prompt: how many leading pages to skip, and how many pages after them the receiver wants."""
 
-    wants: Annotated[list[tuple[Count, Count]], msgspec.Meta(max_length=65536)]
+    wants: Annotated[list[tuple[FrameCount, FrameCount]], msgspec.Meta(max_length=65536)]
 
 
-class Read(Frame, tag="read"):
+class ReadFrame(KVFrame, tag="read"):
     """All pages of one pages message have been read; ``checksum`` of them if the link has checksums."""
 
-    checksum: Count | None = None
+    checksum: FrameCount | None = None
 
 
-class Got(Frame, tag="got"):
+class GotOutputsFrame(KVFrame, tag="got"):
     """Answer to give: the outputs have arrived."""
 
 
-class Settled(Frame, tag="settled"):
+class SettledFrame(KVFrame, tag="settled"):
     """Answer to end: the receiver has finished the handover, and the link is free for the next one."""
 
 
-FromGiver = Hello | Begin | Pages | Held | Give | End | Beat
-FromTaker = Welcome | Refuse | Accept | Read | Got | Settled | Beat
+SenderFrame = HelloFrame | BeginFrame | PagesFrame | HeldFrame | OutputsFrame | EndFrame | Heartbeat
+ReceiverFrame = WelcomeFrame | RefuseFrame | AcceptFrame | ReadFrame | GotOutputsFrame | SettledFrame | Heartbeat

@@ -14,41 +14,41 @@ import hmac
 import secrets
 from collections.abc import Generator
 
-NONCE = 32
-PROOF = hashlib.sha256().digest_size
+NONCE_BYTES = 32
+PROOF_BYTES = hashlib.sha256().digest_size
 
-Steps = Generator[bytes | int, bytes, bytes]
+HandshakeSteps = Generator[bytes | int, bytes, bytes]
 
 
-class Unproved(Exception):
+class HandshakeFailed(Exception):
     """The other side does not know the secret."""
 
 
-def giver(secret: bytes) -> Steps:
+def sender_handshake(secret: bytes) -> HandshakeSteps:
     """Run the handshake of the connecting side (sender); return the link's ticket. Raises HandshakeFailed."""
-    ours = secrets.token_bytes(NONCE)
-    yield ours
-    theirs = yield NONCE
-    yield _proof(secret, b"giver", ours, theirs)
-    answer = yield PROOF
-    if not hmac.compare_digest(answer, _proof(secret, b"taker", ours, theirs)):
-        raise Unproved
-    return _proof(secret, b"ticket", ours, theirs)
+    our_nonce = secrets.token_bytes(NONCE_BYTES)
+    yield our_nonce
+    their_nonce = yield NONCE_BYTES
+    yield _compute_proof(secret, b"giver", our_nonce, their_nonce)
+    answer = yield PROOF_BYTES
+    if not hmac.compare_digest(answer, _compute_proof(secret, b"taker", our_nonce, their_nonce)):
+        raise HandshakeFailed
+    return _compute_proof(secret, b"ticket", our_nonce, their_nonce)
 
 
-def taker(secret: bytes) -> Steps:
+def receiver_handshake(secret: bytes) -> HandshakeSteps:
     """Run the handshake of the listening side (receiver); return the link's ticket. Raises HandshakeFailed."""
-    theirs = yield NONCE
-    ours = secrets.token_bytes(NONCE)
-    yield ours
-    answer = yield PROOF
-    if not hmac.compare_digest(answer, _proof(secret, b"giver", theirs, ours)):
-        raise Unproved
-    yield _proof(secret, b"taker", theirs, ours)
-    return _proof(secret, b"ticket", theirs, ours)
+    their_nonce = yield NONCE_BYTES
+    our_nonce = secrets.token_bytes(NONCE_BYTES)
+    yield our_nonce
+    answer = yield PROOF_BYTES
+    if not hmac.compare_digest(answer, _compute_proof(secret, b"giver", their_nonce, our_nonce)):
+        raise HandshakeFailed
+    yield _compute_proof(secret, b"taker", their_nonce, our_nonce)
+    return _compute_proof(secret, b"ticket", their_nonce, our_nonce)
 
 
-def _proof(secret: bytes, role: bytes, giver: bytes, taker: bytes) -> bytes:
+def _compute_proof(secret: bytes, role: bytes, sender_nonce: bytes, receiver_nonce: bytes) -> bytes:
     """Return the HMAC of a role and both nonces."""
     key = hashlib.sha256(secret).digest()  # HMAC itself ignores zero bytes at the end of a secret
-    return hmac.digest(key, b"parley kv 1 " + role + b" " + giver + taker, "sha256")
+    return hmac.digest(key, b"parley kv 1 " + role + b" " + sender_nonce + receiver_nonce, "sha256")

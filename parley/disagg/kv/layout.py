@@ -6,22 +6,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def difference(theirs: str, ours: str, their_sizes: Sequence[int] = (), our_sizes: Sequence[int] = ()) -> str:
+def layout_difference(theirs: str, ours: str, their_sizes: Sequence[int] = (), our_sizes: Sequence[int] = ()) -> str:
     """Return in words how pages of two layouts differ; "" if each side can use the pages of the other.
 
     ``their_sizes``, ``our_sizes``: bytes of a page in each region, if known.
     """
     if theirs != ours:
-        one, two = (_named(layout) for layout in (theirs, ours))
-        names = [name for name in one | two if one.get(name) != two.get(name)]
-        return ", ".join(f"{name} {one.get(name, 'unknown')} and {two.get(name, 'unknown')}" for name in names)
+        their_parts, our_parts = (_parse_layout(layout) for layout in (theirs, ours))
+        names = [name for name in their_parts | our_parts if their_parts.get(name) != our_parts.get(name)]
+        return ", ".join(
+            f"{name} {their_parts.get(name, 'unknown')} and {our_parts.get(name, 'unknown')}" for name in names
+        )
     if len(their_sizes) != len(our_sizes):
         return f"{len(their_sizes)} and {len(our_sizes)} regions"
-    unlike = [(i, a, b) for i, (a, b) in enumerate(zip(their_sizes, our_sizes, strict=True)) if a != b]
-    return ", ".join(f"{a} and {b} bytes in region {i}" for i, a, b in unlike[:3])
+    different_regions = [(i, a, b) for i, (a, b) in enumerate(zip(their_sizes, our_sizes, strict=True)) if a != b]
+    return ", ".join(f"{a} and {b} bytes in region {i}" for i, a, b in different_regions[:3])
 
 
-def _named(layout: str) -> dict[str, str]:
+def _parse_layout(layout: str) -> dict[str, str]:
     """Return the parts of a layout, which is ``name=value;…`` or one word, by name."""
     parts = (part.rpartition("=") for part in layout.split(";"))
     return {name or "layout": value for name, _, value in parts}

@@ -4,41 +4,41 @@ from __future__ import annotations
 
 import asyncio
 
-from parley.disagg.kv.link import Link
+from parley.disagg.kv.link import KVLink
 
-MOST = 8  # idle links to one receiver and arena
-PATIENCE_S = 60.0
-NEEDLESS = "The link is not needed any more."
+MAX_IDLE_LINKS = 8  # idle links to one receiver and arena
+IDLE_LINK_TIMEOUT_S = 60.0
+LINK_NOT_NEEDED = "The link is not needed any more."
 
 
-class Pool:
+class LinkPool:
     """Idle links; each ends after IDLE_LINK_TIMEOUT_S. Remove links that have ended by themselves."""
 
     def __init__(self) -> None:
-        self._links: dict[tuple[str, str], dict[Link, asyncio.TimerHandle]] = {}
+        self._idle_links: dict[tuple[str, str], dict[KVLink, asyncio.TimerHandle]] = {}
 
-    def take(self, address: str, name: str) -> Link | None:
+    def take_idle_link(self, address: str, name: str) -> KVLink | None:
         """Return the link that became idle last, to the receiver at ``address`` for the arena ``name``, or None."""
-        waiting = self._links.get((address, name))
+        waiting = self._idle_links.get((address, name))
         if not waiting:
             return None
         link, timer = waiting.popitem()
         timer.cancel()
         return link
 
-    def put(self, link: Link, address: str, name: str) -> None:
+    def put_idle_link(self, link: KVLink, address: str, name: str) -> None:
         """Add an idle link, or end it if the pool has enough."""
-        waiting = self._links.setdefault((address, name), {})
-        if len(waiting) >= MOST:
-            link.fail(NEEDLESS)
+        waiting = self._idle_links.setdefault((address, name), {})
+        if len(waiting) >= MAX_IDLE_LINKS:
+            link.fail_link(LINK_NOT_NEEDED)
         else:
-            waiting[link] = asyncio.get_running_loop().call_later(PATIENCE_S, link.fail, NEEDLESS)
+            waiting[link] = asyncio.get_running_loop().call_later(IDLE_LINK_TIMEOUT_S, link.fail_link, LINK_NOT_NEEDED)
 
-    def remove(self, link: Link) -> None:
+    def remove_link(self, link: KVLink) -> None:
         """Remove a link that has ended. Links outside the pool are ignored."""
-        for key, waiting in list(self._links.items()):
+        for key, waiting in list(self._idle_links.items()):
             timer = waiting.pop(link, None)
             if timer is not None:
                 timer.cancel()
             if not waiting:
-                del self._links[key]
+                del self._idle_links[key]

@@ -18,18 +18,18 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from parley.disagg.kv import handshake
-from parley.disagg.kv.tcp import Channel
+from parley.disagg.kv.tcp import PageChannel
 from parley.disagg.kv.transport import LinkError
 
 log = logging.getLogger("parley.kv")
 
-GREET_S = 10.0  # time for both sides to authenticate each other
-LINK, DATA = b"parley-kv 1 link", b"parley-kv 1 data"
-STRANGERS = 64  # unauthenticated connections at a time; more are closed at once
-BUFFER = 1 << 20
+HANDSHAKE_TIMEOUT_S = 10.0  # time for both sides to authenticate each other
+LINK_PREAMBLE, PAGES_PREAMBLE = b"parley-kv 1 link", b"parley-kv 1 data"
+MAX_UNAUTHENTICATED = 64  # unauthenticated connections at a time; more are closed at once
+READ_BUFFER_BYTES = 1 << 20
 
 
-class Contact(NamedTuple):
+class AuthenticatedConnection(NamedTuple):
     """A connection after the handshake. ``ticket``: secret shared by the two sides only."""
 
     reader: asyncio.StreamReader
@@ -38,7 +38,7 @@ class Contact(NamedTuple):
     name: str  # address of the other side
 
 
-class Gate:
+class KVListener:
     """Accepts connections. ``on_link`` must return within the rest of HANDSHAKE_TIMEOUT_S that authentication has
     left."""
 
@@ -46,201 +46,203 @@ class Gate:
         self,
         secret: bytes,
         tls: ssl.SSLContext | None,
-        link: Callable[[Contact], Awaitable[None]],
-        pages: Callable[[bytes, Channel], bool],
+        on_link: Callable[[AuthenticatedConnection], Awaitable[None]],
+        on_page_channel: Callable[[bytes, PageChannel], bool],
     ):
         self.port = 0
         self._secret = secret
         self._tls = tls
-        self._link = link
-        self._pages = pages
-        self._doors: list[socket.socket] = []
+        self._on_link = on_link
+        self._on_page_channel = on_page_channel
+        self._listening_sockets: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._strangers = 0
-        self._threads = ThreadPoolExecutor(STRANGERS, "parley-kv-gate")
+        self._unauthenticated = 0
+        self._threads = ThreadPoolExecutor(MAX_UNAUTHENTICATED, "parley-kv-gate")
 
     async def listen(self, host: str, port: int) -> None:
         """Listen at all addresses of a host, or (empty) of this machine; port 0 takes any. Raises OSError."""
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         try:
-            for family, *_, address in dict.fromkeys(found):
-                door = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-                self._doors.append(door)
-                door.setblocking(False)
-                door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            for family, *_, address in dict.fromkeys(addresses):
+                listening_socket = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+                self._listening_sockets.append(listening_socket)
+                listening_socket.setblocking(False)
+                listening_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if family == socket.AF_INET6:
-                    door.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                door.bind((address[0], self.port or port, *address[2:]))
-                door.listen(1024)
-                self.port = door.getsockname()[1]
+                    listening_socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                listening_socket.bind((address[0], self.port or port, *address[2:]))
+                listening_socket.listen(1024)
+                self.port = listening_socket.getsockname()[1]
         except BaseException:
-            self._shut()
+            self._close_sockets()
             raise
-        for door in self._doors:
-            self._start(self._open(door))
+        for listening_socket in self._listening_sockets:
+            self._start_task(self._accept_connections(listening_socket))
 
-    async def close(self) -> None:
+    async def close_listener(self) -> None:
         """Close sockets and threads, cancel all tasks; return when they have ended."""
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._shut()
+        self._close_sockets()
         await asyncio.to_thread(self._threads.shutdown, True)
 
-    def _shut(self) -> None:
+    def _close_sockets(self) -> None:
         """Close the listening sockets."""
-        for door in self._doors:
-            door.close()
-        self._doors = []
+        for listening_socket in self._listening_sockets:
+            listening_socket.close()
+        self._listening_sockets = []
 
-    def _start(self, action: Any) -> None:
+    def _start_task(self, coroutine: Any) -> None:
         """Run a coroutine as a task that ``close_listener`` cancels."""
-        task = asyncio.get_running_loop().create_task(action)
+        task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _open(self, door: socket.socket) -> None:
+    async def _accept_connections(self, listening_socket: socket.socket) -> None:
         """Accept connections of one listening socket, for ever."""
         loop = asyncio.get_running_loop()
         while True:
             try:
-                sock, _ = await loop.sock_accept(door)
+                sock, _ = await loop.sock_accept(listening_socket)
             except OSError as error:  # for example, too many open files
                 log.warning("a connection for KV pages could not be accepted: %s", error)
                 await asyncio.sleep(0.2)
                 continue
-            if self._strangers >= STRANGERS:
+            if self._unauthenticated >= MAX_UNAUTHENTICATED:
                 sock.close()
                 continue
-            self._strangers += 1
-            self._start(self._greet(sock))
+            self._unauthenticated += 1
+            self._start_task(self._identify_connection(sock))
 
-    async def _greet(self, sock: socket.socket) -> None:
+    async def _identify_connection(self, sock: socket.socket) -> None:
         """Identify a new connection and hand it to the link or page handler."""
-        name = "unknown address"
+        address = "unknown address"
         try:
-            async with asyncio.timeout(GREET_S):
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 try:
-                    name = _name(sock)
+                    address = _remote_address(sock)
                     sock.setblocking(False)
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    first = await _exactly(sock, len(LINK))
-                    if first not in (LINK, DATA):
+                    preamble = await _receive_exactly(sock, len(LINK_PREAMBLE))
+                    if preamble not in (LINK_PREAMBLE, PAGES_PREAMBLE):
                         raise LinkError("it uses another protocol")
                 except BaseException:
                     sock.close()
                     raise
-                if first == LINK:
-                    await self._greet_link(sock, name)
+                if preamble == LINK_PREAMBLE:
+                    await self._authenticate_link(sock, address)
                 else:
-                    await self._greet_pages(sock)
-        except (LinkError, OSError, EOFError, handshake.Unproved) as error:
-            log.info("a connection from %s was closed: %s", name, str(error) or type(error).__name__)
+                    await self._authenticate_channel(sock)
+        except (LinkError, OSError, EOFError, handshake.HandshakeFailed) as error:
+            log.info("a connection from %s was closed: %s", address, str(error) or type(error).__name__)
         finally:
-            self._strangers -= 1
+            self._unauthenticated -= 1
 
-    async def _greet_link(self, sock: socket.socket, name: str) -> None:
+    async def _authenticate_link(self, sock: socket.socket, address: str) -> None:
         """Authenticate a link and pass it on."""
         loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader(BUFFER)
+        reader = asyncio.StreamReader(READ_BUFFER_BYTES)
         protocol = asyncio.StreamReaderProtocol(reader)
         transport, _ = await loop.connect_accepted_socket(lambda: protocol, sock, ssl=self._tls)
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         try:
-            ticket = await _prove(handshake.taker(self._secret), reader, writer)
+            ticket = await _run_handshake(handshake.receiver_handshake(self._secret), reader, writer)
         except BaseException:
             writer.transport.abort()
             raise
-        await self._link(Contact(reader, writer, ticket, name))
+        await self._on_link(AuthenticatedConnection(reader, writer, ticket, address))
 
-    async def _greet_pages(self, sock: socket.socket) -> None:
+    async def _authenticate_channel(self, sock: socket.socket) -> None:
         """Read the ticket of a page channel and pass it on."""
-        greeting = asyncio.get_running_loop().run_in_executor(self._threads, self._ticket, sock)
+        ticket_read = asyncio.get_running_loop().run_in_executor(self._threads, self._read_ticket, sock)
         try:
-            channel, ticket = await asyncio.shield(greeting)
+            channel, ticket = await asyncio.shield(ticket_read)
         except asyncio.CancelledError:
             with suppress(OSError):
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
             with suppress(OSError, EOFError):
-                (await greeting)[0].close()
+                (await ticket_read)[0].close_channel()
             raise
-        if not self._pages(ticket, channel):
-            channel.close()
+        if not self._on_page_channel(ticket, channel):
+            channel.close_channel()
             raise LinkError("its ticket belongs to no link")
 
-    def _ticket(self, sock: socket.socket) -> tuple[Channel, bytes]:
+    def _read_ticket(self, sock: socket.socket) -> tuple[PageChannel, bytes]:
         """Read the ticket of a page channel. Blocks, in a thread: page channels need blocking sockets, also with
         TLS."""
         try:
-            sock.settimeout(GREET_S)
+            sock.settimeout(HANDSHAKE_TIMEOUT_S)
             if self._tls is not None:
                 sock = self._tls.wrap_socket(sock, server_side=True)
             ticket = b""
-            while len(ticket) < handshake.PROOF:
-                data = sock.recv(handshake.PROOF - len(ticket))
+            while len(ticket) < handshake.PROOF_BYTES:
+                data = sock.recv(handshake.PROOF_BYTES - len(ticket))
                 if not data:
                     raise EOFError("it sent no ticket")
                 ticket += data
         except BaseException:
             sock.close()
             raise
-        return Channel(sock), ticket
+        return PageChannel(sock), ticket
 
 
-async def knock(
+async def connect_to_listener(
     host: str, port: int, secret: bytes, tls: ssl.SSLContext | None
-) -> tuple[Contact, Callable[[], Channel]]:
+) -> tuple[AuthenticatedConnection, Callable[[], PageChannel]]:
     """Connect to a listener. Returns the authenticated connection, and a function that opens a page channel to it; that
     one blocks and raises OSError.
 
     Raises OSError (``ssl.SSLError`` too), and LinkError if the secrets differ.
     """
     loop = asyncio.get_running_loop()
-    sock = await _connected(host, port)
+    sock = await _connect_socket(host, port)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        family, place = sock.family, sock.getpeername()
-        await loop.sock_sendall(sock, LINK)
+        family, address = sock.family, sock.getpeername()
+        await loop.sock_sendall(sock, LINK_PREAMBLE)
     except BaseException:
         sock.close()
         raise
     reader, writer = await asyncio.open_connection(
-        sock=sock, limit=BUFFER, ssl=tls, server_hostname=host if tls is not None else None
+        sock=sock, limit=READ_BUFFER_BYTES, ssl=tls, server_hostname=host if tls is not None else None
     )
     try:
-        ticket = await _prove(handshake.giver(secret), reader, writer)
-    except (handshake.Unproved, EOFError, ConnectionError):
+        ticket = await _run_handshake(handshake.sender_handshake(secret), reader, writer)
+    except (handshake.HandshakeFailed, EOFError, ConnectionError):
         writer.transport.abort()
-        what = (
+        subject = (
             "cluster secret" if tls is None else "cluster secret, or does not accept the certificate of this instance"
         )
-        raise LinkError(f"does not have the same {what}") from None
+        raise LinkError(f"does not have the same {subject}") from None
     except BaseException:
         writer.transport.abort()
         raise
 
-    def again() -> Channel:
+    def open_page_channel() -> PageChannel:
         """Open a page channel of the same link."""
         sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
-            sock.settimeout(GREET_S)
-            sock.connect(place)
+            sock.settimeout(HANDSHAKE_TIMEOUT_S)
+            sock.connect(address)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.sendall(DATA)
+            sock.sendall(PAGES_PREAMBLE)
             if tls is not None:
                 sock = tls.wrap_socket(sock, server_hostname=host)
             sock.sendall(ticket)
         except BaseException:
             sock.close()
             raise
-        return Channel(sock)
+        return PageChannel(sock)
 
-    return Contact(reader, writer, ticket, f"{host}:{port}"), again
+    return AuthenticatedConnection(reader, writer, ticket, f"{host}:{port}"), open_page_channel
 
 
-async def _prove(steps: handshake.Steps, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+async def _run_handshake(
+    steps: handshake.HandshakeSteps, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> bytes:
     """Run the steps of a handshake and return the ticket. Raises HandshakeFailed, EOFError, OSError."""
     try:
         step = next(steps)
@@ -256,18 +258,18 @@ async def _prove(steps: handshake.Steps, reader: asyncio.StreamReader, writer: a
         return bytes(end.value)
 
 
-async def _exactly(sock: socket.socket, count: int) -> bytes:
+async def _receive_exactly(sock: socket.socket, count: int) -> bytes:
     """Read exactly ``count`` bytes. Raises EOFError if the connection ends before."""
     data = b""
     while len(data) < count:
-        more = await asyncio.get_running_loop().sock_recv(sock, count - len(data))
-        if not more:
+        chunk = await asyncio.get_running_loop().sock_recv(sock, count - len(data))
+        if not chunk:
             raise EOFError("it closed the connection")
-        data += more
+        data += chunk
     return data
 
 
-async def _connected(host: str, port: int) -> socket.socket:
+async def _connect_socket(host: str, port: int) -> socket.socket:
     """Connect to the first address of the host that answers. Raises OSError."""
     loop = asyncio.get_running_loop()
     failure = OSError("the host has no address")
@@ -286,7 +288,7 @@ async def _connected(host: str, port: int) -> socket.socket:
     raise failure
 
 
-def _name(sock: socket.socket) -> str:
+def _remote_address(sock: socket.socket) -> str:
     """Return the address of the other side as ``host:port``."""
     host, port, *_ = sock.getpeername()
     return f"{host}:{port}"

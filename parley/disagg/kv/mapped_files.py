@@ -13,44 +13,44 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
-STEP = 16 << 20  # bytes unmapped at a time
+UNMAP_STEP_BYTES = 16 << 20  # bytes unmapped at a time
 
-Place = tuple[int, int, int]  # device, inode and size of a file
+FileIdentity = tuple[int, int, int]  # device, inode and size of a file
 
 
-class Maps:
+class MappedFiles:
     """All mappings of this process. ``acquire_mapping`` and ``release_mapping`` may be called from any thread."""
 
     def __init__(self) -> None:
-        self._maps: dict[Place, mmap.mmap] = {}
-        self._users: Counter[Place] = Counter()
+        self._mappings: dict[FileIdentity, mmap.mmap] = {}
+        self._user_counts: Counter[FileIdentity] = Counter()
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "parley-kv-maps")
 
-    def take(self, file: int) -> tuple[Place, mmap.mmap]:
+    def acquire_mapping(self, fd: int) -> tuple[FileIdentity, mmap.mmap]:
         """Map an open file, until its identity is released. Raises OSError."""
-        found = os.fstat(file)
-        place = found.st_dev, found.st_ino, found.st_size
+        file_stat = os.fstat(fd)
+        identity = file_stat.st_dev, file_stat.st_ino, file_stat.st_size
         with self._lock:
-            if place not in self._maps:
-                self._maps[place] = mmap.mmap(file, found.st_size, prot=mmap.PROT_READ)
-            self._users[place] += 1
-            return place, self._maps[place]
+            if identity not in self._mappings:
+                self._mappings[identity] = mmap.mmap(fd, file_stat.st_size, prot=mmap.PROT_READ)
+            self._user_counts[identity] += 1
+            return identity, self._mappings[identity]
 
-    def give(self, place: Place) -> None:
+    def release_mapping(self, identity: FileIdentity) -> None:
         """Remove one user. Users that still have the mapping may continue to read."""
         with self._lock:
-            self._users[place] -= 1
-            if not self._users[place]:
-                del self._users[place]
-                self._thread.submit(_unmap, self._maps.pop(place))
+            self._user_counts[identity] -= 1
+            if not self._user_counts[identity]:
+                del self._user_counts[identity]
+                self._thread.submit(_unmap_in_steps, self._mappings.pop(identity))
 
-    def close(self) -> None:
+    def finish_unmapping(self) -> None:
         """Return when all unused files are unmapped. Blocks."""
         self._thread.shutdown(True)
 
 
-def _unmap(memory: mmap.mmap) -> None:
+def _unmap_in_steps(memory: mmap.mmap) -> None:
     """Unmap a file in small steps."""
-    for start in range(0, len(memory), STEP):
-        memory.madvise(mmap.MADV_DONTNEED, start, min(STEP, len(memory) - start))
+    for start in range(0, len(memory), UNMAP_STEP_BYTES):
+        memory.madvise(mmap.MADV_DONTNEED, start, min(UNMAP_STEP_BYTES, len(memory) - start))

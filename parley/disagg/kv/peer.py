@@ -12,28 +12,36 @@ import ssl
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from parley.disagg.kv.arena import Memory
-from parley.disagg.kv.frames import FIRST_FRAME, Begin, FromGiver, FromTaker, Hello, Refuse, Welcome
-from parley.disagg.kv.layout import difference
-from parley.disagg.kv.link import Link
-from parley.disagg.kv.link_pool import NEEDLESS, Pool
-from parley.disagg.kv.listener import GREET_S, Contact, Gate, knock
-from parley.disagg.kv.mapped_files import Maps
-from parley.disagg.kv.receiver import Taker
-from parley.disagg.kv.sender import Giver
-from parley.disagg.kv.shared_memory import Proof, Shared
-from parley.disagg.kv.tcp import Channel, Stream
-from parley.disagg.kv.transport import LinkError, Lost, Transport, Unreachable
+from parley.disagg.kv.arena import MappedArena
+from parley.disagg.kv.frames import (
+    MAX_HELLO_BYTES,
+    BeginFrame,
+    HelloFrame,
+    ReceiverFrame,
+    RefuseFrame,
+    SenderFrame,
+    WelcomeFrame,
+)
+from parley.disagg.kv.layout import layout_difference
+from parley.disagg.kv.link import KVLink
+from parley.disagg.kv.link_pool import LINK_NOT_NEEDED, LinkPool
+from parley.disagg.kv.listener import HANDSHAKE_TIMEOUT_S, AuthenticatedConnection, KVListener, connect_to_listener
+from parley.disagg.kv.mapped_files import MappedFiles
+from parley.disagg.kv.receiver import KVReceiver
+from parley.disagg.kv.sender import KVSender
+from parley.disagg.kv.shared_memory import ProcessProof, SharedMemoryTransport
+from parley.disagg.kv.tcp import PageChannel, TCPTransport
+from parley.disagg.kv.transport import KVTransport, LinkError, LinkLost, OfferUnusable
 from parley.types import Arena
 
 log = logging.getLogger("parley.kv")
 
 LEASE_S = 30.0
-LINKS = 4096  # incoming links
-ENDED = "is not needed any more: the engine has ended"
+MAX_INCOMING_LINKS = 4096  # incoming links
+ENGINE_ENDED = "is not needed any more: the engine has ended"
 
 
-class Peer:
+class KVPeer:
     """One for each instance, created and used in its event loop.
 
     ``secret``: of the cluster, empty for none. ``server_tls`` and ``client_tls``: TLS for listening and for connecting,
@@ -46,25 +54,25 @@ class Peer:
         self,
         *,
         secret: bytes = b"",
-        lets: ssl.SSLContext | None = None,
-        shows: ssl.SSLContext | None = None,
+        server_tls: ssl.SSLContext | None = None,
+        client_tls: ssl.SSLContext | None = None,
         lease: float = LEASE_S,
         checksum: bool = False,
         shared: bool = True,
     ):
         self._secret = secret
-        self._shows = shows
+        self._client_tls = client_tls
         self._lease = lease
         self._checksum = checksum
         self._shared = shared
-        self._proof = Proof()
-        self._maps = Maps()
-        self._gate = Gate(secret, lets, self._welcome, self._attach)
-        self._accept: Callable[[Taker], Awaitable[None]] | None = None
-        self._memories: dict[str, Memory] = {}
-        self._links: dict[Link, str] = {}  # and the name of their arena
-        self._pool = Pool()
-        self._tickets: dict[bytes, Stream] = {}  # of links that wait for their page channel
+        self._process_proof = ProcessProof()
+        self._mapped_files = MappedFiles()
+        self._listener = KVListener(secret, server_tls, self._welcome_link, self._attach_channel)
+        self._accept_handover: Callable[[KVReceiver], Awaitable[None]] | None = None
+        self._arenas: dict[str, MappedArena] = {}
+        self._links: dict[KVLink, str] = {}  # and the name of their arena
+        self._link_pool = LinkPool()
+        self._tickets: dict[bytes, TCPTransport] = {}  # of links that wait for their page channel
         self._tasks: set[asyncio.Task[None]] = set()  # run incoming handovers
         self._endings: set[asyncio.Task[None]] = set()  # wait until links have closed
         self._closed = False
@@ -72,251 +80,267 @@ class Peer:
     @property
     def port(self) -> int:
         """Port that it listens on."""
-        return self._gate.port
+        return self._listener.port
 
-    def add(self, name: str, arena: Arena) -> None:
+    def add_arena(self, name: str, arena: Arena) -> None:
         """Add the arena of the model ``name``; it replaces an earlier one. Raises BadArena."""
-        memory = Memory(arena)
-        self.remove(name)
-        self._memories[name] = memory
+        mapped_arena = MappedArena(arena)
+        self.remove_arena(name)
+        self._arenas[name] = mapped_arena
 
-    def remove(self, name: str) -> None:
+    def remove_arena(self, name: str) -> None:
         """Remove the arena ``name``, because its engine has ended; its links end."""
-        memory = self._memories.pop(name, None)
-        if memory is None:
+        mapped_arena = self._arenas.pop(name, None)
+        if mapped_arena is None:
             return
         links = [link for link, arena in self._links.items() if arena == name]
         for link in links:
-            link.fail(f"The engine of {name} has ended.")
-        _start(self._endings, _release(memory, links))
+            link.fail_link(f"The engine of {name} has ended.")
+        _start_tracked(self._endings, _close_unlinked_arena(mapped_arena, links))
 
-    async def listen(self, host: str, port: int, accept: Callable[[Taker], Awaitable[None]]) -> None:
+    async def listen(self, host: str, port: int, accept_handover: Callable[[KVReceiver], Awaitable[None]]) -> None:
         """Accept links; ``accept_handover`` is called for each handover, in a task of its own. Raises OSError.
 
         ``port`` 0 takes any. A handover that ``accept_handover`` has neither accepted nor refused when it returns is
         refused.
         """
-        self._accept = accept
-        await self._gate.listen(host, port)
+        self._accept_handover = accept_handover
+        await self._listener.listen(host, port)
 
-    async def connect(self, address: str, name: str) -> Giver:
+    async def open_handover(self, address: str, name: str) -> KVSender:
         """Prepare a handover to the peer at ``address`` (``host:port`` or ``host;port``) of pages of the arena
         ``name``.
 
         Raises LinkError if the peer cannot be reached, has another secret, or has pages of another layout.
         """
-        memory = self._memories.get(name)
-        if memory is None:
+        mapped_arena = self._arenas.get(name)
+        if mapped_arena is None:
             raise LinkError(f"There are no pages of a model {name} here.")
 
-        def free(link: Link) -> None:
+        def return_link(link: KVLink) -> None:
             """Return the link to the pool."""
-            self._free(link, address, name)
+            self._pool_link(link, address, name)
 
-        async def fresh() -> Link:
+        async def open_new_link() -> KVLink:
             """Open a new link."""
-            return await self._dial(address, name)
+            return await self._open_link(address, name)
 
-        if (link := self._pool.take(address, name)) is not None:
-            return Giver(link, memory, free, fresh)
-        link = await fresh()
-        return Giver(link, self._memories[name], free)  # the arena may be a new one by now; the link belongs to it
+        if (link := self._link_pool.take_idle_link(address, name)) is not None:
+            return KVSender(link, mapped_arena, return_link, open_new_link)
+        link = await open_new_link()
+        return KVSender(
+            link, self._arenas[name], return_link
+        )  # the arena may be a new one by now; the link belongs to it
 
-    async def close(self) -> None:
+    async def close_peer(self) -> None:
         """Stop listening and end all links; return when everything has ended. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
-        await self._gate.close()
-        for name in list(self._memories):
-            self.remove(name)
+        await self._listener.close_listener()
+        for name in list(self._arenas):
+            self.remove_arena(name)
         for link in list(self._links):
-            link.fail("The peer was closed.")
+            link.fail_link("The peer was closed.")
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         while self._endings:
             await asyncio.gather(*self._endings, return_exceptions=True)
-        self._proof.close()
-        await asyncio.to_thread(self._maps.close)
+        self._process_proof.close_proof()
+        await asyncio.to_thread(self._mapped_files.finish_unmapping)
 
     # --------------------------------------------------------------------------------------------- receiving
 
-    async def _welcome(self, contact: Contact) -> None:
+    async def _welcome_link(self, connection: AuthenticatedConnection) -> None:
         """Accept an incoming link for one of the arenas, or refuse it. Raises LinkLost."""
-        link = Link(contact, FromGiver, f"The sender at {contact.name}", self._lease)
+        link = KVLink(connection, SenderFrame, f"The sender at {connection.name}", self._lease)
         try:
-            if len(self._links) >= LINKS:
-                raise Lost("there are too many links")
-            hello = await link.read(FIRST_FRAME)
-            if not isinstance(hello, Hello):
-                raise Lost("its first message was not a hello")
-            memory, welcome = await self._choose(link, hello, contact.ticket)
-            if self._memories.get(hello.name) is not memory:  # removed meanwhile, when this link was not listed yet
-                raise Lost("its engine has ended")
-        except Unreachable as no:
-            link.dismiss(Refuse(str(no)))
-            raise Lost(str(no)) from None
+            if len(self._links) >= MAX_INCOMING_LINKS:
+                raise LinkLost("there are too many links")
+            hello = await link.read_frame(MAX_HELLO_BYTES)
+            if not isinstance(hello, HelloFrame):
+                raise LinkLost("its first message was not a hello")
+            mapped_arena, welcome = await self._choose_transport(link, hello, connection.ticket)
+            if self._arenas.get(hello.name) is not mapped_arena:  # removed meanwhile, when this link was not listed yet
+                raise LinkLost("its engine has ended")
+        except OfferUnusable as refusal:
+            link.refuse_link(RefuseFrame(str(refusal)))
+            raise LinkLost(str(refusal)) from None
         except BaseException as error:
-            link.fail(str(error) or "The connection ended too soon.")
+            link.fail_link(str(error) or "The connection ended too soon.")
             raise
         finally:
-            if link.reason:
-                _start(self._endings, link.settle())
-        link.holder = _Between(link, lambda begin: self._offered(link, memory, hello.name, begin))
-        self._keep(link, hello.name)
-        link.send(welcome)
+            if link.end_reason:
+                _start_tracked(self._endings, link.wait_closed())
+        link.holder = _IdleLinkHolder(link, lambda begin: self._start_receiver(link, mapped_arena, hello.name, begin))
+        self._register_link(link, hello.name)
+        link.send_frame(welcome)
 
-    async def _choose(self, link: Link, hello: Hello, ticket: bytes) -> tuple[Memory, Welcome]:
+    async def _choose_transport(
+        self, link: KVLink, hello: HelloFrame, ticket: bytes
+    ) -> tuple[MappedArena, WelcomeFrame]:
         """Return the arena that a link is for, and choose a transport. Raises OfferUnusable with the reason to
         refuse."""
-        memory = self._memories.get(hello.name)
-        if memory is None:
-            raise Unreachable(f"The receiver has no pages of a model {hello.name}.")
-        unlike = difference(hello.layout, memory.arena.layout, hello.sizes, memory.sizes)
-        if unlike:
-            raise Unreachable(f"Pages of {hello.name} differ at sender and receiver: {unlike}.")
+        mapped_arena = self._arenas.get(hello.name)
+        if mapped_arena is None:
+            raise OfferUnusable(f"The receiver has refusal pages of a model {hello.name}.")
+        mismatch = layout_difference(hello.layout, mapped_arena.arena.layout, hello.sizes, mapped_arena.sizes)
+        if mismatch:
+            raise OfferUnusable(f"Pages of {hello.name} differ at sender and receiver: {mismatch}.")
         link.checksum = hello.checksum or self._checksum
         link.lease = min(hello.lease, self._lease)
-        if not memory.page_bytes:
-            return memory, Welcome("none", link.lease, link.checksum)
-        ways: list[Transport] = [Shared(memory, self._proof, self._maps)] if self._shared else []
-        ways.append(Stream(memory, link.lease))
-        for way in ways:
-            if way.name not in hello.offers:
+        if not mapped_arena.page_bytes:
+            return mapped_arena, WelcomeFrame("none", link.lease, link.checksum)
+        transports: list[KVTransport] = (
+            [SharedMemoryTransport(mapped_arena, self._process_proof, self._mapped_files)] if self._shared else []
+        )
+        transports.append(TCPTransport(mapped_arena, link.lease))
+        for transport in transports:
+            if transport.name not in hello.offers:
                 continue
-            link.transport = way  # already now: the end of the link, for any reason, must close it
+            link.transport = transport  # already now: the end of the link, for any reason, must close it
             try:
-                await link.work(way.reach, hello.offers[way.name])
-            except Unreachable as no:
-                log.debug("%s cannot be reached by %s: %s", link.name, way.name, no)
+                await link.run_blocking(transport.use_offer, hello.offers[transport.name])
+            except OfferUnusable as refusal:
+                log.debug("%s cannot be reached by %s: %s", link.name, transport.name, refusal)
                 continue
-            if isinstance(way, Stream):
-                self._tickets[ticket] = way
-                link.on_end(lambda link: self._forget(ticket))
-            return memory, Welcome(way.name, link.lease, link.checksum)
-        raise Unreachable("There is no way for the pages: the receiver cannot use any transport of the sender.")
+            if isinstance(transport, TCPTransport):
+                self._tickets[ticket] = transport
+                link.add_end_callback(lambda link: self._forget_ticket(ticket))
+            return mapped_arena, WelcomeFrame(transport.name, link.lease, link.checksum)
+        raise OfferUnusable("There is no way for the pages: the receiver cannot use any transport of the sender.")
 
-    def _attach(self, ticket: bytes, channel: Channel) -> bool:
+    def _attach_channel(self, ticket: bytes, channel: PageChannel) -> bool:
         """Attach a page channel to its link. False if no link has the ticket."""
         stream = self._tickets.pop(ticket, None)
         if stream is None:
             return False
-        stream.attach(channel)
+        stream.attach_channel(channel)
         return True
 
-    def _forget(self, ticket: bytes) -> None:
+    def _forget_ticket(self, ticket: bytes) -> None:
         """Drop the ticket of a link that has ended."""
         self._tickets.pop(ticket, None)
 
-    def _offered(self, link: Link, memory: Memory, name: str, begin: Begin) -> None:
+    def _start_receiver(self, link: KVLink, mapped_arena: MappedArena, name: str, begin: BeginFrame) -> None:
         """Start an incoming handover; the link returns to its idle holder afterwards."""
-        between = link.holder
+        idle_holder = link.holder
 
-        def free() -> None:
+        def make_idle() -> None:
             """Make the link idle."""
-            link.holder = between
+            link.holder = idle_holder
 
-        _start(self._tasks, self._take(Taker(link, memory, name, begin, free)))
+        _start_tracked(self._tasks, self._run_receiver(KVReceiver(link, mapped_arena, name, begin, make_idle)))
 
-    async def _take(self, taker: Taker) -> None:
+    async def _run_receiver(self, receiver: KVReceiver) -> None:
         """Run the accept callback for a handover, and refuse the handover if the callback did not answer."""
-        assert self._accept is not None
+        assert self._accept_handover is not None
         try:
-            await self._accept(taker)
-        except Lost as error:
+            await self._accept_handover(receiver)
+        except LinkLost as error:
             log.info("a handover was lost: %s", error)
         except Exception:
             log.exception("a handover failed on the receiving side")
         finally:
-            await taker.refuse("The other side did not accept the handover.")
+            await receiver.refuse_handover("The other side did not accept the handover.")
 
     # ----------------------------------------------------------------------------------------------- sending
 
-    async def _dial(self, address: str, name: str) -> Link:
+    async def _open_link(self, address: str, name: str) -> KVLink:
         """Open a link to a peer. Raises LinkError."""
-        host, port = split(address)
-        other = f"The receiver at {address}"
+        host, port = split_address(address)
+        receiver_name = f"The receiver at {address}"
         try:
-            async with asyncio.timeout(GREET_S):
-                contact, pages = await knock(host, port, self._secret, self._shows)
-                return await self._introduce(contact, other, name, pages)
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                connection, open_channel = await connect_to_listener(host, port, self._secret, self._client_tls)
+                return await self._agree_on_link(connection, receiver_name, name, open_channel)
         except TimeoutError:
-            raise LinkError(f"{other} did not answer in {GREET_S:g} s.") from None
+            raise LinkError(f"{receiver_name} did not answer in {HANDSHAKE_TIMEOUT_S:g} s.") from None
         except ssl.SSLError as error:
-            raise LinkError(f"{other} failed the TLS handshake: {error.reason or error}.") from None
+            raise LinkError(f"{receiver_name} failed the TLS handshake: {error.reason or error}.") from None
         except OSError as error:
-            raise LinkError(f"{other} cannot be reached: {error.strerror or error}.") from None
+            raise LinkError(f"{receiver_name} cannot be reached: {error.strerror or error}.") from None
         except LinkError as error:
-            raise LinkError(f"{other} {error}.") from None
+            raise LinkError(f"{receiver_name} {error}.") from None
 
-    async def _introduce(self, contact: Contact, other: str, name: str, pages: Callable[[], Channel]) -> Link:
+    async def _agree_on_link(
+        self,
+        connection: AuthenticatedConnection,
+        receiver_name: str,
+        name: str,
+        open_channel: Callable[[], PageChannel],
+    ) -> KVLink:
         """Send the hello message and agree on a transport. Raises LinkError."""
-        link = Link(contact, FromTaker, other, self._lease)
+        link = KVLink(connection, ReceiverFrame, receiver_name, self._lease)
         try:
-            memory = self._memories.get(name)
-            if memory is None or self._closed:
-                raise LinkError(ENDED)
-            ways: list[Transport] = [Stream(memory, self._lease, pages)] if memory.page_bytes else []
-            if self._shared and ways:
-                ways.append(Shared(memory, self._proof, self._maps))
-            offers = {way.name: way.offer() for way in ways}
-            link.send(Hello(name, memory.arena.layout, memory.sizes, offers, self._lease, self._checksum))
-            answer = await link.read(FIRST_FRAME)
-            if isinstance(answer, Refuse):
+            mapped_arena = self._arenas.get(name)
+            if mapped_arena is None or self._closed:
+                raise LinkError(ENGINE_ENDED)
+            transports: list[KVTransport] = (
+                [TCPTransport(mapped_arena, self._lease, open_channel)] if mapped_arena.page_bytes else []
+            )
+            if self._shared and transports:
+                transports.append(SharedMemoryTransport(mapped_arena, self._process_proof, self._mapped_files))
+            offers = {way.name: way.make_offer() for way in transports}
+            link.send_frame(
+                HelloFrame(name, mapped_arena.arena.layout, mapped_arena.sizes, offers, self._lease, self._checksum)
+            )
+            answer = await link.read_frame(MAX_HELLO_BYTES)
+            if isinstance(answer, RefuseFrame):
                 raise LinkError(f"refuses the link: {answer.reason.rstrip('.')}")
-            link.transport = next((way for way in ways if way.name == getattr(answer, "transport", "")), None)
-            if not isinstance(answer, Welcome) or (ways and link.transport is None):
+            link.transport = next((way for way in transports if way.name == getattr(answer, "transport", "")), None)
+            if not isinstance(answer, WelcomeFrame) or (transports and link.transport is None):
                 raise LinkError("did not choose a transport")
-            if self._memories.get(name) is not memory or self._closed:  # meanwhile
-                raise LinkError(ENDED)
+            if self._arenas.get(name) is not mapped_arena or self._closed:  # meanwhile
+                raise LinkError(ENGINE_ENDED)
             link.checksum, link.lease = answer.checksum, min(answer.lease, self._lease)
         except BaseException as error:
-            link.fail(str(error) or "The connection ended too soon.")
-            _start(self._endings, link.settle())
+            link.fail_link(str(error) or "The connection ended too soon.")
+            _start_tracked(self._endings, link.wait_closed())
             raise
-        self._keep(link, name)
+        self._register_link(link, name)
         return link
 
-    def _free(self, link: Link, address: str, name: str) -> None:
+    def _pool_link(self, link: KVLink, address: str, name: str) -> None:
         """Return a link to the pool after its handover."""
         if self._closed:
-            link.fail(NEEDLESS)
+            link.fail_link(LINK_NOT_NEEDED)
         else:
-            self._pool.put(link, address, name)
+            self._link_pool.put_idle_link(link, address, name)
 
-    def _keep(self, link: Link, name: str) -> None:
+    def _register_link(self, link: KVLink, name: str) -> None:
         """Register a link and start it."""
         self._links[link] = name
-        link.on_end(self._ended)
-        link.start()
+        link.add_end_callback(self._on_link_end)
+        link.start_tasks()
 
-    def _ended(self, link: Link) -> None:
+    def _on_link_end(self, link: KVLink) -> None:
         """Forget a link that has ended."""
         del self._links[link]
-        self._pool.remove(link)
-        _start(self._endings, link.settle())
+        self._link_pool.remove_link(link)
+        _start_tracked(self._endings, link.wait_closed())
 
 
-class _Between:
+class _IdleLinkHolder:
     """Holds an incoming link while there is no handover."""
 
-    def __init__(self, link: Link, begin: Callable[[Begin], None]):
+    def __init__(self, link: KVLink, on_begin: Callable[[BeginFrame], None]):
         self._link = link
-        self._begin = begin
+        self._on_begin = on_begin
 
-    def take(self, frame: Any) -> None:
+    def handle_frame(self, frame: Any) -> None:
         """Start the handover that the message begins. Raises LinkLost for any other message."""
-        if not isinstance(frame, Begin):
-            raise Lost(f"{self._link.name} sent an unexpected message.")
-        self._begin(frame)
+        if not isinstance(frame, BeginFrame):
+            raise LinkLost(f"{self._link.name} sent an unexpected message.")
+        self._on_begin(frame)
 
-    def lost(self, reason: str) -> None:
+    def handle_link_end(self, reason: str) -> None:
         """Do nothing: no handover is affected."""
 
 
-def split(address: str) -> tuple[str, int]:
+def split_address(address: str) -> tuple[str, int]:
     """Return host and port of ``host:port``, ``[v6]:port`` or ``host;port``. Raises LinkError."""
     host, _, port = address.rpartition(";" if ";" in address else ":")
     host = host.removeprefix("[").removesuffix("]")
@@ -325,14 +349,14 @@ def split(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-async def _release(memory: Memory, links: list[Link]) -> None:
+async def _close_unlinked_arena(mapped_arena: MappedArena, links: list[KVLink]) -> None:
     """Unmap an arena when all its links have closed."""
-    await asyncio.gather(*(link.settle() for link in links))
-    memory.close()
+    await asyncio.gather(*(link.wait_closed() for link in links))
+    mapped_arena.close_arena()
 
 
-def _start(tasks: set[asyncio.Task[None]], action: Coroutine[Any, Any, None]) -> None:
+def _start_tracked(tasks: set[asyncio.Task[None]], coroutine: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine as a task, listed in ``tasks`` until it ends."""
-    task = asyncio.get_running_loop().create_task(action)
+    task = asyncio.get_running_loop().create_task(coroutine)
     tasks.add(task)
     task.add_done_callback(tasks.discard)

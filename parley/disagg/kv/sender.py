@@ -13,17 +13,29 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from parley.disagg.kv.arena import Memory
-from parley.disagg.kv.frames import MAX_FRAME, Accept, Begin, End, Give, Got, Held, Pages, Read, Refuse, Settled
-from parley.disagg.kv.link import Link
-from parley.disagg.kv.transport import BATCH, LinkError, Lost
+from parley.disagg.kv.arena import MappedArena
+from parley.disagg.kv.frames import (
+    MAX_FRAME_BYTES,
+    AcceptFrame,
+    BeginFrame,
+    EndFrame,
+    GotOutputsFrame,
+    HeldFrame,
+    OutputsFrame,
+    PagesFrame,
+    ReadFrame,
+    RefuseFrame,
+    SettledFrame,
+)
+from parley.disagg.kv.link import KVLink
+from parley.disagg.kv.transport import BATCH_BYTES, LinkError, LinkLost
 
 
-class Refused(Exception):
+class HandoverRefused(Exception):
     """The receiver refused this handover; the message is its reason."""
 
 
-class Giver:
+class KVSender:
     """One handover. ``reconnect``: opens another link to the same receiver, in case a pooled link turns out to have
     ended.
 
@@ -32,199 +44,199 @@ class Giver:
 
     def __init__(
         self,
-        link: Link,
-        memory: Memory,
-        end: Callable[[Link], None],
-        again: Callable[[], Awaitable[Link]] | None = None,
+        link: KVLink,
+        memory: MappedArena,
+        on_link_free: Callable[[KVLink], None],
+        reconnect: Callable[[], Awaitable[KVLink]] | None = None,
     ):
-        self.bytes = 0  # of pages announced to the receiver
+        self.sent_bytes = 0  # of pages announced to the receiver
         self._memory = memory
-        self._end = end
-        self._again = again
+        self._on_link_free = on_link_free
+        self._reconnect = reconnect
         self._wants: list[tuple[int, int]] | None = None
-        self._known: list[int] = []  # number of computed pages of each part
-        self._news: deque[tuple[int, list[int]]] = deque()  # computed, not yet announced
+        self._computed_counts: list[int] = []  # number of computed pages of each part
+        self._unannounced: deque[tuple[int, list[int]]] = deque()  # computed, not yet announced
         self._wake = asyncio.Event()
-        self._reads: deque[list[int]] = deque()  # announced, not yet read
-        self._answer: asyncio.Future[Any] | None = None
-        self._pump: asyncio.Task[None] | None = None
+        self._unread: deque[list[int]] = deque()  # announced, not yet read
+        self._pending_answer: asyncio.Future[Any] | None = None
+        self._pages_task: asyncio.Task[None] | None = None
         self._checks: set[asyncio.Task[None]] = set()
-        self._over = False
-        self._use(link)
+        self._is_over = False
+        self._adopt_link(link)
 
     @property
-    def transport(self) -> str:
+    def transport_name(self) -> str:
         """Name of the link's transport."""
-        return self._link.way
+        return self._link.transport_name
 
-    async def begin(self, body: bytes, parts: int) -> None:
+    async def begin_handover(self, body: bytes, parts: int) -> None:
         """Ask the receiver to accept ``parts`` prompts; ``body`` goes to its accept callback.
 
         Returns when it has accepted. Raises HandoverRefused and LinkError; both end the handover.
         """
-        if len(body) > MAX_FRAME - 1024:
-            self.close()
+        if len(body) > MAX_FRAME_BYTES - 1024:
+            self.close_handover()
             raise LinkError(f"A handover of {len(body)} bytes is too large for a link.")
-        self._known = [0] * parts
+        self._computed_counts = [0] * parts
         try:
             try:
-                answer = await self._ask(Begin(body, parts))
-            except Lost:
-                if self._again is None:
+                answer = await self._request_answer(BeginFrame(body, parts))
+            except LinkLost:
+                if self._reconnect is None:
                     raise
-                link = await self._again()
-                if self._again is None:  # closed meanwhile
-                    link.fail("The handover was closed on this side.")
-                self._use(link)
-                answer = await self._ask(Begin(body, parts))
-            if isinstance(answer, Refuse):
-                self._finish()
-                raise Refused(answer.reason)
-            if not isinstance(answer, Accept) or len(answer.wants) != parts:
-                raise Lost(f"{self._link.name} did not accept the prompts that were offered.")
-        except Refused:
+                link = await self._reconnect()
+                if self._reconnect is None:  # closed meanwhile
+                    link.fail_link("The handover was closed on this side.")
+                self._adopt_link(link)
+                answer = await self._request_answer(BeginFrame(body, parts))
+            if isinstance(answer, RefuseFrame):
+                self._release_link()
+                raise HandoverRefused(answer.reason)
+            if not isinstance(answer, AcceptFrame) or len(answer.wants) != parts:
+                raise LinkLost(f"{self._link.name} did not accept the prompts that were offered.")
+        except HandoverRefused:
             raise
         except BaseException:
-            self.close()
+            self.close_handover()
             raise
         self._wants = answer.wants
-        self._pump = asyncio.create_task(self._tell())
+        self._pages_task = asyncio.create_task(self._send_computed_pages())
 
-    def filled(self, part: int, pages: list[int]) -> None:
+    def add_computed_pages(self, part: int, pages: list[int]) -> None:
         """Add the next full pages of a prompt; also before ``begin_handover`` returns, until ``finish_handover``."""
-        if not self._over:
-            self._news.append((part, pages))
+        if not self._is_over:
+            self._unannounced.append((part, pages))
             self._wake.set()
 
-    async def give(self, body: bytes) -> None:
+    async def send_outputs(self, body: bytes) -> None:
         """Send the outputs that go with the pages. Returns when the receiver has them. Raises LinkError."""
-        if len(body) > MAX_FRAME - 1024:
-            self.close()
+        if len(body) > MAX_FRAME_BYTES - 1024:
+            self.close_handover()
             raise LinkError(f"Outputs of {len(body)} bytes are too large for a link.")
-        if not isinstance(await self._ask(Give(body)), Got):
-            self._link.fail(f"{self._link.name} sent an unexpected message.")
-            raise Lost(self._link.reason)
+        if not isinstance(await self._request_answer(OutputsFrame(body)), GotOutputsFrame):
+            self._link.fail_link(f"{self._link.name} sent an unexpected message.")
+            raise LinkLost(self._link.end_reason)
 
-    async def done(self) -> None:
+    async def finish_handover(self) -> None:
         """Return when the receiver has read all pages it wants, or never will: then the pages may be freed.
 
         This is the last call. It does not raise if the link fails.
         """
-        if self._over:
+        if self._is_over:
             return
         try:
-            if self._pump is None:
-                raise Lost("The handover was never accepted.")
-            self._news.append((-1, []))
+            if self._pages_task is None:
+                raise LinkLost("The handover was never accepted.")
+            self._unannounced.append((-1, []))
             self._wake.set()
-            await self._pump
-            if not isinstance(await self._ask(End()), Settled) or self._reads:
-                raise Lost(f"{self._link.name} ended the handover with unread pages.")
-        except Lost as error:
-            self._link.fail(str(error))
+            await self._pages_task
+            if not isinstance(await self._request_answer(EndFrame()), SettledFrame) or self._unread:
+                raise LinkLost(f"{self._link.name} ended the handover with unread pages.")
+        except LinkLost as error:
+            self._link.fail_link(str(error))
         except BaseException:
-            self.close()
+            self.close_handover()
             raise
-        self._finish()
+        self._release_link()
 
-    def close(self) -> None:
+    def close_handover(self) -> None:
         """End the handover at any time. Unless it was finished, the receiver loses it. May be called twice."""
-        self._again = None
-        if not self._over:
-            self._over = True
+        self._reconnect = None
+        if not self._is_over:
+            self._is_over = True
             self._wake.set()
-            self._link.fail("The handover was closed on this side.")
+            self._link.fail_link("The handover was closed on this side.")
 
-    def _finish(self) -> None:
+    def _release_link(self) -> None:
         """Free the link for its next handover, unless it has ended."""
-        if not self._over:
-            self._over = True
+        if not self._is_over:
+            self._is_over = True
             self._wake.set()
-            if not self._link.reason:
+            if not self._link.end_reason:
                 self._link.holder = None
-                self._end(self._link)
+                self._on_link_free(self._link)
 
-    def _use(self, link: Link) -> None:
+    def _adopt_link(self, link: KVLink) -> None:
         """Use this link for the handover."""
-        self._link, self._over = link, False
+        self._link, self._is_over = link, False
         link.holder = self
 
-    async def _ask(self, frame: Begin | Give | End) -> Any:
+    async def _request_answer(self, frame: BeginFrame | OutputsFrame | EndFrame) -> Any:
         """Send a message and return the answer. Raises LinkLost."""
-        if self._over or self._link.reason:
-            raise Lost(self._link.reason or "The handover is over.")
-        if self._answer is not None:
+        if self._is_over or self._link.end_reason:
+            raise LinkLost(self._link.end_reason or "The handover is over.")
+        if self._pending_answer is not None:
             raise RuntimeError("only one message may wait for an answer")
-        self._answer = asyncio.get_running_loop().create_future()
+        self._pending_answer = asyncio.get_running_loop().create_future()
         try:
-            self._link.send(frame)
-            return await self._answer
+            self._link.send_frame(frame)
+            return await self._pending_answer
         finally:
-            self._answer = None
+            self._pending_answer = None
 
-    async def _tell(self) -> None:
+    async def _send_computed_pages(self) -> None:
         """Announce pages as they are computed, and send them, in lists of about BATCH_BYTES."""
-        most = max(1, BATCH // max(1, self._memory.page_bytes))
+        batch_pages = max(1, BATCH_BYTES // max(1, self._memory.page_bytes))
         try:
             while True:
-                while not (self._news or self._over):
+                while not (self._unannounced or self._is_over):
                     self._wake.clear()
                     await self._wake.wait()
-                if self._over:
+                if self._is_over:
                     return
-                part, pages = self._news.popleft()
+                part, pages = self._unannounced.popleft()
                 if part < 0:
                     return
-                for i in range(0, len(wanted := self._wanted(part, pages)), most):
-                    batch = wanted[i : i + most]
-                    self._reads.append(batch)
-                    self._link.send(Pages(part, batch))
-                    self.bytes += len(batch) * self._memory.page_bytes
+                for i in range(0, len(wanted := self._select_wanted(part, pages)), batch_pages):
+                    batch = wanted[i : i + batch_pages]
+                    self._unread.append(batch)
+                    self._link.send_frame(PagesFrame(part, batch))
+                    self.sent_bytes += len(batch) * self._memory.page_bytes
                     if self._memory.page_bytes:
-                        await self._link.work(self._link.carrier.send, batch)
-        except (Lost, OSError) as error:
-            self._link.fail(f"{self._link.name} cannot be sent pages: {error}")
+                        await self._link.run_blocking(self._link.chosen_transport.send_pages, batch)
+        except (LinkLost, OSError) as error:
+            self._link.fail_link(f"{self._link.name} cannot be sent pages: {error}")
 
-    def _wanted(self, part: int, pages: list[int]) -> list[int]:
+    def _select_wanted(self, part: int, pages: list[int]) -> list[int]:
         """Return those of the next computed pages that the receiver wants."""
         assert self._wants is not None
         skip, count = self._wants[part]
-        first = self._known[part]
-        self._known[part] += len(pages)
+        first = self._computed_counts[part]
+        self._computed_counts[part] += len(pages)
         return pages[max(skip - first, 0) : max(skip + count - first, 0)]
 
-    async def _check(self, pages: list[int], checksum: int) -> None:
+    async def _verify_checksum(self, pages: list[int], checksum: int) -> None:
         """Confirm pages if the receiver's checksum is right; else fail the link."""
         try:
-            if await self._link.work(self._memory.checksum, pages) != checksum:
-                raise Lost(f"The checksum of pages at {self._link.name} differs from the one here.")
-        except Lost as error:
-            self._link.fail(str(error))
+            if await self._link.run_blocking(self._memory.page_checksum, pages) != checksum:
+                raise LinkLost(f"The checksum of pages at {self._link.name} differs from the one here.")
+        except LinkLost as error:
+            self._link.fail_link(str(error))
         else:
-            self._link.send(Held())
+            self._link.send_frame(HeldFrame())
 
     # ------------------------------------------------------------------------------------- called by the link
 
-    def take(self, frame: Any) -> None:
+    def handle_frame(self, frame: Any) -> None:
         """Handle a message of the receiver. Raises LinkLost for an unexpected one."""
-        if isinstance(frame, Read):
-            if not self._reads or (frame.checksum is None) == self._link.checksum:
-                raise Lost(f"{self._link.name} has read pages that were never sent.")
-            pages = self._reads.popleft()
+        if isinstance(frame, ReadFrame):
+            if not self._unread or (frame.checksum is None) == self._link.checksum:
+                raise LinkLost(f"{self._link.name} has read pages that were never sent.")
+            pages = self._unread.popleft()
             if frame.checksum is None:
-                self._link.send(Held())
+                self._link.send_frame(HeldFrame())
             else:
-                check = asyncio.create_task(self._check(pages, frame.checksum))
+                check = asyncio.create_task(self._verify_checksum(pages, frame.checksum))
                 self._checks.add(check)
                 check.add_done_callback(self._checks.discard)
-        elif self._answer is not None and not self._answer.done():
-            self._answer.set_result(frame)
+        elif self._pending_answer is not None and not self._pending_answer.done():
+            self._pending_answer.set_result(frame)
         else:
-            raise Lost(f"{self._link.name} sent an unexpected message.")
+            raise LinkLost(f"{self._link.name} sent an unexpected message.")
 
-    def lost(self, reason: str) -> None:
+    def handle_link_end(self, reason: str) -> None:
         """Fail the message that waits for an answer, because the link has ended."""
-        self._over = True
+        self._is_over = True
         self._wake.set()
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(Lost(reason))
+        if self._pending_answer is not None and not self._pending_answer.done():
+            self._pending_answer.set_exception(LinkLost(reason))

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 
-from parley.disagg.kv.arena import Memory, rest
-from parley.disagg.kv.transport import Lost, Pace, Transport
+from parley.disagg.kv.arena import MappedArena, remaining_views
+from parley.disagg.kv.transport import KVTransport, LinkLost, ProgressMonitor
 
-PIECES = 256  # views in one call: the kernel takes about one socket buffer, and the rest must be listed again
+MAX_VIEWS = 256  # views in one call: the kernel takes about one socket buffer, and the rest must be listed again
 
 
-class Channel:
+class PageChannel:
     """A blocking socket that one thread uses and any other may close, which wakes that thread.
 
     The file descriptor stays open while it is in use; otherwise a new file could get the same number.
@@ -32,18 +32,18 @@ class Channel:
         self._lock = threading.Lock()
 
     @contextmanager
-    def use(self) -> Iterator[None]:
+    def in_use(self) -> Iterator[None]:
         """Use the socket within a ``with`` block. Raises LinkLost if it is closed."""
         try:
             with self._lock:
                 if self._closed:
-                    raise Lost("The link was closed.")
+                    raise LinkLost("The link was closed.")
                 yield
         finally:
             if self._closed:  # closed before or meanwhile; meanwhile, the descriptor could not be released
-                self.close()
+                self.close_channel()
 
-    def close(self) -> None:
+    def close_channel(self) -> None:
         """Shut the connection down; the descriptor is released when no thread uses it."""
         self._closed = True
         with suppress(OSError):
@@ -53,98 +53,98 @@ class Channel:
             self._lock.release()
 
 
-class Stream(Transport):
+class TCPTransport(KVTransport):
     """``open_channel`` opens the sender's channel and blocks; the receiver's comes with ``attach_channel``. ``lease``
     in seconds."""
 
     name = "tcp"
 
-    def __init__(self, memory: Memory, lease: float, dial: Callable[[], Channel] | None = None):
-        self._memory = memory
+    def __init__(self, mapped_arena: MappedArena, lease: float, open_channel: Callable[[], PageChannel] | None = None):
+        self._arena = mapped_arena
         self._lease = lease
-        self._dial = dial
-        self._channel: Channel | None = None
-        self._arrived: SimpleQueue[Channel | None] = SimpleQueue()
+        self._open_channel = open_channel
+        self._channel: PageChannel | None = None
+        self._arrived_channels: SimpleQueue[PageChannel | None] = SimpleQueue()
         self._closed = False
 
-    def offer(self) -> bytes:
+    def make_offer(self) -> bytes:
         """Return no data: the receiver waits for a connection."""
         return b""
 
-    def reach(self, offer: bytes) -> None:
+    def use_offer(self, offer: bytes) -> None:
         """Accept every offer: the sender has already reached this peer."""
 
-    def attach(self, channel: Channel) -> None:
+    def attach_channel(self, channel: PageChannel) -> None:
         """Set the receiver's channel. Call it in the thread that calls ``close_transport``."""
         if self._closed or self._channel is not None:
-            channel.close()
+            channel.close_channel()
         else:
-            self._arrived.put(channel)
+            self._arrived_channels.put(channel)
 
-    def send(self, pages: Sequence[int]) -> None:
+    def send_pages(self, pages: Sequence[int]) -> None:
         """Write pages to the channel. Raises LinkLost, OSError."""
-        channel = self._connected()
+        channel = self._connected_channel()
         sock = channel.socket
         if isinstance(sock, ssl.SSLSocket):
-            self._move(channel, pages, 1, lambda views: sock.send(views[0]))
+            self._move_bytes(channel, pages, 1, lambda views: sock.send(views[0]))
         else:
-            self._move(channel, pages, PIECES, sock.sendmsg)
+            self._move_bytes(channel, pages, MAX_VIEWS, sock.sendmsg)
 
-    def fetch(self, theirs: Sequence[int], ours: Sequence[int]) -> None:
+    def fetch_pages(self, theirs: Sequence[int], ours: Sequence[int]) -> None:
         """Read pages from the channel. Raises LinkLost, OSError."""
-        channel = self._connected()
+        channel = self._connected_channel()
         sock = channel.socket
         if isinstance(sock, ssl.SSLSocket):
-            self._move(channel, ours, 1, lambda views: _some(sock.recv_into(views[0])))
+            self._move_bytes(channel, ours, 1, lambda views: _require_bytes(sock.recv_into(views[0])))
         else:
-            self._move(channel, ours, PIECES, lambda views: _some(sock.recvmsg_into(views)[0]))
+            self._move_bytes(channel, ours, MAX_VIEWS, lambda views: _require_bytes(sock.recvmsg_into(views)[0]))
 
-    def _move(
-        self, channel: Channel, pages: Sequence[int], pieces: int, call: Callable[[list[memoryview]], int]
+    def _move_bytes(
+        self, channel: PageChannel, pages: Sequence[int], max_views: int, move_views: Callable[[list[memoryview]], int]
     ) -> None:
         """Move all bytes of these pages, ``max_views`` views at a time. ``move_views`` returns how many bytes it has
         moved."""
-        pace = Pace(self._lease)
-        views = self._memory.views(pages)
-        with channel.use():
-            for i in range(0, len(views), pieces):
-                left = views[i : i + pieces]
-                while left:
-                    count = call(left)
-                    pace.moved(count)
-                    left = rest(left, count)
+        progress = ProgressMonitor(self._lease)
+        views = self._arena.page_views(pages)
+        with channel.in_use():
+            for i in range(0, len(views), max_views):
+                remaining = views[i : i + max_views]
+                while remaining:
+                    count = move_views(remaining)
+                    progress.count_moved(count)
+                    remaining = remaining_views(remaining, count)
 
-    def _connected(self) -> Channel:
+    def _connected_channel(self) -> PageChannel:
         """Return the channel; open it or wait for it first. Raises LinkLost, OSError."""
         if self._channel is None:
-            if self._dial is not None:
-                found: Channel | None = self._dial()
+            if self._open_channel is not None:
+                channel: PageChannel | None = self._open_channel()
             else:
                 try:
-                    found = self._arrived.get(timeout=self._lease)
+                    channel = self._arrived_channels.get(timeout=self._lease)
                 except Empty:
-                    raise Lost("The sender opened no connection for its pages.") from None
-            if found is None:
-                raise Lost("The link was closed.")
-            self._channel = found
-            found.socket.settimeout(self._lease)
+                    raise LinkLost("The sender opened no connection for its pages.") from None
+            if channel is None:
+                raise LinkLost("The link was closed.")
+            self._channel = channel
+            channel.socket.settimeout(self._lease)
             if self._closed:
-                found.close()
+                channel.close_channel()
         return self._channel
 
-    def close(self) -> None:
+    def close_transport(self) -> None:
         """Close the channel and any that arrives later."""
         self._closed = True
         with suppress(Empty):
-            while (waiting := self._arrived.get_nowait()) is not None:
-                waiting.close()
-        self._arrived.put(None)
+            while (waiting := self._arrived_channels.get_nowait()) is not None:
+                waiting.close_channel()
+        self._arrived_channels.put(None)
         if self._channel is not None:
-            self._channel.close()
+            self._channel.close_channel()
 
 
-def _some(count: int) -> int:
+def _require_bytes(count: int) -> int:
     """Return the count. Raises LinkLost if it is 0, the end of the connection."""
     if not count:
-        raise Lost("The other side closed its connection for pages.")
+        raise LinkLost("The other side closed its connection for pages.")
     return count

@@ -17,63 +17,63 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-BATCH = 16 << 20  # approximate bytes of pages in one send or fetch; at least one page
-FLOOR = 64 << 10  # bytes that must move within a lease
+BATCH_BYTES = 16 << 20  # approximate bytes of pages in one send or fetch; at least one page
+MIN_LEASE_BYTES = 64 << 10  # bytes that must move within a lease
 
 
 class LinkError(Exception):
     """A link cannot be opened. The message is one sentence."""
 
 
-class Lost(LinkError):
+class LinkLost(LinkError):
     """The link, or the other side, was lost during a handover."""
 
 
-class Unreachable(Exception):
+class OfferUnusable(Exception):
     """This side cannot use the offer. The message says why."""
 
 
-class Transport(ABC):
+class KVTransport(ABC):
     """Carries the pages of one link. New transports are listed in ``peer``."""
 
     name: str
 
     @abstractmethod
-    def offer(self) -> bytes:
+    def make_offer(self) -> bytes:
         """Return the data that a receiver needs to use it. Sender side."""
 
     @abstractmethod
-    def reach(self, offer: bytes) -> None:
+    def use_offer(self, offer: bytes) -> None:
         """Check and use the sender's offer. Receiver side. Raises OfferUnusable. The offer comes from another machine:
         do not trust it."""
 
     @abstractmethod
-    def send(self, pages: Sequence[int]) -> None:
+    def send_pages(self, pages: Sequence[int]) -> None:
         """Send pages of the own arena. Sender side. Blocks. Raises LinkLost, OSError."""
 
     @abstractmethod
-    def fetch(self, theirs: Sequence[int], ours: Sequence[int]) -> None:
+    def fetch_pages(self, theirs: Sequence[int], ours: Sequence[int]) -> None:
         """Fill pages ``ours`` of the own arena with the sender's pages ``theirs``. Receiver side. Blocks. Raises
         LinkLost, OSError."""
 
     @abstractmethod
-    def close(self) -> None:
+    def close_transport(self) -> None:
         """Close it, from any thread. A send or fetch in progress in another thread ends soon."""
 
 
-class Pace:
+class ProgressMonitor:
     """Detects a side that moves bytes, but too few: it would hold memory for ever."""
 
     def __init__(self, lease: float):
         self._lease = lease
-        self._moved = 0
+        self._moved_bytes = 0
         self._since = time.monotonic()
 
-    def moved(self, count: int) -> None:
+    def count_moved(self, count: int) -> None:
         """Count moved bytes. Raises LinkLost if there were fewer than MIN_LEASE_BYTES in a lease."""
-        self._moved += count
+        self._moved_bytes += count
         now = time.monotonic()
-        if self._moved >= FLOOR:
-            self._moved, self._since = 0, now
+        if self._moved_bytes >= MIN_LEASE_BYTES:
+            self._moved_bytes, self._since = 0, now
         elif now - self._since > self._lease:
-            raise Lost("The other side takes or gives pages too slowly.")
+            raise LinkLost("The other side takes or gives pages too slowly.")

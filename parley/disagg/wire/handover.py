@@ -10,20 +10,20 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from parley.disagg.wire.headers import ORDERS, OWN
+from parley.disagg.wire.headers import COMMAND_HEADERS, NATIVE_PREFIX
 from parley.errors import ContextLength, Malformed
-from parley.types import Batch, Output, Work
+from parley.types import EngineOutput, EngineRequest, OutputBatch
 
-VERSION = 1
+HANDOVER_VERSION = 1
 
 # Hop-by-hop headers, and headers that describe how a body was transferred.
-CONNECTION = frozenset(
+CONNECTION_HEADERS = frozenset(
     (b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"content-encoding", b"expect", b"te",
      b"trailer", b"upgrade")
 )  # fmt: skip
 
 
-class Begun(msgspec.Struct, kw_only=True):
+class HandoverMessage(msgspec.Struct, kw_only=True):
     """A request that another instance continues.
 
     ``id``, ``client``: from the ``PrefillCommand``, see ``headers``. ``unique``, ``created``: request UUID and creation
@@ -46,55 +46,59 @@ class Begun(msgspec.Struct, kw_only=True):
     headers: list[tuple[bytes, bytes]]
     body: bytes
     tenant: str
-    past: list[Batch] | None
+    past: list[OutputBatch] | None
     prompt: list[int] | None
     digest: str
 
 
-_BEGUN = msgspec.msgpack.Decoder(Begun)
-_RECORDS = msgspec.msgpack.Decoder(list[Batch])
-encode = msgspec.msgpack.Encoder().encode
+_MESSAGE_DECODER = msgspec.msgpack.Decoder(HandoverMessage)
+_RECORDS_DECODER = msgspec.msgpack.Decoder(list[OutputBatch])
+encode_msgpack = msgspec.msgpack.Encoder().encode
 
 
-def begin(data: bytes) -> Begun:
+def decode_handover(data: bytes) -> HandoverMessage:
     """Decode the message that begins a handover. Raises Malformed."""
     try:
-        made = _BEGUN.decode(data)
+        message = _MESSAGE_DECODER.decode(data)
     except msgspec.DecodeError as error:
         raise Malformed(f"The handover message cannot be decoded: {error}") from None
-    if made.version != VERSION:
-        raise Malformed(f"The handover message has version {made.version}; this instance supports version {VERSION}.")
-    return made
+    if message.version != HANDOVER_VERSION:
+        raise Malformed(
+            f"The handover message has version {message.version}; this instance supports version {HANDOVER_VERSION}."
+        )
+    return message
 
 
-def strip(headers: dict[bytes, bytes]) -> None:
+def strip_cluster_headers(headers: dict[bytes, bytes]) -> None:
     """Remove all headers except those of the client. With MindIE's coordinator, req-id stays because answers of
     MindIE's APIs contain it; with parley's coordinator, req-id becomes the id that the client sent, if any."""
-    extended, label = OWN + b"results" in headers, headers.get(OWN + b"label")
-    stays = b"" if extended else b"req-id"
-    for name in [name for name in headers if name != stays and (name in ORDERS or name.startswith(OWN))]:
+    native, client_request_id = NATIVE_PREFIX + b"results" in headers, headers.get(NATIVE_PREFIX + b"label")
+    kept_name = b"" if native else b"req-id"
+    for name in [
+        name for name in headers if name != kept_name and (name in COMMAND_HEADERS or name.startswith(NATIVE_PREFIX))
+    ]:
         del headers[name]
-    if extended and label is not None:
-        headers[b"req-id"] = label
+    if native and client_request_id is not None:
+        headers[b"req-id"] = client_request_id
 
 
 # -- records: the engine outputs that some bytes of an answer were rendered from
 
 
-def record(batches: Sequence[Batch]) -> bytes:
+def encode_record(batches: Sequence[OutputBatch]) -> bytes:
     """Encode outputs in rendering order."""
-    return encode([each for batch in batches for each in batch])
+    return encode_msgpack([each for batch in batches for each in batch])
 
 
-def join(records: Iterable[bytes]) -> bytes:
+def join_records(records: Iterable[bytes]) -> bytes:
     """Join records in order. The result precedes the body when a coordinator resumes the request."""
-    return encode([msgspec.Raw(each) for each in records])
+    return encode_msgpack([msgspec.Raw(each) for each in records])
 
 
-def split(data: bytes) -> list[Batch]:
+def split_records(data: bytes) -> list[OutputBatch]:
     """Decode joined records into outputs. Raises Malformed."""
     try:
-        return _RECORDS.decode(data)
+        return _RECORDS_DECODER.decode(data)
     except msgspec.DecodeError as error:
         raise Malformed(f"The output records of the request cannot be decoded: {error}") from None
 
@@ -102,57 +106,65 @@ def split(data: bytes) -> list[Batch]:
 # -- continuing engine requests from earlier outputs
 
 
-def drawn(past: Sequence[Batch], works: Sequence[Work]) -> list[list[list[int]]]:
+def collect_prior_tokens(
+    prior_outputs: Sequence[OutputBatch], engine_requests: Sequence[EngineRequest]
+) -> list[list[list[int]]]:
     """Return the tokens so far, by engine request and choice. Raises Malformed."""
-    made: list[list[list[int]]] = [[[] for _ in range(work.n)] for work in works]
+    tokens: list[list[list[int]]] = [[[] for _ in range(engine_request.n)] for engine_request in engine_requests]
     try:
-        for number, output in _each(past):
-            made[number][output.index] += output.token_ids
+        for number, output in _iterate_outputs(prior_outputs):
+            tokens[number][output.index] += output.token_ids
     except IndexError:
         raise Malformed("The earlier outputs belong to another request.") from None
-    return made
+    return tokens
 
 
-def resume(work: Work, tokens: list[list[int]]) -> None:
+def set_prior_tokens(engine_request: EngineRequest, tokens: list[list[int]]) -> None:
     """Let an engine request continue after these tokens of its choices."""
-    if work.beam is None and any(tokens):
-        work.given = tokens
+    if engine_request.beam is None and any(tokens):
+        engine_request.prior_tokens = tokens
 
 
-def restore(works: Sequence[Work], prompt: list[int] | None, context: int) -> None:
+def restore_prompt(engine_requests: Sequence[EngineRequest], prompt: list[int] | None, context: int) -> None:
     """Replace the prompt of the only engine request by these token ids, if the body did not contain it. Raises
     ContextLength, Malformed."""
     if prompt is None:
         return
-    if len(works) != 1:
+    if len(engine_requests) != 1:
         raise Malformed("A request that continues with token ids must have exactly one prompt.")
     if len(prompt) >= context:
-        told = f"The prompt has {len(prompt)} tokens; the model's context has {context}."
-        raise ContextLength(told, field="prompt", limit=context, prompt=len(prompt))
-    (work,) = works
-    work.token_ids = prompt
-    work.max_tokens = min(work.max_tokens, context - len(prompt))
+        message = f"The prompt has {len(prompt)} tokens; the model's context has {context}."
+        raise ContextLength(message, field="prompt", limit=context, prompt=len(prompt))
+    (engine_request,) = engine_requests
+    engine_request.token_ids = prompt
+    engine_request.max_tokens = min(engine_request.max_tokens, context - len(prompt))
 
 
-def engine_lost(state: str, outputs: Sequence[Output]) -> bool:
+def engine_was_lost(state: str, outputs: Sequence[EngineOutput]) -> bool:
     """Whether these outputs failed because the engine, now in ``state``, died."""
-    return state != "ready" and any(output.finish == "error" for output in outputs)
+    return state != "ready" and any(output.finish_reason == "error" for output in outputs)
 
 
-def first(number: int, work: Work, tokens: Sequence[list[int]], past: Sequence[Batch]) -> int:
+def prefill_output_limit(
+    number: int, engine_request: EngineRequest, tokens: Sequence[list[int]], prior_outputs: Sequence[OutputBatch]
+) -> int:
     """Return the output limit of request ``number`` for the prefill stage, given the tokens so far.
 
     At this limit every open choice has one new token; if no choice is open, the request ends in this stage. A beam
     search begins at the end of the prompt, so its one token is discarded.
     """
-    over = {output.index for of, output in _each(past) if of == number and output.finish is not None}
-    if len(over) == work.n:
-        return work.max_tokens
-    if work.beam is not None:
+    finished = {
+        output.index
+        for of, output in _iterate_outputs(prior_outputs)
+        if of == number and output.finish_reason is not None
+    }
+    if len(finished) == engine_request.n:
+        return engine_request.max_tokens
+    if engine_request.beam is not None:
         return 1
-    return 1 + max((len(each) for index, each in enumerate(tokens) if index not in over), default=0)
+    return 1 + max((len(each) for index, each in enumerate(tokens) if index not in finished), default=0)
 
 
-def _each(past: Sequence[Batch]) -> Iterator[tuple[int, Output]]:
-    for batch in past:
+def _iterate_outputs(prior_outputs: Sequence[OutputBatch]) -> Iterator[tuple[int, EngineOutput]]:
+    for batch in prior_outputs:
         yield from batch

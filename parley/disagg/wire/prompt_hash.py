@@ -19,60 +19,64 @@ import msgspec
 from parley.dialects.dialect import Dialect
 from parley.dialects.mounts import INNER, SURFACES
 
-RATE = 4.02  # characters per token
-FIRST, STEP, GROWTH = 128, 128, 1.125
-REPORTED = 4096  # most hashes in an instance's status report
-LIMIT = 64 << 20  # bytes; bodies are never longer
+CHARACTERS_PER_TOKEN = 4.02  # characters per token
+FIRST_MARK, MARK_STEP, MARK_GROWTH = 128, 128, 1.125
+MAX_REPORTED_HASHES = 4096  # most hashes in an instance's status report
+MAX_BODY_SIZE = 64 << 20  # bytes; bodies are never longer
 
 
-def _marks() -> tuple[int, ...]:
+def _compute_mark_positions() -> tuple[int, ...]:
     """Return the byte positions at which hashes are taken: every 128 at first, then each an eighth further."""
-    marks = [FIRST]
-    while marks[-1] < LIMIT:
-        marks.append(max(marks[-1] + STEP, int(marks[-1] * GROWTH)))
+    marks = [FIRST_MARK]
+    while marks[-1] < MAX_BODY_SIZE:
+        marks.append(max(marks[-1] + MARK_STEP, int(marks[-1] * MARK_GROWTH)))
     return tuple(marks)
 
 
-MARKS = _marks()
+MARK_POSITIONS = _compute_mark_positions()
 
 
-_TEXT = msgspec.json.Decoder(str)
-_LIST = msgspec.json.Decoder(list[msgspec.Raw])
+_TEXT_DECODER = msgspec.json.Decoder(str)
+_LIST_DECODER = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-class Mark(msgspec.Struct, frozen=True, gc=False):
+class PrefixMark(msgspec.Struct, frozen=True, gc=False):
     """The first ``tokens`` tokens (estimated) of a prompt, with the hash of everything up to there."""
 
     tokens: int
-    hash: int
+    prefix_hash: int
 
 
-class Turns(msgspec.Struct, frozen=True):
+class ConversationHashes(msgspec.Struct, frozen=True):
     """A conversation of ``count`` messages: a hash of all messages, and one of all but the last two."""
 
-    count: int
-    whole: int
-    before: int
+    message_count: int
+    full_hash: int
+    earlier_hash: int
 
 
-class Look(msgspec.Struct):
+class PromptHashes(msgspec.Struct):
     """The prompt of a body. ``length``: estimated tokens; ``marks``: shortest first; ``messages``: their JSON text."""
 
     model: str = ""
-    length: int = 0
-    marks: Sequence[Mark] = ()
+    token_count: int = 0
+    marks: Sequence[PrefixMark] = ()
     messages: bytes = b""
 
-    def turns(self) -> Turns | None:
+    def conversation_hashes(self) -> ConversationHashes | None:
         """Hash the messages of a conversation. None for other prompts."""
         try:
-            each = [bytes(message) for message in _LIST.decode(self.messages)]
+            message_texts = [bytes(message) for message in _LIST_DECODER.decode(self.messages)]
         except msgspec.MsgspecError:
             return None
-        return Turns(len(each), hash_of(each), hash_of(each[:-2])) if each else None
+        return (
+            ConversationHashes(len(message_texts), hash_parts(message_texts), hash_parts(message_texts[:-2]))
+            if message_texts
+            else None
+        )
 
 
-def hash_of(parts: Iterable[bytes]) -> int:
+def hash_parts(parts: Iterable[bytes]) -> int:
     """Return a hash of 48 bits, which every JSON reader preserves. The length of each part is hashed as well."""
     digest = hashlib.blake2b(digest_size=6)
     for part in parts:
@@ -88,87 +92,96 @@ class PromptReader:
     """
 
     def __init__(self, dialects: Iterable[Dialect]):
-        told = [dialect.members for dialect in dialects]
-        self._conversations = _union(each.conversations for each in told)
-        self._prompts = _union(each.prompts for each in told)
-        self._before = _union(each.before for each in told)
-        self._salts = ("model", *sorted(_union(each.salts for each in told)))  # independent of the order of the tables
-        self._messages = list(dict.fromkeys(each.message for each in told if each.message is not None))
-        names = _union((self._conversations, self._prompts, self._before, self._salts))
-        self._fields = {name: f"member_{number}" for number, name in enumerate(names)}
+        prompt_members = [dialect.prompt_members for dialect in dialects]
+        self._conversation_members = _unique_names(each.conversations for each in prompt_members)
+        self._prompt_members = _unique_names(each.prompts for each in prompt_members)
+        self._prefix_members = _unique_names(each.preceding for each in prompt_members)
+        self._salt_members = (
+            "model",
+            *sorted(_unique_names(each.salts for each in prompt_members)),
+        )  # independent of the order of the tables
+        self._message_readers = list(
+            dict.fromkeys(each.read_non_json for each in prompt_members if each.read_non_json is not None)
+        )
+        names = _unique_names(
+            (self._conversation_members, self._prompt_members, self._prefix_members, self._salt_members)
+        )
+        self._field_names = {name: f"member_{number}" for number, name in enumerate(names)}
         body = msgspec.defstruct(
             "Body",
-            [(own, msgspec.Raw, msgspec.Raw()) for own in self._fields.values()],
-            rename={own: name for name, own in self._fields.items()},
+            [(own, msgspec.Raw, msgspec.Raw()) for own in self._field_names.values()],
+            rename={own: name for name, own in self._field_names.items()},
         )
         self._decoder = msgspec.json.Decoder(body)
 
-    def look(self, body: bytes, rate: float = RATE) -> Look:
+    def hash_body(self, body: bytes, characters_per_token: float = CHARACTERS_PER_TOKEN) -> PromptHashes:
         """Return a body's prompt. Any bytes are accepted: without a prompt, or in an unknown format, the result has no
         marks and length 0."""
         try:
-            found = self._decoder.decode(body)
+            body_members = self._decoder.decode(body)
         except (msgspec.MsgspecError, RecursionError):
-            return self._message(body, rate)
+            return self._hash_message(body, characters_per_token)
 
-        def written(names: Iterable[str]) -> list[bytes]:
-            return [bytes(getattr(found, self._fields[name])) for name in names]
+        def member_texts(names: Iterable[str]) -> list[bytes]:
+            return [bytes(getattr(body_members, self._field_names[name])) for name in names]
 
-        conversation = _first(written(self._conversations))
-        prompt = conversation or _first(written(self._prompts))
-        before, salts = b"".join(written(self._before)), written(self._salts)
-        text = before + prompt.rstrip(b']}" \t\r\n')  # without its end, a prompt is a prefix of its own continuation
-        length = _length(prompt, rate) + int(len(before) / rate)
-        return Look(_name(salts[0]), length, _marked(text, b"\0".join(salts), length), conversation)
+        conversation = _first_present(member_texts(self._conversation_members))
+        prompt = conversation or _first_present(member_texts(self._prompt_members))
+        prefix, salts = b"".join(member_texts(self._prefix_members)), member_texts(self._salt_members)
+        text = prefix + prompt.rstrip(b']}" \t\r\n')  # without its end, a prompt is a prefix of its own continuation
+        length = _estimate_tokens(prompt, characters_per_token) + int(len(prefix) / characters_per_token)
+        return PromptHashes(
+            _decode_name(salts[0]), length, _mark_prefixes(text, b"\0".join(salts), length), conversation
+        )
 
-    def _message(self, body: bytes, rate: float) -> Look:
-        for read in self._messages:
-            model, prompt = read(body)
+    def _hash_message(self, body: bytes, characters_per_token: float) -> PromptHashes:
+        for read_message in self._message_readers:
+            model, prompt = read_message(body)
             if model or prompt:
-                length = _length(prompt, rate)
-                return Look(model, length, _marked(prompt, model.encode(), length))
-        return Look()
+                length = _estimate_tokens(prompt, characters_per_token)
+                return PromptHashes(model, length, _mark_prefixes(prompt, model.encode(), length))
+        return PromptHashes()
 
 
-def _union(several: Iterable[Iterable[str]]) -> tuple[str, ...]:
+def _unique_names(several: Iterable[Iterable[str]]) -> tuple[str, ...]:
     """Return all names once, in order of first occurrence."""
     return tuple(dict.fromkeys(name for names in several for name in names))
 
 
-def _first(members: Iterable[bytes]) -> bytes:
+def _first_present(members: Iterable[bytes]) -> bytes:
     """Return the first member that is present and not null, or nothing."""
     return next((member for member in members if member not in (b"", b"null")), b"")
 
 
-def _marked(text: bytes, salt: bytes, length: int) -> list[Mark]:
+def _mark_prefixes(text: bytes, salt: bytes, length: int) -> list[PrefixMark]:
     """Return the marks of a text that has ``length`` tokens."""
     digest = hashlib.blake2b(salt, digest_size=6)
-    marks, at, each = [], 0, length / len(text) if text else 0.0
+    marks, position, tokens_per_byte = [], 0, length / len(text) if text else 0.0
     view = memoryview(text)
-    for mark in MARKS[: bisect_right(MARKS, len(text))]:
-        digest.update(view[at:mark])
-        marks.append(Mark(int(mark * each), int.from_bytes(digest.digest())))
-        at = mark
+    for mark in MARK_POSITIONS[: bisect_right(MARK_POSITIONS, len(text))]:
+        digest.update(view[position:mark])
+        marks.append(PrefixMark(int(mark * tokens_per_byte), int.from_bytes(digest.digest())))
+        position = mark
     return marks
 
 
-def _length(prompt: bytes, rate: float) -> int:
+def _estimate_tokens(prompt: bytes, characters_per_token: float) -> int:
     if prompt[:1] == b"[" and prompt[1:].lstrip(b" [\r\n\t")[:1].isdigit():
         return prompt.count(b",") + 1  # token ids
-    return max(1, int(len(prompt.decode("utf-8", "replace")) / rate)) if prompt else 0
+    return max(1, int(len(prompt.decode("utf-8", "replace")) / characters_per_token)) if prompt else 0
 
 
-def _name(raw: bytes) -> str:
+def _decode_name(raw: bytes) -> str:
     try:
-        return _TEXT.decode(raw)
+        return _TEXT_DECODER.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return ""
 
 
-look = PromptReader(surface.dialect for surface in (*SURFACES, *INNER)).look
+hash_prompt = PromptReader(surface.dialect for surface in (*SURFACES, *INNER)).hash_body
 
 
-class Known:
+class RecentPrefixes:
     """Hashes of recently computed prompts, up to ``capacity`` tokens (the size of the cache); the oldest are forgotten.
 
     It follows the requests and does not look into the cache. A reported prefix may therefore have been evicted, which
@@ -177,19 +190,19 @@ class Known:
 
     def __init__(self, capacity: int):
         self._capacity = capacity
-        self._held: OrderedDict[int, int] = OrderedDict()  # tokens between a mark and the mark before it
-        self._tokens = 0
+        self._tokens_by_hash: OrderedDict[int, int] = OrderedDict()  # tokens between a mark and the mark before it
+        self._token_total = 0
 
-    def add(self, marks: Sequence[Mark]) -> None:
+    def add_prompt(self, marks: Sequence[PrefixMark]) -> None:
         """Record a computed prompt. Its beginning counts as newer than its end, as other prompts may share it."""
         befores = [0, *(mark.tokens for mark in marks)]
         for mark, before in zip(reversed(marks), reversed(befores[:-1]), strict=True):
-            self._tokens += mark.tokens - before - self._held.pop(mark.hash, 0)
-            self._held[mark.hash] = mark.tokens - before
-        while self._held and self._tokens > self._capacity:
-            self._tokens -= self._held.popitem(last=False)[1]
+            self._token_total += mark.tokens - before - self._tokens_by_hash.pop(mark.prefix_hash, 0)
+            self._tokens_by_hash[mark.prefix_hash] = mark.tokens - before
+        while self._tokens_by_hash and self._token_total > self._capacity:
+            self._token_total -= self._tokens_by_hash.popitem(last=False)[1]
 
-    def hashes(self, limit: int = REPORTED) -> list[int]:
+    def newest_hashes(self, limit: int = MAX_REPORTED_HASHES) -> list[int]:
         """Return the newest hashes, newest first, for ``prefix_hash`` of /v1/status."""
-        newest = reversed(self._held)
-        return [hash for hash, _ in zip(newest, range(limit), strict=False)]
+        newest = reversed(self._tokens_by_hash)
+        return [prefix_hash for prefix_hash, _ in zip(newest, range(limit), strict=False)]

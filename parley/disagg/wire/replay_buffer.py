@@ -9,46 +9,46 @@ import time
 from collections import deque
 from typing import NamedTuple
 
-KEEP = 30.0  # seconds that sent frames are kept
-KEPT = 32 << 20  # bytes that are kept: more than a connection's buffers hold, hence more than a break can lose
+REPLAY_SECONDS = 30.0  # seconds that sent frames are kept
+REPLAY_BYTES = 32 << 20  # bytes that are kept: more than a connection's buffers hold, hence more than a break can lose
 
 
-class Sent(NamedTuple):
+class SentFrames(NamedTuple):
     """Frames that were sent together: number of the first, the frames, their size in bytes, and the time."""
 
-    first: int
+    first_number: int
     frames: list[bytes]
     size: int
-    time: float
+    sent_at: float
 
 
-class History:
+class ReplayBuffer:
     """The replay buffer of one coordinator."""
 
     def __init__(self) -> None:
-        self._number = 0  # of the next frame
-        self._sent: deque[Sent] = deque()
-        self._size = 0
+        self._next_number = 0  # of the next frame
+        self._sent_frames: deque[SentFrames] = deque()
+        self._kept_bytes = 0
 
-    def add(self, made: list[bytes], size: int) -> None:
+    def add_sent(self, frames: list[bytes], size: int) -> None:
         """Record frames that are being sent, ``size`` bytes together."""
-        self._sent.append(Sent(self._number, made, size, time.monotonic()))
-        self._size += size
-        self._number += len(made)
-        self.forget()
+        self._sent_frames.append(SentFrames(self._next_number, frames, size, time.monotonic()))
+        self._kept_bytes += size
+        self._next_number += len(frames)
+        self.drop_expired()
 
-    def forget(self) -> None:
+    def drop_expired(self) -> None:
         """Drop frames beyond the limits of age and size."""
-        old = time.monotonic() - KEEP
-        while self._sent and (self._size > KEPT or self._sent[0].time < old):
-            self._size -= self._sent.popleft().size
+        oldest_time = time.monotonic() - REPLAY_SECONDS
+        while self._sent_frames and (self._kept_bytes > REPLAY_BYTES or self._sent_frames[0].sent_at < oldest_time):
+            self._kept_bytes -= self._sent_frames.popleft().size
 
-    def since(self, number: int) -> bytes | None:
+    def frames_since(self, number: int) -> bytes | None:
         """Return everything sent from frame ``number`` on, or None if that is dropped or not sent yet."""
-        begin = self._sent[0].first if self._sent else self._number
-        if not begin <= number <= self._number:
+        first_kept = self._sent_frames[0].first_number if self._sent_frames else self._next_number
+        if not first_kept <= number <= self._next_number:
             return None
         parts: list[bytes] = []
-        for sent in self._sent:
-            parts += sent.frames[max(0, number - sent.first) :]
+        for sent in self._sent_frames:
+            parts += sent.frames[max(0, number - sent.first_number) :]
         return b"".join(parts)

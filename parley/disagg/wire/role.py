@@ -14,15 +14,15 @@ from typing import Literal, NamedTuple
 
 log = logging.getLogger("parley.instance")
 
-Name = Literal["none", "prefill", "decode", "flex", "mixed"]
-State = Literal["RoleUnknown", "RoleSwitching", "RoleReady"]
+InstanceRoleName = Literal["none", "prefill", "decode", "flex", "mixed"]
+RoleStatus = Literal["RoleUnknown", "RoleSwitching", "RoleReady"]
 
-DRAIN = 300.0  # seconds that running requests have to finish before the role changes anyway
-FIRST, POLL = 0.1, 10.0  # seconds between two checks of the links: at first, and at most
-SHARE = 50  # default percentage of a flex instance's time for prefill
+ROLE_DRAIN_SECONDS = 300.0  # seconds that running requests have to finish before the role changes anyway
+FIRST_LINK_CHECK, LONGEST_LINK_CHECK = 0.1, 10.0  # seconds between two checks of the links: at first, and at most
+DEFAULT_PREFILL_SHARE = 50  # default percentage of a flex instance's time for prefill
 
 
-class Address(NamedTuple):
+class InstanceAddress(NamedTuple):
     """The address where an instance listens for other instances: a host without brackets, and a port."""
 
     host: str
@@ -33,15 +33,15 @@ class Address(NamedTuple):
         return f"[{self.host}];{self.port}" if ":" in self.host else f"{self.host};{self.port}"
 
 
-class Assignment(NamedTuple):
+class RoleAssignment(NamedTuple):
     """A role to take. ``peers``: the instances on the other side of its handovers. ``share``: None keeps it."""
 
-    name: Name
-    peers: Sequence[Address] = ()
-    share: int | None = None
+    name: InstanceRoleName
+    peers: Sequence[InstanceAddress] = ()
+    prefill_share: int | None = None
 
 
-class Role:
+class InstanceRole:
     """The current role of an instance, and its changes.
 
     ``link`` tries to reach a peer and returns "ok" or the failure. ``busy``: whether requests are running. ``left`` is
@@ -50,81 +50,91 @@ class Role:
 
     def __init__(
         self,
-        name: Name = "mixed",
-        share: int = SHARE,
+        name: InstanceRoleName = "mixed",
+        prefill_share: int = DEFAULT_PREFILL_SHARE,
         *,
-        link: Callable[[Address], Awaitable[str]],
-        busy: Callable[[], bool],
-        left: Callable[[Name], None] = lambda name: None,
-        taken: Callable[[], None] = lambda: None,
+        link_peer: Callable[[InstanceAddress], Awaitable[str]],
+        is_busy: Callable[[], bool],
+        on_role_end: Callable[[InstanceRoleName], None] = lambda name: None,
+        on_role_set: Callable[[], None] = lambda: None,
     ):
-        self.name, self.share = name, share
-        self.state: State = "RoleUnknown" if name == "none" else "RoleReady"
-        self.draining = False
-        self.links: dict[Address, str] = {}
-        self._link, self._busy, self._left, self._taken = link, busy, left, taken
-        self._changing: asyncio.Task[None] | None = None
+        self.name, self.prefill_share = name, prefill_share
+        self.status: RoleStatus = "RoleUnknown" if name == "none" else "RoleReady"
+        self.is_draining = False
+        self.link_states: dict[InstanceAddress, str] = {}
+        self._link_peer, self._is_busy, self._on_role_end, self._on_role_set = (
+            link_peer,
+            is_busy,
+            on_role_end,
+            on_role_set,
+        )
+        self._change_task: asyncio.Task[None] | None = None
 
     @property
-    def unknown(self) -> bool:
+    def is_unsettled(self) -> bool:
         """Whether requests must be refused because the role is not settled."""
-        return self.name == "none" or self.draining
+        return self.name == "none" or self.is_draining
 
     @property
-    def prefills(self) -> bool:
+    def runs_prefill(self) -> bool:
         """Whether the instance runs the prefill stage of requests that others continue."""
-        return self.name == "prefill" or (self.name == "flex" and self.share > 0)
+        return self.name == "prefill" or (self.name == "flex" and self.prefill_share > 0)
 
     @property
-    def decodes(self) -> bool:
+    def runs_decode(self) -> bool:
         """Whether the instance runs the decode stage of requests that others began."""
-        return self.name == "decode" or (self.name == "flex" and self.share < 100)
+        return self.name == "decode" or (self.name == "flex" and self.prefill_share < 100)
 
     @property
-    def part(self) -> int:
+    def engine_prefill_share(self) -> int:
         """Percentage of the engine's time that prefill may take while answers are generated."""
-        return self.share if self.name == "flex" else 100
+        return self.prefill_share if self.name == "flex" else 100
 
-    def assign(self, given: Assignment) -> None:
+    def assign_role(self, assignment: RoleAssignment) -> None:
         """Change to a role in the background, cancelling a change in progress. An instance that already has the role
         and is linked with all peers continues without interruption, possibly with another share."""
-        linked = all(self.links.get(peer) == "ok" for peer in given.peers)
-        settled = self.state == "RoleReady" and given.name == self.name and linked
-        if self._changing is not None:
-            self._changing.cancel()
+        linked = all(self.link_states.get(peer) == "ok" for peer in assignment.peers)
+        settled = self.status == "RoleReady" and assignment.name == self.name and linked
+        if self._change_task is not None:
+            self._change_task.cancel()
         if not settled:
-            self.state = "RoleSwitching"
-        self.draining = given.name != self.name and self.name != "none"
-        self.links = dict.fromkeys(given.peers, "ok" if settled else "linking")
-        self._changing = asyncio.create_task(self._change(given))
+            self.status = "RoleSwitching"
+        self.is_draining = assignment.name != self.name and self.name != "none"
+        self.link_states = dict.fromkeys(assignment.peers, "ok" if settled else "linking")
+        self._change_task = asyncio.create_task(self._run_change(assignment))
 
-    def close(self) -> None:
+    def cancel_change(self) -> None:
         """Cancel a change in progress."""
-        if self._changing is not None:
-            self._changing.cancel()
+        if self._change_task is not None:
+            self._change_task.cancel()
 
-    async def _change(self, given: Assignment) -> None:
-        if self.draining:
-            await self._drained()
-            before, self.draining = self.name, False
-            self._left(before)
-        self._take(given)
-        pause = FIRST
+    async def _run_change(self, assignment: RoleAssignment) -> None:
+        if self.is_draining:
+            await self._wait_until_idle()
+            old_role, self.is_draining = self.name, False
+            self._on_role_end(old_role)
+        self._set_role(assignment)
+        pause = FIRST_LINK_CHECK
         while True:
-            made = await asyncio.gather(*map(self._link, given.peers))
-            self.links = dict(zip(given.peers, made, strict=True))
-            if all(each == "ok" for each in made):
-                self.state = "RoleReady"
+            states = await asyncio.gather(*map(self._link_peer, assignment.peers))
+            self.link_states = dict(zip(assignment.peers, states, strict=True))
+            if all(each == "ok" for each in states):
+                self.status = "RoleReady"
             await asyncio.sleep(pause)
-            pause = min(2 * pause, POLL)
+            pause = min(2 * pause, LONGEST_LINK_CHECK)
 
-    def _take(self, given: Assignment) -> None:
-        self.name, self.share = given.name, self.share if given.share is None else given.share
-        log.info("The role is %s%s.", self.name, f" with {self.share} % for prompts" if self.name == "flex" else "")
-        self._taken()
+    def _set_role(self, assignment: RoleAssignment) -> None:
+        self.name, self.prefill_share = (
+            assignment.name,
+            self.prefill_share if assignment.prefill_share is None else assignment.prefill_share,
+        )
+        log.info(
+            "The role is %s%s.", self.name, f" with {self.prefill_share} % for prompts" if self.name == "flex" else ""
+        )
+        self._on_role_set()
 
-    async def _drained(self) -> None:
+    async def _wait_until_idle(self) -> None:
         """Wait until no request runs, at most ``DRAIN`` seconds; requests left over continue in the new role."""
-        deadline = time.monotonic() + DRAIN
-        while self._busy() and time.monotonic() < deadline:
+        deadline = time.monotonic() + ROLE_DRAIN_SECONDS
+        while self._is_busy() and time.monotonic() < deadline:
             await asyncio.sleep(0.02)

@@ -12,112 +12,112 @@ from typing import Any
 import msgspec
 
 from parley.dialects.dialect import Answer
-from parley.disagg.wire.headers import PORT
-from parley.disagg.wire.role import Address, Assignment, Name
+from parley.disagg.wire.headers import DEFAULT_PEER_PORT
+from parley.disagg.wire.role import InstanceAddress, InstanceRoleName, RoleAssignment
 from parley.errors import OrderRefused
 
-DONE = Answer(200, b'{"result":"ok"}')
-UNREAD = "Req body converts to json fail. Reset to previous node status."
-WRONG = "Parse req json failed. Reset to previous node status."
-UNFIT = "Update pd info failed. Reset to previous node status."
-ROLES: dict[str, Name] = {"prefill": "prefill", "decode": "decode", "flex": "flex"}
+ROLE_ACCEPTED = Answer(200, b'{"result":"ok"}')
+INVALID_JSON = "Req body converts to json fail. Reset to previous node status."
+INVALID_MEMBERS = "Parse req json failed. Reset to previous node status."
+NO_PEERS = "Update pd info failed. Reset to previous node status."
+ASSIGNABLE_ROLES: dict[str, InstanceRoleName] = {"prefill": "prefill", "decode": "decode", "flex": "flex"}
 
 
-def read(role: str, version: str, body: bytes, first: bool) -> Assignment:
+def parse_role_request(role: str, version: str, body: bytes, without_role: bool) -> RoleAssignment:
     """Parse a role request. ``role`` and ``version`` ("v1" or "v2") come from the path. ``first``: the instance has no
     role yet, so the request must contain peers. Raises OrderRefused.
 
     As extensions of MindIE's format, a peer may have an ``inter_comm_port`` and an IPv6 address.
     """
     try:
-        given = msgspec.json.decode(body)
+        document = msgspec.json.decode(body)
     except (ValueError, RecursionError):
-        raise OrderRefused(422, UNREAD, "Input validation error") from None
+        raise OrderRefused(422, INVALID_JSON, "Input validation error") from None
     try:
-        own = _object(given)["local"]
-        peers = _list(given["peers"])
+        local = _expect_object(document)["local"]
+        peers = _expect_list(document["peers"])
         if version == "v2":
-            for each in _list(own):
-                _checked(each, _groups)
-            several = [_list(peer) for peer in peers]
-            share, found = None, [_checked(each, _groups) for peer in several for each in peer[:1]]
-            for peer in several:
+            for each in _expect_list(local):
+                _parse_instance(each, _check_groups)
+            peer_groups = [_expect_list(peer) for peer in peers]
+            share, addresses = None, [_parse_instance(each, _check_groups) for peer in peer_groups for each in peer[:1]]
+            for peer in peer_groups:
                 for each in peer[1:]:
-                    _checked(each, _groups)
+                    _parse_instance(each, _check_groups)
         else:
-            _checked(own, _devices)
-            share, found = _share(own), [_checked(each, _devices) for each in peers]
+            _parse_instance(local, _check_devices)
+            share, addresses = _parse_prefill_share(local), [_parse_instance(each, _check_devices) for each in peers]
     except (KeyError, TypeError, ValueError):
-        raise OrderRefused(503, WRONG) from None
-    name = ROLES[role]
-    alone = name == "flex" and share is not None and 0 < share < 100
-    if first and not found and not alone:
-        raise OrderRefused(503, UNFIT)
-    return Assignment(name, tuple(dict.fromkeys(found)), share if name == "flex" else None)
+        raise OrderRefused(503, INVALID_MEMBERS) from None
+    name = ASSIGNABLE_ROLES[role]
+    needs_no_peer = name == "flex" and share is not None and 0 < share < 100
+    if without_role and not addresses and not needs_no_peer:
+        raise OrderRefused(503, NO_PEERS)
+    return RoleAssignment(name, tuple(dict.fromkeys(addresses)), share if name == "flex" else None)
 
 
-def _checked(value: Any, parts: Callable[[dict[str, Any]], None]) -> Address:
+def _parse_instance(value: Any, check_parts: Callable[[dict[str, Any]], None]) -> InstanceAddress:
     """Return the address of an instance, local or a peer. Raises KeyError, TypeError, ValueError."""
-    one = _object(value)
-    host = _address(one["server_ip"])
-    if ("id" in one) != ("host_ip" in one) and parts is _devices:
+    instance = _expect_object(value)
+    host = _parse_ip_address(instance["server_ip"])
+    if ("id" in instance) != ("host_ip" in instance) and check_parts is _check_devices:
         raise ValueError("id and host_ip")
-    if "id" in one:
-        _unsigned(one["id"])
-    if "host_ip" in one:
-        _address(one["host_ip"])
-    _share(one)
-    parts(one)
-    port = int(one.get("inter_comm_port", PORT))
+    if "id" in instance:
+        _expect_unsigned(instance["id"])
+    if "host_ip" in instance:
+        _parse_ip_address(instance["host_ip"])
+    _parse_prefill_share(instance)
+    check_parts(instance)
+    port = int(instance.get("inter_comm_port", DEFAULT_PEER_PORT))
     if not 0 < port < 65536:
         raise ValueError("inter_comm_port")
-    return Address(host, port)
+    return InstanceAddress(host, port)
 
 
-def _devices(one: dict[str, Any]) -> None:
-    for device in map(_object, _list(one["device"])):
+def _check_devices(instance: dict[str, Any]) -> None:
+    for device in map(_expect_object, _expect_list(instance["device"])):
         for name in ("device_id", "device_logical_id"):
             if not (isinstance(device[name], str) and device[name].isascii() and device[name].isdigit()):
                 raise ValueError(name)
-        ipaddress.ip_address(_text(device["device_ip"]))
+        ipaddress.ip_address(_expect_text(device["device_ip"]))
 
 
-def _groups(one: dict[str, Any]) -> None:
-    for group in map(_object, _list(one["dp_inst_list"])):
-        _unsigned(group["dp_inst_id"])
-        _devices(group)
+def _check_groups(instance: dict[str, Any]) -> None:
+    for group in map(_expect_object, _expect_list(instance["dp_inst_list"])):
+        _expect_unsigned(group["dp_inst_id"])
+        _check_devices(group)
 
 
-def _share(one: dict[str, Any]) -> int | None:
-    return _unsigned(one["p_percentage"], 100) if "p_percentage" in one else None
+def _parse_prefill_share(instance: dict[str, Any]) -> int | None:
+    return _expect_unsigned(instance["p_percentage"], 100) if "p_percentage" in instance else None
 
 
-def _unsigned(value: Any, most: int = 2**64 - 1) -> int:
+def _expect_unsigned(value: Any, most: int = 2**64 - 1) -> int:
     if type(value) is not int or not 0 <= value <= most:
         raise ValueError(value)
     return value
 
 
-def _address(value: Any) -> str:
-    address = ipaddress.ip_address(_text(value))
+def _parse_ip_address(value: Any) -> str:
+    address = ipaddress.ip_address(_expect_text(value))
     if address.is_unspecified:
         raise ValueError(value)
     return str(address)
 
 
-def _text(value: Any) -> str:
+def _expect_text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(value)
     return value
 
 
-def _object(value: Any) -> dict[str, Any]:
+def _expect_object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TypeError(value)
     return value
 
 
-def _list(value: Any) -> list[Any]:
+def _expect_list(value: Any) -> list[Any]:
     if not isinstance(value, list):
         raise TypeError(value)
     return value

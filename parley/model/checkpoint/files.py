@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-DTYPES = {
+SAFETENSORS_DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -26,7 +26,7 @@ DTYPES = {
     "I8": torch.int8,
     "I32": torch.int32,
 }
-HEADER_LIMIT = 100_000_000  # bytes; the format's own limit
+MAX_HEADER_BYTES = 100_000_000  # bytes; the format's own limit
 
 
 class LoadError(Exception):
@@ -44,7 +44,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """The location of a tensor: bytes ``start`` to ``end`` of file number ``file``."""
 
     file: int
@@ -63,54 +63,54 @@ class Checkpoint:
         self.folder = folder
         self._mapped = mapped
         self._maps: list[mmap.mmap | bytearray] = []
-        self._entries: dict[str, Entry] = {}
-        self.files = _files(folder) if files is None else files
+        self._entries: dict[str, TensorEntry] = {}
+        self.files = _weight_files(folder) if files is None else files
         for path in self.files:
-            self._open(path)
+            self._open_file(path)
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries
 
     @property
-    def names(self) -> list[str]:
+    def tensor_names(self) -> list[str]:
         """The names of all tensors."""
         return list(self._entries)
 
     @property
-    def parameters(self) -> int:
+    def parameter_count(self) -> int:
         """The number of elements in all tensors."""
         return sum(math.prod(entry.shape) for entry in self._entries.values())
 
     @property
-    def size(self) -> int:
+    def total_bytes(self) -> int:
         """The size of all tensors in bytes."""
         return sum(entry.end - entry.start for entry in self._entries.values())
 
     @property
-    def digest(self) -> bytes:
+    def content_digest(self) -> bytes:
         """The SHA-256 of all files, as mapped or read here."""
         digest = hashlib.sha256()
         for data in self._maps:
             digest.update(data)
         return digest.digest()
 
-    def prefix(self, text: str) -> None:
+    def add_prefix(self, prefix: str) -> None:
         """Prepend ``prefix`` to the names of all tensors."""
-        self._entries = {text + name: entry for name, entry in self._entries.items()}
+        self._entries = {prefix + name: entry for name, entry in self._entries.items()}
 
-    def shape(self, name: str) -> tuple[int, ...]:
+    def tensor_shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor. Raises LoadError if it is missing."""
-        return self._entry(name).shape
+        return self._find_entry(name).shape
 
-    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def view_tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return a tensor as a view of the file. Without ``dtype``, any floating-point dtype is accepted.
 
         Raises LoadError if the tensor is missing, or if its shape or dtype is not the expected one.
         """
-        entry = self._entry(name)
+        entry = self._find_entry(name)
         if entry.dtype != dtype and (dtype or not entry.dtype.is_floating_point):
-            kinds = [str(each).removeprefix("torch.") for each in (entry.dtype, dtype or "floating numbers")]
-            raise LoadError(f"Tensor {name} holds {kinds[0]}; the config asks for {kinds[1]}.")
+            dtype_names = [str(each).removeprefix("torch.") for each in (entry.dtype, dtype or "floating numbers")]
+            raise LoadError(f"Tensor {name} holds {dtype_names[0]}; the config asks for {dtype_names[1]}.")
         if entry.shape != shape:
             raise LoadError(f"Tensor {name} has shape {list(entry.shape)}; the config asks for {list(shape)}.")
         count = math.prod(entry.shape)
@@ -119,7 +119,7 @@ class Checkpoint:
         data = torch.frombuffer(self._maps[entry.file], dtype=entry.dtype, count=count, offset=entry.start)
         return data.view(entry.shape)
 
-    def drop(self, *names: str) -> None:
+    def release_pages(self, *names: str) -> None:
         """Release the file pages of tensors that were copied, so that they leave this process's memory."""
         if not hasattr(mmap, "MADV_DONTNEED"):
             return
@@ -131,67 +131,69 @@ class Checkpoint:
                 assert isinstance(data, mmap.mmap)
                 data.madvise(mmap.MADV_DONTNEED, start, entry.end - start)
 
-    def _entry(self, name: str) -> Entry:
+    def _find_entry(self, name: str) -> TensorEntry:
         entry = self._entries.get(name)
         if entry is None:
             raise LoadError(f"The checkpoint has no tensor {name}.")
         return entry
 
-    def _open(self, path: Path) -> None:
-        view: mmap.mmap | bytearray
+    def _open_file(self, path: Path) -> None:
+        content: mmap.mmap | bytearray
         try:
             size = path.stat().st_size
             with path.open("rb") as file:
-                head = file.read(8)
-                if len(head) < 8:
+                length_bytes = file.read(8)
+                if len(length_bytes) < 8:
                     raise LoadError(f"{path.name} is too short to be a safetensors file.")
-                (length,) = struct.unpack("<Q", head)
-                if length > min(size - 8, HEADER_LIMIT):
+                (length,) = struct.unpack("<Q", length_bytes)
+                if length > min(size - 8, MAX_HEADER_BYTES):
                     raise LoadError(f"{path.name} is not a safetensors file, or was cut off.")
                 header = json.loads(file.read(length))
                 # A private mapping: torch requires writable memory, though nothing is ever written.
                 if self._mapped:
-                    view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                    content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
                 else:
                     file.seek(0)
-                    view = bytearray(file.read(size))
-                    if len(view) < size:
+                    content = bytearray(file.read(size))
+                    if len(content) < size:
                         raise LoadError(f"{path.name} was cut off while it was read.")
         except (ValueError, RecursionError):
             raise LoadError(f"The header of {path.name} is not valid JSON; the file is damaged.") from None
         except OSError as error:
             raise LoadError(f"{path.name} cannot be read: {error.strerror}.") from None
-        self._maps.append(view)
+        self._maps.append(content)
         if not isinstance(header, dict):
             raise LoadError(f"The header of {path.name} is not an object; the file is damaged.")
         for name, fields in header.items():
             if name != "__metadata__":
-                self._add(name, fields, path.name, 8 + length, size)
+                self._add_entry(name, fields, path.name, 8 + length, size)
 
-    def _add(self, name: str, fields: Any, file: str, base: int, size: int) -> None:
+    def _add_entry(self, name: str, fields: Any, file: str, data_start: int, size: int) -> None:
         try:
             dtype, shape = fields["dtype"], tuple(fields["shape"])
             start, end = fields["data_offsets"]
-            sound = all(type(number) is int and number >= 0 for number in (start, end, *shape))
+            is_valid = all(type(number) is int and number >= 0 for number in (start, end, *shape))
         except (TypeError, KeyError, ValueError):
-            sound = False
-        if not sound:
+            is_valid = False
+        if not is_valid:
             raise LoadError(f"The header of {file} describes tensor {name} wrongly; the file is damaged.")
         if name in self._entries:
             raise LoadError(f"Tensor {name} is in {file} and in another file of the checkpoint.")
-        if dtype not in DTYPES:
+        if dtype not in SAFETENSORS_DTYPES:
             # Buffers of other dtypes may be present. The tensors that the model needs are checked when requested.
             return
-        if end - start != math.prod(shape) * DTYPES[dtype].itemsize or base + end > size:
+        if end - start != math.prod(shape) * SAFETENSORS_DTYPES[dtype].itemsize or data_start + end > size:
             raise LoadError(
                 f"The data of tensor {name} in {file} is cut off or has the wrong size; the file is damaged."
             )
-        if (base + start) % DTYPES[dtype].itemsize:
+        if (data_start + start) % SAFETENSORS_DTYPES[dtype].itemsize:
             raise LoadError(f"Tensor {name} in {file} does not begin at a multiple of its item size.")
-        self._entries[name] = Entry(len(self._maps) - 1, DTYPES[dtype], shape, base + start, base + end)
+        self._entries[name] = TensorEntry(
+            len(self._maps) - 1, SAFETENSORS_DTYPES[dtype], shape, data_start + start, data_start + end
+        )
 
 
-def _files(folder: Path) -> list[Path]:
+def _weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if (folder / "model.safetensors").is_file():
         return [folder / "model.safetensors"]
@@ -211,11 +213,11 @@ def _files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _read_json(path: Path, otherwise: str) -> dict[str, Any]:
+def _read_json(path: Path, consequence: str) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise LoadError(f"{path.parent} has no {path.name}, {otherwise}.") from None
+        raise LoadError(f"{path.parent} has no {path.name}, {consequence}.") from None
     except OSError as error:
         raise LoadError(f"{path} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError):

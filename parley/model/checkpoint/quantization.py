@@ -15,74 +15,81 @@ import torch
 
 from parley.model.checkpoint import compressed_tensors, gptq_awq
 from parley.model.checkpoint.files import Checkpoint, LoadError
-from parley.model.checkpoint.weights import Int4, Int8, Linear, Plain, Weight
+from parley.model.checkpoint.weights import Int4Weight, Int8Weight, LinearSpec, LinearWeight, PlainWeight
 
-KINDS = ("none", "int8", "int4")  # values of the setting
-BYTES = {"int8": 1.0, "int4": 0.53}  # the least bytes of a weight that is quantised while loading
+QUANTIZATION_SETTINGS = ("none", "int8", "int4")  # values of the setting
+LEAST_WEIGHT_BYTES = {"int8": 1.0, "int4": 0.53}  # the least bytes of a weight that is quantised while loading
 
 
-class Format(Protocol):
+class WeightFormat(Protocol):
     """The storage format of a linear layer's weight."""
 
-    def tensors(self, checkpoint: Checkpoint, linear: Linear) -> list[str]:
+    def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
         """Return the names of the tensors that hold the weight, without the bias."""
 
-    def read(self, checkpoint: Checkpoint, linear: Linear) -> Weight:
+    def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read the weight. Raises LoadError if shapes or types differ from the config."""
 
 
-class Stored:
+class PlainFormat:
     """The plain format: one floating-point tensor [out, in]."""
 
-    def tensors(self, checkpoint: Checkpoint, linear: Linear) -> list[str]:
+    def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
         """Return the name of the weight tensor."""
         return [linear.name + ".weight"]
 
-    def read(self, checkpoint: Checkpoint, linear: Linear) -> Weight:
+    def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read the weight. Raises LoadError."""
-        return Plain(checkpoint.tensor(linear.name + ".weight", linear.out, linear.into))
+        return PlainWeight(checkpoint.view_tensor(linear.name + ".weight", linear.out, linear.into))
 
 
 # The config reader of each quant_method. It raises LoadError.
-METHODS: dict[str, Callable[[dict[str, Any]], Callable[[str], Format | None]]] = {
-    "compressed-tensors": compressed_tensors.read,
-    "gptq": gptq_awq.gptq,
-    "awq": gptq_awq.awq,
+METHOD_READERS: dict[str, Callable[[dict[str, Any]], Callable[[str], WeightFormat | None]]] = {
+    "compressed-tensors": compressed_tensors.read_compressed_tensors,
+    "gptq": gptq_awq.read_gptq_config,
+    "awq": gptq_awq.read_awq_config,
 }
-HEAD = ("gptq", "awq")  # methods with a plain head; they may be combined with int4, which makes the head int8
-STORED = Stored()
+PLAIN_HEAD_METHODS = (
+    "gptq",
+    "awq",
+)  # methods with a plain head; they may be combined with int4, which makes the head int8
+PLAIN_FORMAT = PlainFormat()
 
 
 @dataclass(frozen=True)
-class Quantisation:
+class Quantization:
     """The format of each linear layer, and whether plain layers are quantised while loading."""
 
     method: str | None  # the checkpoint's
-    wanted: str  # one of QUANTIZATION_SETTINGS
-    find: Callable[[str], Format | None]
+    setting: str  # one of QUANTIZATION_SETTINGS
+    find_format: Callable[[str], WeightFormat | None]
 
     def __bool__(self) -> bool:
-        return self.method is not None or self.wanted != "none"
+        return self.method is not None or self.setting != "none"
 
-    def tensors(self, checkpoint: Checkpoint, linear: Linear) -> list[str]:
+    def stored_tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
         """Return the names of the tensors that hold a linear layer's weight."""
-        return (self.find(linear.name) or STORED).tensors(checkpoint, linear)
+        return (self.find_format(linear.name) or PLAIN_FORMAT).tensor_names(checkpoint, linear)
 
-    def read(self, checkpoint: Checkpoint, linear: Linear) -> Weight:
+    def read_stored_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read a linear layer's weight. Raises LoadError."""
-        return (self.find(linear.name) or STORED).read(checkpoint, linear)
+        return (self.find_format(linear.name) or PLAIN_FORMAT).read_weight(checkpoint, linear)
 
-    def convert(self, weight: Weight, *, head: bool) -> Weight:
+    def quantize_plain(self, weight: LinearWeight, *, head: bool) -> LinearWeight:
         """Quantise a plain weight if requested. In a quantised checkpoint, layers other than the head stay plain.
 
         The head is never quantised to 4 bits, because it alone decides between tokens of nearly equal probability.
         """
-        if not isinstance(weight, Plain) or self.wanted == "none" or (self.method is not None and not head):
+        if not isinstance(weight, PlainWeight) or self.setting == "none" or (self.method is not None and not head):
             return weight
-        return Int4.of(weight.values) if self.wanted == "int4" and not head else Int8.of(weight.values)
+        return (
+            Int4Weight.from_float(weight.values)
+            if self.setting == "int4" and not head
+            else Int8Weight.from_float(weight.values)
+        )
 
     @property
-    def noise(self) -> float:
+    def extra_tolerance(self) -> float:
         """The extra tolerance of the numeric check, as a relative error of the logits.
 
         The check quantises activations as the decoder does, but if a number lies near the middle between two steps,
@@ -91,25 +98,25 @@ class Quantisation:
         """
         return 0.15 if self else 0.0
 
-    def least(self, checkpoint: Checkpoint, dtype: torch.dtype) -> int:
+    def least_bytes(self, checkpoint: Checkpoint, dtype: torch.dtype) -> int:
         """Return the least bytes that the weights can take."""
         if self.method is not None:
-            return checkpoint.size
-        return int(checkpoint.parameters * BYTES.get(self.wanted, dtype.itemsize))
+            return checkpoint.total_bytes
+        return int(checkpoint.parameter_count * LEAST_WEIGHT_BYTES.get(self.setting, dtype.itemsize))
 
 
-def read(config: dict[str, Any], wanted: str) -> Quantisation:
+def read_quantization(config: dict[str, Any], setting: str) -> Quantization:
     """Return the quantisation for a config.json and ``setting``, one of QUANTIZATION_SETTINGS. Raises LoadError."""
-    if wanted not in KINDS:
-        raise LoadError(f"quantization {wanted} is unknown; it must be one of {', '.join(KINDS)}.")
-    own = config.get("quantization_config") or config.get("compression_config")  # the latter's former name
-    if not own:
-        return Quantisation(None, wanted, lambda name: None)
-    method = own.get("quant_method") if isinstance(own, dict) else None
-    if not isinstance(method, str) or method not in METHODS:
+    if setting not in QUANTIZATION_SETTINGS:
+        raise LoadError(f"quantization {setting} is unknown; it must be one of {', '.join(QUANTIZATION_SETTINGS)}.")
+    section = config.get("quantization_config") or config.get("compression_config")  # the latter's former name
+    if not section:
+        return Quantization(None, setting, lambda name: None)
+    method = section.get("quant_method") if isinstance(section, dict) else None
+    if not isinstance(method, str) or method not in METHOD_READERS:
         raise LoadError(
-            f"The checkpoint is quantised ({method or 'somehow'}), which is not supported; {', '.join(METHODS)} are."
+            f"The checkpoint is quantised ({method or 'somehow'}), which is not supported; {', '.join(METHOD_READERS)} are."
         )
-    if wanted != "none" and (wanted != "int4" or method not in HEAD):
-        raise LoadError(f"The checkpoint is quantised already ({method}), so quantization must be none, not {wanted}.")
-    return Quantisation(method, wanted, METHODS[method](own))
+    if setting != "none" and (setting != "int4" or method not in PLAIN_HEAD_METHODS):
+        raise LoadError(f"The checkpoint is quantised already ({method}), so quantization must be none, not {setting}.")
+    return Quantization(method, setting, METHOD_READERS[method](section))

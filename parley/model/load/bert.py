@@ -16,18 +16,30 @@ import torch
 import torch.nn.functional as F
 
 from parley.model.checkpoint.files import Checkpoint, LoadError
-from parley.model.networks.encoder import GELU, RELU, TANH, Encoder, Form, Layer, Linear, Norm, Texts
+from parley.model.networks.encoder import (
+    GELU,
+    RELU,
+    TANH,
+    Encoder,
+    EncoderConfig,
+    EncoderLayer,
+    EncoderLinear,
+    LayerNorm,
+    PackedTexts,
+)
 
-WORDS, PLACES, TYPES = (f"embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type"))
-ACTIVATIONS = {"gelu": GELU, "relu": RELU, "gelu_new": TANH, "gelu_pytorch_tanh": TANH}
-FARTHEST = 128  # relative distances from here on share the last bucket
+WORD_EMBEDDINGS, POSITION_EMBEDDINGS, TYPE_EMBEDDINGS = (
+    f"embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type")
+)
+ENCODER_ACTIVATIONS = {"gelu": GELU, "relu": RELU, "gelu_new": TANH, "gelu_pytorch_tanh": TANH}
+MAX_DISTANCE = 128  # relative distances from here on share the last bucket
 
-PROBE = (17, 5)  # lengths in tokens of the numeric check's two texts
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.06}  # relative error (L2) of the hidden states
+PROBE_LENGTHS = (17, 5)  # lengths in tokens of the numeric check's two texts
+ENCODER_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.06}  # relative error (L2) of the hidden states
 
 
 @dataclass(frozen=True)
-class Names:
+class BertTensorNames:
     """A family's tensor names within a layer. ``first_position``: a text's first, None: one past the padding id."""
 
     layer: str = "encoder.layer.{}."
@@ -39,13 +51,13 @@ class Names:
     up: str = "intermediate.dense"
     down: str = "output.dense"
     norm: str = "output.LayerNorm"
-    bias: str = "encoder.relative_attention_bias.weight"
-    first: int | None = 0
+    relative_bias: str = "encoder.relative_attention_bias.weight"
+    first_position: int | None = 0
 
 
-BERT = Names()
-ROBERTA = Names(first=None)
-DISTILBERT = Names(
+BERT = BertTensorNames()
+ROBERTA = BertTensorNames(first_position=None)
+DISTILBERT = BertTensorNames(
     layer="transformer.layer.{}.",
     query="attention.q_lin",
     key="attention.k_lin",
@@ -56,15 +68,15 @@ DISTILBERT = Names(
     down="ffn.lin2",
     norm="output_layer_norm",
 )
-MPNET = Names(
+MPNET = BertTensorNames(
     query="attention.attn.q",
     key="attention.attn.k",
     value="attention.attn.v",
     output="attention.attn.o",
     attention_norm="attention.LayerNorm",
-    first=2,
+    first_position=2,
 )
-FAMILIES = {
+ENCODER_FAMILIES = {
     "bert": BERT,
     "roberta": ROBERTA,
     "xlm-roberta": ROBERTA,
@@ -72,9 +84,9 @@ FAMILIES = {
     "distilbert": DISTILBERT,
     "mpnet": MPNET,
 }
-SYNONYMS = {"dim": "hidden_size", "hidden_dim": "intermediate_size", "n_heads": "num_attention_heads",
+CONFIG_SYNONYMS = {"dim": "hidden_size", "hidden_dim": "intermediate_size", "n_heads": "num_attention_heads",
             "n_layers": "num_hidden_layers", "activation": "hidden_act"}  # fmt: skip
-DEFAULTS: dict[str, Any] = {
+CONFIG_DEFAULTS: dict[str, Any] = {
     "hidden_size": 768,
     "intermediate_size": 3072,
     "num_attention_heads": 12,
@@ -89,116 +101,131 @@ DEFAULTS: dict[str, Any] = {
 
 def is_encoder(config: dict[str, Any]) -> bool:
     """True if the config names one of these encoders, not a model that generates."""
-    return config["model_type"] in FAMILIES and not config.get("is_decoder")
+    return config["model_type"] in ENCODER_FAMILIES and not config.get("is_decoder")
 
 
-def read_form(config: dict[str, Any]) -> Form:
+def read_encoder_config(config: dict[str, Any]) -> EncoderConfig:
     """Read the encoder's sizes from the content of config.json. Raises LoadError."""
     kind = config["model_type"]
     names = [str(name) for name in config.get("architectures") or ()]
-    if headed := [name for name in names if "Classification" in name or "QuestionAnswering" in name]:
-        raise LoadError(f"A {headed[0]} is not an embedding model.")
+    if task_heads := [name for name in names if "Classification" in name or "QuestionAnswering" in name]:
+        raise LoadError(f"A {task_heads[0]} is not an embedding model.")
     if config.get("position_embedding_type") not in (None, "absolute"):
         raise LoadError(f"A {kind} model with positions of kind {config['position_embedding_type']} is not supported.")
-    own = {SYNONYMS.get(name, name): value for name, value in config.items()}
-    got: dict[str, Any] = DEFAULTS | {name: own[name] for name in DEFAULTS if own.get(name) is not None}
-    if got["hidden_act"] not in ACTIVATIONS:
-        raise LoadError(f"A {kind} model with the activation {got['hidden_act']} is not supported.")
-    sizes = {name: value for name, value in got.items() if isinstance(DEFAULTS[name], int)}
-    wrong = [name for name, value in sizes.items() if type(value) is not int or value < (name != "pad_token_id")]
-    if wrong or type(own.get("vocab_size")) is not int or got["hidden_size"] % got["num_attention_heads"]:
-        raise LoadError(f"config.json has no valid {(wrong or ['vocab_size'])[0]} for a {kind} model.")
-    first = FAMILIES[kind].first
-    form = Form(
-        vocab=own["vocab_size"],
-        hidden=got["hidden_size"],
-        intermediate=got["intermediate_size"],
-        heads=got["num_attention_heads"],
-        layers=got["num_hidden_layers"],
-        eps=float(got["layer_norm_eps"]),
-        positions=got["max_position_embeddings"],
-        first=got["pad_token_id"] + 1 if first is None else first,
-        activation=ACTIVATIONS[got["hidden_act"]],
-        buckets=got["relative_attention_num_buckets"] if kind == "mpnet" else 0,
+    fields = {CONFIG_SYNONYMS.get(name, name): value for name, value in config.items()}
+    values: dict[str, Any] = CONFIG_DEFAULTS | {
+        name: fields[name] for name in CONFIG_DEFAULTS if fields.get(name) is not None
+    }
+    if values["hidden_act"] not in ENCODER_ACTIVATIONS:
+        raise LoadError(f"A {kind} model with the activation {values['hidden_act']} is not supported.")
+    sizes = {name: value for name, value in values.items() if isinstance(CONFIG_DEFAULTS[name], int)}
+    invalid = [name for name, value in sizes.items() if type(value) is not int or value < (name != "pad_token_id")]
+    if invalid or type(fields.get("vocab_size")) is not int or values["hidden_size"] % values["num_attention_heads"]:
+        raise LoadError(f"config.json has no valid {(invalid or ['vocab_size'])[0]} for a {kind} model.")
+    first = ENCODER_FAMILIES[kind].first_position
+    encoder_config = EncoderConfig(
+        vocab=fields["vocab_size"],
+        hidden=values["hidden_size"],
+        intermediate=values["intermediate_size"],
+        heads=values["num_attention_heads"],
+        layers=values["num_hidden_layers"],
+        eps=float(values["layer_norm_eps"]),
+        positions=values["max_position_embeddings"],
+        first_position=values["pad_token_id"] + 1 if first is None else first,
+        activation=ENCODER_ACTIVATIONS[values["hidden_act"]],
+        buckets=values["relative_attention_num_buckets"] if kind == "mpnet" else 0,
     )
-    if form.longest < 1:
-        raise LoadError(f"config.json has {form.positions} positions, too few for a {kind} model.")
-    return form
+    if encoder_config.max_length < 1:
+        raise LoadError(f"config.json has {encoder_config.positions} positions, too few for a {kind} model.")
+    return encoder_config
 
 
-class Weights:
+class BertWeights:
     """Reads a checkpoint's tensors by a family's names, whatever prefix the names carry. Raises LoadError."""
 
-    def __init__(self, checkpoint: Checkpoint, form: Form, names: Names, dtype: torch.dtype, device: torch.device):
-        self.checkpoint, self.form, self.names = checkpoint, form, names
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        config: EncoderConfig,
+        names: BertTensorNames,
+        dtype: torch.dtype,
+        device: torch.device,
+    ):
+        self.checkpoint, self.config, self.names = checkpoint, config, names
         self.dtype, self.device = dtype, device
-        found = [name for name in checkpoint.names if name.endswith(WORDS)]
-        self.before = found[0].removesuffix(WORDS) if found else ""
+        word_names = [name for name in checkpoint.tensor_names if name.endswith(WORD_EMBEDDINGS)]
+        self.prefix = word_names[0].removesuffix(WORD_EMBEDDINGS) if word_names else ""
 
-    def read(self, name: str, *shape: int) -> torch.Tensor:
+    def read_tensor(self, name: str, *shape: int) -> torch.Tensor:
         """Return a copy of one tensor in this object's dtype and on its device; ``shape`` is the expected shape."""
-        whole = self.before + name
-        if whole not in self.checkpoint:  # BERT's first release has these names
-            whole = whole.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
-        return self.checkpoint.tensor(whole, *shape).to(device=self.device, dtype=self.dtype, copy=True)
+        full_name = self.prefix + name
+        if full_name not in self.checkpoint:  # BERT's first release has these names
+            full_name = full_name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+                "LayerNorm.bias", "LayerNorm.beta"
+            )
+        return self.checkpoint.view_tensor(full_name, *shape).to(device=self.device, dtype=self.dtype, copy=True)
 
-    def affine(self, name: str, out: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def read_affine(self, name: str, out: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return weight [out, width] and bias [out] of one linear layer."""
-        return self.read(f"{name}.weight", out, width), self.read(f"{name}.bias", out)
+        return self.read_tensor(f"{name}.weight", out, width), self.read_tensor(f"{name}.bias", out)
 
-    def norm(self, name: str) -> Norm:
+    def read_norm(self, name: str) -> LayerNorm:
         """Return one LayerNorm."""
-        return Norm(self.read(f"{name}.weight", self.form.hidden), self.read(f"{name}.bias", self.form.hidden))
-
-    def places(self) -> torch.Tensor:
-        """Return position embeddings [max_length, hidden], with the embedding of token type 0 added."""
-        form = self.form
-        places = self.read(PLACES, form.positions, form.hidden)[form.first :]
-        if self.before + TYPES not in self.checkpoint:
-            return places
-        types = self.checkpoint.shape(self.before + TYPES)
-        return places + self.read(TYPES, *types)[0]
-
-    def linear(self, layer: int, *names: str, out: int, width: int) -> Linear:
-        """Return several linear layers concatenated into one, [len(names) * out, width]."""
-        parts = [self.affine(self.names.layer.format(layer) + name, out, width) for name in names]
-        return Linear(torch.cat([weight for weight, _ in parts]), torch.cat([bias for _, bias in parts]))
-
-    def layer(self, i: int) -> Layer:
-        """Return encoder layer ``layer`` with query, key and value merged."""
-        names, hidden, wide = self.names, self.form.hidden, self.form.intermediate
-        before = names.layer.format(i)
-        return Layer(
-            qkv=self.linear(i, names.query, names.key, names.value, out=hidden, width=hidden),
-            output=self.linear(i, names.output, out=hidden, width=hidden),
-            attention_norm=self.norm(before + names.attention_norm),
-            up=self.linear(i, names.up, out=wide, width=hidden),
-            down=self.linear(i, names.down, out=hidden, width=wide),
-            norm=self.norm(before + names.norm),
+        return LayerNorm(
+            self.read_tensor(f"{name}.weight", self.config.hidden), self.read_tensor(f"{name}.bias", self.config.hidden)
         )
 
-    def bias(self) -> torch.Tensor | None:
+    def position_embeddings(self) -> torch.Tensor:
+        """Return position embeddings [max_length, hidden], with the embedding of token type 0 added."""
+        config = self.config
+        embeddings = self.read_tensor(POSITION_EMBEDDINGS, config.positions, config.hidden)[config.first_position :]
+        if self.prefix + TYPE_EMBEDDINGS not in self.checkpoint:
+            return embeddings
+        type_shape = self.checkpoint.tensor_shape(self.prefix + TYPE_EMBEDDINGS)
+        return embeddings + self.read_tensor(TYPE_EMBEDDINGS, *type_shape)[0]
+
+    def merge_linears(self, layer: int, *names: str, out: int, width: int) -> EncoderLinear:
+        """Return several linear layers concatenated into one, [len(names) * out, width]."""
+        parts = [self.read_affine(self.names.layer.format(layer) + name, out, width) for name in names]
+        return EncoderLinear(torch.cat([weight for weight, _ in parts]), torch.cat([bias for _, bias in parts]))
+
+    def read_encoder_layer(self, layer: int) -> EncoderLayer:
+        """Return encoder layer ``layer`` with query, key and value merged."""
+        names, hidden, intermediate = self.names, self.config.hidden, self.config.intermediate
+        prefix = names.layer.format(layer)
+        return EncoderLayer(
+            qkv=self.merge_linears(layer, names.query, names.key, names.value, out=hidden, width=hidden),
+            output=self.merge_linears(layer, names.output, out=hidden, width=hidden),
+            attention_norm=self.read_norm(prefix + names.attention_norm),
+            up=self.merge_linears(layer, names.up, out=intermediate, width=hidden),
+            down=self.merge_linears(layer, names.down, out=hidden, width=intermediate),
+            norm=self.read_norm(prefix + names.norm),
+        )
+
+    def relative_position_bias(self) -> torch.Tensor | None:
         """Return the relative position bias of the attention scores, [heads, max_length, max_length], or None."""
-        if not self.form.buckets:
+        if not self.config.buckets:
             return None
-        table = self.read(self.names.bias, self.form.buckets, self.form.heads)
-        ways = torch.arange(1 - self.form.longest, self.form.longest)
-        by_way = table[torch.tensor([bucket(int(way), self.form.buckets) for way in ways])].T  # [heads, ways]
-        places = torch.arange(self.form.longest)
-        return by_way[:, places - places[:, None] + self.form.longest - 1].contiguous()
+        table = self.read_tensor(self.names.relative_bias, self.config.buckets, self.config.heads)
+        offsets = torch.arange(1 - self.config.max_length, self.config.max_length)
+        by_offset = table[
+            torch.tensor([distance_bucket(int(way), self.config.buckets) for way in offsets])
+        ].T  # [heads, ways]
+        positions = torch.arange(self.config.max_length)
+        return by_offset[:, positions - positions[:, None] + self.config.max_length - 1].contiguous()
 
 
-def bucket(way: int, buckets: int) -> int:
+def distance_bucket(offset: int, buckets: int) -> int:
     """Return the bucket, below ``buckets``, of a relative distance.
 
     Near distances have a bucket each; far ones share ever wider buckets. The upper half is for later tokens.
     """
     half = buckets // 2
-    exact, distance = half // 2, abs(way)
+    exact, distance = half // 2, abs(offset)
     if distance >= exact:
-        steps = torch.log(torch.tensor(distance).float() / exact) / math.log(FARTHEST / exact) * (half - exact)
+        steps = torch.log(torch.tensor(distance).float() / exact) / math.log(MAX_DISTANCE / exact) * (half - exact)
         distance = min(exact + int(steps), half - 1)
-    return distance + half * (way > 0)
+    return distance + half * (offset > 0)
 
 
 def load_encoder(
@@ -209,69 +236,85 @@ def load_encoder(
     progress: Callable[[float], None],
 ) -> Encoder:
     """Load the encoder and check it numerically. Raises LoadError."""
-    form = read_form(config)
-    weights = Weights(checkpoint, form, FAMILIES[config["model_type"]], dtype, device)
-    last = weights.before + weights.names.layer.format(form.layers - 1) + weights.names.query + ".weight"
-    if last not in checkpoint:  # checked before work is planned per layer: a config may claim a million layers
-        raise LoadError(f"The checkpoint has no tensor {last}, but the config asks for {form.layers} layers.")
+    encoder_config = read_encoder_config(config)
+    weights = BertWeights(checkpoint, encoder_config, ENCODER_FAMILIES[config["model_type"]], dtype, device)
+    last_tensor = (
+        weights.prefix + weights.names.layer.format(encoder_config.layers - 1) + weights.names.query + ".weight"
+    )
+    if last_tensor not in checkpoint:  # checked before work is planned per layer: a config may claim a million layers
+        raise LoadError(
+            f"The checkpoint has no tensor {last_tensor}, but the config asks for {encoder_config.layers} layers."
+        )
     layers = []
-    for i in range(form.layers):
-        layers.append(weights.layer(i))
-        progress((i + 1) / form.layers)
-    words = weights.read(WORDS, form.vocab, form.hidden)
-    encoder = Encoder(form, words, weights.places(), weights.norm("embeddings.LayerNorm"), layers, weights.bias())
-    off = deviation(encoder, checkpoint, weights.names)
-    if not off <= TOLERANCE[dtype]:
-        raise LoadError(f"The encoder failed its numeric check (off by {off:.2g}) and is not used.")
+    for i in range(encoder_config.layers):
+        layers.append(weights.read_encoder_layer(i))
+        progress((i + 1) / encoder_config.layers)
+    word_embeddings = weights.read_tensor(WORD_EMBEDDINGS, encoder_config.vocab, encoder_config.hidden)
+    encoder = Encoder(
+        encoder_config,
+        word_embeddings,
+        weights.position_embeddings(),
+        weights.read_norm("embeddings.LayerNorm"),
+        layers,
+        weights.relative_position_bias(),
+    )
+    error = encoder_deviation(encoder, checkpoint, weights.names)
+    if not error <= ENCODER_TOLERANCE[dtype]:
+        raise LoadError(f"The encoder failed its numeric check (error by {error:.2g}) and is not used.")
     return encoder
 
 
 @torch.inference_mode()
-def deviation(encoder: Encoder, checkpoint: Checkpoint, names: Names) -> float:
+def encoder_deviation(encoder: Encoder, checkpoint: Checkpoint, names: BertTensorNames) -> float:
     """Return the relative error (L2) of the hidden states of two texts packed together, against ``encode_plainly``."""
-    form = encoder.form
-    ids = torch.linspace(0, form.vocab - 1, sum(PROBE)).long()
-    texts = [text.tolist()[: form.longest] for text in ids.split(PROBE)]
-    plain = Weights(checkpoint, form, names, torch.float32, torch.device("cpu"))
-    expected = torch.cat([reference(plain, text) for text in texts])
-    got = encoder.hidden(Texts(texts, encoder.device)).float().cpu()
-    return float((got - expected).norm() / expected.norm().clamp_min(1e-30))
+    config = encoder.config
+    ids = torch.linspace(0, config.vocab - 1, sum(PROBE_LENGTHS)).long()
+    texts = [text.tolist()[: config.max_length] for text in ids.split(PROBE_LENGTHS)]
+    plain_weights = BertWeights(checkpoint, config, names, torch.float32, torch.device("cpu"))
+    expected = torch.cat([encode_plainly(plain_weights, text) for text in texts])
+    actual = encoder.encode_packed(PackedTexts(texts, encoder.device)).float().cpu()
+    return float((actual - expected).norm() / expected.norm().clamp_min(1e-30))
 
 
-def reference(weights: Weights, text: list[int]) -> torch.Tensor:
+def encode_plainly(weights: BertWeights, text: list[int]) -> torch.Tensor:
     """Compute the hidden states of one text by the definitions: float32 [tokens, hidden]."""
-    form, names = weights.form, weights.names
-    count, dim = len(text), form.hidden // form.heads
+    config, names = weights.config, weights.names
+    count, dim = len(text), config.hidden // config.heads
 
-    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
-        both = weights.norm(name)
+    def normalize_rows(x: torch.Tensor, name: str) -> torch.Tensor:
+        layer_norm = weights.read_norm(name)
         centred = x - x.mean(-1, keepdim=True)
-        return centred / (centred.square().mean(-1, keepdim=True) + form.eps).sqrt() * both.weight + both.bias
+        return (
+            centred / (centred.square().mean(-1, keepdim=True) + config.eps).sqrt() * layer_norm.weight
+            + layer_norm.bias
+        )
 
-    def project(x: torch.Tensor, name: str, out: int) -> torch.Tensor:
-        weight, bias = weights.affine(name, out, x.shape[-1])
+    def project_rows(x: torch.Tensor, name: str, out: int) -> torch.Tensor:
+        weight, bias = weights.read_affine(name, out, x.shape[-1])
         return x @ weight.T + bias
 
-    def act(x: torch.Tensor) -> torch.Tensor:
-        if form.activation == RELU:
+    def activate_rows(x: torch.Tensor) -> torch.Tensor:
+        if config.activation == RELU:
             return x.clamp_min(0)
-        if form.activation == TANH:
+        if config.activation == TANH:
             return F.gelu(x, approximate="tanh")
         return x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
 
-    words = weights.checkpoint.tensor(weights.before + WORDS, form.vocab, form.hidden)
-    x = words[text].float() + weights.places()[:count]
-    x = norm(x, "embeddings.LayerNorm")
-    bias = weights.bias()
-    for i in range(form.layers):
-        before = names.layer.format(i)
-        parts = [project(x, before + name, form.hidden) for name in (names.query, names.key, names.value)]
-        q, k, v = (part.view(count, form.heads, dim) for part in parts)
+    word_embeddings = weights.checkpoint.view_tensor(weights.prefix + WORD_EMBEDDINGS, config.vocab, config.hidden)
+    x = word_embeddings[text].float() + weights.position_embeddings()[:count]
+    x = normalize_rows(x, "embeddings.LayerNorm")
+    bias = weights.relative_position_bias()
+    for i in range(config.layers):
+        prefix = names.layer.format(i)
+        parts = [project_rows(x, prefix + name, config.hidden) for name in (names.query, names.key, names.value)]
+        q, k, v = (part.view(count, config.heads, dim) for part in parts)
         scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(dim)
         if bias is not None:
             scores = scores + bias[:, :count, :count]
-        attended = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).reshape(count, form.hidden)
-        x = norm(x + project(attended, before + names.output, form.hidden), before + names.attention_norm)
-        wide = act(project(x, before + names.up, form.intermediate))
-        x = norm(x + project(wide, before + names.down, form.hidden), before + names.norm)
+        attended = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).reshape(count, config.hidden)
+        x = normalize_rows(
+            x + project_rows(attended, prefix + names.output, config.hidden), prefix + names.attention_norm
+        )
+        intermediate = activate_rows(project_rows(x, prefix + names.up, config.intermediate))
+        x = normalize_rows(x + project_rows(intermediate, prefix + names.down, config.hidden), prefix + names.norm)
     return x

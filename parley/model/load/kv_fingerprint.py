@@ -20,31 +20,33 @@ from parley.model.networks.paged_kv import PagedKV
 from parley.native import library
 
 
-def fingerprint(
+def kv_fingerprint(
     folder: Path, files: Sequence[Path], pages: PagedKV, *, quantization: str, lowered: bool, length: int
 ) -> str:
     """Return the fingerprint. ``files``: the weight files of the folder. ``length``: the longest context, which
     decides the rotary embeddings of some Transformers models. Raises OSError."""
     parts = {
-        "model": _short(*packed_cache.digests(_known(folder), [folder / "config.json", *files])),
+        "model": _short_hash(*packed_cache.file_digests(_digest_folder(folder), [folder / "config.json", *files])),
         "weights": f"{quantization or 'none'} {str(pages.dtype).removeprefix('torch.')}",
-        "pages": f"{BLOCK_SIZE} {'int8' if pages.int8 else 'plain'} {_short(*map(repr, pages.formats))}",
+        "pages": f"{BLOCK_SIZE} {'int8' if pages.int8 else 'plain'} {_short_hash(*map(repr, pages.formats))}",
         "runs": "fused" if lowered else f"transformers {length}",
-        "kernels": native.identity() or "torch" if pages.device.type == "cpu" else pages.device.type,
+        "kernels": native.packed_layout_id() or "torch" if pages.device.type == "cpu" else pages.device.type,
         "torch": torch.__version__,
     }
     return ";".join(f"{name}={value}" for name, value in parts.items())
 
 
-def _known(folder: Path) -> Path | None:
+def _digest_folder(folder: Path) -> Path | None:
     """Return the folder that caches digests of the model's files, so they are not reread; None if it cannot exist."""
     try:
-        known = library.cache() / "contents" / hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
-        known.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return known
+        folder_of_digests = (
+            library.cache_folder() / "contents" / hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+        )
+        folder_of_digests.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder_of_digests
     except OSError:
         return None
 
 
-def _short(*texts: str) -> str:
+def _short_hash(*texts: str) -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]

@@ -16,57 +16,63 @@ from parley.core.sequence import BLOCK_SIZE
 from parley.model.checkpoint.files import LoadError
 from parley.types import Settings
 
-SHARE = 0.4  # KV cache's share of the memory that is free after the weights are loaded
-STAGED = 8  # the staging buffer of an accelerator's cache takes at most 1/8 of the host's free memory
+KV_MEMORY_SHARE = 0.4  # KV cache's share of the memory that is free after the weights are loaded
+STAGING_DIVISOR = 8  # the staging buffer of an accelerator's cache takes at most 1/8 of the host's free memory
 
 
 @contextmanager
-def guarded(what: str) -> Iterator[None]:
+def guard_allocation(purpose: str) -> Iterator[None]:
     """Turn a failed allocation, which torch reports as RuntimeError, into a LoadError."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, MemoryError) or "alloc" in str(error) or "out of memory" in str(error):
-            raise LoadError(f"There is not enough memory for {what}.") from None
+            raise LoadError(f"There is not enough memory for {purpose}.") from None
         raise
 
 
-def room(page: int, device: torch.device, length: int, settings: Settings) -> int:
+def kv_page_count(page_bytes: int, device: torch.device, length: int, settings: Settings) -> int:
     """Return how many pages of ``page_bytes`` bytes fit in memory, at most those of a full batch of full contexts."""
     useful = settings.max_batch * -(-length // BLOCK_SIZE)
     if settings.kv_memory is not None:
-        blocks = min(useful, settings.kv_memory // page)
+        blocks = min(useful, settings.kv_memory // page_bytes)
         if blocks < 1:
-            raise LoadError(f"kv_memory is {settings.kv_memory} bytes, but one page of the KV cache takes {page}.")
+            raise LoadError(
+                f"kv_memory is {settings.kv_memory} bytes, but one page_bytes of the KV cache takes {page_bytes}."
+            )
         return blocks
-    left = max(0, free(device) - settings.set_aside)
-    blocks = min(useful, int(left * SHARE * settings.kv_share) // page)
+    free_bytes = max(0, free_memory(device) - settings.set_aside)
+    blocks = min(useful, int(free_bytes * KV_MEMORY_SHARE * settings.kv_share) // page_bytes)
     if blocks < 1:
-        raise LoadError(f"Only {left >> 20} MiB of memory are free, too little for a KV cache.")
+        raise LoadError(f"Only {free_bytes >> 20} MiB of memory are free_memory, too little for a KV cache.")
     return blocks
 
 
-def places(page: int, settings: Settings) -> int:
+def staging_page_count(page_bytes: int, settings: Settings) -> int:
     """Return how many pages of ``page_bytes`` bytes the staging buffer holds. Raises LoadError."""
     if settings.staging is None:
-        return max(1, free(torch.device("cpu")) // STAGED // page)
-    if settings.staging < page:
-        raise LoadError(f"kv_staging is {settings.staging} bytes, but one page of the KV cache takes {page}.")
-    return settings.staging // page
+        return max(1, free_memory(torch.device("cpu")) // STAGING_DIVISOR // page_bytes)
+    if settings.staging < page_bytes:
+        raise LoadError(
+            f"kv_staging is {settings.staging} bytes, but one page_bytes of the KV cache takes {page_bytes}."
+        )
+    return settings.staging // page_bytes
 
 
-def free(device: torch.device) -> int:
+def free_memory(device: torch.device) -> int:
     """Return the bytes of memory that this process may still allocate."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    left = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    free_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
-                left = int(line.split()[1]) << 10
+                free_bytes = int(line.split()[1]) << 10
         # A container may be limited to less than the machine has.
         group = Path("/sys/fs/cgroup")
-        left = min(left, int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+        free_bytes = min(
+            free_bytes, int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
+        )
     except (OSError, ValueError):
         pass  # not Linux, no limit ("max"), or another version of cgroups
-    return left
+    return free_bytes

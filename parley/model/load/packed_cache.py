@@ -27,29 +27,29 @@ from safetensors.torch import save_file
 
 from parley import native
 from parley.native import library, memory
-from parley.native.layer import Layer
+from parley.native.layer import DecoderLayer
 from parley.version import __version__
 
 log = logging.getLogger("parley.engine")
 
-FOLDER = ".parley"  # within the model folder
-CONTENTS = "contents.json"  # for each checkpoint file: size, mtime, inode and digest when it was last read
-KINDS = {f"{kind.__module__}.{kind.__name__}": kind for kind in (Layer, *get_args(native.Packed))}
-DTYPES = {str(dtype): dtype for dtype in (torch.bfloat16, torch.float32)}
+CACHE_FOLDER = ".parley"  # within the model folder
+DIGESTS_FILE = "contents.json"  # for each checkpoint file: size, mtime, inode and digest when it was last read
+PACKED_KINDS = {f"{kind.__module__}.{kind.__name__}": kind for kind in (DecoderLayer, *get_args(native.PackedWeight))}
+PACKED_DTYPES = {str(dtype): dtype for dtype in (torch.bfloat16, torch.float32)}
 
 
-class Packs:
+class PackedWeightCache:
     """The packed weights of one model. ``files``: all that they are made of; ``settings_key``: the settings used."""
 
-    def __init__(self, folder: Path, files: Sequence[Path], how: str, secret: bytes, kernels: str):
-        self.folder = folder / FOLDER
+    def __init__(self, folder: Path, files: Sequence[Path], settings_key: str, secret: bytes, kernels: str):
+        self.folder = folder / CACHE_FOLDER
         digest = hashlib.sha256(secret)
-        for part in (__version__, kernels, how, *digests(self.folder, files)):
+        for part in (__version__, kernels, settings_key, *file_digests(self.folder, files)):
             digest.update(part.encode() + b"\0")
-        self._how = how
-        self.path = self.folder / f"packed-{how}-{digest.hexdigest()[:32]}.safetensors"
+        self._settings_key = settings_key
+        self.path = self.folder / f"packed-{settings_key}-{digest.hexdigest()[:32]}.safetensors"
 
-    def read(self, progress: Callable[[float], None]) -> Any | None:
+    def read_weights(self, progress: Callable[[float], None]) -> Any | None:
         """Return the cached weights, None if there are none that can be read."""
         if not self.path.exists():
             return None
@@ -60,19 +60,19 @@ class Packs:
                 tensors: dict[str, torch.Tensor] = {}
                 with ThreadPoolExecutor(min(4, torch.get_num_threads()), "packs") as pool:
                     for name, tensor in zip(
-                        names, pool.map(lambda name: _own(file.get_tensor(name)), names), strict=True
+                        names, pool.map(lambda name: _copy_to_memory(file.get_tensor(name)), names), strict=True
                     ):
                         tensors[name] = tensor
                         progress(len(tensors) / len(names))
-            return _join(structure, tensors)
+            return _join_tensors(structure, tensors)
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
             log.warning("The packed weights in %s cannot be read (%s); they are packed again.", self.path.name, error)
             return None
 
-    def write(self, weights: Any) -> None:
+    def write_weights(self, weights: Any) -> None:
         """Store weights made of lists, layers, packed linears and tensors, and delete files of an older state."""
         tensors: dict[str, torch.Tensor] = {}
-        structure = json.dumps(_split(weights, tensors))
+        structure = json.dumps(_split_tensors(weights, tensors))
         scratch = None
         try:
             self.folder.mkdir(exist_ok=True)
@@ -82,7 +82,7 @@ class Packs:
             with open(scratch, "rb") as file:
                 os.fsync(file.fileno())
             os.replace(scratch, self.path)
-            for other in self.folder.glob(f"packed-{self._how}-*.safetensors"):
+            for other in self.folder.glob(f"packed-{self._settings_key}-*.safetensors"):
                 if other != self.path:
                     other.unlink(missing_ok=True)
             log.info("The packed weights are kept in %s.", self.path)
@@ -93,22 +93,22 @@ class Packs:
             log.warning("The packed weights cannot be kept in %s: %s.", self.folder, error)
 
 
-def find(folder: Path, files: Sequence[Path], how: str) -> Packs | None:
+def open_packed_cache(folder: Path, files: Sequence[Path], settings_key: str) -> PackedWeightCache | None:
     """Return the packed-weight cache of a model, None if it cannot be used."""
-    kernels = native.identity()
+    kernels = native.packed_layout_id()
     if kernels is None:
         log.warning("Packed weights are not kept: without compiled kernels, only torch knows their layout.")
         return None
     try:
-        return Packs(folder, files, how, _secret(), kernels)
+        return PackedWeightCache(folder, files, settings_key, _user_secret(), kernels)
     except OSError as error:
         log.warning("Packed weights are not kept: %s.", error)
         return None
 
 
-def _secret() -> bytes:
+def _user_secret() -> bytes:
     """Return this user's secret, created on first use. Raises OSError."""
-    path = library.cache() / "secret"
+    path = library.cache_folder() / "secret"
     with suppress(FileNotFoundError):
         return path.read_bytes()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -121,69 +121,71 @@ def _secret() -> bytes:
     return path.read_bytes()
 
 
-def digests(folder: Path | None, files: Sequence[Path]) -> list[str]:
+def file_digests(folder: Path | None, files: Sequence[Path]) -> list[str]:
     """Return the SHA-256 of each file, reusing the digest of a file that has not changed since it was last read.
 
     Digests are kept in ``folder``, if given. Raises OSError.
     """
-    known: Any = {}
+    cached: Any = {}
     if folder is not None:
         with suppress(OSError, ValueError):
-            known = json.loads((folder / CONTENTS).read_text())
+            cached = json.loads((folder / DIGESTS_FILE).read_text())
     digests, fresh = [], {}
     for path in files:
         stat = path.stat()
-        mark = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
-        entry = known.get(path.name) if isinstance(known, dict) else None
-        if not (isinstance(entry, list) and entry[:-1] == mark and isinstance(entry[-1], str)):
+        file_stamp = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+        entry = cached.get(path.name) if isinstance(cached, dict) else None
+        if not (isinstance(entry, list) and entry[:-1] == file_stamp and isinstance(entry[-1], str)):
             with path.open("rb") as file:
-                entry = [*mark, hashlib.file_digest(file, "sha256").hexdigest()]
+                entry = [*file_stamp, hashlib.file_digest(file, "sha256").hexdigest()]
         fresh[path.name] = entry
         digests.append(entry[-1])
-    if folder is not None and fresh != known:
-        scratch = folder / f"{CONTENTS}.{os.getpid()}"
+    if folder is not None and fresh != cached:
+        scratch = folder / f"{DIGESTS_FILE}.{os.getpid()}"
         try:
             folder.mkdir(exist_ok=True)
             scratch.write_text(json.dumps(fresh))
-            os.replace(scratch, folder / CONTENTS)
+            os.replace(scratch, folder / DIGESTS_FILE)
         except OSError:
             with suppress(OSError):
                 scratch.unlink(missing_ok=True)
     return digests
 
 
-def _own(tensor: torch.Tensor) -> torch.Tensor:
+def _copy_to_memory(tensor: torch.Tensor) -> torch.Tensor:
     """Copy a tensor to memory for weights: mapped file pages are small, and the kernel may evict them."""
-    return memory.mapped(tensor.numel(), tensor.dtype).view(tensor.shape).copy_(tensor)
+    return memory.map_tensor(tensor.numel(), tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
-def _split(thing: Any, tensors: dict[str, torch.Tensor]) -> Any:
+def _split_tensors(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     """Convert a weight structure to JSON values; its tensors are moved to ``tensors`` under numbers."""
-    if isinstance(thing, torch.Tensor):
+    if isinstance(value, torch.Tensor):
         name = str(len(tensors))
-        tensors[name] = thing.contiguous()
+        tensors[name] = value.contiguous()
         return {"tensor": name}
-    if isinstance(thing, torch.dtype):
-        return {"dtype": str(thing)}
-    if isinstance(thing, list):
-        return [_split(each, tensors) for each in thing]
-    if dataclasses.is_dataclass(thing):
-        kind = type(thing)
-        members = {field.name: _split(getattr(thing, field.name), tensors) for field in dataclasses.fields(thing)}
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value)}
+    if isinstance(value, list):
+        return [_split_tensors(each, tensors) for each in value]
+    if dataclasses.is_dataclass(value):
+        kind = type(value)
+        members = {
+            field.name: _split_tensors(getattr(value, field.name), tensors) for field in dataclasses.fields(value)
+        }
         return {"kind": f"{kind.__module__}.{kind.__name__}", "members": members}
-    assert thing is None or isinstance(thing, int | float | str), thing
-    return thing
+    assert value is None or isinstance(value, int | float | str), value
+    return value
 
 
-def _join(thing: Any, tensors: dict[str, torch.Tensor]) -> Any:
+def _join_tensors(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     """Rebuild a weight structure from the JSON values and tensors of ``_split_tensors``."""
-    if isinstance(thing, list):
-        return [_join(each, tensors) for each in thing]
-    if not isinstance(thing, dict):
-        return thing
-    if "tensor" in thing:
-        return tensors[thing["tensor"]]
-    if "dtype" in thing:
-        return DTYPES[thing["dtype"]]
-    members = {name: _join(member, tensors) for name, member in thing["members"].items()}
-    return KINDS[thing["kind"]](**members)
+    if isinstance(value, list):
+        return [_join_tensors(each, tensors) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if "tensor" in value:
+        return tensors[value["tensor"]]
+    if "dtype" in value:
+        return PACKED_DTYPES[value["dtype"]]
+    members = {name: _join_tensors(member, tensors) for name, member in value["members"].items()}
+    return PACKED_KINDS[value["kind"]](**members)

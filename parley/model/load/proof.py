@@ -15,79 +15,81 @@ import torch
 from transformers import PreTrainedModel
 
 from parley.core.sequence import BLOCK_SIZE
-from parley.model.networks.network import Batch, Network
+from parley.model.networks.network import DecoderNetwork, PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.native.layout import Span
 
-LENGTHS = (26, 23)  # tokens of the two sequences
-STEPS = (((0, 9),), ((0, 1), (1, 17)), ((1, 1), (0, 16)), ((1, 5),))  # per step: (sequence, tokens)
-WINDOW = 8
+SEQUENCE_LENGTHS = (26, 23)  # tokens of the two sequences
+PROBE_STEPS = (((0, 9),), ((0, 1), (1, 17)), ((1, 1), (0, 16)), ((1, 5),))  # per step: (sequence, tokens)
+NARROW_WINDOW = 8
 
 
 @torch.inference_mode()
-def deviation(network: Network, model: PreTrainedModel) -> float:
+def transformers_deviation(network: DecoderNetwork, model: PreTrainedModel) -> float:
     """Return the relative error (L2) of the logits over pages, as the median over positions.
 
     The median, because in a mixture of experts rounding alone may send single tokens to other experts.
     """
-    sequences = [torch.linspace(1, network.vocab_size - 1, length, device=model.device).long() for length in LENGTHS]
-    with _narrowed(model):
-        expected = torch.cat(_plain(model, sequences))
-        got = torch.cat(_paged(network, sequences, model.dtype))
-    errors = (got - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-30)
+    sequences = [
+        torch.linspace(1, network.vocab_size - 1, length, device=model.device).long() for length in SEQUENCE_LENGTHS
+    ]
+    with _narrow_windows(model):
+        expected = torch.cat(_transformers_logits(model, sequences))
+        actual = torch.cat(_paged_logits(network, sequences, model.dtype))
+    errors = (actual - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-30)
     return float(errors.median())
 
 
-def _plain(model: PreTrainedModel, sequences: list[torch.Tensor]) -> list[torch.Tensor]:
-    ours = model.config._attn_implementation
+def _transformers_logits(model: PreTrainedModel, sequences: list[torch.Tensor]) -> list[torch.Tensor]:
+    implementation = model.config._attn_implementation
     model.set_attn_implementation("eager")
     try:
-        return [model(input_ids=ids[None], use_cache=False).logits[0].float() for ids in sequences]
+        return [model(input_ids=ids[None], use_cache=False).compute_logits[0].float() for ids in sequences]
     finally:
-        model.set_attn_implementation(ours)
+        model.set_attn_implementation(implementation)
 
 
-def _paged(network: Network, sequences: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+def _paged_logits(network: DecoderNetwork, sequences: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
     device = sequences[0].device
     tables = [list(range(first, first + 2)) for first in range(0, 2 * len(sequences), 2)]
     pages = PagedKV(network.layers, 2 * len(sequences), dtype, device)
-    pages.clear([page for table in tables for page in table])
-    done = [0] * len(sequences)
+    pages.clear_pages([page for table in tables for page in table])
+    computed = [0] * len(sequences)
     logits: list[list[torch.Tensor]] = [[] for _ in sequences]
-    for step in STEPS:
+    for step in PROBE_STEPS:
         ids: list[torch.Tensor] = []
         positions: list[torch.Tensor] = []
         spans: list[Span] = []
         for number, count in step:
-            start, end = done[number], done[number] + count
+            start, end = computed[number], computed[number] + count
             spans.append(Span(sum(len(part) for part in ids), count, end, tables[number]))
             ids.append(sequences[number][start:end])
             positions.append(torch.arange(start, end, device=device))
-            done[number] = end
+            computed[number] = end
         slots = [at + tables[number][0] * BLOCK_SIZE for at, (number, _) in zip(positions, step, strict=True)]
-        batch = Batch(torch.cat(ids), torch.cat(positions), torch.cat(slots), spans)
-        rows = network.logits(network.hidden(batch, pages))
+        batch = PackedBatch(torch.cat(ids), torch.cat(positions), torch.cat(slots), spans)
+        rows = network.compute_logits(network.compute_hidden(batch, pages))
         for (number, _), part in zip(step, rows.split([count for _, count in step]), strict=True):
             logits[number].append(part)
     return [torch.cat(parts) for parts in logits]
 
 
 @contextmanager
-def _narrowed(model: PreTrainedModel) -> Iterator[None]:
+def _narrow_windows(model: PreTrainedModel) -> Iterator[None]:
     """Narrow sliding windows to NARROW_WINDOW tokens wherever the model has wider ones."""
     holders: dict[int, Any] = {}
     for module in model.modules():
         for holder in (module, getattr(module, "config", None)):
             holders[id(holder)] = holder
-    wide = [
+    wide_windows = [
         (holder, holder.sliding_window)
         for holder in holders.values()
-        if isinstance(getattr(holder, "sliding_window", None), int) and holder.sliding_window > WINDOW
+        if isinstance(getattr(holder, "sliding_window", None), int) and holder.sliding_window > NARROW_WINDOW
     ]
-    for holder, _ in wide:
-        holder.sliding_window = WINDOW
+    for holder, _ in wide_windows:
+        holder.sliding_window = NARROW_WINDOW
     try:
         yield
     finally:
-        for holder, window in wide:
+        for holder, window in wide_windows:
             holder.sliding_window = window

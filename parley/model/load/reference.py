@@ -11,46 +11,50 @@ import torch.nn.functional as F
 
 from parley.core.sequence import BLOCK_SIZE
 from parley.model.checkpoint.files import Checkpoint
-from parley.model.checkpoint.quantization import Quantisation
-from parley.model.load.fuse import EMBEDDING, NORM, Names
-from parley.model.networks.config import Shape
-from parley.model.networks.decoder import Decoder
-from parley.model.networks.network import Batch
+from parley.model.checkpoint.quantization import Quantization
+from parley.model.load.fuse import EMBEDDING_TENSOR, NORM_TENSOR, LlamaWeights
+from parley.model.networks.config import DecoderConfig
+from parley.model.networks.decoder import FusedDecoder
+from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.native.layout import Span
 
-PROBE = 24  # tokens in the numeric check
-OUTPUTS = 4096  # vocabulary entries with compared logits
-ALL = 50_000_000  # parameters; the check runs all layers of models up to this size, else the first and the last
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.06}  # relative error (L2) of the logits
+PROBE_TOKENS = 24  # tokens in the numeric check
+PROBE_OUTPUTS = 4096  # vocabulary entries with compared logits
+FULL_CHECK_PARAMETERS = (
+    50_000_000  # parameters; the check runs all layers of models up to this size, else the first and the last
+)
+DECODER_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.06}  # relative error (L2) of the logits
 
 
 @torch.inference_mode()
-def deviation(decoder: Decoder, checkpoint: Checkpoint, quantisation: Quantisation) -> float:
+def decoder_deviation(decoder: FusedDecoder, checkpoint: Checkpoint, quantization: Quantization) -> float:
     """Return the relative error (L2) of the decoder's logits against ``reference_logits`` for a few tokens."""
-    shape = decoder.shape
-    layers = list(range(shape.layers))
-    if decoder.parameters > ALL:
-        layers = sorted({0, shape.layers - 1})
-    token_ids = torch.linspace(0, shape.vocab - 1, PROBE).long()
-    outputs = torch.linspace(0, shape.vocab - 1, min(shape.vocab, OUTPUTS)).long()
-    expected = reference(checkpoint, shape, quantisation, token_ids, outputs, layers)
+    config = decoder.config
+    layers = list(range(config.layer_count))
+    if decoder.parameters > FULL_CHECK_PARAMETERS:
+        layers = sorted({0, config.layer_count - 1})
+    token_ids = torch.linspace(0, config.vocab - 1, PROBE_TOKENS).long()
+    outputs = torch.linspace(0, config.vocab - 1, min(config.vocab, PROBE_OUTPUTS)).long()
+    expected = reference_logits(checkpoint, config, quantization, token_ids, outputs, layers)
 
-    part = decoder.select(layers)
-    device = decoder.blocks[0].input_norm.device
-    count = -(-PROBE // BLOCK_SIZE)
-    pages = PagedKV(part.layers, count, decoder.blocks[0].input_norm.dtype, device)
-    pages.clear(list(range(count)))
-    places = torch.arange(PROBE, device=device)
-    batch = Batch(token_ids.to(device), places, places, [Span(0, PROBE, PROBE, list(range(count)))])
-    got = part.logits(part.hidden(batch, pages)[-1:])[:, outputs.to(device)].cpu()
-    return float((got - expected).norm() / expected.norm().clamp_min(1e-30))
+    selected = decoder.select_layers(layers)
+    device = decoder.layer_weights[0].input_norm.device
+    count = -(-PROBE_TOKENS // BLOCK_SIZE)
+    pages = PagedKV(selected.layers, count, decoder.layer_weights[0].input_norm.dtype, device)
+    pages.clear_pages(list(range(count)))
+    positions = torch.arange(PROBE_TOKENS, device=device)
+    batch = PackedBatch(
+        token_ids.to(device), positions, positions, [Span(0, PROBE_TOKENS, PROBE_TOKENS, list(range(count)))]
+    )
+    actual = selected.compute_logits(selected.compute_hidden(batch, pages)[-1:])[:, outputs.to(device)].cpu()
+    return float((actual - expected).norm() / expected.norm().clamp_min(1e-30))
 
 
-def reference(
+def reference_logits(
     checkpoint: Checkpoint,
-    shape: Shape,
-    quantisation: Quantisation,
+    config: DecoderConfig,
+    quantization: Quantization,
     token_ids: torch.Tensor,
     outputs: torch.Tensor,
     layers: list[int],
@@ -60,50 +64,50 @@ def reference(
     token_ids int64 [T], outputs int64 [N] -> float32 [1, N]. The whole vocabulary in float32 would cost more than the
     rest of the start.
     """
-    names = Names(checkpoint, shape, quantisation, torch.float32, torch.device("cpu"))
+    llama_weights = LlamaWeights(checkpoint, config, quantization, torch.float32, torch.device("cpu"))
     count = len(token_ids)
 
-    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
-        weight = checkpoint.tensor(name, x.shape[-1]).float()
-        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + shape.eps) * weight
+    def rms_norm_rows(x: torch.Tensor, name: str) -> torch.Tensor:
+        weight = checkpoint.view_tensor(name, x.shape[-1]).float()
+        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + config.eps) * weight
 
-    def project(x: torch.Tensor, key: str, layer: int) -> list[torch.Tensor]:
+    def project_parts(x: torch.Tensor, key: str, layer: int) -> list[torch.Tensor]:
         results = []
-        for linear in names.parts(layer)[key]:
-            y = names.read(linear).product(x)
-            results.append(y + checkpoint.tensor(linear.name + ".bias", linear.out).float() if linear.bias else y)
+        for linear in llama_weights.linear_parts(layer)[key]:
+            y = llama_weights.read_linear(linear).multiply_rows(x)
+            results.append(y + checkpoint.view_tensor(linear.name + ".bias", linear.out).float() if linear.bias else y)
         return results
 
-    angles = torch.arange(count).float()[:, None, None] * shape.rope.inverse_frequencies()
+    angles = torch.arange(count).float()[:, None, None] * config.rope.inverse_frequencies()
     cos, sin = angles.cos(), angles.sin()
-    half = shape.rope.rotary // 2
+    half = config.rope.rotary // 2
 
-    def rotate(x: torch.Tensor) -> torch.Tensor:
+    def apply_rope(x: torch.Tensor) -> torch.Tensor:
         a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
         return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
 
     distance = torch.arange(count)[:, None] - torch.arange(count)
-    x = checkpoint.tensor(EMBEDDING, shape.vocab, shape.hidden)[token_ids].float()
+    x = checkpoint.view_tensor(EMBEDDING_TENSOR, config.vocab, config.hidden)[token_ids].float()
     for layer in layers:
-        norms = names.norms(layer)
-        sizes = [shape.heads, shape.kv_heads, shape.kv_heads]
-        qkv = torch.cat(project(norm(x, norms[0]), "qkv", layer), -1).view(count, -1, shape.head_dim)
+        norms = llama_weights.norm_names(layer)
+        sizes = [config.heads, config.kv_heads, config.kv_heads]
+        qkv = torch.cat(project_parts(rms_norm_rows(x, norms[0]), "qkv", layer), -1).view(count, -1, config.head_dim)
         q, k, v = qkv.split(sizes, 1)
-        if shape.qk_norm:
-            q, k = norm(q, norms[2]), norm(k, norms[3])
-        q, k = rotate(q), rotate(k)
-        k, v = (each.repeat_interleave(shape.heads // shape.kv_heads, 1) for each in (k, v))
-        scores = torch.einsum("qhd,khd->hqk", q, k) * shape.head_dim**-0.5
-        seen = distance >= 0
-        window = shape.windows[layer]
+        if config.qk_norm:
+            q, k = rms_norm_rows(q, norms[2]), rms_norm_rows(k, norms[3])
+        q, k = apply_rope(q), apply_rope(k)
+        k, v = (each.repeat_interleave(config.heads // config.kv_heads, 1) for each in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q, k) * config.head_dim**-0.5
+        visible = distance >= 0
+        window = config.windows[layer]
         if window is not None:
-            seen &= distance < window
-        weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+            visible &= distance < window
+        weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
         attended = torch.einsum("hqk,khd->qhd", weights, v).reshape(count, -1)
-        x = x + project(attended, "output", layer)[0]
-        gate, up = torch.cat(project(norm(x, norms[1]), "gate_up", layer), -1).chunk(2, -1)
-        x = x + project(F.silu(gate) * up, "down", layer)[0]
-        checkpoint.drop(*names.of(layer))
-    logits = names.read(names.head, outputs).product(norm(x[-1:], NORM))
-    checkpoint.drop(*names.tensors(names.head))
+        x = x + project_parts(attended, "output", layer)[0]
+        gate, up = torch.cat(project_parts(rms_norm_rows(x, norms[1]), "gate_up", layer), -1).chunk(2, -1)
+        x = x + project_parts(F.silu(gate) * up, "down", layer)[0]
+        checkpoint.release_pages(*llama_weights.layer_tensors(layer))
+    logits = llama_weights.read_linear(llama_weights.head, outputs).multiply_rows(rms_norm_rows(x[-1:], NORM_TENSOR))
+    checkpoint.release_pages(*llama_weights.linear_tensors(llama_weights.head))
     return logits

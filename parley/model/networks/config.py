@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 
-class Unfit(Exception):
+class Unfusable(Exception):
     """The model has no fused decoder. The message gives the reason, as the end of a sentence."""
 
 
 @dataclass(frozen=True)
-class Rope:
+class RopeConfig:
     """Rotary position embedding of the first ``rotary`` dimensions of a head.
 
     ``kind``: default, linear (all frequencies divided by ``factor``), or llama3 (only the slow ones, see
@@ -28,9 +28,9 @@ class Rope:
     rotary: int
     kind: str = "default"
     factor: float = 1.0
-    low: float = 1.0
-    high: float = 4.0
-    original: int = 8192
+    low_freq: float = 1.0
+    high_freq: float = 4.0
+    original_length: int = 8192
 
     def inverse_frequencies(self) -> torch.Tensor:
         """Return the radians per token of each pair of dimensions: float32 [rotary / 2].
@@ -42,14 +42,14 @@ class Rope:
         if self.kind == "linear":
             return inverse / self.factor
         if self.kind == "llama3":
-            turns = self.original * inverse / (2 * torch.pi)  # full turns within the original context
-            smooth = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+            turns = self.original_length * inverse / (2 * torch.pi)  # full turns within the original context
+            smooth = ((turns - self.low_freq) / (self.high_freq - self.low_freq)).clamp(0, 1)
             return (1 - smooth) * inverse / self.factor + smooth * inverse
         return inverse
 
 
 @dataclass(frozen=True)
-class Shape:
+class DecoderConfig:
     """Sizes and variations of a Llama-shaped decoder. ``windows[i]``: sliding window of layer i, None for full."""
 
     vocab: int
@@ -59,7 +59,7 @@ class Shape:
     kv_heads: int
     head_dim: int
     eps: float
-    rope: Rope
+    rope: RopeConfig
     windows: tuple[int | None, ...]
     max_len: int
     tied: bool
@@ -70,13 +70,13 @@ class Shape:
     merged: bool  # the checkpoint stores qkv_proj and gate_up_proj merged
 
     @property
-    def layers(self) -> int:
+    def layer_count(self) -> int:
         """The number of layers."""
         return len(self.windows)
 
 
 # Transformers' defaults for fields missing from config.json, and values fixed by the type. "heads": same as heads.
-_COMMON: dict[str, Any] = {
+_COMMON_DEFAULTS: dict[str, Any] = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
     "rope_theta": 10000.0,
@@ -86,44 +86,44 @@ _COMMON: dict[str, Any] = {
     "num_key_value_heads": "heads",
     "head_dim": None,
 }
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": _COMMON | {"max_position_embeddings": 2048},
-    "mistral": _COMMON | {"num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 131072},
-    "qwen2": _COMMON | {"num_key_value_heads": 32, "sliding_window": 4096, "max_position_embeddings": 32768},
-    "qwen3": _COMMON
+_MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": _COMMON_DEFAULTS | {"max_position_embeddings": 2048},
+    "mistral": _COMMON_DEFAULTS | {"num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 131072},
+    "qwen2": _COMMON_DEFAULTS | {"num_key_value_heads": 32, "sliding_window": 4096, "max_position_embeddings": 32768},
+    "qwen3": _COMMON_DEFAULTS
     | {"num_key_value_heads": 32, "sliding_window": 4096, "max_position_embeddings": 32768, "head_dim": 128},
-    "phi3": _COMMON | {"rms_norm_eps": 1e-5, "sliding_window": None, "max_position_embeddings": 4096},
+    "phi3": _COMMON_DEFAULTS | {"rms_norm_eps": 1e-5, "sliding_window": None, "max_position_embeddings": 4096},
 }
 
 
-def read_shape(config: dict[str, Any]) -> Shape:
+def read_decoder_config(config: dict[str, Any]) -> DecoderConfig:
     """Read the config of a fused decoder. Raises Unfusable."""
     kind = config["model_type"]
-    if kind not in _DEFAULTS:
-        raise Unfit(f"model type {kind} has no fused decoder")
-    fields = _DEFAULTS[kind] | config
+    if kind not in _MODEL_DEFAULTS:
+        raise Unfusable(f"model type {kind} has no fused decoder")
+    fields = _MODEL_DEFAULTS[kind] | config
     if fields["hidden_act"] != "silu":
-        raise Unfit(f"its activation is {fields['hidden_act']}")
+        raise Unfusable(f"its activation is {fields['hidden_act']}")
     hidden, heads, layers = (
-        _size(fields, name) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers")
+        _read_size(fields, name) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers")
     )
     if fields["num_key_value_heads"] in ("heads", None):
         fields["num_key_value_heads"] = heads
-    kv_heads = _size(fields, "num_key_value_heads")
-    head_dim = hidden // heads if fields["head_dim"] is None else _size(fields, "head_dim")
+    kv_heads = _read_size(fields, "num_key_value_heads")
+    head_dim = hidden // heads if fields["head_dim"] is None else _read_size(fields, "head_dim")
     if heads % kv_heads or head_dim % 2:
-        raise Unfit(f"{heads} heads of {head_dim} over {kv_heads} key/value heads do not divide")
-    return Shape(
-        vocab=_size(fields, "vocab_size"),
+        raise Unfusable(f"{heads} heads of {head_dim} over {kv_heads} key/value heads do not divide")
+    return DecoderConfig(
+        vocab=_read_size(fields, "vocab_size"),
         hidden=hidden,
-        intermediate=_size(fields, "intermediate_size"),
+        intermediate=_read_size(fields, "intermediate_size"),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        eps=_number(fields, "rms_norm_eps"),
-        rope=_rope(fields, head_dim),
-        windows=_windows(kind, fields, layers),
-        max_len=_size(fields, "max_position_embeddings"),
+        eps=_read_number(fields, "rms_norm_eps"),
+        rope=_read_rope(fields, head_dim),
+        windows=_read_windows(kind, fields, layers),
+        max_len=_read_size(fields, "max_position_embeddings"),
         tied=bool(fields["tie_word_embeddings"]),
         qkv_bias=kind == "qwen2" or (kind in ("llama", "qwen3") and bool(fields["attention_bias"])),
         o_bias=kind in ("llama", "qwen3") and bool(fields["attention_bias"]),
@@ -133,67 +133,69 @@ def read_shape(config: dict[str, Any]) -> Shape:
     )
 
 
-def _size(fields: dict[str, Any], name: str) -> int:
+def _read_size(fields: dict[str, Any], name: str) -> int:
     value = fields.get(name)
     if type(value) is not int or value < 1:
-        raise Unfit(f"its config gives {name} as {value!r}")
+        raise Unfusable(f"its config gives {name} as {value!r}")
     return value
 
 
-def _number(fields: dict[str, Any], name: str) -> float:
+def _read_number(fields: dict[str, Any], name: str) -> float:
     value = fields.get(name)
     if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
-        raise Unfit(f"its config gives {name} as {value!r}")
+        raise Unfusable(f"its config gives {name} as {value!r}")
     return float(value)
 
 
-def _windows(kind: str, fields: dict[str, Any], layers: int) -> tuple[int | None, ...]:
+def _read_windows(kind: str, fields: dict[str, Any], layers: int) -> tuple[int | None, ...]:
     window = fields.get("sliding_window")
     if kind in ("qwen2", "qwen3"):
         if not fields.get("use_sliding_window", False):
             window = None
-        types = fields.get("layer_types")
-        if types is None:
+        layer_types = fields.get("layer_types")
+        if layer_types is None:
             first = fields.get("max_window_layers", 28)
-            types = ["sliding_attention" if window and i >= first else "full_attention" for i in range(layers)]
-        if len(types) != layers or not set(types) <= {"full_attention", "sliding_attention"}:
-            raise Unfit("its layer_types are not one of full_attention and sliding_attention per layer")
-        windows = [window if type_ == "sliding_attention" else None for type_ in types]
+            layer_types = ["sliding_attention" if window and i >= first else "full_attention" for i in range(layers)]
+        if len(layer_types) != layers or not set(layer_types) <= {"full_attention", "sliding_attention"}:
+            raise Unfusable("its layer_types are not one of full_attention and sliding_attention per layer")
+        windows = [window if type_ == "sliding_attention" else None for type_ in layer_types]
     elif kind == "llama" or window is None:
         windows = [None] * layers
     else:
         windows = [window] * layers
     if any(size is not None and (type(size) is not int or size < 1) for size in windows):
-        raise Unfit(f"its sliding_window is {window!r}")
+        raise Unfusable(f"its sliding_window is {window!r}")
     return tuple(windows)
 
 
-def _rope(fields: dict[str, Any], head_dim: int) -> Rope:
-    given = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
-    if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
-        raise Unfit("its rotary embedding differs between layers")
-    kind = given.get("rope_type") or given.get("type") or "default"
-    theta = given.get("rope_theta") or fields["rope_theta"]
-    partial = given.get("partial_rotary_factor") or fields.get("partial_rotary_factor") or 1.0
-    rotary = int(head_dim * partial)
+def _read_rope(fields: dict[str, Any], head_dim: int) -> RopeConfig:
+    parameters = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    if not isinstance(parameters, dict) or any(isinstance(value, dict) for value in parameters.values()):
+        raise Unfusable("its rotary embedding differs between layers")
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    theta = parameters.get("rope_theta") or fields["rope_theta"]
+    rotary_share = parameters.get("partial_rotary_factor") or fields.get("partial_rotary_factor") or 1.0
+    rotary = int(head_dim * rotary_share)
     if rotary < 2 or rotary % 2 or rotary > head_dim:
-        raise Unfit(f"it rotates {rotary} of {head_dim} dimensions")
+        raise Unfusable(f"it rotates {rotary} of {head_dim} dimensions")
     try:
         if kind == "default":
-            return Rope(float(theta), rotary)
+            return RopeConfig(float(theta), rotary)
         if kind == "linear":
-            return Rope(float(theta), rotary, "linear", float(given["factor"]))
+            return RopeConfig(float(theta), rotary, "linear", float(parameters["factor"]))
         if kind == "llama3":
-            original = fields.get("original_max_position_embeddings") or given.get("original_max_position_embeddings")
-            return Rope(
+            original = fields.get("original_max_position_embeddings") or parameters.get(
+                "original_max_position_embeddings"
+            )
+            return RopeConfig(
                 float(theta),
                 rotary,
                 "llama3",
-                float(given["factor"]),
-                float(given["low_freq_factor"]),
-                float(given["high_freq_factor"]),
+                float(parameters["factor"]),
+                float(parameters["low_freq_factor"]),
+                float(parameters["high_freq_factor"]),
                 int(original or fields["max_position_embeddings"]),
             )
     except (KeyError, TypeError, ValueError):
-        raise Unfit(f"its {kind} rotary scaling is incomplete") from None
-    raise Unfit(f"its rotary scaling is {kind}")
+        raise Unfusable(f"its {kind} rotary scaling is incomplete") from None
+    raise Unfusable(f"its rotary scaling is {kind}")

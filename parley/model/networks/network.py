@@ -16,11 +16,11 @@ import torch
 from parley import native
 from parley.core.sequence import BLOCK_SIZE
 from parley.native.layout import LayerKV, Span
-from parley.native.pool import Pool
+from parley.native.pool import PagePool
 
 
 @dataclass
-class Batch:
+class PackedBatch:
     """One step's tokens: int64 [T] each; K and V of token t go to ``slots[t]`` = page * BLOCK_SIZE + offset.
 
     ``adapted``: the tokens that have LoRA adapters; None if there are none.
@@ -30,10 +30,10 @@ class Batch:
     positions: torch.Tensor
     slots: torch.Tensor
     spans: list[Span]
-    adapted: native.Adapted | None = None
+    adapted: native.LoraRows | None = None
 
     @classmethod
-    def pack(cls, parts: Iterable[tuple[list[int], int, list[int]]], device: torch.device) -> Batch:
+    def pack_parts(cls, parts: Iterable[tuple[list[int], int, list[int]]], device: torch.device) -> PackedBatch:
         """Pack parts of sequences: (tokens, position of the first, pages of the sequence)."""
         spans: list[Span] = []
         token_ids: list[int] = []
@@ -52,11 +52,11 @@ class Batch:
                 first = page * BLOCK_SIZE
                 shift = table[page] * BLOCK_SIZE - first
                 slots += range(max(start, first) + shift, min(end, first + BLOCK_SIZE) + shift)
-        whole = torch.from_numpy(np.array((token_ids, positions, slots), np.int64)).to(device)
-        return cls(whole[0], whole[1], whole[2], spans)
+        columns = torch.from_numpy(np.array((token_ids, positions, slots), np.int64)).to(device)
+        return cls(columns[0], columns[1], columns[2], spans)
 
 
-class Place(NamedTuple):
+class LinearSite(NamedTuple):
     """Where a linear layer of the checkpoint is computed: as outputs ``first`` to ``first + out`` of the network's
     linear layer number ``site``, which reads ``into`` numbers per token."""
 
@@ -66,23 +66,23 @@ class Place(NamedTuple):
     into: int
 
 
-class Pages(Protocol):
+class KVPages(Protocol):
     """The KV cache of one model, in pages of BLOCK_SIZE tokens. The layout inside a page is private to the kernels."""
 
-    def pool(self, layer: int) -> Pool:
+    def layer_pool(self, layer: int) -> PagePool:
         """Return the pages of one layer, for kernels that write them directly."""
 
-    def places(self, layer: int, batch: Batch) -> torch.Tensor:
+    def token_places(self, layer: int, batch: PackedBatch) -> torch.Tensor:
         """Return where the batch's tokens go in the pages of one layer, in the native kernels' numbering."""
 
-    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor, batch: Batch) -> None:
+    def write_kv(self, layer: int, keys: torch.Tensor, values: torch.Tensor, batch: PackedBatch) -> None:
         """Store keys [T, kv_heads, dim] and values [T, kv_heads, value_dim] at ``batch.slots``."""
 
-    def attend(
+    def attend_pages(
         self,
         layer: int,
         queries: torch.Tensor,
-        batch: Batch,
+        batch: PackedBatch,
         *,
         scale: float,
         window: int | None = None,
@@ -96,17 +96,17 @@ class Pages(Protocol):
         """
 
 
-class Network(Protocol):
+class DecoderNetwork(Protocol):
     """A decoder-only language model over pages."""
 
     vocab_size: int
     parameters: int  # elements in all weights, shared ones counted once
     weights_bytes: int  # memory that the weights take
     layers: list[LayerKV]
-    linears: Mapping[str, Place]  # the layers that LoRA adapters may change, by their names in the checkpoint
+    linears: Mapping[str, LinearSite]  # the layers that LoRA adapters may change, by their names in the checkpoint
 
-    def hidden(self, batch: Batch, pages: Pages) -> torch.Tensor:
+    def compute_hidden(self, batch: PackedBatch, pages: KVPages) -> torch.Tensor:
         """Return final (normed) hidden states [T, hidden]; write keys and values of all T tokens to the pages."""
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits of hidden rows: float32 [rows, vocab_size]. Row i depends on row i alone, bitwise in bf16."""

@@ -17,83 +17,87 @@ import numpy as np
 import numpy.typing as npt
 
 from parley.model.checkpoint.files import LoadError
-from parley.types import Pooling
+from parley.types import PoolingOptions
 
-Rows = npt.NDArray[np.float32]  # hidden states of one text: [tokens, hidden]
+HiddenRows = npt.NDArray[np.float32]  # hidden states of one text: [tokens, hidden]
 
 # Pooling functions by their names in sentence-transformers. Its results are concatenated in this order.
-MODES: dict[str, Callable[[Rows], Rows]] = {
+POOLING_MODES: dict[str, Callable[[HiddenRows], HiddenRows]] = {
     "cls": lambda rows: rows[0],
     "max": lambda rows: rows.max(0),
     "mean": lambda rows: rows.sum(0) / np.float32(len(rows)),
     "mean_sqrt_len_tokens": lambda rows: rows.sum(0) / np.sqrt(np.float32(len(rows))),
-    "weightedmean": lambda rows: (rows * _weights(len(rows))).sum(0),
+    "weightedmean": lambda rows: (rows * _position_weights(len(rows))).sum(0),
     "lasttoken": lambda rows: rows[-1],
 }
-FLAG = "pooling_mode_"
-FLAGS = {"cls_token": "cls", "max_tokens": "max", "mean_tokens": "mean"}  # older configs use these longer names
-TINY = 1e-12
+FLAG_PREFIX = "pooling_mode_"
+FLAG_MODES = {"cls_token": "cls", "max_tokens": "max", "mean_tokens": "mean"}  # older configs use these longer names
+MIN_NORM = 1e-12
 
 
-def _weights(count: int) -> Rows:
+def _position_weights(count: int) -> HiddenRows:
     """Return weights that grow with the position (SGPT, arXiv 2202.08904, section 3): [count, 1], sum 1."""
     steps = np.arange(1, count + 1, dtype=np.float32)
     return (steps / steps.sum())[:, None]
 
 
 @dataclass(frozen=True)
-class Recipe:
+class PoolingRecipe:
     """``modes``: of POOLING_MODES, concatenated in that order. ``max_text_tokens``: text length seen in training."""
 
     modes: tuple[str, ...]
     normalize: bool = True
-    longest: int | None = None
+    max_text_tokens: int | None = None
 
     @property
-    def last(self) -> bool:
+    def is_last_token(self) -> bool:
         """Whether only the last token's row is needed."""
         return self.modes == ("lasttoken",)
 
-    def pool(self, rows: Rows, wish: Pooling) -> bytes | None:
+    def pool_rows(self, rows: HiddenRows, request: PoolingOptions) -> bytes | None:
         """Return the requested vector as little-endian float32 bytes; None if it is not finite."""
-        vector = np.concatenate([MODES[mode](rows) for mode in self.modes])[: wish.dimensions]
+        vector = np.concatenate([POOLING_MODES[mode](rows) for mode in self.modes])[: request.dimensions]
         length = float(np.sqrt(np.square(vector, dtype=np.float64).sum()))
         if not np.isfinite(length):
             return None
-        if self.normalize if wish.normalize is None else wish.normalize:
-            vector = vector / np.float32(max(length, TINY))
+        if self.normalize if request.normalize is None else request.normalize:
+            vector = vector / np.float32(max(length, MIN_NORM))
         return vector.astype("<f4").tobytes()
 
 
-def read_recipe(folder: Path) -> Recipe | None:
+def read_pooling_recipe(folder: Path) -> PoolingRecipe | None:
     """Read the folder's pooling; None if it specifies none. Raises LoadError if it is not supported."""
     if not (folder / "modules.json").is_file():
         return None
-    modules = _read(folder / "modules.json", list)
+    modules = _read_json_value(folder / "modules.json", list)
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules if isinstance(module, dict)]
     if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]):
-        raise LoadError(f"modules.json lists {', '.join(kinds)}; only Transformer, Pooling, Normalize can be served.")
-    settings = _read(folder / str(modules[1].get("path", "")) / "config.json", dict)
+        raise LoadError(
+            f"modules.json lists {', '.join(kinds)}; only Transformer, PoolingOptions, Normalize can be served."
+        )
+    settings = _read_json_value(folder / str(modules[1].get("path", "")) / "config.json", dict)
     modes = settings.get("pooling_mode")
     if modes is None:
-        named = {name.removeprefix(FLAG) for name, on in settings.items() if name.startswith(FLAG) and on}
-        modes = {FLAGS.get(name, name) for name in named}
+        flagged = {
+            name.removeprefix(FLAG_PREFIX) for name, on in settings.items() if name.startswith(FLAG_PREFIX) and on
+        }
+        modes = {FLAG_MODES.get(name, name) for name in flagged}
     modes = {modes} if isinstance(modes, str) else set(modes)
-    if not modes or modes - MODES.keys():
+    if not modes or modes - POOLING_MODES.keys():
         raise LoadError(f"The pooling {', '.join(sorted(map(str, modes))) or 'without a mode'} is not known.")
     if settings.get("include_prompt") is False:
         raise LoadError("The model's pooling leaves its prompts out, which is not supported.")
-    longest = None
+    max_text_tokens = None
     for path in sorted(folder.glob("sentence_*_config.json")):  # older folders name it after the family
-        longest = _read(path, dict).get("max_seq_length")
-    return Recipe(
-        tuple(mode for mode in MODES if mode in modes),
+        max_text_tokens = _read_json_value(path, dict).get("max_seq_length")
+    return PoolingRecipe(
+        tuple(mode for mode in POOLING_MODES if mode in modes),
         normalize="Normalize" in kinds,
-        longest=longest if type(longest) is int and longest > 0 else None,
+        max_text_tokens=max_text_tokens if type(max_text_tokens) is int and max_text_tokens > 0 else None,
     )
 
 
-def _read(path: Path, kind: type) -> Any:
+def _read_json_value(path: Path, kind: type) -> Any:
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:

@@ -21,40 +21,40 @@ from __future__ import annotations
 import torch
 
 from parley import native
-from parley.native.torch_vocabulary import SCALE, portions, weigh
+from parley.native.torch_vocabulary import WEIGHT_SCALE, integer_weights, row_portions
 
-WIDTH = 256  # candidates examined first
+CANDIDATES = 256  # candidates examined first
 
-MASK = (1 << 64) - 1
-GOLDEN = 0x9E3779B97F4A7C15
+UINT64_MASK = (1 << 64) - 1
+GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 
 
-def mix(z: int) -> int:
+def splitmix64(z: int) -> int:
     """Return the SplitMix64 finaliser of z (Steele, Lea, Flood 2014): a bijection on 64 bits; every bit matters."""
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & UINT64_MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & UINT64_MASK
     return z ^ (z >> 31)
 
 
-def uniform(seed: int, position: int) -> float:
+def uniform_number(seed: int, position: int) -> float:
     """Return the uniform number that draws output token ``position`` (from 0): in [0, 1), a multiple of 2^-53.
 
     It is element ``position`` of the SplitMix64 stream that starts at mix(seed). Neighbouring seeds, as the choices of
     one request have, therefore start at unrelated places.
     """
-    state = mix((seed + GOLDEN) & MASK) + (position + 1) * GOLDEN
-    return (mix(state & MASK) >> 11) * 2.0**-53
+    state = splitmix64((seed + GOLDEN_GAMMA) & UINT64_MASK) + (position + 1) * GOLDEN_GAMMA
+    return (splitmix64(state & UINT64_MASK) >> 11) * 2.0**-53
 
 
-def draw(logits: torch.Tensor, temperature: torch.Tensor, min_p: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+def draw_full(logits: torch.Tensor, temperature: torch.Tensor, min_p: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     """Draw a token per row from the whole vocabulary: int64 [R].
 
     logits float32 [R, V], with a finite maximum in each row; temperature float32 [R]; min_p and u float64 [R].
     """
     parts = []
-    for rows in portions(logits):
-        _, weights = _vocabulary(logits[rows], temperature[rows], min_p[rows])
-        parts.append(_pick(weights, u[rows]))
+    for rows in row_portions(logits):
+        _, weights = _weigh_vocabulary(logits[rows], temperature[rows], min_p[rows])
+        parts.append(_pick_index(weights, u[rows]))
     return torch.cat(parts)
 
 
@@ -65,7 +65,7 @@ def draw_cut(
     top_k: torch.Tensor,
     top_p: torch.Tensor,
     u: torch.Tensor,
-    width: int = WIDTH,
+    width: int = CANDIDATES,
 ) -> torch.Tensor:
     """Draw with top_k (int64 [R], 0 is off) and top_p (float64 [R]); the rest as in ``draw_full``. Returns int64 [R].
 
@@ -73,9 +73,9 @@ def draw_cut(
     """
     width = min(width, logits.shape[1])
     values, ids = native.top_k(logits, width)
-    x = _shift(values, values[:, :1], temperature)
-    weights = weigh(x)
-    _drop(weights, min_p)
+    x = _scaled_logits(values, values[:, :1], temperature)
+    weights = integer_weights(x)
+    _apply_min_p(weights, min_p)
     kth = x.gather(1, (top_k[:, None] - 1).clamp(0, width - 1))
     weights.masked_fill_(((top_k > 0) & (top_k <= width))[:, None] & (x < kth), 0)
 
@@ -83,22 +83,22 @@ def draw_cut(
     complete = (weights[:, -1] == 0) | (width == logits.shape[1])
     total = weights.sum(-1)
     unlimited = ((top_k == 0) & ~complete).nonzero()[:, 0]
-    for portion in portions(logits[: len(unlimited)]):
+    for portion in row_portions(logits[: len(unlimited)]):
         rows = unlimited[portion]
-        total[rows] = _vocabulary(logits[rows], temperature[rows], min_p[rows])[1].sum(-1)
-    last = torch.searchsorted(weights.cumsum(-1), _limit(total, top_p)[:, None])
+        total[rows] = _weigh_vocabulary(logits[rows], temperature[rows], min_p[rows])[1].sum(-1)
+    last = torch.searchsorted(weights.cumsum(-1), _mass_limit(total, top_p)[:, None])
     weights.masked_fill_(x < x.gather(1, last.clamp(max=width - 1)), 0)
     complete |= (top_k == 0) & (last[:, 0] < width) & (weights[:, -1] == 0)
 
     order = ids.argsort(-1)
-    index = _pick(weights.gather(1, order), u)
+    index = _pick_index(weights.gather(1, order), u)
     tokens = ids.gather(1, order.gather(1, index[:, None]))[:, 0]
     for row in (~complete).nonzero():
-        tokens[row] = _draw_wide(*(part[row] for part in (logits, temperature, min_p, top_k, top_p, u)))
+        tokens[row] = _draw_cut_wide(*(part[row] for part in (logits, temperature, min_p, top_k, top_p, u)))
     return tokens
 
 
-def _draw_wide(
+def _draw_cut_wide(
     logits: torch.Tensor,
     temperature: torch.Tensor,
     min_p: torch.Tensor,
@@ -107,7 +107,7 @@ def _draw_wide(
     u: torch.Tensor,
 ) -> torch.Tensor:
     """Draw as ``draw_cut`` for a single row, from all its tokens. Every argument keeps a first dimension of size 1."""
-    return _pick(_cut_wide(logits, temperature, min_p, top_k, top_p)[1], u)
+    return _pick_index(_cut_vocabulary(logits, temperature, min_p, top_k, top_p)[1], u)
 
 
 def draw_typical(
@@ -126,35 +126,35 @@ def draw_typical(
     """
     tokens = []
     for row in torch.arange(len(logits), device=logits.device)[:, None]:
-        x, weights = _cut_wide(*(part[row] for part in (logits, temperature, min_p, top_k, top_p)))
+        x, weights = _cut_vocabulary(*(part[row] for part in (logits, temperature, min_p, top_k, top_p)))
         total = weights.sum(-1)
         terms = torch.where(weights > 0, weights * x.double(), 0.0)
         mean = terms.cumsum(-1)[:, -1] / total  # in sequence: sum() would split the work among threads
-        limit = _limit(total, typical_p[row]).clamp(min=1)
+        limit = _mass_limit(total, typical_p[row]).clamp(min=1)
         nearness = -(x.double() - mean).abs().float()
-        weights.masked_fill_(nearness < _edge(nearness[0], weights[0], limit), 0)
-        tokens.append(_pick(weights, u[row]))
+        weights.masked_fill_(nearness < _cutoff_value(nearness[0], weights[0], limit), 0)
+        tokens.append(_pick_index(weights, u[row]))
     return torch.cat(tokens)
 
 
-def _cut_wide(
+def _cut_vocabulary(
     logits: torch.Tensor, temperature: torch.Tensor, min_p: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return x float32 and weights int64 of a single row's tokens, [1, V]; dropped tokens have weight 0."""
-    x, weights = _vocabulary(logits, temperature, min_p)
+    x, weights = _weigh_vocabulary(logits, temperature, min_p)
     if 0 < int(top_k) < x.shape[1]:
-        weights.masked_fill_(x < _edge(x[0], torch.ones_like(weights[0]), top_k), 0)
+        weights.masked_fill_(x < _cutoff_value(x[0], torch.ones_like(weights[0]), top_k), 0)
     if float(top_p) < 1.0:
-        weights.masked_fill_(x < _edge(x[0], weights[0], _limit(weights.sum(-1), top_p)), 0)
+        weights.masked_fill_(x < _cutoff_value(x[0], weights[0], _mass_limit(weights.sum(-1), top_p)), 0)
     return x, weights
 
 
-def _limit(total: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+def _mass_limit(total: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """Return the mass that the kept tokens must reach, int64 [R]. The minimum guards against float64 rounding."""
     return torch.minimum((total * top_p).ceil().long(), total)
 
 
-def _edge(x: torch.Tensor, mass: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
+def _cutoff_value(x: torch.Tensor, mass: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
     """Return the largest v such that the mass of all x >= v reaches limit: x <= 0 float32 [V], int64 [V], [1] -> [1].
 
     The bits of a positive float sort like the number. So the upper halves are counted first, and only the values that
@@ -162,34 +162,34 @@ def _edge(x: torch.Tensor, mass: torch.Tensor, limit: torch.Tensor) -> torch.Ten
     """
     key = x.abs().view(torch.int32) >> 16
     sums = mass.new_zeros(1 << 15).scatter_add_(0, key.long(), mass).cumsum(0)
-    part = torch.searchsorted(sums, limit)
-    inside = (key == part).nonzero()[:, 0]
+    bin_index = torch.searchsorted(sums, limit)
+    inside = (key == bin_index).nonzero()[:, 0]
     values, order = x[inside].sort(descending=True)
     mass = mass[inside][order]
-    return values[torch.searchsorted(mass.cumsum(0), limit - sums[part] + mass.sum())]
+    return values[torch.searchsorted(mass.cumsum(0), limit - sums[bin_index] + mass.sum())]
 
 
-def _shift(logits: torch.Tensor, peak: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+def _scaled_logits(logits: torch.Tensor, peak: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
     """Return x as defined in the module docstring. Subtracting first keeps a tiny temperature from overflowing."""
     return (logits - peak).div_(temperature[:, None])
 
 
-def _drop(weights: torch.Tensor, min_p: torch.Tensor) -> None:
+def _apply_min_p(weights: torch.Tensor, min_p: torch.Tensor) -> None:
     if bool((min_p > 0).any()):
-        weights.masked_fill_(weights < (min_p * SCALE).ceil().long()[:, None], 0)
+        weights.masked_fill_(weights < (min_p * WEIGHT_SCALE).ceil().long()[:, None], 0)
 
 
-def _vocabulary(
+def _weigh_vocabulary(
     logits: torch.Tensor, temperature: torch.Tensor, min_p: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return x float32 and weights int64 of every token, both [R, V]."""
-    x = _shift(logits, logits.amax(-1, keepdim=True), temperature)
-    weights = weigh(x)
-    _drop(weights, min_p)
+    x = _scaled_logits(logits, logits.amax(-1, keepdim=True), temperature)
+    weights = integer_weights(x)
+    _apply_min_p(weights, min_p)
     return x, weights
 
 
-def _pick(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+def _pick_index(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     """Return the first index whose running sum exceeds u * total: int64 [R, N], float64 [R] -> int64 [R]."""
     sums = weights.cumsum(-1)
     total = sums[:, -1:]

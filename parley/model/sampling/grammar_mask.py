@@ -29,111 +29,117 @@ from llguidance.numpy import fill_next_token_bitmask
 
 from parley import native
 from parley.core.sequence import Sequence
-from parley.model.sampling.thinking_budget import Thought
-from parley.text.grammar.limits import FOLLOWING
+from parley.model.sampling.thinking_budget import ThinkingBudget
+from parley.text.grammar.limits import MATCHER_LIMITS
 from parley.text.tokens.tokenizer import Tokenizer
-from parley.types import Work
+from parley.types import EngineRequest
 
 log = logging.getLogger("parley.engine")
 
-End = Literal["form", "mark"]
+EndKind = Literal["form", "mark"]
 
-KEPT = 64  # compiled grammars kept as templates: the choices of a request, and often consecutive requests, share one
+CACHED_GRAMMARS = (
+    64  # compiled grammars kept as templates: the choices of a request, and often consecutive requests, share one
+)
 
-WORD = 64  # bits of a mask that are examined at once
-FEW = 1024  # masks with at most this many non-zero words have their allowed tokens listed
+WORD_BITS = 64  # bits of a mask that are examined at once
+MAX_LISTED_WORDS = 1024  # masks with at most this many non-zero words have their allowed tokens listed
 
-COMPLEX = "The answer's grammar became too complex to continue."
+GRAMMAR_TOO_COMPLEX = "The answer's grammar became too complex to continue."
 
 
-class Grammars:
+class GrammarCache:
     """The grammars of one model. ``folder``: holds its tokenizer; ``vocab_size``: the number of logits in a row."""
 
     def __init__(self, folder: str | Path, vocab_size: int):
         self.vocab_size = vocab_size
         self._folder = folder
         self._tokenizer: Tokenizer | None = None
-        self._spelled: llguidance.LLTokenizer | None = None
-        self.ends: frozenset[int] = frozenset()  # ids of tokens that end an answer
-        self.told = 0  # int32 words in llguidance's masks, which cover all tokens of the tokenizer and of the model
-        self._models: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
-        self._lock, self._reading = threading.Lock(), threading.Lock()
-        self.pool = ThreadPoolExecutor(max(1, min(4, (os.cpu_count() or 2) // 2)), "grammar")
+        self._llg_tokenizer: llguidance.LLTokenizer | None = None
+        self.end_ids: frozenset[int] = frozenset()  # ids of tokens that end an answer
+        self.mask_words = (
+            0  # int32 words in llguidance's masks, which cover all tokens of the tokenizer and of the model
+        )
+        self._templates: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
+        self._lock, self._tokenizer_lock = threading.Lock(), threading.Lock()
+        self.threads = ThreadPoolExecutor(max(1, min(4, (os.cpu_count() or 2) // 2)), "grammar")
 
-    def begin(self, sequence: Sequence, *, greedy: bool = False, lazy: bool = False) -> Form:
+    def new_state(self, sequence: Sequence, *, greedy: bool = False, lazy: bool = False) -> GrammarState:
         """Create a sequence's state, past the output it already has. ``greedy``: only ``best_allowed`` will be used."""
-        return Form(self, sequence, greedy, lazy)
+        return GrammarState(self, sequence, greedy, lazy)
 
-    def matcher(self, grammar: str) -> llguidance.LLMatcher:
+    def new_matcher(self, grammar: str) -> llguidance.LLMatcher:
         """Return a matcher at the start of the grammar. Slow, so call it in a thread. Raises ValueError."""
         with self._lock:
-            model = self._models.get(grammar)
-        if model is None:
+            template = self._templates.get(grammar)
+        if template is None:
             # Without the lock, so that others can continue; at worst two threads compile the same grammar.
-            limits = llguidance.LLParserLimits(**FOLLOWING)
-            model = llguidance.LLMatcher(self._vocabulary(), grammar, log_level=0, limits=limits)
-            if model.is_error():
-                raise ValueError(model.get_error())
+            limits = llguidance.LLParserLimits(**MATCHER_LIMITS)
+            template = llguidance.LLMatcher(self._load_llg_tokenizer(), grammar, log_level=0, limits=limits)
+            if template.is_error():
+                raise ValueError(template.get_error())
         with self._lock:
-            model = self._models.setdefault(grammar, model)
-            self._models.move_to_end(grammar)
-            if len(self._models) > KEPT:
-                self._models.popitem(last=False)
-            return model.deep_copy()
+            template = self._templates.setdefault(grammar, template)
+            self._templates.move_to_end(grammar)
+            if len(self._templates) > CACHED_GRAMMARS:
+                self._templates.popitem(last=False)
+            return template.deep_copy()
 
-    def kept(self, grammar: str) -> bool:
+    def is_cached(self, grammar: str) -> bool:
         """Whether the grammar is cached, so that ``new_matcher`` is fast."""
-        return grammar in self._models
+        return grammar in self._templates
 
-    def prepare(self, grammar: str) -> None:
+    def precompile(self, grammar: str) -> None:
         """Compile a grammar for ``new_matcher`` in advance, concurrently with steps."""
         try:
-            self.matcher(grammar)
+            self.new_matcher(grammar)
         except Exception as error:  # reported again where the grammar is used
             log.info("a grammar cannot be read: %s", error)
 
-    def tokenizer(self) -> Tokenizer:
+    def load_tokenizer(self) -> Tokenizer:
         """Return the tokenizer, loaded on first use. Raises BadTokenizer."""
-        with self._reading:
+        with self._tokenizer_lock:
             if self._tokenizer is None:
-                self._tokenizer = Tokenizer.load(self._folder)
-                self.ends = self._tokenizer.eos_ids
+                self._tokenizer = Tokenizer.from_folder(self._folder)
+                self.end_ids = self._tokenizer.eos_ids
             return self._tokenizer
 
-    def _vocabulary(self) -> llguidance.LLTokenizer:
+    def _load_llg_tokenizer(self) -> llguidance.LLTokenizer:
         """Return llguidance's tokenizer, built on first use. For large vocabularies this takes a second, mostly under
         the GIL."""
-        tokenizer = self.tokenizer()
-        with self._reading:
-            if self._spelled is None:
-                self._spelled = self._spell(tokenizer)
-            return self._spelled
+        tokenizer = self.load_tokenizer()
+        with self._tokenizer_lock:
+            if self._llg_tokenizer is None:
+                self._llg_tokenizer = self._build_llg_tokenizer(tokenizer)
+            return self._llg_tokenizer
 
-    def _spell(self, tokenizer: Tokenizer) -> llguidance.LLTokenizer:
+    def _build_llg_tokenizer(self, tokenizer: Tokenizer) -> llguidance.LLTokenizer:
         """Build llguidance's tokenizer."""
         size = max(self.vocab_size, tokenizer.vocab_size)
-        self.told = -(-size // 32)
-        ends = sorted(tokenizer.eos_ids) or None
+        self.mask_words = -(-size // 32)
+        end_ids = sorted(tokenizer.eos_ids) or None
         try:
-            spelled = llguidance.LLTokenizer(tokenizer.backend.to_str(), n_vocab=size, eos_token=ends, slices=[])
+            llg_tokenizer = llguidance.LLTokenizer(
+                tokenizer.backend.to_str(), n_vocab=size, eos_token=end_ids, slices=[]
+            )
         except ValueError:  # a tokenizer type that llguidance does not support
-            pieces = llguidance.TokenizerWrapper(Pieces(tokenizer))
-            spelled = llguidance.LLTokenizer(pieces, n_vocab=size, eos_token=ends, slices=[])
+            pieces = llguidance.TokenizerWrapper(TokenBytes(tokenizer))
+            llg_tokenizer = llguidance.LLTokenizer(pieces, n_vocab=size, eos_token=end_ids, slices=[])
         # It holds the GIL. Two calls let other threads run a step in between.
-        return spelled.with_slices(llguidance.LLTokenizer.general_slices())
+        return llg_tokenizer.with_slices(llguidance.LLTokenizer.general_slices())
 
 
-class Pieces:
+class TokenBytes:
     """A vocabulary as the bytes of its tokens, with the attributes that llguidance expects."""
 
     bos_token_id = None
 
     def __init__(self, tokenizer: Tokenizer):
-        self.tokens = [tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size)]
+        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(tokenizer.vocab_size)]
         self.special_token_ids = sorted(tokenizer.marks.values())
         self.eos_token_id = min(tokenizer.eos_ids, default=0)
         marks = set(self.special_token_ids)
-        self._ids = {piece: id for id, piece in enumerate(self.tokens) if piece and id not in marks}
+        self._ids = {piece: token_id for token_id, piece in enumerate(self.tokens) if piece and token_id not in marks}
         self._longest = max(map(len, self._ids), default=0)
 
     def __call__(self, text: str | bytes) -> list[int]:
@@ -149,7 +155,7 @@ class Pieces:
         return ids
 
 
-class Form:
+class GrammarState:
     """A sequence's position in its grammar and in its reasoning, if that has a budget.
 
     ``end_kind``: nothing may follow the last token, which is text ("form") or a mark that ends the answer ("mark").
@@ -157,96 +163,98 @@ class Form:
     ``mask_needed``: no token is forced, and there is no mask until ``request_mask``. Valid after ``wait_ready``.
     """
 
-    def __init__(self, grammars: Grammars, sequence: Sequence, greedy: bool, lazy: bool):
-        self.end: End | None = None
-        self.due = False
+    def __init__(self, grammars: GrammarCache, sequence: Sequence, greedy: bool, lazy: bool):
+        self.end_kind: EndKind | None = None
+        self.mask_needed = False
         self._greedy, self._lazy = greedy, lazy
         self._grammars = grammars
-        self._stops = sequence.stops
+        self._stops = sequence.stop_token_ids
         self._error: str | None = None
         self._matcher: llguidance.LLMatcher | None = None
-        self._thought: Thought | None = None
+        self._thinking_budget: ThinkingBudget | None = None
         self._forced: int | None = None  # the only token allowed next
         self._bits: np.ndarray | None = None  # uint8 [V / 8 or more]: the allowed tokens, token 0 in the lowest bit
-        self.few: torch.Tensor | None = None
-        written = sequence.tokens[sequence.prompt_len :]
-        self._making: Future[None] | None = None
-        self._start(partial(self._begin, sequence.work, written), True)
+        self.allowed_tokens: torch.Tensor | None = None
+        output = sequence.tokens[sequence.prompt_len :]
+        self._future: Future[None] | None = None
+        self._schedule_mask(partial(self._initialize_state, sequence.request, output), True)
 
     @staticmethod
-    def wanted(work: Work) -> bool:
+    def needs_state(work: EngineRequest) -> bool:
         """Whether a sequence of this request needs a GrammarState."""
-        return bool(work.grammar) or work.thinking is not None
+        return bool(work.grammar) or work.reasoning_limit is not None
 
-    def copy(self) -> Form:
+    def copy_state(self) -> GrammarState:
         """Return an independent state at the same position. Waits for the mask."""
-        self.ready()
-        other = object.__new__(Form)
-        other.__dict__.update(self.__dict__)
+        self.wait_ready()
+        duplicate = object.__new__(GrammarState)
+        duplicate.__dict__.update(self.__dict__)
         if self._error is None:
-            other._matcher = self._matcher.deep_copy() if self._matcher is not None else None
-            other._thought = self._thought.copy() if self._thought is not None else None
-        return other
+            duplicate._matcher = self._matcher.deep_copy() if self._matcher is not None else None
+            duplicate._thinking_budget = (
+                self._thinking_budget.copy_budget() if self._thinking_budget is not None else None
+            )
+        return duplicate
 
-    def ready(self) -> str | None:
+    def wait_ready(self) -> str | None:
         """Wait for the mask of the next token. Return None if it exists, otherwise the error message."""
-        self.prepare(beside=False)
-        if self._making is not None:
-            making, self._making = self._making, None
+        self.start_mask(in_thread=False)
+        if self._future is not None:
+            future, self._future = self._future, None
             try:
-                if making.cancel():  # no thread has started it
-                    self._make()
+                if future.cancel():  # no thread has started it
+                    self._compute()
                 else:
-                    making.result()
+                    future.result()
             except Exception as error:
                 log.error("a grammar cannot be followed: %s", error)
-                self._error = COMPLEX
+                self._error = GRAMMAR_TOO_COMPLEX
         return self._error
 
-    def _start(self, make: Callable[[], None], beside: bool) -> None:
+    def _schedule_mask(self, compute: Callable[[], None], in_thread: bool) -> None:
         """Schedule ``compute``: in a thread if ``in_thread``, otherwise in ``wait_ready``."""
-        self._make, self._making = make, self._grammars.pool.submit(make) if beside else Future()
+        self._compute, self._future = compute, self._grammars.threads.submit(compute) if in_thread else Future()
 
-    def allows(self, token: int) -> bool:
+    def allows_token(self, token: int) -> bool:
         """Whether the next mask would allow this token. An end mark that is allowed only as a last resort does not
         count."""
-        if token in self._grammars.ends and token not in self._stops:
+        if token in self._grammars.end_ids and token not in self._stops:
             return False
         return self._matcher is not None and self._matcher.validate_tokens([token]) == 1
 
-    def prepare(self, *, beside: bool = True) -> None:
+    def start_mask(self, *, in_thread: bool = True) -> None:
         """Start the next mask, unless it may turn out to be unnecessary. Call it after all states of a step have
         advanced; threads that start earlier only slow the others down."""
-        if self.due and not self._lazy:
-            self.want(beside=beside)
+        if self.mask_needed and not self._lazy:
+            self.request_mask(in_thread=in_thread)
 
-    def want(self, *, beside: bool = True) -> None:
+    def request_mask(self, *, in_thread: bool = True) -> None:
         """Compute the mask: in a thread if ``in_thread``, otherwise in ``wait_ready``."""
-        self.due = False
+        self.mask_needed = False
         if self._matcher is not None:
-            self._start(partial(self._mask, self._matcher), beside)
+            self._schedule_mask(partial(self._compute_mask, self._matcher), in_thread)
 
     @property
-    def changes(self) -> bool:
+    def restricts_next(self) -> bool:
         """Whether the state restricts the next token. Valid after ``wait_ready``."""
         return self._forced is not None or self._bits is not None
 
-    def apply(self, row: torch.Tensor) -> None:
+    def mask_logits(self, row: torch.Tensor) -> None:
         """Mask the logits float32 [V] of forbidden tokens in place. Valid after ``wait_ready`` returned None."""
         if self._forced is not None:
             row.fill_(float("-inf"))
             row[self._forced] = 0.0
         elif self._bits is not None:
-            native.strike(row, self._bits)
+            native.apply_mask(row, self._bits)
 
-    def best(self, row: torch.Tensor) -> int | None:
+    def best_allowed(self, row: torch.Tensor) -> int | None:
         """Return the allowed token with the largest logit, float32 [V], even if all allowed ones are -inf; None if the
         state allows any token. Valid after ``wait_ready``."""
         if self._forced is not None or self._bits is None:
             return self._forced
-        return native.best(row, self._bits)
+        return native.masked_argmax(row, self._bits)
 
-    def mend(self, token: int) -> int:
+    def correct_token(self, token: int) -> int:
         """Return the drawn token if it is allowed, otherwise the first allowed one (the model excludes all of them)."""
         if self._bits is None or int(self._bits[token // 8]) >> token % 8 & 1:
             return token
@@ -254,78 +262,84 @@ class Form:
         bits = int(self._bits[first])
         return 8 * first + (bits & -bits).bit_length() - 1
 
-    def after(self, token: int) -> End | None:
+    def end_after(self, token: int) -> EndKind | None:
         """Return the ``end_kind`` that this token would cause. Valid after ``wait_ready`` returned None."""
         if self._matcher is None:
             return None
         matcher = self._matcher.deep_copy()
-        return self._end(token) if matcher.consume_token(token) and matcher.is_stopped() else None
+        return self._end_kind_of(token) if matcher.consume_token(token) and matcher.is_stopped() else None
 
-    def append(self, token: int) -> None:
+    def accept_token(self, token: int) -> None:
         """Advance by a drawn token. Afterwards a mask may be needed."""
-        self._forced = self._bits = self.few = None
-        self.due = False
-        if self._thought is not None:
-            self._thought.append(token)
-            self._forced = self._thought.forced
+        self._forced = self._bits = self.allowed_tokens = None
+        self.mask_needed = False
+        if self._thinking_budget is not None:
+            self._thinking_budget.track_token(token)
+            self._forced = self._thinking_budget.forced
         matcher = self._matcher
         if matcher is None:
             return
         if not matcher.consume_token(token):
-            self._error = COMPLEX
+            self._error = GRAMMAR_TOO_COMPLEX
         elif matcher.is_stopped():
-            self.end = self._end(token)
+            self.end_kind = self._end_kind_of(token)
         elif self._forced is None:
-            self.due = True
+            self.mask_needed = True
 
-    def _end(self, token: int) -> End:
+    def _end_kind_of(self, token: int) -> EndKind:
         """Return the end kind of a final token."""
-        return "mark" if token in self._grammars.ends else "form"
+        return "mark" if token in self._grammars.end_ids else "form"
 
-    def _begin(self, work: Work, written: list[int]) -> None:
+    def _initialize_state(self, work: EngineRequest, output: list[int]) -> None:
         """Create the matcher and the thinking budget, and advance them past the output so far."""
-        if work.thinking is not None:
-            self._thought = Thought(work.thinking, self._grammars.tokenizer().token_bytes)
-            for token in written:
-                self._thought.append(token)
-            self._forced = self._thought.forced
+        if work.reasoning_limit is not None:
+            self._thinking_budget = ThinkingBudget(work.reasoning_limit, self._grammars.load_tokenizer().token_bytes)
+            for token in output:
+                self._thinking_budget.track_token(token)
+            self._forced = self._thinking_budget.forced
         if work.grammar:
-            matcher = self._matcher = self._grammars.matcher(work.grammar)
-            if not matcher.consume_tokens(written):
+            matcher = self._matcher = self._grammars.new_matcher(work.grammar)
+            if not matcher.consume_tokens(output):
                 raise ValueError(matcher.get_error())
             if self._forced is None:
                 if self._lazy:
-                    self.due = True
+                    self.mask_needed = True
                 else:
-                    self._mask(matcher)
+                    self._compute_mask(matcher)
 
-    def _mask(self, matcher: llguidance.LLMatcher) -> None:
+    def _compute_mask(self, matcher: llguidance.LLMatcher) -> None:
         """Compute the mask, and the list of allowed tokens if they are few. Raises ValueError."""
-        size, told = self._grammars.vocab_size, self._grammars.told
-        words = -(-size // WORD)
-        bits = np.zeros(max(4 * told, 8 * words), np.uint8)
-        fill_next_token_bitmask(matcher, bits[: 4 * told].view(np.int32)[np.newaxis])
+        size, mask_words = self._grammars.vocab_size, self._grammars.mask_words
+        words = -(-size // WORD_BITS)
+        bits = np.zeros(max(4 * mask_words, 8 * words), np.uint8)
+        fill_next_token_bitmask(matcher, bits[: 4 * mask_words].view(np.int32)[np.newaxis])
         bits = bits[: 8 * words]
         if matcher.is_error():
             raise ValueError(matcher.get_error())
-        if size % WORD:  # the tokenizer may know more tokens than the model
-            _words(bits)[-1] &= np.uint64((1 << size % WORD) - 1)
-        ends = [id for id in self._grammars.ends - self._stops if id < size and bits[id // 8] >> id % 8 & 1]
-        if ends:  # end tokens that the request ignores are allowed only if nothing else is
-            rest = bits.copy()
-            for id in ends:
-                rest[id // 8] &= ~np.uint8(1 << id % 8)
-            if _words(rest).any():
-                bits = rest
-        some = np.flatnonzero(_words(bits))
-        if not len(some):
+        if size % WORD_BITS:  # the tokenizer may know more tokens than the model
+            _as_words(bits)[-1] &= np.uint64((1 << size % WORD_BITS) - 1)
+        ignored_ends = [
+            token_id
+            for token_id in self._grammars.end_ids - self._stops
+            if token_id < size and bits[token_id // 8] >> token_id % 8 & 1
+        ]
+        if ignored_ends:  # end tokens that the request ignores are allowed only if nothing else is
+            without_ends = bits.copy()
+            for token_id in ignored_ends:
+                without_ends[token_id // 8] &= ~np.uint8(1 << token_id % 8)
+            if _as_words(without_ends).any():
+                bits = without_ends
+        nonzero_words = np.flatnonzero(_as_words(bits))
+        if not len(nonzero_words):
             raise ValueError("no token of the vocabulary may come next")
         self._bits = bits
-        if not self._greedy and len(some) <= FEW:
-            place, bit = np.nonzero(np.unpackbits(bits.reshape(-1, WORD // 8)[some], axis=1, bitorder="little"))
-            self.few = torch.from_numpy(some[place] * WORD + bit)
+        if not self._greedy and len(nonzero_words) <= MAX_LISTED_WORDS:
+            word, bit = np.nonzero(
+                np.unpackbits(bits.reshape(-1, WORD_BITS // 8)[nonzero_words], axis=1, bitorder="little")
+            )
+            self.allowed_tokens = torch.from_numpy(nonzero_words[word] * WORD_BITS + bit)
 
 
-def _words(bits: np.ndarray) -> np.ndarray:
+def _as_words(bits: np.ndarray) -> np.ndarray:
     """Return a mask as 64-bit words, because non-zero words are found faster than non-zero bytes."""
     return bits.view(np.uint64)

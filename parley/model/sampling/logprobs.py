@@ -7,32 +7,32 @@ import math
 import torch
 
 from parley import native
-from parley.native.torch_vocabulary import SCALE
-from parley.types import Score
+from parley.native.torch_vocabulary import WEIGHT_SCALE
+from parley.types import TokenScore
 
-LIKELY = 32  # most probable tokens among which a token's rank is looked up first
-SPARE = 12  # extra candidates besides the listed ones, for equal logits at the edge
+RANK_CANDIDATES = 32  # most probable tokens among which a token's rank is looked up first
+SPARE_CANDIDATES = 12  # extra candidates besides the listed ones, for equal logits at the edge
 
 
-def score(logits: torch.Tensor, token_ids: list[int], count: int = 0) -> list[Score]:
+def score_tokens(logits: torch.Tensor, token_ids: list[int], count: int = 0) -> list[TokenScore]:
     """Score token ``token_ids[i]`` under row i, with the ``count`` most probable tokens: float32 [N, V] -> N scores.
 
     Scores are natural logarithms of the softmax of the raw logits. Equal logits are listed by id. The normaliser is a
     sum of integers (``native.softmax_totals``), so a score does not depend on the other rows of the call.
     """
-    best = native.top_k(logits, min(max(LIKELY, count + SPARE), logits.shape[1]))
-    norms = _normalisers(logits, best[0][:, 0])
+    best = native.top_k(logits, min(max(RANK_CANDIDATES, count + SPARE_CANDIDATES), logits.shape[1]))
+    norms = _normalisers_from_peaks(logits, best[0][:, 0])
     chosen = logits.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])
-    ranks = _ranks(logits, chosen, best[0])
+    ranks = _token_ranks(logits, chosen, best[0])
     rows = zip(norms, chosen[:, 0].tolist(), ranks, strict=True)
-    lists = zip(*_listed(logits, count, *best), strict=True) if count else [([], [])] * len(token_ids)
+    lists = zip(*_list_top(logits, count, *best), strict=True) if count else [([], [])] * len(token_ids)
     scores = []
     for (norm, logit, rank), (ids, values) in zip(rows, lists, strict=True):
-        scores.append(Score(logit - norm, rank, ids, [value - norm for value in values]))
+        scores.append(TokenScore(logit - norm, rank, ids, [value - norm for value in values]))
     return scores
 
 
-def _ranks(logits: torch.Tensor, chosen: torch.Tensor, best: torch.Tensor) -> list[int]:
+def _token_ranks(logits: torch.Tensor, chosen: torch.Tensor, best: torch.Tensor) -> list[int]:
     """Return the number of larger logits, plus 1, per row. ``chosen`` [N, 1]; ``best`` [N, width]: the largest."""
     ranks: list[int] = ((best > chosen).sum(-1) + 1).tolist()
     for row in (best[:, -1:] > chosen).nonzero()[:, 0].tolist():
@@ -40,70 +40,72 @@ def _ranks(logits: torch.Tensor, chosen: torch.Tensor, best: torch.Tensor) -> li
     return ranks
 
 
-def normaliser(logits: torch.Tensor) -> list[float]:
+def row_normalisers(logits: torch.Tensor) -> list[float]:
     """Return the log-sum-exp of each row: float32 [N, V] -> N numbers."""
-    return _normalisers(logits, native.argmax(logits)[0])
+    return _normalisers_from_peaks(logits, native.argmax(logits)[0])
 
 
-def _normalisers(logits: torch.Tensor, peaks: torch.Tensor) -> list[float]:
+def _normalisers_from_peaks(logits: torch.Tensor, peaks: torch.Tensor) -> list[float]:
     """Return the log-sum-exp of each row, given the row maxima: float32 [N, V] and [N] -> N numbers."""
-    sums = native.totals(logits, peaks).tolist()
-    return [peak + math.log(total / SCALE) for peak, total in zip(peaks.tolist(), sums, strict=True)]
+    sums = native.softmax_totals(logits, peaks).tolist()
+    return [peak + math.log(total / WEIGHT_SCALE) for peak, total in zip(peaks.tolist(), sums, strict=True)]
 
 
-def alternatives(logits: torch.Tensor, norm: float, token_ids: list[int], count: int) -> list[Score]:
+def score_alternatives(logits: torch.Tensor, norm: float, token_ids: list[int], count: int) -> list[TokenScore]:
     """Score several tokens under a single row with known normaliser: float32 [V] -> one score per token."""
-    lists = listing(logits[None], count) if count else ([[]], [[]])
+    lists = top_tokens(logits[None], count) if count else ([[]], [[]])
     ids, top = lists[0][0], [value - norm for value in lists[1][0]]
     chosen = logits[torch.tensor(token_ids, device=logits.device)]
     # Every logit above one of the tokens is above the lowest of them, so one pass over the row is enough.
     above = int((logits > chosen.amin()).sum())
     larger = logits.topk(above).values if above else logits[:0]
     ranks = (larger > chosen[:, None]).sum(-1) + 1
-    return [Score(logit - norm, rank, ids, top) for logit, rank in zip(chosen.tolist(), ranks.tolist(), strict=True)]
+    return [
+        TokenScore(logit - norm, rank, ids, top) for logit, rank in zip(chosen.tolist(), ranks.tolist(), strict=True)
+    ]
 
 
-def logprobs(logits: torch.Tensor, token_ids: list[int]) -> list[float]:
+def token_logprobs(logits: torch.Tensor, token_ids: list[int]) -> list[float]:
     """Return the logprobs of some tokens under one row, float32 [V]."""
-    (norm,) = normaliser(logits[None])
+    (norm,) = row_normalisers(logits[None])
     return [value - norm for value in logits[torch.tensor(token_ids, device=logits.device)].tolist()]
 
 
-def listing(logits: torch.Tensor, count: int, width: int = 0) -> tuple[list[list[int]], list[list[float]]]:
+def top_tokens(logits: torch.Tensor, count: int, width: int = 0) -> tuple[list[list[int]], list[list[float]]]:
     """Return ids and logits of the ``count`` largest logits of each row, best first and equal ones by id.
 
     Examines ``width`` candidates (at least ``count``), and more if equal logits lie on both sides of that edge.
     """
     vocab = logits.shape[1]
-    return _listed(logits, min(count, vocab), *native.top_k(logits, min(max(width, count + SPARE), vocab)))
+    return _list_top(logits, min(count, vocab), *native.top_k(logits, min(max(width, count + SPARE_CANDIDATES), vocab)))
 
 
-def likeliest(logprobs: torch.Tensor, counts: list[int], stops: list[list[int]]) -> list[list[tuple[int, float]]]:
+def beam_candidates(logprobs: torch.Tensor, counts: list[int], stops: list[list[int]]) -> list[list[tuple[int, float]]]:
     """Return (token, logprob) candidates of each row, best first: the ``counts[i]`` most probable tokens of row i, and
     as many that are not in ``stops[i]``; impossible ones are left out. logprobs float32 [R, V], modified.
     """
     most = max(counts)
-    lists = [listing(logprobs, most)]
+    lists = [top_tokens(logprobs, most)]
     for row, ids in enumerate(stops):
         logprobs[row, ids] = -math.inf
-    lists.append(listing(logprobs, most))
-    found = []
+    lists.append(top_tokens(logprobs, most))
+    candidates = []
     for row, count in enumerate(counts):
         values: dict[int, float] = {}
         for listed, numbers in reversed(lists):  # logits masked for the second list are in the first
             values |= zip(listed[row][:count], numbers[row][:count], strict=True)
         ranked = sorted(values.items(), key=lambda each: (-each[1], each[0]))
-        found.append([(id, value) for id, value in ranked if value > -math.inf])
-    return found
+        candidates.append([(id, value) for id, value in ranked if value > -math.inf])
+    return candidates
 
 
-def _listed(
+def _list_top(
     logits: torch.Tensor, count: int, values: torch.Tensor, ids: torch.Tensor
 ) -> tuple[list[list[int]], list[list[float]]]:
     """Return ``top_tokens``, given each row's largest logits and their ids [N, width]."""
     count, width = min(count, logits.shape[1]), values.shape[1]
     if width < logits.shape[1] and bool((values[:, count - 1] == values[:, -1]).any()):
-        return listing(logits, count, width * 16)
+        return top_tokens(logits, count, width * 16)
     ids, order = ids.sort(-1)
     values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
     return ids.gather(1, order)[:, :count].tolist(), values[:, :count].tolist()

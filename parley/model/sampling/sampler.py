@@ -20,39 +20,45 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from parley import native
-from parley.core.sequence import Candidate, Sequence
-from parley.model.sampling.draw import draw, draw_cut, draw_typical, uniform
-from parley.model.sampling.grammar_mask import End, Form, Grammars
-from parley.model.sampling.logit_edits import Edit
-from parley.model.sampling.logprobs import alternatives, likeliest, logprobs, normaliser, score
-from parley.types import Score
+from parley.core.sequence import BeamCandidate, Sequence
+from parley.model.sampling.draw import draw_cut, draw_full, draw_typical, uniform_number
+from parley.model.sampling.grammar_mask import EndKind, GrammarCache, GrammarState
+from parley.model.sampling.logit_edits import LogitsProcessor
+from parley.model.sampling.logprobs import (
+    beam_candidates,
+    row_normalisers,
+    score_alternatives,
+    score_tokens,
+    token_logprobs,
+)
+from parley.types import TokenScore
 
-Way = Literal["greedy", "whole", "cut", "typical"]
-WAYS: tuple[Way, ...] = get_args(Way)
-FEW = 64  # logprobs per row; longer lists take more time, so their rows are scored separately
-TRIED = 16  # most probable tokens of a row that are tried before its grammar's mask is computed
-CORES = 8  # with more cores, background work hardly slows the network down
+DrawMethod = Literal["greedy", "whole", "cut", "typical"]
+DRAW_METHODS: tuple[DrawMethod, ...] = get_args(DrawMethod)
+SHORT_LIST = 64  # logprobs per row; longer lists take more time, so their rows are scored separately
+TRIED_TOKENS = 16  # most probable tokens of a row that are tried before its grammar's mask is computed
+FEW_CORES = 8  # with more cores, background work hardly slows the network down
 
-GREEDY = 1e-6  # temperatures below this count as 0. vLLM's bound is 1e-5; the tokens are the same except for ties
+GREEDY_BELOW = 1e-6  # temperatures below this count as 0. vLLM's bound is 1e-5; the tokens are the same except for ties
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SlotPlan:
     """How to sample a slot. ``method``: "greedy", or draw from the "whole" vocabulary, "cut" by top_k or top_p, or
     "typical" with typical_p and any of the others."""
 
     seed: int
-    way: Way
+    method: DrawMethod
     logprobs: int
-    edit: Edit | None
-    form: Form | None = None
+    processor: LogitsProcessor | None
+    grammar: GrammarState | None = None
     beams: int = 0  # beam width; 0: not a beam search
-    stops: list[int] = field(default_factory=list)  # beam search only: tokens that end an output
-    named: list[int] = field(default_factory=list)  # tokens to list logprobs for, in place of the most probable
+    stop_ids: list[int] = field(default_factory=list)  # beam search only: tokens that end an output
+    named_ids: list[int] = field(default_factory=list)  # tokens to list logprobs for, in place of the most probable
 
-    def edits(self, position: int) -> bool:
+    def edits_logits(self, position: int) -> bool:
         """Whether logits processors change the logits of output token ``position`` (from 0), grammars aside."""
-        return self.edit is not None and self.edit.changes(position)
+        return self.processor is not None and self.processor.changes_logits(position)
 
 
 class Sampler:
@@ -62,74 +68,80 @@ class Sampler:
     """
 
     def __init__(
-        self, vocab_size: int, slots: int, device: torch.device | str = "cpu", grammars: Grammars | None = None
+        self, vocab_size: int, slots: int, device: torch.device | str = "cpu", grammars: GrammarCache | None = None
     ):
         self.vocab_size = vocab_size
         self.grammars = grammars
         self.device = torch.device(device)
-        self._lazy = self.device.type == "cpu" and torch.get_num_threads() <= CORES
-        self._plans: list[Plan | None] = [None] * slots
+        self._lazy = self.device.type == "cpu" and torch.get_num_threads() <= FEW_CORES
+        self._plans: list[SlotPlan | None] = [None] * slots
         self._temperature = torch.ones(slots, dtype=torch.float32, device=device)
         self._min_p = torch.zeros(slots, dtype=torch.float64, device=device)
         self._top_p = torch.ones(slots, dtype=torch.float64, device=device)
         self._top_k = torch.zeros(slots, dtype=torch.int64, device=device)
         self._typical_p = torch.ones(slots, dtype=torch.float64, device=device)
 
-    def admit(self, slot: int, sequence: Sequence) -> None:
+    def set_slot(self, slot: int, sequence: Sequence) -> None:
         """Write the sequence's parameters into row ``slot``, and count the tokens it already has."""
-        sampling = sequence.work.sampling
+        sampling = sequence.request.sampling
         top_k = sampling.top_k if 0 < sampling.top_k < self.vocab_size else 0
-        way: Way = "whole"
-        if sampling.temperature < GREEDY:
-            way = "greedy"
+        method: DrawMethod = "whole"
+        if sampling.temperature < GREEDY_BELOW:
+            method = "greedy"
         elif sampling.typical_p < 1.0:
-            way = "typical"
+            method = "typical"
         elif top_k > 0 or sampling.top_p < 1.0:
-            way = "cut"
-        edit = Edit(sequence, self.vocab_size) if Edit.wanted(sequence.work) else None
-        form = None
-        if Form.wanted(sequence.work):
+            method = "cut"
+        processor = (
+            LogitsProcessor(sequence, self.vocab_size) if LogitsProcessor.needs_processor(sequence.request) else None
+        )
+        grammar = None
+        if GrammarState.needs_state(sequence.request):
             if self.grammars is None:
                 raise ValueError("the sampler has no grammars, so it cannot follow one")
-            greedy = way == "greedy" and edit is None and sequence.work.beam is None
-            form = self.grammars.begin(sequence, greedy=greedy, lazy=greedy and self._lazy)
-        beams = sequence.work.beam.width if sequence.work.beam is not None else 0
-        stops = [id for id in sequence.work.stop_ids if 0 <= id < self.vocab_size] if beams else []
-        work = sequence.work
-        self._plans[slot] = Plan(sequence.seed, way, work.logprobs, edit, form, beams, stops, work.named)
-        if way != "greedy":
+            greedy = method == "greedy" and processor is None and sequence.request.beam is None
+            grammar = self.grammars.new_state(sequence, greedy=greedy, lazy=greedy and self._lazy)
+        beams = sequence.request.beam.width if sequence.request.beam is not None else 0
+        stop_ids = (
+            [token_id for token_id in sequence.request.stop_ids if 0 <= token_id < self.vocab_size] if beams else []
+        )
+        work = sequence.request
+        self._plans[slot] = SlotPlan(
+            sequence.seed, method, work.logprobs, processor, grammar, beams, stop_ids, work.logprob_ids
+        )
+        if method != "greedy":
             self._temperature[slot] = sampling.temperature
             self._min_p[slot] = sampling.min_p
             self._top_p[slot] = sampling.top_p
             self._top_k[slot] = top_k
             self._typical_p[slot] = sampling.typical_p
 
-    def release(self, slot: int) -> None:
+    def clear_slot(self, slot: int) -> None:
         """Forget the parameters in row ``slot``."""
         self._plans[slot] = None
 
-    def ready(self, slots: list[int]) -> list[str | None]:
+    def wait_grammars(self, slots: list[int]) -> list[str | None]:
         """Wait until every slot's grammar has its next mask. Return an error message per slot, or None.
 
         Call it before ``draw_tokens``, as late as possible: until then masks are computed concurrently with other work.
         """
-        forms = [self._plan(slot).form for slot in slots]
-        return [None if form is None else form.ready() for form in forms]
+        grammars = [self._slot_plan(slot).grammar for slot in slots]
+        return [None if form is None else form.wait_ready() for form in grammars]
 
-    def end(self, slot: int) -> End | None:
+    def grammar_end(self, slot: int) -> EndKind | None:
         """Return how the slot's grammar ended with the last token ("form" or "mark"), None if it did not end."""
-        form = self._plan(slot).form
-        return None if form is None else form.end
+        grammar = self._slot_plan(slot).grammar
+        return None if grammar is None else grammar.end_kind
 
-    def sample(
+    def draw_tokens(
         self,
         logits: torch.Tensor,
         slots: list[int],
         positions: list[int],
-        likely: torch.Tensor | None = None,
+        argmax_ids: torch.Tensor | None = None,
         *,
-        spent: bool = False,
-    ) -> list[tuple[int | None, Score | None]]:
+        overwrite: bool = False,
+    ) -> list[tuple[int | None, TokenScore | None]]:
         """Draw a token for each row, with its score if the slot asks for logprobs; None as the token if the slot's
         grammar failed (see ``wait_ready``).
 
@@ -137,223 +149,261 @@ class Sampler:
         token ``positions[i]``, counted from 0. The largest logit of every row must be finite; the caller removes
         other rows. ``argmax_ids`` int64 [R]: the ids of the largest logits, if known; the tensor is overwritten.
         """
-        plans = [self._plan(slot) for slot in slots]
-        followed = self._follow(logits, plans, likely)
-        few = [
+        plans = [self._slot_plan(slot) for slot in slots]
+        grammar_tokens = self._follow_grammars(logits, plans, argmax_ids)
+        allowed_rows = [
             row
             for row, plan in enumerate(plans)
-            if plan.form is not None and plan.form.few is not None and not plan.edits(positions[row])
+            if plan.grammar is not None
+            and plan.grammar.allowed_tokens is not None
+            and not plan.edits_logits(positions[row])
         ]
-        done = {*few, *followed}
-        edited, changed = self._edit(logits, plans, positions, spent, done)
-        rest = [row for row in range(len(plans)) if row not in done] if done else range(len(plans))
-        tokens = self._choose(edited, rest, plans, slots, positions, None if changed else likely)
-        if few:
-            tokens[torch.tensor(few, device=self.device)] = self._choose_few(logits, few, plans, slots, positions)
-        chosen = tokens.tolist()
+        finished_rows = {*allowed_rows, *grammar_tokens}
+        edited_logits, changed = self._edit_rows(logits, plans, positions, overwrite, finished_rows)
+        other_rows = (
+            [row for row in range(len(plans)) if row not in finished_rows] if finished_rows else range(len(plans))
+        )
+        tokens = self._choose_tokens(
+            edited_logits, other_rows, plans, slots, positions, None if changed else argmax_ids
+        )
+        if allowed_rows:
+            tokens[torch.tensor(allowed_rows, device=self.device)] = self._choose_allowed(
+                logits, allowed_rows, plans, slots, positions
+            )
+        token_ids = tokens.tolist()
         for row, plan in enumerate(plans):
-            if plan.form is not None:
-                chosen[row] = followed[row] if row in followed else plan.form.mend(chosen[row])
-        scores = self._scores(logits, plans, chosen)
+            if plan.grammar is not None:
+                token_ids[row] = (
+                    grammar_tokens[row] if row in grammar_tokens else plan.grammar.correct_token(token_ids[row])
+                )
+        scores = self._score_tokens(logits, plans, token_ids)
         for row, plan in enumerate(plans):
-            if plan.form is not None and plan.form.ready() is not None:
-                chosen[row] = scores[row] = None
+            if plan.grammar is not None and plan.grammar.wait_ready() is not None:
+                token_ids[row] = scores[row] = None
                 continue
-            if plan.edit is not None:
-                plan.edit.append(chosen[row])
-            if plan.form is not None:
-                plan.form.append(chosen[row])
+            if plan.processor is not None:
+                plan.processor.count_token(token_ids[row])
+            if plan.grammar is not None:
+                plan.grammar.accept_token(token_ids[row])
         for plan in plans:
-            if plan.form is not None:
-                plan.form.prepare()
-        return list(zip(chosen, scores, strict=True))
+            if plan.grammar is not None:
+                plan.grammar.start_mask()
+        return list(zip(token_ids, scores, strict=True))
 
-    def search(self, logits: torch.Tensor, slots: list[int], positions: list[int]) -> list[list[Candidate]]:
+    def find_candidates(
+        self, logits: torch.Tensor, slots: list[int], positions: list[int]
+    ) -> list[list[BeamCandidate]]:
         """Return the candidates of each beam search row, most probable first. Arguments as in ``draw_tokens``.
 
         Logits processors change logprobs here instead of logits: probability taken from some tokens does not go to
         others, so that the beams remain comparable (as in Transformers' beam search).
         """
-        plans = [self._plan(slot) for slot in slots]
-        norms = normaliser(logits)
+        plans = [self._slot_plan(slot) for slot in slots]
+        norms = row_normalisers(logits)
         shift = torch.tensor(norms, dtype=torch.float32, device=self.device)[:, None]
-        edited, _ = self._edit(logits - shift, plans, positions, True, set())
-        found: list[list[Candidate]] = []
-        likely = likeliest(edited, [2 * plan.beams for plan in plans], [plan.stops for plan in plans])
+        edited, _ = self._edit_rows(logits - shift, plans, positions, True, set())
+        candidates: list[list[BeamCandidate]] = []
+        top_tokens = beam_candidates(edited, [2 * plan.beams for plan in plans], [plan.stop_ids for plan in plans])
         for row, plan in enumerate(plans):
-            chosen = [Candidate(id, value) for id, value in likely[row]]
+            row_candidates = [BeamCandidate(id, value) for id, value in top_tokens[row]]
             if plan.logprobs >= 0:
-                scores = alternatives(logits[row], norms[row], [each.token for each in chosen], plan.logprobs)
-                for each, told in zip(chosen, scores, strict=True):
-                    each.score = told
-            if plan.form is not None:
-                for each in chosen:
-                    each.end = plan.form.after(each.token)
-            found.append(chosen)
-        return found
+                scores = score_alternatives(
+                    logits[row], norms[row], [candidate.token for candidate in row_candidates], plan.logprobs
+                )
+                for candidate, candidate_score in zip(row_candidates, scores, strict=True):
+                    candidate.score = candidate_score
+            if plan.grammar is not None:
+                for candidate in row_candidates:
+                    candidate.end = plan.grammar.end_after(candidate.token)
+            candidates.append(row_candidates)
+        return candidates
 
-    def follow(self, forks: list[tuple[Sequence, Sequence]]) -> None:
+    def fork_slots(self, forks: list[tuple[Sequence, Sequence]]) -> None:
         """Fork slots as in ``core.sequence.Runner``: copy the parent's logits processor and grammar state."""
-        plans = [self._plan(parent.slot) for _, parent in forks]
+        plans = [self._slot_plan(parent.slot) for _, parent in forks]
         for (sequence, parent), plan in zip(forks, plans, strict=True):
             if sequence is not parent:
-                edit = None if plan.edit is None else plan.edit.copy(sequence)
-                form = None if plan.form is None else plan.form.copy()
-                self._plans[sequence.slot] = replace(plan, edit=edit, form=form)
+                processor = None if plan.processor is None else plan.processor.copy_for(sequence)
+                grammar = None if plan.grammar is None else plan.grammar.copy_state()
+                self._plans[sequence.slot] = replace(plan, processor=processor, grammar=grammar)
         for sequence, _ in forks:
-            plan = self._plan(sequence.slot)
-            if plan.edit is not None:
-                plan.edit.append(sequence.tokens[-1])
-            if plan.form is not None:
-                plan.form.append(sequence.tokens[-1])
-                plan.form.prepare()
+            plan = self._slot_plan(sequence.slot)
+            if plan.processor is not None:
+                plan.processor.count_token(sequence.tokens[-1])
+            if plan.grammar is not None:
+                plan.grammar.accept_token(sequence.tokens[-1])
+                plan.grammar.start_mask()
 
-    def stateful(self, slot: int) -> bool:
+    def is_stateful(self, slot: int) -> bool:
         """Whether the slot's draw depends on tokens drawn before, besides seed, position and logits."""
-        plan = self._plan(slot)
-        return plan.edit is not None or plan.form is not None
+        plan = self._slot_plan(slot)
+        return plan.processor is not None or plan.grammar is not None
 
-    def _plan(self, slot: int) -> Plan:
+    def _slot_plan(self, slot: int) -> SlotPlan:
         plan = self._plans[slot]
         assert plan is not None, f"slot {slot} samples without a sequence"
         return plan
 
-    def _follow(self, logits: torch.Tensor, plans: list[Plan], likely: torch.Tensor | None) -> dict[int, int]:
+    def _follow_grammars(
+        self, logits: torch.Tensor, plans: list[SlotPlan], argmax_ids: torch.Tensor | None
+    ) -> dict[int, int]:
         """Pick the tokens of greedy rows that have no constraint except a grammar: {row: token}.
 
         If a mask is needed and one of the row's most probable tokens is allowed, that token is the answer and no mask
         is computed. A mask takes longest to compute if many tokens are allowed, and then one is soon found.
         """
-        forms = {
-            row: plan.form
+        grammars = {
+            row: plan.grammar
             for row, plan in enumerate(plans)
-            if plan.form is not None and plan.way == "greedy" and plan.edit is None
+            if plan.grammar is not None and plan.method == "greedy" and plan.processor is None
         }
-        if not forms:
+        if not grammars:
             return {}
-        first = (native.argmax(logits)[1] if likely is None else likely).tolist()
-        tokens = {row: first[row] for row, form in forms.items() if form.due and form.allows(first[row])}
-        rows = [row for row, form in forms.items() if form.due and row not in tokens]
+        first = (native.argmax(logits)[1] if argmax_ids is None else argmax_ids).tolist()
+        tokens = {
+            row: first[row]
+            for row, grammar in grammars.items()
+            if grammar.mask_needed and grammar.allows_token(first[row])
+        }
+        rows = [row for row, grammar in grammars.items() if grammar.mask_needed and row not in tokens]
         if rows:
-            listed = native.top_k(logits if 2 * len(rows) > len(logits) else logits[rows], TRIED + 1)
+            top_logits = native.top_k(logits if 2 * len(rows) > len(logits) else logits[rows], TRIED_TOKENS + 1)
         for place, row in enumerate(rows):
-            values, ids = (each[row if len(listed[0]) == len(logits) else place].tolist() for each in listed)
+            values, ids = (each[row if len(top_logits[0]) == len(logits) else place].tolist() for each in top_logits)
             ranked = sorted((-value, id) for value, id in zip(values, ids, strict=True) if value > values[-1])
-            tried = (id for _, id in ranked if id != first[row])
-            token = next(filter(forms[row].allows, tried), None)
+            candidates = (id for _, id in ranked if id != first[row])
+            token = next(filter(grammars[row].allows_token, candidates), None)
             if token is not None:
                 tokens[row] = token
         rows = [row for row in rows if row not in tokens]
         for row in rows:
-            forms[row].want(beside=row != rows[-1])
-        for row, form in reversed(forms.items()):  # threads start with the first
-            if row not in tokens and form.ready() is None:
-                best = form.best(logits[row])
+            grammars[row].request_mask(in_thread=row != rows[-1])
+        for row, grammar in reversed(grammars.items()):  # threads start with the first
+            if row not in tokens and grammar.wait_ready() is None:
+                best = grammar.best_allowed(logits[row])
                 tokens[row] = first[row] if best is None else best
         return tokens
 
-    def _edit(
-        self, logits: torch.Tensor, plans: list[Plan], positions: list[int], spent: bool, done: set[int]
+    def _edit_rows(
+        self,
+        logits: torch.Tensor,
+        plans: list[SlotPlan],
+        positions: list[int],
+        overwrite: bool,
+        finished_rows: set[int],
     ) -> tuple[torch.Tensor, bool]:
         """Return the logits after grammars and processors, and whether any row changed; ``finished_rows`` are skipped.
 
         Copying a large vocabulary would cost more than the edits, so with ``overwrite`` logits are edited in place,
         unless scores are requested, which need the raw logits.
         """
-        forms = [
-            (row, plan.form)
+        grammars = [
+            (row, plan.grammar)
             for row, plan in enumerate(plans)
-            if plan.form is not None and plan.form.changes and row not in done
+            if plan.grammar is not None and plan.grammar.restricts_next and row not in finished_rows
         ]
-        edits = [
-            (row, plan.edit) for row, plan in enumerate(plans) if plan.edit is not None and plan.edits(positions[row])
+        processors = [
+            (row, plan.processor)
+            for row, plan in enumerate(plans)
+            if plan.processor is not None and plan.edits_logits(positions[row])
         ]
-        changed = bool(forms or edits)
-        if changed and not (spent and all(plan.logprobs < 0 for plan in plans)):
+        changed = bool(grammars or processors)
+        if changed and not (overwrite and all(plan.logprobs < 0 for plan in plans)):
             logits = logits.clone()
-        for row, form in forms:
-            form.apply(logits[row])
-        for row, edit in edits:
-            edit.apply(logits[row], positions[row])
+        for row, grammar in grammars:
+            grammar.mask_logits(logits[row])
+        for row, processor in processors:
+            processor.edit_logits(logits[row], positions[row])
         return logits, changed
 
-    def _choose(
+    def _choose_tokens(
         self,
         logits: torch.Tensor,
         rows: Iterable[int],
-        plans: list[Plan],
+        plans: list[SlotPlan],
         slots: list[int],
         positions: list[int],
-        likely: torch.Tensor | None,
+        argmax_ids: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return a token for each of ``rows``, by its drawing method: int64 [R]. Other entries are meaningless."""
-        ways: dict[Way, list[int]] = {way: [] for way in WAYS}
+        rows_by_method: dict[DrawMethod, list[int]] = {method: [] for method in DRAW_METHODS}
         for row in rows:
-            ways[plans[row].way].append(row)
-        greedy = ways.pop("greedy")
-        if likely is not None:
-            tokens = likely
+            rows_by_method[plans[row].method].append(row)
+        greedy = rows_by_method.pop("greedy")
+        if argmax_ids is not None:
+            tokens = argmax_ids
         elif greedy:
             tokens = native.argmax(logits)[1]
         else:
             tokens = torch.zeros(len(logits), dtype=torch.int64, device=self.device)
-        for way, drawn in ways.items():
-            if drawn:
-                each = self._draw(logits, drawn, plans, slots, positions, way)
-                tokens[torch.tensor(drawn, device=self.device)] = each
+        for method, method_rows in rows_by_method.items():
+            if method_rows:
+                drawn_tokens = self._draw_rows(logits, method_rows, plans, slots, positions, method)
+                tokens[torch.tensor(method_rows, device=self.device)] = drawn_tokens
         return tokens
 
-    def _choose_few(
-        self, logits: torch.Tensor, rows: list[int], plans: list[Plan], slots: list[int], positions: list[int]
+    def _choose_allowed(
+        self, logits: torch.Tensor, rows: list[int], plans: list[SlotPlan], slots: list[int], positions: list[int]
     ) -> torch.Tensor:
         """Return tokens for rows whose grammars allow few tokens: int64 [rows]. Only those logits are read.
 
         The result is the same as with -inf for all other tokens, which weigh nothing.
         """
         plans = [plans[row] for row in rows]
-        few = [plan.form.few.to(self.device) for plan in plans if plan.form is not None and plan.form.few is not None]
+        allowed_ids = [
+            plan.grammar.allowed_tokens.to(self.device)
+            for plan in plans
+            if plan.grammar is not None and plan.grammar.allowed_tokens is not None
+        ]
         values = pad_sequence(
-            [logits[row].index_select(0, ids) for row, ids in zip(rows, few, strict=True)], True, -math.inf
+            [logits[row].index_select(0, ids) for row, ids in zip(rows, allowed_ids, strict=True)], True, -math.inf
         )
         # If the model excludes all allowed tokens, take the first of them.
         values[:, :1].masked_fill_(values.amax(-1, keepdim=True) == -math.inf, 0.0)
         slots, positions = [slots[row] for row in rows], [positions[row] for row in rows]
-        index = self._choose(values, range(len(rows)), plans, slots, positions, None)
-        return pad_sequence(few, True).gather(1, index[:, None])[:, 0]
+        index = self._choose_tokens(values, range(len(rows)), plans, slots, positions, None)
+        return pad_sequence(allowed_ids, True).gather(1, index[:, None])[:, 0]
 
-    def _draw(
+    def _draw_rows(
         self,
         logits: torch.Tensor,
         rows: list[int],
-        plans: list[Plan],
+        plans: list[SlotPlan],
         slots: list[int],
         positions: list[int],
-        way: Way,
+        method: DrawMethod,
     ) -> torch.Tensor:
-        u = [uniform(plans[row].seed, positions[row]) for row in rows]
+        u = [uniform_number(plans[row].seed, positions[row]) for row in rows]
         uniforms = torch.tensor(u, dtype=torch.float64, device=self.device)
         table = torch.tensor([slots[row] for row in rows], device=self.device)
         if len(rows) < len(logits):
             logits = logits[torch.tensor(rows, device=self.device)]
         temperature, min_p = self._temperature[table], self._min_p[table]
-        if way == "whole":
-            return draw(logits, temperature, min_p, uniforms)
+        if method == "whole":
+            return draw_full(logits, temperature, min_p, uniforms)
         top_k, top_p = self._top_k[table], self._top_p[table]
-        if way == "cut":
+        if method == "cut":
             return draw_cut(logits, temperature, min_p, top_k, top_p, uniforms)
         return draw_typical(logits, temperature, min_p, top_k, top_p, self._typical_p[table], uniforms)
 
-    def _scores(self, logits: torch.Tensor, plans: list[Plan], tokens: list[int]) -> list[Score | None]:
-        scores: list[Score | None] = [None] * len(plans)
-        few = [row for row, plan in enumerate(plans) if 0 <= plan.logprobs <= FEW]
-        many = [row for row, plan in enumerate(plans) if plan.logprobs > FEW]
-        for rows in filter(None, (few, many)):  # rows that ask for long lists must not slow the others down
-            chosen = logits if len(rows) == len(logits) else logits[torch.tensor(rows, device=self.device)]
-            found = score(chosen, [tokens[row] for row in rows], max(plans[row].logprobs for row in rows))
-            for row, each in zip(rows, found, strict=True):
+    def _score_tokens(self, logits: torch.Tensor, plans: list[SlotPlan], tokens: list[int]) -> list[TokenScore | None]:
+        scores: list[TokenScore | None] = [None] * len(plans)
+        short_rows = [row for row, plan in enumerate(plans) if 0 <= plan.logprobs <= SHORT_LIST]
+        long_rows = [row for row, plan in enumerate(plans) if plan.logprobs > SHORT_LIST]
+        for rows in filter(None, (short_rows, long_rows)):  # rows that ask for long lists must not slow the others down
+            row_logits = logits if len(rows) == len(logits) else logits[torch.tensor(rows, device=self.device)]
+            row_scores = score_tokens(
+                row_logits, [tokens[row] for row in rows], max(plans[row].logprobs for row in rows)
+            )
+            for row, row_score in zip(rows, row_scores, strict=True):
                 count = plans[row].logprobs
-                scores[row] = Score(each.logprob, each.rank, each.top_ids[:count], each.top[:count])
+                scores[row] = TokenScore(
+                    row_score.logprob, row_score.rank, row_score.top_ids[:count], row_score.top_logprobs[:count]
+                )
         for row, plan in enumerate(plans):
-            if (own := scores[row]) is not None and plan.named:
-                own.top_ids, own.top = plan.named, logprobs(logits[row], plan.named)
+            if (named_score := scores[row]) is not None and plan.named_ids:
+                named_score.top_ids, named_score.top_logprobs = (
+                    plan.named_ids,
+                    token_logprobs(logits[row], plan.named_ids),
+                )
         return scores

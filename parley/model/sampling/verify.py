@@ -14,28 +14,28 @@ from dataclasses import dataclass, field
 
 import torch
 
-from parley.core.sequence import Row, Sampled
+from parley.core.sequence import RowResult, StepRow
 from parley.model.sampling.sampler import Sampler
 
-BROKEN = "The model produced logits that are not numbers."
+BROKEN_LOGITS = "The model produced logits that are not numbers."
 
 
 @dataclass(eq=False, slots=True)
-class Trial:
+class DraftTrial:
     """A row that samples, with or without drafts; its positions start at row ``first`` of the logits."""
 
-    row: Row
-    result: Sampled
+    row: StepRow
+    result: RowResult
     first: int
     position: int = field(init=False)  # output position of the first token to draw
-    right: bool = True  # all drafts so far were accepted
+    accepted: bool = True  # all drafts so far were accepted
 
     def __post_init__(self) -> None:
-        self.position = self.row.sequence.generated
+        self.position = self.row.sequence.output_length
 
 
-def verify(
-    sampler: Sampler, logits: torch.Tensor, likely: torch.Tensor, sound: list[bool], trials: list[Trial]
+def verify_drafts(
+    sampler: Sampler, logits: torch.Tensor, argmax_ids: torch.Tensor, finite: list[bool], trials: list[DraftTrial]
 ) -> None:
     """Draw for each trial, into its result, until a draft is rejected.
 
@@ -43,54 +43,54 @@ def verify(
     whether its largest logit is a finite number. A trial draws nothing from a row where it is not; if that is its
     first row, it gets ``error``. The sampler must be ready for the first positions.
     """
-    left = trials
+    remaining = trials
     try:
-        while left:
-            left = _round(sampler, logits, likely, sound, left)
+        while remaining:
+            remaining = _verify_round(sampler, logits, argmax_ids, finite, remaining)
     finally:
         for trial in trials:  # the loop appends the tokens itself
             sequence = trial.row.sequence
             del sequence.tokens[sequence.prompt_len + trial.position :]
 
 
-def _round(
-    sampler: Sampler, logits: torch.Tensor, likely: torch.Tensor, sound: list[bool], trials: list[Trial]
-) -> list[Trial]:
+def _verify_round(
+    sampler: Sampler, logits: torch.Tensor, argmax_ids: torch.Tensor, finite: list[bool], trials: list[DraftTrial]
+) -> list[DraftTrial]:
     """Draw the next position of each trial, or all of its positions. Return the trials that continue."""
-    asked: list[tuple[Trial, int]] = []
+    requests: list[tuple[DraftTrial, int]] = []
     for trial in trials:
         begin = trial.first + len(trial.result.tokens)
-        end = begin + 1 if sampler.stateful(trial.row.sequence.slot) else trial.first + 1 + len(trial.row.drafts)
-        good = next((at for at in range(begin, end) if not sound[at]), end)
-        if good == trial.first:
-            trial.result.error = BROKEN
-        asked += [(trial, at) for at in range(begin, good)]
-    if not asked:
+        end = begin + 1 if sampler.is_stateful(trial.row.sequence.slot) else trial.first + 1 + len(trial.row.drafts)
+        end_of_finite = next((at for at in range(begin, end) if not finite[at]), end)
+        if end_of_finite == trial.first:
+            trial.result.error = BROKEN_LOGITS
+        requests += [(trial, at) for at in range(begin, end_of_finite)]
+    if not requests:
         return []
-    which = torch.tensor([at for _, at in asked], device=logits.device)
-    slots = [trial.row.sequence.slot for trial, _ in asked]
-    positions = [trial.position + at - trial.first for trial, at in asked]
-    draws = sampler.sample(logits[which], slots, positions, likely[which], spent=True)
-    going: list[Trial] = []
-    for (trial, at), (token, score) in zip(asked, draws, strict=True):
-        if not trial.right:
+    rows = torch.tensor([at for _, at in requests], device=logits.device)
+    slots = [trial.row.sequence.slot for trial, _ in requests]
+    positions = [trial.position + at - trial.first for trial, at in requests]
+    draws = sampler.draw_tokens(logits[rows], slots, positions, argmax_ids[rows], overwrite=True)
+    continuing: list[DraftTrial] = []
+    for (trial, at), (token, score) in zip(requests, draws, strict=True):
+        if not trial.accepted:
             continue
         slot = trial.row.sequence.slot
         if token is None:
-            trial.right = False
+            trial.accepted = False
             if at == trial.first:
-                trial.result.error = sampler.ready([slot])[0]
+                trial.result.error = sampler.wait_grammars([slot])[0]
             continue
         trial.result.tokens.append(token)
         if score is not None:
             trial.result.scores.append(score)
         number, drafts = at - trial.first, trial.row.drafts
-        trial.right = number < len(drafts) and drafts[number] == token
-        if sampler.stateful(slot):
-            trial.result.end = sampler.end(slot)
-            if trial.right and trial.result.end is None:
+        trial.accepted = number < len(drafts) and drafts[number] == token
+        if sampler.is_stateful(slot):
+            trial.result.end = sampler.grammar_end(slot)
+            if trial.accepted and trial.result.end is None:
                 trial.row.sequence.tokens.append(token)
-                going.append(trial)
-    problems = sampler.ready([trial.row.sequence.slot for trial in going])
+                continuing.append(trial)
+    problems = sampler.wait_grammars([trial.row.sequence.slot for trial in continuing])
     # A trial with a problem fails at its next step, where the problem shows up again.
-    return [trial for trial, problem in zip(going, problems, strict=True) if problem is None]
+    return [trial for trial, problem in zip(continuing, problems, strict=True) if problem is None]

@@ -29,31 +29,35 @@ import msgspec
 from parley.errors import Invalid, excerpt
 from parley.text.grammar import gbnf, lexemes
 from parley.text.grammar import json_schema as schemas
-from parley.text.grammar.lark import Lark, quoted
-from parley.text.grammar.limits import BUDGET, READING, SIZE, SLOW
-from parley.text.grammar.refused import Refused
-from parley.text.grammar.regex import rust
-from parley.text.grammar.structural_tags import TEXT, Writer
+from parley.text.grammar.lark import LarkWriter, quote_lark
+from parley.text.grammar.limits import COMPILE_LIMITS, COMPILE_SECONDS, MAX_GRAMMAR_CHARS, TOO_SLOW
+from parley.text.grammar.refused import GrammarRefused
+from parley.text.grammar.regex import to_rust_regex
+from parley.text.grammar.structural_tags import ANY_TEXT_TERMINAL, TagWriter
 from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import Grammar
 
-SIZE_GBNF = 32 << 10  # characters; smaller than MAX_GRAMMAR_CHARS because Python parses GBNF, which is slower
-STEP = 0.03  # seconds for the first mask: a batch may have to wait this long for one
-KEPT = 16 << 20  # bytes of cached grammars and their keys
+MAX_GBNF_CHARS = 32 << 10  # characters; smaller than MAX_GRAMMAR_CHARS because Python parses GBNF, which is slower
+MAX_MASK_SECONDS = 0.03  # seconds for the first mask: a batch may have to wait this long for one
+CACHE_BYTES = 16 << 20  # bytes of cached grammars and their keys
 
-USUAL = r" |\n[ \t]{0,32}"  # white space between JSON tokens: enough for readable output, without endless runs of it
+DEFAULT_WHITESPACE = (
+    r" |\n[ \t]{0,32}"  # white space between JSON tokens: enough for readable output, without endless runs of it
+)
 
 # A grammar that nothing refers to; its option applies to all others. Without it, llguidance forces tokens where only
 # one text can follow: it tokenizes that text, turns parts that look like marks into marks, and then refuses them.
-FREE = {"name": "free", "lark_grammar": '%llguidance {"no_forcing": true}\nstart: ""'}
+NO_FORCING = {"name": "free", "lark_grammar": '%llguidance {"no_forcing": true}\nstart: ""'}
 
-LINE = 200  # longest part of llguidance's own messages that is passed on, in characters
-DEEP = "it is nested too deeply"
-COMPLEX = "it is too complex"
-WIDE = f"an object in it has more than {schemas.MEMBERS} properties"
-IDS = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|<\[([^\]]*)\]>')  # token ids; also matches strings, to skip them
-UNKNOWN = re.compile(r"Unimplemented keys: \[(.*)\]")
-REASONS = (
+MAX_MESSAGE_CHARS = 200  # longest part of llguidance's own messages that is passed on, in characters
+TOO_DEEP = "it is nested too deeply"
+TOO_COMPLEX = "it is too complex"
+TOO_WIDE = f"an object in it has more than {schemas.MAX_PROPERTIES} properties"
+TOKEN_IDS = re.compile(
+    r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|<\[([^\]]*)\]>'
+)  # token ids; also matches strings, to skip them
+UNKNOWN_KEYWORDS = re.compile(r"Unimplemented keys: \[(.*)\]")
+ERROR_REASONS = (
     ("NoExtension", "no text can match it"),
     ("oneOf constraints", "oneOf is supported only where its alternatives exclude one another"),
     ("min/maxProperties only", "minProperties and maxProperties are supported only where all properties are required"),
@@ -62,251 +66,262 @@ REASONS = (
     ("invalid multiple of", "multipleOf must be greater than 0"),
     ("Token range end too large", "it names a token that is not in the vocabulary"),
     ("Regex is empty", "no text matches a pattern in it"),
-    ("too deeply nested", DEEP),
+    ("too deeply nested", TOO_DEEP),
     ("too large", "it is too large"),
     ("too big", "it is too large"),
-    ("fuel", COMPLEX),
-    ("determine if regex is empty", COMPLEX),
-    ("too many expressions", COMPLEX),
+    ("fuel", TOO_COMPLEX),
+    ("determine if regex is empty", TOO_COMPLEX),
+    ("too many expressions", TOO_COMPLEX),
     ("hex escape", "it contains half of a surrogate pair"),
     ("panic:", "the grammar library crashed on it"),
     ("Default retriever", "references to other documents are not followed"),
 )
 
-WORKERS = ThreadPoolExecutor(2, "grammar")
+COMPILE_WORKERS = ThreadPoolExecutor(2, "grammar")
 
 
-class Compiler:
+class GrammarCompiler:
     """Compiles grammars for one model's tokenizer and caches the results. All methods are thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer):
-        self._alphabet: llguidance.LLTokenizer | None = None
+        self._test_vocabulary: llguidance.LLTokenizer | None = None
         self._tokenizer = tokenizer
-        self.lark = Lark(tokenizer.marks)
-        self._made: OrderedDict[bytes, str | Refused] = OrderedDict()
-        self._kept = 0
+        self.lark_writer = LarkWriter(tokenizer.marks)
+        self._cache: OrderedDict[bytes, str | GrammarRefused] = OrderedDict()
+        self._cached_bytes = 0
         self._lock = threading.Lock()
 
-    def find(self, grammar: Grammar) -> str | None:
+    def find_compiled(self, grammar: Grammar) -> str | None:
         """Return the cached text, or None if there is none. Raises Invalid if the grammar was refused before."""
-        made = self.recall(_key(grammar))
-        if isinstance(made, Refused):
-            raise _wrong(grammar, made)
-        return made
+        result = self.cached_result(_grammar_key(grammar))
+        if isinstance(result, GrammarRefused):
+            raise _invalid_grammar(grammar, result)
+        return result
 
-    def compile(self, grammar: Grammar) -> str:
+    def compile_grammar(self, grammar: Grammar) -> str:
         """Return the engine's text of a grammar. Takes up to seconds: run it in COMPILE_WORKERS. Raises Invalid."""
-        key = _key(grammar)
+        key = _grammar_key(grammar)
         began = time.thread_time()
         try:
-            made: str | Refused = self._compile(grammar)
-            if time.thread_time() - began > BUDGET:
-                made = Refused(SLOW)
-        except Refused as error:
-            made = Refused(str(error))  # drop the traceback
+            result: str | GrammarRefused = self._write_and_test(grammar)
+            if time.thread_time() - began > COMPILE_SECONDS:
+                result = GrammarRefused(TOO_SLOW)
+        except GrammarRefused as error:
+            result = GrammarRefused(str(error))  # drop the traceback
         except RecursionError:
-            made = Refused(DEEP)
+            result = GrammarRefused(TOO_DEEP)
         except UnicodeEncodeError:
-            made = Refused("it contains half of a surrogate pair")
-        self.keep(key, made)
-        if isinstance(made, Refused):
-            raise _wrong(grammar, made)
-        return made
+            result = GrammarRefused("it contains half of a surrogate pair")
+        self.cache_result(key, result)
+        if isinstance(result, GrammarRefused):
+            raise _invalid_grammar(grammar, result)
+        return result
 
-    def recall(self, key: bytes) -> str | Refused | None:
+    def cached_result(self, key: bytes) -> str | GrammarRefused | None:
         """Return the cached result of a key: a text, a refusal, or None."""
         with self._lock:
-            made = self._made.get(key)
-            if made is not None:
-                self._made.move_to_end(key)
-            return made
+            result = self._cache.get(key)
+            if result is not None:
+                self._cache.move_to_end(key)
+            return result
 
-    def keep(self, key: bytes, made: str | Refused) -> None:
+    def cache_result(self, key: bytes, result: str | GrammarRefused) -> None:
         """Cache a result, and evict the least recently used ones while the cache exceeds CACHE_BYTES."""
         with self._lock:
-            if key not in self._made:
-                self._made[key] = made
-                self._kept += len(key) + len(str(made))
-            while self._kept > KEPT:
-                old, gone = self._made.popitem(last=False)
-                self._kept -= len(old) + len(str(gone))
+            if key not in self._cache:
+                self._cache[key] = result
+                self._cached_bytes += len(key) + len(str(result))
+            while self._cached_bytes > CACHE_BYTES:
+                evicted_key, evicted = self._cache.popitem(last=False)
+                self._cached_bytes -= len(evicted_key) + len(str(evicted))
 
-    def get(self, grammar: Grammar) -> str:
+    def find_or_compile(self, grammar: Grammar) -> str:
         """Return the cached text, or compile it now. Raises Invalid."""
-        found = self.find(grammar)
-        return self.compile(grammar) if found is None else found
+        compiled = self.find_compiled(grammar)
+        return self.compile_grammar(grammar) if compiled is None else compiled
 
-    def behind(self, made: str, think: tuple[str, str], inside: bool) -> str:
+    def allow_reasoning_before(self, compiled: str, reasoning_marks: tuple[str, str], starts_inside: bool) -> str:
         """Return a compiled grammar that allows reasoning, between ``reasoning_marks``, before the compiled one.
 
         ``starts_inside``: the answer starts in the reasoning, which is then required. Otherwise reasoning is optional.
         """
-        opening, closing = self.lark.text(think[0]), self.lark.text(think[1])
-        lines = ["THOUGHT: " + TEXT, r"GAP: /\n{0,2}/"]
-        if think[1] in self.lark.marks:
-            thought = f"THOUGHT {closing}"
+        opening, closing = (
+            self.lark_writer.write_text(reasoning_marks[0]),
+            self.lark_writer.write_text(reasoning_marks[1]),
+        )
+        lines = ["THOUGHT: " + ANY_TEXT_TERMINAL, r"GAP: /\n{0,2}/"]
+        if reasoning_marks[1] in self.lark_writer.marks:
+            reasoning = f"THOUGHT {closing}"
         else:
-            thought = "thought"
-            lines.append(f"thought[lazy]: THOUGHT {closing}")
-        lines.append(f"start: {thought} GAP @form" if inside else f"start: ({opening} {thought} GAP)? @form")
-        form, *parts = json.loads(made)["grammars"]
-        answer = {"name": "answer", "lark_grammar": "\n".join(lines)}
-        return json.dumps({"grammars": [answer, form | {"name": "form"}, *parts]})
+            reasoning = "thought"
+            lines.append(f"reasoning[lazy]: THOUGHT {closing}")
+        lines.append(
+            f"start: {reasoning} GAP @first_grammar"
+            if starts_inside
+            else f"start: ({opening} {reasoning} GAP)? @first_grammar"
+        )
+        first_grammar, *other_grammars = json.loads(compiled)["grammars"]
+        start_grammar = {"name": "answer", "lark_grammar": "\n".join(lines)}
+        return json.dumps({"grammars": [start_grammar, first_grammar | {"name": "form"}, *other_grammars]})
 
-    def _compile(self, grammar: Grammar) -> str:
-        if not self._tokenizer.by_piece:
-            raise Refused("this model's tokenizer spells a token differently depending on its position")
-        text = self._write(grammar)
-        if len(text) > SIZE:
-            raise Refused(f"it has {len(text)} characters, and at most {SIZE} are allowed")
-        limits = llguidance.LLParserLimits(**READING)
-        matcher = llguidance.LLMatcher(self._letters(), text, log_level=0, limits=limits)
+    def _write_and_test(self, grammar: Grammar) -> str:
+        if not self._tokenizer.decodes_by_token:
+            raise GrammarRefused("this model's tokenizer spells a token differently depending on its position")
+        text = self._write_grammars(grammar)
+        if len(text) > MAX_GRAMMAR_CHARS:
+            raise GrammarRefused(f"it has {len(text)} characters, and at most {MAX_GRAMMAR_CHARS} are allowed")
+        limits = llguidance.LLParserLimits(**COMPILE_LIMITS)
+        matcher = llguidance.LLMatcher(self._build_test_vocabulary(), text, log_level=0, limits=limits)
         if not matcher.is_error():
             began = time.thread_time()
             matcher.compute_bitmask()
-            if time.thread_time() - began > STEP:
-                raise Refused(COMPLEX)
+            if time.thread_time() - began > MAX_MASK_SECONDS:
+                raise GrammarRefused(TOO_COMPLEX)
         if matcher.is_error():
-            raise Refused(_reason(matcher.get_error()))
+            raise GrammarRefused(_explain_error(matcher.get_error()))
         return text
 
-    def _write(self, grammar: Grammar) -> str:
-        more: list[dict[str, Any]] = []
-        parts = [self._part(grammar, more)]
+    def _write_grammars(self, grammar: Grammar) -> str:
+        called: list[dict[str, Any]] = []
+        parts = [self._write_part(grammar, called)]
         if grammar.kind == "around":
-            parts.append({"name": "inner"} | self._part(grammar.value[1], more))
-        return json.dumps({"grammars": [*parts, *more, FREE]})
+            parts.append({"name": "inner"} | self._write_part(grammar.value[1], called))
+        return json.dumps({"grammars": [*parts, *called, NO_FORCING]})
 
-    def _part(self, grammar: Grammar, more: list[dict[str, Any]], ends: list[str] | None = None) -> dict[str, Any]:
+    def _write_part(
+        self, grammar: Grammar, called: list[dict[str, Any]], ends: list[str] | None = None
+    ) -> dict[str, Any]:
         """Write one llguidance grammar. Grammars it calls are appended to ``called``; a GBNF one ends with ``ends``."""
         value = grammar.value
         match grammar.kind:
             case "json":
-                return {"json_schema": self._schema(grammar)}
+                return {"json_schema": self._prepare_schema(grammar)}
             case "regex":
-                return _lark(f"start: /{_regex(value)}/")
+                return _lark_grammar(f"start: /{_regex_to_lark(value)}/")
             case "choice" if not value:
-                raise Refused("its list of choices is empty")
+                raise GrammarRefused("its list of choices is empty")
             case "choice":
-                return _lark("start: " + " | ".join(map(quoted, value)))
+                return _lark_grammar("start: " + " | ".join(map(quote_lark, value)))
             case "lark":
-                _check_inner(grammar)
-                _check_ids(grammar, self._tokenizer.vocab_size)
-                return _lark(value)
+                _check_inner_schemas(grammar)
+                _check_token_ids(grammar, self._tokenizer.vocab_size)
+                return _lark_grammar(value)
             case "around":
-                return _lark(value[0])
+                return _lark_grammar(value[0])
             case "ebnf":
-                if len(value) > SIZE_GBNF:
-                    raise Refused(f"it has {len(value)} characters, and at most {SIZE_GBNF} are allowed")
-                return _lark(lexemes.lark(gbnf.read(value), ends or []))
+                if len(value) > MAX_GBNF_CHARS:
+                    raise GrammarRefused(f"it has {len(value)} characters, and at most {MAX_GBNF_CHARS} are allowed")
+                return _lark_grammar(lexemes.write_lark(gbnf.parse_gbnf(value), ends or []))
             case "tags":
-                return _lark(self._tags(grammar, more))
+                return _lark_grammar(self._write_tags(grammar, called))
 
-    def _schema(self, grammar: Grammar, value: Any = None) -> dict[str, Any]:
+    def _prepare_schema(self, grammar: Grammar, value: Any = None) -> dict[str, Any]:
         """Return a schema with llguidance's options in it."""
         value = grammar.value if value is None else value
         if value is True:
             value = {}
         if not isinstance(value, dict):
-            raise Refused("a JSON schema must be an object or true; false allows nothing")
+            raise GrammarRefused("a JSON schema must be an object or true; false allows nothing")
         if schemas.too_deep(value):
-            raise Refused(f"it is nested deeper than {schemas.DEPTH} levels")
+            raise GrammarRefused(f"it is nested deeper than {schemas.MAX_SCHEMA_DEPTH} levels")
         if schemas.too_wide(value):
-            raise Refused(WIDE)
-        white = USUAL if grammar.whitespace is None else grammar.whitespace
-        options: dict[str, Any] = {"whitespace_pattern": white} if white else {"whitespace_flexible": False}
-        made = schemas.ready(value, grammar.closed)
-        return made | {"x-guidance": options | {"json_allowed_escapes": schemas.escapes(made)}}
+            raise GrammarRefused(TOO_WIDE)
+        whitespace = DEFAULT_WHITESPACE if grammar.whitespace is None else grammar.whitespace
+        options: dict[str, Any] = {"whitespace_pattern": whitespace} if whitespace else {"whitespace_flexible": False}
+        prepared = schemas.prepare_for_llguidance(value, grammar.closed)
+        return prepared | {"x-guidance": options | {"json_allowed_escapes": schemas.allowed_escapes(prepared)}}
 
-    def _tags(self, grammar: Grammar, more: list[dict[str, Any]]) -> str:
-        def part(each: Grammar, ends: list[str]) -> str:
-            more.append({"name": f"part{len(more)}"} | self._part(each, more, ends))
-            return str(more[-1]["name"])
+    def _write_tags(self, grammar: Grammar, called: list[dict[str, Any]]) -> str:
+        def add_part(inner: Grammar, ends: list[str]) -> str:
+            called.append({"name": f"add_part{len(called)}"} | self._write_part(inner, called, ends))
+            return str(called[-1]["name"])
 
-        def schema(value: Any) -> dict[str, Any]:
-            return self._schema(grammar, value)
+        def prepare_schema(value: Any) -> dict[str, Any]:
+            return self._prepare_schema(grammar, value)
 
-        return Writer(self.lark, schema, _regex, part, self._id).write(grammar.value)
+        return TagWriter(
+            self.lark_writer, prepare_schema, _regex_to_lark, add_part, self._find_token_id
+        ).write_tag_grammar(grammar.value)
 
-    def _id(self, token: int | str) -> int:
+    def _find_token_id(self, token: int | str) -> int:
         """Return the id of a token given as its id or as the vocabulary writes it."""
         tokenizer = self._tokenizer
-        id = token if isinstance(token, int) else tokenizer.backend.token_to_id(token)
-        if id is None or tokenizer.token_str(id) is None:
-            raise Refused(f"there is no token {excerpt(str(token))}")
-        return id
+        token_id = token if isinstance(token, int) else tokenizer.backend.token_to_id(token)
+        if token_id is None or tokenizer.token_str(token_id) is None:
+            raise GrammarRefused(f"there is no token {excerpt(str(token))}")
+        return token_id
 
-    def _letters(self) -> llguidance.LLTokenizer:
+    def _build_test_vocabulary(self) -> llguidance.LLTokenizer:
         with self._lock:
-            if self._alphabet is None:
-                letters = _Letters(self._tokenizer)
-                self._alphabet = llguidance.LLTokenizer(llguidance.TokenizerWrapper(letters))
-            return self._alphabet
+            if self._test_vocabulary is None:
+                vocabulary = _ByteVocabulary(self._tokenizer)
+                self._test_vocabulary = llguidance.LLTokenizer(llguidance.TokenizerWrapper(vocabulary))
+            return self._test_vocabulary
 
 
-class _Letters:
+class _ByteVocabulary:
     """A vocabulary of bytes and marks, as llguidance's TokenizerWrapper expects it. Marks keep the model's ids."""
 
     bos_token_id = None
 
     def __init__(self, tokenizer: Tokenizer):
-        self.first = tokenizer.vocab_size
-        self.tokens = [b""] * self.first + [bytes([byte]) for byte in range(256)] + [b"<end of answer>"]
+        self.first_byte_id = tokenizer.vocab_size
+        self.tokens = [b""] * self.first_byte_id + [bytes([byte]) for byte in range(256)] + [b"<end of answer>"]
         self.eos_token_id = len(self.tokens) - 1
-        for mark, id in tokenizer.marks.items():
-            self.tokens[id] = mark.encode()
+        for mark, token_id in tokenizer.marks.items():
+            self.tokens[token_id] = mark.encode()
         self.special_token_ids = [*tokenizer.marks.values(), self.eos_token_id]
 
     def __call__(self, text: bytes) -> list[int]:
-        return [self.first + byte for byte in text]
+        return [self.first_byte_id + byte for byte in text]
 
 
-def _key(grammar: Grammar) -> bytes:
+def _grammar_key(grammar: Grammar) -> bytes:
     content = [grammar.kind, grammar.value, grammar.whitespace, grammar.closed]
     try:
         return sha256(json.dumps(content, default=msgspec.to_builtins).encode()).digest()
     except RecursionError:
-        raise _wrong(grammar, DEEP) from None
+        raise _invalid_grammar(grammar, TOO_DEEP) from None
 
 
-def _lark(text: str) -> dict[str, Any]:
+def _lark_grammar(text: str) -> dict[str, Any]:
     return {"lark_grammar": text}
 
 
-def _regex(value: str) -> str:
-    return str(llguidance.regex_to_lark(rust(value, schema=False), ""))
+def _regex_to_lark(value: str) -> str:
+    return str(llguidance.regex_to_lark(to_rust_regex(value, schema=False), ""))
 
 
-def _check_inner(grammar: Grammar) -> None:
+def _check_inner_schemas(grammar: Grammar) -> None:
     """Refuse a Lark grammar that contains a JSON schema with too many properties."""
-    for found in re.finditer(r"%json\s*", grammar.value):
+    for match in re.finditer(r"%json\s*", grammar.value):
         try:
-            value, _ = json.JSONDecoder().raw_decode(grammar.value, found.end())
+            value, _ = json.JSONDecoder().raw_decode(grammar.value, match.end())
         except ValueError:  # llguidance reports the error, or "%json" is only the end of a name
             continue
         if schemas.too_wide(value):
-            raise Refused(WIDE)
+            raise GrammarRefused(TOO_WIDE)
 
 
-def _check_ids(grammar: Grammar, vocabulary: int) -> None:
+def _check_token_ids(grammar: Grammar, vocab_size: int) -> None:
     """Refuse a Lark grammar with token ids that the model lacks; the test vocabulary here has more."""
-    for found in IDS.finditer(grammar.value):
-        if any(int(id) >= vocabulary for id in re.findall(r"0*([0-9]{1,10})", found[1] or "")):
-            raise Refused("it names a token that is not in the vocabulary")
+    for match in TOKEN_IDS.finditer(grammar.value):
+        if any(int(token_id) >= vocab_size for token_id in re.findall(r"0*([0-9]{1,10})", match[1] or "")):
+            raise GrammarRefused("it names a token that is not in the vocabulary")
 
 
-def _wrong(grammar: Grammar, reason: Refused | str) -> Invalid:
+def _invalid_grammar(grammar: Grammar, reason: GrammarRefused | str) -> Invalid:
     return Invalid(f"{grammar.field} cannot be followed: {reason}.", field=grammar.field)
 
 
-def _reason(error: str) -> str:
+def _explain_error(error: str) -> str:
     """Turn llguidance's message into the end of a sentence, without the parts meant for its own callers."""
-    if found := UNKNOWN.search(error):
-        return f"the keywords {found[1]} are not supported" if "," in found[1] else f"{found[1]} is not supported"
-    for known, told in REASONS:
-        if known in error:
-            return told
+    if match := UNKNOWN_KEYWORDS.search(error):
+        return f"the keywords {match[1]} are not supported" if "," in match[1] else f"{match[1]} is not supported"
+    for fragment, explanation in ERROR_REASONS:
+        if fragment in error:
+            return explanation
     lines = error.strip().splitlines() or ["it is wrong"]
     line = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), lines[0])
     line = line.strip().rstrip(".:")
-    return line if len(line) <= LINE else line[: LINE - 1] + "…"
+    return line if len(line) <= MAX_MESSAGE_CHARS else line[: MAX_MESSAGE_CHARS - 1] + "…"

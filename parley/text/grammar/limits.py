@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-SIZE = 128 << 10  # characters of a compiled grammar
-BUDGET = 0.5  # seconds of processor time to compile it
-SLOW = "it takes too long to prepare"
+MAX_GRAMMAR_CHARS = 128 << 10  # characters of a compiled grammar
+COMPILE_SECONDS = 0.5  # seconds of processor time to compile it
+TOO_SLOW = "it takes too long to prepare"
 
 # For each generated token.
-FOLLOWING: dict[str, Any] = {
+MATCHER_LIMITS: dict[str, Any] = {
     "max_items_in_row": 20_000,  # alternatives at one position: each property of an object takes a few items
     "step_lexer_fuel": 100_000,
     "step_max_items": 50_000,
@@ -22,4 +22,4 @@ FOLLOWING: dict[str, Any] = {
 }
 
 # For the first compilation as well. A grammar that passed is compiled again without the additional limits.
-READING: dict[str, Any] = FOLLOWING | {"initial_lexer_fuel": 1_000_000, "max_grammar_size": 250_000}
+COMPILE_LIMITS: dict[str, Any] = MATCHER_LIMITS | {"initial_lexer_fuel": 1_000_000, "max_grammar_size": 250_000}

@@ -10,15 +10,28 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from parley.text.grammar.productions import ANY, Either, Letter, Name, Node, Repeat, Row, Set, Text, union
+from parley.text.grammar.productions import (
+    ANY_CHARACTER,
+    AlternativesNode,
+    CharacterNode,
+    CharacterSet,
+    GrammarNode,
+    RepeatNode,
+    RuleReference,
+    SequenceNode,
+    TextNode,
+    union_sets,
+)
 
-PLACES = 4000  # character positions of one part
-VISITS = 4 * PLACES  # nodes of one part: empty nodes add no positions, however often they are repeated or referred to
-COPIES = 16  # copies of a repeated node; a node that may repeat more often is treated as unlimited
-STATES = 4000  # states of two automata side by side
+MAX_POSITIONS = 4000  # character positions of one part
+MAX_NODE_VISITS = (
+    4 * MAX_POSITIONS
+)  # nodes of one part: empty nodes add no positions, however often they are repeated or referred to
+MAX_COPIES = 16  # copies of a repeated node; a node that may repeat more often is treated as unlimited
+MAX_PAIR_STATES = 4000  # states of two automata side by side
 
 
-class TooLarge(Exception):
+class AutomatonTooLarge(Exception):
     """The automaton of a part would be too large."""
 
 
@@ -30,113 +43,113 @@ class Overlap:
     that part where the other can end.
     """
 
-    meet: bool
-    first: Set
-    second: Set
+    same_text: bool
+    first_continues: CharacterSet
+    second_continues: CharacterSet
 
-    def turned(self) -> Overlap:
+    def swap_parts(self) -> Overlap:
         """Return the same for the parts in reverse order."""
-        return Overlap(self.meet, self.second, self.first)
+        return Overlap(self.same_text, self.second_continues, self.first_continues)
 
 
-ALL = Overlap(True, ANY, ANY)
+FULL_OVERLAP = Overlap(True, ANY_CHARACTER, ANY_CHARACTER)
 
 
-class Automaton:
+class PositionAutomaton:
     """The position automaton of a node without recursive rules. Raises AutomatonTooLarge."""
 
-    def __init__(self, node: Node, rules: Mapping[str, Node]):
-        self.letters: list[Set] = []  # characters of each position
-        self.after: list[set[int]] = []  # positions that may follow each position
+    def __init__(self, node: GrammarNode, rules: Mapping[str, GrammarNode]):
+        self.characters: list[CharacterSet] = []  # characters of each position
+        self.followers: list[set[int]] = []  # positions that may follow each position
         self._rules, self._visits = rules, 0
-        _, self.first, self.last = self._places(node)
+        _, self.first_positions, self.last_positions = self._add_node(node)
 
-    def then(self, places: Iterable[int]) -> set[int]:
+    def positions_after(self, positions: Iterable[int]) -> set[int]:
         """Return the positions that may follow any of ``positions``."""
-        return set[int]().union(*(self.after[place] for place in places))
+        return set[int]().union(*(self.followers[place] for place in positions))
 
-    def _places(self, node: Node) -> tuple[bool, set[int], set[int]]:
+    def _add_node(self, node: GrammarNode) -> tuple[bool, set[int], set[int]]:
         """Add a node's positions; return whether it can be empty, and where it can begin and end."""
         self._visits += 1
-        if self._visits > VISITS:
-            raise TooLarge
+        if self._visits > MAX_NODE_VISITS:
+            raise AutomatonTooLarge
         match node:
-            case Text(text):
-                return self._row([Letter(((ord(letter), ord(letter)),)) for letter in text])
-            case Letter(letters):
-                if len(self.letters) == PLACES:
-                    raise TooLarge
-                self.letters.append(letters)
-                self.after.append(set())
-                return False, {len(self.letters) - 1}, {len(self.letters) - 1}
-            case Name(name):
-                return self._places(self._rules[name])
-            case Repeat(inner, least, most):
-                return self._repeat(inner, least, most)
-            case Row(nodes):
-                return self._row(nodes)
-            case Either(nodes):
-                found = [self._places(each) for each in nodes]
-                empty, first, last = zip(*found, strict=True)
+            case TextNode(text):
+                return self._add_sequence([CharacterNode(((ord(letter), ord(letter)),)) for letter in text])
+            case CharacterNode(letters):
+                if len(self.characters) == MAX_POSITIONS:
+                    raise AutomatonTooLarge
+                self.characters.append(letters)
+                self.followers.append(set())
+                return False, {len(self.characters) - 1}, {len(self.characters) - 1}
+            case RuleReference(name):
+                return self._add_node(self._rules[name])
+            case RepeatNode(inner, least, most):
+                return self._add_repeat(inner, least, most)
+            case SequenceNode(nodes):
+                return self._add_sequence(nodes)
+            case AlternativesNode(nodes):
+                parts = [self._add_node(each) for each in nodes]
+                empty, first, last = zip(*parts, strict=True)
                 return any(empty), set().union(*first), set().union(*last)
 
-    def _row(self, nodes: Iterable[Node]) -> tuple[bool, set[int], set[int]]:
+    def _add_sequence(self, nodes: Iterable[GrammarNode]) -> tuple[bool, set[int], set[int]]:
         empty, first, last = True, set[int](), set[int]()
         for node in nodes:
-            blank, begin, end = self._places(node)
+            blank, begin, end = self._add_node(node)
             for place in last:
-                self.after[place] |= begin
+                self.followers[place] |= begin
             first = first | begin if empty else first
             last = last | end if blank else end
             empty = empty and blank
         return empty, first, last
 
-    def _repeat(self, inner: Node, least: int, most: int | None) -> tuple[bool, set[int], set[int]]:
-        if 1 < (least + 1 if most is None else most) <= COPIES:
-            rest = [Repeat(inner, 0, None)] if most is None else [Repeat(inner, 0, 1)] * (most - least)
-            return self._row([*[inner] * least, *rest])
-        empty, first, last = self._places(inner)
+    def _add_repeat(self, inner: GrammarNode, least: int, most: int | None) -> tuple[bool, set[int], set[int]]:
+        if 1 < (least + 1 if most is None else most) <= MAX_COPIES:
+            rest = [RepeatNode(inner, 0, None)] if most is None else [RepeatNode(inner, 0, 1)] * (most - least)
+            return self._add_sequence([*[inner] * least, *rest])
+        empty, first, last = self._add_node(inner)
         if most != 1:
             for place in last:
-                self.after[place] |= first
+                self.followers[place] |= first
         return empty or least == 0, first, last
 
 
-def overlap(one: Automaton, other: Automaton, check: Callable[[], None]) -> Overlap:
+def find_overlap(one: PositionAutomaton, other: PositionAutomaton, check: Callable[[], None]) -> Overlap:
     """Compare the non-empty texts of two automata. ``check`` is called in every step, and may raise."""
     meet, first, second = False, set[int](), set[int]()
-    left = [(one.first, other.first)]
+    unvisited = [(one.first_positions, other.first_positions)]
     seen = set[tuple[frozenset[int], frozenset[int]]]()
-    while left:
+    while unvisited:
         check()
-        for here, there in _steps(one, other, *left.pop()):
+        for here, there in _joint_steps(one, other, *unvisited.pop()):
             if (here, there) in seen:
                 continue
-            if len(seen) == STATES:
-                return ALL
+            if len(seen) == MAX_PAIR_STATES:
+                return FULL_OVERLAP
             seen.add((here, there))
-            on, on_there = one.then(here), other.then(there)
-            ends, ends_there = not one.last.isdisjoint(here), not other.last.isdisjoint(there)
+            on, on_there = one.positions_after(here), other.positions_after(there)
+            ends, ends_there = not one.last_positions.isdisjoint(here), not other.last_positions.isdisjoint(there)
             meet = meet or (ends and ends_there)
             first |= on if ends_there else set()
             second |= on_there if ends else set()
-            left.append((on, on_there))
-    letters, others = (one.letters[place] for place in first), (other.letters[place] for place in second)
-    return Overlap(meet, union(*letters), union(*others))
+            unvisited.append((on, on_there))
+    letters, others = (one.characters[place] for place in first), (other.characters[place] for place in second)
+    return Overlap(meet, union_sets(*letters), union_sets(*others))
 
 
-def _steps(
-    one: Automaton, other: Automaton, first: set[int], second: set[int]
+def _joint_steps(
+    one: PositionAutomaton, other: PositionAutomaton, first: set[int], second: set[int]
 ) -> Iterator[tuple[frozenset[int], frozenset[int]]]:
     """Yield the pairs of position sets that one more character leads to, for each group of characters both accept."""
-    sides = [[(low, high + 1, place) for place in places for low, high in part.letters[place]]
+    sides = [[(low, high + 1, place) for place in places for low, high in part.characters[place]]
              for part, places in ((one, first), (other, second))]  # fmt: skip
     edges = sorted({edge for side in sides for low, high, _ in side for edge in (low, high)})
     reached: list[list[set[int]]] = [[set() for _ in edges] for _ in sides]
-    for side, found in zip(sides, reached, strict=True):
+    for side, side_positions in zip(sides, reached, strict=True):
         for low, high, place in side:
             for at in range(bisect_left(edges, low), bisect_left(edges, high)):
-                found[at].add(place)
+                side_positions[at].add(place)
     for here, there in zip(*reached, strict=True):
         if here and there:
             yield frozenset(here), frozenset(there)

@@ -5,89 +5,89 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-Set = tuple[tuple[int, int], ...]  # inclusive ranges of code points, sorted and not adjacent
+CharacterSet = tuple[tuple[int, int], ...]  # inclusive ranges of code points, sorted and not adjacent
 
-LAST = 0x10FFFF
-ANY: Set = ((0, LAST),)
+LAST_CODE_POINT = 0x10FFFF
+ANY_CHARACTER: CharacterSet = ((0, LAST_CODE_POINT),)
 
 
 @dataclass(frozen=True)
-class Text:
+class TextNode:
     """Exactly this text, which may be empty."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Letter:
+class CharacterNode:
     """One character of the set."""
 
-    letters: Set
+    characters: CharacterSet
 
 
 @dataclass(frozen=True)
-class Name:
+class RuleReference:
     """A reference to a rule."""
 
     name: str
 
 
 @dataclass(frozen=True)
-class Repeat:
+class RepeatNode:
     """A node repeated at least ``least`` times and at most ``most`` times; None: without limit."""
 
-    node: Node
+    node: GrammarNode
     least: int
     most: int | None
 
 
 @dataclass(frozen=True)
-class Row:
+class SequenceNode:
     """Nodes one after another."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[GrammarNode, ...]
 
 
 @dataclass(frozen=True)
-class Either:
+class AlternativesNode:
     """One of several nodes."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[GrammarNode, ...]
 
 
-Node = Text | Letter | Name | Repeat | Row | Either
+GrammarNode = TextNode | CharacterNode | RuleReference | RepeatNode | SequenceNode | AlternativesNode
 
 
-def names(node: Node) -> Iterator[str]:
+def referenced_rules(node: GrammarNode) -> Iterator[str]:
     """Yield the names of the rules that a node refers to."""
     match node:
-        case Name(name):
+        case RuleReference(name):
             yield name
-        case Repeat(inner):
-            yield from names(inner)
-        case Row(nodes) | Either(nodes):
+        case RepeatNode(inner):
+            yield from referenced_rules(inner)
+        case SequenceNode(nodes) | AlternativesNode(nodes):
             for each in nodes:
-                yield from names(each)
+                yield from referenced_rules(each)
 
 
-def union(*sets: Set) -> Set:
+def union_sets(*sets: CharacterSet) -> CharacterSet:
     """Return the union of sets, with adjacent ranges merged."""
-    made: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for low, high in sorted(ends for each in sets for ends in each):
-        if made and low <= made[-1][1] + 1:
-            made[-1] = (made[-1][0], max(high, made[-1][1]))
+        if merged and low <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
         else:
-            made.append((low, high))
-    return tuple(made)
+            merged.append((low, high))
+    return tuple(merged)
 
 
-def inverse(letters: Set) -> Set:
+def complement_set(characters: CharacterSet) -> CharacterSet:
     """Return all characters that are not in a set."""
-    starts = [0, *(high + 1 for _, high in letters)]
-    ends = [*(low - 1 for low, _ in letters), LAST]
+    starts = [0, *(high + 1 for _, high in characters)]
+    ends = [*(low - 1 for low, _ in characters), LAST_CODE_POINT]
     return tuple((low, high) for low, high in zip(starts, ends, strict=True) if low <= high)
 
 
-def both(one: Set, other: Set) -> bool:
+def sets_intersect(first: CharacterSet, second: CharacterSet) -> bool:
     """Whether two sets share a character."""
-    return any(low <= high2 and low2 <= high for low, high in one for low2, high2 in other)
+    return any(low <= high2 and low2 <= high for low, high in first for low2, high2 in second)

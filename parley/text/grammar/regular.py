@@ -9,137 +9,159 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable
 
-from parley.text.grammar.limits import BUDGET, SLOW
-from parley.text.grammar.overlap import ALL, Automaton, Overlap, TooLarge, overlap
-from parley.text.grammar.productions import ANY, LAST, Either, Letter, Name, Node, Repeat, Row, Set, Text, names, union
-from parley.text.grammar.refused import Refused
+from parley.text.grammar.limits import COMPILE_SECONDS, TOO_SLOW
+from parley.text.grammar.overlap import FULL_OVERLAP, AutomatonTooLarge, Overlap, PositionAutomaton, find_overlap
+from parley.text.grammar.productions import (
+    ANY_CHARACTER,
+    LAST_CODE_POINT,
+    AlternativesNode,
+    CharacterNode,
+    CharacterSet,
+    GrammarNode,
+    RepeatNode,
+    RuleReference,
+    SequenceNode,
+    TextNode,
+    referenced_rules,
+    union_sets,
+)
+from parley.text.grammar.refused import GrammarRefused
 
-WIDTHS = ((0x80, 1), (0x800, 0x40), (0x10000, 0x1000), (LAST + 1, 0x40000))  # (end, characters per first UTF-8 byte)
+FIRST_BYTE_WIDTHS = (
+    (0x80, 1),
+    (0x800, 0x40),
+    (0x10000, 0x1000),
+    (LAST_CODE_POINT + 1, 0x40000),
+)  # (end, characters per first UTF-8 byte)
 
 
-class Shapes:
+class RegularParts:
     """Numbers the regular parts of rules, and caches the results of comparing them."""
 
-    def __init__(self, rules: dict[str, Node]):
+    def __init__(self, rules: dict[str, GrammarNode]):
         self.rules = rules
-        self._ends = time.thread_time() + BUDGET
-        self._users: dict[str, list[str]] = {name: [] for name in rules}
-        self._used = {name: set(names(node)) for name, node in rules.items()}
-        for name, used in self._used.items():
+        self._deadline = time.thread_time() + COMPILE_SECONDS
+        self._rule_users: dict[str, list[str]] = {name: [] for name in rules}
+        self._rule_uses = {name: set(referenced_rules(node)) for name, node in rules.items()}
+        for name, used in self._rule_uses.items():
             for each in used:
-                self._users[each].append(name)
-        self._blank: set[str] = set()
-        self._find_blank()
-        self._shapes: dict[int, int | None] = {}  # by the node's id()
-        self._joined: dict[int, tuple[Node, ...]] = {}  # by the node's id()
-        self._known: dict[Hashable, int] = {}
-        self.nodes: list[Node] = []  # one node of each shape
-        self._regular: dict[str, int | None] = {}  # shapes of the rules that are not recursive
-        self._find_regular()
-        self._automata: dict[int, Automaton | None] = {}
+                self._rule_users[each].append(name)
+        self._empty_rules: set[str] = set()
+        self._find_empty_rules()
+        self._node_shapes: dict[int, int | None] = {}  # by the node's id()
+        self._merged: dict[int, tuple[GrammarNode, ...]] = {}  # by the node's id()
+        self._shape_numbers: dict[Hashable, int] = {}
+        self.shape_nodes: list[GrammarNode] = []  # one node of each shape
+        self._rule_shapes: dict[str, int | None] = {}  # shapes of the rules that are not recursive
+        self._find_regular_rules()
+        self._automata: dict[int, PositionAutomaton | None] = {}
         self._overlaps: dict[tuple[int, int], Overlap] = {}
 
-    def check(self) -> None:
+    def check_deadline(self) -> None:
         """Raise GrammarRefused if the limit of processor time is reached."""
-        if time.thread_time() > self._ends:
-            raise Refused(SLOW)
+        if time.thread_time() > self._deadline:
+            raise GrammarRefused(TOO_SLOW)
 
-    def blank(self, node: Node) -> bool:
+    def can_be_empty(self, node: GrammarNode) -> bool:
         """Whether a node can match the empty text."""
         match node:
-            case Text(text):
+            case TextNode(text):
                 return not text
-            case Letter():
+            case CharacterNode():
                 return False
-            case Name(name):
-                return name in self._blank
-            case Repeat(inner, least):
-                return least == 0 or self.blank(inner)
-            case Row(nodes):
-                return all(map(self.blank, nodes))
-            case Either(nodes):
-                return any(map(self.blank, nodes))
+            case RuleReference(name):
+                return name in self._empty_rules
+            case RepeatNode(inner, least):
+                return least == 0 or self.can_be_empty(inner)
+            case SequenceNode(nodes):
+                return all(map(self.can_be_empty, nodes))
+            case AlternativesNode(nodes):
+                return any(map(self.can_be_empty, nodes))
 
-    def shape(self, node: Node) -> int | None:
+    def shape_of(self, node: GrammarNode) -> int | None:
         """Return the shape of a regular node: equal for all that are written alike. None if the node is recursive."""
-        if isinstance(node, Name):
-            return self._regular.get(node.name)
-        if isinstance(node, Text | Letter):
-            return self._numbered(node, node)
-        if id(node) not in self._shapes:
-            inner = [self.shape(each) for each in ([node.node] if isinstance(node, Repeat) else node.nodes)]
-            times = (node.least, node.most) if isinstance(node, Repeat) else ()
+        if isinstance(node, RuleReference):
+            return self._rule_shapes.get(node.name)
+        if isinstance(node, TextNode | CharacterNode):
+            return self._shape_number(node, node)
+        if id(node) not in self._node_shapes:
+            inner = [self.shape_of(each) for each in ([node.node] if isinstance(node, RepeatNode) else node.nodes)]
+            times = (node.least, node.most) if isinstance(node, RepeatNode) else ()
             key = (type(node), times, *inner)
-            self._shapes[id(node)] = None if None in inner else self._numbered(key, node)
-        return self._shapes[id(node)]
+            self._node_shapes[id(node)] = None if None in inner else self._shape_number(key, node)
+        return self._node_shapes[id(node)]
 
-    def alternatives(self, node: Either) -> tuple[Node, ...]:
+    def merged_alternatives(self, node: AlternativesNode) -> tuple[GrammarNode, ...]:
         """Return a node's alternatives; if some are recursive, all regular ones are merged into one."""
-        if id(node) not in self._joined:
-            regular = tuple(each for each in node.nodes if self.shape(each) is not None)
-            others = tuple(each for each in node.nodes if self.shape(each) is None)
-            self._joined[id(node)] = (Either(regular), *others) if others and len(regular) > 1 else node.nodes
-        return self._joined[id(node)]
+        if id(node) not in self._merged:
+            regular = tuple(each for each in node.nodes if self.shape_of(each) is not None)
+            others = tuple(each for each in node.nodes if self.shape_of(each) is None)
+            self._merged[id(node)] = (AlternativesNode(regular), *others) if others and len(regular) > 1 else node.nodes
+        return self._merged[id(node)]
 
-    def overlap(self, one: int, other: int) -> Overlap:
+    def shape_overlap(self, one: int, other: int) -> Overlap:
         """Compare two shapes. Automata that are too large count as overlapping."""
         if (one, other) not in self._overlaps:
-            first, second = self._automaton(one), self._automaton(other)
-            made = overlap(first, second, self.check) if first and second else ALL
-            self._overlaps[one, other] = made
-            self._overlaps[other, one] = made.turned()
+            first, second = self._shape_automaton(one), self._shape_automaton(other)
+            result = find_overlap(first, second, self.check_deadline) if first and second else FULL_OVERLAP
+            self._overlaps[one, other] = result
+            self._overlaps[other, one] = result.swap_parts()
         return self._overlaps[one, other]
 
-    def begins(self, shape: int) -> Set:
+    def first_characters(self, shape: int) -> CharacterSet:
         """Return the characters a shape can begin with, and all others whose UTF-8 starts with the same byte."""
-        automaton = self._automaton(shape)
-        return _widened(union(*(automaton.letters[place] for place in automaton.first))) if automaton else ANY
+        automaton = self._shape_automaton(shape)
+        return (
+            _widen_to_first_bytes(union_sets(*(automaton.characters[place] for place in automaton.first_positions)))
+            if automaton
+            else ANY_CHARACTER
+        )
 
-    def divides(self, shape: int) -> bool:
+    def can_be_split(self, shape: int) -> bool:
         """Whether a shape can be split into smaller parts."""
-        node = self.nodes[shape]
-        return not isinstance(node, Letter) and not (isinstance(node, Text) and len(node.text) < 2)
+        node = self.shape_nodes[shape]
+        return not isinstance(node, CharacterNode) and not (isinstance(node, TextNode) and len(node.text) < 2)
 
-    def _numbered(self, key: Hashable, node: Node) -> int:
-        number = self._known.setdefault(key, len(self._known))
-        if number == len(self.nodes):
-            self.nodes.append(node)
+    def _shape_number(self, key: Hashable, node: GrammarNode) -> int:
+        number = self._shape_numbers.setdefault(key, len(self._shape_numbers))
+        if number == len(self.shape_nodes):
+            self.shape_nodes.append(node)
         return number
 
-    def _automaton(self, shape: int) -> Automaton | None:
+    def _shape_automaton(self, shape: int) -> PositionAutomaton | None:
         if shape not in self._automata:
             try:
-                self._automata[shape] = Automaton(self.nodes[shape], self.rules)
-            except TooLarge:
+                self._automata[shape] = PositionAutomaton(self.shape_nodes[shape], self.rules)
+            except AutomatonTooLarge:
                 self._automata[shape] = None
         return self._automata[shape]
 
-    def _find_blank(self) -> None:
-        left = list(self.rules)
-        while left:
-            name = left.pop()
-            if name not in self._blank and self.blank(self.rules[name]):
-                self._blank.add(name)
-                left += self._users[name]
+    def _find_empty_rules(self) -> None:
+        unvisited = list(self.rules)
+        while unvisited:
+            name = unvisited.pop()
+            if name not in self._empty_rules and self.can_be_empty(self.rules[name]):
+                self._empty_rules.add(name)
+                unvisited += self._rule_users[name]
 
-    def _find_regular(self) -> None:
+    def _find_regular_rules(self) -> None:
         """Number the rules, beginning with those that refer to no others."""
-        left = {name: len(used) for name, used in self._used.items()}
-        found = [name for name, used in left.items() if not used]
-        for name in found:  # the list grows during the loop
-            self._regular[name] = self.shape(self.rules[name])
-            for user in self._users[name]:
-                left[user] -= 1
-                if not left[user]:
-                    found.append(user)
+        open_uses = {name: len(used) for name, used in self._rule_uses.items()}
+        ready = [name for name, used in open_uses.items() if not used]
+        for name in ready:  # the list grows during the loop
+            self._rule_shapes[name] = self.shape_of(self.rules[name])
+            for user in self._rule_users[name]:
+                open_uses[user] -= 1
+                if not open_uses[user]:
+                    ready.append(user)
 
 
-def _widened(letters: Set) -> Set:
+def _widen_to_first_bytes(characters: CharacterSet) -> CharacterSet:
     """Return these characters and all others whose UTF-8 starts with the same byte."""
-    made, start = [], 0
-    for end, width in WIDTHS:
-        for low, high in letters:
+    ranges, start = [], 0
+    for end, width in FIRST_BYTE_WIDTHS:
+        for low, high in characters:
             if low < end and high >= start:
-                made.append((max(low, start) // width * width, min(high, end - 1) // width * width + width - 1))
+                ranges.append((max(low, start) // width * width, min(high, end - 1) // width * width + width - 1))
         start = end
-    return union(tuple(made))
+    return union_sets(tuple(ranges))

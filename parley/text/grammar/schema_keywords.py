@@ -10,255 +10,282 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from parley.text.grammar.refused import Refused
-from parley.text.grammar.regex import CONTROL, Rust, rust
-from parley.text.grammar.string_formats import FOLLOWED, FORMATS, PATTERNS
-from parley.text.parsing.calls import follow
+from parley.text.grammar.refused import GrammarRefused
+from parley.text.grammar.regex import ESCAPED_CODES, RustRegex, to_rust_regex
+from parley.text.grammar.string_formats import FORMAT_PATTERNS, KNOWN_FORMATS, NATIVE_FORMATS
+from parley.text.parsing.calls import resolve_pointer
 
 Schema = dict[str, Any]
 
-DEPTH = 8  # references followed in propertyNames
-LENGTH = 2**31 - 1  # characters; llguidance reads no larger maxLength, and no answer is that long
-HOSTNAME = 253  # characters, dots included: RFC 1035, section 2.3.4
+MAX_NAME_REFERENCES = 8  # references followed in propertyNames
+MAX_STRING_LENGTH = 2**31 - 1  # characters; llguidance reads no larger maxLength, and no answer is that long
+MAX_HOSTNAME_LENGTH = 253  # characters, dots included: RFC 1035, section 2.3.4
 
-NOTES = frozenset({
+ANNOTATIONS = frozenset({
     "$comment", "$dynamicAnchor", "$recursiveAnchor", "$schema", "default", "deprecated", "description", "examples",
     "title",
 })  # fmt: skip
-FORMER = ("disallow", "divisibleBy", "extends")  # of draft 3; llguidance treats them as annotations
-LENGTHS = ("maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties")
-BOUNDS = {"minimum": math.inf, "exclusiveMinimum": math.inf, "maximum": -math.inf, "exclusiveMaximum": -math.inf}
-BESIDE = {"else": ("if",), "if": ("then", "else"), "maxContains": ("contains",), "minContains": ("contains",),
+DRAFT_3_KEYWORDS = ("disallow", "divisibleBy", "extends")  # of draft 3; llguidance treats them as annotations
+COUNT_KEYWORDS = ("maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties")
+BOUND_DIRECTIONS = {
+    "minimum": math.inf,
+    "exclusiveMinimum": math.inf,
+    "maximum": -math.inf,
+    "exclusiveMaximum": -math.inf,
+}
+PARTNER_KEYWORDS = {"else": ("if",), "if": ("then", "else"), "maxContains": ("contains",), "minContains": ("contains",),
           "then": ("if",)}  # fmt: skip
 """Keywords that have no effect without any of these next to them."""
-NOTHING: dict[str, tuple[Any, ...]] = {
+NO_EFFECT_VALUES: dict[str, tuple[Any, ...]] = {
     "dependencies": ({},), "dependentRequired": ({},), "dependentSchemas": ({},), "not": (False,),
     "propertyNames": (True, {}), "unevaluatedItems": (True, {}), "unevaluatedProperties": (True, {}),
     "uniqueItems": (False,),
 }  # fmt: skip
 """Values for which a keyword has no effect."""
-PARTS = frozenset({"$ref", "allOf", "anyOf", "const", "enum", "oneOf"})
+GROUP_SEPARATORS = frozenset({"$ref", "allOf", "anyOf", "const", "enum", "oneOf"})
 """llguidance evaluates the keywords between two of these as one group."""
-ASIDE = frozenset({"$dynamicRef", "$recursiveRef", "$ref", "allOf", "anyOf", "contains", "dependentSchemas", "if",
+EVALUATING_KEYWORDS = frozenset({"$dynamicRef", "$recursiveRef", "$ref", "allOf", "anyOf", "contains", "dependentSchemas", "if",
                    "not", "oneOf"})  # fmt: skip
 """Keywords that may evaluate members or items that the schema itself does not mention."""
-STRINGS = frozenset({"const", "enum", "format", "maxLength", "minLength", "pattern", "type"})
+STRING_KEYWORDS = frozenset({"const", "enum", "format", "maxLength", "minLength", "pattern", "type"})
 
-LARGE = "a number in it is too large"
-INEXACT = "an integer in enum or const is too large to be represented exactly"
-OFTEN = "minProperties is supported up to the number of required properties plus one"
-NAMES = "propertyNames is supported with enum, const, pattern or lengths, without other keywords for the same names"
+NUMBER_TOO_LARGE = "a number in it is too large"
+INEXACT_INTEGER = "an integer in enum or const is too large to be represented exactly"
+MIN_PROPERTIES_LIMIT = "minProperties is supported up to the number of required properties plus one"
+PROPERTY_NAMES_LIMIT = (
+    "propertyNames is supported with enum, const, pattern or lengths, without other keywords for the same names"
+)
 
 
-def plain(node: Schema, root: Schema) -> Schema | bool:
+def rewrite_keywords(node: Schema, root: Schema) -> Schema | bool:
     """Return a rewritten copy whose subschemas are unchanged, or False if no value can match.
 
     ``root`` is the whole schema, for references. Raises GrammarRefused.
     """
-    made = {key: value for key, value in node.items() if key not in NOTES and not _idle(key, value, node)}
-    for key in FORMER:
-        if key in made:
-            raise Refused(f'"{key}" is not supported')
-    if (denied := made.get("not")) is True or denied == {}:
+    rewritten = {
+        key: value for key, value in node.items() if key not in ANNOTATIONS and not _has_no_effect(key, value, node)
+    }
+    for key in DRAFT_3_KEYWORDS:
+        if key in rewritten:
+            raise GrammarRefused(f'"{key}" is not supported')
+    if (denied := rewritten.get("not")) is True or denied == {}:
         return False
-    _round(made)
-    for value in _constants(made):
-        _check(value)
-    _name(made, root)
-    _match(made)
-    _follow_format(made)
-    _tell_apart(made)
-    _close(made)
-    least, needed = made.get("minProperties"), made.get("required")
-    if isinstance(least, int) and least > 1 + len(_texts(needed)):
-        raise Refused(OFTEN)
-    return _grouped(made)
+    _normalize_numbers(rewritten)
+    for value in _scalar_constants(rewritten):
+        _check_constant(value)
+    _replace_property_names(rewritten, root)
+    _translate_patterns(rewritten)
+    _enforce_format(rewritten)
+    _relax_one_of(rewritten)
+    _replace_unevaluated(rewritten)
+    least, required = rewritten.get("minProperties"), rewritten.get("required")
+    if isinstance(least, int) and least > 1 + len(_distinct_strings(required)):
+        raise GrammarRefused(MIN_PROPERTIES_LIMIT)
+    return _group_keywords(rewritten)
 
 
-def controlled(node: Schema) -> bool:
+def has_control_constants(node: Schema) -> bool:
     """Whether a constant contains a character that JSON can write only as a \\u escape."""
-    return any(isinstance(value, str) and _numbered(value) for value in _constants(node))
+    return any(isinstance(value, str) and _has_control_character(value) for value in _scalar_constants(node))
 
 
-def _idle(key: str, value: Any, node: Schema) -> bool:
+def _has_no_effect(key: str, value: Any, node: Schema) -> bool:
     """Whether a keyword has no effect."""
-    if key in BESIDE and not any(other in node for other in BESIDE[key]):
+    if key in PARTNER_KEYWORDS and not any(other in node for other in PARTNER_KEYWORDS[key]):
         return True
-    return any(type(value) is type(each) and value == each for each in NOTHING.get(key, ()))
+    return any(type(value) is type(each) and value == each for each in NO_EFFECT_VALUES.get(key, ()))
 
 
-def _round(made: Schema) -> None:
+def _normalize_numbers(schema: Schema) -> None:
     """Convert whole floats to integers, and round bounds inwards to doubles."""
-    for key in LENGTHS:
-        if isinstance(number := made.get(key), float) and number.is_integer():
-            made[key] = int(number)
-    if isinstance(longest := made.get("maxLength"), int) and longest > LENGTH:
-        del made["maxLength"]
-    for key, inside in BOUNDS.items():
-        limit = made.get(key)
+    for key in COUNT_KEYWORDS:
+        if isinstance(number := schema.get(key), float) and number.is_integer():
+            schema[key] = int(number)
+    if isinstance(longest := schema.get("maxLength"), int) and longest > MAX_STRING_LENGTH:
+        del schema["maxLength"]
+    for key, inside in BOUND_DIRECTIONS.items():
+        limit = schema.get(key)
         if isinstance(limit, int | float) and not isinstance(limit, bool):
-            near = _double(limit)
+            near = _to_double(limit)
             if near != limit:
-                made[key] = near if (near > limit) is (inside > 0) else _double(math.nextafter(near, inside))
+                schema[key] = near if (near > limit) is (inside > 0) else _to_double(math.nextafter(near, inside))
 
 
-def _double(number: float) -> float:
+def _to_double(number: float) -> float:
     try:
         near = float(number)
     except OverflowError:
-        raise Refused(LARGE) from None
+        raise GrammarRefused(NUMBER_TOO_LARGE) from None
     if not math.isfinite(near):
-        raise Refused(LARGE)
+        raise GrammarRefused(NUMBER_TOO_LARGE)
     return near
 
 
-def _check(value: Any) -> None:
-    if isinstance(value, int | float) and not isinstance(value, bool) and _double(value) != value:
-        raise Refused(INEXACT)
+def _check_constant(value: Any) -> None:
+    if isinstance(value, int | float) and not isinstance(value, bool) and _to_double(value) != value:
+        raise GrammarRefused(INEXACT_INTEGER)
 
 
-def _constants(node: Schema) -> Iterator[Any]:
+def _scalar_constants(node: Schema) -> Iterator[Any]:
     """Yield the scalar values in const and enum."""
-    left = [node.get("const"), node.get("enum")]
-    while left:
-        value = left.pop()
+    unvisited = [node.get("const"), node.get("enum")]
+    while unvisited:
+        value = unvisited.pop()
         if isinstance(value, dict | list):
-            left += value.values() if isinstance(value, dict) else value
+            unvisited += value.values() if isinstance(value, dict) else value
         else:
             yield value
 
 
-def _numbered(text: str) -> bool:
-    return any(ord(letter) in CONTROL for letter in text)
+def _has_control_character(text: str) -> bool:
+    return any(ord(letter) in ESCAPED_CODES for letter in text)
 
 
-def _match(made: Schema) -> None:
+def _translate_patterns(schema: Schema) -> None:
     """Translate patterns to the syntax that llguidance reads."""
-    if isinstance(pattern := made.get("pattern"), str):
-        made["pattern"] = rust(pattern, schema=True)
-    if isinstance(named := made.get("patternProperties"), dict):
-        made["patternProperties"] = {rust(pattern, schema=True): value for pattern, value in named.items()}
+    if isinstance(pattern := schema.get("pattern"), str):
+        schema["pattern"] = to_rust_regex(pattern, schema=True)
+    if isinstance(by_pattern := schema.get("patternProperties"), dict):
+        schema["patternProperties"] = {
+            to_rust_regex(pattern, schema=True): value for pattern, value in by_pattern.items()
+        }
 
 
-def _follow_format(made: Schema) -> None:
-    name = made.get("format")
+def _enforce_format(schema: Schema) -> None:
+    name = schema.get("format")
     if not isinstance(name, str):
         return
-    if name not in FOLLOWED:
-        del made["format"]
-    if name in PATTERNS:
-        if "pattern" not in made:
-            made["pattern"] = PATTERNS[name]
-        elif isinstance(made.setdefault("allOf", []), list):
-            made["allOf"] = [*made["allOf"], {"pattern": PATTERNS[name]}]
+    if name not in NATIVE_FORMATS:
+        del schema["format"]
+    if name in FORMAT_PATTERNS:
+        if "pattern" not in schema:
+            schema["pattern"] = FORMAT_PATTERNS[name]
+        elif isinstance(schema.setdefault("allOf", []), list):
+            schema["allOf"] = [*schema["allOf"], {"pattern": FORMAT_PATTERNS[name]}]
     if name == "hostname":
-        longest = made.get("maxLength", HOSTNAME)
-        made["maxLength"] = min(longest, HOSTNAME) if isinstance(longest, int) else longest
+        longest = schema.get("maxLength", MAX_HOSTNAME_LENGTH)
+        schema["maxLength"] = min(longest, MAX_HOSTNAME_LENGTH) if isinstance(longest, int) else longest
 
 
-def _tell_apart(made: Schema) -> None:
+def _relax_one_of(schema: Schema) -> None:
     """Turn ``oneOf`` of distinct constants into ``anyOf``; llguidance does so for strings only."""
-    listed = made.get("oneOf")
-    if not isinstance(listed, list) or "anyOf" in made:
+    alternatives = schema.get("oneOf")
+    if not isinstance(alternatives, list) or "anyOf" in schema:
         return
-    found: list[Any] = []
-    for each in listed:
-        values = [each["const"]] if isinstance(each, dict) and "const" in each else _list(each, "enum")
+    constants: list[Any] = []
+    for alternative in alternatives:
+        values = (
+            [alternative["const"]]
+            if isinstance(alternative, dict) and "const" in alternative
+            else _list_member(alternative, "enum")
+        )
         if not values or any(isinstance(value, dict | list) for value in values):
             return
-        found += {(isinstance(value, bool), value) for value in values}
-    if len(set(found)) == len(found):
-        made["anyOf"] = made.pop("oneOf")
+        constants += {(isinstance(value, bool), value) for value in values}
+    if len(set(constants)) == len(constants):
+        schema["anyOf"] = schema.pop("oneOf")
 
 
-def _list(node: Any, key: str) -> list[Any]:
+def _list_member(node: Any, key: str) -> list[Any]:
     value = node.get(key) if isinstance(node, dict) else None
     return value if isinstance(value, list) else []
 
 
-def _close(made: Schema) -> None:
+def _replace_unevaluated(schema: Schema) -> None:
     """Replace the unevaluated… keywords by additionalProperties and items, where they mean the same."""
-    if ASIDE & made.keys():
+    if EVALUATING_KEYWORDS & schema.keys():
         return
-    for key, known in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
-        if key in made:
-            if known not in made:
-                made[known] = made[key]
-            elif isinstance(made[known], list):
+    for key, replacement in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
+        if key in schema:
+            if replacement not in schema:
+                schema[replacement] = schema[key]
+            elif isinstance(schema[replacement], list):
                 continue
-            del made[key]
+            del schema[key]
 
 
-def _name(made: Schema, root: Schema) -> None:
+def _replace_property_names(schema: Schema, root: Schema) -> None:
     """Replace propertyNames by properties or patternProperties."""
-    if "propertyNames" not in made:
+    if "propertyNames" not in schema:
         return
-    wanted = _wanted(made.pop("propertyNames"), root)
-    if wanted is None:
-        made["maxProperties"] = 0
+    constraints = _name_constraints(schema.pop("propertyNames"), root)
+    if constraints is None:
+        schema["maxProperties"] = 0
         return
-    if not wanted or (wanted.keys() == {"format"} and _unknown(wanted["format"])):
+    if not constraints or (constraints.keys() == {"format"} and _is_unknown_format(constraints["format"])):
         return
-    rest = made.get("additionalProperties", True)
-    made["additionalProperties"] = False
-    known = made.get("properties", {})
-    if "patternProperties" in made or not isinstance(known, dict):
-        raise Refused(NAMES)
-    if len(wanted) == 1 and wanted.keys() <= {"const", "enum"}:
-        allowed = _texts([wanted["const"]] if "const" in wanted else wanted["enum"])
-        made["properties"] = {name: value if name in allowed else False for name, value in known.items()} | {
+    rest = schema.get("additionalProperties", True)
+    schema["additionalProperties"] = False
+    known = schema.get("properties", {})
+    if "patternProperties" in schema or not isinstance(known, dict):
+        raise GrammarRefused(PROPERTY_NAMES_LIMIT)
+    if len(constraints) == 1 and constraints.keys() <= {"const", "enum"}:
+        allowed = _distinct_strings([constraints["const"]] if "const" in constraints else constraints["enum"])
+        schema["properties"] = {name: value if name in allowed else False for name, value in known.items()} | {
             name: rest for name in allowed if name not in known
         }
-    elif "properties" in made:
-        raise Refused(NAMES)
+    elif "properties" in schema:
+        raise GrammarRefused(PROPERTY_NAMES_LIMIT)
     else:
-        made["patternProperties"] = {_spelled(wanted): rest}
+        schema["patternProperties"] = {_name_pattern(constraints): rest}
 
 
-def _wanted(names: Any, root: Schema) -> Schema | None:
+def _name_constraints(name_schema: Any, root: Schema) -> Schema | None:
     """Return the constraints on names besides being a string; None if no name is allowed."""
-    for _ in range(DEPTH):
-        if not isinstance(names, dict) or names.keys() - NOTES != {"$ref"} or not isinstance(names["$ref"], str):
+    for _ in range(MAX_NAME_REFERENCES):
+        if (
+            not isinstance(name_schema, dict)
+            or name_schema.keys() - ANNOTATIONS != {"$ref"}
+            or not isinstance(name_schema["$ref"], str)
+        ):
             break
-        names = follow(names["$ref"], root)
-    if names is False:
+        name_schema = resolve_pointer(name_schema["$ref"], root)
+    if name_schema is False:
         return None
-    wanted = {key: value for key, value in names.items() if key not in NOTES} if isinstance(names, dict) else None
-    if wanted is None or wanted.keys() - STRINGS:
-        raise Refused(NAMES)
-    kinds = wanted.pop("type", "string")
-    return wanted if "string" in ([kinds] if isinstance(kinds, str) else _texts(kinds)) else None
+    constraints = (
+        {key: value for key, value in name_schema.items() if key not in ANNOTATIONS}
+        if isinstance(name_schema, dict)
+        else None
+    )
+    if constraints is None or constraints.keys() - STRING_KEYWORDS:
+        raise GrammarRefused(PROPERTY_NAMES_LIMIT)
+    kinds = constraints.pop("type", "string")
+    return constraints if "string" in ([kinds] if isinstance(kinds, str) else _distinct_strings(kinds)) else None
 
 
-def _spelled(wanted: Schema) -> str:
+def _name_pattern(constraints: Schema) -> str:
     """Return the pattern that names with these constraints match."""
-    _round(wanted)
-    if wanted.keys() == {"pattern"} and isinstance(wanted["pattern"], str):
-        return wanted["pattern"]
-    if wanted.keys() == {"format"} and isinstance(wanted["format"], str) and wanted["format"] in PATTERNS:
-        return PATTERNS[wanted["format"]]
-    if wanted.keys() <= {"minLength", "maxLength"} and all(type(each) is int for each in wanted.values()):
-        return Rust(f"^(?s:.{{{wanted.get('minLength', 0)},{wanted.get('maxLength', '')}}})$")
-    raise Refused(NAMES)
+    _normalize_numbers(constraints)
+    if constraints.keys() == {"pattern"} and isinstance(constraints["pattern"], str):
+        return constraints["pattern"]
+    if (
+        constraints.keys() == {"format"}
+        and isinstance(constraints["format"], str)
+        and constraints["format"] in FORMAT_PATTERNS
+    ):
+        return FORMAT_PATTERNS[constraints["format"]]
+    if constraints.keys() <= {"minLength", "maxLength"} and all(type(each) is int for each in constraints.values()):
+        return RustRegex(f"^(?s:.{{{constraints.get('minLength', 0)},{constraints.get('maxLength', '')}}})$")
+    raise GrammarRefused(PROPERTY_NAMES_LIMIT)
 
 
-def _unknown(format: Any) -> bool:
-    return isinstance(format, str) and format not in FORMATS
+def _is_unknown_format(format_name: Any) -> bool:
+    return isinstance(format_name, str) and format_name not in KNOWN_FORMATS
 
 
-def _texts(value: Any) -> list[str]:
+def _distinct_strings(value: Any) -> list[str]:
     """Return the distinct strings of a list."""
     return list(dict.fromkeys(each for each in value if isinstance(each, str))) if isinstance(value, list) else []
 
 
-def _grouped(made: Schema) -> Schema:
+def _group_keywords(schema: Schema) -> Schema:
     """Reorder a schema so that llguidance sees all keywords about the value itself as one group, at ``properties``."""
-    own = {key: value for key, value in made.items() if key not in PARTS}
-    place = "properties" if "properties" in made else next(iter(own), None)
+    own = {key: value for key, value in schema.items() if key not in GROUP_SEPARATORS}
+    place = "properties" if "properties" in schema else next(iter(own), None)
     ordered: Schema = {}
-    for key, value in made.items():
+    for key, value in schema.items():
         if key == place:
             ordered |= own
-        elif key in PARTS:
+        elif key in GROUP_SEPARATORS:
             ordered[key] = value
     return ordered

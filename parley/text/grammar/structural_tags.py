@@ -12,17 +12,28 @@ from collections.abc import Callable
 from typing import Any
 
 from parley.errors import excerpt
-from parley.text.grammar.lark import Lark, quoted
-from parley.text.grammar.refused import Refused
-from parley.types import AnyText, Either, Exactly, Grammar, Piece, Repeat, Sequence, Tag, TagList, Tags
+from parley.text.grammar.lark import LarkWriter, quote_lark
+from parley.text.grammar.refused import GrammarRefused
+from parley.types import (
+    Grammar,
+    SeparatedTags,
+    StructuralChoice,
+    StructuralPiece,
+    StructuralRepeat,
+    StructuralSequence,
+    StructuralTag,
+    StructuralText,
+    StructuralToken,
+    TriggeredTags,
+)
 
-TEXT = r"/(.|\n)*/"
-OPEN = "free text or an expression has to be followed by a tag, by a constant, or by the end of the answer"
+ANY_TEXT_TERMINAL = r"/(.|\n)*/"
+OPEN_ENDED = "free text or an expression has to be followed by a tag, by a constant, or by the end of the answer"
 
-Ends = list[str] | None  # possible next texts; empty: the end of the answer; None: anything else
+PieceEnds = list[str] | None  # possible next texts; empty: the end of the answer; None: anything else
 
 
-class Writer:
+class TagWriter:
     """Writes one structural tag. ``lark`` spells texts that contain marks.
 
     ``prepare_schema`` prepares a JSON schema, and ``regex_to_lark`` an expression. ``add_part`` adds another grammar
@@ -32,191 +43,203 @@ class Writer:
 
     def __init__(
         self,
-        lark: Lark,
-        schema: Callable[[Any], dict[str, Any]],
-        regex: Callable[[str], str],
-        part: Callable[[Grammar, list[str]], str],
-        number: Callable[[int | str], int],
+        lark: LarkWriter,
+        prepare_schema: Callable[[Any], dict[str, Any]],
+        regex_to_lark: Callable[[str], str],
+        add_part: Callable[[Grammar, list[str]], str],
+        find_token_id: Callable[[int | str], int],
     ):
         self._lark = lark
-        self._schema, self._regex, self._part, self._number = schema, regex, part, number
-        self._lines = [f"TEXT: {TEXT}"]
+        self._prepare_schema, self._regex_to_lark, self._add_part, self._find_token_id = (
+            prepare_schema,
+            regex_to_lark,
+            add_part,
+            find_token_id,
+        )
+        self._lines = [f"ANY_TEXT_TERMINAL: {ANY_TEXT_TERMINAL}"]
 
-    def write(self, piece: Piece) -> str:
+    def write_tag_grammar(self, piece: StructuralPiece) -> str:
         """Return the whole grammar. Raises GrammarRefused."""
-        start = self._piece(piece, [])
+        start = self._write_piece(piece, [])
         return "\n".join([f"start: {start}", *self._lines])
 
-    def _piece(self, piece: Piece, ends: Ends) -> str:
+    def _write_piece(self, piece: StructuralPiece, ends: PieceEnds) -> str:
         """Write a piece together with the text that ends it."""
         match piece:
-            case AnyText():
-                return self._until(self._free(piece.excludes), ends)
-            case Tag():
-                return f"{self._spell(piece.begin)} {self._inside(piece, ends)}"
-            case Tags():
-                return self._triggered(piece, ends)
-            case TagList():
-                return self._list(piece, ends)
-            case Sequence():
-                return self._sequence(list(piece.pieces), ends)
-            case Either():
+            case StructuralText():
+                return self._write_until(self._free_text(piece.excludes), ends)
+            case StructuralTag():
+                return f"{self._spell_text(piece.begin)} {self._write_tag_body(piece, ends)}"
+            case TriggeredTags():
+                return self._write_triggered(piece, ends)
+            case SeparatedTags():
+                return self._write_tag_list(piece, ends)
+            case StructuralSequence():
+                return self._write_pieces(list(piece.pieces), ends)
+            case StructuralChoice():
                 if not piece.pieces:
-                    raise Refused("its list of alternatives is empty")
-                return self._either([self._piece(each, ends) for each in piece.pieces])
-            case Repeat():
-                return self._repeated(piece, ends)
-            case Exactly():
-                return f"<[{self._number(piece.token)}]> {self._ended(ends)}"
+                    raise GrammarRefused("its list of alternatives is empty")
+                return self._join_alternatives([self._write_piece(each, ends) for each in piece.pieces])
+            case StructuralRepeat():
+                return self._write_repeated(piece, ends)
+            case StructuralToken():
+                return f"<[{self._find_token_id(piece.token)}]> {self._write_end(ends)}"
             case Grammar():
-                return self._grammar(piece, ends)
+                return self._write_inner_grammar(piece, ends)
 
-    def _grammar(self, piece: Grammar, ends: Ends) -> str:
+    def _write_inner_grammar(self, piece: Grammar, ends: PieceEnds) -> str:
         match piece.kind:
             case "json":
-                return f"%json {json.dumps(self._schema(piece.value))} {self._ended(ends)}"
+                return f"%json {json.dumps(self._prepare_schema(piece.value))} {self._write_end(ends)}"
             case "choice":
-                return self._either([self._spell(text + end) for text in piece.value for end in ends or [""]])
+                return self._join_alternatives(
+                    [self._spell_text(text + end) for text in piece.value for end in ends or [""]]
+                )
             case "regex":
-                return self._until(self._name("FORM", f"/{self._regex(piece.value)}/"), ends, lazy=False)
+                return self._write_until(
+                    self._add_line("FORM", f"/{self._regex_to_lark(piece.value)}/"), ends, lazy=False
+                )
             case "tags":
-                return self._piece(piece.value, ends)
+                return self._write_piece(piece.value, ends)
             case "ebnf":
-                return self._rules(piece, ends or [""])
-        return f"@{self._part(piece, [])} {self._ended(ends)}"
+                return self._write_gbnf(piece, ends or [""])
+        return f"@{self._add_part(piece, [])} {self._write_end(ends)}"
 
-    def _rules(self, piece: Grammar, ends: list[str]) -> str:
+    def _write_gbnf(self, piece: Grammar, ends: list[str]) -> str:
         """Write a GBNF grammar. It includes the end text up to the first mark."""
-        marks = {end: mark.start() if (mark := self._lark.mark(end)) else len(end) for end in ends}
+        marks = {end: mark.start() if (mark := self._lark.find_mark(end)) else len(end) for end in ends}
         plain = [end for end in ends if end and marks[end] == len(end)]
-        made = [f"@{self._part(piece, plain)}"] if plain else []
+        alternatives = [f"@{self._add_part(piece, plain)}"] if plain else []
         for end in ends:
             if end not in plain:
                 lead, rest = end[: marks[end]], end[marks[end] :]
-                made.append(f"@{self._part(piece, [lead] if lead else [])} {self._spell(rest)}")
-        return self._either(made)
+                alternatives.append(f"@{self._add_part(piece, [lead] if lead else [])} {self._spell_text(rest)}")
+        return self._join_alternatives(alternatives)
 
-    def _inside(self, tag: Tag, ends: Ends) -> str:
+    def _write_tag_body(self, tag: StructuralTag, ends: PieceEnds) -> str:
         """Write everything after the beginning of a tag, and the text after the tag."""
-        own = [tag.end] if isinstance(tag.end, str) else list(tag.end)
-        inside = Grammar("json", tag.inside) if isinstance(tag.inside, dict | bool) else tag.inside
-        if not any(own):
-            return self._piece(inside, ends)
-        if not all(own):
-            raise Refused("a tag with several ends has an empty one")
-        return f"{self._piece(inside, own)} {self._ended(ends)}"
+        own_ends = [tag.end] if isinstance(tag.end, str) else list(tag.end)
+        inside = Grammar("json", tag.content) if isinstance(tag.content, dict | bool) else tag.content
+        if not any(own_ends):
+            return self._write_piece(inside, ends)
+        if not all(own_ends):
+            raise GrammarRefused("a tag with several ends has an empty one")
+        return f"{self._write_piece(inside, own_ends)} {self._write_end(ends)}"
 
-    def _triggered(self, tags: Tags, ends: Ends) -> str:
-        groups: dict[str, list[Tag]] = {}
+    def _write_triggered(self, tags: TriggeredTags, ends: PieceEnds) -> str:
+        groups: dict[str, list[StructuralTag]] = {}
         for tag in tags.tags:
-            found = sorted((each for each in tags.triggers if each and tag.begin.startswith(each)), key=len)
-            if not found:
-                raise Refused(f"the tag {excerpt(tag.begin)} begins with none of the triggers")
-            groups.setdefault(found[0], []).append(tag)
+            triggers = sorted((each for each in tags.triggers if each and tag.begin.startswith(each)), key=len)
+            if not triggers:
+                raise GrammarRefused(f"the tag {excerpt(tag.begin)} begins with none of the triggers")
+            groups.setdefault(triggers[0], []).append(tag)
         if not groups:
-            raise Refused("its list of tags is empty")
-        text = self._free(tags.excludes)
-        heads, bare = [], []
-        for trigger, begun in groups.items():
-            follow: Ends = ends if tags.single else None
-            bodies = [f"{self._spell(tag.begin[len(trigger) :])} {self._inside(tag, follow)}" for tag in begun]
-            body = self._name("body", self._either(bodies))
-            heads.append(f"{self._until(text, [trigger])} {body}")
-            bare.append(f"{self._spell(trigger)} {body}")
-        later, first = self._either(heads), self._either(bare)
-        if tags.single:
-            return first if tags.some else self._either([later, self._until(text, ends)])
-        return f"{first if tags.some else ''} ({later})* {self._until(text, ends)}"
+            raise GrammarRefused("its list of tags is empty")
+        text = self._free_text(tags.excludes)
+        after_text, at_start = [], []
+        for trigger, triggered_tags in groups.items():
+            follow: PieceEnds = ends if tags.stop_after_first else None
+            bodies = [
+                f"{self._spell_text(tag.begin[len(trigger) :])} {self._write_tag_body(tag, follow)}"
+                for tag in triggered_tags
+            ]
+            body = self._add_line("body", self._join_alternatives(bodies))
+            after_text.append(f"{self._write_until(text, [trigger])} {body}")
+            at_start.append(f"{self._spell_text(trigger)} {body}")
+        later, first = self._join_alternatives(after_text), self._join_alternatives(at_start)
+        if tags.stop_after_first:
+            return first if tags.at_least_one else self._join_alternatives([later, self._write_until(text, ends)])
+        return f"{first if tags.at_least_one else ''} ({later})* {self._write_until(text, ends)}"
 
-    def _list(self, tags: TagList, ends: Ends) -> str:
+    def _write_tag_list(self, tags: SeparatedTags, ends: PieceEnds) -> str:
         if not tags.tags:
-            raise Refused("its list of tags is empty")
-        tag = self._name("tag", self._either([self._piece(each, None) for each in tags.tags]))
-        more = "" if tags.single else f"({self._spell(tags.separator)} {tag})*"
-        return f"({tag} {more}){'' if tags.some else '?'} {self._ended(ends)}"
+            raise GrammarRefused("its list of tags is empty")
+        tag = self._add_line("tag", self._join_alternatives([self._write_piece(each, None) for each in tags.tags]))
+        more = "" if tags.stop_after_first else f"({self._spell_text(tags.separator)} {tag})*"
+        return f"({tag} {more}){'' if tags.at_least_one else '?'} {self._write_end(ends)}"
 
-    def _repeated(self, again: Repeat, ends: Ends) -> str:
-        least, most = again.least, again.most
+    def _write_repeated(self, repeat: StructuralRepeat, ends: PieceEnds) -> str:
+        least, most = repeat.min_count, repeat.max_count
         if most == 0:
-            return self._ended(ends) or '""'
+            return self._write_end(ends) or '""'
         if (least, most) == (0, 1):
-            return self._either([self._piece(again.piece, ends), self._ended(ends) or '""'])
-        piece = self._name("again", self._piece(again.piece, None))
+            return self._join_alternatives([self._write_piece(repeat.piece, ends), self._write_end(ends) or '""'])
+        piece = self._add_line("again", self._write_piece(repeat.piece, None))
         times = f"{{{least},{'' if most is None else most}}}"
-        return f"{piece}{times} {self._ended(ends)}"
+        return f"{piece}{times} {self._write_end(ends)}"
 
-    def _sequence(self, pieces: list[Piece], ends: Ends) -> str:
+    def _write_pieces(self, pieces: list[StructuralPiece], ends: PieceEnds) -> str:
         """Write pieces in order. The beginning of the next piece ends an open-ended one, if it is a text."""
         parts = []
         while pieces:
             piece, *pieces = pieces
-            follow: Ends = ends if not pieces else None
+            follow: PieceEnds = ends if not pieces else None
             match pieces[0] if pieces else None:
-                case Tag(begin, inside, end) if begin and _open(piece):
-                    follow, pieces[0] = [begin], Tag("", inside, end)
-                case Grammar("choice", [str(text)]) if text and _open(piece):
+                case StructuralTag(begin, inside, end) if begin and _is_open_ended(piece):
+                    follow, pieces[0] = [begin], StructuralTag("", inside, end)
+                case Grammar("choice", [str(text)]) if text and _is_open_ended(piece):
                     follow = [text]
                     del pieces[0]
                     if not pieces and ends:
                         pieces = [Grammar("choice", [""])]
-            parts.append(self._piece(piece, follow))
-        return " ".join(parts) or self._ended(ends) or '""'
+            parts.append(self._write_piece(piece, follow))
+        return " ".join(parts) or self._write_end(ends) or '""'
 
-    def _until(self, text: str, ends: Ends, lazy: bool = True) -> str:
+    def _write_until(self, text: str, ends: PieceEnds, lazy: bool = True) -> str:
         """Write a terminal together with the text that ends it; ``lazy``: at the first occurrence of an end."""
         if ends is None:
-            raise Refused(OPEN)
+            raise GrammarRefused(OPEN_ENDED)
         if not ends:
             return text
-        made, plain = [], []
+        alternatives, plain = [], []
         for end in ends:
-            mark = self._lark.mark(end)
+            mark = self._lark.find_mark(end)
             if mark is None:
-                plain.append(quoted(end))
+                plain.append(quote_lark(end))
                 continue
             lead = end[: mark.start()]
-            before = self._name("LEAD", f"{text} {quoted(lead)}") if lead else text
-            made.append(f"{before} {self._spell(end[mark.start() :])}")
+            before = self._add_line("LEAD", f"{text} {quote_lark(lead)}") if lead else text
+            alternatives.append(f"{before} {self._spell_text(end[mark.start() :])}")
         if plain:
             body = f"{text} ({' | '.join(plain)})"
-            made.append(self._name("lazy", body, "[lazy]") if lazy else self._name("ENDED", body))
-        return self._either(made)
+            alternatives.append(self._add_line("lazy", body, "[lazy]") if lazy else self._add_line("ENDED", body))
+        return self._join_alternatives(alternatives)
 
-    def _free(self, excludes: list[str]) -> str:
+    def _free_text(self, excludes: list[str]) -> str:
         """Return the terminal of any text that contains none of ``excludes``."""
         if not excludes:
             return "TEXT"
-        never = " | ".join(f"{TEXT} {quoted(text)} {TEXT}" for text in excludes)
-        return self._name("FREE", f"{TEXT} & ~({never})")
+        never = " | ".join(f"{ANY_TEXT_TERMINAL} {quote_lark(text)} {ANY_TEXT_TERMINAL}" for text in excludes)
+        return self._add_line("FREE", f"{ANY_TEXT_TERMINAL} & ~({never})")
 
-    def _ended(self, ends: Ends) -> str:
-        return self._either([self._spell(end) for end in ends]) if ends else ""
+    def _write_end(self, ends: PieceEnds) -> str:
+        return self._join_alternatives([self._spell_text(end) for end in ends]) if ends else ""
 
-    def _either(self, made: list[str]) -> str:
-        return made[0] if len(made) == 1 else f"({' | '.join(made)})"
+    def _join_alternatives(self, alternatives: list[str]) -> str:
+        return alternatives[0] if len(alternatives) == 1 else f"({' | '.join(alternatives)})"
 
-    def _name(self, stem: str, body: str, how: str = "") -> str:
+    def _add_line(self, stem: str, body: str, option: str = "") -> str:
         name = f"{stem}{len(self._lines)}" if stem.islower() else f"{stem}_{len(self._lines)}"
-        self._lines.append(f"{name}{how}: {body}")
+        self._lines.append(f"{name}{option}: {body}")
         return name
 
-    def _spell(self, text: str) -> str:
-        return self._lark.text(text) or '""'
+    def _spell_text(self, text: str) -> str:
+        return self._lark.write_text(text) or '""'
 
 
-def _open(piece: Piece) -> bool:
+def _is_open_ended(piece: StructuralPiece) -> bool:
     """Whether a piece can continue where the next one begins."""
     match piece:
         case Grammar():
-            return piece.kind in ("regex", "ebnf") or (piece.kind == "tags" and _open(piece.value))
-        case Tag():
+            return piece.kind in ("regex", "ebnf") or (piece.kind == "tags" and _is_open_ended(piece.value))
+        case StructuralTag():
             return not any([piece.end] if isinstance(piece.end, str) else piece.end)
-        case Sequence():
-            return bool(piece.pieces) and _open(piece.pieces[-1])
-        case Either():
-            return any(map(_open, piece.pieces))
-        case Repeat():
-            return (piece.least, piece.most) == (0, 1) and _open(piece.piece)
-        case TagList() | Exactly():
+        case StructuralSequence():
+            return bool(piece.pieces) and _is_open_ended(piece.pieces[-1])
+        case StructuralChoice():
+            return any(map(_is_open_ended, piece.pieces))
+        case StructuralRepeat():
+            return (piece.min_count, piece.max_count) == (0, 1) and _is_open_ended(piece.piece)
+        case SeparatedTags() | StructuralToken():
             return False
     return True

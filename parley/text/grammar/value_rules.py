@@ -11,40 +11,40 @@ from typing import Any
 
 import llguidance
 
-from parley.text.grammar.lark import quoted
-from parley.text.grammar.refused import Refused
-from parley.text.grammar.regex import rust
-from parley.text.parsing.calls import follow, kinds
+from parley.text.grammar.lark import quote_lark
+from parley.text.grammar.refused import GrammarRefused
+from parley.text.grammar.regex import to_rust_regex
+from parley.text.parsing.calls import resolve_pointer, schema_types
 
-DEPTH = 8  # references followed
-ALTERNATIVES = 4096
+MAX_REFERENCES = 8  # references followed
+MAX_ALTERNATIVES = 4096
 Schema = dict[str, Any]
 
 
-def literal(value: Any) -> str:
+def value_literal(value: Any) -> str:
     """Return a value as it is written between marks: strings as they are, other values as JSON."""
-    return quoted(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    return quote_lark(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
-def properties(schema: Schema) -> dict[str, Any]:
+def schema_properties(schema: Schema) -> dict[str, Any]:
     """Return the properties of a schema, or an empty dict."""
     properties = schema.get("properties")
     return properties if isinstance(properties, dict) else {}
 
 
-def needed(schema: Schema) -> set[str]:
+def required_properties(schema: Schema) -> set[str]:
     """Return the names of the required properties."""
     required = schema.get("required")
     return {each for each in required if isinstance(each, str)} if isinstance(required, list) else set()
 
 
-def bounds(schema: Schema, what: str) -> tuple[int | None, int | None]:
+def count_limits(schema: Schema, measured: str) -> tuple[int | None, int | None]:
     """Return the minimum and maximum of ``measured`` ("Length", "Items"); None where there is no integer."""
-    least, most = schema.get(f"min{what}"), schema.get(f"max{what}")
+    least, most = schema.get(f"min{measured}"), schema.get(f"max{measured}")
     return least if type(least) is int else None, most if type(most) is int else None
 
 
-def choices(schema: Any) -> list[Any]:
+def listed_values(schema: Any) -> list[Any]:
     """Return the values of const or enum if all are scalars, otherwise an empty list."""
     if not isinstance(schema, dict):
         return []
@@ -53,20 +53,20 @@ def choices(schema: Any) -> list[Any]:
     return values if plain and isinstance(values, list) else []
 
 
-def pattern(schema: Schema) -> str:
+def pattern_condition(schema: Schema) -> str:
     """Return the pattern as a further condition on a terminal.
 
     Empty if there is no pattern, or if its anchors are anywhere but at both ends of the whole pattern.
     """
-    said = schema.get("pattern")
-    if not isinstance(said, str):
+    source = schema.get("pattern")
+    if not isinstance(source, str):
         return ""
     try:
-        pattern = rust(said, schema=True)
-    except Refused:
+        translated = to_rust_regex(source, schema=True)
+    except GrammarRefused:
         return ""
-    begins, ends = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
-    inner = pattern[begins : len(pattern) - ends]
+    begins, ends = translated.startswith("^"), translated.endswith("$") and not translated.endswith("\\$")
+    inner = translated[begins : len(translated) - ends]
     outer = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "", inner)
     if re.search(r"[$^]", outer):
         return ""
@@ -81,32 +81,32 @@ def pattern(schema: Schema) -> str:
         return ""
 
 
-def limits(schema: Schema) -> str:
+def length_quantifier(schema: Schema) -> str:
     """Return the length limits as a quantifier of a regular expression."""
-    least, most = bounds(schema, "Length")
+    least, most = count_limits(schema, "Length")
     return f"{{{least or 0},{most if most is not None else ''}}}" if least or most is not None else "*"
 
 
-def resolved(schema: Any, root: Schema) -> Any:
+def resolve_references(schema: Any, root: Schema) -> Any:
     """Follow references from a schema that is only a reference to another part of ``root``."""
-    for _ in range(DEPTH):
+    for _ in range(MAX_REFERENCES):
         if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
             break
-        schema = follow(schema["$ref"], root)
+        schema = resolve_pointer(schema["$ref"], root)
     return schema
 
 
-def typed(schema: Any, types: list[str], root: Schema, most: int = ALTERNATIVES) -> Schema:
+def narrow_to_types(schema: Any, types: list[str], root: Schema, budget: int = MAX_ALTERNATIVES) -> Schema:
     """Narrow a schema to the given types, which it must allow.
 
     ``budget`` limits nested alternatives, which may be recursive; beyond it, any value of these types is allowed.
     """
-    schema = resolved(schema, root)
-    if not isinstance(schema, dict) or not most:
+    schema = resolve_references(schema, root)
+    if not isinstance(schema, dict) or not budget:
         return {"type": types}
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
-            fitting = [each for each in schema[key] if kinds(each, root) & set(types)]
-            parts = [typed(each, types, root, most // (len(fitting) + 1)) for each in fitting]
+            fitting = [each for each in schema[key] if schema_types(each, root) & set(types)]
+            parts = [narrow_to_types(each, types, root, budget // (len(fitting) + 1)) for each in fitting]
             return parts[0] if len(parts) == 1 else {"anyOf": parts}
     return schema if isinstance(schema.get("type"), str) else schema | {"type": types}

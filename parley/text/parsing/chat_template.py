@@ -28,46 +28,46 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from parley.errors import BadRequest, Invalid, excerpt
-from parley.text.parsing.history import turns
-from parley.text.tokens.tokenizer import BadTokenizer, Tokenizer, read_json
+from parley.text.parsing.history import format_history
+from parley.text.tokens.tokenizer import BadTokenizer, Tokenizer, read_json_object
 from parley.types import Chat
 
-MAX_CHARACTERS = 64 << 20  # of rendered text; far more than any context holds
-MAX_SECONDS = 10.0
-MAX_REFUSAL = 500  # characters of a template's own error message, which may quote the conversation
-CONTINUE = "<|parley-continues-here|> "  # marks the end of the last turn while it is rendered
+MAX_RENDERED_CHARACTERS = 64 << 20  # of rendered text; far more than any context holds
+MAX_RENDER_SECONDS = 10.0
+MAX_REFUSAL_CHARACTERS = 500  # characters of a template's own error message, which may quote the conversation
+CONTINUATION_MARK = "<|parley-continues-here|> "  # marks the end of the last turn while it is rendered
 
 # Parameters of the rendering call, which a request must not set through the template's variables.
-RESERVED = {
+RESERVED_VARIABLES = {
     "messages", "conversation", "tools", "add_generation_prompt", "continue_final_message", "tokenize",
     "chat_template", "return_tensors", "return_dict", "return_assistant_tokens_mask", "padding", "truncation",
     "max_length", "tokenizer_kwargs", "sanitize_control_tokens", "self", "loop", "caller", "varargs", "kwargs",
 }  # fmt: skip
 
 
-class _Refused(jinja2.TemplateError):
+class _TemplateRefusal(jinja2.TemplateError):
     """The template itself called raise_exception."""
 
 
-class _Exhausted(jinja2.TemplateError):
+class _BudgetExceeded(jinja2.TemplateError):
     pass
 
 
-class _Budget(threading.local):
+class _RenderBudget(threading.local):
     """The deadline of the rendering in this thread (monotonic seconds)."""
 
     deadline = float("inf")
 
-    def check(self) -> None:
+    def check_render_time(self) -> None:
         """Raise _BudgetExceeded after the deadline."""
         if time.monotonic() > self.deadline:
-            raise _Exhausted(f"rendering took longer than {MAX_SECONDS:g} seconds")
+            raise _BudgetExceeded(f"rendering took longer than {MAX_RENDER_SECONDS:g} seconds")
 
 
-_budget = _Budget()
+_render_budget = _RenderBudget()
 
 
-class _Paced:
+class _TimedItems:
     """The items of a loop, with a check of the deadline in every turn."""
 
     def __init__(self, items: Iterable[Any]):
@@ -75,11 +75,11 @@ class _Paced:
 
     def __iter__(self) -> Iterator[Any]:
         for item in self._items:
-            _budget.check()
+            _render_budget.check_render_time()
             yield item
 
 
-class _PacedSized(_Paced):
+class _TimedSizedItems(_TimedItems):
     _items: Any
 
     def __len__(self) -> int:
@@ -87,11 +87,11 @@ class _PacedSized(_Paced):
 
 
 @jinja2.pass_context  # keeps the compiler from applying it to constants at compile time
-def _pace(_: Any, items: Any) -> _Paced:
-    return (_PacedSized if isinstance(items, Sized) else _Paced)(items)
+def _time_items(_: Any, items: Any) -> _TimedItems:
+    return (_TimedSizedItems if isinstance(items, Sized) else _TimedItems)(items)
 
 
-class _Generation(Extension):
+class _GenerationTag(Extension):
     """``{% generation %}`` marks the text to train on; in a prompt it has no effect."""
 
     tags = {"generation"}  # noqa: RUF012  # declared so by the base class
@@ -101,7 +101,7 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-class _Names(Namespace):
+class _SafeNamespace(Namespace):
     """``namespace()`` that refuses names with a leading underscore."""
 
     def __init__(self, /, *args: Any, **kwargs: Any) -> None:
@@ -115,7 +115,7 @@ class _Names(Namespace):
         super().__setitem__(name, value)
 
 
-class _Environment(ImmutableSandboxedEnvironment):
+class _TemplateEnvironment(ImmutableSandboxedEnvironment):
     """A sandboxed environment that checks the deadline in loops and calls and limits ``*`` and ``**``."""
 
     intercepted_binops = frozenset(["*", "**"])
@@ -127,20 +127,20 @@ class _Environment(ImmutableSandboxedEnvironment):
         return tree
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        _budget.check()
+        _render_budget.check_render_time()
         return super().call(*args, **kwargs)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "**" and not (abs(left) < 2**32 and abs(right) < 64):
-            raise _Exhausted("a power is too large")
+            raise _BudgetExceeded("a power is too large")
         if operator == "*":
             for many, times in ((left, right), (right, left)):
-                if isinstance(many, Sized) and isinstance(times, int) and len(many) * times > MAX_CHARACTERS:
-                    raise _Exhausted("a repeated text is too long")
+                if isinstance(many, Sized) and isinstance(times, int) and len(many) * times > MAX_RENDERED_CHARACTERS:
+                    raise _BudgetExceeded("a repeated text is too long")
         return super().call_binop(context, operator, left, right)
 
 
-def _tojson(
+def _json_filter(
     value: Any,
     ensure_ascii: bool = False,
     indent: int | None = None,
@@ -148,24 +148,24 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     if indent is not None and not 0 <= int(indent) <= 16:
-        raise _Exhausted("the indent is too wide")
+        raise _BudgetExceeded("the indent is too wide")
     if isinstance(value, Iterator):  # filters turn lists into iterators
         value = list(value)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _refuse(message: Any) -> None:
-    raise _Refused(str(message))
+def _raise_refusal(message: Any) -> None:
+    raise _TemplateRefusal(str(message))
 
 
-def _environment() -> _Environment:
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-    environment.filters.update({"tojson": _tojson, "__pace": _pace})
+def _build_environment() -> _TemplateEnvironment:
+    environment = _TemplateEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
+    environment.filters.update({"tojson": _json_filter, "__pace": _time_items})
     del environment.globals["lipsum"]
     environment.globals.update(
-        raise_exception=_refuse,
+        raise_exception=_raise_refusal,
         strftime_now=lambda format: datetime.now().strftime(format),
-        namespace=_Names,
+        namespace=_SafeNamespace,
         dict=lambda *args, **kwargs: dict(*args, **kwargs),
     )
     return environment
@@ -181,7 +181,7 @@ class ChatTemplate:
     def __init__(self, sources: dict[str, str], names: dict[str, str] | None = None):
         self.sources = sources
         self._names = names or {}
-        self._environment = _environment()
+        self._environment = _build_environment()
         try:
             self._templates = {name: self._environment.from_string(source) for name, source in sources.items()}
             read = (meta.find_undeclared_variables(self._environment.parse(each)) for each in sources.values())
@@ -190,7 +190,7 @@ class ChatTemplate:
             raise BadTokenizer(f"The model's chat template is not valid: {error}") from error
 
     @classmethod
-    def load(cls, folder: str | Path, tokenizer: Tokenizer) -> ChatTemplate:
+    def from_folder(cls, folder: str | Path, tokenizer: Tokenizer) -> ChatTemplate:
         """Load the templates of a model folder; there may be none. Raises BadTokenizer."""
         return cls(_read_sources(Path(folder)), tokenizer.names)
 
@@ -199,16 +199,16 @@ class ChatTemplate:
         return "default" in self._templates
 
     @property
-    def text(self) -> str:
+    def all_sources(self) -> str:
         """Return all sources joined, to search for marks."""
         return "\n".join(self.sources.values())
 
-    def render(self, chat: Chat) -> str:
+    def render_conversation(self, chat: Chat) -> str:
         """Return the prompt's text. It includes BOS and other special tokens: encode it with ``special=False``.
 
         Raises BadRequest if there is no template or it refuses the conversation, Invalid for a reserved option.
         """
-        options = self._options(chat)
+        options = self._checked_options(chat)
         name = "tool_use" if chat.tools and "tool_use" in self._templates else "default"
         template = self._templates.get(name)
         if template is None:
@@ -218,23 +218,23 @@ class ChatTemplate:
             )
         if not chat.messages:
             raise BadRequest("A conversation needs at least one message.", field="messages")
-        messages = turns(chat.messages, self.sources[name])
+        messages = format_history(chat.messages, self.sources[name])
         if chat.continue_final:
-            _mark(messages[-1], self.sources[name])
+            _mark_continuation(messages[-1], self.sources[name])
         values = {
             **self._names,
             **options,
             "messages": messages,
-            "tools": [_described(tool) for tool in chat.tools] or None,
+            "tools": [_template_tool(tool) for tool in chat.tools] or None,
             "add_generation_prompt": chat.add_generation_prompt and not chat.continue_final,
         }
         values.setdefault("documents", None)
-        text = _run_either(template, values)
-        return _cut(text, chat.messages[-1].content or "") if chat.continue_final else text
+        text = _render_with_retries(template, values)
+        return _cut_at_continuation(text, chat.messages[-1].content or "") if chat.continue_final else text
 
-    def _options(self, chat: Chat) -> dict[str, Any]:
+    def _checked_options(self, chat: Chat) -> dict[str, Any]:
         for name in chat.options:
-            taken = name in RESERVED or name in self._names or name in self._environment.globals
+            taken = name in RESERVED_VARIABLES or name in self._names or name in self._environment.globals
             if taken or not name.isidentifier() or name.startswith("_"):
                 raise Invalid(
                     f"chat_template_kwargs cannot set {excerpt(name)}: that name is reserved.",
@@ -253,73 +253,73 @@ def _read_sources(folder: Path) -> dict[str, str]:
         raise BadTokenizer(f"The model's chat template cannot be read: {error}") from error
     if sources:
         return sources
-    written = read_json(folder / "tokenizer_config.json").get("chat_template")
-    if isinstance(written, str):
-        return {"default": written}
-    if isinstance(written, list):
-        return {entry["name"]: entry["template"] for entry in written if isinstance(entry, dict) and len(entry) >= 2}
+    configured = read_json_object(folder / "tokenizer_config.json").get("chat_template")
+    if isinstance(configured, str):
+        return {"default": configured}
+    if isinstance(configured, list):
+        return {entry["name"]: entry["template"] for entry in configured if isinstance(entry, dict) and len(entry) >= 2}
     return {}
 
 
-def _described(tool: dict[str, Any]) -> dict[str, Any]:
+def _template_tool(tool: dict[str, Any]) -> dict[str, Any]:
     """Return a tool as the model should read it: without "strict", which concerns only the server."""
     return {**tool, "function": {name: value for name, value in tool["function"].items() if name != "strict"}}
 
 
-def _mark(message: dict[str, Any], source: str) -> None:
+def _mark_continuation(message: dict[str, Any], source: str) -> None:
     """Mark the end of the final message's content. Raises BadRequest if it has none or the template ignores it."""
     if "content" not in message or "content" not in source:
         raise BadRequest("The final message has no content to continue.", field="continue_final_message")
-    message["content"] += CONTINUE
+    message["content"] += CONTINUATION_MARK
 
 
-def _cut(text: str, content: str) -> str:
+def _cut_at_continuation(text: str, content: str) -> str:
     """Cut the rendered text where the final message's content ends, even if the template strips the content."""
-    bare = CONTINUE.strip()
-    at = text.rfind(bare)
-    if at < 0 or content.strip() not in text:
+    stripped_mark = CONTINUATION_MARK.strip()
+    position = text.rfind(stripped_mark)
+    if position < 0 or content.strip() not in text:
         raise BadRequest(
             "The final message cannot be continued: the model's chat template does not keep it as it is.",
             field="continue_final_message",
         )
-    return text[:at] if text.startswith(CONTINUE, at) else text[:at].rstrip()
+    return text[:position] if text.startswith(CONTINUATION_MARK, position) else text[:position].rstrip()
 
 
-def _run_either(template: jinja2.Template, values: dict[str, Any]) -> str:
+def _render_with_retries(template: jinja2.Template, values: dict[str, Any]) -> str:
     """Render, with retries for templates that need more than the turns give.
 
     If rendering fails, turns without content (they only call tools) get None and then "" as their content. If there are
     no tools, the last retry gives an empty list of tools, for templates that count them.
     """
-    silent = [turn for turn in values["messages"] if "content" not in turn]
+    turns_without_content = [turn for turn in values["messages"] if "content" not in turn]
     try:
-        return _run(template, values)
+        return _render_within_budget(template, values)
     except BadRequest:
-        for content in (None, "") if silent else ():
-            for turn in silent:
+        for content in (None, "") if turns_without_content else ():
+            for turn in turns_without_content:
                 turn["content"] = content
             with contextlib.suppress(BadRequest):
-                return _run(template, values)
+                return _render_within_budget(template, values)
         if values["tools"] is None:
             with contextlib.suppress(BadRequest):
-                return _run(template, {**values, "tools": []})
+                return _render_within_budget(template, {**values, "tools": []})
         raise
 
 
-def _run(template: jinja2.Template, values: dict[str, Any]) -> str:
+def _render_within_budget(template: jinja2.Template, values: dict[str, Any]) -> str:
     """Render within the budget. Raises BadRequest for any error of the template."""
     parts: list[str] = []
     size = 0
-    _budget.deadline = time.monotonic() + MAX_SECONDS
+    _render_budget.deadline = time.monotonic() + MAX_RENDER_SECONDS
     try:
         for part in template.generate(values):
             parts.append(part)
             size += len(part)
-            if size > MAX_CHARACTERS:
-                raise _Exhausted(f"the text is longer than {MAX_CHARACTERS} characters")
-            _budget.check()
-    except _Refused as error:
-        raise BadRequest(str(error)[:MAX_REFUSAL], field="messages") from error
+            if size > MAX_RENDERED_CHARACTERS:
+                raise _BudgetExceeded(f"the text is longer than {MAX_RENDERED_CHARACTERS} characters")
+            _render_budget.check_render_time()
+    except _TemplateRefusal as error:
+        raise BadRequest(str(error)[:MAX_REFUSAL_CHARACTERS], field="messages") from error
     except RecursionError as error:
         raise BadRequest(
             "The conversation is nested too deeply for the model's chat template.", field="messages"
@@ -331,5 +331,5 @@ def _run(template: jinja2.Template, values: dict[str, Any]) -> str:
             f"The model's chat template cannot render this conversation: {excerpt(str(error), 200)}", field="messages"
         ) from error
     finally:
-        _budget.deadline = float("inf")
+        _render_budget.deadline = float("inf")
     return "".join(parts)

@@ -8,28 +8,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from parley.text.parsing.calls import Form
+from parley.text.parsing.calls import CallForm
 
-Signs = tuple[tuple[str, ...], ...]  # each sign is a set of texts; it matches a template that contains all of them
+TemplateSigns = tuple[
+    tuple[str, ...], ...
+]  # each sign is a set of texts; it matches a template that contains all of them
 
 
 @dataclass(frozen=True)
-class Calls:
+class CallFamily:
     """A way of writing calls. Of its forms with the same trigger the first that fits is read; grammars use the first.
 
     ``short_call_ids``: ids have nine letters and digits. ``uses_channels``: every part of an answer is in a channel.
     """
 
     name: str
-    forms: tuple[Form, ...]
-    signs: Signs
+    forms: tuple[CallForm, ...]
+    signs: TemplateSigns
     aliases: tuple[str, ...] = ()
-    short: bool = False
-    channels: bool = False
+    short_call_ids: bool = False
+    uses_channels: bool = False
 
 
 @dataclass(frozen=True)
-class Thoughts:
+class ReasoningFamily:
     """A way of marking reasoning.
 
     ``answer_wrapper``: marks that some models put around the text after the reasoning. ``may_reopen``: reasoning may
@@ -40,500 +42,549 @@ class Thoughts:
 
     name: str
     marks: tuple[str, str]
-    signs: Signs
+    signs: TemplateSigns
     aliases: tuple[str, ...] = ()
-    around: tuple[str, str] | None = None
-    again: bool = False
-    begun: bool = False
-    silent: tuple[str, ...] = ()
-    leads: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    answer_wrapper: tuple[str, str] | None = None
+    may_reopen: bool = False
+    always_reasons: bool = False
+    dropped_marks: tuple[str, ...] = ()
+    lead_marks: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
 
 
-def _list(before: str, after: str = "", keys: tuple[str, str] = ("name", "arguments"), bare: bool = False) -> Form:
+def _json_list_form(
+    before: str, after: str = "", keys: tuple[str, str] = ("name", "arguments"), unmarked: bool = False
+) -> CallForm:
     """Build the form of a JSON list of objects."""
     begin, end = tuple(filter(None, (before, "["))), tuple(filter(None, ("]", after)))
-    return Form(open=begin, between=", ", close=end, keys=keys, bare=bare)
+    return CallForm(block_open=begin, separator=", ", block_close=end, member_names=keys, unmarked=unmarked)
 
 
-def _deepseek(each: str, head: str, after: tuple[str, ...], between: str) -> Form:
+def _deepseek_form(call_prefix: str, head: str, after: tuple[str, ...], between: str) -> CallForm:
     """Build the form of DeepSeek V3: a block of calls, each a name and JSON arguments."""
-    return Form(
+    return CallForm(
         "named",
-        open=("<｜tool▁calls▁begin｜>",),
-        each=(f"<｜tool▁call▁begin｜>{each}",),
-        head=(head,),
-        after=(*after, "<｜tool▁call▁end｜>"),
-        between=between,
-        close=("<｜tool▁calls▁end｜>",),
+        block_open=("<｜tool▁calls▁begin｜>",),
+        call_open=(f"<｜tool▁call▁begin｜>{call_prefix}",),
+        after_name=(head,),
+        call_close=(*after, "<｜tool▁call▁end｜>"),
+        separator=between,
+        block_close=("<｜tool▁calls▁end｜>",),
     )
 
 
-def _invokes(
+def _invoke_form(
     begin: str,
     end: str,
     mark: str = "",
-    each: tuple[str, ...] = (),
+    call_prefix: tuple[str, ...] = (),
     after: tuple[str, ...] = ("\n",),
     typed: bool = False,
     between: str = "",
-) -> Form:
+) -> CallForm:
     """Build the form ``<invoke name="…">`` with ``<parameter name="…">``; ``mark`` precedes each tag name."""
-    return Form(
+    return CallForm(
         "tags",
-        open=(begin,) if begin else (),
-        each=(*each, f'<{mark}invoke name="'),
-        after=(f"</{mark}invoke>", *after),
-        head=('">\n',),
-        key=(f'<{mark}parameter name="', '"' if typed else '">'),
-        value=("", f"</{mark}parameter>\n"),
-        typed=typed,
-        between=between,
-        close=(end,),
+        block_open=(begin,) if begin else (),
+        call_open=(*call_prefix, f'<{mark}invoke name="'),
+        call_close=(f"</{mark}invoke>", *after),
+        after_name=('">\n',),
+        key_marks=(f'<{mark}parameter name="', '"' if typed else '">'),
+        value_marks=("", f"</{mark}parameter>\n"),
+        marks_strings=typed,
+        separator=between,
+        block_close=(end,),
     )
 
 
-def _functions(before: tuple[str, ...], after: tuple[str, ...], line: str) -> Form:
+def _function_form(before: tuple[str, ...], after: tuple[str, ...], line: str) -> CallForm:
     """Build the form ``<function=…>`` with ``<parameter=…>``."""
-    return Form(
+    return CallForm(
         "tags",
-        each=(*before, "<function="),
-        head=(">\n",),
-        key=("<parameter=", ">"),
-        value=(line, f"{line}</parameter>\n"),
-        unclosed=True,
-        after=("</function>", *after),
-        between="\n",
+        call_open=(*before, "<function="),
+        after_name=(">\n",),
+        key_marks=("<parameter=", ">"),
+        value_marks=(line, f"{line}</parameter>\n"),
+        end_optional=True,
+        call_close=("</function>", *after),
+        separator="\n",
     )
 
 
-def _pairs(begin: str, end: str) -> Form:
+def _key_value_form(begin: str, end: str) -> CallForm:
     """Build the form with a name, and marks around each argument's name and value."""
-    return Form(
+    return CallForm(
         "tags",
-        each=(begin,),
-        head=("\n",),
-        key=("<arg_key>", "</arg_key>\n"),
-        value=("<arg_value>", "</arg_value>\n"),
-        after=(end,),
-        between="\n",
+        call_open=(begin,),
+        after_name=("\n",),
+        key_marks=("<arg_key>", "</arg_key>\n"),
+        value_marks=("<arg_value>", "</arg_value>\n"),
+        call_close=(end,),
+        separator="\n",
     )
 
 
-def _kimi(begin: tuple[str, ...], end: tuple[str, ...]) -> Form:
+def _kimi_form(begin: tuple[str, ...], end: tuple[str, ...]) -> CallForm:
     """Build Kimi's form: a numbered name and JSON arguments."""
-    return Form(
+    return CallForm(
         "named",
-        open=begin,
-        each=("<|tool_call_begin|>",),
-        head=("<|tool_call_argument_begin|>",),
-        after=("<|tool_call_end|>",),
-        close=end,
-        numbered=True,
+        block_open=begin,
+        call_open=("<|tool_call_begin|>",),
+        after_name=("<|tool_call_argument_begin|>",),
+        call_close=("<|tool_call_end|>",),
+        block_close=end,
+        numbered_names=True,
     )
 
 
-def _hunyuan(suffix: str) -> Form:
+def _hunyuan_form(suffix: str) -> CallForm:
     """Build the form of Hunyuan 3. Some of its models end each mark with a suffix."""
-    return Form(
+    return CallForm(
         "tags",
-        open=(f"<tool_calls{suffix}>\n",),
-        each=(f"<tool_call{suffix}>",),
-        head=(f"<tool_sep{suffix}>\n",),
-        key=(f"<arg_key{suffix}>", f"</arg_key{suffix}>\n"),
-        value=(f"<arg_value{suffix}>", f"</arg_value{suffix}>\n"),
-        after=(f"</tool_call{suffix}>",),
-        between="\n",
-        close=(f"\n</tool_calls{suffix}>",),
+        block_open=(f"<tool_calls{suffix}>\n",),
+        call_open=(f"<tool_call{suffix}>",),
+        after_name=(f"<tool_sep{suffix}>\n",),
+        key_marks=(f"<arg_key{suffix}>", f"</arg_key{suffix}>\n"),
+        value_marks=(f"<arg_value{suffix}>", f"</arg_value{suffix}>\n"),
+        call_close=(f"</tool_call{suffix}>",),
+        separator="\n",
+        block_close=(f"\n</tool_calls{suffix}>",),
     )
 
 
-HERMES = Form(each=("<tool_call>\n",), after=("\n</tool_call>",), between="\n")
-HERMES_LIST = _list("<tool_call>\n", "\n</tool_call>")
-LLAMA = Form(keys=("name", "parameters"), between="; ", bare=True)
+HERMES = CallForm(call_open=("<tool_call>\n",), call_close=("\n</tool_call>",), separator="\n")
+HERMES_LIST = _json_list_form("<tool_call>\n", "\n</tool_call>")
+LLAMA_JSON = CallForm(member_names=("name", "parameters"), separator="; ", unmarked=True)
 PYTHON_TAG = "<|python_tag|>"
-PYTHON_LIST = Form("python", open=("[",), between=", ", close=("]",), bare=True)
-LLAMA4 = (PYTHON_LIST, Form("python", open=("<|python_start|>", "["), between=", ", close=("]", "<|python_end|>")))
-MISTRAL_ARGS = Form("named", each=("[TOOL_CALLS]",), id="[CALL_ID]", head=("[ARGS]",))
-MISTRAL_LIST = (_list("[TOOL_CALLS]"), Form(each=("[TOOL_CALLS]",)))
-MINIMAX = "]<]minimax[>["  # a token before every tag
-DEEPSEEK_V3 = _deepseek("function<｜tool▁sep｜>", "\n```json\n", ("\n```",), "\n")
-DEEPSEEK_V31 = _deepseek("", "<｜tool▁sep｜>", (), "")
-DSML_FUNCTIONS = _invokes("<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>", "｜DSML｜", typed=True)
-DSML_TOOLS = _invokes("<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>", "｜DSML｜", typed=True)
-DSML_BARE = _invokes("", "</｜DSML｜tool_calls>", "｜DSML｜", typed=True)
-GIGACHAT31 = Form(open=("<|function_call|>",), alone=True)
-XLAM = (("```json\n", "\n```"), ("<tool_call>", "</tool_call>"), ("[TOOL_CALLS]", ""))  # its occasional wrappers
-TOOL_CALLS = _list("<tool_calls>", "</tool_calls>")
+PYTHON_LIST = CallForm("python", block_open=("[",), separator=", ", block_close=("]",), unmarked=True)
+LLAMA4 = (
+    PYTHON_LIST,
+    CallForm("python", block_open=("<|python_start|>", "["), separator=", ", block_close=("]", "<|python_end|>")),
+)
+MISTRAL_ARGS = CallForm("named", call_open=("[TOOL_CALLS]",), id_mark="[CALL_ID]", after_name=("[ARGS]",))
+MISTRAL_LIST = (_json_list_form("[TOOL_CALLS]"), CallForm(call_open=("[TOOL_CALLS]",)))
+MINIMAX_MARK = "]<]minimax[>["  # a token before every tag
+DEEPSEEK_V3 = _deepseek_form("function<｜tool▁sep｜>", "\n```json\n", ("\n```",), "\n")
+DEEPSEEK_V31 = _deepseek_form("", "<｜tool▁sep｜>", (), "")
+DSML_FUNCTIONS = _invoke_form("<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>", "｜DSML｜", typed=True)
+DSML_TOOLS = _invoke_form("<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>", "｜DSML｜", typed=True)
+DSML_BARE = _invoke_form("", "</｜DSML｜tool_calls>", "｜DSML｜", typed=True)
+GIGACHAT31 = CallForm(block_open=("<|function_call|>",), single_call=True)
+XLAM_WRAPPERS = (
+    ("```json\n", "\n```"),
+    ("<tool_call>", "</tool_call>"),
+    ("[TOOL_CALLS]", ""),
+)  # its occasional wrappers
+TOOL_CALLS = _json_list_form("<tool_calls>", "</tool_calls>")
 
 CALLS = (
-    Calls(
+    CallFamily(
         "openai",
         (
-            Form(
+            CallForm(
                 "named",
-                each=("<|start|>assistant<|channel|>commentary to=functions.",),
-                head=(" <|constrain|>json<|message|>",),
-                alone=True,
+                call_open=("<|start|>assistant<|channel|>commentary to=functions.",),
+                after_name=(" <|constrain|>json<|message|>",),
+                single_call=True,
             ),
         ),
         (("<|channel|>", "<|message|>"),),
         aliases=("gpt-oss", "gptoss", "harmony"),
-        channels=True,
+        uses_channels=True,
     ),
-    Calls(
+    CallFamily(
         "kimi_k2",
         (
-            _kimi(("<|tool_calls_section_begin|>",), ("<|tool_calls_section_end|>",)),
-            _kimi((), ()),
+            _kimi_form(("<|tool_calls_section_begin|>",), ("<|tool_calls_section_end|>",)),
+            _kimi_form((), ()),
         ),
         (("<|tool_call_begin|>",),),
         aliases=("kimi",),
     ),
-    Calls(
+    CallFamily(
         "kimi_k3",
         (
-            Form(
+            CallForm(
                 "tags",
-                open=("<|open|>tools<|sep|>",),
-                each=('<|open|>call tool="',),
-                head=('" index="',),
-                count='"<|sep|>',
-                key=('<|open|>argument key="', '"'),
-                kind=(' type="', '"<|sep|>'),
-                stated=True,
-                value=("", "<|close|>argument<|sep|>"),
-                after=("<|close|>call<|sep|>",),
-                close=("<|close|>tools<|sep|>",),
+                block_open=("<|open|>tools<|sep|>",),
+                call_open=('<|open|>call tool="',),
+                after_name=('" index="',),
+                number_end='"<|sep|>',
+                key_marks=('<|open|>argument key="', '"'),
+                type_marks=(' type="', '"<|sep|>'),
+                type_required=True,
+                value_marks=("", "<|close|>argument<|sep|>"),
+                call_close=("<|close|>call<|sep|>",),
+                block_close=("<|close|>tools<|sep|>",),
             ),
         ),
         (("<|open|>", "<|close|>", "<|sep|>"),),
     ),
-    Calls(
+    CallFamily(
         "deepseek_v41",
-        (_invokes("<｜DSML｜ calls>\n", "</｜DSML｜ calls>", "｜DSML｜ ", typed=True),),
+        (_invoke_form("<｜DSML｜ calls>\n", "</｜DSML｜ calls>", "｜DSML｜ ", typed=True),),
         (("<｜DSML｜ calls>",), ("dsml_token", "' calls'")),
         aliases=("deepseekv41",),
     ),
-    Calls(
+    CallFamily(
         "gigachat35",
-        (_invokes("<｜GCML｜tool_calls>\n", "</｜GCML｜tool_calls>", "｜GCML｜", typed=True),),
+        (_invoke_form("<｜GCML｜tool_calls>\n", "</｜GCML｜tool_calls>", "｜GCML｜", typed=True),),
         (("｜GCML｜",),),
     ),
-    Calls(
+    CallFamily(
         "deepseek_v4",
         (DSML_TOOLS, DSML_FUNCTIONS, DSML_BARE),
         (("<｜DSML｜tool_calls>",), ("dsml_token", "'tool_calls>")),
         aliases=("deepseekv4",),
     ),
-    Calls(
+    CallFamily(
         "deepseek_v32",
         (DSML_FUNCTIONS, DSML_TOOLS, DSML_BARE),
         (("｜DSML｜",), ("dsml_token",)),
         aliases=("deepseekv32",),
     ),
-    Calls(
+    CallFamily(
         "deepseek_v3",
         (DEEPSEEK_V3, DEEPSEEK_V31),
         (("<｜tool▁calls▁begin｜>", "```json"),),
         aliases=("deepseekv3", "deepseek_r1"),
     ),
-    Calls("deepseek_v31", (DEEPSEEK_V31, DEEPSEEK_V3), (("<｜tool▁calls▁begin｜>",),), aliases=("deepseekv31",)),
-    Calls("mistral", (MISTRAL_ARGS, *MISTRAL_LIST), (("[TOOL_CALLS]", "[ARGS]"),), short=True),
-    Calls("mistral_v3", (*MISTRAL_LIST, MISTRAL_ARGS), (("[TOOL_CALLS]",),), aliases=("mistral_old",), short=True),
-    Calls(
+    CallFamily("deepseek_v31", (DEEPSEEK_V31, DEEPSEEK_V3), (("<｜tool▁calls▁begin｜>",),), aliases=("deepseekv31",)),
+    CallFamily("mistral", (MISTRAL_ARGS, *MISTRAL_LIST), (("[TOOL_CALLS]", "[ARGS]"),), short_call_ids=True),
+    CallFamily(
+        "mistral_v3", (*MISTRAL_LIST, MISTRAL_ARGS), (("[TOOL_CALLS]",),), aliases=("mistral_old",), short_call_ids=True
+    ),
+    CallFamily(
         "gemma4",
         (
-            Form("loose", each=("<|tool_call>", "call:"), quote='<|"|>', after=("<tool_call|>",)),
-            Form("loose", each=("<|tool_call>", ":call:"), quote='<|"|>', after=("<tool_call|>",)),
-            Form("loose", each=("<|tool_call>", ":"), quote='<|"|>', after=("<tool_call|>",)),
-            Form("loose", each=("<call>",), quote='<|"|>', known=True),
-            Form("loose", each=("call:",), quote='<|"|>', bare=True, alone=True),
+            CallForm("loose", call_open=("<|tool_call>", "call:"), quote_mark='<|"|>', call_close=("<tool_call|>",)),
+            CallForm("loose", call_open=("<|tool_call>", ":call:"), quote_mark='<|"|>', call_close=("<tool_call|>",)),
+            CallForm("loose", call_open=("<|tool_call>", ":"), quote_mark='<|"|>', call_close=("<tool_call|>",)),
+            CallForm("loose", call_open=("<call>",), quote_mark='<|"|>', known_tools_only=True),
+            CallForm("loose", call_open=("call:",), quote_mark='<|"|>', unmarked=True, single_call=True),
         ),
         (("<|tool_call>call:",), ("<tool_call|>",)),
     ),
-    Calls(
+    CallFamily(
         "functiongemma",
-        (Form("loose", each=("<start_function_call>", "call:"), quote="<escape>", after=("<end_function_call>",)),),
+        (
+            CallForm(
+                "loose",
+                call_open=("<start_function_call>", "call:"),
+                quote_mark="<escape>",
+                call_close=("<end_function_call>",),
+            ),
+        ),
         (("<start_function_call>",),),
     ),
-    Calls(
+    CallFamily(
         "seed_oss",
-        (_functions(("<seed:tool_call>\n",), ("\n</seed:tool_call>",), ""),),
+        (_function_form(("<seed:tool_call>\n",), ("\n</seed:tool_call>",), ""),),
         (("<seed:tool_call>",),),
     ),
-    Calls(
+    CallFamily(
         "minimax_m2",
-        (_invokes("<minimax:tool_call>\n", "</minimax:tool_call>"),),
+        (_invoke_form("<minimax:tool_call>\n", "</minimax:tool_call>"),),
         (("<minimax:tool_call>",),),
     ),
-    Calls(
+    CallFamily(
         "dots",
         (
-            _invokes("<dots_function_call>\n", "</dots_function_call>"),
-            Form(open=("<dots_function_call>\n",), close=("\n</dots_function_call>",)),
+            _invoke_form("<dots_function_call>\n", "</dots_function_call>"),
+            CallForm(block_open=("<dots_function_call>\n",), block_close=("\n</dots_function_call>",)),
         ),
         (("<dots_function_call>",),),
     ),
-    Calls(
+    CallFamily(
         "minimax_m3",
         (
-            Form(
+            CallForm(
                 "elements",
-                open=(f"{MINIMAX}<tool_call>\n",),
-                each=(f'{MINIMAX}<invoke name="',),
-                head=('">',),
-                key=(f"{MINIMAX}<", ">"),
-                value=("", f"{MINIMAX}</"),
-                after=(f"{MINIMAX}</invoke>", "\n"),
-                close=(f"{MINIMAX}</tool_call>",),
+                block_open=(f"{MINIMAX_MARK}<tool_call>\n",),
+                call_open=(f'{MINIMAX_MARK}<invoke name="',),
+                after_name=('">',),
+                key_marks=(f"{MINIMAX_MARK}<", ">"),
+                value_marks=("", f"{MINIMAX_MARK}</"),
+                call_close=(f"{MINIMAX_MARK}</invoke>", "\n"),
+                block_close=(f"{MINIMAX_MARK}</tool_call>",),
             ),
         ),
-        ((MINIMAX,),),
+        ((MINIMAX_MARK,),),
     ),
-    Calls(
+    CallFamily(
         "minicpm5",
         (
-            Form(
+            CallForm(
                 "tags",
-                each=('<function name="',),
-                head=('">',),
-                key=('<param name="', '">'),
-                value=("", "</param>"),
-                verbatim=("<![CDATA[", "]]>"),
-                after=("</function>",),
+                call_open=('<function name="',),
+                after_name=('">',),
+                key_marks=('<param name="', '">'),
+                value_marks=("", "</param>"),
+                verbatim_marks=("<![CDATA[", "]]>"),
+                call_close=("</function>",),
             ),
         ),
         (('<function name="', '<param name="'),),
     ),
-    Calls(
+    CallFamily(
         "step3",
         (
-            _invokes(
+            _invoke_form(
                 "<｜tool_calls_begin｜>\n",
                 "<｜tool_calls_end｜>",
                 "steptml:",
-                each=("<｜tool_call_begin｜>", "function", "<｜tool_sep｜>"),
+                call_prefix=("<｜tool_call_begin｜>", "function", "<｜tool_sep｜>"),
                 after=("<｜tool_call_end｜>\n",),
             ),
-            _invokes(
+            _invoke_form(
                 "<｜tool_calls_begin｜>\n",
                 "<｜tool_calls_end｜>",
                 "steptml:",
-                each=("<｜tool_call_begin｜>",),
+                call_prefix=("<｜tool_call_begin｜>",),
                 after=("<｜tool_call_end｜>",),
                 between="<｜tool_sep｜>",
             ),
         ),
         (("steptml:invoke",),),
     ),
-    Calls(
+    CallFamily(
         "hy_v3_opensource",
-        (_hunyuan(":opensource"), _hunyuan("")),
+        (_hunyuan_form(":opensource"), _hunyuan_form("")),
         (("<tool_sep:opensource>",), ("<tool_sep{}>", ":opensource")),
     ),
-    Calls("hy_v3", (_hunyuan(""), _hunyuan(":opensource")), (("<tool_sep>",), ("<tool_sep{}>",)), aliases=("hy_v4",)),
-    Calls(
+    CallFamily(
+        "hy_v3",
+        (_hunyuan_form(""), _hunyuan_form(":opensource")),
+        (("<tool_sep>",), ("<tool_sep{}>",)),
+        aliases=("hy_v4",),
+    ),
+    CallFamily(
         "solar_open2",
         (
-            Form(
+            CallForm(
                 "tags",
-                each=("<|tool_call:start|>",),
-                head=("\n",),
-                key=("<|tool_arg:start|>", "<|tool_arg:value|>"),
-                value=("", "<|tool_arg:end|>\n"),
-                after=("<|tool_call:end|>",),
+                call_open=("<|tool_call:start|>",),
+                after_name=("\n",),
+                key_marks=("<|tool_arg:start|>", "<|tool_arg:value|>"),
+                value_marks=("", "<|tool_arg:end|>\n"),
+                call_close=("<|tool_call:end|>",),
             ),
         ),
         (("<|tool_call:start|>",),),
     ),
-    Calls(
+    CallFamily(
         "k2_horizon",
         (
-            Form(
+            CallForm(
                 "tags",
-                open=("<ifm|tool_calls>",),
-                each=("<ifm|tool_call>",),
-                key=("<ifm|arg_key>", "</ifm|arg_key>"),
-                kind=("<ifm|arg_type>", "</ifm|arg_type>"),
-                value=("<ifm|arg_value>", "</ifm|arg_value>"),
-                after=("</ifm|tool_call>",),
-                between="\n",
-                close=("</ifm|tool_calls>",),
+                block_open=("<ifm|tool_calls>",),
+                call_open=("<ifm|tool_call>",),
+                key_marks=("<ifm|arg_key>", "</ifm|arg_key>"),
+                type_marks=("<ifm|arg_type>", "</ifm|arg_type>"),
+                value_marks=("<ifm|arg_value>", "</ifm|arg_value>"),
+                call_close=("</ifm|tool_call>",),
+                separator="\n",
+                block_close=("</ifm|tool_calls>",),
             ),
-            Form(
-                open=("<ifm|tool_calls>",),
-                each=("<ifm|tool_call>",),
-                after=("</ifm|tool_call>",),
-                between="\n",
-                close=("</ifm|tool_calls>",),
+            CallForm(
+                block_open=("<ifm|tool_calls>",),
+                call_open=("<ifm|tool_call>",),
+                call_close=("</ifm|tool_call>",),
+                separator="\n",
+                block_close=("</ifm|tool_calls>",),
             ),
         ),
         (("<ifm|tool_calls>",),),
     ),
-    Calls(
+    CallFamily(
         "plamo3",
         (
-            Form(
+            CallForm(
                 "named",
-                open=("<|plamo:begin_tool_requests:plamo|>",),
-                each=("<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>",),
-                head=(
+                block_open=("<|plamo:begin_tool_requests:plamo|>",),
+                call_open=("<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>",),
+                after_name=(
                     "<|plamo:end_tool_name:plamo|>"
                     "<|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json<|plamo:msg|>",
                 ),
-                after=("<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>",),
-                close=("<|plamo:end_tool_requests:plamo|>",),
+                call_close=("<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>",),
+                block_close=("<|plamo:end_tool_requests:plamo|>",),
             ),
         ),
         (("<|plamo:begin_tool_requests:plamo|>",), ("begin_tool_requests", "plamo")),
     ),
-    Calls(
+    CallFamily(
         "solar_open",
         (
-            Form(
+            CallForm(
                 "named",
-                open=("<|tool_calls|>",),
-                each=("<|tool_call:begin|>",),
-                first="<|tool_call:name|>",
-                head=("<|tool_call:args|>",),
-                after=("<|tool_call:end|>",),
-                close=("<|calls|>",),
+                block_open=("<|tool_calls|>",),
+                call_open=("<|tool_call:begin|>",),
+                name_mark="<|tool_call:name|>",
+                after_name=("<|tool_call:args|>",),
+                call_close=("<|tool_call:end|>",),
+                block_close=("<|calls|>",),
             ),
         ),
         (("<|tool_call:args|>",),),
     ),
-    Calls("iquest_q1", (_pairs("<iquest_tool_call>", "</iquest_tool_call>"),), (("<iquest_tool_call>",),)),
-    Calls(
+    CallFamily(
+        "iquest_q1", (_key_value_form("<iquest_tool_call>", "</iquest_tool_call>"),), (("<iquest_tool_call>",),)
+    ),
+    CallFamily(
         "glm45",
-        (_pairs("<tool_call>", "</tool_call>"), HERMES),
+        (_key_value_form("<tool_call>", "</tool_call>"), HERMES),
         (("<arg_key>",),),
         aliases=("glm", "glm4", "glm47", "ling3", "poolside_v1", "spark25"),
     ),
-    Calls(
+    CallFamily(
         "qwen3_coder",
-        (_functions(("<tool_call>\n",), ("\n</tool_call>",), "\n"), _functions((), ("</tool_call>",), "\n"), HERMES),
+        (
+            _function_form(("<tool_call>\n",), ("\n</tool_call>",), "\n"),
+            _function_form((), ("</tool_call>",), "\n"),
+            HERMES,
+        ),
         (("<function=", "<parameter="),),
         aliases=("qwen3_xml", "qwen35", "mimo", "mimo_v2", "nanbeige", "nemotron_v3", "step3p5", "step5"),
     ),
-    Calls(
+    CallFamily(
         "internlm",
-        (Form(each=("<|action_start|>", "<|plugin|>\n"), keys=("name", "parameters"), after=("<|action_end|>",)),),
+        (
+            CallForm(
+                call_open=("<|action_start|>", "<|plugin|>\n"),
+                member_names=("name", "parameters"),
+                call_close=("<|action_end|>",),
+            ),
+        ),
         (("<|action_start|>",), ("<|plugin|>",)),
         aliases=("internlm2", "interns1"),
     ),
-    Calls(
+    CallFamily(
         "cohere_command3",
         (
-            _list("<|START_ACTION|>", "<|END_ACTION|>", keys=("tool_name", "parameters")),
-            Form(
-                open=("Action:", " ```json\n", "["),
-                keys=("tool_name", "parameters"),
-                between=", ",
-                close=("]", "\n```"),
+            _json_list_form("<|START_ACTION|>", "<|END_ACTION|>", keys=("tool_name", "parameters")),
+            CallForm(
+                block_open=("Action:", " ```json\n", "["),
+                member_names=("tool_name", "parameters"),
+                separator=", ",
+                block_close=("]", "\n```"),
             ),
         ),
         (("<|START_ACTION|>",), ("Action:", "tool_name")),
         aliases=("cohere", "cohere_command4", "command_r", "command_a"),
     ),
-    Calls("granite-20b-fc", (Form(each=("<function_call> ",)),), (("<function_call>",),), aliases=("granite_20b_fc",)),
-    Calls(
+    CallFamily(
+        "granite-20b-fc",
+        (CallForm(call_open=("<function_call> ",)),),
+        (("<function_call>",),),
+        aliases=("granite_20b_fc",),
+    ),
+    CallFamily(
         "granite",
-        (_list("<|tool_call|>"), _list("<tool_call>"), HERMES),
+        (_json_list_form("<|tool_call|>"), _json_list_form("<tool_call>"), HERMES),
         (("<|start_of_role|>", "<|tool_call|>"),),
     ),
-    Calls(
+    CallFamily(
         "phi4_mini_json",
-        (_list("<|tool_call|>", "<|/tool_call|>"), _list("functools")),
+        (_json_list_form("<|tool_call|>", "<|/tool_call|>"), _json_list_form("functools")),
         (("<|tool_call|>",), ("functools",), ("<|/tool|>",)),
         aliases=("phi4", "phi4_mini"),
     ),
-    Calls(
+    CallFamily(
         "lfm2",
         (
-            Form(
+            CallForm(
                 "python",
-                open=("<|tool_call_start|>", "["),
-                between=", ",
-                close=("]", "<|tool_call_end|>"),
+                block_open=("<|tool_call_start|>", "["),
+                separator=", ",
+                block_close=("]", "<|tool_call_end|>"),
             ),
         ),
         (("<|tool_call_start|>",), ("<|tool_list_start|>",), ("List of tools: [", "<|im_start|>")),
     ),
-    Calls(
+    CallFamily(
         "olmo3",
-        (Form("python", open=("<function_calls>\n",), between="\n", close=("\n</function_calls>",)),),
+        (CallForm("python", block_open=("<function_calls>\n",), separator="\n", block_close=("\n</function_calls>",)),),
         (("<function_calls>",),),
     ),
-    Calls(
+    CallFamily(
         "minimax",
-        (Form(open=("<tool_calls>\n",), between="\n", close=("\n</tool_calls>",)), TOOL_CALLS),
+        (CallForm(block_open=("<tool_calls>\n",), separator="\n", block_close=("\n</tool_calls>",)), TOOL_CALLS),
         (("<tool_calls>\n{",), ("<tool_calls>\\n", "<beginning_of_sentence>")),
     ),
-    Calls("jamba", (TOOL_CALLS,), (("<tool_calls>",),), aliases=("hunyuan_a13b", "hunyuan")),
-    Calls("nemotron_json", (_list("<TOOLCALL>", "</TOOLCALL>"),), (("<TOOLCALL>",),), aliases=("nemotron",)),
-    Calls(
+    CallFamily("jamba", (TOOL_CALLS,), (("<tool_calls>",),), aliases=("hunyuan_a13b", "hunyuan")),
+    CallFamily(
+        "nemotron_json", (_json_list_form("<TOOLCALL>", "</TOOLCALL>"),), (("<TOOLCALL>",),), aliases=("nemotron",)
+    ),
+    CallFamily(
         "longcat",
-        (Form(each=("<longcat_tool_call>\n",), after=("\n</longcat_tool_call>",), between="\n"),),
+        (CallForm(call_open=("<longcat_tool_call>\n",), call_close=("\n</longcat_tool_call>",), separator="\n"),),
         (("<longcat_tool_call>",),),
     ),
-    Calls(
+    CallFamily(
         "apertus",
-        (Form("keyed", open=("<|tools_prefix|>", "["), between=", ", close=("]", "<|tools_suffix|>")),),
+        (
+            CallForm(
+                "keyed", block_open=("<|tools_prefix|>", "["), separator=", ", block_close=("]", "<|tools_suffix|>")
+            ),
+        ),
         (("<|tools_prefix|>",),),
         aliases=("apertus2509",),
     ),
-    Calls(
+    CallFamily(
         "gigachat3",
         (
-            Form(open=("<|message_sep|>\n\nfunction call<|role_sep|>\n",), alone=True),
-            Form(open=("function call<|role_sep|>\n",), alone=True),
+            CallForm(block_open=("<|message_sep|>\n\nfunction call<|role_sep|>\n",), single_call=True),
+            CallForm(block_open=("function call<|role_sep|>\n",), single_call=True),
             GIGACHAT31,
         ),
         (("function call<|role_sep|>",), ("'function call'", "<|role_sep|>")),
     ),
-    Calls("gigachat31", (GIGACHAT31,), (("<|function_call|>", "<|role_sep|>"),)),
-    Calls(
+    CallFamily("gigachat31", (GIGACHAT31,), (("<|function_call|>", "<|role_sep|>"),)),
+    CallFamily(
         "llama4_json",
-        (LLAMA, *LLAMA4),
+        (LLAMA_JSON, *LLAMA4),
         (("<|header_start|>", '"parameters"'),),
     ),
-    Calls(
+    CallFamily(
         "llama4_pythonic",
-        (*LLAMA4, LLAMA),
+        (*LLAMA4, LLAMA_JSON),
         (("<|header_start|>", "tool"), ("func_name1(",)),
         aliases=("llama4",),
     ),
-    Calls(
+    CallFamily(
         "pythonic",
         (
             PYTHON_LIST,
-            Form("python", open=("```tool_code\n",), between="\n", close=("\n```",)),
+            CallForm("python", block_open=("```tool_code\n",), separator="\n", block_close=("\n```",)),
         ),
         (("tool_code",), ("[func_name",)),
         aliases=("gemma3", "toolace"),
     ),
-    Calls(
+    CallFamily(
         "functionary_v3.1",
-        (Form("named", each=("<function=",), head=(">",), after=("</function>",)),),
+        (CallForm("named", call_open=("<function=",), after_name=(">",), call_close=("</function>",)),),
         (("<function=example_function_name>",),),
         aliases=("functionary",),
     ),
-    Calls(
+    CallFamily(
         "llama3_json",
         (
-            LLAMA,
-            Form(open=(PYTHON_TAG,), keys=("name", "parameters"), between="; "),
-            Form("python", each=(PYTHON_TAG,), known=True),
+            LLAMA_JSON,
+            CallForm(block_open=(PYTHON_TAG,), member_names=("name", "parameters"), separator="; "),
+            CallForm("python", call_open=(PYTHON_TAG,), known_tools_only=True),
         ),
         ((PYTHON_TAG, "<|start_header_id|>"), ("<|start_header_id|>", '"parameters"', "ipython")),
         aliases=("llama3", "llama3.1", "llama3.2", "llama3.3"),
     ),
-    Calls(
+    CallFamily(
         "xlam",
-        (_list("", bare=True), *(replace(_list(*marks), known=True) for marks in XLAM)),
+        (
+            _json_list_form("", unmarked=True),
+            *(replace(_json_list_form(*marks), known_tools_only=True) for marks in XLAM_WRAPPERS),
+        ),
         (("xLAM",), ("calls in a single JSON array",)),
     ),
-    Calls(
+    CallFamily(
         "hermes",
         (HERMES, HERMES_LIST),
         (("<tool_call>",),),
@@ -541,57 +592,57 @@ CALLS = (
     ),
 )
 
-RESPONSE = ("<|open|>response<|sep|>", "<|close|>response<|sep|>")
-THINK = ("<think>", "</think>")
+KIMI_RESPONSE = ("<|open|>response<|sep|>", "<|close|>response<|sep|>")
+THINK_MARKS = ("<think>", "</think>")
 
 THOUGHTS = (
-    Thoughts("openai_gptoss", ("<|channel|>analysis<|message|>", "<|end|>"), (("<|channel|>", "<|message|>"),),
+    ReasoningFamily("openai_gptoss", ("<|channel|>analysis<|message|>", "<|end|>"), (("<|channel|>", "<|message|>"),),
              aliases=("gpt-oss", "gptoss", "harmony")),
-    Thoughts("mistral", ("[THINK]", "[/THINK]"), (("[THINK]",),), again=True),
-    Thoughts("seed_oss", ("<seed:think>", "</seed:think>"), (("<seed:think>",),)),
-    Thoughts("gemma4", ("<|channel>thought", "<channel|>"), (("<|channel>",),), again=True, silent=("<channel|>",)),
-    Thoughts(
+    ReasoningFamily("mistral", ("[THINK]", "[/THINK]"), (("[THINK]",),), may_reopen=True),
+    ReasoningFamily("seed_oss", ("<seed:think>", "</seed:think>"), (("<seed:think>",),)),
+    ReasoningFamily("gemma4", ("<|channel>thought", "<channel|>"), (("<|channel>",),), may_reopen=True, dropped_marks=("<channel|>",)),
+    ReasoningFamily(
         "cohere_command3",
         ("<|START_THINKING|>", "<|END_THINKING|>"),
         (("<|START_THINKING|>",),),
         aliases=("cohere", "cohere_command4"),
-        silent=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
-        leads=((), ("<|START_RESPONSE|>", "<|START_TEXT|>")),
+        dropped_marks=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+        lead_marks=((), ("<|START_RESPONSE|>", "<|START_TEXT|>")),
     ),
-    Thoughts("granite", ("Here is my thought process:", "Here is my response:"), (("Here is my thought process",),)),
-    Thoughts("apertus", ("<|inner_prefix|>", "<|inner_suffix|>"), (("<|inner_prefix|>",),), aliases=("apertus2509",),
-             again=True),
-    Thoughts(
+    ReasoningFamily("granite", ("Here is my thought process:", "Here is my response:"), (("Here is my thought process",),)),
+    ReasoningFamily("apertus", ("<|inner_prefix|>", "<|inner_suffix|>"), (("<|inner_prefix|>",),), aliases=("apertus2509",),
+             may_reopen=True),
+    ReasoningFamily(
         "kimi_k3",
         ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
         (("<|open|>", "<|close|>", "<|sep|>"),),
-        silent=(RESPONSE[0], RESPONSE[1], "<|close|>message<|sep|>", "<|end_of_msg|>"),
-        leads=(("".join(RESPONSE), RESPONSE[1]), (RESPONSE[0],)),
+        dropped_marks=(KIMI_RESPONSE[0], KIMI_RESPONSE[1], "<|close|>message<|sep|>", "<|end_of_msg|>"),
+        lead_marks=(("".join(KIMI_RESPONSE), KIMI_RESPONSE[1]), (KIMI_RESPONSE[0],)),
     ),
-    Thoughts(
+    ReasoningFamily(
         "solar_open",
         ("<|think|>", "<|end|>"),
         (("<|think|>", "<|begin|>assistant"),),
-        silent=("<|content|>", "<|end|>", "<|begin|>assistant", "<|calls|>"),
-        leads=(("<|begin|>assistant",), ("<|begin|>assistant<|content|>", "<|content|>")),
+        dropped_marks=("<|content|>", "<|end|>", "<|begin|>assistant", "<|calls|>"),
+        lead_marks=(("<|begin|>assistant",), ("<|begin|>assistant<|content|>", "<|content|>")),
     ),
-    Thoughts("kimi_vl", ("◁think▷", "◁/think▷"), (("◁think▷",),), aliases=("kimi",)),
-    Thoughts("solar_open2", ("<|think:start|>", "<|think:end|>"), (("<|think:start|>",),)),
-    Thoughts("hy_v3_opensource", ("<think:opensource>", "</think:opensource>"),
+    ReasoningFamily("kimi_vl", ("◁think▷", "◁/think▷"), (("◁think▷",),), aliases=("kimi",)),
+    ReasoningFamily("solar_open2", ("<|think:start|>", "<|think:end|>"), (("<|think:start|>",),)),
+    ReasoningFamily("hy_v3_opensource", ("<think:opensource>", "</think:opensource>"),
              (("<think:opensource>",), ("<think{}>", ":opensource"))),
-    Thoughts("minimax_m3", ("<mm:think>", "</mm:think>"), (("<mm:think>",), ("</mm:think>",))),
-    Thoughts("deepseek_r1", THINK, (), aliases=("gigachat35", "step5"), begun=True),
-    Thoughts("apriel", ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"), (("[BEGIN FINAL RESPONSE]",),)),
-    Thoughts("k2_horizon", ("<ifm|think>", "</ifm|think>"), (("<ifm|think>",),)),
-    Thoughts("plamo3", ("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
+    ReasoningFamily("minimax_m3", ("<mm:think>", "</mm:think>"), (("<mm:think>",), ("</mm:think>",))),
+    ReasoningFamily("deepseek_r1", THINK_MARKS, (), aliases=("gigachat35", "step5"), always_reasons=True),
+    ReasoningFamily("apriel", ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"), (("[BEGIN FINAL RESPONSE]",),)),
+    ReasoningFamily("k2_horizon", ("<ifm|think>", "</ifm|think>"), (("<ifm|think>",),)),
+    ReasoningFamily("plamo3", ("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
              (("<|plamo:begin_think:plamo|>",), ("begin_think", "plamo"))),
-    Thoughts("exaone_deep", ("<thought>", "</thought>"), (("<thought>",),)),
-    Thoughts("hunyuan_a13b", THINK, (("<think>", "<answer>"),), around=("<answer>", "</answer>")),
-    Thoughts("ernie45", THINK, (("<think>", "<response>\\n"), ("<think>", "<response></response>")),
-             aliases=("granite33",), around=("<response>", "</response>")),
-    Thoughts(
+    ReasoningFamily("exaone_deep", ("<thought>", "</thought>"), (("<thought>",),)),
+    ReasoningFamily("hunyuan_a13b", THINK_MARKS, (("<think>", "<answer>"),), answer_wrapper=("<answer>", "</answer>")),
+    ReasoningFamily("ernie45", THINK_MARKS, (("<think>", "<response>\\n"), ("<think>", "<response></response>")),
+             aliases=("granite33",), answer_wrapper=("<response>", "</response>")),
+    ReasoningFamily(
         "qwen3",
-        THINK,
+        THINK_MARKS,
         (("<think>",), ("</think>",)),
         aliases=(
             "deepseek_v3", "deepseek_v31", "deepseek_v4", "deepseek_v41", "dots", "glm45", "glm47",

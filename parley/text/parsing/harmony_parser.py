@@ -12,142 +12,142 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from parley.text.parsing.calls import Tools
-from parley.text.parsing.marks import marks
+from parley.text.parsing.calls import RequestTools
+from parley.text.parsing.marks import compile_marks
 from parley.text.parsing.markup import Markup
-from parley.text.parsing.output_parser import Region, Regions
-from parley.types import CallDelta
+from parley.text.parsing.output_parser import AnswerPart, OutputParser
+from parley.types import ToolCallDelta
 
-MESSAGE = marks("<|message|>")
-ENDS = marks("<|end|>", "<|return|>", "<|call|>", "<|start|>", "<|channel|>")
-HEADS = ("<|start|>", "<|channel|>")
-LONGEST = 1024  # maximum characters of a message's head
-TO = "to="
-NOBODY = ("assistant", "user", "all")  # recipients that are not tools
-_CHANNEL = re.compile(r"<\|channel\|>\s*([\w.-]+)")
-_SPACED = re.compile(r"<\|(channel|start)\|> ")
-_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+MESSAGE_MARK = compile_marks("<|message|>")
+MESSAGE_ENDS = compile_marks("<|end|>", "<|return|>", "<|call|>", "<|start|>", "<|channel|>")
+HEAD_MARKS = ("<|start|>", "<|channel|>")
+MAX_HEAD_CHARACTERS = 1024  # maximum characters of a message's head
+RECIPIENT_PREFIX = "to="
+NON_TOOL_RECIPIENTS = ("assistant", "user", "all")  # recipients that are not tools
+_CHANNEL_NAME = re.compile(r"<\|channel\|>\s*([\w.-]+)")
+_SPACE_AFTER_MARK = re.compile(r"<\|(channel|start)\|> ")
+_RECIPIENT_NAME = re.compile(r"\bto=([^\s<]+)")
 
 
-class Channels:
+class HarmonyParser:
     """Parser of one answer, with the same interface as ``OutputParser``."""
 
     def __init__(
         self,
         markup: Markup,
-        thinking: bool = False,
+        starts_in_reasoning: bool = False,
         new_id: Callable[[], str] | None = None,
-        tools: Tools | None = None,
+        tools: RequestTools | None = None,
     ):
-        self.calls = 0
-        self.thinking = thinking
-        self._split = markup.think is not None
-        self._calling = bool(markup.calls)
-        self._new_id = new_id or markup.ids()
-        self._tools = tools if tools is not None else Tools()
+        self.call_count = 0
+        self.in_reasoning = starts_in_reasoning
+        self._parses_reasoning = markup.reasoning_marks is not None
+        self._parses_calls = bool(markup.call_forms)
+        self._new_id = new_id or markup.call_id_source()
+        self._tools = tools if tools is not None else RequestTools()
         self._text = ""  # unread
         self._at = 0
-        self._head: list[str] | None = None  # pieces of the head being read; None inside a message
-        self._size = 0  # characters of that head
-        self._call: int | None = None  # number of the call whose arguments are being read
-        self._empty = False  # that call has no arguments yet
-        self._first = not thinking  # nothing was read yet
-        self._spaced = False  # drop the next character if it is a space
-        self._out: list[Region] = []
+        self._head_pieces: list[str] | None = None  # pieces of the head being read; None inside a message
+        self._head_size = 0  # characters of that head
+        self._call_index: int | None = None  # number of the call whose arguments are being read
+        self._arguments_empty = False  # that call has no arguments yet
+        self._at_start = not starts_in_reasoning  # nothing was read yet
+        self._skip_space = False  # drop the next character if it is a space
+        self._parts: list[AnswerPart] = []
 
     @property
-    def called(self) -> bool:
+    def has_complete_call(self) -> bool:
         """Whether a call is complete."""
-        return self.calls > 1 or (self.calls == 1 and self._call is None)
+        return self.call_count > 1 or (self.call_count == 1 and self._call_index is None)
 
-    def push(self, piece: str) -> list[Region]:
+    def parse_piece(self, piece: str) -> list[AnswerPart]:
         """Return the parts that are certain now, in order: (part, text, call)."""
-        self._out = []
+        self._parts = []
         self._text, self._at = self._text[self._at :] + piece, 0
-        while self._at < len(self._text) and (self._body() if self._head is None else self._heading()):
+        while self._at < len(self._text) and (self._read_message() if self._head_pieces is None else self._read_head()):
             pass
-        return self._out
+        return self._parts
 
-    def flush(self) -> list[Region]:
+    def finish_parsing(self) -> list[AnswerPart]:
         """Return the parts held back, at the end of the text. An unfinished head is dropped."""
-        self._out = []
-        rest = "".join(self._head or ()) + self._text[self._at :]
-        if self._head is None or not rest.startswith(HEADS):
-            self._say(rest)
+        self._parts = []
+        rest = "".join(self._head_pieces or ()) + self._text[self._at :]
+        if self._head_pieces is None or not rest.startswith(HEAD_MARKS):
+            self._emit_message_text(rest)
         self._text, self._at = "", 0
-        return self._out
+        return self._parts
 
-    def _body(self) -> bool:
+    def _read_message(self) -> bool:
         """Read the text of a message, or text outside any message, which is content."""
-        if self._first:
-            here = self._text[self._at :].lstrip(" ")
-            if not here or (here != TO and TO.startswith(here)):
+        if self._at_start:
+            upcoming = self._text[self._at :].lstrip(" ")
+            if not upcoming or (upcoming != RECIPIENT_PREFIX and RECIPIENT_PREFIX.startswith(upcoming)):
                 return False
-            self._first = False
-            if here.startswith(TO):
-                self._head, self._size = [], 0
+            self._at_start = False
+            if upcoming.startswith(RECIPIENT_PREFIX):
+                self._head_pieces, self._head_size = [], 0
                 return True
-        if self._spaced:
-            self._spaced = False
+        if self._skip_space:
+            self._skip_space = False
             self._at += self._text.startswith(" ", self._at)
-        end, mark = ENDS.find(self._text, self._at)
-        self._say(self._text[self._at : end])
+        end, mark = MESSAGE_ENDS.find_first(self._text, self._at)
+        self._emit_message_text(self._text[self._at : end])
         self._at = end
         if not mark:
             return False
-        if self._call is not None and self._empty:
-            self._say("{}")
-        self.thinking, self._call = False, None
-        if mark in HEADS:
-            self._head, self._size = [], 0
+        if self._call_index is not None and self._arguments_empty:
+            self._emit_message_text("{}")
+        self.in_reasoning, self._call_index = False, None
+        if mark in HEAD_MARKS:
+            self._head_pieces, self._head_size = [], 0
         else:
             self._at += len(mark)
         return True
 
-    def _heading(self) -> bool:
+    def _read_head(self) -> bool:
         """Read the head of a message."""
-        assert self._head is not None
-        end, mark = MESSAGE.find(self._text, self._at)
-        self._head.append(self._text[self._at : end])
-        self._size += end - self._at
+        assert self._head_pieces is not None
+        end, mark = MESSAGE_MARK.find_first(self._text, self._at)
+        self._head_pieces.append(self._text[self._at : end])
+        self._head_size += end - self._at
         self._at = end
-        if self._size > LONGEST:  # not a head
-            text = "".join(self._head)
-            self._head = None
-            self._say(text)
+        if self._head_size > MAX_HEAD_CHARACTERS:  # not a head
+            text = "".join(self._head_pieces)
+            self._head_pieces = None
+            self._emit_message_text(text)
             return True
         if not mark:
             return False
         self._at += len(mark)
-        self._begin("".join(self._head))
-        self._head = None
+        self._start_message("".join(self._head_pieces))
+        self._head_pieces = None
         return True
 
-    def _begin(self, head: str) -> None:
+    def _start_message(self, head: str) -> None:
         """Start the message with this head."""
-        channels, recipients = _CHANNEL.findall(head), _RECIPIENT.findall(head)
-        name = recipients[-1] if recipients and recipients[-1] not in NOBODY else ""
-        self._spaced = bool(_SPACED.search(head))
+        channels, recipients = _CHANNEL_NAME.findall(head), _RECIPIENT_NAME.findall(head)
+        name = recipients[-1] if recipients and recipients[-1] not in NON_TOOL_RECIPIENTS else ""
+        self._skip_space = bool(_SPACE_AFTER_MARK.search(head))
         function = name.removeprefix("functions.")
-        if self._calling and name and (function != name or name in self._tools):
-            self._call, self._empty = self.calls, True
-            self._out.append(("tool", "", CallDelta(self.calls, self._new_id(), function)))
-            self.calls += 1
+        if self._parses_calls and name and (function != name or name in self._tools):
+            self._call_index, self._arguments_empty = self.call_count, True
+            self._parts.append(("tool", "", ToolCallDelta(self.call_count, self._new_id(), function)))
+            self.call_count += 1
         else:
-            self.thinking = self._split and (bool(name) or channels[-1:] == ["analysis"])
+            self.in_reasoning = self._parses_reasoning and (bool(name) or channels[-1:] == ["analysis"])
 
-    def _say(self, text: str) -> None:
+    def _emit_message_text(self, text: str) -> None:
         if not text:
             return
-        self._empty = False
-        if self._call is not None:
-            self._out.append(("tool", "", CallDelta(self._call, arguments=text)))
+        self._arguments_empty = False
+        if self._call_index is not None:
+            self._parts.append(("tool", "", ToolCallDelta(self._call_index, arguments=text)))
         else:
-            self._out.append(("reasoning" if self.thinking else "content", text, None))
+            self._parts.append(("reasoning" if self.in_reasoning else "content", text, None))
 
 
-def reader(
-    markup: Markup, thinking: bool, tools: Tools | None, new_id: Callable[[], str] | None = None
-) -> Regions | Channels:
+def make_output_parser(
+    markup: Markup, starts_in_reasoning: bool, tools: RequestTools | None, new_id: Callable[[], str] | None = None
+) -> OutputParser | HarmonyParser:
     """Return a parser for an answer with this markup."""
-    return (Channels if markup.channels else Regions)(markup, thinking, new_id, tools)
+    return (HarmonyParser if markup.uses_channels else OutputParser)(markup, starts_in_reasoning, new_id, tools)

@@ -12,24 +12,24 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from parley.text.parsing.calls import Form, written
-from parley.text.parsing.markup import ALPHABET, detect
+from parley.text.parsing.calls import CallForm, write_calls
+from parley.text.parsing.markup import ID_ALPHABET, detect_markup
 from parley.types import Message, ToolCall
 
-Turn = dict[str, Any]
+TemplateTurn = dict[str, Any]
 
-NINE = re.compile(r"length\s*(!=|<|>=)\s*9")  # Mistral's templates refuse ids of other lengths
-NUMBERED = "<|tool_call_argument_begin|>"  # Kimi's templates write the id where others write the name
-SINGLE = "single tool-calls at once"  # Llama's templates refuse turns with several calls
-RESPONSES = re.compile(
+NINE_CHARACTER_IDS = re.compile(r"length\s*(!=|<|>=)\s*9")  # Mistral's templates refuse ids of other lengths
+IDS_AS_NAMES = "<|tool_call_argument_begin|>"  # Kimi's templates write the id where others write the name
+ONE_CALL_PER_TURN = "single tool-calls at once"  # Llama's templates refuse turns with several calls
+RESULTS_IN_CALLER = re.compile(
     r"""[.'"]tool_responses\b"""
 )  # Gemma's first templates read results in the turn that called; later ones read turns of tools too
-RESULTS = "tool_call_id"  # occurs in templates that read turns of tools
-CALLS = "tool_calls"  # templates without it see calls only as part of the content
-EITHER = "content and message.thinking"  # gpt-oss's template refuses turns with calls that have both
+READS_TOOL_TURNS = "tool_call_id"  # occurs in templates that read turns of tools
+CALLS_MEMBER = "tool_calls"  # templates without it see calls only as part of the content
+CONTENT_OR_THINKING = "content and message.thinking"  # gpt-oss's template refuses turns with calls that have both
 
 
-class Arguments(dict[str, Any]):
+class CallArguments(dict[str, Any]):
     """A call's arguments: an object if the template reads one; when printed, the text that the client sent."""
 
     def __init__(self, value: dict[str, Any], text: str):
@@ -46,82 +46,88 @@ class Arguments(dict[str, Any]):
         return other + self._text
 
 
-def turns(messages: Sequence[Message], source: str) -> list[Turn]:
+def format_history(messages: Sequence[Message], source: str) -> list[TemplateTurn]:
     """Return the conversation for the template with this source. Members that are None are left out."""
     names = {call.id: call.name for message in messages for call in message.tool_calls}
-    ids = _ids(messages, source)
-    made = [_turn(message, names, ids) for message in messages]
-    if CALLS not in source and (forms := detect(source).calls):
-        made = [_said(turn, forms[0]) for turn in made]
-    if EITHER in source:
-        made = [_joined(turn) for turn in made]
-    if RESPONSES.search(source) and RESULTS not in source:
-        made = list(_gathered(made))
-    return list(_split(made)) if SINGLE in source else made
+    ids = _replacement_ids(messages, source)
+    history = [_format_message(message, names, ids) for message in messages]
+    if CALLS_MEMBER not in source and (forms := detect_markup(source).call_forms):
+        history = [_calls_as_content(turn, forms[0]) for turn in history]
+    if CONTENT_OR_THINKING in source:
+        history = [_content_as_reasoning(turn) for turn in history]
+    if RESULTS_IN_CALLER.search(source) and READS_TOOL_TURNS not in source:
+        history = list(_results_in_callers(history))
+    return list(_split_calls(history)) if ONE_CALL_PER_TURN in source else history
 
 
-def _turn(message: Message, names: dict[str, str], ids: dict[str, str]) -> Turn:
+def _format_message(message: Message, names: dict[str, str], ids: dict[str, str]) -> TemplateTurn:
     """Return one message as a template reads it."""
     reasoning = message.reasoning
-    of = message.tool_call_id
+    result_call_id = message.tool_call_id
     calls = [
-        {"id": ids.get(call.id, call.id), "type": "function", "function": {"name": call.name, "arguments": _read(call)}}
+        {
+            "id": ids.get(call.id, call.id),
+            "type": "function",
+            "function": {"name": call.name, "arguments": _read_call_arguments(call)},
+        }
         for call in message.tool_calls
     ]
     value = {
         "role": message.role,
         "content": message.content,
-        "name": names.get(of or "") if message.name is None and message.role == "tool" else message.name,
+        "name": names.get(result_call_id or "") if message.name is None and message.role == "tool" else message.name,
         "reasoning_content": reasoning,
         "reasoning": reasoning,
         "thinking": reasoning,
         "tool_plan": reasoning if calls else None,
-        "tool_call_id": ids.get(of, of) if of is not None else None,
+        "tool_call_id": ids.get(result_call_id, result_call_id) if result_call_id is not None else None,
         "tool_calls": calls or None,
     }
     return {key: entry for key, entry in value.items() if entry is not None}
 
 
-def _read(call: ToolCall) -> Any:
+def _read_call_arguments(call: ToolCall) -> Any:
     """Return a call's arguments as an object if they are one, else as text."""
     if not call.arguments.strip():
-        return Arguments({}, "{}")
+        return CallArguments({}, "{}")
     try:
         value = json.loads(call.arguments)
     except (ValueError, RecursionError):
         return call.arguments
-    return Arguments(value, call.arguments) if isinstance(value, dict) else call.arguments
+    return CallArguments(value, call.arguments) if isinstance(value, dict) else call.arguments
 
 
-def _ids(messages: Sequence[Message], source: str) -> dict[str, str]:
+def _replacement_ids(messages: Sequence[Message], source: str) -> dict[str, str]:
     """Return new call ids, by old id, for those that the template would refuse."""
     calls = [call for message in messages for call in message.tool_calls]
-    if NINE.search(source):
+    if NINE_CHARACTER_IDS.search(source):
         ids = [*(call.id for call in calls), *(message.tool_call_id or "" for message in messages)]
-        return {id: _short(id) for id in ids if id and not (len(id) == 9 and id.isalnum())}
-    if NUMBERED in source:
+        return {id: _short_call_id(id) for id in ids if id and not (len(id) == 9 and id.isalnum())}
+    if IDS_AS_NAMES in source:
         own = [call.id.startswith("functions.") for call in calls]
         return {} if all(own) else {call.id: f"functions.{call.name}:{n}" for n, call in enumerate(calls)}
     return {}
 
 
-def _short(id: str) -> str:
+def _short_call_id(call_id: str) -> str:
     """Return nine letters and digits derived from an id."""
     return "".join(
-        ALPHABET[byte % len(ALPHABET)] for byte in hashlib.sha256(id.encode("utf-8", "replace")).digest()[:9]
+        ID_ALPHABET[byte % len(ID_ALPHABET)] for byte in hashlib.sha256(call_id.encode("utf-8", "replace")).digest()[:9]
     )
 
 
-def _said(turn: Turn, form: Form) -> Turn:
+def _calls_as_content(turn: TemplateTurn, form: CallForm) -> TemplateTurn:
     """Return the turn with its calls written at the end of its content, in the model's own form."""
-    calls = [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in turn.get(CALLS, ())]
+    calls = [
+        (call["id"], call["function"]["name"], call["function"]["arguments"]) for call in turn.get(CALLS_MEMBER, ())
+    ]
     if not calls or not all(isinstance(arguments, dict) for _, _, arguments in calls):
         return turn
-    content = "\n".join(filter(None, (turn.get("content"), written(form, calls).strip())))
-    return {key: value for key, value in turn.items() if key != CALLS} | {"content": content}
+    content = "\n".join(filter(None, (turn.get("content"), write_calls(form, calls).strip())))
+    return {key: value for key, value in turn.items() if key != CALLS_MEMBER} | {"content": content}
 
 
-def _joined(turn: Turn) -> Turn:
+def _content_as_reasoning(turn: TemplateTurn) -> TemplateTurn:
     """Return the turn with content that precedes calls appended to the reasoning before them."""
     if "tool_calls" not in turn or not turn.get("content") or "thinking" not in turn:
         return turn
@@ -129,19 +135,19 @@ def _joined(turn: Turn) -> Turn:
     return {key: value for key, value in turn.items() if key != "content"} | {"thinking": thinking}
 
 
-def _gathered(made: list[Turn]) -> Iterator[Turn]:
+def _results_in_callers(history: list[TemplateTurn]) -> Iterator[TemplateTurn]:
     """Yield the turns with the results of calls moved into the turns that called."""
-    caller: Turn | None = None
-    for turn in made:
+    caller: TemplateTurn | None = None
+    for turn in history:
         if turn["role"] == "tool" and caller is not None:
-            result = {"name": turn.get("name", "unknown"), "response": _result(turn.get("content") or "")}
+            result = {"name": turn.get("name", "unknown"), "response": _read_result(turn.get("content") or "")}
             caller.setdefault("tool_responses", []).append(result)
             continue
         caller = turn if "tool_calls" in turn else None
         yield turn
 
 
-def _result(content: str) -> Any:
+def _read_result(content: str) -> Any:
     """Return a call's result as an object if it is one, else as text."""
     try:
         value = json.loads(content)
@@ -150,24 +156,24 @@ def _result(content: str) -> Any:
     return value if isinstance(value, dict) else content
 
 
-def _split(made: list[Turn]) -> Iterator[Turn]:
+def _split_calls(history: list[TemplateTurn]) -> Iterator[TemplateTurn]:
     """Yield turns with one call each, and the result of each call after it."""
-    results: dict[str, list[Turn]] = {}
-    for turn in made:
+    results: dict[str, list[TemplateTurn]] = {}
+    for turn in history:
         if turn["role"] == "tool" and "tool_call_id" in turn:
             results.setdefault(turn["tool_call_id"], []).append(turn)
     moved: set[int] = set()
-    for turn in made:
+    for turn in history:
         calls = turn.get("tool_calls", ())
         if id(turn) in moved:
             continue
         if len(calls) < 2:
             yield turn
             continue
-        said = {key: value for key, value in turn.items() if key != "tool_calls"}
+        members = {key: value for key, value in turn.items() if key != "tool_calls"}
         for call in calls:
-            yield {**said, "tool_calls": [call]}
-            said = {"role": turn["role"]}
+            yield {**members, "tool_calls": [call]}
+            members = {"role": turn["role"]}
             own = results.pop(call["id"], [])
             moved.update(map(id, own))
             yield from own

@@ -6,31 +6,31 @@ import re
 from functools import cache
 
 
-class Marks:
+class MarkFinder:
     """A set of texts to search for together; none is a prefix of another. Make one with ``compile_marks``."""
 
     def __init__(self, texts: tuple[str, ...]):
         self.texts = texts
-        self._whole = re.compile("|".join(map(re.escape, texts)))
-        self._first = re.compile("[" + "".join(sorted({re.escape(text[0]) for text in texts})) + "]")
+        self._any_mark = re.compile("|".join(map(re.escape, texts)))
+        self._first_characters = re.compile("[" + "".join(sorted({re.escape(text[0]) for text in texts})) + "]")
         self._longest = max(map(len, texts))
 
-    def find(self, text: str, start: int) -> tuple[int, str]:
+    def find_first(self, text: str, start: int) -> tuple[int, str]:
         """Return how far the text after ``start`` is free of marks, and the mark found there ("" for none)."""
-        found = self._whole.search(text, start)
-        if found is not None:
-            return found.start(), found[0]
-        at = max(start, len(text) - self._longest + 1)
-        while (begin := self._first.search(text, at)) is not None:
-            at = begin.start()
-            rest = text[at:]
+        match = self._any_mark.search(text, start)
+        if match is not None:
+            return match.start(), match[0]
+        position = max(start, len(text) - self._longest + 1)
+        while (begin := self._first_characters.search(text, position)) is not None:
+            position = begin.start()
+            rest = text[position:]
             if any(each.startswith(rest) for each in self.texts):
-                return at, ""
-            at += 1
+                return position, ""
+            position += 1
         return len(text), ""
 
 
 @cache
-def marks(*texts: str) -> Marks:
+def compile_marks(*texts: str) -> MarkFinder:
     """Return the marks, compiled once per set of texts."""
-    return Marks(texts)
+    return MarkFinder(texts)

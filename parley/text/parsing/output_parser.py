@@ -17,16 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from parley.text.parsing.calls import CallReader, Form, Tools
-from parley.text.parsing.marks import Marks, marks
+from parley.text.parsing.calls import CallForm, CallReader, RequestTools
+from parley.text.parsing.marks import MarkFinder, compile_marks
 from parley.text.parsing.markup import Markup
-from parley.text.parsing.tentative_calls import BLANKS, Draft
-from parley.types import CallDelta, Part
+from parley.text.parsing.tentative_calls import BLANK_CHARACTERS, TentativeCalls
+from parley.types import DeltaPart, ToolCallDelta
 
-Region = tuple[Part, str, CallDelta | None]
+AnswerPart = tuple[DeltaPart, str, ToolCallDelta | None]
 
 
-class Regions:
+class OutputParser:
     """Parser of one answer. ``call_count``: how many calls were announced.
 
     ``starts_in_reasoning``: the answer starts inside a reasoning block. ``tools``: those of the request, for forms that
@@ -36,277 +36,287 @@ class Regions:
     def __init__(
         self,
         markup: Markup,
-        thinking: bool = False,
+        starts_in_reasoning: bool = False,
         new_id: Callable[[], str] | None = None,
-        tools: Tools | None = None,
+        tools: RequestTools | None = None,
     ):
-        self.calls = 0
-        self._think = markup.think
-        self._begun = thinking and markup.begun
-        self._bare = tuple(form for form in markup.calls if form.bare)
-        self._marked = tuple(form for form in markup.calls if not form.bare)
-        self._triggers = tuple(dict.fromkeys(form.trigger for form in self._marked))
-        self._leaving = marks(markup.think[1], *self._triggers) if markup.think is not None else None
-        self._anew = markup.think[0] if markup.think is not None and markup.again else ""
-        self._silent = markup.silent
-        self._watch()
-        self._new_id = new_id or markup.ids()
-        self._tools = tools if tools is not None else Tools()
+        self.call_count = 0
+        self._reasoning_marks = markup.reasoning_marks
+        self._implicit_reasoning = starts_in_reasoning and markup.always_reasons
+        self._unmarked_forms = tuple(form for form in markup.call_forms if form.unmarked)
+        self._marked_forms = tuple(form for form in markup.call_forms if not form.unmarked)
+        self._triggers = tuple(dict.fromkeys(form.trigger_mark for form in self._marked_forms))
+        self._reasoning_ends = (
+            compile_marks(markup.reasoning_marks[1], *self._triggers) if markup.reasoning_marks is not None else None
+        )
+        self._reopening_mark = (
+            markup.reasoning_marks[0] if markup.reasoning_marks is not None and markup.may_reopen else ""
+        )
+        self._dropped_marks = markup.dropped_marks
+        self._set_content_marks()
+        self._new_id = new_id or markup.call_id_source()
+        self._tools = tools if tools is not None else RequestTools()
         self._text = ""  # unread; between pushes only a suffix that may become a mark
         self._at = 0
         self._blanks: list[str] = []  # held back: dropped before a mark, emitted before text
-        self._trim = thinking  # drop newlines until the first text of this region
-        self._around = markup.around
-        self._closing = ""  # the mark that closes the wrapper around content
+        self._trim_newlines = starts_in_reasoning  # drop newlines until the first text of this region
+        self._wrapper = markup.answer_wrapper
+        self._wrapper_end = ""  # the mark that closes the wrapper around content
         self._after_call = False  # nothing but blanks since the last call
-        self._spoken = False  # there was content
-        self._fresh = True  # no text since a mark
+        self._had_content = False  # there was content
+        self._follows_mark = True  # no text since a mark
         self._reader: CallReader | None = None
-        self._others: list[Form] = []  # forms to try if the reader's form does not fit
-        self._failed = ""  # the longest text consumed by a form that did not fit
-        self._draft: Draft | None = None
+        self._other_forms: list[CallForm] = []  # forms to try if the reader's form does not fit
+        self._rejected_text = ""  # the longest text consumed by a form that did not fit
+        self._tentative: TentativeCalls | None = None
         # The states are unbound so that a parser does not refer to itself and is freed along with its answer.
-        start = Regions._reasoning if thinking and not markup.begun else Regions._beginning
-        self._state: Callable[[Regions], bool] = start if markup.think is not None else Regions._opening
-        self._out: list[Region] = []
+        start = (
+            OutputParser._read_reasoning
+            if starts_in_reasoning and not markup.always_reasons
+            else OutputParser._read_start
+        )
+        self._state: Callable[[OutputParser], bool] = (
+            start if markup.reasoning_marks is not None else OutputParser._read_opening
+        )
+        self._parts: list[AnswerPart] = []
 
     @property
-    def thinking(self) -> bool:
+    def in_reasoning(self) -> bool:
         """Whether the text read last was reasoning."""
-        thinking = self._state is Regions._reasoning or self._state is Regions._drafting
-        return thinking or (self._begun and self._state is Regions._beginning)
+        thinking = self._state is OutputParser._read_reasoning or self._state is OutputParser._read_tentative_calls
+        return thinking or (self._implicit_reasoning and self._state is OutputParser._read_start)
 
     @property
-    def called(self) -> bool:
+    def has_complete_call(self) -> bool:
         """Whether a call is complete."""
-        return self.calls > 1 or (self.calls == 1 and (self._reader is None or not self._reader.inside))
+        return self.call_count > 1 or (self.call_count == 1 and (self._reader is None or not self._reader.in_call))
 
-    def push(self, piece: str) -> list[Region]:
+    def parse_piece(self, piece: str) -> list[AnswerPart]:
         """Return the parts certain now, in order: (part, text, call). For part "tool" the text is empty."""
-        self._out = []
+        self._parts = []
         self._text, self._at = self._text[self._at :] + piece, 0
         while self._at < len(self._text) and self._state(self):
             pass
-        return self._out
+        return self._parts
 
-    def flush(self) -> list[Region]:
+    def finish_parsing(self) -> list[AnswerPart]:
         """Return the parts held back, at the end of the text."""
-        self._out = []
+        self._parts = []
         rest, self._text, self._at = self._text[self._at :], "", 0
         if self._reader is not None:
-            deltas, rest = self._reader.finish(rest)
-            self._tell(deltas)
-            self._after_call = self._after_call or self._reader.calls > 0
-        if self._draft is not None:
-            deltas = self._draft.finish(rest)
-            self._tell(deltas)
+            deltas, rest = self._reader.finish_text(rest)
+            self._append_calls(deltas)
+            self._after_call = self._after_call or self._reader.call_count > 0
+        if self._tentative is not None:
+            deltas = self._tentative.finish_calls(rest)
+            self._append_calls(deltas)
             self._after_call = bool(deltas)
-            rest = "" if deltas else self._draft.text + rest
-        part: Part = "reasoning" if self.thinking else "content"
-        self._say(part, rest)
+            rest = "" if deltas else self._tentative.held_text + rest
+        part: DeltaPart = "reasoning" if self.in_reasoning else "content"
+        self._emit_text(part, rest)
         if not self._after_call:
-            self._give(part, "".join(self._blanks))
-        return self._out
+            self._append_text(part, "".join(self._blanks))
+        return self._parts
 
     # Each state reads from ``_at`` and returns whether another state must continue; False: more text is needed.
 
-    def _beginning(self) -> bool:
+    def _read_start(self) -> bool:
         """Read the start of an answer: a mark that opens reasoning, or one that closes it."""
-        assert self._think is not None
+        assert self._reasoning_marks is not None
         self._hold_newlines()
-        following = (Regions._reasoning, Regions._opening)
-        for mark, state in zip(self._think, following, strict=True):
+        next_states = (OutputParser._read_reasoning, OutputParser._read_opening)
+        for mark, state in zip(self._reasoning_marks, next_states, strict=True):
             rest = self._text[self._at : self._at + len(mark)]
             if rest == mark:
                 self._at += len(mark)
-                self._turn()
+                self._start_part()
                 self._state = state
                 return True
             if len(rest) < len(mark) and mark.startswith(rest):
                 return False
-        self._state = following[not self._begun]
+        self._state = next_states[not self._implicit_reasoning]
         return True
 
-    def _reasoning(self) -> bool:
+    def _read_reasoning(self) -> bool:
         """Read reasoning up to its closing mark or to a mark that may start a call."""
-        assert self._think is not None and self._leaving is not None
-        mark = self._until(self._leaving, "reasoning")
-        if mark == self._think[1]:
+        assert self._reasoning_marks is not None and self._reasoning_ends is not None
+        mark = self._emit_until(self._reasoning_ends, "reasoning")
+        if mark == self._reasoning_marks[1]:
             self._at += len(mark)
-            self._turn()
-            self._state = Regions._opening
+            self._start_part()
+            self._state = OutputParser._read_opening
         elif mark:
-            self._draft = Draft(self._marked, self.calls, self._new_id, self._tools)
-            self._state = Regions._drafting
+            self._tentative = TentativeCalls(self._marked_forms, self.call_count, self._new_id, self._tools)
+            self._state = OutputParser._read_tentative_calls
         return bool(mark)
 
-    def _drafting(self) -> bool:
+    def _read_tentative_calls(self) -> bool:
         """Read calls inside open reasoning until it is clear whether they are real."""
-        assert self._think is not None and self._draft is not None
-        end, mark = marks(self._think[1]).find(self._text, self._at)
-        self._at = self._draft.read(self._text[:end], self._at)
-        held = self._draft.text if mark or self._draft.refuted else ""
+        assert self._reasoning_marks is not None and self._tentative is not None
+        end, mark = compile_marks(self._reasoning_marks[1]).find_first(self._text, self._at)
+        self._at = self._tentative.read_blocks(self._text[:end], self._at)
+        held = self._tentative.held_text if mark or self._tentative.refuted else ""
         if not held:
             return False
-        if not self._draft.refuted:
+        if not self._tentative.refuted:
             held += self._text[self._at : end]
             self._at = end
-        self._say("reasoning", held)
-        self._draft = None
-        self._state = Regions._reasoning
+        self._emit_text("reasoning", held)
+        self._tentative = None
+        self._state = OutputParser._read_reasoning
         return True
 
-    def _opening(self) -> bool:
+    def _read_opening(self) -> bool:
         """Read the start of content: it may be wrapped in marks, or be a call without marks."""
-        if not self._trimmed():
+        if not self._skip_newlines():
             return False
         self._hold_newlines()
         if self._at == len(self._text):
             return False
-        if self._around is not None and not self._closing:
-            mark, closing = self._around
-            here = self._text[self._at : self._at + len(mark)]
-            if here == mark:
+        if self._wrapper is not None and not self._wrapper_end:
+            mark, closing = self._wrapper
+            upcoming = self._text[self._at : self._at + len(mark)]
+            if upcoming == mark:
                 self._at += len(mark)
-                self._closing = closing
-                self._turn()
-                self._watch(closing)
+                self._wrapper_end = closing
+                self._start_part()
+                self._set_content_marks(closing)
                 return True
-            if mark.startswith(here):
+            if mark.startswith(upcoming):
                 return False
-        forms = (*self._marked, *self._bare)
-        if self._bare and any(form.trigger.startswith(self._text[self._at :]) for form in forms):
+        forms = (*self._marked_forms, *self._unmarked_forms)
+        if self._unmarked_forms and any(form.trigger_mark.startswith(self._text[self._at :]) for form in forms):
             return False
-        self._state = Regions._content
-        if self._bare:  # a marked form may start like an unmarked one
-            self._call([form for form in forms if self._text.startswith(form.trigger, self._at)])
+        self._state = OutputParser._read_content
+        if self._unmarked_forms:  # a marked form may start like an unmarked one
+            self._start_call([form for form in forms if self._text.startswith(form.trigger_mark, self._at)])
         return True
 
-    def _content(self) -> bool:
+    def _read_content(self) -> bool:
         """Read content up to the next mark."""
-        if not self._trimmed():
+        if not self._skip_newlines():
             return False
-        if self._watched is None:
-            self._give("content", "".join(self._blanks) + self._text[self._at :])
+        if self._content_marks is None:
+            self._append_text("content", "".join(self._blanks) + self._text[self._at :])
             self._blanks.clear()
             self._at = len(self._text)
             return False
-        mark = self._until(self._watched, "content")
-        if mark and mark == self._closing:
+        mark = self._emit_until(self._content_marks, "content")
+        if mark and mark == self._wrapper_end:
             self._at += len(mark)
-            self._turn()
-            self._watch()
-        elif mark and mark == self._anew:
+            self._start_part()
+            self._set_content_marks()
+        elif mark and mark == self._reopening_mark:
             self._at += len(mark)
-            self._turn()
-            self._state = Regions._reasoning
-        elif mark in self._silent:
+            self._start_part()
+            self._state = OutputParser._read_reasoning
+        elif mark in self._dropped_marks:
             self._at += len(mark)
-            self._turn()
+            self._start_part()
         elif mark:
-            self._call([form for form in self._marked if form.trigger == mark])
+            self._start_call([form for form in self._marked_forms if form.trigger_mark == mark])
         return bool(mark)
 
-    def _call(self, forms: list[Form]) -> None:
+    def _start_call(self, forms: list[CallForm]) -> None:
         """Start to read a call in the first of the forms, if any; keep the others in case it does not fit."""
         if forms:
-            form, *self._others = forms
-            self._reader = CallReader(form, self.calls, self._new_id, self._tools)
-            self._state = Regions._calling
+            form, *self._other_forms = forms
+            self._reader = CallReader(form, self.call_count, self._new_id, self._tools)
+            self._state = OutputParser._read_call
 
-    def _calling(self) -> bool:
+    def _read_call(self) -> bool:
         """Read a block of calls; if its form does not fit, try the next one."""
         reader = self._reader
         assert reader is not None
-        self._at, deltas = reader.read(self._text, self._at)
-        self._tell(deltas)
-        if reader.calls:
-            self._failed = ""
+        self._at, deltas = reader.read_calls(self._text, self._at)
+        self._append_calls(deltas)
+        if reader.call_count:
+            self._rejected_text = ""
         if not reader.ended:
             return False
-        raw = reader.raw
-        if not reader.calls:
-            self._failed = max(self._failed, raw, key=len)
-            self._back(raw)
-            if self._others:
-                self._call(self._others)
+        raw = reader.raw_text
+        if not reader.call_count:
+            self._rejected_text = max(self._rejected_text, raw, key=len)
+            self._unread_text(raw)
+            if self._other_forms:
+                self._start_call(self._other_forms)
                 return True
-            raw, self._failed = self._failed, ""
+            raw, self._rejected_text = self._rejected_text, ""
             self._at += len(raw)  # no form reads it again
         self._reader = None
-        self._state = Regions._content
-        if reader.calls:
+        self._state = OutputParser._read_content
+        if reader.call_count:
             self._after_call = True
-            self._trim = not self._spoken
-            raw = raw.lstrip("\n") if self._trim else raw
-            self._trim = self._trim and not raw
-        self._say("content", raw)
+            self._trim_newlines = not self._had_content
+            raw = raw.lstrip("\n") if self._trim_newlines else raw
+            self._trim_newlines = self._trim_newlines and not raw
+        self._emit_text("content", raw)
         return True
 
-    def _back(self, text: str) -> None:
+    def _unread_text(self, text: str) -> None:
         """Unread the last ``text``."""
         self._at -= len(text)
         if self._at < 0:  # the text began in an earlier piece
             self._text, self._at = text + self._text[self._at + len(text) :], 0
 
-    def _until(self, watched: Marks, part: Part) -> str:
+    def _emit_until(self, end_marks: MarkFinder, part: DeltaPart) -> str:
         """Emit text up to the first of the marks and return that mark, or "" if none has come yet."""
-        if not self._trimmed():
+        if not self._skip_newlines():
             return ""
-        end, mark = watched.find(self._text, self._at)
-        self._say(part, self._text[self._at : end])
+        end, mark = end_marks.find_first(self._text, self._at)
+        self._emit_text(part, self._text[self._at : end])
         self._at = end
         return mark
 
-    def _trimmed(self) -> bool:
+    def _skip_newlines(self) -> bool:
         """Drop newlines at the start of a part. Return False while there is nothing else."""
-        if self._trim:
+        if self._trim_newlines:
             self._hold_newlines()
             self._blanks.clear()
-            self._trim = self._at == len(self._text)
-        return not self._trim
+            self._trim_newlines = self._at == len(self._text)
+        return not self._trim_newlines
 
     def _hold_newlines(self) -> None:
         start = self._at
         while self._text.startswith("\n", self._at):
             self._at += 1
-        self._hold(self._text[start : self._at])
+        self._hold_blanks(self._text[start : self._at])
 
-    def _watch(self, *closing: str) -> None:
+    def _set_content_marks(self, *closing: str) -> None:
         """Set the marks that may end a piece of content from here on."""
-        watched = tuple(filter(None, (*self._triggers, self._anew, *self._silent, *closing)))
-        self._watched = marks(*watched) if watched else None
+        watched = tuple(filter(None, (*self._triggers, self._reopening_mark, *self._dropped_marks, *closing)))
+        self._content_marks = compile_marks(*watched) if watched else None
 
-    def _turn(self) -> None:
+    def _start_part(self) -> None:
         """Start another part, after a mark."""
-        self._trim = self._fresh = True
+        self._trim_newlines = self._follows_mark = True
         self._blanks.clear()
 
-    def _hold(self, blanks: str) -> None:
+    def _hold_blanks(self, blanks: str) -> None:
         if blanks:
             self._blanks.append(blanks)
 
-    def _say(self, part: Part, text: str) -> None:
+    def _emit_text(self, part: DeltaPart, text: str) -> None:
         """Emit text, holding back the blanks at its end from the first line break on (all of them after a mark)."""
-        end = len(text.rstrip(BLANKS))
-        if end or not (self._fresh or self._blanks):
+        end = len(text.rstrip(BLANK_CHARACTERS))
+        if end or not (self._follows_mark or self._blanks):
             line = text.find("\n", end)
             end = line if line >= 0 else len(text)
         if end:
-            self._give(part, "".join(self._blanks) + text[:end])
+            self._append_text(part, "".join(self._blanks) + text[:end])
             self._blanks.clear()
-        self._hold(text[end:])
+        self._hold_blanks(text[end:])
 
-    def _give(self, part: Part, text: str) -> None:
+    def _append_text(self, part: DeltaPart, text: str) -> None:
         if text:
-            self._out.append((part, text, None))
-            self._after_call = self._fresh = False
-            self._spoken = self._spoken or part == "content"
+            self._parts.append((part, text, None))
+            self._after_call = self._follows_mark = False
+            self._had_content = self._had_content or part == "content"
 
-    def _tell(self, deltas: list[CallDelta]) -> None:
+    def _append_calls(self, deltas: list[ToolCallDelta]) -> None:
         for call in deltas:
             if call.name is not None:
-                self.calls += 1
-                self._fresh = True
+                self.call_count += 1
+                self._follows_mark = True
                 self._blanks.clear()
-            self._out.append(("tool", "", call))
+            self._parts.append(("tool", "", call))

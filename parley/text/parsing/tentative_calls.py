@@ -9,76 +9,80 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from parley.text.parsing.calls import CallReader, Form, Tools
-from parley.types import CallDelta
+from parley.text.parsing.calls import CallForm, CallReader, RequestTools
+from parley.types import ToolCallDelta
 
-BLANKS = " \t\r\n"
+BLANK_CHARACTERS = " \t\r\n"
 
 
-class Draft:
+class TentativeCalls:
     """Blocks of calls with nothing between them. ``refuted``: one is not a call, or other text follows.
 
     The text starts with the trigger of one of the ``forms``; of those with the same trigger the first is used.
     ``index``: the number of the first call.
     """
 
-    def __init__(self, forms: Sequence[Form], index: int, new_id: Callable[[], str], tools: Tools):
+    def __init__(self, forms: Sequence[CallForm], index: int, new_id: Callable[[], str], tools: RequestTools):
         self.refuted = False
-        self._forms = {form.trigger: form for form in reversed(forms)}
+        self._forms = {form.trigger_mark: form for form in reversed(forms)}
         self._index = index
         self._new_id = new_id
         self._tools = tools
-        self._calls = 0
+        self._call_count = 0
         self._reader: CallReader | None = None
-        self._deltas: list[CallDelta] = []
-        self._held: list[str] = []
+        self._deltas: list[ToolCallDelta] = []
+        self._held_pieces: list[str] = []
         self._text = ""
         self._at = 0
 
     @property
-    def text(self) -> str:
+    def held_text(self) -> str:
         """Return all text read so far, as it was written."""
-        return "".join(self._held)
+        return "".join(self._held_pieces)
 
-    def read(self, text: str, start: int) -> int:
+    def read_blocks(self, text: str, start: int) -> int:
         """Read from ``start``. Return the position reached; pass the rest again next time, unless refuted."""
         self._text, self._at = text, start
-        while self._at < len(text) and not self.refuted and (self._block() if self._reader else self._between()):
+        while (
+            self._at < len(text)
+            and not self.refuted
+            and (self._read_call_block() if self._reader else self._find_next_block())
+        ):
             pass
-        self._held.append(text[start : self._at])
+        self._held_pieces.append(text[start : self._at])
         return self._at
 
-    def finish(self, rest: str) -> list[CallDelta]:
+    def finish_calls(self, rest: str) -> list[ToolCallDelta]:
         """Return the calls if the text ends with them; none if ``rest``, the text left unread, is not part of them."""
         if self._reader is not None:
-            deltas, rest = self._reader.finish(rest)
-            self._take(deltas)
+            deltas, rest = self._reader.finish_text(rest)
+            self._add_deltas(deltas)
         return [] if self.refuted or rest.strip() else self._deltas
 
-    def _block(self) -> bool:
+    def _read_call_block(self) -> bool:
         """Read a block of calls. Return whether it ended."""
         reader = self._reader
         assert reader is not None
-        self._at, deltas = reader.read(self._text, self._at)
-        self._take(deltas)
+        self._at, deltas = reader.read_calls(self._text, self._at)
+        self._add_deltas(deltas)
         if reader.ended:
-            self.refuted = self.refuted or not reader.calls or bool(reader.raw.strip())
+            self.refuted = self.refuted or not reader.call_count or bool(reader.raw_text.strip())
             self._reader = None
         return reader.ended
 
-    def _between(self) -> bool:
+    def _find_next_block(self) -> bool:
         """Skip blanks. Return whether another block starts after them; if none can, the calls are refuted."""
-        rest = self._text[self._at :].lstrip(BLANKS)
+        rest = self._text[self._at :].lstrip(BLANK_CHARACTERS)
         self._at = len(self._text) - len(rest)
         trigger = next((trigger for trigger in self._forms if rest.startswith(trigger)), "")
         if trigger:
-            self._reader = CallReader(self._forms[trigger], self._index + self._calls, self._new_id, self._tools)
+            self._reader = CallReader(self._forms[trigger], self._index + self._call_count, self._new_id, self._tools)
         elif not any(trigger.startswith(rest) for trigger in self._forms):
             self.refuted = True
         return bool(trigger)
 
-    def _take(self, deltas: list[CallDelta]) -> None:
+    def _add_deltas(self, deltas: list[ToolCallDelta]) -> None:
         names = [delta.name for delta in deltas if delta.name is not None]
-        self._calls += len(names)
+        self._call_count += len(names)
         self.refuted = self.refuted or any(name not in self._tools for name in names)
         self._deltas += deltas

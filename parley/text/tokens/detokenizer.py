@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterable, Sequence
 
 from parley.text.tokens.tokenizer import Tokenizer
 
-_utf8 = codecs.getincrementaldecoder("utf-8")
-CHARACTER = 4  # bytes of the longest UTF-8 character
+_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
+MAX_CHARACTER_BYTES = 4  # bytes of the longest UTF-8 character
 
 
 class Detokenizer:
@@ -35,91 +35,95 @@ class Detokenizer:
         self._tokenizer = tokenizer
         hidden = tokenizer.special_ids if skip_special else frozenset()
         self._hidden = hidden.difference(keep) if keep else hidden
-        self._decoder = _utf8("replace")
-        self._window = None if tokenizer.by_piece else _Window(tokenizer, self._visible_tail(prompt_ids, WINDOW))
-        self._begun = self._window is not None or self._prime(prompt_ids)
-        self._partial = bool(self._decoder.getstate()[0])  # the last character is incomplete
+        self._decoder = _Utf8Decoder("replace")
+        self._window = (
+            None
+            if tokenizer.decodes_by_token
+            else _DecodingWindow(tokenizer, self._visible_tail(prompt_ids, CONTEXT_TOKENS))
+        )
+        self._started = self._window is not None or self._take_over_prompt(prompt_ids)
+        self._incomplete = bool(self._decoder.getstate()[0])  # the last character is incomplete
 
-    def one(self, id: int) -> str:
+    def decode_token(self, token_id: int) -> str:
         """Return the text that one id adds: ``decode_tokens`` for a single id, faster."""
-        if self._window is None and self._begun and not self._partial:
-            if id in self._hidden:
+        if self._window is None and self._started and not self._incomplete:
+            if token_id in self._hidden:
                 return ""
-            text = self._tokenizer.whole_text(id)
+            text = self._tokenizer.token_text(token_id)
             if text is not None:
                 return text
-        return self.push((id,))
+        return self.decode_tokens((token_id,))
 
-    def push(self, ids: Iterable[int]) -> str:
+    def decode_tokens(self, ids: Iterable[int]) -> str:
         """Return the text that is certain after these ids. It may be empty, or include text of earlier ids."""
         if self._window is not None:
-            return "".join([self._window.push(id) for id in ids if id not in self._hidden])
-        data = b"".join([self._bytes(id) for id in ids if id not in self._hidden])
+            return "".join([self._window.push_token(id) for id in ids if id not in self._hidden])
+        data = b"".join([self._next_bytes(id) for id in ids if id not in self._hidden])
         text = self._decoder.decode(data) if data else ""
-        self._partial = bool(self._decoder.getstate()[0])
+        self._incomplete = bool(self._decoder.getstate()[0])
         return text
 
-    def flush(self) -> str:
+    def flush_text(self) -> str:
         """Return the text held back when no more ids come: U+FFFD for an incomplete character."""
-        return self._window.flush() if self._window is not None else self._decoder.decode(b"", final=True)
+        return self._window.flush_window() if self._window is not None else self._decoder.decode(b"", final=True)
 
-    def _bytes(self, id: int) -> bytes:
-        if self._begun:
-            return self._tokenizer.token_bytes(id)
-        self._begun = self._tokenizer.token_str(id) is not None
-        return self._tokenizer.first_bytes(id)
+    def _next_bytes(self, token_id: int) -> bytes:
+        if self._started:
+            return self._tokenizer.token_bytes(token_id)
+        self._started = self._tokenizer.token_str(token_id) is not None
+        return self._tokenizer.first_token_bytes(token_id)
 
-    def _prime(self, prompt_ids: Sequence[int]) -> bool:
+    def _take_over_prompt(self, prompt_ids: Sequence[int]) -> bool:
         """Take over an incomplete character from the prompt. Return False if no token of the prompt is visible."""
-        if prompt_ids and prompt_ids[-1] not in self._hidden and self._tokenizer.whole_text(prompt_ids[-1]):
+        if prompt_ids and prompt_ids[-1] not in self._hidden and self._tokenizer.token_text(prompt_ids[-1]):
             return True  # the usual case: the last token ends with a whole character
-        tail = self._visible_tail(prompt_ids, CHARACTER)
+        tail = self._visible_tail(prompt_ids, MAX_CHARACTER_BYTES)
         self._decoder.decode(b"".join(map(self._tokenizer.token_bytes, tail)))
         return bool(tail)
 
     def _visible_tail(self, ids: Sequence[int], count: int) -> list[int]:
         tail: list[int] = []
-        for id in reversed(ids):
-            if id not in self._hidden:
-                tail.append(id)
+        for token_id in reversed(ids):
+            if token_id not in self._hidden:
+                tail.append(token_id)
                 if len(tail) == count:
                     break
         return tail[::-1]
 
 
-WINDOW = 6  # tokens of context that can change how a token is written
-PATIENCE = 8  # tokens to wait before a U+FFFD at the end is taken for a real one
+CONTEXT_TOKENS = 6  # tokens of context that can change how a token is written
+MAX_INCOMPLETE_TOKENS = 8  # tokens to wait before a U+FFFD at the end is taken for a real one
 
 
-class _Window:
+class _DecodingWindow:
     """Decodes a window of the last tokens again for each token and returns the text that is new."""
 
     def __init__(self, tokenizer: Tokenizer, context: list[int]):
         self._decode = tokenizer.decode
         self._ids = context
         self._text = self._decode(context, False)  # text of the ids that was returned already
-        self._waiting = 0  # number of ids at the end whose text was not returned
+        self._unreturned = 0  # number of ids at the end whose text was not returned
 
-    def push(self, id: int) -> str:
-        self._ids.append(id)
-        self._waiting += 1
+    def push_token(self, token_id: int) -> str:
+        self._ids.append(token_id)
+        self._unreturned += 1
         text = self._decode(self._ids, False)
-        if text.endswith("\ufffd") and self._waiting < PATIENCE:
+        if text.endswith("\ufffd") and self._unreturned < MAX_INCOMPLETE_TOKENS:
             return ""
-        return self._advance(text)
+        return self._advance_window(text)
 
-    def flush(self) -> str:
-        return self._advance(self._decode(self._ids, False)) if self._waiting else ""
+    def flush_window(self) -> str:
+        return self._advance_window(self._decode(self._ids, False)) if self._unreturned else ""
 
-    def _advance(self, text: str) -> str:
-        new = text[_common(text, self._text) :]  # the decoder may have rewritten text that was returned
-        self._ids = self._ids[-max(WINDOW, self._waiting) :]
+    def _advance_window(self, text: str) -> str:
+        new = text[_common_prefix(text, self._text) :]  # the decoder may have rewritten text that was returned
+        self._ids = self._ids[-max(CONTEXT_TOKENS, self._unreturned) :]
         self._text = self._decode(self._ids, False)
-        self._waiting = 0
+        self._unreturned = 0
         return new
 
 
-def _common(one: str, other: str) -> int:
+def _common_prefix(first: str, second: str) -> int:
     """Return the length of the common prefix."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))

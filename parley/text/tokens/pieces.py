@@ -14,29 +14,29 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-Piece = Callable[[str], bytes]
+TokenDecoder = Callable[[str], bytes]
 
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-def _byte_alphabet() -> dict[str, int]:
+def _make_byte_alphabet() -> dict[str, int]:
     """Map each printable character of byte-level BPE to its byte: itself if printable, else the next from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
 
 
-_ALPHABET = _byte_alphabet()
+_BYTE_ALPHABET = _make_byte_alphabet()
 
 
-def _byte_level(token: str) -> bytes:
+def _decode_byte_level(token: str) -> bytes:
     try:
-        return bytes([_ALPHABET[char] for char in token])
+        return bytes([_BYTE_ALPHABET[char] for char in token])
     except KeyError:  # added tokens are written as plain text
         return token.encode()
 
 
-def _cleanup(text: str) -> str:
+def _clean_up_spacing(text: str) -> str:
     """Remove the blanks before English punctuation and contractions, as WordPiece decoders do."""
     for wide, tight in (
         (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"),
@@ -46,7 +46,7 @@ def _cleanup(text: str) -> str:
     return text
 
 
-def compile_decoder(decoder: dict[str, Any] | None) -> tuple[Piece, Piece] | None:
+def compile_decoder(decoder: dict[str, Any] | None) -> tuple[TokenDecoder, TokenDecoder] | None:
     """Return two functions from a token to its bytes: (inside a text, at its start). None if not token by token.
 
     ``decoder``: the member "decoder" of a tokenizer.json; None for a tokenizer without one (words joined by blanks).
@@ -56,22 +56,22 @@ def compile_decoder(decoder: dict[str, Any] | None) -> tuple[Piece, Piece] | Non
     steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
-        return _byte_level, _byte_level
+        return _decode_byte_level, _decode_byte_level
     if kinds == ["WordPiece"]:
-        return _word_piece(steps[0]["prefix"], steps[0]["cleanup"])
-    return _sentence_piece(steps)
+        return _compile_word_piece(steps[0]["prefix"], steps[0]["cleanup"])
+    return _compile_sentence_piece(steps)
 
 
-def _word_piece(prefix: str, cleanup: bool) -> tuple[Piece, Piece]:
-    repair = _cleanup if cleanup else str
+def _compile_word_piece(prefix: str, cleanup: bool) -> tuple[TokenDecoder, TokenDecoder]:
+    repair = _clean_up_spacing if cleanup else str
 
-    def inside(token: str) -> bytes:
+    def decode_word_piece(token: str) -> bytes:
         return repair(token[len(prefix) :] if token.startswith(prefix) else f" {token}").encode()
 
-    return inside, lambda token: repair(token).encode()
+    return decode_word_piece, lambda token: repair(token).encode()
 
 
-def _sentence_piece(steps: list[dict[str, Any]]) -> tuple[Piece, Piece] | None:
+def _compile_sentence_piece(steps: list[dict[str, Any]]) -> tuple[TokenDecoder, TokenDecoder] | None:
     """Compile Replace, Metaspace and ByteFallback, then Fuse, which a Strip of one leading character may follow."""
     replace: list[tuple[str, str]] = []
     swallow = ""  # the first token loses all of these (Metaspace)
@@ -93,14 +93,14 @@ def _sentence_piece(steps: list[dict[str, Any]]) -> tuple[Piece, Piece] | None:
         else:
             return None
 
-    def inside(token: str) -> bytes:
-        if fallback and (byte := _BYTE.fullmatch(token)):
+    def decode_inside(token: str) -> bytes:
+        if fallback and (byte := _BYTE_TOKEN.fullmatch(token)):
             return bytes([int(byte[1], 16)])
         for old, new in replace:
             token = token.replace(old, new)
         return token.encode()
 
-    def first(token: str) -> bytes:
-        return inside(token.replace(swallow, "") if swallow else token).removeprefix(strip)
+    def decode_first(token: str) -> bytes:
+        return decode_inside(token.replace(swallow, "") if swallow else token).removeprefix(strip)
 
-    return inside, first
+    return decode_inside, decode_first

@@ -11,20 +11,20 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 
-RUN = 4  # matching tokens before an answer that left the prediction counts as following it again
+MATCHING_RUN = 4  # matching tokens before an answer that left the prediction counts as following it again
 
 
-class Predicted:
+class PredictedTokens:
     """The tokens of a predicted output, with an index of where each run of them ends."""
 
     def __init__(self, token_ids: Sequence[int]):
         self.token_ids = list(token_ids)
-        self.run = min(RUN, len(self.token_ids))
+        self.run = min(MATCHING_RUN, len(self.token_ids))
         self._ends: dict[tuple[int, ...], list[int]] = {}
         for end in range(self.run, len(self.token_ids) + 1):
             self._ends.setdefault(tuple(self.token_ids[end - self.run : end]), []).append(end)
 
-    def end(self, run: tuple[int, ...], after: int) -> int | None:
+    def find_run_end(self, run: tuple[int, ...], after: int) -> int | None:
         """Return where this run ends: the first place at or after ``after``, else the first of all; None if nowhere."""
         ends = self._ends.get(run)
         if ends is None:
@@ -33,38 +33,38 @@ class Predicted:
         return ends[place] if place < len(ends) else ends[0]
 
 
-class Follower:
+class PredictionFollower:
     """Compares one answer with a prediction, token by token. ``accepted_count``: predicted tokens found."""
 
-    def __init__(self, predicted: Predicted):
-        self.accepted = 0
+    def __init__(self, predicted: PredictedTokens):
+        self.accepted_count = 0
         self._predicted = predicted
-        self._found = bytearray(len(predicted.token_ids))
-        self._last: deque[int] = deque(maxlen=predicted.run)
+        self._accepted_flags = bytearray(len(predicted.token_ids))
+        self._last_tokens: deque[int] = deque(maxlen=predicted.run)
         self._place = 0  # position in the prediction that the answer has reached
         self._follows = True
-        self._loose = 0  # tokens since the last accepted one
+        self._unaccepted = 0  # tokens since the last accepted one
 
     @property
-    def rejected(self) -> int:
+    def rejected_count(self) -> int:
         """Return the number of predicted tokens that did not occur."""
-        return len(self._found) - self.accepted
+        return len(self._accepted_flags) - self.accepted_count
 
-    def push(self, id: int) -> None:
+    def follow_token(self, token_id: int) -> None:
         """Add one token of the answer."""
         ids, place = self._predicted.token_ids, self._place
-        self._last.append(id)
-        self._loose += 1
-        if self._follows and place < len(ids) and ids[place] == id:
-            self._accept(place, place + 1)
+        self._last_tokens.append(token_id)
+        self._unaccepted += 1
+        if self._follows and place < len(ids) and ids[place] == token_id:
+            self._accept_range(place, place + 1)
             return
-        end = self._predicted.end(tuple(self._last), place)
+        end = self._predicted.find_run_end(tuple(self._last_tokens), place)
         self._follows = end is not None
         if end is not None:
-            self._accept(end - min(self._predicted.run, self._loose), end)
+            self._accept_range(end - min(self._predicted.run, self._unaccepted), end)
 
-    def _accept(self, begin: int, end: int) -> None:
-        self.accepted += self._found.count(0, begin, end)
-        self._found[begin:end] = b"\1" * (end - begin)
+    def _accept_range(self, begin: int, end: int) -> None:
+        self.accepted_count += self._accepted_flags.count(0, begin, end)
+        self._accepted_flags[begin:end] = b"\1" * (end - begin)
         self._place = end
-        self._loose = 0
+        self._unaccepted = 0

@@ -22,17 +22,17 @@ import tokenizers
 from tokenizers import AddedToken
 
 from parley.text.tokens.pieces import compile_decoder
-from parley.types import Keep
+from parley.types import TruncationSide
 
-NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-UNLIMITED = 10**9  # a larger model_max_length means that no limit was set
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+UNLIMITED_LENGTH = 10**9  # a larger model_max_length means that no limit was set
 
 
 class BadTokenizer(Exception):
     """The folder's tokenizer cannot be used. The message is one sentence for the user."""
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file, or an empty one if there is no such file. Raises BadTokenizer."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -73,35 +73,37 @@ class Tokenizer:
         angled = re.compile(r"<.*>", re.DOTALL).fullmatch
         self.marks = {token.content: id for id, token in added.items() if token.special or angled(token.content)}
         state = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else None
-        self._piece = compile_decoder(state)
+        self._token_decoders = compile_decoder(state)
         # Filled as tokens occur; at most one entry per token of the vocabulary.
-        self._bytes: dict[int, bytes] = {}
-        self._texts: dict[int, str | None] = {}
-        self._within: dict[tuple[str, ...], frozenset[int]] = {}
+        self._token_bytes: dict[int, bytes] = {}
+        self._token_texts: dict[int, str | None] = {}
+        self._special_ids_in: dict[tuple[str, ...], frozenset[int]] = {}
 
     @classmethod
-    def load(cls, folder: str | Path) -> Tokenizer:
+    def from_folder(cls, folder: str | Path) -> Tokenizer:
         """Load the tokenizer of a model folder. Raises BadTokenizer."""
         folder = Path(folder)
         path = folder / "tokenizer.json"
         if not path.is_file():
-            raise BadTokenizer(_missing(folder))
+            raise BadTokenizer(_explain_missing(folder))
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception for any fault in the file
             raise BadTokenizer(f"tokenizer.json of the model cannot be read: {error}") from error
-        config = read_json(folder / "tokenizer_config.json")
+        config = read_json_object(folder / "tokenizer_config.json")
         listed = "added_tokens_decoder" in config  # written by a release that replaces special_tokens_map.json
-        named = _special_names(config if listed else config | read_json(folder / "special_tokens_map.json"))
-        _add_tokens(backend, config, named)
-        names = {key: _content(value) for key, value in named.items()}
-        ends = _end_ids(folder)
+        named_tokens = _named_tokens(
+            config if listed else config | read_json_object(folder / "special_tokens_map.json")
+        )
+        _add_missing_tokens(backend, config, named_tokens)
+        names = {key: _token_content(value) for key, value in named_tokens.items()}
+        end_ids = _read_end_ids(folder)
         eos = backend.token_to_id(names.get("eos_token", ""))
         if eos is not None:
-            ends.add(eos)
+            end_ids.add(eos)
         limit = config.get("model_max_length")
-        limit = int(limit) if isinstance(limit, int | float) and 0 < limit < UNLIMITED else None
-        return cls(backend, names, ends, limit)
+        limit = int(limit) if isinstance(limit, int | float) and 0 < limit < UNLIMITED_LENGTH else None
+        return cls(backend, names, end_ids, limit)
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Return the token ids of a text. ``special`` adds the special tokens that the model expects, such as BOS.
@@ -109,33 +111,33 @@ class Tokenizer:
         Takes some seconds per million characters. Other threads run meanwhile.
         """
         try:
-            return self._encode(text, special)
+            return self._encode_batch(text, special)
         except TypeError:  # half of a surrogate pair: JSON can carry one, text cannot
-            return self._encode(_paired(text), special)
+            return self._encode_batch(_replace_surrogates(text), special)
 
-    def _encode(self, text: str, special: bool) -> list[int]:
+    def _encode_batch(self, text: str, special: bool) -> list[int]:
         # Only the library's batch calls release the GIL.
         (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=special)
         return encoding.ids
 
-    def encode_cut(self, text: str, special: bool, count: int, keep: Keep) -> list[int]:
+    def encode_truncated(self, text: str, special: bool, count: int, keep: TruncationSide) -> list[int]:
         """Return at most ``count`` tokens of one end of a text, the special tokens around it included."""
         try:
             (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=False)
         except TypeError:
-            return self.encode_cut(_paired(text), special, count, keep)
+            return self.encode_truncated(_replace_surrogates(text), special, count, keep)
         marks = self.backend.num_special_tokens_to_add(False) if special else 0
         encoding.truncate(max(0, count - marks), direction="right" if keep == "head" else "left")
         if special:
             encoding = self.backend.post_process(encoding, add_special_tokens=True)
         return encoding.ids[:count]
 
-    def spell(self, text: str, special: bool = True) -> tuple[list[int], list[tuple[int, int]]]:
+    def encode_with_offsets(self, text: str, special: bool = True) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the token ids of a text and each token's character span in it ((0, 0) for added special tokens)."""
         try:
             (encoding,) = self.backend.encode_batch([text], add_special_tokens=special)
         except TypeError:
-            return self.spell(_paired(text), special)
+            return self.encode_with_offsets(_replace_surrogates(text), special)
         return encoding.ids, encoding.offsets
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
@@ -146,75 +148,75 @@ class Tokenizer:
         """
         hidden = self.special_ids if skip_special else frozenset()
         shown = [id for id in ids if id not in hidden]
-        if self._piece is None:
+        if self._token_decoders is None:
             return self.backend.decode([id for id in shown if 0 <= id < self.vocab_size], skip_special_tokens=False)
         start = next((n for n, id in enumerate(shown) if self.token_str(id) is not None), None)
         if start is None:
             return ""
-        data = self.first_bytes(shown[start]) + b"".join(map(self.token_bytes, shown[start + 1 :]))
+        data = self.first_token_bytes(shown[start]) + b"".join(map(self.token_bytes, shown[start + 1 :]))
         return data.decode("utf-8", "replace")
 
     @property
-    def by_piece(self) -> bool:
+    def decodes_by_token(self) -> bool:
         """Whether a text is the concatenation of its tokens' bytes. If not, tokens change with their neighbours."""
-        return self._piece is not None
+        return self._token_decoders is not None
 
-    def token_bytes(self, id: int) -> bytes:
+    def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that a token adds inside a text, maybe part of a character; b"" for an unknown id."""
-        data = self._bytes.get(id)
+        data = self._token_bytes.get(token_id)
         if data is None:
-            data = self._bytes[id] = self._spell(id)
+            data = self._token_bytes[token_id] = self._decode_token_bytes(token_id)
         return data
 
-    def whole_text(self, id: int) -> str | None:
+    def token_text(self, token_id: int) -> str | None:
         """Return the text that a token adds inside a text, or None if its bytes are only part of a character."""
         try:
-            return self._texts[id]
+            return self._token_texts[token_id]
         except KeyError:
             try:
-                text = self.token_bytes(id).decode()
+                text = self.token_bytes(token_id).decode()
             except UnicodeDecodeError:
                 text = None
-            self._texts[id] = text
+            self._token_texts[token_id] = text
             return text
 
-    def first_bytes(self, id: int) -> bytes:
+    def first_token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of a token at the start of a text, where SentencePiece drops the blank."""
-        token = self.token_str(id)
-        return b"" if token is None or self._piece is None else self._piece[1](token)
+        token = self.token_str(token_id)
+        return b"" if token is None or self._token_decoders is None else self._token_decoders[1](token)
 
-    def token_str(self, id: int) -> str | None:
+    def token_str(self, token_id: int) -> str | None:
         """Return the token as the vocabulary writes it (``Ġthe``, ``▁the``), or None for an unknown id."""
-        return self.backend.id_to_token(id) if 0 <= id < self.vocab_size else None
+        return self.backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
 
-    def is_special(self, id: int) -> bool:
+    def is_special_token(self, token_id: int) -> bool:
         """Whether the token is a special token rather than text."""
-        return id in self.special_ids
+        return token_id in self.special_ids
 
-    def special_within(self, texts: tuple[str, ...]) -> frozenset[int]:
+    def special_ids_in(self, texts: tuple[str, ...]) -> frozenset[int]:
         """Return the ids of the special tokens that occur in one of the texts."""
-        found = self._within.get(texts)
-        if found is None:
-            whole = "\0".join(texts)
+        cached_ids = self._special_ids_in.get(texts)
+        if cached_ids is None:
+            joined = "\0".join(texts)
             marks = ((id, self.token_str(id)) for id in self.special_ids)
-            found = self._within[texts] = frozenset(id for id, mark in marks if mark and mark in whole)
-        return found
+            cached_ids = self._special_ids_in[texts] = frozenset(id for id, mark in marks if mark and mark in joined)
+        return cached_ids
 
-    def _spell(self, id: int) -> bytes:
-        token = self.token_str(id)
+    def _decode_token_bytes(self, token_id: int) -> bytes:
+        token = self.token_str(token_id)
         if token is None:
             return b""
-        if self._piece is None:
-            return self.backend.decode([id], skip_special_tokens=False).encode()
-        return self._piece[0](token)
+        if self._token_decoders is None:
+            return self.backend.decode([token_id], skip_special_tokens=False).encode()
+        return self._token_decoders[0](token)
 
 
-def _paired(text: str) -> str:
+def _replace_surrogates(text: str) -> str:
     """Return the text with U+FFFD for each lone half of a surrogate pair."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _missing(folder: Path) -> str:
+def _explain_missing(folder: Path) -> str:
     if not folder.is_dir():
         return "The model folder does not exist."
     slow = [
@@ -228,48 +230,48 @@ def _missing(folder: Path) -> str:
     return "The model folder has no tokenizer.json."
 
 
-def _content(token: Any) -> str:
+def _token_content(token: Any) -> str:
     return token["content"] if isinstance(token, dict) else token
 
 
-def _is_token(token: Any) -> bool:
+def _is_token_entry(token: Any) -> bool:
     return bool(isinstance(token, str) and token) or (isinstance(token, dict) and isinstance(token.get("content"), str))
 
 
-def _special_names(config: dict[str, Any]) -> dict[str, Any]:
+def _named_tokens(config: dict[str, Any]) -> dict[str, Any]:
     """Return the named special tokens of a configuration, as texts or as descriptions."""
-    names = [*NAMED, *(key for key in config if key.endswith("_token") and key not in NAMED)]
-    return {key: config[key] for key in names if _is_token(config.get(key))}
+    names = [*NAMED_TOKENS, *(key for key in config if key.endswith("_token") and key not in NAMED_TOKENS)]
+    return {key: config[key] for key in names if _is_token_entry(config.get(key))}
 
 
-def _add_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], named: dict[str, Any]) -> None:
+def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], named_tokens: dict[str, Any]) -> None:
     """Add the tokens that only tokenizer_config.json lists, and flag the named ones as special."""
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     listed = config.get("added_tokens_decoder")
     listed = listed if isinstance(listed, dict) else {}
     for _, token in sorted(listed.items(), key=lambda item: int(item[0]) if item[0].isdigit() else 0):
-        if _is_token(token) and token["content"] not in known:
-            _add(backend, token)
+        if _is_token_entry(token) and token["content"] not in known:
+            _add_one_token(backend, token)
             known.add(token["content"])
     extra = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
     extra = list(extra.values()) if isinstance(extra, dict) else extra
-    for token in [*named.values(), *(token for token in extra if _is_token(token))]:
-        if _content(token) not in known:
-            _add(backend, {**(token if isinstance(token, dict) else {"content": token}), "special": True})
-            known.add(_content(token))
+    for token in [*named_tokens.values(), *(token for token in extra if _is_token_entry(token))]:
+        if _token_content(token) not in known:
+            _add_one_token(backend, {**(token if isinstance(token, dict) else {"content": token}), "special": True})
+            known.add(_token_content(token))
 
 
-def _add(backend: tokenizers.Tokenizer, token: dict[str, Any]) -> None:
+def _add_one_token(backend: tokenizers.Tokenizer, token: dict[str, Any]) -> None:
     options = {key: bool(token[key]) for key in ("single_word", "lstrip", "rstrip", "normalized") if key in token}
     special = bool(token.get("special"))
     added = AddedToken(token["content"], special=special, **({"normalized": not special} | options))
     (backend.add_special_tokens if special else backend.add_tokens)([added])
 
 
-def _end_ids(folder: Path) -> set[int]:
+def _read_end_ids(folder: Path) -> set[int]:
     """Return the ids of end tokens from generation_config.json, else from config.json. Each has one id or a list."""
-    config = read_json(folder / "config.json")
-    for source in (read_json(folder / "generation_config.json"), config, config.get("text_config")):
+    config = read_json_object(folder / "config.json")
+    for source in (read_json_object(folder / "generation_config.json"), config, config.get("text_config")):
         value = source.get("eos_token_id") if isinstance(source, dict) else None
         ids = {id for id in (value if isinstance(value, list) else [value]) if type(id) is int}
         if ids:

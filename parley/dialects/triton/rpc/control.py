@@ -8,174 +8,205 @@ from typing import Any
 
 import msgspec
 
-from parley.dialects.dialect import Answer, Head
-from parley.dialects.facts import Facts
+from parley.dialects.dialect import Answer, RequestContext
+from parley.dialects.facts import ServerFacts
 from parley.dialects.triton import control
-from parley.dialects.triton.rpc.messages import HEALTH, INFERENCE, Message, filled, told, values
+from parley.dialects.triton.rpc.messages import (
+    HEALTH_SCHEMA,
+    INFERENCE_SCHEMA,
+    ProtoMessage,
+    decode_http_answer,
+    fill_message,
+    parameter_values,
+)
 from parley.errors import NotFound, UnknownModel
 
-Ask = Callable[[Message, Head, Facts], Message]
-LISTS = ("trace_level",)  # settings that are lists even with one value
+GrpcHandler = Callable[[ProtoMessage, RequestContext, ServerFacts], ProtoMessage]
+LIST_SETTINGS = ("trace_level",)  # settings that are lists even with one value
 
-SERVICE = "inference.GRPCInferenceService"
-QUESTION = HEALTH("HealthCheckRequest")
-STATE = HEALTH("HealthCheckResponse")
+SERVICE_NAME = "inference.GRPCInferenceService"
+HEALTH_REQUEST = HEALTH_SCHEMA("HealthCheckRequest")
+HEALTH_RESPONSE = HEALTH_SCHEMA("HealthCheckResponse")
 
 
-def _put(ask: control.Ask, head: Head, facts: Facts, body: dict[str, Any] | None = None, **path: str) -> Any:
+def _forward_to_http(
+    handler: control.InfoHandler,
+    context: RequestContext,
+    facts: ServerFacts,
+    body: dict[str, Any] | None = None,
+    **path: str,
+) -> Any:
     """Return the HTTP dialect's answer, decoded. Empty parts of the path count as absent, except the model's name."""
-    place = {part: value for part, value in path.items() if value or part == "model"}
-    answer: Answer = ask(msgspec.json.encode(body) if body else b"", replace(head, path=place), facts)
-    return told(answer)
+    path_parts = {part: value for part, value in path.items() if value or part == "model"}
+    answer: Answer = handler(msgspec.json.encode(body) if body else b"", replace(context, path_parts=path_parts), facts)
+    return decode_http_answer(answer)
 
 
 # -- health
 
 
-def live(message: Message, head: Head, facts: Facts) -> Message:
+def server_live(message: ProtoMessage, context: RequestContext, facts: ServerFacts) -> ProtoMessage:
     """Answer ``ServerLive``."""
-    return filled("ServerLiveResponse", {"live": True})
+    return fill_message("ServerLiveResponse", {"live": True})
 
 
-def ready(message: Message, head: Head, facts: Facts) -> Message:
+def server_ready(message: ProtoMessage, context: RequestContext, facts: ServerFacts) -> ProtoMessage:
     """Answer ``ServerReady``."""
-    return filled("ServerReadyResponse", {"ready": facts.ready})
+    return fill_message("ServerReadyResponse", {"ready": facts.ready})
 
 
-def check(message: Message, head: Head, facts: Facts) -> Message:
+def check_health(message: ProtoMessage, context: RequestContext, facts: ServerFacts) -> ProtoMessage:
     """Answer gRPC's health check. Raises NotFound for another service."""
-    if message.service not in ("", SERVICE):
+    if message.service not in ("", SERVICE_NAME):
         raise NotFound("There is no such service.")
-    return STATE(status="SERVING" if facts.ready else "NOT_SERVING")
+    return HEALTH_RESPONSE(status="SERVING" if facts.ready else "NOT_SERVING")
 
 
 # -- the server and the model
 
 
-def server(message: Message, head: Head, facts: Facts) -> Message:
+def grpc_server_metadata(message: ProtoMessage, context: RequestContext, facts: ServerFacts) -> ProtoMessage:
     """Answer ``ServerMetadata``."""
-    return filled("ServerMetadataResponse", _put(control.server, head, facts))
+    return fill_message("ServerMetadataResponse", _forward_to_http(control.server_metadata, context, facts))
 
 
-def model_ready(message: Message, head: Head, facts: Facts) -> Message:
+def model_ready(message: ProtoMessage, context: RequestContext, facts: ServerFacts) -> ProtoMessage:
     """Answer ``ModelReady``; an unknown model is not ready."""
     try:
-        _put(control.metadata, head, facts, model=message.name, version=message.version)
+        _forward_to_http(control.model_metadata_answer, context, facts, model=message.name, version=message.version)
     except UnknownModel:
-        return filled("ModelReadyResponse", {"ready": False})
+        return fill_message("ModelReadyResponse", {"ready": False})
     ready = any(card.name == message.name and card.phase == "ready" for card in facts.cards)
-    return filled("ModelReadyResponse", {"ready": ready})
+    return fill_message("ModelReadyResponse", {"ready": ready})
 
 
-def metadata(message: Message, head: Head, facts: Facts) -> Message:
+def grpc_model_metadata(message: ProtoMessage, context: RequestContext, facts: ServerFacts) -> ProtoMessage:
     """Answer ``ModelMetadata``. Raises UnknownModel."""
-    answer = _put(control.metadata, head, facts, model=message.name, version=message.version)
-    return filled("ModelMetadataResponse", answer)
+    answer = _forward_to_http(
+        control.model_metadata_answer, context, facts, model=message.name, version=message.version
+    )
+    return fill_message("ModelMetadataResponse", answer)
 
 
-def config(message: Message, head: Head, facts: Facts) -> Message:
+def grpc_model_config(message: ProtoMessage, context: RequestContext, facts: ServerFacts) -> ProtoMessage:
     """Answer ``ModelConfig``. Raises UnknownModel."""
-    answer = _put(control.config, head, facts, model=message.name, version=message.version)
-    told = {name: value for name, value in answer.items() if value not in ("", [], {})}  # empty is absent in protobuf
-    return filled("ModelConfigResponse", {"config": told})
+    answer = _forward_to_http(control.model_config_answer, context, facts, model=message.name, version=message.version)
+    present = {
+        name: value for name, value in answer.items() if value not in ("", [], {})
+    }  # empty is absent in protobuf
+    return fill_message("ModelConfigResponse", {"config": present})
 
 
-def statistics(message: Message, head: Head, facts: Facts) -> Message:
+def grpc_statistics(message: ProtoMessage, context: RequestContext, facts: ServerFacts) -> ProtoMessage:
     """Answer ``ModelStatistics``."""
     path = {"model": message.name, "version": message.version} if message.name else {}
-    return filled("ModelStatisticsResponse", _put(control.statistics, head, facts, **path))
+    return fill_message("ModelStatisticsResponse", _forward_to_http(control.model_statistics, context, facts, **path))
 
 
 # -- the repository
 
 
-def index(message: Message, head: Head, facts: Facts) -> Message:
+def grpc_repository_index(message: ProtoMessage, context: RequestContext, facts: ServerFacts) -> ProtoMessage:
     """Answer ``RepositoryIndex``."""
-    answer = _put(control.index, head, facts, {"ready": message.ready}, repo=message.repository_name)
-    return filled("RepositoryIndexResponse", {"models": answer})
+    answer = _forward_to_http(
+        control.repository_index, context, facts, {"ready": message.ready}, repo=message.repository_name
+    )
+    return fill_message("RepositoryIndexResponse", {"models": answer})
 
 
-def load(message: Message, head: Head, facts: Facts) -> Message:
+def grpc_load_model(message: ProtoMessage, context: RequestContext, facts: ServerFacts) -> ProtoMessage:
     """Answer ``RepositoryModelLoad``. Raises ParleyError if refused."""
-    _repository(control.load, message, head, facts)
-    return filled("RepositoryModelLoadResponse", {})
+    _forward_repository_call(control.load_model_answer, message, context, facts)
+    return fill_message("RepositoryModelLoadResponse", {})
 
 
-def unload(message: Message, head: Head, facts: Facts) -> Message:
+def grpc_unload_model(message: ProtoMessage, context: RequestContext, facts: ServerFacts) -> ProtoMessage:
     """Answer ``RepositoryModelUnload``. Raises ParleyError if refused."""
-    _repository(control.unload, message, head, facts)
-    return filled("RepositoryModelUnloadResponse", {})
+    _forward_repository_call(control.unload_model_answer, message, context, facts)
+    return fill_message("RepositoryModelUnloadResponse", {})
 
 
-def _repository(ask: control.Ask, message: Message, head: Head, facts: Facts) -> None:
-    parameters = values(message.parameters)
-    _put(ask, head, facts, {"parameters": parameters}, repo=message.repository_name, model=message.model_name)
+def _forward_repository_call(
+    handler: control.InfoHandler, message: ProtoMessage, context: RequestContext, facts: ServerFacts
+) -> None:
+    parameters = parameter_values(message.parameters)
+    _forward_to_http(
+        handler, context, facts, {"parameters": parameters}, repo=message.repository_name, model=message.model_name
+    )
 
 
 # -- settings
 
 
-def trace(message: Message, head: Head, facts: Facts) -> Message:
+def grpc_trace_settings(message: ProtoMessage, context: RequestContext, facts: ServerFacts) -> ProtoMessage:
     """Answer ``TraceSetting``. Raises ParleyError if a change is refused."""
-    wish: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     for name, setting in message.settings.items():
-        given = list(setting.value)
-        wish[name] = None if not given else given if name in LISTS or len(given) > 1 else given[0]
+        setting_values = list(setting.value)
+        changes[name] = (
+            None
+            if not setting_values
+            else setting_values
+            if name in LIST_SETTINGS or len(setting_values) > 1
+            else setting_values[0]
+        )
     path = {"model": message.model_name} if message.model_name else {}
-    answer = _put(control.trace, head, facts, wish, **path)
+    answer = _forward_to_http(control.trace_settings, context, facts, changes, **path)
     settings = {name: {"value": value if isinstance(value, list) else [value]} for name, value in answer.items()}
-    return filled("TraceSettingResponse", {"settings": settings})
+    return fill_message("TraceSettingResponse", {"settings": settings})
 
 
-def log(message: Message, head: Head, facts: Facts) -> Message:
+def grpc_log_settings(message: ProtoMessage, context: RequestContext, facts: ServerFacts) -> ProtoMessage:
     """Answer ``LogSettings``. Raises ParleyError if a change is refused."""
-    answer = _put(control.log, head, facts, values(message.settings))
+    answer = _forward_to_http(control.log_settings, context, facts, parameter_values(message.settings))
     kinds = {bool: "bool_param", int: "uint32_param", str: "string_param"}
     settings = {name: {kinds[type(value)]: value} for name, value in answer.items()}
-    return filled("LogSettingsResponse", {"settings": settings})
+    return fill_message("LogSettingsResponse", {"settings": settings})
 
 
 # -- shared memory
 
 
-def _shared(kind: str) -> dict[str, Ask]:
+def _shared_memory_methods(kind: str) -> dict[str, GrpcHandler]:
     """Return the methods for one kind of shared memory; none of it can be registered."""
 
-    def status(message: Message, head: Head, facts: Facts) -> Message:
-        _put(control.regions, head, facts, region=message.name)
-        return filled(f"{kind}SharedMemoryStatusResponse", {})
+    def status(message: ProtoMessage, context: RequestContext, facts: ServerFacts) -> ProtoMessage:
+        _forward_to_http(control.shared_memory_status, context, facts, region=message.name)
+        return fill_message(f"{kind}SharedMemoryStatusResponse", {})
 
-    def register(message: Message, head: Head, facts: Facts) -> Message:
-        return _put(control.register, head, facts)  # raises
+    def register(message: ProtoMessage, context: RequestContext, facts: ServerFacts) -> ProtoMessage:
+        return _forward_to_http(control.refuse_shared_memory, context, facts)  # raises
 
-    def unregister(message: Message, head: Head, facts: Facts) -> Message:
-        _put(control.unregister, head, facts, region=message.name)
-        return filled(f"{kind}SharedMemoryUnregisterResponse", {})
+    def unregister(message: ProtoMessage, context: RequestContext, facts: ServerFacts) -> ProtoMessage:
+        _forward_to_http(control.unregister_shared_memory, context, facts, region=message.name)
+        return fill_message(f"{kind}SharedMemoryUnregisterResponse", {})
 
     calls = {"Status": status, "Register": register, "Unregister": unregister}
     return {f"{kind}SharedMemory{name}": call for name, call in calls.items()}
 
 
-CALLS: dict[str, Ask] = {
-    "ServerLive": live,
-    "ServerReady": ready,
-    "ServerMetadata": server,
+GRPC_METHODS: dict[str, GrpcHandler] = {
+    "ServerLive": server_live,
+    "ServerReady": server_ready,
+    "ServerMetadata": grpc_server_metadata,
     "ModelReady": model_ready,
-    "ModelMetadata": metadata,
-    "ModelConfig": config,
-    "ModelStatistics": statistics,
-    "RepositoryIndex": index,
-    "RepositoryModelLoad": load,
-    "RepositoryModelUnload": unload,
-    "TraceSetting": trace,
-    "LogSettings": log,
-    **_shared("System"),
-    **_shared("Cuda"),
+    "ModelMetadata": grpc_model_metadata,
+    "ModelConfig": grpc_model_config,
+    "ModelStatistics": grpc_statistics,
+    "RepositoryIndex": grpc_repository_index,
+    "RepositoryModelLoad": grpc_load_model,
+    "RepositoryModelUnload": grpc_unload_model,
+    "TraceSetting": grpc_trace_settings,
+    "LogSettings": grpc_log_settings,
+    **_shared_memory_methods("System"),
+    **_shared_memory_methods("Cuda"),
 }
 
-_QUESTIONS = {method.name: method.input_type.name for method in INFERENCE.service("GRPCInferenceService")[1]}
+_REQUEST_TYPES = {
+    method.name: method.input_type.name for method in INFERENCE_SCHEMA.find_service("GRPCInferenceService")[1]
+}
 
 
-def question(method: str) -> Any:
+def request_class(method: str) -> Any:
     """Return the class of a method's request message."""
-    return INFERENCE(_QUESTIONS[method])
+    return INFERENCE_SCHEMA(_REQUEST_TYPES[method])

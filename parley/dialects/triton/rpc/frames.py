@@ -6,44 +6,44 @@ import struct
 
 import msgspec
 
-MESSAGE, FAILURE = 0, 0x80
-HEAD = struct.Struct(">BI")
+MESSAGE_KIND, FAILURE_KIND = 0, 0x80
+FRAME_HEADER = struct.Struct(">BI")
 
 
-class Failure(msgspec.Struct):
+class StreamFailure(msgspec.Struct):
     """An error that ends the answers: HTTP status and sentence."""
 
     status: int
     error: str
 
 
-def frame(message: bytes) -> bytes:
+def message_frame(message: bytes) -> bytes:
     """Return a message as one frame."""
-    return HEAD.pack(MESSAGE, len(message)) + message
+    return FRAME_HEADER.pack(MESSAGE_KIND, len(message)) + message
 
 
-def failure(status: int, error: str) -> bytes:
+def grpc_failure_frame(status: int, error: str) -> bytes:
     """Return an error as one frame."""
-    data = msgspec.json.encode(Failure(status, error))
-    return HEAD.pack(FAILURE, len(data)) + data
+    data = msgspec.json.encode(StreamFailure(status, error))
+    return FRAME_HEADER.pack(FAILURE_KIND, len(data)) + data
 
 
-class Reader:
+class FrameSplitter:
     """Splits bytes, which may be cut anywhere, into frames."""
 
     def __init__(self) -> None:
         self._data = b""
 
-    def feed(self, data: bytes) -> list[bytes | Failure]:
+    def split_frames(self, data: bytes) -> list[bytes | StreamFailure]:
         """Return the messages, or the error, that these bytes complete. Raises msgspec.MsgspecError."""
-        data, found, at = self._data + data, list[bytes | Failure](), 0
-        while len(data) - at >= HEAD.size:
-            kind, size = HEAD.unpack_from(data, at)
-            end = at + HEAD.size + size
+        data, frames, position = self._data + data, list[bytes | StreamFailure](), 0
+        while len(data) - position >= FRAME_HEADER.size:
+            kind, size = FRAME_HEADER.unpack_from(data, position)
+            end = position + FRAME_HEADER.size + size
             if end > len(data):
                 break
-            part = data[at + HEAD.size : end]
-            found.append(part if kind == MESSAGE else msgspec.json.decode(part, type=Failure))
-            at = end
-        self._data = data[at:]
-        return found
+            part = data[position + FRAME_HEADER.size : end]
+            frames.append(part if kind == MESSAGE_KIND else msgspec.json.decode(part, type=StreamFailure))
+            position = end
+        self._data = data[position:]
+        return frames

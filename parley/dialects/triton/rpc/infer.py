@@ -9,27 +9,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from parley.dialects.dialect import Head
+from parley.dialects.dialect import RequestContext
 from parley.dialects.triton import infer, versions
-from parley.dialects.triton.errors import quoted
-from parley.dialects.triton.infer import TYPES, Form
-from parley.dialects.triton.model import VERSION
-from parley.dialects.triton.outputs import Outputs
-from parley.dialects.triton.rpc.messages import INFERENCE, Message, values
-from parley.dialects.triton.sampling import Asked
-from parley.dialects.triton.tensors import Element, to_bytes
+from parley.dialects.triton.errors import quote_name
+from parley.dialects.triton.infer import DATATYPES, OutputForm
+from parley.dialects.triton.model import MODEL_VERSION
+from parley.dialects.triton.outputs import TritonOutputs
+from parley.dialects.triton.rpc.messages import INFERENCE_SCHEMA, ProtoMessage, parameter_values
+from parley.dialects.triton.sampling import TritonRequest
+from parley.dialects.triton.tensors import TensorElement, tensor_to_bytes
 from parley.errors import Invalid
 from parley.types import Event
 
-REQUEST = INFERENCE("ModelInferRequest")
-RESPONSE = INFERENCE("ModelInferResponse")
-STREAMED = INFERENCE("ModelStreamInferResponse")
+INFER_REQUEST = INFERENCE_SCHEMA("ModelInferRequest")
+INFER_RESPONSE = INFERENCE_SCHEMA("ModelInferResponse")
+STREAM_RESPONSE = INFERENCE_SCHEMA("ModelStreamInferResponse")
 
-FINAL = "triton_final_response"
-EMPTY_FINAL = "triton_enable_empty_final_response"
+FINAL_PARAMETER = "triton_final_response"
+EMPTY_FINAL_PARAMETER = "triton_enable_empty_final_response"
 
 # The field that holds the elements of each type: 8 and 16 bits are sent as 32; half floats only as raw bytes.
-CONTENTS = {
+CONTENTS_FIELDS = {
     "BOOL": "bool_contents",
     **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
     "INT64": "int64_contents",
@@ -41,89 +41,95 @@ CONTENTS = {
 }
 
 
-class Inference:
+class GrpcInference:
     """One request and its answers: a single message with ``whole`` or if the client wants no stream, else several."""
 
-    def __init__(self, asked: Asked, form: Form, *, whole: bool):
-        self.request = asked.request
-        self._asked = asked
-        self._form = form
-        self._whole = whole or not asked.stream
-        self._outputs = Outputs(asked)
+    def __init__(self, triton_request: TritonRequest, form: OutputForm, *, whole: bool):
+        self.request = triton_request.request
+        self._triton_request = triton_request
+        self._output_form = form
+        self._single_answer = whole or not triton_request.stream
+        self._outputs = TritonOutputs(triton_request)
 
-    def answer(self, events: Sequence[Event]) -> Message | None:
+    def make_response(self, events: Sequence[Event]) -> ProtoMessage | None:
         """Return the message that these events produce, or None."""
-        fresh = self._outputs.add(events)
-        if not (self._outputs.ended if self._whole else fresh):
+        has_new_output = self._outputs.collect_events(events)
+        if not (self._outputs.all_ended if self._single_answer else has_new_output):
             return None
-        response = RESPONSE(model_name=self.request.model, model_version=VERSION, id=self._asked.id)
-        made = {tensor.name: tensor for tensor in self._outputs.take()}
-        for name in self._form.names or made:
-            tensor = made[name]
+        response = INFER_RESPONSE(
+            model_name=self.request.model, model_version=MODEL_VERSION, id=self._triton_request.client_id
+        )
+        tensors = {tensor.name: tensor for tensor in self._outputs.take_tensors()}
+        for name in self._output_form.names or tensors:
+            tensor = tensors[name]
             response.outputs.add(name=name, datatype=tensor.datatype, shape=tensor.shape)
-            response.raw_output_contents.append(to_bytes(tensor))
+            response.raw_output_contents.append(tensor_to_bytes(tensor))
         return response
 
     @property
-    def ended(self) -> bool:
+    def all_ended(self) -> bool:
         """True if all sequences have ended."""
-        return self._outputs.ended
+        return self._outputs.all_ended
 
 
-def read(message: Message, head: Head, *, whole: bool) -> Inference:
+def read_grpc_infer(message: ProtoMessage, context: RequestContext, *, whole: bool) -> GrpcInference:
     """Read a request. ``head`` holds the path that ``path_parts_of`` returns. Raises BadRequest, NotFound."""
-    versions.check(head.path)
-    parameters = values(message.parameters)
-    if not isinstance(parameters.pop(EMPTY_FINAL, False), bool):  # no effect: the last answer is never empty here
-        raise Invalid(f"the parameter '{EMPTY_FINAL}' must be a bool_param", field=EMPTY_FINAL)
-    model = head.path["model"]
+    versions.check_version(context.path_parts)
+    parameters = parameter_values(message.parameters)
+    if not isinstance(
+        parameters.pop(EMPTY_FINAL_PARAMETER, False), bool
+    ):  # no effect: the last answer is never empty here
+        raise Invalid(f"the parameter '{EMPTY_FINAL_PARAMETER}' must be a bool_param", field=EMPTY_FINAL_PARAMETER)
+    model = context.path_parts["model"]
     document = {
         "id": message.id,
         "parameters": parameters,
-        "inputs": _inputs(message, model),
-        "outputs": [{"name": output.name, "parameters": values(output.parameters)} for output in message.outputs],
+        "inputs": _input_entries(message, model),
+        "outputs": [
+            {"name": output.name, "parameters": parameter_values(output.parameters)} for output in message.outputs
+        ],
     }
     tail = b"".join(message.raw_input_contents)
-    return Inference(*infer.understand(document, memoryview(tail), head), whole=whole)
+    return GrpcInference(*infer.read_infer_document(document, memoryview(tail), context), whole=whole)
 
 
-def path(message: Message) -> dict[str, str]:
+def path_parts_of(message: ProtoMessage) -> dict[str, str]:
     """Return the path parts that a request over HTTP would have."""
     version = {"version": message.model_version} if message.model_version else {}
     return {"model": message.model_name} | version
 
 
-def streamed(response: Message, *, final: bool) -> Message:
+def stream_response(response: ProtoMessage, *, final: bool) -> ProtoMessage:
     """Wrap an answer as a message of a stream."""
-    response.parameters[FINAL].bool_param = final
-    return STREAMED(infer_response=response)
+    response.parameters[FINAL_PARAMETER].bool_param = final
+    return STREAM_RESPONSE(infer_response=response)
 
 
-def failed(message: Message, sentence: str) -> Message:
+def stream_error(message: ProtoMessage, sentence: str) -> ProtoMessage:
     """Return the error message that ends one request of a stream; the stream itself continues."""
-    response = RESPONSE(model_name=message.model_name, model_version=message.model_version, id=message.id)
-    response.parameters[FINAL].bool_param = True
-    return STREAMED(error_message=sentence, infer_response=response)
+    response = INFER_RESPONSE(model_name=message.model_name, model_version=message.model_version, id=message.id)
+    response.parameters[FINAL_PARAMETER].bool_param = True
+    return STREAM_RESPONSE(error_message=sentence, infer_response=response)
 
 
-def _inputs(message: Message, model: str) -> list[dict[str, Any]]:
+def _input_entries(message: ProtoMessage, model: str) -> list[dict[str, Any]]:
     raw = list(message.raw_input_contents)
     entries = []
     for tensor in message.inputs:
         if any(size < 0 for size in tensor.shape):
-            raise Invalid(f"the dimensions of input {quoted(tensor.name)} must not be negative", field=tensor.name)
+            raise Invalid(f"the dimensions of input {quote_name(tensor.name)} must not be negative", field=tensor.name)
         entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
         if "shared_memory_region" in tensor.parameters:
-            entry["parameters"] = values(tensor.parameters)
+            entry["parameters"] = parameter_values(tensor.parameters)
         elif not message.raw_input_contents:
-            entry["data"] = _elements(tensor, model)
+            entry["data"] = _typed_elements(tensor, model)
         elif tensor.HasField("contents"):
             raise Invalid(
                 "contents field must not be specified when using raw_input_contents for "
-                f"{quoted(tensor.name)} for model '{model}'"
+                f"{quote_name(tensor.name)} for model '{model}'"
             )
         elif not raw:
-            raise Invalid(f"raw_input_contents has no entry for input {quoted(tensor.name)} for model '{model}'")
+            raise Invalid(f"raw_input_contents has no entry for input {quote_name(tensor.name)} for model '{model}'")
         else:
             entry["parameters"] = {"binary_data_size": len(raw.pop(0))}
         entries.append(entry)
@@ -132,20 +138,20 @@ def _inputs(message: Message, model: str) -> list[dict[str, Any]]:
     return entries
 
 
-def _elements(tensor: Message, model: str) -> list[Element]:
+def _typed_elements(tensor: ProtoMessage, model: str) -> list[TensorElement]:
     """Return the elements of a tensor whose values are in the message itself. Raises Invalid."""
-    member = CONTENTS.get(tensor.datatype, "")
-    if tensor.datatype in TYPES and any(field.name != member for field, _ in tensor.contents.ListFields()):
+    member = CONTENTS_FIELDS.get(tensor.datatype, "")
+    if tensor.datatype in DATATYPES and any(field.name != member for field, _ in tensor.contents.ListFields()):
         raise Invalid(
-            f"unexpected explicit tensor data for input {quoted(tensor.name)} for model '{model}': elements of "
+            f"unexpected explicit tensor data for input {quote_name(tensor.name)} for model '{model}': elements of "
             f"datatype '{tensor.datatype}' belong in {member or 'raw_input_contents'}"
         )
     elements = list(getattr(tensor.contents, member)) if member else []
-    return [_text(element, tensor.name) for element in elements] if tensor.datatype == "BYTES" else elements
+    return [_decode_element(element, tensor.name) for element in elements] if tensor.datatype == "BYTES" else elements
 
 
-def _text(element: bytes, name: str) -> str:
+def _decode_element(element: bytes, name: str) -> str:
     try:
         return element.decode()
     except UnicodeDecodeError as error:
-        raise Invalid(f"input {quoted(name)} is not UTF-8 text (at byte {error.start})", field=name) from None
+        raise Invalid(f"input {quote_name(name)} is not UTF-8 text (at byte {error.start})", field=name) from None

@@ -9,27 +9,27 @@ import msgspec
 from google.protobuf.json_format import ParseDict
 
 from parley.dialects.dialect import Answer
-from parley.dialects.triton.rpc.schema import Schema
+from parley.dialects.triton.rpc.schema import ProtoSchema
 from parley.errors import ParleyError
 
-INFERENCE = Schema("inference.proto")
-HEALTH = Schema("health.proto")
+INFERENCE_SCHEMA = ProtoSchema("inference.proto")
+HEALTH_SCHEMA = ProtoSchema("health.proto")
 
-Message = Any  # an instance of a message class; the classes exist only at run time
+ProtoMessage = Any  # an instance of a message class; the classes exist only at run time
 
 
-def plain(value: Message) -> Any:
+def parameter_value(value: ProtoMessage) -> Any:
     """Return the value of a parameter message, whichever type it has; None if unset."""
     kind = value.WhichOneof("parameter_choice")
     return None if kind is None else getattr(value, kind)
 
 
-def values(parameters: Mapping[str, Message]) -> dict[str, Any]:
+def parameter_values(parameters: Mapping[str, ProtoMessage]) -> dict[str, Any]:
     """Return parameters as Python values, by name."""
-    return {name: plain(value) for name, value in parameters.items()}
+    return {name: parameter_value(value) for name, value in parameters.items()}
 
 
-def told(answer: Answer) -> Any:
+def decode_http_answer(answer: Answer) -> Any:
     """Decode an answer of the HTTP dialect; None if its body is empty. An error answer is raised as ParleyError."""
     value: Any = msgspec.json.decode(answer.body) if answer.body else None
     if answer.status != 200:
@@ -39,6 +39,6 @@ def told(answer: Answer) -> Any:
     return value
 
 
-def filled(name: str, members: dict[str, Any]) -> Message:
+def fill_message(name: str, members: dict[str, Any]) -> ProtoMessage:
     """Return the named message with these members."""
-    return ParseDict(members, INFERENCE(name)())
+    return ParseDict(members, INFERENCE_SCHEMA(name)())

@@ -9,80 +9,79 @@ from typing import Any, ClassVar
 import msgspec
 from google.protobuf.message import DecodeError
 
-from parley.dialects.dialect import Answer, Head, Reply
-from parley.dialects.facts import Facts
-from parley.dialects.triton.errors import Internal
-from parley.dialects.triton.errors import error as answered
+from parley.dialects.dialect import Answer, Reply, RequestContext
+from parley.dialects.facts import ServerFacts
+from parley.dialects.triton.errors import UnreadableInput, triton_error_answer
 from parley.dialects.triton.rpc import control, infer
-from parley.dialects.triton.rpc.frames import failure, frame
-from parley.dialects.triton.rpc.messages import Message
+from parley.dialects.triton.rpc.frames import grpc_failure_frame, message_frame
+from parley.dialects.triton.rpc.messages import ProtoMessage
 from parley.errors import NotFound, ParleyError, UnknownModel
 from parley.types import Event, Usage
 
-TYPE = b"application/x-protobuf"
-UNREADABLE = "The message could not be read."
-UNNAMED = "Request for unknown model: '' is not found"
+PROTOBUF_TYPE = b"application/x-protobuf"
+UNREADABLE_MESSAGE = "The message could not be read."
+UNNAMED_MODEL = "Request for unknown model: '' is not found"
 
 
-class InferenceReply(Reply):
+class GrpcInferReply(Reply):
     """A reply in protobuf messages: frames in a stream, else one message."""
 
-    type = TYPE
-    media_type: ClassVar[str] = TYPE.decode()
-    ping: ClassVar[bytes] = b""
+    content_type = PROTOBUF_TYPE
+    media_type: ClassVar[str] = PROTOBUF_TYPE.decode()
+    ping_bytes: ClassVar[bytes] = b""
 
-    def __init__(self, inference: infer.Inference, *, stream: bool):
+    def __init__(self, inference: infer.GrpcInference, *, stream: bool):
         self.request = inference.request
         self.request.stream = stream
         self._inference = inference
-        self._answer: Message = None
+        self._response: ProtoMessage = None
 
-    def chunk(self, events: Sequence[Event]) -> bytes:
+    def render_chunk(self, events: Sequence[Event]) -> bytes:
         """Return the frame that these events produce, if any."""
-        answer = self._inference.answer(events)
+        answer = self._inference.make_response(events)
         if answer is None:
             return b""
-        return frame(infer.streamed(answer, final=self._inference.ended).SerializeToString())
+        return message_frame(infer.stream_response(answer, final=self._inference.all_ended).SerializeToString())
 
-    def end(self, usage: Usage) -> bytes:
+    def finish_stream(self, usage: Usage) -> bytes:
         """Return nothing: the last answer is marked as final."""
         return b""
 
-    def fail(self, error: ParleyError) -> bytes:
+    def fail_stream(self, error: ParleyError) -> bytes:
         """Return the error frame that ends the answers."""
-        answer = answered(error)
-        return failure(answer.status, msgspec.json.decode(answer.body)["error"])
+        answer = triton_error_answer(error)
+        return grpc_failure_frame(answer.status, msgspec.json.decode(answer.body)["error"])
 
-    def add(self, events: Sequence[Event]) -> None:
+    def add_events(self, events: Sequence[Event]) -> None:
         """Keep the message that these events complete."""
-        self._answer = self._answer or self._inference.answer(events)
+        self._response = self._response or self._inference.make_response(events)
 
-    def body(self, usage: Usage) -> bytes:
+    def render_body(self, usage: Usage) -> bytes:
         """Return the message."""
-        return bytes(self._answer.SerializeToString())
+        return bytes(self._response.SerializeToString())
 
 
-def read(body: bytes, head: Head, *, stream: bool) -> InferenceReply:
+def read_infer_message(body: bytes, context: RequestContext, *, stream: bool) -> GrpcInferReply:
     """Read a request message. Raises BadRequest, NotFound."""
-    message = _parsed(infer.REQUEST, body)
+    message = _parse_message(infer.INFER_REQUEST, body)
     if not message.model_name:
-        raise UnknownModel(UNNAMED)
-    head = replace(head, path=infer.path(message))
-    return InferenceReply(infer.read(message, head, whole=not stream), stream=stream)
+        raise UnknownModel(UNNAMED_MODEL)
+    context = replace(context, path_parts=infer.path_parts_of(message))
+    return GrpcInferReply(infer.read_grpc_infer(message, context, whole=not stream), stream=stream)
 
 
-def ask(body: bytes, head: Head, facts: Facts) -> Answer:
+def answer_grpc_method(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Answer the method that the path names. Raises ParleyError."""
-    method = head.path["method"]
-    if method not in control.CALLS:
+    method = context.path_parts["method"]
+    if method not in control.GRPC_METHODS:
         raise NotFound("There is no such method.")
-    message = _parsed(control.question(method), body)
-    return Answer(200, control.CALLS[method](message, head, facts).SerializeToString(), TYPE)
+    message = _parse_message(control.request_class(method), body)
+    return Answer(200, control.GRPC_METHODS[method](message, context, facts).SerializeToString(), PROTOBUF_TYPE)
 
 
-def _parsed(kind: Any, body: bytes) -> Message:
+def _parse_message(message_class: Any, body: bytes) -> ProtoMessage:
     """Parse a message of this class. Raises UnreadableInput."""
     try:
-        return kind.FromString(body)
+        return message_class.FromString(body)
     except DecodeError:
-        raise Internal(UNREADABLE) from None
+        raise UnreadableInput(UNREADABLE_MESSAGE) from None

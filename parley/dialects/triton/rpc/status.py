@@ -8,7 +8,7 @@ import msgspec
 from parley.dialects.triton import errors
 from parley.errors import ParleyError
 
-STATUSES = {
+GRPC_STATUSES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
     403: grpc.StatusCode.PERMISSION_DENIED,
@@ -20,7 +20,7 @@ STATUSES = {
 }
 
 
-class Refused(Exception):
+class GrpcError(Exception):
     """An error to answer a call with. ``fatal``: it also ends a stream."""
 
     def __init__(self, code: grpc.StatusCode, message: str, *, fatal: bool = False):
@@ -28,12 +28,12 @@ class Refused(Exception):
         self.code, self.message, self.fatal = code, message, fatal
 
 
-def status(number: int) -> grpc.StatusCode:
+def grpc_status(number: int) -> grpc.StatusCode:
     """Return the gRPC status code for an HTTP status."""
-    return STATUSES.get(number, grpc.StatusCode.INTERNAL)
+    return GRPC_STATUSES.get(number, grpc.StatusCode.INTERNAL)
 
 
-def refused(error: ParleyError) -> Refused:
+def grpc_error(error: ParleyError) -> GrpcError:
     """Return an error as a gRPC error."""
-    answer = errors.error(error)
-    return Refused(status(answer.status), msgspec.json.decode(answer.body)["error"])
+    answer = errors.triton_error_answer(error)
+    return GrpcError(grpc_status(answer.status), msgspec.json.decode(answer.body)["error"])

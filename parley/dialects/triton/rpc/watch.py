@@ -7,21 +7,23 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from parley.dialects.triton.rpc import control
-from parley.dialects.triton.rpc.messages import Message
+from parley.dialects.triton.rpc.messages import ProtoMessage
 from parley.errors import NotFound
 
-LOOK = 0.25  # seconds between two checks
+CHECK_INTERVAL = 0.25  # seconds between two checks
 
 
-async def watch(look: Callable[[], Awaitable[Message]], write: Callable[[bytes], Awaitable[Any]]) -> None:
+async def watch_health(
+    get_state: Callable[[], Awaitable[ProtoMessage]], write: Callable[[bytes], Awaitable[Any]]
+) -> None:
     """Send a service's state now and after every change, until cancelled."""
-    told = None
+    last_state = None
     while True:
         try:
-            state = await look()
+            state = await get_state()
         except NotFound:
-            state = control.STATE(status="SERVICE_UNKNOWN")
-        if state != told:
+            state = control.HEALTH_RESPONSE(status="SERVICE_UNKNOWN")
+        if state != last_state:
             await write(state.SerializeToString())
-            told = state
-        await asyncio.sleep(LOOK)
+            last_state = state
+        await asyncio.sleep(CHECK_INTERVAL)

@@ -1,8 +1,8 @@
 """Tool calls as models write them: their forms, a reader and a writer. Knows texts and schemas, but not answers."""
 
-from parley.text.parsing.calls.form import ITEM, Form
+from parley.text.parsing.calls.form import LIST_ITEM, CallForm
 from parley.text.parsing.calls.reader import CallReader
-from parley.text.parsing.calls.tools import Tools, follow, kinds
-from parley.text.parsing.calls.writer import written
+from parley.text.parsing.calls.tools import RequestTools, resolve_pointer, schema_types
+from parley.text.parsing.calls.writer import write_calls
 
 __all__ = ["ITEM", "CallReader", "Form", "Tools", "follow", "kinds", "written"]

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-ITEM = "item"  # the tag of a list's elements, in the shape "elements"
+LIST_ITEM = "item"  # the tag of a list's elements, in the shape "elements"
 
-Shape = Literal["object", "named", "tags", "elements", "python", "loose", "keyed"]
+CallShape = Literal["object", "named", "tags", "elements", "python", "loose", "keyed"]
 
 
 @dataclass(frozen=True)
-class Form:
+class CallForm:
     """A block of calls: ``block_open`` (``call_open`` call ``call_close``) ``separator`` … ``block_close``
 
     ``shape`` describes a single call:
@@ -39,58 +39,58 @@ class Form:
     answer has at most one call.
     """
 
-    shape: Shape = "object"
-    open: tuple[str, ...] = ()
-    each: tuple[str, ...] = ()
-    id: str = ""
-    first: str = ""
-    head: tuple[str, ...] = ()
-    after: tuple[str, ...] = ()
-    between: str = ""
-    close: tuple[str, ...] = ()
-    keys: tuple[str, str] = ("name", "arguments")
-    key: tuple[str, str] = ("", "")
-    value: tuple[str, str] = ("", "")
-    typed: bool = False
-    kind: tuple[str, str] = ("", "")
-    stated: bool = False
-    count: str = ""
-    unclosed: bool = False
-    verbatim: tuple[str, str] = ("", "")
-    quote: str = ""
-    known: bool = False
-    bare: bool = False
-    numbered: bool = False
-    alone: bool = False
+    shape: CallShape = "object"
+    block_open: tuple[str, ...] = ()
+    call_open: tuple[str, ...] = ()
+    id_mark: str = ""
+    name_mark: str = ""
+    after_name: tuple[str, ...] = ()
+    call_close: tuple[str, ...] = ()
+    separator: str = ""
+    block_close: tuple[str, ...] = ()
+    member_names: tuple[str, str] = ("name", "arguments")
+    key_marks: tuple[str, str] = ("", "")
+    value_marks: tuple[str, str] = ("", "")
+    marks_strings: bool = False
+    type_marks: tuple[str, str] = ("", "")
+    type_required: bool = False
+    number_end: str = ""
+    end_optional: bool = False
+    verbatim_marks: tuple[str, str] = ("", "")
+    quote_mark: str = ""
+    known_tools_only: bool = False
+    unmarked: bool = False
+    numbered_names: bool = False
+    single_call: bool = False
 
     @property
-    def marks(self) -> tuple[str, ...]:
+    def all_marks(self) -> tuple[str, ...]:
         """Return all marks without the blanks around them."""
         marks = (
-            *self.open,
-            *self.each,
-            self.id,
-            self.first,
-            *self.head,
-            self.count,
-            *self.key,
-            *self.kind,
-            *self.value,
-            *self.verbatim,
-            self.quote,
-            *self.after,
-            *self.close,
+            *self.block_open,
+            *self.call_open,
+            self.id_mark,
+            self.name_mark,
+            *self.after_name,
+            self.number_end,
+            *self.key_marks,
+            *self.type_marks,
+            *self.value_marks,
+            *self.verbatim_marks,
+            self.quote_mark,
+            *self.call_close,
+            *self.block_close,
         )
         return tuple(filter(None, map(str.strip, marks)))
 
     @cached_property
-    def trigger(self) -> str:
+    def trigger_mark(self) -> str:
         """Return the text that a block of calls starts with."""
-        marks = (*self.open, *self.each)
+        marks = (*self.block_open, *self.call_open)
         return marks[0].strip() if marks else "{"
 
     @cached_property
-    def guard(self) -> str:
+    def end_guard(self) -> str:
         """Return the mark that ends a call even if its JSON is broken, or "" if JSON may contain all marks."""
-        marks = [mark.strip() for mark in (*reversed(self.after), *reversed(self.close))]
+        marks = [mark.strip() for mark in (*reversed(self.call_close), *reversed(self.block_close))]
         return next((mark for mark in marks if len(mark) > 1 and mark[0] not in '[{"'), "")

@@ -10,223 +10,223 @@ import re
 from collections.abc import Generator
 from functools import cache
 
-from parley.text.parsing.calls.form import Form
-from parley.text.parsing.calls.scanner import Garbled, Scan, Wait
-from parley.text.parsing.calls.tools import Tools
-from parley.text.parsing.marks import marks
+from parley.text.parsing.calls.form import CallForm
+from parley.text.parsing.calls.scanner import CallScanner, MalformedCall, ReadSteps
+from parley.text.parsing.calls.tools import RequestTools
+from parley.text.parsing.marks import compile_marks
 
-DEEPEST = 64  # levels of nesting
-LONGEST = 1024  # characters of a number or word
-_WORD = re.compile(r"[^\s,()\[\]{}=:'\"<]*")
-_BARE = re.compile(r"[^,\]}<]*")  # a text without its quote marks
-_BLANK = re.compile(r"[ \t\r\n]{0,64}")
-_BEHIND = ",)]}:="  # characters that may follow a string; before any other, a quote is part of the string
-_ZEROS = re.compile(r"^(-?)0+(?=\d)")
-_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
-_KEYWORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
-_PLAIN = {"n": "\\n", "t": "\\t", "r": "\\r", "b": "\\b", "f": "\\f", "\\": "\\\\", "'": "'", '"': '\\"', "/": "/",
+MAX_NESTING = 64  # levels of nesting
+MAX_WORD_CHARACTERS = 1024  # characters of a number or word
+_BARE_WORD = re.compile(r"[^\s,()\[\]{}=:'\"<]*")
+_UNQUOTED_TEXT = re.compile(r"[^,\]}<]*")  # a text without its quote marks
+_FEW_BLANKS = re.compile(r"[ \t\r\n]{0,64}")
+_AFTER_STRING = ",)]}:="  # characters that may follow a string; before any other, a quote is part of the string
+_LEADING_ZEROS = re.compile(r"^(-?)0+(?=\d)")
+_JSON_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
+_JSON_KEYWORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+_SIMPLE_ESCAPES = {"n": "\\n", "t": "\\t", "r": "\\r", "b": "\\b", "f": "\\f", "\\": "\\\\", "'": "'", '"': '\\"', "/": "/",
           "a": "\\u0007", "v": "\\u000b", "\n": ""}  # fmt: skip
-_CODES = {"x": 2, "u": 4, "U": 8}  # number of hexadecimal digits after the letter
+_CODE_DIGITS = {"x": 2, "u": 4, "U": 8}  # number of hexadecimal digits after the letter
 
 
-def escaped(text: str) -> str:
+def json_escape(text: str) -> str:
     """Return text as the inside of a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
-def literal(scan: Scan, quote: str = "", depth: int = 0) -> Wait:
+def read_literal(scan: CallScanner, quote: str = "", depth: int = 0) -> ReadSteps:
     """Read one value into the call's arguments, as JSON. ``quote``: the mark around strings; empty: as in Python."""
-    if depth > DEEPEST:
-        raise Garbled
-    char = yield from scan.peek()
+    if depth > MAX_NESTING:
+        raise MalformedCall
+    char = yield from scan.peek_character()
     if char in "[(":
-        scan.at += 1
-        scan.say("[")
-        yield from _items(scan, quote, depth, "]" if char == "[" else ")", keyed=False)
-        scan.say("]")
+        scan.position += 1
+        scan.add_arguments("[")
+        yield from _read_items(scan, quote, depth, "]" if char == "[" else ")", keyed=False)
+        scan.add_arguments("]")
     elif char == "{":
-        scan.at += 1
-        scan.say("{")
-        yield from _items(scan, quote, depth, "}", keyed=True)
-        scan.say("}")
-    elif quote and (yield from scan.stands(quote)):
-        scan.at += len(quote)
-        yield from marked(scan, (quote,))
+        scan.position += 1
+        scan.add_arguments("{")
+        yield from _read_items(scan, quote, depth, "}", keyed=True)
+        scan.add_arguments("}")
+    elif quote and (yield from scan.mark_follows(quote)):
+        scan.position += len(quote)
+        yield from read_marked_string(scan, (quote,))
     elif not quote and char in "'\"":
-        yield from _quoted(scan)
+        yield from _read_python_string(scan)
     elif quote:
-        scan.say(scalar((yield from bare(scan, True, _BARE)).strip()))
+        scan.add_arguments(scalar_to_json((yield from read_bare_word(scan, True, _UNQUOTED_TEXT)).strip()))
     else:
-        scan.say(scalar((yield from bare(scan, True))))
+        scan.add_arguments(scalar_to_json((yield from read_bare_word(scan, True))))
 
 
-def marked(scan: Scan, ends: tuple[str, ...], lined: bool = False) -> Wait:
+def read_marked_string(scan: CallScanner, ends: tuple[str, ...], lined: bool = False) -> ReadSteps:
     """Read text up to the first of the marks, as a JSON string. Step over the mark if it is the one listed first.
 
     ``lined``: a line break at its start and one at its end are not part of it.
     """
-    watched = marks(*ends)
-    scan.say('"')
-    scan.tail = escaped
-    while lined and scan.at == len(scan.text):
+    end_marks = compile_marks(*ends)
+    scan.add_arguments('"')
+    scan.convert_tail = json_escape
+    while lined and scan.position == len(scan.text):
         yield
-    if lined and scan.text[scan.at] == "\n":
-        scan.at += 1
+    if lined and scan.text[scan.position] == "\n":
+        scan.position += 1
     while True:
-        end, found = watched.find(scan.text, scan.at)
-        held = lined and end > scan.at and scan.text[end - 1] == "\n"
-        scan.take(end - held, lambda text: scan.say(escaped(text)))
-        if found:
+        end, mark = end_marks.find_first(scan.text, scan.position)
+        held = lined and end > scan.position and scan.text[end - 1] == "\n"
+        scan.step_to(end - held, lambda text: scan.add_arguments(json_escape(text)))
+        if mark:
             break
         yield
-    scan.at = end + (len(found) if found == ends[0] else 0)
-    scan.tail = None
-    scan.say('"')
+    scan.position = end + (len(mark) if mark == ends[0] else 0)
+    scan.convert_tail = None
+    scan.add_arguments('"')
 
 
-def bare(scan: Scan, value: bool, word: re.Pattern[str] = _WORD) -> Generator[None, None, str]:
+def read_bare_word(scan: CallScanner, value: bool, word: re.Pattern[str] = _BARE_WORD) -> Generator[None, None, str]:
     """Read characters that match ``word``: at least one, unless the pattern allows blanks.
 
     ``value``: they are part of the arguments.
     """
     parts: list[str] = []
-    scan.tail = (lambda rest: "".join(parts) + rest) if value else None
+    scan.convert_tail = (lambda rest: "".join(parts) + rest) if value else None
     size = 0
     while True:
-        end = word.match(scan.text, scan.at).end()  # type: ignore[union-attr]  # it also matches nothing
-        size += end - scan.at
-        scan.take(end, parts.append)
-        if end < len(scan.text) or size > LONGEST:
+        end = word.match(scan.text, scan.position).end()  # type: ignore[union-attr]  # it also matches nothing
+        size += end - scan.position
+        scan.step_to(end, parts.append)
+        if end < len(scan.text) or size > MAX_WORD_CHARACTERS:
             break
         yield
-    scan.tail = None
-    if size > LONGEST or (not size and word is _WORD):
-        scan.say("".join(parts))
-        raise Garbled
+    scan.convert_tail = None
+    if size > MAX_WORD_CHARACTERS or (not size and word is _BARE_WORD):
+        scan.add_arguments("".join(parts))
+        raise MalformedCall
     return "".join(parts)
 
 
-def scalar(word: str) -> str:
+def scalar_to_json(word: str) -> str:
     """Return the JSON of a number or a word."""
-    if word in _KEYWORDS:
-        return _KEYWORDS[word]
-    number = _ZEROS.sub(r"\1", word.removeprefix("+").replace("_", ""))
+    if word in _JSON_KEYWORDS:
+        return _JSON_KEYWORDS[word]
+    number = _LEADING_ZEROS.sub(r"\1", word.removeprefix("+").replace("_", ""))
     number = f"{number}0" if number.endswith(".") else number
     number = f"0{number}" if number.startswith(".") else number
-    return number if _NUMBER.fullmatch(number) else json.dumps(word, ensure_ascii=False)
+    return number if _JSON_NUMBER.fullmatch(number) else json.dumps(word, ensure_ascii=False)
 
 
-END = ","  # appended to a complete literal, because the reader needs a character after it
+LITERAL_END = ","  # appended to a complete literal, because the reader needs a character after it
 
 
-def converted(text: str) -> str:
+def literal_to_json(text: str) -> str:
     """Return the JSON of a complete Python literal, or "" if the text is not one."""
-    whole = _Whole(text)
+    scanner = _CompleteText(text)
     try:
-        for _ in literal(whole):
+        for _ in read_literal(scanner):
             return ""
-    except Garbled:
+    except MalformedCall:
         return ""
-    return "".join(whole.said) if whole.text[whole.at :].strip() == END else ""
+    return "".join(scanner.json_parts) if scanner.text[scanner.position :].strip() == LITERAL_END else ""
 
 
-class _Whole(Scan):
+class _CompleteText(CallScanner):
     """A text that has arrived completely."""
 
     def __init__(self, text: str):
-        super().__init__(Form(), 0, str, Tools())
-        self.text = text + END
-        self.said: list[str] = []
+        super().__init__(CallForm(), 0, str, RequestTools())
+        self.text = text + LITERAL_END
+        self.json_parts: list[str] = []
 
-    def say(self, arguments: str) -> None:
-        self.said.append(arguments)
+    def add_arguments(self, arguments: str) -> None:
+        self.json_parts.append(arguments)
 
 
-def _items(scan: Scan, quote: str, depth: int, closing: str, keyed: bool) -> Wait:
+def _read_items(scan: CallScanner, quote: str, depth: int, closing: str, keyed: bool) -> ReadSteps:
     """Read the items between brackets, separated by commas."""
     first = True
-    while (yield from scan.peek()) != closing:
+    while (yield from scan.peek_character()) != closing:
         if not first:
-            scan.say(", ")
+            scan.add_arguments(", ")
         if keyed:
-            yield from _key(scan, quote)
-            yield from scan.expect(":")
-            scan.say(": ")
-        yield from literal(scan, quote, depth + 1)
+            yield from _read_member_name(scan, quote)
+            yield from scan.expect_mark(":")
+            scan.add_arguments(": ")
+        yield from read_literal(scan, quote, depth + 1)
         first = False
-        if (yield from scan.peek()) == ",":
-            scan.at += 1
-        elif scan.text[scan.at] != closing:
-            raise Garbled
-    scan.at += 1
+        if (yield from scan.peek_character()) == ",":
+            scan.position += 1
+        elif scan.text[scan.position] != closing:
+            raise MalformedCall
+    scan.position += 1
 
 
-def _key(scan: Scan, quote: str) -> Wait:
+def _read_member_name(scan: CallScanner, quote: str) -> ReadSteps:
     """Read a member's name."""
-    char = yield from scan.peek()
-    if char in "'\"" or (quote and (yield from scan.stands(quote))):
-        yield from literal(scan, "" if char in "'\"" else quote)
+    char = yield from scan.peek_character()
+    if char in "'\"" or (quote and (yield from scan.mark_follows(quote))):
+        yield from read_literal(scan, "" if char in "'\"" else quote)
     else:
-        scan.say(json.dumps((yield from bare(scan, False)), ensure_ascii=False))
+        scan.add_arguments(json.dumps((yield from read_bare_word(scan, False)), ensure_ascii=False))
 
 
-def _quoted(scan: Scan) -> Wait:
+def _read_python_string(scan: CallScanner) -> ReadSteps:
     """Read a Python string."""
-    mark = scan.text[scan.at]
-    if (yield from scan.stands(mark * 3)):
+    mark = scan.text[scan.position]
+    if (yield from scan.mark_follows(mark * 3)):
         mark *= 3
-    scan.at += len(mark)
-    scan.say('"')
-    scan.tail = escaped
+    scan.position += len(mark)
+    scan.add_arguments('"')
+    scan.convert_tail = json_escape
     while True:
-        found = _stops(mark[0]).search(scan.text, scan.at)
-        scan.take(found.start() if found else len(scan.text), lambda text: scan.say(escaped(text)))
-        if found is None:
+        stop = _string_stops(mark[0]).search(scan.text, scan.position)
+        scan.step_to(stop.start() if stop else len(scan.text), lambda text: scan.add_arguments(json_escape(text)))
+        if stop is None:
             yield
-        elif found[0] == "\\":
-            yield from _escape(scan)
-        elif (yield from scan.stands(mark)) and (len(mark) > 1 or (yield from _closes(scan))):
+        elif stop[0] == "\\":
+            yield from _read_escape(scan)
+        elif (yield from scan.mark_follows(mark)) and (len(mark) > 1 or (yield from _quote_closes(scan))):
             break
         else:
-            scan.take(scan.at + 1, lambda text: scan.say(escaped(text)))
-    scan.at += len(mark)
-    scan.tail = None
-    scan.say('"')
+            scan.step_to(scan.position + 1, lambda text: scan.add_arguments(json_escape(text)))
+    scan.position += len(mark)
+    scan.convert_tail = None
+    scan.add_arguments('"')
 
 
-def _closes(scan: Scan) -> Generator[None, None, bool]:
+def _quote_closes(scan: CallScanner) -> Generator[None, None, bool]:
     """Whether the next quote ends its string: models also write such quotes inside strings without a backslash."""
     while True:
-        end = _BLANK.match(scan.text, scan.at + 1).end()  # type: ignore[union-attr]  # it also matches nothing
+        end = _FEW_BLANKS.match(scan.text, scan.position + 1).end()  # type: ignore[union-attr]  # it also matches nothing
         if end < len(scan.text):
-            scan.tail = escaped
-            return scan.text[end] in _BEHIND
-        scan.tail = lambda _: '"'
+            scan.convert_tail = json_escape
+            return scan.text[end] in _AFTER_STRING
+        scan.convert_tail = lambda _: '"'
         yield
 
 
-def _escape(scan: Scan) -> Wait:
+def _read_escape(scan: CallScanner) -> ReadSteps:
     """Read an escape sequence of a Python string."""
-    while scan.at + 1 >= len(scan.text):
+    while scan.position + 1 >= len(scan.text):
         yield
-    char = scan.text[scan.at + 1]
-    size = _CODES.get(char, 0)
-    while size and scan.at + 2 + size > len(scan.text):
+    char = scan.text[scan.position + 1]
+    size = _CODE_DIGITS.get(char, 0)
+    while size and scan.position + 2 + size > len(scan.text):
         yield
-    digits = scan.text[scan.at + 2 : scan.at + 2 + size]
+    digits = scan.text[scan.position + 2 : scan.position + 2 + size]
     if size:
         try:
             code = int(digits, 16) if digits.isalnum() else -1
             # Halves of a surrogate pair are passed on unchanged: JSON joins them.
-            text = f"\\u{code:04x}" if 0xD800 <= code < 0xE000 else escaped(chr(code))
+            text = f"\\u{code:04x}" if 0xD800 <= code < 0xE000 else json_escape(chr(code))
         except (ValueError, OverflowError):
             size, text = 0, "\\\\" + char
     else:
-        text = _PLAIN.get(char, "\\\\" + escaped(char))
-    scan.at += 2 + size
-    scan.say(text)
+        text = _SIMPLE_ESCAPES.get(char, "\\\\" + json_escape(char))
+    scan.position += 2 + size
+    scan.add_arguments(text)
 
 
 @cache
-def _stops(quote: str) -> re.Pattern[str]:
+def _string_stops(quote: str) -> re.Pattern[str]:
     return re.compile(f"[{quote}\\\\]")

@@ -4,55 +4,55 @@ from __future__ import annotations
 
 import json
 
-from parley.text.parsing.calls.literals import bare, literal, scalar
-from parley.text.parsing.calls.objects import heading
-from parley.text.parsing.calls.scanner import Garbled, Scan, Wait
+from parley.text.parsing.calls.literals import read_bare_word, read_literal, scalar_to_json
+from parley.text.parsing.calls.objects import read_call_name
+from parley.text.parsing.calls.scanner import CallScanner, MalformedCall, ReadSteps
 
 
-def call(scan: Scan) -> Wait:
+def read_python_call(scan: CallScanner) -> ReadSteps:
     """Read ``name(key=value, …)``. A value without a name belongs to the parameter at its place in the schema."""
-    name, _ = yield from heading(scan)
-    if scan.form.head:
-        yield from scan.expect(scan.form.head[0])
-    yield from scan.expect("(")
+    name, _ = yield from read_call_name(scan)
+    if scan.form.after_name:
+        yield from scan.expect_mark(scan.form.after_name[0])
+    yield from scan.expect_mark("(")
     name = name.removesuffix(".call")
-    scan.announce(name)
-    yield from _arguments(scan, name, "=", ")", "")
+    scan.announce_call(name)
+    yield from _read_python_arguments(scan, name, "=", ")", "")
 
 
-def loose(scan: Scan) -> Wait:
+def read_loose_call(scan: CallScanner) -> ReadSteps:
     """Read ``name{key:value,…}`` with strings between the form's quote marks."""
-    name, _ = yield from heading(scan)
-    yield from scan.expect("{")
-    scan.announce(name)
-    yield from _arguments(scan, name, ":", "}", scan.form.quote)
+    name, _ = yield from read_call_name(scan)
+    yield from scan.expect_mark("{")
+    scan.announce_call(name)
+    yield from _read_python_arguments(scan, name, ":", "}", scan.form.quote_mark)
 
 
-def _arguments(scan: Scan, name: str, assign: str, closing: str, quote: str) -> Wait:
+def _read_python_arguments(scan: CallScanner, name: str, assign: str, closing: str, quote: str) -> ReadSteps:
     """Read arguments up to ``closing``. ``assign``: the character between a name and its value."""
-    order = scan.tools.order(name)
+    order = scan.tools.parameter_names(name)
     count = 0
-    while (yield from scan.peek()) != closing:
+    while (yield from scan.peek_character()) != closing:
         word = None
-        if scan.text[scan.at].isalpha() or scan.text[scan.at] == "_":
-            word = yield from bare(scan, False)
-        named = word is not None and (yield from scan.peek()) == assign
-        key = word if named else order[count] if count < len(order) else None
+        if scan.text[scan.position].isalpha() or scan.text[scan.position] == "_":
+            word = yield from read_bare_word(scan, False)
+        is_named = word is not None and (yield from scan.peek_character()) == assign
+        key = word if is_named else order[count] if count < len(order) else None
         if key is None:
-            scan.say(word or "")
-            raise Garbled
-        scan.say(("{" if not count else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
+            scan.add_arguments(word or "")
+            raise MalformedCall
+        scan.add_arguments(("{" if not count else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
         count += 1
-        if named:
-            scan.at += 1
-            yield from literal(scan, quote)
+        if is_named:
+            scan.position += 1
+            yield from read_literal(scan, quote)
         elif word is not None:
-            scan.say(scalar(word))
+            scan.add_arguments(scalar_to_json(word))
         else:
-            yield from literal(scan, quote)
-        if (yield from scan.peek()) == ",":
-            scan.at += 1
-        elif scan.text[scan.at] != closing:
-            raise Garbled
-    scan.at += 1
-    scan.say("}" if count else "{}")
+            yield from read_literal(scan, quote)
+        if (yield from scan.peek_character()) == ",":
+            scan.position += 1
+        elif scan.text[scan.position] != closing:
+            raise MalformedCall
+    scan.position += 1
+    scan.add_arguments("}" if count else "{}")

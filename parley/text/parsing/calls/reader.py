@@ -10,126 +10,126 @@ import re
 from collections.abc import Callable, Generator
 
 from parley.text.parsing.calls import elements, objects, python, tags
-from parley.text.parsing.calls.form import Form
-from parley.text.parsing.calls.scanner import Garbled, Scan, Wait
-from parley.text.parsing.calls.tools import Tools
-from parley.types import CallDelta
+from parley.text.parsing.calls.form import CallForm
+from parley.text.parsing.calls.scanner import CallScanner, MalformedCall, ReadSteps
+from parley.text.parsing.calls.tools import RequestTools
+from parley.types import ToolCallDelta
 
-SHAPES: dict[str, Callable[[Scan], Wait]] = {
-    "object": objects.whole,
-    "named": objects.named,
-    "tags": tags.call,
-    "elements": elements.call,
-    "python": python.call,
-    "loose": python.loose,
-    "keyed": objects.keyed,
+SHAPE_READERS: dict[str, Callable[[CallScanner], ReadSteps]] = {
+    "object": objects.read_object_call,
+    "named": objects.read_named_call,
+    "tags": tags.read_tags_call,
+    "elements": elements.read_elements_call,
+    "python": python.read_python_call,
+    "loose": python.read_loose_call,
+    "keyed": objects.read_keyed_call,
 }
-_SLIPS = re.compile(r"[ \t\r\n}]*")  # characters that may wrongly precede a closing mark
+_SURPLUS_CHARACTERS = re.compile(r"[ \t\r\n}]*")  # characters that may wrongly precede a closing mark
 
 
-class CallReader(Scan):
+class CallReader(CallScanner):
     """Reads one block of calls, from its first mark on.
 
     ``ended``: no more text belongs to the block. ``raw_text``: consumed text that belongs to no call: all of it until
     the first call is announced, later the text that could not be read as a further call.
     """
 
-    def __init__(self, form: Form, index: int, new_id: Callable[[], str], tools: Tools):
+    def __init__(self, form: CallForm, index: int, new_id: Callable[[], str], tools: RequestTools):
         super().__init__(form, index, new_id, tools)
         self.ended = False
-        self._raw: list[str] = []
+        self._raw_pieces: list[str] = []
         self._start = 0  # where in the text the part that belongs to no call starts
-        self._run = self._block()
+        self._coroutine = self._read_block()
 
     @property
-    def raw(self) -> str:
+    def raw_text(self) -> str:
         """Return the consumed text that belongs to no call."""
-        return "".join(self._raw)
+        return "".join(self._raw_pieces)
 
-    def read(self, text: str, start: int) -> tuple[int, list[CallDelta]]:
+    def read_calls(self, text: str, start: int) -> tuple[int, list[ToolCallDelta]]:
         """Read from ``start``. Return the position reached and the new deltas; pass the rest again next time."""
-        self.text, self.at, self._start, self._deltas = text, start, start, []
+        self.text, self.position, self._start, self._deltas = text, start, start, []
         try:
-            next(self._run)
-        except (StopIteration, Garbled):
+            next(self._coroutine)
+        except (StopIteration, MalformedCall):
             self.ended = True
-        if not self.inside:
-            self._raw.append(text[self._start : self.at])
-        self.give()
-        return self.at, self._deltas
+        if not self.in_call:
+            self._raw_pieces.append(text[self._start : self.position])
+        self.emit_arguments()
+        return self.position, self._deltas
 
-    def finish(self, rest: str) -> tuple[list[CallDelta], str]:
+    def finish_text(self, rest: str) -> tuple[list[ToolCallDelta], str]:
         """End the text, with ``rest`` unread. Return the last deltas and the text that is not part of a call."""
         self._deltas = []
-        if self.inside:
-            if self.tail is not None:
-                self.say(self.tail(rest))
-            self.give()
+        if self.in_call:
+            if self.convert_tail is not None:
+                self.add_arguments(self.convert_tail(rest))
+            self.emit_arguments()
             return self._deltas, ""
-        rest = self.raw + rest
-        bare = rest.strip()
-        ends = (mark.strip() for mark in (*self.form.after, *self.form.close))
-        belongs = self.calls > 0 and (not bare or any(mark.startswith(bare) for mark in ends))
+        rest = self.raw_text + rest
+        stripped = rest.strip()
+        ends = (mark.strip() for mark in (*self.form.call_close, *self.form.block_close))
+        belongs = self.call_count > 0 and (not stripped or any(mark.startswith(stripped) for mark in ends))
         return [], "" if belongs else rest
 
-    def announce(self, name: str, id: str | None = None) -> None:
+    def announce_call(self, name: str, call_id: str | None = None) -> None:
         """Announce the call; text before it is not raw any more. Raises MalformedCall."""
-        super().announce(name, id)
-        self._raw.clear()
+        super().announce_call(name, call_id)
+        self._raw_pieces.clear()
 
-    def leave(self) -> None:
+    def complete_call(self) -> None:
         """Complete the open call."""
-        super().leave()
-        self._start = self.at
+        super().complete_call()
+        self._start = self.position
 
-    def _block(self) -> Wait:
+    def _read_block(self) -> ReadSteps:
         """Read the whole block."""
         form = self.form
-        for mark in form.open:
-            yield from self.expect(mark.strip())
+        for mark in form.block_open:
+            yield from self.expect_mark(mark.strip())
         while True:
-            for mark in form.each:
-                yield from self.expect(mark.strip())
+            for mark in form.call_open:
+                yield from self.expect_mark(mark.strip())
             try:
-                yield from SHAPES[form.shape](self)
-            except Garbled:
-                if not self.inside:
+                yield from SHAPE_READERS[form.shape](self)
+            except MalformedCall:
+                if not self.in_call:
                     raise
-            self.leave()
-            found = not form.after
-            for mark in form.after:
-                found = (yield from self._ending(mark.strip())) or found
-            if not found or not (yield from self._another()):
+            self.complete_call()
+            is_closed = not form.call_close
+            for mark in form.call_close:
+                is_closed = (yield from self._read_closing_mark(mark.strip())) or is_closed
+            if not is_closed or not (yield from self._another_follows()):
                 return
 
-    def _another(self) -> Generator[None, None, bool]:
+    def _another_follows(self) -> Generator[None, None, bool]:
         """Whether another call must follow."""
-        between = self.form.between.strip()
-        if (not between and not self.form.close) or (yield from self._closed()):
+        between = self.form.separator.strip()
+        if (not between and not self.form.block_close) or (yield from self._read_block_close()):
             return False
         if between:
-            yield from self.peek()
-            if not (yield from self.stands(between)):
+            yield from self.peek_character()
+            if not (yield from self.mark_follows(between)):
                 # Models leave out the separator as well after JSON objects that have no closing mark.
-                return self.form.shape == "object" and not self.form.close and self.text[self.at] == "{"
-            self.at += len(between)
-            return not (yield from self._closed())
+                return self.form.shape == "object" and not self.form.block_close and self.text[self.position] == "{"
+            self.position += len(between)
+            return not (yield from self._read_block_close())
         return True
 
-    def _closed(self) -> Generator[None, None, bool]:
+    def _read_block_close(self) -> Generator[None, None, bool]:
         """Step over the marks that close the block, if they come."""
-        if not self.form.close or not (yield from self._ending(self.form.close[0].strip())):
+        if not self.form.block_close or not (yield from self._read_closing_mark(self.form.block_close[0].strip())):
             return False
-        for mark in self.form.close[1:]:
-            yield from self._ending(mark.strip())
+        for mark in self.form.block_close[1:]:
+            yield from self._read_closing_mark(mark.strip())
         return True
 
-    def _ending(self, mark: str) -> Generator[None, None, bool]:
+    def _read_closing_mark(self, mark: str) -> Generator[None, None, bool]:
         """Step over a closing mark, and over characters that models put before it by mistake."""
-        yield from self.skip(_SLIPS)
-        if not (yield from self.stands(mark)):
+        yield from self.skip_matching(_SURPLUS_CHARACTERS)
+        if not (yield from self.mark_follows(mark)):
             return False
-        self.at += len(mark)
-        self._raw.clear()
-        self._start = self.at
+        self.position += len(mark)
+        self._raw_pieces.clear()
+        self._start = self.position
         return True

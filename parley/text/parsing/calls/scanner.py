@@ -9,19 +9,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Generator
 
-from parley.text.parsing.calls.form import Form
-from parley.text.parsing.calls.tools import Tools
-from parley.types import CallDelta
+from parley.text.parsing.calls.form import CallForm
+from parley.text.parsing.calls.tools import RequestTools
+from parley.types import ToolCallDelta
 
-Wait = Generator[None, None, None]  # yields when it needs more text
-_BLANKS = re.compile(r"[ \t\r\n]*")
+ReadSteps = Generator[None, None, None]  # yields when it needs more text
+_ANY_BLANKS = re.compile(r"[ \t\r\n]*")
 
 
-class Garbled(Exception):
+class MalformedCall(Exception):
     """The text does not fit the form."""
 
 
-class Scan:
+class CallScanner:
     """A position in the text, unread from ``position`` on, and the state of the block's calls.
 
     ``call_count``: how many calls were announced. ``index``: the number of the first one in the answer. ``in_call``:
@@ -29,77 +29,77 @@ class Scan:
     is not part of them.
     """
 
-    def __init__(self, form: Form, index: int, new_id: Callable[[], str], tools: Tools):
+    def __init__(self, form: CallForm, index: int, new_id: Callable[[], str], tools: RequestTools):
         self.form = form
         self.tools = tools
         self.text = ""
-        self.at = 0
-        self.calls = 0
-        self.inside = False
-        self.tail: Callable[[str], str] | None = None
+        self.position = 0
+        self.call_count = 0
+        self.in_call = False
+        self.convert_tail: Callable[[str], str] | None = None
         self._index = index
         self._new_id = new_id
-        self._empty = True  # the open call has no arguments yet
+        self._arguments_empty = True  # the open call has no arguments yet
         self._arguments: list[str] = []  # not in a delta yet
-        self._deltas: list[CallDelta] = []
+        self._deltas: list[ToolCallDelta] = []
 
-    def announce(self, name: str, id: str | None = None) -> None:
+    def announce_call(self, name: str, call_id: str | None = None) -> None:
         """Announce a call, as its name is known. Raises MalformedCall if the name cannot be a tool's."""
-        if not name or ((self.form.known or self.form.bare) and name not in self.tools):
-            raise Garbled
-        self._deltas.append(CallDelta(self._index + self.calls, id or self._new_id(), name))
-        self.calls += 1
-        self.inside = self._empty = True
+        if not name or ((self.form.known_tools_only or self.form.unmarked) and name not in self.tools):
+            raise MalformedCall
+        self._deltas.append(ToolCallDelta(self._index + self.call_count, call_id or self._new_id(), name))
+        self.call_count += 1
+        self.in_call = self._arguments_empty = True
 
-    def say(self, arguments: str) -> None:
+    def add_arguments(self, arguments: str) -> None:
         """Add a piece of the open call's arguments."""
         if arguments:
             self._arguments.append(arguments)
-            self._empty = False
+            self._arguments_empty = False
 
-    def leave(self) -> None:
+    def complete_call(self) -> None:
         """Complete the open call."""
-        if self._empty:
-            self.say("{}")
-        self.give()
-        self.inside, self.tail = False, None
+        if self._arguments_empty:
+            self.add_arguments("{}")
+        self.emit_arguments()
+        self.in_call, self.convert_tail = False, None
 
-    def give(self) -> None:
+    def emit_arguments(self) -> None:
         """Make one delta of the arguments added so far."""
         if self._arguments:
-            self._deltas.append(CallDelta(self._index + self.calls - 1, arguments="".join(self._arguments)))
+            self._deltas.append(ToolCallDelta(self._index + self.call_count - 1, arguments="".join(self._arguments)))
             self._arguments.clear()
 
-    def take(self, end: int, into: Callable[[str], object]) -> None:
+    def step_to(self, end: int, into: Callable[[str], object]) -> None:
         """Step to ``end`` and pass the text stepped over to ``into``."""
-        if end > self.at:
-            into(self.text[self.at : end])
-            self.at = end
+        if end > self.position:
+            into(self.text[self.position : end])
+            self.position = end
 
-    def peek(self) -> Generator[None, None, str]:
+    def peek_character(self) -> Generator[None, None, str]:
         """Skip blanks and return the next character, left unread."""
-        yield from self.skip(_BLANKS)
-        return self.text[self.at]
+        yield from self.skip_matching(_ANY_BLANKS)
+        return self.text[self.position]
 
-    def skip(self, what: re.Pattern[str]) -> Wait:
+    def skip_matching(self, pattern: re.Pattern[str]) -> ReadSteps:
         """Step over text that matches, up to a character that does not."""
         while True:
-            self.at = what.match(self.text, self.at).end()  # type: ignore[union-attr]  # it also matches nothing
-            if self.at < len(self.text):
+            self.position = pattern.match(self.text, self.position).end()  # type: ignore[union-attr]  # it also matches nothing
+            if self.position < len(self.text):
                 return
             yield
 
-    def expect(self, mark: str) -> Wait:
+    def expect_mark(self, mark: str) -> ReadSteps:
         """Step over blanks and the mark. Raises MalformedCall if the mark does not come."""
-        yield from self.peek()
-        if not (yield from self.stands(mark)):
-            raise Garbled
-        self.at += len(mark)
+        yield from self.peek_character()
+        if not (yield from self.mark_follows(mark)):
+            raise MalformedCall
+        self.position += len(mark)
 
-    def stands(self, mark: str) -> Generator[None, None, bool]:
+    def mark_follows(self, mark: str) -> Generator[None, None, bool]:
         """Whether the mark comes at this position."""
         while True:
-            here = self.text[self.at : self.at + len(mark)]
-            if len(here) == len(mark) or not mark.startswith(here):
-                return here == mark
+            upcoming = self.text[self.position : self.position + len(mark)]
+            if len(upcoming) == len(mark) or not mark.startswith(upcoming):
+                return upcoming == mark
             yield

@@ -9,144 +9,152 @@ from __future__ import annotations
 import json
 from collections.abc import Generator
 
-from parley.text.parsing.calls.literals import LONGEST, converted, escaped, marked
-from parley.text.parsing.calls.objects import ARGUMENTS, heading
-from parley.text.parsing.calls.scanner import Garbled, Scan, Wait
-from parley.text.parsing.calls.tools import kind
-from parley.text.parsing.marks import marks
+from parley.text.parsing.calls.literals import MAX_WORD_CHARACTERS, json_escape, literal_to_json, read_marked_string
+from parley.text.parsing.calls.objects import ARGUMENT_MEMBERS, read_call_name
+from parley.text.parsing.calls.scanner import CallScanner, MalformedCall, ReadSteps
+from parley.text.parsing.calls.tools import json_type
+from parley.text.parsing.marks import compile_marks
 
-LINE = "\n"
-WRAPPERS = (*ARGUMENTS, "input", "properties")  # names that models give the object of all arguments if they write it
+LINE_BREAK = "\n"
+WRAPPER_NAMES = (
+    *ARGUMENT_MEMBERS,
+    "input",
+    "properties",
+)  # names that models give the object of all arguments if they write it
 
 
-def call(scan: Scan) -> Wait:
+def read_tags_call(scan: CallScanner) -> ReadSteps:
     """Read a name, the ``after_name`` marks, and the arguments, each with ``key_marks`` and ``value_marks``."""
     form = scan.form
-    name, id = yield from heading(scan)
-    for mark in form.head:
-        yield from scan.expect(mark.strip())
-    scan.announce(name, id)
-    if form.count:
-        yield from until(scan, form.count)
-    opening, closing = (mark.strip() for mark in form.key)
-    lined = form.value[0].endswith(LINE)
+    name, call_id = yield from read_call_name(scan)
+    for mark in form.after_name:
+        yield from scan.expect_mark(mark.strip())
+    scan.announce_call(name, call_id)
+    if form.number_end:
+        yield from read_until(scan, form.number_end)
+    opening, closing = (mark.strip() for mark in form.key_marks)
+    lined = form.value_marks[0].endswith(LINE_BREAK)
     count = 0
     while True:
-        yield from scan.peek()
-        if not (yield from scan.stands(opening)):
+        yield from scan.peek_character()
+        if not (yield from scan.mark_follows(opening)):
             break
-        scan.at += len(opening)
-        key = yield from until(scan, closing)
-        kinds = yield from _kinds(scan, name, key)
-        ends = yield from _ends(scan, lined)
-        held = ""
-        if not count and key in WRAPPERS and scan.tools.lacks(name, key):
-            text = yield from whole(scan, ends)
-            if members := _members(text):
-                scan.say(text.strip().removesuffix("}"))
+        scan.position += len(opening)
+        key = yield from read_until(scan, closing)
+        types = yield from _read_argument_types(scan, name, key)
+        ends = yield from _read_value_opening(scan, lined)
+        converted_value = ""
+        if not count and key in WRAPPER_NAMES and scan.tools.lacks_parameter(name, key):
+            text = yield from read_until_any(scan, ends)
+            if members := _count_members(text):
+                scan.add_arguments(text.strip().removesuffix("}"))
                 count = members
                 continue
-            held = value(text, kinds, lined)
-        scan.say(("{" if not count else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
+            converted_value = text_to_json(text, types, lined)
+        scan.add_arguments(("{" if not count else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
         count += 1
-        if held:
-            scan.say(held)
-        elif kinds == {"string"}:
-            yield from marked(scan, ends, lined)
+        if converted_value:
+            scan.add_arguments(converted_value)
+        elif types == {"string"}:
+            yield from read_marked_string(scan, ends, lined)
         else:
-            scan.say(value((yield from whole(scan, ends)), kinds, lined))
-    scan.say("}" if count else "{}")
+            scan.add_arguments(text_to_json((yield from read_until_any(scan, ends)), types, lined))
+    scan.add_arguments("}" if count else "{}")
 
 
-def _kinds(scan: Scan, name: str, key: str) -> Generator[None, None, frozenset[str]]:
+def _read_argument_types(scan: CallScanner, name: str, key: str) -> Generator[None, None, frozenset[str]]:
     """Return the types an argument may have: the schema's, narrowed to the type the model states; empty for any."""
-    form, kinds = scan.form, scan.tools.kinds(name, key)
-    said = ""
-    if form.typed and '"true"' in (yield from until(scan, ">")):
-        said = "string"
-    if form.kind[0]:
-        yield from scan.peek()
-        if (yield from scan.stands(form.kind[0].strip())):
-            scan.at += len(form.kind[0].strip())
-            said = yield from until(scan, form.kind[1])
-    return frozenset({said}) if said and (not kinds or said in kinds) else kinds
+    form, types = scan.form, scan.tools.parameter_types(name, key)
+    stated_type = ""
+    if form.marks_strings and '"true"' in (yield from read_until(scan, ">")):
+        stated_type = "string"
+    if form.type_marks[0]:
+        yield from scan.peek_character()
+        if (yield from scan.mark_follows(form.type_marks[0].strip())):
+            scan.position += len(form.type_marks[0].strip())
+            stated_type = yield from read_until(scan, form.type_marks[1])
+    return frozenset({stated_type}) if stated_type and (not types or stated_type in types) else types
 
 
-def _ends(scan: Scan, lined: bool) -> Generator[None, None, tuple[str, ...]]:
+def _read_value_opening(scan: CallScanner, lined: bool) -> Generator[None, None, tuple[str, ...]]:
     """Step over the marks before a value. Return the marks that may end it, the expected one first."""
     form = scan.form
-    before, after = (mark.strip() for mark in form.value)
+    before, after = (mark.strip() for mark in form.value_marks)
     if before:
-        yield from scan.expect(before)
-    if form.verbatim[0] and (yield from scan.stands(form.verbatim[0])):
-        scan.at += len(form.verbatim[0])
-        return (form.verbatim[1] + after,)
-    unclosed = (form.key[0].strip(), form.after[0]) if form.unclosed else ()
-    return after, *((LINE if lined else "") + mark for mark in unclosed)
+        yield from scan.expect_mark(before)
+    if form.verbatim_marks[0] and (yield from scan.mark_follows(form.verbatim_marks[0])):
+        scan.position += len(form.verbatim_marks[0])
+        return (form.verbatim_marks[1] + after,)
+    unclosed = (form.key_marks[0].strip(), form.call_close[0]) if form.end_optional else ()
+    return after, *((LINE_BREAK if lined else "") + mark for mark in unclosed)
 
 
-def until(scan: Scan, mark: str) -> Generator[None, None, str]:
+def read_until(scan: CallScanner, mark: str) -> Generator[None, None, str]:
     """Read a short text up to the mark, and step over the mark. Raises MalformedCall if the text is too long."""
     parts: list[str] = []
-    watched = marks(mark)
+    end_mark = compile_marks(mark)
     size = 0
     while True:
-        end, found = watched.find(scan.text, scan.at)
-        size += end - scan.at
-        scan.take(end, parts.append)
-        if size > LONGEST:
-            scan.say("".join(parts))
-            raise Garbled
+        end, found = end_mark.find_first(scan.text, scan.position)
+        size += end - scan.position
+        scan.step_to(end, parts.append)
+        if size > MAX_WORD_CHARACTERS:
+            scan.add_arguments("".join(parts))
+            raise MalformedCall
         if found:
-            scan.at += len(mark)
+            scan.position += len(mark)
             return "".join(parts).strip()
         yield
 
 
-def whole(scan: Scan, ends: tuple[str, ...]) -> Generator[None, None, str]:
+def read_until_any(scan: CallScanner, ends: tuple[str, ...]) -> Generator[None, None, str]:
     """Read all text up to the first of the marks. Step over the mark if it is the expected one, listed first."""
     parts: list[str] = []
-    watched = marks(*ends)
-    scan.tail = lambda rest: "".join(parts) + rest
+    end_marks = compile_marks(*ends)
+    scan.convert_tail = lambda rest: "".join(parts) + rest
     while True:
-        end, found = watched.find(scan.text, scan.at)
-        scan.take(end, parts.append)
+        end, found = end_marks.find_first(scan.text, scan.position)
+        scan.step_to(end, parts.append)
         if found:
             break
         yield
-    scan.at += len(ends[0]) if found == ends[0] else 0
-    scan.tail = None
+    scan.position += len(ends[0]) if found == ends[0] else 0
+    scan.convert_tail = None
     return "".join(parts)
 
 
-def _members(text: str) -> int:
+def _count_members(text: str) -> int:
     """Return the number of members if the text is a JSON object, else 0."""
     try:
-        value = json.loads(text)
+        parsed = json.loads(text)
     except (ValueError, RecursionError):
         return 0
-    return len(value) if isinstance(value, dict) else 0
+    return len(parsed) if isinstance(parsed, dict) else 0
 
 
-def value(text: str, kinds: frozenset[str], lined: bool = True) -> str:
+def text_to_json(text: str, types: frozenset[str], lined: bool = True) -> str:
     """Return the JSON of a text: a value of one of the kinds if it can be read as one, else the text as a string.
 
     ``lined``: a line break at its start and one at its end are not part of the string.
     """
-    bare = text.strip()
-    for found, foreign in ((bare, False), (converted(bare), True), (_unescaped(bare), True)):
+    stripped = text.strip()
+    for candidate, is_converted in (
+        (stripped, False),
+        (literal_to_json(stripped), True),
+        (_unescape_quotes(stripped), True),
+    ):
         try:
-            value = json.loads(found, parse_constant=_refuse)
+            parsed = json.loads(candidate, parse_constant=_refuse_constant)
         except (ValueError, RecursionError):
             continue
-        if isinstance(value, str) and (foreign or not kinds):
+        if isinstance(parsed, str) and (is_converted or not types):
             continue
-        if not kinds or kind(value) in kinds or (kind(value) == "integer" and "number" in kinds):
-            return found
-    return f'"{escaped(text.removeprefix(LINE).removesuffix(LINE) if lined else text)}"'
+        if not types or json_type(parsed) in types or (json_type(parsed) == "integer" and "number" in types):
+            return candidate
+    return f'"{json_escape(text.removeprefix(LINE_BREAK).removesuffix(LINE_BREAK) if lined else text)}"'
 
 
-def _unescaped(text: str) -> str:
+def _unescape_quotes(text: str) -> str:
     """Return the JSON list or object in a text whose quotes are all escaped by backslashes, or "" if it is not one."""
     try:
         return str(json.loads(f'"{text}"')) if text[:1] in ("[", "{") else ""
@@ -154,5 +162,5 @@ def _unescaped(text: str) -> str:
         return ""
 
 
-def _refuse(_: str) -> None:
+def _refuse_constant(_: str) -> None:
     raise ValueError

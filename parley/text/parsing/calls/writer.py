@@ -6,81 +6,84 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from parley.text.parsing.calls.form import ITEM, Form
-from parley.text.parsing.calls.tools import kind
+from parley.text.parsing.calls.form import LIST_ITEM, CallForm
+from parley.text.parsing.calls.tools import json_type
 
-WORDS = {True: "True", False: "False", None: "None"}
+PYTHON_WORDS = {True: "True", False: "False", None: "None"}
 
 
-def written(form: Form, calls: Iterable[tuple[str, str, dict[str, Any]]]) -> str:
+def write_calls(form: CallForm, calls: Iterable[tuple[str, str, dict[str, Any]]]) -> str:
     """Return the text of calls, each given as (id, name, arguments), with all marks of the form around them."""
-    each = ["".join(form.each) + _call(form, number, *call) + "".join(form.after) for number, call in enumerate(calls)]
-    return "".join(form.open) + form.between.join(each) + "".join(form.close)
+    texts = [
+        "".join(form.call_open) + _write_call(form, number, *call) + "".join(form.call_close)
+        for number, call in enumerate(calls)
+    ]
+    return "".join(form.block_open) + form.separator.join(texts) + "".join(form.block_close)
 
 
-def _call(form: Form, number: int, id: str, name: str, arguments: dict[str, Any]) -> str:
-    text, head = _json(arguments), "".join(form.head)
+def _write_call(form: CallForm, number: int, call_id: str, name: str, arguments: dict[str, Any]) -> str:
+    text, head = _to_json(arguments), "".join(form.after_name)
     match form.shape:
         case "object":
-            return f'{{"{form.keys[0]}": {_json(name)}, "{form.keys[1]}": {text}}}'
+            return f'{{"{form.member_names[0]}": {_to_json(name)}, "{form.member_names[1]}": {text}}}'
         case "keyed":
-            return f"{{{_json(name)}: {text}}}"
-        case "named" if form.numbered:
+            return f"{{{_to_json(name)}: {text}}}"
+        case "named" if form.numbered_names:
             return f"functions.{name}:{number}{head}{text}"
         case "named":
-            return f"{id}{form.first}{name}{head}{text}" if form.first else f"{name}{head}{text}"
+            return f"{call_id}{form.name_mark}{name}{head}{text}" if form.name_mark else f"{name}{head}{text}"
         case "tags":
-            counted = f"{number + 1}{form.count}" if form.count else ""
-            return name + head + counted + "".join(_tag(form, key, value) for key, value in arguments.items())
+            counted = f"{number + 1}{form.number_end}" if form.number_end else ""
+            return name + head + counted + "".join(_write_tag(form, key, value) for key, value in arguments.items())
         case "elements":
-            return name + head + "".join(_element(form, key, value) for key, value in arguments.items())
+            return name + head + "".join(_write_element(form, key, value) for key, value in arguments.items())
         case "python":
-            return f"{name}({', '.join(f'{key}={_python(value)}' for key, value in arguments.items())})"
+            return f"{name}({', '.join(f'{key}={_write_python(value)}' for key, value in arguments.items())})"
         case "loose":
-            return name + _loose(form, arguments)
+            return name + _write_loose(form, arguments)
 
 
-def _json(value: Any) -> str:
+def _to_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else _json(value)
+def _text_or_json(value: Any) -> str:
+    return value if isinstance(value, str) else _to_json(value)
 
 
-def _type(value: Any) -> str:
-    found = kind(value)
-    return "number" if found == "integer" else found
+def _type_name(value: Any) -> str:
+    type_name = json_type(value)
+    return "number" if type_name == "integer" else type_name
 
 
-def _tag(form: Form, key: str, value: Any) -> str:
-    said = f' string="{_json(isinstance(value, str))}">' if form.typed else ""
-    if form.stated:
-        said = form.kind[0] + _type(value) + form.kind[1]
-    return f"{form.key[0]}{key}{form.key[1]}{said}{form.value[0]}{_text(value)}{form.value[1]}"
+def _write_tag(form: CallForm, key: str, value: Any) -> str:
+    type_text = f' string="{_to_json(isinstance(value, str))}">' if form.marks_strings else ""
+    if form.type_required:
+        type_text = form.type_marks[0] + _type_name(value) + form.type_marks[1]
+    return f"{form.key_marks[0]}{key}{form.key_marks[1]}{type_text}{form.value_marks[0]}{_text_or_json(value)}{form.value_marks[1]}"
 
 
-def _element(form: Form, key: str, value: Any) -> str:
+def _write_element(form: CallForm, key: str, value: Any) -> str:
     if isinstance(value, dict):
-        inner = "".join(_element(form, *member) for member in value.items())
+        inner = "".join(_write_element(form, *member) for member in value.items())
     elif isinstance(value, list):
-        inner = "".join(_element(form, ITEM, each) for each in value)
+        inner = "".join(_write_element(form, LIST_ITEM, each) for each in value)
     else:
-        inner = _text(value)
-    return f"{form.key[0]}{key}{form.key[1]}{inner}{form.value[1]}{key}{form.key[1]}"
+        inner = _text_or_json(value)
+    return f"{form.key_marks[0]}{key}{form.key_marks[1]}{inner}{form.value_marks[1]}{key}{form.key_marks[1]}"
 
 
-def _python(value: Any) -> str:
+def _write_python(value: Any) -> str:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_json(key)}: {_python(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{_to_json(key)}: {_write_python(each)}" for key, each in value.items()) + "}"
     if isinstance(value, list):
-        return f"[{', '.join(map(_python, value))}]"
-    return WORDS[value] if value is None or isinstance(value, bool) else _json(value)
+        return f"[{', '.join(map(_write_python, value))}]"
+    return PYTHON_WORDS[value] if value is None or isinstance(value, bool) else _to_json(value)
 
 
-def _loose(form: Form, value: Any) -> str:
+def _write_loose(form: CallForm, value: Any) -> str:
     if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{_loose(form, each)}" for key, each in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{_write_loose(form, each)}" for key, each in value.items()) + "}"
     if isinstance(value, list):
-        return f"[{','.join(_loose(form, each) for each in value)}]"
-    return f"{form.quote}{value}{form.quote}" if isinstance(value, str) else _json(value)
+        return f"[{','.join(_write_loose(form, each) for each in value)}]"
+    return f"{form.quote_mark}{value}{form.quote_mark}" if isinstance(value, str) else _to_json(value)
