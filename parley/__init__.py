@@ -32,8 +32,8 @@ _NAME_MODULES = {
     "parley.llm": ("LLM", "Answer", "Completion"),
     "parley.errors": ("ParleyError",),
     "parley.types": (
-        "Chat", "Event", "Grammar", "Message", "OutputOptions", "Request", "Sampling", "Settings", "StopConditions", "Text",
-        "Tokens",
+        "Chat", "Event", "Grammar", "Message", "OutputOptions", "Request", "Sampling", "Settings", "StopConditions",
+        "Text", "Tokens",
     ),
 }  # fmt: skip
 

@@ -93,7 +93,7 @@ async def handle_detokenize(registry: ModelRegistry, route: Route, exchange: Exc
     token_ids = [token_id for token_id in detokenize_request.token_ids if token_id < vocabulary]
     if len(token_ids) < len(detokenize_request.token_ids) and not detokenize_request.ignore_unknown:
         raise Invalid(
-            f"Token token_id {max(detokenize_request.token_ids)} is not in the vocabulary of {vocabulary} tokens.",
+            f"Token id {max(detokenize_request.token_ids)} is not in the vocabulary of {vocabulary} tokens.",
             field="tokens",
         )
     decode = partial(model.text_pipeline.tokenizer.decode, token_ids, False)

@@ -192,8 +192,8 @@ def _output_limit(model: ServedModel, request: Request, token_ids: list[int]) ->
         names_max_tokens = stop_conditions.max_tokens is not None and request.pooling is None
         request_part = f" and {min_room} tokens were requested after it" if names_max_tokens else ""
         raise ContextLength(
-            f"This model's maximum context length is {info.max_model_len} tokens. The prompt has {len(token_ids)}{request_part}."
-            f" Shorten the prompt{' or ask for fewer tokens' if request.pooling is None else ''}.",
+            f"This model's maximum context length is {info.max_model_len} tokens. The prompt has {len(token_ids)}"
+            f"{request_part}. Shorten the prompt{' or ask for fewer tokens' if request.pooling is None else ''}.",
             field="prompt",
             limit=info.max_model_len,
             prompt=len(token_ids),
@@ -218,7 +218,7 @@ def _check_token_ids(request: Request, info: ModelInfo) -> None:
     for field, token_ids in ids_by_field.items():
         if token_ids and (highest_id := max(token_ids)) >= info.vocab_size:
             raise Invalid(
-                f"Token highest_id {highest_id} is not in the vocabulary of {info.vocab_size} tokens.", field=field
+                f"Token id {highest_id} is not in the vocabulary of {info.vocab_size} tokens.", field=field
             )
 
 
@@ -237,7 +237,7 @@ def _check_full_logprobs(request: Request, info: ModelInfo, prompts: list[tuple[
     for field, tokens in tokens_by_field.items():
         if tokens > max_tokens:
             raise Invalid(
-                f"Log-probabilities of all {vocabulary} tokens of the vocabulary can be returned for at max_tokens "
+                f"Log-probabilities of all {vocabulary} tokens of the vocabulary can be returned for at most "
                 f"{max_tokens} tokens in one request, but they were requested for {tokens}.",
                 field=field,
             )

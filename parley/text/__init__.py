@@ -10,6 +10,18 @@ from parley.text.tokens.stop_strings import StopAutomaton, StopScanner
 from parley.text.tokens.tokenizer import BadTokenizer, Tokenizer
 
 __all__ = [
-    "BadTokenizer", "ChatTemplate", "Choice", "Detokenizer", "Language", "Markup", "Prepared", "Regions", "Scanner",
-    "Stops", "Tokenizer", "detect", "scored", "token",
-]  # fmt: skip
+    "AnswerChoice",
+    "BadTokenizer",
+    "ChatTemplate",
+    "Detokenizer",
+    "Markup",
+    "OutputParser",
+    "PreparedPrompt",
+    "StopAutomaton",
+    "StopScanner",
+    "TextPipeline",
+    "Tokenizer",
+    "describe_prompt_tokens",
+    "describe_token",
+    "detect_markup",
+]

@@ -46,7 +46,7 @@ def test_cluster_plan_reads_groups_and_their_resources(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "instances must be tables"),
         ("instances = 3", "instances must be tables"),

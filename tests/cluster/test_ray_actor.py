@@ -22,7 +22,7 @@ class CoordinatorHandler(BaseHTTPRequestHandler):
         """Log nothing."""
 
 
-@pytest.mark.parametrize(("path", "well"), [("/well", True), ("/not", False), ("/odd", False)])
+@pytest.mark.parametrize(("path", "ready"), [("/well", True), ("/not", False), ("/odd", False)])
 def test_ray_readiness_check_ignores_http_proxies(monkeypatch: pytest.MonkeyPatch, path: str, ready: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed_socket:
         closed = closed_socket.getsockname()[1]

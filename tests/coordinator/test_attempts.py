@@ -572,7 +572,7 @@ async def test_requests_of_a_restarted_decode_instance_resume(cluster):
     assert [received_parts(request) for request in p.requests] == [[], [0, 1]]
 
 
-@pytest.mark.parametrize(("after", "begun"), [("one", True), ("other", True), ("other", False)])
+@pytest.mark.parametrize(("prefill_weights", "stream_begun"), [("one", True), ("other", True), ("other", False)])
 async def test_begun_stream_resumes_only_with_the_same_weights(cluster, prefill_weights, stream_begun):
     """Decode restarts with other weights; prefill still has the first ones, or the other ones as well."""
     script = LONG_SCRIPT if stream_begun else UNSTREAMED_SCRIPT
@@ -599,7 +599,7 @@ async def test_begun_stream_resumes_only_with_the_same_weights(cluster, prefill_
     assert running.coordinator.scheduler.open_requests == 0
 
 
-@pytest.mark.parametrize("others", [0, 1])
+@pytest.mark.parametrize("other_count", [0, 1])
 async def test_removed_decode_instance_leaves_no_request_hanging(cluster, other_count):
     """Its request resumes on another decode instance, or on the prefill instance alone."""
     p, removed = ScriptedInstance("prefill", script=LONG_SCRIPT), ScriptedInstance("decode")

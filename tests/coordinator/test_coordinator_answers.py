@@ -74,7 +74,7 @@ async def test_cluster_answers_every_route_like_one_server(live_cluster, serve, 
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/mindie/v1/chat/completions", "/tgi/generate", "/nowhere"])
-@pytest.mark.parametrize("asked", [b"{", b"[]", b"{}", b'{"model":"no","messages":[],"max_tokens":0}', b"\xff"])
+@pytest.mark.parametrize("bad_body", [b"{", b"[]", b"{}", b'{"model":"no","messages":[],"max_tokens":0}', b"\xff"])
 async def test_cluster_refuses_bad_requests_like_one_server(live_cluster, serve, path: str, bad_body: bytes) -> None:
     cluster, server = await live_cluster("prefill", "decode"), await serve()
     await compare_to_one_server(server, cluster.front, path, bad_body)

@@ -340,7 +340,7 @@ async def test_coordinator_hides_the_instance_plane_from_clients(cluster):
 
 
 @pytest.mark.parametrize(
-    ("port", "where", "given", "changes", "sees"),
+    ("port", "host", "keys", "changes", "sees"),
     [
         ("management", "0.0.0.0", {}, True, True),
         ("management", "::", {}, True, True),

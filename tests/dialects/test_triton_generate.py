@@ -315,7 +315,7 @@ def test_triton_generate_stream_ends_with_error():
         ({"end_id": -1}, stop_with_reserve(max_tokens=16, ignore_eos=True)),
         ({"ignore_eos": True}, stop_with_reserve(max_tokens=16, ignore_eos=True)),
         ({"ignore_eos": "true"}, stop_with_reserve(max_tokens=16, ignore_eos=True)),
-        ({"include_stop_str_in_output": True}, stop_with_reserve(max_tokens=16, include=True)),
+        ({"include_stop_str_in_output": True}, stop_with_reserve(max_tokens=16, include_in_output=True)),
         ({"skip_special_tokens": False}, OutputOptions(skip_special=False)),
         ({"return_cumulative_logprob": True}, OutputOptions(logprobs=0)),
         ({"return_log_probs": True}, OutputOptions(logprobs=0)),

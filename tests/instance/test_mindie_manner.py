@@ -128,7 +128,7 @@ def blank_differences(text: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize(("path", "asked"), ROUTE_BODIES)
+@pytest.mark.parametrize(("path", "route_body"), ROUTE_BODIES)
 async def test_plain_manner_answers_equal_those_of_one_server(
     cluster, path: str, route_body: dict[str, Any], stream: bool
 ) -> None:
@@ -162,8 +162,8 @@ async def test_plain_manner_answers_a_single_token_by_prefill_alone(cluster) -> 
     assert not plain_cluster.coordinator.raw.replace(b"ka:heartbeat\0", b"")
 
 
-@pytest.mark.parametrize("exact", [True, False], ids=["parley's own", "the original's form"])
-@pytest.mark.parametrize(("path", "asked"), ROUTE_BODIES)
+@pytest.mark.parametrize("native", [True, False], ids=["parley's own", "the original's form"])
+@pytest.mark.parametrize(("path", "route_body"), ROUTE_BODIES)
 async def test_plain_manner_resumes_after_an_engine_loss(
     cluster, path: str, route_body: dict[str, Any], native: bool
 ) -> None:

@@ -281,7 +281,7 @@ async def collect_text(reader: FrameReader, data: bytes, texts: dict[str, bytes]
             texts[request_id] = texts.get(request_id, b"") + frame.payload + base64.b64decode(frame.record or b"")
 
 
-@pytest.mark.parametrize("which", ["too old", "too new", "of another epoch"])
+@pytest.mark.parametrize("case", ["too old", "too new", "of another epoch"])
 async def test_unreplayable_reconnect_starts_a_new_epoch(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     monkeypatch.setattr(replay_buffer, "REPLAY_BYTES", 100)  # bytes: room for two frames
     async with open_results() as result_hub:

@@ -57,7 +57,7 @@ async def check_resume(pair: ServerPair, path: str, request_body: bytes, rng: ra
 
 
 @pytest.mark.parametrize(
-    ("here", "places"), [(False, None), (True, None), (False, 12), (False, 200)] if NIGHTLY else [(False, None)]
+    ("same_server", "places"), [(False, None), (True, None), (False, 12), (False, 200)] if NIGHTLY else [(False, None)]
 )
 async def test_built_in_model_separated_answers_like_one_server(
     alike, tmp_path: Path, same_server: bool, places: int | None

@@ -41,7 +41,7 @@ CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content"
 NIGHTLY = bool(os.environ.get("PARLEY_NIGHTLY"))
 
 
-@pytest.mark.parametrize("here", [True, False])
+@pytest.mark.parametrize("same_server", [True, False])
 async def test_separated_stages_answer_every_route_like_one_server(alike, same_server: bool) -> None:
     single_server, pair = await alike(reply=scripted_reply, here=same_server)
     rng = random.Random(f"generating_routes {same_server}")
@@ -60,7 +60,7 @@ STREAM_BODIES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("here", [True, False])
+@pytest.mark.parametrize("same_server", [True, False])
 async def test_stream_resumes_after_any_part_byte_for_byte(alike, same_server: bool) -> None:
     """A client that got some parts gets the rest, byte for byte, from servers that do not know the request."""
     _, pair = await alike(reply=scripted_reply, here=same_server)
@@ -75,7 +75,7 @@ async def test_stream_resumes_after_any_part_byte_for_byte(alike, same_server: b
     await pair.idle()
 
 
-@pytest.mark.parametrize("here", [True, False])
+@pytest.mark.parametrize("same_server", [True, False])
 async def test_dropping_a_separated_stream_leaves_nothing_open(alike, same_server: bool) -> None:
     """Guards against leaked requests, leases and reservations on either side."""
     _, pair = await alike(reply=lambda work, index: [70 + k % 90 for k in range(40)], here=same_server, tick=0.001)
@@ -112,7 +112,7 @@ async def test_refuses_separation_when_decode_is_unreachable(alike) -> None:
     await pair.idle()
 
 
-@pytest.mark.parametrize("name,told", [("prefill", "prefill."), ("flex", "flex with 100 % for prompts.")])
+@pytest.mark.parametrize("name,description", [("prefill", "prefill."), ("flex", "flex with 100 % for prompts.")])
 async def test_refuses_separation_when_decode_has_another_role(alike, name: str, description: str) -> None:
     _, pair = await alike(reply=long_reply)
     role = pair.members[1].node.role
@@ -164,7 +164,7 @@ async def test_prefill_answer_reports_a_context_that_is_too_short(alike) -> None
     assert (answer.status, answer.headers["parley-short"]) == (400, "context")
 
 
-@pytest.mark.parametrize("when", ["prefill", "transfer", "decode"])
+@pytest.mark.parametrize("phase", ["prefill", "transfer", "decode"])
 async def test_cancel_id_ends_a_separated_request_in_every_phase(alike, phase: str) -> None:
     _, pair = await alike(reply=long_reply, tick=0.01)
     gates = {"prefill": pair.prefill.engine.step_gate, "decode": pair.decode.engine.step_gate}
@@ -326,7 +326,7 @@ async def test_paused_separated_stream_does_not_stop_other_streams(alike) -> Non
     await pair.idle()
 
 
-@pytest.mark.parametrize("here", [False, True])
+@pytest.mark.parametrize("same_server", [False, True])
 async def test_restarted_coordinator_ends_requests_of_its_predecessor(alike, same_server: bool) -> None:
     """At once if it is the same coordinator restarted; not if it is another, or if the first just lost its line."""
     _, pair = await alike(reply=long_reply, tick=0.01, here=same_server)

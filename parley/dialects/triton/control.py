@@ -72,7 +72,7 @@ def model_config_answer(body: bytes, context: RequestContext, facts: ServerFacts
 def model_ready_answer(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Return 200 if the path's model is ready, else 400. Raises UnknownModel."""
     if _card_of_path(context, facts).phase != "ready":
-        return Answer(400, log_settings("Model version not ready"))
+        return Answer(400, triton_error_body("Model version not ready"))
     return Answer(content_type=b"")
 
 
@@ -165,7 +165,7 @@ def unload_model_answer(body: bytes, context: RequestContext, facts: ServerFacts
     if "repo" in context.path_parts:
         raise _no_repositories()
     _read_load_parameters(body)
-    return Answer(503, log_settings("explicit model load / unload is not allowed if polling is enabled"))
+    return Answer(503, triton_error_body("explicit model load / unload is not allowed if polling is enabled"))
 
 
 def _read_load_parameters(body: bytes) -> dict[str, Any]:
@@ -209,13 +209,13 @@ def _unchangeable_settings(body: bytes, current: dict[str, Any]) -> Answer:
 def shared_memory_status(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Return the status of shared memory: no region is ever registered."""
     if region := context.path_parts.get("region"):
-        return Answer(404, log_settings(f"Unable to find shared memory region: {quote_name(region)}"))
+        return Answer(404, triton_error_body(f"Unable to find shared memory region: {quote_name(region)}"))
     return _json_answer([])
 
 
 def refuse_shared_memory(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Refuse to register shared memory, which is not supported."""
-    return Answer(501, log_settings("Shared memory is not available on this server."))
+    return Answer(501, triton_error_body("Shared memory is not available on this server."))
 
 
 def unregister_shared_memory(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:

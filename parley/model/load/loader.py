@@ -35,7 +35,7 @@ from parley.model.sampling.grammar_mask import GrammarCache
 from parley.text.tokens.tokenizer import BadTokenizer, Tokenizer
 from parley.types import Arena, ModelInfo, Settings
 
-__all__ = ["LoadError", "load"]
+__all__ = ["LoadError", "load_runner"]
 
 log = logging.getLogger("parley.engine")
 

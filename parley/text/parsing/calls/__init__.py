@@ -5,4 +5,12 @@ from parley.text.parsing.calls.reader import CallReader
 from parley.text.parsing.calls.tools import RequestTools, resolve_pointer, schema_types
 from parley.text.parsing.calls.writer import write_calls
 
-__all__ = ["ITEM", "CallReader", "Form", "Tools", "follow", "kinds", "written"]
+__all__ = [
+    "LIST_ITEM",
+    "CallForm",
+    "CallReader",
+    "RequestTools",
+    "resolve_pointer",
+    "schema_types",
+    "write_calls",
+]
