@@ -84,7 +84,7 @@ def imported_modules(tree: ast.Module, file: Path, package: Path, types_only: bo
             if target.with_suffix(".py").is_file():
                 found.add(target.with_suffix(".py"))
                 break
-            if length < len(parts) and (target / "__init__.py").is_file():
+            if (target / "__init__.py").is_file():
                 found.add(target / "__init__.py")
                 break
     return found - {file}

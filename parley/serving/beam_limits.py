@@ -45,8 +45,8 @@ def check_beam_search(request: Request, slots: int) -> None:
         raise Invalid(message, field="best_of")
     if beam_options.width > slots:
         message = (
-            f"'{beam_options.field}': {beam_options.width} beams exceed the {slots} sequences that this server computes "
-            "at once."
+            f"'{beam_options.field}': {beam_options.width} beams exceed the {slots} sequences that this server "
+            "computes at once."
         )
         raise Invalid(message, field=beam_options.field)
     if beam_options.width == 1:

@@ -217,9 +217,7 @@ def _check_token_ids(request: Request, info: ModelInfo) -> None:
     }
     for field, token_ids in ids_by_field.items():
         if token_ids and (highest_id := max(token_ids)) >= info.vocab_size:
-            raise Invalid(
-                f"Token id {highest_id} is not in the vocabulary of {info.vocab_size} tokens.", field=field
-            )
+            raise Invalid(f"Token id {highest_id} is not in the vocabulary of {info.vocab_size} tokens.", field=field)
 
 
 def _check_full_logprobs(request: Request, info: ModelInfo, prompts: list[tuple[PreparedPrompt, int]]) -> None:

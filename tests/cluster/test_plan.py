@@ -10,14 +10,14 @@ from parley.cluster.plan import ResourceNeeds, format_toml, read_plan
 from parley.settings.options import ConfigError
 
 
-def read_plan(folder, text):
+def plan_from_text(folder, text):
     path = folder / "two.toml"
     path.write_text(text, "utf-8")
     return read_plan(str(path))
 
 
 def test_cluster_plan_reads_groups_and_their_resources(tmp_path):
-    cluster_plan = read_plan(
+    cluster_plan = plan_from_text(
         tmp_path,
         """
         [coordinator]
@@ -71,13 +71,13 @@ def test_cluster_plan_reads_groups_and_their_resources(tmp_path):
 )
 def test_cluster_plan_errors_name_the_mistake(tmp_path, text, message):
     with pytest.raises(ConfigError) as error:
-        read_plan(tmp_path, text)
+        plan_from_text(tmp_path, text)
     assert message in str(error.value) and "two.toml" in str(error.value)
 
 
 def test_missing_cluster_plan_is_reported(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
-        read_plan(str(tmp_path / "none.toml"))
+        plan_from_text(str(tmp_path / "none.toml"))
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))

@@ -14,7 +14,7 @@ from parley.coordinator import refusals
 from parley.coordinator.config import CoordinatorOptions, CoordinatorTls
 from parley.coordinator.coordinator import Coordinator
 from parley.coordinator.proxy.paths import INTERNAL_KINDS, PathTable
-from parley.dialects.mindie import coordinator
+from parley.dialects.mindie.pd import coordinator
 from parley.dialects.mounts import table, universal
 from parley.web.port import open_listener
 

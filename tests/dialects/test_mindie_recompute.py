@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parley.dialects.instance_plane import OriginalRequest
-from parley.dialects.mindie.instance import instance_refusal
-from parley.dialects.mindie.recompute import ORIGIN_MEMBER, read_recompute_body, write_recompute_body
+from parley.dialects.mindie.pd.instance import instance_refusal
+from parley.dialects.mindie.pd.recompute import ORIGIN_MEMBER, read_recompute_body, write_recompute_body
 from parley.errors import OrderRefused
 from parley.types import EngineOutput, TokenScore
 

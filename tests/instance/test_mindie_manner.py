@@ -13,7 +13,7 @@ from support.compare_answers import same_answer
 from support.http_client import Connection, RunningServer, build_request
 from support.prefill_decode_pair import join_cluster
 
-from parley.dialects.mindie.recompute import ORIGIN_MEMBER
+from parley.dialects.mindie.pd.recompute import ORIGIN_MEMBER
 from parley.dialects.mounts import ALONE, alone
 from parley.disagg.wire import role
 from parley.disagg.wire.result_frames import FrameReader, ResultFrame

@@ -206,8 +206,8 @@ async def test_cancelled_change_of_endpoints_still_completes(tmp_path, monkeypat
 WRITER_SCRIPT = """
 import asyncio, sys
 from parley.dialects.dialect import Answer
-from parley.dialects.facts import Endpoint, Share
-from parley.dialects.wishes import Change
+from parley.dialects.facts import Endpoint, EndpointShare
+from parley.dialects.wishes import EndpointChange
 from parley.serving.traffic_split import EndpointStore
 
 async def main():
@@ -217,8 +217,8 @@ async def main():
     while True:
         version += 1
         about = {"version": version, "filling": ["x" * 100] * (version % 977)}
-        made = Endpoint("e", [Share("a", "m", version % 101), Share("b", "m", 100 - version % 101)], about)
-        await known.change_endpoints(lambda _: Change(Answer(), put=made))
+        made = Endpoint("e", [EndpointShare("a", "m", version % 101), EndpointShare("b", "m", 100 - version % 101)], about)
+        await known.change_endpoints(lambda _: EndpointChange(Answer(), put_endpoint=made))
         sys.stdout.write(f"{version}\\n")
         sys.stdout.flush()
 

@@ -15,8 +15,6 @@ from parley.dialects.mindie import (
     chat,
     completions,
     control,
-    coordinator,
-    instance,
     metrics,
     native,
     openai,
@@ -27,6 +25,7 @@ from parley.dialects.mindie import (
     upkeep,
     vllm,
 )
+from parley.dialects.mindie.pd import coordinator, instance
 from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.openai import embeddings
 

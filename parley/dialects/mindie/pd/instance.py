@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from parley.dialects.dialect import Answer, Route
 from parley.dialects.instance_plane import InstancePlane
-from parley.dialects.mindie import recompute
+from parley.dialects.mindie.pd import recompute
 from parley.dialects.mindie.shared import mindie_error_json
 from parley.errors import OrderRefused
 
