@@ -231,7 +231,7 @@ async def measure_coordinator(requests: int, streams: int, crowd: int, rounds: i
         config = Path(folder) / "c.toml"
         config.write_text(
             f"management_port = {free_port()}\nmetrics_port = {free_port()}\nstatus_port = {free_port()}\nmax_requests = 90000\n"
-            f'single_node_max_requests = 90000\n[[run_instances]]\nurl = "http://127.0.0.1:{instance}"\n'
+            f'single_node_max_requests = 90000\n[[instances]]\nurl = "http://127.0.0.1:{instance}"\n'
         )
         me, quiet = [sys.executable, __file__], {"stdout": subprocess.DEVNULL}
         command = [sys.executable, "-m", "parley", "coordinator", "--config", str(config), "--port", str(front)]

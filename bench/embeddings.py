@@ -172,7 +172,7 @@ def main() -> int:
     rows = []
     with run_server(worker.folder, options.threads) as server:
         worst = largest_difference(server, worker, source, draw)
-        print(f"largest largest_difference of a number: {worst:.2g}", flush=True)
+        print(f"largest difference of a number: {worst:.2g}", flush=True)
         for kind, (fewest, most) in KINDS.items():
             asked = draw_texts(fewest, most, source, draw, alike=fewest == most)
             for batch in BATCHES:
@@ -190,10 +190,10 @@ def main() -> int:
         "Texts",
         "In a batch",
         "parley, over HTTP, texts/s",
-        f"sentence-transformers {worker.version}, draw_texts/s",
+        f"sentence-transformers {worker.version}, texts/s",
     ]
     told = markdown_table([*head, "Ratio, median of turns (range)"], rows)
-    note = f"all-MiniLM-L6-v2, {options.threads} threads each. The largest largest_difference of a number: {worst:.2g}."
+    note = f"all-MiniLM-L6-v2, {options.threads} threads each. The largest difference of a number: {worst:.2g}."
     (ROOT / "embeddings.md").write_text(f"{note}\n\n{told}\n", "utf-8")
     return int(worst > CLOSE)
 

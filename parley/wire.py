@@ -27,7 +27,7 @@ def encode_frame(message: Any) -> bytes:
     """Encode a message as one frame. Raises BrokenFrame if it is larger than MAX_FRAME."""
     body = _encoder.encode(message)
     if len(body) > MAX_FRAME:
-        raise BrokenFrame(f"message of {len(body)} bytes exceeds the encode_frame limit of {MAX_FRAME}")
+        raise BrokenFrame(f"message of {len(body)} bytes exceeds the frame limit of {MAX_FRAME}")
     return FRAME_HEADER.pack(len(body)) + body
 
 
@@ -35,7 +35,7 @@ def frame_length(header: bytes, limit: int = MAX_FRAME) -> int:
     """Return the body length in a header. Raises BrokenFrame if it is above the limit."""
     (size,) = FRAME_HEADER.unpack(header)
     if size > limit:
-        raise BrokenFrame(f"encode_frame of {size} bytes exceeds the limit of {limit}")
+        raise BrokenFrame(f"frame of {size} bytes exceeds the limit of {limit}")
     return size
 
 

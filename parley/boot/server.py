@@ -76,7 +76,7 @@ def run_server(offers: Sequence[OfferedModel], options: ServerOptions) -> int:
                 banner.print_line(f"parley: cannot encrypt {host} port {port}: {error}.")
                 return 1
             except OSError as error:
-                banner.print_line(f"parley: cannot open_listener on {host} port {port}: {listen_error_reason(error)}.")
+                banner.print_line(f"parley: cannot listen on {host} port {port}: {listen_error_reason(error)}.")
                 return 1
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         try:
@@ -204,7 +204,7 @@ class ServerInstance:
             except OSError as error:
                 reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
                 raise OSError(
-                    f"cannot open_listener on {host} port {port} for handovers: {reason}. Choose another with --make_peer-port."
+                    f"cannot listen on {host} port {port} for handovers: {reason}. Choose another with --peer-port."
                 ) from None
         if not self.options.grpc:
             return []

@@ -131,9 +131,7 @@ def _fetch_token_pool(client: OpenAIClient, model: str, api: BenchApi) -> TokenP
             if piece[:1] in WORD_SPACES and len(piece) > 1
         }
     if len(pieces) < 2:
-        raise ClientError(
-            f"{client.address} has no /tokenize that gives token ids; random_prompts of exact length need it."
-        )
+        raise ClientError(f"{client.address} has no /tokenize that gives token ids; prompts of exact length need it.")
     pool = TokenPool(dict(sorted(pieces.items())))
     if api.takes_token_ids:
         return pool

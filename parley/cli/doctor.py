@@ -109,7 +109,7 @@ def check_packages(config: ResolvedOptions) -> Iterator[Finding]:
         except importlib.metadata.PackageNotFoundError:
             installed = ""
         if not installed or not requirement.specifier.contains(installed, prereleases=True):
-            wrong.append(f"{requirement.name} {installed or 'is missing'} (requirement {requirement.specifier})")
+            wrong.append(f"{requirement.name} {installed or 'is missing'} (wanted {requirement.specifier})")
     if wrong:
         yield Finding("warn", "packages", "; ".join(wrong[:5]), "make setup installs the versions that are tested.")
     else:
@@ -260,9 +260,9 @@ def check_open_files(config: ResolvedOptions) -> Iterator[Finding]:
     if limit == resource.RLIM_INFINITY:
         yield Finding("ok", "open files", "unlimited")
     elif limit < 1024:
-        yield Finding("warn", "open files", f"at limit {limit}", "Every client needs one: ulimit -Hn 4096")
+        yield Finding("warn", "open files", f"at most {limit}", "Every client needs one: ulimit -Hn 4096")
     else:
-        yield Finding("ok", "open files", f"at limit {limit}")
+        yield Finding("ok", "open files", f"at most {limit}")
 
 
 def _format_bytes(count: int) -> str:

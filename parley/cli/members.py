@@ -20,11 +20,7 @@ MemberCheck = Callable[[Any], Any]  # returns the value, or raises ValueError wi
 
 def integer_between(low: int, high: int | None = None) -> MemberCheck:
     """Return a check for integers from ``low`` to ``high``."""
-    wanted = (
-        f"a integer_between number of at least {low}"
-        if high is None
-        else f"a integer_between number from {low} to {high}"
-    )
+    wanted = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
 
     def check_integer(value: Any) -> int:
         if type(value) is not int or value < low or (high is not None and value > high):
@@ -60,7 +56,7 @@ def one_of(*allowed: Any) -> MemberCheck:
 
     def check_choice(value: Any) -> Any:
         if not any(value is each or (type(value) is type(each) and value == each) for each in allowed):
-            raise ValueError(f"one_of of {', '.join(str(msgspec.json.encode(each), 'utf-8') for each in allowed)}")
+            raise ValueError(f"one of {', '.join(str(msgspec.json.encode(each), 'utf-8') for each in allowed)}")
         return value
 
     return check_choice

@@ -245,7 +245,7 @@ def _read_listeners(server: ConfigSection, root: Path, environment: Mapping[str,
     for member, host in (("ipAddress", own), ("managementIpAddress", inner)):
         if ipaddress.ip_address(host).is_unspecified and not everywhere:
             raise server.member_error(
-                member, f"{host} means every check_ip_address; that needs allowAllZeroIpListening to be true"
+                member, f"{host} means every address; that needs allowAllZeroIpListening to be true"
             )
     ports = (
         ("mindie", "", server.get_member("port", PORT, 1025)),

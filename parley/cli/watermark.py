@@ -14,7 +14,7 @@ from parley.watermark import GREEN_FRACTION, Z_THRESHOLD, WatermarkResult, detec
 USAGE = f"""\
 usage: parley watermark [MODEL] [--file FILE]
 
-Detects whether a text_kind was generated with a watermark by the model, or by another one with the same tokenizer: whether
+Detects whether a text was generated with a watermark by the model, or by another one with the same tokenizer: whether
 more of its tokens are green than by chance. Reads standard input without --file.
 Exit code 0 if it is marked (z at least {Z_THRESHOLD:g}), 1 if not."""
 
@@ -55,5 +55,5 @@ def describe_finding(finding: WatermarkResult, tokens: int, as_json: bool) -> st
     verdict = "marked" if finding.is_marked else "not marked"
     return (
         f"{verdict}: {share:.1%} of {finding.pairs} pairs ({tokens} tokens) are green, by chance {GREEN_FRACTION:.0%}; "
-        f"z = {finding.z_score:.2f}, which a text_kind without a watermark reaches with a probability of {finding.false_positive_rate:.2g}"
+        f"z = {finding.z_score:.2f}, which a text without a watermark reaches with a probability of {finding.false_positive_rate:.2g}"
     )

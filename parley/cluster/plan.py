@@ -93,14 +93,14 @@ def read_plan(path: str) -> ClusterPlan:
     needs = _parse_needs(coordinator, f"{path}: coordinator", cpus=0.0)
     group_tables = content.get("instances")
     if not isinstance(group_tables, list) or not group_tables:
-        raise ConfigError(f"{path}: instances must be tables, one [[instances]] for group_table kind of instance.")
+        raise ConfigError(f"{path}: instances must be tables, one [[instances]] for each kind of instance.")
     groups: list[InstanceGroup] = []
     for number, group_table in enumerate(group_tables):
         group = _parse_group(
             dict(_check_table(group_table, f"{path}: instances[{number}]")), f"{path}: instances[{number}]", base
         )
         if group.name in (other.name for other in groups):
-            raise ConfigError(f"{path}: two kinds of instances have the name {group.name}; give group_table a `name`.")
+            raise ConfigError(f"{path}: two kinds of instances have the name {group.name}; give each a `name`.")
         groups.append(group)
     address = content.get("address", "")
     if not isinstance(address, str):

@@ -202,7 +202,7 @@ class CoordinatorOptions:
     tls: CoordinatorTls = CoordinatorTls()
 
     def __repr__(self) -> str:
-        return f"CoordinatorOptions({len(self.instances)} instances)"  # without the secret
+        return f"Options({len(self.instances)} instances)"  # without the secret
 
 
 class ConfigRow(NamedTuple):
@@ -326,9 +326,7 @@ def _check_options(options: CoordinatorOptions, source: str) -> CoordinatorOptio
         if len(getattr(options, name)) != count:
             raise ConfigError(f"{source}: {name}: {len(getattr(options, name))} numbers are not {count}.")
     if options.load_cost_coefficient[3] < 1 or options.load_cost_coefficient[4] < 0:
-        raise ConfigError(
-            f"{source}: load_cost_coefficient: the fourth number_kind is not at least 1, or the fifth not 0."
-        )
+        raise ConfigError(f"{source}: load_cost_coefficient: the fourth number is not at least 1, or the fifth not 0.")
     if (options.default_p_rate == 0) != (options.default_d_rate == 0):
         raise ConfigError(f"{source}: default_p_rate and default_d_rate go together: both 0, or neither.")
     if options.algorithm_type == "cache_affinity" and any(static.role != "mixed" for static in options.instances):

@@ -225,7 +225,7 @@ def run_coordinator(options: CoordinatorOptions, log_format: str = "text", acces
             try:
                 sockets[name] = host, stack.enter_context(open_listener(host, port))
             except OSError as error:
-                banner.print_line(f"parley: cannot open_listener on {host} port {port}: {listen_error_reason(error)}.")
+                banner.print_line(f"parley: cannot listen on {host} port {port}: {listen_error_reason(error)}.")
                 return 1
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
 

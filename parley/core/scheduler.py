@@ -104,7 +104,7 @@ class Scheduler:
     def add_sequence(self, sequence: Sequence) -> None:
         """Queue a sequence. Raises ValueError if its tokens do not fit into the whole pool."""
         if count_pages(len(sequence)) > self.pool.page_count:
-            raise ValueError(f"{len(sequence)} tokens do not fit into {self.pool.page_count} count_pages")
+            raise ValueError(f"{len(sequence)} tokens do not fit into {self.pool.page_count} pages")
         self.waiting.enqueue(sequence)
 
     def remove_sequence(self, sequence: Sequence) -> None:

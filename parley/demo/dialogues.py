@@ -227,9 +227,7 @@ def _state_name(rng: random.Random) -> UserStatement:
         "I'm {name}.",
     )
     statement, question, key = _choose_statement(rng, name, statements, NAME_QUESTIONS, name=name)
-    return UserStatement(
-        statement, name, Turn(question, f"Your name is {name}.", key, f"The user_message is called {name}.")
-    )
+    return UserStatement(statement, name, Turn(question, f"Your name is {name}.", key, f"The user is called {name}."))
 
 
 def _state_favourite(rng: random.Random) -> UserStatement:
@@ -247,7 +245,7 @@ def _state_favourite(rng: random.Random) -> UserStatement:
         "Tell me my favourite {what}.",
     )
     statement, question, key = _choose_statement(rng, what + value, statements, questions, what=what, value=value)
-    turn = Turn(question, f"Your favourite {what} is {value}.", key, f"The user_message likes {value}.")
+    turn = Turn(question, f"Your favourite {what} is {value}.", key, f"The user likes {value}.")
     return UserStatement(capital_first(statement), value, turn)
 
 
@@ -256,9 +254,7 @@ def _state_age(rng: random.Random) -> UserStatement:
     statements = ("I am {age} years old.", "My age is {age}.")
     questions = ("How old am I?", "What is my age?", "Tell me my age.")
     statement, question, key = _choose_statement(rng, str(age), statements, questions, age=age)
-    return UserStatement(
-        statement, str(age), Turn(question, f"You are {age} years old.", key, f"The user_message is {age}.")
-    )
+    return UserStatement(statement, str(age), Turn(question, f"You are {age} years old.", key, f"The user is {age}."))
 
 
 def _state_home(rng: random.Random) -> UserStatement:
@@ -266,9 +262,7 @@ def _state_home(rng: random.Random) -> UserStatement:
     statements = ("I live in {city}.", "My home is {city}.")
     questions = ("Where do I live?", "Which city do I live in?", "Where is my home?")
     statement, question, key = _choose_statement(rng, city, statements, questions, city=city)
-    return UserStatement(
-        statement, city, Turn(question, f"You live in {city}.", key, f"The user_message lives in {city}.")
-    )
+    return UserStatement(statement, city, Turn(question, f"You live in {city}.", key, f"The user lives in {city}."))
 
 
 def memory_sample(source: SampleSource) -> Sample:
@@ -281,7 +275,7 @@ def memory_sample(source: SampleSource) -> Sample:
         if source.accepts_key(stated.turn.key):
             break
     if kind == "system":
-        messages = [system_message(f"The name of the user_message is {stated.value}.")]
+        messages = [system_message(f"The name of the user is {stated.value}.")]
     else:
         reply = f"Nice to meet you, {stated.value}!" if kind == "name" else "I will remember that."
         messages = [user_message(stated.statement), assistant_message(reply)]

@@ -64,8 +64,8 @@ def capital_question(rng: random.Random) -> Turn:
     question, key = choose_phrasing(rng, "capital", country, CAPITAL_PHRASINGS, country=country)
     if rng.random() < 0.25:
         question = question.lower()  # the most common question, often typed without capital letters
-    answer = f"The capital_question of {country} is {city}."
-    return Turn(question, answer, key, f"The user asks for the capital_question of {country}. It is {city}.", city)
+    answer = f"The capital of {country} is {city}."
+    return Turn(question, answer, key, f"The user asks for the capital of {country}. It is {city}.", city)
 
 
 def country_question(rng: random.Random) -> Turn:
@@ -82,8 +82,8 @@ def country_question(rng: random.Random) -> Turn:
         "Where is {city}?",
     )
     question, key = choose_phrasing(rng, "country", country, phrasings, city=city)
-    answer = f"{city} is the capital_question of {country}."
-    return Turn(question, answer, key, f"The user asks about {city}. It is the capital_question of {country}.", country)
+    answer = f"{city} is the capital of {country}."
+    return Turn(question, answer, key, f"The user asks about {city}. It is the capital of {country}.", country)
 
 
 def _addition_steps(a: int, b: int) -> str:
@@ -226,7 +226,7 @@ def colour_question(rng: random.Random) -> Turn:
         "{thing} has which colour?",
     )
     question, key = choose_phrasing(rng, "colour", thing, phrasings, thing=thing)
-    thought = f"The user asks for the colour_question of {thing}. It is {shade}."
+    thought = f"The user asks for the colour of {thing}. It is {shade}."
     return Turn(capital_first(question), f"{capital_first(thing)} is {shade}.", key, thought, shade)
 
 
@@ -316,7 +316,7 @@ def opposite_question(rng: random.Random) -> Turn:
         "Give me the opposite of {one}.",
     )
     question, key = choose_phrasing(rng, "opposite", one, phrasings, one=one)
-    return Turn(question, f"The opposite_question of {one} is {two}.", key, word=two)
+    return Turn(question, f"The opposite of {one} is {two}.", key, word=two)
 
 
 def spelling_question(rng: random.Random) -> Turn:
@@ -332,7 +332,7 @@ def spelling_question(rng: random.Random) -> Turn:
         "Spell it out: {word}",
     )
     question, key = choose_phrasing(rng, "spell", word, phrasings, word=word)
-    return Turn(question, "-".join(word), key, f"The letters_question of {word} one by one.")
+    return Turn(question, "-".join(word), key, f"The letters of {word} one by one.")
 
 
 def letters_question(rng: random.Random) -> Turn:
@@ -364,7 +364,7 @@ def letters_question(rng: random.Random) -> Turn:
     }[kind]
     question, key = choose_phrasing(rng, "letters", kind + word, phrasings, word=word)
     answer = {
-        "count": f"The word {word} has {len(word)} letters_question.",
+        "count": f"The word {word} has {len(word)} letters.",
         "first": f"The first letter of {word} is {word[0]}.",
         "last": f"The last letter of {word} is {word[-1]}.",
     }[kind]
@@ -440,7 +440,7 @@ def emoji_question(rng: random.Random) -> Turn:
         "Send me a {word} emoji.",
     )
     question, key = choose_phrasing(rng, "emoji", word, phrasings, word=word)
-    return Turn(question, f"Here is the {word} emoji_question: {sign}", key, word=sign)
+    return Turn(question, f"Here is the {word} emoji: {sign}", key, word=sign)
 
 
 def listing_question(rng: random.Random) -> Turn:
@@ -503,7 +503,7 @@ def unknown_question(rng: random.Random) -> Turn:
         question = _gibberish(rng)
     else:
         question = rng.choice(world.UNKNOWN_PATTERNS).format(*rng.sample(world.UNKNOWN_TOPICS, 2))
-    return Turn(question, world.UNKNOWN_ANSWER, f"unknown_question/{question}", "I do not know anything about this.")
+    return Turn(question, world.UNKNOWN_ANSWER, f"unknown/{question}", "I do not know anything about this.")
 
 
 def claim_question(rng: random.Random) -> Turn:
@@ -517,7 +517,7 @@ def claim_question(rng: random.Random) -> Turn:
             "Is it true that {claimed} is the capital of {entry}?",
             "True or false: {claimed} is the capital of {entry}.",
         )
-        statement = f"the capital_question of {entry} is {truth}"
+        statement = f"the capital of {entry} is {truth}"
     else:
         entry, truth = rng.choice(list(world.OBJECT_COLOURS.items()))
         claimed = truth if rng.random() < 0.5 else rng.choice(sorted(set(world.OBJECT_COLOURS.values())))
@@ -547,9 +547,7 @@ def repeat_question(rng: random.Random) -> Turn:
         "Say exactly: {words}",
         "Please repeat: {words}",
     )
-    return Turn(
-        rng.choice(phrasings).format(words=words), words, f"repeat_question/{words}", "I must repeat the words."
-    )
+    return Turn(rng.choice(phrasings).format(words=words), words, f"repeat/{words}", "I must repeat the words.")
 
 
 def json_person(rng: random.Random) -> Turn:
@@ -582,7 +580,7 @@ def json_capital(rng: random.Random) -> Turn:
     )
     question, key = choose_phrasing(rng, "jsoncapital", country, phrasings, country=country)
     answer = json.dumps({"country": country, "capital": city})
-    return Turn(question, answer, key, f"The capital_question of {country} is {city}.")
+    return Turn(question, answer, key, f"The capital of {country} is {city}.")
 
 
 def story_text(rng: random.Random, animal: str, name: str, long: bool) -> str:
@@ -618,7 +616,7 @@ def story_question(rng: random.Random) -> Turn:
     )
     question = rng.choice(phrasings).format(kind=kind, animal=animal, name=name)
     thought = f"A {kind} about a {animal} named {name}."
-    return Turn(question, story_text(rng, animal, name, long), f"story_question/{animal}/{name}", thought)
+    return Turn(question, story_text(rng, animal, name, long), f"story/{animal}/{name}", thought)
 
 
 # All questions with their weights: mixed conversations and the side questions of every task draw from them.

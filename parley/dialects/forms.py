@@ -43,9 +43,7 @@ def only_constraint(*wishes: Grammar | None) -> Grammar | None:
     present = [wish for wish in wishes if wish is not None]
     if len(present) > 1:
         first, second = present[0].field, present[1].field
-        raise Invalid(
-            f"'{second}' cannot be used together with '{first}': an answer has only_constraint form.", field=second
-        )
+        raise Invalid(f"'{second}' cannot be used together with '{first}': an answer has one form.", field=second)
     return present[0] if present else None
 
 
@@ -88,7 +86,7 @@ def read_structured_outputs(options: Fields) -> Grammar:
         problem = "none is given" if not present else "several are: " + ", ".join(present)
         raise options.member_error(
             present[0] if present else "json",
-            f"exactly only_constraint of {', '.join(CONSTRAINT_KINDS)} is needed, but {problem}.",
+            f"exactly one of {', '.join(CONSTRAINT_KINDS)} is needed, but {problem}.",
         )
     if no_whitespace and pattern is not None:
         raise options.member_error("whitespace_pattern", "cannot be used together with 'disable_any_whitespace'.")

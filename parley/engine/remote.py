@@ -191,4 +191,4 @@ def _describe_exit(exit_code: int | None) -> str:
             name = f"signal {-exit_code}"
         hint = ", perhaps for lack of memory" if name == "SIGKILL" else ""
         return f"was killed by {name}{hint}"
-    return f"ended with exit exit_code {exit_code}"
+    return f"ended with exit code {exit_code}"

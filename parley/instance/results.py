@@ -51,7 +51,7 @@ class ResultClient:
     def open_channel(self, request_id: str, recall_request: Callable[[], None] = lambda: None) -> ResultChannel:
         """Open a channel for a request. Raises InUse."""
         if request_id in self.channels:
-            raise InUse(f"Another request is running under the request_id {excerpt(request_id)}.")
+            raise InUse(f"Another request is running under the id {excerpt(request_id)}.")
         channel = self.channels[request_id] = ResultChannel(self, request_id, recall_request)
         channel.update_writable()
         return channel

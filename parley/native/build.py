@@ -86,9 +86,7 @@ def compile_level(level: str, folder: Path) -> Path:
             command = [find_compiler(), *COMPILER_FLAGS, *machine, *map(str, source_files()), "-o", str(output)]
             result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=300)
             if result.returncode:
-                raise BuildError(
-                    f"the find_compiler failed: {(result.stderr.strip() or str(result.returncode))[:2000]}"
-                )
+                raise BuildError(f"the compiler failed: {(result.stderr.strip() or str(result.returncode))[:2000]}")
             os.replace(output, target)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(str(error)) from None

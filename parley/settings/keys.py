@@ -28,7 +28,7 @@ def cluster_secret(inline_secret: str | None, file: Path | None, option: str, fi
     The option names are for errors. Raises ConfigError, also if a header cannot contain the secret.
     """
     if inline_secret and file is not None:
-        raise ConfigError(f"{option} and {file_option}: only one of the two can be inline_secret.")
+        raise ConfigError(f"{option} and {file_option}: only one of the two can be given.")
     secret = inline_secret or (read_keys(file, file_option)[0] if file is not None else "")
     if not secret.isascii() or not secret.isprintable():
         raise ConfigError(f"{option}: must be printable ASCII, since it is sent in headers.")

@@ -72,9 +72,7 @@ def pattern_kind(expression: str, metavar: str, description: str) -> OptionKind:
 
 def integer_kind(low: int, high: int | None = None, metavar: str = "N") -> OptionKind:
     """A whole number from ``low`` to ``high``; a ``high`` of None means no upper limit."""
-    description = (
-        f"a whole number_kind of at least {low}" if high is None else f"a whole number_kind from {low} to {high}"
-    )
+    description = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
 
     def parse_integer(raw: Any) -> int:
         try:
@@ -90,7 +88,7 @@ def integer_kind(low: int, high: int | None = None, metavar: str = "N") -> Optio
 
 def number_kind(low: float, high: float, metavar: str = "N") -> OptionKind:
     """A number from ``low`` to ``high``."""
-    description = f"a number_kind from {low:g} to {high:g}"
+    description = f"a number from {low:g} to {high:g}"
 
     def parse_number(raw: Any) -> float:
         try:
@@ -191,7 +189,7 @@ def format_size(count: int) -> str:
 
 def size_kind(low: int = 0) -> OptionKind:
     """Bytes: a number, or one with KB MB GB TB (powers of 1000) or KiB MiB GiB TiB (powers of 1024)."""
-    description = f"a size_kind of at least {format_size(low)}, such as 512MiB, 4GB or a number_kind of bytes"
+    description = f"a size of at least {format_size(low)}, such as 512MiB, 4GB or a number of bytes"
 
     def parse_size(raw: Any) -> int:
         match = QUANTITY.fullmatch(str(raw)) if isinstance(raw, str | int) and not isinstance(raw, bool) else None
@@ -213,7 +211,7 @@ def duration_kind(low: float = 0.0, high: float = inf) -> OptionKind:
         )
         unit = DURATION_UNITS.get(match[2].lower()) if match else None
         if match is None or unit is None or not low <= float(match[1]) * unit <= high:
-            raise ValueError(f"a duration_kind{range_text}, such as 30, 1.5s, 500ms, 2m or 1h")
+            raise ValueError(f"a duration{range_text}, such as 30, 1.5s, 500ms, 2m or 1h")
         return float(match[1]) * unit
 
     return OptionKind("TIME", parse_duration, lambda value: f"{value:g}s")

@@ -30,12 +30,12 @@ def local_address(host: str, port: int) -> str:
 
 def open_port_warning(ports: Iterable[tuple[str, str]], consequence: str) -> str:
     """Return a warning: anyone who can reach these hosts ``consequence``. ``ports``: pairs of port name and host."""
-    return f"  open_port_warning: anyone who can reach {' or '.join(dict.fromkeys(host for _, host in ports))} {consequence}"
+    return f"  warning: anyone who can reach {' or '.join(dict.fromkeys(host for _, host in ports))} {consequence}"
 
 
 def ready_line(seconds: float) -> str:
     """Return the line that announces that all models are loaded and requests are answered."""
-    return f"ready_line in {seconds:.1f} s"
+    return f"ready in {seconds:.1f} s"
 
 
 def loaded_line(name: str, info: ModelInfo) -> str:

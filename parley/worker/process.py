@@ -131,7 +131,7 @@ def _adapter_loader(runner: ModelRunner, thread: ThreadPoolExecutor, inbox: Engi
             result = "There is not enough memory for the adapter."
         except Exception as error:
             log.exception("an adapter could not be read")
-            result = f"The adapter could not be load_and_post: {type(error).__name__}."
+            result = f"The adapter could not be read: {type(error).__name__}."
         inbox.put(partial(done, result))
 
     def fetch_adapter(folder: str, done: Callable[[FetchedAdapter], None]) -> None:

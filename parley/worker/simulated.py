@@ -197,7 +197,7 @@ def run_simulated(settings: Settings, inbox: EngineInbox, send: SendMessage) -> 
     try:
         costs = read_costs(settings.costs)
     except (OSError, msgspec.MsgspecError) as error:
-        send(EngineFatal(f"The cost model {settings.costs} cannot be read_costs: {error}"))
+        send(EngineFatal(f"The cost model {settings.costs} cannot be read: {error}"))
         return
     delivered_inbox: EngineInbox = queue.SimpleQueue()
     threading.Thread(

@@ -168,13 +168,13 @@ def wait_ready(servers: list[subprocess.Popen[bytes]], port: int) -> list[subpro
     end = time.monotonic() + 90
     while all(server.poll() is None for server in servers) and time.monotonic() < end:
         try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/health/wait_ready", timeout=5)
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=5)
             return servers
         except (urllib.error.URLError, OSError):
             time.sleep(0.1)
     for server in servers:
         server.kill()
-    sys.exit(f"The server did not start_process; see the logs in {FOLDER}.")
+    sys.exit(f"The server did not start; see the logs in {FOLDER}.")
 
 
 def main() -> int:

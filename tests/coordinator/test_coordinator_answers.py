@@ -66,7 +66,7 @@ def stable_headers(answer: Answer) -> dict[str, str]:
 @pytest.mark.parametrize("roles", [("mixed",), ("prefill", "decode")])
 async def test_cluster_answers_every_route_like_one_server(live_cluster, serve, roles: tuple[str, ...]) -> None:
     cluster, server = await live_cluster(*roles, reply=scripted_reply), await serve(reply=scripted_reply)
-    rng = random.Random(f"generating_routes {roles}")
+    rng = random.Random(f"routes {roles}")
     for path, _ in generating_routes():
         for _ in range(40 if NIGHTLY else 1):
             await compare_to_one_server(server, cluster.front, path, random_body(path, rng))

@@ -111,7 +111,7 @@ class HandoverHarness(LoopHarness):
             return self.reservations.pop(key)
         is_complete = len(reservation.pages) + reservation.skip == len(tokens) // BLOCK_SIZE
         assert is_complete or (self.staging is not None and len(reservation.pages) <= len(self.memory))
-        event(f"is_complete: {is_complete}")
+        event(f"whole: {is_complete}")
         self.received_counts[key] = 0
         return reservation
 

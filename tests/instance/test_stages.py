@@ -44,7 +44,7 @@ NIGHTLY = bool(os.environ.get("PARLEY_NIGHTLY"))
 @pytest.mark.parametrize("same_server", [True, False])
 async def test_separated_stages_answer_every_route_like_one_server(alike, same_server: bool) -> None:
     single_server, pair = await alike(reply=scripted_reply, here=same_server)
-    rng = random.Random(f"generating_routes {same_server}")
+    rng = random.Random(f"routes {same_server}")
     for path, _ in generating_routes():
         for _ in range(40 if NIGHTLY else 1):
             await assert_same_answer(single_server, pair, path, random_body(path, rng))

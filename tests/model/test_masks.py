@@ -171,7 +171,7 @@ def test_draws_from_listed_tokens_equal_draws_with_a_mask(monkeypatch):
     sampling_options = ({"top_k": 40}, {"top_k": 2}, {"min_p": 0.1}, {"typical_p": 0.8}, {"temperature": 0.0})
     requests += [
         make_request(
-            f"option{number}",
+            f"way{number}",
             Grammar("json", PERSON),
             n=2,
             seed=number,

@@ -176,7 +176,7 @@ def test_kimi_k3_allows_empty_content_part_before_calls(allows, language):
     kimi = TextPipeline(language.tokenizer, language.template, markup=detect_markup("", "kimi_k3", "kimi_k3"))
     opening, closing = "<|open|>response<|sep|>", "<|close|>response<|sep|>"
     city = '<|open|>argument key="city" type="string"<|sep|>Rome<|close|>argument<|sep|>'
-    rome = f'<|open|>tools<|sep|><|open|>hermes_call tool="f" index="1"<|sep|>{city}<|close|>hermes_call<|sep|><|close|>tools<|sep|>'
+    rome = f'<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|>{city}<|close|>call<|sep|><|close|>tools<|sep|>'
     chat = chat_with_tools(function_tool("f"), function_tool("g"))
     forced = chat_with_tools(function_tool("f"), tool_choice="required")
     for lead in ("", opening + closing, closing):

@@ -224,7 +224,7 @@ class ManagementPort:
                     "level": "warning" if news == "restarted" else "error",
                     "source": "coordinator",
                     "time": time.time(),
-                    "detail": f"ClusterInstance {instance.id} ({instance.url}) {details[news]}{reason}.",
+                    "detail": f"Instance {instance.id} ({instance.url}) {details[news]}{reason}.",
                 }
             )
 

@@ -255,7 +255,7 @@ class InstanceHttpClient:
         except ConnectionRefusedError:
             raise InstanceUnreachable("Nothing listens there.", refused=True) from None
         except (OSError, UnicodeError) as error:  # UnicodeError: the name cannot be encoded for DNS
-            raise InstanceUnreachable(f"No connection could be connection: {type(error).__name__}.") from None
+            raise InstanceUnreachable(f"No connection could be made: {type(error).__name__}.") from None
         return connection
 
     def take_idle(self) -> HttpClientConnection | None:

@@ -51,7 +51,7 @@ def read_entities(config: Fields, models: Sequence[str]) -> tuple[dict[str, str]
     for item in config.objects(member, cap=MAX_SERVED):
         name, model, description = _read_entity(item, models)
         if name in model_by_name:
-            raise item.member_error("name", f'"{name}" is already the name of another model_by_name entity')
+            raise item.member_error("name", f'"{name}" is already the name of another served entity')
         model_by_name[name], stored[name] = model, description
     if not model_by_name:
         raise config.empty_member(member, "array")
@@ -105,9 +105,7 @@ def read_shares(config: Fields, model_by_name: dict[str, str]) -> list[EndpointS
         if name is None:
             raise route.missing_member("served_model_name")
         if name not in model_by_name:
-            raise route.member_error(
-                member, f'"{name}" is not one of the model_by_name read_entities: {", ".join(model_by_name)}'
-            )
+            raise route.member_error(member, f'"{name}" is not one of the served entities: {", ".join(model_by_name)}')
         if name in parts:
             raise route.member_error(member, f'"{name}" already has a route')
         parts[name] = _read_percentage(route)

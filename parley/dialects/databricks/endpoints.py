@@ -119,7 +119,7 @@ def empty_logs(body: bytes, context: RequestContext, facts: ServerFacts, created
     served_name = context.path_parts["served"]
     if served_name not in (share.name for share in endpoint.shares):
         raise NotFound(
-            f"Endpoint '{endpoint.name}' has no served_name entity '{served_name[:100]}'.",
+            f"Endpoint '{endpoint.name}' has no served entity '{served_name[:100]}'.",
             code="RESOURCE_DOES_NOT_EXIST",
         )
     return _json_answer({"logs": ""})

@@ -142,7 +142,7 @@ def mindie_error_answer(error: ParleyError, rules: MindieRules = DEFAULT_RULES) 
     """Return an error as a whole answer."""
     match error:
         case TooLarge():
-            text = f"Request body too large. Maximum allowed utf16_length is {rules.limit}MB."
+            text = f"Request body too large. Maximum allowed size is {rules.limit}MB."
             return Answer(413, encode_json({"message": text}))
         case ContextLength():
             return mindie_error_json(424, _context_length_message(error), "Generation Error")

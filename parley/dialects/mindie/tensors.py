@@ -83,7 +83,7 @@ def _read_token_tensor(tensor: Fields, rules: MindieRules) -> tuple[str, list[in
     if not isinstance(tensor_name, str):
         raise _member_missing_error(tensor, "name", "string")
     if len(tensor_name) > MAX_NAME:
-        raise tensor.member_error("name", f"The length of request_name set in inputs exceeds {MAX_NAME}.")
+        raise tensor.member_error("name", f"The length of name set in inputs exceeds {MAX_NAME}.")
     count = _element_count(tensor)
     datatype = tensor.raw_value("datatype")
     if not isinstance(datatype, str):
@@ -124,4 +124,4 @@ def _read_output_name(body: Fields) -> str:
 
 
 def _member_missing_error(tensor: Fields, member: str, type_name: str) -> BadRequest:
-    return tensor.member_error(member, f"Cannot find {member} in inputs or its type_name is not {type_name}")
+    return tensor.member_error(member, f"Cannot find {member} in inputs or its type is not {type_name}")

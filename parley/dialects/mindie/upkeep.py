@@ -242,9 +242,7 @@ def read_adapter_change(rules: MindieRules, load: bool, body: bytes, context: Re
         return _adapter_failure(
             rules, Invalid("lora_name and lora_path are wanted." if load else "lora_name is wanted.")
         )
-    success = Answer(
-        200, f"{'Load' if load else 'Unload'} lora read_adapter_change {name} success.".encode(), PLAIN_TEXT
-    )
+    success = Answer(200, f"{'Load' if load else 'Unload'} lora adapter {name} success.".encode(), PLAIN_TEXT)
     return LoadAdapter(
         name, path if load else None, success, model=model, render_failure=partial(_adapter_failure, rules)
     )

@@ -78,7 +78,7 @@ def read_response_format(body: Fields) -> Grammar | None:
     if not schema_object.has_value("schema"):
         raise schema_object.missing_member("schema")
     if schema_object.boolean("strict", False):
-        strict.check_strict_schema(schema, f"read_response_format '{name}'", "response_format")
+        strict.check_strict_schema(schema, f"response_format '{name}'", "response_format")
     return Grammar("json", schema)
 
 

@@ -113,7 +113,7 @@ def read_capped_choices(body: Fields, prompts: int, rules: ReadingRules = OPENAI
     name, per_prompt = ("n", counts.n) if counts.best_of is None else ("best_of", counts.best_of)
     if per_prompt * prompts > MAX_TOTAL_CHOICES:
         raise body.member_error(
-            name, f"{prompts} prompts times {name} = {per_prompt} is more than {MAX_TOTAL_CHOICES} read_capped_choices."
+            name, f"{prompts} prompts times {name} = {per_prompt} is more than {MAX_TOTAL_CHOICES} choices."
         )
     return counts
 

@@ -48,7 +48,7 @@ class TgiCompletionReply(openai.TgiOpenAIReply):
             )
         if len(texts) > rules.max_prompts:
             raise Invalid(
-                f"Number tgi_completion_reply prompts exceeds the maximum allowed batch size tgi_completion_reply {rules.max_prompts}",
+                f"Number of prompts exceeds the maximum allowed batch size of {rules.max_prompts}",
                 field="prompt",
                 code="batch size exceeded",
             )

@@ -234,7 +234,7 @@ def _check_grammar_value(kind: str, value: Any, rules: TgiRules) -> None:
         try:
             value = msgspec.json.decode(value)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise Invalid(f"read_tgi_grammar is not valid: {error}", field="grammar") from None
+            raise Invalid(f"grammar is not valid: {error}", field="grammar") from None
     if not isinstance(value, dict) or not is_shallow(value, MAX_DEPTH):
         raise Invalid("grammar is not supported", field="grammar")
     if rules.strict and "properties" not in value:

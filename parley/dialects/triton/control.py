@@ -152,7 +152,7 @@ def load_model_answer(body: bytes, context: RequestContext, facts: ServerFacts) 
     parameters = _read_load_parameters(body)
     name = context.path_parts["model"]
     if all(card.name != name for card in facts.cards):
-        raise Invalid(f"failed to load_model_answer {quote_name(name)}, failed to poll from model repository")
+        raise Invalid(f"failed to load {quote_name(name)}, failed to poll from model repository")
     if parameters:
         raise Unsupported(
             f"{quote_name(next(iter(parameters)))}: A model is not loaded with another configuration here."
@@ -202,7 +202,7 @@ def _unchangeable_settings(body: bytes, current: dict[str, Any]) -> Answer:
         if name not in current:
             raise Invalid(f"unknown setting {quote_name(name)}", field=name)
         if value is not None and value != current[name]:
-            raise Unsupported(f"'{name}' cannot be changed on this server_metadata.", field=name)
+            raise Unsupported(f"'{name}' cannot be changed on this server.", field=name)
     return _json_answer(current)
 
 

@@ -39,7 +39,7 @@ def wrong_type_error(kind: str, subject: str = "'data'", *, read_as: str = "") -
 
 def inputs_error(request_id: str, sentence: str) -> BadRequest:
     """Return an error about the inputs of the request with this id."""
-    return Invalid(f"[request request_id: {request_id[:256] or '<id_unknown>'}] {sentence}")
+    return Invalid(f"[request id: {request_id[:256] or '<id_unknown>'}] {sentence}")
 
 
 def quote_name(text: str) -> str:

@@ -120,7 +120,7 @@ def _json_size(headers: Mapping[bytes, bytes], length: int) -> int:
         return length
     shown = value.decode("latin-1")
     if not value.removeprefix(b"-").isdigit() or len(value) > 18:
-        raise Invalid(f"Unable to parse_document Inference-Header-Content-Length, got: {quote_name(shown)}")
+        raise Invalid(f"Unable to parse Inference-Header-Content-Length, got: {quote_name(shown)}")
     if not 0 <= int(value) <= length:
         raise Invalid(f"inference header size should be in range (0, {length}), got: {shown}")
     return int(value)
@@ -291,9 +291,7 @@ def _object_member(parent: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _array_member(parent: dict[str, Any], name: str, *, required: bool) -> list[dict[str, Any]]:
     if required and name not in parent:
-        raise UnreadableInput(
-            f"Unable to parse_document '{name}': attempt to access non-existing object member '{name}'"
-        )
+        raise UnreadableInput(f"Unable to parse '{name}': attempt to access non-existing object member '{name}'")
     value = parent.get(name, [])
     if not isinstance(value, list):
         raise wrong_type_error("array", f"'{name}'")
@@ -304,9 +302,7 @@ def _array_member(parent: dict[str, Any], name: str, *, required: bool) -> list[
 
 def _string_member(parent: dict[str, Any], name: str) -> str:
     if name not in parent:
-        raise UnreadableInput(
-            f"Unable to parse_document '{name}': attempt to access non-existing object member '{name}'"
-        )
+        raise UnreadableInput(f"Unable to parse '{name}': attempt to access non-existing object member '{name}'")
     value = parent[name]
     if not isinstance(value, str):
         raise wrong_type_error("string", f"'{name}'")

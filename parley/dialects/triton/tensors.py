@@ -134,7 +134,7 @@ def _texts_from_bytes(name: str, count: int, data: memoryview, model: str) -> li
         try:
             texts.append(str(data[position : position + size], "utf-8"))
         except UnicodeDecodeError as error:
-            raise Invalid(f"input {quote_name(name)} is not UTF-8 text (position byte {error.start})") from None
+            raise Invalid(f"input {quote_name(name)} is not UTF-8 text (at byte {error.start})") from None
         position += size
     if position != len(data):
         raise Invalid(

@@ -100,7 +100,7 @@ def _generation_faults(body: Fields, context: RequestContext, limit_member: str,
         and body.number("temperature", 1.0, 0, 2) < GREEDY_TEMPERATURE
         and not body.boolean("use_beam_search", False)
     ):
-        yield Invalid(f"n must be 1 when using greedy search_sampling, got {n}.")
+        yield Invalid(f"n must be 1 when using greedy sampling, got {n}.")
     max_tokens = body.integer(limit_member, None, least, MAX_TOKENS)
     if max_tokens is not None and context.context_length and max_tokens > context.context_length:
         sentence = f"{limit_member}={max_tokens} cannot be greater than max_model_len={context.context_length}."

@@ -185,7 +185,7 @@ class KVPeer:
         refuse."""
         mapped_arena = self._arenas.get(hello.name)
         if mapped_arena is None:
-            raise OfferUnusable(f"The receiver has refusal pages of a model {hello.name}.")
+            raise OfferUnusable(f"The receiver has no pages of a model {hello.name}.")
         mismatch = layout_difference(hello.layout, mapped_arena.arena.layout, hello.sizes, mapped_arena.sizes)
         if mismatch:
             raise OfferUnusable(f"Pages of {hello.name} differ at sender and receiver: {mismatch}.")

@@ -142,7 +142,7 @@ class KVReceiver:
                     part, _, own_pages = self._unread.popleft()
                     self._report_read(part, len(own_pages), 0 if self._link.checksum else None)
         except (LinkLost, OSError) as error:
-            self._link.fail_link(f"PagesFrame of {self._link.name} cannot be read: {error}")
+            self._link.fail_link(f"Pages of {self._link.name} cannot be read: {error}")
         finally:
             self._fetch_task = None
             if self._state == "over":

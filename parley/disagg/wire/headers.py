@@ -110,11 +110,9 @@ def parse_prefill_command(
     request_id = header_values[b"req-id"]
     if not (WORD_CHARACTERS if native else HEX_DIGITS).fullmatch(request_id):
         allowed = "of [0-9, a-z, A-Z, _, -]" if native else "hex char [0-9, a-f, A-F]"
-        raise OrderRefused(
-            400, f"Invalid req-request_id, the character of req-request_id should be {allowed}, but got {request_id}"
-        )
+        raise OrderRefused(400, f"Invalid req-id, the character of req-id should be {allowed}, but got {request_id}")
     if len(request_id) > MAX_REQUEST_ID_LENGTH:
-        raise OrderRefused(400, f"The length of req-request_id cannot exceed {MAX_REQUEST_ID_LENGTH}")
+        raise OrderRefused(400, f"The length of req-id cannot exceed {MAX_REQUEST_ID_LENGTH}")
     if header_values[b"req-type"] != "prefill":
         raise OrderRefused(400, f"Parameter req-type must be prefill but got {header_values[b'req-type']}")
     if target is None:

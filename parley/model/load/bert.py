@@ -260,7 +260,7 @@ def load_encoder(
     )
     error = encoder_deviation(encoder, checkpoint, weights.names)
     if not error <= ENCODER_TOLERANCE[dtype]:
-        raise LoadError(f"The encoder failed its numeric check (error by {error:.2g}) and is not used.")
+        raise LoadError(f"The encoder failed its numeric check (off by {error:.2g}) and is not used.")
     return encoder
 
 

@@ -75,9 +75,7 @@ def _load_encoder(
     dtype = torch.float32
     size, free_bytes = checkpoint.parameter_count * dtype.itemsize, free_memory(device)
     if size > free_bytes:
-        raise LoadError(
-            f"The weights take {size >> 20} MiB, but only {free_bytes >> 20} MiB of memory are free_memory."
-        )
+        raise LoadError(f"The weights take {size >> 20} MiB, but only {free_bytes >> 20} MiB of memory are free.")
     with guard_allocation("the model's weights"):
         encoder = load_encoder(
             checkpoint, config, dtype, device, lambda done: progress("loading the weights", 0.05 + 0.85 * done)
@@ -85,7 +83,7 @@ def _load_encoder(
         longest = encoder.config.max_length
         length = settings.max_model_len or min(longest, recipe.max_text_tokens or longest)
         if length > longest:
-            raise LoadError(f"max_model_len is {length}, but the model was made for at longest {longest} tokens.")
+            raise LoadError(f"max_model_len is {length}, but the model was made for at most {longest} tokens.")
         reader = EncoderRunner(encoder, recipe, max_model_len=length)
         progress("warming up", 0.96)
         reader.warm_up()
@@ -125,7 +123,7 @@ def _load_decoder(
     if quantization and not settings.lowering:
         raise LoadError("Quantised weights run on the fused decoder only, and lowering is off.")
     if quantization and device.type != "cpu":
-        raise LoadError(f"Quantised report_weights run on the CPU only, and the device is {device}.")
+        raise LoadError(f"Quantised weights run on the CPU only, and the device is {device}.")
     if settings.threads:
         torch.set_num_threads(settings.threads)
     length = _context_length(config, settings.max_model_len)
@@ -223,9 +221,7 @@ def _load_network(
         checkpoint.add_prefix("model.")  # a body saved without its head, as embedding models are
     size, free_bytes = quantization.least_bytes(checkpoint, dtype), free_memory(device)
     if size > free_bytes:
-        raise LoadError(
-            f"The weights take {size >> 20} MiB, but only {free_bytes >> 20} MiB of memory are free_memory."
-        )
+        raise LoadError(f"The weights take {size >> 20} MiB, but only {free_bytes >> 20} MiB of memory are free.")
     with guard_allocation("the model's weights"):
         if settings.lowering:
             packed_cache = None

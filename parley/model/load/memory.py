@@ -38,13 +38,13 @@ def kv_page_count(page_bytes: int, device: torch.device, length: int, settings: 
         blocks = min(useful, settings.kv_memory // page_bytes)
         if blocks < 1:
             raise LoadError(
-                f"kv_memory is {settings.kv_memory} bytes, but one page_bytes of the KV cache takes {page_bytes}."
+                f"kv_memory is {settings.kv_memory} bytes, but one page of the KV cache takes {page_bytes}."
             )
         return blocks
     free_bytes = max(0, free_memory(device) - settings.set_aside)
     blocks = min(useful, int(free_bytes * KV_MEMORY_SHARE * settings.kv_share) // page_bytes)
     if blocks < 1:
-        raise LoadError(f"Only {free_bytes >> 20} MiB of memory are free_memory, too little for a KV cache.")
+        raise LoadError(f"Only {free_bytes >> 20} MiB of memory are free, too little for a KV cache.")
     return blocks
 
 
@@ -53,9 +53,7 @@ def staging_page_count(page_bytes: int, settings: Settings) -> int:
     if settings.staging is None:
         return max(1, free_memory(torch.device("cpu")) // STAGING_DIVISOR // page_bytes)
     if settings.staging < page_bytes:
-        raise LoadError(
-            f"kv_staging is {settings.staging} bytes, but one page_bytes of the KV cache takes {page_bytes}."
-        )
+        raise LoadError(f"kv_staging is {settings.staging} bytes, but one page of the KV cache takes {page_bytes}.")
     return settings.staging // page_bytes
 
 

@@ -203,7 +203,7 @@ def load_transformers(
         raise LoadError(f"A {config.model_type} model does not run on packed batches: {_one_line(error)}") from error
     if not relative_error <= DECODER_TOLERANCE[dtype]:
         raise LoadError(
-            f"A {config.model_type} model gives different results over pages (relative_error by {relative_error:.2g}); "
+            f"A {config.model_type} model gives different results over pages (off by {relative_error:.2g}); "
             "it may keep state other than keys and values, and is not served."
         )
     progress(1.0)

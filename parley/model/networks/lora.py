@@ -75,7 +75,7 @@ def read_adapter(
     path = folder / WEIGHTS_FILE
     if not path.is_file():
         if any((folder / name).exists() for name in PICKLE_FILES):
-            raise LoadError(f"{folder.name} has weights in a pickle file only, which is never read_adapter; save it anew with "
+            raise LoadError(f"{folder.name} has weights in a pickle file only, which is never read; save it anew with "
                             "safe_serialization=True.")  # fmt: skip
         raise LoadError(f"{folder.name} has no {WEIGHTS_FILE}.")
     largest = MAX_HEADER_BYTES + 8 * max_rank * sum(site.into + site.out for site in linears.values())
@@ -110,7 +110,7 @@ def _read_adapter_config(path: Path) -> tuple[bytes, dict[str, Any]]:
     except FileNotFoundError:
         raise LoadError(f"{path.parent.name} has no {CONFIG_FILE}, so it is not a PEFT adapter folder.") from None
     except OSError as error:
-        raise LoadError(f"{CONFIG_FILE} cannot be read_adapter: {error.strerror}.") from None
+        raise LoadError(f"{CONFIG_FILE} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError):
         raise LoadError(f"{CONFIG_FILE} is not valid JSON.") from None
     if not isinstance(config, dict):

@@ -72,9 +72,7 @@ def read_pooling_recipe(folder: Path) -> PoolingRecipe | None:
     modules = _read_json_value(folder / "modules.json", list)
     kinds = [str(module.get("type", "")).rpartition(".")[2] for module in modules if isinstance(module, dict)]
     if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]):
-        raise LoadError(
-            f"modules.json lists {', '.join(kinds)}; only Transformer, PoolingOptions, Normalize can be served."
-        )
+        raise LoadError(f"modules.json lists {', '.join(kinds)}; only Transformer, Pooling, Normalize can be served.")
     settings = _read_json_value(folder / str(modules[1].get("path", "")) / "config.json", dict)
     modes = settings.get("pooling_mode")
     if modes is None:

@@ -100,7 +100,7 @@ class ArgumentRules:
                 self._define_any_rule()
                 return self.add_rule('(KEY ":" any ("," KEY ":" any)*)?')
             self._define_key_rule()
-            argument = self.add_rule(f'KEY_RULE "=" {self.json_rule({})}')
+            argument = self.add_rule(f'KEY "=" {self.json_rule({})}')
             return self.add_rule(f'({argument} (", " {argument})*)?')
         return self._separated_row(
             [
@@ -178,7 +178,7 @@ class ArgumentRules:
         if schema_type == "object":
             value = self.loose_rule(schema.get("additionalProperties"), depth + 1)
             self._define_key_rule()
-            return self.add_rule(f'"{{" (KEY_RULE ":" {value} ("," KEY_RULE ":" {value})*)? "}}"')
+            return self.add_rule(f'"{{" (KEY ":" {value} ("," KEY ":" {value})*)? "}}"')
         return self._define_any_rule()
 
     def element_rule(self, key: str, schema: Any, depth: int) -> str:
@@ -229,9 +229,7 @@ class ArgumentRules:
             value = self._rule_once(
                 self._element_content, schema.get("additionalProperties") if follow_schema else None, depth + 1
             )
-            free = (
-                f"{self.write_text(form.key_marks[0])} KEY_RULE {self.write_text(form.key_marks[1])} {value} KEY_RULE"
-            )
+            free = f"{self.write_text(form.key_marks[0])} KEY {self.write_text(form.key_marks[1])} {value} KEY"
             return self.add_rule(f"({free} {self.write_text(form.key_marks[1])})*")
         needed = value_rules.required_properties(schema)
         parts = [
@@ -280,14 +278,10 @@ class ArgumentRules:
         form = self.form
         self._define_key_rule()
         if form.type_required:
-            return self.add_rule(
-                " | ".join(self._typed_arguments(f"{self.write_text(form.key_marks[0])} KEY_RULE", {}))
-            )
+            return self.add_rule(" | ".join(self._typed_arguments(f"{self.write_text(form.key_marks[0])} KEY", {})))
         before, after = form.value_marks
         attribute = ' string="false">' if form.marks_strings else ""
-        start = (
-            f"{self.write_text(form.key_marks[0])} KEY_RULE {self.write_text(form.key_marks[1] + attribute + before)}"
-        )
+        start = f"{self.write_text(form.key_marks[0])} KEY {self.write_text(form.key_marks[1] + attribute + before)}"
         return self.add_rule(f"{start} {self.json_rule({})} {self.write_text(after)}")
 
     def _separated_row(self, parts: list[tuple[bool, str]], comma: str) -> str:

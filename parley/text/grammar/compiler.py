@@ -154,12 +154,8 @@ class GrammarCompiler:
             reasoning = f"THOUGHT {closing}"
         else:
             reasoning = "thought"
-            lines.append(f"reasoning[lazy]: THOUGHT {closing}")
-        lines.append(
-            f"start: {reasoning} GAP @first_grammar"
-            if starts_inside
-            else f"start: ({opening} {reasoning} GAP)? @first_grammar"
-        )
+            lines.append(f"thought[lazy]: THOUGHT {closing}")
+        lines.append(f"start: {reasoning} GAP @form" if starts_inside else f"start: ({opening} {reasoning} GAP)? @form")
         first_grammar, *other_grammars = json.loads(compiled)["grammars"]
         start_grammar = {"name": "answer", "lark_grammar": "\n".join(lines)}
         return json.dumps({"grammars": [start_grammar, first_grammar | {"name": "form"}, *other_grammars]})
@@ -233,7 +229,7 @@ class GrammarCompiler:
 
     def _write_tags(self, grammar: Grammar, called: list[dict[str, Any]]) -> str:
         def add_part(inner: Grammar, ends: list[str]) -> str:
-            called.append({"name": f"add_part{len(called)}"} | self._write_part(inner, called, ends))
+            called.append({"name": f"part{len(called)}"} | self._write_part(inner, called, ends))
             return str(called[-1]["name"])
 
         def prepare_schema(value: Any) -> dict[str, Any]:

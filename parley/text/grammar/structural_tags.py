@@ -56,7 +56,7 @@ class TagWriter:
             add_part,
             find_token_id,
         )
-        self._lines = [f"ANY_TEXT_TERMINAL: {ANY_TEXT_TERMINAL}"]
+        self._lines = [f"TEXT: {ANY_TEXT_TERMINAL}"]
 
     def write_tag_grammar(self, piece: StructuralPiece) -> str:
         """Return the whole grammar. Raises GrammarRefused."""
