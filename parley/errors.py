@@ -25,8 +25,8 @@ ParleyError                      500
 ├── Overloaded                   429  the queue is full; ``retry_after`` seconds
 ├── NotReady                     503  loading, draining or restarting; ``retry_after`` seconds
 │   └── Stopping                 503  it will not become ready again
-âââ OrderRefused                  a coordinator or controller asked for something that this instance does not do
-âââ Expired                  504/408  the time limit named by ``limit`` has passed (408: the client's)
+├── OrderRefused                  a coordinator or controller asked for something that this instance does not do
+├── Expired                  504/408  the time limit named by ``limit`` has passed (408: the client's)
 └── EngineError                  500  the engine failed this request
     └── EngineDied               503  the engine process is gone
 
