@@ -230,7 +230,8 @@ async def measure_coordinator(requests: int, streams: int, crowd: int, rounds: i
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "c.toml"
         config.write_text(
-            f"management_port = {free_port()}\nmetrics_port = {free_port()}\nstatus_port = {free_port()}\nmax_requests = 90000\n"
+            f"management_port = {free_port()}\nmetrics_port = {free_port()}\nstatus_port = "
+            f"{free_port()}\nmax_requests = 90000\n"
             f'single_node_max_requests = 90000\n[[instances]]\nurl = "http://127.0.0.1:{instance}"\n'
         )
         me, quiet = [sys.executable, __file__], {"stdout": subprocess.DEVNULL}
@@ -293,7 +294,8 @@ def main() -> None:
     print(f"medians of {given.rounds}")
     for name in ("coordinator", "proxy"):
         print(
-            f"  {name:<12} {figures[f'{name}_request_us']:7.1f} per request  {figures[f'{name}_frame_us']:6.2f} per token"
+            f"  {name:<12} {figures[f'{name}_request_us']:7.1f} per request  "
+            f"{figures[f'{name}_frame_us']:6.2f} per token"
         )
     for what in ("request", "frame"):
         print(f"  ratio per {what}: {figures[f'coordinator_{what}_us'] / figures[f'proxy_{what}_us']:.2f}")

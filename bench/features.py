@@ -380,7 +380,10 @@ def measure_features(bench: FeatureBench, compiler: GrammarCompiler, options: ar
     for row in table_rows(bench, compiler, options):
         print(json.dumps(row, ensure_ascii=False), file=sys.stderr, flush=True)
         made.append(row)
-    text = f"More time per step than a plain one of the 0.5B shape, {options.threads} threads.\n\n{markdown_table(head, made)}\n"
+    text = (
+        f"More time per step than a plain one of the 0.5B shape, {options.threads} "
+        f"threads.\n\n{markdown_table(head, made)}\n"
+    )
     print(text)
     if not options.only:
         ROOT.mkdir(exist_ok=True)

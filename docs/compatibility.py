@@ -1,4 +1,4 @@
-"""Writes docs/compatibility.md and TGI's OpenAPI document from what the readers ask for: ``make docs``."""
+"""Writes docs/compatibility.md, a page for each API, and TGI's OpenAPI document from the readers: ``make docs``."""
 
 from __future__ import annotations
 
@@ -21,74 +21,94 @@ from parley.dialects.dialect import Dialect
 from parley.dialects.mounts import SURFACES
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "compatibility.md"
+INDEX_PAGE = ROOT / "docs" / "compatibility.md"
+API_PAGES = ROOT / "docs" / "compatibility"
 OPENAPI = ROOT / "parley" / "dialects" / "tgi" / "openapi.json"
 INTRODUCTION = """\
-# What each API takes
+# Members of each API
 
 <!-- Made by docs/compatibility.py from the readers of parley/dialects; change it there. -->
 
-Every route, and every member of a body that the route reads; members that are not here are ignored, as in the
-originals. `/` is the surface that all APIs share, where originals' refusals that only stand in a client's way are
-lifted; the other columns are the prefixes below which an API is as strict as its original, or as one of its versions.
+One page for each API lists its routes and every member that a route reads in a body. Other members are ignored, as the
+originals do. In the tables of these pages, the column `/` is the surface that all APIs share: it lifts refusals that
+only get in a client's way. The other columns are prefixes: there, an API is as strict as its original, or as one
+version of it.
 
-* **yes**: taken. **in part**: some values are refused by name, for what they need is not there yet.
-* **refused**: read and checked in full, and refused by name until the feature is there.
-* **not alone**: no value makes a good body by itself: it needs other members, or the original refuses it.
+"""
+LEGEND = """
+* **yes**: taken.
+* **in part**: some values are refused with the member's name, because parley does not have their feature yet.
+* **refused**: read and checked in full, then refused with the member's name until the feature is there.
+* **not alone**: every body with only this member added is refused: the member needs others, or the original refuses it.
 * **-**: not read.
 
-*Tested by* names one of the tests that send the member, or say what becomes of it.
+*Tested by* names one of the tests that send the member or check how it is refused.
+"""
+API_INTRODUCTION = """\
+# {title}: routes and members
+
+<!-- Made by docs/compatibility.py from the readers of parley/dialects; change it there. -->
+
+[All APIs, and the meaning of the words in these tables](../compatibility.md).
+
 """
 
 
 def apis() -> dict[str, list[tuple[str, Dialect]]]:
-    """Each API with its surfaces, the shared one first; versions belong to their API."""
-    found: dict[str, list[tuple[str, Dialect]]] = {}
-    for surface in sorted(SURFACES, key=lambda each: bool(each.prefix)):
-        name = re.sub(r"-[\d.]+$", "", surface.dialect.name)
-        columns = found.setdefault(name, [])
+    """Return each API with its surfaces, the shared one first. A version of an API belongs to that API."""
+    surfaces_by_api: dict[str, list[tuple[str, Dialect]]] = {}
+    for surface in sorted(SURFACES, key=lambda surface: bool(surface.prefix)):
+        api = re.sub(r"-[\d.]+$", "", surface.dialect.name)
+        columns = surfaces_by_api.setdefault(api, [])
         if not any(surface.dialect is dialect for _, dialect in columns):
             columns.append((surface.prefix or "/", surface.dialect))
-    return found
+    return surfaces_by_api
 
 
 Surveyed = dict[tuple[str, str], Members]
 
 
-def groups(surveys: dict[str, Surveyed]) -> Iterator[tuple[list[tuple[str, str]], list[str]]]:
-    """Routes that have the same members in the same state everywhere, and the paths of these members."""
-    made: dict[str, tuple[list[tuple[str, str]], list[str]]] = {}
-    for key in dict.fromkeys(key for surveyed in surveys.values() for key in surveyed):
-        told = {column: surveyed.get(key) for column, surveyed in surveys.items()}
-        paths = list(dict.fromkeys(path for members in told.values() for path in members or ()))
-        signature = repr([(path, [state(members, path) for members in told.values()]) for path in paths])
-        made.setdefault(signature if paths else repr(key), ([], paths))[0].append(key)
-    yield from made.values()
+@cache
+def surveys(api: str) -> dict[str, Surveyed]:
+    """Return the members of every route of an API, by prefix."""
+    return {prefix: survey(dialect) for prefix, dialect in apis()[api]}
+
+
+def groups(by_prefix: dict[str, Surveyed]) -> Iterator[tuple[list[tuple[str, str]], list[str]]]:
+    """Yield routes whose members have the same states at all prefixes, with the paths of these members."""
+    by_signature: dict[str, tuple[list[tuple[str, str]], list[str]]] = {}
+    for route in dict.fromkeys(route for surveyed in by_prefix.values() for route in surveyed):
+        columns = [surveyed.get(route) for surveyed in by_prefix.values()]
+        paths = list(dict.fromkeys(path for members in columns for path in members or ()))
+        signature = repr([(path, [state(members, path) for members in columns]) for path in paths])
+        by_signature.setdefault(signature if paths else repr(route), ([], paths))[0].append(route)
+    yield from by_signature.values()
 
 
 def state(members: Members | None, path: str) -> str:
+    """Return the state of a member in one column."""
     return members[path].state if members and path in members else "-"
 
 
 @cache
 def tests(api: str) -> list[tuple[str, str]]:
-    """Names of the tests of an API and their sources, those of the dialect first."""
-    found = []
+    """Return the names of an API's tests and their sources, the tests of the dialect first."""
+    sources = []
     for file in sorted(ROOT.glob(f"tests/dialects/test_{api}*.py")) + sorted(ROOT.glob(f"tests/apis/test_{api}*.py")):
         text = file.read_text("utf-8")
         lines, nodes = text.splitlines(), ast.parse(text).body
         tables = dict(_tables(text, nodes))
         for node in nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
-                first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+                first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
                 source = "\n".join(lines[first - 1 : node.end_lineno])
-                used = [table for name, table in tables.items() if re.search(rf"\b{name}\b", source)]
-                found.append((f"{file.stem}.{node.name}", "\n".join([source, *used])))
-    return found
+                used_tables = [table for name, table in tables.items() if re.search(rf"\b{name}\b", source)]
+                sources.append((f"{file.stem}.{node.name}", "\n".join([source, *used_tables])))
+    return sources
 
 
 def _tables(text: str, nodes: list[ast.stmt]) -> Iterator[tuple[str, str]]:
-    """A module's tables, whose names are in capitals, with their sources."""
+    """Yield a module's constants, whose names are in capitals, with their sources."""
     for node in nodes:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         if isinstance(target, ast.Name) and target.id.isupper():
@@ -96,51 +116,71 @@ def _tables(text: str, nodes: list[ast.stmt]) -> Iterator[tuple[str, str]]:
 
 
 def tested(api: str, path: str) -> str:
-    """The shortest test that speaks of a member; none: empty."""
+    """Return the first test that names a member, or "" if no test does."""
     leaf = path.rpartition(".")[2].removesuffix("[]")
-    speaks = re.compile(rf"[\"\']{leaf}[\"\']|\b{leaf}=")
-    for name in (api, "openai"):  # whose reader of messages others use
-        speaking = [test for test, source in tests(name) if speaks.search(source)]
-        if speaking:
-            return speaking[0]
+    mention = re.compile(rf"[\"\']{leaf}[\"\']|\b{leaf}=")
+    for name in (api, "openai"):  # other APIs use OpenAI's reader of messages
+        for test, source in tests(name):
+            if mention.search(source):
+                return test
     return ""
 
 
-def section(api: str, columns: list[tuple[str, Dialect]]) -> str:
-    """One API: its routes, and the members of those that have any."""
-    surveys = {prefix: survey(dialect) for prefix, dialect in columns}
-    lines = [f"## {columns[0][1].title}", ""]
-    bare = []
-    for keys, paths in groups(surveys):
-        if not paths:
-            bare += keys
-            continue
-        named = ", ".join(f"`{method} {path}`" for method, path in keys)
-        lines += [f"### {named}", ""]
-        lines += [f"| Member | Type | {' | '.join(f'`{prefix}`' for prefix in surveys)} | Tested by |"]
-        lines += ["|---|---|" + "---|" * len(surveys) + "---|"]
-        for path in paths:
-            told = [surveyed.get(keys[0]) for surveyed in surveys.values()]
-            member = next(members[path] for members in told if members and path in members)
-            states = " | ".join(state(members, path) for members in told)
-            lines.append(f"| `{path}` | {kind(member)} | {states} | {tested(api, path)} |")
-        lines.append("")
-    if bare:
-        where = [", ".join(prefix for prefix, surveyed in surveys.items() if key in surveyed) for key in bare]
-        lines += ["### Routes without members", "", "| Route | On |", "|---|---|"]
-        lines += [f"| `{method} {path}` | {on} |" for (method, path), on in zip(bare, where, strict=True)]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def kind(member: Member) -> str:
+def describe_type(member: Member) -> str:
+    """Return the type of a member with its range or its allowed values."""
     listed = ", ".join(f"`{name}`" for name in member.allowed)
     return f"{member.type} {member.range}".strip() + (f": {listed}" if listed else "")
 
 
-def page() -> str:
-    """The whole page."""
-    return INTRODUCTION + "\n" + "\n".join(section(api, columns) for api, columns in apis().items())
+def api_page(api: str) -> str:
+    """Return the page of one API: a table of members for each group of routes, then the routes without members."""
+    by_prefix = surveys(api)
+    lines = []
+    bare_routes = []
+    for routes, paths in groups(by_prefix):
+        if not paths:
+            bare_routes += routes
+            continue
+        lines += ["## " + ", ".join(f"`{method} {path}`" for method, path in routes), ""]
+        lines += [f"| Member | Type | {' | '.join(f'`{prefix}`' for prefix in by_prefix)} | Tested by |"]
+        lines += ["|---|---|" + "---|" * len(by_prefix) + "---|"]
+        columns = [surveyed.get(routes[0]) for surveyed in by_prefix.values()]
+        for path in paths:
+            member = next(members[path] for members in columns if members and path in members)
+            states = " | ".join(state(members, path) for members in columns)
+            lines.append(f"| `{path}` | {describe_type(member)} | {states} | {tested(api, path)} |")
+        lines.append("")
+    if bare_routes:
+        lines += ["## Routes without members", "", "| Route | On |", "|---|---|"]
+        for route in bare_routes:
+            prefixes = ", ".join(f"`{prefix}`" for prefix, surveyed in by_prefix.items() if route in surveyed)
+            lines.append(f"| `{route[0]} {route[1]}` | {prefixes} |")
+        lines.append("")
+    return API_INTRODUCTION.format(title=_title(api)) + "\n".join(lines).rstrip("\n") + "\n"
+
+
+def index_page() -> str:
+    """Return the page that lists the APIs and explains the words of their tables."""
+    lines = ["| API | Page | Prefixes | Routes | Members |", "|---|---|---|---|---|"]
+    for api in apis():
+        by_prefix = surveys(api)
+        routes = {route for surveyed in by_prefix.values() for route in surveyed}
+        members = {
+            path for surveyed in by_prefix.values() for route_members in surveyed.values() for path in route_members
+        }
+        prefixes = ", ".join(f"`{prefix}`" for prefix in by_prefix)
+        page = f"{API_PAGES.name}/{api}.md"
+        lines.append(f"| {_title(api)} | [{page}]({page}) | {prefixes} | {len(routes)} | {len(members)} |")
+    return INTRODUCTION + "\n".join(lines) + "\n" + LEGEND
+
+
+def pages() -> dict[Path, str]:
+    """Return the text of every page, by file."""
+    return {INDEX_PAGE: index_page()} | {API_PAGES / f"{api}.md": api_page(api) for api in apis()}
+
+
+def _title(api: str) -> str:
+    return apis()[api][0][1].title
 
 
 SCHEMAS: dict[str, Any] = {
@@ -148,41 +188,47 @@ SCHEMAS: dict[str, Any] = {
     "integers": {"type": "array", "items": {"type": "integer"}},
     "array": {"type": "array", "items": {}},
     "objects": {"type": "array", "items": {"type": "object"}},
-    "free": {"type": "object"},
-    "weights": {"type": "object"},
-    "raw": {},
+    "free_object": {"type": "object"},
+    "token_weights": {"type": "object"},
+    "raw_value": {},
 }
 
 
 def schema(members: Members) -> dict[str, Any]:
-    """A body as a JSON schema."""
-    whole: dict[str, Any] = {"type": "object", "properties": {}}
+    """Return the JSON schema of a body with these members."""
+    body_schema: dict[str, Any] = {"type": "object", "properties": {}}
     for path, member in members.items():
-        place = whole
+        parent_schema = body_schema
         *parents, name = path.split(".")
         for parent in parents:
-            place = place.setdefault("properties", {}).setdefault(parent.removesuffix("[]"), {"type": "object"})
-            place = place.setdefault("items", {"type": "object"}) if parent.endswith("[]") else place
-        own: dict[str, Any] = deepcopy(SCHEMAS.get(member.how, {"type": member.how}))
-        own |= {key: int(v) for key, v in (("minimum", member.low), ("maximum", member.high))
-                if v is not None and member.how == "integer"}  # fmt: skip
+            properties = parent_schema.setdefault("properties", {})
+            parent_schema = properties.setdefault(parent.removesuffix("[]"), {"type": "object"})
+            if parent.endswith("[]"):
+                parent_schema = parent_schema.setdefault("items", {"type": "object"})
+        member_schema: dict[str, Any] = deepcopy(SCHEMAS.get(member.method, {"type": member.method}))
+        member_schema |= {key: int(bound) for key, bound in (("minimum", member.low), ("maximum", member.high))
+                          if bound is not None and member.method == "integer"}  # fmt: skip
         if member.allowed:
-            own["enum"] = list(member.allowed)
-        place.setdefault("properties", {}).setdefault(name, {}).update(own)
-    return whole
+            member_schema["enum"] = list(member.allowed)
+        parent_schema.setdefault("properties", {}).setdefault(name, {}).update(member_schema)
+    return body_schema
 
 
 def openapi() -> str:
-    """The OpenAPI document of TGI's routes."""
+    """Return the OpenAPI document of TGI's routes."""
     paths: dict[str, Any] = {}
     for (method, path), members in survey(tgi.STRICT).items():
-        operation: dict[str, Any] = {"responses": {"200": {"description": "What was asked for."}}}
+        operation: dict[str, Any] = {"responses": {"200": {"description": "The answer."}}}
         if members:
             content = {"application/json": {"schema": schema(members)}}
             operation["requestBody"] = {"content": content, "required": True}
             operation["responses"] |= {
                 str(status): {"description": text}
-                for status, text in ((422, "The request is wrong."), (424, "The engine failed."), (429, "It is full."))
+                for status, text in (
+                    (422, "The request is invalid."),
+                    (424, "The engine failed."),
+                    (429, "The queue is full."),
+                )
             }
         paths.setdefault(path, {})[method.lower()] = operation
     info = {"title": "Text Generation Inference", "version": tgi.shared.TGI_VERSION}
@@ -190,5 +236,7 @@ def openapi() -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), "utf-8")
+    API_PAGES.mkdir(exist_ok=True)
+    for file, text in pages().items():
+        file.write_text(text, "utf-8")
     OPENAPI.write_text(openapi(), "utf-8")

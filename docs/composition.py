@@ -1,4 +1,4 @@
-"""Writes docs/composition.md from the features that the tests compose: ``python docs/composition.py``."""
+"""Writes docs/composition.md from the features that the tests combine: ``python docs/composition.py``."""
 
 from __future__ import annotations
 
@@ -9,28 +9,27 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = Path(__file__).with_name("composition.md")
 
 INTRODUCTION = """\
-# What composes with what
+# Features in one request
 
 <!-- Made by docs/composition.py from tests/support/request_features.py; change it there. -->
 
-Every feature with every other, at once and in one request. A dot means: the answer is, token by token and
-log-probability by log-probability, the one that the same request gets alone, from an engine without prefix cache
-and drafts. A number means that the two have no meaning together, and that the request is
-refused with a sentence that names both members.
+The table combines every feature with every other in one request. A dot means that the answer equals, in every token and
+every log-probability, the answer to the same request alone from an engine without prefix cache and drafts. A number
+means that the pair contradicts itself: the request is refused with a sentence that names both members.
 
-`tests/system/test_composition.py` asks for all these pairs over HTTP: all at the same time and twice, from a server
-whose pages are so few that requests take them from each other, with drafts; then one by one from the other server.
-`make test-nightly` goes on with larger sets of features, drawn at random.
+`tests/system/test_composition.py` sends all these pairs over HTTP. One server gets all of them at the same time, twice,
+with drafts and with so few pages that requests preempt each other. A second server gets them one by one.
+`make test-nightly` continues with larger sets of features, drawn at random.
 """
 
 
 def page() -> str:
-    """The whole page."""
-    from features import FEATURES, REFUSED
+    """Return the text of the page."""
+    from support.request_features import FEATURES, REFUSED
 
     notes = list(dict.fromkeys(REFUSED.values()))
-    lines = [INTRODUCTION, "| | |", "|---|---|"]
-    lines += [f"| {name.replace('_', ' ')} | {feature.about} |" for name, feature in FEATURES.items()]
+    lines = [INTRODUCTION, "| Feature | Meaning |", "|---|---|"]
+    lines += [f"| {_title(name)} | {feature.description} |" for name, feature in FEATURES.items()]
     lines += ["", "| | " + " | ".join(map(_title, FEATURES)) + " |", "|---" + "|:-:" * len(FEATURES) + "|"]
     for name in FEATURES:
         cells = []
@@ -48,5 +47,5 @@ def _title(name: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(ROOT / "tests" / "system"), str(ROOT)]
+    sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
     PAGE.write_text(page(), "utf-8")

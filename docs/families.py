@@ -1,6 +1,6 @@
-"""Writes what is made from the tables of model families: ``python docs/families.py`` (or ``make docs``).
+"""Writes two files from the tables of model families: ``python docs/families.py`` (or ``make docs``).
 
-It writes the page docs/families.md, and the names that options accept, parley/settings/families.json.
+They are the page docs/families.md and parley/settings/families.json, which has the names that options accept.
 """
 
 from __future__ import annotations
@@ -8,75 +8,79 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from parley.text.parsing.calls import writer
+from parley.text.parsing.calls import write_calls
 from parley.text.parsing.families import CALLS, THOUGHTS, TemplateSigns
 from parley.text.parsing.markup import family_names
 
-CALL = ("id", "f", {"a": 1})  # how each form writes it is shown
+CALL = ("id", "f", {"a": 1})  # the page shows this call in each form
 
 PAGE = Path(__file__).with_name("families.md")
 NAMES = Path(__file__).parents[1] / "parley" / "settings" / "families.json"
 
 INTRODUCTION = """\
-# Families of models
+# Model families
 
 <!-- Made by docs/families.py from parley/text/parsing/families.py; change it there. -->
 
-Models write reasoning and tool calls in ways of their own. parley reads each of these while it arrives and gives it
-out in the form of whatever API is spoken: reasoning apart from content, calls with names and JSON arguments, piece by
-piece. It writes them as well: where a call is forced, or a tool is `strict`, a grammar in the model's own form holds
-the model to it.
+Each model family writes reasoning and tool calls in its own form. parley reads these forms while the tokens arrive and
+returns them in the form of the client's API: reasoning separate from content, and calls with names and JSON arguments,
+piece by piece. It also writes them: where a request forces a call, or a tool is `strict`, a grammar in the model's own
+form constrains the model.
 
-Which family a model belongs to is told by its chat template: the first row of each table whose signs stand in it. Where
-that is not enough, `--tool-parser` and `--reasoning-parser` take any name below; `none` leaves everything as text. A
-row stands for several names where servers call the same form differently.
+The chat template determines a model's family: parley takes the first row of each table whose signs the template
+contains. Where that fails, `--tool-parser` and `--reasoning-parser` take any name below; `none` leaves everything as
+text. A row lists several names where servers call the same form differently.
 
-What holds for all of them:
+These rules hold for all families:
 
-* However tokens cut an answer, the events are the same, and arguments come while they are written.
-* What looks like a call and is none stays content, marks and all. Once its name is known a call is announced; what
-  comes then is passed on as arguments even if it is broken or cut off.
-* Calls inside reasoning are no calls, unless the answer ends with them and nothing has ended the reasoning: some models
-  call without having done so. Until that is clear they are held. Marks inside JSON strings are text.
-* Some models that do not reason begin their answer with the mark that ends reasoning; it is dropped.
-* Arguments that are not JSON (XML, Python, Gemma's notation) become JSON by the types that the tool's schema declares.
-* Where models slip, reading goes on: a value whose end is missing, a quote within a string without a backslash, all
-  arguments as one object in a parameter that the tool does not have, or as the text of one, marks left out around a
-  block of calls.
-* Calls without any mark of their own (Llama's JSON, Python lists) count only where an answer begins, and only if they
+* However tokens divide an answer, the events are the same, and arguments arrive while the model writes them.
+* Text that looks like a call but is none stays content, with its marks. A call is announced once its name is known;
+  everything after the name is passed on as arguments, even if it is malformed or cut off.
+* A call inside reasoning does not count, unless the answer ends with it and nothing has ended the reasoning: some
+  models call without ending it. Such calls are held back until that is clear. Marks inside JSON strings are text.
+* Some models that do not reason start their answer with the mark that ends reasoning; that mark is dropped.
+* Arguments that are not JSON (XML, Python, Gemma's notation) become JSON by the types in the tool's schema.
+* The reader continues after a model's slips: a value without its end, a quote without a backslash within a string, all
+  arguments as one object (or its text) in a parameter that the tool does not have, missing marks around a block of
+  calls.
+* Calls without marks of their own (Llama's JSON, Python lists) count only at the start of an answer, and only if they
   name a tool of the request.
-* A grammar holds JSON arguments to the whole schema. Where arguments stand one by one it holds to which there are,
-  which must be there, their types, lists of values, lengths and plain patterns; `format` of bare text, and what a
-  schema says of several arguments together, are not enforced there.
+* A grammar constrains JSON arguments to the whole schema. In forms that write each argument separately, it constrains
+  their names, the required ones, their types, enumerations, lengths and plain patterns. There it enforces neither the
+  `format` of bare text nor rules of a schema about several arguments together.
 """
 
 
 def cell(text: str) -> str:
+    """Return a text as code in a cell of a table."""
     text = text.strip().replace("\n", "↵").replace("|", r"\|")
     return f"````` {text} `````" if "`" in text else f"`{text}`"
 
 
-def told(signs: TemplateSigns) -> str:
-    return " or ".join(" and ".join(map(cell, each)) for each in signs)
+def describe_signs(signs: TemplateSigns) -> str:
+    """Return the texts by which a template is recognized."""
+    return " or ".join(" and ".join(map(cell, texts)) for texts in signs)
 
 
 def page() -> str:
-    rows = [INTRODUCTION, "## Tool calls\n", "| Name | A call | Told by |", "|---|---|---|"]
-    for row in CALLS:
-        called = ", ".join(f"`{name}`" for name in (row.name, *row.aliases))
-        forms = "<br>".join(cell(writer(form, [CALL])) for form in row.forms)
-        rows.append(f"| {called} | {forms} | {told(row.signs)} |")
-    rows += ["\n(↵ stands for a line break. Of several forms all are read and the first is written.)\n"]
-    rows += ["## Reasoning\n", "| Name | Marks | Told by |", "|---|---|---|"]
-    for thoughts in THOUGHTS:
-        called = ", ".join(f"`{name}`" for name in (thoughts.name, *thoughts.aliases))
-        marks = " … ".join(map(cell, (*thoughts.marks, *(thoughts.answer_wrapper or ()))))
-        rows.append(f"| {called} | {marks} | {told(thoughts.signs) or 'its name; an answer begins with reasoning'} |")
+    """Return the text of the page."""
+    rows = [INTRODUCTION, "## Tool calls\n", "| Name | A call | Template contains |", "|---|---|---|"]
+    for family in CALLS:
+        names = ", ".join(f"`{name}`" for name in (family.name, *family.aliases))
+        forms = "<br>".join(cell(write_calls(form, [CALL])) for form in family.forms)
+        rows.append(f"| {names} | {forms} | {describe_signs(family.signs)} |")
+    rows += ["\n(↵ stands for a line break. parley reads all forms of a family and writes the first.)\n"]
+    rows += ["## Reasoning\n", "| Name | Marks | Template contains |", "|---|---|---|"]
+    for family in THOUGHTS:
+        names = ", ".join(f"`{name}`" for name in (family.name, *family.aliases))
+        marks = " … ".join(map(cell, (*family.marks, *(family.answer_wrapper or ()))))
+        signs = describe_signs(family.signs) or "(chosen by name only; an answer starts with reasoning)"
+        rows.append(f"| {names} | {marks} | {signs} |")
     return "\n".join(rows) + "\n"
 
 
 def known() -> str:
-    """The names of all families as the JSON that ``parley.settings.families`` reads."""
+    """Return the names of all families as the JSON that ``parley.settings.families`` reads."""
     return json.dumps({"calls": family_names(CALLS), "thoughts": family_names(THOUGHTS)}, indent=1) + "\n"
 
 

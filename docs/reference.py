@@ -1,5 +1,4 @@
-"""Writes docs/configuration.md and docs/cluster.md from the tables of options: ``python docs/reference.py`` (or
-``make docs``)."""
+"""Writes docs/configuration.md and docs/cluster.md from the option tables: ``python docs/reference.py``."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from parley.coordinator.config import CoordinatorOptions, CoordinatorTls, Instan
 from parley.settings.config import SERVE_OPTIONS
 from parley.settings.options import Option
 
-ESCAPED = r"\|"  # a bar inside a cell
+ESCAPED = r"\|"  # a bar inside a table cell
 PAGE = Path(__file__).with_name("configuration.md")
 CLUSTER = Path(__file__).with_name("cluster.md")
 
@@ -19,24 +18,24 @@ INTRODUCTION = """\
 <!-- Made by docs/reference.py from parley/settings/config.py; change it there. -->
 
 Every option has three spellings: a flag (`--kv-memory 4GB`), an environment variable (`PARLEY_KV_MEMORY=4GB`) and a
-key of a TOML file (`kv-memory = "4GB"`), which `--config FILE` or `PARLEY_CONFIG` names. A flag wins over a variable,
-a variable over the file, the file over the default. `parley serve --show-config` prints every value and where it came
-from.
+key of a TOML file (`kv-memory = "4GB"`) given by `--config FILE` or `PARLEY_CONFIG`. A flag overrides a variable, a
+variable overrides the file, and the file overrides the default. `parley serve --show-config` prints every value and its
+source.
 
-A word that parley does not know is refused with exit code 2 and the nearest known one; an unknown `PARLEY_` variable
+An unknown flag or key ends the program with exit code 2 and names the nearest known one. An unknown `PARLEY_` variable
 only gives a warning.
 
-* SIZE is a number of bytes, or one with `KB MB GB TB` (powers of 1000) or `KiB MiB GiB TiB` (powers of 1024).
-* TIME is a number of seconds, or one with `ms`, `s`, `m` or `h`.
+* SIZE is a number of bytes, or a number with `KB MB GB TB` (powers of 1000) or `KiB MiB GiB TiB` (powers of 1024).
+* TIME is a number of seconds, or a number with `ms`, `s`, `m` or `h`.
 * A switch is `--name` or `--no-name` as a flag, `true` or `false` elsewhere.
-* A repeatable option takes several values: the flag again and again, commas (for MODEL semicolons), or an
+* A repeatable option takes several values: repeat the flag, separate them by commas (MODEL by semicolons), or use an
   array in TOML.
-* Keys in a file may stand at the top or under a table named as the headings below, such as `[server]`. Underscores
-  are as good as hyphens.
+* Keys of the file are at the top, or in a table with the name of a section below, such as `[server]`. Underscores and
+  hyphens are equal.
 * Do not give API keys as flags where others can list processes: use `PARLEY_API_KEY` or `--api-key-file`.
 * Probes need no key: `/health`, `/ping`, `/health/live`, `/health/ready` and Triton's.
-* With `--admin-key-file`, other keys generate, look and stop requests, and only those of that file load adapters, make
-  endpoints, empty the prefix cache, hold requests back and end the server. They do all that other keys do, too.
+* With `--admin-key-file`, only the keys in that file load adapters, change endpoints and roles, clear the prefix cache,
+  pause requests and stop the server. Other keys generate, read and stop requests; the keys in that file do this too.
 
 ```toml
 model = "./my-model"
@@ -51,13 +50,14 @@ api-key-file = "/etc/parley/keys"
 """
 
 FILE = """\
-# The file of `parley coordinator`
+# Configuration file of `parley coordinator`
 
 <!-- Made by docs/reference.py from parley/coordinator/config.py; change it there. -->
 
-TOML, given by `--config FILE`. Names and ranges are MindIE's where it has the key. Unknown keys and values out of range
-end the start with a message that names key, value and range; hyphens may replace underscores. Paths in the file are
-relative to it. [choosing.md](choosing.md) describes how instances are chosen with these keys.
+The file is TOML, given by `--config FILE`. Keys that MindIE also has keep its names and ranges. An unknown key or a
+value out of range ends the program with a message that names key, value and range. Hyphens may replace underscores.
+Paths in the file are relative to its folder. [choosing.md](choosing.md) describes how the coordinator uses these keys
+to choose instances.
 
 ```toml
 predict_port = 8000
@@ -76,35 +76,39 @@ role = "decode"
 
 
 def table(section: str, options: list[Option]) -> str:
-    """One section as a Markdown table."""
-    rows = [f"\n## {section}\n", "| Flag | Variable | Default | What it does |", "|---|---|---|---|"]
+    """Return one section as a Markdown table."""
+    rows = [f"\n## {section}\n", "| Flag | Variable | Default | Description |", "|---|---|---|---|"]
     for option in options:
         flag = option.name.upper() if option.positional else f"{option.flag} {option.kind.metavar}".rstrip()
         if option.is_switch and option.default:
             flag = f"--no-{option.name}"
         default = option.unset_text or ("" if option.default in (None, []) else option.format_value(option.default))
-        about = option.help_text + (" Repeatable." if option.repeatable else "")
+        description = option.help_text + (" Repeatable." if option.repeatable else "")
         variable = f"`{option.variable_name}`" if option.configurable else ""
-        rows.append(f"| `{flag.replace('|', ESCAPED)}` | {variable} | {default} | {about} |")
+        rows.append(f"| `{flag.replace('|', ESCAPED)}` | {variable} | {default} | {description} |")
     return "\n".join(rows)
 
 
 def page() -> str:
-    """The whole page."""
-    shown = [option for option in SERVE_OPTIONS if not option.hidden]
-    sections = dict.fromkeys(option.section for option in shown)
-    tables = [table(section, [option for option in shown if option.section == section]) for section in sections]
+    """Return the text of docs/configuration.md."""
+    visible = [option for option in SERVE_OPTIONS if not option.hidden]
+    sections = dict.fromkeys(option.section for option in visible)
+    tables = [table(section, [option for option in visible if option.section == section]) for section in sections]
     return INTRODUCTION + "\n".join(tables) + "\n"
 
 
 def cluster() -> str:
-    """The whole page of the coordinator's file."""
+    """Return the text of docs/cluster.md."""
     parts = [FILE]
-    for name, kind in (("Keys", CoordinatorOptions), ("[[instances]]", InstanceConfig), ("[tls]", CoordinatorTls)):
-        parts += [f"\n## {name}\n\n| Key | Default | Is | What it does |\n|---|---|---|---|\n"]
+    for name, config_class in (
+        ("Keys", CoordinatorOptions),
+        ("[[instances]]", InstanceConfig),
+        ("[tls]", CoordinatorTls),
+    ):
+        parts += [f"\n## {name}\n\n| Key | Default | Value | Description |\n|---|---|---|---|\n"]
         parts += [
             f"| `{row.key}` | {row.default} | {row.allowed_range} | {row.description} |\n"
-            for row in documented_keys(kind)
+            for row in documented_keys(config_class)
         ]
     return "".join(parts)
 

@@ -1,8 +1,8 @@
 """Which members each route of an API reads, found by running its readers over probing bodies and watching ``Fields``.
 
-Nothing is written down twice: what a reader asks for is a member of its route, with the type and range it asks for. A
-member's own members are found by giving it the ``SHAPES`` below; what is then taken, refused as not available, or wrong
-shows in how the reader ends.
+Nothing is written down twice: a member that a reader asks for is a member of its route, with the type and range that
+the reader asks for. A member's own members are found by giving it the values in ``SHAPES`` below. Whether the reader
+then takes the body, refuses it as not available, or calls it wrong is the outcome for the member.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from parley.dialects.fields import Fields
 from parley.errors import ParleyError, Unsupported
 
 PATH = {"model": "m", "version": "1", "repo": "r", "region": "x", "endpoint": "e", "served": "m", "id": "i"}
-HEAD = RequestContext(
+CONTEXT = RequestContext(
     "0f", 1, "fp", context_length=4096, path_parts=PATH, headers={b"content-type": b"application/json"}
 )
 FACTS = ServerFacts("1", [ModelCard("m", 1, 4096)], True)
-MADE = {"e": Endpoint("e", [EndpointShare("m", "m", 100)])}
-WANTED: list[dict[str, Any]] = [  # what makes a body complete, one of them for each route
+ENDPOINTS = {"e": Endpoint("e", [EndpointShare("m", "m", 100)])}
+COMPLETE_BODIES: list[dict[str, Any]] = [  # each route takes at least one of them
     {"messages": [{"role": "user", "content": "a"}]},
     {"prompt": "a"},
     {"model": "m", "messages": [{"role": "user", "content": "a"}]},
@@ -120,37 +120,43 @@ VALUES: dict[str, list[Any]] = {  # by the type that a reader asks for
 }
 TYPES = {"strings": "string or array of strings", "integers": "array of integers", "objects": "array of objects",
          "free_object": "object", "token_weights": "object of numbers by token id", "raw_value": "any"}  # fmt: skip
-ALONE = "not alone"  # whatever the value, this member by itself makes no good body
-COUNTED = re.compile(r"\[\d+\]")
+ALONE = "not alone"  # with any value, the body is wrong unless other members are added
+INDEX = re.compile(r"\[\d+\]")
 
 
 @dataclass
 class Member:
-    """A member of a body as its reader asks for it; ``how`` is the name of the method of ``Fields``."""
+    """A member of a body as its reader asks for it. ``method`` is the name of the method of ``Fields``.
+
+    ``outcomes``: taken, unavailable, wrong. ``asked_as_text``: it was a string in the body that is being read;
+    ``taken_as_text``: it was a string in a body that was taken.
+    """
 
     path: str
-    how: str = "raw_value"
+    method: str = "raw_value"
     low: float | None = None
     high: float | None = None
     allowed: tuple[str, ...] = ()
-    outcomes: set[str] = field(default_factory=set)  # taken, unavailable, wrong
-    asked_text: bool = False  # it was a string in the body that is read now
-    taken_text: bool = False  # it was a string in a body that was taken
+    outcomes: set[str] = field(default_factory=set)
+    asked_as_text: bool = False
+    taken_as_text: bool = False
 
     @property
     def type(self) -> str:
-        named = TYPES.get(self.how, self.how)
-        return f"string or {named}" if self.how in ("array", "objects") and self.taken_text else named
+        """The JSON type that the page shows."""
+        name = TYPES.get(self.method, self.method)
+        return f"string or {name}" if self.method in ("array", "objects") and self.taken_as_text else name
 
     @property
     def state(self) -> str:
-        """In one word."""
+        """Whether it is taken: "yes", "in part", "refused" or "not alone"."""
         if "taken" not in self.outcomes:
             return "refused" if "unavailable" in self.outcomes else ALONE
         return "in part" if "unavailable" in self.outcomes else "yes"
 
     @property
     def range(self) -> str:
+        """The range of a number, or "" without one."""
         low = "" if self.low is None or self.low < -(2**31) else f"{self.low:g}"
         high = "" if self.high is None or self.high >= 2**31 - 1 else f"{self.high:g}"
         return f"{low}..{high}" if low or high else ""
@@ -160,119 +166,118 @@ Members = dict[str, Member]
 
 
 @contextmanager
-def watched(found: Members) -> Iterator[None]:
-    """While it is open, every member that a reader asks for is put down."""
+def watched(recorded: Members) -> Iterator[None]:
+    """Record every member that a reader asks for inside the context."""
 
-    def watch(how: str) -> Any:
-        method = getattr(Fields, how)
+    def record_calls(method: str) -> Any:
+        original = getattr(Fields, method)
 
-        @functools.wraps(method)
-        def asking(self: Fields, name: str, *args: Any, **kwargs: Any) -> Any:
-            path = COUNTED.sub("[]", self.member_path(name))
-            member = found.setdefault(path, Member(path))
-            member.asked_text |= isinstance(self._data.get(name), str)
-            if member.how in ("raw_value", "array") and how not in ("has_value", "is_null", "raw_value"):
-                member.how = how
-                low, high = (*args[1:3], None, None)[:2] if how in ("integer", "number") else (None, None)
+        @functools.wraps(original)
+        def ask(self: Fields, name: str, *args: Any, **kwargs: Any) -> Any:
+            path = INDEX.sub("[]", self.member_path(name))
+            member = recorded.setdefault(path, Member(path))
+            member.asked_as_text |= isinstance(self._data.get(name), str)
+            if member.method in ("raw_value", "array") and method not in ("has_value", "is_null", "raw_value"):
+                member.method = method
+                low, high = (*args[1:3], None, None)[:2] if method in ("integer", "number") else (None, None)
                 member.low, member.high = kwargs.get("low", low), kwargs.get("high", high)
                 member.allowed = tuple(kwargs.get("allowed", ()))
-            return method(self, name, *args, **kwargs)
+            return original(self, name, *args, **kwargs)
 
-        return asking
+        return ask
 
-    def among(self: Fields, names: Collection[str]) -> list[str]:
+    def present_names(self: Fields, names: Collection[str]) -> list[str]:
         return [name for name in names if self.has_value(name)]
 
-    with mock.patch.multiple(
-        Fields, present_names=among, **{how: watch(how) for how in (*VALUES, "has_value", "is_null")}
-    ):
+    methods = {method: record_calls(method) for method in (*VALUES, "has_value", "is_null")}
+    with mock.patch.multiple(Fields, present_names=present_names, **methods):
         yield
 
 
-def ending(route: Route, body: dict[str, Any]) -> str:
-    """How a reader ends: taken, unavailable, wrong."""
-    known = {
-        "generate": (HEAD,),
-        "embed": (HEAD,),
-        "abort": (HEAD,),
-        "adapter": (HEAD,),
-        "info": (HEAD, FACTS),
-        "summed_info": (HEAD, FACTS),
-        "endpoint": (HEAD, FACTS, MADE),
+def read_outcome(route: Route, body: dict[str, Any]) -> str:
+    """Give a body to the route's reader and return the outcome: taken, unavailable, wrong."""
+    arguments_by_kind = {
+        "generate": (CONTEXT,),
+        "embed": (CONTEXT,),
+        "abort": (CONTEXT,),
+        "adapter": (CONTEXT,),
+        "info": (CONTEXT, FACTS),
+        "summed_info": (CONTEXT, FACTS),
+        "endpoint": (CONTEXT, FACTS, ENDPOINTS),
     }
-    arguments = known.get(route.kind, ())
+    arguments = arguments_by_kind.get(route.kind, ())
     assert route.reader is not None
     try:
-        read = route.reader(json.dumps(body).encode(), *arguments)
+        result = route.reader(json.dumps(body).encode(), *arguments)
     except Unsupported:
         return "unavailable"
     except ParleyError:
         return "wrong"
-    if isinstance(read, Answer) and route.kind in ("generate", "embed"):
-        return "unavailable" if b"not available" in read.body or b"not supported" in read.body else "wrong"
+    if isinstance(result, Answer) and route.kind in ("generate", "embed"):
+        return "unavailable" if b"not available" in result.body or b"not supported" in result.body else "wrong"
     return "taken"
 
 
 def members(route: Route) -> Members:
-    """The members that a route reads, in the order in which it asks for them."""
-    found: Members = {}
-    silent = route.reader is None or route.method not in ("POST", "PUT", "PATCH") or route.kind == "reset"
-    if silent or route.path.endswith("}/infer"):
-        return found  # the members of an inference are tensors: the inputs of the model, which generate has as members
-    base = next((body for body in WANTED if ending(route, body) == "taken"), {})
-    with watched(found):
-        _ending(route, base, found)
-        done: set[tuple[str, str]] = set()  # a member whose type is only asked for where it is there is probed again
-        while fresh := [member for member in found.values() if (member.path, member.how) not in done]:
-            done |= {(member.path, member.how) for member in fresh}
-            for member in fresh:
-                _probe(route, base, member, found)
-    for path, member in found.items():  # what can only be refused inside is refused
-        inside = {each.state for each in found.values() if each.path.startswith(path + ".")}
-        if member.state == ALONE and "refused" in inside and not inside & {"yes", "in part"}:
+    """Return the members that a route reads, in the order in which it asks for them."""
+    recorded: Members = {}
+    has_no_body = route.reader is None or route.method not in ("POST", "PUT", "PATCH") or route.kind == "reset"
+    if has_no_body or route.path.endswith("}/infer"):
+        return recorded  # an inference has tensors, one for each of the members that generate has
+    base = next((body for body in COMPLETE_BODIES if read_outcome(route, body) == "taken"), {})
+    with watched(recorded):
+        _read_and_note(route, base, recorded)
+        probed: set[tuple[str, str]] = set()  # a member is probed again when a reader asks for it by another type
+        while unprobed := [member for member in recorded.values() if (member.path, member.method) not in probed]:
+            probed |= {(member.path, member.method) for member in unprobed}
+            for member in unprobed:
+                _probe(route, base, member, recorded)
+    for path, member in recorded.items():  # a member whose own members are all refused is refused
+        inner_states = {inner.state for inner in recorded.values() if inner.path.startswith(path + ".")}
+        if member.state == ALONE and "refused" in inner_states and not inner_states & {"yes", "in part"}:
             member.outcomes.add("unavailable")
-    return found
+    return recorded
 
 
-def _ending(route: Route, body: dict[str, Any], found: Members) -> str:
-    """How a reader ends; notes which members are strings in a body that it takes."""
-    for member in found.values():
-        member.asked_text = False
-    end = ending(route, body)
-    for member in found.values():
-        member.taken_text |= member.asked_text and end == "taken"
-    return end
+def _read_and_note(route: Route, body: dict[str, Any], recorded: Members) -> str:
+    """Return the outcome of a body, and note which members are strings in it if it is taken."""
+    for member in recorded.values():
+        member.asked_as_text = False
+    outcome = read_outcome(route, body)
+    for member in recorded.values():
+        member.taken_as_text |= member.asked_as_text and outcome == "taken"
+    return outcome
 
 
-def _probe(route: Route, base: dict[str, Any], member: Member, found: Members) -> None:
-    """Give the member one value after another, and see how the reader ends."""
+def _probe(route: Route, base: dict[str, Any], member: Member, recorded: Members) -> None:
+    """Give the member one value after another and record the outcomes."""
     *parents, name = member.path.split(".")
-    values = [*SHAPES.get(name, []), *member.allowed, *VALUES[member.how]]
-    if member.how == "integer" and member.low is not None:
+    values = [*SHAPES.get(name, []), *member.allowed, *VALUES[member.method]]
+    if member.method == "integer" and member.low is not None:
         values.append(int(member.low))
     for value in values:
         body = json.loads(json.dumps(base))
         inner: Any = body
         for parent, child in pairwise((*parents, name)):
             if parent.endswith("[]"):
-                member.outcomes.add("taken")  # in a list: SHAPES led here, and the reader went on
+                member.outcomes.add("taken")  # a member in a list: SHAPES led here, and the reader did not stop
                 return
-            inner = inner.setdefault(parent, _holding(parent, child))
+            inner = inner.setdefault(parent, _object_with(parent, child))
         if isinstance(inner, dict):
             inner[name] = value
-            member.outcomes.add(_ending(route, body, found))
+            member.outcomes.add(_read_and_note(route, body, recorded))
 
 
-def _holding(parent: str, child: str) -> dict[str, Any]:
-    """An object that may have this member."""
+def _object_with(parent: str, child: str) -> dict[str, Any]:
+    """Return a value for ``parent`` that may have the member ``child``."""
     shapes = (shape for shape in SHAPES.get(parent, []) if isinstance(shape, dict))
     return json.loads(json.dumps(next((shape for shape in shapes if child in shape), {})))
 
 
 def survey(dialect: Dialect) -> dict[tuple[str, str], Members]:
-    """Method and path of every route with its members."""
-    found: dict[tuple[str, str], Members] = {}
-    for route in dialect.routes:  # a path may have several, told apart by the body
-        place = found.setdefault((route.method, route.path), {})
-        place |= {path: member for path, member in members(route).items() if path not in place}
-    return found
+    """Return the members of every route, by method and path."""
+    surveyed: dict[tuple[str, str], Members] = {}
+    for route in dialect.routes:  # several routes may share a path; the members of a body decide between them
+        path_members = surveyed.setdefault((route.method, route.path), {})
+        path_members |= {path: member for path, member in members(route).items() if path not in path_members}
+    return surveyed

@@ -144,13 +144,13 @@ def _download_model(model: str, report: ReportProgress) -> Path:
 
 def _progress_bar_class(report: ReportProgress) -> type:
     """Return a class with tqdm's interface that reports the downloaded share of bytes instead of drawing a bar."""
-    from huggingface_hub.utils import tqdm
+    from huggingface_hub.utils.tqdm import tqdm
 
     lock = threading.Lock()
 
     class ProgressBar(tqdm):
         def __init__(self, *args: Any, **kwargs: Any):
-            super().__init__(*args, **kwargs | {"disable": True})
+            super().__init__(*args, **kwargs | {"disable": True})  # type: ignore[no-untyped-call]
             self.counts_bytes = kwargs.get("unit") == "B"
             self.total, self.downloaded = kwargs.get("total") or 0, kwargs.get("initial") or 0
 

@@ -36,7 +36,8 @@ def frame_length(header: bytes, limit: int = MAX_FRAME) -> int:
     (size,) = FRAME_HEADER.unpack(header)
     if size > limit:
         raise BrokenFrame(f"frame of {size} bytes exceeds the limit of {limit}")
-    return size
+    result: int = size
+    return result
 
 
 def receive_frame(sock: socket.socket, decoder: msgspec.msgpack.Decoder[Any]) -> Any | None:

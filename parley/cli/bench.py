@@ -144,7 +144,8 @@ def _fetch_token_pool(client: OpenAIClient, model: str, api: BenchApi) -> TokenP
 def _tokenize(client: OpenAIClient, body: dict[str, Any]) -> dict[str, Any]:
     try:
         answer = client.call_json("POST", "/tokenize", body)
-        return answer | {"tokens": [int(token) for token in answer["tokens"]]}
+        result: dict[str, Any] = answer | {"tokens": [int(token) for token in answer["tokens"]]}
+        return result
     except ClientError as error:
         if error.status != 404:
             raise
@@ -218,7 +219,10 @@ def format_row(result: dict[str, Any]) -> str:
     )
     head = f"{result['concurrency']:>7} {result['requests']:>8} {result['errors']:>6}"
     each = result["each_tokens_per_second"]
-    rates = f"{_format_number(each['p50']):>14} {_format_number(each['p99']):>7}  {result['output_tokens_per_second']:>8.1f}"
+    rates = (
+        f"{_format_number(each['p50']):>14} {_format_number(each['p99']):>7}  "
+        f"{result['output_tokens_per_second']:>8.1f}"
+    )
     return f"{head}  {times}  {rates} {result['requests_per_second']:>7.2f}"
 
 

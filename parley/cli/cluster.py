@@ -200,7 +200,8 @@ def _wait_for_cluster(place: Any, keeper: Any, timeout: float) -> str | None:
                 shown.add(each.name)
                 print("  " + "  ".join(part for part in _process_row(each, place, keeper)[:4] if part), flush=True)
         if place.ready(keeper):
-            return place.address(keeper)
+            result: str | None = place.address(keeper)
+            return result
         if time.monotonic() > deadline:
             missing = ", ".join(f"{each.name} ({each.needs})" for each in processes if not each.pid)
             why = f"no node has the resources for: {missing}" if missing else "the instances did not become ready"

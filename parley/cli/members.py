@@ -34,7 +34,8 @@ def check_memory_size(value: Any) -> float:
     """Check a memory size in GB, or -1."""
     if type(value) not in (int, float) or (value != -1 and not value > 0):
         raise ValueError("-1 or a number of GB above 0")
-    return value
+    result: float = value
+    return result
 
 
 def check_flag(value: Any) -> bool:
@@ -80,7 +81,8 @@ def check_name(value: Any) -> str:
         or not "".join(c for c in value if c not in marks).isalnum()
     ):
         raise ValueError("1 to 256 letters, digits, - . and _, none of these marks at the ends")
-    return value
+    result: str = value
+    return result
 
 
 def check_file_names(value: Any) -> list[str]:

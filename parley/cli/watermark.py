@@ -55,5 +55,6 @@ def describe_finding(finding: WatermarkResult, tokens: int, as_json: bool) -> st
     verdict = "marked" if finding.is_marked else "not marked"
     return (
         f"{verdict}: {share:.1%} of {finding.pairs} pairs ({tokens} tokens) are green, by chance {GREEN_FRACTION:.0%}; "
-        f"z = {finding.z_score:.2f}, which a text without a watermark reaches with a probability of {finding.false_positive_rate:.2g}"
+        f"z = {finding.z_score:.2f}, which a text without a watermark reaches with a probability of "
+        f"{finding.false_positive_rate:.2g}"
     )

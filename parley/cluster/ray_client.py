@@ -70,17 +70,20 @@ def stop_cluster(supervisor: Any) -> None:
 
 def cluster_processes(supervisor: Any) -> tuple[list[ProcessInfo], dict[str, int]]:
     """Return every process of a cluster, and the wanted number of instances per group."""
-    return ray.get(supervisor.look.remote())
+    result: tuple[list[ProcessInfo], dict[str, int]] = ray.get(supervisor.look.remote())
+    return result
 
 
 def cluster_ready(supervisor: Any) -> bool:
     """Whether its coordinator accepts requests."""
-    return ray.get(supervisor.ready.remote())
+    result: bool = ray.get(supervisor.ready.remote())
+    return result
 
 
 def cluster_address(supervisor: Any) -> str:
     """Return the URL of its coordinator, for clients."""
-    return ray.get(supervisor.address.remote())
+    result: str = ray.get(supervisor.address.remote())
+    return result
 
 
 def status_page_url(supervisor: Any) -> str:
@@ -91,7 +94,8 @@ def status_page_url(supervisor: Any) -> str:
 
 def scale_group(supervisor: Any, group: str, count: int) -> str:
     """Set the wanted number of instances of a group. Return an error message, empty on success."""
-    return ray.get(supervisor.scale.remote({group: count}))
+    result: str = ray.get(supervisor.scale.remote({group: count}))
+    return result
 
 
 def describe_resources() -> str:

@@ -270,13 +270,13 @@ def documented_keys(
         if each.metadata:
             value_kind, default_value = each.metadata["kind"], each.default
             if isinstance(default_value, tuple):
-                default_value = ", ".join(map(value_kind.show, default_value))
+                default_value = ", ".join(map(value_kind.format_value, default_value))
             default = (
                 ""
                 if default_value in (None, "")
                 else default_value
                 if isinstance(default_value, str)
-                else value_kind.show(default_value)
+                else value_kind.format_value(default_value)
             )
             yield ConfigRow(each.name, default, _range_text(value_kind), each.metadata["help"])
 

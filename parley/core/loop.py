@@ -85,7 +85,11 @@ class EngineLoop:
         )
         root_name = settings.model if self._prefix_caching else None
         self.pinned_pages = PinnedPages(
-            self.pool, self.adapter_cache, root_name, runner.vocab_size, on_pages_leased or (lambda id, pages: None)
+            self.pool,
+            self.adapter_cache,
+            root_name,
+            runner.vocab_size,
+            on_pages_leased or (lambda request_id, pages: None),
         )
         self._counters = StepCounters()
         self._beam_searches = BeamSearches(runner, self._counters, self._add_search_outputs, self._close_search)

@@ -23,7 +23,7 @@ from operator import attrgetter
 
 from parley.core.sequence import Sequence
 
-_by_admission_number = attrgetter("turn")
+_by_admission_number = attrgetter("admission_number")
 
 
 class _PriorityLevel:

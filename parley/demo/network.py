@@ -82,7 +82,8 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     k = k.repeat_interleave(repeats, 2).transpose(1, 2)
     v = v.repeat_interleave(repeats, 2).transpose(1, 2)
     scores = (q @ k.transpose(-1, -2)).float() * q.shape[-1] ** -0.5 + mask
-    return (scores.softmax(-1).to(torch.bfloat16) @ v).transpose(1, 2)
+    result: Tensor = (scores.softmax(-1).to(torch.bfloat16) @ v).transpose(1, 2)
+    return result
 
 
 def finish_layer(

@@ -28,7 +28,8 @@ def _orthogonalize(matrices: Tensor) -> Tensor:
     for _ in range(5):  # the usual quintic, tuned to bring singular values near 1 quickly
         square = x @ x.transpose(1, 2)
         x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
-    return (x.transpose(1, 2) if tall else x).float()
+    result: Tensor = (x.transpose(1, 2) if tall else x).float()
+    return result
 
 
 class MuonAdam:

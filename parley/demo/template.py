@@ -97,7 +97,10 @@ def _json_text(value: Any) -> str:
 
 def call_text(call: DemoMessage) -> str:
     """Return one tool call in Hermes format."""
-    return f'<tool_call>\n{{"name": {_json_text(call["name"])}, "arguments": {_json_text(call["arguments"])}}}\n</tool_call>'
+    return (
+        f'<tool_call>\n{{"name": {_json_text(call["name"])}, "arguments": '
+        f"{_json_text(call['arguments'])}}}\n</tool_call>"
+    )
 
 
 def render_pieces(

@@ -122,7 +122,7 @@ def _train_step(network: DemoNetwork, optimiser: MuonAdam, batch: TrainingBatch,
     learnt = targets.flatten().ne(IGNORED_TARGET)
     hidden = network(ids).flatten(0, 1)[learnt]
     loss = F.cross_entropy(network.logits(hidden), targets.flatten()[learnt])
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     optimiser.step(scale)
     return loss.item()
 

@@ -152,7 +152,7 @@ RouteKind = Literal[
     "summed_info",  # the same, with numbers that are summed over several servers
     "endpoint",  # show or change endpoints: reader(body, RequestContext, ServerFacts, all) -> Answer | EndpointChange
     "probe",  # as above, but a probe: clients without an API key may call it
-    "self_test",  # generate one token as a test: reader(RequestContext) -> timeout in seconds; writer(success) -> Answer
+    "self_test",  # generate one token as a test: reader(RequestContext) -> timeout in s; writer(success) -> Answer
     "pause",  # pause or resume requests: reader(body, RequestContext, ServerFacts) -> PauseAnswer
     "stop",  # shut the server down: reader(RequestContext) -> bool (at once?); writer(first call?) -> Answer
     "metrics",

@@ -253,7 +253,8 @@ class Fields:
             value = self._wording.convert_value(path, "an integer", value)
         if not _in_range(value, low, high):
             raise self._wording.range_error(path, value, low, high, low_excluded=False)
-        return value
+        result: int = value
+        return result
 
     def _checked_number(
         self, path: str, value: Any, low: float | None, high: float | None, low_excluded: bool

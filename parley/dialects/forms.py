@@ -261,5 +261,9 @@ def _required_text(fields: Fields, name: str) -> str:
 
 
 def _unsupported_tag(fields: Fields, name: str, subject: str) -> Unsupported:
-    return Unsupported(f"Unsupported value: '{fields.member_path(name)}'. In a structural tag, {subject} is not available on "
-                       "this server.", field=fields.member_path(name), code="unsupported_value")  # fmt: skip
+    return Unsupported(
+        f"Unsupported value: '{fields.member_path(name)}'. In a structural tag, {subject} is not available on "
+        "this server.",
+        field=fields.member_path(name),
+        code="unsupported_value",
+    )

@@ -40,7 +40,7 @@ ENGINE_COMMAND = (sys.executable, "-m", "parley.worker.process")  # the command 
 
 
 class RemoteEngine(Engine):
-    """Runs the engine as a child process. It is restarted unless it ends within HEALTHY_S of a restart.
+    """Runs the engine as a child process. It is restarted unless it ends within HEALTHY_SECONDS of a restart.
 
     ``command``: starts the process; the file descriptor of its end of the socket is added as the last argument.
     ``name``: the model's name in the log. ``close_seconds``: time that the process has to end by itself.

@@ -74,7 +74,7 @@ class DraftModel:
             if end == start:
                 continue
             vocab_size = self.network.vocab_size
-            token_ids = [id if id < vocab_size else 0 for id in sequence.tokens[start:end]]
+            token_ids = [token_id if token_id < vocab_size else 0 for token_id in sequence.tokens[start:end]]
             state.tokens += sequence.tokens[start:end]
             parts.append((token_ids, start, state.blocks))
             active.append(number if end == len(sequence.tokens) else -1)

@@ -110,7 +110,8 @@ def packed_layout_id() -> str | None:
 
 def pack_weight(weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedWeight:
     """Pack a weight [out, in], and its bias [out], for ``linear``."""
-    return _kernels_for(weight).pack_weight(weight, bias)
+    result: PackedWeight = _kernels_for(weight).pack_weight(weight, bias)
+    return result
 
 
 def pack_int8(
@@ -118,7 +119,8 @@ def pack_int8(
 ) -> PackedWeight:
     """Pack a weight int8 [out, in] with scales float32 [out], for rows of ``dtype``."""
     form: Any = (_compiled_kernels() if dtype == torch.bfloat16 and values.is_cpu else None) or torch_kernels
-    return form.pack_int8(values, scales, bias, dtype)
+    result: PackedWeight = form.pack_int8(values, scales, bias, dtype)
+    return result
 
 
 def pack_int4(weight: GroupedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> PackedWeight:
@@ -134,17 +136,20 @@ def _takes_int8(consumer: PackedWeight | None) -> bool:
 
 def quantize_rows(x: torch.Tensor) -> QuantizedRows:
     """Quantize rows [T, width] to int8, with one scale per row."""
-    return _kernels_for(x).quantize_rows(x)
+    result: QuantizedRows = _kernels_for(x).quantize_rows(x)
+    return result
 
 
 def linear(x: torch.Tensor | QuantizedRows, packed: PackedWeight) -> torch.Tensor:
     """Return x [T, in] times the packed weight, plus bias: [T, out]."""
-    return _kernels_of_weight(packed).linear(x, packed)
+    result: torch.Tensor = _kernels_of_weight(packed).linear(x, packed)
+    return result
 
 
 def lm_head_logits(x: torch.Tensor | QuantizedRows, packed: PackedWeight) -> torch.Tensor:
     """Compute ``linear`` for the LM head: float32 [T, vocab]."""
-    return _kernels_of_weight(packed).lm_head_logits(x, packed)
+    result: torch.Tensor = _kernels_of_weight(packed).lm_head_logits(x, packed)
+    return result
 
 
 def pack_lora(sites: Sequence[Sequence[LowRank]], dtype: torch.dtype, device: torch.device) -> PackedLora:
@@ -171,7 +176,10 @@ def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, consumer: PackedWeight | None = None
 ) -> tuple[Any, torch.Tensor]:
     """Return (RMS norm of residual + x, residual + x). ``consumer`` is that of ``rms_norm``."""
-    return _kernels_for(x).add_rms_norm(x, residual, weight, eps, int8=_takes_int8(consumer))
+    result: tuple[Any, torch.Tensor] = _kernels_for(x).add_rms_norm(
+        x, residual, weight, eps, int8=_takes_int8(consumer)
+    )
+    return result
 
 
 def silu_mul(gate_up: torch.Tensor, *, consumer: PackedWeight | None = None) -> Any:
@@ -254,7 +262,8 @@ def attend(
 ) -> torch.Tensor:
     """Return the attention of queries [T, heads, key_dim] over the pages: [T, heads, value_dim]."""
     form: Any = _tiled_kernels(pool) or torch_attention
-    return form.attend(queries, pool, plan, scale=scale, softcap=softcap, sinks=sinks)
+    result: torch.Tensor = form.attend(queries, pool, plan, scale=scale, softcap=softcap, sinks=sinks)
+    return result
 
 
 def build_stack(
@@ -287,22 +296,26 @@ def build_stack(
 
 def argmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the largest logit of each row and its id."""
-    return _vocabulary_kernels(logits).argmax(logits)
+    result: tuple[torch.Tensor, torch.Tensor] = _vocabulary_kernels(logits).argmax(logits)
+    return result
 
 
 def top_k(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the ``count`` largest logits of each row, descending, and their ids."""
-    return _vocabulary_kernels(logits).top_k(logits, count)
+    result: tuple[torch.Tensor, torch.Tensor] = _vocabulary_kernels(logits).top_k(logits, count)
+    return result
 
 
 def softmax_totals(logits: torch.Tensor, peaks: torch.Tensor) -> torch.Tensor:
     """Return the sum of each row's integer softmax weights. ``peaks`` [R] holds the largest logits."""
-    return _vocabulary_kernels(logits).softmax_totals(logits, peaks)
+    result: torch.Tensor = _vocabulary_kernels(logits).softmax_totals(logits, peaks)
+    return result
 
 
 def masked_argmax(logits: torch.Tensor, bits: np.ndarray) -> int:
     """Return the id of the largest logit whose bit is 1. logits [V]; bits uint8 [V / 8 or more], low bit first."""
-    return _vocabulary_kernels(logits).masked_argmax(logits, bits)
+    result: int = _vocabulary_kernels(logits).masked_argmax(logits, bits)
+    return result
 
 
 def apply_mask(logits: torch.Tensor, bits: np.ndarray) -> None:

@@ -301,7 +301,8 @@ class CompiledKernels:
 
     def masked_argmax(self, logits: torch.Tensor, bits: np.ndarray) -> int:
         assert logits.is_contiguous() and bits.flags.c_contiguous
-        return self._library.best(logits.data_ptr(), bits.ctypes.data, len(logits))
+        result: int = self._library.best(logits.data_ptr(), bits.ctypes.data, len(logits))
+        return result
 
     def apply_mask(self, logits: torch.Tensor, bits: np.ndarray) -> None:
         assert logits.is_contiguous() and bits.flags.c_contiguous

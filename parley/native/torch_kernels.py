@@ -64,7 +64,8 @@ def linear(x: torch.Tensor | TorchRows, packed: TorchPacked | TorchInt8Packed) -
         return torch_int8.linear_int8(x if isinstance(x, TorchRows) else quantize_rows(x), packed, packed.dtype)
     assert isinstance(x, torch.Tensor)
     if packed.onednn:
-        return torch.ops.mkldnn._linear_pointwise(x, packed.weight, packed.bias, "none", [], "")
+        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, packed.weight, packed.bias, "none", [], "")
+        return result
     return F.linear(x, packed.weight, packed.bias)
 
 

@@ -85,4 +85,5 @@ def _vocabulary_blocks(logits: torch.Tensor) -> torch.Tensor:
     spare = -logits.shape[1] % ARGMAX_BLOCK
     if spare:
         logits = torch.nn.functional.pad(logits, (0, spare), value=float("-inf"))
-    return logits.unflatten(1, (-1, ARGMAX_BLOCK))
+    result: torch.Tensor = logits.unflatten(1, (-1, ARGMAX_BLOCK))
+    return result

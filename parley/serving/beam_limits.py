@@ -45,7 +45,7 @@ def check_beam_search(request: Request, slots: int) -> None:
         raise Invalid(message, field="best_of")
     if beam_options.width > slots:
         message = (
-            f"'{beam_options.field}': {beam_options.width} beams exceed the {slots} sequences that this server computes at once."
+            f"'{beam_options.field}': {beam_options.width} beams exceed the {slots} sequences that this server "
             "computes at once."
         )
         raise Invalid(message, field=beam_options.field)
@@ -66,7 +66,7 @@ def beam_output_limit(request: Request, info: ModelInfo, prompt_tokens: int, min
     output_limit = (info.kv_blocks // beam_options.width - 1) * info.block_size - prompt_tokens
     if output_limit < max(1, min_output_tokens):
         raise Invalid(
-            f"'{beam_options.field}': {beam_options.width} beams of {prompt_tokens + max(1, min_output_tokens)} tokens each, prompt included, do not "
+            f"'{beam_options.field}': {beam_options.width} beams of {prompt_tokens + max(1, min_output_tokens)} tokens "
             "each, prompt included, do not fit into the KV cache. Ask for fewer beams or fewer tokens.",
             field=beam_options.field,
         )

@@ -137,7 +137,8 @@ class TritonGrpcPort:
             call.request_context(self._registry.main_model, {}),
             self._registry.server_facts(),
         )
-        return (await off_loop(len(data), work)).SerializeToString()
+        result: bytes = (await off_loop(len(data), work)).SerializeToString()
+        return result
 
     async def _watch_health(self, call: GrpcCall, data: bytes, context: GrpcContext) -> None:
         """Stream the state of a service: now, and whenever it changes."""
@@ -158,7 +159,8 @@ class TritonGrpcPort:
             answers.append(answer)
 
         await self._admit_generation(call, _parse_message(infer.INFER_REQUEST, data), keep_answer, whole=True)
-        return answers[0].SerializeToString()
+        result: bytes = answers[0].SerializeToString()
+        return result
 
     async def _infer_stream(self, call: GrpcCall, requests: AsyncIterator[bytes], context: GrpcContext) -> None:
         """Answer many requests concurrently, each with its own messages. Reading pauses while all slots are taken."""

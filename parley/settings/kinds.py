@@ -196,7 +196,8 @@ def size_kind(low: int = 0) -> OptionKind:
         unit = SIZE_UNITS.get(match[2].upper()) if match else None
         if match is None or unit is None or (value := round(float(match[1]) * unit)) < low:
             raise ValueError(description)
-        return value if "." in match[1] else int(match[1]) * unit
+        result: int = value if "." in match[1] else int(match[1]) * unit
+        return result
 
     return OptionKind("SIZE", parse_size, format_size)
 

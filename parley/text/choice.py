@@ -273,5 +273,8 @@ def describe_prompt_tokens(
     aligned = scores if scores is not None else [None] * len(token_ids)
     return PromptScored(
         prompt,
-        [describe_token(tokenizer, id, score, alternatives) for id, score in zip(token_ids, aligned, strict=True)],
+        [
+            describe_token(tokenizer, token_id, score, alternatives)
+            for token_id, score in zip(token_ids, aligned, strict=True)
+        ],
     )

@@ -105,7 +105,8 @@ class Exchange:
     @property
     def path_params(self) -> Mapping[str, str]:
         """The parameters in the path, by the names in the route."""
-        return self.scope.get("path_params", {})
+        result: Mapping[str, str] = self.scope.get("path_params", {})
+        return result
 
     def client_timeout(self) -> float | None:
         """Return the client's timeout from the request header in seconds, None if there is none. Raises Invalid."""

@@ -225,13 +225,15 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         with every first request. A server may ignore the offer (RFC 9110, 7.8), so the request is parsed again
         without it.
         """
-        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+        result: bool = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+        return result
 
     def _feed_parser(self, data: bytes) -> None:
         """Parse data. Raises httptools.HttpParserError, and HttpParserUpgrade for CONNECT."""
         while data:
             try:
-                return self.parser.feed_data(data)
+                self.parser.feed_data(data)
+                return
             except httptools.HttpParserUpgrade as upgrade:
                 if not self._upgrade_offered:
                     raise
@@ -246,7 +248,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _start_cycle(self, cycle: HttpCycle) -> None:
         self._current_cycle = cycle
-        task = self.loop.create_task(cycle.run_app(self.app))  # type: ignore[arg-type]
+        task = self.loop.create_task(cycle.run_app(self.app))
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)
 

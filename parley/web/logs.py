@@ -38,7 +38,7 @@ def set_up_logging(log_format: Literal["text", "json"]) -> None:
     atexit.register(handler.wait_written)
     # No format shows where a line comes from, so logging need not find out.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    logging._srcfile = None  # type: ignore[attr-defined]
+    logging._srcfile = None
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(logging.WARNING)

@@ -37,7 +37,7 @@ import json, sys
 from parley import hub
 seen = []
 try:
-    found = str(hub.resolve(sys.argv[1], lambda stage, fraction: seen.append([stage, fraction])))
+    found = str(hub.resolve_model(sys.argv[1], lambda stage, fraction: seen.append([stage, fraction])))
 except hub.ModelMissing as error:
     found = "missing: " + str(error)
 print(json.dumps([found, seen, sorted({"torch", "transformers"} & set(sys.modules))]))

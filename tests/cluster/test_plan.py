@@ -77,7 +77,7 @@ def test_cluster_plan_errors_name_the_mistake(tmp_path, text, message):
 
 def test_missing_cluster_plan_is_reported(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
-        plan_from_text(str(tmp_path / "none.toml"))
+        read_plan(str(tmp_path / "none.toml"))
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))

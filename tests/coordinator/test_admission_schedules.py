@@ -90,7 +90,7 @@ async def test_random_schedules_release_everything_once(roles, steps, keys):
         if isinstance(each, BaseException):
             assert isinstance(each, RequestRefused | asyncio.CancelledError)
         else:
-            each.end(False)
+            each.close_placement(False)
     assert scheduler.open_requests == scheduler.queued_requests == 0
     for each in instances:
         assert each.tasks == 0

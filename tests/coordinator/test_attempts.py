@@ -362,7 +362,7 @@ async def test_prefill_failure_uses_the_documented_error_text(cluster, how, text
                 return await answer_and_die(request)
             case "hanging":
                 table.instances[1].lost = True
-                table.tell(table.instances[1], "lost")
+                table.notify_watchers(table.instances[1], "lost")
                 await asyncio.sleep(5)
         raise ConnectionError
 
@@ -420,12 +420,12 @@ async def test_lost_instance_ends_the_attempt_that_waits_for_it(cluster, hanging
 
     async def hang(request: ReceivedRequest) -> None:
         p.before_prefill, table.instances[hanging].lost = None, True
-        table.tell(table.instances[hanging], "lost")
+        table.notify_watchers(table.instances[hanging], "lost")
         await asyncio.sleep(10)
 
     p.before_prefill = hang
     assert (await running.post(body=CHAT_BODY)).body == b"".join(CHAT_SCRIPT.parts)
-    assert (p, d)[2 - hanging].asked[-1].headers["d-target"] == "self"
+    assert (p, d)[2 - hanging].requests[-1].headers["d-target"] == "self"
 
 
 MALFORMED_ANSWERS = {
@@ -485,7 +485,7 @@ async def test_stream_resumes_exactly_where_decode_was_lost(cluster, at):
     dying.decode_hook = die
     for _ in range(2):
         answer = await running.post(body=CHAT_BODY)
-        assert answer.whole and answer.body == b"".join(LONG_SCRIPT.parts)
+        assert answer.is_complete and answer.body == b"".join(LONG_SCRIPT.parts)
     resumed = [request for request in p.requests if received_parts(request)]
     assert [received_parts(request) for request in resumed] == [list(range(at))]
     assert all(request.body.endswith(CHAT_BODY) for request in resumed)
@@ -660,7 +660,7 @@ async def test_stream_ends_with_one_error_when_retries_fail(cluster, path, error
     elif path == "/v1/completions":
         body = {"model": "m", "prompt": "a", "stream": True}
     answer = await running.post(path, json.dumps(body).encode())
-    assert answer.status == 200 and answer.whole
+    assert answer.status == 200 and answer.is_complete
     assert answer.body.startswith(LONG_SCRIPT.parts[0] + LONG_SCRIPT.parts[1]) and answer.body.count(error) == 1
     assert [received_parts(request) for request in p.requests] == [[], [0]]
 
@@ -690,7 +690,7 @@ async def test_client_disconnect_cancels_the_request_on_every_instance(cluster, 
     p.before_prefill = wait if stage == "asked" else None
     d.decode_hook = decode_part
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}"
-    reader, writer = await running.send(head)
+    reader, writer = await running.send_raw(head)
     if stage == "queued":
         assert b"503" in await reader.readline()
         writer.close()
@@ -810,15 +810,15 @@ async def test_recompute_is_never_refused_by_admission(cluster):
     p, d = ScriptedInstance("prefill", plain=True), ScriptedInstance("decode", plain=True)
     running = await cluster(p, d, slo_ttft=1.0)
     scheduler, attempts = running.coordinator.scheduler, list[int]()
-    admit = scheduler._admit
+    admit = scheduler._check_objectives
 
     def refuse(scheduling_request: Any, pair: Any) -> None:
         attempts.append(scheduling_request.attempt)
         if len(attempts) > 1:
-            raise scheduler._refused(429, refusals.TOO_MANY_REQUESTS)
+            raise scheduler._refuse_request(429, refusals.TOO_MANY_REQUESTS)
         admit(scheduling_request, pair)
 
-    scheduler._admit = refuse
+    scheduler._check_objectives = refuse
 
     async def request_recompute(d: ScriptedInstance, request_id: str, parts: list[bytes], first_part: int) -> None:
         d.decode_hook = None
@@ -826,7 +826,7 @@ async def test_recompute_is_never_refused_by_admission(cluster):
 
     d.decode_hook = request_recompute
     answer = await running.post(body=CHAT_BODY)
-    assert answer.status == 200 and answer.whole and attempts == [0]
+    assert answer.status == 200 and answer.is_complete and attempts == [0]
 
 
 def test_scripted_records_are_lists_of_outputs():

@@ -176,16 +176,16 @@ async def test_coordinator_shutdown_ends_open_requests_with_an_error(live_cluste
 
 async def test_incoming_bodies_count_against_the_memory_limit(live_cluster) -> None:
     cluster = await live_cluster("mixed")
-    cluster.coordinator.front._memory = 1 << 20
+    cluster.coordinator.front._memory_limit = 1 << 20
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     first, second = await cluster.front.connect(), await cluster.front.connect()
     await first.send(head + b"a0000\r\n" + b" " * 0xA0000)
-    await cluster.front.until(lambda: cluster.coordinator.front.held == 0xA0000)
+    await cluster.front.until(lambda: cluster.coordinator.front.body_bytes == 0xA0000)
     await second.send(head + b"a0000\r\n" + b" " * 0xA0000)
     answer = await second.answer()
     assert (answer.status, answer.json["error"]["message"]) == (429, "Memory limit exceeded")
     first.close()
-    await cluster.front.until(lambda: cluster.coordinator.front.held == 0)
+    await cluster.front.until(lambda: cluster.coordinator.front.body_bytes == 0)
     third = await cluster.front.connect()
     await third.send(head.replace(b"Transfer-Encoding: chunked", b"Content-Length: %d" % (1 << 40)))
     assert (await third.answer()).status == 413  # a retry would not help

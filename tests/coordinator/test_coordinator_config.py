@@ -112,7 +112,7 @@ def test_coordinator_defaults_are_valid_file_values():
             if config_field.metadata and config_field.default not in (None, ""):
                 values = config_field.default if config_field.metadata["many"] else (config_field.default,)
                 for value in values:
-                    assert config_field.metadata["kind"].read(value) == value
+                    assert config_field.metadata["kind"].parse_raw(value) == value
         assert all(row.description and row.allowed_range for row in documented_keys(kind))
 
 

@@ -121,11 +121,11 @@ REQUESTS: list[dict[str, Any]] = [
 async def test_cluster_grpc_answers_equal_those_of_one_server(both, roles: tuple[str, ...]) -> None:
     sides = await both(*roles)
     for members in REQUESTS:
-        await sides.same(seeded_request(id="7", **members))
+        await sides.call_both(seeded_request(id="7", **members))
         requests = [seeded_request(id="7", stream=True, **members), seeded_request(id="8", **members)]
         cluster_answers, server_answers = (
-            await stream_requests(sides.many, *requests),
-            await stream_requests(sides.one, *requests),
+            await stream_requests(sides.cluster_calls, *requests),
+            await stream_requests(sides.server_calls, *requests),
         )
         assert join_answers(cluster_answers) == join_answers(server_answers), members
     await sides.cluster.idle()
@@ -136,8 +136,8 @@ async def test_grpc_stream_requests_are_separated_and_run_concurrently(both) -> 
     requests = [seeded_request(f"a {number}", id=f"{number}", stream=number % 2 > 0) for number in range(20)]
     requests.insert(3, seeded_request(id="x", model="other"))
     cluster_answers, server_answers = (
-        await stream_requests(sides.many, *requests),
-        await stream_requests(sides.one, *requests),
+        await stream_requests(sides.cluster_calls, *requests),
+        await stream_requests(sides.server_calls, *requests),
     )
     assert join_answers(cluster_answers) == join_answers(server_answers) and len(join_answers(cluster_answers)) == 21
     first = next(place for place, answer in enumerate(cluster_answers) if is_final(answer) and not answer.error_message)
@@ -150,13 +150,13 @@ async def test_grpc_stream_requests_are_separated_and_run_concurrently(both) -> 
 async def test_grpc_stream_resumes_identically_when_an_instance_ends(both, lost: str) -> None:
     sides = await both("prefill", "prefill", "decode", "decode", tick=0.01)
     requests = [seeded_request(f"a {number}", id=f"{number}", stream=number != 3, seed=number) for number in range(8)]
-    expected = join_answers(await stream_requests(sides.one, *requests))
+    expected = join_answers(await stream_requests(sides.server_calls, *requests))
     streams = [
-        asyncio.create_task(stream_requests(sides.many, *requests)),
-        asyncio.create_task(stream_requests(sides.many, *requests)),
+        asyncio.create_task(stream_requests(sides.cluster_calls, *requests)),
+        asyncio.create_task(stream_requests(sides.cluster_calls, *requests)),
     ]
     message = seeded_request("a 3", id="3", seed=3).SerializeToString()
-    unary_call = asyncio.ensure_future(sides.many.send("ModelInfer", message))
+    unary_call = asyncio.ensure_future(sides.cluster_calls.send("ModelInfer", message))
     candidates = sides.cluster.instances[:2] if lost == "p" else sides.cluster.instances[2:]
     await sides.cluster.front.until(lambda: any(served.engine.open_stream_count for served in candidates))
     victim = next(served for served in candidates if served.engine.open_stream_count)
@@ -178,13 +178,13 @@ async def test_grpc_request_survives_an_engine_crash_during_handover(both, monke
         await fetch(stage)
         if not crashed:
             crashed.append(stage)
-            stage.generation.model.engine.crash_engine()
+            stage._running_request.model.engine.crash_engine()
 
     monkeypatch.setattr(DecodeStage, "_wait_for_pages", crash_once)
     requests = [seeded_request("a b c", id="7", stream=True)]
     assert (
-        join_answers(await stream_requests(sides.many, *requests))
-        == join_answers(await stream_requests(sides.one, *requests))
+        join_answers(await stream_requests(sides.cluster_calls, *requests))
+        == join_answers(await stream_requests(sides.server_calls, *requests))
         and crashed
     )
     await sides.cluster.idle()
@@ -192,7 +192,7 @@ async def test_grpc_request_survives_an_engine_crash_during_handover(both, monke
 
 async def test_cluster_grpc_stream_ends_at_the_first_error_if_requested(both) -> None:
     sides = await both("prefill", "decode", tick=0.01)
-    for side in (sides.many, sides.one):
+    for side in (sides.cluster_calls, sides.server_calls):
         stream = side.stream(metadata=(("triton_grpc_error", "true"),))
         await stream.write(seeded_request(id="long", stream=True).SerializeToString())
         assert not (await stream.read()).error_message
@@ -207,7 +207,7 @@ async def test_cluster_grpc_stream_ends_at_the_first_error_if_requested(both) ->
 
 async def test_cluster_rejects_malformed_grpc_messages(both) -> None:
     sides = await both("prefill", "decode")
-    for side in (sides.many, sides.one):
+    for side in (sides.cluster_calls, sides.server_calls):
         assert await grpc_error(side.send("ModelInfer", BROKEN_MESSAGE)) == (
             "INTERNAL",
             "The message could not be read.",
@@ -221,8 +221,8 @@ async def test_cluster_rejects_malformed_grpc_messages(both) -> None:
 async def test_cluster_grpc_disconnect_leaves_nothing_open(both, ending: str) -> None:
     sides = await both("prefill", "decode", reply=lambda work, index: [70] * 3000, tick=0.005)
     timeout = 1 if ending == "deadline" else 20
-    call = asyncio.ensure_future(sides.many.infer(max_tokens=3000, timeout=timeout))
-    stream = sides.many.stream(timeout=timeout)
+    call = asyncio.ensure_future(sides.cluster_calls.infer(max_tokens=3000, timeout=timeout))
+    stream = sides.cluster_calls.stream(timeout=timeout)
     for _ in range(3):
         await stream.write(seeded_request(stream=True, max_tokens=3000).SerializeToString())
     assert is_final(await stream.read()) is False
@@ -230,7 +230,7 @@ async def test_cluster_grpc_disconnect_leaves_nothing_open(both, ending: str) ->
         call.cancel()
         stream.cancel()
     elif ending == "close":
-        await sides.many.channel.close()
+        await sides.cluster_calls.channel.close()
     await asyncio.gather(call, return_exceptions=True)
     await sides.cluster.idle()
 
@@ -238,9 +238,9 @@ async def test_cluster_grpc_disconnect_leaves_nothing_open(both, ending: str) ->
 async def test_cluster_grpc_checks_the_keys_of_the_instances(both) -> None:
     sides = await both("prefill", "decode", api_keys=(KEY,), cluster_secret="s")
     for metadata in ((), (("authorization", "Bearer wrong"),), (("parley-secret", "s"),)):
-        code, sentence = await sides.same(seeded_request(), metadata=metadata)
+        code, sentence = await sides.call_both(seeded_request(), metadata=metadata)
         assert code is grpc.StatusCode.UNAUTHENTICATED and "API key" in sentence
-        stream = sides.many.stream(metadata=metadata)
+        stream = sides.cluster_calls.stream(metadata=metadata)
         await stream.write(seeded_request().SerializeToString())
         assert (await grpc_error(stream.read()))[0] == "UNAUTHENTICATED"
 
@@ -248,15 +248,15 @@ async def test_cluster_grpc_checks_the_keys_of_the_instances(both) -> None:
 async def test_cluster_grpc_statistics_are_summed(both) -> None:
     sides = await both("prefill", "decode", "decode")
     for number in range(6):
-        await sides.same(seeded_request(f"a {number}", max_tokens=4))
-        await stream_requests(sides.many, seeded_request(f"b {number}", max_tokens=4, stream=True))
+        await sides.call_both(seeded_request(f"a {number}", max_tokens=4))
+        await stream_requests(sides.cluster_calls, seeded_request(f"b {number}", max_tokens=4, stream=True))
     for name in ("", "tiny"):
-        counts = (await sides.many.call("ModelStatistics", name=name)).model_stats[0]
+        counts = (await sides.cluster_calls.call("ModelStatistics", name=name)).model_stats[0]
         assert counts.inference_count == counts.inference_stats.success.count == 12
-    expected = [await grpc_error(side.call("ModelStatistics", name="other")) for side in (sides.many, sides.one)]
+    expected = [await grpc_error(side.call("ModelStatistics", name="other")) for side in (sides.cluster_calls, sides.server_calls)]
     assert expected[0] == expected[1]
     expected = [
-        await grpc_error(side.call("ModelStatistics", name="tiny", version="2")) for side in (sides.many, sides.one)
+        await grpc_error(side.call("ModelStatistics", name="tiny", version="2")) for side in (sides.cluster_calls, sides.server_calls)
     ]
     assert expected[0] == expected[1]
 
@@ -278,8 +278,8 @@ async def test_grpc_server_queries_need_no_grpc_port_at_instances(both) -> None:
         name for name, _ in SERVER_QUERIES
     }
     for method, members in SERVER_QUERIES:
-        await sides.same(control.request_class(method)(**members), method=method)
-    for side in (sides.many, sides.one):
+        await sides.call_both(control.request_class(method)(**members), method=method)
+    for side in (sides.cluster_calls, sides.server_calls):
         assert await grpc_error(side.send("ModelMetadata", BROKEN_MESSAGE)) == (
             "INTERNAL",
             "The message could not be read.",
@@ -292,35 +292,35 @@ async def test_grpc_server_queries_need_no_grpc_port_at_instances(both) -> None:
 
 async def test_cluster_grpc_health_follows_instance_availability(both) -> None:
     sides = await both("prefill", "decode")
-    watching = sides.many.channel.unary_stream(
+    watching = sides.cluster_calls.channel.unary_stream(
         "/grpc.health.v1.Health/Watch", None, control.HEALTH_RESPONSE.FromString
     )(b"")
     assert (await watching.read()).status == 1
     table = sides.cluster.coordinator.table
     for instance in table:
         table.set_instance_offline(instance, True)
-    assert (await watching.read()).status == (await sides.many.check()).status == 2
+    assert (await watching.read()).status == (await sides.cluster_calls.check()).status == 2
     watching.cancel()
-    assert (await sides.many.call("ServerLive")).live and not (await sides.many.call("ServerReady")).ready
-    assert (await grpc_error(sides.many.call("ServerMetadata")))[0] == "UNAVAILABLE"
+    assert (await sides.cluster_calls.call("ServerLive")).live and not (await sides.cluster_calls.call("ServerReady")).ready
+    assert (await grpc_error(sides.cluster_calls.call("ServerMetadata")))[0] == "UNAVAILABLE"
 
 
 async def test_grpc_metadata_needs_a_key_but_probes_do_not(both) -> None:
     sides = await both("mixed", api_keys=(KEY,), cluster_secret="s")
     message = control.request_class("ServerMetadata")()
     for metadata in ((), (("parley-secret", "s"),)):
-        code, _ = await sides.same(message, method="ServerMetadata", metadata=metadata)
+        code, _ = await sides.call_both(message, method="ServerMetadata", metadata=metadata)
         assert code is grpc.StatusCode.UNAUTHENTICATED
-    metadata_answer = await sides.same(message, method="ServerMetadata", metadata=(("authorization", f"Bearer {KEY}"),))
+    metadata_answer = await sides.call_both(message, method="ServerMetadata", metadata=(("authorization", f"Bearer {KEY}"),))
     assert metadata_answer.name == "triton"
-    assert (await sides.many.call("ServerReady")).ready and (await sides.many.check()).status == 1
+    assert (await sides.cluster_calls.call("ServerReady")).ready and (await sides.cluster_calls.check()).status == 1
 
 
 async def test_cluster_grpc_rejects_a_message_over_the_limit(both) -> None:
     sides = await both("prefill", "decode")
-    sides.many.channel = grpc.aio.insecure_channel(sides.many.address)
-    assert (await grpc_error(sides.many.infer(text="a" * (33 << 20))))[0] == "RESOURCE_EXHAUSTED"
-    await sides.many.channel.close()
+    sides.cluster_calls.channel = grpc.aio.insecure_channel(sides.cluster_calls.address)
+    assert (await grpc_error(sides.cluster_calls.infer(text="a" * (33 << 20))))[0] == "RESOURCE_EXHAUSTED"
+    await sides.cluster_calls.channel.close()
 
 
 def long_reply(work: EngineRequest, index: int) -> list[int]:
@@ -330,8 +330,8 @@ def long_reply(work: EngineRequest, index: int) -> list[int]:
 async def test_cluster_grpc_cuts_off_a_client_that_does_not_read(both) -> None:
     sides = await both("prefill", "decode", reply=long_reply, told={"http_timeout_seconds": 0.3})
     narrow = [("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0)]  # keep few bytes in transit
-    async with grpc.aio.insecure_channel(sides.many.address, options=narrow) as sides.many.channel:
-        stream = sides.many.stream()
+    async with grpc.aio.insecure_channel(sides.cluster_calls.address, options=narrow) as sides.cluster_calls.channel:
+        stream = sides.cluster_calls.stream()
         for _ in range(12):
             await stream.write(seeded_request(stream=True, max_tokens=800).SerializeToString())
         await sides.cluster.front.until(lambda: bool(sides.cluster.coordinator.front.open_requests))
@@ -342,14 +342,14 @@ async def test_cluster_grpc_late_reader_receives_everything(both, monkeypatch: p
     monkeypatch.setattr(grpc_call, "HOLD", 256)  # bytes; nearly every answer has to wait
     sides = await both("prefill", "decode", reply=long_reply)
     requests = [seeded_request("a b c", id=f"{number}", stream=True, max_tokens=200) for number in range(4)]
-    stream = sides.many.stream()
+    stream = sides.cluster_calls.stream()
     for message in requests:
         await stream.write(message.SerializeToString())
     await stream.done_writing()
     await sides.cluster.front.until(lambda: bool(sides.cluster.coordinator.front.open_requests))
     await asyncio.sleep(0.1)
     answers = join_answers([answer async for answer in stream])
-    assert answers == join_answers(await stream_requests(sides.one, *requests))
+    assert answers == join_answers(await stream_requests(sides.server_calls, *requests))
     await sides.cluster.idle()
 
 
@@ -364,14 +364,14 @@ async def test_cluster_grpc_uses_tls_and_client_certificates(both, tmp_path: Pat
     known_client = grpc.ssl_channel_credentials(pem["ca.pem"], pem["client.key"], pem["client.pem"])
     for credentials in (known_client, grpc.ssl_channel_credentials(pem["ca.pem"]), None):
         if credentials is None:
-            sides.many.channel = grpc.aio.insecure_channel(sides.many.address)
+            sides.cluster_calls.channel = grpc.aio.insecure_channel(sides.cluster_calls.address)
         else:
-            sides.many.channel = grpc.aio.secure_channel(sides.many.address, credentials)
+            sides.cluster_calls.channel = grpc.aio.secure_channel(sides.cluster_calls.address, credentials)
         if credentials is known_client:
-            assert (await sides.same(seeded_request())).outputs
+            assert (await sides.call_both(seeded_request())).outputs
         else:
-            assert (await grpc_error(sides.many.infer()))[0] == "UNAVAILABLE"
-        await sides.many.channel.close()
+            assert (await grpc_error(sides.cluster_calls.infer()))[0] == "UNAVAILABLE"
+        await sides.cluster_calls.channel.close()
     with pytest.raises(TlsFileError, match="password"):
         before.grpc_credentials(CoordinatorTls(**tls_files, password=str(tmp_path / "word")))
 
@@ -380,9 +380,9 @@ async def test_strict_coordinator_reports_timeouts_in_grpc_form(both, monkeypatc
     sides = await both("prefill", "decode", reply=lambda work, index: [70] * 3000, tick=0.005)
     coordinator = sides.cluster.coordinator
     monkeypatch.setattr(coordinator.front, "_strict", True)
-    await sides.same(seeded_request(max_tokens=9))
+    await sides.call_both(seeded_request(max_tokens=9))
     monkeypatch.setattr(coordinator.scheduler, "options", replace(coordinator.options, infer_timeout=0.3))
-    stream = sides.many.stream()
+    stream = sides.cluster_calls.stream()
     await stream.write(seeded_request(id="7", stream=True, max_tokens=3000).SerializeToString())
     await stream.done_writing()
     *parts, last = [answer async for answer in stream]
@@ -394,7 +394,7 @@ async def test_strict_coordinator_reports_timeouts_in_grpc_form(both, monkeypatc
 async def test_cluster_grpc_reports_packages_missing_at_instances(both, monkeypatch: pytest.MonkeyPatch) -> None:
     sides = await both("prefill", "decode")
     monkeypatch.setattr("parley.dialects.triton.calls.find_spec", lambda name: None)
-    code, sentence = await grpc_error(sides.many.infer())
+    code, sentence = await grpc_error(sides.cluster_calls.infer())
     assert code == "UNIMPLEMENTED" and "parley[grpc]" in sentence
-    (answer,) = await stream_requests(sides.many, seeded_request(id="7"))
+    (answer,) = await stream_requests(sides.cluster_calls, seeded_request(id="7"))
     assert answer.error_message == sentence and is_final(answer) and answer.infer_response.id == "7"

@@ -144,8 +144,8 @@ async def test_strict_coordinator_checks_bodies(cluster):
 
 async def test_coordinator_closes_connections_above_the_limit(cluster):
     running = await cluster(ScriptedInstance(script=CHAT_SCRIPT), max_requests=2, strict=True)
-    open_connections = [await running.send(b"") for _ in range(2)]
-    reader, writer = await running.send(b"")
+    open_connections = [await running.send_raw(b"") for _ in range(2)]
+    reader, writer = await running.send_raw(b"")
     assert await reader.read() == b""
     writer.close()
     for _, each in open_connections:
@@ -192,7 +192,7 @@ async def test_tokenizer_timeout_answers_408(cluster):
 async def test_coordinator_keeps_connections_and_takes_pipelined_requests(cluster):
     running = await cluster(ScriptedInstance(script=CHAT_SCRIPT))
     raw_request = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}"
-    reader, writer = await running.send(raw_request * 5)
+    reader, writer = await running.send_raw(raw_request * 5)
     for _ in range(5):
         assert (await read_client_answer(reader)).body == b"".join(CHAT_SCRIPT.parts)
     writer.write(raw_request)
@@ -202,7 +202,7 @@ async def test_coordinator_keeps_connections_and_takes_pipelined_requests(cluste
 
 async def test_coordinator_sends_no_chunks_to_http_1_0_clients(cluster):
     running = await cluster(ScriptedInstance(script=CHAT_SCRIPT))
-    reader, writer = await running.send(b"POST /v1/completions HTTP/1.0\r\ncontent-length: 2\r\n\r\n{}")
+    reader, writer = await running.send_raw(b"POST /v1/completions HTTP/1.0\r\ncontent-length: 2\r\n\r\n{}")
     head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     assert b"chunked" not in head and body == b"".join(CHAT_SCRIPT.parts)
     writer.close()
@@ -211,7 +211,7 @@ async def test_coordinator_sends_no_chunks_to_http_1_0_clients(cluster):
 async def test_coordinator_answers_expect_100_continue(cluster):
     running = await cluster(ScriptedInstance(script=CHAT_SCRIPT))
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 2\r\n\r\n"
-    reader, writer = await running.send(head)
+    reader, writer = await running.send_raw(head)
     assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
     writer.write(b"{}")
     assert (await read_client_answer(reader)).body == b"".join(CHAT_SCRIPT.parts)
@@ -222,7 +222,7 @@ async def test_coordinator_accepts_a_chunked_body(cluster):
     mixed = ScriptedInstance(script=CHAT_SCRIPT)
     running = await cluster(mixed)
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
-    reader, writer = await running.send(head + b"1\r\n{\r\n1\r\n}\r\n0\r\n\r\n")
+    reader, writer = await running.send_raw(head + b"1\r\n{\r\n1\r\n}\r\n0\r\n\r\n")
     assert (await read_client_answer(reader)).status == 200
     assert mixed.requests[0].body == b"{}" and mixed.requests[0].headers["content-length"] == "2"
     writer.close()

@@ -73,7 +73,7 @@ async def test_http_client_reads_answers_cut_anywhere_on_one_connection(server_a
 
 async def test_answer_without_length_ends_with_its_connection(server_and_client):
     server, upstream = server_and_client
-    server.answers, server.end = [WITHOUT_LENGTH], True
+    server.answers, server.close_after_answer = [WITHOUT_LENGTH], True
     assert (await upstream.request_answer(b"GET", b"/")).body == b"abc"
 
 
@@ -86,7 +86,7 @@ async def test_head_answer_has_no_body(server_and_client):
 @pytest.mark.parametrize("size", range(len(SIZED)))
 async def test_http_client_raises_on_a_truncated_answer(server_and_client, size):
     server, upstream = server_and_client
-    server.answers, server.end = [SIZED[:size]], True
+    server.answers, server.close_after_answer = [SIZED[:size]], True
     with pytest.raises(ConnectionBroken):
         await upstream.request_answer(b"GET", b"/")
 

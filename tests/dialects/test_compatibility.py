@@ -10,6 +10,7 @@ from typing import Any
 from parley.dialects.dialect import RequestContext, Route
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.fields import decode_fields
+from parley.dialects.mounts import SURFACES
 from parley.dialects.tgi import STRICT, document
 from parley.errors import Unsupported
 
@@ -28,11 +29,26 @@ def load_page_script() -> dict[str, Any]:
 
 def test_generated_pages_match_readers():
     generator = load_page_script()
-    page = generator["page"]()
-    assert generator["PAGE"].read_text("utf-8") == page, "docs/compatibility.md is old: make docs"
+    pages = generator["pages"]()
+    for file, page in pages.items():
+        assert file.read_text("utf-8") == page, f"{file.relative_to(DOCS.parent)} is old: make docs"
+    assert {DOCS / "compatibility.md", *DOCS.glob("compatibility/*")} == set(pages)
     assert generator["OPENAPI"].read_text("utf-8") == generator["openapi"](), "openapi.json is old: make docs"
-    untested = [line for line in page.splitlines() if line.endswith("|  |")]
+    untested = [line for page in pages.values() for line in page.splitlines() if line.endswith("|  |")]
     assert not untested, "members that no test names"
+
+
+def test_every_api_has_a_page_that_lists_its_routes():
+    generator = load_page_script()
+    index = generator["index_page"]()
+    for surface in SURFACES:
+        api = next(
+            api for api, columns in generator["apis"]().items() if surface.dialect in [each for _, each in columns]
+        )
+        assert f"(compatibility/{api}.md)" in index
+        page = generator["api_page"](api)
+        for route in surface.dialect.routes:
+            assert f"`{route.method} {route.path}`" in page
 
 
 def test_survey_finds_members_of_a_reader():

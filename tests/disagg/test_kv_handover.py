@@ -297,7 +297,7 @@ async def test_replaces_an_ended_link_from_the_pool() -> None:
             await sender.finish_handover()
 
 
-@pytest.mark.parametrize("side", ("send", "fetch", "checksum"))
+@pytest.mark.parametrize("side", ("send_pages", "fetch_pages", "page_checksum"))
 async def test_transport_exception_ends_the_handover(side: str) -> None:
     """Neither side may wait for pages that never arrive."""
     with PageMemory(seed=2) as source, PageMemory() as target:
@@ -310,9 +310,9 @@ async def test_transport_exception_ends_the_handover(side: str) -> None:
                 raise RuntimeError("a defect")
 
             of = {
-                "send": sender._link.chosen_transport,
-                "fetch": receiver._link.chosen_transport,
-                "checksum": sender._memory,
+                "send_pages": sender._link.chosen_transport,
+                "fetch_pages": receiver._link.chosen_transport,
+                "page_checksum": sender._memory,
             }
             setattr(of[side], side, fail)
             sender.add_computed_pages(0, [8])
@@ -388,7 +388,7 @@ async def test_connect_fails_when_the_engine_is_replaced_meanwhile(side: str, mo
                 (p if side == "giver" else d).add_arena("demo", later.arena)
                 return chosen
 
-            monkeypatch.setattr(KVPeer, "_choose", late)
+            monkeypatch.setattr(KVPeer, "_choose_transport", late)
             with pytest.raises(LinkError):
                 await p.open_handover(f"127.0.0.1:{d.port}", "demo")
             monkeypatch.undo()

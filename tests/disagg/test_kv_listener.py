@@ -425,8 +425,8 @@ async def test_link_ends_when_the_sender_never_reads_or_never_sends() -> None:
 
 
 async def test_limits_unauthenticated_connections_in_number_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "GREET_S", 0.5)
-    monkeypatch.setattr(listener, "STRANGERS", 3)
+    monkeypatch.setattr(listener, "HANDSHAKE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(listener, "MAX_UNAUTHENTICATED", 3)
     with PageMemory() as target:
         async with accepting_peer(target) as (peer, _):
             slow = [await RawSender.connect(peer.port, authenticated=False) for _ in range(3)]

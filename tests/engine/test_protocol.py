@@ -180,7 +180,7 @@ async def test_the_streams_of_a_group_are_fed_once_for_each_step():
 
 
 async def test_cancelling_every_stream_of_a_group_ends_feeding():
-    engine = await start_engine(tick=0.001)
+    engine = await start_engine(step_seconds=0.001)
     streams = [engine.submit_request(EngineRequest(id=id, token_ids=[1], max_tokens=4000, n=2)) for id in "ab"]
     group = StreamGroup(streams)
     feeding = asyncio.create_task(group.feed_outputs(lambda arrived: True))
@@ -196,7 +196,7 @@ async def test_cancelling_every_stream_of_a_group_ends_feeding():
 
 
 async def test_engine_crash_or_reader_cancellation_ends_feed():
-    engine = await start_engine(tick=0.001)
+    engine = await start_engine(step_seconds=0.001)
     outputs: list[EngineOutput] = []
     stream, other = (engine.submit_request(EngineRequest(id=name, token_ids=[1], max_tokens=4000)) for name in "ab")
     feeding = [

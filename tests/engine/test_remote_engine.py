@@ -169,7 +169,7 @@ def test_engine_exits_when_its_parent_is_killed(folder):
         "async def main():\n"
         f"    e = RemoteEngine(Settings(model={str(folder)!r}, kv_memory=8 << 20, threads=1))\n"
         "    await e.start()\n"
-        "    print(e.pid, flush=True)\n"
+        "    print(e.process_id, flush=True)\n"
         "    await asyncio.sleep(600)\n"
         "asyncio.run(main())\n"
     )

@@ -93,7 +93,7 @@ async def test_dresult_replays_frames_lost_in_transit(serve) -> None:
         channel.write_result(text)
     assert [(await connection.next_frame()).payload for _ in range(3)] == [b"a\n", b"b\0", b"c\n"]
     connection.connection.close()
-    await served.until(lambda: not served.node.results.get_client("c-1").connected)
+    await served.until(lambda: not served.node.results.get_client("c-1").is_connected)
     channel.write_result(b"d\n", record=b"r", last=True)
     connection = await ResultConnection.connect(served, f"?client=c-1&epoch={epoch}&from=1")
     frames = [await connection.next_frame() for _ in range(4)]
@@ -231,7 +231,7 @@ async def test_role_change_links_peers_in_the_background(serve, monkeypatch: pyt
         await asyncio.sleep(0.01)
 
     await prefill_decode_pair.join_cluster(served)
-    served.parts.links.reach = reach
+    served.parts.links.reach_member = reach
     status = (await served.get("/v1/status")).json["service"]
     assert (status["roleStatus"], status["currentRole"]) == ("RoleUnknown", "none")
     answer = await served.post("/v1/role/decode", ROLE_BODY)
@@ -259,12 +259,12 @@ async def test_failed_link_is_logged_once(serve, caplog: pytest.LogCaptureFixtur
         places = [role.InstanceAddress("127.0.0.1", port) for port in (wrong_secret.peer.port, other.peer.port)]
         for place in places * 3:
             with contextlib.suppress(OSError):
-                await first.parts.links.reach(place)
+                await first.parts.links.reach_member(place)
     finally:
         await asyncio.gather(other.close_member(), wrong_secret.close_member())
     for _ in range(3):
         with pytest.raises(OSError):
-            await first.parts.links.reach(places[1])
+            await first.parts.links.reach_member(places[1])
     await one.close_member()
     assert [record.args[0] for record in caplog.records] == places
 
@@ -301,23 +301,23 @@ async def test_role_change_waits_for_running_requests(serve) -> None:
 async def test_role_sets_the_prefill_share_of_the_engine(serve) -> None:
     served = await serve(role="flex", peer_port=0, p_percentage=30)
     node, engine = served.node, served.engine
-    assert engine.share == 30
+    assert engine.prefill_share == 30
 
     async def give_role(role: str, share: int) -> None:
         body = ROLE_BODY | {"local": ROLE_BODY["local"] | {"p_percentage": share}}
         assert (await served.post(f"/v1/role/{role}", body)).status == 200
 
     await give_role("flex", 60)
-    await served.until(lambda: engine.share == 60 and node.role.status == "RoleReady")
+    await served.until(lambda: engine.prefill_share == 60 and node.role.status == "RoleReady")
     await give_role("flex", 65)  # a new share alone interrupts nothing
-    assert engine.share == 65
+    assert engine.prefill_share == 65
     assert (await served.get("/v1/status")).json["service"] == {
         "roleStatus": "RoleReady", "currentRole": "flex", "p_percentage": 65,
     }  # fmt: skip
     await give_role("decode", 65)
-    await served.until(lambda: engine.share == 100)
+    await served.until(lambda: engine.prefill_share == 100)
     await give_role("flex", 5)
-    await served.until(lambda: engine.share == 5)
+    await served.until(lambda: engine.prefill_share == 5)
 
 
 async def test_share_change_interrupts_no_request(serve) -> None:
@@ -330,7 +330,7 @@ async def test_share_change_interrupts_no_request(serve) -> None:
             await third_found.wait()
 
     await prefill_decode_pair.join_cluster(served)
-    served.parts.links.reach = reach
+    served.parts.links.reach_member = reach
     peers = [ROLE_BODY["peers"][0] | {"server_ip": f"10.0.0.{k}"} for k in (2, 3)]
 
     async def give_share(share: int, peers: list[Any]) -> None:
@@ -342,11 +342,11 @@ async def test_share_change_interrupts_no_request(serve) -> None:
     for share, others in ((45, peers[:1]), (50, [])):
         await give_share(share, others)
         assert node.role.status == "RoleReady"
-        await served.until(lambda share=share: served.engine.share == share)
+        await served.until(lambda share=share: served.engine.prefill_share == share)
     await give_share(55, peers)
     assert node.role.status == "RoleSwitching"
     third_found.set()
-    await served.until(lambda: node.role.status == "RoleReady" and served.engine.share == 55)
+    await served.until(lambda: node.role.status == "RoleReady" and served.engine.prefill_share == 55)
 
 
 @pytest.mark.parametrize(

@@ -136,14 +136,14 @@ async def test_plain_manner_answers_equal_those_of_one_server(
     body = route_body | ({} if path.endswith("_stream") else {"stream": stream}) | {"temperature": 0}
     if "temperature" not in route_body and path.endswith(("_stream", "/infer")):
         del body["temperature"]
-    expected = await plain_cluster.one.call("POST", path, body, {"req-id": "77"})
-    prefill_answer = await plain_cluster.coordinator.send_prefill(path, body, plain_cluster.places[0])
+    expected = await plain_cluster.single.call("POST", path, body, {"req-id": "77"})
+    prefill_answer = await plain_cluster.coordinator.send_prefill(path, body, plain_cluster.addresses[0])
     assert prefill_answer["reqId"] == "77" and prefill_answer["isStream"] == (stream or path.endswith("_stream"))
     assert ("output" in prefill_answer) == (prefill_answer["isStream"] or prefill_answer["isLastResp"])
     text, last = await plain_cluster.coordinator.collect_answer(prefill_answer)
     assert same_answer(blank_differences(text), blank_differences(expected.body)), (text, expected.body)
     if last is not None:
-        assert last.kind == "lastData" and last.id == b"77"
+        assert last.kind == "lastData" and last.request_id == b"77"
         kinds = {piece.split(b":")[0] for piece in plain_cluster.coordinator.raw.split(b"\0") if piece}
         assert kinds <= {b"reqId", b"data", b"lastData", b"ka"} | ({b'{"text"'} if path == "/generate" else set())
     for served in (plain_cluster.prefill, *plain_cluster.decodes):
@@ -154,7 +154,7 @@ async def test_plain_manner_answers_a_single_token_by_prefill_alone(cluster) -> 
     plain_cluster = await cluster()
     for stream in (True, False):
         prefill_answer = await plain_cluster.coordinator.send_prefill(
-            CHAT, CHAT_BODY | {"max_tokens": 1, "stream": stream}, plain_cluster.places[0]
+            CHAT, CHAT_BODY | {"max_tokens": 1, "stream": stream}, plain_cluster.addresses[0]
         )
         assert prefill_answer["isLastResp"] and prefill_answer["output"]
         if stream:
@@ -169,21 +169,21 @@ async def test_plain_manner_resumes_after_an_engine_loss(
 ) -> None:
     plain_cluster = await cluster(tick=0.01)
     body = route_body | ({} if path.endswith("_stream") else {"stream": True})
-    expected = await plain_cluster.one.call("POST", path, body, {"req-id": "77"})
+    expected = await plain_cluster.single.call("POST", path, body, {"req-id": "77"})
     coordinator = plain_cluster.coordinator
-    prefill_answer = await coordinator.send_prefill(path, body, plain_cluster.places[0])
+    prefill_answer = await coordinator.send_prefill(path, body, plain_cluster.addresses[0])
     text = prefill_answer["output"].encode()
-    frame = await coordinator.frame()
+    frame = await coordinator.next_frame()
     text += frame.payload
     plain_cluster.decodes[0].engine.crash_engine()
-    while (frame := await coordinator.frame()).kind == "data":
+    while (frame := await coordinator.next_frame()).kind == "data":
         text += frame.payload
     assert frame.kind == "retry" and frame.request_id == b"77"
     retry_body = json.loads(frame.payload)
     if not native:
         assert len(retry_body.pop(ORIGIN_MEMBER)) > 10
     prefill_answer = await coordinator.send_prefill(
-        path, retry_body, plain_cluster.places[1], **{"is-recompute": "true"}
+        path, retry_body, plain_cluster.addresses[1], **{"is-recompute": "true"}
     )
     rest, last = await coordinator.collect_answer(prefill_answer)
     assert same_answer(blank_differences(text + rest), blank_differences(expected.body)), (text, rest, expected.body)
@@ -197,22 +197,22 @@ async def test_plain_manner_resumes_after_a_role_change(cluster, monkeypatch: py
     monkeypatch.setattr(role, "ROLE_DRAIN_SECONDS", 0.05)
     plain_cluster = await cluster(tick=0.02, peer_port=0)
     body, coordinator = CHAT_BODY | {"stream": stream, "max_tokens": 60}, plain_cluster.coordinator
-    expected = await plain_cluster.one.call("POST", CHAT, body, {"req-id": "77"})
-    prefill_answer = await coordinator.send_prefill(CHAT, body, plain_cluster.places[0])
+    expected = await plain_cluster.single.call("POST", CHAT, body, {"req-id": "77"})
+    prefill_answer = await coordinator.send_prefill(CHAT, body, plain_cluster.addresses[0])
     text = prefill_answer.get("output", "").encode()
     if stream:
-        text += (await coordinator.frame()).payload
+        text += (await coordinator.next_frame()).payload
     else:
         await plain_cluster.decodes[0].until(lambda: plain_cluster.decodes[0].engine.stats.running > 0)
     local = {"server_ip": "10.0.0.1", "device": []}
     assert (await plain_cluster.decodes[0].post("/v1/role/prefill", {"local": local, "peers": [local]})).status == 200
-    while (frame := await coordinator.frame()).kind == "data":
+    while (frame := await coordinator.next_frame()).kind == "data":
         text += frame.payload
     assert frame.kind == "retry" and frame.request_id == b"77"
     await plain_cluster.decodes[0].until(lambda: plain_cluster.decodes[0].node.role.name == "prefill")
     await plain_cluster.decodes[0].idle()
     prefill_answer = await coordinator.send_prefill(
-        CHAT, json.loads(frame.payload), plain_cluster.places[1], **{"is-recompute": "true"}
+        CHAT, json.loads(frame.payload), plain_cluster.addresses[1], **{"is-recompute": "true"}
     )
     rest, last = await coordinator.collect_answer(prefill_answer)
     assert same_answer(blank_differences(text + rest), blank_differences(expected.body)), (text, rest, expected.body)
@@ -223,7 +223,7 @@ async def test_plain_manner_resumes_after_a_role_change(cluster, monkeypatch: py
 
 async def test_plain_manner_rejects_an_invalid_recompute_body(cluster) -> None:
     plain_cluster = await cluster()
-    headers = {"req-id": "7", "req-type": "prefill", "d-target": str(plain_cluster.places[0]), "is-recompute": "true"}
+    headers = {"req-id": "7", "req-type": "prefill", "d-target": str(plain_cluster.addresses[0]), "is-recompute": "true"}
     answer = await plain_cluster.prefill.call("POST", CHAT, CHAT_BODY, headers)
     assert answer.status == 422 and answer.json["error"] == "Messages MUST be a string for recompute"
     answer = await plain_cluster.prefill.call(

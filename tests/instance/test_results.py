@@ -243,7 +243,7 @@ async def test_broken_result_connections_lose_and_repeat_nothing() -> None:
                     channels[name] = result_hub.open_request_channel("a", name)
                 payload = rng.randbytes(rng.randrange(30))
                 record = rng.randbytes(3) if rng.random() < 0.3 else b""
-                channels[name].write(payload, record=record)
+                channels[name].write_result(payload, record=record)
                 expected[name] = expected.get(name, b"") + payload + record
             if rng.random() < 0.7:
                 await settle_tasks()

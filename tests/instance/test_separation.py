@@ -132,7 +132,7 @@ async def test_separation_under_page_pressure_changes_no_answer(alike) -> None:
     )
     assert decode_stats.prompt_tokens == decode_stats.prefix_queries == decode_stats.prefix_hits == 0
     moved, repeated = (
-        each.observed_count
+        each.total_count
         for each in (pair.decode.model.metrics.external_tokens, pair.decode.model.metrics.recomputed_tokens)
     )
     assert moved + repeated <= single_stats.prompt_tokens <= prefill_stats.prompt_tokens and 0 < repeated < moved

@@ -96,7 +96,7 @@ def long_reply(work: EngineRequest, index: int) -> list[int]:
 
 async def test_refuses_separation_when_decode_has_no_room(alike) -> None:
     _, pair = await alike(reply=long_reply)
-    pair.decode.engine._pages.clear_pages()
+    pair.decode.engine._free_pages.clear()
     answer = await ask_chat(pair, messages=[{"role": "user", "content": "many tokens " * 40}])
     refusal = json.loads(answer.body)
     assert answer.status == 503 and refusal["refused"] is True and refusal["isLastResp"] is False
@@ -115,7 +115,7 @@ async def test_refuses_separation_when_decode_is_unreachable(alike) -> None:
 @pytest.mark.parametrize("name,description", [("prefill", "prefill."), ("flex", "flex with 100 % for prompts.")])
 async def test_refuses_separation_when_decode_has_another_role(alike, name: str, description: str) -> None:
     _, pair = await alike(reply=long_reply)
-    role = pair.members[1].node.role
+    role = pair.members[1].instance_state.role
     role.name, role.prefill_share = name, 100
     answer = await ask_chat(pair, stream=True)
     assert answer.status == 503 and json.loads(answer.body)["reason"].endswith(f"Its role is {description}")
@@ -316,12 +316,12 @@ async def test_paused_separated_stream_does_not_stop_other_streams(alike) -> Non
     _, pair = await alike(reply=long_reply)
     pair.decode.engine.step_gate.clear()
     first = asyncio.create_task(ask_chat(pair, stream=True, max_tokens=50))
-    await pair.decode.until(lambda: "r1" in pair.members[1].node.results.get_client(COORDINATOR_NAME).channels)
-    assert pair.members[1].node.results.set_results_paused(COORDINATOR_NAME, "r1", True)
+    await pair.decode.until(lambda: "r1" in pair.members[1].instance_state.results.get_client(COORDINATOR_NAME).channels)
+    assert pair.members[1].instance_state.results.set_results_paused(COORDINATOR_NAME, "r1", True)
     pair.decode.engine.step_gate.set()
     other = await ask_chat(pair, stream=True, max_tokens=50)
     assert other.body.endswith(b"[DONE]\n\n") and not first.done()
-    pair.members[1].node.results.set_results_paused(COORDINATOR_NAME, "r1", False)
+    pair.members[1].instance_state.results.set_results_paused(COORDINATOR_NAME, "r1", False)
     assert (await first).body == other.body
     await pair.idle()
 
@@ -341,7 +341,7 @@ async def test_restarted_coordinator_ends_requests_of_its_predecessor(alike, sam
 
     async def disconnect(connection: Connection, client: str) -> None:
         connection.close()
-        await served.until(lambda: not member.instance_state.results.clients[client].connected)
+        await served.until(lambda: not member.instance_state.results.clients[client].is_connected)
 
     def has_channels(client: str) -> bool:
         return bool(result_client := member.instance_state.results.clients.get(client)) and bool(result_client.channels)
@@ -371,19 +371,19 @@ async def test_restarted_coordinator_ends_requests_of_its_predecessor(alike, sam
 async def test_coordinators_sharing_a_seat_do_not_disturb_each_other(alike) -> None:
     """A coordinator that was there before is not a successor, however often its connection breaks."""
     _, pair = await alike(reply=long_reply, tick=0.01)
-    served, results = pair.decode, pair.members[1].node.results
+    served, results = pair.decode, pair.members[1].instance_state.results
 
     async def connect_results(client: str, epoch: str = "") -> Connection:
         connection = await served.connect()
         resume_query = f"&epoch={epoch}&from=0" if epoch else ""
         await connection.send(build_request("GET", f"/dresult?client={client}&seat=one{resume_query}"))
         assert (await connection.head())[0] == 200
-        await served.until(lambda: results.get_client(client).connected)
+        await served.until(lambda: results.get_client(client).is_connected)
         return connection
 
     async def disconnect(connection: Connection, client: str) -> None:
         connection.close()
-        await served.until(lambda: not results.clients[client].connected)
+        await served.until(lambda: not results.clients[client].is_connected)
 
     connections = {name: await connect_results(name) for name in "ab"}
     orders = {"req-id": "1", "req-type": "prefill", "d-target": pair.target, "parley-results": "a"}
@@ -395,7 +395,7 @@ async def test_coordinators_sharing_a_seat_do_not_disturb_each_other(alike) -> N
     connections["b"] = await connect_results("b")
     assert results.clients["a"].channels
     await disconnect(connections["b"], "b")
-    results.clients["b"].close()  # it was away for too long and is forgotten
+    results.clients["b"].close_client()  # it was away for too long and is forgotten
     connections["b"] = await connect_results("b", "before")
     assert results.clients["a"].channels
     connections["a"] = await connect_results("a", results.clients["a"].epoch)
@@ -410,6 +410,6 @@ async def test_lost_coordinator_ends_its_requests(alike) -> None:
     _, pair = await alike(reply=long_reply, tick=0.01)
     chat_task = asyncio.create_task(ask_chat(pair, stream=True, max_tokens=50))
     await pair.decode.until(lambda: pair.decode.engine.stats.running > 0)
-    pair.members[1].node.results.get_client(COORDINATOR_NAME).lose()
+    pair.members[1].instance_state.results.get_client(COORDINATOR_NAME).lose_requests()
     await pair.idle()
     chat_task.cancel()

@@ -199,7 +199,7 @@ def test_load_rejects_fused_decoder_with_wrong_results(monkeypatch, caplog):
         return reference.decoder_deviation(decoder, checkpoint, PLAIN_WEIGHTS)
 
     assert error() < reference.DECODER_TOLERANCE[torch.bfloat16] / 2
-    monkeypatch.setattr(lowering.LlamaWeights, "parts", swap_gate_and_up)
+    monkeypatch.setattr(lowering.LlamaWeights, "linear_parts", swap_gate_and_up)
     assert error() > reference.DECODER_TOLERANCE[torch.bfloat16] * 2
     with caplog.at_level("INFO"):
         assert not load_float32_runner(folder, dtype="bfloat16")[1].fused
@@ -386,7 +386,7 @@ def test_load_errors_are_single_sentences(tmp_path):
 
 def test_load_rejects_weights_larger_than_free_memory(monkeypatch):
     """Guards against running out of memory halfway through the weights."""
-    monkeypatch.setattr(loader, "free", lambda device: 100_000)
+    monkeypatch.setattr(loader, "free_memory", lambda device: 100_000)
     with pytest.raises(LoadError, match="only 0 MiB of memory are free"):
         load_float32_runner(tiny_models.model_folder("llama"))
 

@@ -19,8 +19,10 @@ from parley.types import EngineRequest, Sampling
 @pytest.fixture(autouse=True)
 def always_draft(monkeypatch):
     """Propose as many draft tokens as allowed, regardless of the expected gain."""
-    monkeypatch.setattr(Speculation, "length", lambda self, sequence: self.most)
-    monkeypatch.setattr("parley.core.guess.speculation.Costs.best", lambda self, rows, chances: len(chances))
+    monkeypatch.setattr(Speculation, "draft_length", lambda self, sequence: self.max_drafts)
+    monkeypatch.setattr(
+        "parley.core.guess.speculation.DecodeCosts.best_draft_count", lambda self, rows, chances: len(chances)
+    )
 
 
 def make_requests(sampling: Sampling) -> list[EngineRequest]:

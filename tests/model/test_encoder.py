@@ -223,7 +223,7 @@ def test_load_rejects_encoder_with_wrong_results(tmp_path, monkeypatch):
 
     write_encoder(tmp_path, "bert")
     attend = Encoder._attend_runs
-    monkeypatch.setattr(Encoder, "_attend", lambda self, qkv, runs: attend(self, qkv, [(len(qkv), 1)]))
+    monkeypatch.setattr(Encoder, "_attend_runs", lambda self, qkv, runs: attend(self, qkv, [(len(qkv), 1)]))
     with pytest.raises(LoadError, match="off by"):
         load_test_runner(tmp_path)
 

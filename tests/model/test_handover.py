@@ -127,8 +127,11 @@ def copy_pages(source: ModelInfo, target: ModelInfo, pages: list[int], target_pa
         receiver.use_offer(SharedMemoryTransport(source_memory, proof, maps).make_offer())
         receiver.fetch_pages(pages, target_pages)
     finally:
-        for each in (receiver, maps, proof, source_memory, target_memory):
-            each.close()
+        receiver.close_transport()
+        maps.finish_unmapping()
+        proof.close_proof()
+        source_memory.close_arena()
+        target_memory.close_arena()
 
 
 async def start_engines(

@@ -180,7 +180,7 @@ def test_draws_from_listed_tokens_equal_draws_with_a_mask(monkeypatch):
         for number, option in enumerate(sampling_options)
     ]
     listed_answers = serve_all(*requests)
-    monkeypatch.setattr("parley.model.sampling.grammar_mask.FEW", -1)
+    monkeypatch.setattr("parley.model.sampling.grammar_mask.MAX_LISTED_WORDS", -1)
     assert serve_all(*requests) == listed_answers
 
 
@@ -202,7 +202,7 @@ def count_masks(monkeypatch, max_masks: int = 1 << 30) -> list[int]:
             raise ValueError("too complex")
         compute_mask(self, matcher)
 
-    monkeypatch.setattr(GrammarState, "_mask", count_and_compute)
+    monkeypatch.setattr(GrammarState, "_compute_mask", count_and_compute)
     return mask_count
 
 
@@ -215,7 +215,7 @@ def test_lazy_masks_are_computed_only_when_no_top_token_is_allowed(monkeypatch):
     mask_count[0] = 0
     assert serve_all(*greedy_requests()) == eager_answers
     assert 0 < mask_count[0] < all_masks
-    monkeypatch.setattr("parley.model.sampling.sampler.TRIED", 1 << 20)  # every allowed token is among the candidates
+    monkeypatch.setattr("parley.model.sampling.sampler.TRIED_TOKENS", 1 << 20)  # tries every allowed token
     mask_count[0] = 0
     assert serve_all(*greedy_requests()) == eager_answers
     assert mask_count[0] < 0.1 * all_masks
@@ -225,8 +225,10 @@ def test_lazy_masks_are_computed_only_when_no_top_token_is_allowed(monkeypatch):
 def test_failing_mask_ends_only_its_own_choice(monkeypatch, drafts):
     runner = runner_and_language()[0]
     monkeypatch.setattr(runner.sampler, "_lazy", True)
-    monkeypatch.setattr(Speculation, "length", lambda self, sequence: self.most)
-    monkeypatch.setattr("parley.core.guess.speculation.Costs.best", lambda self, rows, chances: len(chances))
+    monkeypatch.setattr(Speculation, "draft_length", lambda self, sequence: self.max_drafts)
+    monkeypatch.setattr(
+        "parley.core.guess.speculation.DecodeCosts.best_draft_count", lambda self, rows, chances: len(chances)
+    )
     constrained = make_request("form", Grammar("json", PERSON), sampling=Sampling(temperature=0.0))
     plain = make_request("plain", max_tokens=30, stop_ids=[])
     expected = serve_all(constrained, plain)
@@ -313,8 +315,10 @@ class KnownAnswerProposer:
 
 def test_draft_tokens_do_not_change_grammar_outputs(monkeypatch):
     """Also for rows whose thinking budget ends the reasoning."""
-    monkeypatch.setattr(Speculation, "length", lambda self, sequence: self.most)
-    monkeypatch.setattr("parley.core.guess.speculation.Costs.best", lambda self, rows, chances: len(chances))
+    monkeypatch.setattr(Speculation, "draft_length", lambda self, sequence: self.max_drafts)
+    monkeypatch.setattr(
+        "parley.core.guess.speculation.DecodeCosts.best_draft_count", lambda self, rows, chances: len(chances)
+    )
     requests = mixed_requests()
     closing_ids = runner_and_language()[1].tokenizer.encode("</think>", special=False)
     for budget in (0, 5):

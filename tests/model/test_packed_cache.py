@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def separate_user_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(library, "cache", lambda: tmp_path / "user")
+    monkeypatch.setattr(library, "cache_folder", lambda: tmp_path / "user")
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def pack_calls(monkeypatch):
     """Counts the calls that pack weights."""
     calls = []
     pack = fuse._pack_weights
-    monkeypatch.setattr(fuse, "_pack", lambda *given: calls.append(1) or pack(*given))
+    monkeypatch.setattr(fuse, "_pack_weights", lambda *given: calls.append(1) or pack(*given))
     return calls
 
 

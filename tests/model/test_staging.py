@@ -39,7 +39,7 @@ def page_bytes(pages: PagedKV) -> list[list[bytes]]:
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("batch", [1, 9000, 1 << 20])
 def test_staged_kv_pages_arrive_unchanged(device: str, int8: bool, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_staging, "BATCH", batch)
+    monkeypatch.setattr(kv_staging, "BATCH_BYTES", batch)
     random = Random(f"{device} {int8} {batch}")
     torch.manual_seed(random.randrange(99))
     source, target = noisy_cache(30, device, int8), noisy_cache(20, device, int8)

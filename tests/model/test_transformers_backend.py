@@ -149,7 +149,7 @@ def test_numeric_check_detects_broken_attention(monkeypatch):
         lambda self, batch, pages: compute_hidden(self, batch, OverridingPages(pages, scale=0.3)),
         lambda self, batch, pages: compute_hidden(self, batch, ClearingPages(pages)),
     ):
-        monkeypatch.setattr(TransformersNetwork, "hidden", broken)
+        monkeypatch.setattr(TransformersNetwork, "compute_hidden", broken)
         assert transformers_deviation(network, network.model) > 3 * DECODER_TOLERANCE[torch.bfloat16]
 
 

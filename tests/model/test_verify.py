@@ -49,8 +49,10 @@ def test_draft_token_with_nan_logits_is_rejected_and_wiped(options, monkeypatch)
         result[bad] = torch.nan
         return result
 
-    monkeypatch.setattr(Speculation, "length", lambda self, sequence: 1 + sequence.output_length % 7)
-    monkeypatch.setattr("parley.core.guess.speculation.Costs.best", lambda self, rows, chances: len(chances))
+    monkeypatch.setattr(Speculation, "draft_length", lambda self, sequence: 1 + sequence.output_length % 7)
+    monkeypatch.setattr(
+        "parley.core.guess.speculation.DecodeCosts.best_draft_count", lambda self, rows, chances: len(chances)
+    )
     runner.network.compute_hidden = hidden_with_nan
     runner.proposer = BadTokenProposer()
     actual, stats = serve_requests(runner, requests)

@@ -65,17 +65,17 @@ SHAPES = [(896, 160), (4864, 96), (4096, 96), (14336, 32), (333, 77), (50, 33), 
 def test_bf16_linear_row_is_batch_invariant(kernels, threads, inner, outer):
     """Guards against a kernel that sums in another order for another batch size or thread count."""
     x, weight, bias = random_tensor(512, inner), random_tensor(outer, inner, seed=1), random_tensor(outer, seed=2)
-    packed = kernels.pack(weight, bias)
+    packed = kernels.pack_weight(weight, bias)
     threads(1)
     rows_alone = torch.cat([kernels.linear(x[i : i + 1], packed) for i in range(len(x))])
-    float32_rows_alone = torch.cat([kernels.logits(x[i : i + 1], packed) for i in range(len(x))])
+    float32_rows_alone = torch.cat([kernels.lm_head_logits(x[i : i + 1], packed) for i in range(len(x))])
     for count in COUNTS:
         for thread_count in (1, 2, 3):
             threads(thread_count)
             first = (7 * count) % (len(x) - count + 1)
             batch_rows = slice(first, first + count)
             assert torch.equal(kernels.linear(x[batch_rows], packed), rows_alone[batch_rows]), (count, thread_count)
-        assert torch.equal(kernels.logits(x[batch_rows], packed), float32_rows_alone[batch_rows]), count
+        assert torch.equal(kernels.lm_head_logits(x[batch_rows], packed), float32_rows_alone[batch_rows]), count
     exact = x.double() @ weight.double().T + bias.double()
     check_accuracy(rows_alone, exact, inner)
     assert (float32_rows_alone - exact).abs().max() <= inner * 2**-20
@@ -96,7 +96,7 @@ def test_bf16_linear_is_accurate_for_any_shape(kernels, rows, inner, outer, bias
     torch.set_num_threads(number)
     x, weight = random_tensor(rows, inner, seed=seed), random_tensor(outer, inner, seed=seed + 1)
     offset = random_tensor(outer, seed=seed + 2) if bias else None
-    actual = kernels.linear(x, kernels.pack(weight, offset))
+    actual = kernels.linear(x, kernels.pack_weight(weight, offset))
     torch.set_num_threads(old_threads)
     exact = x.double() @ weight.double().T + (0 if offset is None else offset.double())
     check_accuracy(actual, exact, inner)
@@ -105,7 +105,7 @@ def test_bf16_linear_is_accurate_for_any_shape(kernels, rows, inner, outer, bias
 def test_bf16_linear_reads_strided_inputs(kernels):
     """Guards against reading strided rows as if they were contiguous."""
     weight, x = random_tensor(64, 48, seed=1), random_tensor(24, 3, 96, seed=2)
-    packed = kernels.pack(weight.t().contiguous().t())
+    packed = kernels.pack_weight(weight.t().contiguous().t())
     for rows in (x[:, 1, ::2], x[:, :, :48], x[1]):
         rows = rows[..., :48]
         check_accuracy(kernels.linear(rows, packed), rows.double() @ weight.double().T, 48)
@@ -113,14 +113,14 @@ def test_bf16_linear_reads_strided_inputs(kernels):
 
 def test_bf16_linear_rejects_wrong_row_width(kernels):
     with pytest.raises(ValueError, match="47"):
-        kernels.linear(random_tensor(2, 47), kernels.pack(random_tensor(8, 48)))
+        kernels.linear(random_tensor(2, 47), kernels.pack_weight(random_tensor(8, 48)))
 
 
 @pytest.mark.parametrize("inner", [64, 65])
 def test_nan_and_inf_stay_in_their_row_of_bf16_linear(kernels, inner):
     """Guards against a blocked kernel that mixes NaN or infinity of one row into its neighbors."""
     x = random_tensor(20, inner)
-    packed = kernels.pack(random_tensor(40, inner, seed=1))
+    packed = kernels.pack_weight(random_tensor(40, inner, seed=1))
     clean = kernels.linear(x, packed)
     x[7, 3], x[8, 0], x[9] = float("nan"), float("inf"), float("nan")
     actual = kernels.linear(x, packed)
@@ -220,9 +220,9 @@ def test_compiled_and_torch_kernels_write_equal_kv(kernels, rows, dim, value_dim
     slots = torch.randperm(80, generator=torch.Generator().manual_seed(seed))[:rows]
     results = []
     for implementation in (kernels, torch_attention):
-        page_format = implementation.format(layer, kv_dtype)
+        page_format = implementation.page_format(layer, kv_dtype)
         pool = native.PagePool(torch.zeros(5, *page_format.shape, dtype=kv_dtype), page_format)
-        implementation.write(keys, values, pool, native.write_indices(slots, page_format))
+        implementation.write_kv(keys, values, pool, native.write_indices(slots, page_format))
         results.append(unpack_pages(pool))
     for actual, expected in zip(*results, strict=True):
         assert torch.equal(actual, expected)

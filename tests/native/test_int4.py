@@ -90,13 +90,13 @@ def test_int4_linear_row_is_batch_invariant(kernels, threads, inner, outer, grou
     packed = kernels.pack_int4(weight, bias)
     threads(1)
     rows_alone = torch.cat([kernels.linear(x[i : i + 1], packed) for i in range(len(x))])
-    float32_rows_alone = torch.cat([kernels.logits(x[i : i + 1], packed) for i in range(len(x))])
+    float32_rows_alone = torch.cat([kernels.lm_head_logits(x[i : i + 1], packed) for i in range(len(x))])
     for count in COUNTS:
         threads(1 + count % 3)
         first = (7 * count) % (len(x) - count + 1)
         batch_rows = slice(first, first + count)
         assert torch.equal(kernels.linear(x[batch_rows], packed), rows_alone[batch_rows]), count
-        assert torch.equal(kernels.logits(x[batch_rows], packed), float32_rows_alone[batch_rows]), count
+        assert torch.equal(kernels.lm_head_logits(x[batch_rows], packed), float32_rows_alone[batch_rows]), count
     check_accuracy(rows_alone, x, dequantized_weight(weight), bias)
     check_accuracy(float32_rows_alone, x, dequantized_weight(weight), bias)
 

@@ -61,13 +61,13 @@ def test_int8_linear_row_is_batch_invariant(kernels, threads, inner, outer):
     packed = kernels.pack_int8(*weight, torch.bfloat16)
     threads(1)
     rows_alone = torch.cat([kernels.linear(x[i : i + 1], packed) for i in range(len(x))])
-    float32_rows_alone = torch.cat([kernels.logits(x[i : i + 1], packed) for i in range(0, len(x), 5)])
+    float32_rows_alone = torch.cat([kernels.lm_head_logits(x[i : i + 1], packed) for i in range(0, len(x), 5)])
     for count in COUNTS:
         threads(1 + count % 3)
         first = (7 * count) % (len(x) - count + 1)
         batch_rows = slice(first, first + count)
         assert torch.equal(kernels.linear(x[batch_rows], packed), rows_alone[batch_rows]), count
-    float32_batch = kernels.logits(x, packed)
+    float32_batch = kernels.lm_head_logits(x, packed)
     assert torch.equal(float32_batch[::5], float32_rows_alone)
     check_exact(float32_batch, torch_int8.quantize_rows(x), *weight)
     assert torch.equal(rows_alone, float32_batch.to(torch.bfloat16))
@@ -87,8 +87,8 @@ def test_int8_linear_equals_torch_kernels_for_any_shape(kernels, rows, inner, ou
     torch.set_num_threads(number)
     x, weight = random_tensor(rows, inner, seed=seed), random_int8_weight(outer, inner, bias, seed)
     packed = kernels.pack_int8(*weight, torch.bfloat16)
-    quantized = kernels.quantise(x)
-    actual, float32_result = kernels.linear(quantized, packed), kernels.logits(x, packed)
+    quantized = kernels.quantize_rows(x)
+    actual, float32_result = kernels.linear(quantized, packed), kernels.lm_head_logits(x, packed)
     torch.set_num_threads(old_threads)
     expected = torch_int8.quantize_rows(x)
     assert torch.equal(quantized.values[:, :inner], expected.values)
@@ -111,7 +111,7 @@ def test_int8_sums_are_exact_at_their_limits(kernels, inner):
     values = torch.full((40, inner), 127, dtype=torch.int8)
     values[1], values[2, 1::2] = -128, -128
     packed = kernels.pack_int8(values, torch.ones(40), None, torch.bfloat16)
-    actual = kernels.logits(x, packed)
+    actual = kernels.lm_head_logits(x, packed)
     sign = x.sign().double()
     expected = sign @ values.double().T * 127 * float(torch.tensor(1 / 127, dtype=torch.float32))
     assert torch.allclose(actual.double(), expected, rtol=2**-22)
@@ -126,7 +126,7 @@ def test_nan_and_inf_stay_in_their_row_of_int8_linear(kernels, inner):
     packed = kernels.pack_int8(*weight, torch.bfloat16)
     clean = kernels.linear(x, packed)
     x[7, 3], x[8, inner - 1], x[9] = float("nan"), float("-inf"), float("nan")
-    rows = kernels.quantise(x)
+    rows = kernels.quantize_rows(x)
     assert rows.scales[7:10].isnan().all() and rows.values[7:10].count_nonzero() == 0
     actual = kernels.linear(rows, packed)
     assert actual[7:10].isnan().all()
@@ -139,16 +139,16 @@ def test_int8_rows_of_zeros_and_tiny_values_become_zero(kernels):
     x = torch.zeros(4, 70, dtype=torch.bfloat16)
     x[1], x[2, 5], x[3, 69] = 1e-38, -1e-39, 2.0**-99
     values, scales, bias = random_int8_weight(33, 70)
-    rows = kernels.quantise(x)
+    rows = kernels.quantize_rows(x)
     assert rows.values[:3].count_nonzero() == 0 and rows.values[3, 69] == 127
-    actual = kernels.logits(rows, kernels.pack_int8(values, scales, bias, torch.bfloat16))
+    actual = kernels.lm_head_logits(rows, kernels.pack_int8(values, scales, bias, torch.bfloat16))
     assert torch.allclose(actual.double(), bias.double().expand(4, -1), atol=1e-25)
 
 
 def test_int8_rounds_ties_to_even(kernels):
     x = torch.zeros(1, 128, dtype=torch.bfloat16)
     x[0, :9] = torch.tensor([127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 63.5, -127.0])
-    assert kernels.quantise(x).values[0, :9].tolist() == [127, 0, 2, 2, 0, -2, -2, 64, -127]
+    assert kernels.quantize_rows(x).values[0, :9].tolist() == [127, 0, 2, 2, 0, -2, -2, 64, -127]
 
 
 @settings(max_examples=60, deadline=None)
@@ -191,5 +191,5 @@ def test_torch_int8_product_is_exact_without_int32_sums(monkeypatch):
     x, weight = random_tensor(6, 2500), random_int8_weight(17, 2500)
     packed = torch_int8.pack_int8(*weight, torch.bfloat16)
     expected = torch_kernels.lm_head_logits(x, packed)
-    monkeypatch.setattr(torch_int8, "_whole", lambda: False)
+    monkeypatch.setattr(torch_int8, "_int_mm_is_exact", lambda: False)
     assert torch.equal(torch_kernels.lm_head_logits(x, packed), expected)

@@ -33,8 +33,8 @@ def level(request):
     found = library.open_level(request.param)
     kernels = compiled.CompiledKernels(found)
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
-        patch.setattr(library, "load", lambda: found)
-        patch.setattr(native, "_compiled", lambda: kernels)
+        patch.setattr(library, "load_kernels", lambda: found)
+        patch.setattr(native, "_compiled_kernels", lambda: kernels)
         yield
 
 

@@ -38,7 +38,7 @@ def free_port_range() -> int:
 
 
 class ParleyProcess:
-    """One parley process with its command line ``words``; it can be killed and started again."""
+    """One parley process with its ``command_line``; it can be killed and started again."""
 
     def __init__(self, command_line: list[str], url: str, log: Path, role: str = ""):
         self.command_line, self.url, self.log, self.role = command_line, url, log, role
@@ -101,10 +101,10 @@ class ParleyProcess:
 
 
 class Cluster:
-    """A coordinator and an instance for each of ``roles``, all on this host, or with ``on`` each on a host of its own,
-    the coordinator on the first. ``flags`` apply to every instance, ``own`` replaces them for instances by number;
-    ``peers`` overrides the handover address that the coordinator uses for an instance; ``options`` are keys of its
-    config file. Must be closed."""
+    """A coordinator and an instance for each of ``roles``, all on this host, or with ``network`` each on a host of its
+    own, the coordinator on the first. ``flags`` apply to every instance, ``instance_flags`` replaces them for instances
+    by number; ``peers`` overrides the handover address that the coordinator uses for an instance; ``options`` are keys
+    of its config file. Must be closed."""
 
     def __init__(
         self,

@@ -184,7 +184,7 @@ class ServerPair:
             else:
                 await served.engine.submit_request(
                     EngineRequest("a step tells how things are", [5], max_tokens=1)
-                ).next()
+                ).next_outputs()
                 assert served.engine.stats.pinned_pages == served.engine.stats.reserved_pages == 0
             assert not [
                 channel for client in member.instance_state.results.clients.values() for channel in client.channels

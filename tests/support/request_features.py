@@ -60,16 +60,18 @@ def follows_schema(body: Members, answer: Members) -> bool:
 
 FEATURES: dict[str, Feature] = {
     "n": Feature("several answers", {"n": 2}, lambda body, answer: len(choices(answer)) == body["n"]),
-    "best_of": Feature("the best of more answers than are given", {"best_of": 3}),
-    "beam": Feature("beam search, of `best_of` beams", {"use_beam_search": True, "best_of": 3}),
+    "best_of": Feature("the best of more answers than are returned", {"best_of": 3}),
+    "beam": Feature("beam search with `best_of` beams", {"use_beam_search": True, "best_of": 3}),
     "penalties": Feature(
-        "repetition, presence and frequency",
+        "repetition, presence and frequency penalties",
         {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.4},
     ),
     "typical_p": Feature("typical sampling", {"typical_p": 0.6}),
-    "watermark": Feature("a mark in the text", {"watermark": True}),
-    "logit_bias": Feature("biases of tokens", {"logit_bias": {str(id): 6.0 - id % 9 for id in range(300, 360)}}),
-    "bad_words": Feature("words not to be written", {"bad_words": ["get_weather", "<tool_call>", "The", "the", "is"]}),
+    "watermark": Feature("a watermark in the text", {"watermark": True}),
+    "logit_bias": Feature("biases for some tokens", {"logit_bias": {str(id): 6.0 - id % 9 for id in range(300, 360)}}),
+    "bad_words": Feature(
+        "words that the answer must not contain", {"bad_words": ["get_weather", "<tool_call>", "The", "the", "is"]}
+    ),
     "logprobs": Feature("log-probabilities of the answer", {"logprobs": True, "top_logprobs": 3}, has_logprobs),
     "prompt_logprobs": Feature(
         "log-probabilities of the prompt",
@@ -78,7 +80,7 @@ FEATURES: dict[str, Feature] = {
     ),
     "stop": Feature("stop strings", {"stop": ["ning", "er", "}", "et", "name"]}),
     "min_tokens": Feature(
-        "so many tokens at least",
+        "a minimum number of tokens",
         {"min_tokens": 12},
         lambda body, answer: bool(MAY_END_EARLY & body.keys()) or answer["usage"]["completion_tokens"] >= 12,
     ),
@@ -87,15 +89,17 @@ FEATURES: dict[str, Feature] = {
         {"response_format": {"type": "json_schema", "json_schema": {"name": "weather", "schema": SCHEMA}}},
         follows_schema,
     ),
-    "regex": Feature("text that matches an expression", {"structured_outputs": {"regex": "(It is|A) [a-z ]{4,30}\\."}}),
+    "regex": Feature(
+        "text that matches a regular expression", {"structured_outputs": {"regex": "(It is|A) [a-z ]{4,30}\\."}}
+    ),
     "tools": Feature("tool calls", {"tools": [TOOLS["get_weather"]]}),
-    "reasoning": Feature("thinking before the answer", {"chat_template_kwargs": {"enable_thinking": True}}),
-    "lora": Feature("an adapter", {"model": "adapted"}),
-    "priority": Feature("a priority", {"priority": 3}),
-    "streaming": Feature("the answer piece by piece", {"stream": True, "stream_options": {"include_usage": True}}),
-    "speculation": Feature("drafts", server_side=True),
-    "prefix": Feature("a prompt that is in the cache", server_side=True),
-    "preemption": Feature("other requests that take its pages", server_side=True),
+    "reasoning": Feature("reasoning before the answer", {"chat_template_kwargs": {"enable_thinking": True}}),
+    "lora": Feature("a LoRA adapter", {"model": "adapted"}),
+    "priority": Feature("a priority in the queue", {"priority": 3}),
+    "streaming": Feature("the answer as a stream", {"stream": True, "stream_options": {"include_usage": True}}),
+    "speculation": Feature("draft tokens that the model verifies", server_side=True),
+    "prefix": Feature("a prompt that the cache already has", server_side=True),
+    "preemption": Feature("other requests that take the pages of this one", server_side=True),
     "batching": Feature("other requests in the same step", server_side=True),
 }
 

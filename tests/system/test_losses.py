@@ -152,7 +152,7 @@ async def test_requests_complete_when_handovers_cannot_connect(
 async def test_requests_end_when_d_has_hardly_any_kv_memory(
     begin: Callable[..., Cluster], pair: Cluster, wanted: list[AnswerContents]
 ) -> None:
-    small = begin("prefill", "decode", own={1: ("--kv-memory", "2MiB")}, separate="always")
+    small = begin("prefill", "decode", instance_flags={1: ("--kv-memory", "2MiB")}, separate="always")
     answers = [Answer() for _ in MIXTURE]
     url = small.coordinator.url
     await asyncio.gather(

@@ -222,7 +222,7 @@ def test_template_cannot_escape_sandbox(source: str) -> None:
     ],
 )
 def test_hostile_templates_end_on_a_budget(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_SECONDS", 0.3)
+    monkeypatch.setattr(module, "MAX_RENDER_SECONDS", 0.3)
     template = ChatTemplate({"default": source})
     started_at = time.monotonic()
     with pytest.raises(BadRequest):

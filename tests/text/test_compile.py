@@ -209,7 +209,7 @@ def test_compiled_grammar_cache_is_bounded(monkeypatch):
     for number in range(20):
         compiler.compile_grammar(Grammar("choice", [f"{number}{text}"]))
     assert compiler.find_compiled(first) == compiled
-    monkeypatch.setattr("parley.text.grammar.compiler.KEPT", 5000)
+    monkeypatch.setattr("parley.text.grammar.compiler.CACHE_BYTES", 5000)
     for number in range(20, 25):
         compiler.compile_grammar(Grammar("choice", [f"{number}{text}"]))
     assert (

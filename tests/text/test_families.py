@@ -20,7 +20,7 @@ from tokenizers import AddedToken
 
 from parley.settings.families import FAMILIES_FILE
 from parley.text import AnswerChoice, Markup, PreparedPrompt, Tokenizer
-from parley.text.parsing.calls import RequestTools, writer
+from parley.text.parsing.calls import RequestTools, write_calls
 from parley.text.parsing.families import CALLS, THOUGHTS, CallFamily
 from parley.text.parsing.harmony_parser import make_output_parser
 from parley.text.parsing.markup import detect_markup, family_names, reasoning_options, starts_in_reasoning
@@ -616,7 +616,7 @@ def test_written_calls_parse_back(row: CallFamily) -> None:
     arguments = {"s": "a\nb", "n": 3, "x": None, "b": True, "l": ["é", [1.5]], "o": {"k": {"z": "w"}}}
     for form in row.forms:
         calls = [("a1b2c3d4e5", "f", arguments), ("b1b2c3d4e5", "get_weather", {})][: 1 if form.single_call else 2]
-        text = writer(form, calls)
+        text = write_calls(form, calls)
         _, content, parsed_calls = parse(list(text), family(row.name))
         assert [(name, json.loads(said)) for name, said in parsed_calls] == [
             call[1:] for call in calls

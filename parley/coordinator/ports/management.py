@@ -289,9 +289,9 @@ def _apply_listed_load(instance: ClusterInstance, reported_load: Any) -> None:
         if is_count(reported_load.get(key)):
             setattr(instance, name, reported_load[key])
     if isinstance(peers := reported_load.get("peers"), list):
-        instance.peers = frozenset(id for id in peers if is_count(id))
+        instance.peers = frozenset(instance_id for instance_id in peers if is_count(instance_id))
     if isinstance(hashes := reported_load.get("prefix_hash"), list):
-        instance.cached_hashes = frozenset(hash for hash in hashes if isinstance(hash, int))
+        instance.cached_hashes = frozenset(prompt_hash for prompt_hash in hashes if isinstance(prompt_hash, int))
 
 
 def _all_counts(*values: Any) -> bool:

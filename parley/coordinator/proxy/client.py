@@ -30,13 +30,15 @@ class DownstreamClient(Exchange):
     @property
     def http_cycle(self) -> HttpCycle:
         """The HTTP connection's request-response cycle."""
-        return self.scope[CYCLE_KEY]
+        result: HttpCycle = self.scope[CYCLE_KEY]
+        return result
 
     @property
     def request_target(self) -> bytes:
         """Path and query string exactly as the client sent them."""
         path, query = self.scope["raw_path"], self.scope["query_string"]
-        return path + b"?" + query if query else path
+        result: bytes = path + b"?" + query if query else path
+        return result
 
     def forwarded_headers(self) -> list[tuple[bytes, bytes]]:
         """Return the client's headers that are forwarded to an instance."""

@@ -151,7 +151,7 @@ class InstanceConnections:
                 self.coordinator_name,
                 self._coordinator_id,
                 lambda connected, why: self._report_attached(instance, connected, why),
-                lambda id: self.abort_request(instance, id),
+                lambda request_id: self.abort_request(instance, request_id),
                 self.secret_headers,
             )
             task = asyncio.get_running_loop().create_task(stream.keep_connected())

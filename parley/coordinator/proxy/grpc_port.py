@@ -216,7 +216,7 @@ class CoordinatorGrpcPort:
         return bytes(fill_message("ModelStatisticsResponse", selected).SerializeToString())
 
 
-class _AllMethods(grpc.GenericRpcHandler):
+class _AllMethods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
     """Claims every method name."""
 
     def __init__(self, handler: Callable[[str], Any]):

@@ -57,7 +57,7 @@ class ResultStreamClient:
         coordinator_name: str,
         coordinator_id: str,
         on_attached: Callable[[bool, str], None],
-        on_orphan: Callable[[str], None] = lambda id: None,
+        on_orphan: Callable[[str], None] = lambda request_id: None,
         headers: HeaderPairs = (),
     ):
         self.native = False  # the instance is parley: frames are counted and can be sent again

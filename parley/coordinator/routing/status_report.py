@@ -51,7 +51,9 @@ def apply_status(instance: ClusterInstance, status: Mapping[str, Any]) -> str:
     if isinstance(models := own_members.get("models"), list):
         instance.models = frozenset(name for name in models if isinstance(name, str))
     if isinstance(hashes := own_members.get("prefix_hash"), list):
-        instance.cached_hashes = frozenset(hash for hash in hashes[:MAX_REPORTED_HASHES] if isinstance(hash, int))
+        instance.cached_hashes = frozenset(
+            prompt_hash for prompt_hash in hashes[:MAX_REPORTED_HASHES] if isinstance(prompt_hash, int)
+        )
     transfers = _subtable(own_members, "transfers")
     instance.transfers = {name: value for name, value in transfers.items() if is_amount(value)}
     epoch = own_members.get("epoch")

@@ -87,7 +87,8 @@ class BlockPool:
         self._remove_from_free_list(block)
         self._drop_hash(block)
         self._reference_counts[block] = 1
-        return block
+        result: int = block
+        return result
 
     def add_reference(self, block: int) -> None:
         """Add one reference to a cached page; a free page leaves the free list."""

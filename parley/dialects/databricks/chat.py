@@ -135,10 +135,10 @@ class DatabricksChatReply(chat.ChatReply):
 
     # -- shared by both
 
-    def _chat_envelope(self, object: str, choices: list[Any], usage: Usage | None = None) -> dict[str, Any]:
+    def _chat_envelope(self, answer_object: str, choices: list[Any], usage: Usage | None = None) -> dict[str, Any]:
         envelope: dict[str, Any] = {
             "id": f"chatcmpl_{shared.answer_uuid(self._context)}",
-            "object": object,
+            "object": answer_object,
             "created": self._context.created,
             "model": self.request.model,
             "choices": choices,

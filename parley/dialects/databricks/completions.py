@@ -16,6 +16,7 @@ from parley.dialects.dialect import HeaderList, Reply, RequestContext, RequestTi
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.openai import shared as openai
 from parley.dialects.openai.shared import FINISH_REASONS, MAX_TOKENS
+from parley.dialects.parameters import MAX_STOP_CHARACTERS, MAX_STOPS
 from parley.errors import ParleyError
 from parley.types import (
     ChoiceDelta,
@@ -63,7 +64,7 @@ class DatabricksCompletionReply(Reply):
             prompts=[Text(text, turn=not raw) for text in prompts],
             sampling=openai.read_openai_sampling(body),
             stop_conditions=StopConditions(
-                strings=body.strings("stop", cap=openai.MAX_STOPS, total=openai.MAX_STOP_CHARACTERS),
+                strings=body.strings("stop", cap=MAX_STOPS, total=MAX_STOP_CHARACTERS),
                 max_tokens=max_tokens,
                 reserved_tokens=1 if behavior == "truncate" else None,
             ),

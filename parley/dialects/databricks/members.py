@@ -8,7 +8,7 @@ from __future__ import annotations
 from parley.dialects.databricks.shared import DatabricksRules, MemberTree, refuse_unknown_members
 from parley.dialects.fields import Fields
 from parley.dialects.openai import shared as openai
-from parley.dialects.parameters import MAX_CHOICES_PER_PROMPT
+from parley.dialects.parameters import MAX_CHOICES_PER_PROMPT, MAX_TOKEN_ID
 
 ANY_VALUE: MemberTree = {}
 FUNCTION_TREE: MemberTree = {"name": ANY_VALUE, "description": ANY_VALUE, "parameters": ANY_VALUE, "strict": ANY_VALUE}
@@ -79,7 +79,7 @@ def check_member_names(body: Fields, tree: MemberTree) -> None:
 def check_sampling_ranges(body: Fields) -> None:
     """Check the documented ranges that are narrower than the server's, and ``n`` in a stream. Raises BadRequest."""
     body.number("top_p", 1.0, 0, 1, low_excluded=True)
-    body.integer("top_k", None, 1, openai.MAX_TOKEN_ID)
+    body.integer("top_k", None, 1, MAX_TOKEN_ID)
     if body.integer("n", 1, 1, MAX_CHOICES_PER_PROMPT) > 1 and body.boolean("stream", False):
         raise body.member_error("n", "must be equal to 1 for streaming mode")
 

@@ -110,7 +110,8 @@ class DatabricksErrorWording(words.ErrorWording):
         expected_type = JSON_TYPE_NAMES.get(expected, expected)
         actual_type = json_type(value)
         return WrongType(
-            f"Unable to parse json body for request, field '{INDEX_PATTERN.sub('', path)}' expects input with json type "
+            f"Unable to parse json body for request, field '{INDEX_PATTERN.sub('', path)}' expects input with "
+            "json type "
             f"'{expected_type}' but got '{JSON_TYPE_NAMES.get(actual_type, actual_type)}'",
             field=path,
             code=self.code,

@@ -56,7 +56,8 @@ VLLM_INPUT = PromptInput(
     "The type of prompt is abnormal",
     "Prompt arr is empty",
     LENGTH_TEMPLATE.format("Prompt"),
-    f"Messages token length must be in (0, {MAX_INPUT_IDS}], but got 0. This could be caused by invalid input format or empty "
+    f"Messages token length must be in (0, {MAX_INPUT_IDS}], but got 0. This could be caused by invalid input "
+    "format or empty "
     "content.",
 )
 TRITON_INPUT = PromptInput(
@@ -88,7 +89,8 @@ def read_prompt_texts(body: Fields, prompt_input: PromptInput, rules: MindieRule
     length = sum(map(utf16_length, value))
     if not 0 < length <= limit:
         raise body.member_error(prompt_input.name, prompt_input.wrong_length.format(length, limit))
-    return value
+    result: list[str] = value
+    return result
 
 
 def read_text_parts(body: Fields, prompt_input: PromptInput, value: list[Any], request_id: str = "") -> list[str]:
@@ -112,4 +114,5 @@ def _read_text_part(body: Fields, prompt_input: PromptInput, part: Any, request_
         raise body.member_error(prompt_input.name, prompt_input.wrong_type.format(request_id))
     if not isinstance(part.get("text"), str):
         raise body.member_error(prompt_input.name, "Request param text must be string")
-    return part["text"]
+    result: str = part["text"]
+    return result

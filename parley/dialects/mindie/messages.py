@@ -26,7 +26,8 @@ CONTENT_INPUT = PromptInput(
     "The type of inputs is abnormal",
     "Inputs arr is empty",
     "Messages len not in (0, {1}], but the length of inputs is {0}",
-    f"Messages token length must be in (0, {inputs.MAX_INPUT_IDS}], but got 0. This could be caused by invalid input format or "
+    f"Messages token length must be in (0, {inputs.MAX_INPUT_IDS}], but got 0. This could be caused by invalid "
+    "input format or "
     "empty content.",
 )
 JSON_KINDS = {type(None): "null", bool: "boolean", int: "number", float: "number", str: "string", list: "array"}

@@ -65,10 +65,18 @@ class ParameterTable:
 
 
 TGI_TABLE = ParameterTable(
-    check_order=("stop", *SAMPLING_NAMES, "adapter_id", "max_new_tokens", "details", "decoder_input_details", "return_full_text",
-           "truncate"),
+    check_order=(
+        "stop",
+        *SAMPLING_NAMES,
+        "adapter_id",
+        "max_new_tokens",
+        "details",
+        "decoder_input_details",
+        "return_full_text",
+        "truncate",
+    ),
     full_top_p=False,
-)  # fmt: skip
+)
 NATIVE_TABLE = ParameterTable(
     check_order=(*SAMPLING_NAMES, "priority", "max_new_tokens", "timeout", "details"), full_top_p=False
 )
@@ -76,10 +84,16 @@ TRITON_TEXT_TABLE = ParameterTable(
     check_order=(*SAMPLING_NAMES, "priority", "max_new_tokens", "details", "batch_size", "timeout"), min_top_k=0
 )
 TRITON_TOKEN_TABLE = ParameterTable(
-    check_order=(*(name for name in SAMPLING_NAMES if name != "typical_p"), "priority", "max_new_tokens", "timeout", "details",
-           "batch_size"),
+    check_order=(
+        *(name for name in SAMPLING_NAMES if name != "typical_p"),
+        "priority",
+        "max_new_tokens",
+        "timeout",
+        "details",
+        "batch_size",
+    ),
     min_top_k=0,
-)  # fmt: skip
+)
 VLLM_TABLE = ParameterTable(
     check_order=(*STOP_NAMES, *OPENAI_NAMES, "model", "max_tokens", "stream"),
     min_top_k=-1,
@@ -99,10 +113,19 @@ NATIVE_CHAT_TABLE = replace(
 )  # openAiSupport is not "vllm"
 COMPLETIONS_TABLE = replace(
     CHAT_TABLE,
-    check_order=("ignore_eos", "stop", "include_stop_str_in_output", "stop_token_ids", *OPENAI_NAMES, "use_beam_search", "logprobs",
-           "max_tokens", "stream"),
+    check_order=(
+        "ignore_eos",
+        "stop",
+        "include_stop_str_in_output",
+        "stop_token_ids",
+        *OPENAI_NAMES,
+        "use_beam_search",
+        "logprobs",
+        "max_tokens",
+        "stream",
+    ),
     error_style="completions",
-)  # fmt: skip
+)
 
 ParameterValues = dict[str, Any]
 
@@ -137,7 +160,8 @@ def mindie_sampling(values: ParameterValues, rules: MindieRules) -> Sampling:
 
 def relative_priority(values: ParameterValues) -> int:
     """Return the priority relative to the default level, which is 0."""
-    return _value_or(values["priority"], PRIORITY_LEVELS) - PRIORITY_LEVELS
+    result: int = _value_or(values["priority"], PRIORITY_LEVELS) - PRIORITY_LEVELS
+    return result
 
 
 def _value_or(value: Any, default: Any) -> Any:

@@ -108,9 +108,13 @@ def _element_count(tensor: Fields) -> int:
     if any(type(each) is not int for each in shape):
         raise tensor.member_error("shape", "Shape element must be integer type.")
     if not (len(shape) == 1 or (len(shape) == 2 and shape[0] == 1)) or not 0 < shape[-1] <= inputs.MAX_INPUT_IDS:
-        message = f"Shape must be at most two-dimensional, and the last element's value must be in (0,{inputs.MAX_INPUT_IDS}]."
+        message = (
+            "Shape must be at most two-dimensional, and the last element's value must be in "
+            f"(0,{inputs.MAX_INPUT_IDS}]."
+        )
         raise tensor.member_error("shape", message)
-    return shape[-1]
+    result: int = shape[-1]
+    return result
 
 
 def _read_output_name(body: Fields) -> str:

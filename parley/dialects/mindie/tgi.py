@@ -128,7 +128,7 @@ class MindieTgiReply(SingleChoiceReply):
 
     def _prefill_objects(self) -> list[dict[str, Any]]:
         if self.scored_prompt is None:
-            return [_bare_token(id) for id in self.prompt_ids]
+            return [_bare_token(token_id) for token_id in self.prompt_ids]
         return [self._token_member(token) for token in self.scored_prompt.tokens]
 
     def _token_member(self, token: TokenInfo) -> dict[str, Any]:

@@ -300,8 +300,12 @@ class ChatReply(Reply):
     def _logprobs_member(self, tokens: list[TokenInfo]) -> dict[str, Any] | None:
         if self.request.output_options.logprobs is None:
             return None
-        return {"content": [self._scored_token(t) | {"top_logprobs": list(map(self._scored_token, t.top_tokens))} for t in tokens],
-                "refusal": None}  # fmt: skip
+        return {
+            "content": [
+                self._scored_token(t) | {"top_logprobs": list(map(self._scored_token, t.top_tokens))} for t in tokens
+            ],
+            "refusal": None,
+        }
 
     def _scored_token(self, token: TokenInfo) -> dict[str, Any]:
         return {

@@ -9,6 +9,7 @@ from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.openai import shared
 from parley.dialects.openai.messages import read_conversation
 from parley.dialects.openai.shared import OPENAI_RULES, ReadingRules
+from parley.dialects.parameters import MAX_TOKEN_ID
 from parley.dialects.wishes import DetokenizeRequest, TokenizeRequest, TokenizeResult
 from parley.dialects.words import DEFAULT_WORDING, ErrorWording
 from parley.types import Chat, Prompt, Text
@@ -59,7 +60,7 @@ def read_detokenize(
     fields = decode_fields(body, wording)
     if not fields.has_value("tokens"):
         raise fields.missing_member("tokens")
-    ids = fields.integers("tokens", cap=2**31, low=0, high=shared.MAX_TOKEN_ID)
+    ids = fields.integers("tokens", cap=2**31, low=0, high=MAX_TOKEN_ID)
     return DetokenizeRequest(model=fields.string("model", "", cap=256), token_ids=ids, ignore_unknown=ignore_unknown)
 
 

@@ -46,7 +46,7 @@ def _find_prompt(data: memoryview) -> memoryview | bytes:
             raw.append(value)
     for index, tensor in enumerate(inputs):
         fields = dict(_length_fields(tensor))
-        if fields.get(NAME_FIELD) == PROMPT_INPUT:
+        if fields.get(NAME_FIELD) == memoryview(PROMPT_INPUT):
             if raw:
                 return raw[index][4:] if index < len(raw) else b""  # after its length, 4 bytes
             return dict(_length_fields(fields.get(CONTENTS_FIELD, memoryview(b"")))).get(BYTES_FIELD, b"")

@@ -55,16 +55,49 @@ ALIASES = {
     "sampling_param_exclude_input_from_output": "exclude_input_in_output",
     "sampling_param_return_perf_metrics": "return_perf_metrics",
 }
-INTEGER_NAMES = {"max_tokens", "min_tokens", "top_k", "n", "best_of", "beam_width", "seed", "logprobs", "prompt_logprobs",
-         "end_id", "pad_id", "no_repeat_ngram_size", "truncate_prompt_tokens", "priority", "timeout"}  # fmt: skip
+INTEGER_NAMES = {
+    "max_tokens",
+    "min_tokens",
+    "top_k",
+    "n",
+    "best_of",
+    "beam_width",
+    "seed",
+    "logprobs",
+    "prompt_logprobs",
+    "end_id",
+    "pad_id",
+    "no_repeat_ngram_size",
+    "truncate_prompt_tokens",
+    "priority",
+    "timeout",
+}
 PROTOCOL_NAMES = frozenset({"priority", "timeout"})  # parameters of the protocol rather than of a model
-NUMBER_NAMES = {"temperature", "top_p", "min_p", "typical_p", "length_penalty", "repetition_penalty", "presence_penalty",
-        "frequency_penalty"}  # fmt: skip
+NUMBER_NAMES = {
+    "temperature",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "length_penalty",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+}
 BOOLEAN_NAMES = {"ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output",
          "detokenize", "use_beam_search", "early_stopping", "watermark",
          *(name for name, t in INPUTS.items() if t.datatype == "BOOL")}  # fmt: skip
-STRUCTURED_NAMES = {"stop", "stop_token_ids", "logit_bias", "allowed_token_ids", "structured_outputs", "guided_decoding",
-              "guided_choice", "guided_json", "logits_processors", "bad_words"}  # fmt: skip
+STRUCTURED_NAMES = {
+    "stop",
+    "stop_token_ids",
+    "logit_bias",
+    "allowed_token_ids",
+    "structured_outputs",
+    "guided_decoding",
+    "guided_choice",
+    "guided_json",
+    "logits_processors",
+    "bad_words",
+}
 
 # Known but not available, each with the reason. Null, false, 0, -1 and empty values ask for nothing and pass.
 UNAVAILABLE = {
@@ -178,7 +211,8 @@ def require_inputs(values: dict[str, Any], request_id: str, model: str) -> None:
         present = [name for name in values if name in INPUTS]
         raise inputs_error(
             request_id,
-            f"expected number of inputs between {len(missing)} and {len(INPUTS)} but got {len(present)} inputs for model "
+            f"expected number of inputs between {len(missing)} and {len(INPUTS)} but got {len(present)} inputs "
+            "for model "
             f"'{model}'. Got input(s) {present}, but missing required input(s) {missing}. Please provide all required "
             "input(s).",
         )

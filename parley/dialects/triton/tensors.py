@@ -84,7 +84,8 @@ def flatten_json(name: str, data: Any, count: int) -> list[Any]:
         data = [child for item in data for child in item]
     if len(data) != count:
         raise _shape_error()
-    return data
+    result: list[Any] = data
+    return result
 
 
 def elements_from_bytes(name: str, datatype: str, count: int, data: memoryview, model: str) -> list[TensorElement]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -167,7 +167,7 @@ def with_response_format(body: Fields) -> Fields:
         return body
     constraints.read_response_format(body)
     (kind,) = kinds
-    values = {
+    values: dict[str, Callable[[], Any]] = {
         "json_object": lambda: True,
         "json": lambda: format_object["json_schema"]["schema"],
         "structural_tag": lambda: json.dumps(format_object),

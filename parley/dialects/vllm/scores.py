@@ -145,7 +145,8 @@ class RerankReply(_TextPairReply):
 
 def _clamped_cosine(one: list[float], other: list[float]) -> float:
     """Return the cosine of two vectors of length 1, clamped against rounding errors."""
-    return max(-1.0, min(1.0, sum(map(mul, one, other))))
+    result: float = max(-1.0, min(1.0, sum(map(mul, one, other))))
+    return result
 
 
 def _relevance_score(result: dict[str, Any]) -> float:

@@ -110,7 +110,8 @@ class KVLink:
         result, error = await asyncio.shield(outcome)
         if error is not None:
             raise error
-        return result
+        value: T = result
+        return value
 
     def refuse_link(self, frame: KVFrame) -> None:
         """End the link with a last message, which is still sent."""

@@ -115,7 +115,8 @@ def read_quantization(config: dict[str, Any], setting: str) -> Quantization:
     method = section.get("quant_method") if isinstance(section, dict) else None
     if not isinstance(method, str) or method not in METHOD_READERS:
         raise LoadError(
-            f"The checkpoint is quantised ({method or 'somehow'}), which is not supported; {', '.join(METHOD_READERS)} are."
+            f"The checkpoint is quantised ({method or 'somehow'}), which is not supported; "
+            f"{', '.join(METHOD_READERS)} are."
         )
     if setting != "none" and (setting != "int4" or method not in PLAIN_HEAD_METHODS):
         raise LoadError(f"The checkpoint is quantised already ({method}), so quantization must be none, not {setting}.")

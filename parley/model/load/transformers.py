@@ -111,13 +111,15 @@ class TransformersNetwork:
 
         with _context_value(_current_attend, attend_over_pages), _context_value(_current_adapted, batch.adapted):
             output = self._body(input_ids=batch.token_ids[None], position_ids=batch.positions[None], use_cache=False)
-        return output.last_hidden_state[0]
+        result: torch.Tensor = output.last_hidden_state[0]
+        return result
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits of the given hidden rows: float32 [rows, vocab_size]. The head is all code after the body."""
         ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=self.device)
         with _context_value(_known_hidden, hidden):
-            return self.model(input_ids=ids, use_cache=False).compute_logits[0].float()
+            result: torch.Tensor = self.model(input_ids=ids, use_cache=False).compute_logits[0].float()
+            return result
 
     def _forward_or_skip(self, *args: Any, **kwargs: Any) -> Any:
         """Run the body; if only the head is wanted, return the hidden states that already exist."""
@@ -147,7 +149,8 @@ class TransformersNetwork:
             raise LoadError("The model has no part that returns hidden states, so it cannot run over pages.")
         if not self.layers:
             raise LoadError("The model's attention cannot be replaced, so it cannot run over pages.")
-        return output.logits.shape[-1]
+        result: int = output.logits.shape[-1]
+        return result
 
 
 class _BodyOutput(BaseModelOutputWithPast):
@@ -227,7 +230,8 @@ def _read_supported_config(folder: Path) -> PreTrainedConfig:
     unsupported = set(getattr(config.get_text_config(), "layer_types", None) or ()) - PAGED_LAYER_TYPES
     if unsupported:
         raise LoadError(f"A {kind} model has layers of kind {min(unsupported)}, which keep more than keys and values.")
-    return config
+    result: PreTrainedConfig = config
+    return result
 
 
 def _fix_rope(model: PreTrainedModel, max_len: int) -> None:
@@ -262,9 +266,9 @@ def _pack_modules(model: PreTrainedModel) -> dict[str, LinearSite]:
         packed = native.pack_weight(weight, module.bias)
         if id(module) in body and "expert" not in name:
             linear_site = sites[name] = LinearSite(len(sites), 0, *weight.shape)
-            module.forward = partial(_adapted_linear, packed=packed, site=linear_site.site)  # type: ignore[method-assign]
+            module.forward = partial(_adapted_linear, packed=packed, site=linear_site.site)
         else:
-            module.forward = partial(native.linear, packed=packed)  # type: ignore[method-assign]
+            module.forward = partial(native.linear, packed=packed)
         module.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
     return sites
 

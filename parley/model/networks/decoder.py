@@ -111,7 +111,8 @@ class FusedDecoder:
             )
             x = self._apply_linear(x, batch, i, "down")
             x, residual = native.add_rms_norm(x, residual, norm, config.eps, consumer=reader)
-        return x
+        result: torch.Tensor = x
+        return result
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits of the given hidden rows: float32 [rows, vocab_size]."""

@@ -79,11 +79,13 @@ class EncoderLinear:
     def apply_added(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Apply the layer and then add ``residual``: [T, in] -> [T, out]."""
         if self.fused:
-            return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.weight, self.bias, "add")
+            result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.weight, self.bias, "add")
+            return result
         return self(x) + residual
 
     def _apply_onednn(self, x: torch.Tensor, activation: str = "none", algorithm: str = "") -> torch.Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, activation, [], algorithm)
+        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, activation, [], algorithm)
+        return result
 
 
 ONEDNN_NAMES = {GELU: ("gelu", "none"), TANH: ("gelu", "tanh"), RELU: ("relu", "")}

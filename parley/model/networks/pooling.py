@@ -38,7 +38,8 @@ MIN_NORM = 1e-12
 def _position_weights(count: int) -> HiddenRows:
     """Return weights that grow with the position (SGPT, arXiv 2202.08904, section 3): [count, 1], sum 1."""
     steps = np.arange(1, count + 1, dtype=np.float32)
-    return (steps / steps.sum())[:, None]
+    result: HiddenRows = (steps / steps.sum())[:, None]
+    return result
 
 
 @dataclass(frozen=True)

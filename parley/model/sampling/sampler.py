@@ -205,7 +205,7 @@ class Sampler:
         candidates: list[list[BeamCandidate]] = []
         top_tokens = beam_candidates(edited, [2 * plan.beams for plan in plans], [plan.stop_ids for plan in plans])
         for row, plan in enumerate(plans):
-            row_candidates = [BeamCandidate(id, value) for id, value in top_tokens[row]]
+            row_candidates = [BeamCandidate(token_id, value) for token_id, value in top_tokens[row]]
             if plan.logprobs >= 0:
                 scores = score_alternatives(
                     logits[row], norms[row], [candidate.token for candidate in row_candidates], plan.logprobs
@@ -270,8 +270,10 @@ class Sampler:
             top_logits = native.top_k(logits if 2 * len(rows) > len(logits) else logits[rows], TRIED_TOKENS + 1)
         for place, row in enumerate(rows):
             values, ids = (each[row if len(top_logits[0]) == len(logits) else place].tolist() for each in top_logits)
-            ranked = sorted((-value, id) for value, id in zip(values, ids, strict=True) if value > values[-1])
-            candidates = (id for _, id in ranked if id != first[row])
+            ranked = sorted(
+                (-value, token_id) for value, token_id in zip(values, ids, strict=True) if value > values[-1]
+            )
+            candidates = (token_id for _, token_id in ranked if token_id != first[row])
             token = next(filter(grammars[row].allows_token, candidates), None)
             if token is not None:
                 tokens[row] = token

@@ -125,9 +125,10 @@ class ArgumentRules:
         whole = {key: self._root_schema[key] for key in SHARED_DEFINITIONS if key in self._root_schema} | schema
         if all(each.startswith(tuple(f"#/{key}/" for key in SHARED_DEFINITIONS)) for each in list_references(whole)):
             return whole
-        return reroot_references(schema, "#/$defs/whole") | {
+        result: Schema = reroot_references(schema, "#/$defs/whole") | {
             "$defs": {"whole": reroot_references(self._root_schema, "#/$defs/whole")}
         }
+        return result
 
     def loose_rule(self, schema: Any, depth: int = 0) -> str:
         """Return a rule for a value in the "loose" notation."""
@@ -266,7 +267,8 @@ class ArgumentRules:
             if not types:
                 continue
             part = value_rules.narrow_to_types(schema, types, self._root_schema)
-            head = f"{start} {self.write_text(form.key_marks[1] + form.type_marks[0] + kind + form.type_marks[1] + form.value_marks[0])}"
+            opening = form.key_marks[1] + form.type_marks[0] + kind + form.type_marks[1] + form.value_marks[0]
+            head = f"{start} {self.write_text(opening)}"
             if kind != "string":
                 yield f"{head} {self.json_rule(part)} {after}"
             elif texts := [each for each in value_rules.listed_values(part) if isinstance(each, str)]:

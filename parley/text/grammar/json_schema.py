@@ -17,8 +17,19 @@ MAX_SCHEMA_DEPTH = 64  # levels of nesting; llguidance reads 128 levels of JSON,
 MAX_PROPERTIES = 1000  # properties of one object: llguidance's cost grows with their square
 
 # Keywords whose value is a schema, a list of schemas, or an object of schemas. All other values are plain JSON.
-SCHEMA_KEYWORDS = ("additionalItems", "additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then",
-       "unevaluatedItems", "unevaluatedProperties")  # fmt: skip
+SCHEMA_KEYWORDS = (
+    "additionalItems",
+    "additionalProperties",
+    "contains",
+    "else",
+    "if",
+    "items",
+    "not",
+    "propertyNames",
+    "then",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+)
 SCHEMA_LIST_KEYWORDS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 SCHEMA_MAP_KEYWORDS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
 

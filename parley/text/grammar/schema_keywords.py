@@ -44,8 +44,9 @@ NO_EFFECT_VALUES: dict[str, tuple[Any, ...]] = {
 """Values for which a keyword has no effect."""
 GROUP_SEPARATORS = frozenset({"$ref", "allOf", "anyOf", "const", "enum", "oneOf"})
 """llguidance evaluates the keywords between two of these as one group."""
-EVALUATING_KEYWORDS = frozenset({"$dynamicRef", "$recursiveRef", "$ref", "allOf", "anyOf", "contains", "dependentSchemas", "if",
-                   "not", "oneOf"})  # fmt: skip
+EVALUATING_KEYWORDS = frozenset(
+    {"$dynamicRef", "$recursiveRef", "$ref", "allOf", "anyOf", "contains", "dependentSchemas", "if", "not", "oneOf"}
+)
 """Keywords that may evaluate members or items that the schema itself does not mention."""
 STRING_KEYWORDS = frozenset({"const", "enum", "format", "maxLength", "minLength", "pattern", "type"})
 

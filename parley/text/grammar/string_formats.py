@@ -43,7 +43,8 @@ def _uri_pattern(extra_letters: str, relative: bool) -> str:
 # RFC 6901 and the draft for relative pointers; RFC 6570, section 2; RFC 6531, with letters and digits of every script.
 JSON_POINTER = "(?:/(?:[^~/]|~[01])*)*"
 TEMPLATE_VARIABLE = r"(?:[A-Za-z0-9_]|%[0-9A-Fa-f]{2})(?:\.?(?:[A-Za-z0-9_]|%[0-9A-Fa-f]{2}))*(?::[1-9][0-9]{0,3}|\*)?"
-URI_TEMPLATE = rf"(?:[!#$&()*+,\-./0-9:;=?@A-Z\[\]_a-z~]|%[0-9A-Fa-f]{{2}}|\{{[+#./;?&=,!@|]?{TEMPLATE_VARIABLE}(?:,{TEMPLATE_VARIABLE})*\}})*"
+TEMPLATE_EXPRESSION = rf"\{{[+#./;?&=,!@|]?{TEMPLATE_VARIABLE}(?:,{TEMPLATE_VARIABLE})*\}}"
+URI_TEMPLATE = rf"(?:[!#$&()*+,\-./0-9:;=?@A-Z\[\]_a-z~]|%[0-9A-Fa-f]{{2}}|{TEMPLATE_EXPRESSION})*"
 HOST_LABEL = r"[\p{L}\p{Nd}](?:[\p{L}\p{Nd}\-]*[\p{L}\p{Nd}])?"
 EMAIL_ATOM = r"[\p{L}\p{Nd}!#$%&'*+/=?^_`{|}~\-]+"
 

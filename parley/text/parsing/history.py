@@ -102,7 +102,11 @@ def _replacement_ids(messages: Sequence[Message], source: str) -> dict[str, str]
     calls = [call for message in messages for call in message.tool_calls]
     if NINE_CHARACTER_IDS.search(source):
         ids = [*(call.id for call in calls), *(message.tool_call_id or "" for message in messages)]
-        return {id: _short_call_id(id) for id in ids if id and not (len(id) == 9 and id.isalnum())}
+        return {
+            call_id: _short_call_id(call_id)
+            for call_id in ids
+            if call_id and not (len(call_id) == 9 and call_id.isalnum())
+        }
     if IDS_AS_NAMES in source:
         own = [call.id.startswith("functions.") for call in calls]
         return {} if all(own) else {call.id: f"functions.{call.name}:{n}" for n, call in enumerate(calls)}

@@ -57,8 +57,8 @@ class Detokenizer:
     def decode_tokens(self, ids: Iterable[int]) -> str:
         """Return the text that is certain after these ids. It may be empty, or include text of earlier ids."""
         if self._window is not None:
-            return "".join([self._window.push_token(id) for id in ids if id not in self._hidden])
-        data = b"".join([self._next_bytes(id) for id in ids if id not in self._hidden])
+            return "".join([self._window.push_token(token_id) for token_id in ids if token_id not in self._hidden])
+        data = b"".join([self._next_bytes(token_id) for token_id in ids if token_id not in self._hidden])
         text = self._decoder.decode(data) if data else ""
         self._incomplete = bool(self._decoder.getstate()[0])
         return text

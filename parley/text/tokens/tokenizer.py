@@ -67,11 +67,13 @@ class Tokenizer:
         self.names = names or {}
         self.max_length = max_length
         self.vocab_size = 1 + max(backend.get_vocab().values(), default=-1)
-        self.eos_ids = frozenset(id for id in eos_ids if 0 <= id < self.vocab_size)
+        self.eos_ids = frozenset(token_id for token_id in eos_ids if 0 <= token_id < self.vocab_size)
         added = backend.get_added_tokens_decoder()
-        self.special_ids = frozenset(id for id, token in added.items() if token.special)
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         angled = re.compile(r"<.*>", re.DOTALL).fullmatch
-        self.marks = {token.content: id for id, token in added.items() if token.special or angled(token.content)}
+        self.marks = {
+            token.content: token_id for token_id, token in added.items() if token.special or angled(token.content)
+        }
         state = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else None
         self._token_decoders = compile_decoder(state)
         # Filled as tokens occur; at most one entry per token of the vocabulary.
@@ -147,10 +149,12 @@ class Tokenizer:
         characters of the run remain, so that a text can be streamed character by character.
         """
         hidden = self.special_ids if skip_special else frozenset()
-        shown = [id for id in ids if id not in hidden]
+        shown = [token_id for token_id in ids if token_id not in hidden]
         if self._token_decoders is None:
-            return self.backend.decode([id for id in shown if 0 <= id < self.vocab_size], skip_special_tokens=False)
-        start = next((n for n, id in enumerate(shown) if self.token_str(id) is not None), None)
+            return self.backend.decode(
+                [token_id for token_id in shown if 0 <= token_id < self.vocab_size], skip_special_tokens=False
+            )
+        start = next((n for n, token_id in enumerate(shown) if self.token_str(token_id) is not None), None)
         if start is None:
             return ""
         data = self.first_token_bytes(shown[start]) + b"".join(map(self.token_bytes, shown[start + 1 :]))
@@ -198,8 +202,10 @@ class Tokenizer:
         cached_ids = self._special_ids_in.get(texts)
         if cached_ids is None:
             joined = "\0".join(texts)
-            marks = ((id, self.token_str(id)) for id in self.special_ids)
-            cached_ids = self._special_ids_in[texts] = frozenset(id for id, mark in marks if mark and mark in joined)
+            marks = ((token_id, self.token_str(token_id)) for token_id in self.special_ids)
+            cached_ids = self._special_ids_in[texts] = frozenset(
+                token_id for token_id, mark in marks if mark and mark in joined
+            )
         return cached_ids
 
     def _decode_token_bytes(self, token_id: int) -> bytes:
@@ -231,7 +237,8 @@ def _explain_missing(folder: Path) -> str:
 
 
 def _token_content(token: Any) -> str:
-    return token["content"] if isinstance(token, dict) else token
+    result: str = token["content"] if isinstance(token, dict) else token
+    return result
 
 
 def _is_token_entry(token: Any) -> bool:
@@ -273,7 +280,7 @@ def _read_end_ids(folder: Path) -> set[int]:
     config = read_json_object(folder / "config.json")
     for source in (read_json_object(folder / "generation_config.json"), config, config.get("text_config")):
         value = source.get("eos_token_id") if isinstance(source, dict) else None
-        ids = {id for id in (value if isinstance(value, list) else [value]) if type(id) is int}
+        ids = {token_id for token_id in (value if isinstance(value, list) else [value]) if type(token_id) is int}
         if ids:
             return ids
     return set()

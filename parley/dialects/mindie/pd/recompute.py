@@ -78,7 +78,7 @@ def _decode_origin(encoded: Any) -> ResumedBody:
         origin = _ORIGIN_DECODER.decode(a2b_base64(encoded, strict_mode=True))
     except (Error, TypeError, ValueError) as error:
         raise OrderRefused(
-            422, UNREADABLE_TOKENS.format(f"{ORIGIN_MEMBER} cannot be read_recompute_body ({type(error).__name__})")
+            422, UNREADABLE_TOKENS.format(f"{ORIGIN_MEMBER} cannot be read ({type(error).__name__})")
         ) from None
     if not REQUEST_UUID.fullmatch(origin.unique):
         raise OrderRefused(422, UNREADABLE_TOKENS.format(f"{ORIGIN_MEMBER} has no identity"))

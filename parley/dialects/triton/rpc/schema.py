@@ -144,7 +144,8 @@ class _ProtoParser:
                 yield word
 
     def _next_token(self) -> str:
-        return next(self._tokens)
+        result: str = next(self._tokens)
+        return result
 
 
 def _set_type(field: FieldDescriptorProto, kind: str) -> None:

@@ -24,8 +24,20 @@ _AFTER_STRING = ",)]}:="  # characters that may follow a string; before any othe
 _LEADING_ZEROS = re.compile(r"^(-?)0+(?=\d)")
 _JSON_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 _JSON_KEYWORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
-_SIMPLE_ESCAPES = {"n": "\\n", "t": "\\t", "r": "\\r", "b": "\\b", "f": "\\f", "\\": "\\\\", "'": "'", '"': '\\"', "/": "/",
-          "a": "\\u0007", "v": "\\u000b", "\n": ""}  # fmt: skip
+_SIMPLE_ESCAPES = {
+    "n": "\\n",
+    "t": "\\t",
+    "r": "\\r",
+    "b": "\\b",
+    "f": "\\f",
+    "\\": "\\\\",
+    "'": "'",
+    '"': '\\"',
+    "/": "/",
+    "a": "\\u0007",
+    "v": "\\u000b",
+    "\n": "",
+}
 _CODE_DIGITS = {"x": 2, "u": 4, "U": 8}  # number of hexadecimal digits after the letter
 
 

@@ -214,7 +214,8 @@ def read_json_string(scan: CallScanner) -> Generator[None, None, str]:
         if stop[0] == '"':
             break
     try:
-        return json.loads("".join(parts))
+        result: str = json.loads("".join(parts))
+        return result
     except ValueError:
         raise MalformedCall from None
 

@@ -60,7 +60,8 @@ def _write_tag(form: CallForm, key: str, value: Any) -> str:
     type_text = f' string="{_to_json(isinstance(value, str))}">' if form.marks_strings else ""
     if form.type_required:
         type_text = form.type_marks[0] + _type_name(value) + form.type_marks[1]
-    return f"{form.key_marks[0]}{key}{form.key_marks[1]}{type_text}{form.value_marks[0]}{_text_or_json(value)}{form.value_marks[1]}"
+    named = f"{form.key_marks[0]}{key}{form.key_marks[1]}"
+    return f"{named}{type_text}{form.value_marks[0]}{_text_or_json(value)}{form.value_marks[1]}"
 
 
 def _write_element(form: CallForm, key: str, value: Any) -> str:
