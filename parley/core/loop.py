@@ -115,7 +115,8 @@ class EngineLoop:
                 self.pinned_pages.revoke_reservation,
                 self.prefill_share,
             )
-            self.pinned_pages.scheduler = self._beam_searches.scheduler = self.scheduler
+            self.pinned_pages.attach_scheduler(self.scheduler)
+            self._beam_searches.attach_scheduler(self.scheduler)
         else:
             self.scheduler = EncoderScheduler(step_budget, settings.max_batch, self._admit_sequence)
         self.admission = Admission(self.adapter_cache, prepare_request, self._start_request, self._reject_request)

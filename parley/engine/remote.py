@@ -94,7 +94,7 @@ class RemoteEngine(Engine):
         """Start the process and send the settings. Raises EngineFailed."""
         own_end, engine_end = socket.socketpair()
         try:
-            self._process = subprocess.Popen(
+            self._process = subprocess.Popen(  # noqa: ASYNC220 (forking takes milliseconds)
                 [*self._command, str(engine_end.fileno())],
                 pass_fds=[engine_end.fileno()],
                 stdin=subprocess.DEVNULL,

@@ -93,6 +93,6 @@ class InstanceState:
         """End the old role. MindIE's coordinator gets results from a decode instance only, so its running requests must
         continue elsewhere."""
         if old_role in ("decode", "flex"):
-            mindie_client = self.results.get_client()
-            mindie_client.recall_requests()
-            mindie_client.close_client()
+            client = self.results.get_client()
+            client.recall_requests()
+            client.close_client()

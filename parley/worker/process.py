@@ -105,7 +105,7 @@ def run_engine(settings: Settings, inbox: EngineInbox, send_message: SendMessage
         on_pages_leased=send_computed_pages if page_staging is None else page_staging.add_leased_pages,
     )
     if page_staging is not None:
-        page_staging.pinned_pages = loop.pinned_pages
+        page_staging.attach_pinned_pages(loop.pinned_pages)
     send_message(EngineReady(info))
     try:
         serve_messages(loop, page_staging or loop.pinned_pages, inbox, send_message)

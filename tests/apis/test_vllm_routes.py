@@ -89,7 +89,7 @@ async def test_reset_prefix_cache_answers_success_and_checks_its_flag(serve):
 
 async def test_unanswered_prefix_cache_reset_fails_when_the_engine_crashes(serve):
     served = await serve()
-    served.engine._send = lambda message: None
+    served.engine._send_to_engine = lambda message: None
     pending = asyncio.create_task(served.post("/reset_prefix_cache"))
     await served.until(lambda: served.engine._pending_answers)
     served.engine.crash_engine()

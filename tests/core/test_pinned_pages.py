@@ -51,7 +51,7 @@ class HandoverHarness(LoopHarness):
             host = StagingMemory(self.runner.pages, staged)
             self.memory = host.stored_pages
             self.pinned_pages = self.staging = PageStaging(host, self.record_leased_pages)
-            self.staging.pinned_pages = self.loop.pinned_pages
+            self.staging.attach_pinned_pages(self.loop.pinned_pages)
         self.works: dict[str, EngineRequest] = {}
         self.leased_pages: dict[str, list[int]] = {}  # pages, by lease
         self.reservations: dict[str, ReserveResult] = {}  # by reservation

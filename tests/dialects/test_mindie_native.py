@@ -259,7 +259,7 @@ def test_mindie_tokenizer_reads_and_writes():
 
     request = tokenize(inputs="a b")
     assert request.prompt == Text("a b") and request.with_texts
-    assert not tokenize(inputs="a b", do_decode=False).texts and tokenize(inputs="a", do_decode="x").texts
+    assert not tokenize(inputs="a b", do_decode=False).with_texts and tokenize(inputs="a", do_decode="x").with_texts
     assert (
         control.write_mindie_tokens(TokenizeResult([5, 6], ["a", " b"], 100))
         == b'{"token_number":2,"tokens":["a"," b"]}'

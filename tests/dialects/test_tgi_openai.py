@@ -251,7 +251,7 @@ def test_tgi_chat_stream_errors_all_have_code_422():
         (Overloaded("Full."), "Model is overloaded"),
     ):
         expected = b'data: {"error":{"message":"' + text.encode() + b'","http_status_code":422}}\n\ndata: [DONE]\n\n'
-        assert read_chat(stream=True).fail(error) == expected
+        assert read_chat(stream=True).fail_stream(error) == expected
         assert read_chat(stream=True).render_refusal(error) == Answer(200, expected, b"text/event-stream")
         assert read_chat().render_refusal(error) is None
         assert read_chat(shared.EXTENDED, stream=True).render_refusal(error) is None

@@ -297,7 +297,7 @@ def test_triton_grpc_writes_statistics():
 
 def test_triton_grpc_lists_repository():
     (one, _) = ask("RepositoryIndex").models
-    assert (one.name, one.version, one.state_at, one.reason) == ("m", "1", "READY", "")
+    assert (one.name, one.version, one.state, one.reason) == ("m", "1", "READY", "")
     assert not ask("RepositoryIndex", LOADING, ready=True).models
     assert ask_refusal("RepositoryIndex", repository_name="r")[0] == 501
     ask("RepositoryModelLoad", model_name="m")

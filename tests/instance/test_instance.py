@@ -196,7 +196,7 @@ async def test_mixed_instance_answers_clients_and_coordinator_commands(serve) ->
     assert plain.status == 200 and "choices" in plain.json and not orders
     native_headers = COORDINATOR_HEADERS | {"parley-results": "c", "d-target": "self"}
     assert (await served.post("/v1/chat/completions", HELLO_CHAT, **native_headers)).json == {}
-    assert orders[0].here and orders[0].client == "c"
+    assert orders[0].continues_here and orders[0].coordinator_name == "c"
 
 
 async def test_instance_status_lists_role_resources_and_peers(serve) -> None:

@@ -83,7 +83,7 @@ def prompt_logprobs(runner, prompt: list[int]) -> torch.Tensor:
     blocks = list(range(-(-len(prompt) // BLOCK_SIZE)))
     sequence = Sequence("a", 0, request, list(prompt), len(prompt), 0, 0, blocks=blocks, slot=0)
     runner.admit_sequence(sequence)
-    (sampled,) = runner.run(Step([StepRow(sequence, 0, len(prompt), False, score_from=1)], blocks))
+    (sampled,) = runner.run_step(Step([StepRow(sequence, 0, len(prompt), False, score_from=1)], blocks))
     runner.release_slot(sequence)
     return torch.tensor([each.logprob for each in sampled.prompt_scores])
 

@@ -60,7 +60,7 @@ def completion_body(model: str | None, **members: Any) -> dict[str, Any]:
 
 
 async def test_stop_infer_stops_only_requests_of_its_model(serve, make_model):
-    served = await serve(always(FIRST), tick=0.001, names=MAIN, beside=[make_model(tick=0.001)])
+    served = await serve(always(FIRST), tick=0.001, names=MAIN, beside=[make_model(step_seconds=0.001)])
     long_request = {"id": "mine", "text_input": "a", "parameters": {"max_new_tokens": 3000}}
     running = asyncio.create_task(served.post("/mindie/v2/models/main/generate", long_request))
     await served.until(lambda: served.engine.stats.generated_tokens > 3)
@@ -201,7 +201,7 @@ async def test_metrics_count_each_model_separately(two_models):
 
 
 async def test_full_queue_of_one_model_does_not_block_another(serve, make_model):
-    served = await serve(names=MAIN, beside=[make_model(queue=0, tick=0.01)])
+    served = await serve(names=MAIN, beside=[make_model(queue=0, step_seconds=0.01)])
     other = served.service.models[1]
     running = [
         asyncio.create_task(served.post("/v1/completions", completion_body("small", max_tokens=100))) for _ in range(2)
@@ -222,7 +222,7 @@ async def test_concurrent_requests_reach_the_model_they_name(two_models):
 
 
 async def test_loading_model_is_reported_and_does_not_block_others(serve, make_model):
-    served = await serve(always(FIRST), names=MAIN, beside=[make_model(load=0.5)], wait=False)
+    served = await serve(always(FIRST), names=MAIN, beside=[make_model(load_seconds=0.5)], wait=False)
     await served.until(lambda: served.model.unready_error() is None)
     assert (await served.post("/v1/completions", completion_body("main"))).status == 200
     late = await served.post("/v1/completions", completion_body("small"))
@@ -239,7 +239,7 @@ async def test_loading_model_is_reported_and_does_not_block_others(serve, make_m
 
 
 async def test_lost_engine_fails_only_requests_of_its_model(serve, make_model):
-    served = await serve(always(FIRST), tick=0.01, names=MAIN, beside=[make_model(tick=0.01)])
+    served = await serve(always(FIRST), tick=0.01, names=MAIN, beside=[make_model(step_seconds=0.01)])
     lost = served.service.models[1]
     streams = {name: asyncio.create_task(served.post("/v1/completions", completion_body(name, max_tokens=40, stream=True)))
                for name in ("main", "small")}  # fmt: skip
@@ -259,7 +259,7 @@ async def test_lost_engine_fails_only_requests_of_its_model(serve, make_model):
 
 async def test_models_can_be_added_and_removed_at_run_time(serve, make_model):
     served = await serve(always(FIRST), names=MAIN)
-    service, other = served.service, make_model(tick=0.005, load=0.05)
+    service, other = served.service, make_model(step_seconds=0.005, load_seconds=0.05)
     adding = asyncio.create_task(service.serve_model(other))
     await served.until(lambda: other in service.models)
     assert (await served.post("/v1/completions", completion_body("small"))).status == 503
@@ -282,7 +282,7 @@ async def test_models_can_be_added_and_removed_at_run_time(serve, make_model):
 
 
 async def test_removing_a_model_fails_requests_that_outlast_the_drain(serve, make_model):
-    served = await serve(names=MAIN, beside=[make_model(tick=0.01)], drain=0.05)
+    served = await serve(names=MAIN, beside=[make_model(step_seconds=0.01)], drain=0.05)
     running = asyncio.create_task(served.post("/v1/completions", completion_body("small", max_tokens=500)))
     await served.until(lambda: bool(served.service.open_requests))
     await served.service.retire_model(served.service.models[1])
@@ -293,7 +293,7 @@ async def test_removing_a_model_fails_requests_that_outlast_the_drain(serve, mak
 async def test_model_that_fails_to_load_is_not_added(serve, make_model, folder):
     served = await serve(names=MAIN)
     with pytest.raises(EngineFailed):
-        await served.service.serve_model(make_model(failure="It has no weights."))
+        await served.service.serve_model(make_model(load_failure="It has no weights."))
     offer = OfferedModel(("gone",), Settings(model=str(folder / "gone")))
     missing = ServedModel(offer.names, offer.settings, make_engine(offer), ServerOptions())
     with pytest.raises(ModelMissing):
@@ -306,7 +306,7 @@ async def test_model_that_fails_to_load_is_not_added(serve, make_model, folder):
 
 async def test_removing_a_loading_model_stops_its_loading(serve, make_model):
     served = await serve(names=MAIN)
-    other = make_model(load=30.0)
+    other = make_model(load_seconds=30.0)
     adding = asyncio.create_task(served.service.serve_model(other))
     await served.until(lambda: other.engine.state == "loading")
     await served.service.retire_model(other)

@@ -187,7 +187,7 @@ async def test_rejects_connections_over_the_limit_with_429(serve):
     await idle.send(build_request("GET", "/v1/models"))
     assert await answer_status(idle) == 200
     another = await served.connect()  # replaces the idle connection
-    assert await idle.wait_ended() == b""
+    assert await idle.ended() == b""
     await another.send(build_request("POST", CHAT, HELLO_CHAT))
     assert await answer_status(another) == 200
     assert b"[DONE]" in await asyncio.wait_for(busy.reader.readuntil(b"[DONE]"), 10)

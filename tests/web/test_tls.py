@@ -62,7 +62,9 @@ async def get(port: int, secure: ssl.SSLContext | None, path: str = "/health/liv
 
 async def test_mutual_tls_admits_only_clients_with_a_valid_certificate(tls_files, folder, monkeypatch, capsys):
     monkeypatch.setitem(engines.ENGINE_FACTORIES, "scripted", lambda settings, name: FakeEngine(info=MODEL_INFO))
-    mutual_options = tls_options(tls_files, clients=(tls_files / "ours.pem",), revoked=(tls_files / "crl.pem",))
+    mutual_options = tls_options(
+        tls_files, client_authorities=(tls_files / "ours.pem",), revocation_lists=(tls_files / "crl.pem",)
+    )
     listen = (
         ListenAddress("tgi", "127.0.0.1", 0, mutual_options),
         ListenAddress("vllm", "127.0.0.1", 0, tls_options(tls_files)),
@@ -98,10 +100,10 @@ async def test_mutual_tls_admits_only_clients_with_a_valid_certificate(tls_files
         ({"certificate": "missing"}, r"missing cannot be read: No such file"),
         ({"certificate": "garbage"}, r"server\.key cannot be used"),
         ({"key": "friend.key"}, r"friend\.key cannot be used: KEY_VALUES_MISMATCH"),
-        ({"password": "wrong"}, r"server\.key cannot be used"),
-        ({"password": "missing"}, r"missing cannot be read"),
-        ({"clients": ("garbage",)}, r"garbage cannot be used"),
-        ({"revoked": ("missing",)}, r"missing cannot be read"),
+        ({"password_file": "wrong"}, r"server\.key cannot be used"),
+        ({"password_file": "missing"}, r"missing cannot be read"),
+        ({"client_authorities": ("garbage",)}, r"garbage cannot be used"),
+        ({"revocation_lists": ("missing",)}, r"missing cannot be read"),
     ],
 )
 def test_tls_errors_name_the_unusable_file(tls_files, changed, text):

@@ -26,10 +26,10 @@ class BeamSearches:
     """Searches by request id. ``add_outputs(outputs)`` is called with the outputs of a search that ends,
     ``on_search_end(search)`` when one ends, also when it is cancelled. ``counters`` provides the cost of tokens.
 
-    ``scheduler`` must be set before a search is added.
+    ``attach_scheduler`` must be called before a search is added.
     """
 
-    scheduler: Scheduler
+    _scheduler: Scheduler
 
     def __init__(
         self,
@@ -44,6 +44,10 @@ class BeamSearches:
         self._on_search_end = on_search_end
         self._searches_by_id: dict[str, BeamSearch] = {}  # by request id
         self._failing: list[BeamSearch] = []
+
+    def attach_scheduler(self, scheduler: Scheduler) -> None:
+        """Set the scheduler that the beams are forked in."""
+        self._scheduler = scheduler
 
     def __len__(self) -> int:
         return len(self._searches_by_id)
@@ -94,7 +98,7 @@ class BeamSearches:
                 self._complete_search(search)
                 continue
             try:
-                fork_beams(search, moves, self.scheduler, self._runner)
+                fork_beams(search, moves, self._scheduler, self._runner)
             except Exception:
                 log.exception("the beams of a search could not fork")
                 self.fail_search(request_id, error)

@@ -25,10 +25,10 @@ class PinnedPages:
 
     ``root_name``: root name of all prompt hashes; None where no prefix is cached. ``on_pages_leased(request_id,
     pages)`` is called with pages added to the lease of a request. ``has_changes``: pages were pinned or freed since the
-    last emitted statistics. ``scheduler`` must be set before any call, if the model has pages.
+    last emitted statistics. ``attach_scheduler`` must be called before anything else, if the model has pages.
     """
 
-    scheduler: Scheduler
+    _scheduler: Scheduler
 
     def __init__(
         self,
@@ -42,12 +42,10 @@ class PinnedPages:
         self._pool = pool
         self._leases = Leases(pool, on_pages_leased, self._set_priority)
         self._reservations = Reservations(pool, adapter_cache, root_name, vocab_size, self._reservable_pages)
-        self.open_lease, self.mark_admitted = self._leases.open_lease, self._leases.mark_admitted
-        self.extend_lease, self.mark_started = self._leases.extend_lease, self._leases.mark_started
-        self.revoke_reservation, self.raise_priorities = (
-            self._reservations.revoke_reservation,
-            self._leases.raise_priorities,
-        )
+
+    def attach_scheduler(self, scheduler: Scheduler) -> None:
+        """Set the scheduler that shares the pool; it is made later, because it asks which sequences fit."""
+        self._scheduler = scheduler
 
     @property
     def pinned_count(self) -> int:
@@ -86,6 +84,30 @@ class PinnedPages:
         self._reservations.free_reservation(key)
         self.has_changes = True
 
+    def revoke_reservation(self) -> bool:
+        """Drop the received pages of the newest reservation that has any. False if no reservation has any."""
+        return self._reservations.revoke_reservation()
+
+    def open_lease(self, request_id: str, choices: list[Sequence], hashes: list[bytes], group_name: str) -> None:
+        """Open a lease for pages with these hashes, unless the request has one; see ``Leases.open_lease``."""
+        self._leases.open_lease(request_id, choices, hashes, group_name)
+
+    def mark_admitted(self, sequence: Sequence) -> None:
+        """Record that a sequence was admitted; the group of its lease starts."""
+        self._leases.mark_admitted(sequence)
+
+    def raise_priorities(self) -> None:
+        """Give the other choices of groups that started with the last step urgent priority. Called before planning."""
+        self._leases.raise_priorities()
+
+    def extend_lease(self, sequence: Sequence, computed: int) -> None:
+        """Add the pages of a sequence's first ``computed`` tokens to its lease."""
+        self._leases.extend_lease(sequence, computed)
+
+    def mark_started(self, sequence: Sequence) -> None:
+        """Record that a sequence has produced a result, or ended: it loses its urgent priority."""
+        self._leases.mark_started(sequence)
+
     def release_lease(self, request_id: str) -> None:
         """End the lease of a request."""
         self._leases.release_lease(request_id)
@@ -100,8 +122,8 @@ class PinnedPages:
     def _reservable_pages(self) -> int:
         """Return how many pages may be reserved now."""
         unavailable = self._leases.claimed_pages() + self._reservations.pending_count
-        longest = max((count_pages(len(sequence) + 1) for sequence in self.scheduler.running), default=0)
-        return min(self.scheduler.spare_pages(), self._pool.page_count - unavailable - longest)
+        longest = max((count_pages(len(sequence) + 1) for sequence in self._scheduler.running), default=0)
+        return min(self._scheduler.spare_pages(), self._pool.page_count - unavailable - longest)
 
     def _set_priority(self, sequence: Sequence, priority: float) -> None:
-        self.scheduler.set_priority(sequence, priority)
+        self._scheduler.set_priority(sequence, priority)

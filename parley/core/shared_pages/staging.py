@@ -55,10 +55,10 @@ class PageStaging:
     """Staging by request id (leases) and key (reservations). ``flush_outgoing`` calls ``on_pages_staged(request_id,
     places)`` with newly leased pages, as ``Leases`` would.
 
-    ``pinned_pages`` must be set before any call. ``unstaged_count``: total number of pages that got no place.
+    ``attach_pinned_pages`` must be called first. ``unstaged_count``: total number of pages that got no place.
     """
 
-    pinned_pages: PinnedPages
+    _pinned_pages: PinnedPages
 
     def __init__(self, copier: StagingCopier, on_pages_staged: Callable[[str, list[int]], None]):
         self.unstaged_count = 0
@@ -70,6 +70,10 @@ class PageStaging:
         self._outgoing: dict[str, OutgoingPages] = {}
         self._unannounced: dict[str, OutgoingPages] = {}  # leases with new pages
         self._incoming: dict[str, IncomingPages] = {}
+
+    def attach_pinned_pages(self, pinned_pages: PinnedPages) -> None:
+        """Set the loop's pinned pages; the loop is made later, because it reports leased pages to this object."""
+        self._pinned_pages = pinned_pages
 
     def add_leased_pages(self, request_id: str, pages: list[int]) -> None:
         """Record pages added to the lease of a request."""
@@ -116,13 +120,13 @@ class PageStaging:
             if not self._reader_counts[place]:
                 del self._reader_counts[place], self._places[page]
                 heappush(self._free_places, place)
-        self.pinned_pages.release_lease(request_id)
+        self._pinned_pages.release_lease(request_id)
 
     def reserve_pages(
         self, key: str, token_ids: list[int], salt: str, adapter: str, digest: str, answer: ReserveCallback
     ) -> None:
         """Reserve pages for a prompt that another instance computes, as many as get a place."""
-        self.pinned_pages.reserve_pages(
+        self._pinned_pages.reserve_pages(
             key, token_ids, salt, adapter, digest, partial(self._stage_reserved, key, answer)
         )
 
@@ -133,14 +137,14 @@ class PageStaging:
             self._copier.load_pages(fresh)
             incoming.received_count += len(fresh)
             self._free_pairs(fresh)
-        self.pinned_pages.mark_received(key, count)
+        self._pinned_pages.mark_received(key, count)
 
     def free_reservation(self, key: str) -> None:
         """Free a reservation; no other instance writes into its places any more."""
         incoming = self._incoming.pop(key, None)
         if incoming is not None:
             self._free_pairs(incoming.pairs[incoming.received_count :])
-        self.pinned_pages.free_reservation(key)
+        self._pinned_pages.free_reservation(key)
 
     def check_invariants(self) -> None:
         """Check conservation of places, for tests. Raises AssertionError."""
@@ -162,7 +166,7 @@ class PageStaging:
         pairs = [(page, heappop(self._free_places)) for page in result.pages[:count]]
         if result.pages:
             self._incoming[key] = IncomingPages(pairs)
-            self.pinned_pages.truncate_reservation(key, count)
+            self._pinned_pages.truncate_reservation(key, count)
         answer(result._replace(pages=[place for _, place in pairs]))
 
     def _free_pairs(self, pairs: list[StagedPage]) -> None:

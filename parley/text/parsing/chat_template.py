@@ -164,7 +164,7 @@ def _build_environment() -> _TemplateEnvironment:
     del environment.globals["lipsum"]
     environment.globals.update(
         raise_exception=_raise_refusal,
-        strftime_now=lambda format: datetime.now().strftime(format),
+        strftime_now=lambda format: datetime.now().strftime(format),  # noqa: A006 (templates may pass it by name)
         namespace=_SafeNamespace,
         dict=lambda *args, **kwargs: dict(*args, **kwargs),
     )
