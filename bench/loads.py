@@ -16,7 +16,7 @@ from typing import Any
 
 import uvloop
 
-from parley.cli.apis import APIS
+from parley.cli.apis import BENCHED_APIS
 from parley.cli.client import ServerAddress
 from parley.cli.load import LoadGenerator, RequestSample, percentile, summarize_load
 from parley.dialects.bench import BenchApi, LoadShape
@@ -75,7 +75,7 @@ def draw_prompts(mix: LoadMix, pool: list[int], seed: str) -> tuple[Prompts, Pro
 
 
 def _whole_body(shape: LoadShape, ids: Any) -> dict[str, Any]:
-    body = {**APIS["openai"].build_body(shape, ids), "stream": False}
+    body = {**BENCHED_APIS["openai"].build_body(shape, ids), "stream": False}
     del body["stream_options"]
     return body
 
@@ -86,7 +86,7 @@ def _whole_event(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float,
         yield pieces[-1][0], b"[DONE]"
 
 
-WHOLE = BenchApi("/v1/completions", _whole_body, APIS["openai"].read_event, split_events=_whole_event)
+WHOLE = BenchApi("/v1/completions", _whole_body, BENCHED_APIS["openai"].read_event, split_events=_whole_event)
 
 
 class LoadDriver:
@@ -96,7 +96,7 @@ class LoadDriver:
         self.address = ServerAddress("http", "127.0.0.1", port, "")
 
     def _make_load(self, mix: LoadMix, output: int = 0) -> LoadGenerator:
-        api = APIS["openai"] if mix.stream else WHOLE
+        api = BENCHED_APIS["openai"] if mix.stream else WHOLE
         return LoadGenerator(
             self.address, None, LoadShape("m", output or mix.output, TIMEOUT), api, keep_alive=not mix.stream
         )

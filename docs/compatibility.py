@@ -18,7 +18,7 @@ from survey import Member, Members, survey
 
 from parley.dialects import tgi
 from parley.dialects.dialect import Dialect
-from parley.dialects.mounts import SURFACES
+from parley.dialects.mounts import API_MOUNTS
 
 ROOT = Path(__file__).resolve().parents[1]
 INDEX_PAGE = ROOT / "docs" / "compatibility.md"
@@ -57,7 +57,7 @@ API_INTRODUCTION = """\
 def apis() -> dict[str, list[tuple[str, Dialect]]]:
     """Return each API with its surfaces, the shared one first. A version of an API belongs to that API."""
     surfaces_by_api: dict[str, list[tuple[str, Dialect]]] = {}
-    for surface in sorted(SURFACES, key=lambda surface: bool(surface.prefix)):
+    for surface in sorted(API_MOUNTS, key=lambda surface: bool(surface.prefix)):
         api = re.sub(r"-[\d.]+$", "", surface.dialect.name)
         columns = surfaces_by_api.setdefault(api, [])
         if not any(surface.dialect is dialect for _, dialect in columns):

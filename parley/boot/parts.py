@@ -7,7 +7,7 @@ from functools import partial
 
 from starlette.types import ASGIApp
 
-from parley.dialects.mounts import Surface, universal
+from parley.dialects.mounts import ApiMount, universal_mounts
 from parley.disagg.kv.peer import KVPeer
 from parley.instance import handlers as instance_handlers
 from parley.instance.entry import RequestIntake
@@ -45,14 +45,14 @@ class ServerParts:
             **instance_handlers.build_instance_handlers(self.node, self.intake),
         }
 
-    def make_port_app(self, surfaces: Sequence[Surface], host: str) -> App:
+    def make_port_app(self, surfaces: Sequence[ApiMount], host: str) -> App:
         """Return the application of one port, without CORS."""
         return App(self.registry, surfaces, host, self.handlers, self.node)
 
-    def build_app(self, surfaces: Sequence[Surface] = (), host: str = "") -> ASGIApp:
+    def build_app(self, surfaces: Sequence[ApiMount] = (), host: str = "") -> ASGIApp:
         """Return the application of one port, with CORS if any origin is allowed. Default: the server's main port."""
         options = self.registry.options
-        app = self.make_port_app(surfaces or universal(options.strict, options.tgi_compat), host or options.host)
+        app = self.make_port_app(surfaces or universal_mounts(options.strict, options.tgi_compat), host or options.host)
         return with_cors(app, options.cors)
 
     async def listen_for_handovers(self, host: str, port: int, apps: Sequence[App]) -> None:

@@ -25,7 +25,7 @@ from parley import hub
 from parley.boot.engines import make_engine
 from parley.boot.opening import opening_lines
 from parley.boot.parts import ServerParts
-from parley.dialects.mounts import ALONE, INNER, Surface, alone, universal
+from parley.dialects.mounts import DEDICATED_APIS, INNER_MOUNTS, ApiMount, dedicated_mounts, universal_mounts
 from parley.disagg.kv.peer import KVPeer
 from parley.engine.messages import LoadProgress
 from parley.engine.protocol import EngineFailed
@@ -95,7 +95,7 @@ class ListeningPlace(NamedTuple):
 
     host: str
     port: int
-    surfaces: Sequence[Surface]
+    surfaces: Sequence[ApiMount]
     tls: TlsFiles | None = None
 
 
@@ -106,14 +106,19 @@ def listening_places(options: ServerOptions) -> list[ListeningPlace]:
     """
     found_places = []
     if options.port is not None:
-        found_places.append(ListeningPlace(options.host, options.port, universal(options.strict, options.tgi_compat)))
-    dialects = {**ALONE, **options.apis}
+        found_places.append(
+            ListeningPlace(options.host, options.port, universal_mounts(options.strict, options.tgi_compat))
+        )
+    dialects = {**DEDICATED_APIS, **options.apis}
     by_address: dict[tuple[str, int], list[ListenAddress]] = {}
     for number, each in enumerate(options.listen):
         by_address.setdefault((each.host, each.port or -number), []).append(each)
     found_places += [
         ListeningPlace(
-            first.host, first.port, alone(first.api, *(each.api for each in others), apis=dialects), first.tls
+            first.host,
+            first.port,
+            dedicated_mounts(first.api, *(each.api for each in others), apis=dialects),
+            first.tls,
         )
         for first, *others in by_address.values()
     ]
@@ -180,7 +185,7 @@ class ServerInstance:
             (surface.dialect, root + surface.prefix)
             for place, root in zip(self._places, roots, strict=True)
             for surface in place.surfaces
-            if surface not in INNER
+            if surface not in INNER_MOUNTS
         ]
         banner.print_line(opening_lines(self.options, self.offers, roots[0], surfaces, grpc_addresses))
         serving = asyncio.create_task(self._serve_http())

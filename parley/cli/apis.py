@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from parley.dialects.bench import BenchApi
-from parley.dialects.mounts import SURFACES, Surface
+from parley.dialects.mounts import API_MOUNTS, ApiMount
 
 
-def benched(surfaces: Iterable[Surface]) -> dict[str, BenchApi]:
+def bench_apis(surfaces: Iterable[ApiMount]) -> dict[str, BenchApi]:
     """Each API by name, at the first surface that has it."""
     found: dict[str, BenchApi] = {}
     for surface in surfaces:
@@ -18,4 +18,4 @@ def benched(surfaces: Iterable[Surface]) -> dict[str, BenchApi]:
     return found
 
 
-APIS = benched(SURFACES)
+BENCHED_APIS = bench_apis(API_MOUNTS)

@@ -191,9 +191,9 @@ def _measure_loads(
 
 def bench_api(config: ResolvedOptions) -> BenchApi:
     """Return the API that the option ``api`` names."""
-    from parley.cli.apis import APIS
+    from parley.cli.apis import BENCHED_APIS
 
-    return APIS[config["api"]]
+    return BENCHED_APIS[config["api"]]
 
 
 def random_prompts(pool: TokenPool, config: ResolvedOptions, count: int, seed: str) -> list[list[int] | str]:

@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import httptools
 
-from parley.cli.apis import APIS
+from parley.cli.apis import BENCHED_APIS
 from parley.cli.client import ServerAddress
 from parley.dialects.bench import BenchApi, LoadShape, error_message
 
@@ -145,7 +145,7 @@ class LoadGenerator:
         address: ServerAddress,
         key: str | None,
         shape: LoadShape,
-        api: BenchApi = APIS["openai"],
+        api: BenchApi = BENCHED_APIS["openai"],
         keep_alive: bool = True,
     ):
         self.address = address

@@ -25,11 +25,13 @@ def route_table(config: ResolvedOptions) -> list[dict[str, str]]:
     """Return one entry per port, method and path, with api and surface. If several APIs answer, the body decides."""
     from parley.dialects import mounts
 
-    ports = [("all", mounts.universal(config["strict"], config["tgi-compat"]))]
-    ports += [(endpoint_kind().format_value(each[:3]), mounts.alone(each.api)) for each in api_listeners(config)]
+    ports = [("all", mounts.universal_mounts(config["strict"], config["tgi-compat"]))]
+    ports += [
+        (endpoint_kind().format_value(each[:3]), mounts.dedicated_mounts(each.api)) for each in api_listeners(config)
+    ]
     rows = []
     for name, mounted in ports:
-        for (method, path), answering in mounts.table(mounted).items():
+        for (method, path), answering in mounts.mount_table(mounted).items():
             apis = ", ".join(surface.dialect.name for _, surface in answering)
             surface = answering[0][1].prefix or name
             rows.append({"method": method, "path": path, "api": apis, "surface": surface})

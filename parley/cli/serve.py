@@ -118,10 +118,10 @@ def server_options(config: ResolvedOptions) -> ServerOptions:
 
 def api_listeners(config: ResolvedOptions) -> tuple[ListenAddress, ...]:
     """Return the HTTP ports of single APIs. Raises ConfigError for an unknown API."""
-    from parley.dialects.mounts import ALONE
+    from parley.dialects.mounts import DEDICATED_APIS
     from parley.serving.options import ListenAddress
 
-    known = [*ALONE, GRPC]
+    known = [*DEDICATED_APIS, GRPC]
     for name, _, _ in config["listen"]:
         if name not in known:
             raise ConfigError(

@@ -29,7 +29,7 @@ from parley.coordinator.proxy.front import InferenceFront, wrap_cors
 from parley.coordinator.routing.admission import InstanceScheduler
 from parley.coordinator.routing.health import HealthChecker
 from parley.coordinator.routing.instance_table import InstanceTable
-from parley.dialects.mounts import universal
+from parley.dialects.mounts import universal_mounts
 from parley.serving.options import ServerOptions
 from parley.version import __version__
 from parley.web import banner, logs, tls
@@ -102,7 +102,7 @@ class Coordinator:
             self.scheduler,
             self.connections,
             self._metrics_page,
-            universal(),
+            universal_mounts(),
             front_options,
             options.memory_limit,
             options.strict,

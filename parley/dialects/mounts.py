@@ -1,7 +1,7 @@
-"""Which API is mounted where: one table of surfaces, and what it makes of a method, a path and a body's members.
+"""The table that mounts each API at a path, and the lookup of a route by method, path and body members.
 
-An API is added by a line in ``SURFACES``. Knows the APIs' tables and nothing of what answers: the coordinator of a
-cluster reads the same table as a server does.
+Adding an API takes one line in ``API_MOUNTS``. Servers and the coordinator of a cluster read the same table, so this
+module knows routes and no handlers.
 """
 
 from __future__ import annotations
@@ -15,87 +15,87 @@ from parley.dialects import databricks, mindie, openai, tgi, triton, vllm
 from parley.dialects.dialect import Dialect, Route, RouteKind
 from parley.dialects.triton.calls import GRPC_CALLS
 
-# Paths of the server itself, the same whatever APIs it speaks.
-OPERATIONS = (
+# Routes of the server itself, whichever APIs are mounted.
+SERVER_ROUTES = (
     Route("GET", "/health", "health"),
     Route("GET", "/health/live", "live"),
     Route("GET", "/health/ready", "ready"),
     Route("GET", "/metrics", "metrics"),
 )
-OPEN: frozenset[RouteKind] = frozenset(
+OPEN_KINDS: frozenset[RouteKind] = frozenset(
     {"live", "ready", "probe", "health"}
-)  # to clients without a key, if all of a path is
-CHANGES: frozenset[RouteKind] = frozenset(
+)  # answered without a key, if every route of the path is open
+ADMIN_KINDS: frozenset[RouteKind] = frozenset(
     {"adapter", "reset", "pause", "stop", "endpoint", "role"}
-)  # the server, or who is served
+)  # change the server or its models
 
 
-def changes(route: Route) -> bool:
-    """Whether it takes an admin key, where there are any."""
-    return route.kind in CHANGES and not (route.kind == "endpoint" and route.method == "GET")
+def takes_admin_key(route: Route) -> bool:
+    """Whether a route requires an admin key, if any are configured."""
+    return route.kind in ADMIN_KINDS and not (route.kind == "endpoint" and route.method == "GET")
 
 
 @dataclass(frozen=True)
-class Surface:
-    """An API below a path. All that have the empty prefix share the root, which speaks every API."""
+class ApiMount:
+    """An API mounted below a path prefix. All APIs with the empty prefix share the root."""
 
     prefix: str
     dialect: Dialect
 
 
-SURFACES = (
-    Surface("", openai.DIALECT),
-    Surface("", vllm.DIALECT),
-    Surface("", tgi.DIALECT),
-    Surface("/openai", openai.DIALECT),
-    Surface("", triton.DIALECT),
-    Surface("/tgi", tgi.STRICT),
-    Surface("/tgi-0.9.4", tgi.OLD),
-    Surface("/triton", triton.STRICT),
-    Surface("", databricks.DIALECT),
-    Surface("/databricks", databricks.STRICT),
-    Surface("/vllm", vllm.STRICT_DIALECT),
-    Surface("/vllm-0.6.3", vllm.DEMO_DIALECT),
-    Surface("", mindie.DIALECT),
-    Surface("/mindie", mindie.STRICT),
-    Surface("/mindie-old", mindie.OLD),
+API_MOUNTS = (
+    ApiMount("", openai.DIALECT),
+    ApiMount("", vllm.DIALECT),
+    ApiMount("", tgi.DIALECT),
+    ApiMount("/openai", openai.DIALECT),
+    ApiMount("", triton.DIALECT),
+    ApiMount("/tgi", tgi.STRICT),
+    ApiMount("/tgi-0.9.4", tgi.OLD),
+    ApiMount("/triton", triton.STRICT),
+    ApiMount("", databricks.DIALECT),
+    ApiMount("/databricks", databricks.STRICT),
+    ApiMount("/vllm", vllm.STRICT_DIALECT),
+    ApiMount("/vllm-0.6.3", vllm.DEMO_DIALECT),
+    ApiMount("", mindie.DIALECT),
+    ApiMount("/mindie", mindie.STRICT),
+    ApiMount("/mindie-old", mindie.OLD),
 )
 
-INSTANCE_PLANE = mindie.INSTANCE_PLANE  # how instances of a cluster speak to coordinators
-BODY_FAULT = mindie.BODY_FAULT  # what a strict coordinator refuses of a body before an instance sees it
-# Paths of the server itself.
-OWN = Surface(
-    "", replace(openai.DIALECT, name="parley", routes=(*OPERATIONS, *INSTANCE_PLANE.routes), no_memory_body=b"")
+INSTANCE_PLANE = mindie.INSTANCE_PLANE  # the routes between instances and coordinators
+BODY_FAULT = mindie.BODY_FAULT  # finds the error for which a strict coordinator refuses a body
+# Routes of the server itself and of its instance plane.
+SERVER_MOUNT = ApiMount(
+    "", replace(openai.DIALECT, name="parley", routes=(*SERVER_ROUTES, *INSTANCE_PLANE.routes), no_memory_body=b"")
 )
-INNER = (OWN, Surface("", GRPC_CALLS))  # beside the APIs
-# APIs that may have a port; some are only ever there, for who reaches them may end the server.
-PLANES = {dialect.name: dialect for dialect in (mindie.MANAGEMENT, mindie.METRICS)}
-ALONE = {surface.prefix[1:]: surface.dialect for surface in SURFACES if surface.prefix} | PLANES
+INNER_MOUNTS = (SERVER_MOUNT, ApiMount("", GRPC_CALLS))  # in addition to the APIs
+# APIs that may have a port of their own. MindIE's planes are mounted nowhere else: their clients may stop the server.
+MINDIE_PLANES = {dialect.name: dialect for dialect in (mindie.MANAGEMENT, mindie.METRICS)}
+DEDICATED_APIS = {surface.prefix[1:]: surface.dialect for surface in API_MOUNTS if surface.prefix} | MINDIE_PLANES
 
 
-def universal(strict: bool = False, tgi_compat: str = "3") -> tuple[Surface, ...]:
-    """What a server's own port answers: every surface.
+def universal_mounts(strict: bool = False, tgi_compat: str = "3") -> tuple[ApiMount, ...]:
+    """Return the mounts of a server's main port: every API.
 
-    ``strict``: those at the root in the manner of their prefix. ``tgi_compat``: TGI at the root in that version.
+    ``strict``: the root has the strict form of each API. ``tgi_compat``: the version of TGI at the root.
     """
-    manner = dict(ALONE) if strict else {}
+    manner = dict(DEDICATED_APIS) if strict else {}
     if tgi_compat != "3":
-        manner["tgi"] = ALONE[f"tgi-{tgi_compat}"]
+        manner["tgi"] = DEDICATED_APIS[f"tgi-{tgi_compat}"]
     surfaces = (
-        surface if surface.prefix else Surface("", manner.get(surface.dialect.name, surface.dialect))
-        for surface in SURFACES
+        surface if surface.prefix else ApiMount("", manner.get(surface.dialect.name, surface.dialect))
+        for surface in API_MOUNTS
     )
-    own, calls = INNER
+    own, calls = INNER_MOUNTS
     return (own, *surfaces, calls)
 
 
-def alone(*names: str, apis: Mapping[str, Dialect] = ALONE) -> tuple[Surface, ...]:
-    """What a port answers that APIs have for themselves: they at the root, and behind them the server's own paths."""
-    return (*(Surface("", apis[name]) for name in names), OWN)
+def dedicated_mounts(*names: str, apis: Mapping[str, Dialect] = DEDICATED_APIS) -> tuple[ApiMount, ...]:
+    """Return the mounts of a port for these APIs alone: they are at the root, and the server's own routes follow."""
+    return (*(ApiMount("", apis[name]) for name in names), SERVER_MOUNT)
 
 
-def members(body: bytes) -> set[str]:
-    """The names of a body's members that are not null, looked at no deeper; none if it is no JSON object."""
+def non_null_members(body: bytes) -> set[str]:
+    """Return the names of a body's top-level members that are not null; none if the body is not a JSON object."""
     try:
         values = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -103,25 +103,25 @@ def members(body: bytes) -> set[str]:
     return {name for name, value in values.items() if bytes(value) != b"null"}
 
 
-def table(surfaces: Sequence[Surface]) -> dict[tuple[str, str], list[tuple[Route, Surface]]]:
-    """Every method and path with what answers there: the first that is listed, and others that claim bodies."""
-    places: dict[tuple[str, str], list[tuple[Route, Surface]]] = {}
+def mount_table(surfaces: Sequence[ApiMount]) -> dict[tuple[str, str], list[tuple[Route, ApiMount]]]:
+    """Map each method and path to its routes: the first that is mounted there, then those that claim some bodies."""
+    places: dict[tuple[str, str], list[tuple[Route, ApiMount]]] = {}
     for surface in surfaces:
         for route in surface.dialect.routes:
-            for path in _paths(surface.prefix, route.path):
+            for path in _mounted_paths(surface.prefix, route.path):
                 place = places.setdefault((route.method, path), [])
                 if not place or route.claiming_members:
                     place.append((route, surface))
     return places
 
 
-def _paths(prefix: str, path: str) -> tuple[str, ...]:
-    """Below a prefix the root has no slash of its own: a base URL is written with and without one."""
+def _mounted_paths(prefix: str, path: str) -> tuple[str, ...]:
+    """Return the paths of a route below a prefix. The root is mounted with and without its slash, as base URLs vary."""
     return (prefix, prefix + path) if prefix and path == "/" else (prefix + path,)
 
 
-def wording(surfaces: Sequence[Surface], path: str) -> Dialect:
-    """The API that words what is wrong with a request for a path that has no route."""
+def error_dialect(surfaces: Sequence[ApiMount], path: str) -> Dialect:
+    """Return the API whose error format applies to a path without a route."""
     roots = [(surface.prefix, surface.dialect) for surface in surfaces]
     roots += [
         (surface.prefix + base, surface.dialect)

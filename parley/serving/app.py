@@ -19,7 +19,16 @@ from starlette.routing import Route as Mounted
 from starlette.types import Receive, Scope, Send
 
 from parley.dialects.dialect import Dialect, HeaderList, Route, RouteKind
-from parley.dialects.mounts import INNER, INSTANCE_PLANE, OPEN, Surface, changes, members, table, wording
+from parley.dialects.mounts import (
+    INNER_MOUNTS,
+    INSTANCE_PLANE,
+    OPEN_KINDS,
+    ApiMount,
+    error_dialect,
+    mount_table,
+    non_null_members,
+    takes_admin_key,
+)
 from parley.disagg.wire.headers import read_preface_size
 from parley.errors import NotAllowed, NotFound, OrderRefused, ParleyError, excerpt
 from parley.serving.handlers import PROBE_KINDS, SERVER_HANDLERS, RouteHandler
@@ -65,7 +74,7 @@ class RouteEndpoint:
         self.app = app
         self.route = route
         self.dialect = dialect
-        self.admin_keys = app.keys if changes(route) else None
+        self.admin_keys = app.keys if takes_admin_key(route) else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope[EXCHANGE_KEY]
@@ -97,7 +106,7 @@ class SharedPathEndpoint:
         if self.route.kind == "generate" and exchange.stage is None:
             self.app.cluster.read_command(exchange)  # report a bad command before any error in the body
         body = await exchange.peek_body()
-        member_names = await off_loop(len(body), partial(members, body))
+        member_names = await off_loop(len(body), partial(non_null_members, body))
         claiming = (
             endpoint for endpoint in self.endpoints if not member_names.isdisjoint(endpoint.route.claiming_members)
         )
@@ -105,11 +114,11 @@ class SharedPathEndpoint:
 
 
 def build_route_table(
-    app: App, surfaces: Sequence[Surface]
+    app: App, surfaces: Sequence[ApiMount]
 ) -> dict[tuple[str, str], RouteEndpoint | SharedPathEndpoint]:
     """Return the route table of these mounts: an endpoint for each method and path."""
     route_table: dict[tuple[str, str], RouteEndpoint | SharedPathEndpoint] = {}
-    for method_and_path, routes in table(surfaces).items():
+    for method_and_path, routes in mount_table(surfaces).items():
         route_endpoints = [RouteEndpoint(app, route, surface.dialect) for route, surface in routes]
         route_table[method_and_path] = (
             route_endpoints[0] if len(route_endpoints) == 1 else SharedPathEndpoint(route_endpoints)
@@ -128,7 +137,7 @@ class App:
     def __init__(
         self,
         registry: ModelRegistry,
-        surfaces: Sequence[Surface],
+        surfaces: Sequence[ApiMount],
         host: str,
         handlers: Mapping[RouteKind, RouteHandler] = SERVER_HANDLERS,
         cluster: ClusterView = NO_CLUSTER_VIEW,
@@ -137,13 +146,13 @@ class App:
         self.registry = registry
         self.handlers = handlers
         self.cluster = cluster
-        self.surfaces = [surface for surface in surfaces if surface not in INNER]
+        self.surfaces = [surface for surface in surfaces if surface not in INNER_MOUNTS]
         self.apis = " ".join(f"{surface.prefix}:{surface.dialect.name}" for surface in self.surfaces)
         self.keys = ApiKeys(options.api_keys, options.admin_keys)
         self.route_table = build_route_table(self, surfaces)
         self._access_gate = BrowserGuard(host, options.hosts, options.cors, self.keys)
         self._path_dialects = {path: endpoint.dialect for (_, path), endpoint in reversed(self.route_table.items())}
-        guarded = {path for (_, path), endpoint in self.route_table.items() if endpoint.route.kind not in OPEN}
+        guarded = {path for (_, path), endpoint in self.route_table.items() if endpoint.route.kind not in OPEN_KINDS}
         self._keyless_paths = {path for _, path in self.route_table} - guarded
         self._path_router = Router(
             [Mounted(path, endpoint, methods=[method]) for (method, path), endpoint in self.route_table.items()],
@@ -223,7 +232,7 @@ class App:
 
     def _error_dialect(self, path: str) -> Dialect:
         """Return the dialect that words errors raised before the route of a request is known."""
-        return self._path_dialects[path] if path in self._path_dialects else wording(self.surfaces, path)
+        return self._path_dialects[path] if path in self._path_dialects else error_dialect(self.surfaces, path)
 
     async def _send_error(self, exchange: Exchange, error: ParleyError, extra: HeaderList = ()) -> None:
         if (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from parley.dialects.dialect import Dialect, MetricsWriter
-from parley.dialects.mounts import SURFACES
+from parley.dialects.mounts import API_MOUNTS
 from parley.metrics.recorded import ModelSnapshot
 from parley.metrics.series import LabelledCounter, format_labels, scalar_lines
 
@@ -38,7 +38,7 @@ def render_metrics_page(
 
 def _api_metrics_writers() -> list[MetricsWriter]:
     """Return the metrics writers of the APIs that are mounted at the root."""
-    writers = [surface.dialect.shared_metrics for surface in SURFACES if not surface.prefix]
+    writers = [surface.dialect.shared_metrics for surface in API_MOUNTS if not surface.prefix]
     return [each for each in writers if each is not None]
 
 

@@ -21,7 +21,7 @@ from test_examples import member_paths
 from parley import hub
 from parley.dialects import mindie
 from parley.dialects.mindie.rules import MindieRules
-from parley.dialects.mounts import OWN, Surface
+from parley.dialects.mounts import SERVER_MOUNT, ApiMount
 
 STRICT, STRICT_OLD = MindieRules("strict", vllm=False), MindieRules("strict-old", vllm=False)
 LAST_MEMBERS = '"best_of": 1, "n": 1, "logprobs": false, "top_logprobs":null }'
@@ -62,8 +62,8 @@ TIMES = {"prefill_time", "decode_time_arr"}
 OPTIONAL_MEMBERS = {"choices.message.tool_calls", "choices.logprobs"}
 
 
-def service_plane(rules: MindieRules) -> tuple[Surface, ...]:
-    return (Surface("", mindie.service_dialect(rules)), OWN)
+def service_plane(rules: MindieRules) -> tuple[ApiMount, ...]:
+    return (ApiMount("", mindie.service_dialect(rules)), SERVER_MOUNT)
 
 
 async def post_chat(served: Any, body: str) -> Any:

@@ -14,10 +14,10 @@ from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts, ServerStatus
 from parley.dialects.mindie import upkeep
 from parley.dialects.mindie.rules import MindieRules
-from parley.dialects.mounts import ALONE, alone, table, universal
+from parley.dialects.mounts import DEDICATED_APIS, dedicated_mounts, mount_table, universal_mounts
 from parley.types import EngineStats, ModelInfo
 
-PLANES = alone("mindie-management", "mindie-metrics", "mindie")
+PLANES = dedicated_mounts("mindie-management", "mindie-metrics", "mindie")
 LONG = {"inputs": "a", "parameters": {"max_new_tokens": 3000}}
 FAULT_COMMAND = "/v1/engine-server/fault-handling-command"
 
@@ -32,9 +32,9 @@ def status_and_body(answer: Answer) -> tuple[int, Any]:
 
 
 def test_management_plane_is_not_mounted_on_the_shared_port():
-    everywhere = table(universal()) | table(alone("mindie"))
+    everywhere = mount_table(universal_mounts()) | mount_table(dedicated_mounts("mindie"))
     assert not {"/stopService", "/metrics-json", FAULT_COMMAND} & {path for _, path in everywhere}
-    assert ALONE["mindie-management"] is mindie.MANAGEMENT
+    assert DEDICATED_APIS["mindie-management"] is mindie.MANAGEMENT
 
 
 async def test_mindie_health_routes_answer_200_while_healthy(serve_planes):

@@ -10,7 +10,7 @@ from support.http_client import Answer, RunningServer
 
 from parley.dialects.mindie import service_dialect
 from parley.dialects.mindie.rules import MindieRules
-from parley.dialects.mounts import ALONE, Surface
+from parley.dialects.mounts import DEDICATED_APIS, ApiMount
 
 INPUTS = "My name is Olivier and I"
 LONG = {"text_input": "a b", "parameters": {"max_new_tokens": 3000}}
@@ -51,7 +51,7 @@ async def test_mindie_stream_frames_have_the_documented_members(serve, path):
 
 async def test_mindie_full_text_frames_repeat_the_text_so_far(serve):
     full = service_dialect(MindieRules(full_text=True))
-    served = await serve(surfaces=(Surface("", full),))
+    served = await serve(surfaces=(ApiMount("", full),))
     events = read_frames(await served.post("/", {"inputs": INPUTS, "stream": True}))
     texts = [frame["token"]["text"] for frame in events]
     assert texts[-1] == events[-1]["generated_text"] and len(texts) == 20
@@ -120,7 +120,7 @@ async def test_mindie_rejects_overlong_prompts_and_unknown_token_ids(serve):
 
 @pytest.mark.parametrize("kept", ["head", "tail"])
 async def test_mindie_truncates_an_overlong_prompt_if_configured(serve, kept):
-    served = await serve(max_prompt=4, surfaces=(Surface("", service_dialect(MindieRules(truncation=kept))),))
+    served = await serve(max_prompt=4, surfaces=(ApiMount("", service_dialect(MindieRules(truncation=kept))),))
     body = {"input_id": [5, 6, 7, 8, 9, 10], "parameters": {"max_new_tokens": 4, "details": True}}
     token_ids = (await served.post("/infer", body)).json["details"]["generated_token_ids"]
     assert token_ids == ([5, 6, 7, 8] if kept == "head" else [7, 8, 9, 10])
@@ -136,7 +136,7 @@ async def test_mindie_cuts_answers_at_max_output(serve):
 
 
 async def test_mindie_extended_profile_accepts_values_the_strict_rejects(serve):
-    served = await serve(surfaces=(Surface("", service_dialect(MindieRules("extended"))),))
+    served = await serve(surfaces=(ApiMount("", service_dialect(MindieRules("extended"))),))
     lenient = {"temperature": 0, "top_p": 1.0, "top_k": 0, "max_new_tokens": 4, "details": True}
     with_prompt_details = lenient | {"truncate": 0, "decoder_input_details": True}
     (whole,) = (await served.post("/", {"inputs": "a b", "parameters": with_prompt_details})).json
@@ -321,4 +321,4 @@ async def test_mindie_batch_sizes_match_the_steps_of_the_engine(serve):
 
 
 def test_both_mindie_flavours_can_have_their_own_port():
-    assert {"mindie", "mindie-old"} <= set(ALONE)
+    assert {"mindie", "mindie-old"} <= set(DEDICATED_APIS)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.cli_process import send_answer, send_events
 
-from parley.cli.apis import APIS
+from parley.cli.apis import BENCHED_APIS
 from parley.cli.load import RequestSample, percentile, summarize_load
 from parley.dialects.bench import LoadShape, sse_events
 
@@ -36,7 +36,7 @@ def test_bench_sends_exact_lengths_and_counts_every_request(parley, url):
         assert math.isclose(result["output_tokens_per_second"], 35 / result["seconds"], rel_tol=0.02)
 
 
-@pytest.mark.parametrize("api", sorted(APIS))
+@pytest.mark.parametrize("api", sorted(BENCHED_APIS))
 def test_bench_measures_the_same_lengths_with_every_api(parley, url, api):
     shape = ("--prompt-len", "40", "--output-len", "5", "--shared-prefix", "8", "--requests", "4", "--concurrency", "2")
     done = parley("bench", "--url", url, "--api", api, *shape, "--json")
@@ -62,7 +62,7 @@ def test_bench_detects_incomplete_streams_of_every_api(api, told, why):
     sample = RequestSample(
         0.0, end=1.0, status=200, pieces=[(0.5, b"".join(b"data: " + event + b"\n\n" for event in told))]
     )
-    sample.parse_events(APIS[api])
+    sample.parse_events(BENCHED_APIS[api])
     assert sample.error.startswith(why)
 
 

@@ -253,10 +253,14 @@ async def test_cluster_grpc_statistics_are_summed(both) -> None:
     for name in ("", "tiny"):
         counts = (await sides.cluster_calls.call("ModelStatistics", name=name)).model_stats[0]
         assert counts.inference_count == counts.inference_stats.success.count == 12
-    expected = [await grpc_error(side.call("ModelStatistics", name="other")) for side in (sides.cluster_calls, sides.server_calls)]
+    expected = [
+        await grpc_error(side.call("ModelStatistics", name="other"))
+        for side in (sides.cluster_calls, sides.server_calls)
+    ]
     assert expected[0] == expected[1]
     expected = [
-        await grpc_error(side.call("ModelStatistics", name="tiny", version="2")) for side in (sides.cluster_calls, sides.server_calls)
+        await grpc_error(side.call("ModelStatistics", name="tiny", version="2"))
+        for side in (sides.cluster_calls, sides.server_calls)
     ]
     assert expected[0] == expected[1]
 
@@ -301,7 +305,9 @@ async def test_cluster_grpc_health_follows_instance_availability(both) -> None:
         table.set_instance_offline(instance, True)
     assert (await watching.read()).status == (await sides.cluster_calls.check()).status == 2
     watching.cancel()
-    assert (await sides.cluster_calls.call("ServerLive")).live and not (await sides.cluster_calls.call("ServerReady")).ready
+    assert (await sides.cluster_calls.call("ServerLive")).live and not (
+        await sides.cluster_calls.call("ServerReady")
+    ).ready
     assert (await grpc_error(sides.cluster_calls.call("ServerMetadata")))[0] == "UNAVAILABLE"
 
 
@@ -311,7 +317,9 @@ async def test_grpc_metadata_needs_a_key_but_probes_do_not(both) -> None:
     for metadata in ((), (("parley-secret", "s"),)):
         code, _ = await sides.call_both(message, method="ServerMetadata", metadata=metadata)
         assert code is grpc.StatusCode.UNAUTHENTICATED
-    metadata_answer = await sides.call_both(message, method="ServerMetadata", metadata=(("authorization", f"Bearer {KEY}"),))
+    metadata_answer = await sides.call_both(
+        message, method="ServerMetadata", metadata=(("authorization", f"Bearer {KEY}"),)
+    )
     assert metadata_answer.name == "triton"
     assert (await sides.cluster_calls.call("ServerReady")).ready and (await sides.cluster_calls.check()).status == 1
 
@@ -328,7 +336,7 @@ def long_reply(work: EngineRequest, index: int) -> list[int]:
 
 
 async def test_cluster_grpc_cuts_off_a_client_that_does_not_read(both) -> None:
-    sides = await both("prefill", "decode", reply=long_reply, told={"http_timeout_seconds": 0.3})
+    sides = await both("prefill", "decode", reply=long_reply, port_options={"http_timeout_seconds": 0.3})
     narrow = [("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0)]  # keep few bytes in transit
     async with grpc.aio.insecure_channel(sides.cluster_calls.address, options=narrow) as sides.cluster_calls.channel:
         stream = sides.cluster_calls.stream()
@@ -360,7 +368,7 @@ async def test_cluster_grpc_uses_tls_and_client_certificates(both, tmp_path: Pat
     pem = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
     tls_files = {name: str(tmp_path / file) for name, file in
              (("certificate", "server.pem"), ("key", "server.key"), ("clients", "ca.pem"))}  # fmt: skip
-    sides = await both("prefill", "decode", told={"tls": CoordinatorTls(**tls_files)})
+    sides = await both("prefill", "decode", port_options={"tls": CoordinatorTls(**tls_files)})
     known_client = grpc.ssl_channel_credentials(pem["ca.pem"], pem["client.key"], pem["client.pem"])
     for credentials in (known_client, grpc.ssl_channel_credentials(pem["ca.pem"]), None):
         if credentials is None:

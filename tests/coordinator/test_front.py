@@ -15,7 +15,7 @@ from parley.coordinator.config import CoordinatorOptions, CoordinatorTls
 from parley.coordinator.coordinator import Coordinator
 from parley.coordinator.proxy.paths import INTERNAL_KINDS, PathTable
 from parley.dialects.mindie.pd import coordinator
-from parley.dialects.mounts import table, universal
+from parley.dialects.mounts import mount_table, universal_mounts
 from parley.web.port import open_listener
 
 CHAT_SCRIPT = AnswerScript([b"data: 0\n\n", b"data: 1\n\n"])
@@ -158,7 +158,7 @@ async def test_strict_coordinator_limits_requests_per_connection(cluster):
         await cluster(ScriptedInstance()),
     )
     raw_request = b"POST /generate HTTP/1.1\r\nhost: localhost\r\ncontent-length: 14\r\n\r\n" + b'{"prompt":"a"}'
-    reader, writer = await strict.send(raw_request * 4)
+    reader, writer = await strict.send_raw(raw_request * 4)
     for _ in range(3):
         assert (await read_client_answer(reader)).body == b"".join(CHAT_SCRIPT.parts)
     last = await read_client_answer(reader)
@@ -167,7 +167,7 @@ async def test_strict_coordinator_limits_requests_per_connection(cluster):
     assert await reader.read() == b""
     writer.close()
     assert (await strict.post("/generate", b'{"prompt":"a"}')).status == 200
-    reader, writer = await loose.send(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n" * 10)
+    reader, writer = await loose.send_raw(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n" * 10)
     assert {(await read_client_answer(reader)).status for _ in range(10)} == {200}
     writer.close()
 
@@ -366,8 +366,8 @@ async def test_start_message_says_who_may_change_or_see_the_cluster(capsys, port
 
 
 def test_coordinator_finds_every_route_of_a_server():
-    paths = PathTable(universal())
-    for (method, path), answering in table(universal()).items():
+    paths = PathTable(universal_mounts())
+    for (method, path), answering in mount_table(universal_mounts()).items():
         if answering[0][0].kind in INTERNAL_KINDS:
             continue
         example_path = "/".join("x" if part.startswith("{") else part for part in path.split("/"))

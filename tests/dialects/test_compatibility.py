@@ -10,7 +10,7 @@ from typing import Any
 from parley.dialects.dialect import RequestContext, Route
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.fields import decode_fields
-from parley.dialects.mounts import SURFACES
+from parley.dialects.mounts import API_MOUNTS
 from parley.dialects.tgi import STRICT, document
 from parley.errors import Unsupported
 
@@ -41,7 +41,7 @@ def test_generated_pages_match_readers():
 def test_every_api_has_a_page_that_lists_its_routes():
     generator = load_page_script()
     index = generator["index_page"]()
-    for surface in SURFACES:
+    for surface in API_MOUNTS:
         api = next(
             api for api, columns in generator["apis"]().items() if surface.dialect in [each for _, each in columns]
         )

@@ -1,34 +1,34 @@
 """What answers where: the shared port, the prefixes, and the manner in which each API is there."""
 
-from parley.dialects.mounts import ALONE, INNER, SURFACES, alone, table, universal
+from parley.dialects.mounts import DEDICATED_APIS, INNER_MOUNTS, API_MOUNTS, dedicated_mounts, mount_table, universal_mounts
 
 
 def answering(surfaces, method, path):
-    return [(surface.dialect, route) for route, surface in table(surfaces)[method, path]]
+    return [(surface.dialect, route) for route, surface in mount_table(surfaces)[method, path]]
 
 
 def test_strict_is_the_manner_below_the_prefix():
     """Each route at the root is then one that the API has below its prefix, and no other."""
-    for (method, path), found in table(universal(strict=True)).items():
+    for (method, path), found in mount_table(universal_mounts(strict=True)).items():
         for route, surface in found:
-            if surface not in INNER and not surface.prefix:
-                assert surface.dialect is ALONE[surface.dialect.name]
+            if surface not in INNER_MOUNTS and not surface.prefix:
+                assert surface.dialect is DEDICATED_APIS[surface.dialect.name]
                 assert route in surface.dialect.routes, (method, path)
-    assert table(universal(strict=True)).keys() >= table(universal()).keys()
+    assert mount_table(universal_mounts(strict=True)).keys() >= mount_table(universal_mounts()).keys()
 
 
 def test_without_it_the_root_is_lenient():
     for name in ("tgi", "triton"):
-        root = next(surface.dialect for surface in SURFACES if not surface.prefix and surface.dialect.name == name)
-        assert root is not ALONE[name]
-        assert root in {surface.dialect for surface in universal()}
+        root = next(surface.dialect for surface in API_MOUNTS if not surface.prefix and surface.dialect.name == name)
+        assert root is not DEDICATED_APIS[name]
+        assert root in {surface.dialect for surface in universal_mounts()}
 
 
 def test_alone_an_api_has_every_path_it_has_below_its_prefix():
-    for name, dialect in ALONE.items():
-        here = table(alone(name))
+    for name, dialect in DEDICATED_APIS.items():
+        here = mount_table(dedicated_mounts(name))
         for route in dialect.routes:
-            assert (route, alone(name)[0]) in here[route.method, route.path]
+            assert (route, dedicated_mounts(name)[0]) in here[route.method, route.path]
 
 
 async def test_a_strict_server_refuses_what_the_original_refuses(serve):

@@ -11,32 +11,32 @@ from pathlib import Path
 import pytest
 from support import made_up_dialect
 
-from parley.cli.apis import APIS as ALL_BENCHED
-from parley.cli.apis import benched
+from parley.cli.apis import BENCHED_APIS as ALL_BENCHED
+from parley.cli.apis import bench_apis
 from parley.cli.bench import BENCH_APIS
 from parley.cli.client import ServerAddress
 from parley.cli.load import LoadGenerator
 from parley.coordinator.proxy.paths import PathTable
 from parley.dialects import mounts
 from parley.dialects.bench import LoadShape
-from parley.dialects.mounts import INNER, Surface, universal
+from parley.dialects.mounts import INNER_MOUNTS, ApiMount, universal_mounts
 from parley.disagg.wire.prompt_hash import PromptReader
 from parley.serving import metrics_page
 
-LINE = Surface("", made_up_dialect.DIALECT)
+LINE = ApiMount("", made_up_dialect.DIALECT)
 
 
 @pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> tuple[Surface, ...]:
+def registered(monkeypatch: pytest.MonkeyPatch) -> tuple[ApiMount, ...]:
     """The table with one more line."""
-    table = (*mounts.SURFACES, LINE)
+    table = (*mounts.API_MOUNTS, LINE)
     for module in (mounts, metrics_page):
-        monkeypatch.setattr(module, "SURFACES", table)
+        monkeypatch.setattr(module, "API_MOUNTS", table)
     return table
 
 
 async def test_a_new_api_is_served_and_counted(serve, registered):
-    served = await serve(surfaces=universal())
+    served = await serve(surfaces=universal_mounts())
     answer = await served.post("/repeat", {"question": "Hello", "length": 4})
     assert answer.status == 200 and b'{"over": {"read": 5, "written": 4}}' in answer.body
     answer = await served.post("/repeat", {"question": 5})
@@ -49,17 +49,17 @@ def test_bench_option_lists_every_api_that_declares_a_bench():
 
 
 async def test_a_new_api_is_benched(serve, registered):
-    served = await serve(surfaces=universal())
-    api = benched(registered)["parrot"]
+    served = await serve(surfaces=universal_mounts())
+    api = bench_apis(registered)["parrot"]
     load = LoadGenerator(ServerAddress("http", "127.0.0.1", served.port, ""), None, LoadShape("tiny", 3, 10.0), api)
     samples, _ = await load.run_load(["Hello", "Hello again"], 2)
     assert [(each.error, each.tokens) for each in samples] == [("", 3)] * 2
 
 
 def test_a_new_api_is_routed_by_prefix(registered):
-    path, _ = PathTable(universal()).match_path("POST", "/repeat")
+    path, _ = PathTable(universal_mounts()).match_path("POST", "/repeat")
     assert (path.kind, path.dialect) == ("generate", made_up_dialect.DIALECT)
-    reader = PromptReader(surface.dialect for surface in (*registered, *INNER))
+    reader = PromptReader(surface.dialect for surface in (*registered, *INNER_MOUNTS))
     one, two = (reader.hash_body(json.dumps({"question": "x" * 300 + end}).encode()) for end in ("a", "b"))
     assert one.token_count == two.token_count == 303 // 4.02
     assert one.marks and one.marks == two.marks

@@ -37,7 +37,11 @@ def tls_contexts(files: Path, name: str, known: str) -> tuple[ssl.SSLContext, ss
 async def test_hands_over_pages_through_mutual_tls(files: Path, way: str) -> None:
     server_context, client_context = tls_contexts(files, "one", "ca")
     with PageMemory(300, (20_000, 12_000), seed=5) as source, PageMemory(300, (20_000, 12_000)) as target:
-        async with connected_peers(way, source, target, server_tls=server_context, client_tls=client_context) as (p, d, receivers):
+        async with connected_peers(way, source, target, server_tls=server_context, client_tls=client_context) as (
+            p,
+            d,
+            receivers,
+        ):
             for _ in range(2):
                 sender, receiver, acceptance = await start_handover(p, d, receivers)
                 await receiver.accept_handover([(0, list(range(300)))])

@@ -14,7 +14,7 @@ from support.http_client import Connection, RunningServer, build_request
 from support.prefill_decode_pair import join_cluster
 
 from parley.dialects.mindie.pd.recompute import ORIGIN_MEMBER
-from parley.dialects.mounts import ALONE, alone
+from parley.dialects.mounts import DEDICATED_APIS, dedicated_mounts
 from parley.disagg.wire import role
 from parley.disagg.wire.result_frames import FrameReader, ResultFrame
 from parley.disagg.wire.role import InstanceAddress
@@ -101,7 +101,7 @@ async def cluster(serve) -> AsyncIterator[Any]:
     clusters: list[PlainCluster] = []
 
     async def start_cluster(**options: Any) -> PlainCluster:
-        options = {"surfaces": alone("mindie", apis=ALONE)} | options
+        options = {"surfaces": dedicated_mounts("mindie", apis=DEDICATED_APIS)} | options
         single = await serve(**options)
         served = [await serve(role=role, **options) for role in ("prefill", "decode", "decode")]
         for each in served:
@@ -223,7 +223,12 @@ async def test_plain_manner_resumes_after_a_role_change(cluster, monkeypatch: py
 
 async def test_plain_manner_rejects_an_invalid_recompute_body(cluster) -> None:
     plain_cluster = await cluster()
-    headers = {"req-id": "7", "req-type": "prefill", "d-target": str(plain_cluster.addresses[0]), "is-recompute": "true"}
+    headers = {
+        "req-id": "7",
+        "req-type": "prefill",
+        "d-target": str(plain_cluster.addresses[0]),
+        "is-recompute": "true",
+    }
     answer = await plain_cluster.prefill.call("POST", CHAT, CHAT_BODY, headers)
     assert answer.status == 422 and answer.json["error"] == "Messages MUST be a string for recompute"
     answer = await plain_cluster.prefill.call(
@@ -236,7 +241,7 @@ async def test_plain_manner_rejects_an_invalid_recompute_body(cluster) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("lost", [False, True], ids=["", "its engine is lost"])
 async def test_flex_instance_runs_both_stages_itself(serve, stream: bool, lost: bool) -> None:
-    options = {"surfaces": alone("mindie", apis=ALONE), "tick": 0.01}
+    options = {"surfaces": dedicated_mounts("mindie", apis=DEDICATED_APIS), "tick": 0.01}
     single, *pair = await serve(**options), await serve(role="flex", **options), await serve(role="flex", **options)
     members = [await join_cluster(each, surfaces=options["surfaces"]) for each in pair]
     addresses = [InstanceAddress("127.0.0.1", member.peer.port) for member in members]

@@ -316,7 +316,9 @@ async def test_paused_separated_stream_does_not_stop_other_streams(alike) -> Non
     _, pair = await alike(reply=long_reply)
     pair.decode.engine.step_gate.clear()
     first = asyncio.create_task(ask_chat(pair, stream=True, max_tokens=50))
-    await pair.decode.until(lambda: "r1" in pair.members[1].instance_state.results.get_client(COORDINATOR_NAME).channels)
+    await pair.decode.until(
+        lambda: "r1" in pair.members[1].instance_state.results.get_client(COORDINATOR_NAME).channels
+    )
     assert pair.members[1].instance_state.results.set_results_paused(COORDINATOR_NAME, "r1", True)
     pair.decode.engine.step_gate.set()
     other = await ask_chat(pair, stream=True, max_tokens=50)

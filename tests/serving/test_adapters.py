@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.http_client import RunningServer
 
-from parley.dialects.mounts import alone
+from parley.dialects.mounts import dedicated_mounts
 from parley.engine.fake import FakeEngine
 from parley.engine.protocol import EngineFailed
 from parley.serving.options import ServerOptions
@@ -171,7 +171,7 @@ async def test_loading_adapters_requires_the_lora_root_option(serve, root):
 
 
 async def test_mindie_adapter_routes_report_errors_with_status_200(serve, root):
-    served = await serve(reply_by_adapter, lora_root=str(root), surfaces=alone("mindie-management", "mindie"))
+    served = await serve(reply_by_adapter, lora_root=str(root), surfaces=dedicated_mounts("mindie-management", "mindie"))
 
     async def post_adapter(path: str, **body: str):
         answer = await served.post(f"/v1/{path}_lora_adapter", body)

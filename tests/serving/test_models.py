@@ -272,7 +272,7 @@ async def test_models_can_be_added_and_removed_at_run_time(serve, make_model):
     running = asyncio.create_task(served.post("/v1/completions", completion_body("small", max_tokens=50)))
     await served.until(lambda: len(other.open_requests) == 1)
     removing = asyncio.create_task(service.retire_model(other))
-    await served.until(lambda: bool(other.ending))
+    await served.until(lambda: bool(other.ending_reason))
     assert (await served.post("/v1/completions", completion_body("small"))).status == 404
     assert (await running).json["usage"]["completion_tokens"] == 50
     await removing

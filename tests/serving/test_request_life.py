@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from support.http_client import HELLO_CHAT, MODEL_INFO, build_request, fill_path
 
-from parley.dialects.mounts import table, universal
+from parley.dialects.mounts import mount_table, universal_mounts
 from parley.engine.messages import StepOutputs
 from parley.errors import NotReady
 from parley.text import ChatTemplate, Tokenizer, detect_markup
@@ -529,7 +529,7 @@ async def test_streamed_reasoning_and_tool_calls_equal_the_whole_answer(reasonin
 
 
 ALL_CHAT_PATHS = [
-    fill_path(path) for way, path in table(universal()) if way == "POST" and path.endswith("chat/completions")
+    fill_path(path) for way, path in mount_table(universal_mounts()) if way == "POST" and path.endswith("chat/completions")
 ]
 
 

@@ -10,7 +10,7 @@ from support.http_client import HELLO_CHAT, RunningServer, fill_path
 from support.metrics_page import metric_value
 
 from parley import __version__
-from parley.dialects.mounts import alone, universal
+from parley.dialects.mounts import dedicated_mounts, universal_mounts
 from parley.engine.protocol import EngineFailed
 from parley.serving import handlers
 from parley.serving.app import App
@@ -20,7 +20,7 @@ KEY = "sk-right-key-0123456789"
 
 def all_routes(served: RunningServer) -> list[tuple[str, str, str]]:
     """List method, path and kind of every route."""
-    app = App(served.service, universal(), "127.0.0.1")
+    app = App(served.service, universal_mounts(), "127.0.0.1")
     return [(method, fill_path(path), e.route.kind) for (method, path), e in app.route_table.items()]
 
 
@@ -136,7 +136,7 @@ async def test_admin_keys_alone_leave_other_routes_open(serve):
 
 
 async def test_mindie_commands_and_stop_require_an_admin_key(serve):
-    served = await serve(api_keys=(KEY,), admin_keys=("chief",), surfaces=alone("mindie-management"))
+    served = await serve(api_keys=(KEY,), admin_keys=("chief",), surfaces=dedicated_mounts("mindie-management"))
     for method, path in (("POST", "/v1/engine-server/fault-handling-command"), ("GET", "/stopService")):
         answer = await served.call(method, path, None, {"x-api-key": KEY})
         assert answer.status == 403 and "--admin-key-file" in answer.json["error"], path

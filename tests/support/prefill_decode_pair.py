@@ -13,7 +13,7 @@ from typing import Any
 from support.compare_answers import same_answer
 from support.http_client import Answer, RunningServer, build_request
 
-from parley.dialects.mounts import Surface, universal
+from parley.dialects.mounts import ApiMount, universal_mounts
 from parley.disagg.wire import handover, result_frames
 from parley.disagg.wire.role import InstanceAddress
 from parley.engine.fake import FakeEngine
@@ -69,7 +69,7 @@ class ResultConnection:
         return self.queues.setdefault(request_id, asyncio.Queue())
 
 
-async def join_cluster(served: RunningServer, surfaces: Sequence[Surface] = ()) -> ClusterMember:
+async def join_cluster(served: RunningServer, surfaces: Sequence[ApiMount] = ()) -> ClusterMember:
     """Make a server join the cluster: its peer listens for handovers."""
     member = served.parts.member
     info = served.engine.info
@@ -77,7 +77,7 @@ async def join_cluster(served: RunningServer, surfaces: Sequence[Surface] = ()) 
     if info.arena is None:
         member.peer.add_arena(served.model.name, Arena(0, -1, info.kv_blocks, [], "fake"))
     await served.parts.listen_for_handovers(
-        "127.0.0.1", 0, [served.parts.make_port_app(surfaces or universal(), "127.0.0.1")]
+        "127.0.0.1", 0, [served.parts.make_port_app(surfaces or universal_mounts(), "127.0.0.1")]
     )
     return member
 

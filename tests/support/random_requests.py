@@ -8,7 +8,7 @@ from typing import Any
 
 from support.http_client import fill_path
 
-from parley.dialects.mounts import table, universal
+from parley.dialects.mounts import mount_table, universal_mounts
 from parley.dialects.triton.calls import SERVICE_PATH
 from parley.dialects.triton.rpc import infer
 
@@ -61,7 +61,7 @@ def build_grpc_request(text: str, stream: bool, options: Members) -> bytes:
 def generating_routes() -> list[tuple[str, str]]:
     """List path and dialect of every route that generates text."""
     dialects = {}
-    for (method, path), endpoints in table(universal()).items():
+    for (method, path), endpoints in mount_table(universal_mounts()).items():
         for route, surface in endpoints:
             if method == "POST" and route.kind == "generate":
                 dialects[fill_path(path)] = surface.dialect.name

@@ -194,7 +194,7 @@ async def undisturbed_answers(url: str) -> list[Answer]:
 
 
 def verdicts(answers: list[Answer], expected: list[AnswerContents]) -> list[Verdict]:
-    return [answer.verdict(told) for answer, told in zip(answers, expected, strict=True)]
+    return [answer.verdict(contents) for answer, contents in zip(answers, expected, strict=True)]
 
 
 async def check_recovered(cluster: Cluster, expected: list[AnswerContents]) -> None:

@@ -23,8 +23,8 @@ MODES = [(stream, thinking) for stream in (False, True) for thinking in (False, 
 
 @pytest.fixture(scope="module")
 def client(served):
-    with OpenAI(base_url=served.url + "/v1", api_key="none", max_retries=0) as message:
-        yield message
+    with OpenAI(base_url=served.url + "/v1", api_key="none", max_retries=0) as openai_client:
+        yield openai_client
 
 
 def first_choice(client, messages, stream=False, thinking=False, **options):

@@ -26,7 +26,7 @@ from parley.coordinator.routing.admission import InstanceScheduler
 from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.policies import SchedulingRequest
 from parley.dialects.dialect import Answer, Reply, RequestContext, RouteKind
-from parley.dialects.mounts import BODY_FAULT, Surface
+from parley.dialects.mounts import BODY_FAULT, ApiMount
 from parley.disagg.wire.prompt_hash import PromptHashes, hash_prompt
 from parley.errors import NotAllowed, NotFound, ParleyError, Stopping
 from parley.serving.options import ServerOptions
@@ -60,7 +60,7 @@ class InferenceFront:
         scheduler: InstanceScheduler,
         connections: InstanceConnections,
         metrics_page: Callable[[], Awaitable[bytes]],
-        surfaces: Sequence[Surface],
+        surfaces: Sequence[ApiMount],
         options: ServerOptions,
         memory_limit: int,
         strict: bool = False,

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.routing import compile_path
 
 from parley.dialects.dialect import Dialect, Route, RouteKind
-from parley.dialects.mounts import Surface, members, table, wording
+from parley.dialects.mounts import ApiMount, error_dialect, mount_table, non_null_members
 from parley.errors import NotAllowed, NotFound, excerpt
 
 # Paths of an instance that only coordinators may call.
@@ -19,7 +19,7 @@ INTERNAL_KINDS: frozenset[RouteKind] = frozenset({"results", "results_flow", "ro
 class ApiPath:
     """A method and path with the routes of all its APIs; the first route answers unless another claims the body."""
 
-    def __init__(self, routes: Sequence[tuple[Route, Surface]]):
+    def __init__(self, routes: Sequence[tuple[Route, ApiMount]]):
         self._routes = routes
         self._default_route = next((each for each in routes if not each[0].yields_unclaimed), routes[0])
         self.route, self.dialect = self._default_route[0], self._default_route[1].dialect
@@ -31,7 +31,7 @@ class ApiPath:
         """Return the route and API that a body belongs to."""
         if len(self._routes) == 1:
             return self.route, self.dialect
-        names = members(body)
+        names = non_null_members(body)
         claiming = (each for each in self._routes if not names.isdisjoint(each[0].claiming_members))
         route, surface = next(claiming, self._default_route)
         return route, surface.dialect
@@ -40,11 +40,11 @@ class ApiPath:
 class PathTable:
     """All paths of some surfaces, except those between a coordinator and its instances."""
 
-    def __init__(self, surfaces: Sequence[Surface]):
+    def __init__(self, surfaces: Sequence[ApiMount]):
         self._surfaces = surfaces
         self._plain: dict[tuple[str, str], ApiPath] = {}
         self._patterns: list[tuple[Any, str, ApiPath]] = []
-        for (method, path), routes in table(surfaces).items():
+        for (method, path), routes in mount_table(surfaces).items():
             api_path = ApiPath(routes)
             if api_path.kind in INTERNAL_KINDS:
                 continue
@@ -76,4 +76,4 @@ class PathTable:
         for (_, known), api_path in self._plain.items():
             if known == path:
                 return api_path.dialect
-        return wording([each for each in self._surfaces if each.dialect.name != "parley"], path)
+        return error_dialect([each for each in self._surfaces if each.dialect.name != "parley"], path)

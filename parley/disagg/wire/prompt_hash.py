@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from parley.dialects.dialect import Dialect
-from parley.dialects.mounts import INNER, SURFACES
+from parley.dialects.mounts import API_MOUNTS, INNER_MOUNTS
 
 CHARACTERS_PER_TOKEN = 4.02  # characters per token
 FIRST_MARK, MARK_STEP, MARK_GROWTH = 128, 128, 1.125
@@ -178,7 +178,7 @@ def _decode_name(raw: bytes) -> str:
         return ""
 
 
-hash_prompt = PromptReader(surface.dialect for surface in (*SURFACES, *INNER)).hash_body
+hash_prompt = PromptReader(surface.dialect for surface in (*API_MOUNTS, *INNER_MOUNTS)).hash_body
 
 
 class RecentPrefixes:
