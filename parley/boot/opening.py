@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from parley.dialects.dialect import Dialect
-from parley.dialects.mounts import MINDIE_PLANES
+from parley.dialects.mounts import ADMIN_PLANES
 from parley.serving.options import OfferedModel, ServerOptions
 from parley.version import __version__
 from parley.web.auth import is_loopback
@@ -47,7 +47,7 @@ def opening_lines(
         )
         return "\n".join(lines)
     if takes_commands:  # with a secret, only the admin ports are open; they take no commands
-        public = [(api, host) for api, host in public if api in MINDIE_PLANES]
+        public = [(api, host) for api, host in public if api in ADMIN_PLANES]
     if public and not options.api_keys:
         lines.append(open_port_warning(public, "may use this server; --api-key restricts this to clients with a key"))
     return "\n".join(lines)

@@ -68,9 +68,9 @@ SERVER_MOUNT = ApiMount(
     "", replace(openai.DIALECT, name="parley", routes=(*SERVER_ROUTES, *INSTANCE_PLANE.routes), no_memory_body=b"")
 )
 INNER_MOUNTS = (SERVER_MOUNT, ApiMount("", GRPC_CALLS))  # in addition to the APIs
-# APIs that may have a port of their own. MindIE's planes are mounted nowhere else: their clients may stop the server.
-MINDIE_PLANES = {dialect.name: dialect for dialect in (mindie.MANAGEMENT, mindie.METRICS)}
-DEDICATED_APIS = {surface.prefix[1:]: surface.dialect for surface in API_MOUNTS if surface.prefix} | MINDIE_PLANES
+# APIs that are served only at ports of their own: their clients may stop the server.
+ADMIN_PLANES = {dialect.name: dialect for dialect in (mindie.MANAGEMENT, mindie.METRICS)}
+DEDICATED_APIS = {surface.prefix[1:]: surface.dialect for surface in API_MOUNTS if surface.prefix} | ADMIN_PLANES
 
 
 def universal_mounts(strict: bool = False, tgi_compat: str = "3") -> tuple[ApiMount, ...]:

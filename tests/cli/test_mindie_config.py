@@ -246,7 +246,7 @@ def test_mindie_environment_variables_take_effect(tmp_path):
         )
         assert plan.profile_rules(profile).figures == bool(figures)
         page = plan.apply_to_options(default_options, profile).apis["mindie-metrics"].routes[0].kind
-        assert page == ("metrics" if variable or profile == "extended" else "ask")
+        assert page == ("metrics" if variable or profile == "extended" else "info")
     assert plan.profile_rules("strict").monitored is False
 
 

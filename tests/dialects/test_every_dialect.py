@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from parley.dialects.dialect import Dialect, Reply, RequestContext, Route
-from parley.dialects.mounts import INNER_MOUNTS, MINDIE_PLANES, API_MOUNTS
+from parley.dialects.mounts import INNER_MOUNTS, ADMIN_PLANES, API_MOUNTS
 from parley.dialects.triton.rpc import infer
 from parley.errors import ParleyError
 
@@ -23,7 +23,7 @@ DIALECTS = {
     f"{prefix or '/'} {dialect.name}": dialect
     for prefix, dialect in (
         *((surface.prefix, surface.dialect) for surface in (*API_MOUNTS, *INNER_MOUNTS)),
-        *(("", dialect) for dialect in MINDIE_PLANES.values()),
+        *(("", dialect) for dialect in ADMIN_PLANES.values()),
     )
 }
 HEAD = RequestContext("0f", 1, "fp", context_length=4096, path_parts={"model": "m", "version": "1", "endpoint": "e", "served": "m"},
