@@ -22,6 +22,11 @@ P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 WEIGHT_TYPES = (Bf16Packed, Int8Packed, Int4Packed)  # numbered as in layers.cpp
 ROW_UNIT = 8  # rows whose length is a multiple of it need no padding in any kernel
 
+LAYER_SIGNATURES = {  # both return an int64
+    "layers_room": [P, N, N],
+    "layers": [P, P, P, P, P, N, P, N, P, P, N, P, P, N],
+}
+
 
 class _LinearStruct(ctypes.Structure):
     _fields_ = [
@@ -87,8 +92,8 @@ class Stack:
         self._address = ctypes.addressof(self._stack)
         self._no_adapters = CompiledLoraRows(library, [])
         self._workspace_size, self._run_kernel = library.layers_room, library.layers
-        self._workspace_size.argtypes, self._workspace_size.restype = [P, N, N], N
-        self._run_kernel.argtypes, self._run_kernel.restype = [P, P, P, P, P, N, P, N, P, P, N, P, P, N], N
+        for name, function in (("layers_room", self._workspace_size), ("layers", self._run_kernel)):
+            function.argtypes, function.restype = LAYER_SIGNATURES[name], N
 
     @staticmethod
     def supports_layers(layers: Sequence[DecoderLayer]) -> bool:

@@ -54,7 +54,7 @@ def test_best_of_returns_most_likely_choices_first(llm, more):
 
 def test_best_of_ranks_each_prompt_after_its_last_choice(llm):
     body = {"prompt": ["the quick", "brown fox"], "n": 2, "best_of": 3, "seed": 5, "max_tokens": 6, "logprobs": 0}
-    events, usage, held = llm._wait(collect_events(llm, **body))
+    events, usage, held = llm._run_blocking(collect_events(llm, **body))
     assert held == 6 and llm._model.used_slots == 0
     flat = [event for batch in events for event in batch]
     assert [event.index for event in flat if isinstance(event, ChoiceDone)] in ([0, 1, 2, 3], [2, 3, 0, 1])
@@ -72,9 +72,9 @@ def test_best_of_ranks_each_prompt_after_its_last_choice(llm):
 
 @dataclass
 class FinishedChoice:
-    likelihood: float
+    logprob_sum: float
     tokens: int
-    ended: bool = True
+    finished: bool = True
     usage: Usage = field(init=False)
 
     def __post_init__(self):
@@ -84,10 +84,10 @@ class FinishedChoice:
 def test_ranking_uses_mean_logprob_and_keeps_order_of_ties():
     choices = [FinishedChoice(-4.0, 4), FinishedChoice(-2.0, 2), FinishedChoice(0.0, 0), FinishedChoice(-9.0, 10)]
     ranking = BestOfRanking(choices, 8, 3)  # type: ignore[arg-type]
-    choices[1].ended = False
+    choices[1].finished = False
     for k in (0, 2, 3):
         assert ranking.rank_events(k, [ChoiceDelta(8 + k, str(k)), ChoiceDone(8 + k, "stop", Usage())]) == []
-    choices[1].ended = True
+    choices[1].finished = True
     ranked_events = ranking.rank_events(1, [ChoiceDelta(9, "1"), ChoiceDone(9, "stop", Usage())])
     assert [(e.index, e.text) for e in ranked_events if isinstance(e, ChoiceDelta)] == [(8, "3"), (9, "0"), (10, "1")]
     assert ranking.rank_events(1, []) == []

@@ -66,7 +66,7 @@ def test_logprob_token_ids_return_logprobs_of_named_tokens(llm):
     assert named.completions[0].text == every.text
     for token, whole in zip(named.completions[0].tokens, every.tokens, strict=True):
         ids = list(dict.fromkeys([token.id, 300, 5, every.tokens[1].id]))
-        known = {each.id: each.logprob for each in whole.top} | {token.id: whole.logprob}
+        known = {each.id: each.logprob for each in whole.top_tokens} | {token.id: whole.logprob}
         assert [(each.id, each.logprob) for each in token.top_tokens] == [
             (token_id, known[token_id]) for token_id in ids
         ]
@@ -131,7 +131,7 @@ def test_async_methods_run_in_callers_event_loop(llm):
         assert "".join([piece async for piece in llm.astream(MESSAGES, max_tokens=8, temperature=0)]) == alone
         doomed = asyncio.ensure_future(llm.achat(MESSAGES, max_tokens=1500, temperature=0, ignore_eos=True))
         await asyncio.sleep(0.2)
-        doomed.cancel_choice()
+        doomed.cancel()
         await asyncio.gather(doomed, return_exceptions=True)
 
     asyncio.run(scenario())

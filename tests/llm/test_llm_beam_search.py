@@ -62,7 +62,7 @@ def test_beam_search_streams_results_at_its_end(llm):
                 events += batch
             return events
 
-    events = llm._wait(collect())
+    events = llm._run_blocking(collect())
     assert llm._model.used_slots == 0 and sum(isinstance(event, ChoiceDone) for event in events) == 4
     for index, single in enumerate(c for p in body["prompt"] for c in llm.generate(p, **BEAM_OPTIONS).completions):
         (delta,) = (event for event in events if isinstance(event, ChoiceDelta) and event.index == index)
@@ -121,7 +121,7 @@ def test_stopped_beam_search_returns_best_so_far(llm):
                 events += batch
         return events
 
-    events = llm._wait(collect())
+    events = llm._run_blocking(collect())
     ended = [event for event in events if isinstance(event, ChoiceDone)]
     assert [event.reason for event in ended] == ["length"] * 2
     length = ended[0].usage.completion_tokens
