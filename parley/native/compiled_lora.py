@@ -75,7 +75,7 @@ class CompiledLora:
                 column += _round_up_even(rank)
             lora.down = pack_block(down, lanes)
             for place, part in zip(lora.part, parts, strict=False):
-                place.start_cluster = pack_block(part.up, block)
+                place.up = pack_block(part.up, block)
             lora.scales = scales.data_ptr()
             self._kept.append(scales)
         self._kept.append(packed)

@@ -131,7 +131,7 @@ def check_against_transformers(folder, answers, tolerance: float) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     for prompt, answer in zip(PROMPTS, answers, strict=True):
         ids = torch.tensor([prompt + answer.token_ids])
-        scores = model(ids, use_cache=False).compute_logits[0].log_softmax(-1)
+        scores = model(ids, use_cache=False).logits[0].log_softmax(-1)
         logprobs = torch.tensor([token_score.logprob for token_score in [*answer.prompt_scores[1:], *answer.scores]])
         assert (scores[:-1].gather(1, ids[0, 1:, None])[:, 0] - logprobs).abs().max() < tolerance
         chosen = scores[len(prompt) - 1 : -1]

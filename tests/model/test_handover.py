@@ -52,7 +52,7 @@ FEATURES = {
     "banned": {"sampling": Sampling(top_k=20, top_p=0.9, banned=[[5, 6], [7]]), "min_tokens": 12, "stop_ids": [8, 9]},
     "greedy": {"sampling": Sampling(temperature=0.0), "logprobs": 3},
     "grammar": {"n": 2, "stop_ids": [2]},
-    "thinking": {"thinking": ReasoningLimit("<think>", "</think>", True, 9, [40, 41, 42])},
+    "thinking": {"reasoning_limit": ReasoningLimit("<think>", "</think>", True, 9, [40, 41, 42])},
     "scores": {"prompt_logprobs": 2, "logprobs": 0},
 }
 

@@ -324,7 +324,7 @@ def test_draft_tokens_do_not_change_grammar_outputs(monkeypatch):
     for budget in (0, 5):
         thinking = ReasoningLimit("<think>", "</think>", True, budget, closing_ids)
         requests.append(
-            make_request(f"thought{budget}", Grammar("json", PERSON), thinking=thinking, max_tokens=40, logprobs=1)
+            make_request(f"thought{budget}", Grammar("json", PERSON), reasoning_limit=thinking, max_tokens=40, logprobs=1)
         )
         requests[-1].grammar = runner_and_language()[1].grammar_compiler.allow_reasoning_before(
             requests[-1].grammar, ("<think>", "</think>"), True
@@ -416,7 +416,7 @@ def test_thinking_budget_ends_reasoning(budget, inside, form):
     closing_ids = tokenizer.encode("\n</think>\n\n", special=False)
     thinking = ReasoningLimit("<think>", "</think>", inside, budget, closing_ids)
     request = make_request(
-        grammar=form, n=4, seed=1, max_tokens=90, thinking=thinking, sampling=Sampling(temperature=1.5)
+        grammar=form, n=4, seed=1, max_tokens=90, reasoning_limit=thinking, sampling=Sampling(temperature=1.5)
     )
     request.stop_ids = []
     if form is not None:

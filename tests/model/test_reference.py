@@ -125,6 +125,6 @@ def transformers_results(folder, indices: list[int] | None = None) -> list[Trans
         )
         tokens = out.sequences[0, len(prompt) :].tolist()
         rows = torch.cat(out.logits).log_softmax(-1)
-        prompt_rows = model(ids, use_cache=False).compute_logits[0, :-1].log_softmax(-1)
+        prompt_rows = model(ids, use_cache=False).logits[0, :-1].log_softmax(-1)
         results.append(TransformersResult(tokens, rows, prompt, prompt_rows))
     return results

@@ -143,7 +143,8 @@ def test_output_sizes_do_not_change_answer(
     options: dict[str, Any] = {
         "tokenizer": tokenizer, "finish": "stop" if ended else "length", "stop_id": eos if ended else None,
         "markup": markup,
-        "stop_conditions": StopConditions(strings=strings, include_in_output=include, min_tokens=least), "output_options": OutputOptions(logprobs=1, skip_special=skip),
+        "stop_conditions": StopConditions(strings=strings, include_in_output=include, min_tokens=least),
+        "output_options": OutputOptions(logprobs=1, skip_special=skip),
     }  # fmt: skip
     result = feed_choice(ids, [1], **options)
     assert feed_choice(ids, sizes, **options).comparable() == result.comparable()

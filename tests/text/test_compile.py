@@ -176,8 +176,8 @@ def test_grammar_applies_after_reasoning(compiler, inside, marks):
         (Grammar("json", {"required": ["a"], "properties": {"a": False}, "type": "object"}), "'a'"),
         (Grammar("json", nested_schema(MAX_SCHEMA_DEPTH)), "deep"),
         (Grammar("json", {"properties": {str(n): {} for n in range(MAX_PROPERTIES + 1)}}), str(MAX_PROPERTIES)),
-        (Grammar("lark", 'start: %json {"properties": {' + ",".join(f'"{n}":{{}}' for n in range(MAX_PROPERTIES + 1)) + "}}"),
-         str(MAX_PROPERTIES)),
+        (Grammar("lark", 'start: %json {"properties": {'
+                 + ",".join(f'"{n}":{{}}' for n in range(MAX_PROPERTIES + 1)) + "}}"), str(MAX_PROPERTIES)),
         (Grammar("regex", "x" * MAX_GRAMMAR_CHARS), str(MAX_GRAMMAR_CHARS)),
         (Grammar("regex", "(?=a)b"), "look-ahead"),
         (Grammar("regex", r"a\bb"), r"\b"),

@@ -67,7 +67,8 @@ EXAMPLES: list[tuple[str, AnswerParts]] = [
     ('<tool_call>{"name": 5}</tool_call>', ("", '<tool_call>{"name": 5}</tool_call>', [])),
     ('<tool_call>{"name": ""}</tool_call>', ("", '<tool_call>{"name": ""}</tool_call>', [])),
     ('<tool_call>{"arguments": {}}</tool_call>', ("", '<tool_call>{"arguments": {}}</tool_call>', [])),
-    ("<tool_call>{name: f}</tool_call>" + hermes_call("g", "{}"), ("", "<tool_call>{name: f}</tool_call>", [("g", "{}")])),
+    ("<tool_call>{name: f}</tool_call>" + hermes_call("g", "{}"),
+     ("", "<tool_call>{name: f}</tool_call>", [("g", "{}")])),
     ("<tool_call>\n" + hermes_call("g", "{}"), ("", "<tool_call>", [("g", "{}")])),
     # mistakes of small models
     ('<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>!', ("", "!", [("f", '{"a": 1}')])),

@@ -114,7 +114,8 @@ def parse_format(shape: dict) -> Grammar:
         (repeated("repeat", tag(JSON), min=1, max=-1), ["[1]", "[1][2][3]"], [""]),
         (sequence(repeated("repeat", tag(JSON), min=0, max=0), const("x")), ["x"], ["[1]x", ""]),
         ({"type": "token", "token": "<tool_call>"}, ["<tool_call>"], ["", "<tool_call><tool_call>", "a"]),
-        (sequence(repeated("star", {"type": "token", "token": "<think>"}), JSON), ["1", "<think><think>1"], ["<think>"]),
+        (sequence(repeated("star", {"type": "token", "token": "<think>"}), JSON),
+         ["1", "<think><think>1"], ["<think>"]),
     ],
     ids=lambda value: json.dumps(value)[:70],
 )  # fmt: skip

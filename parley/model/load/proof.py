@@ -44,7 +44,7 @@ def _transformers_logits(model: PreTrainedModel, sequences: list[torch.Tensor]) 
     implementation = model.config._attn_implementation
     model.set_attn_implementation("eager")
     try:
-        return [model(input_ids=ids[None], use_cache=False).compute_logits[0].float() for ids in sequences]
+        return [model(input_ids=ids[None], use_cache=False).logits[0].float() for ids in sequences]
     finally:
         model.set_attn_implementation(implementation)
 

@@ -118,7 +118,7 @@ class TransformersNetwork:
         """Return logits of the given hidden rows: float32 [rows, vocab_size]. The head is all code after the body."""
         ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=self.device)
         with _context_value(_known_hidden, hidden):
-            result: torch.Tensor = self.model(input_ids=ids, use_cache=False).compute_logits[0].float()
+            result: torch.Tensor = self.model(input_ids=ids, use_cache=False).logits[0].float()
             return result
 
     def _forward_or_skip(self, *args: Any, **kwargs: Any) -> Any:
