@@ -138,7 +138,7 @@ class LoadConnection(asyncio.Protocol):
 
 
 class LoadGenerator:
-    """A load on one server. ``keep``: reuse connections, which some servers close after a stream."""
+    """A load on one server. ``keep_alive``: reuse connections, which some servers close after a stream."""
 
     def __init__(
         self,

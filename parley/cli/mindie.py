@@ -46,7 +46,9 @@ PORT = integer_between(1024, 65_535)
 
 @dataclass
 class MindIEPlan:
-    """``options``: values of parley's options. ``rules``: the dialect's, by name. ``idle``: members without effect."""
+    """``options``: values of parley's options. ``rules``: the dialect's, by name. ``unused_members``: members without
+    effect.
+    """
 
     file: str
     listen: list[ListenAddress]

@@ -40,7 +40,7 @@ def decode_fields(body: bytes, wording: ErrorWording = DEFAULT_WORDING) -> Field
 
 
 class Fields:
-    """The members of one JSON object. ``path`` is the position of the object in the body, for messages."""
+    """The members of one JSON object. ``member_path`` is the position of the object in the body, for messages."""
 
     __slots__ = ("_data", "_path", "_wording")
 

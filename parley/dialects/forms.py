@@ -73,9 +73,11 @@ def read_constraint(fields: Fields, name: str, kind: ConstraintKind) -> Grammar 
 
 
 def read_structured_outputs(options: Fields) -> Grammar:
-    """Read vLLM's object of constraints: exactly one of ``KINDS``, and options such as whitespace between JSON tokens.
+    """Read vLLM's object of constraints: exactly one of ``CONSTRAINT_KINDS``, and options such as whitespace between
+    JSON tokens.
 
     Raises BadRequest.
+
     """
     grammars = {kind: read_constraint(options, kind, kind) for kind in CONSTRAINT_KINDS}
     present = [kind for kind, grammar in grammars.items() if grammar is not None]

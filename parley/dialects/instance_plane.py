@@ -36,8 +36,8 @@ class OriginalRequest(msgspec.Struct):
 class ResumedBody(NamedTuple):
     """A request that another instance began. ``body`` is in the form of its interface.
 
-    ``prompt``: the token ids of the body's prompt; None: the body contains them. ``past``: the engine's outputs so far.
-    ``unique``, ``created``: as in the original request, if known.
+    ``prompt``: the token ids of the body's prompt; None: the body contains them. ``prior_outputs``: the engine's
+    outputs so far. ``request_uuid``, ``created``: as in the original request, if known.
     """
 
     body: bytes
@@ -49,8 +49,8 @@ class ResumedBody(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class InstancePlane:
-    """``routes``: the paths at which instances answer coordinators. ``refusal`` returns the answer to an order that an
-    instance refuses.
+    """``routes``: the paths at which instances answer coordinators. ``render_order_refusal`` returns the answer to an
+    order that an instance refuses.
 
     ``read_resumed`` reads the body of a request that another instance began and that arrived at a path; it raises
     OrderRefused. ``write_resumed`` writes such a body for a path, given the original request, the token ids of its

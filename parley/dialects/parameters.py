@@ -54,7 +54,7 @@ def read_beam_search(body: Fields, width: int, field: str = "use_beam_search") -
 
 
 def read_sampling(body: Fields, *, max_temperature: float) -> Sampling:
-    """Read the members that control how a token is drawn. ``hottest`` is the API's maximum temperature."""
+    """Read the members that control how a token is drawn. ``max_temperature`` is the API's maximum temperature."""
     return Sampling(
         temperature=body.number("temperature", 1.0, 0, max_temperature),
         top_p=body.number("top_p", 1.0, 0, 1),

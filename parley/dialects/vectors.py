@@ -37,7 +37,7 @@ def vector_base64(values: bytes) -> str:
 
 
 def encode_vector(values: bytes, dtype: str, *, big_endian: bool = False) -> bytes:
-    """Convert to float32, float16, bfloat16 or one of ``FLOAT8``, rounding to nearest. ``big``: in big endian.
+    """Convert to float32, float16, bfloat16 or one of ``FLOAT8``, rounding to nearest. ``big_endian``: in big endian.
 
     Overflow becomes infinity in float16 and fp8_e5m2; fp8_e4m3 has no infinity and saturates at its largest value.
     """

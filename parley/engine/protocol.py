@@ -147,7 +147,7 @@ class Engine(ABC):
         self._send_if_ready(FreeReservation(key))
 
     def release_lease(self, request_id: str) -> None:
-        """Release the lease of request ``id``, running or finished. No other instance reads its pages any more."""
+        """Release the lease of a request, running or finished. No other instance reads its pages any more."""
         self._send_if_ready(ReleaseLease(request_id))
 
     def set_prefill_share(self, percent: int) -> None:

@@ -32,7 +32,7 @@ PAGE_TIMEOUT = 5.0  # seconds without a page after which the missing pages are c
 
 
 class DecodeStage(RequestStage):
-    """``reason``: the error that prevented the acceptance of the request, if any."""
+    """``refusal_reason``: the error that prevented the acceptance of the request, if any."""
 
     def __init__(self, member: ClusterMember, receiver: KVReceiver, message: handover.HandoverMessage):
         self.cancel_id = message.id

@@ -34,7 +34,7 @@ class PeerLinks:
     async def accept_handovers(
         self, host: str, port: int, take_handover: Callable[[KVReceiver], Awaitable[None]]
     ) -> None:
-        """Accept handovers from other members; ``take`` is called for each. Raises OSError."""
+        """Accept handovers from other members; ``take_handover`` is called for each. Raises OSError."""
         await self.peer.listen(host, port, take_handover)
 
     def add_model(self, model: ServedModel) -> None:

@@ -39,7 +39,7 @@ class ClusterMember:
         task.add_done_callback(self._tasks.discard)
 
     async def close_member(self) -> None:
-        """Cancel everything that ``spawn`` started, and close all links."""
+        """Cancel everything that ``spawn_task`` started, and close all links."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

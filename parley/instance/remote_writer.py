@@ -29,8 +29,8 @@ SERVER_ERROR = "The server had an error while it processed the request."
 class RemoteResponseWriter:
     """Writes an answer to a result channel.
 
-    ``exact``: results carry records; ``recent`` returns the outputs rendered since the last call. ``silent``: discard
-    everything. ``response_started``: the client has the beginning of this stream.
+    ``native``: results carry records; ``recent`` returns the outputs rendered since the last call. ``is_silent``:
+    discard everything. ``response_started``: the client has the beginning of this stream.
     """
 
     body_complete = True
@@ -77,12 +77,12 @@ class RemoteResponseWriter:
             self.is_silent = True
 
     def watch_disconnect(self, on_disconnect: Callable[[], None]) -> bool:
-        """Call ``departed`` once the client is gone. False if it already is."""
+        """Call ``on_disconnect`` once the client is gone. False if it already is."""
         self._watchers.add(on_disconnect)
         return not self._client_gone and (self.channel is None or self.channel.watch_coordinator(on_disconnect))
 
     def unwatch_disconnect(self, on_disconnect: Callable[[], None]) -> None:
-        """Stop calling ``departed``."""
+        """Stop calling ``on_disconnect``."""
         self._watchers.discard(on_disconnect)
         if self.channel is not None:
             self.channel.unwatch_coordinator(on_disconnect)
@@ -117,8 +117,8 @@ class RemoteResponseWriter:
 class PrefillResponseWriter(RemoteResponseWriter):
     """Collects the first part of an answer for the answer to the coordinator's command.
 
-    ``answer`` is called when the request continues on another instance or over the channel, or when the answer is
-    complete before that. ``ready``: whether the answer may continue over the channel from now on.
+    ``answer_command`` is called when the request continues on another instance or over the channel, or when the answer
+    is complete before that. ``ready``: whether the answer may continue over the channel from now on.
     """
 
     def __init__(

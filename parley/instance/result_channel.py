@@ -12,7 +12,9 @@ ResponseHead = tuple[int, list[tuple[str, str]]]
 
 
 class ChannelClient(Protocol):
-    """The coordinator of a channel. ``exact``: it numbers frames and knows native ones; ``full``: its queue is full."""
+    """The coordinator of a channel. ``native``: it numbers frames and knows native ones; ``queue_full``: its queue is
+    full.
+    """
 
     native: bool
     queue_full: bool
@@ -29,11 +31,11 @@ class CoordinatorGone(Exception):
 
 
 class ResultChannel:
-    """Results of one request. ``recall`` makes the request continue on another instance.
+    """Results of one request. ``recall_request`` makes the request continue on another instance.
 
-    ``write`` never waits; it returns whether another write may follow at once. If not, ``drain`` waits for that.
-    ``over``: the last frame was written, possibly while paused. When the coordinator is gone, the functions passed to
-    ``watch`` are called, and further writes are discarded.
+    ``write_result`` never waits; it returns whether another write may follow at once. If not, ``wait_until_writable``
+    waits for that. ``is_over``: the last frame was written, possibly while paused. When the coordinator is gone, the
+    functions passed to ``watch_coordinator`` are called, and further writes are discarded.
     """
 
     def __init__(self, client: ChannelClient, request_id: str, recall_request: Callable[[], None] = lambda: None):
@@ -84,12 +86,12 @@ class ResultChannel:
             raise CoordinatorGone
 
     def watch_coordinator(self, on_gone: Callable[[], None]) -> bool:
-        """Call ``departed`` once the coordinator is gone. False if it already is."""
+        """Call ``on_gone`` once the coordinator is gone. False if it already is."""
         self._watchers.add(on_gone)
         return not self.coordinator_gone
 
     def unwatch_coordinator(self, on_gone: Callable[[], None]) -> None:
-        """Stop calling ``departed``."""
+        """Stop calling ``on_gone``."""
         self._watchers.discard(on_gone)
 
     def close_channel(self) -> None:

@@ -42,7 +42,9 @@ class ConnectionClient(Protocol):
 
 
 class ResultConnection:
-    """One connection of a coordinator, for as long as it is the current one. ``run`` serves it, ``end`` ends it."""
+    """One connection of a coordinator, for as long as it is the current one. ``serve_connection`` serves it,
+    ``end_connection`` ends it.
+    """
 
     def __init__(self, client: ConnectionClient, sink: ResultSink):
         self.can_send = False  # more can be sent at once
@@ -53,14 +55,14 @@ class ResultConnection:
         self._wake_event = asyncio.Event()
 
     def send_frames(self, data: bytes) -> None:
-        """Send data. Allowed only while ``flowing``."""
+        """Send data. Allowed only while ``can_send``."""
         self._last_sent = time.monotonic()
         self.can_send = self._sink.write_part(data)
         if not self.can_send:
             self._wake_event.set()
 
     async def serve_connection(self, first: bytes) -> None:
-        """Send ``first``, then heartbeats and everything passed to ``send``, until the end."""
+        """Send ``first``, then heartbeats and everything passed to ``send_frames``, until the end."""
         try:
             await self._send_waiting(first)
             while not self.has_ended:

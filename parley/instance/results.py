@@ -23,7 +23,7 @@ MAX_QUEUED_BYTES = 8 << 20  # bytes of unsent frames above which requests must w
 
 class ResultClient:
     """A coordinator: its requests, its connection if any, the queued frames, and the frames it may request again.
-    ``exact``: it has a name; frames are numbered within its ``epoch``."""
+    ``native``: it has a name; frames are numbered within its ``epoch``."""
 
     def __init__(self, name: str, on_expired: Callable[[ResultClient], None]):
         self.name = name
@@ -78,8 +78,8 @@ class ResultClient:
     ) -> tuple[ResultConnection, bytes]:
         """Replace the coordinator's connection, and return the new one and the data to send over it first.
 
-        ``number``: the first frame in ``epoch`` that the coordinator lacks. If that frame is no longer kept, or the
-        epoch is another one, a new epoch begins and the requests of the old one are lost.
+        ``first_frame``: the first frame in ``epoch`` that the coordinator lacks. If that frame is no longer kept, or
+        the epoch is another one, a new epoch begins and the requests of the old one are lost.
         """
         if self._connection is not None:
             self._connection.end_connection(result_frames.CLOSE_FRAME)
@@ -177,7 +177,7 @@ class ResultStreams:
     def open_request_channel(
         self, coordinator_name: str, request_id: str, recall_request: Callable[[], None] = lambda: None
     ) -> ResultChannel:
-        """Open the result channel of a request, which ``recall`` makes continue elsewhere. Raises InUse."""
+        """Open the result channel of a request, which ``recall_request`` makes continue elsewhere. Raises InUse."""
         return self.get_client(coordinator_name).open_channel(request_id, recall_request)
 
     async def serve_results(
@@ -190,8 +190,9 @@ class ResultStreams:
     ) -> None:
         """Make a connection the coordinator's current one, and send results over it until it is replaced or ends.
 
-        ``number``: see ``ResultClient.attach``. ``seat``: the coordinator's id, the same after a restart. A coordinator
-        that starts (and does not just reconnect) ends the requests of unconnected predecessors with its id.
+        ``first_frame``: see ``ResultClient.attach``. ``coordinator_id``: the coordinator's id, the same after a
+        restart. A coordinator that starts (and does not just reconnect) ends the requests of unconnected predecessors
+        with its id.
         """
         client = self.get_client(coordinator_name)
         is_new_start = bool(coordinator_id) and not client.coordinator_id and not epoch

@@ -35,7 +35,7 @@ class DraftState:
 
 
 class DraftModel:
-    """``core.sequence.Proposer`` with its own network and pages, for sequences of up to ``max_model_len`` tokens."""
+    """``core.sequence.DraftProposer`` with a network and pages of its own, for up to ``max_model_len`` tokens."""
 
     def __init__(self, network: DecoderNetwork, kv: PagedKV, *, max_model_len: int):
         self.network = network

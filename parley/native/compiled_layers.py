@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -22,7 +23,7 @@ P, N, R = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 WEIGHT_TYPES = (Bf16Packed, Int8Packed, Int4Packed)  # numbered as in layers.cpp
 ROW_UNIT = 8  # rows whose length is a multiple of it need no padding in any kernel
 
-LAYER_SIGNATURES = {  # both return an int64
+LAYER_SIGNATURES: dict[str, list[Any]] = {  # both return an int64
     "layers_room": [P, N, N],
     "layers": [P, P, P, P, P, N, P, N, P, P, N, P, P, N],
 }

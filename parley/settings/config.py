@@ -1,8 +1,8 @@
 """The options of a server, as one table. Flags, environment variables, file, help and documentation derive from it.
 
-To add an option: add a row here, then a field and a line that copies it, in ``settings`` (options of the engine) or in
-the server's own options. ``CLIENT`` holds the two options shared by all commands that talk to a running server.
-``options`` determines the value of an option. Imports nothing heavy.
+To add an option: add a row here, then a field and a line that copies it, in ``engine_settings`` (options of the engine)
+or in the server's own options. ``CLIENT_OPTIONS`` holds the two options shared by all commands that talk to a running
+server. ``options`` determines the value of an option. Imports nothing heavy.
 """
 
 from __future__ import annotations

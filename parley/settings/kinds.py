@@ -59,7 +59,7 @@ def family_kind(table: Literal["calls", "thoughts"]) -> OptionKind:
 
 
 def pattern_kind(expression: str, metavar: str, description: str) -> OptionKind:
-    """Text that a regular expression matches completely. ``wanted`` describes it in errors."""
+    """Text that a regular expression matches completely. ``description`` describes it in errors."""
     compiled_pattern = re.compile(expression)
 
     def parse_pattern(raw: Any) -> str:

@@ -33,11 +33,11 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Option:
-    """One row of a table. The value of an option with ``many`` is a list: flags add up, TOML has an array, and a single
-    text is split at ``separator``.
+    """One row of a table. The value of an option with ``repeatable`` is a list: flags add up, TOML has an array, and a
+    single text is split at ``separator``.
 
-    ``default`` None means "not set"; ``unset`` explains in the help what applies then. ``variable``: may come from the
-    environment and from the file. ``positional``: written without a flag. ``secret``: never printed.
+    ``default`` None means "not set"; ``unset_text`` explains in the help what applies then. ``configurable``: may come
+    from the environment and from the file. ``positional``: written without a flag. ``secret``: never printed.
     """
 
     name: str
@@ -236,7 +236,8 @@ def resolve_options(
     """Return every option's value from the highest source that has it: flag, environment, file, default.
 
     The file is the value of the option ``config``, if the table has one that may come from a variable. Variables that
-    begin with ``PARLEY_`` and are neither in the table nor among ``others`` cause a warning. Raises ConfigError.
+    begin with ``PARLEY_`` and are neither in the table nor among ``other_variables`` cause a warning. Raises
+    ConfigError.
     """
     flags, variables = read_flags(table, arguments), read_environment(table, environment)
     layered = any(option.name == "config" and option.configurable for option in table)

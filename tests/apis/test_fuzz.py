@@ -11,8 +11,17 @@ from support.strategies import grammar_texts, json_values, request_members, scal
 
 MAX_EXAMPLES = int(os.environ.get("PARLEY_FUZZ", "1000"))  # examples of all these tests in total
 OPENAI_ROUTES = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize", "/pooling"]
-VLLM_ROUTES = ["/vllm/v1/chat/completions", "/vllm/v1/completions", "/vllm/invocations", "/vllm/tokenize", "/vllm/detokenize",
-        "/vllm/generate", "/generate", "/vllm/v1/embeddings", "/vllm/pooling"]  # fmt: skip
+VLLM_ROUTES = [
+    "/vllm/v1/chat/completions",
+    "/vllm/v1/completions",
+    "/vllm/invocations",
+    "/vllm/tokenize",
+    "/vllm/detokenize",
+    "/vllm/generate",
+    "/generate",
+    "/vllm/v1/embeddings",
+    "/vllm/pooling",
+]
 TGI_ROUTES = ["/", "/generate", "/generate_stream", "/invocations", "/tokenize", "/chat_tokenize"]
 
 member_names = st.sampled_from(
@@ -232,20 +241,58 @@ async def test_tgi_chat_and_vertex_routes_survive_odd_bodies(serve):
 
 mindie_bodies = st.one_of(
     tgi_bodies,
-    st.fixed_dictionaries({}, optional={
-        "prompt": st.just("a b") | json_values, "text_input": st.just("a b") | json_values, "id": st.just("i") | scalars,
-        "input_id": st.just([5, 6]) | json_values, "inputs": st.just("a b") | json_values, "parameters": tgi_parameters,
-        "do_decode": scalars, "outputs": st.just([{"name": "o"}]) | json_values, "stream": st.booleans() | scalars,
-        "stop_token_ids": json_values, "n": st.integers(1, 3) | scalars, "best_of": st.integers(1, 3) | scalars,
-        "max_tokens": st.integers(1, 5) | scalars, "timeout": st.integers(1, 9) | scalars, "priority": scalars,
-    }),
-    st.fixed_dictionaries({"inputs": st.lists(st.fixed_dictionaries({}, optional={
-        "name": st.just("i") | scalars, "shape": st.sampled_from([[2], [1, 2]]) | json_values,
-        "datatype": st.just("UINT32") | scalars, "data": st.just([5, 6]) | json_values, "parameters": tgi_parameters,
-    }) | scalars, max_size=2), "outputs": st.just([{"name": "o"}]) | json_values}),
-)  # fmt: skip
-MINDIE_ROUTES = ["/", "/generate", "/generate_stream", "/infer", "/infer_token", "/v1/tokenizer", "/v2/models/tiny/infer",
-          "/v2/models/tiny/generate", "/v2/models/tiny/generate_stream", "/v2/models/tiny/stopInfer"]  # fmt: skip
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "prompt": st.just("a b") | json_values,
+            "text_input": st.just("a b") | json_values,
+            "id": st.just("i") | scalars,
+            "input_id": st.just([5, 6]) | json_values,
+            "inputs": st.just("a b") | json_values,
+            "parameters": tgi_parameters,
+            "do_decode": scalars,
+            "outputs": st.just([{"name": "o"}]) | json_values,
+            "stream": st.booleans() | scalars,
+            "stop_token_ids": json_values,
+            "n": st.integers(1, 3) | scalars,
+            "best_of": st.integers(1, 3) | scalars,
+            "max_tokens": st.integers(1, 5) | scalars,
+            "timeout": st.integers(1, 9) | scalars,
+            "priority": scalars,
+        },
+    ),
+    st.fixed_dictionaries(
+        {
+            "inputs": st.lists(
+                st.fixed_dictionaries(
+                    {},
+                    optional={
+                        "name": st.just("i") | scalars,
+                        "shape": st.sampled_from([[2], [1, 2]]) | json_values,
+                        "datatype": st.just("UINT32") | scalars,
+                        "data": st.just([5, 6]) | json_values,
+                        "parameters": tgi_parameters,
+                    },
+                )
+                | scalars,
+                max_size=2,
+            ),
+            "outputs": st.just([{"name": "o"}]) | json_values,
+        }
+    ),
+)
+MINDIE_ROUTES = [
+    "/",
+    "/generate",
+    "/generate_stream",
+    "/infer",
+    "/infer_token",
+    "/v1/tokenizer",
+    "/v2/models/tiny/infer",
+    "/v2/models/tiny/generate",
+    "/v2/models/tiny/generate_stream",
+    "/v2/models/tiny/stopInfer",
+]
 
 
 async def test_mindie_routes_never_answer_odd_bodies_with_500(serve):

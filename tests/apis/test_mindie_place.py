@@ -265,7 +265,7 @@ def test_mindie_config_file_starts_all_planes_over_mutual_tls(tmp_path, built_in
 
 
 @pytest.mark.parametrize(
-    "server,text",
+    ("server", "text"),
     [
         ({"port": 5}, "ServerConfig.port: 5 is not a whole number from 1024 to 65535."),
         (

@@ -195,7 +195,7 @@ def test_command_line_options_override_the_mindie_config(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "path,value,name,rule",
+    ("path", "value", "name", "rule"),
     [
         ("ServerConfig.fullTextEnabled", True, "full_text", True),
         ("ServerConfig.openAiSupport", "openai", "vllm", False),
@@ -215,7 +215,7 @@ def test_mindie_config_sets_the_rules_that_clients_see(tmp_path, path, value, na
 
 
 @pytest.mark.parametrize(
-    "value,overlong", [(True, "head"), (-1, "head"), (1, "tail"), (0, "refuse"), (False, "refuse")]
+    ("value", "overlong"), [(True, "head"), (-1, "head"), (1, "tail"), (0, "refuse"), (False, "refuse")]
 )
 def test_mindie_truncation_values_decide_about_overlong_prompts(tmp_path, value, overlong):
     plan = read_config(tmp_path, changed_config("BackendConfig.ModelDeployConfig.truncation", value))
@@ -296,7 +296,7 @@ def test_default_mindie_password_and_crl_files_are_optional(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "path,value,text",
+    ("path", "value", "text"),
     [
         ("ServerConfig.port", 80, "80 is not a whole number from 1024 to 65535."),
         ("ServerConfig.port", "1025", '"1025" is not a whole number from 1024 to 65535.'),

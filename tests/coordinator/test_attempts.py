@@ -113,9 +113,19 @@ async def test_early_decode_results_wait_for_the_prefill_answer(cluster):
 async def test_forwards_client_headers_but_replaces_coordinator_headers(cluster):
     p = ScriptedInstance("prefill", script=CHAT_SCRIPT)
     running = await cluster(p, ScriptedInstance("decode"), secret="hidden")
-    await running.post("/v1/chat/completions?a=b%20c", CHAT_BODY, "x-mine: 7", "authorization: Bearer k", "te: trailers",
-                       "req-id: 1", "parley-given: 5", "parley-secret: wrong", "x-hop: 1", "origin: http://localhost",
-                       "x-request-id: mine")  # fmt: skip
+    await running.post(
+        "/v1/chat/completions?a=b%20c",
+        CHAT_BODY,
+        "x-mine: 7",
+        "authorization: Bearer k",
+        "te: trailers",
+        "req-id: 1",
+        "parley-given: 5",
+        "parley-secret: wrong",
+        "x-hop: 1",
+        "origin: http://localhost",
+        "x-request-id: mine",
+    )
     (request,) = p.requests
     assert request.target == "/v1/chat/completions?a=b%20c"
     assert request.headers["x-mine"] == "7" and request.headers["authorization"] == "Bearer k"
@@ -285,7 +295,7 @@ async def test_long_prompt_is_retried_only_where_the_context_is_longer(cluster):
     assert sum(len(each.requests) for each in short) <= 4 and len(long.requests) == 4
 
 
-@pytest.mark.parametrize("status, text", [(400, heads.NOT_A_PREFILL_INSTANCE), (503, heads.UNKNOWN_STATUS)])
+@pytest.mark.parametrize(("status", "text"), [(400, heads.NOT_A_PREFILL_INSTANCE), (503, heads.UNKNOWN_STATUS)])
 async def test_retries_another_prefill_instance_after_a_role_change(cluster, status, text):
     """The table learns of the new role a little later; meanwhile no client may see the wrong-role error."""
     former, other = ScriptedInstance("prefill"), ScriptedInstance("prefill", script=CHAT_SCRIPT)
@@ -638,7 +648,7 @@ async def test_reports_a_decode_instance_that_refuses_to_send_results(cluster):
 
 
 @pytest.mark.parametrize(
-    "path,error",
+    ("path", "error"),
     [
         ("/v1/chat/completions", b'"message":"D instance error"'),
         ("/v1/completions", b'"message":"D instance error"'),

@@ -68,7 +68,7 @@ async def test_requests_get_429_above_max_requests(cluster):
 
 
 @pytest.mark.parametrize(
-    "path,body",
+    ("path", "body"),
     [
         ("/v1/chat/completions",
          b'{"error":{"message":"Memory limit exceeded","type":"server_error","code":429}}'),

@@ -231,18 +231,30 @@ def route(name: Any, percent: Any) -> dict[str, Any]:
         ({"served_entities": [ENTITY_A | {"workload_size": 1}]}, "'string' but got 'integer'"),
         ({"served_entities": [ENTITY_A, ENTITY_B]}, '"traffic_config" is a required property'),
         ({"served_entities": [ENTITY_A, ENTITY_B], "traffic_config": {}}, '"routes" is a required property'),
-        ({"served_entities": [ENTITY_A], "traffic_config": {"routes": [route("b", 100)]}}, '"b" is not one of the served'),
-        ({"served_entities": [ENTITY_A], "traffic_config": {"routes": [route("a", 99)]}}, "add up to 100, but they sum to 99"),
+        (
+            {"served_entities": [ENTITY_A], "traffic_config": {"routes": [route("b", 100)]}},
+            '"b" is not one of the served',
+        ),
+        (
+            {"served_entities": [ENTITY_A], "traffic_config": {"routes": [route("a", 99)]}},
+            "add up to 100, but they sum to 99",
+        ),
         ({"served_entities": [ENTITY_A], "traffic_config": {"routes": [route("a", 50)] * 2}}, "already has a route"),
         ({"served_entities": [ENTITY_A], "traffic_config": {"routes": [route("a", 101)]}}, "at most 100"),
-        ({"served_entities": [ENTITY_A], "traffic_config": {"routes": [route("a", "1e2")]}}, "'integer' but got 'string'"),
-        ({"served_entities": [ENTITY_A], "traffic_config": {"routes": [route("a", None)]}}, '"traffic_percentage" is a'),
+        (
+            {"served_entities": [ENTITY_A], "traffic_config": {"routes": [route("a", "1e2")]}},
+            "'integer' but got 'string'",
+        ),
+        (
+            {"served_entities": [ENTITY_A], "traffic_config": {"routes": [route("a", None)]}},
+            '"traffic_percentage" is a',
+        ),
         ({"served_entities": [ENTITY_A], "traffic_config": {"routes": [route(None, 100)]}}, '"served_model_name" is a'),
         ({"served_entities": [ENTITY_A], "traffic_config": {"routes": []}}, "they sum to 0"),
         ({"served_entities": [ENTITY_A], "auto_capture_config": {"enabled": True}}, "not available"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
-)  # fmt: skip
+)
 def test_endpoint_refuses_wrong_config(world, config, part):
     status, code, message = world.refused(endpoints.create_endpoint, {"name": "n", "config": config})
     assert (status, code) == (400, "INVALID_PARAMETER_VALUE")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from parley.dialects.dialect import Dialect, Reply, RequestContext, Route
-from parley.dialects.mounts import INNER_MOUNTS, ADMIN_PLANES, API_MOUNTS
+from parley.dialects.mounts import ADMIN_PLANES, API_MOUNTS, INNER_MOUNTS
 from parley.dialects.triton.rpc import infer
 from parley.errors import ParleyError
 
@@ -26,8 +26,14 @@ DIALECTS = {
         *(("", dialect) for dialect in ADMIN_PLANES.values()),
     )
 }
-HEAD = RequestContext("0f", 1, "fp", context_length=4096, path_parts={"model": "m", "version": "1", "endpoint": "e", "served": "m"},
-            headers={b"content-type": b"application/json"})  # fmt: skip
+HEAD = RequestContext(
+    "0f",
+    1,
+    "fp",
+    context_length=4096,
+    path_parts={"model": "m", "version": "1", "endpoint": "e", "served": "m"},
+    headers={b"content-type": b"application/json"},
+)
 TEXT, IDS = "zebra", [11, 12, 13]
 TURNS = [{"role": "user", "content": TEXT}]
 TENSOR = {"datatype": "BYTES", "shape": [1], "data": [TEXT]}

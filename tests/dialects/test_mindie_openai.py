@@ -196,7 +196,7 @@ def test_mindie_openai_reads_tools_and_tool_choice():
 
 
 @pytest.mark.parametrize(
-    "tool,text",
+    ("tool", "text"),
     [
         ({}, "Tool param invalid, tool type not exist"),
         ({"type": None}, "Tool param invalid tool type"),
@@ -251,7 +251,7 @@ def json_schema_format(given: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "given,text",
+    ("given", "text"),
     [
         (5, f"{FORMAT} must be an object"),
         ({}, f"{FORMAT} must contain 'type' field"),
@@ -262,18 +262,28 @@ def json_schema_format(given: Any) -> dict[str, Any]:
         ({"type": "json_schema", "json_schema": {}}, f"{FORMAT}.json_schema.name is required"),
         ({"type": "json_schema", "json_schema": {"name": 5}}, f"{FORMAT}.json_schema.name must be a string"),
         ({"type": "json_schema", "json_schema": {"name": ""}}, f"{FORMAT}.json_schema.name must be 1-64 characters"),
-        ({"type": "json_schema", "json_schema": {"name": "n"}},
-         f"{FORMAT}.json_schema.schema is required when type is 'json_schema'"),
+        (
+            {"type": "json_schema", "json_schema": {"name": "n"}},
+            f"{FORMAT}.json_schema.schema is required when type is 'json_schema'",
+        ),
         (json_schema_format(5), f"{FORMAT}.json_schema.schema must be an object"),
         (json_schema_format({"type": 5}), "Invalid json_schema: 'type' at 'schema' must be a string"),
         (json_schema_format({"type": "x"}), "Invalid json_schema: unsupported type 'x' at 'schema'"),
         (json_schema_format({"properties": 5}), "Invalid json_schema: 'properties' at 'schema' must be an object"),
-        (json_schema_format({"properties": {"x": {"items": 5}}}),
-         "Invalid json_schema: 'items' at 'schema.properties.x' must be an object"),
-        (json_schema_format({"items": {"required": 5}}), "Invalid json_schema: 'required' at 'schema.items' must be an array"),
-        (json_schema_format({"required": [5]}), "Invalid json_schema: elements of 'required' at 'schema' must be strings"),
+        (
+            json_schema_format({"properties": {"x": {"items": 5}}}),
+            "Invalid json_schema: 'items' at 'schema.properties.x' must be an object",
+        ),
+        (
+            json_schema_format({"items": {"required": 5}}),
+            ("Invalid json_schema: 'required' at 'schema.items' must be an array"),
+        ),
+        (
+            json_schema_format({"required": [5]}),
+            "Invalid json_schema: elements of 'required' at 'schema' must be strings",
+        ),
     ],
-)  # fmt: skip
+)
 def test_mindie_openai_refuses_wrong_response_format(given, text):
     assert refusal(response_format=given) == refusal(read_completion, response_format=given) == text
     assert read_chat(

@@ -63,16 +63,27 @@ def stop(name: str) -> Any:
 
 
 EFFECTS: dict[str, Any] = {  # the part of the request that a parameter sets
-    "temperature": sampling("temperature"), "top_k": sampling("top_k"), "top_p": sampling("top_p"),
-    "seed": sampling("seed"), "repetition_penalty": sampling("repetition_penalty"),
-    "presence_penalty": sampling("presence_penalty"), "frequency_penalty": sampling("frequency_penalty"),
-    "max_new_tokens": stop("max_tokens"), "max_tokens": stop("max_tokens"), "stop": stop("strings"),
-    "stop_token_ids": stop("ids"), "ignore_eos": stop("ignore_eos"), "truncate": lambda request: request.max_prompt_tokens,
-    "timeout": lambda request: request.timeout, "priority": lambda request: request.priority,
+    "temperature": sampling("temperature"),
+    "top_k": sampling("top_k"),
+    "top_p": sampling("top_p"),
+    "seed": sampling("seed"),
+    "repetition_penalty": sampling("repetition_penalty"),
+    "presence_penalty": sampling("presence_penalty"),
+    "frequency_penalty": sampling("frequency_penalty"),
+    "max_new_tokens": stop("max_tokens"),
+    "max_tokens": stop("max_tokens"),
+    "stop": stop("strings"),
+    "stop_token_ids": stop("ids"),
+    "ignore_eos": stop("ignore_eos"),
+    "truncate": lambda request: request.max_prompt_tokens,
+    "timeout": lambda request: request.timeout,
+    "priority": lambda request: request.priority,
     "skip_special_tokens": lambda request: request.output_options.skip_special,
-    "logprobs": lambda request: request.output_options.logprobs, "top_logprobs": lambda request: request.output_options.logprobs,
-    "stream": lambda request: request.stream, "do_sample": lambda request: request.sampling.temperature > 0,
-}  # fmt: skip
+    "logprobs": lambda request: request.output_options.logprobs,
+    "top_logprobs": lambda request: request.output_options.logprobs,
+    "stream": lambda request: request.stream,
+    "do_sample": lambda request: request.sampling.temperature > 0,
+}
 
 # T: TGI interface, N: native, X and K: Triton for text and for tokens, V: vLLM, C and O: chat in the flavours of vLLM
 # and of MindIE itself, P: completions
@@ -344,24 +355,36 @@ COMPLETION_WITHOUT_SAMPLING = (
 
 
 @pytest.mark.parametrize(
-    "given,chat,completions",
+    ("given", "chat", "completions"),
     [
         ({"n": 2}, CHAT_WITHOUT_SAMPLING.format("None", 2), COMPLETION_WITHOUT_SAMPLING.format("null", 2)),
-        ({"best_of": 2, "temperature": 0}, CHAT_WITHOUT_SAMPLING.format(2, "None"), COMPLETION_WITHOUT_SAMPLING.format(2, "null")),
-        ({"n": 3, "best_of": 2, "temperature": 1},
-         "best_of must be greater than or equal to n, but best_of is 2, n is 3.",
-         "Best_of must be greater than or equal to n, but best_of is 2 and n is 3."),
-        ({"n": 2, "best_of": 3, "temperature": 1, "stream": True},
-         "best_of must be equal to n in stream mode, but best_of is 3, n is 2.",
-         "best_of must be equal to n, but best_of is 3 and n is 2."),
-        ({"best_of": 2, "temperature": 1, "stream": True},
-         "best_of must be equal to n in stream mode, but best_of is 2, n is None.",
-         "best_of must be equal to n in stream mode, but best_of is 2, n is None."),
-        ({"use_beam_search": True, "max_tokens": 129},
-         "Please set the max_tokens to be not larger than 128 when the use_beam_search is on.",
-         "Please set the max_tokens to be not larger than 128 when the use_beam_search is on."),
+        (
+            {"best_of": 2, "temperature": 0},
+            CHAT_WITHOUT_SAMPLING.format(2, "None"),
+            COMPLETION_WITHOUT_SAMPLING.format(2, "null"),
+        ),
+        (
+            {"n": 3, "best_of": 2, "temperature": 1},
+            "best_of must be greater than or equal to n, but best_of is 2, n is 3.",
+            "Best_of must be greater than or equal to n, but best_of is 2 and n is 3.",
+        ),
+        (
+            {"n": 2, "best_of": 3, "temperature": 1, "stream": True},
+            "best_of must be equal to n in stream mode, but best_of is 3, n is 2.",
+            "best_of must be equal to n, but best_of is 3 and n is 2.",
+        ),
+        (
+            {"best_of": 2, "temperature": 1, "stream": True},
+            "best_of must be equal to n in stream mode, but best_of is 2, n is None.",
+            "best_of must be equal to n in stream mode, but best_of is 2, n is None.",
+        ),
+        (
+            {"use_beam_search": True, "max_tokens": 129},
+            "Please set the max_tokens to be not larger than 128 when the use_beam_search is on.",
+            "Please set the max_tokens to be not larger than 128 when the use_beam_search is on.",
+        ),
     ],
-)  # fmt: skip
+)
 def test_mindie_openai_refuses_wrong_n_and_best_of(given: dict[str, Any], chat: str, completions: str) -> None:
     assert refusal("C", **given) == refusal("O", **given) == chat
     assert refusal("P", **given) == completions

@@ -1,6 +1,13 @@
 """What answers where: the shared port, the prefixes, and the manner in which each API is there."""
 
-from parley.dialects.mounts import DEDICATED_APIS, INNER_MOUNTS, API_MOUNTS, dedicated_mounts, mount_table, universal_mounts
+from parley.dialects.mounts import (
+    API_MOUNTS,
+    DEDICATED_APIS,
+    INNER_MOUNTS,
+    dedicated_mounts,
+    mount_table,
+    universal_mounts,
+)
 
 
 def answering(surfaces, method, path):

@@ -156,29 +156,62 @@ def test_triton_grpc_parameters_match_http():
     ("message", "error"),
     [
         (infer_request(), "missing required input(s) ['text_input']"),
-        (infer_request(TEXT, raw=(pack_texts(b"hi"),)), "contents field must not be specified when using raw_input_contents for "
-         "'text_input' for model 'm'"),
-        (infer_request({"name": "text_input", "datatype": "BYTES", "shape": [1]}, {"name": "stream", "datatype": "BOOL"},
-                 raw=(pack_texts(b"hi"),)), "raw_input_contents has no entry for input 'stream' for model 'm'"),
-        (infer_request({"name": "text_input", "datatype": "BYTES", "shape": [1]}, raw=(pack_texts(b"hi"), b"")),
-         "unexpected additional input data for model 'm'"),
-        (infer_request({"name": "text_input", "datatype": "BYTES", "shape": [1]}, raw=(pack_texts(b"hi")[:-1],)),
-         "unexpected size for input 'text_input', expecting 1 additional bytes for model 'm'"),
-        (infer_request(typed_tensor("text_input", "BYTES", "int_contents", 7)), "datatype 'BYTES' belong in bytes_contents"),
-        (infer_request(typed_tensor("text_input", "BYTES", "bytes_contents", b"\xff")), "input 'text_input' is not UTF-8 text"),
+        (
+            infer_request(TEXT, raw=(pack_texts(b"hi"),)),
+            "contents field must not be specified when using raw_input_contents for 'text_input' for model 'm'",
+        ),
+        (
+            infer_request(
+                {"name": "text_input", "datatype": "BYTES", "shape": [1]},
+                {"name": "stream", "datatype": "BOOL"},
+                raw=(pack_texts(b"hi"),),
+            ),
+            "raw_input_contents has no entry for input 'stream' for model 'm'",
+        ),
+        (
+            infer_request({"name": "text_input", "datatype": "BYTES", "shape": [1]}, raw=(pack_texts(b"hi"), b"")),
+            "unexpected additional input data for model 'm'",
+        ),
+        (
+            infer_request({"name": "text_input", "datatype": "BYTES", "shape": [1]}, raw=(pack_texts(b"hi")[:-1],)),
+            "unexpected size for input 'text_input', expecting 1 additional bytes for model 'm'",
+        ),
+        (
+            infer_request(typed_tensor("text_input", "BYTES", "int_contents", 7)),
+            "datatype 'BYTES' belong in bytes_contents",
+        ),
+        (
+            infer_request(typed_tensor("text_input", "BYTES", "bytes_contents", b"\xff")),
+            "input 'text_input' is not UTF-8 text",
+        ),
         (infer_request(typed_tensor("text_input", "BYTES", "bytes_contents", b"a", b"b")), "does not match true shape"),
-        (infer_request(typed_tensor("text_input", "BYTES", "bytes_contents", b"a", shape=(-1,))), "must not be negative"),
-        (infer_request(typed_tensor("text_input", "FP8", "fp32_contents", 1)), "data-type is 'FP8', but model 'm' expects 'BYTES'"),
+        (
+            infer_request(typed_tensor("text_input", "BYTES", "bytes_contents", b"a", shape=(-1,))),
+            "must not be negative",
+        ),
+        (
+            infer_request(typed_tensor("text_input", "FP8", "fp32_contents", 1)),
+            "data-type is 'FP8', but model 'm' expects 'BYTES'",
+        ),
         (infer_request(TEXT, TEXT), "[request id: <id_unknown>] input 'text_input' already exists in request"),
         (infer_request(TEXT, parameters={"triton_x": {"bool_param": True}}), "reserved for Triton usage"),
         (infer_request(TEXT, parameters={infer.EMPTY_FINAL_PARAMETER: {"int64_param": 1}}), "must be a bool_param"),
         (infer_request(TEXT, parameters={"x": {}}), "parameter 'x' has invalid type"),
         (infer_request(TEXT, parameters={"temperature": {"double_param": -1}}), "'temperature'"),
         (infer_request(TEXT, outputs=[{"name": "nothing"}]), "unexpected inference output 'nothing' for model 'm'"),
-        (infer_request({"name": "text_input", "datatype": "BYTES", "shape": [1],
-                  "parameters": {"shared_memory_region": {"string_param": "r"}}}), "Shared memory is not available"),
+        (
+            infer_request(
+                {
+                    "name": "text_input",
+                    "datatype": "BYTES",
+                    "shape": [1],
+                    "parameters": {"shared_memory_region": {"string_param": "r"}},
+                }
+            ),
+            "Shared memory is not available",
+        ),
     ],
-)  # fmt: skip
+)
 def test_triton_grpc_refuses_wrong_request(message, error):
     status, sentence = refusal(message)
     assert status == 400 and error in sentence

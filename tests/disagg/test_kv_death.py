@@ -59,8 +59,8 @@ async def test_handover_between_two_processes(way: str) -> None:
             assert await sender.wait() == await receiver.wait() == 0
 
 
-@pytest.mark.parametrize("way, how", TRANSPORTS_AND_SIGNALS)
-@pytest.mark.parametrize("stage", ("offered", "accepted", "given"))
+@pytest.mark.parametrize(("way", "how"), TRANSPORTS_AND_SIGNALS)
+@pytest.mark.parametrize("stage", ["offered", "accepted", "given"])
 async def test_sender_ends_when_the_receiver_process_dies(way: str, stage: str, how: signal.Signals) -> None:
     """The receiver dies before it accepts, while pages are in transit, or after the outputs but before the end."""
     before = open_resources()
@@ -90,8 +90,8 @@ async def test_sender_ends_when_the_receiver_process_dies(way: str, stage: str, 
     assert open_resources()[:2] == before[:2]
 
 
-@pytest.mark.parametrize("way, how", TRANSPORTS_AND_SIGNALS)
-@pytest.mark.parametrize("stage", ("linked", "begun", "half", "given"))
+@pytest.mark.parametrize(("way", "how"), TRANSPORTS_AND_SIGNALS)
+@pytest.mark.parametrize("stage", ["linked", "begun", "half", "given"])
 async def test_receiver_ends_when_the_sender_process_dies(way: str, stage: str, how: signal.Signals) -> None:
     """The sender dies before it asks, before any page, between pages, or after all pages and outputs were sent."""
     before = open_resources()

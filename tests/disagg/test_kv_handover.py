@@ -140,7 +140,7 @@ async def test_link_stays_usable_after_refused_handovers(way: str) -> None:
             assert len(p._links) == len(d._links) == 1
 
 
-@pytest.mark.parametrize("wants", ([], [(0, [1, 1])], [(0, [16])], [(0, [-1])], [(0, [1]), (0, [2])]))
+@pytest.mark.parametrize("wants", [[], [(0, [1, 1])], [(0, [16])], [(0, [-1])], [(0, [1]), (0, [2])]])
 async def test_accept_raises_on_invalid_target_pages(wants: Any) -> None:
     with PageMemory() as source, PageMemory() as target:
         async with connected_peers("tcp", source, target) as (p, d, receivers):
@@ -167,7 +167,7 @@ async def test_handover_settles_with_fewer_pages_than_requested() -> None:
             assert [target.read_page(3), target.read_page(4)] == [source.read_page(8), source.read_page(9)]
 
 
-@pytest.mark.parametrize("checksum", (False, True))
+@pytest.mark.parametrize("checksum", [False, True])
 async def test_receiver_does_not_count_pages_the_sender_released(checksum: bool) -> None:
     """The sender closes between the read and its confirmation, so the bytes read may belong to another request."""
     with PageMemory(seed=2) as source, PageMemory() as target:
@@ -231,7 +231,7 @@ async def test_checksum_detects_pages_changed_in_transit(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", TRANSPORTS)
-@pytest.mark.parametrize("who", ("giver", "taker"))
+@pytest.mark.parametrize("who", ["giver", "taker"])
 @pytest.mark.parametrize("when", range(6))
 async def test_closing_at_any_moment_ends_both_sides_of_a_handover(way: str, who: str, when: int) -> None:
     """Large pages, so that threads are in the middle of a copy; nothing leaks, and the next handover works."""
@@ -297,7 +297,7 @@ async def test_replaces_an_ended_link_from_the_pool() -> None:
             await sender.finish_handover()
 
 
-@pytest.mark.parametrize("side", ("send_pages", "fetch_pages", "page_checksum"))
+@pytest.mark.parametrize("side", ["send_pages", "fetch_pages", "page_checksum"])
 async def test_transport_exception_ends_the_handover(side: str) -> None:
     """Neither side may wait for pages that never arrive."""
     with PageMemory(seed=2) as source, PageMemory() as target:
@@ -377,7 +377,7 @@ async def test_receiver_loses_handovers_when_its_engine_ends() -> None:
                 await p.open_handover(f"127.0.0.1:{d.port}", "demo")
 
 
-@pytest.mark.parametrize("side", ("giver", "taker"))
+@pytest.mark.parametrize("side", ["giver", "taker"])
 async def test_connect_fails_when_the_engine_is_replaced_meanwhile(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     choose = KVPeer._choose_transport
     with PageMemory(seed=2) as source, PageMemory() as target, PageMemory(seed=3) as later:
@@ -402,7 +402,7 @@ async def test_connect_fails_when_the_engine_is_replaced_meanwhile(side: str, mo
 
 
 @pytest.mark.parametrize(
-    "target, sentence",
+    ("target", "sentence"),
     [
         (PageMemory(layout="model=demo;dtype=float32"), "dtype bfloat16 and float32"),
         (PageMemory(layout="digest"), "model demo and unknown"),
@@ -421,7 +421,7 @@ async def test_refuses_incompatible_page_layouts_with_the_difference(target: Pag
 
 
 @pytest.mark.parametrize(
-    "address, found",
+    ("address", "found"),
     [
         ("10.0.0.1;1121", ("10.0.0.1", 1121)),
         ("[::1]:80", ("::1", 80)),
@@ -433,7 +433,7 @@ def test_splits_kv_addresses(address: str, found: tuple[str, int]) -> None:
     assert split_address(address) == found
 
 
-@pytest.mark.parametrize("address", ("", "host", "host:", ":80", "host:0", "host:65536", "host:-1", "host:٣", "host;x"))
+@pytest.mark.parametrize("address", ["", "host", "host:", ":80", "host:0", "host:65536", "host:-1", "host:٣", "host;x"])
 def test_rejects_invalid_kv_addresses(address: str) -> None:
     with pytest.raises(LinkError):
         split_address(address)

@@ -108,7 +108,7 @@ def test_handshake_rejects_replayed_and_reflected_proofs() -> None:
         receiver.send(bytes(proof.PROOF_BYTES))
 
 
-@pytest.mark.parametrize("secret", (b"", b"another", SECRET + b"\0"))
+@pytest.mark.parametrize("secret", [b"", b"another", SECRET + b"\0"])
 async def test_rejects_links_with_another_cluster_secret(secret: bytes) -> None:
     with PageMemory() as source, PageMemory() as target:
         async with accepting_peer(target) as (peer, _):
@@ -264,7 +264,7 @@ def test_out_of_order_sender_frames_end_only_their_link(frames: list[Any], greet
 
 
 @pytest.mark.parametrize(
-    "hello, reason",
+    ("hello", "reason"),
     [
         ({"name": "other"}, "no pages of a model other"),
         ({"layout": "model=else;dtype=bfloat16"}, "model else and demo"),

@@ -59,7 +59,7 @@ async def test_hands_over_pages_through_mutual_tls(files: Path, way: str) -> Non
             await receiver.wait_settled()
 
 
-@pytest.mark.parametrize("name, known", [("", "ca"), ("stranger", "ca"), ("one", "others"), (None, "")])
+@pytest.mark.parametrize(("name", "known"), [("", "ca"), ("stranger", "ca"), ("one", "others"), (None, "")])
 async def test_refuses_peers_without_a_trusted_certificate(files: Path, name: str | None, known: str) -> None:
     """No certificate, one of another authority, a client that does not trust ours, and a client without TLS."""
     server_context, _ = tls_contexts(files, "one", "ca")

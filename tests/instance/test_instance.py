@@ -12,7 +12,7 @@ import pytest
 from support import prefill_decode_pair
 from support.http_client import HELLO_CHAT, Connection, RunningServer, build_request
 
-from parley.dialects.mounts import DEDICATED_APIS, ADMIN_PLANES, dedicated_mounts
+from parley.dialects.mounts import ADMIN_PLANES, DEDICATED_APIS, dedicated_mounts
 from parley.disagg.wire import result_frames, role
 from parley.disagg.wire.headers import PrefillCommand
 from parley.disagg.wire.result_frames import FrameReader, ResultFrame
@@ -435,7 +435,9 @@ async def test_clients_need_keys_and_coordinators_the_secret(serve) -> None:
 
 
 async def test_mindie_management_port_serves_the_instance_plane(serve) -> None:
-    served = await serve(role="decode", surfaces=dedicated_mounts("mindie-management", apis={**DEDICATED_APIS, **ADMIN_PLANES}))
+    served = await serve(
+        role="decode", surfaces=dedicated_mounts("mindie-management", apis={**DEDICATED_APIS, **ADMIN_PLANES})
+    )
     assert (await served.get("/v1/status")).json["service"]["currentRole"] == "decode"
     assert (await served.get("/v1/config")).json["modelName"] == "tiny"
 

@@ -112,7 +112,7 @@ async def test_refuses_separation_when_decode_is_unreachable(alike) -> None:
     await pair.idle()
 
 
-@pytest.mark.parametrize("name,description", [("prefill", "prefill."), ("flex", "flex with 100 % for prompts.")])
+@pytest.mark.parametrize(("name", "description"), [("prefill", "prefill."), ("flex", "flex with 100 % for prompts.")])
 async def test_refuses_separation_when_decode_has_another_role(alike, name: str, description: str) -> None:
     _, pair = await alike(reply=long_reply)
     role = pair.members[1].instance_state.role

@@ -324,7 +324,9 @@ def test_draft_tokens_do_not_change_grammar_outputs(monkeypatch):
     for budget in (0, 5):
         thinking = ReasoningLimit("<think>", "</think>", True, budget, closing_ids)
         requests.append(
-            make_request(f"thought{budget}", Grammar("json", PERSON), reasoning_limit=thinking, max_tokens=40, logprobs=1)
+            make_request(
+                f"thought{budget}", Grammar("json", PERSON), reasoning_limit=thinking, max_tokens=40, logprobs=1
+            )
         )
         requests[-1].grammar = runner_and_language()[1].grammar_compiler.allow_reasoning_before(
             requests[-1].grammar, ("<think>", "</think>"), True

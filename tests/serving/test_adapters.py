@@ -171,7 +171,9 @@ async def test_loading_adapters_requires_the_lora_root_option(serve, root):
 
 
 async def test_mindie_adapter_routes_report_errors_with_status_200(serve, root):
-    served = await serve(reply_by_adapter, lora_root=str(root), surfaces=dedicated_mounts("mindie-management", "mindie"))
+    served = await serve(
+        reply_by_adapter, lora_root=str(root), surfaces=dedicated_mounts("mindie-management", "mindie")
+    )
 
     async def post_adapter(path: str, **body: str):
         answer = await served.post(f"/v1/{path}_lora_adapter", body)

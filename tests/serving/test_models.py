@@ -241,8 +241,10 @@ async def test_loading_model_is_reported_and_does_not_block_others(serve, make_m
 async def test_lost_engine_fails_only_requests_of_its_model(serve, make_model):
     served = await serve(always(FIRST), tick=0.01, names=MAIN, beside=[make_model(step_seconds=0.01)])
     lost = served.service.models[1]
-    streams = {name: asyncio.create_task(served.post("/v1/completions", completion_body(name, max_tokens=40, stream=True)))
-               for name in ("main", "small")}  # fmt: skip
+    streams = {
+        name: asyncio.create_task(served.post("/v1/completions", completion_body(name, max_tokens=40, stream=True)))
+        for name in ("main", "small")
+    }
     await served.until(
         lambda: (
             len(served.service.open_requests) == 2 and all(m.engine.open_stream_count for m in served.service.models)

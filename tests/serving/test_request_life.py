@@ -529,7 +529,9 @@ async def test_streamed_reasoning_and_tool_calls_equal_the_whole_answer(reasonin
 
 
 ALL_CHAT_PATHS = [
-    fill_path(path) for way, path in mount_table(universal_mounts()) if way == "POST" and path.endswith("chat/completions")
+    fill_path(path)
+    for way, path in mount_table(universal_mounts())
+    if way == "POST" and path.endswith("chat/completions")
 ]
 
 

@@ -217,7 +217,8 @@ async def main():
     while True:
         version += 1
         about = {"version": version, "filling": ["x" * 100] * (version % 977)}
-        made = Endpoint("e", [EndpointShare("a", "m", version % 101), EndpointShare("b", "m", 100 - version % 101)], about)
+        shares = [EndpointShare("a", "m", version % 101), EndpointShare("b", "m", 100 - version % 101)]
+        made = Endpoint("e", shares, about)
         await known.change_endpoints(lambda _: EndpointChange(Answer(), put_endpoint=made))
         sys.stdout.write(f"{version}\\n")
         sys.stdout.flush()

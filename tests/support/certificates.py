@@ -20,8 +20,20 @@ def run_openssl(*words: object) -> None:
 
 def make_authority(folder: Path, name: str) -> None:
     """Write a self-signed ``name``.pem and its ``name``.key."""
-    run_openssl("req", "-x509", *KEY_OPTIONS, "-nodes", "-subj", f"/CN={name}", "-days", 30, "-keyout", folder / f"{name}.key",
-            "-out", folder / f"{name}.pem")  # fmt: skip
+    run_openssl(
+        "req",
+        "-x509",
+        *KEY_OPTIONS,
+        "-nodes",
+        "-subj",
+        f"/CN={name}",
+        "-days",
+        30,
+        "-keyout",
+        folder / f"{name}.key",
+        "-out",
+        folder / f"{name}.pem",
+    )
 
 
 def make_certificate(folder: Path, name: str, issuer: str, password: str = "") -> None:
@@ -32,8 +44,23 @@ def make_certificate(folder: Path, name: str, issuer: str, password: str = "") -
         "req", *KEY_OPTIONS, *secret, "-subj", f"/CN={name}", "-keyout", folder / f"{name}.key", "-out", signing_request
     )
     (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
-    run_openssl("x509", "-req", "-in", signing_request, "-CA", folder / f"{issuer}.pem", "-CAkey", folder / f"{issuer}.key", "-days", 30,
-            "-CAcreateserial", "-extfile", folder / "names", "-out", folder / f"{name}.pem")  # fmt: skip
+    run_openssl(
+        "x509",
+        "-req",
+        "-in",
+        signing_request,
+        "-CA",
+        folder / f"{issuer}.pem",
+        "-CAkey",
+        folder / f"{issuer}.key",
+        "-days",
+        30,
+        "-CAcreateserial",
+        "-extfile",
+        folder / "names",
+        "-out",
+        folder / f"{name}.pem",
+    )
 
 
 def revoke_certificate(folder: Path, name: str, issuer: str) -> None:

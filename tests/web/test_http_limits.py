@@ -140,7 +140,7 @@ async def test_pipelined_head_has_the_full_time_limit(serve, monkeypatch, betwee
 
 
 @pytest.mark.parametrize(
-    "between, wrong",
+    ("between", "wrong"),
     [(0, b"no HTTP\r\n\r\n"), (1, b"no HTTP\r\n\r\n"), (0, b"GET / HTTP/1.1\r\nx: " + b"a" * 70_000)],
     ids=["none", "none behind another", "endless"],
 )

@@ -95,7 +95,7 @@ async def test_mutual_tls_admits_only_clients_with_a_valid_certificate(tls_files
 
 
 @pytest.mark.parametrize(
-    "changed,text",
+    ("changed", "text"),
     [
         ({"certificate": "missing"}, r"missing cannot be read: No such file"),
         ({"certificate": "garbage"}, r"server\.key cannot be used"),

@@ -75,7 +75,7 @@ class GrpcAnswerQueue:
 
 
 class GrpcCycle:
-    """One request and its answer, with the interface of ``web.connection.Cycle``.
+    """One request and its answer, with the interface of ``web.connection.HttpCycle``.
 
     ``answers``: the queue of the stream that the request belongs to; None for a unary call.
     """
@@ -170,12 +170,12 @@ class GrpcCycle:
             on_disconnect()
 
     def watch_disconnect(self, on_disconnect: Callable[[], None]) -> bool:
-        """Call ``departed`` when the request is aborted; False if it already is."""
+        """Call ``on_disconnect`` when the request is aborted; False if it already is."""
         self._watchers.add(on_disconnect)
         return not self._aborted
 
     def unwatch_disconnect(self, on_disconnect: Callable[[], None]) -> None:
-        """Undo ``watch``."""
+        """Undo ``watch_disconnect``."""
         self._watchers.discard(on_disconnect)
 
 

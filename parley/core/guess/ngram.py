@@ -87,7 +87,7 @@ class NgramIndex:
         return len(self._tokens)
 
     def append_tokens(self, tokens: list[int]) -> None:
-        """Append tokens; they are indexed by the next ``guess_continuation``."""
+        """Append tokens; they are indexed by the next ``draft_continuation``."""
         self._tokens += tokens
 
     def draft_continuation(self, length: int) -> list[int]:

@@ -65,7 +65,7 @@ class PinnedPages:
     def reserve_pages(
         self, key: str, token_ids: list[int], salt: str, adapter: str, digest: str, answer: ReserveCallback
     ) -> None:
-        """Reserve pages for a prompt that another instance computes; see ``engine.messages.Reserve``."""
+        """Reserve pages for a prompt that another instance computes; see ``engine.messages.ReservePages``."""
         self._reservations.reserve_pages(key, token_ids, salt, adapter, digest, answer)
         self.has_changes = True
 

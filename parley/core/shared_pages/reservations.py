@@ -32,7 +32,7 @@ RESERVATION_FREED = "The reservation was freed."
 
 
 class ReserveResult(NamedTuple):
-    """Answer to ``Reserve``; see ``engine.messages.Reserved``."""
+    """Answer to ``ReservePages``; see ``engine.messages.ReserveResponse``."""
 
     skip: int = 0
     pages: Sequence[int] = ()

@@ -71,11 +71,11 @@ UNSUPPORTED_MEMBERS: dict[str, tuple[str, MemberReader]] = {
 
 @dataclass(frozen=True, slots=True)
 class ExtraMembers:
-    """The extra members of a request. ``name``: the client's id for it. ``truncate``: the maximum prompt length in
-    tokens; of a longer prompt ``keep`` says whether its beginning or its end is kept.
+    """The extra members of a request. ``client_id``: the client's id for it. ``max_prompt_tokens``: the maximum prompt
+    length in tokens; of a longer prompt ``kept_side`` says whether its beginning or its end is kept.
 
-    ``priority``: lower values run earlier. ``grammar``: the constraint on the answer's form. ``seconds``: the time
-    limit; the partial answer is returned when it expires. ``budget``: the maximum number of reasoning tokens.
+    ``priority``: lower values run earlier. ``grammar``: the constraint on the answer's form. ``time_limit``: the time
+    limit; the partial answer is returned when it expires. ``thinking_budget``: the maximum number of reasoning tokens.
     """
 
     client_id: str | None

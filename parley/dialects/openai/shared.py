@@ -39,11 +39,12 @@ FINISH_REASONS: dict[FinishReason, str] = {
 class ReadingRules:
     """The differences between the servers of this API in how they read a request.
 
-    ``roles`` that a message may have; empty: any. ``reserve``: the number of output tokens that must fit after the
-    prompt; None: all that may be generated. ``best_of``: whether it is a member. ``fewest``: the smallest valid number
-    of alternatives; -1 asks for the whole vocabulary. ``shown``: the model sees its tools even if ``tool_choice`` is
-    none. ``schemas``: a ``strict`` tool must have a schema that OpenAI's strict mode accepts. ``bare``: messages are
-    read ``loose`` and ``bare`` (see ``messages.turns``), and the last may be continued regardless of its role.
+    ``roles`` that a message may have; empty: any. ``reserved_tokens``: the number of output tokens that must fit after
+    the prompt; None: all that may be generated. ``best_of``: whether it is a member. ``min_alternatives``: the smallest
+    valid number of alternatives; -1 asks for the whole vocabulary. ``shows_unused_tools``: the model sees its tools
+    even if ``tool_choice`` is none. ``strict_schemas``: a ``strict`` tool must have a schema that OpenAI's strict mode
+    accepts. ``lenient_messages``: messages are read ``loose`` and ``lenient_messages`` (see ``messages.turns``), and
+    the last may be continued regardless of its role.
     """
 
     roles: tuple[str, ...] = OPENAI_ROLES

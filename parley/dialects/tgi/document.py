@@ -34,7 +34,7 @@ def answer_openapi(body: bytes, context: RequestContext, facts: ServerFacts) -> 
 
 
 def answer_docs_page(root_path: str, body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
-    """Answer ``GET /docs``. ``up`` is the relative path from the page to the API's root."""
+    """Answer ``GET /docs``. ``root_path`` is the relative path from the page to the API's root."""
     document: Any = msgspec.json.decode(_openapi_bytes())
     lines = [PAGE_TOP, DOCUMENT_LINK.format(root_path)]
     for path, operations in document["paths"].items():

@@ -39,7 +39,7 @@ def parse_document(body: bytes) -> dict[str, Any]:
 
 
 def repeated_names(body: bytes) -> tuple[list[str], list[str]]:
-    """Return repeated names in a body that ``parse`` accepted: among its members, and inside ``parameters``."""
+    """Return repeated names in a body that ``parse_document`` accepted: of its members and inside ``parameters``."""
     try:
         document = json.loads(body, object_pairs_hook=_MemberPairs)
     except ValueError:  # a number with too many digits for this reader

@@ -1,8 +1,9 @@
 """vLLM's server: its table of routes.
 
-``STRICT`` is its OpenAI server in the original form of answers and refusals, with the old demo server's ``/generate``.
-``OLD`` is that demo server up to version 0.6.3, whose records had another terminator. ``DIALECT`` is its part of the
-universal server: the routes that no other API has. There ``/v1`` is in OpenAI's own form, with all of vLLM's members.
+``STRICT_DIALECT`` is its OpenAI server in the original form of answers and refusals, with the old demo server's
+``/generate``. ``DEMO_DIALECT`` is that demo server up to version 0.6.3, whose records had another terminator.
+``DIALECT`` is its part of the universal server: the routes that no other API has. There ``/v1`` is in OpenAI's own
+form, with all of vLLM's members.
 """
 
 from __future__ import annotations

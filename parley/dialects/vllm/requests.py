@@ -79,7 +79,7 @@ def check_content_type(context: RequestContext) -> None:
 def check_generation(
     body: Fields, context: RequestContext, *, limit_member: str = "max_tokens", least: int = 0
 ) -> None:
-    """Check the rules for all generating requests. ``counted``: the member that limits the output, at ``least``.
+    """Check the rules for all generating requests. ``limit_member``: the member that limits the output, at ``least``.
 
     Raises BadRequest.
     """
@@ -215,7 +215,7 @@ def search_sampling(request: Request) -> Sampling:
 
 
 def choose_answer_id(context: RequestContext, body_id: str) -> str:
-    """Return the request's id: the header's, or else the body's (``own``), or 16 digits of the unique id."""
+    """Return the request's id: the header's, or else the body's (``body_id``), or 16 digits of the unique id."""
     header = context.headers.get(b"x-request-id", b"").decode("latin-1")
     if header and len(header) <= MAX_ID_CHARACTERS and header.isascii() and header.isprintable():
         return header

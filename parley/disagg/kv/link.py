@@ -2,7 +2,7 @@
 
 Heartbeats are the only messages it understands. A side that is silent for a lease counts as dead, and so does one that
 sends heartbeats but has not read for that long; end of file says so at once. The holder of the link is notified once of
-its end (``handle_lost``), in the event loop's thread, and ``wait_closed`` waits until nothing of it runs any more.
+its end (``handle_link_end``), in the event loop's thread, and ``wait_closed`` waits until nothing of it runs any more.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class KVReceiver:
         self.name = name
         self.body = begin.body
         self.parts = begin.parts
-        self._landed: Callable[[int, int], None] = lambda part, count: None
+        self._on_pages_received: Callable[[int, int], None] = lambda part, count: None
         self.received_bytes = 0  # of pages received and confirmed
         self._link = link
         self._memory = memory
@@ -69,7 +69,9 @@ class KVReceiver:
         return self._link.transport_name
 
     async def accept_handover(
-        self, wants: list[tuple[int, list[int]]], landed: Callable[[int, int], None] = lambda part, count: None
+        self,
+        wants: list[tuple[int, list[int]]],
+        on_pages_received: Callable[[int, int], None] = lambda part, count: None,
     ) -> None:
         """Accept the handover. For each part: how many leading full pages to skip, and own pages for those after them.
 
@@ -86,7 +88,7 @@ class KVReceiver:
             or len(set(all_pages)) < len(all_pages)
         ):
             raise ValueError("wants must list each part once, and distinct pages of the arena")
-        self._landed = landed
+        self._on_pages_received = on_pages_received
         self._own_pages, self._announced_counts, self._received_counts = own_pages, [0] * self.parts, [0] * self.parts
         self._missing_pages = len(all_pages)
         self._state = "accepted"
@@ -205,7 +207,7 @@ class KVReceiver:
         self._received_counts[part] += count
         self._missing_pages -= count
         self.received_bytes += count * self._memory.page_bytes
-        self._landed(part, self._received_counts[part])
+        self._on_pages_received(part, self._received_counts[part])
         self._settle_if_complete()
 
     def _end_if_drained(self) -> None:

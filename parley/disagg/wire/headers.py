@@ -48,12 +48,12 @@ DECIMAL_NUMBER = re.compile(r"[0-9]{1,15}")
 class PrefillCommand:
     """A coordinator's command to run the prefill stage of one request.
 
-    ``id``: identifies this attempt. ``target``: the instance that continues after the first output; ``here``: that is
-    this instance. ``recompute``: the body contains outputs of an earlier attempt.
-    The other fields need parley's own coordinator, which sets ``client``, the name of the connection for results.
-    ``identity``: the request UUID, 32 hex digits, equal for all attempts; "" for none. ``created``: creation time of
-    the answer, in seconds since the epoch. ``given``: number of bytes before the body that are records of earlier
-    attempts. ``spent``: seconds since the client's request arrived; time limits count from then.
+    ``request_id``: identifies this attempt. ``target``: the instance that continues after the first output;
+    ``continues_here``: that is this instance. ``recompute``: the body contains outputs of an earlier attempt. The other
+    fields need parley's own coordinator, which sets ``coordinator_name``, the name of the connection for results.
+    ``request_uuid``: the request UUID, 32 hex digits, equal for all attempts; "" for none. ``created``: creation time
+    of the answer, in seconds since the epoch. ``preface_size``: number of bytes before the body that are records of
+    earlier attempts. ``elapsed``: seconds since the client's request arrived; time limits count from then.
     """
 
     request_id: str
@@ -96,7 +96,7 @@ def speaks_for_itself(headers: Mapping[bytes, bytes], secret: str) -> bool:
 def parse_prefill_command(
     headers: Mapping[bytes, bytes], role: InstanceRole, own_address: InstanceAddress, secret: str = ""
 ) -> PrefillCommand:
-    """Parse the command in the headers of a request to the instance at ``own``. Raises OrderRefused."""
+    """Parse the command in the headers of a request to the instance at ``own_address``. Raises OrderRefused."""
     header_values = {name: headers[name].decode("latin-1") for name in headers if name in PARSED_HEADERS}
     native = is_native(headers)
     if role.is_unsettled:
@@ -128,7 +128,7 @@ def parse_prefill_command(
 
 
 def parse_target(target: str, own_address: InstanceAddress, native: bool = False) -> InstanceAddress | None:
-    """Return the address in a d-target, or None if it is invalid. ``more``: also accept an IPv6 address in brackets,
+    """Return the address in a d-target, or None if it is invalid. ``native``: also accept an IPv6 address in brackets,
     and ``self``."""
     if native and target == "self":
         return own_address

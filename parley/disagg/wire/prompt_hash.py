@@ -48,7 +48,7 @@ class PrefixMark(msgspec.Struct, frozen=True, gc=False):
 
 
 class ConversationHashes(msgspec.Struct, frozen=True):
-    """A conversation of ``count`` messages: a hash of all messages, and one of all but the last two."""
+    """A conversation of ``message_count`` messages: a hash of all messages, and one of all but the last two."""
 
     message_count: int
     full_hash: int
@@ -56,7 +56,9 @@ class ConversationHashes(msgspec.Struct, frozen=True):
 
 
 class PromptHashes(msgspec.Struct):
-    """The prompt of a body. ``length``: estimated tokens; ``marks``: shortest first; ``messages``: their JSON text."""
+    """The prompt of a body. ``token_count``: estimated tokens; ``marks``: shortest first; ``messages``: their JSON
+    text.
+    """
 
     model: str = ""
     token_count: int = 0

@@ -36,7 +36,7 @@ class BadFrame(Exception):
 
 
 class ResultFrame(msgspec.Struct, gc=False):
-    """``id``: of the request; empty if the frame belongs to no request. ``payload`` is decoded.
+    """``request_id``: of the request; empty if the frame belongs to no request. ``payload`` is decoded.
 
     data, lastData: bytes for the client. The ``record`` of the engine outputs they were rendered from stays in base64,
     as it is rarely needed. error: a sentence. retry: the body of a new request. head: status and headers of a complete
@@ -53,7 +53,7 @@ class ResultFrame(msgspec.Struct, gc=False):
 
 
 def encode_result(request_id: str, payload: bytes, *, last: bool = False, native: bool = False) -> list[bytes]:
-    """Encode a result in one or more frames. An empty one that is not the last yields none, unless ``exact``."""
+    """Encode a result in one or more frames. An empty one that is not the last yields none, unless ``native``."""
     head, coding = b"reqId:%b\0" % request_id.encode(), b""
     pieces = _split_large(payload) if native else _split_at_nul(payload)
     if native and b"\0" in payload:
@@ -112,11 +112,10 @@ def _split_large(payload: bytes) -> list[bytes]:
 class FrameReader:
     """Decodes frames from a stream of bytes, independent of how the bytes are cut.
 
-    ``number``: frames of requests read so far, including unknown ones; this is the numbering within an epoch. A record
-    counts once its data has arrived.
-    ``strange``: number of pieces that were skipped because they are no frames, or unknown ones.
-    ``held``: a frame is complete unless a further NUL follows. If nothing follows for some milliseconds, call
-    ``flush``. A native stream never holds a frame.
+    ``frame_number``: frames of requests read so far, including unknown ones; this is the numbering within an epoch. A
+    record counts once its data has arrived. ``skipped_pieces``: number of pieces that were skipped because they are no
+    frames, or unknown ones. ``holds_frame``: a frame is complete unless a further NUL follows. If nothing follows for
+    some milliseconds, call ``flush_held``. A native stream never holds a frame.
     """
 
     def __init__(self, limit: int = MAX_FRAME_SIZE) -> None:

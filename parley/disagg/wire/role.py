@@ -34,7 +34,7 @@ class InstanceAddress(NamedTuple):
 
 
 class RoleAssignment(NamedTuple):
-    """A role to take. ``peers``: the instances on the other side of its handovers. ``share``: None keeps it."""
+    """A role to take. ``peers``: the instances on the other side of its handovers. ``prefill_share``: None keeps it."""
 
     name: InstanceRoleName
     peers: Sequence[InstanceAddress] = ()
@@ -134,7 +134,9 @@ class InstanceRole:
         self._on_role_set()
 
     async def _wait_until_idle(self) -> None:
-        """Wait until no request runs, at most ``DRAIN`` seconds; requests left over continue in the new role."""
+        """Wait until no request runs, at most ``ROLE_DRAIN_SECONDS`` seconds; requests left over continue in the new
+        role.
+        """
         deadline = time.monotonic() + ROLE_DRAIN_SECONDS
         while self._is_busy() and time.monotonic() < deadline:
             await asyncio.sleep(0.02)

@@ -24,10 +24,11 @@ ASSIGNABLE_ROLES: dict[str, InstanceRoleName] = {"prefill": "prefill", "decode":
 
 
 def parse_role_request(role: str, version: str, body: bytes, without_role: bool) -> RoleAssignment:
-    """Parse a role request. ``role`` and ``version`` ("v1" or "v2") come from the path. ``first``: the instance has no
-    role yet, so the request must contain peers. Raises OrderRefused.
+    """Parse a role request. ``role`` and ``version`` ("v1" or "v2") come from the path. ``without_role``: the instance
+    has no role yet, so the request must contain peers. Raises OrderRefused.
 
     As extensions of MindIE's format, a peer may have an ``inter_comm_port`` and an IPv6 address.
+
     """
     try:
         document = msgspec.json.decode(body)

@@ -22,9 +22,11 @@ BATCH_BYTES = 32 << 20  # bytes gathered on the device and copied at once
 
 
 class StagingBuffer:
-    """``blocks`` places for pages of ``cache``, in ``regions`` of ``file``. The loader sets the size (see ``Arena``).
+    """``place_count`` places for pages of ``cache``, in ``regions`` of ``file``. The loader sets the size (see
+    ``Arena``).
 
-    Implements ``core``'s ``Copier``. Raises OSError if shared memory is not available, and LoadError.
+    Implements ``core``'s ``StagingCopier``. Raises OSError if shared memory is not available, and LoadError.
+
     """
 
     def __init__(self, cache: PagedKV, blocks: int):

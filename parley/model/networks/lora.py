@@ -50,7 +50,7 @@ UNSUPPORTED_OPTIONS = {
 
 @dataclass(frozen=True, eq=False)
 class LoraAdapter:
-    """``core.sequence.Adapter``: weights in the kernels' layout, and a digest of the files they come from."""
+    """``core.sequence.LoadedAdapter``: weights in the kernels' layout, and a digest of the files they come from."""
 
     weights: native.PackedLora
     digest: bytes

@@ -73,7 +73,7 @@ class GrpcInference:
 
 
 def read_grpc_infer(message: ProtoMessage, context: RequestContext, *, whole: bool) -> GrpcInference:
-    """Read a request. ``head`` holds the path that ``path_parts_of`` returns. Raises BadRequest, NotFound."""
+    """Read a request. ``context`` holds the path that ``path_parts_of`` returns. Raises BadRequest, NotFound."""
     versions.check_version(context.path_parts)
     parameters = parameter_values(message.parameters)
     if not isinstance(
