@@ -112,30 +112,30 @@ def instrument_api(meter: Meter, parts: ServerParts) -> None:
     meter.wrap_attribute(LimitedHttpProtocol, "data_received", "HTTP: parse, start of the task")
     for name in ("send_message", "write_part"):
         meter.wrap_attribute(HttpCycle, name, "HTTP: write")
-    meter.wrap_attribute(HttpCycle, "receive", "HTTP: receive")
+    meter.wrap_attribute(HttpCycle, "receive_message", "HTTP: receive")
     meter.wrap_attribute(app.App, "__call__", "app: route, key, limits")
-    meter.wrap_attribute(handlers, "generate", "life of a request")
-    meter.wrap_attribute(generate, "generate", "life of a request")
+    meter.wrap_attribute(handlers, "handle_generate", "life of a request")
+    meter.wrap_attribute(generate, "handle_generate", "life of a request")
     parts.handlers["generate"] = generate.handle_generate
     for name in ("__post_init__", "read_body", "while_connected", "send_response", "write_stream", "write_part"):
         meter.wrap_attribute(Exchange, name, "exchange")
-    meter.wrap_attribute(completions, "decode", "JSON")
+    meter.wrap_attribute(completions, "decode_fields", "JSON")
     meter.wrap_attribute(completions.CompletionReply, "__init__", "validate")
-    for name in ("chunk", "add", "body", "end"):
+    for name in ("render_chunk", "add_events", "render_body", "finish_stream"):
         meter.wrap_attribute(completions.CompletionReply, name, "render")
-    meter.wrap_attribute(TextPipeline, "prepare", "tokenise")
+    meter.wrap_attribute(TextPipeline, "prepare_prompt", "tokenise")
     for name in ("__init__", "submit_request", "feed_events", "_step_events", "close"):
         meter.wrap_attribute(Generation, name, "generation")
     meter.wrap_attribute(AnswerChoice, "__init__", "text: set up")
-    meter.wrap_attribute(AnswerChoice, "push", "text: detokenise, stop strings")
+    meter.wrap_attribute(AnswerChoice, "push_output", "text: detokenise, stop strings")
     for name in ("record_submit", "record_tokens", "record_finish", "record_end"):
         meter.wrap_attribute(RequestMetrics, name, "metrics")
-    meter.wrap_attribute(app, "access", "access log")
-    meter.wrap_attribute(Engine, "submit", "submit")
+    meter.wrap_attribute(app, "log_access", "access log")
+    meter.wrap_attribute(Engine, "submit_request", "submit")
     for name in ("feed_outputs", "wake_group"):
         meter.wrap_attribute(StreamGroup, name, "stream")
-    meter.wrap_attribute(Engine, "_deliver", "deliver")
-    meter.wrap_attribute(RemoteEngine, "_listen", "receive frames")
+    meter.wrap_attribute(Engine, "_deliver_outputs", "deliver")
+    meter.wrap_attribute(RemoteEngine, "_read_messages", "receive frames")
 
 
 class ApiClient(asyncio.Protocol):

@@ -79,15 +79,15 @@ def instrument_engine(meter: Meter) -> None:
             meter.wrap_attribute(native, name, KERNELS.get(name, "small kernels"))
     meter.wrap_attribute(native.Stack, "run_layers", "embedding, layers")
     meter.wrap_attribute(Scheduler, "schedule", "schedule")
-    meter.wrap_attribute(PagedKV, "clear", "clear pages")
-    meter.wrap_attribute(DecoderRunner, "_pack", "build tensors")
-    meter.wrap_attribute(DecoderRunner, "run", "runner, decoder")
-    meter.wrap_attribute(DecoderRunner, "admit", "admit")
-    meter.wrap_attribute(Sampler, "sample", "sample")
-    meter.wrap_attribute(EngineLoop, "_finish", "finish")
-    meter.wrap_attribute(EngineLoop, "add", "add")
+    meter.wrap_attribute(PagedKV, "clear_pages", "clear pages")
+    meter.wrap_attribute(DecoderRunner, "_pack_rows", "build tensors")
+    meter.wrap_attribute(DecoderRunner, "run_step", "runner, decoder")
+    meter.wrap_attribute(DecoderRunner, "admit_sequence", "admit")
+    meter.wrap_attribute(Sampler, "draw_tokens", "sample")
+    meter.wrap_attribute(EngineLoop, "_process_result", "finish")
+    meter.wrap_attribute(EngineLoop, "add_request", "add")
     meter.wrap_attribute(EngineLoop, "step", "loop")
-    meter.wrap_attribute(wire, "frame", "encode")
+    meter.wrap_attribute(wire, "encode_frame", "encode")
 
 
 def measure_decoding(engine: BenchEngine, meter: Meter, batch: int, context: int, steps: int) -> dict[str, float]:
