@@ -87,7 +87,7 @@ def test_long_output_never_contains_banned_phrases():
 @pytest.mark.parametrize(
     ("sampling", "work", "want"),
     [
-        (Sampling(banned=[[id] for token_id in range(VOCAB)], temperature=0.0), {}, 17),
+        (Sampling(banned=[[token_id] for token_id in range(VOCAB)], temperature=0.0), {}, 17),
         (Sampling(banned=[[4], [6]], allowed=[4, 6], temperature=0.0), {}, 4),
         (Sampling(allowed=[8], temperature=0.0), {"stop_ids": [8], "min_tokens": 99}, 8),
         (Sampling(banned=[[VOCAB], [-1], []], temperature=0.0), {}, 17),

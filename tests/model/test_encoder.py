@@ -146,8 +146,10 @@ def test_encoder_loads_legacy_layer_norm_names(tmp_path):
     from safetensors.torch import load_file, save_file
 
     model = write_encoder(tmp_path, "bert")
-    legacy_tensors = {name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
-           for name, tensor in load_file(tmp_path / "model.safetensors").items()}  # fmt: skip
+    legacy_tensors = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+        for name, tensor in load_file(tmp_path / "model.safetensors").items()
+    }
     save_file(legacy_tensors, tmp_path / "model.safetensors")
     actual = unpack_vectors(serve_requests(load_test_runner(tmp_path)[0], embedding_requests())[0])
     torch.testing.assert_close(
@@ -245,8 +247,12 @@ def test_real_minilm_vectors_match_transformers():
     assert folder is not None
     model = AutoModel.from_pretrained(folder)
     runner, _ = load_test_runner(folder, max_model_len=512)
-    requests = [EngineRequest(str(i), [(i * 131 + j * 71) % 28000 + 1000 for j in range(1 + i * 499 // 199)], 0, pooling=PoolingOptions())
-             for i in range(200)]  # fmt: skip
+    requests = [
+        EngineRequest(
+            str(i), [(i * 131 + j * 71) % 28000 + 1000 for j in range(1 + i * 499 // 199)], 0, pooling=PoolingOptions()
+        )
+        for i in range(200)
+    ]
     actual = unpack_vectors(serve_requests(runner, requests, step=2048)[0])
     with torch.inference_mode():
         for request in requests:

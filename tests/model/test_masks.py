@@ -427,8 +427,12 @@ def test_thinking_budget_ends_reasoning(budget, inside, form):
         )
     if not inside:  # a random model would hardly ever write the opening mark
         request.token_ids += tokenizer.encode("<", special=False)
-        request.sampling = Sampling(temperature=1.0, logit_bias={token_id: 30.0 - index for index, token_id in enumerate(
-            tokenizer.encode("<think>", special=False))})  # fmt: skip
+        request.sampling = Sampling(
+            temperature=1.0,
+            logit_bias={
+                token_id: 30.0 - index for index, token_id in enumerate(tokenizer.encode("<think>", special=False))
+            },
+        )
     limits = set()
     answers = serve_all(request)
     for answer in answers.values():

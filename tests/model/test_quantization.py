@@ -123,13 +123,22 @@ DOWN_PROJ = "model.layers.1.mlp.down_proj"
         (W8A8, {"scale": torch.float32}),
         (W8A8, {"flat": True}),
         (changed_config("config_groups.group_0.targets", ["re:.*_proj$"]), {}),
-        (changed_config("ignore", ["re:.*lm_head", "re:.*\\.0\\.mlp"]), {"keep": lambda n: "proj" not in n or "0.mlp" in n}),
+        (
+            changed_config("ignore", ["re:.*lm_head", "re:.*\\.0\\.mlp"]),
+            {"keep": lambda n: "proj" not in n or "0.mlp" in n},
+        ),
         (changed_config("ignore", ["lm_head", "model.layers.1.self_attn"]), {}),  # not a linear layer's name: no effect
-        (changed_config("ignore", ["lm_head", DOWN_PROJ]), {"keep": lambda n: "proj" not in n or n == DOWN_PROJ + ".weight"}),
+        (
+            changed_config("ignore", ["lm_head", DOWN_PROJ]),
+            {"keep": lambda n: "proj" not in n or n == DOWN_PROJ + ".weight"},
+        ),
         (changed_config("ignore", []), {"keep": lambda name: "embed" in name}),
-        (changed_config("ignore", ...) | {"version": "0.9", "sparsity_config": {}}, {"keep": lambda name: "embed" in name}),
+        (
+            changed_config("ignore", ...) | {"version": "0.9", "sparsity_config": {}},
+            {"keep": lambda name: "embed" in name},
+        ),
     ],
-)  # fmt: skip
+)
 def test_load_accepts_compressed_tensors_variants(config, options, tmp_path):
     folder = write_w8a8(tiny_models.model_folder("llama"), tmp_path, config, **options)
     runner, info = load_small_runner(folder)

@@ -126,7 +126,7 @@ def test_torch_lora_matches_the_compiled_kernel(kernels):
         torch_lora.TorchLoraRows([(torch_lora.TorchLora(sites, torch.float32, cpu), rows)], cpu).add_lora(
             x, float32_result, 0
         )
-        kernels.group_lora_rows([(kernels.pack_lora(sites), rows)]).add(x.bfloat16(), compiled_result, 0)
+        kernels.group_lora_rows([(kernels.pack_lora(sites), rows)]).add_lora(x.bfloat16(), compiled_result, 0)
         for row in rows:
             assert torch.allclose(
                 float32_result[row].double(), lora_row_in_float64(x[row], y[row], sites[0]), atol=0.05
