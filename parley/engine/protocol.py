@@ -1,11 +1,7 @@
 """The interface of an engine as the API process sees it: submit requests, read outputs.
 
-Life cycle: ``start`` returns as soon as loading has begun; ``wait_until_ready`` waits for its end. ``submit_request``
-never blocks and reports no error: later failures arrive as an EngineOutput with ``finish_reason="error"``. Every choice
-of every request gets exactly one EngineOutput with ``finish_reason`` set, or none after it was cancelled. ``close`` may
-be called at any time, also twice.
-
-All methods belong to one event loop; engines that run elsewhere pass their messages to that loop.
+The guarantees that every engine gives are in the docstring of ``Engine``. All methods belong to one event loop; engines
+that run elsewhere pass their messages to that loop.
 """
 
 from __future__ import annotations
@@ -49,6 +45,27 @@ class EngineFailed(Exception):
 
 class Engine(ABC):
     """Base class of all engines: keeps the open streams. Subclasses transport messages and compute.
+
+    The guarantees of an engine, each of which ``tests/engine/test_conformance.py`` tests by its name:
+
+    * load: ``start`` MUST return as soon as loading has begun. When ``wait_until_ready`` returns, ``info`` MUST be set
+      and requests MUST be served. If loading fails, it MUST raise EngineFailed and ``state`` MUST be "failed".
+    * submit: ``submit_request`` MUST NOT block. It MUST raise ValueError for the id of an open request and for nothing
+      else: a request that cannot be served MUST end with an error output. An id MUST be free again after the end.
+    * terminal: every choice MUST get exactly one output with ``finish_reason``, its last, unless it is cancelled.
+    * length: a choice MUST have at most ``max_tokens`` tokens. With ``max_tokens`` 0 it MUST end with "length".
+    * stop: a choice MUST end with the first of ``stop_ids`` after ``min_tokens`` tokens, and report it as ``stop_id``.
+    * greedy: greedy answers MUST NOT depend on earlier or simultaneous requests.
+    * choice: choice k MUST have the tokens of a single request whose seed is k higher.
+    * cancel: no output of a cancelled choice may be delivered, and its slot and pages MUST be free a step later. Other
+      choices MUST NOT notice it.
+    * error: a request that fails MUST get an error output for each choice, and others MUST go on.
+    * statistics: the gauges MUST return to zero when no request is open, and the counters MUST count each token once.
+    * questions: a question (prefix cache, adapters) MUST have an answer, also while the engine is not ready.
+    * close: ``close`` MUST be possible at any time, also twice. It MUST end all streams with an error output, and
+      ``wait_until_ready`` with EngineFailed. Later requests MUST end with an error output.
+    * death: if the engine dies, every stream MUST end with an error output, and ``state`` MUST NOT be "ready" until it
+      serves again.
 
     ``scripted``: the engine has no weights to download and no content in its pages.
     """
