@@ -10,7 +10,9 @@ The package holds data only. It imports neither torch nor any other part of parl
 from __future__ import annotations
 
 from parley.types.engine import (
+    ALL_ENGINE_FEATURES,
     Arena,
+    EngineFeature,
     EngineFinishReason,
     EngineOutput,
     EngineRequest,
@@ -67,12 +69,14 @@ from parley.types.request import (
 )
 
 __all__ = [
+    "ALL_ENGINE_FEATURES",
     "Arena",
     "BeamOptions",
     "Chat",
     "ChoiceDelta",
     "ChoiceDone",
     "DeltaPart",
+    "EngineFeature",
     "EngineFinishReason",
     "EngineOutput",
     "EngineRequest",

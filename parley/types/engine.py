@@ -5,7 +5,7 @@ The messages that carry these structs are in ``engine/messages.py``.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -185,10 +185,40 @@ class Arena(msgspec.Struct, frozen=True):
     layout: str
 
 
+# What engines may lack: the members of ``Sampling`` and ``EngineRequest`` that not every engine can follow
+# (``named_logprobs``: of ``logprob_ids``; ``allowed_tokens``, ``banned_tokens``: ``allowed``, ``banned``), and
+# ``page_transfer``: KV pages are exchanged with other instances by ``engine.page_transfer``.
+EngineFeature = Literal[
+    "top_k",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "allowed_tokens",
+    "banned_tokens",
+    "no_repeat_ngram",
+    "watermark",
+    "min_tokens",
+    "beam_search",
+    "logprobs",
+    "named_logprobs",
+    "prompt_logprobs",
+    "grammar",
+    "thinking_budget",
+    "adapters",
+    "cache_salt",
+    "page_transfer",
+]
+ALL_ENGINE_FEATURES: frozenset[EngineFeature] = frozenset(get_args(EngineFeature))
+
+
 class ModelInfo(msgspec.Struct, kw_only=True):
     """The engine's description of the loaded model. Sizes in bytes, lengths in tokens.
 
-    A model generates text, or computes vectors with ``dimensions`` numbers (0: no vectors), or both.
+    A model generates text, or computes vectors with ``dimensions`` numbers (0: no vectors), or both. A request that
+    needs something outside of ``features`` is refused before it reaches the engine (``serving/engine_features.py``).
     """
 
     architecture: str
@@ -208,6 +238,8 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     generates: bool = True
     dimensions: int = 0
     arena: Arena | None = None  # set if the KV pages are shared with other processes
+    engine: str = "parley"  # name and version of the engine, for error messages
+    features: frozenset[EngineFeature] = ALL_ENGINE_FEATURES
 
 
 class Settings(msgspec.Struct, kw_only=True):
