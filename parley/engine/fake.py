@@ -35,7 +35,7 @@ from parley.engine.messages import (
     ToEngine,
     UnloadAdapter,
 )
-from parley.engine.protocol import Engine
+from parley.engine.page_transfer import MessagePageTransfer
 from parley.types import EngineFinishReason, EngineOutput, EngineRequest, EngineStats, ModelInfo, TokenCost, TokenScore
 
 ScriptedReply = Callable[[EngineRequest, int], list[int]]
@@ -76,7 +76,7 @@ class _ScriptedChoice:
     last_token_at: float = field(default_factory=perf_counter)
 
 
-class FakeEngine(Engine):
+class FakeEngine(MessagePageTransfer):
     """``reply(request, index)`` returns the tokens of a choice, or raises ScriptedFailure.
 
     A choice finishes early at a stop id, or with "stop" where the list ends. ``step_seconds``: time

@@ -16,14 +16,9 @@ from parley.engine.messages import (
     AdapterResult,
     CancelRequest,
     FinishBeamSearch,
-    FreeReservation,
     FromEngine,
     LoadAdapter,
     LoadProgress,
-    PagesComputed,
-    PagesReceived,
-    ReleaseLease,
-    ReservePages,
     ReserveResponse,
     ResetDone,
     ResetPrefixCache,
@@ -67,7 +62,8 @@ class Engine(ABC):
     * death: if the engine dies, every stream MUST end with an error output, and ``state`` MUST NOT be "ready" until it
       serves again.
 
-    ``scripted``: the engine has no weights to download and no content in its pages.
+    ``scripted``: the engine has no weights to download and no content in its pages. ``page_transfer.py`` has a
+    capability that engines may have besides.
     """
 
     scripted = False
@@ -145,28 +141,6 @@ class Engine(ABC):
         """Unload an adapter. Return the error, or ""."""
         return self._error_of(await self._ask_engine(lambda number: UnloadAdapter(number, name)))
 
-    async def reserve_pages(
-        self, key: str, token_ids: list[int], salt: str = "", adapter: str = "", digest: str = ""
-    ) -> ReserveResponse:
-        """Reserve pages for the full pages of these tokens that the prefix cache lacks: see ``messages.ReservePages``.
-
-        ``free_reservation`` must follow, also after an error.
-        """
-        answer = await self._ask_engine(lambda number: ReservePages(number, key, token_ids, salt, adapter, digest))
-        return answer if isinstance(answer, ReserveResponse) else ReserveResponse(-1, error=self._error_of(answer))
-
-    def publish_received(self, key: str, count: int) -> None:
-        """Publish the first ``count`` pages reserved under ``key``, whose content has been received."""
-        self._send_if_ready(PagesReceived(key, count))
-
-    def free_reservation(self, key: str) -> None:
-        """Free the reservation ``key``. No other instance may write into its pages any more."""
-        self._send_if_ready(FreeReservation(key))
-
-    def release_lease(self, request_id: str) -> None:
-        """Release the lease of request ``id``, running or finished. No other instance reads its pages any more."""
-        self._send_if_ready(ReleaseLease(request_id))
-
     def set_prefill_share(self, percent: int) -> None:
         """Set the prefill share, as ``messages.SetPrefillShare`` describes; it survives a restart of the engine."""
         if percent != self.prefill_share:
@@ -229,13 +203,11 @@ class Engine(ABC):
         self._fail_all_streams(reason)
 
     def _handle_message(self, message: FromEngine) -> None:
-        """Handle a message from the engine, except EngineReady and EngineFatal, which are for the subclasses."""
+        """Handle a message from the engine; subclasses handle EngineReady, EngineFatal and those on pages."""
         match message:
             case StepOutputs():
                 self._deliver_outputs(message)
-            case PagesComputed():
-                self._deliver_pages(message)
-            case ResetDone() | AdapterResult() | ReserveResponse():
+            case ResetDone() | AdapterResult():
                 self._deliver_answer(message)
             case LoadProgress():
                 self.progress = message
@@ -260,11 +232,6 @@ class Engine(ABC):
         streams, self._touched_streams = self._touched_streams, []
         for stream in streams:
             stream.wake_reader()
-
-    def _deliver_pages(self, message: PagesComputed) -> None:
-        stream = self._streams.get(message.id)
-        if stream is not None and stream.on_pages_computed is not None:
-            stream.on_pages_computed(message.pages)
 
     def _deliver_answer(self, message: ResetDone | AdapterResult | ReserveResponse) -> None:
         answer = self._pending_answers.get(message.id)

@@ -185,7 +185,7 @@ class Arena(msgspec.Struct, frozen=True):
     layout: str
 
 
-# What engines may lack: the members of ``Sampling`` and ``EngineRequest`` that not every engine can follow
+# Features that engines may lack: the members of ``Sampling`` and ``EngineRequest`` that not every engine can follow
 # (``named_logprobs``: of ``logprob_ids``; ``allowed_tokens``, ``banned_tokens``: ``allowed``, ``banned``), and
 # ``page_transfer``: KV pages are exchanged with other instances by ``engine.page_transfer``.
 EngineFeature = Literal[
