@@ -29,7 +29,7 @@ from parley.engine.messages import (
 )
 from parley.engine.page_transfer import MessagePageTransfer
 from parley.engine.protocol import EngineFailed
-from parley.types import Settings
+from parley.types import EngineSettings
 
 log = logging.getLogger("parley.engine")
 
@@ -49,7 +49,7 @@ class RemoteEngine(MessagePageTransfer):
 
     def __init__(
         self,
-        settings: Settings,
+        settings: EngineSettings,
         *,
         command: Sequence[str] = ENGINE_COMMAND,
         name: str = "model",
