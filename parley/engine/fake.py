@@ -35,10 +35,15 @@ from parley.engine.messages import (
     ToEngine,
     UnloadAdapter,
 )
-from parley.engine.protocol import Engine
+from parley.engine.page_transfer import MessagePageTransfer
 from parley.types import EngineFinishReason, EngineOutput, EngineRequest, EngineStats, ModelInfo, TokenCost, TokenScore
 
 ScriptedReply = Callable[[EngineRequest, int], list[int]]
+
+
+class ScriptedFailure(Exception):
+    """Raised by a reply: all choices of the request end with this error."""
+
 
 FAKE_MODEL = ModelInfo(
     architecture="fake",
@@ -71,8 +76,8 @@ class _ScriptedChoice:
     last_token_at: float = field(default_factory=perf_counter)
 
 
-class FakeEngine(Engine):
-    """``reply(request, index)`` returns the tokens of a choice.
+class FakeEngine(MessagePageTransfer):
+    """``reply(request, index)`` returns the tokens of a choice, or raises ScriptedFailure.
 
     A choice finishes early at a stop id, or with "stop" where the list ends. ``step_seconds``: time
     between steps (0: as fast as the event loop turns). ``step_gate``: no step runs while it is cleared, so that a test
@@ -132,12 +137,7 @@ class FakeEngine(Engine):
 
     def _send_to_engine(self, message: ToEngine) -> None:
         if isinstance(message, SubmitRequest):
-            request = message.request
-            prior_counts = [len(tokens) for tokens in request.prior_tokens] or [0] * request.n
-            self._waiting += [
-                _ScriptedChoice(request, k, self._reply(request, k), prior_counts[k]) for k in range(request.n)
-            ]
-            self._wakeup.set()
+            self._queue_request(message.request)
         elif isinstance(message, CancelRequest):
             for queue in (self._waiting, self._running):
                 queue[:] = [c for c in queue if c.request.id != message.id or message.index not in (-1, c.index)]
@@ -168,6 +168,17 @@ class FakeEngine(Engine):
         elif isinstance(message, ReleaseLease):
             self._free_pages += self._leases.pop(message.id, [])
             self._wakeup.set()
+
+    def _queue_request(self, request: EngineRequest) -> None:
+        prior_counts = [len(tokens) for tokens in request.prior_tokens] or [0] * request.n
+        try:
+            self._waiting += [
+                _ScriptedChoice(request, k, self._reply(request, k), prior_counts[k]) for k in range(request.n)
+            ]
+        except ScriptedFailure as failure:
+            outputs = [EngineOutput(request.id, k, finish_reason="error", error=str(failure)) for k in range(request.n)]
+            self._deliver_outputs(StepOutputs(outputs, self._update_stats()))
+        self._wakeup.set()
 
     def _reserve_pages(self, message: ReservePages) -> ReserveResponse:
         if message.key in self._reservations:

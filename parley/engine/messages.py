@@ -117,6 +117,7 @@ class ReleaseLease(msgspec.Struct, tag="release", array_like=True):
     id: str
 
 
+PageMessage = ReservePages | PagesReceived | FreeReservation | ReleaseLease  # only for engines that exchange pages
 ToEngine = (
     SubmitRequest
     | CancelRequest
@@ -124,12 +125,9 @@ ToEngine = (
     | ResetPrefixCache
     | LoadAdapter
     | UnloadAdapter
-    | ReservePages
-    | PagesReceived
-    | FreeReservation
-    | ReleaseLease
     | SetPrefillShare
     | Shutdown
+    | PageMessage
 )
 
 

@@ -1,11 +1,7 @@
 """The interface of an engine as the API process sees it: submit requests, read outputs.
 
-Life cycle: ``start`` returns as soon as loading has begun; ``wait_until_ready`` waits for its end. ``submit_request``
-never blocks and reports no error: later failures arrive as an EngineOutput with ``finish_reason="error"``. Every choice
-of every request gets exactly one EngineOutput with ``finish_reason`` set, or none after it was cancelled. ``close`` may
-be called at any time, also twice.
-
-All methods belong to one event loop; engines that run elsewhere pass their messages to that loop.
+The guarantees that every engine gives are in the docstring of ``Engine``. All methods belong to one event loop; engines
+that run elsewhere pass their messages to that loop.
 """
 
 from __future__ import annotations
@@ -20,14 +16,9 @@ from parley.engine.messages import (
     AdapterResult,
     CancelRequest,
     FinishBeamSearch,
-    FreeReservation,
     FromEngine,
     LoadAdapter,
     LoadProgress,
-    PagesComputed,
-    PagesReceived,
-    ReleaseLease,
-    ReservePages,
     ReserveResponse,
     ResetDone,
     ResetPrefixCache,
@@ -50,7 +41,29 @@ class EngineFailed(Exception):
 class Engine(ABC):
     """Base class of all engines: keeps the open streams. Subclasses transport messages and compute.
 
-    ``scripted``: the engine has no weights to download and no content in its pages.
+    The guarantees of an engine, each of which ``tests/engine/test_conformance.py`` tests by its name:
+
+    * load: ``start`` MUST return as soon as loading has begun. When ``wait_until_ready`` returns, ``info`` MUST be set
+      and requests MUST be served. If loading fails, it MUST raise EngineFailed and ``state`` MUST be "failed".
+    * submit: ``submit_request`` MUST NOT block. It MUST raise ValueError for the id of an open request and for nothing
+      else: a request that cannot be served MUST end with an error output. An id MUST be free again after the end.
+    * terminal: every choice MUST get exactly one output with ``finish_reason``, its last, unless it is cancelled.
+    * length: a choice MUST have at most ``max_tokens`` tokens. With ``max_tokens`` 0 it MUST end with "length".
+    * stop: a choice MUST end with the first of ``stop_ids`` after ``min_tokens`` tokens, and report it as ``stop_id``.
+    * greedy: greedy answers MUST NOT depend on earlier or simultaneous requests.
+    * choice: choice k MUST have the tokens of a single request whose seed is k higher.
+    * cancel: no output of a cancelled choice may be delivered, and its slot and pages MUST be free a step later. Other
+      choices MUST NOT notice it.
+    * error: a request that fails MUST get an error output for each choice, and others MUST go on.
+    * statistics: the gauges MUST return to zero when no request is open, and the counters MUST count each token once.
+    * questions: a question (prefix cache, adapters) MUST have an answer, also while the engine is not ready.
+    * close: ``close`` MUST be possible at any time, also twice. It MUST end all streams with an error output, and
+      ``wait_until_ready`` with EngineFailed. Later requests MUST end with an error output.
+    * death: if the engine dies, every stream MUST end with an error output, and ``state`` MUST NOT be "ready" until it
+      serves again.
+
+    ``scripted``: the engine has no weights to download and no content in its pages. ``page_transfer.py`` has a
+    capability that engines may have besides.
     """
 
     scripted = False
@@ -128,28 +141,6 @@ class Engine(ABC):
         """Unload an adapter. Return the error, or ""."""
         return self._error_of(await self._ask_engine(lambda number: UnloadAdapter(number, name)))
 
-    async def reserve_pages(
-        self, key: str, token_ids: list[int], salt: str = "", adapter: str = "", digest: str = ""
-    ) -> ReserveResponse:
-        """Reserve pages for the full pages of these tokens that the prefix cache lacks: see ``messages.ReservePages``.
-
-        ``free_reservation`` must follow, also after an error.
-        """
-        answer = await self._ask_engine(lambda number: ReservePages(number, key, token_ids, salt, adapter, digest))
-        return answer if isinstance(answer, ReserveResponse) else ReserveResponse(-1, error=self._error_of(answer))
-
-    def publish_received(self, key: str, count: int) -> None:
-        """Publish the first ``count`` pages reserved under ``key``, whose content has been received."""
-        self._send_if_ready(PagesReceived(key, count))
-
-    def free_reservation(self, key: str) -> None:
-        """Free the reservation ``key``. No other instance may write into its pages any more."""
-        self._send_if_ready(FreeReservation(key))
-
-    def release_lease(self, request_id: str) -> None:
-        """Release the lease of a request, running or finished. No other instance reads its pages any more."""
-        self._send_if_ready(ReleaseLease(request_id))
-
     def set_prefill_share(self, percent: int) -> None:
         """Set the prefill share, as ``messages.SetPrefillShare`` describes; it survives a restart of the engine."""
         if percent != self.prefill_share:
@@ -212,13 +203,11 @@ class Engine(ABC):
         self._fail_all_streams(reason)
 
     def _handle_message(self, message: FromEngine) -> None:
-        """Handle a message from the engine, except EngineReady and EngineFatal, which are for the subclasses."""
+        """Handle a message from the engine; subclasses handle EngineReady, EngineFatal and those on pages."""
         match message:
             case StepOutputs():
                 self._deliver_outputs(message)
-            case PagesComputed():
-                self._deliver_pages(message)
-            case ResetDone() | AdapterResult() | ReserveResponse():
+            case ResetDone() | AdapterResult():
                 self._deliver_answer(message)
             case LoadProgress():
                 self.progress = message
@@ -243,11 +232,6 @@ class Engine(ABC):
         streams, self._touched_streams = self._touched_streams, []
         for stream in streams:
             stream.wake_reader()
-
-    def _deliver_pages(self, message: PagesComputed) -> None:
-        stream = self._streams.get(message.id)
-        if stream is not None and stream.on_pages_computed is not None:
-            stream.on_pages_computed(message.pages)
 
     def _deliver_answer(self, message: ResetDone | AdapterResult | ReserveResponse) -> None:
         answer = self._pending_answers.get(message.id)

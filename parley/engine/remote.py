@@ -27,8 +27,9 @@ from parley.engine.messages import (
     Shutdown,
     ToEngine,
 )
-from parley.engine.protocol import Engine, EngineFailed
-from parley.types import Settings
+from parley.engine.page_transfer import MessagePageTransfer
+from parley.engine.protocol import EngineFailed
+from parley.types import EngineSettings
 
 log = logging.getLogger("parley.engine")
 
@@ -39,7 +40,7 @@ CLOSE_SECONDS = 2.0  # seconds that a closing engine has to end by itself, by de
 ENGINE_COMMAND = (sys.executable, "-m", "parley.worker.process")  # the command that runs parley's own engine
 
 
-class RemoteEngine(Engine):
+class RemoteEngine(MessagePageTransfer):
     """Runs the engine as a child process. It is restarted unless it ends within HEALTHY_SECONDS of a restart.
 
     ``command``: starts the process; the file descriptor of its end of the socket is added as the last argument.
@@ -48,7 +49,7 @@ class RemoteEngine(Engine):
 
     def __init__(
         self,
-        settings: Settings,
+        settings: EngineSettings,
         *,
         command: Sequence[str] = ENGINE_COMMAND,
         name: str = "model",

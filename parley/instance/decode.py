@@ -18,6 +18,7 @@ from parley.dialects.instance_plane import OriginalRequest
 from parley.disagg.kv.receiver import KVReceiver
 from parley.disagg.kv.transport import LinkLost
 from parley.disagg.wire import handover
+from parley.engine.page_transfer import NO_PAGE_TRANSFER, PageTransferEngine, find_page_transfer
 from parley.engine.stream import OutputStream
 from parley.errors import EngineError, Malformed, Overloaded, ParleyError
 from parley.instance.member import ClusterMember
@@ -45,6 +46,7 @@ class DecodeStage(RequestStage):
             OutputBatch
         ] = []  # outputs not recorded yet; with MindIE's coordinator they are never recorded
         self._running_request: RunningRequest
+        self._page_engine: PageTransferEngine
         self._first_request: EngineRequest
         self._reservation_keys: dict[int, str] = {}  # keys of page reservations, by number of the engine request
         self._missing_pages: dict[int, int] = {}  # pages that each incomplete reservation still expects
@@ -59,6 +61,10 @@ class DecodeStage(RequestStage):
     ) -> None:
         """Take over pages and outputs from the prefill instance, and continue the engine requests from there."""
         self._running_request = running
+        page_engine = find_page_transfer(running.model.engine)
+        if page_engine is None:
+            raise EngineError(NO_PAGE_TRANSFER)
+        self._page_engine = page_engine
         earlier_outputs = self._message.past or []
         handover.restore_prompt(
             engine_requests, self._message.prompt, self._running_request.model.model_info.max_model_len
@@ -151,7 +157,7 @@ class DecodeStage(RequestStage):
         self, engine_requests: list[EngineRequest], earlier_outputs: list[OutputBatch]
     ) -> list[tuple[int, list[int]]]:
         """Reserve pages for the tokens that the engine requests begin with. Raises Overloaded."""
-        engine, wanted_pages = self._running_request.model.engine, list[tuple[int, list[int]]]()
+        wanted_pages = list[tuple[int, list[int]]]()
         for number, (engine_request, tokens) in enumerate(
             zip(engine_requests, handover.collect_prior_tokens(earlier_outputs, engine_requests), strict=True)
         ):
@@ -164,7 +170,7 @@ class DecodeStage(RequestStage):
             token_ids = (
                 engine_request.token_ids if engine_request.beam is not None else [*engine_request.token_ids, *tokens[0]]
             )
-            reserved = await engine.reserve_pages(
+            reserved = await self._page_engine.reserve_pages(
                 key, token_ids, engine_request.cache_salt, engine_request.adapter, self._message.digest
             )
             if reserved.error:
@@ -178,7 +184,7 @@ class DecodeStage(RequestStage):
         self._last_page_time = asyncio.get_running_loop().time()
         if count == self._missing_pages.get(request_number):
             del self._missing_pages[request_number]
-        self._running_request.model.engine.publish_received(self._reservation_keys[request_number], count)
+        self._page_engine.publish_received(self._reservation_keys[request_number], count)
 
     async def _wait_for_pages(self) -> None:
         """Wait for all pages, as long as pages keep arriving."""
@@ -196,7 +202,7 @@ class DecodeStage(RequestStage):
         """Free the reservations of pages that will not arrive: the request itself may need the room to begin."""
         await self._receiver.wait_settled()
         for number in self._missing_pages:
-            self._running_request.model.engine.free_reservation(self._reservation_keys[number])
+            self._page_engine.free_reservation(self._reservation_keys[number])
 
     def _free_reservations(self) -> None:
         """Free all reservations once the prefill instance no longer writes into their pages."""
@@ -209,7 +215,7 @@ class DecodeStage(RequestStage):
             await self._receiver.wait_settled()
         finally:
             for key in self._reservation_keys.values():
-                self._running_request.model.engine.free_reservation(key)
+                self._page_engine.free_reservation(key)
 
 
 async def accept_handover(member: ClusterMember, apps: Sequence[App], receiver: KVReceiver) -> None:

@@ -12,6 +12,7 @@ from parley.disagg.kv.peer import KVPeer
 from parley.disagg.kv.receiver import KVReceiver
 from parley.disagg.kv.transport import LinkError
 from parley.disagg.wire.role import InstanceAddress
+from parley.engine.page_transfer import find_page_transfer
 from parley.serving.served_model import ServedModel
 from parley.types import Arena, ModelInfo
 
@@ -49,6 +50,8 @@ class PeerLinks:
         self._models.remove(model)
 
     def _share_pages(self, model: ServedModel, info: ModelInfo) -> None:
+        if find_page_transfer(model.engine) is None:
+            return
         arena = info.arena
         if arena is None and model.engine.scripted:
             arena = Arena(0, -1, info.kv_blocks, [], "scripted")  # pages without content

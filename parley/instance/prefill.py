@@ -20,6 +20,7 @@ from parley.disagg.kv.sender import HandoverRefused, KVSender
 from parley.disagg.kv.transport import LinkError
 from parley.disagg.wire import handover
 from parley.disagg.wire.headers import LOST_HEADER, SHORT_HEADER, UNKNOWN_STATUS, PrefillCommand
+from parley.engine.page_transfer import NO_PAGE_TRANSFER, PageTransferEngine, find_page_transfer
 from parley.engine.stream import OutputStream
 from parley.errors import ContextLength, EngineDied, NotReady, ParleyError, Stopping
 from parley.instance.member import ClusterMember
@@ -30,6 +31,8 @@ from parley.web.connection import CYCLE_KEY
 from parley.web.exchange import Exchange
 
 log = logging.getLogger("parley.instance")
+
+SEND_FAILED = "[P Node] Send D request failed:"  # followed by the reason
 
 
 class HandoverDeclined(ParleyError):
@@ -63,6 +66,7 @@ class PrefillStage(RequestStage):
         self._running_request: RunningRequest
         self._first_request: EngineRequest
         self._engine_requests: list[EngineRequest] = []
+        self._page_engine: PageTransferEngine | None = None  # set if another instance continues
         self._handover_task: asyncio.Task[KVSender] | None = None
         self._sender: KVSender | None = None
         self._early_pages: list[tuple[int, list[int]]] = []  # pages computed before the sender existed
@@ -108,6 +112,9 @@ class PrefillStage(RequestStage):
                     engine_request.beam, engine_request.n, engine_request.logprobs = None, 1, -1
                     self._beam_searches.add(number)
         if self._continued:
+            self._page_engine = find_page_transfer(running.model.engine)
+            if self._page_engine is None:
+                raise HandoverDeclined(SEND_FAILED + NO_PAGE_TRANSFER)
             self._engine_requests = engine_requests
             if len(engine_requests) > 1:  # released together, so that none waits for another's pages
                 for engine_request in engine_requests:
@@ -172,7 +179,7 @@ class PrefillStage(RequestStage):
             sender = await self._handover_task
             await sender.send_outputs(handover.encode_msgpack(self._unrecorded))
         except (HandoverRefused, LinkError) as error:
-            raise HandoverDeclined(f"[P Node] Send D request failed:{error}") from None
+            raise HandoverDeclined(f"{SEND_FAILED}{error}") from None
         self.handed_over = True
         self._member.spawn_task(self._finish_handover(sender))
         self.response_writer.answer_command()
@@ -254,9 +261,10 @@ class PrefillStage(RequestStage):
 
     async def _adapter_digest(self) -> str:
         """Return a digest of the LoRA adapter's content: pages of another instance are valid only if it is the same."""
-        engine_request, engine = self._engine_requests[0], self._running_request.model.engine
+        engine_request, engine = self._engine_requests[0], self._page_engine
         if not engine_request.adapter:
             return ""
+        assert engine is not None
         try:
             reservation = await engine.reserve_pages(engine_request.id, [], adapter=engine_request.adapter)
         finally:
@@ -269,7 +277,7 @@ class PrefillStage(RequestStage):
             if not isinstance(error, HandoverRefused | LinkError):
                 log.error("Asking another instance to continue a request failed.", exc_info=error)
                 reason = "an internal error"
-            self._running_request.fail_request(HandoverDeclined(f"[P Node] Send D request failed:{reason}"))
+            self._running_request.fail_request(HandoverDeclined(SEND_FAILED + reason))
 
     def _on_pages_computed(self, number: int, pages: list[int]) -> None:
         if self._sender is None:
@@ -288,5 +296,6 @@ class PrefillStage(RequestStage):
             self._release_pages()
 
     def _release_pages(self) -> None:
-        for engine_request in self._engine_requests:
-            self._running_request.model.engine.release_lease(engine_request.id)
+        if self._page_engine is not None:
+            for engine_request in self._engine_requests:
+                self._page_engine.release_lease(engine_request.id)

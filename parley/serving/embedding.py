@@ -1,30 +1,8 @@
-"""Embedding requests: checks, and the events of their single output.
-
-Knows the model's capabilities and the request's options; nothing of text.
-"""
+"""Embedding requests: the events of their single output. Knows nothing of text."""
 
 from __future__ import annotations
 
-from parley.errors import Incapable, Invalid, excerpt
-from parley.types import ChoiceDone, EngineOutput, Event, ModelInfo, PromptVector, Request, Usage
-
-
-def check_embedding(request: Request, info: ModelInfo) -> None:
-    """Check that the model can produce the requested output, text or vectors. Raises Incapable, Invalid."""
-    pooling = request.pooling
-    if pooling is None:
-        if not info.generates:
-            message = f"The model {excerpt(request.model)} makes embeddings only and does not generate text."
-            raise Incapable(message, field="model")
-        return
-    if not info.dimensions:
-        raise Incapable(f"The model {excerpt(request.model)} does not make embeddings.", field="model")
-    if pooling.dimensions is not None and pooling.dimensions > info.dimensions:
-        raise Invalid(
-            f"Invalid 'dimensions': the embeddings of this model have {info.dimensions}, but {pooling.dimensions} were "
-            "requested.",
-            field="dimensions",
-        )
+from parley.types import ChoiceDone, EngineOutput, Event, PromptVector, Usage
 
 
 class EmbeddingChoice:

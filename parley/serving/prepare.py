@@ -14,7 +14,8 @@ from itertools import count
 import msgspec
 
 from parley.errors import ContextLength, Invalid, NoTokens, UnknownModel, UnknownToken, excerpt
-from parley.serving import beam_limits, embedding
+from parley.serving import beam_limits
+from parley.serving.engine_features import check_engine_features
 from parley.serving.served_model import ServedModel
 from parley.text import PreparedPrompt
 from parley.text.grammar.compiler import COMPILE_WORKERS
@@ -37,7 +38,7 @@ async def prepare_engine_requests(
     Options that are expressed by other options are replaced in ``request``: banned words, a beam search of width 1.
     """
     check_adapter(model, request)
-    embedding.check_embedding(request, model.model_info)
+    check_engine_features(request, model.model_info)
     beam_limits.check_beam_search(request, model.settings.max_batch)
     _check_token_ids(request, model.model_info)
     size = sum(map(_prompt_characters, request.prompts)) + 64 * len(request.banned_words) + len(request.prediction)

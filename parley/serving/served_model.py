@@ -25,7 +25,7 @@ from parley.errors import NotReady, Overloaded, ParleyError, Stopping
 from parley.metrics.recorded import ModelMetrics
 from parley.serving.options import ServerOptions
 from parley.text import TextPipeline
-from parley.types import ModelInfo, Settings
+from parley.types import EngineSettings, ModelInfo
 from parley.version import __version__
 
 LAST_EVENTS_SECONDS = 2.0  # seconds to write the last events of failed requests
@@ -57,7 +57,7 @@ class ServedModel:
     tenant.
     """
 
-    def __init__(self, names: tuple[str, ...], settings: Settings, engine: Engine, options: ServerOptions):
+    def __init__(self, names: tuple[str, ...], settings: EngineSettings, engine: Engine, options: ServerOptions):
         self.options = options
         self.names = names
         self.settings = settings
@@ -117,8 +117,7 @@ class ServedModel:
     @property
     def memory_need(self) -> int:
         """Bytes of memory that it needs in addition to a share of free memory, estimated from folder and settings."""
-        folders = (self.settings.model, self.settings.draft_model)
-        files = [file for folder in folders if folder is not None for file in Path(folder).glob("*.safetensors")]
+        files = [file for folder in self.settings.weight_folders for file in Path(folder).glob("*.safetensors")]
         return sum(file.stat().st_size for file in files) + (self.settings.kv_memory or 0)
 
     def _load_text_pipeline(self) -> TextPipeline:

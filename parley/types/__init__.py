@@ -10,10 +10,13 @@ The package holds data only. It imports neither torch nor any other part of parl
 from __future__ import annotations
 
 from parley.types.engine import (
+    ALL_ENGINE_FEATURES,
     Arena,
+    EngineFeature,
     EngineFinishReason,
     EngineOutput,
     EngineRequest,
+    EngineSettings,
     EngineStats,
     LayerRegion,
     ModelInfo,
@@ -67,15 +70,18 @@ from parley.types.request import (
 )
 
 __all__ = [
+    "ALL_ENGINE_FEATURES",
     "Arena",
     "BeamOptions",
     "Chat",
     "ChoiceDelta",
     "ChoiceDone",
     "DeltaPart",
+    "EngineFeature",
     "EngineFinishReason",
     "EngineOutput",
     "EngineRequest",
+    "EngineSettings",
     "EngineStats",
     "Event",
     "FinishReason",

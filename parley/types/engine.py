@@ -5,7 +5,7 @@ The messages that carry these structs are in ``engine/messages.py``.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -185,10 +185,40 @@ class Arena(msgspec.Struct, frozen=True):
     layout: str
 
 
+# Features that engines may lack: the members of ``Sampling`` and ``EngineRequest`` that not every engine can follow
+# (``named_logprobs``: of ``logprob_ids``; ``allowed_tokens``, ``banned_tokens``: ``allowed``, ``banned``), and
+# ``page_transfer``: KV pages are exchanged with other instances by ``engine.page_transfer``.
+EngineFeature = Literal[
+    "top_k",
+    "min_p",
+    "typical_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "allowed_tokens",
+    "banned_tokens",
+    "no_repeat_ngram",
+    "watermark",
+    "min_tokens",
+    "beam_search",
+    "logprobs",
+    "named_logprobs",
+    "prompt_logprobs",
+    "grammar",
+    "thinking_budget",
+    "adapters",
+    "cache_salt",
+    "page_transfer",
+]
+ALL_ENGINE_FEATURES: frozenset[EngineFeature] = frozenset(get_args(EngineFeature))
+
+
 class ModelInfo(msgspec.Struct, kw_only=True):
     """The engine's description of the loaded model. Sizes in bytes, lengths in tokens.
 
-    A model generates text, or computes vectors with ``dimensions`` numbers (0: no vectors), or both.
+    A model generates text, or computes vectors with ``dimensions`` numbers (0: no vectors), or both. A request that
+    needs something outside of ``features`` is refused before it reaches the engine (``serving/engine_features.py``).
     """
 
     architecture: str
@@ -208,34 +238,49 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     generates: bool = True
     dimensions: int = 0
     arena: Arena | None = None  # set if the KV pages are shared with other processes
+    engine: str = "parley"  # name and version of the engine, for error messages
+    features: frozenset[EngineFeature] = ALL_ENGINE_FEATURES
 
 
-class Settings(msgspec.Struct, kw_only=True):
-    """Everything an engine needs to start. Plain data, so that it can be sent to another process."""
+class EngineSettings(msgspec.Struct, kw_only=True):
+    """The settings that every kind of engine has. Plain data, so that they can be sent to another process."""
 
     model: str  # folder in Hugging Face format
     dtype: str = "bfloat16"
     device: str = "cpu"
     max_model_len: int | None = None
+    max_batch: int = 256  # sequences that run at once
+    prefix_cache: bool = True
+    threads: int | None = None
+    # memory
     kv_memory: int | None = None  # bytes; None: a share of the free memory
     kv_share: float = 1.0  # fraction of that share, if several models divide it
     set_aside: int = 0  # bytes of free memory that other models will need
-    kv_dtype: str = "auto"  # stored type of keys and values: auto (the model's dtype) or int8
-    max_batch: int = 256  # sequences that run at once
-    step_ms: float = 250.0  # CPU: time limit of a step with prefill, in milliseconds
-    step_tokens: int = 8192  # accelerator: token limit of a step
-    prefix_cache: bool = True
-    threads: int | None = None
-    lowering: bool = True
-    tool_parser: str = "auto"  # model family whose tool calls the API process parses
-    reasoning_parser: str = "auto"  # model family whose reasoning marks the API process parses
-    pack_cache: bool = False  # keep packed weights on disk
-    quantization: str = "none"  # applied to plain weights: none, int8 or int4
-    speculate: str = "none"  # source of draft tokens: none, ngram (earlier text) or draft=FOLDER (a model)
-    speculate_tokens: int = 7  # most draft tokens at a time
-    adapters: dict[str, str] = {}  # folders of LoRA adapters by name; loaded on first use
+    # LoRA adapters
+    adapters: dict[str, str] = {}  # folders by name; loaded on first use
     max_adapters: int = 8  # adapters in memory at once
     max_rank: int = 256  # highest rank of an adapter
+    # read by the API process
+    tool_parser: str = "auto"  # model family whose tool calls it parses
+    reasoning_parser: str = "auto"  # model family whose reasoning marks it parses
+
+    @property
+    def weight_folders(self) -> tuple[str, ...]:
+        """The folders whose weights the engine loads."""
+        return (self.model,)
+
+
+class Settings(EngineSettings, kw_only=True):
+    """The settings of parley's own engine."""
+
+    kv_dtype: str = "auto"  # stored type of keys and values: auto (the model's dtype) or int8
+    quantization: str = "none"  # applied to plain weights: none, int8 or int4
+    lowering: bool = True
+    pack_cache: bool = False  # keep packed weights on disk
+    step_ms: float = 250.0  # CPU: time limit of a step with prefill, in milliseconds
+    step_tokens: int = 8192  # accelerator: token limit of a step
+    speculate: str = "none"  # source of draft tokens: none, ngram (earlier text) or draft=FOLDER (a model)
+    speculate_tokens: int = 7  # most draft tokens at a time
     shared: bool = False  # place the KV cache pages where other processes can open them
     staging: int | None = None  # bytes of host memory for staged pages, if not shared in place; None: see model.memory
     costs: str = ""  # file of a cost model: the engine computes nothing, and steps take the time that it predicts
@@ -244,3 +289,8 @@ class Settings(msgspec.Struct, kw_only=True):
     def draft_model(self) -> str | None:
         """The folder of the draft model, or None."""
         return self.speculate.removeprefix("draft=") if self.speculate.startswith("draft=") else None
+
+    @property
+    def weight_folders(self) -> tuple[str, ...]:
+        """The folders whose weights the engine loads."""
+        return (self.model,) if self.draft_model is None else (self.model, self.draft_model)

@@ -13,12 +13,12 @@ from parley.engine.messages import (
     Shutdown,
     ToEngine,
 )
-from parley.engine.protocol import Engine
+from parley.engine.page_transfer import MessagePageTransfer
 from parley.types import Settings
 from parley.worker.messages_loop import EngineInbox
 
 
-class LocalEngine(Engine):
+class LocalEngine(MessagePageTransfer):
     """Runs the model in a thread. Torch is imported at the start, and the interpreter's lock is shared."""
 
     def __init__(self, settings: Settings):

@@ -2,11 +2,14 @@
 
 import asyncio
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parley.engine.fake import FakeEngine
-from parley.engine.protocol import EngineFailed
+from parley.engine.fake import FAKE_MODEL, FakeEngine
+from parley.engine.messages import ToEngine
+from parley.engine.page_transfer import find_page_transfer
+from parley.engine.protocol import Engine, EngineFailed
 from parley.engine.stream import OutputStream, StepArrivals, StreamGroup
 from parley.types import EngineOutput, EngineRequest
 
@@ -272,3 +275,24 @@ async def test_prefill_share_applies_also_when_set_before_loading():
     assert await outputs_before_prompt(100) < 10
     assert await outputs_before_prompt(0) == 50
     await engine.close()
+
+
+async def test_engine_without_page_transfer_is_not_taken_for_one_with_it():
+    engine = await start_engine()
+    assert find_page_transfer(engine) is engine
+    await engine.close()
+    lacking = await start_engine(info=msgspec.structs.replace(FAKE_MODEL, features=frozenset({"grammar"})))
+    assert find_page_transfer(lacking) is None
+    await lacking.close()
+    assert find_page_transfer(FakeEngine()) is None  # not loaded yet
+
+    class PlainEngine(Engine):
+        """An engine without any optional method."""
+
+        async def start(self) -> None: ...
+        async def close(self) -> None: ...
+        def _send_to_engine(self, message: ToEngine) -> None: ...
+
+    plain = PlainEngine()
+    plain.info = FAKE_MODEL
+    assert find_page_transfer(plain) is None

@@ -23,7 +23,7 @@ from parley.engine.messages import (
     SubmitRequest,
     ToEngine,
 )
-from parley.types import EngineOutput, EngineRequest, EngineStats, Sampling, TokenScore
+from parley.types import EngineOutput, EngineRequest, EngineSettings, EngineStats, Sampling, Settings, TokenScore
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=20)
 floats = st.floats(allow_nan=False, allow_infinity=False)
@@ -112,3 +112,12 @@ def test_end_of_stream_inside_a_frame_raises():
 def test_refuses_an_oversized_frame_before_allocating_it():
     with pytest.raises(wire.BrokenFrame, match="exceeds"):
         receive_all(b"\xff\xff\xff\xff", ToEngine)
+
+
+def test_settings_can_be_read_by_an_engine_that_knows_the_common_ones_only():
+    settings = Settings(model="m", max_batch=3, adapters={"a": "f"}, speculate="draft=d", quantization="int8")
+    encoded = msgspec.msgpack.encode(settings)
+    assert msgspec.msgpack.decode(encoded, type=Settings) == settings
+    common = msgspec.msgpack.decode(encoded, type=EngineSettings)
+    assert (common.model, common.max_batch, common.adapters) == ("m", 3, {"a": "f"})
+    assert common.weight_folders == ("m",) and settings.weight_folders == ("m", "d")

@@ -1,0 +1,91 @@
+"""An optional capability of engines: their KV pages are exchanged with other instances.
+
+The pages themselves travel elsewhere (``disagg/kv``); the engine reserves, publishes, pins and frees them.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from parley.engine.messages import (
+    FreeReservation,
+    FromEngine,
+    PagesComputed,
+    PagesReceived,
+    ReleaseLease,
+    ReservePages,
+    ReserveResponse,
+)
+from parley.engine.protocol import Engine
+
+NO_PAGE_TRANSFER = "The engine does not exchange KV pages with other instances."
+
+
+@runtime_checkable
+class PageTransferEngine(Protocol):
+    """An engine that exchanges KV pages. ``find_page_transfer`` tells whether an engine is one.
+
+    For a request with a lease, the numbers of its computed pages MUST be reported to the stream's
+    ``on_pages_computed``, before the outputs of their step. Unknown keys and ids MUST be ignored.
+    """
+
+    async def reserve_pages(
+        self, key: str, token_ids: list[int], salt: str = "", adapter: str = "", digest: str = ""
+    ) -> ReserveResponse:
+        """Reserve pages for the full pages of these tokens that the prefix cache lacks: see ``messages.ReservePages``.
+
+        ``free_reservation`` must follow, also after an error.
+        """
+
+    def publish_received(self, key: str, count: int) -> None:
+        """Publish the first ``count`` pages reserved under ``key``, whose content has been received."""
+
+    def free_reservation(self, key: str) -> None:
+        """Free the reservation ``key``. No other instance may write into its pages any more."""
+
+    def release_lease(self, request_id: str) -> None:
+        """Release the lease of a request, running or finished. No other instance reads its pages any more."""
+
+
+def find_page_transfer(engine: Engine) -> PageTransferEngine | None:
+    """Return the engine as one that exchanges pages; None if it is not ready or does not exchange pages."""
+    if engine.info is None or "page_transfer" not in engine.info.features:
+        return None
+    return engine if isinstance(engine, PageTransferEngine) else None
+
+
+class MessagePageTransfer(Engine):
+    """Base class of engines that exchange pages by the messages of parley's own engine."""
+
+    async def reserve_pages(
+        self, key: str, token_ids: list[int], salt: str = "", adapter: str = "", digest: str = ""
+    ) -> ReserveResponse:
+        """Ask the engine for the reservation."""
+        answer = await self._ask_engine(lambda number: ReservePages(number, key, token_ids, salt, adapter, digest))
+        return answer if isinstance(answer, ReserveResponse) else ReserveResponse(-1, error=self._error_of(answer))
+
+    def publish_received(self, key: str, count: int) -> None:
+        """Send PagesReceived."""
+        self._send_if_ready(PagesReceived(key, count))
+
+    def free_reservation(self, key: str) -> None:
+        """Send FreeReservation."""
+        self._send_if_ready(FreeReservation(key))
+
+    def release_lease(self, request_id: str) -> None:
+        """Send ReleaseLease."""
+        self._send_if_ready(ReleaseLease(request_id))
+
+    def _handle_message(self, message: FromEngine) -> None:
+        match message:
+            case PagesComputed():
+                self._deliver_pages(message)
+            case ReserveResponse():
+                self._deliver_answer(message)
+            case _:
+                super()._handle_message(message)
+
+    def _deliver_pages(self, message: PagesComputed) -> None:
+        stream = self._streams.get(message.id)
+        if stream is not None and stream.on_pages_computed is not None:
+            stream.on_pages_computed(message.pages)
