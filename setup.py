@@ -21,6 +21,7 @@ class BuildModules(build_py):
     """Install the Python modules and kernel libraries: every level in a wheel, this CPU's best level in a checkout."""
 
     def run(self):
+        """Copy the modules and compile the kernels. If that fails, say that parley will use the kernels of torch."""
         super().run()
         editable = self.editable_mode
         folder = Path(__file__).parent / NATIVE if editable else Path(self.build_lib) / NATIVE
@@ -34,6 +35,7 @@ class PlatformWheel(bdist_wheel):
     """Build a wheel for any Python 3, tagged with this platform if it holds libraries."""
 
     def get_tag(self):
+        """Return Python 3, no ABI and the platform, which is "any" if the wheel holds no libraries."""
         if any(Path(self.bdist_dir, NATIVE).glob("*.so")):
             self.root_is_pure = False
         return "py3", "none", super().get_tag()[2]

@@ -83,6 +83,7 @@ class LoadConnection(asyncio.Protocol):
         self._parser: Any
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport of the new connection."""
         self._transport = transport  # type: ignore[assignment]
         self.is_open = True
 
@@ -106,6 +107,7 @@ class LoadConnection(asyncio.Protocol):
         self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        """Parse data of a response, stamped with the present time. Bytes that are not HTTP end the connection."""
         self._now = time.perf_counter()
         try:
             self._parser.feed_data(data)
@@ -114,13 +116,16 @@ class LoadConnection(asyncio.Protocol):
             self.close()
 
     def on_headers_complete(self) -> None:
+        """Note that the response has headers, so that a closed connection may end it."""
         self._has_headers = True
 
     def on_body(self, body: bytes) -> None:
+        """Add a piece of the body to the sample, with its time of arrival."""
         if self._sample is not None:
             self._sample.pieces.append((self._now, body))
 
     def on_message_complete(self) -> None:
+        """End the sample, and close the connection unless the server keeps it open."""
         keep = self._parser.should_keep_alive()
         self._finish_sample("")
         if not keep:

@@ -122,12 +122,15 @@ class UnstreamedReply(Reply):
     """A reply that is never a stream. Its request must not ask for one."""
 
     def render_chunk(self, events: Sequence[Event]) -> bytes:
+        """Raise AssertionError: there is no stream."""
         raise AssertionError("no stream was asked for")
 
     def finish_stream(self, usage: Usage) -> bytes:
+        """Raise AssertionError: there is no stream."""
         raise AssertionError("no stream was asked for")
 
     def fail_stream(self, error: ParleyError) -> bytes:
+        """Raise AssertionError: there is no stream."""
         raise AssertionError("no stream was asked for")
 
 

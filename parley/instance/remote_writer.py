@@ -139,34 +139,42 @@ class PrefillResponseWriter(RemoteResponseWriter):
 
     @property
     def body_complete(self) -> bool:  # type: ignore[override]
+        """Whether the body of the coordinator's command has arrived completely."""
         return self._http_cycle.body_complete
 
     @property
     def write_blocked(self) -> bool:
+        """Whether the next write must wait, on the command's connection until its answer, then on the channel."""
         return super().write_blocked if self.command_answered else self._http_cycle.write_blocked
 
     def abort_connection(self) -> None:
+        """End an answer that cannot be completed; an unanswered command loses its connection."""
         if not self.command_answered:
             self._http_cycle.abort_connection()
         super().abort_connection()
 
     def send_retry(self, path: str, origin: OriginalRequest, first_request: EngineRequest) -> None:
+        """End the answer with a retry only if the command is answered; otherwise the answer to the command says it."""
         if self.command_answered:  # else the answer to the command says it
             super().send_retry(path, origin, first_request)
 
     def send_loss(self) -> None:
+        """End the answer with an error, only if the command is answered."""
         if self.command_answered:
             super().send_loss()
 
     def watch_disconnect(self, on_disconnect: Callable[[], None]) -> bool:
+        """Watch the command's connection; ``answer_command`` switches to the channel. False if the client is gone."""
         self._watchers.add(on_disconnect)
         return self._http_cycle.watch_disconnect(on_disconnect) and not self._client_gone
 
     def unwatch_disconnect(self, on_disconnect: Callable[[], None]) -> None:
+        """Stop calling ``on_disconnect`` for the channel and for the command's connection."""
         super().unwatch_disconnect(on_disconnect)
         self._http_cycle.unwatch_disconnect(on_disconnect)
 
     async def send_message(self, message: Message) -> None:
+        """Send one ASGI message. It waits for the channel only if the answer continues there. Raises ClientGone."""
         if self.command_answered and not self._is_error:
             await super().send_message(message)
         elif message["type"] == "http.response.start":
@@ -175,6 +183,7 @@ class PrefillResponseWriter(RemoteResponseWriter):
             self.write_part(message.get("body", b""), last=not message.get("more_body", False))
 
     def start_response(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """Answer the command at once with a status other than 200; otherwise keep status and headers until the data."""
         if not self.command_answered and status != 200:
             self.command_answered = self._is_error = True
             self._http_cycle.begin_response(status, headers)
@@ -182,6 +191,7 @@ class PrefillResponseWriter(RemoteResponseWriter):
             super().start_response(status, headers)
 
     def write_part(self, data: bytes, *, last: bool = False) -> bool:
+        """Collect data for the answer to the command, later send it. Return whether more can be written at once."""
         if self._is_error:
             return self._http_cycle.write_part(data, last=last)
         if self.command_answered:

@@ -94,6 +94,7 @@ class CompiledKernels:
         self._attend_dim = library.attend_dim()
 
     def pack_weight(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Bf16Packed:
+        """Pack a weight [out, in] of bfloat16 in the layout that ``linear.cpp`` describes."""
         out, into = weight.shape
         weight = weight.contiguous()
         packed = memory.map_tensor(self._library.packed_size(out, into), torch.bfloat16)
@@ -103,28 +104,35 @@ class CompiledKernels:
     def pack_int8(
         self, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> Int8Packed:
+        """Pack a weight int8 [out, in] with scales [out]. ``dtype`` is ignored. Raises ValueError if ``in`` > 2^17."""
         return compiled_int8.pack_int8_weight(self._library, values, scales, bias)
 
     def pack_int4(self, weight: GroupedWeight, bias: torch.Tensor | None = None) -> Int4Packed:
+        """Pack a weight of 4-bit integers. Raises ValueError if groups are neither multiples of 8 nor whole rows."""
         return compiled_int4.pack_int4_weight(self._library, weight, bias)
 
     def pack_lora(self, sites: Sequence[Sequence[LowRank]]) -> compiled_lora.CompiledLora:
+        """Pack a LoRA adapter for bfloat16 rows: ``sites`` holds its parts for each linear layer, by number."""
         return compiled_lora.CompiledLora(self._library, sites)
 
     def group_lora_rows(
         self, groups: Sequence[tuple[compiled_lora.CompiledLora, Sequence[int]]]
     ) -> compiled_lora.CompiledLoraRows:
+        """Assign adapters to rows of a batch: ``groups`` holds each adapter with the numbers of its rows."""
         return compiled_lora.CompiledLoraRows(self._library, groups)
 
     def quantize_rows(self, x: torch.Tensor) -> CompiledRows:
+        """Quantize bfloat16 rows [T, width] to int8, with one scale per row."""
         return compiled_int8.quantize_bf16(self._library, x)
 
     def linear(self, x: torch.Tensor | CompiledRows, packed: Bf16Packed | Int8Packed | Int4Packed) -> torch.Tensor:
+        """Return x [T, in] times the weight, plus bias: bfloat16 [T, out]. Raises ValueError if ``in`` differs."""
         return self._multiply_rows(x, packed, torch.bfloat16)
 
     def lm_head_logits(
         self, x: torch.Tensor | CompiledRows, packed: Bf16Packed | Int8Packed | Int4Packed
     ) -> torch.Tensor:
+        """Compute ``linear`` for the LM head: float32 [T, out]."""
         return self._multiply_rows(x, packed, torch.float32)
 
     def _multiply_rows(
@@ -156,11 +164,13 @@ class CompiledKernels:
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, int8: bool = False
     ) -> torch.Tensor | CompiledRows:
+        """Return the RMS norm of x [T, hidden], times ``weight`` [hidden]; ``int8`` quantizes it."""
         return self._run_norm(0, x.contiguous(), 0, weight, eps, int8)
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, int8: bool = False
     ) -> tuple[torch.Tensor | CompiledRows, torch.Tensor]:
+        """Add x to the residual. Return (its norm, the residual), both [T, hidden]; ``int8`` quantizes the norm."""
         x, total = x.contiguous(), torch.empty_like(x)
         return self._run_norm(x.data_ptr(), residual.contiguous(), total.data_ptr(), weight, eps, int8), total
 
@@ -177,6 +187,7 @@ class CompiledKernels:
         return out
 
     def silu_mul(self, gate_up: torch.Tensor, *, int8: bool = False) -> torch.Tensor | CompiledRows:
+        """Return silu(gate) * up, where gate and up are the halves of [T, 2 * width]; ``int8`` quantizes it."""
         gate_up = gate_up.contiguous()
         count, width = gate_up.shape[0], gate_up.shape[1] // 2
         out, pointers = allocate_output((count, width), count, width, int8)
@@ -191,6 +202,7 @@ class CompiledKernels:
         return PageFormat(layer, (size // dtype.itemsize,), dtype, True)
 
     def write_kv(self, keys: torch.Tensor, values: torch.Tensor, pool: PagePool, slots: torch.Tensor) -> None:
+        """Store keys [T, kv_heads, dim] and values [T, kv_heads, value_dim] in the pages, at ``slots`` int64 [T]."""
         layer, dtype = pool.page_format.layer, torch.bfloat16
         keys, values, slots = keys.to(dtype).contiguous(), values.to(dtype).contiguous(), slots.contiguous()
         self._library.write(
@@ -217,6 +229,7 @@ class CompiledKernels:
         head_norm: torch.Tensor | None = None,
         eps: float = 0.0,
     ) -> torch.Tensor:
+        """Rotate queries and keys in ``qkv``, store keys and values at ``slots``, return queries [T, heads, dim]."""
         kv_heads, dim = pool.page_format.layer.heads, pool.page_format.layer.dim
         cos, sin, slots = cos.contiguous(), sin.contiguous(), slots.contiguous()
         rows, heads = qkv.shape[0], qkv.shape[1] // dim - 2 * kv_heads
@@ -248,6 +261,7 @@ class CompiledKernels:
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        """Return the attention of queries [T, heads, dim] over pages: [T, heads, value_dim], dtype of the queries."""
         layer = pool.page_format.layer
         dtype, queries = queries.dtype, queries.to(torch.bfloat16)
         rows, heads, dim = queries.shape
@@ -277,6 +291,7 @@ class CompiledKernels:
         return out.to(dtype)
 
     def argmax(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the largest logit of each row and its lowest id: float32 [R, V] -> float32 [R], int64 [R]."""
         logits, (rows, vocab) = logits.contiguous(), logits.shape
         values, ids = torch.empty(rows), torch.empty(rows, dtype=torch.int64)
         threads = torch.get_num_threads()
@@ -293,6 +308,7 @@ class CompiledKernels:
         return values, ids
 
     def softmax_totals(self, logits: torch.Tensor, peaks: torch.Tensor) -> torch.Tensor:
+        """Return the sum of each row's weights: float32 [R, V] and the largest logits [R] -> int64 [R]."""
         logits, peaks, (rows, vocab) = logits.contiguous(), peaks.contiguous(), logits.shape
         sums = torch.empty(rows, dtype=torch.int64)
         threads = torch.get_num_threads()
@@ -300,10 +316,12 @@ class CompiledKernels:
         return sums
 
     def masked_argmax(self, logits: torch.Tensor, bits: np.ndarray) -> int:
+        """Return the id of the largest logit whose bit is 1: float32 [V], uint8 [V / 8 or more], lowest bit first."""
         assert logits.is_contiguous() and bits.flags.c_contiguous
         result: int = self._library.best(logits.data_ptr(), bits.ctypes.data, len(logits))
         return result
 
     def apply_mask(self, logits: torch.Tensor, bits: np.ndarray) -> None:
+        """Set the logits whose bit is 0 to -inf, in place: float32 [V], uint8 [V / 8 or more], lowest bit first."""
         assert logits.is_contiguous() and bits.flags.c_contiguous
         self._library.strike(logits.data_ptr(), bits.ctypes.data, len(logits))

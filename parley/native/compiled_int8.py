@@ -38,14 +38,17 @@ class CompiledRows:
 
     @property
     def values(self) -> torch.Tensor:
+        """The rows' numbers, int8 [T, width padded to a multiple of INT8_UNIT]; a view of the allocation."""
         return self._memory[8 * self.count :].view(self.count, self.width)
 
     @property
     def scales(self) -> torch.Tensor:
+        """The scale of each row, float32 [T]; a view of the allocation."""
         return self._memory[: 4 * self.count].view(torch.float32)
 
     @property
     def excess(self) -> torch.Tensor:
+        """The correction of each row, int32 [T]; a view of the allocation."""
         return self._memory[4 * self.count : 8 * self.count].view(torch.int32)
 
 

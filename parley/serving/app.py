@@ -58,9 +58,11 @@ class NoClusterView:
     """The view of a server that belongs to no cluster."""
 
     def is_coordinator(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Return False: there is no coordinator."""
         return False
 
     def read_command(self, exchange: Exchange) -> object:
+        """Return None: there is no coordinator."""
         return None
 
 
@@ -77,6 +79,7 @@ class RouteEndpoint:
         self.admin_keys = app.keys if takes_admin_key(route) else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request with its kind's handler. Raises Unauthorized, Forbidden without a required admin key."""
         exchange: Exchange = scope[EXCHANGE_KEY]
         exchange.scope, exchange.dialect = scope, self.dialect
         if self.admin_keys is not None and not self.app.cluster.is_coordinator(exchange.headers):
@@ -101,6 +104,7 @@ class SharedPathEndpoint:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request to the endpoint that claims its body."""
         exchange: Exchange = scope[EXCHANGE_KEY]
         exchange.scope, exchange.dialect = scope, self.dialect
         if self.route.kind == "generate" and exchange.stage is None:
@@ -167,6 +171,7 @@ class App:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer an HTTP request. Other ASGI scopes are ignored."""
         if scope["type"] != "http":
             return
         await self.answer_request(self.make_exchange(scope, receive, send))

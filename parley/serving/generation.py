@@ -78,6 +78,7 @@ class Generation:
 
     @property
     def model(self) -> ServedModel:
+        """The model that serves it."""
         return self._model
 
     @property
@@ -230,6 +231,7 @@ class Generation:
 
     @property
     def request_timings(self) -> RequestTimings:
+        """The seconds that each phase took until now; read them after the last token."""
         return self._request_metrics.current_timings()
 
     def close(self) -> None:

@@ -76,6 +76,7 @@ class ModelRegistry:
 
     @property
     def main_model(self) -> ServedModel:
+        """The first model, which is never removed."""
         return self.models[0]
 
     @property

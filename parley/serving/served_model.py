@@ -38,14 +38,18 @@ class OpenRequest(Protocol):
     """
 
     @property
-    def cancel_ids(self) -> tuple[str, ...]: ...
+    def cancel_ids(self) -> tuple[str, ...]:
+        """The ids that a client can cancel it by."""
 
     @property
-    def adapter_state(self) -> tuple[str, bool] | None: ...
+    def adapter_state(self) -> tuple[str, bool] | None:
+        """Its adapter, if any, and whether it still waits for its first token."""
 
-    def cancel_by_id(self, cancel_id: str) -> None: ...
+    def cancel_by_id(self, cancel_id: str) -> None:
+        """Cancel it at the request of a client or an operator, by one of its cancel ids."""
 
-    def fail_on_shutdown(self, error: ParleyError) -> None: ...
+    def fail_on_shutdown(self, error: ParleyError) -> None:
+        """Fail it because the server shuts down."""
 
 
 class ServedModel:

@@ -20,7 +20,8 @@ class RunningRequest(Protocol):
     """A running request, as its stage sees it."""
 
     @property
-    def model(self) -> ServedModel: ...
+    def model(self) -> ServedModel:
+        """The model that serves it."""
 
     def fail_request(self, error: ParleyError) -> None:
         """End it with an error."""

@@ -74,6 +74,7 @@ class AdminPort:
         self._gate = BrowserGuard(host, (), (), ApiKeys(()))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer an HTTP request with its route's reply. Other ASGI scopes are ignored."""
         if scope["type"] != "http":
             return
         reply = await self._run_route(scope, receive)

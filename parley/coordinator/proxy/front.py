@@ -81,6 +81,7 @@ class InferenceFront:
             runner.fail_request(Stopping(SHUTDOWN_TEXT, retry_after=5))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Route an HTTP request, and send any error in the form of the path's API. Other ASGI scopes are ignored."""
         if scope["type"] != "http":
             return
         path: ApiPath | None = None

@@ -107,6 +107,7 @@ class ChatReply(Reply):
     # -- a stream
 
     def render_chunk(self, events: Sequence[Event]) -> bytes:
+        """Return a chunk for each piece of output and each end of a choice; a chunk with the role opens each choice."""
         parts = []
         for event in events:
             match event:
@@ -122,11 +123,13 @@ class ChatReply(Reply):
         return b"".join(parts)
 
     def finish_stream(self, usage: Usage) -> bytes:
+        """Return the usage chunk, if requested, and the ``[DONE]`` mark."""
         if not self.request.output_options.usage:
             return shared.STREAM_DONE
         return shared.sse_frame(self._chat_envelope("chat.completion.chunk", [], usage)) + shared.STREAM_DONE
 
     def fail_stream(self, error: ParleyError) -> bytes:
+        """Return the error event and the ``[DONE]`` mark."""
         return shared.failed_stream_end(error)
 
     def _open_choice(self, index: int) -> bytes:
@@ -219,6 +222,7 @@ class ChatReply(Reply):
     # -- one answer
 
     def add_events(self, events: Sequence[Event]) -> None:
+        """Collect the text, reasoning, tool calls and tokens of these events by choice."""
         for event in events:
             match event:
                 case ChoiceDelta(index, text, part):
@@ -236,6 +240,7 @@ class ChatReply(Reply):
                     self._prompt_scores = event.tokens
 
     def render_body(self, usage: Usage) -> bytes:
+        """Return the whole answer as JSON, with the prompt's ids, text and log-probabilities if requested."""
         choices = [self._choice_object(index, choice) for index, choice in enumerate(self._choices)]
         answer = self._chat_envelope("chat.completion", choices, usage)
         if self._prompt_scores is not None and self.request.output_options.prompt_logprobs is not None:

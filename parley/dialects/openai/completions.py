@@ -188,6 +188,7 @@ class CompletionReply(Reply):
     # -- a stream
 
     def render_chunk(self, events: Sequence[Event]) -> bytes:
+        """Return a chunk for each piece of output, each end of a choice, and an echoed or scored prompt."""
         parts = []
         for event in events:
             match event:
@@ -212,11 +213,13 @@ class CompletionReply(Reply):
         return b"".join(parts)
 
     def finish_stream(self, usage: Usage) -> bytes:
+        """Return the usage chunk, if requested, and the ``[DONE]`` mark."""
         if not self.request.output_options.usage:
             return shared.STREAM_DONE
         return shared.sse_frame(self._completion_envelope([], usage)) + shared.STREAM_DONE
 
     def fail_stream(self, error: ParleyError) -> bytes:
+        """Return the error event and the ``[DONE]`` mark."""
         return shared.failed_stream_end(error)
 
     def _text_chunk(self, index: int, text: str, tokens: list[TokenInfo]) -> bytes:
@@ -249,6 +252,7 @@ class CompletionReply(Reply):
     # -- one answer
 
     def add_events(self, events: Sequence[Event]) -> None:
+        """Collect the text and tokens of these events by choice; an echoed prompt begins each of its choices."""
         for event in events:
             match event:
                 case ChoiceDelta(index, text, tokens=tokens) if event.part != "tool":
@@ -274,6 +278,7 @@ class CompletionReply(Reply):
                 choice.logprobs.add_prompt(event.tokens, event.text)
 
     def render_body(self, usage: Usage) -> bytes:
+        """Return the whole answer as JSON, with the prompts' ids and log-probabilities if requested."""
         choices = []
         for index, state in enumerate(self._choices):
             assert state.done is not None

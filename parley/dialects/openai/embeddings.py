@@ -67,11 +67,13 @@ class EmbeddingReply(UnstreamedReply):
         return prompts.read_prompts(body, "input", cap=MAX_EMBEDDING_INPUTS)
 
     def add_events(self, events: Sequence[Event]) -> None:
+        """Keep the vectors of these events by input."""
         for event in events:
             if isinstance(event, PromptVector):
                 self._vectors[event.prompt] = event.values
 
     def render_body(self, usage: Usage) -> bytes:
+        """Return the vectors as JSON, or as raw bytes if the client asks for them."""
         if self._encoding.startswith("bytes"):
             self._usage = usage
             return b"".join(self._binary_vectors())

@@ -50,16 +50,19 @@ class BatchReply(UnstreamedReply):
         self.request.output_options = msgspec.structs.replace(self.request.output_options, prompt_logprobs=None)
 
     def add_events(self, events: Sequence[Event]) -> None:
+        """Give the output of each conversation to its own reply."""
         for event in events:
             if isinstance(event, ChoiceDelta | ChoiceDone):
                 self._replies[event.index].add_events([msgspec.structs.replace(event, index=0)])
 
     def render_body(self, usage: Usage) -> bytes:
+        """Return one answer with the choices of all conversations, in their order."""
         return self._replies[0].answer_with(
             [reply.first_choice(index) for index, reply in enumerate(self._replies)], usage
         )
 
     def answer_headers(self, timings: RequestTimings | None) -> HeaderList:
+        """Return the same headers as for a single conversation."""
         return self._replies[0].answer_headers(timings)
 
 

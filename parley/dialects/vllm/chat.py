@@ -46,6 +46,7 @@ class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
     # -- a stream
 
     def render_chunk(self, events: Sequence[Event]) -> bytes:
+        """Return the chunks in vLLM's form. An accepted prompt opens every choice."""
         parts: list[bytes] = []
         pieces: list[tuple[ChoiceDelta | None, ChoiceDone | None]] = []
         for event in events:
@@ -139,6 +140,7 @@ class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
     # -- one answer
 
     def render_body(self, usage: Usage) -> bytes:
+        """Return the whole answer as JSON in vLLM's form."""
         return self.answer_with(
             [self._choice_object(index, choice) for index, choice in enumerate(self._choices)], usage
         )

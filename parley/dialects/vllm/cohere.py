@@ -54,11 +54,13 @@ class CohereReply(UnstreamedReply):
         self._vectors: dict[int, bytes] = {}
 
     def add_events(self, events: Sequence[Event]) -> None:
+        """Keep the vectors of these events by text."""
         for event in events:
             if isinstance(event, PromptVector):
                 self._vectors[event.prompt] = event.values
 
     def render_body(self, usage: Usage) -> bytes:
+        """Return the texts as JSON, with their vectors in every requested encoding."""
         ordered_vectors = [self._vectors[index] for index in range(len(self._texts))]
         billed = {"input_tokens": usage.prompt_tokens, "image_tokens": 0}
         return shared.encode_json(

@@ -42,6 +42,7 @@ class VllmCompletionReply(shared.VllmStreamMixin, completions.CompletionReply):
     # -- a stream
 
     def render_chunk(self, events: Sequence[Event]) -> bytes:
+        """Return the chunks in vLLM's form. An echoed prompt comes first."""
         parts: list[bytes] = []
         pieces: list[tuple[ChoiceDelta | None, ChoiceDone | None]] = []
         for event in events:
@@ -113,6 +114,7 @@ class VllmCompletionReply(shared.VllmStreamMixin, completions.CompletionReply):
     # -- one answer
 
     def render_body(self, usage: Usage) -> bytes:
+        """Return the whole answer as JSON in vLLM's form."""
         choices = [self._choice_answer(index, state) for index, state in enumerate(self._choices)]
         return shared.encode_json(
             self._chunk_envelope(choices)

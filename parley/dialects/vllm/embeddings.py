@@ -46,6 +46,7 @@ class VllmEmbeddingReply(embeddings.EmbeddingReply):
         self._answer_id = requests.choose_answer_id(context, self._answer_id)
 
     def embedding_envelope(self, data: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
+        """Return the answer in vLLM's form, which has an id and a creation time."""
         return {
             "id": f"{self.id_prefix}-{self._answer_id}",
             "object": "list",
@@ -69,6 +70,7 @@ class PoolingReply(VllmEmbeddingReply):
         super().__init__(body, context)
 
     def embedding_envelope(self, data: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
+        """Return the answer with each vector in the member ``data`` of a pooling object."""
         pooled = [
             {"index": each["index"], "object": "pooling", "data": each["embedding"]} if "embedding" in each else each
             for each in data

@@ -118,6 +118,7 @@ class DemoGenerateReply(Reply):
         self._texts = [[prompt.text] if isinstance(prompt, Text) else [] for _ in range(counts.n)]
 
     def render_chunk(self, events: Sequence[Event]) -> bytes:
+        """Return a record with the whole text of all choices so far, or nothing if these events have no output."""
         if not any(isinstance(event, ChoiceDelta | ChoiceDone) for event in events):
             self.add_events(events)
             return b""
@@ -125,15 +126,19 @@ class DemoGenerateReply(Reply):
         return json.dumps({"text": self._whole_texts()}).encode() + self._version.terminator
 
     def finish_stream(self, usage: Usage) -> bytes:
+        """Return nothing: the last record ends the stream."""
         return b""
 
     def fail_stream(self, error: ParleyError) -> bytes:
+        """Raise the error, which cuts the connection: a stream has no record for errors."""
         raise error
 
     def render_refusal(self, error: ParleyError) -> Answer | None:
+        """Return a plain 500 for a wrong request if the version is strict, otherwise None."""
         return PLAIN_500 if self._version.strict and isinstance(error, BadRequest) else None
 
     def add_events(self, events: Sequence[Event]) -> None:
+        """Collect the text of these events by choice; an echoed prompt comes first."""
         for event in events:
             match event:
                 case ChoiceDelta():
@@ -143,6 +148,7 @@ class DemoGenerateReply(Reply):
                         text.insert(0, event.text)
 
     def render_body(self, usage: Usage) -> bytes:
+        """Return the whole text of each choice as JSON."""
         return shared.encode_json({"text": self._whole_texts()})
 
     def _whole_texts(self) -> list[str]:

@@ -103,6 +103,7 @@ class ScoreReply(_TextPairReply):
         super().__init__(body, context, texts[pair[0]], texts[pair[1]])
 
     def render_body(self, usage: Usage) -> bytes:
+        """Return the scores as JSON, in the order of the second side's texts."""
         data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(self.pair_scores())]
         return shared.encode_json(
             {
@@ -128,6 +129,7 @@ class RerankReply(_TextPairReply):
         self._top_n = body.integer("top_n", 0)
 
     def render_body(self, usage: Usage) -> bytes:
+        """Return the documents as JSON, those with the highest scores first; at most ``top_n`` if that is positive."""
         results = [
             {"index": index, "document": {"text": text, "multi_modal": None}, "relevance_score": score}
             for index, (text, score) in enumerate(zip(self._second_texts, self.pair_scores(), strict=True))

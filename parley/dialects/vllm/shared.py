@@ -132,6 +132,7 @@ class VllmStreamMixin:
     _chunk_start: bytes  # the first bytes of a plain chunk, after the first one was built
 
     def finish_stream(self, usage: Usage) -> bytes:
+        """Return the usage chunk, if requested, and the ``[DONE]`` mark."""
         if not self.request.output_options.usage:
             return STREAM_DONE
         return (
@@ -143,9 +144,11 @@ class VllmStreamMixin:
         )
 
     def fail_stream(self, error: ParleyError) -> bytes:
+        """Return vLLM's error event and the ``[DONE]`` mark."""
         return vllm_failed_stream_end(error)
 
     def answer_headers(self, timings: RequestTimings | None) -> HeaderList:
+        """Return the load header of an answer in one piece, if the client asks for it; none for a stream."""
         return load_header(self._context) if timings is not None else ()
 
     def _start_of_chunk(self) -> bytes:

@@ -97,6 +97,7 @@ class VllmWording(words.ErrorWording):
         self._body = body if body is not None else {}
 
     def for_body(self, body: dict[str, Any]) -> VllmWording:
+        """Return the wording for this body, which pydantic's errors quote."""
         return VllmWording(body)
 
     def unreadable_error(self, body: bytes, reason: str) -> BadRequest:
@@ -112,10 +113,12 @@ class VllmWording(words.ErrorWording):
         return Malformed(_error_list(entry), field=f"body.{position}")
 
     def not_object_error(self, value: Any) -> BadRequest:
+        """Return pydantic's error for a body that is JSON, but not an object."""
         message = "Input should be a valid dictionary or object to extract fields from"
         return Malformed(_error_list(_pydantic_error("model_attributes_type", "", message, value)), field="body")
 
     def missing_error(self, path: str) -> BadRequest:
+        """Return pydantic's error for a missing member. It quotes the object that lacks the member."""
         place = _dotted_path(path)
         return Missing(
             _error_list(_pydantic_error("missing", place, "Field required", self._parent_of(place))),
@@ -123,6 +126,7 @@ class VllmWording(words.ErrorWording):
         )
 
     def type_error(self, path: str, expected: str, value: Any) -> BadRequest:
+        """Return pydantic's error for a value of a wrong type, with one entry for each type of a union."""
         place = _dotted_path(path)
         if expected in UNION_TYPES:
             entries = [_pydantic_error(PYDANTIC_TYPES[name][0], f"{place}.{part}", PYDANTIC_TYPES[name][1], value)
@@ -157,6 +161,7 @@ class VllmWording(words.ErrorWording):
     def range_error(
         self, path: str, value: float, low: float | None, high: float | None, *, low_excluded: bool
     ) -> BadRequest:
+        """Return vLLM's sentence for a number out of range, or pydantic's error if vLLM does not check the member."""
         name, place = path.rpartition(".")[2], _dotted_path(path)
         above = high is not None and value > high
         if name in LOGPROB_MEMBERS and (above or value == -1):
@@ -183,6 +188,7 @@ class VllmWording(words.ErrorWording):
         return WrongType(_error_list(entry), field=f"body.{place}")
 
     def unlisted_error(self, path: str, value: Any, allowed: Sequence[str]) -> BadRequest:
+        """Return pydantic's error for a value that is not one of those allowed."""
         *others, last = [repr(name) for name in allowed]
         expected = f"{', '.join(others)} or {last}" if others else last
         entry = _pydantic_error(
@@ -191,6 +197,7 @@ class VllmWording(words.ErrorWording):
         return WrongType(_error_list(entry), field=f"body.{_dotted_path(path)}")
 
     def empty_error(self, path: str, container: str) -> BadRequest:
+        """Return vLLM's sentence for an empty value."""
         name = path.partition("[")[0]
         if (name in TEXT_MEMBERS and path != name) or (path == "input" and container == "string"):
             return Invalid("The decoder prompt cannot be empty")
@@ -199,6 +206,7 @@ class VllmWording(words.ErrorWording):
         return Invalid(EMPTY_SENTENCES.get(name, f"{path} must not be empty."))
 
     def too_long_error(self, path: str, container: str, size: int, cap: int) -> BadRequest:
+        """Return pydantic's error for a value that is too long, in characters or items."""
         place, noun = _dotted_path(path), {"string": "characters", "array": "items", "object": "items"}[container]
         kind, type_name = ("string_too_long", "String") if container == "string" else ("too_long", "List")
         tail = "" if container == "string" else f" after validation, not {size}"
@@ -213,6 +221,7 @@ class VllmWording(words.ErrorWording):
         return WrongType(_error_list(entry), field=f"body.{place}")
 
     def invalid_error(self, path: str, reason: str) -> BadRequest:
+        """Return vLLM's sentence for any other fault; ``reason`` is used if vLLM has none for this member."""
         sentence, names_parameter = RULE_SENTENCES.get(path, (f"{path}: {reason}", True))
         return parameter_error(sentence, path) if names_parameter else Invalid(sentence)
 

@@ -132,6 +132,7 @@ class FrameReader:
 
     @property
     def holds_frame(self) -> bool:
+        """Whether a frame is held back because a further NUL may follow."""
         return self._held_frame is not None
 
     def feed_bytes(self, data: bytes) -> list[ResultFrame]:

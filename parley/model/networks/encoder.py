@@ -67,6 +67,7 @@ class EncoderLinear:
             self.packed = native.pack_weight(weight.contiguous(), bias)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply the layer: [T, in] -> [T, out]."""
         return self._apply_onednn(x) if self.fused else native.linear(x, self.packed)
 
     def apply_activated(self, x: torch.Tensor, activation: str) -> torch.Tensor:
