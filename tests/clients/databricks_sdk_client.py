@@ -85,7 +85,7 @@ for surface in ("", "/databricks"):
     )
     expect_error(wrong.InvalidParameterValue, "add up to 100", endpoints.update_config, "ab", **served_config(a=1))
     unknown = EndpointCoreConfigInput(name="n", served_entities=[ServedEntityInput(entity_name="other")])
-    expect_error(wrong.InvalidParameterValue, "no model of this server", endpoints.create, "n", config=unknown)
+    expect_error(wrong.InvalidParameterValue, "not a model of this server", endpoints.create, "n", config=unknown)
     expect_error(wrong.BadRequest, "temperature", endpoints.query, "ab", messages=ASKED, temperature=9)
     expect_error(wrong.PermissionDenied, "model of the server", endpoints.delete, model)
     endpoints.delete("ab")

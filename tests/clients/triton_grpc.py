@@ -43,7 +43,7 @@ def compare_messages(ours, theirs):
     """Compares field numbers and types of our messages with Triton's; members that we never send may be missing."""
     for field in ours.fields:
         other = theirs.fields_by_name[field.name]
-        assert (field.number, field.type, field.is_repeated) == (other.frame_number, other.type, other.is_repeated), (
+        assert (field.number, field.type, field.is_repeated) == (other.number, other.type, other.is_repeated), (
             field.name
         )
         one, two = field.containing_oneof, other.containing_oneof
@@ -59,12 +59,12 @@ def check_schema():
     spec = importlib.util.spec_from_file_location("schema", PACKAGE / "schema.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    made = module.Schema("inference.proto")
-    for name in made.messages:
+    made = module.ProtoSchema("inference.proto")
+    for name in made.message_names:
         other = getattr(service_pb2, name, None) or getattr(model_config_pb2, name)
         compare_messages(made(name).DESCRIPTOR, other.DESCRIPTOR)
-    assert set(service_pb2.DESCRIPTOR.message_types_by_name) <= set(made.messages)
-    methods = {method.name: method for method in made.service("GRPCInferenceService")[1]}
+    assert set(service_pb2.DESCRIPTOR.message_types_by_name) <= set(made.message_names)
+    methods = {method.name: method for method in made.find_service("GRPCInferenceService")[1]}
     others = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
     assert set(methods) == {method.name for method in others}
     for other in others:
