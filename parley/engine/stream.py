@@ -41,10 +41,11 @@ class OutputStream:
         self._waiter: asyncio.Future[bool] | None = None
         self._group: StreamGroup | None = None
         self._group_index = 0  # in the group
+        self._touched_streams: dict[int, None] = {}  # of the group, which shares it to save a call per token
 
-    def join_group(self, group: StreamGroup, number: int) -> None:
-        """Join a group; every output and the end of this stream are reported to it."""
-        self._group, self._group_index = group, number
+    def join_group(self, group: StreamGroup, number: int, touched_streams: dict[int, None]) -> None:
+        """Join a group. ``touched_streams`` gets this stream's number with each first unread output."""
+        self._group, self._group_index, self._touched_streams = group, number, touched_streams
 
     async def next_outputs(self) -> list[EngineOutput]:
         """Return all outputs that have arrived, at least one, or an empty list once every choice has ended."""
@@ -94,12 +95,12 @@ class OutputStream:
         """Add an output; called by the engine, which then calls ``wake_reader``."""
         if output.index not in self.open_choices:
             return
+        if not self._unread_outputs:
+            self._touched_streams[self._group_index] = None
+        self._unread_outputs.append(output)
         if output.finish_reason is not None:
             self.open_choices.discard(output.index)
-        self._unread_outputs.append(output)
-        if self._group is not None:
-            self._group.mark_touched(self._group_index)
-            if not self.open_choices:
+            if self._group is not None and not self.open_choices:
                 self._group.end_stream(self._group_index)
 
     def wake_reader(self) -> None:
@@ -121,7 +122,7 @@ class StreamGroup:
         self._waiter: asyncio.Future[bool] | None = None
         self._consumer: ArrivalConsumer | None = None
         for number, stream in enumerate(streams):
-            stream.join_group(self, number)
+            stream.join_group(self, number, self._touched_streams)
 
     @property
     def all_read(self) -> bool:
@@ -140,10 +141,6 @@ class StreamGroup:
         finally:
             self._waiter = self._consumer = None
 
-    def mark_touched(self, number: int) -> None:
-        """Note that a stream has a new output; called by the stream."""
-        self._touched_streams[number] = None
-
     def end_stream(self, number: int) -> None:
         """Note that a stream gets no more outputs; called by the stream."""
         self._open_streams.discard(number)
@@ -154,7 +151,11 @@ class StreamGroup:
         if waiter is None or consumer is None or waiter.done():
             return
         wants_more = True
-        if arrived := self._collect_arrivals():
+        arrived: StepArrivals = [
+            (number, outputs) for number in self._touched_streams if (outputs := self._streams[number].drain_outputs())
+        ]
+        self._touched_streams.clear()
+        if arrived:
             try:
                 wants_more = consumer(arrived)
             except Exception as error:  # only this reader fails; other readers wait for the same step
@@ -163,7 +164,3 @@ class StreamGroup:
                 return
         if not (wants_more and self._open_streams) and not waiter.done():
             waiter.set_result(wants_more)
-
-    def _collect_arrivals(self) -> StepArrivals:
-        touched, self._touched_streams = self._touched_streams, {}
-        return [(number, outputs) for number in touched if (outputs := self._streams[number].drain_outputs())]

@@ -259,14 +259,16 @@ class Generation:
 
     def _step_events(self, step_outputs: StepArrivals) -> list[Event]:
         """Render the outputs of one engine step."""
-        events: list[Event] = []
-        for number, outputs in step_outputs:
-            prompt_stream = self._prompt_streams[number]
-            prompt_stream.count_prefix_hit(outputs)
-            if self._stage is not None:
-                self._stage.on_outputs(number, outputs)
-            events += self._render_outputs(prompt_stream, outputs)
-        return events
+        if len(step_outputs) == 1:  # nearly always: no list to copy into
+            return self._stream_events(*step_outputs[0])
+        return [event for number, outputs in step_outputs for event in self._stream_events(number, outputs)]
+
+    def _stream_events(self, number: int, outputs: list[EngineOutput]) -> list[Event]:
+        prompt_stream = self._prompt_streams[number]
+        prompt_stream.count_prefix_hit(outputs)
+        if self._stage is not None:
+            self._stage.on_outputs(number, outputs)
+        return self._render_outputs(prompt_stream, outputs)
 
     def _render_outputs(self, prompt_stream: PromptStream, outputs: list[EngineOutput]) -> list[Event]:
         try:
