@@ -37,7 +37,7 @@ class OutputStream:
         self.open_choices = set(range(request.n))  # choices whose last output has not arrived
         self.on_pages_computed: Callable[[list[int]], None] | None = None
         self._source = source
-        self._unread_outputs: list[EngineOutput] = []
+        self.unread_outputs: list[EngineOutput] = []
         self._waiter: asyncio.Future[bool] | None = None
         self._group: StreamGroup | None = None
         self._group_index = 0  # in the group
@@ -48,8 +48,11 @@ class OutputStream:
         self._group, self._group_index, self._touched_streams = group, number, touched_streams
 
     async def next_outputs(self) -> list[EngineOutput]:
-        """Return all outputs that have arrived, at least one, or an empty list once every choice has ended."""
-        while not self._unread_outputs:
+        """Return all outputs that have arrived, at least one, or an empty list once every choice has ended.
+
+        Only for a stream that is in no group.
+        """
+        while not self.unread_outputs:
             if not self.open_choices:
                 return []
             self._waiter = asyncio.get_running_loop().create_future()
@@ -61,18 +64,18 @@ class OutputStream:
 
     def drain_outputs(self) -> list[EngineOutput]:
         """Return the outputs that have arrived and were not read, without waiting."""
-        outputs, self._unread_outputs = self._unread_outputs, []
+        outputs, self.unread_outputs = self.unread_outputs, []
         return outputs
 
     @property
     def has_unread(self) -> bool:
         """Whether outputs have arrived that were not read."""
-        return bool(self._unread_outputs)
+        return bool(self.unread_outputs)
 
     @property
     def fully_read(self) -> bool:
         """Whether all outputs have been read."""
-        return not self.open_choices and not self._unread_outputs
+        return not self.open_choices and not self.unread_outputs
 
     def cancel_choice(self, index: int = -1) -> None:
         """Cancel one choice or (-1) all open ones. No further output of them is delivered."""
@@ -80,7 +83,7 @@ class OutputStream:
         if not cancelled:
             return
         self.open_choices -= cancelled
-        self._unread_outputs = [output for output in self._unread_outputs if output.index not in cancelled]
+        self.unread_outputs = [output for output in self.unread_outputs if output.index not in cancelled]
         if self._group is not None and not self.open_choices:
             self._group.end_stream(self._group_index)
         self._source.cancel_stream(self, -1 if not self.open_choices else index)
@@ -95,9 +98,9 @@ class OutputStream:
         """Add an output; called by the engine, which then calls ``wake_reader``."""
         if output.index not in self.open_choices:
             return
-        if not self._unread_outputs:
+        if not self.unread_outputs:
             self._touched_streams[self._group_index] = None
-        self._unread_outputs.append(output)
+        self.unread_outputs.append(output)
         if output.finish_reason is not None:
             self.open_choices.discard(output.index)
             if self._group is not None and not self.open_choices:
@@ -105,10 +108,10 @@ class OutputStream:
 
     def wake_reader(self) -> None:
         """Wake the reader; called by the engine after all outputs of a step were added."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(True)
         if self._group is not None:
             self._group.wake_group()
+        elif self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(True)
 
 
 class StreamGroup:
@@ -151,9 +154,12 @@ class StreamGroup:
         if waiter is None or consumer is None or waiter.done():
             return
         wants_more = True
-        arrived: StepArrivals = [
-            (number, outputs) for number in self._touched_streams if (outputs := self._streams[number].drain_outputs())
-        ]
+        arrived: StepArrivals = []
+        for number in self._touched_streams:
+            stream = self._streams[number]
+            if stream.unread_outputs:  # a cancelled choice takes its outputs back
+                arrived.append((number, stream.unread_outputs))
+                stream.unread_outputs = []
         self._touched_streams.clear()
         if arrived:
             try:
