@@ -19,6 +19,7 @@ from parley.settings.options import ConfigError, Option, ResolvedOptions, read_o
 
 if TYPE_CHECKING:
     from parley.cluster.plan import ClusterPlan
+    from parley.cluster.ray_actor import ProcessInfo
 
 USAGE = """\
 usage: parley cluster up FILE [--detach]     start the cluster that FILE describes, and wait until it is ready
@@ -62,33 +63,33 @@ def _start_cluster(config: ResolvedOptions) -> int:
     cluster_plan = plan.read_plan(config["first"])
     _check_program_options(cluster_plan, config["first"])
     address = config["address"] or cluster_plan.address
-    from parley.cluster import ray_client as place
+    from parley.cluster import ray_client
 
     if config["detach"] and not _ray_exists(address):
         return _start_detached(config)
     began = time.monotonic()
-    own_ray = place.connect_ray(address, start_missing=True)
-    if cluster_plan.name in place.cluster_names():
+    own_ray = ray_client.connect_ray(address, start_missing=True)
+    if cluster_plan.name in ray_client.cluster_names():
         raise LookupError(
             f"The cluster {cluster_plan.name} is running already; stop it: parley cluster down {cluster_plan.name}"
         )
     print(f"cluster {cluster_plan.name} on {'a Ray of this machine' if own_ray else 'Ray'}", flush=True)
-    keeper = place.start_cluster(cluster_plan)
+    supervisor = ray_client.start_cluster(cluster_plan)
     try:
-        url = _wait_for_cluster(place, keeper, config["timeout"])
+        url = _wait_for_cluster(supervisor, config["timeout"])
         if url is None:
-            place.stop_cluster(keeper)
+            ray_client.stop_cluster(supervisor)
             return 1
         print(f"ready in {time.monotonic() - began:.1f} s: {url}", flush=True)
-        print(f"status page: {place.status_page_url(keeper)}", flush=True)
+        print(f"status page: {ray_client.status_page_url(supervisor)}", flush=True)
         if not own_ray:
             print(f"stop it with `parley cluster down {cluster_plan.name}`", flush=True)
             return 0
-        _until_stopped(place, cluster_plan.name)
+        _until_stopped(cluster_plan.name)
     except KeyboardInterrupt:
         print("stopping", flush=True)
-    if cluster_plan.name in place.cluster_names():
-        place.stop_cluster(keeper)
+    if cluster_plan.name in ray_client.cluster_names():
+        ray_client.stop_cluster(supervisor)
     return 0
 
 
@@ -105,16 +106,16 @@ def _check_program_options(cluster_plan: ClusterPlan, path: str) -> None:
 
 
 def _print_status(config: ResolvedOptions) -> int:
-    from parley.cluster import ray_client as place
+    from parley.cluster import ray_client
 
-    place.connect_ray(config["address"] or "")
-    names = [config["first"]] if config["first"] else place.cluster_names()
+    ray_client.connect_ray(config["address"] or "")
+    names = [config["first"]] if config["first"] else ray_client.cluster_names()
     if not names:
         print("no cluster is running")
     for name in names:
-        keeper = place.find_supervisor(name)
-        processes, wanted = place.cluster_processes(keeper)
-        rows = [_process_row(each, place, keeper) for each in processes]
+        supervisor = ray_client.find_supervisor(name)
+        processes, wanted = ray_client.cluster_processes(supervisor)
+        rows = [_process_row(each, supervisor) for each in processes]
         print(f"{name}: " + ", ".join(f"{group} {count}" for group, count in wanted.items()))
         print(_align_columns([("", "role", "where", "node", "pid", "needs"), *rows]))
     return 0
@@ -132,29 +133,29 @@ def _scale_group(config: ResolvedOptions) -> int:
         number = integer_kind(0, plan.MAX_COUNT).parse_raw(count)
     except ValueError as wanted:
         raise ConfigError(f"scale: {excerpt(count)} is not {wanted}.") from None
-    from parley.cluster import ray_client as place
+    from parley.cluster import ray_client
 
-    place.connect_ray(config["address"] or "")
-    if refused := place.scale_group(place.find_supervisor(name), group, number):
+    ray_client.connect_ray(config["address"] or "")
+    if refused := ray_client.scale_group(ray_client.find_supervisor(name), group, number):
         raise LookupError(refused)
     print(f"{group}: {number} wanted; `parley cluster status` shows them come and go")
     return 0
 
 
 def _stop_cluster(config: ResolvedOptions) -> int:
-    from parley.cluster import ray_client as place
+    from parley.cluster import ray_client
 
-    place.connect_ray(config["address"] or "")
-    place.stop_cluster(place.find_supervisor(config["first"] or ""))
+    ray_client.connect_ray(config["address"] or "")
+    ray_client.stop_cluster(ray_client.find_supervisor(config["first"] or ""))
     return 0
 
 
 def _ray_exists(address: str) -> bool:
     """Whether there is a Ray cluster at ``address`` (empty: the default one). Raises ConnectionError."""
-    from parley.cluster import ray_client as place
+    from parley.cluster import ray_client
 
     try:
-        place.connect_ray(address)
+        ray_client.connect_ray(address)
     except ConnectionError:
         if address:
             raise
@@ -189,38 +190,48 @@ def _start_detached(config: ResolvedOptions) -> int:
             time.sleep(0.1)
 
 
-def _wait_for_cluster(place: Any, keeper: Any, timeout: float) -> str | None:
+def _wait_for_cluster(supervisor: Any, timeout: float) -> str | None:
     """Wait until the coordinator takes requests. Return its address for clients, or None after ``timeout`` seconds."""
+    from parley.cluster import ray_client
+
     deadline = time.monotonic() + timeout
     shown: set[str] = set()
     while True:
-        processes, _ = place.cluster_processes(keeper)
+        processes, _ = ray_client.cluster_processes(supervisor)
         for each in processes:
             if each.pid and each.name not in shown:
                 shown.add(each.name)
-                print("  " + "  ".join(part for part in _process_row(each, place, keeper)[:4] if part), flush=True)
-        if place.ready(keeper):
-            result: str | None = place.address(keeper)
-            return result
+                print("  " + "  ".join(part for part in _process_row(each, supervisor)[:4] if part), flush=True)
+        if ray_client.cluster_ready(supervisor):
+            return ray_client.cluster_address(supervisor)
         if time.monotonic() > deadline:
             missing = ", ".join(f"{each.name} ({each.needs})" for each in processes if not each.pid)
             why = f"no node has the resources for: {missing}" if missing else "the instances did not become ready"
-            print(f"parley: not ready after {timeout:g} s: {why}; the cluster has {place.has()}", file=sys.stderr)
+            print(
+                f"parley: not ready after {timeout:g} s: {why}; the cluster has {ray_client.describe_resources()}",
+                file=sys.stderr,
+            )
             return None
         time.sleep(0.1)
 
 
-def _until_stopped(place: Any, name: str) -> None:
+def _until_stopped(name: str) -> None:
     """Wait for a signal, or until the cluster has been stopped by another process."""
+    from parley.cluster import ray_client
+
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    while name in place.cluster_names():
+    while name in ray_client.cluster_names():
         time.sleep(1.0)
 
 
-def _process_row(process: Any, place: Any, keeper: Any) -> tuple[str, ...]:
+def _process_row(process: ProcessInfo, supervisor: Any) -> tuple[str, ...]:
+    from parley.cluster import ray_client
+
     if not process.pid:
         return process.name, process.role, "not placed", "", "", process.needs
-    where = process.url("port") if "port" in process.ports else place.address(keeper)  # clients use the coordinator's
+    where = (
+        process.port_url("port") if "port" in process.ports else ray_client.cluster_address(supervisor)
+    )  # clients use the coordinator's
     return process.name, process.role, where, f"node {process.node[:8]}", f"{process.pid}", process.needs
 
 
