@@ -34,8 +34,9 @@ only gives a warning.
   hyphens are equal.
 * Do not give API keys as flags where others can list processes: use `PARLEY_API_KEY` or `--api-key-file`.
 * Probes need no key: `/health`, `/ping`, `/health/live`, `/health/ready` and Triton's.
-* With `--admin-key-file`, only the keys in that file load adapters, change endpoints and roles, clear the prefix cache,
-  pause requests and stop the server. Other keys generate, read and stop requests; the keys in that file do this too.
+* Only the keys of `--admin-key-file` load adapters, change endpoints and roles, clear the prefix cache, pause requests
+  and stop the server (`parley routes` lists these routes with the scope `admin`); they can do everything else as well.
+  Other keys generate, read and stop their own requests. Without any key everybody may do everything.
 
 ```toml
 model = "./my-model"

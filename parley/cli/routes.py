@@ -1,4 +1,4 @@
-"""``parley routes``: lists every path of a server and its API, from the server's own tables."""
+"""``parley routes``: lists every path of a server, its API and its scope, from the server's own tables."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from parley.settings.options import Option, ResolvedOptions
 USAGE = """\
 usage: parley routes [options]
 
-Lists the routes of a server: method, path, API, and the surface that serves it. "all" is the surface of the main port,
-which serves every API; the others serve one API, under its prefix or on its own port."""
+Lists the routes of a server: method, path, API, scope, and the surface that serves it. "all" is the surface of the main
+port, which serves every API; the others serve one API, under its prefix or on its own port. Routes of scope "open"
+need no API key, those of scope "admin" need an admin key, and those of scope "cluster" the cluster secret."""
 
 OPTIONS = [
     Option("json", switch_kind(), "Print JSON, one line per route.", False),
@@ -22,7 +23,8 @@ OPTIONS = [
 
 
 def route_table(config: ResolvedOptions) -> list[dict[str, str]]:
-    """Return one entry per port, method and path, with api and surface. If several APIs answer, the body decides."""
+    """Return one entry per port, method and path, with api, scope and surface. If several APIs answer, the body
+    decides, and all have the same scope."""
     from parley.dialects import mounts
 
     ports = [("all", mounts.universal_mounts(config["strict"], config["tgi-compat"]))]
@@ -34,7 +36,8 @@ def route_table(config: ResolvedOptions) -> list[dict[str, str]]:
         for (method, path), answering in mounts.mount_table(mounted).items():
             apis = ", ".join(surface.dialect.name for _, surface in answering)
             surface = answering[0][1].prefix or name
-            rows.append({"method": method, "path": path, "api": apis, "surface": surface})
+            scope = mounts.route_scope(answering[0][0])
+            rows.append({"method": method, "path": path, "api": apis, "scope": scope, "surface": surface})
     return rows
 
 

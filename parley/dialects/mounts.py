@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import msgspec
 
@@ -22,17 +23,45 @@ SERVER_ROUTES = (
     Route("GET", "/health/ready", "ready"),
     Route("GET", "/metrics", "metrics"),
 )
-OPEN_KINDS: frozenset[RouteKind] = frozenset(
-    {"live", "ready", "probe", "health"}
-)  # answered without a key, if every route of the path is open
-ADMIN_KINDS: frozenset[RouteKind] = frozenset(
-    {"adapter", "reset", "pause", "stop", "endpoint", "role"}
-)  # change the server or its models
+# Who may call a route. "open": everyone, if every route of the path is open. "client": every client with an API key.
+# "cluster": the same, and the handler checks the cluster secret. "admin": only clients that may change the server or
+# its models.
+RouteScope = Literal["open", "client", "cluster", "admin"]
+ROUTE_SCOPES: dict[RouteKind, RouteScope] = {
+    "generate": "client",
+    "embed": "client",
+    "tokenize": "client",
+    "detokenize": "client",
+    "models": "client",
+    "model": "client",
+    "tokenizer": "client",
+    "version": "client",
+    "server_info": "client",
+    "abort": "client",  # of the client's own requests
+    "adapter": "admin",
+    "load": "client",
+    "reset": "admin",
+    "health": "open",
+    "live": "open",
+    "ready": "open",
+    "info": "client",
+    "summed_info": "client",
+    "endpoint": "admin",  # GET: "client"
+    "probe": "open",
+    "self_test": "client",
+    "pause": "admin",
+    "stop": "admin",
+    "metrics": "client",
+    "results": "cluster",
+    "results_flow": "cluster",
+    "role": "admin",
+    "instance_status": "client",
+}
 
 
-def takes_admin_key(route: Route) -> bool:
-    """Whether a route requires an admin key, if any are configured."""
-    return route.kind in ADMIN_KINDS and not (route.kind == "endpoint" and route.method == "GET")
+def route_scope(route: Route) -> RouteScope:
+    """Return who may call a route. Raises KeyError for a kind without a scope."""
+    return "client" if route.kind == "endpoint" and route.method == "GET" else ROUTE_SCOPES[route.kind]
 
 
 @dataclass(frozen=True)

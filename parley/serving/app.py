@@ -22,12 +22,11 @@ from parley.dialects.dialect import Dialect, HeaderList, Route, RouteKind
 from parley.dialects.mounts import (
     INNER_MOUNTS,
     INSTANCE_PLANE,
-    OPEN_KINDS,
     ApiMount,
     error_dialect,
     mount_table,
     non_null_members,
-    takes_admin_key,
+    route_scope,
 )
 from parley.disagg.wire.headers import read_preface_size
 from parley.errors import NotAllowed, NotFound, OrderRefused, ParleyError, excerpt
@@ -76,7 +75,7 @@ class RouteEndpoint:
         self.app = app
         self.route = route
         self.dialect = dialect
-        self.admin_keys = app.keys if takes_admin_key(route) else None
+        self.admin_keys = app.keys if route_scope(route) == "admin" else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request with its kind's handler. Raises Unauthorized, Forbidden without a required admin key."""
@@ -156,7 +155,7 @@ class App:
         self.route_table = build_route_table(self, surfaces)
         self._access_gate = BrowserGuard(host, options.hosts, options.cors, self.keys)
         self._path_dialects = {path: endpoint.dialect for (_, path), endpoint in reversed(self.route_table.items())}
-        guarded = {path for (_, path), endpoint in self.route_table.items() if endpoint.route.kind not in OPEN_KINDS}
+        guarded = {path for (_, path), endpoint in self.route_table.items() if route_scope(endpoint.route) != "open"}
         self._keyless_paths = {path for _, path in self.route_table} - guarded
         self._path_router = Router(
             [Mounted(path, endpoint, methods=[method]) for (method, path), endpoint in self.route_table.items()],

@@ -50,7 +50,7 @@ class ServerOptions(HttpOptions):
     tgi_compat: str = "3"  # the TGI version that the shared port copies
     endpoints: str | None = None  # the file that endpoints are kept in; None: they last until the server ends
     api_keys: tuple[str, ...] = ()  # without keys every client is admitted
-    admin_keys: tuple[str, ...] = ()  # required for changes to the server; if empty, every API key may change it
+    admin_keys: tuple[str, ...] = ()  # required for changes to the server, unless there are no keys at all
     max_queue: int = 1024
     drain: float = 30.0  # how long running answers may continue after SIGTERM
     notes: tuple[str, ...] = ()  # warnings to log at the start

@@ -17,6 +17,9 @@ from urllib.parse import urlsplit
 from parley.errors import Forbidden, Unauthorized
 
 KEY_HEADERS = (b"api-key", b"x-api-key")
+NO_ADMIN_KEYS = (
+    "API keys may not change the server. Start it with --admin-key-file FILE; the keys in that file may change it."
+)
 
 
 @functools.lru_cache(64)
@@ -31,8 +34,8 @@ def is_loopback(host: str) -> bool:
 class ApiKeys:
     """The accepted API keys. Without any, every client is accepted.
 
-    ``admin_keys``: keys that may also change the server. They work as ordinary keys, too. Without any, every accepted
-    client may change the server.
+    ``admin_keys``: keys that may also change the server. They work as ordinary keys, too. Without any, nobody may
+    change a server that has API keys, and everybody one that has none.
     """
 
     def __init__(self, keys: Iterable[str], admin_keys: Iterable[str] = ()):
@@ -67,6 +70,8 @@ class ApiKeys:
     def check_admin_key(self, headers: dict[bytes, bytes]) -> None:
         """Check that the headers carry an admin key. Raises Unauthorized without a key, Forbidden with another one."""
         if not self._admin_digests:
+            if self._key_digests:
+                raise Forbidden(NO_ADMIN_KEYS)
             return
         key = presented_key(headers)
         if not key:

@@ -14,6 +14,10 @@ def test_routes_lists_each_answered_route_once(parley, url):
     rows = [json.loads(line) for line in parley("routes", "--json").stdout.splitlines()]
     assert len({(row["method"], row["path"]) for row in rows}) == len(rows) > 10
     assert {row["api"] for row in rows} >= {"parley", "openai"}
+    scopes = {row["path"]: row["scope"] for row in rows}
+    assert [scopes[path] for path in ("/health", "/v1/models", "/dresult", "/reset_prefix_cache")] == [
+        "open", "client", "cluster", "admin"
+    ]  # fmt: skip
     for row in rows:
         path = re.sub(r"\{([^}]+)\}", lambda part: PATH_VALUES.get(part[1], "tiny"), row["path"])
         request = urllib.request.Request(url + path, b"{}" if row["method"] == "POST" else None, method=row["method"])
@@ -43,4 +47,4 @@ def test_routes_lists_extra_listeners(parley):
 def test_routes_table_has_a_line_for_each_route(parley):
     table = parley("routes").stdout.splitlines()
     assert len(table) == 1 + len(parley("routes", "--json").stdout.splitlines())
-    assert table[0].split() == ["METHOD", "PATH", "API", "SURFACE"]
+    assert table[0].split() == ["METHOD", "PATH", "API", "SCOPE", "SURFACE"]
