@@ -1,17 +1,16 @@
 """parley: one LLM inference server that every client already speaks to.
 
 The public names are ``LLM`` for scripts and notebooks, the neutral model of ``parley.types``, and the errors of
-``parley.errors``. Importing parley imports nothing heavy; each name is loaded on first use.
+``parley.errors``. Each name is loaded on first use. This file imports nothing but the version: with ``python -m
+parley`` the working directory is on the path until ``__main__.py`` has removed it.
 """
-
-from __future__ import annotations
-
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 from parley.version import __version__
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from parley.errors import ParleyError
     from parley.llm import LLM, Answer, Completion
     from parley.types import (
@@ -43,7 +42,9 @@ __all__ = [
 ]  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
+    from importlib import import_module
+
     for home, names in _NAME_MODULES.items():
         if name in names:
             return getattr(import_module(home), name)

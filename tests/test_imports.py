@@ -13,7 +13,7 @@ FILES = {".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts): file 
 MODULES = {name.removesuffix(".__init__"): file for name, file in FILES.items()}
 # The folders ("rooms") of the package from the bottom up. A file imports only from its own room and from lower floors.
 FLOORS = (
-    ("types", "errors", "wire", "version", "watermark", "demo"),
+    ("types", "errors", "wire", "child_process", "version", "watermark", "demo"),
     ("metrics", "text", "core", "settings", "hub"),
     ("dialects", "engine", "native", "cluster"),
     ("web", "disagg", "model"),
@@ -98,7 +98,7 @@ def test_room_imports_only_from_floors_below(room: str):
 def test_architecture_page_lists_these_floors():
     page = (PACKAGE.parent / "docs" / "architecture.md").read_text("utf-8")
     rows = re.findall(r"^\| (\d+) \| (`[^|]*`) \|", page, re.MULTILINE)
-    assert tuple(tuple(re.findall(r"`([a-z]+)(?:/|\.py)?`", rooms)) for _, rooms in rows) == FLOORS
+    assert tuple(tuple(re.findall(r"`([a-z_]+)(?:/|\.py)?`", rooms)) for _, rooms in rows) == FLOORS
     assert [int(number) for number, _ in rows] == list(range(1, len(FLOORS) + 1))
 
 
@@ -113,3 +113,9 @@ def test_coordinator_imports_neither_instance_nor_worker():
     for name, file in MODULES.items():
         if room_of(name) == "coordinator":
             assert not [other for other in imported_modules(file) if room_of(other) in ("instance", "worker")], file
+
+
+def test_python_processes_are_started_by_one_module():
+    """It keeps the working directory out of their paths."""
+    starting = {name for name, file in MODULES.items() if "sys.executable" in file.read_text("utf-8")}
+    assert starting == {"parley.child_process"}

@@ -13,6 +13,7 @@ import time
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from parley.child_process import python_command
 from parley.errors import excerpt
 from parley.settings.kinds import duration_kind, integer_kind, switch_kind, text_kind
 from parley.settings.options import ConfigError, Option, ResolvedOptions, read_options_table
@@ -166,16 +167,7 @@ def _ray_exists(address: str) -> bool:
 def _start_detached(config: ResolvedOptions) -> int:
     """Run the same command in a process that keeps running. Return when it reports that the cluster is ready."""
     with tempfile.NamedTemporaryFile(prefix="parley-cluster-", suffix=".log", delete=False) as log:
-        command = [
-            sys.executable,
-            "-m",
-            "parley",
-            "cluster",
-            "up",
-            config["first"],
-            "--timeout",
-            f"{config['timeout']}s",
-        ]
+        command = python_command("-m", "parley", "cluster", "up", config["first"], "--timeout", f"{config['timeout']}s")
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     with open(log.name, encoding="utf-8", errors="replace") as lines:
         while True:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from parley import hub
+from parley.child_process import python_command
 from parley.cli.serve import offered_models, read_key_file
 from parley.settings.config import SERVE_OPTIONS
 from parley.settings.options import ConfigError, ResolvedOptions
@@ -73,7 +74,7 @@ def check_python(config: ResolvedOptions) -> Iterator[Finding]:
 def check_torch(config: ResolvedOptions) -> Iterator[Finding]:
     """Check torch, in a separate process because a broken torch may kill its process instead of raising."""
     try:
-        answer = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=120, check=True)
+        answer = subprocess.run(python_command("-c", PROBE), capture_output=True, text=True, timeout=120, check=True)
         version, threads, cuda = answer.stdout.split()
     except (OSError, subprocess.SubprocessError, ValueError):
         yield Finding(

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from parley.child_process import protect_children
 from parley.settings.config import KNOWN_VARIABLES
 from parley.settings.options import ConfigError, did_you_mean, format_help, resolve_options
 from parley.version import __version__
@@ -57,6 +58,8 @@ def help_text() -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
+    if arguments is None:  # the process is this command's own
+        protect_children()
     try:
         code = dispatch_command(list(sys.argv[1:] if arguments is None else arguments))
         if sys.stdout is not None:  # None if the process was started without a standard output

@@ -6,10 +6,8 @@ The server is a separate ``parley serve`` in its own process group, so that Ctrl
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import sys
@@ -18,9 +16,8 @@ import time
 from collections.abc import Iterator
 from typing import IO
 
+from parley.child_process import die_with_parent, python_command
 from parley.cli.client import ClientError, OpenAIClient, ServerAddress
-
-PR_SET_PDEATHSIG = 1
 
 
 @contextlib.contextmanager
@@ -31,7 +28,7 @@ def spawn_server(model: str | None, *flags: str) -> Iterator[OpenAIClient]:
     """
     port, key = _free_port(), secrets.token_urlsafe()
     client = OpenAIClient(ServerAddress("http", "127.0.0.1", port, ""), key)
-    command = [sys.executable, "-m", "parley", "serve", *([model] if model else []), "--host", "127.0.0.1"]
+    command = python_command("-m", "parley", "serve", *([model] if model else []), "--host", "127.0.0.1")
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             [*command, "--port", str(port), *flags],
@@ -40,7 +37,7 @@ def spawn_server(model: str | None, *flags: str) -> Iterator[OpenAIClient]:
             stderr=log,
             env=os.environ | {"PARLEY_API_KEY": key},  # not a flag: every user of the machine can read flags
             start_new_session=True,
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            preexec_fn=die_with_parent if sys.platform == "linux" else None,
         )
         try:
             _wait_for_server(process, client, log)
@@ -79,11 +76,6 @@ def _stop_process(process: subprocess.Popen[bytes]) -> None:
         act()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(5)
-
-
-def _die_with_parent() -> None:
-    """Ask the kernel to terminate this process when its parent has gone, for any reason."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _free_port() -> int:

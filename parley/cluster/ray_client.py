@@ -17,6 +17,14 @@ from parley.cluster.plan import ClusterPlan
 from parley.cluster.ray_actor import COORDINATOR_NAME, RAY_NAMESPACE, SUPERVISOR_NAME, ProcessInfo, RaySupervisor
 
 
+class ClusterJob(ray.job_config.JobConfig):  # type: ignore[misc]  # ray has no types
+    """A job whose workers do not import from the driver's working directory."""
+
+    def _runtime_env_has_working_dir(self) -> bool:
+        """Return True: then Ray does not put the driver's working directory first on the path of all workers."""
+        return True
+
+
 def connect_ray(address: str = "", *, start_missing: bool = False) -> bool:
     """Connect to the Ray cluster at the address, or the one of this machine.
 
@@ -24,7 +32,12 @@ def connect_ray(address: str = "", *, start_missing: bool = False) -> bool:
     started. Raises ConnectionError.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    quiet = {"namespace": RAY_NAMESPACE, "logging_level": logging.ERROR, "log_to_driver": start_missing}
+    quiet = {
+        "namespace": RAY_NAMESPACE,
+        "logging_level": logging.ERROR,
+        "log_to_driver": start_missing,
+        "job_config": ClusterJob(),
+    }
     try:
         ray.init(address=address or "auto", **quiet)
         return False

@@ -7,7 +7,6 @@ therefore has no placement or restart logic. Knows nothing of the process's work
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import socket
@@ -22,11 +21,11 @@ from typing import Any
 
 import ray
 
+from parley.child_process import die_with_parent, python_command
 from parley.cluster.plan import format_toml
 
 RESTART_PAUSE = 5.0  # seconds before a process that ended immediately is restarted
 STOP_SECONDS = 60.0  # seconds that a process has to end by itself
-PR_SET_PDEATHSIG = 1
 
 
 class RayProcess:
@@ -45,10 +44,10 @@ class RayProcess:
         self._config = Path(path)
         self._since = time.monotonic()
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "parley", *command, "--config", path],
+            python_command("-m", "parley", *command, "--config", path),
             stdin=subprocess.DEVNULL,
             env=os.environ | {"PARLEY_CLUSTER_SECRET": secret},
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            preexec_fn=die_with_parent if sys.platform == "linux" else None,
         )
         threading.Thread(target=self._watch_child, daemon=True).start()
 
@@ -81,8 +80,3 @@ def _free_port(host: str) -> int:
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
-
-
-def _die_with_parent() -> None:
-    """Ask the kernel to terminate this process when the actor is gone, for any reason."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

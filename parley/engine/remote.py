@@ -12,13 +12,13 @@ import logging
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 
 import msgspec
 
 from parley import wire
+from parley.child_process import python_command
 from parley.engine.messages import (
     EngineFatal,
     EngineReady,
@@ -37,7 +37,7 @@ HEALTHY_SECONDS = 60.0  # an engine that ran at least this long after a restart 
 CLOSE_SECONDS = 2.0  # seconds that a closing engine has to end by itself, by default
 
 
-ENGINE_COMMAND = (sys.executable, "-m", "parley.worker.process")  # the command that runs parley's own engine
+ENGINE_COMMAND = python_command("-m", "parley.worker.process")  # the command that runs parley's own engine
 
 
 class RemoteEngine(MessagePageTransfer):

@@ -1,0 +1,30 @@
+"""Python processes that parley starts: their command line, and how they end with their parent.
+
+Python looks for modules in the working directory first if it runs ``-m`` or ``-c``. That folder may be a downloaded
+model with files of any name, such as ``torch.py``; so no process that parley starts looks there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+SAFE_PATH_VARIABLE = "PYTHONSAFEPATH"  # keeps the working directory out of the paths of a process and its children
+PR_SET_PDEATHSIG = 1
+
+
+def python_command(*arguments: str) -> list[str]:
+    """Return the command line of a Python process that does not import from the working directory."""
+    return [sys.executable, "-P", *arguments]
+
+
+def protect_children() -> None:
+    """Keep the working directory also out of the Python processes that libraries start."""
+    os.environ[SAFE_PATH_VARIABLE] = "1"
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to terminate this process when its parent is gone, for any reason."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
