@@ -5,6 +5,7 @@ The pages themselves travel elsewhere (``disagg/kv``); the engine reserves, publ
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from parley.engine.messages import (
@@ -18,6 +19,8 @@ from parley.engine.messages import (
 )
 from parley.engine.protocol import Engine
 
+PageObserver = Callable[[list[int]], None]  # gets the numbers of more full pages
+
 NO_PAGE_TRANSFER = "The engine does not exchange KV pages with other instances."
 
 
@@ -25,8 +28,7 @@ NO_PAGE_TRANSFER = "The engine does not exchange KV pages with other instances."
 class PageTransferEngine(Protocol):
     """An engine that exchanges KV pages. ``find_page_transfer`` tells whether an engine is one.
 
-    For a request with a lease, the numbers of its computed pages MUST be reported to the stream's
-    ``on_pages_computed``, before the outputs of their step. Unknown keys and ids MUST be ignored.
+    Unknown keys and ids MUST be ignored.
     """
 
     async def reserve_pages(
@@ -43,6 +45,13 @@ class PageTransferEngine(Protocol):
     def free_reservation(self, key: str) -> None:
         """Free the reservation ``key``. No other instance may write into its pages any more."""
 
+    def observe_pages(self, request_id: str, observer: PageObserver) -> None:
+        """Report the full pages of a request with a lease to ``observer`` as they are computed.
+
+        Call it before the request is submitted; ``release_lease`` ends it. Pages MUST be reported in order, and before
+        the outputs of their step.
+        """
+
     def release_lease(self, request_id: str) -> None:
         """Release the lease of a request, running or finished. No other instance reads its pages any more."""
 
@@ -56,6 +65,10 @@ def find_page_transfer(engine: Engine) -> PageTransferEngine | None:
 
 class MessagePageTransfer(Engine):
     """Base class of engines that exchange pages by the messages of parley's own engine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._page_observers: dict[str, PageObserver] = {}  # by request id
 
     async def reserve_pages(
         self, key: str, token_ids: list[int], salt: str = "", adapter: str = "", digest: str = ""
@@ -72,8 +85,13 @@ class MessagePageTransfer(Engine):
         """Send FreeReservation."""
         self._send_if_ready(FreeReservation(key))
 
+    def observe_pages(self, request_id: str, observer: PageObserver) -> None:
+        """Keep the observer for the request's PagesComputed messages."""
+        self._page_observers[request_id] = observer
+
     def release_lease(self, request_id: str) -> None:
-        """Send ReleaseLease."""
+        """Drop the observer, and send ReleaseLease."""
+        self._page_observers.pop(request_id, None)
         self._send_if_ready(ReleaseLease(request_id))
 
     def _handle_message(self, message: FromEngine) -> None:
@@ -86,6 +104,6 @@ class MessagePageTransfer(Engine):
                 super()._handle_message(message)
 
     def _deliver_pages(self, message: PagesComputed) -> None:
-        stream = self._streams.get(message.id)
-        if stream is not None and stream.on_pages_computed is not None:
-            stream.on_pages_computed(message.pages)
+        observer = self._page_observers.get(message.id)
+        if observer is not None:
+            observer(message.pages)

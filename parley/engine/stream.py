@@ -26,16 +26,11 @@ class StreamSource(Protocol):
 
 
 class OutputStream:
-    """The outputs of one request, in order. A read returns everything that has arrived since the previous one.
-
-    ``on_pages_computed``, for a request with a lease, is called with the numbers of more full pages as they are
-    computed, before the outputs of their step. Set it in the same turn of the event loop that submits the request.
-    """
+    """The outputs of one request, in order. A read returns everything that has arrived since the previous one."""
 
     def __init__(self, source: StreamSource, request: EngineRequest):
         self.request_id = request.id
         self.open_choices = set(range(request.n))  # choices whose last output has not arrived
-        self.on_pages_computed: Callable[[list[int]], None] | None = None
         self._source = source
         self.unread_outputs: list[EngineOutput] = []
         self._waiter: asyncio.Future[bool] | None = None

@@ -19,7 +19,6 @@ from parley.disagg.kv.receiver import KVReceiver
 from parley.disagg.kv.transport import LinkLost
 from parley.disagg.wire import handover
 from parley.engine.page_transfer import NO_PAGE_TRANSFER, PageTransferEngine, find_page_transfer
-from parley.engine.stream import OutputStream
 from parley.errors import EngineError, Malformed, Overloaded, ParleyError
 from parley.instance.member import ClusterMember
 from parley.instance.remote_writer import RemoteResponseWriter
@@ -95,7 +94,7 @@ class DecodeStage(RequestStage):
         if self._running_request.model.unready_error() is not None:
             self.fail_over()  # this instance has stopped meanwhile, so the request must continue elsewhere
 
-    def after_submit(self, streams: list[OutputStream]) -> None:
+    def after_submit(self) -> None:
         """Note which reservations the engine requests will use."""
         self._unstarted = set(self._reservation_keys)
 

@@ -21,7 +21,6 @@ from parley.disagg.kv.transport import LinkError
 from parley.disagg.wire import handover
 from parley.disagg.wire.headers import LOST_HEADER, SHORT_HEADER, UNKNOWN_STATUS, PrefillCommand
 from parley.engine.page_transfer import NO_PAGE_TRANSFER, PageTransferEngine, find_page_transfer
-from parley.engine.stream import OutputStream
 from parley.errors import ContextLength, EngineDied, NotReady, ParleyError, Stopping
 from parley.instance.member import ClusterMember
 from parley.instance.remote_writer import PrefillResponseWriter
@@ -116,16 +115,14 @@ class PrefillStage(RequestStage):
             if self._page_engine is None:
                 raise HandoverDeclined(SEND_FAILED + NO_PAGE_TRANSFER)
             self._engine_requests = engine_requests
+            for number in self._continued:
+                observer = partial(self._on_pages_computed, number)
+                self._page_engine.observe_pages(engine_requests[number].id, observer)
             if len(engine_requests) > 1:  # released together, so that none waits for another's pages
                 for engine_request in engine_requests:
                     engine_request.lease, engine_request.release_group = True, self._first_request.id
             self._handover_task = asyncio.create_task(self._open_handover(len(engine_requests)))
             self._handover_task.add_done_callback(self._on_handover_opened)
-
-    def after_submit(self, streams: list[OutputStream]) -> None:
-        """Observe the pages that the engine computes."""
-        for number in self._continued:
-            streams[number].on_pages_computed = partial(self._on_pages_computed, number)
 
     def on_outputs(self, prompt_number: int, outputs: list[EngineOutput]) -> None:
         """Record new outputs, without the ends that the other instance will decide."""

@@ -41,7 +41,7 @@ async def handle_generate(registry: ModelRegistry, route: Route, exchange: Excha
             model.metrics.invalid_requests.add_count()
             await exchange.send_response(reply.body, reply.status, reply.content_type)
             return
-        exchange.field_names, exchange.api_refusal = reply.field_names, reply.render_refusal
+        exchange.adopt_reply(reply)
         model.require_ready()
         if (client_timeout := exchange.client_timeout()) is not None:
             reply.request.timeout = min(client_timeout, reply.request.timeout or client_timeout)
@@ -72,10 +72,7 @@ def _read_generation_body(
     reply = route.reader(body, request_context(model or registry.main_model, exchange))
     if isinstance(reply, Answer):
         return model or registry.main_model, reply
-    exchange.field_names, exchange.api_refusal = (
-        reply.field_names,
-        reply.render_refusal,
-    )  # so that this API words an unknown-model error
+    exchange.adopt_reply(reply)  # so that this API words an unknown-model error
     if model is None or reply.request.model != model_name:  # the API may ignore the name in the body
         model = registry.find_model(reply.request.model)
     return model, reply

@@ -114,10 +114,9 @@ class Generation:
             self._prompt_streams.append(prompt_stream)
             self.usage.prompt_tokens += len(engine_request.token_ids)
             self._undelivered += prompt_stream.accepted_events(engine_request)
-        streams = [prompt_stream.stream for prompt_stream in self._prompt_streams]
-        self._stream_group = StreamGroup(streams)
+        self._stream_group = StreamGroup([prompt_stream.stream for prompt_stream in self._prompt_streams])
         if self._stage is not None:
-            self._stage.after_submit(streams)
+            self._stage.after_submit()
         resumed = self._stage is not None and self._stage.prior_outputs is not None
         if self._early_finish and not resumed:
             self.finish_early(self._early_finish)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from parley.dialects.dialect import Answer, HeaderList
-from parley.engine.stream import OutputStream
 from parley.errors import ParleyError
 from parley.serving.served_model import ServedModel
 from parley.types import EngineOutput, EngineRequest, OutputBatch, Request
@@ -47,7 +46,7 @@ class RequestStage:
     ) -> None:
         """Called before the engine requests are submitted; it may change them. Raises ParleyError."""
 
-    def after_submit(self, streams: list[OutputStream]) -> None:
+    def after_submit(self) -> None:
         """Called in the same turn of the event loop, right after the engine requests were submitted."""
 
     def on_outputs(self, prompt_number: int, outputs: list[EngineOutput]) -> None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from starlette.types import Message, Receive, Scope, Send
 
-from parley.dialects.dialect import Answer, Dialect, HeaderList
+from parley.dialects.dialect import Answer, Dialect, HeaderList, Reply
 from parley.errors import BadRequest, Invalid, ParleyError, TimedOut, TooLarge, UnknownCoding, excerpt
 from parley.web.connection import CHUNK_PER_EVENT, CYCLE_KEY, ResponseWriter
 from parley.web.content_coding import decompress_body
@@ -48,8 +48,8 @@ class StageErrors(Protocol):
 class Exchange:
     """One request and its response.
 
-    ``field_names``: maps neutral field names in errors to the API's own. ``dialect`` formats errors unless
-    ``api_refusal`` does. ``extra_headers``: further headers of a stream. ``tenant``: the number of the client's API
+    ``field_names``: maps neutral field names in errors to the API's own. ``dialect`` formats errors unless the reply
+    does (``adopt_reply``). ``extra_headers``: further headers of a stream. ``tenant``: the number of the client's API
     key. ``stage``: set if this server runs only one stage of the request. ``created_at``: creation time that the
     response shows, in seconds since the epoch; None: now. ``preface_size``: number of bytes before the client's body;
     they are stored in ``preface_bytes``.
@@ -63,7 +63,6 @@ class Exchange:
     field_names: Mapping[str, str] = field(default_factory=dict)
     log_entry: AccessLogEntry = field(default_factory=AccessLogEntry)
     extra_headers: HeaderList = ()
-    api_refusal: Callable[[ParleyError], Answer | None] = lambda error: None
     tenant: str = ""
     stage: StageErrors | None = None
     created_at: int | None = None
@@ -76,6 +75,7 @@ class Exchange:
         self.arrived_at = time.perf_counter()
         self.headers: dict[bytes, bytes] = dict(self.scope["headers"])
         self._writer: ResponseWriter = self.scope[CYCLE_KEY]
+        self._reply: Reply | None = None
         self.last_write_at = 0.0  # time of the last write, by `perf_counter`
         self._peeked_body: bytes | None = None
         self.set_request_uuid(draw_id().hex())
@@ -225,7 +225,8 @@ class Exchange:
         """Send an error as the whole response."""
         error = self.translate_field(error)
         stage_answer = self.stage.coordinator_answer(error) if self.stage is not None else None
-        answer = stage_answer or self.api_refusal(error) or self.dialect.render_error(error)
+        reply_answer = self._reply.render_refusal(error) if self._reply is not None else None
+        answer = stage_answer or reply_answer or self.dialect.render_error(error)
         headers = [*extra_headers, *(self.stage.coordinator_headers(error) if self.stage is not None else ())]
         retry_after = getattr(error, "retry_after", None)
         if retry_after is not None and self.dialect.retry_hints:
@@ -238,6 +239,10 @@ class Exchange:
         if answer.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         await self.send_response(answer.body, answer.status, answer.content_type, headers)
+
+    def adopt_reply(self, reply: Reply) -> None:
+        """Let a reply format the errors from now on: the body has been read."""
+        self.field_names, self._reply = reply.field_names, reply
 
     def translate_field(self, error: ParleyError) -> ParleyError:
         """Replace the neutral field name in the error by the API's own, and return the error."""

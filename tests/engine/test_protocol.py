@@ -221,8 +221,8 @@ async def test_leased_prompt_announces_its_pages_before_its_first_output():
     engine = await start_engine()
     work = EngineRequest(id="a", token_ids=list(range(40)), max_tokens=6, n=2, lease=True)
     events: list[int | EngineOutput] = []
+    engine.observe_pages("a", events.extend)
     stream = engine.submit_request(work)
-    stream.on_pages_computed = events.extend
     while len([each for each in events if isinstance(each, EngineOutput)]) < 2:
         events += await stream.next_outputs()
     stream.cancel_choice()

@@ -188,8 +188,8 @@ async def test_kv_pages_of_one_engine_serve_another(architecture, kv, adapted, s
             wrong_digest = await receiver.reserve_pages("other", request.token_ids, "s", adapter, "0" * 64)
             assert wrong_digest.error and not wrong_digest.pages
         computed_pages: list[int] = []
+        sender.observe_pages("first", computed_pages.extend)
         stream = sender.submit_request(replace(request, id="first", lease=True))
-        stream.on_pages_computed = computed_pages.extend
         first_outputs = await read_outputs(stream, 1)
         assert len(computed_pages) == length // 16  # announced before the first outputs
         stream.cancel_choice()
@@ -230,8 +230,8 @@ async def test_no_kv_pages_are_reserved_or_held_without_prefix_cache():
     sender, receiver = await start_engines(tiny_models.model_folder("llama"), prefix_cache=False)
     try:
         assert "no prefixes" in (await receiver.reserve_pages("key", random_prompt(40))).error
+        sender.observe_pages("w", lambda pages: pytest.fail("pages announced without a prefix cache"))
         stream = sender.submit_request(EngineRequest("w", random_prompt(40), 3, lease=True))
-        stream.on_pages_computed = lambda pages: pytest.fail("pages announced without a prefix cache")
         assert [each.finish_reason for each in await read_outputs(stream)][-1] == "length"
         await wait_until_free(sender)
     finally:

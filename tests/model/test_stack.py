@@ -12,7 +12,7 @@ import torch
 from parley import native
 from parley.core.sequence import BLOCK_SIZE
 from parley.model.networks.config import DecoderConfig, RopeConfig
-from parley.model.networks.decoder import DecoderLayer, FusedDecoder
+from parley.model.networks.decoder import DecoderLayer, FusedDecoder, make_rope_table
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.native.layout import Span
@@ -66,7 +66,8 @@ def build_decoder(size: dict[str, int], kind: str, layers: int) -> FusedDecoder:
         window=None,
     )
     embedding = torch.randn(VOCAB, shape.hidden, generator=generator).bfloat16()
-    return FusedDecoder(shape, embedding, [layer] * layers, ones, random_weight(VOCAB, shape.hidden, "bf16"), 64, 0, 0)
+    head, angles = random_weight(VOCAB, shape.hidden, "bf16"), make_rope_table(shape, 64, embedding.device)
+    return FusedDecoder(shape, embedding, [layer] * layers, ones, head, angles, 0, 0)
 
 
 @pytest.mark.parametrize("kind", ["bf16", "int8"])

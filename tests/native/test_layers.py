@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from parley import native
 from parley.core.sequence import BLOCK_SIZE
 from parley.model.networks.config import DecoderConfig, RopeConfig
-from parley.model.networks.decoder import FusedDecoder
+from parley.model.networks.decoder import FusedDecoder, make_rope_table
 from parley.model.networks.network import PackedBatch
 from parley.model.networks.paged_kv import PagedKV
 from parley.native import build, compiled, library
@@ -85,7 +85,8 @@ class RandomModel:
             self.random_bf16(VOCAB, shape.hidden),
             native.pack_weight(self.random_bf16(VOCAB, shape.hidden)),
         )
-        return FusedDecoder(shape, embedding, layers, self.random_bf16(shape.hidden), head, CONTEXT, 0, 0)
+        angles = make_rope_table(shape, CONTEXT, embedding.device)
+        return FusedDecoder(shape, embedding, layers, self.random_bf16(shape.hidden), head, angles, 0, 0)
 
     def build_batch(self, counts: list[int]) -> PackedBatch:
         """A batch of sequences that compute these numbers of tokens each, after a random number of past tokens."""

@@ -11,25 +11,28 @@ from typing import Any
 
 from parley.coordinator.proxy.client import DownstreamClient
 
+PauseSender = Callable[[bool], Coroutine[Any, Any, None]]  # True pauses a sender, False resumes it
+
 PAUSE_ABOVE = 32 << 10  # buffered bytes above which the sender is paused
 DROP_ABOVE = 1 << 20  # buffered bytes above which the client is dropped, because the sender has not paused
 
 
 class BackpressureBuffer:
-    """The body of an answer that has begun.
-
-    ``pause_sender(True)`` pauses the current sender, ``pause_sender(False)`` resumes it; None if it cannot be paused.
-    """
+    """The body of an answer that has begun. It may come from several senders, one after the other."""
 
     def __init__(self, client: DownstreamClient):
-        self.pause_sender: Callable[[bool], Coroutine[Any, Any, None]] | None = None
         self._client, self._cycle = client, client.http_cycle
         self._buffered_parts: list[bytes] | None = None  # None: everything was sent
         self._buffered_bytes = 0
         self._is_complete = False  # the buffer contains the end of the answer
         self._drain_task: asyncio.Task[None] | None = None
-        self._paused_sender: Callable[[bool], Coroutine[Any, Any, None]] | None = None  # of the sender paused
+        self._pause_sender: PauseSender | None = None  # pauses the current sender
+        self._paused_sender: PauseSender | None = None  # the one that has been paused
         self._pause_task: asyncio.Task[None] | None = None
+
+    def change_sender(self, pause_sender: PauseSender | None) -> None:
+        """Expect further parts from another sender. ``pause_sender``: None if it cannot be paused."""
+        self._pause_sender = pause_sender
 
     def send_part(self, data: bytes) -> None:
         """Send a part now, or once the client has read the parts before it."""
@@ -40,10 +43,10 @@ class BackpressureBuffer:
                 self._client.abort_connection()
             elif (
                 self._buffered_bytes > PAUSE_ABOVE
-                and self.pause_sender is not None
-                and self._paused_sender is not self.pause_sender
+                and self._pause_sender is not None
+                and self._paused_sender is not self._pause_sender
             ):
-                self._paused_sender = self.pause_sender
+                self._paused_sender = self._pause_sender
                 self._pause_task = asyncio.get_running_loop().create_task(self._paused_sender(True))
         elif not self._cycle.write_part(data):
             self._buffered_parts = []
@@ -82,6 +85,6 @@ class BackpressureBuffer:
                 break
             if self._pause_task is not None:
                 await self._pause_task
-            if paused_sender is self.pause_sender:  # the sender has not changed
+            if paused_sender is self._pause_sender:  # the sender has not changed
                 await paused_sender(False)
         self._buffered_parts = self._drain_task = None

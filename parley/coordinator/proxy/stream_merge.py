@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import binascii
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from parley.coordinator import refusals
 from parley.coordinator.proxy import prefill_answer
-from parley.coordinator.proxy.backpressure import BackpressureBuffer
+from parley.coordinator.proxy.backpressure import BackpressureBuffer, PauseSender
 from parley.coordinator.proxy.client import DownstreamClient, returned_headers
 from parley.coordinator.proxy.http_client import LARGEST_ANSWER, CollectedAnswer
 from parley.coordinator.proxy.prefill_answer import BadPrefillAnswer, PrefillAnswer
@@ -75,7 +74,7 @@ class StreamMerge:
         self._early_size = 0
         self._parts: list[bytes] = []  # of an answer in one piece
         self._size = 0
-        self._out.pause_sender = None
+        self._out.change_sender(None)
 
     def prior_outputs(self) -> bytes:
         """Return the engine outputs of the part that the client has; empty if it has none. Raises ResultsCut."""
@@ -86,16 +85,14 @@ class StreamMerge:
         except binascii.Error:
             raise ResultsCut(final=True) from None
 
-    def take_prefill_answer(
-        self, answer: PrefillAnswer, native: bool, pause_sender: Callable[[bool], Coroutine[Any, Any, None]]
-    ) -> bool:
+    def take_prefill_answer(self, answer: PrefillAnswer, native: bool, pause_sender: PauseSender) -> bool:
         """Accept P's part of the answer, then D's buffered frames; True if P's part is the whole answer.
 
         ``native``: D sends the engine outputs of its results; ``pause_sender`` can pause D only in that case.
         """
         self.asking = None
         self.exact = self.exact and answer.native and native
-        self._out.pause_sender = pause_sender if self.exact else None
+        self._out.change_sender(pause_sender if self.exact else None)
         self._stream = answer.stream
         if not self._caller.status:
             self._status, self._head = answer.status, returned_headers(answer.headers)

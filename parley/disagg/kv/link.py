@@ -1,8 +1,9 @@
 """The link between a sender and a receiver: messages in both directions, heartbeats, one thread for blocking transfers.
 
 Heartbeats are the only messages it understands. A side that is silent for a lease counts as dead, and so does one that
-sends heartbeats but has not read for that long; end of file says so at once. The holder of the link is notified once of
-its end (``handle_link_end``), in the event loop's thread, and ``wait_closed`` waits until nothing of it runs any more.
+sends heartbeats but has not read for that long; end of file says so at once. A handover holds the link while it lasts
+(``hold_link``, ``release_link``) and gets the messages and the end of the link, in the event loop's thread. Between
+handovers the link is idle. ``wait_closed`` waits until nothing of the link runs any more.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import msgspec
 
@@ -28,7 +29,7 @@ T = TypeVar("T")
 
 
 class LinkHolder(Protocol):
-    """The user of a link, which gets its messages. Only ``handle_frame`` may raise, and only LinkLost."""
+    """A handover that holds a link and gets its messages. Only ``handle_frame`` may raise, and only LinkLost."""
 
     def handle_frame(self, frame: Any) -> None:
         """Handle a message. Raises LinkLost for an unexpected one."""
@@ -45,11 +46,11 @@ class KVLink:
         self.name = name
         self.lease = lease
         self.end_reason = ""  # why it ended; empty while it is open
-        self.holder: LinkHolder | None = None
         self.transport: KVTransport | None = None
         self.checksum = False
         self._reader, self._writer = connection.reader, connection.writer
         self._decoder = msgspec.msgpack.Decoder(frame_types)
+        self._holder: LinkHolder | None = None  # None while the link is idle
         self._thread: ThreadPoolExecutor | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._end_callbacks: list[Callable[[KVLink], None]] = []
@@ -85,11 +86,28 @@ class KVLink:
         """Call ``action`` when the link has ended."""
         self._end_callbacks.append(action)
 
-    def start_tasks(self) -> None:
-        """Start heartbeats, and pass messages to the holder from now on."""
-        self._tasks = [asyncio.create_task(self._dispatch_frames()), asyncio.create_task(self._send_heartbeats())]
+    def start_tasks(self, handle_idle_frame: Callable[[Any], None] | None = None) -> None:
+        """Start heartbeats, and pass messages to the holder from now on.
+
+        ``handle_idle_frame`` gets the messages that arrive while the link is idle and may raise LinkLost. Without it,
+        such a message ends the link.
+        """
+        dispatch = self._dispatch_frames(handle_idle_frame or self.reject_frame)
+        self._tasks = [asyncio.create_task(dispatch), asyncio.create_task(self._send_heartbeats())]
 
     # ---------------------------------------------------------------------------------------------- in use
+
+    def hold_link(self, holder: LinkHolder) -> None:
+        """Pass the messages and the end of the link to ``holder`` until ``release_link``."""
+        self._holder = holder
+
+    def release_link(self) -> None:
+        """Make the link idle: its handover is over."""
+        self._holder = None
+
+    def reject_frame(self, frame: Any) -> NoReturn:
+        """Reject a message that nobody expects. Raises LinkLost."""
+        raise LinkLost(f"{self.name} sent an unexpected message.")
 
     def send_frame(self, frame: KVFrame) -> None:
         """Send a message without waiting. Does nothing when the link has ended."""
@@ -134,7 +152,7 @@ class KVLink:
             self.transport.close_transport()
         if self._thread is not None:
             self._thread.shutdown(wait=False)
-        holder, self.holder = self.holder, None
+        holder, self._holder = self._holder, None
         if holder is not None:
             holder.handle_link_end(reason)
         for end_callback in self._end_callbacks:
@@ -147,8 +165,8 @@ class KVLink:
         if self._thread is not None:
             await asyncio.to_thread(self._thread.shutdown, True)
 
-    async def _dispatch_frames(self) -> None:
-        """Pass messages to the holder until the link ends."""
+    async def _dispatch_frames(self, handle_idle_frame: Callable[[Any], None]) -> None:
+        """Pass messages to the holder, or to ``handle_idle_frame`` without one, until the link ends."""
         try:
             while True:
                 frame = await self.read_frame(MAX_FRAME_BYTES)
@@ -160,10 +178,10 @@ class KVLink:
                         frame.sent,
                         max(self._beats_acknowledged, frame.heard),
                     )
-                elif self.holder is not None:
-                    self.holder.handle_frame(frame)
+                elif self._holder is not None:
+                    self._holder.handle_frame(frame)
                 else:
-                    raise LinkLost(f"{self.name} sent an unexpected message.")
+                    handle_idle_frame(frame)
         except LinkLost as error:
             self.fail_link(str(error))
         except Exception:  # a defect on this side; the holder must not wait for ever

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from parley.disagg.kv.arena import MappedArena
@@ -174,8 +175,7 @@ class KVPeer:
         finally:
             if link.end_reason:
                 _start_tracked(self._endings, link.wait_closed())
-        link.holder = _IdleLinkHolder(link, lambda begin: self._start_receiver(link, mapped_arena, hello.name, begin))
-        self._register_link(link, hello.name)
+        self._register_link(link, hello.name, partial(self._start_receiver, link, mapped_arena, hello.name))
         link.send_frame(welcome)
 
     async def _choose_transport(
@@ -224,15 +224,11 @@ class KVPeer:
         """Drop the ticket of a link that has ended."""
         self._tickets.pop(ticket, None)
 
-    def _start_receiver(self, link: KVLink, mapped_arena: MappedArena, name: str, begin: BeginFrame) -> None:
-        """Start an incoming handover; the link returns to its idle holder afterwards."""
-        idle_holder = link.holder
-
-        def make_idle() -> None:
-            """Make the link idle."""
-            link.holder = idle_holder
-
-        _start_tracked(self._tasks, self._run_receiver(KVReceiver(link, mapped_arena, name, begin, make_idle)))
+    def _start_receiver(self, link: KVLink, mapped_arena: MappedArena, name: str, frame: Any) -> None:
+        """Start the handover that a message on an idle link begins. Raises LinkLost for any other message."""
+        if not isinstance(frame, BeginFrame):
+            link.reject_frame(frame)
+        _start_tracked(self._tasks, self._run_receiver(KVReceiver(link, mapped_arena, name, frame)))
 
     async def _run_receiver(self, receiver: KVReceiver) -> None:
         """Run the accept callback for a handover, and refuse the handover if the callback did not answer."""
@@ -310,34 +306,17 @@ class KVPeer:
         else:
             self._link_pool.put_idle_link(link, address, name)
 
-    def _register_link(self, link: KVLink, name: str) -> None:
+    def _register_link(self, link: KVLink, name: str, handle_idle_frame: Callable[[Any], None] | None = None) -> None:
         """Register a link and start it."""
         self._links[link] = name
         link.add_end_callback(self._on_link_end)
-        link.start_tasks()
+        link.start_tasks(handle_idle_frame)
 
     def _on_link_end(self, link: KVLink) -> None:
         """Forget a link that has ended."""
         del self._links[link]
         self._link_pool.remove_link(link)
         _start_tracked(self._endings, link.wait_closed())
-
-
-class _IdleLinkHolder:
-    """Holds an incoming link while there is no handover."""
-
-    def __init__(self, link: KVLink, on_begin: Callable[[BeginFrame], None]):
-        self._link = link
-        self._on_begin = on_begin
-
-    def handle_frame(self, frame: Any) -> None:
-        """Start the handover that the message begins. Raises LinkLost for any other message."""
-        if not isinstance(frame, BeginFrame):
-            raise LinkLost(f"{self._link.name} sent an unexpected message.")
-        self._on_begin(frame)
-
-    def handle_link_end(self, reason: str) -> None:
-        """Do nothing: no handover is affected."""
 
 
 def split_address(address: str) -> tuple[str, int]:

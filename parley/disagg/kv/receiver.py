@@ -33,14 +33,12 @@ from parley.disagg.kv.transport import LinkLost
 
 
 class KVReceiver:
-    """One offered handover. ``name``: of its arena; ``body`` and ``parts``: from the sender's begin message.
+    """One offered handover, which holds the link until it is over.
 
-    ``on_link_free`` is called when the link is free for the next handover.
+    ``name``: of its arena; ``body`` and ``parts``: from the sender's begin message.
     """
 
-    def __init__(
-        self, link: KVLink, memory: MappedArena, name: str, begin: BeginFrame, on_link_free: Callable[[], None]
-    ):
+    def __init__(self, link: KVLink, memory: MappedArena, name: str, begin: BeginFrame):
         self.name = name
         self.body = begin.body
         self.parts = begin.parts
@@ -48,7 +46,6 @@ class KVReceiver:
         self.received_bytes = 0  # of pages received and confirmed
         self._link = link
         self._memory = memory
-        self._on_link_free = on_link_free
         self._end_reason = ""
         self._own_pages: list[list[int]] = []  # pages to fill, for each part
         self._announced_counts: list[int] = []  # for each part, how many of them the sender has announced
@@ -61,7 +58,7 @@ class KVReceiver:
         self._outputs.add_done_callback(lambda given: given.cancelled() or given.exception())  # it may never be awaited
         self._settled_event = asyncio.Event()
         self._state = "offered"  # then "accepted", "ending", "over"
-        link.holder = self
+        link.hold_link(self)
 
     @property
     def transport_name(self) -> str:
@@ -121,8 +118,7 @@ class KVReceiver:
     def _end_handover(self, reason: str) -> None:
         """End the handover and wake everything that waits for it."""
         self._state, self._end_reason = "over", reason
-        if not self._link.end_reason:
-            self._on_link_free()
+        self._link.release_link()
         if not self._outputs.done():
             self._outputs.set_exception(LinkLost(reason))
         if self._fetch_task is None:

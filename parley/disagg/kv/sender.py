@@ -153,13 +153,13 @@ class KVSender:
             self._is_over = True
             self._wake.set()
             if not self._link.end_reason:
-                self._link.holder = None
+                self._link.release_link()
                 self._on_link_free(self._link)
 
     def _adopt_link(self, link: KVLink) -> None:
         """Use this link for the handover."""
         self._link, self._is_over = link, False
-        link.holder = self
+        link.hold_link(self)
 
     async def _request_answer(self, frame: BeginFrame | OutputsFrame | EndFrame) -> Any:
         """Send a message and return the answer. Raises LinkLost."""
@@ -232,7 +232,7 @@ class KVSender:
         elif self._pending_answer is not None and not self._pending_answer.done():
             self._pending_answer.set_result(frame)
         else:
-            raise LinkLost(f"{self._link.name} sent an unexpected message.")
+            self._link.reject_frame(frame)
 
     def handle_link_end(self, reason: str) -> None:
         """Fail the message that waits for an answer, because the link has ended."""

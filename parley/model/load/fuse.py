@@ -20,7 +20,7 @@ from parley.model.checkpoint.quantization import Quantization
 from parley.model.checkpoint.weights import LinearSpec, LinearWeight, PlainWeight
 from parley.model.load.packed_cache import PackedWeightCache
 from parley.model.networks.config import DecoderConfig, Unfusable
-from parley.model.networks.decoder import LINEAR_SITES, FusedDecoder
+from parley.model.networks.decoder import LINEAR_SITES, FusedDecoder, make_rope_table
 from parley.model.networks.network import LinearSite
 from parley.native.layer import DecoderLayer
 
@@ -75,7 +75,7 @@ def fuse_decoder(
         blocks,
         norm,
         head,
-        max_len,
+        make_rope_table(config, max_len, embedding.device),
         llama_weights.total_parameters,
         weights_bytes,
         llama_weights.linear_sites(),

@@ -20,8 +20,17 @@ from parley.native.layout import LayerKV
 LINEAR_SITES = ("qkv", "output", "gate_up", "down")  # the linear layers within a layer, in the order of adapter sites
 
 
+def make_rope_table(config: DecoderConfig, max_len: int, device: torch.device) -> torch.Tensor:
+    """Return cosines and sines of the rotary embedding's angles, float32 [max_len, 2, rotary / 2].
+
+    A table, because the cosine of an angle must not depend on its place in a vector.
+    """
+    angles = torch.outer(torch.arange(max_len).float(), config.rope.inverse_frequencies())
+    return torch.stack((angles.cos(), angles.sin()), 1).to(device)
+
+
 class FusedDecoder:
-    """``network.DecoderNetwork`` for one Llama-shaped model."""
+    """``network.DecoderNetwork`` for one Llama-shaped model. ``rope_table``: from ``make_rope_table``."""
 
     def __init__(
         self,
@@ -30,7 +39,7 @@ class FusedDecoder:
         layer_weights: list[DecoderLayer],
         norm: torch.Tensor,
         head: native.PackedWeight,
-        max_len: int,
+        rope_table: torch.Tensor,
         parameters: int,
         weights_bytes: int,
         linears: Mapping[str, LinearSite] | None = None,
@@ -47,24 +56,27 @@ class FusedDecoder:
         self._norm = norm
         self._head = head
         self._scale = config.head_dim**-0.5
-        # A table, because the cosine of an angle must not depend on its place in a vector.
-        angles = torch.outer(torch.arange(max_len).float(), config.rope.inverse_frequencies())
-        self._angles = torch.stack((angles.cos(), angles.sin()), 1).to(embedding.device)  # [max_len, 2, rotary / 2]
+        self._rope_table = rope_table
         self.stack = self._build_stack()  # all layers as one call; None: run kernel by kernel
 
     def select_layers(self, layers: list[int]) -> FusedDecoder:
         """Return a decoder with only ``layers``. It shares the weights."""
-        selected = object.__new__(FusedDecoder)
-        selected.__dict__.update(self.__dict__)
-        selected.layer_weights = [self.layer_weights[i] for i in layers]
-        selected.layers = [self.layers[i] for i in layers]
-        selected.stack = selected._build_stack()
-        return selected
+        return FusedDecoder(
+            self.config,
+            self._embedding,
+            [self.layer_weights[i] for i in layers],
+            self._norm,
+            self._head,
+            self._rope_table,
+            self.parameters,
+            self.weights_bytes,
+            self.linears,
+        )
 
     def _build_stack(self) -> native.Stack | None:
         """Build the single call for all layers, or return None if the kernels have none for them."""
         heads, eps = self.config.heads, self.config.eps
-        tables = self._embedding, self._norm, self._angles
+        tables = self._embedding, self._norm, self._rope_table
         return native.build_stack(self.layer_weights, *tables, heads, self._kv, eps=eps, scale=self._scale)
 
     def compute_hidden(self, batch: PackedBatch, pages: KVPages) -> torch.Tensor:
@@ -87,7 +99,7 @@ class FusedDecoder:
     def kernel_by_kernel(self, batch: PackedBatch, pages: KVPages) -> torch.Tensor:
         """Compute ``compute_hidden`` kernel by kernel. This is the definition; a stack does the same in one call."""
         config = self.config
-        cos, sin = self._angles.index_select(0, batch.positions)[:, None].unbind(2)
+        cos, sin = self._rope_table.index_select(0, batch.positions)[:, None].unbind(2)
         cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
         residual = native.embed_tokens(batch.token_ids, self._embedding)
         # A norm knows which layer reads its result, because that layer may want int8; the head's rows are selected

@@ -18,6 +18,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -187,8 +188,7 @@ class GrammarState:
     def copy_state(self) -> GrammarState:
         """Return an independent state at the same position. Waits for the mask."""
         self.wait_ready()
-        duplicate = object.__new__(GrammarState)
-        duplicate.__dict__.update(self.__dict__)
+        duplicate = copy(self)
         if self._error is None:
             duplicate._matcher = self._matcher.deep_copy() if self._matcher is not None else None
             duplicate._thinking_budget = (

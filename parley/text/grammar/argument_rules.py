@@ -43,12 +43,19 @@ class ArgumentRules:
         self._written_chars = 0  # characters written
         self._line_names: dict[tuple[str, str], str] = {}  # of rules and terminals, by the rest of their lines
         self.form = form
-        self.write_text = lark.write_text
-        self.find_mark = lark.find_mark
+        self._lark = lark
         self._root_schema: Schema = {}
         self._schema_rules: dict[
             tuple[str, int, int], tuple[Any, str]
         ] = {}  # rules by id(schema), which is kept alive here
+
+    def write_text(self, text: str) -> str:
+        """Return a text in Lark, as ``LarkWriter.write_text`` does."""
+        return self._lark.write_text(text)
+
+    def find_mark(self, text: str) -> re.Match[str] | None:
+        """Find the first mark in a text, as ``LarkWriter.find_mark`` does."""
+        return self._lark.find_mark(text)
 
     def text_until(self, mark: str, schema: Schema, before: str = "") -> str:
         """Return a rule for text up to a mark that it does not contain. ``before``: stands right before the mark."""

@@ -99,26 +99,26 @@ class _DecodingWindow:
     """Decodes a window of the last tokens again for each token and returns the text that is new."""
 
     def __init__(self, tokenizer: Tokenizer, context: list[int]):
-        self._decode = tokenizer.decode
+        self._tokenizer = tokenizer
         self._ids = context
-        self._text = self._decode(context, False)  # text of the ids that was returned already
+        self._text = self._tokenizer.decode(context, False)  # text of the ids that was returned already
         self._unreturned = 0  # number of ids at the end whose text was not returned
 
     def push_token(self, token_id: int) -> str:
         self._ids.append(token_id)
         self._unreturned += 1
-        text = self._decode(self._ids, False)
+        text = self._tokenizer.decode(self._ids, False)
         if text.endswith("\ufffd") and self._unreturned < MAX_INCOMPLETE_TOKENS:
             return ""
         return self._advance_window(text)
 
     def flush_window(self) -> str:
-        return self._advance_window(self._decode(self._ids, False)) if self._unreturned else ""
+        return self._advance_window(self._tokenizer.decode(self._ids, False)) if self._unreturned else ""
 
     def _advance_window(self, text: str) -> str:
         new = text[_common_prefix(text, self._text) :]  # the decoder may have rewritten text that was returned
         self._ids = self._ids[-max(CONTEXT_TOKENS, self._unreturned) :]
-        self._text = self._decode(self._ids, False)
+        self._text = self._tokenizer.decode(self._ids, False)
         self._unreturned = 0
         return new
 
