@@ -105,9 +105,9 @@ async def test_requests_before_ready_and_failed_starts_raise_errors():
 
 
 @given(
-    st.integers(1, 3), st.integers(1, 6), st.lists(st.sampled_from(["more", "enough", "next", "cancel"]), max_size=12)
+    st.integers(1, 3), st.integers(1, 6), st.lists(st.sampled_from(["more", "enough", "drain", "cancel"]), max_size=12)
 )
-def test_feed_and_next_deliver_each_token_once_in_order(n, limit, actions):
+def test_feed_and_drain_deliver_each_token_once_in_order(n, limit, actions):
     async def scenario() -> None:
         engine = await start_engine()
         stream = engine.submit_request(EngineRequest(id="a", token_ids=[1, 2, 3], max_tokens=limit, n=n))
@@ -130,8 +130,10 @@ def test_feed_and_next_deliver_each_token_once_in_order(n, limit, actions):
 
         while not stream.fully_read:
             await group.feed_outputs(lambda arrived: on_outputs(arrived[0][1]))
-            if not stream.fully_read and next(script, "more") == "next":
-                on_outputs(await stream.next_outputs() or [EngineOutput("a", 0)])
+            if not stream.fully_read and next(script, "more") == "drain":
+                while not stream.has_unread:
+                    await asyncio.sleep(0)
+                on_outputs(stream.drain_outputs())
         await group.feed_outputs(lambda arrived: on_outputs(arrived[0][1]))  # the stream has ended: returns at once
         assert group.all_read
         for index, ids in token_ids.items():
