@@ -64,12 +64,25 @@ def test_pod_grace_period_outlasts_drain():
         assert pod["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > needed + 5
 
 
-def test_coordinator_manifest_lists_every_replica():
+def coordinator_options():
     from parley.coordinator.config import parse_coordinator_config
 
     content = tomllib.loads((DEPLOY / "k8s/coordinator.toml").read_text("utf-8"))
     content["secret"] = content.pop("secret_file")  # the file exists only in the pod
-    options = parse_coordinator_config(content, "coordinator.toml")
+    return parse_coordinator_config(content, "coordinator.toml")
+
+
+def test_container_memory_suffices_for_the_bodies_that_are_accepted():
+    (body_memory,) = [option.default for option in SERVE_OPTIONS if option.name == "body-memory"]
+    for pod in [*manifests("StatefulSet"), *manifests("Deployment")]:
+        bodies = body_memory if pod["kind"] == "StatefulSet" else coordinator_options().memory_limit
+        limit = only_container(pod)["resources"]["limits"]["memory"]
+        assert limit.endswith("Gi")
+        assert (int(limit[:-2]) << 30) > 3 * bodies + (200 << 20)  # bytes, decoded values, and the process itself
+
+
+def test_coordinator_manifest_lists_every_replica():
+    options = coordinator_options()
     sets = {each["metadata"]["name"]: each["spec"] for each in manifests("StatefulSet")}
     urls = {
         f"http://{name}-{number}.{spec['serviceName']}:8000"

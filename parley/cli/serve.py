@@ -85,7 +85,10 @@ def engine_of(config: ResolvedOptions) -> EngineKind:
 def server_options(config: ResolvedOptions) -> ServerOptions:
     """Return the server's part of the options. Raises ConfigError for errors that only the server detects."""
     from parley.serving.options import ServerOptions
+    from parley.web.request_body import BodyBudget
 
+    if config["body-memory"] < config["body-limit"]:
+        raise ConfigError("body-memory must be at least body-limit: otherwise the largest bodies are never accepted.")
     return ServerOptions(
         host=config["host"],
         port=config["port"],
@@ -99,6 +102,8 @@ def server_options(config: ResolvedOptions) -> ServerOptions:
         max_queue=config["max-queue"],
         drain=config["drain"],
         body_limit=config["body-limit"],
+        body_budget=BodyBudget(config["body-memory"]),
+        body_rate=config["body-rate"],
         cors=tuple(config["cors-origin"]),
         hosts=tuple(config["allow-host"]),
         ping_interval=config["ping"],

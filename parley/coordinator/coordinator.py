@@ -44,6 +44,7 @@ from parley.web.port import (
     open_listener,
     uvicorn_config,
 )
+from parley.web.request_body import BodyBudget
 
 if TYPE_CHECKING:
     from parley.coordinator.proxy import grpc_port
@@ -96,7 +97,11 @@ class Coordinator:
             2
         )  # descriptors per request: the client's connection and one to an instance
         front_options = replace(
-            port_options(options, host), access_log=access_log, connections=max_connections, connection_limit=room
+            port_options(options, host),
+            access_log=access_log,
+            connections=max_connections,
+            connection_limit=room,
+            body_budget=BodyBudget(options.memory_limit // 2),  # so that unfinished bodies leave room for open requests
         )
         self.front = InferenceFront(
             self.scheduler,

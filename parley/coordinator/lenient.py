@@ -7,13 +7,15 @@ from typing import Any, TypeGuard
 
 import msgspec
 
+from parley.dialects.json_body import decode_json
+
 LARGEST_DOUBLE = sys.float_info.max
 
 
 def parse_object(body: bytes) -> dict[str, Any] | None:
     """Parse a body as a JSON object; None if it is none."""
     try:
-        value = msgspec.json.decode(body)
+        value = decode_json(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return None
     return value if isinstance(value, dict) else None

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from parley.dialects.json_body import LazyMembers, OverfullJson, decode_json, decode_members
 from parley.dialects.words import DEFAULT_WORDING, ErrorWording
 from parley.errors import BadRequest, excerpt
 
@@ -23,20 +24,26 @@ INT64 = (-(2**63), 2**63 - 1)
 
 
 def decode_fields(body: bytes, wording: ErrorWording = DEFAULT_WORDING) -> Fields:
-    """Return the members of a body. Raises Malformed (or the wording's error) if it is not one JSON object in UTF-8."""
+    """Return the members of a body. Raises Malformed (or the wording's error) if it is not one JSON object in UTF-8.
+
+    A body with too many values is refused before any of them is built.
+    """
     if not body:
         raise wording.unreadable_error(body, "The request has no body. Send a JSON object.")
-    try:
-        value = msgspec.json.decode(body)
-    except UnicodeDecodeError as error:
-        raise wording.unreadable_error(body, f"The body is not UTF-8 (at byte {error.start}).") from None
-    except RecursionError:
-        raise wording.unreadable_error(body, "The body is nested too deeply.") from None
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise wording.unreadable_error(body, f"The body could not be parsed as JSON: {error}.") from None
-    if not isinstance(value, dict):
+    value = decode_members(body, lambda error: wording.unreadable_error(body, _explain_fault(error)))
+    if not isinstance(value, Mapping):
         raise wording.not_object_error(value)
     return Fields(value, "", wording.for_body(value))
+
+
+def _explain_fault(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"The body is not UTF-8 (at byte {error.start})."
+    if isinstance(error, RecursionError):
+        return "The body is nested too deeply."
+    if isinstance(error, OverfullJson):
+        return f"The body is too large to be read: {error}."
+    return f"The body could not be parsed as JSON: {error}."
 
 
 class Fields:
@@ -55,8 +62,7 @@ class Fields:
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Fields:
         """Return these members, with the defaults in place of absent or null ones."""
-        present = {name: value for name, value in self._data.items() if value is not None or name not in defaults}
-        return Fields({**defaults, **present}, self._path, self._wording)
+        return self._with_changes({name: value for name, value in defaults.items() if self._data.get(name) is None})
 
     @property
     def member_names(self) -> list[str]:
@@ -71,7 +77,7 @@ class Fields:
         """Return those of the names whose members are present and not null."""
         if self._data.keys().isdisjoint(names):
             return []
-        return [name for name, value in self._data.items() if name in names and value is not None]
+        return [name for name in self._data if name in names and self._data[name] is not None]
 
     def is_null(self, name: str) -> bool:
         """True if the member is present and null."""
@@ -83,18 +89,23 @@ class Fields:
         Raises BadRequest if the text is longer than ``cap`` or nested deeper than MAX_DEPTH.
         """
         try:
-            value = msgspec.json.decode(self.string(name, "", cap=cap))
+            value = decode_json(self.string(name, "", cap=cap).encode())
         except (msgspec.DecodeError, RecursionError) as error:
             raise self.member_error(name, f"the text is not JSON: {error}.") from None
         if isinstance(value, dict | list) and not is_shallow(value, MAX_DEPTH):
             raise self.member_error(name, f"nested deeper than {MAX_DEPTH} levels.")
-        return Fields({**self._data, name: value}, self._path, self._wording)
+        return self._with_changes({name: value})
 
     def without_members(self, names: Set[str]) -> Fields:
         """Return the members other than these, for older versions of an API that do not know them."""
-        return Fields(
-            {name: value for name, value in self._data.items() if name not in names}, self._path, self._wording
-        )
+        return self._with_changes({}, names)
+
+    def _with_changes(self, changes: Mapping[str, Any], removed: Set[str] = frozenset()) -> Fields:
+        data = self._data
+        if isinstance(data, LazyMembers):
+            return Fields(data.with_changes(changes, removed), self._path, self._wording)
+        kept = {name: value for name, value in data.items() if name not in removed} if removed else data
+        return Fields({**kept, **changes}, self._path, self._wording)
 
     def raw_value(self, name: str) -> Any:
         """Return the decoded value, or None if it is absent or null."""

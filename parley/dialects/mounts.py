@@ -14,6 +14,7 @@ import msgspec
 
 from parley.dialects import databricks, mindie, openai, tgi, triton, vllm
 from parley.dialects.dialect import Dialect, Route, RouteKind
+from parley.dialects.json_body import check_json_size
 from parley.dialects.triton.calls import GRPC_CALLS
 
 # Routes of the server itself, whichever APIs are mounted.
@@ -126,6 +127,7 @@ def dedicated_mounts(*names: str, apis: Mapping[str, Dialect] = DEDICATED_APIS) 
 def non_null_members(body: bytes) -> set[str]:
     """Return the names of a body's top-level members that are not null; none if the body is not a JSON object."""
     try:
+        check_json_size(body)
         values = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return set()

@@ -5,7 +5,7 @@ Knows the possible faults of a value, but neither how members are read nor their
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from parley.errors import BadRequest, Invalid, Malformed, Missing, WrongType, excerpt
@@ -73,7 +73,7 @@ class ErrorWording:
         """Convert a value of another type to a boolean, an integer or a number, for lenient APIs. Raises BadRequest."""
         raise self.type_error(path, expected, value)
 
-    def for_body(self, body: dict[str, Any]) -> ErrorWording:
+    def for_body(self, body: Mapping[str, Any]) -> ErrorWording:
         """Return the wording for this body, for APIs whose refusals quote the body."""
         return self
 

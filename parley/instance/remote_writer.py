@@ -21,7 +21,7 @@ from parley.disagg.wire.headers import PrefillCommand
 from parley.instance.result_channel import CoordinatorGone, ResultChannel
 from parley.types import EngineRequest, OutputBatch
 from parley.web.connection import HttpCycle
-from parley.web.exchange import ClientGone
+from parley.web.request_body import ClientGone
 
 SERVER_ERROR = "The server had an error while it processed the request."
 

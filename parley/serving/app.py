@@ -33,10 +33,10 @@ from parley.errors import NotAllowed, NotFound, OrderRefused, ParleyError, excer
 from parley.serving.handlers import PROBE_KINDS, SERVER_HANDLERS, RouteHandler
 from parley.serving.registry import ModelRegistry
 from parley.web.auth import ApiKeys, BrowserGuard
-from parley.web.exchange import ClientGone, Exchange
+from parley.web.exchange import Exchange
 from parley.web.http_protocol import HEAD_ERROR_KEY
 from parley.web.logs import log_access
-from parley.web.offload import off_loop
+from parley.web.request_body import ClientGone
 
 log = logging.getLogger("parley.server")
 
@@ -109,7 +109,7 @@ class SharedPathEndpoint:
         if self.route.kind == "generate" and exchange.stage is None:
             self.app.cluster.read_command(exchange)  # report a bad command before any error in the body
         body = await exchange.peek_body()
-        member_names = await off_loop(len(body), partial(non_null_members, body))
+        member_names = await exchange.run_work(len(body), partial(non_null_members, body))
         claiming = (
             endpoint for endpoint in self.endpoints if not member_names.isdisjoint(endpoint.route.claiming_members)
         )
@@ -207,6 +207,7 @@ class App:
             log.exception("Request %s failed.", exchange.request_id)
             await self._send_error(exchange, ParleyError("The server had an error while it processed the request."))
         finally:
+            exchange.release_body()
             del scope[EXCHANGE_KEY]  # the two refer to each other; without the cycle, memory is freed at once
             if not admitted:
                 self.registry.http_responses.add_count(value=str(exchange.status))

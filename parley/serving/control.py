@@ -12,7 +12,6 @@ from parley.serving.generate import request_context
 from parley.serving.registry import ModelRegistry
 from parley.types import EngineRequest, PoolingOptions, Text
 from parley.web.exchange import Exchange
-from parley.web.offload import off_loop
 
 FORCED_DRAIN_SECONDS = 5.0  # seconds that running answers get if the server must end at once
 PAUSE_STATES: dict[PauseCommand, str] = {"hold": "held", "prepare": "prepared", "release": ""}
@@ -46,7 +45,7 @@ async def handle_pause(registry: ModelRegistry, route: Route, exchange: Exchange
     assert route.reader is not None
     body = await exchange.read_body()
     read_command = partial(route.reader, body, request_context(registry.main_model, exchange), registry.server_facts())
-    pause_answer: PauseAnswer = await off_loop(len(body), read_command)
+    pause_answer: PauseAnswer = await exchange.run_work(len(body), read_command)
     if pause_answer.command is not None:
         registry.set_pause(PAUSE_STATES[pause_answer.command])
     await exchange.send_response(pause_answer.answer.body, pause_answer.answer.status, pause_answer.answer.content_type)

@@ -35,7 +35,9 @@ async def handle_generate(registry: ModelRegistry, route: Route, exchange: Excha
             model = registry.find_model(path_model)
             model.require_ready()
         body = await exchange.read_body()
-        model, reply = await off_loop(len(body), partial(_read_generation_body, registry, route, exchange, body))
+        model, reply = await exchange.run_work(
+            len(body), partial(_read_generation_body, registry, route, exchange, body)
+        )
         del body  # it may be large, and the answer long
         if isinstance(reply, Answer):
             model.metrics.invalid_requests.add_count()
@@ -125,6 +127,7 @@ async def _answer_generation(exchange: Exchange, reply: Reply, generation: Gener
         await _stream_generation(exchange, reply, generation)
         return
     await generation.submit_request()
+    exchange.release_body()
     stage = _request_stage(exchange)
     for events in generation.replay_outputs():
         reply.add_events(events)
@@ -168,6 +171,7 @@ async def _stream_generation(exchange: Exchange, reply: Reply, generation: Gener
 
     try:
         await generation.submit_request()
+        exchange.release_body()
         if ping_interval and reply.ping_bytes and media_type.startswith("text/event-stream"):
             ping_task = asyncio.create_task(_send_pings(exchange, reply, ping_interval, lambda: bool(held_bytes)))
         exchange.extra_headers = reply.answer_headers(None)

@@ -39,7 +39,7 @@ async def handle_tokenize(registry: ModelRegistry, route: Route, exchange: Excha
     registry.require_any_ready()
     body = await exchange.read_body()
     assert route.reader is not None and route.writer is not None
-    tokenize_request: TokenizeRequest = await off_loop(len(body), partial(route.reader, body))
+    tokenize_request: TokenizeRequest = await exchange.run_work(len(body), partial(route.reader, body))
     model = registry.find_model(tokenize_request.model)
     model.require_ready()
     prompt = tokenize_request.prompt
@@ -86,7 +86,7 @@ async def handle_detokenize(registry: ModelRegistry, route: Route, exchange: Exc
     registry.require_any_ready()
     body = await exchange.read_body()
     assert route.reader is not None and route.writer is not None
-    detokenize_request: DetokenizeRequest = await off_loop(len(body), partial(route.reader, body))
+    detokenize_request: DetokenizeRequest = await exchange.run_work(len(body), partial(route.reader, body))
     model = registry.find_model(detokenize_request.model)
     model.require_ready()
     vocabulary = model.text_pipeline.tokenizer.vocab_size
@@ -97,7 +97,7 @@ async def handle_detokenize(registry: ModelRegistry, route: Route, exchange: Exc
             field="tokens",
         )
     decode = partial(model.text_pipeline.tokenizer.decode, token_ids, False)
-    text = await off_loop(4 * len(detokenize_request.token_ids), decode)
+    text = await exchange.run_work(4 * len(detokenize_request.token_ids), decode)
     await exchange.send_response(route.writer(text))
 
 
@@ -158,7 +158,10 @@ async def handle_abort(
     """Cancel an open request. ``drop_results`` discards waiting results of a finished one; True if there were any."""
     assert route.reader is not None
     model = registry.find_model(exchange.path_params.get("model", ""))
-    abort_request: AbortRequest = route.reader(await exchange.read_body(), request_context(model, exchange))
+    body = await exchange.read_body()
+    abort_request: AbortRequest = await exchange.run_work(
+        len(body), partial(route.reader, body, request_context(model, exchange))
+    )
     open_request = model.find_open_request(abort_request.request_label)
     if open_request is not None:
         open_request.cancel_by_id(abort_request.request_label)
@@ -171,8 +174,9 @@ async def handle_abort(
 async def handle_adapter(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:
     """Load or unload a LoRA adapter."""
     assert route.reader is not None
-    load_request: LoadAdapter | Answer = route.reader(
-        await exchange.read_body(), request_context(registry.main_model, exchange)
+    body = await exchange.read_body()
+    load_request: LoadAdapter | Answer = await exchange.run_work(
+        len(body), partial(route.reader, body, request_context(registry.main_model, exchange))
     )
     if isinstance(load_request, Answer):
         await _send_answer(exchange, load_request)
@@ -212,7 +216,7 @@ async def handle_info(registry: ModelRegistry, route: Route, exchange: Exchange)
     """Answer a question about the server or its models, as the dialect words it."""
     assert route.reader is not None
     body = await exchange.read_body()
-    answer = await off_loop(
+    answer = await exchange.run_work(
         len(body), partial(route.reader, body, request_context(registry.main_model, exchange), registry.server_facts())
     )
     await _send_answer(exchange, answer)
@@ -223,7 +227,7 @@ async def handle_endpoint(registry: ModelRegistry, route: Route, exchange: Excha
     assert route.reader is not None
     body = await exchange.read_body()
     answer = await registry.endpoint_store.change_endpoints(
-        partial(route.reader, body, request_context(registry.main_model, exchange), registry.server_facts())
+        partial(route.reader, body, request_context(registry.main_model, exchange), registry.server_facts()), len(body)
     )
     await _send_answer(exchange, answer)
 

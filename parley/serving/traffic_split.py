@@ -12,6 +12,7 @@ import fcntl
 import os
 import random
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,7 @@ from parley.dialects.dialect import Answer
 from parley.dialects.facts import Endpoint, EndpointShare
 from parley.dialects.wishes import EndpointChange
 from parley.errors import NotFound, NotReady, ParleyError, UnknownModel, excerpt
+from parley.web.offload import off_loop
 
 
 class EndpointFile(msgspec.Struct):
@@ -81,20 +83,25 @@ class EndpointStore:
                 return share
         raise UnknownModel(f"Endpoint {excerpt(name)} serves no model.", name=name)
 
-    async def change_endpoints(self, decide: Callable[[Mapping[str, Endpoint]], Answer | EndpointChange]) -> Answer:
+    async def change_endpoints(
+        self, decide: Callable[[Mapping[str, Endpoint]], Answer | EndpointChange], size: int = 0
+    ) -> Answer:
         """Apply the change that ``decide`` returns for the current endpoints, one change at a time; return its answer.
 
-        Once begun, a change completes even if the caller is cancelled. Raises anything that ``decide`` raises, and
-        ParleyError if the change cannot be written to disk; the change is then not made.
+        ``size``: bytes that ``decide`` has to read. Once begun, a change completes even if the caller is cancelled.
+        Raises anything that ``decide`` raises, and ParleyError if the change cannot be written to disk; the change is
+        then not made.
         """
-        task = asyncio.ensure_future(self._apply_change(decide))
+        task = asyncio.ensure_future(self._apply_change(decide, size))
         self._changes.add(task)
         task.add_done_callback(self._changes.discard)
         return await asyncio.shield(task)
 
-    async def _apply_change(self, decide: Callable[[Mapping[str, Endpoint]], Answer | EndpointChange]) -> Answer:
+    async def _apply_change(
+        self, decide: Callable[[Mapping[str, Endpoint]], Answer | EndpointChange], size: int
+    ) -> Answer:
         async with self._change_lock:
-            decided = decide(self.by_name)
+            decided = await off_loop(size, partial(decide, self.by_name))
             if isinstance(decided, Answer):
                 return decided
             changed = {name: endpoint for name, endpoint in self.by_name.items() if name != decided.remove_endpoint}

@@ -320,6 +320,22 @@ SERVE_OPTIONS: list[Option] = [
     ),
     Option("body-limit", size_kind(1024), "Largest request body.", 32 << 20, section="server", configurable=True),
     Option(
+        "body-memory",
+        size_kind(1024),
+        "Memory for the bodies of requests that are still arriving or being read; above it they get 429.",
+        256 << 20,
+        section="server",
+        configurable=True,
+    ),
+    Option(
+        "body-rate",
+        size_kind(1),
+        "Bytes per second that an unfinished body has to bring; a slower one gets 408.",
+        1024,
+        section="server",
+        configurable=True,
+    ),
+    Option(
         "drain",
         duration_kind(),
         "Time for running answers to finish after SIGTERM.",

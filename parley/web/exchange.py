@@ -10,28 +10,29 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
 
 from parley.dialects.dialect import Answer, Dialect, HeaderList, Reply
-from parley.errors import BadRequest, Invalid, ParleyError, TimedOut, TooLarge, UnknownCoding, excerpt
+from parley.errors import BadRequest, Invalid, ParleyError, TooLarge, UnknownCoding, excerpt
 from parley.web.connection import CHUNK_PER_EVENT, CYCLE_KEY, ResponseWriter
 from parley.web.content_coding import decompress_body
 from parley.web.logs import AccessLogEntry
+from parley.web.offload import OFFLOAD_SIZE, off_loop
 from parley.web.options import HttpOptions
 from parley.web.random_ids import draw_id
+from parley.web.request_body import ClientGone, HeldBody, receive_part, too_large_error
+
+T = TypeVar("T")
 
 REQUEST_ID_PATTERN = re.compile(rb"[A-Za-z0-9._:=+@/-]{1,128}")
 TIMEOUT_HEADER = b"x-request-timeout"
 SECONDS_PATTERN = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,9})?")
 JSON_MEDIA_TYPE = b"application/json"
-
-
-class ClientGone(Exception):
-    """The client closed the connection or stopped reading."""
 
 
 class StageErrors(Protocol):
@@ -78,6 +79,7 @@ class Exchange:
         self._reply: Reply | None = None
         self.last_write_at = 0.0  # time of the last write, by `perf_counter`
         self._peeked_body: bytes | None = None
+        self._held_body: HeldBody | None = None  # the body's share in the budget, while it is counted
         self.set_request_uuid(draw_id().hex())
 
     def set_request_uuid(self, request_uuid: str) -> None:
@@ -125,7 +127,10 @@ class Exchange:
         return body
 
     async def peek_body(self) -> bytes:
-        """Return the whole decompressed body and keep it. Raises TooLarge, TimedOut, BadRequest, ClientGone."""
+        """Return the whole decompressed body and keep it.
+
+        Raises TooLarge, TimedOut, Overloaded, BadRequest, ClientGone.
+        """
         if self._peeked_body is None:
             self._peeked_body = await self._read_whole_body()
         return self._peeked_body
@@ -134,39 +139,43 @@ class Exchange:
         """Replace the body that ``peek_body`` returned."""
         self._peeked_body = body
 
+    def release_body(self) -> None:
+        """Stop counting the body's memory: the request needs it no more. May be called twice."""
+        if self._held_body is not None:
+            self._held_body.release()
+            self._held_body = None
+
     async def _read_whole_body(self) -> bytes:
-        limit = min(self.options.body_limit, self.dialect.body_limit or self.options.body_limit)
+        options = self.options
+        limit = min(options.body_limit, self.dialect.body_limit or options.body_limit)
         limit += min(limit, self.preface_size)  # bounded, because any sender may announce a preface
         content_length = self.headers.get(b"content-length", b"")
         if content_length.isdigit() and int(content_length) > limit:
             raise TooLarge(f"The body has {int(content_length)} bytes; {limit} are allowed.")
-        if self._writer.body_complete:
-            body = await self._receive_body(limit)
-        else:
-            try:
-                async with asyncio.timeout(self.options.body_timeout):
-                    body = await self._receive_body(limit)
-            except TimeoutError:
-                raise TimedOut(f"The body did not come within {self.options.body_timeout:g} seconds.") from None
-        self.preface_bytes, body = body[: self.preface_size], body[self.preface_size :]
         coding = self.headers.get(b"content-encoding", b"")
-        return await asyncio.to_thread(decompress_body, body, coding, limit) if coding else body
+        if self._writer.body_complete and not coding:  # the usual small body, too short-lived to be counted
+            body, _ = await receive_part(self.receive)
+            if len(body) > limit:
+                raise too_large_error(limit)
+        else:
+            self._held_body = held_body = options.body_budget.hold_body()
+            body = await held_body.receive(self.receive, limit, options.body_timeout, options.body_rate)
+        self.preface_bytes, body = body[: self.preface_size], body[self.preface_size :]
+        if coding:
+            compressed_size = len(body)
+            body = await off_loop(limit, partial(decompress_body, body, coding, limit))
+            held_body.grow(len(body) - compressed_size)
+        return body
 
-    async def _receive_body(self, limit: int) -> bytes:
-        chunks: list[bytes] = []
-        size, more = 0, True
-        while more:
-            message = await self.receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            chunks.append(message.get("body", b""))
-            size += len(chunks[-1])
-            if size > limit:
-                raise TooLarge(f"The body is larger than the limit of {limit} bytes.")
-            more = message.get("more_body", False)
-        return b"".join(chunks)
+    async def run_work(self, size: int, work: Callable[[], T]) -> T:
+        """Call ``work`` and return its result.
 
-    async def while_connected(self, work: Coroutine[Any, Any, None]) -> None:
+        If its input is large, ``size`` bytes, it runs in a thread, and is abandoned as soon as the client disconnects
+        (ClientGone).
+        """
+        return work() if size <= OFFLOAD_SIZE else await self.while_connected(off_loop(size, work))
+
+    async def while_connected(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine, and cancel it as soon as the client disconnects. Raises ClientGone in that case."""
         task = asyncio.current_task()
         assert task is not None
@@ -182,7 +191,7 @@ class Exchange:
             if not self._writer.watch_disconnect(on_disconnect):
                 work.close()
                 raise ClientGone
-            await work
+            return await work
         except asyncio.CancelledError:
             if disconnected and not task.uncancel():
                 raise ClientGone from None

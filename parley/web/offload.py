@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import threading
 from collections.abc import Callable
 from typing import TypeVar
+
+from parley.interrupt import run_until_abandoned
 
 T = TypeVar("T")
 
@@ -13,8 +16,18 @@ OFFLOAD_SIZE = 16 << 10  # bytes or characters of input above which work runs in
 
 
 async def off_loop(size: int, work: Callable[[], T]) -> T:
-    """Call ``work`` and return its result; use a thread if its input is larger than LARGE."""
-    return await asyncio.to_thread(work) if size > OFFLOAD_SIZE else work()
+    """Call ``work`` and return its result; use a thread if its input is larger than OFFLOAD_SIZE.
+
+    If the caller is cancelled, work in a thread ends at its next ``stop_if_abandoned``.
+    """
+    if size <= OFFLOAD_SIZE:
+        return work()
+    abandoned = threading.Event()
+    try:
+        return await asyncio.to_thread(run_until_abandoned, work, abandoned)
+    except asyncio.CancelledError:
+        abandoned.set()
+        raise
 
 
 def trim_memory() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from parley.web.connection_limit import ConnectionLimit
+from parley.web.request_body import BodyBudget
 
 
 class TlsFiles(NamedTuple):
@@ -33,6 +34,8 @@ class HttpOptions:
     header_count: int = 128
     header_timeout: float = 15.0  # from the first byte of a request to the end of its headers
     body_timeout: float = 60.0  # from the headers to the end of the body
+    body_rate: int = 1024  # bytes per second that an unfinished body has to bring
+    body_budget: BodyBudget = field(default_factory=BodyBudget, compare=False)  # shared by the ports of a process
     write_timeout: float = 60.0  # until a client that does not read its response is disconnected
     connections: int | None = None  # client connections per port; further ones are closed without a response
     connection_limit: ConnectionLimit | None = None  # limit over all ports of the process; None: unlimited

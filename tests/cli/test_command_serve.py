@@ -31,10 +31,18 @@ def test_serve_without_options_uses_the_servers_defaults():
     assert [offer.names for offer in models()] == [("parley-demo",)]
 
 
+def test_memory_for_bodies_suffices_for_the_largest():
+    assert options().body_budget.limit == 256 << 20
+    assert options("--body-limit", "1GiB", "--body-memory", "2GiB").body_budget.limit == 2 << 30
+    with pytest.raises(ConfigError, match="body-memory must be at least body-limit"):
+        options("--body-limit", "1GiB")
+
+
 def test_serve_passes_every_option_to_the_server(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("# ours\n  second  \n\nthird\n")
     flags = "--host ::1 --port 1 --name a --name b,c --api-key first --max-queue 2 --drain 1m --body-limit 1MiB"
+    flags += " --body-rate 2KiB"
     more = "--cors-origin * --allow-host h --ping 10s --tokenizer-info --in-process --quiet --log-format json"
     (tmp_path / "chiefs").write_text("chief\n")
     more += f" --api-key-file {keys} --admin-key-file {tmp_path / 'chiefs'}"
@@ -47,6 +55,7 @@ def test_serve_passes_every_option_to_the_server(tmp_path):
         max_queue=2,
         drain=60.0,
         body_limit=1 << 20,
+        body_rate=2048,
         cors=("*",),
         hosts=("h",),
         ping_interval=10.0,

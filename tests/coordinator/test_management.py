@@ -468,4 +468,4 @@ async def test_management_times_out_waiting_for_a_body(monkeypatch):
     _, _, management = empty_cluster()
     async with serve_app(management.app) as say:
         status, answer_body, closed = await say("POST", "/v1/instances/refresh", "{", length=9)
-        assert (status, answer_body, closed) == (408, b"The body did not come in time.\r\n", True)
+        assert (status, answer_body, closed) == (408, b"The body did not come within 0.05 seconds.\r\n", True)

@@ -8,6 +8,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -33,6 +34,14 @@ class ServerProcess:
                     return match
             time.sleep(0.01)
         raise AssertionError(self.lines)
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 20) -> bool:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if condition():
+                return True
+            time.sleep(0.05)
+        return False
 
     @property
     def url(self) -> str:

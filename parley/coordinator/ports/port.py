@@ -5,7 +5,6 @@ Unknown paths are answered as documented for all ports, with 400 and a closed co
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -21,12 +20,15 @@ from parley.disagg.wire import headers as pd_headers
 from parley.errors import ParleyError, Unauthorized
 from parley.web.auth import ApiKeys, BrowserGuard
 from parley.web.http_protocol import HEAD_ERROR_KEY
+from parley.web.options import HttpOptions
+from parley.web.request_body import BodyBudget, ClientGone
 
 log = logging.getLogger("parley.cluster")
 
 JSON_TYPE = b"application/json"
 TEXT_TYPE = b"text/plain; charset=utf-8"
 BODY_LIMIT = 64 << 20  # bytes of a body; 4,096 instances with their prefix hashes take about 20 MB
+BODY_BUDGET = BodyBudget(2 * BODY_LIMIT)  # for the admin ports of a process together
 PATIENCE = 60.0  # seconds for a body to arrive
 UNKNOWN_PATH = b"Invalid request\r\n"
 
@@ -99,27 +101,21 @@ class AdminPort:
         route, matched_segment = self._find_route(scope["method"], scope["path"])
         if route is None:
             return AdminReply(400, UNKNOWN_PATH, TEXT_TYPE, close=True)
-        body = bytearray()
-        more = True
+        held_body = BODY_BUDGET.hold_body()
         try:
-            async with asyncio.timeout(PATIENCE):
-                while more:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        return AdminReply(400, UNKNOWN_PATH, TEXT_TYPE, close=True)
-                    body += message.get("body", b"")
-                    more = message.get("more_body", False)
-                    if len(body) > BODY_LIMIT:
-                        return AdminReply(413, b"The body is too large.\r\n", TEXT_TYPE, close=True)
-        except TimeoutError:
-            return AdminReply(408, b"The body did not come in time.\r\n", TEXT_TYPE, close=True)
-        pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        try:
-            route_reply = route(AdminRequest(matched_segment, pairs, bytes(body)))
+            body = await held_body.receive(receive, BODY_LIMIT, PATIENCE, HttpOptions.body_rate)
+            pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+            route_reply = route(AdminRequest(matched_segment, pairs, body))
             return await route_reply if inspect.isawaitable(route_reply) else route_reply
+        except ClientGone:
+            return AdminReply(400, UNKNOWN_PATH, TEXT_TYPE, close=True)
+        except ParleyError as error:
+            return AdminReply(error.status, f"{error.message}\r\n".encode(), TEXT_TYPE, close=True)
         except Exception:
             log.exception("%s %s failed.", scope["method"], scope["path"])
             return AdminReply(500, b"The coordinator had an error.\r\n", TEXT_TYPE)
+        finally:
+            held_body.release()
 
     def _find_route(self, method: str, path: str) -> tuple[AdminRoute | None, str]:
         route = self._exact_routes.get((method, path))

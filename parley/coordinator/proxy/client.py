@@ -27,6 +27,12 @@ NOT_RETURNED = (HOP_HEADERS - {b"content-encoding"}) | {
 class DownstreamClient(Exchange):
     """The request of one client."""
 
+    async def read_body(self) -> bytes:
+        """Return the whole decompressed body. From here on it counts as a body of an open request."""
+        body = await super().read_body()
+        self.release_body()
+        return body
+
     @property
     def http_cycle(self) -> HttpCycle:
         """The HTTP connection's request-response cycle."""

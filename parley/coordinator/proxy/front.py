@@ -32,14 +32,13 @@ from parley.errors import NotAllowed, NotFound, ParleyError, Stopping
 from parley.serving.options import ServerOptions
 from parley.version import __version__
 from parley.web.auth import ApiKeys, BrowserGuard
-from parley.web.exchange import ClientGone
 from parley.web.http_protocol import HEAD_ERROR_KEY, REQUEST_NUMBER_KEY
 from parley.web.logs import log_access
 from parley.web.port import with_cors
+from parley.web.request_body import ClientGone
 
 log = logging.getLogger("parley.cluster")
 
-LARGE_BODY = 1 << 18  # bytes of a body above which it is parsed in a thread
 SHUTDOWN_TEXT = "The server is shutting down. This answer could not be finished."
 FOR_ALL_INSTANCES: frozenset[RouteKind] = frozenset({"adapter", "reset"})  # commands for all instances
 GUARDED_KINDS: frozenset[RouteKind] = frozenset(
@@ -169,7 +168,7 @@ class InferenceFront:
         body, kind = None, path.kind
         if kind is None:  # the path belongs to two APIs
             body = await client.read_body()
-            route, client.dialect = path.pick_route(body)
+            route, client.dialect = await client.run_work(len(body), partial(path.pick_route, body))
             kind = route.kind
         if kind == "generate":
             await self._run_generation(path, client, body)
@@ -245,7 +244,7 @@ class InferenceFront:
         self, path: ApiPath, client: DownstreamClient, body: bytes, usable: list[ClusterInstance]
     ) -> list[ClusterInstance]:
         """Return the instances that have the requested model, or all if none has it."""
-        model = client.path_params.get("model", "") or (await self._inspect_body(body)).model
+        model = client.path_params.get("model", "") or (await self._inspect_body(client, body)).model
         return [each for each in usable if model in each.models] or usable
 
     def _sorted_by_load(self, usable: list[ClusterInstance]) -> list[ClusterInstance]:
@@ -274,8 +273,10 @@ class InferenceFront:
             )
         if body is None:
             body = await client.read_body()
-        if self._strict and not path.dialect.framed_answers and (text := BODY_FAULT(path.route.path, body)):
-            raise refusals.coordinator_error(400, text)
+        if self._strict and not path.dialect.framed_answers:
+            text = await client.run_work(len(body), partial(BODY_FAULT, path.route.path, body))
+            if text:
+                raise refusals.coordinator_error(400, text)
         if client.client_request_id in self._client_ids:
             raise refusals.coordinator_error(400, refusals.DUPLICATE_ID)
         inflated = len(body) if b"content-encoding" in client.headers else 0
@@ -294,18 +295,17 @@ class InferenceFront:
             finally:
                 self._runners.discard(runner)
         except ParleyError:
-            client.dialect = path.pick_route(body)[1]  # needed to word the error
+            _, client.dialect = await client.run_work(len(body), partial(path.pick_route, body))  # to word the error
             raise
         finally:
             self.body_bytes -= inflated
             self._client_ids.discard(client.client_request_id)
 
-    async def _inspect_body(self, body: bytes) -> PromptHashes:
-        rate = self._scheduler.options.string_token_rate
-        return hash_prompt(body, rate) if len(body) < LARGE_BODY else await asyncio.to_thread(hash_prompt, body, rate)
+    async def _inspect_body(self, client: DownstreamClient, body: bytes) -> PromptHashes:
+        return await client.run_work(len(body), partial(hash_prompt, body, self._scheduler.options.string_token_rate))
 
     async def _scheduling_request(self, path: ApiPath, client: DownstreamClient, body: bytes) -> SchedulingRequest:
-        options, prompt_info = self._scheduler.options, await self._inspect_body(body)
+        options, prompt_info = self._scheduler.options, await self._inspect_body(client, body)
         model = client.path_params.get("model", "") or ("" if path.shares else prompt_info.model)
         turns = prompt_info.conversation_hashes() if options.algorithm_type == "cache_affinity" else None
         return SchedulingRequest(prompt_info.token_count, prompt_info.marks, client.client_timeout(), model, turns)

@@ -11,10 +11,9 @@ import re
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.facts import ServerFacts
+from parley.dialects.json_body import decode_json
 from parley.dialects.mindie import shared
 from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.mindie.shared import encode_json
@@ -198,7 +197,7 @@ def running_status(rules: MindieRules, body: bytes, context: RequestContext, fac
 def read_fault_command(rules: MindieRules, body: bytes, context: RequestContext, facts: ServerFacts) -> PauseAnswer:
     """Return the answer to a command, and the pause command it stands for, if any. Raises Invalid."""
     try:
-        members = msgspec.json.decode(body)
+        members = decode_json(body)
         number = members.get("cmd") if isinstance(members, dict) else None
     except (ValueError, RecursionError):
         number = None
@@ -228,7 +227,7 @@ def read_adapter_change(rules: MindieRules, load: bool, body: bytes, context: Re
     """Read a request to load or unload an adapter. The original answers 200 even on failure; its text says so."""
     fields: dict[str, Any] = {}
     try:
-        decoded = msgspec.json.decode(body)
+        decoded = decode_json(body)
         fields = decoded if isinstance(decoded, dict) else {}
     except (ValueError, RecursionError):
         pass

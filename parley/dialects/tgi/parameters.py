@@ -13,6 +13,7 @@ import msgspec
 
 from parley.dialects.fields import MAX_DEPTH, Fields, is_shallow
 from parley.dialects.forms import ANY_OBJECT_SCHEMA
+from parley.dialects.json_body import decode_json
 from parley.dialects.tgi.shared import F32, I32, TGI_WORDING, U32, U64, TgiRules
 from parley.errors import Invalid
 from parley.types import Grammar, Sampling, StopConditions
@@ -232,7 +233,7 @@ def _check_grammar_value(kind: str, value: Any, rules: TgiRules) -> None:
         return
     if isinstance(value, str):
         try:
-            value = msgspec.json.decode(value)
+            value = decode_json(value.encode())
         except (msgspec.DecodeError, RecursionError) as error:
             raise Invalid(f"grammar is not valid: {error}", field="grammar") from None
     if not isinstance(value, dict) or not is_shallow(value, MAX_DEPTH):

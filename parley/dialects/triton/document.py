@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from parley.dialects.fields import is_shallow
+from parley.dialects.json_body import decode_json
 from parley.dialects.triton.errors import UnreadableInput
 from parley.errors import Invalid
 
@@ -23,7 +24,7 @@ def parse_document(body: bytes) -> dict[str, Any]:
     if not body:
         raise UnreadableInput(f"{PARSE_FAILURE}The document is empty. at 0")
     try:
-        value = msgspec.json.decode(body)
+        value = decode_json(body)
     except RecursionError:
         raise _too_deep_error() from None
     except UnicodeDecodeError as error:

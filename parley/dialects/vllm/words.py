@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from parley.dialects import words
+from parley.dialects.json_body import check_json_size
 from parley.errors import BadRequest, Invalid, Malformed, Missing, WrongType, excerpt
 
 PYDANTIC_TYPES = {
@@ -96,7 +97,7 @@ class VllmWording(words.ErrorWording):
     def __init__(self, body: Mapping[str, Any] | None = None):
         self._body = body if body is not None else {}
 
-    def for_body(self, body: dict[str, Any]) -> VllmWording:
+    def for_body(self, body: Mapping[str, Any]) -> VllmWording:
         """Return the wording for this body, which pydantic's errors quote."""
         return VllmWording(body)
 
@@ -104,6 +105,7 @@ class VllmWording(words.ErrorWording):
         """Return the error for broken JSON with its position, in the words of Python's own parser if that fails too."""
         position, fault = 0, reason
         try:
+            check_json_size(body)
             json.loads(body)
         except json.JSONDecodeError as error:
             position, fault = error.pos, error.msg
@@ -279,7 +281,7 @@ def _pydantic_error(kind: str, place: str, message: str, value: Any, ctx: dict[s
 def _short_value(value: Any) -> Any:
     """Return a short substitute for a long value."""
     match value:
-        case dict():
+        case Mapping():
             return f"<dict of {len(value)} items>"
         case list():
             return f"<list of {len(value)} items>"

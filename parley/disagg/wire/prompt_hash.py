@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from parley.dialects.dialect import Dialect
+from parley.dialects.json_body import check_json_size
 from parley.dialects.mounts import API_MOUNTS, INNER_MOUNTS
 
 CHARACTERS_PER_TOKEN = 4.02  # characters per token
@@ -68,6 +69,7 @@ class PromptHashes(msgspec.Struct):
     def conversation_hashes(self) -> ConversationHashes | None:
         """Hash the messages of a conversation. None for other prompts."""
         try:
+            check_json_size(self.messages)
             message_texts = [bytes(message) for message in _LIST_DECODER.decode(self.messages)]
         except msgspec.MsgspecError:
             return None

@@ -9,9 +9,8 @@ import ipaddress
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from parley.dialects.dialect import Answer
+from parley.dialects.json_body import decode_json
 from parley.disagg.wire.headers import DEFAULT_PEER_PORT
 from parley.disagg.wire.role import InstanceAddress, InstanceRoleName, RoleAssignment
 from parley.errors import OrderRefused
@@ -31,7 +30,7 @@ def parse_role_request(role: str, version: str, body: bytes, without_role: bool)
 
     """
     try:
-        document = msgspec.json.decode(body)
+        document = decode_json(body)
     except (ValueError, RecursionError):
         raise OrderRefused(422, INVALID_JSON, "Input validation error") from None
     try:

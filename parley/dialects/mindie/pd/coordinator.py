@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from parley.dialects.json_body import decode_json
+
 INVALID_FORMAT = "Request format is invalid"
 NO_PROMPT = "Invalid request format: Missing both 'prompt' or 'messages'"
 TOKEN_DATATYPE = "UINT32"  # the datatype of token tensors
@@ -18,7 +20,7 @@ TOKEN_DATATYPE = "UINT32"  # the datatype of token tensors
 def find_body_fault(path: str, body: bytes) -> str:
     """Return the documented error text, or "" for a valid body. ``path`` is the route's pattern."""
     try:
-        members = msgspec.json.decode(body)
+        members = decode_json(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return INVALID_FORMAT
     if not isinstance(members, dict) or not isinstance(members.get("stream", False), bool):

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from parley.dialects.instance_plane import REQUEST_UUID, OriginalRequest, ResumedBody
+from parley.dialects.json_body import decode_json
 from parley.dialects.mindie import tgi, vllm
 from parley.dialects.mindie.shared import encode_json
 from parley.errors import OrderRefused
@@ -50,7 +51,7 @@ PROMPT_MEMBER_OF = {
 def read_recompute_body(path: str, body: bytes) -> ResumedBody:
     """Read a body sent with ``is-recompute: true``; return it as it is if it is no JSON object. Raises OrderRefused."""
     try:
-        members = msgspec.json.decode(body)
+        members = decode_json(body)
     except (ValueError, RecursionError):
         return ResumedBody(body, None, [])
     if not isinstance(members, dict):
@@ -179,7 +180,7 @@ def write_recompute_body(path: str, origin: OriginalRequest, prompt: Sequence[in
     first choice are written as numbers, because MindIE's requests have no others. ``seed``: that choice's seed.
     """
     try:
-        original = msgspec.json.decode(origin.body)
+        original = decode_json(origin.body)
     except (ValueError, RecursionError):
         original = None
     body: dict[str, Any] = original if isinstance(original, dict) else {}

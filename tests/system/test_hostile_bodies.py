@@ -1,0 +1,130 @@
+"""A server process under bodies made to exhaust it: others are served meanwhile, and it keeps no memory.
+
+``PARLEY_NIGHTLY=1`` sends every kind of bomb to every route.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import threading
+import urllib.parse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.json_bombs import BOMB_KINDS, compress_bomb, every_bomb, write_bomb
+from support.server_process import ServerProcess
+
+from parley.dialects.mounts import mount_table, universal_mounts
+
+NIGHTLY = bool(os.environ.get("PARLEY_NIGHTLY"))
+PROBE_PATIENCE = 2.0  # seconds that a probe waits; the bombs took over four
+GROWTH_LIMIT = 400 << 20  # bytes that one bomb may take; arrays took over 800 MB
+KEPT_LIMIT = 200 << 20  # bytes that may be kept after many large bodies
+POST_PATHS = sorted(
+    {path.replace("{model}", "tiny") for method, path in mount_table(universal_mounts()) if method == "POST"}
+)
+STOPPING_PATHS = ("/stopService",)
+
+
+def memory_of(pid: int) -> int:
+    """Return the resident memory of a process, in bytes."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def peak_memory_of(pid: int) -> int:
+    """Return the most resident memory that a process has had, in bytes."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) << 10
+
+
+def send_body(url: str, path: str, body: bytes, headers: dict[str, str] | None = None, seconds: float = 60) -> int:
+    """Send a request and return the status of its answer; 0 if the connection was cut."""
+    connection = http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc, timeout=seconds)
+    try:
+        connection.request("POST", path, body, {"content-type": "application/json", **(headers or {})})
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status
+    except (ConnectionError, http.client.RemoteDisconnected):
+        return 0
+    finally:
+        connection.close()
+
+
+@contextmanager
+def probed(url: str) -> Iterator[None]:
+    """Probe the server all the time; each probe has to be answered within PROBE_PATIENCE."""
+    stop, failures, answered = threading.Event(), list[str](), list[int]()
+
+    def probe() -> None:
+        while not stop.wait(0.05):
+            connection = http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc, timeout=PROBE_PATIENCE)
+            try:
+                connection.request("GET", "/health/live")
+                answered.append(connection.getresponse().status)
+            except OSError as error:
+                failures.append(repr(error))
+            finally:
+                connection.close()
+
+    thread = threading.Thread(target=probe)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    assert not failures and set(answered) <= {200}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory) -> Iterator[ServerProcess]:
+    from support.tiny_models import write_tokenizer
+
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    folder.mkdir()
+    write_tokenizer(folder)
+    process = ServerProcess(folder).ready()
+    yield process
+    process.process.terminate()
+    assert process.end() == 0
+
+
+@pytest.mark.parametrize("kind", BOMB_KINDS if NIGHTLY else ["arrays", "members"])
+def test_body_of_too_many_values_delays_nobody_and_takes_little_memory(served, kind):
+    body = write_bomb(kind)
+    before = memory_of(served.process.pid)
+    with probed(served.url):
+        statuses = {
+            send_body(served.url, "/v1/completions", body),
+            send_body(served.url, "/v1/completions", compress_bomb(body), {"content-encoding": "gzip"}),
+        }
+    assert statuses <= ({400, 413} if kind != "one string" else {200, 413})
+    assert peak_memory_of(served.process.pid) - before < GROWTH_LIMIT
+
+
+def test_memory_of_many_large_bodies_is_given_back(served):
+    body = write_bomb("one string", member="prompt")
+    before = memory_of(served.process.pid)
+    with probed(served.url):
+        senders = [
+            threading.Thread(target=send_body, args=(served.url, "/v1/completions", body), daemon=True)
+            for _ in range(20)
+        ]
+        for sender in senders:
+            sender.start()
+        for sender in senders:
+            sender.join(60)
+    assert served.wait_for(lambda: memory_of(served.process.pid) - before < KEPT_LIMIT), memory_of(served.process.pid)
+
+
+@pytest.mark.skipif(not NIGHTLY, reason="takes minutes: PARLEY_NIGHTLY=1")
+@pytest.mark.parametrize("path", [path for path in POST_PATHS if not path.endswith(STOPPING_PATHS)])
+def test_every_route_survives_every_bomb(served, path):
+    with probed(served.url):
+        for name, body, headers in every_bomb():
+            assert send_body(served.url, path, body, headers) < 500, name
+    assert peak_memory_of(served.process.pid) < 1 << 30
