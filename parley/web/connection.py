@@ -141,7 +141,7 @@ class HttpCycle:
         """Implement ASGI's ``receive``."""
         if self._expects_continue and not self.transport.is_closing():
             self._expects_continue = False
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.send_continue()
         if not self.disconnected and not self.response_complete:
             self.flow.resume_reading()
             if not self._has_news:
@@ -157,6 +157,11 @@ class HttpCycle:
         self._has_news = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def send_continue(self) -> None:
+        """Send an interim response, unless the response has begun."""
+        if not self.response_started:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     # -- the answer
 

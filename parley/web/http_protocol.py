@@ -8,6 +8,8 @@ connection is closed. The limits of bodies are in ``exchange``.
 from __future__ import annotations
 
 import asyncio
+import re
+import select
 from asyncio.events import TimerHandle
 from collections.abc import Callable
 from typing import Any
@@ -17,11 +19,16 @@ import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from parley.errors import HeadersTooLarge, Overloaded, ParleyError
+from parley.errors import BadRequest, HeadersTooLarge, Overloaded, ParleyError
 from parley.web.connection import HttpCycle
 from parley.web.options import HttpOptions
 
 LINGER_SECONDS = 2.0  # seconds that a client has to stop sending a body that was refused
+RESET_CHECK_SECONDS = (
+    0.01,
+    1.0,
+)  # seconds until the first check for a reset; each wait is twice as long, up to the second
+HOST_PATTERN = re.compile(rb"[\w.~!$&'()*+,;=%:\[\]-]*", re.ASCII)  # RFC 9110, 7.2
 
 HEAD_ERROR_KEY = "parley.refused"  # scope key: an error found in the request head
 REQUEST_NUMBER_KEY = "parley.number"  # scope key: number of the request on its connection, from 1
@@ -91,6 +98,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._in_message = self._head_began = False
         self._head_bytes = 0
         self._request_count = 0  # of requests so far
+        self._input_ended = False  # True: the client will send nothing more
         self._over_limit = False  # True: above the connection limit, so its request is refused
         self._timer = ReusableTimer(self.loop)
         self._watchers: set[Callable[[], None]] = set()  # called when the connection is lost
@@ -130,6 +138,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return
         if not self._in_head:
             return
+        if self._in_message and not self._request_count and self._lacks_version(data):
+            self.send_400_response("The request line has no HTTP version.")
+            return
         if self._head_began:
             self._timer.schedule_action(self.options.header_timeout, self._on_head_timeout)
         elif was_in_head and not self.transport.is_closing():
@@ -137,6 +148,35 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._head_bytes += len(data)
             if self._head_bytes > self.options.header_limit:
                 self._refuse_connection(431, "The request's headers are too large.")
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keep the connection if a client may still wait for answers; close it otherwise.
+
+        A client that has gone and one that has only stopped sending look alike. So an interim response is sent, which
+        HTTP/1.1 clients skip: the system of a client that has gone answers with a reset. Without TLS only.
+        """
+        current = self._current_cycle
+        if current is None or current.response_complete or self._in_message or self.transport.is_closing():
+            return False
+        if current.scope["http_version"] != "1.1" or self.transport.get_extra_info("sslcontext") is not None:
+            return False
+        self._input_ended = True
+        current.send_continue()
+        self._await_reset(RESET_CHECK_SECONDS[0])
+        return True
+
+    def _await_reset(self, seconds: float) -> None:
+        """Notice that the client has gone: nothing else does, since reading has ended."""
+
+        def check_reset() -> None:
+            poll = select.poll()
+            poll.register(self.transport.get_extra_info("socket").fileno(), 0)
+            if poll.poll(0):
+                self.transport.abort()
+            else:
+                self._await_reset(min(2 * seconds, RESET_CHECK_SECONDS[1]))
+
+        self._timer.schedule_action(seconds, check_reset)
 
     def on_message_begin(self) -> None:
         """Start a request head."""
@@ -168,7 +208,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.flow,
             self._watchers,
             self.server_state.default_headers,
-            keep_alive=version != "1.0" and parser.should_keep_alive() and not self._over_limit,
+            keep_alive=version != "1.0" and parser.should_keep_alive() and head_error is None,
             expects_continue=self.expect_100_continue,
             on_complete=self.on_response_complete,
         )
@@ -199,7 +239,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Restart the timer, and start the next queued request."""
         self.server_state.total_requests += 1
-        if self.pipeline:
+        if self._input_ended:
+            if not self.pipeline:
+                self.transport.close()
+        elif self.pipeline:
             pass  # the client may still be sending the next request
         elif self._in_message and self._in_head:  # the next request, here too
             self._timer.schedule_action(self.options.header_timeout, self._on_head_timeout)
@@ -273,7 +316,26 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return HeadersTooLarge(
                 f"The request has {len(self.headers)} headers; {self.options.header_count} are allowed."
             )
+        return self._check_framing()
+
+    def _check_framing(self) -> ParleyError | None:
+        """Check what other servers might understand otherwise (RFC 9112, 3.2 and 6.1)."""
+        version = self.parser.get_http_version()
+        if version not in ("1.0", "1.1"):
+            return BadRequest(f"The request has the HTTP version {version}; 1.0 and 1.1 are allowed.")
+        hosts = [value for name, value in self.headers if name == b"host"]
+        if len(hosts) > 1 or (not hosts and version == "1.1"):
+            return BadRequest(f"The request has {len(hosts)} Host headers; it must have one.")
+        if hosts and not HOST_PATTERN.fullmatch(hosts[0]):
+            return BadRequest("The Host header is not a host name or address with an optional port.")
+        codings = [value for name, value in self.headers if name == b"transfer-encoding"]
+        if codings and (version == "1.0" or len(codings) > 1 or codings[0].strip().lower() != b"chunked"):
+            return BadRequest("The request has a Transfer-Encoding other than chunked, or with HTTP/1.0.")
         return None
+
+    def _lacks_version(self, data: bytes) -> bool:
+        """Whether the line of the first request has ended without an HTTP version, as in HTTP/0.9."""
+        return self.parser.get_http_version() == "0.0" and b"\n" in data.lstrip(b"\r\n")
 
     def _on_head_timeout(self) -> None:
         if self._current_cycle is not None and not self._current_cycle.response_complete:

@@ -231,18 +231,63 @@ SMUGGLED = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 100,
         b"CONNECT example.com:80 HTTP/1.1\r\nhost: x\r\n\r\n" + SMUGGLED,
         b"POST http://[::bad HTTP/1.1\r\nhost: localhost\r\n\r\n" + SMUGGLED,
+        b"GET /v1/models HTTP/1.1\r\n\r\n" + SMUGGLED,
+        b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nhost: localhost\r\n\r\n" + SMUGGLED,
+        b"GET /v1/models HTTP/1.1\r\nhost: local host\r\n\r\n" + SMUGGLED,
+        b"GET /v1/models HTTP/1.1\r\nhost: localhost/x\r\n\r\n" + SMUGGLED,
+        b"GET /v1/models\r\n",
+        b"\r\nGET /v1/models\r\n\r\n" + SMUGGLED,
+        b"GET /v1/models HTTP/0.9\r\nhost: localhost\r\n\r\n" + SMUGGLED,
+        b"GET /v1/models HTTP/2.0\r\nhost: localhost\r\n\r\n" + SMUGGLED,
+        HEAD + b"transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
+        HEAD + b"transfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
+        HEAD.replace(b"1.1", b"1.0") + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n" + SMUGGLED,
     ],
-    ids=range(16),
+    ids=range(27),
 )
 async def test_rejects_ambiguous_framing_and_ignores_smuggled_requests(serve, sent):
     served = await serve(header_timeout=1, keep_alive=1)
     connection = await served.connect()
     await connection.send(sent)
     answered = await connection.ended()
-    assert answered.startswith(b"HTTP/1.1 4")
+    assert answered.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 405 "))
     assert b'"object":"list"' not in answered
     assert answered.count(b"HTTP/1.1 ") == 1
     assert await served.control()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_client_that_has_stopped_sending_gets_all_its_answers(serve, stream):
+    served = await serve(tick=0.01)
+    connection = await served.connect()
+    await connection.send(2 * build_request("POST", CHAT, {**HELLO_CHAT, "stream": stream}))
+    connection.writer.write_eof()
+    answered = await connection.ended()
+    assert answered.count(b"HTTP/1.1 200 ") == 2
+    assert answered.count(b"[DONE]" if stream else b'"finish_reason":') == 2
+    await served.idle()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_client_that_has_gone_is_told_from_one_that_has_stopped_sending(serve, stream):
+    """Its system answers the interim response with a reset, and the request ends long before its answer would."""
+    served = await serve(tick=0.05)
+    connection = await served.connect()
+    await connection.send(build_request("POST", CHAT, {**HELLO_CHAT, "max_tokens": 4000, "stream": stream}))
+    await served.until(lambda: served.engine.open_stream_count == 1)
+    connection.writer.close()
+    await served.until(lambda: served.engine.open_stream_count == 0)
+    assert served.engine.stats.generated_tokens < 1000
+    await served.idle()
+
+
+async def test_client_that_stops_sending_inside_a_request_is_disconnected(serve):
+    served = await serve()
+    connection = await served.connect()
+    await connection.send(build_request("POST", CHAT, HELLO_CHAT)[:-1])
+    connection.writer.write_eof()
+    assert await connection.ended() == b""
+    await served.idle()
 
 
 async def test_garbage_after_a_request_does_not_corrupt_its_answer(serve):
