@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from parley.hub import served_name
 from parley.settings.config import SERVE_OPTIONS, engine_settings
-from parley.settings.keys import cluster_secret, read_keys
+from parley.settings.keys import ApiKeyLine, cluster_secret, read_api_keys
 from parley.settings.kinds import NamedModel
 from parley.settings.options import ConfigError, ResolvedOptions, did_you_mean, format_options
 
@@ -89,6 +89,7 @@ def server_options(config: ResolvedOptions) -> ServerOptions:
 
     if config["body-memory"] < config["body-limit"]:
         raise ConfigError("body-memory must be at least body-limit: otherwise the largest bodies are never accepted.")
+    key_lines = read_key_file(config["api-key-file"], "api-key-file")
     return ServerOptions(
         host=config["host"],
         port=config["port"],
@@ -97,8 +98,10 @@ def server_options(config: ResolvedOptions) -> ServerOptions:
         strict=config["strict"],
         tgi_compat=config["tgi-compat"],
         endpoints=config["endpoints"],
-        api_keys=(*config["api-key"], *read_key_file(config["api-key-file"], "api-key-file")),
-        admin_keys=tuple(read_key_file(config["admin-key-file"], "admin-key-file")),
+        api_keys=(*config["api-key"], *(line.key for line in key_lines)),
+        admin_keys=tuple(line.key for line in read_key_file(config["admin-key-file"], "admin-key-file")),
+        priority_keys=tuple(line.key for line in key_lines if line.has_priority),
+        share_prefixes=config["share-prefixes"],
         max_queue=config["max-queue"],
         drain=config["drain"],
         body_limit=config["body-limit"],
@@ -166,6 +169,6 @@ def peer_tls_files(config: ResolvedOptions) -> TlsFiles | None:
     return TlsFiles(certificate, key, client_authorities=(authority,))
 
 
-def read_key_file(file: str | None, option: str) -> list[str]:
+def read_key_file(file: str | None, option: str) -> list[ApiKeyLine]:
     """Return the keys in the file of an option, if it is set. Raises ConfigError."""
-    return [] if file is None else read_keys(Path(file), f"--{option}")
+    return [] if file is None else read_api_keys(Path(file), f"--{option}")

@@ -9,6 +9,7 @@ assigned in this order, running and waiting sequences together, and the last run
 returns to its position in the queue, ahead of all of its priority that have not run yet. So the first sequence in order
 gets a row in every step, or is a prompt held back only by the prefill share, and there is no livelock. A waiting
 sequence takes slot and pages from sequences of worse priority, the last first; never from those of equal priority.
+A tenant's own priorities order only its waiting sequences and preempt nothing.
 
 **Budget.** Decodes are few tokens and users watch them: each running sequence at a distance of one token gets its row
 in every step. The step budget limits the additional tokens of prompts, and the prefill share decides whether the step

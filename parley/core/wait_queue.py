@@ -2,8 +2,9 @@
 
 Priority comes first; a lower number is sooner. There is no aging: as long as better ones arrive, a low priority waits,
 bounded only by its request's timeout. Among equal priorities, preempted sequences come before all new ones, in the
-order of their first admission. New ones stand in one queue per tenant, first come first served, and the next one is
-taken from the tenant that has received the least service. With one tenant that is the order of arrival.
+order of their first admission. New ones stand in one line per tenant, by the tenant's own priority and then by arrival,
+and the next one is taken from the tenant that has received the least service. So a tenant's own priorities reorder its
+line and cost no other tenant its turn. With one tenant that is the order of arrival.
 
 **Service** is counted in tokens computed or sampled, so a generated token counts twice, a prompt token once, and a
 prefix hit not at all (virtual token counters: Sheng et al., "Fairness in Serving Large Language Models", 2024). A
@@ -16,7 +17,6 @@ This module knows nothing of pages, slots or steps.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import OrderedDict
 from collections.abc import Iterator
 from math import inf
 from operator import attrgetter
@@ -26,13 +26,18 @@ from parley.core.sequence import Sequence
 _by_admission_number = attrgetter("admission_number")
 
 
+def _line_place(sequence: Sequence) -> tuple[int, int]:
+    """Return the place of a new sequence in its tenant's line."""
+    return sequence.request.tenant_priority, sequence.arrival_number
+
+
 class _PriorityLevel:
-    """Waiting sequences of one priority. ``preempted``: by admission number. ``tenant_lines``: new ones by tenant;
-    no line is empty."""
+    """Waiting sequences of one priority. ``preempted``: by admission number. ``tenant_lines``: new ones by tenant, each
+    in order; no line is empty."""
 
     def __init__(self) -> None:
         self.preempted: list[Sequence] = []
-        self.tenant_lines: dict[str, OrderedDict[Sequence, None]] = {}
+        self.tenant_lines: dict[str, list[Sequence]] = {}
 
 
 class WaitQueue:
@@ -73,7 +78,7 @@ class WaitQueue:
         level = self._levels[self._priorities[0]]
         if level.preempted:
             return level.preempted[0]
-        heads = [next(iter(line)) for line in level.tenant_lines.values()]
+        heads = [line[0] for line in level.tenant_lines.values()]
         return (
             min(heads, key=lambda each: (self.tenant_service[each.request.tenant], each.arrival_number))
             if heads[1:]
@@ -81,7 +86,7 @@ class WaitQueue:
         )
 
     def enqueue(self, sequence: Sequence) -> None:
-        """Add a sequence: a new one at the end of its tenant's line, a preempted one by its admission number."""
+        """Add a sequence: a new one to its tenant's line, a preempted one by its admission number."""
         level = self._levels.get(sequence.priority)
         if level is None:
             insort(self._priorities, sequence.priority)
@@ -93,7 +98,7 @@ class WaitQueue:
         tenant = sequence.request.tenant
         if not any(tenant in each.tenant_lines for each in self._levels.values()):
             self.tenant_service[tenant] = max(self.tenant_service.get(tenant, 0), self._virtual_time)
-        level.tenant_lines.setdefault(tenant, OrderedDict())[sequence] = None
+        insort(level.tenant_lines.setdefault(tenant, []), sequence, key=_line_place)
 
     def pop_head(self) -> Sequence:
         """Remove and return the head."""
@@ -110,8 +115,9 @@ class WaitQueue:
         if sequence.admission_number >= 0:
             del level.preempted[bisect_left(level.preempted, sequence.admission_number, key=_by_admission_number)]
         else:
-            del level.tenant_lines[tenant][sequence]
-            if not level.tenant_lines[tenant]:
+            line = level.tenant_lines[tenant]
+            del line[bisect_left(line, _line_place(sequence), key=_line_place)]
+            if not line:
                 del level.tenant_lines[tenant]
         if not level.preempted and not level.tenant_lines:
             del self._levels[priority]

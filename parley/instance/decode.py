@@ -250,7 +250,7 @@ async def accept_handover(member: ClusterMember, apps: Sequence[App], receiver: 
     exchange.set_request_uuid(message.unique)
     exchange.created_at, exchange.tenant, exchange.stage = message.created, message.tenant, stage
     exchange.arrived_at -= message.spent
-    member.note_prompt(message.body)
+    member.note_prompt(message.body, app.registry.options.prefix_owner(message.tenant))
     try:
         await app.answer_request(exchange, admitted=True)
     finally:

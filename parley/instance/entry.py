@@ -47,7 +47,7 @@ class RequestIntake:
                 exchange.created_at = resumed_body.created
         exchange.stage = stage = PrefillStage(self._member, exchange, command, body, prior_outputs, prompt)
         exchange.redirect_response(stage.response_writer)
-        self._member.note_prompt(body)
+        self._member.note_prompt(body, registry.options.prefix_owner(exchange.tenant))
         del body
         await handle_generate(registry, route, exchange)
 

@@ -21,11 +21,11 @@ class ClusterMember:
         self.peer = peer
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def note_prompt(self, body: bytes) -> None:
+    def note_prompt(self, body: bytes, owner: str) -> None:
         """Record the prompt of a request whose keys and values will be computed or received here."""
         info = self.instance_state.models[0].engine.info
         if info is not None:
-            self.instance_state.record_prompt(body, info.kv_blocks * info.block_size)
+            self.instance_state.record_prompt(body, info.kv_blocks * info.block_size, owner)
 
     def count_transfers(self, **amounts: float) -> None:
         """Add to the statistics of handovers."""

@@ -74,11 +74,12 @@ class InstanceState:
         """Whether a coordinator of the cluster sends this on its own behalf. Such requests need no API key."""
         return pd_headers.speaks_for_itself(headers, self.cluster_secret)
 
-    def record_prompt(self, body: bytes, capacity: int) -> None:
-        """Record the prompt hashes of a request that is computed here. ``capacity``: tokens that the cache holds."""
+    def record_prompt(self, body: bytes, capacity: int, owner: str) -> None:
+        """Record the prompt hashes of a request that is computed here. ``capacity``: tokens that the cache holds;
+        ``owner``: the tenant that its prefixes belong to, "" for all."""
         if capacity != self._prefix_capacity:
             self.recent_prefixes, self._prefix_capacity = RecentPrefixes(capacity), capacity
-        self.recent_prefixes.add_prompt(hash_prompt(body).marks)
+        self.recent_prefixes.add_prompt(hash_prompt(body, owner=owner).marks)
 
     async def close_state(self) -> None:
         """Stop a role change in progress, and end all results."""

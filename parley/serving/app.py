@@ -151,7 +151,7 @@ class App:
         self.cluster = cluster
         self.surfaces = [surface for surface in surfaces if surface not in INNER_MOUNTS]
         self.apis = " ".join(f"{surface.prefix}:{surface.dialect.name}" for surface in self.surfaces)
-        self.keys = ApiKeys(options.api_keys, options.admin_keys)
+        self.keys = ApiKeys(options.api_keys, options.admin_keys, options.priority_keys, options.cluster_secret)
         self.route_table = build_route_table(self, surfaces)
         self._access_gate = BrowserGuard(host, options.hosts, options.cors, self.keys)
         self._path_dialects = {path: endpoint.dialect for (_, path), endpoint in reversed(self.route_table.items())}

@@ -20,7 +20,7 @@ from parley.serving.request_metrics import RequestMetrics
 from parley.serving.served_model import ServedModel
 from parley.serving.stage import RequestStage
 from parley.text import StopAutomaton
-from parley.types import ChoiceDone, EngineOutput, Event, FinishReason, Request, Usage
+from parley.types import NO_TENANT, ChoiceDone, EngineOutput, Event, FinishReason, Request, Tenant, Usage
 from parley.web.offload import off_loop
 
 UNANSWERED_MESSAGE = "The engine ended this request without an answer."
@@ -40,21 +40,21 @@ class Generation:
         model: ServedModel,
         request: Request,
         request_metrics: RequestMetrics,
-        tenant: str = "",
+        tenant: Tenant = NO_TENANT,
         stage: RequestStage | None = None,
     ):
         request.model = request_metrics.log_entry.model = model.answer_name(request.model)
         if request.adapter is None and request.model in model.adapters:
             request.adapter = request.model
-        if request.exclusive_id and model.find_open_request(request.exclusive_id):
+        if request.exclusive_id and model.find_open_request(request.exclusive_id, tenant):
             raise InUse(f"Another request is running under the id {excerpt(request.exclusive_id)}.")
-        model.take_slots(request.sequences, tenant)
+        model.take_slots(request.sequences, tenant.id)
         model.open_requests[self] = None
         self.usage = Usage()
         self._model = model
         self._request = request
         self._request_metrics = request_metrics
-        self._tenant = tenant
+        self.tenant = tenant
         self._prompt_streams: list[PromptStream] = []
         self._stream_group = StreamGroup(())  # of all prompts
         self._undelivered: list[Event] = []  # not yet delivered to a reader
@@ -90,7 +90,7 @@ class Generation:
     async def submit_request(self) -> None:
         """Build the engine requests and submit them. Raises BadRequest, NotReady."""
         request, model = self._request, self._model
-        prepared_prompts = await prepare_engine_requests(model, request, self._tenant)
+        prepared_prompts = await prepare_engine_requests(model, request, self.tenant)
         if self._stage is not None:
             await self._stage.before_submit(self, request, [engine_request for _, engine_request in prepared_prompts])
         strings = request.stop_conditions.strings
@@ -242,7 +242,7 @@ class Generation:
             self._deadline.cancel_timer()
         for prompt_stream in self._prompt_streams:
             prompt_stream.stream.cancel_choice()
-        self._model.release_slots(self._request.sequences, self._tenant)
+        self._model.release_slots(self._request.sequences, self.tenant.id)
         self._model.open_requests.pop(self, None)
         delivered = [
             choice.usage.completion_tokens

@@ -18,6 +18,7 @@ from parley.dialects.triton.rpc.status import GrpcError, grpc_error
 from parley.errors import ParleyError
 from parley.serving.registry import ModelRegistry
 from parley.serving.served_model import ServedModel
+from parley.types import NO_TENANT
 from parley.web.exchange import REQUEST_ID_PATTERN
 from parley.web.logs import AccessLogEntry, log_request
 from parley.web.random_ids import draw_id
@@ -32,7 +33,7 @@ class GrpcCall:
         self.method, self.headers = method, headers
         self.log_entry = AccessLogEntry()
         self.arrived = time.perf_counter()
-        self.tenant = ""  # the client, by its API key
+        self.tenant = NO_TENANT  # the client, by its API key
         self.request_uuid = draw_id().hex()
         client_id = headers.get(b"x-request-id", b"")
         self.request_id = client_id.decode() if REQUEST_ID_PATTERN.fullmatch(client_id) else f"req_{self.request_uuid}"

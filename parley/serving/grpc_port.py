@@ -44,7 +44,8 @@ class TritonGrpcPort:
 
     def __init__(self, registry: ModelRegistry):
         self._registry = registry
-        self._keys = ApiKeys(registry.options.api_keys, registry.options.admin_keys)
+        options = registry.options
+        self._keys = ApiKeys(options.api_keys, options.admin_keys, options.priority_keys, options.cluster_secret)
 
     async def start_server(self, listen_addresses: Sequence[tuple[str, int]]) -> list[str]:
         """Listen on these hosts and ports; 0 takes a free port. Return the addresses for clients. Raises OSError."""

@@ -155,17 +155,18 @@ async def handle_server_info(registry: ModelRegistry, route: Route, exchange: Ex
 async def handle_abort(
     registry: ModelRegistry, route: Route, exchange: Exchange, drop_results: Callable[[str], bool] = lambda label: False
 ) -> None:
-    """Cancel an open request. ``drop_results`` discards waiting results of a finished one; True if there were any."""
+    """Cancel an open request of the client. ``drop_results`` discards waiting results of a finished request; True if
+    there were any. Its ids are known to coordinators only."""
     assert route.reader is not None
     model = registry.find_model(exchange.path_params.get("model", ""))
     body = await exchange.read_body()
     abort_request: AbortRequest = await exchange.run_work(
         len(body), partial(route.reader, body, request_context(model, exchange))
     )
-    open_request = model.find_open_request(abort_request.request_label)
+    open_request = model.find_open_request(abort_request.request_label, exchange.tenant)
     if open_request is not None:
         open_request.cancel_by_id(abort_request.request_label)
-    dropped = drop_results(abort_request.request_label)
+    dropped = not exchange.tenant.id and drop_results(abort_request.request_label)
     await _send_answer(
         exchange, abort_request.success if open_request is not None or dropped else abort_request.not_found
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from parley.dialects.dialect import Dialect
-from parley.types import Settings
+from parley.types import Settings, Tenant
 from parley.web.options import HttpOptions, TlsFiles
 
 EngineKind = Literal["process", "thread", "scripted"]  # a scripted engine runs no model
@@ -51,6 +51,8 @@ class ServerOptions(HttpOptions):
     endpoints: str | None = None  # the file that endpoints are kept in; None: they last until the server ends
     api_keys: tuple[str, ...] = ()  # without keys every client is admitted
     admin_keys: tuple[str, ...] = ()  # required for changes to the server, unless there are no keys at all
+    priority_keys: tuple[str, ...] = ()  # API keys whose priorities count among the requests of all keys
+    share_prefixes: bool = False  # requests with different API keys share cached prefixes
     max_queue: int = 1024
     drain: float = 30.0  # how long running answers may continue after SIGTERM
     notes: tuple[str, ...] = ()  # warnings to log at the start
@@ -74,3 +76,12 @@ class ServerOptions(HttpOptions):
 
     access_log: bool = True
     log_format: Literal["text", "json"] = "text"
+
+    @property
+    def has_private_prefixes(self) -> bool:
+        """Whether requests of different tenants share no cached prefixes."""
+        return bool(self.api_keys) and not self.share_prefixes
+
+    def prefix_owner(self, tenant: Tenant) -> str:
+        """Return the id of the tenant that the cached prefixes of a request belong to; "" for all tenants."""
+        return "" if self.share_prefixes else tenant.id

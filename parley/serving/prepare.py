@@ -19,7 +19,7 @@ from parley.serving.engine_features import check_engine_features
 from parley.serving.served_model import ServedModel
 from parley.text import PreparedPrompt
 from parley.text.grammar.compiler import COMPILE_WORKERS
-from parley.types import Chat, EngineRequest, ModelInfo, Prompt, Request, Text
+from parley.types import Chat, EngineRequest, ModelInfo, Prompt, Request, Tenant, Text
 from parley.web.offload import off_loop
 
 ATTEMPT_NUMBERS = (
@@ -31,7 +31,7 @@ MAX_LISTED_LOGPROBS = (
 
 
 async def prepare_engine_requests(
-    model: ServedModel, request: Request, tenant: str
+    model: ServedModel, request: Request, tenant: Tenant
 ) -> list[tuple[PreparedPrompt, EngineRequest]]:
     """Prepare each prompt and build its engine request. Raises BadRequest, UnknownModel.
 
@@ -64,7 +64,7 @@ def _build_engine_request(
     prepared: PreparedPrompt,
     max_tokens: int,
     grammar: str,
-    tenant: str,
+    tenant: Tenant,
 ) -> EngineRequest:
     """Build the engine request of prompt ``number``."""
     pipeline, vocabulary = model.text_pipeline, model.model_info.vocab_size
@@ -91,18 +91,25 @@ def _build_engine_request(
             ranking_logprobs if output_options.logprobs is None else output_options.logprobs, vocabulary
         ),
         prompt_logprobs=_alternatives_count(output_options.prompt_logprobs, vocabulary),
-        cache_salt=request.cache_salt,
+        cache_salt=_tenant_salt(request.cache_salt, model.options.prefix_owner(tenant)),
         token_costs=output_options.token_costs,
         pooling=request.pooling,
         grammar=pipeline.wrap_with_reasoning(grammar, prepared, output_options.unparsed),
         reasoning_limit=None if budget is None else pipeline.reasoning_limit(prepared, budget),
-        priority=request.priority,
-        tenant=tenant,
+        priority=request.priority if tenant.has_global_priority else 0,
+        tenant=tenant.id,
+        tenant_priority=0 if tenant.has_global_priority else request.priority,
         beam=request.beam,
         adapter=request.adapter or "",
         prediction=prepared.predicted.token_ids if prepared.predicted is not None else [],
         logprob_ids=output_options.logprob_ids,
     )
+
+
+def _tenant_salt(cache_salt: str, owner: str) -> str:
+    """Return the engine's salt for the prefixes of ``owner``, which no other tenant's salt equals; the id of an owner
+    has a fixed length."""
+    return f"{owner}\0{cache_salt}" if owner else cache_salt
 
 
 def _derive_seed(seed_text: str) -> int:

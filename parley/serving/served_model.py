@@ -25,7 +25,7 @@ from parley.errors import NotReady, Overloaded, ParleyError, Stopping
 from parley.metrics.recorded import ModelMetrics
 from parley.serving.options import ServerOptions
 from parley.text import TextPipeline
-from parley.types import EngineSettings, ModelInfo
+from parley.types import EngineSettings, ModelInfo, Tenant
 from parley.version import __version__
 
 LAST_EVENTS_SECONDS = 2.0  # seconds to write the last events of failed requests
@@ -38,8 +38,12 @@ class OpenRequest(Protocol):
     """
 
     @property
+    def tenant(self) -> Tenant:
+        """Its owner, who alone may cancel it by an id."""
+
+    @property
     def cancel_ids(self) -> tuple[str, ...]:
-        """The ids that a client can cancel it by."""
+        """The ids that its owner can cancel it by."""
 
     @property
     def adapter_state(self) -> tuple[str, bool] | None:
@@ -302,9 +306,19 @@ class ServedModel:
         if not self.tenant_slots[tenant]:
             del self.tenant_slots[tenant]
 
-    def find_open_request(self, cancel_id: str) -> OpenRequest | None:
-        """Return the oldest open request with this cancel id, None if there is none."""
-        return next((request for request in self.open_requests if cancel_id in request.cancel_ids), None)
+    def find_open_request(self, cancel_id: str, tenant: Tenant) -> OpenRequest | None:
+        """Return the tenant's oldest open request with this cancel id, None if there is none.
+
+        Ids belong to tenants: a request of another one is unknown.
+        """
+        return next(
+            (
+                request
+                for request in self.open_requests
+                if cancel_id in request.cancel_ids and tenant.may_see(request.tenant)
+            ),
+            None,
+        )
 
     async def drain_requests(self, reason: str, seconds: float) -> None:
         """Stop admission, let open requests finish for ``seconds``, then fail the rest with ``reason``."""

@@ -297,7 +297,8 @@ SERVE_OPTIONS: list[Option] = [
     Option(
         "api-key-file",
         text_kind("FILE"),
-        "File with one key per line.",
+        "File with one key per line. A key with the word `priority` after it, and every admin key, may overtake the "
+        "requests of other keys by `priority`; those of any other key reorder only its own requests.",
         section="server",
         configurable=True,
     ),
@@ -308,6 +309,15 @@ SERVE_OPTIONS: list[Option] = [
         "shutdown.",
         section="server",
         unset_text="with API keys nobody may, without any every client",
+        configurable=True,
+    ),
+    Option(
+        "share-prefixes",
+        switch_kind(),
+        "Let requests with different API keys share cached prefixes. A key then learns from `cached_tokens` and from "
+        "response times which prompts other keys have sent.",
+        False,
+        section="server",
         configurable=True,
     ),
     Option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from parley.settings.options import ConfigError
 
@@ -20,6 +21,24 @@ def read_keys(file: Path, option: str) -> list[str]:
     if not keys:
         raise ConfigError(f"{option}: {file} holds no key.")
     return keys
+
+
+class ApiKeyLine(NamedTuple):
+    """A line of a key file: ``KEY``, or ``KEY priority`` for a key whose priorities count among those of all keys."""
+
+    key: str
+    has_priority: bool = False
+
+
+def read_api_keys(file: Path, option: str) -> list[ApiKeyLine]:
+    """Read API keys with their permissions, as ``read_keys`` does. Raises ConfigError, also for other words."""
+    lines = []
+    for number, line in enumerate(read_keys(file, option), 1):
+        key, *permissions = line.split()
+        if permissions not in ([], ["priority"]):
+            raise ConfigError(f"{option}: {file}: only the word 'priority' may follow a key; key {number} is wrong.")
+        lines.append(ApiKeyLine(key, bool(permissions)))
+    return lines
 
 
 def cluster_secret(inline_secret: str | None, file: Path | None, option: str, file_option: str) -> str:

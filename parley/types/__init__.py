@@ -3,6 +3,7 @@
 1. ``request.py``: a request, as a dialect reads it from a body; ``grammar.py``: constraints on an answer.
 2. ``events.py``: the events that make up an answer; a dialect writes them as bytes.
 3. ``engine.py``: the engine's side, token ids in and token ids out, without HTTP or text.
+4. ``tenant.py``: the owner of a request.
 
 The package holds data only. It imports neither torch nor any other part of parley and knows no API's field names.
 """
@@ -68,9 +69,11 @@ from parley.types.request import (
     ToolCall,
     TruncationSide,
 )
+from parley.types.tenant import NO_TENANT, Tenant
 
 __all__ = [
     "ALL_ENGINE_FEATURES",
+    "NO_TENANT",
     "Arena",
     "BeamOptions",
     "Chat",
@@ -111,6 +114,7 @@ __all__ = [
     "StructuralTag",
     "StructuralText",
     "StructuralToken",
+    "Tenant",
     "Text",
     "TokenCost",
     "TokenInfo",

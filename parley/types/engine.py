@@ -36,6 +36,7 @@ class EngineRequest(msgspec.Struct, array_like=True, gc=False):
     ``grammar``: constrains the output, in llguidance's JSON; "" means unconstrained.
     ``reasoning_limit``: caps the reasoning part of the output.
     ``priority``: lower values run first. ``tenant``: owner of the request; tenants of equal priority get equal shares.
+    ``tenant_priority``: lower values are admitted first among waiting requests of the same priority and tenant.
     ``adapter``: name of the LoRA adapter; "" means the base model.
     ``prior_tokens``: for each choice, output tokens that another instance drew; empty if there are none. They count as
     drawn here, and outputs start after them. The caller must cancel a choice that these tokens already finish.
@@ -66,6 +67,7 @@ class EngineRequest(msgspec.Struct, array_like=True, gc=False):
     reasoning_limit: ReasoningLimit | None = None
     priority: int = 0
     tenant: str = ""
+    tenant_priority: int = 0
     beam: BeamOptions | None = None
     adapter: str = ""
     prior_tokens: list[list[int]] = []

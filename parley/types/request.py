@@ -205,7 +205,7 @@ class Request(msgspec.Struct, kw_only=True):
     pooling: PoolingOptions | None = None
     timeout: float | None = None  # time limit for the whole request, in seconds
     return_partial: bool = False  # at the time limit, return the partial answer instead of an error
-    priority: int = 0  # lower numbers are served sooner
+    priority: int = 0  # lower numbers are served sooner, among requests of one tenant or of all
     on_overflow: Literal["refuse"] | TruncationSide = (
         "refuse"  # the part that is kept of a prompt too long for the model
     )

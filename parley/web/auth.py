@@ -15,8 +15,10 @@ from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from parley.errors import Forbidden, Unauthorized
+from parley.types import NO_TENANT, Tenant
 
 KEY_HEADERS = (b"api-key", b"x-api-key")
+TENANT_ID_LENGTH = 32  # hexadecimal digits
 NO_ADMIN_KEYS = (
     "API keys may not change the server. Start it with --admin-key-file FILE; the keys in that file may change it."
 )
@@ -35,37 +37,48 @@ class ApiKeys:
     """The accepted API keys. Without any, every client is accepted.
 
     ``admin_keys``: keys that may also change the server. They work as ordinary keys, too. Without any, nobody may
-    change a server that has API keys, and everybody one that has none.
+    change a server that has API keys, and everybody one that has none. ``priority_keys``: keys whose requests compete
+    by priority with those of all tenants, besides the admin keys. ``cluster_secret``: see ``tenant_id``.
     """
 
-    def __init__(self, keys: Iterable[str], admin_keys: Iterable[str] = ()):
-        self._key_digests = [_key_digest(key.encode()) for key in keys]
+    def __init__(
+        self,
+        keys: Iterable[str],
+        admin_keys: Iterable[str] = (),
+        priority_keys: Iterable[str] = (),
+        cluster_secret: str = "",
+    ):
+        admin_keys = list(admin_keys)
+        accepted_keys = list(keys)
+        if accepted_keys:
+            accepted_keys += admin_keys
+        self._key_digests = [_key_digest(key.encode()) for key in accepted_keys]
         self._admin_digests = [_key_digest(key.encode()) for key in admin_keys]
-        if self._key_digests:
-            self._key_digests += self._admin_digests
+        privileged = {*priority_keys, *admin_keys}
+        self._tenants = [Tenant(tenant_id(key.encode(), cluster_secret), key in privileged) for key in accepted_keys]
 
     def __bool__(self) -> bool:
         return bool(self._key_digests)
 
-    def check_key(self, headers: dict[bytes, bytes]) -> str:
-        """Return the number of the key that the headers carry, as text that reveals nothing about the key.
+    def check_key(self, headers: dict[bytes, bytes]) -> Tenant:
+        """Return the tenant whose key the headers carry, NO_TENANT if no keys are configured.
 
-        Return "" if no keys are configured. Raises Unauthorized if the headers carry no accepted key.
+        Raises Unauthorized if the headers carry no accepted key.
         """
         if not self._key_digests:
-            return ""
+            return NO_TENANT
         key = presented_key(headers)
         if not key:
             raise Unauthorized(
                 "You did not provide an API key. Send it in the header 'Authorization: Bearer KEY'.", code=""
             )
         digest = _key_digest(key)
-        tenant = 0
-        for number, candidate in enumerate(self._key_digests, 1):
-            tenant = max(tenant, number * hmac.compare_digest(digest, candidate))
-        if not tenant:
+        number = 0
+        for candidate_number, candidate in enumerate(self._key_digests, 1):
+            number = max(number, candidate_number * hmac.compare_digest(digest, candidate))
+        if not number:
             raise Unauthorized(f"Incorrect API key provided: {mask_key(key)}.")
-        return str(tenant)
+        return self._tenants[number - 1]
 
     def check_admin_key(self, headers: dict[bytes, bytes]) -> None:
         """Check that the headers carry an admin key. Raises Unauthorized without a key, Forbidden with another one."""
@@ -153,6 +166,17 @@ def _origin_authority(origin: str) -> str | None:
         return urlsplit(origin).netloc.lower()
     except ValueError:
         return None
+
+
+def tenant_id(key: bytes, cluster_secret: str = "") -> str:
+    """Return the id of the tenant with this key; "" without a key.
+
+    Servers of a cluster send each other these ids, and hashes that were made from them. The cluster secret, if there is
+    one, keeps others from testing guesses of a key.
+    """
+    if not key:
+        return ""
+    return hmac.digest(b"parley tenant " + cluster_secret.encode(), key, "sha256").hex()[:TENANT_ID_LENGTH]
 
 
 def _key_digest(key: bytes) -> bytes:

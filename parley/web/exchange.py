@@ -19,6 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from parley.dialects.dialect import Answer, Dialect, HeaderList, Reply
 from parley.errors import BadRequest, Invalid, ParleyError, TooLarge, UnknownCoding, excerpt
+from parley.types import NO_TENANT, Tenant
 from parley.web.connection import CHUNK_PER_EVENT, CYCLE_KEY, ResponseWriter
 from parley.web.content_coding import decompress_body
 from parley.web.logs import AccessLogEntry
@@ -50,7 +51,7 @@ class Exchange:
     """One request and its response.
 
     ``field_names``: maps neutral field names in errors to the API's own. ``dialect`` formats errors unless the reply
-    does (``adopt_reply``). ``extra_headers``: further headers of a stream. ``tenant``: the number of the client's API
+    does (``adopt_reply``). ``extra_headers``: further headers of a stream. ``tenant``: the client, by its API
     key. ``stage``: set if this server runs only one stage of the request. ``created_at``: creation time that the
     response shows, in seconds since the epoch; None: now. ``preface_size``: number of bytes before the client's body;
     they are stored in ``preface_bytes``.
@@ -64,7 +65,7 @@ class Exchange:
     field_names: Mapping[str, str] = field(default_factory=dict)
     log_entry: AccessLogEntry = field(default_factory=AccessLogEntry)
     extra_headers: HeaderList = ()
-    tenant: str = ""
+    tenant: Tenant = NO_TENANT
     stage: StageErrors | None = None
     created_at: int | None = None
     preface_size: int = 0

@@ -40,18 +40,20 @@ def test_memory_for_bodies_suffices_for_the_largest():
 
 def test_serve_passes_every_option_to_the_server(tmp_path):
     keys = tmp_path / "keys"
-    keys.write_text("# ours\n  second  \n\nthird\n")
+    keys.write_text("# ours\n  second  \n\nthird priority\n")
     flags = "--host ::1 --port 1 --name a --name b,c --api-key first --max-queue 2 --drain 1m --body-limit 1MiB"
     flags += " --body-rate 2KiB"
     more = "--cors-origin * --allow-host h --ping 10s --tokenizer-info --in-process --quiet --log-format json"
     (tmp_path / "chiefs").write_text("chief\n")
-    more += f" --api-key-file {keys} --admin-key-file {tmp_path / 'chiefs'}"
+    more += f" --api-key-file {keys} --admin-key-file {tmp_path / 'chiefs'} --share-prefixes"
     parsed = options(*flags.split(), *more.split())
     assert parsed == ServerOptions(
         host="::1",
         port=1,
         api_keys=("first", "second", "third"),
         admin_keys=("chief",),
+        priority_keys=("third",),
+        share_prefixes=True,
         max_queue=2,
         drain=60.0,
         body_limit=1 << 20,

@@ -56,7 +56,10 @@ async def test_random_schedules_release_everything_once(roles, steps, keys):
         match action:
             case "ask":
                 wanted = SchedulingRequest(
-                    number, attempt=number % 2, avoid=frozenset([1]) if number % 5 == 0 else frozenset()
+                    number,
+                    attempt=number % 2,
+                    avoid=frozenset([1]) if number % 5 == 0 else frozenset(),
+                    tenant=("", "a", "b")[number % 3],
                 )
                 placement_tasks.append(asyncio.ensure_future(scheduler.place_request(wanted)))
             case "cancel" if placement_tasks:
@@ -82,7 +85,8 @@ async def test_random_schedules_release_everything_once(roles, steps, keys):
         for each in instances:
             assert each.tasks >= 0 and each.prefill.slots >= 0 and each.decode.blocks >= 0
     await asyncio.sleep(0)
-    assert scheduler.queued_requests <= scheduler.options.max_schedule_count
+    lines = len(scheduler.queue._lines)  # a tenant below its share is accepted by a full queue
+    assert scheduler.queued_requests <= scheduler.options.max_schedule_count * max(1, lines)
     for each in placement_tasks:
         each.cancel()
     results = await asyncio.gather(*placement_tasks, return_exceptions=True)
@@ -170,3 +174,79 @@ async def test_load_is_spread_evenly_and_prefill_is_freed_at_first_token():
             each.token()
     assert [each.tasks for each in table] == [0] * 5
     assert scheduler.counters.ended.by_label == {"ok": 12, "failed": 0}
+
+
+async def serve_in_turn(scheduler, tenants: str, length: int = 10) -> str:
+    """Queue a request of each tenant on a cluster with room for one; return the tenants in the order of service."""
+    first = await scheduler.place_request(SchedulingRequest(5))
+    served: list[str] = []
+
+    async def place_and_end(tenant: str) -> None:
+        with await scheduler.place_request(SchedulingRequest(length, tenant=tenant)):
+            served.append(tenant)
+
+    waiting = [asyncio.ensure_future(place_and_end(tenant)) for tenant in tenants]
+    await asyncio.sleep(0)
+    assert scheduler.queued_requests == len(tenants)
+    first.close_placement()
+    await asyncio.gather(*waiting)
+    return "".join(served)
+
+
+async def test_tenants_take_turns_in_the_queue():
+    _, scheduler = simulated_cluster("mixed", single_node_max_requests=1)
+    for tenant in "ab":
+        scheduler.queue.accept_tenant(tenant)
+    assert await serve_in_turn(scheduler, "aaaaabbb") == "abababaa"
+    assert await serve_in_turn(scheduler, "aaaaaa") == "aaaaaa"
+    assert await serve_in_turn(scheduler, "aaabbb") == "bababa"  # b gets no credit for the time without requests
+    assert not scheduler.queue._lines
+
+
+async def test_a_tenant_with_long_prompts_gets_fewer_turns():
+    _, scheduler = simulated_cluster("mixed", single_node_max_requests=1)
+    for tenant in "ab":
+        scheduler.queue.accept_tenant(tenant)
+    first = await scheduler.place_request(SchedulingRequest(5))
+    served: list[str] = []
+
+    async def place_and_end(tenant: str, length: int) -> None:
+        with await scheduler.place_request(SchedulingRequest(length, tenant=tenant)):
+            served.append(tenant)
+
+    lengths = [*[("a", 40)] * 3, *[("b", 10)] * 6]
+    waiting = [asyncio.ensure_future(place_and_end(*each)) for each in lengths]
+    await asyncio.sleep(0)
+    first.close_placement()
+    await asyncio.gather(*waiting)
+    assert "".join(served) == "abbbbabba"
+
+
+async def test_keys_that_no_instance_has_accepted_share_one_line():
+    _, scheduler = simulated_cluster("mixed", single_node_max_requests=1)
+    scheduler.queue.accept_tenant("b")
+    assert await serve_in_turn(scheduler, "uvwxyzbb") == "bubvwxyz"
+    placement = await scheduler.place_request(SchedulingRequest(5, tenant="u"))
+    placement.first()  # an instance has begun to answer
+    placement.close_placement()
+    assert scheduler.queue.line_of("u") == "u" and scheduler.queue.line_of("v") == ""
+
+
+async def test_a_full_queue_accepts_a_tenant_below_its_share():
+    _, scheduler = simulated_cluster("mixed", single_node_max_requests=1, max_schedule_count=4)
+    for tenant in "ab":
+        scheduler.queue.accept_tenant(tenant)
+    await scheduler.place_request(SchedulingRequest(5))
+    tasks = [asyncio.ensure_future(scheduler.place_request(SchedulingRequest(5, tenant="a"))) for _ in range(4)]
+    await asyncio.sleep(0)
+    with pytest.raises(RequestRefused):
+        await scheduler.place_request(SchedulingRequest(5, tenant="a"))
+    tasks += [asyncio.ensure_future(scheduler.place_request(SchedulingRequest(5, tenant="b"))) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert scheduler.queued_requests == 6
+    with pytest.raises(RequestRefused):
+        await scheduler.place_request(SchedulingRequest(5, tenant="b"))
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert scheduler.queued_requests == 0 and not scheduler.queue._lines

@@ -36,6 +36,7 @@ def draw_work(draw: st.DrawFn, number: int, longest: int) -> EngineRequest:
         token_costs=draw(st.booleans()),
         pooling=draw(st.sampled_from([None, None, None, PoolingOptions()])),
         priority=draw(st.sampled_from([0, 0, 0, 1, -(2**40)])),
+        tenant_priority=draw(st.sampled_from([0, 0, 1, -(2**40)])),
         tenant=draw(st.sampled_from(["", "", "", "a", "b"])),
     )
 

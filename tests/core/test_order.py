@@ -15,10 +15,10 @@ from parley.types import EngineRequest
 
 
 def make_work(
-    work_id: str, tokens: int = 5, *, length: int = 3, priority: int = 0, tenant: str = "", n: int = 1
+    work_id: str, tokens: int = 5, *, length: int = 3, priority: int = 0, tenant: str = "", own: int = 0, n: int = 1
 ) -> EngineRequest:
     ids = [(len(work_id) * 7 + sum(work_id.encode()) + i) % 50 for i in range(length)]
-    return EngineRequest(work_id, ids, max_tokens=tokens, priority=priority, tenant=tenant, n=n)
+    return EngineRequest(work_id, ids, max_tokens=tokens, priority=priority, tenant=tenant, tenant_priority=own, n=n)
 
 
 def finish_order(bench: LoopHarness) -> list[str]:
@@ -121,20 +121,47 @@ def test_priority_outranks_tenant_fairness() -> None:
     assert all(work_id.startswith("heavy") for work_id in finish_order(bench)[1:4])
 
 
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 30), st.integers(1, 40)), min_size=3, max_size=60))
+def test_a_tenants_own_priority_cannot_starve_others() -> None:
+    bench = LoopHarness(slots=1)
+    for number in range(6):
+        bench.loop.add_request(make_work(f"heavy{number}", 10, tenant="heavy", own=-(2**31)))
+    bench.step()
+    for number in range(3):
+        bench.loop.add_request(make_work(f"light{number}", 10, tenant="light", own=2**31))
+    bench.drain()
+    assert finish_order(bench)[:6] == ["heavy0", "light0", "heavy1", "light1", "heavy2", "light2"]
+    assert bench.stats.preemptions == 0
+
+
+def test_a_tenants_own_priority_orders_its_line() -> None:
+    bench = LoopHarness(slots=1)
+    bench.loop.add_request(make_work("running", 3, tenant="a"))
+    bench.step()
+    for work_id, own in (("a", 0), ("b", 3), ("c", -2), ("d", 0), ("e", -2)):
+        bench.loop.add_request(make_work(work_id, tenant="a", own=own))
+    bench.loop.cancel_request("d")
+    bench.drain()
+    assert finish_order(bench) == ["running", *"ceab"] and bench.stats.preemptions == 0
+
+
+JOB = st.tuples(st.sampled_from("abc"), st.integers(1, 30), st.integers(1, 40), st.integers(-1, 1))
+
+
+@given(st.lists(JOB, min_size=3, max_size=60))
 @settings(deadline=None, max_examples=60)
-def test_overloaded_tenants_differ_by_at_most_running_work(jobs: list[tuple[str, int, int]]) -> None:
-    """While a tenant waits, no other tenant has had more service than it by more than full slots can hold."""
+def test_overloaded_tenants_differ_by_at_most_running_work(jobs: list[tuple[str, int, int, int]]) -> None:
+    """While a tenant waits, no other tenant has had more service than it by more than full slots can hold, whatever
+    the tenants' own priorities are."""
     bench = LoopHarness(slots=2, prefix_cache=False)
-    for number, (tenant, tokens, length) in enumerate(jobs):
-        bench.loop.add_request(make_work(f"w{number}", tokens, length=length, tenant=tenant))
-    max_gap = 2 * max(2 * tokens + length for _, tokens, length in jobs)
+    for number, (tenant, tokens, length, own) in enumerate(jobs):
+        bench.loop.add_request(make_work(f"w{number}", tokens, length=length, tenant=tenant, own=own))
+    max_gap = 2 * max(2 * tokens + length for _, tokens, length, _ in jobs)
     while bench.step():
         service, waiting = bench.loop.scheduler.waiting.tenant_service, bench.loop.scheduler.waiting
         for waiting_tenant in {sequence.request.tenant for sequence in waiting}:
             assert all(served - service[waiting_tenant] <= max_gap for served in service.values())
-    spent = {tenant: 0 for tenant, _, _ in jobs}
-    for tenant, tokens, length in jobs:
+    spent = {tenant: 0 for tenant, *_ in jobs}
+    for tenant, tokens, length, _ in jobs:
         spent[tenant] += 2 * tokens + length - 1  # the last token is never computed
     assert bench.loop.scheduler.waiting.tenant_service == spent
 
@@ -151,6 +178,7 @@ class ReferenceQueue:
         back = [sequence for sequence in level if sequence.admission_number >= 0]
         if back:
             return min(back, key=lambda sequence: sequence.admission_number)
+        level.sort(key=lambda sequence: (sequence.request.tenant_priority, sequence.arrival_number))
         firsts = {sequence.request.tenant: sequence for sequence in reversed(level)}
         return min(firsts.values(), key=lambda sequence: (service[sequence.request.tenant], sequence.arrival_number))
 
@@ -163,7 +191,8 @@ def test_wait_queue_agrees_with_reference_queue(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(0, 60))):
         action = data.draw(st.sampled_from(["add", "add", "pop", "remove", "back", "serve"]))
         if action == "add":
-            work = make_work("w", priority=data.draw(st.integers(-1, 1)), tenant=data.draw(st.sampled_from("abc")))
+            priority, own = data.draw(st.integers(-1, 1)), data.draw(st.integers(-1, 1))
+            work = make_work("w", priority=priority, tenant=data.draw(st.sampled_from("abc")), own=own)
             sequence = Sequence("w", 0, work, [1], 1, 0, next(orders))
             queue.enqueue(sequence)
             model.waiting.append(sequence)

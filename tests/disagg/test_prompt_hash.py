@@ -51,6 +51,13 @@ def test_prompt_hashes_depend_on_model_salt_tools_and_adapter():
     assert len({hash_prompt(body).marks[0].prefix_hash for body in bodies}) == len(bodies)
 
 
+def test_hashes_of_different_owners_differ():
+    body = chat_body(["x" * 500, "y", "z"])
+    hashed = [hash_prompt(body, owner=owner) for owner in ("", "a" * 32, "b" * 32)]
+    assert len({each.marks[0].prefix_hash for each in hashed}) == 3
+    assert len({each.conversation_hashes() for each in hashed}) == 3
+
+
 @given(st.binary(max_size=200) | st.recursive(st.none() | st.integers() | WORDS, st.lists).map(
     lambda value: json.dumps({"messages": value, "model": value}).encode()))  # fmt: skip
 @settings(max_examples=60, deadline=None)

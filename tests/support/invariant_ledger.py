@@ -342,11 +342,10 @@ class LoopHarness:
         all_sequences = (*scheduler.running, *scheduler.waiting)
         ranks = [sequence.rank for sequence in all_sequences if sequence.admission_number >= 0]
         assert ranks == sorted(ranks), "one that ran waits before another that runs, or they are not in order"
-        arrivals_by_tenant: dict[tuple[float, str], list[int]] = {}
+        arrivals_by_tenant: dict[tuple[float, str, int], list[int]] = {}
         for sequence in all_sequences:
-            arrivals_by_tenant.setdefault((sequence.priority, sequence.request.tenant), []).append(
-                sequence.arrival_number
-            )
+            line = sequence.priority, sequence.request.tenant, sequence.request.tenant_priority
+            arrivals_by_tenant.setdefault(line, []).append(sequence.arrival_number)
         assert all(arrivals == sorted(arrivals) for arrivals in arrivals_by_tenant.values()), (
             "a younger equal of one tenant is before an older"
         )

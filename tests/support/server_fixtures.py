@@ -120,11 +120,16 @@ async def alike(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 
 @pytest.fixture
 async def live_cluster(serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Any]]:
-    """Start a cluster with these roles, whose answers have the same id and creation time as those of single servers."""
+    """Start a cluster with these roles, whose answers have the same id and creation time as those of single servers.
+
+    ``settings`` returns the settings of an instance that loads a real model; the rest are options of ``serve``.
+    """
     running: list[tuple[Cluster, asyncio.Task[int]]] = []
 
-    async def start_cluster(*roles: str, **options: Any) -> Cluster:
-        instances = [await serve(role=role, **options) for role in roles]
+    async def start_cluster(
+        *roles: str, settings: Callable[[], Settings | None] = lambda: None, **options: Any
+    ) -> Cluster:
+        instances = [await serve(role=role, settings=settings(), **options) for role in roles]
         members = [await join_cluster(served) for served in instances]
         static_instances = [
             InstanceConfig(id=number, url=f"http://127.0.0.1:{served.port}", role=role)

@@ -31,7 +31,7 @@ from parley.disagg.wire.prompt_hash import PromptHashes, hash_prompt
 from parley.errors import NotAllowed, NotFound, ParleyError, Stopping
 from parley.serving.options import ServerOptions
 from parley.version import __version__
-from parley.web.auth import ApiKeys, BrowserGuard
+from parley.web.auth import ApiKeys, BrowserGuard, presented_key, tenant_id
 from parley.web.http_protocol import HEAD_ERROR_KEY, REQUEST_NUMBER_KEY
 from parley.web.logs import log_access
 from parley.web.port import with_cors
@@ -68,7 +68,7 @@ class InferenceFront:
         self.stopping = False  # True: new requests are refused
         self.body_bytes = 0  # bytes of bodies in memory
         self._runners: set[RequestRunner] = set()
-        self._client_ids: set[bytes] = set()  # request ids chosen by clients, of open requests
+        self._client_ids: set[tuple[str, bytes]] = set()  # request ids chosen by clients, of open requests, by tenant
         self._scheduler, self._connections, self._metrics_page = scheduler, connections, metrics_page
         self._options, self._memory_limit, self._strict = options, memory_limit, strict
         self._paths = PathTable(surfaces)
@@ -277,14 +277,15 @@ class InferenceFront:
             text = await client.run_work(len(body), partial(BODY_FAULT, path.route.path, body))
             if text:
                 raise refusals.coordinator_error(400, text)
-        if client.client_request_id in self._client_ids:
+        client_id = (self._tenant_of(client), client.client_request_id)
+        if client_id in self._client_ids:
             raise refusals.coordinator_error(400, refusals.DUPLICATE_ID)
         inflated = len(body) if b"content-encoding" in client.headers else 0
         if self.body_bytes + inflated > self._memory_limit:
             raise refusals.coordinator_error(429, refusals.MEMORY_EXCEEDED, 1.0)
         self.body_bytes += inflated
         if client.client_request_id:
-            self._client_ids.add(client.client_request_id)
+            self._client_ids.add(client_id)
         try:
             scheduling_request = await self._scheduling_request(path, client, body)
             closing = partial(self._error_ending, path, client, body)
@@ -299,16 +300,26 @@ class InferenceFront:
             raise
         finally:
             self.body_bytes -= inflated
-            self._client_ids.discard(client.client_request_id)
+            self._client_ids.discard(client_id)
 
-    async def _inspect_body(self, client: DownstreamClient, body: bytes) -> PromptHashes:
-        return await client.run_work(len(body), partial(hash_prompt, body, self._scheduler.options.string_token_rate))
+    async def _inspect_body(self, client: DownstreamClient, body: bytes, owner: str = "") -> PromptHashes:
+        rate = self._scheduler.options.string_token_rate
+        return await client.run_work(len(body), partial(hash_prompt, body, rate, owner))
+
+    def _tenant_of(self, client: DownstreamClient) -> str:
+        """Return the id of the client's tenant, as instances know it; "" if they have no API keys."""
+        if not self._scheduler.table.checks_keys:
+            return ""
+        return tenant_id(presented_key(client.headers), self._scheduler.options.secret)
 
     async def _scheduling_request(self, path: ApiPath, client: DownstreamClient, body: bytes) -> SchedulingRequest:
-        options, prompt_info = self._scheduler.options, await self._inspect_body(client, body)
+        options, table, tenant = self._scheduler.options, self._scheduler.table, self._tenant_of(client)
+        prompt_info = await self._inspect_body(client, body, tenant if table.has_private_prefixes else "")
         model = client.path_params.get("model", "") or ("" if path.shares else prompt_info.model)
         turns = prompt_info.conversation_hashes() if options.algorithm_type == "cache_affinity" else None
-        return SchedulingRequest(prompt_info.token_count, prompt_info.marks, client.client_timeout(), model, turns)
+        return SchedulingRequest(
+            prompt_info.token_count, prompt_info.marks, client.client_timeout(), model, turns, tenant=tenant
+        )
 
     def _error_ending(self, path: ApiPath, client: DownstreamClient, body: bytes, error: ParleyError) -> bytes:
         """Return the last bytes of a stream that ends with an error; none if the API has no form for it."""

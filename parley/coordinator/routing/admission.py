@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from parley.coordinator import refusals
@@ -28,6 +28,7 @@ from parley.coordinator.routing.policies import (
     SchedulingRequest,
 )
 from parley.coordinator.routing.predicted_ttft import PredictedTtftPolicy, predict_crowding
+from parley.coordinator.routing.request_queue import RequestQueue
 
 
 class RequestRefused(Exception):
@@ -47,17 +48,19 @@ class Placement:
     """
 
     __slots__ = ("_began", "_charges", "_choice", "_first", "_fresh", "_last", "_second", "d", "length",
-                 "ok", "p", "separate", "tokens")  # fmt: skip
+                 "ok", "p", "separate", "tenant", "tokens")  # fmt: skip
 
     def __init__(self, scheduler: InstanceScheduler, pair: InstancePair, view: RequestView):
         request, now = view.request, view.now
         self.p, self.d = pair.p, pair.d
         self.separate = pair.p is not pair.d
         self.length = request.length
+        self.tenant = request.tenant
         self.tokens = 0
         self.ok: bool | None = None  # None until the attempt has ended
         scheduler.open_requests += 1
         scheduler.counters.count_placement(self.separate)
+        scheduler.queue.start_service(self.tenant, request.length)
         self._choice = scheduler
         prefill_demand = view.demand_on(self.p)
         self._fresh = self.p.prefill.tokens + prefill_demand.tokens  # tokens to compute before its first token
@@ -86,6 +89,7 @@ class Placement:
         self._charges[0].release_demand()
         self.p.prefill.time_model.add_observation(self._fresh, now - self._began)
         self._choice.counters.record_ttft(now - self._began)
+        self._choice.queue.accept_tenant(self.tenant)
         self._choice.wake_queue()
 
     def report_handover_refused(self) -> None:
@@ -128,6 +132,7 @@ class Placement:
             side.stay_seconds = moving_average(side.stay_seconds, self._last - self._began)
         first = self._first - self._began if self._first else None
         self._choice.counters.record_end(ok, first, token_seconds, self.length, self.tokens)
+        self._choice.queue.record_service(self.tenant, self.tokens)
         self._choice.wake_queue()
 
 
@@ -140,22 +145,6 @@ def create_policy(options: CoordinatorOptions) -> SchedulingPolicy:
     return LoadBalancePolicy(options) if options.algorithm_type == "load_balance" else PredictedTtftPolicy(options)
 
 
-class _QueuedRequest:
-    """A queued request; ``number`` is its order of arrival."""
-
-    __slots__ = ("future", "number", "wanted")
-
-    def __init__(self, number: int, request: SchedulingRequest, future: asyncio.Future[Placement]):
-        self.number, self.wanted, self.future = number, request, future
-
-
-QUEUE_ORDERS: dict[int, Callable[[_QueuedRequest], tuple[int, int]]] = {
-    1: lambda each: (0, each.number),
-    2: lambda each: (each.wanted.length, each.number),
-    3: lambda each: (-each.wanted.length, each.number),
-}
-
-
 class InstanceScheduler:
     """The scheduler of one cluster: places requests on instances, and queues those that find no room."""
 
@@ -164,16 +153,17 @@ class InstanceScheduler:
         self.options = table.options
         self.counters = counters or RequestCounters(self.options.slo_ttft, self.options.slo_tpot)
         self._policy = create_policy(self.options)
-        self._queue: list[_QueuedRequest] = []
+        self.queue: RequestQueue[Placement] = RequestQueue(
+            self.options.max_schedule_count, self.options.reordering_type
+        )
         self.open_requests = 0  # requests that are placed on instances and have not ended
-        self._arrival_number = 0
         self._wake_scheduled = False
         table.watchers.append(self._instance_changed)
 
     @property
     def queued_requests(self) -> int:
         """Number of queued requests."""
-        return len(self._queue)
+        return len(self.queue)
 
     @property
     def goodput_share(self) -> float:
@@ -190,19 +180,15 @@ class InstanceScheduler:
         usable = self.table.usable_instances()
         if not request.attempt and not self._can_serve_with(usable):
             raise self._refuse_request(503, refusals.CLUSTER_NOT_READY)
-        placement = None if self._queue else self._try_placement(request, usable)
+        placement = None if self.queue else self._try_placement(request, usable)
         if placement is not None:
             return placement
-        if len(self._queue) >= self.options.max_schedule_count:
+        if self.queue.is_full_for(request.tenant):
             raise self._refuse_request(429, refusals.TOO_MANY_REQUESTS, 1.0)
         return await self._wait_for_room(request)
 
     async def _wait_for_room(self, request: SchedulingRequest) -> Placement:
-        self._arrival_number += 1
-        loop = asyncio.get_running_loop()
-        queued = _QueuedRequest(self._arrival_number, request, loop.create_future())
-        self._queue.append(queued)
-        self._queue.sort(key=QUEUE_ORDERS[self.options.reordering_type])
+        queued = self.queue.add_request(request)
         self.wake_queue()
         patience = self.options.recovery_timeout if request.attempt else self.options.schedule_timeout
         by_deadline = request.deadline is not None and request.deadline < patience
@@ -221,8 +207,7 @@ class InstanceScheduler:
                 408, refusals.INFERENCE_TIMEOUT if by_deadline else refusals.SCHEDULE_TIMEOUT
             ) from None
         finally:
-            if queued in self._queue:
-                self._queue.remove(queued)
+            self.queue.remove_request(queued)
 
     def can_serve(self) -> bool:
         """Whether the cluster can serve requests at all."""
@@ -285,7 +270,7 @@ class InstanceScheduler:
 
     def wake_queue(self) -> None:
         """Retry queued requests, once per event-loop iteration: resources were freed, or an instance became usable."""
-        if self._queue and not self._wake_scheduled:
+        if self.queue and not self._wake_scheduled:
             self._wake_scheduled = True
             asyncio.get_running_loop().call_soon(self._serve_queue)
 
@@ -293,17 +278,17 @@ class InstanceScheduler:
         self._wake_scheduled = False
         usable = self.table.usable_instances()
         full_models: set[str] = set()  # models whose first queued request finds no room: later ones may not overtake it
-        for queued in tuple(self._queue):
+        for queued in self.queue.take_turns():
             if queued.future.done() or queued.wanted.model in full_models:
                 continue
             try:
                 placement = self._try_placement(queued.wanted, usable)
             except RequestRefused as refusal:
                 queued.future.set_exception(refusal)
-                self._queue.remove(queued)
+                self.queue.remove_request(queued)
                 continue
             if placement is None:
                 full_models.add(queued.wanted.model)
             else:
                 queued.future.set_result(placement)
-                self._queue.remove(queued)
+                self.queue.remove_request(queued)

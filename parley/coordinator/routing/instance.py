@@ -26,9 +26,10 @@ class ClusterInstance:
     ``slots``, ``blocks``: its totals; ``avail_…``: the free part, as it reports itself. ``management``, ``metrics``:
     base URLs of its status and metrics; ``grpc``: its gRPC address, if any. ``native``: it is parley, and can also
     run any request whole. ``attached``: its results can be received, as reported by the result stream. ``peers``: the
-    only instances it is linked with, if it reports them. ``first_role``: the first role assigned to it. ``origin``: the
-    source of the entry. ``polled``: its status is polled; False for an entry of a controller's list that includes its
-    load.
+    only instances it is linked with, if it reports them. ``checks_keys``: it has API keys; ``has_private_prefixes``:
+    requests of different keys share no cached prefixes there. ``first_role``: the first role assigned to it.
+    ``origin``: the source of the entry. ``polled``: its status is polled; False for an entry of a controller's list
+    that includes its load.
     """
 
     id: int
@@ -51,6 +52,8 @@ class ClusterInstance:
     epoch: str = ""
     peers: frozenset[int] = frozenset()
     native: bool = False
+    checks_keys: bool = False
+    has_private_prefixes: bool = False
     peer_configured: bool = False  # the configuration sets ``peer``; reported values are ignored
     attached: bool = True
     offline: bool = False  # taken out of service

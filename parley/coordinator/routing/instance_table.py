@@ -49,6 +49,16 @@ class InstanceTable:
         now = self.clock()
         return [each for each in self.instances.values() if each.is_usable(now)]
 
+    @property
+    def checks_keys(self) -> bool:
+        """Whether instances have API keys, as all of a cluster do or none does."""
+        return any(each.checks_keys for each in self.instances.values())
+
+    @property
+    def has_private_prefixes(self) -> bool:
+        """Whether requests of different API keys share no cached prefixes."""
+        return any(each.has_private_prefixes for each in self.instances.values())
+
     def add_instance(self, instance: ClusterInstance) -> ClusterInstance:
         """Add an instance. It replaces one with the same id, whose requests are lost."""
         self.remove_instance(instance.id)

@@ -26,7 +26,8 @@ class SchedulingRequest:
     seconds from now until the first token is due; ``model``: by any name that instances report, empty for any model.
 
     ``avoid``: ids of instances that failed it; ``attempt``: number of earlier attempts; ``layout``: KV layout of the
-    instances that computed the part the client has, empty if there is no such part or the layout is not reported.
+    instances that computed the part the client has, empty if there is no such part or the layout is not reported;
+    ``tenant``: its owner, empty where instances have no API keys.
     """
 
     length: int
@@ -37,6 +38,7 @@ class SchedulingRequest:
     avoid: frozenset[int] = frozenset()
     attempt: int = 0
     layout: str = ""
+    tenant: str = ""
 
 
 class InstancePair(NamedTuple):

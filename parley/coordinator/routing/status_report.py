@@ -50,6 +50,8 @@ def apply_status(instance: ClusterInstance, status: Mapping[str, Any]) -> str:
         instance.peer = peer
     if isinstance(models := own_members.get("models"), list):
         instance.models = frozenset(name for name in models if isinstance(name, str))
+    instance.checks_keys = own_members.get("api_keys") is True
+    instance.has_private_prefixes = own_members.get("private_prefixes") is True
     if isinstance(hashes := own_members.get("prefix_hash"), list):
         instance.cached_hashes = frozenset(
             prompt_hash for prompt_hash in hashes[:MAX_REPORTED_HASHES] if isinstance(prompt_hash, int)

@@ -12,9 +12,9 @@ import msgspec
 
 from parley.disagg.wire.headers import COMMAND_HEADERS, NATIVE_PREFIX
 from parley.errors import ContextLength, Malformed
-from parley.types import EngineOutput, EngineRequest, OutputBatch
+from parley.types import EngineOutput, EngineRequest, OutputBatch, Tenant
 
-HANDOVER_VERSION = 1
+HANDOVER_VERSION = 2
 
 # Hop-by-hop headers, and headers that describe how a body was transferred.
 CONNECTION_HEADERS = frozenset(
@@ -45,7 +45,7 @@ class HandoverMessage(msgspec.Struct, kw_only=True):
     query: bytes
     headers: list[tuple[bytes, bytes]]
     body: bytes
-    tenant: str
+    tenant: Tenant
     past: list[OutputBatch] | None
     prompt: list[int] | None
     digest: str

@@ -3,8 +3,8 @@
 The coordinator routes by them, and instances report the hashes of prompts that they computed. Both see the same bytes,
 so both compute the same hashes. Bodies are not parsed beyond the members that hold the prompt, which each dialect
 declares (``PromptMembers``). The hash covers the JSON text of tools and prompt as the client wrote it, or the prompt in
-a gRPC message, salted with the model and the cache salt. Hashes are taken at marks whose distance grows with the
-position, so that a megabyte has about sixty.
+a gRPC message, salted with the model, the cache salt and, where tenants share no prefixes, the tenant. Hashes are taken
+at marks whose distance grows with the position, so that a megabyte has about sixty.
 """
 
 from __future__ import annotations
@@ -58,13 +58,14 @@ class ConversationHashes(msgspec.Struct, frozen=True):
 
 class PromptHashes(msgspec.Struct):
     """The prompt of a body. ``token_count``: estimated tokens; ``marks``: shortest first; ``messages``: their JSON
-    text.
+    text; ``owner``: the tenant whose requests alone can use its prefixes, "" for all.
     """
 
     model: str = ""
     token_count: int = 0
     marks: Sequence[PrefixMark] = ()
     messages: bytes = b""
+    owner: str = ""
 
     def conversation_hashes(self) -> ConversationHashes | None:
         """Hash the messages of a conversation. None for other prompts."""
@@ -73,10 +74,11 @@ class PromptHashes(msgspec.Struct):
             message_texts = [bytes(message) for message in _LIST_DECODER.decode(self.messages)]
         except msgspec.MsgspecError:
             return None
-        return (
-            ConversationHashes(len(message_texts), hash_parts(message_texts), hash_parts(message_texts[:-2]))
-            if message_texts
-            else None
+        if not message_texts:
+            return None
+        salt = [self.owner.encode()] if self.owner else []
+        return ConversationHashes(
+            len(message_texts), hash_parts(salt + message_texts), hash_parts(salt + message_texts[:-2])
         )
 
 
@@ -118,13 +120,15 @@ class PromptReader:
         )
         self._decoder = msgspec.json.Decoder(body)
 
-    def hash_body(self, body: bytes, characters_per_token: float = CHARACTERS_PER_TOKEN) -> PromptHashes:
-        """Return a body's prompt. Any bytes are accepted: without a prompt, or in an unknown format, the result has no
-        marks and length 0."""
+    def hash_body(
+        self, body: bytes, characters_per_token: float = CHARACTERS_PER_TOKEN, owner: str = ""
+    ) -> PromptHashes:
+        """Return a body's prompt, whose hashes are those of ``owner``. Any bytes are accepted: without a prompt, or in
+        an unknown format, the result has no marks and length 0."""
         try:
             body_members = self._decoder.decode(body)
         except (msgspec.MsgspecError, RecursionError):
-            return self._hash_message(body, characters_per_token)
+            return self._hash_message(body, characters_per_token, owner)
 
         def member_texts(names: Iterable[str]) -> list[bytes]:
             return [bytes(getattr(body_members, self._field_names[name])) for name in names]
@@ -134,22 +138,27 @@ class PromptReader:
         prefix, salts = b"".join(member_texts(self._prefix_members)), member_texts(self._salt_members)
         text = prefix + prompt.rstrip(b']}" \t\r\n')  # without its end, a prompt is a prefix of its own continuation
         length = _estimate_tokens(prompt, characters_per_token) + int(len(prefix) / characters_per_token)
-        return PromptHashes(
-            _decode_name(salts[0]), length, _mark_prefixes(text, b"\0".join(salts), length), conversation
-        )
+        salt = _owner_salt(owner, b"\0".join(salts))
+        return PromptHashes(_decode_name(salts[0]), length, _mark_prefixes(text, salt, length), conversation, owner)
 
-    def _hash_message(self, body: bytes, characters_per_token: float) -> PromptHashes:
+    def _hash_message(self, body: bytes, characters_per_token: float, owner: str) -> PromptHashes:
         for read_message in self._message_readers:
             model, prompt = read_message(body)
             if model or prompt:
                 length = _estimate_tokens(prompt, characters_per_token)
-                return PromptHashes(model, length, _mark_prefixes(prompt, model.encode(), length))
+                salt = _owner_salt(owner, model.encode())
+                return PromptHashes(model, length, _mark_prefixes(prompt, salt, length), owner=owner)
         return PromptHashes()
 
 
 def _unique_names(several: Iterable[Iterable[str]]) -> tuple[str, ...]:
     """Return all names once, in order of first occurrence."""
     return tuple(dict.fromkeys(name for names in several for name in names))
+
+
+def _owner_salt(owner: str, salt: bytes) -> bytes:
+    """Return the salt of an owner's hashes; the id of an owner has a fixed length."""
+    return owner.encode() + b"\0" + salt if owner else salt
 
 
 def _first_present(members: Iterable[bytes]) -> bytes:

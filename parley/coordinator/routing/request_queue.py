@@ -1,0 +1,120 @@
+"""The requests that wait for an instance, and the turns that tenants take.
+
+Each tenant has a line, in the configured order; the next request is the first of the tenant that has received the least
+service. Service is counted in tokens: those of a prompt when it is placed, those of the answer at its end. A tenant
+gets no credit for time without waiting requests: its count is raised to that of the last tenant whose turn it was (as
+in ``core.wait_queue``). With one tenant that is the configured order.
+
+The coordinator has no API keys. A key becomes a tenant of its own once an instance has answered a request with it;
+until then its requests share one line with those of all other unknown keys, which anybody can make up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from parley.coordinator.routing.policies import SchedulingRequest
+
+P = TypeVar("P")
+
+QueuePlace = tuple[int, int]
+QUEUE_ORDERS: dict[int, Callable[[SchedulingRequest], int]] = {
+    1: lambda request: 0,
+    2: lambda request: request.length,
+    3: lambda request: -request.length,
+}
+
+
+class QueuedRequest(Generic[P]):
+    """A queued request. ``tenant``: whose line it stands in; ``place``: its place there, the order of arrival last;
+    ``future``: its placement."""
+
+    __slots__ = ("future", "place", "tenant", "wanted")
+
+    def __init__(self, wanted: SchedulingRequest, tenant: str, place: QueuePlace, future: asyncio.Future[P]):
+        self.wanted, self.tenant, self.place, self.future = wanted, tenant, place, future
+
+
+def _queue_place(queued: QueuedRequest[P]) -> QueuePlace:
+    return queued.place
+
+
+class RequestQueue(Generic[P]):
+    """The waiting requests. ``capacity``: how many may wait; more are accepted from tenants below their share.
+    ``reordering_type``: the order of a line, as in the configuration."""
+
+    def __init__(self, capacity: int, reordering_type: int):
+        self._capacity = capacity
+        self._order = QUEUE_ORDERS[reordering_type]
+        self._lines: dict[str, list[QueuedRequest[P]]] = {}  # by tenant; none is empty
+        self._service: dict[str, int] = {}  # tokens by tenant
+        self._virtual_time = 0  # service of the last tenant whose turn it was, at that time
+        self._accepted_tenants: set[str] = set()
+        self._arrivals = 0
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def accept_tenant(self, tenant: str) -> None:
+        """Give a tenant a line of its own from now on: an instance has accepted its key."""
+        self._accepted_tenants.add(tenant)
+
+    def line_of(self, tenant: str) -> str:
+        """Return the tenant in whose line, and at whose cost, requests of ``tenant`` are served."""
+        return tenant if tenant in self._accepted_tenants else ""
+
+    def is_full_for(self, tenant: str) -> bool:
+        """Whether no more requests of a tenant may wait: the queue is full, and it holds its share."""
+        line = self.line_of(tenant)
+        share = self._capacity / len(self._lines.keys() | {line})
+        return self._size >= self._capacity and len(self._lines.get(line, ())) >= share
+
+    def add_request(self, wanted: SchedulingRequest) -> QueuedRequest[P]:
+        """Queue a request."""
+        self._arrivals += 1
+        tenant = self.line_of(wanted.tenant)
+        future: asyncio.Future[P] = asyncio.get_running_loop().create_future()
+        queued = QueuedRequest(wanted, tenant, (self._order(wanted), self._arrivals), future)
+        if tenant not in self._lines:
+            self._service[tenant] = max(self._service.get(tenant, 0), self._virtual_time)
+        insort(self._lines.setdefault(tenant, []), queued, key=_queue_place)
+        self._size += 1
+        return queued
+
+    def remove_request(self, queued: QueuedRequest[P]) -> None:
+        """Remove a request. One that was removed before is ignored."""
+        line = self._lines.get(queued.tenant, [])
+        index = bisect_left(line, queued.place, key=_queue_place)
+        if index < len(line) and line[index] is queued:
+            del line[index]
+            self._size -= 1
+            if not line:
+                del self._lines[queued.tenant]
+
+    def take_turns(self) -> Iterator[QueuedRequest[P]]:
+        """Yield every waiting request once, in the order of service, which may change in between."""
+        lines = {tenant: iter(tuple(line)) for tenant, line in self._lines.items()}
+        heads = {tenant: next(line) for tenant, line in lines.items()}
+        while heads:
+            tenant = min(heads, key=lambda each: (self._service[each], heads[each].place))
+            yield heads[tenant]
+            following = next(lines[tenant], None)
+            if following is None:
+                del heads[tenant]
+            else:
+                heads[tenant] = following
+
+    def start_service(self, tenant: str, tokens: int) -> None:
+        """Count the prompt of a request that has been placed: it was its tenant's turn."""
+        line = self.line_of(tenant)
+        self._virtual_time = max(self._virtual_time, self._service.get(line, 0))
+        self.record_service(tenant, tokens)
+
+    def record_service(self, tenant: str, tokens: int) -> None:
+        """Count tokens as service of a tenant."""
+        line = self.line_of(tenant)
+        self._service[line] = self._service.get(line, 0) + tokens
