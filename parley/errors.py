@@ -73,6 +73,11 @@ class BadRequest(ParleyError):
 
     status = 400
 
+    def rename_field(self, name: str) -> None:
+        """Replace the neutral field name by the API's own, also where the message quotes it."""
+        self.message = self.message.replace(f"'{self.field}'", f"'{name}'")
+        self.field = name
+
 
 class Malformed(BadRequest):
     """The body is not in the route's format."""

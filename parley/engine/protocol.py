@@ -47,6 +47,7 @@ class Engine(ABC):
       and requests MUST be served. If loading fails, it MUST raise EngineFailed and ``state`` MUST be "failed".
     * submit: ``submit_request`` MUST NOT block. It MUST raise ValueError for the id of an open request and for nothing
       else: a request that cannot be served MUST end with an error output. An id MUST be free again after the end.
+    * capability: a request that needs nothing outside of ``info.features`` and ``info.bounds`` MUST NOT fail for that.
     * terminal: every choice MUST get exactly one output with ``finish_reason``, its last, unless it is cancelled.
     * length: a choice MUST have at most ``max_tokens`` tokens. With ``max_tokens`` 0 it MUST end with "length".
     * stop: a choice MUST end with the first of ``stop_ids`` after ``min_tokens`` tokens, and report it as ``stop_id``.

@@ -1,15 +1,18 @@
 """Checks that the engine can do all that a request asks for; ``ModelInfo`` says what it can do.
 
-To add a feature, name it in ``types.EngineFeature`` and say in ``FEATURE_FIELDS`` which requests use it.
+To add a feature, name it in ``types.EngineFeature`` and say in ``FEATURE_FIELDS`` which requests use it. To add a
+bound, name it in ``types.EngineBound`` and say in ``BOUNDED_VALUES`` which value of a request it limits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sized
+from typing import NamedTuple
 
 from parley.errors import Incapable, Invalid, Unsupported, excerpt
 from parley.text.grammar.answer_grammar import allows_any_text, callable_tools
-from parley.types import Chat, EngineFeature, ModelInfo, Request, Sampling
+from parley.types import Chat, EngineBound, EngineFeature, ModelInfo, Request, Sampling
 
 FieldReader = Callable[
     [Request], str | None
@@ -35,6 +38,29 @@ def check_engine_features(request: Request, info: ModelInfo) -> None:
     for feature, read_field in FEATURE_FIELDS.items():
         if feature not in info.features and (field := read_field(request)) is not None:
             raise Unsupported(f"'{field}' is not available with the engine {info.engine}.", field=field)
+    if request.pooling is None:
+        check_engine_bounds(request, info)
+
+
+def check_engine_bounds(request: Request, info: ModelInfo) -> None:
+    """Check that the engine accepts the values of a request that generates. Raises Invalid."""
+    for bound, (least, most) in info.bounds.items():
+        amount = BOUNDED_VALUES[bound](request)
+        if amount is None or least <= amount.value <= most:
+            continue
+        lower = [f"at least {least:.12g}"] if least > -math.inf else []
+        upper = [f"at most {most:.12g}"] if most < math.inf else []
+        allowed = f"{'have' if amount.unit else 'be'} {' and '.join(lower + upper)}{amount.unit}"
+        message = f"'{amount.field}' must {allowed} with the engine {info.engine}, but got {amount.value:.12g}."
+        raise Invalid(message, field=amount.field)
+
+
+class BoundedValue(NamedTuple):
+    """A value of a request that may have a bound. ``unit``: what it counts, after a space; empty if it is no count."""
+
+    field: str
+    value: float
+    unit: str = ""
 
 
 def _sampling_field(member: str, field: str) -> FieldReader:
@@ -90,4 +116,70 @@ FEATURE_FIELDS: dict[EngineFeature, FieldReader] = {
     "thinking_budget": lambda request: "thinking_budget" if request.thinking_budget is not None else None,
     "adapters": lambda request: "adapter" if request.adapter is not None else None,
     "cache_salt": lambda request: "cache_salt" if request.cache_salt else None,
+}
+
+
+BoundReader = Callable[[Request], BoundedValue | None]  # returns None if the request does not use it
+
+
+def _sampling_value(member: str) -> BoundReader:
+    """Return a reader of a number of ``Sampling``, unless it has no effect."""
+
+    def read_value(request: Request) -> BoundedValue | None:
+        value = getattr(request.sampling, member)
+        return BoundedValue(member, value) if value != getattr(DEFAULT_SAMPLING, member) else None
+
+    return read_value
+
+
+def _count(field: str, read_items: Callable[[Request], Sized], unit: str) -> BoundReader:
+    """Return a reader of the length of a list or an object, unless it is empty."""
+
+    def read_length(request: Request) -> BoundedValue | None:
+        length = len(read_items(request))
+        return BoundedValue(field, length, f" {unit}") if length else None
+
+    return read_length
+
+
+def _max_tokens(request: Request) -> BoundedValue | None:
+    max_tokens = request.stop_conditions.max_tokens
+    return BoundedValue("max_tokens", max_tokens) if max_tokens is not None else None
+
+
+def _choice_count(request: Request) -> BoundedValue:
+    return BoundedValue("n" if request.best_of is None else "best_of", request.choices_per_prompt)
+
+
+def _beam_width(request: Request) -> BoundedValue | None:
+    field = _beam_search_field(request)
+    return BoundedValue(field, request.beam.width) if field is not None and request.beam is not None else None
+
+
+def _alternatives(request: Request) -> BoundedValue | None:
+    alternatives = request.output_options.logprobs
+    return BoundedValue("top_logprobs", alternatives) if alternatives is not None else None
+
+
+def _prompt_alternatives(request: Request) -> BoundedValue | None:
+    alternatives = request.output_options.prompt_logprobs
+    return BoundedValue("prompt_logprobs", alternatives) if alternatives is not None else None
+
+
+BOUNDED_VALUES: dict[EngineBound, BoundReader] = {
+    "temperature": lambda request: BoundedValue("temperature", request.sampling.temperature),
+    "top_k": _sampling_value("top_k"),
+    "repetition_penalty": _sampling_value("repetition_penalty"),
+    "presence_penalty": _sampling_value("presence_penalty"),
+    "frequency_penalty": _sampling_value("frequency_penalty"),
+    "logit_bias": _count("logit_bias", lambda request: request.sampling.logit_bias, "tokens"),
+    "allowed_tokens": _count("allowed_token_ids", lambda request: request.sampling.allowed, "tokens"),
+    "banned_tokens": _count("bad_words", lambda request: request.sampling.banned or request.banned_words, "sequences"),
+    "stop_ids": _count("stop_ids", lambda request: request.stop_conditions.ids, "tokens"),
+    "max_tokens": _max_tokens,
+    "n": _choice_count,
+    "beam_width": _beam_width,
+    "logprobs": _alternatives,
+    "named_logprobs": _count("logprob_token_ids", lambda request: request.output_options.logprob_ids, "tokens"),
+    "prompt_logprobs": _prompt_alternatives,
 }

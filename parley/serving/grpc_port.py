@@ -19,6 +19,7 @@ from parley.dialects.triton.rpc import control, infer
 from parley.dialects.triton.rpc.messages import HEALTH_SCHEMA, INFERENCE_SCHEMA, ProtoMessage
 from parley.dialects.triton.rpc.status import GrpcError
 from parley.dialects.triton.rpc.watch import watch_health
+from parley.dialects.triton.sampling import TRITON_FIELD_NAMES
 from parley.errors import BadRequest, UnknownModel
 from parley.serving.generation import Generation
 from parley.serving.grpc_call import GrpcCall
@@ -215,7 +216,9 @@ class TritonGrpcPort:
         model.require_ready()
         try:
             await self._run_generation(model, call, message, send, whole)
-        except BadRequest:
+        except BadRequest as error:
+            if error.field is not None:
+                error.rename_field(TRITON_FIELD_NAMES.get(error.field, error.field))
             model.metrics.invalid_requests.add_count()
             raise
 

@@ -6,6 +6,7 @@ Every error in a request is reported here, before anything is queued. Knows no e
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -15,7 +16,7 @@ import msgspec
 
 from parley.errors import ContextLength, Invalid, NoTokens, UnknownModel, UnknownToken, excerpt
 from parley.serving import beam_limits
-from parley.serving.engine_features import check_engine_features
+from parley.serving.engine_features import check_engine_bounds, check_engine_features
 from parley.serving.served_model import ServedModel
 from parley.text import PreparedPrompt
 from parley.text.grammar.compiler import COMPILE_WORKERS
@@ -160,6 +161,7 @@ def _prepare_prompts(model: ServedModel, request: Request) -> list[tuple[Prepare
         request.sampling = msgspec.structs.replace(
             request.sampling, banned=pipeline.word_token_ids(request.banned_words)
         )
+        check_engine_bounds(request, model.model_info)  # a word may have several spellings in tokens
     return prepared_prompts
 
 
@@ -210,9 +212,16 @@ def _output_limit(model: ServedModel, request: Request, token_ids: list[int]) ->
     output_limits = (
         stop_conditions.max_tokens,
         model.options.max_output,
+        _engine_output_limit(info),
         beam_limits.beam_output_limit(request, info, len(token_ids), min_room),
     )
     return min([context_room, *(limit for limit in output_limits if limit is not None)])
+
+
+def _engine_output_limit(info: ModelInfo) -> int | None:
+    """Return the largest output in tokens that the engine accepts; None for any."""
+    _, most = info.bounds.get("max_tokens", (0, math.inf))
+    return None if most == math.inf else int(most)
 
 
 def _check_token_ids(request: Request, info: ModelInfo) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from parley.types.engine import (
     ALL_ENGINE_FEATURES,
     Arena,
+    EngineBound,
     EngineFeature,
     EngineFinishReason,
     EngineOutput,
@@ -80,6 +81,7 @@ __all__ = [
     "ChoiceDelta",
     "ChoiceDone",
     "DeltaPart",
+    "EngineBound",
     "EngineFeature",
     "EngineFinishReason",
     "EngineOutput",

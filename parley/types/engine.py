@@ -214,13 +214,31 @@ EngineFeature = Literal[
     "page_transfer",
 ]
 ALL_ENGINE_FEATURES: frozenset[EngineFeature] = frozenset(get_args(EngineFeature))
+EngineBound = Literal[
+    "temperature",
+    "top_k",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",  # number of tokens
+    "allowed_tokens",  # number of tokens
+    "banned_tokens",  # number of token sequences
+    "stop_ids",  # number of ids
+    "max_tokens",
+    "n",  # choices per prompt, with those that a ranking drops
+    "beam_width",
+    "logprobs",  # alternatives per token; -1: the whole vocabulary
+    "named_logprobs",  # number of ids
+    "prompt_logprobs",  # as for logprobs
+]
 
 
 class ModelInfo(msgspec.Struct, kw_only=True):
     """The engine's description of the loaded model. Sizes in bytes, lengths in tokens.
 
-    A model generates text, or computes vectors with ``dimensions`` numbers (0: no vectors), or both. A request that
-    needs something outside of ``features`` is refused before it reaches the engine (``serving/engine_features.py``).
+    A model generates text, or computes vectors with ``dimensions`` numbers (0: no vectors), or both. ``bounds``: the
+    least and the most that the engine accepts, infinite for no limit, where that is less than the APIs allow. A request
+    outside of ``features`` or ``bounds`` is refused before it reaches the engine (``serving/engine_features.py``).
     """
 
     architecture: str
@@ -242,6 +260,7 @@ class ModelInfo(msgspec.Struct, kw_only=True):
     arena: Arena | None = None  # set if the KV pages are shared with other processes
     engine: str = "parley"  # name and version of the engine, for error messages
     features: frozenset[EngineFeature] = ALL_ENGINE_FEATURES
+    bounds: dict[EngineBound, tuple[float, float]] = {}
 
 
 class EngineSettings(msgspec.Struct, kw_only=True):

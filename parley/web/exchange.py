@@ -257,7 +257,7 @@ class Exchange:
     def translate_field(self, error: ParleyError) -> ParleyError:
         """Replace the neutral field name in the error by the API's own, and return the error."""
         if isinstance(error, BadRequest) and error.field is not None:
-            error.field = self.field_names.get(error.field, error.field)
+            error.rename_field(self.field_names.get(error.field, error.field))
         return error
 
     def abort_connection(self) -> None:

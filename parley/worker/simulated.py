@@ -3,7 +3,7 @@
 All but the model runner is real: queue, chunked prefill, pages, prefix cache, leases, reservations, and the process.
 The runner waits for the time that a cost model gives for the step, and generates the prompt's own tokens in order.
 Pages have no content, so pages from other instances arrive when a link of a given bandwidth would have delivered them.
-This module uses no tensors.
+This module uses no tensors. Requests for what it does not simulate are refused by name (``SIMULATED_FEATURES``).
 """
 
 from __future__ import annotations
@@ -33,12 +33,16 @@ from parley.engine.messages import (
     StepOutputs,
     SubmitRequest,
 )
-from parley.types import Arena, EngineRequest, ModelInfo, Settings
+from parley.types import Arena, EngineFeature, EngineRequest, ModelInfo, Settings
 from parley.worker.messages_loop import EngineInbox, SendMessage, serve_messages
 
 BACK_TO_BACK_SECONDS = (
     0.005  # seconds between two steps that still count as back to back, since a busy machine adds delays
 )
+
+
+# Of what changes tokens, the engine's loop does minimum lengths. Nothing else does: no token is drawn.
+SIMULATED_FEATURES: frozenset[EngineFeature] = frozenset({"min_tokens", "cache_salt", "page_transfer"})
 
 
 class SimulatedCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -227,4 +231,6 @@ def _simulated_info(costs: SimulatedCosts, loop: EngineLoop) -> ModelInfo:
         block_size=BLOCK_SIZE,
         fused=False,
         arena=Arena(0, -1, costs.blocks, [], "simulated"),
+        engine="simulated",
+        features=SIMULATED_FEATURES,
     )

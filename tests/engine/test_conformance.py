@@ -6,6 +6,7 @@ A test is named after its guarantee. To test a further engine, add a row to ``EN
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 import signal
@@ -15,15 +16,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 from support.tiny_models import write_model
 
-from parley.engine.fake import FakeEngine, ScriptedFailure, echo_prompt
+from parley.engine.fake import FAKE_MODEL, FakeEngine, ScriptedFailure, echo_prompt
 from parley.engine.protocol import Engine, EngineFailed
 from parley.engine.remote import RemoteEngine
 from parley.engine.stream import OutputStream
-from parley.types import EngineOutput, EngineRequest, Sampling, Settings
+from parley.types import (
+    ALL_ENGINE_FEATURES,
+    BeamOptions,
+    EngineBound,
+    EngineFeature,
+    EngineOutput,
+    EngineRequest,
+    ReasoningLimit,
+    Sampling,
+    Settings,
+)
 from parley.worker.thread import LocalEngine
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -57,14 +69,22 @@ def simulated_settings(folder: Path) -> Settings:
     return Settings(model="", costs=str(folder / "costs.toml"), max_batch=SLOTS)
 
 
+SCRIPTED_BOUNDS: dict[EngineBound, tuple[float, float]] = {"logprobs": (0, 3), "n": (1, 6), "stop_ids": (-math.inf, 2)}
+SCRIPTED_MODEL = msgspec.structs.replace(
+    FAKE_MODEL, features=ALL_ENGINE_FEATURES - {"watermark", "beam_search"}, bounds=SCRIPTED_BOUNDS
+)
+
+
 def reply_or_fail(request: EngineRequest, index: int) -> list[int]:
     if request.adapter:
         raise ScriptedFailure("There is no adapter of this name.")
+    if request.sampling.watermark or request.beam or request.logprobs > 3 or request.n > 6 or len(request.stop_ids) > 2:
+        raise ScriptedFailure("The script does not do this.")
     return echo_prompt(request, index)
 
 
 def make_scripted(folder: Path) -> Engine:
-    return FakeEngine(reply_or_fail, max_batch=SLOTS, step_seconds=0.001, load_seconds=0.01)
+    return FakeEngine(reply_or_fail, info=SCRIPTED_MODEL, max_batch=SLOTS, step_seconds=0.001, load_seconds=0.01)
 
 
 def make_simulated(folder: Path) -> Engine:
@@ -78,6 +98,35 @@ ENGINE_KINDS = {
         lambda folder: RemoteEngine(model_settings(folder)), lambda folder: RemoteEngine(simulated_settings(folder))
     ),
     "simulated": EngineKind(make_simulated, make_simulated, {"logprobs": 1}),
+}
+
+
+# for each feature, a request that uses it; adapters and page transfer have tests of their own
+FEATURE_OPTIONS: dict[EngineFeature, dict[str, Any]] = {
+    "top_k": {"sampling": Sampling(top_k=2)},
+    "min_p": {"sampling": Sampling(min_p=0.1)},
+    "typical_p": {"sampling": Sampling(typical_p=0.5)},
+    "repetition_penalty": {"sampling": Sampling(repetition_penalty=1.1)},
+    "presence_penalty": {"sampling": Sampling(presence_penalty=0.1)},
+    "frequency_penalty": {"sampling": Sampling(frequency_penalty=0.1)},
+    "logit_bias": {"sampling": Sampling(logit_bias={7: 1.0})},
+    "allowed_tokens": {"sampling": Sampling(allowed=[7, 8])},
+    "banned_tokens": {"sampling": Sampling(banned=[[7], [7, 8]])},
+    "no_repeat_ngram": {"sampling": Sampling(no_repeat_ngram=2)},
+    "watermark": {"sampling": Sampling(watermark=True)},
+    "min_tokens": {"min_tokens": 3, "stop_ids": [5, 6]},
+    "beam_search": {"beam": BeamOptions(2), "n": 2},
+    "logprobs": {"logprobs": 2},
+    "named_logprobs": {"logprobs": 0, "logprob_ids": [7, 8]},
+    "prompt_logprobs": {"prompt_logprobs": 1},
+    "grammar": {"grammar": '{"grammars": [{"lark_grammar": "start: /[a-z ]+/"}]}'},
+    "thinking_budget": {"reasoning_limit": ReasoningLimit("<think>", "</think>", True, 2, [9])},
+    "cache_salt": {"cache_salt": "a"},
+}
+BOUND_OPTIONS: dict[EngineBound, Callable[[int], dict[str, Any]]] = {
+    "logprobs": lambda value: {"logprobs": value},
+    "n": lambda value: {"n": value},
+    "stop_ids": lambda value: {"stop_ids": list(range(100, 100 + value))},
 }
 
 
@@ -175,6 +224,25 @@ async def test_submit_never_blocks_and_refuses_an_id_in_use(engine: Engine):
     assert engine.open_stream_count == 0
     assert ends(await run_request(engine, "again")) == ["length"]
     assert ends(await run_request(engine, "again")) == ["length"]
+
+
+async def test_capability_that_is_declared_never_fails_a_request(engine: Engine):
+    assert FEATURE_OPTIONS.keys() == ALL_ENGINE_FEATURES - {
+        "adapters",
+        "page_transfer",
+    }
+    assert engine.info is not None
+    for feature in sorted(engine.info.features & FEATURE_OPTIONS.keys()):
+        outputs = await run_request(engine, feature, **FEATURE_OPTIONS[feature])
+        assert "error" not in ends(outputs), (feature, outputs[-1].error)
+
+
+async def test_capability_reaches_from_the_least_to_the_most_of_each_bound(engine: Engine):
+    assert engine.info is not None
+    for bound, (least, most) in engine.info.bounds.items():
+        for value in (max(0, least), most):
+            outputs = await run_request(engine, f"{bound} {value}", **BOUND_OPTIONS[bound](int(value)))
+            assert "error" not in ends(outputs), (bound, value, outputs[-1].error)
 
 
 async def test_greedy_answers_are_equal_alone_and_in_a_batch(engine: Engine):

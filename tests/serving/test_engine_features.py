@@ -1,8 +1,12 @@
-"""Features that an engine lacks: every API refuses them in its own shape, and nothing reaches the engine."""
+"""Features that an engine lacks, and values outside of its bounds: every API refuses them in its own shape.
+
+Nothing of such a request reaches the engine.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -11,18 +15,25 @@ from hypothesis import strategies as st
 from support.http_client import MODEL_INFO, Answer
 
 from parley.engine.fake import echo_prompt
-from parley.errors import Unsupported
-from parley.serving.engine_features import FEATURE_FIELDS, check_engine_features
+from parley.errors import Invalid, Unsupported
+from parley.serving.engine_features import (
+    BOUNDED_VALUES,
+    FEATURE_FIELDS,
+    check_engine_bounds,
+    check_engine_features,
+)
 from parley.types import (
     ALL_ENGINE_FEATURES,
     BeamOptions,
     Chat,
+    EngineBound,
     EngineFeature,
     EngineRequest,
     Grammar,
     Message,
     ModelInfo,
     OutputOptions,
+    PoolingOptions,
     Request,
     Sampling,
     StopConditions,
@@ -134,4 +145,161 @@ async def test_apis_refuse_what_the_engine_lacks_before_it_is_queued(serve, stre
     assert not seen and served.engine.stats.steps == 0 and served.model.used_slots == 0
     assert (await served.post("/v1/chat/completions", CHAT | {"presence_penalty": 0.5})).status == 200
     assert seen
+    await served.idle()
+
+
+# for each bound, a range and requests just outside of it, each with the end of the sentence that refuses it
+IDS = list(range(9))
+BOUND_USES: dict[EngineBound, tuple[tuple[float, float], list[tuple[dict[str, Any], str]]]] = {
+    "temperature": ((0.01, 2), [
+        ({"sampling": Sampling(temperature=2.5)}, "'temperature' must be at least 0.01 and at most 2 {}2.5."),
+        ({"sampling": Sampling(temperature=0.0)}, "'temperature' must be at least 0.01 and at most 2 {}0."),
+    ]),
+    "top_k": ((-math.inf, 1), [({"sampling": Sampling(top_k=2)}, "'top_k' must be at most 1 {}2.")]),
+    "repetition_penalty": ((0.5, math.inf), [
+        ({"sampling": Sampling(repetition_penalty=0.25)}, "'repetition_penalty' must be at least 0.5 {}0.25."),
+    ]),
+    "presence_penalty": ((0, 2), [
+        ({"sampling": Sampling(presence_penalty=-1.0)}, "'presence_penalty' must be at least 0 and at most 2 {}-1."),
+    ]),
+    "frequency_penalty": ((-1, 1), [
+        ({"sampling": Sampling(frequency_penalty=2.0)}, "'frequency_penalty' must be at least -1 and at most 1 {}2."),
+    ]),
+    "logit_bias": ((-math.inf, 8), [
+        ({"sampling": Sampling(logit_bias=dict.fromkeys(IDS, 1.0))}, "'logit_bias' must have at most 8 tokens {}9."),
+    ]),
+    "allowed_tokens": ((-math.inf, 8), [
+        ({"sampling": Sampling(allowed=IDS)}, "'allowed_token_ids' must have at most 8 tokens {}9."),
+    ]),
+    "banned_tokens": ((-math.inf, 1), [
+        ({"sampling": Sampling(banned=[[1], [2]])}, "'bad_words' must have at most 1 sequences {}2."),
+        ({"banned_words": ["a", "b", "c"]}, "'bad_words' must have at most 1 sequences {}3."),
+    ]),
+    "stop_ids": ((-math.inf, 8), [
+        ({"stop_conditions": StopConditions(ids=IDS)}, "'stop_ids' must have at most 8 tokens {}9."),
+    ]),
+    "max_tokens": ((1, 100000), [
+        ({"stop_conditions": StopConditions(max_tokens=0)}, "'max_tokens' must be at least 1 and at most 100000 {}0."),
+    ]),
+    "n": ((1, 2), [({"n": 3}, "'n' must be at least 1 and at most 2 {}3."),
+                   ({"best_of": 3}, "'best_of' must be at least 1 and at most 2 {}3.")]),
+    "beam_width": ((1, 4), [
+        ({"beam": BeamOptions(5, field="beam_width")}, "'beam_width' must be at least 1 and at most 4 {}5."),
+    ]),
+    "logprobs": ((0, 5), [
+        ({"output_options": OutputOptions(logprobs=-1)}, "'top_logprobs' must be at least 0 and at most 5 {}-1."),
+        ({"output_options": OutputOptions(logprobs=6)}, "'top_logprobs' must be at least 0 and at most 5 {}6."),
+    ]),
+    "named_logprobs": ((-math.inf, 8), [
+        ({"output_options": OutputOptions(logprob_ids=IDS)}, "'logprob_token_ids' must have at most 8 tokens {}9."),
+    ]),
+    "prompt_logprobs": ((-math.inf, 1), [
+        ({"output_options": OutputOptions(prompt_logprobs=2)}, "'prompt_logprobs' must be at most 1 {}2."),
+    ]),
+}  # fmt: skip
+
+
+def engine_within(**bounds: tuple[float, float]) -> ModelInfo:
+    return msgspec.structs.replace(MODEL_INFO, engine="other 1.2", bounds=bounds)
+
+
+ALL_BOUNDS: dict[str, tuple[float, float]] = {bound: limits for bound, (limits, _) in BOUND_USES.items()}
+
+
+def test_table_covers_every_bound():
+    assert BOUNDED_VALUES.keys() == BOUND_USES.keys() == set(get_args(EngineBound))
+
+
+@pytest.mark.parametrize("bound", BOUND_USES)
+def test_value_is_refused_exactly_if_it_is_outside_of_its_bound(bound):
+    limits, uses = BOUND_USES[bound]
+    for changes, sentence in uses:
+        request = make_request(changes)
+        check_engine_bounds(request, engine_within(**{name: ALL_BOUNDS[name] for name in ALL_BOUNDS if name != bound}))
+        value = BOUNDED_VALUES[bound](request)
+        assert value is not None
+        check_engine_features(request, engine_within(**{bound: (value.value, value.value)}))
+        with pytest.raises(Invalid) as caught:
+            check_engine_features(request, engine_within(**{bound: limits}))
+        assert caught.value.message == sentence.format("with the engine other 1.2, but got ")
+        assert (caught.value.field, caught.value.status) == (value.field, 400)
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(engine_within(**{bound: limits})), type=ModelInfo).bounds
+
+
+def test_bounds_leave_plain_requests_and_embeddings_alone():
+    check_engine_features(make_request({}), engine_within(**ALL_BOUNDS))
+    embedding = make_request({"pooling": PoolingOptions(), "stop_conditions": StopConditions(max_tokens=0)})
+    check_engine_features(embedding, engine_within(**ALL_BOUNDS))
+
+
+NARROW_BOUNDS: dict[EngineBound, tuple[float, float]] = {
+    "max_tokens": (1, 6), "n": (-math.inf, 2), "logprobs": (-1, 3), "logit_bias": (-math.inf, 1),
+    "stop_ids": (-math.inf, 1),
+}  # fmt: skip
+TOKENS = "be at least 1 and at most 6 {}7."
+CHOICES = "be at most 2 {}3."
+ALTERNATIVES = "be at least -1 and at most 3 {}4."
+LISTED_TOKENS = "have at most 1 tokens {}2."
+NAMED_CHAT = CHAT | {"model": "tiny"}
+COMPLETION = {"model": "tiny", "prompt": "a", "max_tokens": 2}
+TRITON_PATH = "/v2/models/tiny/generate"
+SCORED = {"max_new_tokens": 2, "details": True, "top_n_tokens": 4}
+
+# path, body, status, the field as the API calls it, and the rest of the sentence
+REFUSALS: list[tuple[str, dict[str, Any], int, str, str]] = [
+    ("/v1/chat/completions", CHAT | {"max_tokens": 7}, 400, "max_tokens", TOKENS),
+    ("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 4}, 400, "top_logprobs", ALTERNATIVES),
+    ("/v1/chat/completions", CHAT | {"logit_bias": {"1": 1, "2": 1}}, 400, "logit_bias", LISTED_TOKENS),
+    ("/v1/chat/completions", CHAT | {"n": 3}, 400, "n", CHOICES),
+    ("/v1/completions", COMPLETION | {"logprobs": 4}, 400, "logprobs", ALTERNATIVES),
+    ("/v1/completions", COMPLETION | {"n": 1, "best_of": 3}, 400, "best_of", CHOICES),
+    ("/vllm/v1/chat/completions", NAMED_CHAT | {"stop_token_ids": [1, 2]}, 400, "stop_token_ids", LISTED_TOKENS),
+    ("/vllm/v1/completions", COMPLETION | {"logprobs": 4}, 400, "logprobs", ALTERNATIVES),
+    ("/tgi/generate", {"inputs": "a", "parameters": {"max_new_tokens": 7}}, 422, "max_new_tokens", TOKENS),
+    ("/tgi/generate", {"inputs": "a", "parameters": SCORED}, 422, "top_n_tokens", ALTERNATIVES),
+    ("/tgi/v1/chat/completions", NAMED_CHAT | {"max_tokens": 7}, 422, "max_tokens", TOKENS),
+    ("/triton" + TRITON_PATH, {"text_input": "a", "max_tokens": 7}, 400, "max_tokens", TOKENS),
+    ("/triton" + TRITON_PATH, {"text_input": "a", "n": 3, "max_tokens": 2}, 400, "n", CHOICES),
+    ("/mindie" + TRITON_PATH, {"text_input": "a", "parameters": {"max_new_tokens": 7}}, 422, "max_new_tokens", TOKENS),
+    ("/mindie/v1/chat/completions", NAMED_CHAT | {"max_tokens": 7}, 422, "max_tokens", TOKENS),
+    ("/mindie/v1/completions", COMPLETION | {"logprobs": 4}, 422, "logprobs", ALTERNATIVES),
+    ("/databricks/serving-endpoints/tiny/invocations", CHAT | {"max_tokens": 7}, 400, "max_tokens", TOKENS),
+]  # fmt: skip
+
+
+@pytest.fixture
+async def narrow_server(serve):
+    """A server whose engine has narrow bounds, and the requests that reach it."""
+    requests: list[EngineRequest] = []
+
+    def note_request(request: EngineRequest, index: int) -> list[int]:
+        requests.append(request)
+        return echo_prompt(request, index)
+
+    return await serve(note_request, info=engine_within(**NARROW_BOUNDS)), requests
+
+
+async def test_every_api_refuses_values_outside_of_the_engines_bounds(narrow_server):
+    served, requests = narrow_server
+    for path, body, status, field, limits in REFUSALS:
+        answer = await served.post(path, body)
+        sentence = f"'{field}' must {limits.format('with the engine other 1.2, but got ')}"
+        assert (answer.status, sentence in answer.body.decode()) == (status, True), (path, answer)
+    assert not requests and served.engine.stats.steps == 0 and served.model.used_slots == 0
+
+
+async def test_bounds_are_errors_in_the_shape_of_the_api(narrow_server):
+    served, _ = narrow_server
+    answer = await served.post("/v1/completions", COMPLETION | {"logprobs": 4, "stream": True})
+    assert (answer.status, answer.error["param"], answer.error["code"]) == (400, "logprobs", "invalid_value")
+    answer = await served.post("/tgi/generate_stream", {"inputs": "a", "parameters": {"max_new_tokens": 7}})
+    sentence = "'max_new_tokens' must be at least 1 and at most 6 with the engine other 1.2, but got 7."
+    assert error_object(answer) == {"error": f"Input validation error: {sentence}", "error_type": "validation"}
+
+
+async def test_output_without_a_limit_ends_at_the_engines_bound(narrow_server):
+    served, requests = narrow_server
+    answer = await served.post("/v1/chat/completions", CHAT | {"n": 2, "logprobs": True, "top_logprobs": 3})
+    assert answer.status == 200 and answer.json["usage"]["completion_tokens"] == 12
+    assert {request.max_tokens for request in requests} == {6}
     await served.idle()

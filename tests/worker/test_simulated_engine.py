@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from parley.core.sequence import Sequence, StepRow
 from parley.engine.messages import CancelRequest, FreeReservation, PagesReceived, SubmitRequest
 from parley.engine.protocol import EngineFailed
-from parley.types import EngineRequest, Settings
+from parley.errors import Unsupported
+from parley.serving.engine_features import check_engine_features
+from parley.types import EngineRequest, Request, Sampling, Settings, Text
 from parley.worker.simulated import SimulatedCosts, SimulatedLink, read_costs
 from parley.worker.thread import LocalEngine
 
@@ -101,3 +103,16 @@ async def test_simulated_engine_repeats_prompts_and_refuses_logprobs(tmp_path):
     stream = engine.submit_request(EngineRequest(id="scores", token_ids=prompt, max_tokens=2, logprobs=1))
     assert [output.finish_reason for output in await stream.next_outputs()] == ["error"]
     await engine.close()
+
+
+async def test_simulated_engine_declares_what_it_does_and_refuses_the_rest_by_name(tmp_path):
+    file = tmp_path / "costs.toml"
+    file.write_text("rows = [[1, 0.0], [64, 0.001]]\nblocks = 64\nlength = 1024\n")
+    engine = LocalEngine(Settings(model="m", costs=str(file)))
+    await engine.start()
+    info = await engine.wait_until_ready()
+    await engine.close()
+    assert info.features == {"min_tokens", "cache_salt", "page_transfer"}
+    request = Request(id="a", model="m", prompts=[Text("a")], sampling=Sampling(temperature=0.5, top_k=3))
+    with pytest.raises(Unsupported, match="'top_k' is not available with the engine simulated"):
+        check_engine_features(request, info)

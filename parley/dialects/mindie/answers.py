@@ -82,6 +82,8 @@ class StreamPiece(NamedTuple):
 class SingleChoiceReply(MindieReply):
     """A reply with one choice."""
 
+    field_names: ClassVar[Mapping[str, str]] = {"max_tokens": "max_new_tokens"}
+
     def __init__(self, rules: MindieRules, prompt_input: PromptInput, limit: int):
         super().__init__(rules, prompt_input)
         self.prompt_ids: Sequence[int] = ()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import Fields, decode_fields
@@ -48,6 +48,7 @@ def read_mindie_completion(rules: MindieRules, body: bytes, context: RequestCont
 class MindieCompletionReply(MindieOpenAIReply):
     """A reply to one or more prompts, as a stream of events or in one piece."""
 
+    field_names: ClassVar[Mapping[str, str]] = {**MindieOpenAIReply.field_names, "top_logprobs": "logprobs"}
     unknown_model_text = "Not found given model, please check modelName in config file."
 
     def __init__(self, rules: MindieRules, body: Fields, context: RequestContext):

@@ -127,7 +127,7 @@ class CompletionChoice:
 class CompletionReply(Reply):
     """A completion request, answered in OpenAI's form."""
 
-    field_names: ClassVar[Mapping[str, str]] = {"stop_ids": "stop_token_ids"}
+    field_names: ClassVar[Mapping[str, str]] = {"stop_ids": "stop_token_ids", "top_logprobs": "logprobs"}
     reading_rules: ClassVar[ReadingRules] = OPENAI_RULES
 
     def __init__(self, body: Fields, context: RequestContext):

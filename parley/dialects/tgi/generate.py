@@ -113,7 +113,7 @@ class TgiGenerateReply(Reply):
     """A reply to one text, as a stream of token events or in one piece."""
 
     media_type: ClassVar[str] = "text/event-stream"
-    field_names: ClassVar[Mapping[str, str]] = {"prompt": "inputs"}
+    field_names: ClassVar[Mapping[str, str]] = shared.TGI_FIELD_NAMES
     ping_bytes: ClassVar[bytes] = b":\n\n"
     ping_interval: ClassVar[float | None] = 15.0
 

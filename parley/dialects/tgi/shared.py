@@ -41,6 +41,13 @@ I32 = 2**31 - 1
 F32 = 3.4028234663852886e38
 
 TGI_VERSION = "3.3.7"  # version of the original that this API follows; clients infer the supported members from it
+TGI_FIELD_NAMES = {  # neutral names of fields in the server's errors, and the names here
+    "prompt": "inputs",
+    "max_tokens": "max_new_tokens",
+    "n": "best_of",
+    "top_logprobs": "top_n_tokens",
+    "prompt_logprobs": "decoder_input_details",
+}
 PLAIN_TEXT = b"text/plain; charset=utf-8"
 INCOMPLETE = "incomplete_generation"  # a type that clients know; inside a stream it has another name
 NOT_JSON_MESSAGE = b"Expected request with `Content-Type: application/json`"

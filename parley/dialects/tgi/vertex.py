@@ -42,7 +42,7 @@ def vertex_failure_answer() -> Answer:
 class VertexReply(Reply):
     """A reply to several instances; never a stream."""
 
-    field_names: ClassVar[Mapping[str, str]] = {"prompt": "inputs"}
+    field_names: ClassVar[Mapping[str, str]] = shared.TGI_FIELD_NAMES
 
     def __init__(self, rules: TgiRules, body: Fields, context: RequestContext):
         if not isinstance(body.raw_value("instances"), list):

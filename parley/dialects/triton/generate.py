@@ -28,7 +28,7 @@ from parley.dialects.triton.errors import (
 from parley.dialects.triton.errors import triton_error_answer as triton_error_answer
 from parley.dialects.triton.model import INPUTS, MODEL_VERSION, InputTensor
 from parley.dialects.triton.outputs import TritonOutputs
-from parley.dialects.triton.sampling import STRUCTURED_NAMES, TritonRequest
+from parley.dialects.triton.sampling import STRUCTURED_NAMES, TRITON_FIELD_NAMES, TritonRequest
 from parley.dialects.triton.sampling import read_triton_request as read_triton_request
 from parley.dialects.triton.tensors import TritonTensor, elements_from_json, tensor_to_json
 from parley.errors import BadRequest, EngineError, Invalid, ParleyError
@@ -44,7 +44,7 @@ SEVERAL_RESPONSES = (
 class TritonReply(Reply):
     """A reply in flat JSON, as events or in one piece."""
 
-    field_names: ClassVar[Mapping[str, str]] = {"prompt": "text_input", "stop_ids": "stop_token_ids"}
+    field_names: ClassVar[Mapping[str, str]] = TRITON_FIELD_NAMES
 
     def __init__(
         self, triton_request: TritonRequest, *, stream: bool, strict: bool = False, load_report: HeaderList = ()

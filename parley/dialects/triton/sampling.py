@@ -37,6 +37,9 @@ DEFAULT_TOKENS = 16
 MICROSECONDS = 1_000_000  # microseconds in a second
 DEFAULT_PRIORITY = 5  # the default priority, also for 0
 
+# Neutral names of fields in the server's errors, and the names here.
+TRITON_FIELD_NAMES = {"prompt": "text_input", "stop_ids": "stop_token_ids", "top_logprobs": "logprobs"}
+
 # Other names for the same parameters, from several versions of TensorRT-LLM.
 ALIASES = {
     "random_seed": "seed",

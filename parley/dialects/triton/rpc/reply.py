@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ from parley.dialects.triton.errors import UnreadableInput, triton_error_answer
 from parley.dialects.triton.rpc import control, infer
 from parley.dialects.triton.rpc.frames import grpc_failure_frame, message_frame
 from parley.dialects.triton.rpc.messages import ProtoMessage
+from parley.dialects.triton.sampling import TRITON_FIELD_NAMES
 from parley.errors import NotFound, ParleyError, UnknownModel
 from parley.types import Event, Usage
 
@@ -28,6 +29,7 @@ class GrpcInferReply(Reply):
 
     content_type = PROTOBUF_TYPE
     media_type: ClassVar[str] = PROTOBUF_TYPE.decode()
+    field_names: ClassVar[Mapping[str, str]] = TRITON_FIELD_NAMES
     ping_bytes: ClassVar[bytes] = b""
 
     def __init__(self, inference: infer.GrpcInference, *, stream: bool):
