@@ -120,7 +120,7 @@ async def test_receiver_ends_when_the_sender_process_dies(way: str, stage: str, 
                 else:
                     with pytest.raises(LinkLost):
                         await receiver.wait_outputs()
-            while peer._links:
+            while peer.links:
                 await asyncio.sleep(0.01)
             count = landed[-1] if landed else 0
             assert all(

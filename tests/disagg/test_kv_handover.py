@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import threading
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -14,8 +13,10 @@ from hypothesis import strategies as st
 from support.kv_links import TRANSPORTS, connected_peers, start_handover
 from support.kv_pages import PageMemory
 
-from parley.disagg.kv.arena import consecutive_runs
-from parley.disagg.kv.peer import KVPeer, split_address
+from parley.disagg.kv.arena import MappedArena, consecutive_runs
+from parley.disagg.kv.frames import EndFrame
+from parley.disagg.kv.link import KVLink
+from parley.disagg.kv.peer import split_address
 from parley.disagg.kv.sender import HandoverRefused, KVSender
 from parley.disagg.kv.transport import LinkError, LinkLost
 
@@ -137,7 +138,7 @@ async def test_link_stays_usable_after_refused_handovers(way: str) -> None:
             receiver.close_handover()
             with pytest.raises(HandoverRefused):
                 await acceptance
-            assert len(p._links) == len(d._links) == 1
+            assert len(p.links) == len(d.links) == 1
 
 
 @pytest.mark.parametrize("wants", [[], [(0, [1, 1])], [(0, [16])], [(0, [-1])], [(0, [1]), (0, [2])]])
@@ -188,24 +189,31 @@ async def test_handover_may_end_before_the_fetch_thread_stops() -> None:
     with PageMemory(seed=2) as source, PageMemory() as target:
         async with connected_peers("shared", source, target) as (p, d, receivers):
             sender, receiver, acceptance = await start_handover(p, d, receivers)
-            fetch, stop = receiver._fetch_in_thread, threading.Event()
+            (link,) = d.links
+            run_blocking, handle_frame = link.run_blocking, receiver.handle_frame
+            may_stop, ended = asyncio.Event(), asyncio.Event()
 
-            def late(loop: asyncio.AbstractEventLoop) -> None:
-                fetch(loop)
-                stop.wait()
+            async def stop_late(*action: Any) -> None:
+                await run_blocking(*action)
+                await may_stop.wait()
 
-            receiver._fetch_in_thread = late  # type: ignore[method-assign]
+            def note_end(frame: Any) -> None:
+                handle_frame(frame)
+                if isinstance(frame, EndFrame):
+                    ended.set()
+
+            link.run_blocking = stop_late  # type: ignore[method-assign, assignment]
+            receiver.handle_frame = note_end  # type: ignore[method-assign]
             await receiver.accept_handover([(0, [3])])
             await acceptance
             sender.add_computed_pages(0, [8])
             await sender.send_outputs(b"")
             done = asyncio.create_task(sender.finish_handover())
-            while receiver._state != "ending":
-                await asyncio.sleep(0)
-            stop.set()
+            await ended.wait()
+            may_stop.set()
             await done
             await receiver.wait_settled()
-            assert len(p._links) == 1 and target.read_page(3) == source.read_page(8)
+            assert len(p.links) == 1 and target.read_page(3) == source.read_page(8)
 
 
 @pytest.mark.parametrize("way", TRANSPORTS)
@@ -215,13 +223,14 @@ async def test_checksum_detects_pages_changed_in_transit(way: str) -> None:
             sender, receiver, acceptance = await start_handover(p, d, receivers)
             await receiver.accept_handover([(0, [3])])
             await acceptance
-            fetch = receiver._link.chosen_transport.fetch_pages
+            transport = d.links[0].chosen_transport
+            fetch = transport.fetch_pages
 
             def wrong(theirs: Any, ours: Any) -> None:
                 fetch(theirs, ours)
                 target.buffer[target.regions[0].offset + 3 * target.regions[0].stride] ^= 1
 
-            receiver._link.chosen_transport.fetch_pages = wrong  # type: ignore[method-assign]
+            transport.fetch_pages = wrong  # type: ignore[method-assign]
             sender.add_computed_pages(0, [8])
             with pytest.raises(LinkLost):
                 await receiver.wait_outputs()
@@ -231,7 +240,7 @@ async def test_checksum_detects_pages_changed_in_transit(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", TRANSPORTS)
-@pytest.mark.parametrize("who", ["giver", "taker"])
+@pytest.mark.parametrize("who", ["sender", "receiver"])
 @pytest.mark.parametrize("when", range(6))
 async def test_closing_at_any_moment_ends_both_sides_of_a_handover(way: str, who: str, when: int) -> None:
     """Large pages, so that threads are in the middle of a copy; nothing leaks, and the next handover works."""
@@ -241,11 +250,11 @@ async def test_closing_at_any_moment_ends_both_sides_of_a_handover(way: str, who
 
             def end() -> None:
                 for _ in range(2):
-                    (sender if who == "giver" else receiver).close_handover()
+                    (sender if who == "sender" else receiver).close_handover()
 
             if when == 0:
                 end()
-                with pytest.raises(LinkError if who == "giver" else HandoverRefused):
+                with pytest.raises(LinkError if who == "sender" else HandoverRefused):
                     await acceptance
             else:
                 await receiver.accept_handover([(0, list(range(200)))])
@@ -288,7 +297,7 @@ async def test_replaces_an_ended_link_from_the_pool() -> None:
             await acceptance
             await sender.finish_handover()
             sender = await p.open_handover(f"127.0.0.1:{d.port}", "demo")  # from the pool
-            next(iter(d._links)).fail_link("ended meanwhile")
+            d.links[0].fail_link("ended meanwhile")
             acceptance = asyncio.create_task(sender.begin_handover(b"again", 0))
             receiver = await receivers.get()
             assert receiver.body == b"again"
@@ -298,7 +307,7 @@ async def test_replaces_an_ended_link_from_the_pool() -> None:
 
 
 @pytest.mark.parametrize("side", ["send_pages", "fetch_pages", "page_checksum"])
-async def test_transport_exception_ends_the_handover(side: str) -> None:
+async def test_transport_exception_ends_the_handover(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither side may wait for pages that never arrive."""
     with PageMemory(seed=2) as source, PageMemory() as target:
         async with connected_peers("tcp", source, target, checksum=True) as (p, d, receivers):
@@ -306,15 +315,17 @@ async def test_transport_exception_ends_the_handover(side: str) -> None:
             await receiver.accept_handover([(0, [3])])
             await acceptance
 
-            def fail(*arguments: Any) -> None:
+            def fail(*arguments: Any) -> Any:
                 raise RuntimeError("a defect")
 
-            of = {
-                "send_pages": sender._link.chosen_transport,
-                "fetch_pages": receiver._link.chosen_transport,
-                "page_checksum": sender._memory,
-            }
-            setattr(of[side], side, fail)
+            def fail_for_sender(arena: MappedArena, pages: Any) -> int:
+                return fail() if arena.arena == source.arena else page_checksum(arena, pages)
+
+            page_checksum = MappedArena.page_checksum
+            if side == "page_checksum":
+                monkeypatch.setattr(MappedArena, side, fail_for_sender)
+            else:
+                monkeypatch.setattr((p if side == "send_pages" else d).links[0].chosen_transport, side, fail)
             sender.add_computed_pages(0, [8])
             await receiver.wait_settled()
             await sender.finish_handover()
@@ -349,7 +360,7 @@ async def test_links_to_one_sender_share_its_mapping() -> None:
                 assert [target.read_page(number) for number in range(5)] == [
                     source.read_page(number) for number in range(5)
                 ]
-                for link in list(d._links):
+                for link in d.links:
                     link.fail_link("not needed")
                 while maps() - before > own:
                     await asyncio.sleep(0.01)
@@ -377,18 +388,17 @@ async def test_receiver_loses_handovers_when_its_engine_ends() -> None:
                 await p.open_handover(f"127.0.0.1:{d.port}", "demo")
 
 
-@pytest.mark.parametrize("side", ["giver", "taker"])
+@pytest.mark.parametrize("side", ["sender", "receiver"])
 async def test_connect_fails_when_the_engine_is_replaced_meanwhile(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    choose = KVPeer._choose_transport
+    run_blocking = KVLink.run_blocking
     with PageMemory(seed=2) as source, PageMemory() as target, PageMemory(seed=3) as later:
         async with connected_peers("shared", source, target) as (p, d, receivers):
 
-            async def late(peer: KVPeer, *given: Any) -> Any:
-                chosen = await choose(peer, *given)
-                (p if side == "giver" else d).add_arena("demo", later.arena)
-                return chosen
+            async def replace_arena_after(link: KVLink, *use_offer: Any) -> Any:
+                await run_blocking(link, *use_offer)
+                (p if side == "sender" else d).add_arena("demo", later.arena)
 
-            monkeypatch.setattr(KVPeer, "_choose_transport", late)
+            monkeypatch.setattr(KVLink, "run_blocking", replace_arena_after)
             with pytest.raises(LinkError):
                 await p.open_handover(f"127.0.0.1:{d.port}", "demo")
             monkeypatch.undo()
@@ -397,7 +407,7 @@ async def test_connect_fails_when_the_engine_is_replaced_meanwhile(side: str, mo
             await acceptance
             sender.add_computed_pages(0, [5])
             await sender.finish_handover()
-            source, target = (later, target) if side == "giver" else (source, later)
+            source, target = (later, target) if side == "sender" else (source, later)
             assert target.read_page(1) == source.read_page(5)
 
 

@@ -18,7 +18,7 @@ from support.kv_pages import PageMemory
 from parley import wire
 from parley.disagg.kv import handshake as proof
 from parley.disagg.kv import listener
-from parley.disagg.kv.arena import BadArena
+from parley.disagg.kv.arena import BadArena, MappedArena
 from parley.disagg.kv.frames import (
     AcceptFrame,
     BeginFrame,
@@ -28,16 +28,17 @@ from parley.disagg.kv.frames import (
     HeldFrame,
     HelloFrame,
     OutputsFrame,
+    PagesFrame,
     ReadFrame,
     RefuseFrame,
     SettledFrame,
     WelcomeFrame,
 )
-from parley.disagg.kv.frames import PagesFrame as PagesFrame
+from parley.disagg.kv.mapped_files import MappedFiles
 from parley.disagg.kv.peer import KVPeer
 from parley.disagg.kv.receiver import KVReceiver
 from parley.disagg.kv.sender import HandoverRefused
-from parley.disagg.kv.shared_memory import SharedMemoryOffer, SharedMemoryTransport
+from parley.disagg.kv.shared_memory import ProcessProof, SharedMemoryOffer, SharedMemoryTransport
 from parley.disagg.kv.transport import LinkError, LinkLost
 from parley.types import Arena, LayerRegion
 
@@ -161,7 +162,7 @@ class RawSender:
         self = cls(*await asyncio.open_connection("127.0.0.1", port))
         if authenticated:
             self.writer.write(listener.LINK_PREAMBLE)
-            self.ticket = await listener._run_handshake(proof.sender_handshake(SECRET), self.reader, self.writer)
+            self.ticket = await listener.run_handshake(proof.sender_handshake(SECRET), self.reader, self.writer)
         if authenticated and greeted:
             hello_fields = {"name": "demo", "layout": LAYOUT, "sizes": [64, 32], "offers": {"tcp": b""}, "lease": 30.0}
             self.send(HelloFrame(**hello_fields | hello))
@@ -253,7 +254,7 @@ def test_out_of_order_sender_frames_end_only_their_link(frames: list[Any], greet
                         await raw.read_until("accept")
                 raw.writer.write_eof()
             await raw.wait_ended()
-            while peer._links or peer._listener._unauthenticated:
+            while peer.links or peer.unauthenticated_count:
                 await asyncio.sleep(0)
             for receiver in receivers:
                 await receiver.wait_settled()
@@ -306,11 +307,9 @@ async def test_receiver_does_not_map_memory_the_sender_does_not_own(offer: Calla
     """The receiver verifies every part of an offer itself; otherwise pages arrive over TCP."""
     with PageMemory(seed=1) as source, PageMemory() as target:
         async with accepting_peer(target) as (peer, _):
-            other = KVPeer(secret=SECRET)
-            other.add_arena("demo", source.arena)
+            own_arena, process_proof = MappedArena(source.arena), ProcessProof()
             valid_offer = msgspec.msgpack.decode(
-                SharedMemoryTransport(other._arenas["demo"], other._process_proof, other._mapped_files).make_offer(),
-                type=SharedMemoryOffer,
+                SharedMemoryTransport(own_arena, process_proof, MappedFiles()).make_offer(), type=SharedMemoryOffer
             )
 
             def arena(**changes: Any) -> Any:
@@ -323,7 +322,8 @@ async def test_receiver_does_not_map_memory_the_sender_does_not_own(offer: Calla
             answer = await wire.read_frame(raw.reader, msgspec.msgpack.Decoder(Any))
             assert answer[:2] == ["welcome", "tcp"]
             raw.writer.close()
-            await other.close_peer()
+            own_arena.close_arena()
+            process_proof.close_proof()
 
 
 async def test_receiver_rejects_pages_outside_the_senders_arena() -> None:
@@ -368,7 +368,7 @@ async def test_does_not_map_an_arena_larger_than_the_address_space() -> None:
             with pytest.raises(BadArena, match="mapped"):
                 peer.add_arena("demo", arena)
             assert open_resources() == before
-            file_status, process_proof = os.fstat(file), peer._process_proof
+            file_status, process_proof = os.fstat(file), ProcessProof()
             offer = SharedMemoryOffer(
                 arena, (file_status.st_dev, file_status.st_ino), process_proof.fd, process_proof.nonce
             )
@@ -377,6 +377,7 @@ async def test_does_not_map_an_arena_larger_than_the_address_space() -> None:
             answer = await wire.read_frame(raw.reader, msgspec.msgpack.Decoder(Any))
             assert answer[:2] == ["welcome", "tcp"]
             raw.writer.close()
+            process_proof.close_proof()
     os.close(file)
 
 
@@ -412,13 +413,13 @@ async def test_link_ends_when_the_sender_never_reads_or_never_sends() -> None:
             await idle.read_until("accept")
             idle.send(PagesFrame(0, [1]))
             for number in range(1, 1000):
-                if not peer._links:
+                if not peer.links:
                     break
                 with suppress(ConnectionError, RuntimeError):  # the latter is uvloop's
                     mute.send(Heartbeat(number, 0))  # acknowledges nothing
                     idle.send(Heartbeat(number, number - 1))
                 await asyncio.sleep(0.05)
-            assert not peer._links
+            assert not peer.links
             await receivers[0].wait_settled()
             await mute.wait_ended()
             await idle.wait_ended()
@@ -461,7 +462,7 @@ def test_invalid_receiver_frames_end_only_their_link(welcome: bool, answers: lis
     async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, EOFError, wire.BrokenFrame):
             if await reader.readexactly(len(listener.LINK_PREAMBLE)) == listener.LINK_PREAMBLE:
-                await listener._run_handshake(proof.receiver_handshake(SECRET), reader, writer)
+                await listener.run_handshake(proof.receiver_handshake(SECRET), reader, writer)
                 await wire.read_frame(reader, msgspec.msgpack.Decoder(Any))
                 for answer in [WelcomeFrame("tcp", 0.5), AcceptFrame([(0, 3)])] * welcome + answers:
                     writer.write(answer if isinstance(answer, bytes) else wire.encode_frame(answer))

@@ -72,4 +72,4 @@ async def test_refuses_peers_without_a_trusted_certificate(files: Path, name: st
             with pytest.raises(LinkError):
                 await untrusted_peer.open_handover(f"127.0.0.1:{d.port}", "demo")
             await untrusted_peer.close_peer()
-            assert receivers.empty() and not d._links
+            assert receivers.empty() and not d.links

@@ -193,7 +193,7 @@ async def test_lost_pages_free_their_reservation_for_the_request(alike, monkeypa
     monkeypatch.setattr(
         PrefillStage,
         "_finish_handover",
-        lambda self, giver: asyncio.sleep(0, (giver.close_handover(), self._release_pages())),
+        lambda self, sender: asyncio.sleep(0, (sender.close_handover(), self._release_pages())),
     )
     members = {"model": "tiny", "max_tokens": 20, "stream": True, "seed": 4, "temperature": 0.8, "min_tokens": 20}
     body = json.dumps(members | {"messages": [{"role": "user", "content": "What is the weather? " * 40}]}).encode()

@@ -243,7 +243,7 @@ async def test_kv_sender_lost_before_sending_fails_the_request(alike, client: st
         pair.prefill.call("POST", "/v1/chat/completions", json.dumps(CHAT).encode(), orders)
     )
     await pair.decode.until(lambda: bool(pair.decode.service.open_requests))
-    for link in list(pair.members[1].peer._links):
+    for link in pair.members[1].peer.links:
         link.fail_link("cut by the test")
     await pair.decode.until(lambda: not pair.decode.service.open_requests)
     pair.prefill.engine.step_gate.set()
@@ -261,7 +261,7 @@ async def test_missing_handover_pages_are_recomputed(alike, monkeypatch: pytest.
     single_server, pair = await alike(reply=long_reply)
     monkeypatch.setattr(decode, "PAGE_TIMEOUT", 0.05)
     monkeypatch.setattr(PrefillStage, "_on_pages_computed", lambda self, number, pages: None)
-    monkeypatch.setattr(PrefillStage, "_finish_handover", lambda self, giver: asyncio.sleep(0.3, self._release_pages()))
+    monkeypatch.setattr(PrefillStage, "_finish_handover", lambda self, sender: asyncio.sleep(0.3, self._release_pages()))
     body = json.dumps(CHAT | {"messages": [{"role": "user", "content": "many tokens " * 20}]}).encode()
     answer = await pair.ask("/v1/chat/completions", body, REQUEST_UUID, HEADERS)
     assert answer.body == (await post_json(single_server, "/v1/chat/completions", body)).body

@@ -136,8 +136,8 @@ async def test_instances_authenticate_each_other_by_certificate(tls_files):
         new_peer.add_arena("tiny", Arena(0, -1, 4, [], "none"))
         return new_peer
 
-    async def accept(taker: KVReceiver) -> None:
-        await taker.refuse_handover("enough")
+    async def accept(receiver: KVReceiver) -> None:
+        await receiver.refuse_handover("enough")
 
     one, other, stranger = make_peer("friend", "ours"), make_peer("friend", "ours"), make_peer("stranger", "theirs")
     try:
@@ -160,18 +160,18 @@ def test_coordinator_client_certificate_key_may_have_a_password(tls_files):
 
 
 async def test_link_uses_the_shorter_lease_and_either_sides_checksums():
-    async def accept(taker: KVReceiver) -> None:
-        await taker.refuse_handover("enough")
+    async def accept(receiver: KVReceiver) -> None:
+        await receiver.refuse_handover("enough")
 
     one, other = server.make_peer(ServerOptions(peer_lease=7.0)), server.make_peer(ServerOptions(peer_checksum=True))
     try:
         for each in (one, other):
             each.add_arena("tiny", Arena(0, -1, 4, [], "none"))
             await each.listen("127.0.0.1", 0, accept)
-        for giving, taking in ((one, other), (other, one)):
-            giver = await giving.open_handover(f"127.0.0.1;{taking.port}", "tiny")
-            assert (giver._link.lease, giver._link.checksum) == (7.0, True)
-            giver.close_handover()
+        for sending, receiving in ((one, other), (other, one)):
+            sender = await sending.open_handover(f"127.0.0.1;{receiving.port}", "tiny")
+            assert {(link.lease, link.checksum) for link in sending.links} == {(7.0, True)}
+            sender.close_handover()
     finally:
         await one.close_peer()
         await other.close_peer()

@@ -56,7 +56,7 @@ class KVListener:
         self._on_page_channel = on_page_channel
         self._listening_sockets: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._unauthenticated = 0
+        self.unauthenticated_count = 0  # open connections that have not proved the secret yet
         self._threads = ThreadPoolExecutor(MAX_UNAUTHENTICATED, "parley-kv-gate")
 
     async def listen(self, host: str, port: int) -> None:
@@ -111,10 +111,10 @@ class KVListener:
                 log.warning("a connection for KV pages could not be accepted: %s", error)
                 await asyncio.sleep(0.2)
                 continue
-            if self._unauthenticated >= MAX_UNAUTHENTICATED:
+            if self.unauthenticated_count >= MAX_UNAUTHENTICATED:
                 sock.close()
                 continue
-            self._unauthenticated += 1
+            self.unauthenticated_count += 1
             self._start_task(self._identify_connection(sock))
 
     async def _identify_connection(self, sock: socket.socket) -> None:
@@ -139,7 +139,7 @@ class KVListener:
         except (LinkError, OSError, EOFError, handshake.HandshakeFailed) as error:
             log.info("a connection from %s was closed: %s", address, str(error) or type(error).__name__)
         finally:
-            self._unauthenticated -= 1
+            self.unauthenticated_count -= 1
 
     async def _authenticate_link(self, sock: socket.socket, address: str) -> None:
         """Authenticate a link and pass it on."""
@@ -149,7 +149,7 @@ class KVListener:
         transport, _ = await loop.connect_accepted_socket(lambda: protocol, sock, ssl=self._tls)
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         try:
-            ticket = await _run_handshake(handshake.receiver_handshake(self._secret), reader, writer)
+            ticket = await run_handshake(handshake.receiver_handshake(self._secret), reader, writer)
         except BaseException:
             writer.transport.abort()
             raise
@@ -210,7 +210,7 @@ async def connect_to_listener(
         sock=sock, limit=READ_BUFFER_BYTES, ssl=tls, server_hostname=host if tls is not None else None
     )
     try:
-        ticket = await _run_handshake(handshake.sender_handshake(secret), reader, writer)
+        ticket = await run_handshake(handshake.sender_handshake(secret), reader, writer)
     except (handshake.HandshakeFailed, EOFError, ConnectionError):
         writer.transport.abort()
         subject = (
@@ -240,7 +240,7 @@ async def connect_to_listener(
     return AuthenticatedConnection(reader, writer, ticket, f"{host}:{port}"), open_page_channel
 
 
-async def _run_handshake(
+async def run_handshake(
     steps: handshake.HandshakeSteps, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> bytes:
     """Run the steps of a handshake and return the ticket. Raises HandshakeFailed, EOFError, OSError."""

@@ -83,6 +83,16 @@ class KVPeer:
         """Port that it listens on."""
         return self._listener.port
 
+    @property
+    def links(self) -> list[KVLink]:
+        """The open links of both directions, oldest first; those that idle in the pool count as open."""
+        return list(self._links)
+
+    @property
+    def unauthenticated_count(self) -> int:
+        """Number of incoming connections that have not proved the secret yet."""
+        return self._listener.unauthenticated_count
+
     def add_arena(self, name: str, arena: Arena) -> None:
         """Add the arena of the model ``name``; it replaces an earlier one. Raises BadArena."""
         mapped_arena = MappedArena(arena)
