@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
@@ -28,9 +27,8 @@ from parley.engine.protocol import Engine
 from parley.engine.remote import RemoteEngine
 from parley.errors import Invalid, WrongType
 from parley.hub import resolve_model, served_name
-from parley.serving.generation import Generation
+from parley.serving.generation import open_generation
 from parley.serving.options import ServerOptions
-from parley.serving.request_metrics import RequestMetrics
 from parley.serving.served_model import ServedModel
 from parley.types import (
     ChoiceDelta,
@@ -46,7 +44,6 @@ from parley.types import (
     ToolCall,
     Usage,
 )
-from parley.web.logs import AccessLogEntry
 from parley.worker.thread import LocalEngine
 
 T = TypeVar("T")
@@ -118,6 +115,12 @@ class LLM:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def model(self) -> ServedModel:
+        """The loaded model, for reading: its ``model_info``, ``engine.stats`` and ``text_pipeline.tokenizer``."""
+        assert self._model is not None, "loaded in __init__"
+        return self._model
 
     def generate(self, prompt: PromptInput | Sequence[PromptInput], **options: Any) -> Any:
         """Continue one prompt (returns an Answer) or several at once (returns a list); each is text or token ids."""
@@ -220,7 +223,7 @@ class LLM:
 
     async def _answer_request(self, request: Request) -> Answer:
         answer = Answer([Completion() for _ in range(request.n)], Usage())
-        async with self._open_generation(request) as generation:
+        async with open_generation(self.model, request) as generation:
             while events := await generation.next_events():
                 for event in events:
                     _add_event(answer, event)
@@ -228,34 +231,22 @@ class LLM:
         return answer
 
     async def _embed_texts(self, texts: Sequence[PromptInput], options: dict[str, Any]) -> list[list[float]]:
-        assert self._model is not None, "loaded in __init__"
         if not texts:
             return []
         embeddings: dict[int, bytes] = {}
-        context = self._model.model_info.max_model_len
+        context = self.model.model_info.max_model_len
         request = _read_with_dialect(EmbeddingReply, {"input": list(texts), **options}, context)
-        async with self._open_generation(request) as generation:
+        async with open_generation(self.model, request) as generation:
             while events := await generation.next_events():
                 embeddings |= {event.prompt: event.values for event in events if isinstance(event, PromptVector)}
         return [vectors.vector_numbers(embeddings[number]) for number in range(len(texts))]
 
     async def _stream_pieces(self, request: Request) -> AsyncGenerator[str, None]:
-        async with self._open_generation(request) as generation:
+        async with open_generation(self.model, request) as generation:
             while events := await generation.next_events():
                 for event in events:
                     if isinstance(event, ChoiceDelta) and event.index == 0 and event.part == "content" and event.text:
                         yield event.text
-
-    @asynccontextmanager
-    async def _open_generation(self, request: Request) -> AsyncIterator[Generation]:
-        assert self._model is not None, "loaded in __init__"
-        tally = RequestMetrics(self._model.metrics, AccessLogEntry(), time.perf_counter())
-        generation = Generation(self._model, request, tally)
-        try:
-            await generation.submit_request()
-            yield generation
-        finally:
-            generation.close()
 
 
 async def _next_piece(pieces: AsyncGenerator[str, None]) -> str | None:

@@ -157,7 +157,7 @@ class ServerInstance:
         self._sockets = sockets
         self._received_signals: list[int] = []
         self._stop_event = asyncio.Event()
-        self._parts = ServerParts(options, models, make_peer(options), self._stop_event.set)
+        self._parts = ServerParts(options, models, make_peer(options), self.request_stop)
         self.registry = self._parts.registry
         self._force_event = asyncio.Event()
         self._places = listening_places(options)
@@ -199,6 +199,10 @@ class ServerInstance:
             banner.print_line(f"parley: {failure}")
             return 1
         return 128 + self._received_signals[1] if len(self._received_signals) > 1 else 0
+
+    def request_stop(self) -> None:
+        """Stop as at a first signal: running requests get the drain time to finish."""
+        self._stop_event.set()
 
     async def _listen_for_peers_and_grpc(self) -> list[str]:
         """Listen for other instances and for gRPC if configured. Return the gRPC addresses. Raises OSError."""
@@ -286,7 +290,7 @@ class ServerInstance:
             for server in self._servers:
                 server.force_exit = True
         else:
-            self._stop_event.set()
+            self.request_stop()
             if self.registry.open_requests:
                 log.info(
                     "Shutting down: %d running requests get up to %g s to finish. A second signal ends them now.",

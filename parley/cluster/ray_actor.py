@@ -257,17 +257,17 @@ class RaySupervisor:
         url = coordinator.port_url("management_port") + "/v1/instances/refresh"
         headers = {"content-type": "application/json", "parley-secret": self._secret}
         request = urllib.request.Request(url, msgspec.json.encode(body), headers)
-        _request_succeeds(request)  # if the coordinator is starting or gone, the next list follows in a second
+        request_succeeds(request)  # if the coordinator is starting or gone, the next list follows in a second
 
     def ready(self) -> bool:
         """Whether the coordinator accepts requests."""
         coordinator = self._processes.get(COORDINATOR_NAME)
         if coordinator is None or not coordinator.pid:
             return False
-        return _request_succeeds(coordinator.port_url("status_port") + "/v1/readiness")
+        return request_succeeds(coordinator.port_url("status_port") + "/v1/readiness")
 
 
-def _request_succeeds(request: str | urllib.request.Request) -> bool:
+def request_succeeds(request: str | urllib.request.Request) -> bool:
     """Send a request to the coordinator; True if it succeeds."""
     try:
         DIRECT_OPENER.open(request, timeout=SUPERVISION_PERIOD).close()

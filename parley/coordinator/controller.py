@@ -44,6 +44,11 @@ class RoleController:
         self._change_task: asyncio.Task[None] | None = None
         self._loop_task: asyncio.Task[None] | None = None
 
+    @property
+    def is_changing(self) -> bool:
+        """Whether an instance is getting another role or another prefill share."""
+        return self._change_task is not None and not self._change_task.done()
+
     def start_loop(self) -> None:
         """Start the control loop."""
         self._loop_task = asyncio.get_running_loop().create_task(self._control_loop())
@@ -66,13 +71,13 @@ class RoleController:
     def control_step(self) -> None:
         """Observe the load once, and start a change if one is due."""
         now = self.table.clock()
-        dedicated_load, flex_load = self._measured_load("prefill", "decode"), self._measured_load("flex")
+        dedicated_load, flex_load = self.measured_load("prefill", "decode"), self.measured_load("flex")
         dedicated_load = RoleLoad(dedicated_load.prefill + self._queued_load(), dedicated_load.decode)
         self.ratio.observe_load(now, dedicated_load)
         self.shares.observe_load(
             now, RoleLoad(dedicated_load.prefill + flex_load.prefill, dedicated_load.decode + flex_load.decode)
         )
-        if self._change_task is not None and not self._change_task.done():
+        if self.is_changing:
             return
         create_task = asyncio.get_running_loop().create_task
         if (change := self._needed_change(now)) is not None:
@@ -82,7 +87,7 @@ class RoleController:
 
     # -- roles
 
-    def _measured_load(self, *roles: str) -> RoleLoad:
+    def measured_load(self, *roles: str) -> RoleLoad:
         """Return the load of instances with these roles, in instances: prefill by the time its requests take, decode by
         how full the instances are."""
         options = self.table.options

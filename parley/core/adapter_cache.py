@@ -109,6 +109,11 @@ class AdapterCache:
         """Number of requests that wait for an adapter."""
         return len(self._waiting)
 
+    @property
+    def loaded_entries(self) -> list[AdapterEntry]:
+        """The adapters in memory or being read, least recently used first."""
+        return list(self._loaded)
+
     def _serve_waiting(self) -> None:
         """Serve waiting requests in order: hand out adapters in memory, and read others where there is a place."""
         for wait in list(self._waiting.values()):

@@ -99,6 +99,11 @@ class Admission:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._wanted_choices
 
+    @property
+    def adapter_use_count(self) -> int:
+        """Number of started requests that use an adapter."""
+        return len(self._adapter_entries)
+
     def submit_request(self, request: EngineRequest) -> None:
         """Start a request, now or when its grammar and adapter are ready."""
         self._wanted_choices[request.id] = set(range(request.n))

@@ -125,13 +125,13 @@ class EngineLoop:
         self._open_requests: dict[str, dict[int, Sequence]] = {}  # unfinished choices, by request and index
         self._outputs: list[EngineOutput] = []
         self._has_changes = False  # something changed since the last emit
-        self._is_blocked = False  # the next sequence waits for pages that are pinned for other instances
+        self.is_blocked = False  # the next sequence waits for pages that are pinned for other instances
         self._arrival_count = 0
 
     @property
     def is_idle(self) -> bool:
         """Whether ``step`` has nothing to do until something else is called."""
-        busy = (self._open_requests or self._beam_searches) and not self._is_blocked
+        busy = (self._open_requests or self._beam_searches) and not self.is_blocked
         return not (busy or self._has_changes or self.pinned_pages.has_changes)
 
     def add_request(self, request: EngineRequest) -> None:
@@ -318,10 +318,10 @@ class EngineLoop:
             preemptions = self.scheduler.preemptions
             step = self.scheduler.schedule()
             if step.rows or self._beam_searches.has_failing or not (self.scheduler.running or self.scheduler.waiting):
-                self._is_blocked = False
+                self.is_blocked = False
                 return step
             if self.scheduler.preemptions == preemptions and not self.pinned_pages.revoke_reservation():
-                self._is_blocked = True
+                self.is_blocked = True
                 return step
 
     def _run_model(self, step: Step) -> list[RowResult] | None:

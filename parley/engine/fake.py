@@ -113,8 +113,19 @@ class FakeEngine(MessagePageTransfer):
         self._free_pages = list(range(info.kv_blocks))  # free pages
         self._leases: dict[str, list[int]] = {}
         self._reservations: dict[str, list[int]] = {}
+        self._hangs = False
         self._wakeup = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def lease_count(self) -> int:
+        """Number of requests whose pages are leased."""
+        return len(self._leases)
+
+    @property
+    def reservation_count(self) -> int:
+        """Number of reservations that are not freed."""
+        return len(self._reservations)
 
     async def start(self) -> None:
         """Start the task that loads and then runs steps."""
@@ -135,7 +146,21 @@ class FakeEngine(MessagePageTransfer):
         self._leases, self._reservations, self._free_pages = {}, {}, list(range(self._model_info.kv_blocks))
         self._fail_for_good(reason)
 
+    def hang_engine(self) -> None:
+        """Ignore all messages from now on, as an engine process does that hangs."""
+        self._hangs = True
+
+    def fail_choice(self, index: int, error: str) -> None:
+        """End choice ``index`` of every open request with an error, as after a step whose logits are not numbers."""
+        failing = [choice for choice in self._waiting + self._running if choice.index == index]
+        for queue in (self._waiting, self._running):
+            queue[:] = [choice for choice in queue if choice not in failing]
+        outputs = [EngineOutput(choice.request.id, index, finish_reason="error", error=error) for choice in failing]
+        self._deliver_outputs(StepOutputs(outputs, self._update_stats()))
+
     def _send_to_engine(self, message: ToEngine) -> None:
+        if self._hangs:
+            return
         if isinstance(message, SubmitRequest):
             self._queue_request(message.request)
         elif isinstance(message, CancelRequest):

@@ -172,6 +172,11 @@ class Engine(ABC):
         """Number of requests that have not finished."""
         return len(self._streams)
 
+    @property
+    def pending_answer_count(self) -> int:
+        """Number of questions (prefix cache, adapters, reservations) that the engine has not answered yet."""
+        return len(self._pending_answers)
+
     def _begin_loading(self) -> None:
         """Enter the state "loading"; from now on, readiness can be awaited."""
         self.state = "loading"

@@ -21,6 +21,11 @@ class ClusterMember:
         self.peer = peer
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @property
+    def task_count(self) -> int:
+        """Number of running coroutines that ``spawn_task`` started."""
+        return len(self._tasks)
+
     def note_prompt(self, body: bytes, owner: str) -> None:
         """Record the prompt of a request whose keys and values will be computed or received here."""
         info = self.instance_state.models[0].engine.info

@@ -84,7 +84,7 @@ __all__ = [
 
 
 @functools.cache
-def _compiled_kernels() -> compiled.CompiledKernels | None:
+def compiled_kernels() -> compiled.CompiledKernels | None:
     found = library.load_kernels()
     return None if found is None else compiled.CompiledKernels(found)
 
@@ -92,19 +92,19 @@ def _compiled_kernels() -> compiled.CompiledKernels | None:
 def _kernels_for(x: torch.Tensor) -> Any:
     """Return the implementation of the kernels for tensors of this dtype and device."""
     form: compiled.CompiledKernels | ModuleType | None = (
-        _compiled_kernels() if x.dtype == torch.bfloat16 and x.is_cpu else None
+        compiled_kernels() if x.dtype == torch.bfloat16 and x.is_cpu else None
     )
     return form or torch_kernels
 
 
 def _kernels_of_weight(packed: PackedWeight) -> Any:
     """Return the implementation that packed this weight."""
-    return _compiled_kernels() if isinstance(packed, COMPILED_WEIGHTS) else torch_kernels
+    return compiled_kernels() if isinstance(packed, COMPILED_WEIGHTS) else torch_kernels
 
 
 def packed_layout_id() -> str | None:
     """Return a name for the layout of packed weights, or None if torch decides it."""
-    kernels = _compiled_kernels()
+    kernels = compiled_kernels()
     return None if kernels is None else kernels.library_name
 
 
@@ -118,14 +118,14 @@ def pack_int8(
     values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
 ) -> PackedWeight:
     """Pack a weight int8 [out, in] with scales float32 [out], for rows of ``dtype``."""
-    form: Any = (_compiled_kernels() if dtype == torch.bfloat16 and values.is_cpu else None) or torch_kernels
+    form: Any = (compiled_kernels() if dtype == torch.bfloat16 and values.is_cpu else None) or torch_kernels
     result: PackedWeight = form.pack_int8(values, scales, bias, dtype)
     return result
 
 
 def pack_int4(weight: GroupedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> PackedWeight:
     """Pack a weight of 4-bit integers, for rows of ``dtype``."""
-    kernels = _compiled_kernels() if dtype == torch.bfloat16 and weight.values.is_cpu else None
+    kernels = compiled_kernels() if dtype == torch.bfloat16 and weight.values.is_cpu else None
     return kernels.pack_int4(weight, bias) if kernels else torch_kernels.pack_int4(weight, bias, dtype)
 
 
@@ -154,7 +154,7 @@ def lm_head_logits(x: torch.Tensor | QuantizedRows, packed: PackedWeight) -> tor
 
 def pack_lora(sites: Sequence[Sequence[LowRank]], dtype: torch.dtype, device: torch.device) -> PackedLora:
     """Pack a LoRA adapter for rows of ``dtype``: ``sites`` holds its parts for each linear layer, by number."""
-    kernels = _compiled_kernels() if dtype == torch.bfloat16 and device.type == "cpu" else None
+    kernels = compiled_kernels() if dtype == torch.bfloat16 and device.type == "cpu" else None
     return kernels.pack_lora(sites) if kernels else torch_lora.TorchLora(sites, dtype, device)
 
 
@@ -162,7 +162,7 @@ def group_lora_rows(groups: Sequence[tuple[Any, Sequence[int]]], device: torch.d
     """Assign adapters to rows of a batch. Call ``add_lora`` of the result after each linear layer."""
     if groups and isinstance(groups[0][0], torch_lora.TorchLora):
         return torch_lora.TorchLoraRows(groups, device)
-    kernels = _compiled_kernels()
+    kernels = compiled_kernels()
     assert kernels is not None
     return kernels.group_lora_rows(groups)
 
@@ -193,13 +193,13 @@ def choose_page_format(layer: LayerKV, dtype: torch.dtype, device: torch.device,
     ``int8``: keys and values are stored as int8, with one scale per token and head.
     """
     stored = torch.int8 if int8 else dtype
-    kernels = _compiled_kernels() if dtype == torch.bfloat16 and device.type == "cpu" else None
+    kernels = compiled_kernels() if dtype == torch.bfloat16 and device.type == "cpu" else None
     return (kernels and kernels.page_format(layer, stored)) or torch_attention.page_format(layer, stored)
 
 
 def _tiled_kernels(pool: PagePool) -> compiled.CompiledKernels | None:
     """Return the compiled kernels if they own the pages, else None."""
-    return _compiled_kernels() if pool.page_format.tiled else None
+    return compiled_kernels() if pool.page_format.tiled else None
 
 
 def write_indices(slots: torch.Tensor, page_format: PageFormat) -> torch.Tensor:
@@ -324,4 +324,4 @@ def apply_mask(logits: torch.Tensor, bits: np.ndarray) -> None:
 
 
 def _vocabulary_kernels(logits: torch.Tensor) -> Any:
-    return (_compiled_kernels() if logits.is_cpu and logits.dtype == torch.float32 else None) or torch_vocabulary
+    return (compiled_kernels() if logits.is_cpu and logits.dtype == torch.float32 else None) or torch_vocabulary

@@ -24,11 +24,11 @@ _lock = threading.Lock()
 def load_kernels() -> ctypes.CDLL | None:
     """Return the compiled kernels, or None. The first call may compile them, which takes seconds."""
     with _lock:
-        return _load_library()
+        return _open_requested_level_once()
 
 
-@functools.cache
-def _load_library() -> ctypes.CDLL | None:
+def open_requested_level() -> ctypes.CDLL | None:
+    """Return the library of the level that ``PARLEY_NATIVE`` asks for; None, with a warning, if there is none."""
     requested_level = os.environ.get("PARLEY_NATIVE", "")
     if requested_level == "off":
         return None
@@ -42,6 +42,9 @@ def _load_library() -> ctypes.CDLL | None:
     except (build.BuildError, OSError) as error:
         log.warning("Using torch's kernels, which are slower: %s.", error)
         return None
+
+
+_open_requested_level_once = functools.cache(open_requested_level)
 
 
 @functools.cache

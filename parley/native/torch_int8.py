@@ -78,7 +78,7 @@ def linear_int8(rows: TorchRows, packed: TorchInt8Packed, dtype: torch.dtype) ->
 def _multiply_exact(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Return x [T, in] int8 times the transpose of weight [out, in] int8, exactly: int32 [T, out]."""
     # torch 2.13 multiplies an inner dimension of 1 wrongly.
-    if x.is_cpu and x.numel() and weight.numel() and x.shape[1] > 1 and _int_mm_is_exact():
+    if x.is_cpu and x.numel() and weight.numel() and x.shape[1] > 1 and int_mm_is_exact():
         return torch._int_mm(x, weight.t())
     sums = torch.zeros(x.shape[0], weight.shape[0], dtype=torch.int32, device=x.device)
     for part, columns in zip(x.split(EXACT_PRODUCTS, 1), weight.split(EXACT_PRODUCTS, 1), strict=True):
@@ -87,7 +87,7 @@ def _multiply_exact(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 @functools.cache
-def _int_mm_is_exact() -> bool:
+def int_mm_is_exact() -> bool:
     """Whether torch's int8 product is exact. Without VNNI, some implementations add pairs in 16 bits."""
     ends = torch.full((64, 128), 127, dtype=torch.int8)
     return bool((torch._int_mm(ends, -ends.t()) == -127 * 127 * 128).all())

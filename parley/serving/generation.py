@@ -7,7 +7,9 @@ releases the slots. Knows no HTTP and no API.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from functools import partial
 
 from parley.dialects.dialect import RequestTimings
@@ -21,6 +23,7 @@ from parley.serving.served_model import ServedModel
 from parley.serving.stage import RequestStage
 from parley.text import StopAutomaton
 from parley.types import NO_TENANT, ChoiceDone, EngineOutput, Event, FinishReason, Request, Tenant, Usage
+from parley.web.logs import AccessLogEntry
 from parley.web.offload import off_loop
 
 UNANSWERED_MESSAGE = "The engine ended this request without an answer."
@@ -286,3 +289,18 @@ class Generation:
         if done.index % self._request.n == 0:  # the first choice of a prompt; the others always hit its pages
             self.usage.cached_tokens += prompt_stream.choices[0].usage.cached_tokens
         self._request_metrics.record_finish(done.reason)
+
+
+@asynccontextmanager
+async def open_generation(model: ServedModel, request: Request) -> AsyncIterator[Generation]:
+    """Submit a request that comes from no server, and close its generation at the end.
+
+    Raises the errors of ``Generation.submit_request``, and Overloaded.
+    """
+    request_metrics = RequestMetrics(model.metrics, AccessLogEntry(), time.perf_counter())
+    generation = Generation(model, request, request_metrics)
+    try:
+        await generation.submit_request()
+        yield generation
+    finally:
+        generation.close()

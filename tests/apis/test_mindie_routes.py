@@ -11,6 +11,8 @@ from support.http_client import Answer, RunningServer
 from parley.dialects.mindie import service_dialect
 from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.mounts import DEDICATED_APIS, ApiMount
+from parley.engine.stream import OutputStream
+from parley.types import EngineOutput
 
 INPUTS = "My name is Olivier and I"
 LONG = {"text_input": "a b", "parameters": {"max_new_tokens": 3000}}
@@ -283,17 +285,18 @@ async def test_token_timeout_limits_each_token_not_the_whole_answer(serve):
 # -- figures of the steps
 
 
-async def test_mindie_batch_sizes_match_the_steps_of_the_engine(serve):
+async def test_mindie_batch_sizes_match_the_steps_of_the_engine(serve, monkeypatch):
     served = await serve(max_batch=3)
     steps: list[tuple[int, set[str]]] = []  # number of rows, and the ids of their requests
-    deliver = served.engine._deliver_outputs
+    add_output = OutputStream.add_output
 
-    def log(message: Any) -> None:
-        if message.stats.step_tokens:
-            steps.append((message.stats.step_rows, {output.id for output in message.outputs if output.token_ids}))
-        deliver(message)
+    def record_output(stream: OutputStream, output: EngineOutput) -> None:
+        if output.token_ids:
+            steps[-1][1].add(output.id)
+        add_output(stream, output)
 
-    served.engine._deliver_outputs = log
+    served.engine.step_observers.append(lambda stats: steps.append((stats.step_rows, set())))
+    monkeypatch.setattr(OutputStream, "add_output", record_output)
 
     async def send_and_record(number: int) -> None:
         parameters = {"max_new_tokens": 5 + 3 * number, "details": True}

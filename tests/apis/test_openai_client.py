@@ -36,7 +36,7 @@ async def test_openai_client_completes_a_chat(served):
     assert choice.finish_reason == "length"
     assert (answer.usage.completion_tokens, answer.usage.total_tokens) == (8, answer.usage.prompt_tokens + 8)
     assert answer.id.startswith("chatcmpl-")
-    assert answer._request_id.startswith("req_")
+    assert answer._request_id.startswith("req_")  # documented by the client library under this name
 
 
 async def test_openai_client_streams_the_same_chat(served):

@@ -89,9 +89,9 @@ async def test_reset_prefix_cache_answers_success_and_checks_its_flag(serve):
 
 async def test_unanswered_prefix_cache_reset_fails_when_the_engine_crashes(serve):
     served = await serve()
-    served.engine._send_to_engine = lambda message: None
+    served.engine.hang_engine()
     pending = asyncio.create_task(served.post("/reset_prefix_cache"))
-    await served.until(lambda: served.engine._pending_answers)
+    await served.until(lambda: served.engine.pending_answer_count)
     served.engine.crash_engine()
     assert (await pending).json == {"success": False}
     assert (await served.post("/reset_prefix_cache")).status == 503

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
 from chart import Bar, Panel, draw_chart, format_number
 from limits import Limits, ModelSize
-from loads import LOADS, START, _whole_event, draw_prompts
+from loads import LOADS, START, WHOLE, draw_prompts
 from machine import CpuClock, process_tree, tree_memory
 from model import write_model
 from peers import PEERS
@@ -151,8 +151,8 @@ def test_bench_prompts_have_set_lengths_and_shared_prefix():
 
 
 def test_bench_reads_unstreamed_answer_as_one_event():
-    assert list(_whole_event([(1.0, b'{"a"'), (2.0, b": 1}")])) == [(2.0, b'{"a": 1}'), (2.0, b"[DONE]")]
-    assert list(_whole_event([])) == []
+    assert list(WHOLE.split_events([(1.0, b'{"a"'), (2.0, b": 1}")])) == [(2.0, b'{"a": 1}'), (2.0, b"[DONE]")]
+    assert list(WHOLE.split_events([])) == []
 
 
 def test_agreement_counts_positions_and_common_prefix():

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 pytest.importorskip("ray")
-from parley.cluster.ray_actor import _request_succeeds
+from parley.cluster.ray_actor import request_succeeds
 
 
 class CoordinatorHandler(BaseHTTPRequestHandler):
@@ -30,10 +30,10 @@ def test_ray_readiness_check_ignores_http_proxies(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("no_proxy", raising=False)
     with HTTPServer(("127.0.0.1", 0), CoordinatorHandler) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()
-        assert _request_succeeds(f"http://127.0.0.1:{server.server_port}{path}") == ready
+        assert request_succeeds(f"http://127.0.0.1:{server.server_port}{path}") == ready
 
 
 def test_ray_readiness_check_fails_without_a_listener() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed_socket:
         closed = closed_socket.getsockname()[1]
-    assert not _request_succeeds(f"http://127.0.0.1:{closed}/well")
+    assert not request_succeeds(f"http://127.0.0.1:{closed}/well")

@@ -21,6 +21,7 @@ from support.scripted_instance import AnswerScript, ReceivedRequest, ScriptedIns
 
 from parley.coordinator import refusals
 from parley.coordinator.coordinator import coordinator_id
+from parley.coordinator.routing import admission
 from parley.dialects.mounts import INSTANCE_PLANE
 from parley.disagg.wire import headers as heads
 from parley.disagg.wire import result_frames
@@ -815,20 +816,17 @@ async def test_resumed_stream_has_no_first_token_timeout(cluster):
     assert (await running.post(body=CHAT_BODY)).body == b"".join(LONG_SCRIPT.parts)
 
 
-async def test_recompute_is_never_refused_by_admission(cluster):
-    """The client already has part of the answer, so its predicted first-token time is not judged again."""
+async def test_recompute_is_never_refused_by_admission(cluster, monkeypatch):
+    """The client already has part of the answer, so the objectives are not judged again."""
     p, d = ScriptedInstance("prefill", plain=True), ScriptedInstance("decode", plain=True)
-    running = await cluster(p, d, slo_ttft=1.0)
-    scheduler, attempts = running.coordinator.scheduler, list[int]()
-    admit = scheduler._check_objectives
+    running = await cluster(p, d, slo_tpot=1.0)
+    judged_pairs: list[Any] = []
 
-    def refuse(scheduling_request: Any, pair: Any) -> None:
-        attempts.append(scheduling_request.attempt)
-        if len(attempts) > 1:
-            raise scheduler._refuse_request(429, refusals.TOO_MANY_REQUESTS)
-        admit(scheduling_request, pair)
+    def predict_crowding_later(pair: Any, slo: float) -> tuple[bool, float]:
+        judged_pairs.append(pair)
+        return len(judged_pairs) > 1, 1.0
 
-    scheduler._check_objectives = refuse
+    monkeypatch.setattr(admission, "predict_crowding", predict_crowding_later)
 
     async def request_recompute(d: ScriptedInstance, request_id: str, parts: list[bytes], first_part: int) -> None:
         d.decode_hook = None
@@ -836,7 +834,7 @@ async def test_recompute_is_never_refused_by_admission(cluster):
 
     d.decode_hook = request_recompute
     answer = await running.post(body=CHAT_BODY)
-    assert answer.status == 200 and answer.is_complete and attempts == [0]
+    assert answer.status == 200 and answer.is_complete and len(judged_pairs) == 1
 
 
 def test_scripted_records_are_lists_of_outputs():

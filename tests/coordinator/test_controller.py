@@ -67,13 +67,13 @@ async def test_controller_gives_roleless_instances_the_scarcer_role():
         for _ in range(3):
             before = len(net.role_requests)
             controller.control_step()
-            await wait_until(lambda before=before: len(net.role_requests) > before and controller._change_task.done())
+            await wait_until(lambda before=before: len(net.role_requests) > before and not controller.is_changing)
         assert sorted(each.role for each in table) == ["decode", "decode", "prefill"]
         assert [each.offline for each in table] == [False, True, False]
         table.set_instance_offline(table.instances[2], False)
         assert table.is_cluster_ready()
         controller.control_step()
-        assert controller._change_task.done()  # the ratio is reached
+        assert not controller.is_changing  # the ratio is reached
 
 
 async def test_controller_changes_a_role_after_its_running_requests_ended():
@@ -88,7 +88,7 @@ async def test_controller_changes_a_role_after_its_running_requests_ended():
         placements = [await scheduler.place_request(SchedulingRequest(10)) for _ in range(4)]
         for each in placements:
             each.first()
-        controller._measured_load = lambda *roles: RoleLoad(3, 0.5)
+        controller.measured_load = lambda *roles: RoleLoad(3, 0.5)
         for _ in range(7):
             clock.now += 1
             controller.control_step()
@@ -121,7 +121,7 @@ async def test_refused_role_change_keeps_the_instance_in_service():
     ):
         net.__class__ = FakeHttp
         controller.control_step()
-        await wait_until(lambda: controller._change_task.done())
+        await wait_until(lambda: not controller.is_changing)
         assert controller.roles_changed == 0 and not any(each.changing for each in table)
         assert table.is_cluster_ready()
 
@@ -130,7 +130,7 @@ async def test_another_instance_takes_over_a_role_whose_instances_died():
     async with start_controller("prefill", "decode", "decode", auto_ratio=True) as (controller, table, _, _n, clock):
         lose_instance(table, table.instances[1])
         controller.control_step()
-        assert controller._change_task is None  # it may still come back
+        assert not controller.is_changing  # it may still come back
         clock.now += module.ABSENT_SECONDS + 1
         controller.control_step()
         await wait_until(lambda: controller.roles_changed)
@@ -143,12 +143,12 @@ async def test_controller_measures_work_from_request_times():
         for tokens in (100, 1000):
             p.prefill.time_model.add_observation(tokens, tokens / 1000)
         p.slots = d.slots = 10
-        controller._measured_load("prefill", "decode")
+        controller.measured_load("prefill", "decode")
         placements = []
         for _ in range(10):  # one prompt of 0.5 s each second
             clock.now += 1
             placements.append(await scheduler.place_request(SchedulingRequest(500)))
-        work = controller._measured_load("prefill", "decode")
+        work = controller.measured_load("prefill", "decode")
         assert work.prefill == pytest.approx(0.5, abs=0.01) and work.decode >= 1.0
         for each in placements:
             each.close_placement()
@@ -171,8 +171,7 @@ async def test_flex_share_follows_the_work_without_a_role_change():
             if second >= 20:
                 placements.pop(0).close_placement()  # the load of 20 % of a decode instance
             controller.control_step()
-            if controller._change_task is not None:
-                await controller._change_task
+            await wait_until(lambda: not controller.is_changing)
         assert (
             net.shares == sorted(net.shares) and net.shares[:3] == [55, 60, 65] and net.shares[-1] == 95
         )  # a decode instance exists as well
@@ -186,7 +185,7 @@ async def test_flex_share_stays_without_auto_ratio_or_at_0_and_100(share):
         async with start_controller("flex", "flex", **keys) as (controller, table, _, net, clock):
             for each in table:
                 each.p_percentage = initial_share
-            controller._measured_load = lambda *roles: RoleLoad(3, 0.5)
+            controller.measured_load = lambda *roles: RoleLoad(3, 0.5)
             for _ in range(100):
                 clock.now += 1
                 controller.control_step()
@@ -197,11 +196,10 @@ async def test_lowest_flex_share_is_raised_first():
     async with start_controller("flex", "flex", auto_ratio=True) as (controller, table, _, net, clock):
         one, other = table
         one.p_percentage, other.p_percentage = 40, 30
-        controller._measured_load = lambda *roles: RoleLoad(1, 0.2)
+        controller.measured_load = lambda *roles: RoleLoad(1, 0.2)
         while len(net.role_requests) < 6:
             clock.now += 1
             controller.control_step()
-            if controller._change_task is not None:
-                await controller._change_task
+            await wait_until(lambda: not controller.is_changing)
         assert [id for id, *_ in net.role_requests] == [2, 2, 1, 2, 1, 2]
         assert (one.p_percentage, other.p_percentage) == (50, 50)

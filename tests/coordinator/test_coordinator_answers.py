@@ -8,7 +8,6 @@ import json
 import os
 import random
 import ssl
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from support.random_requests import generating_routes, random_body
 
 from parley.coordinator.config import parse_coordinator_config
 from parley.coordinator.coordinator import Coordinator
-from parley.coordinator.routing.admission import create_policy
 from parley.types import EngineRequest
 from parley.web.port import open_listener
 
@@ -139,9 +137,8 @@ async def test_stream_resumes_on_another_mixed_server(live_cluster, serve) -> No
     def reply(work: EngineRequest, index: int) -> list[int]:
         return [70 + k % 90 for k in range(40)]
 
-    cluster, server = await live_cluster("mixed", "mixed", reply=reply, tick=0.01, drain=0.05), await serve(reply=reply)
-    scheduler = cluster.coordinator.scheduler
-    scheduler._policy = create_policy(replace(scheduler.options, separate="never"))
+    cluster = await live_cluster("mixed", "mixed", separate="never", reply=reply, tick=0.01, drain=0.05)
+    server, scheduler = await serve(reply=reply), cluster.coordinator.scheduler
     chat_body = json.dumps(CHAT | {"stream": True}).encode()
     expected = await server.call("POST", "/v1/chat/completions", chat_body, JSON)
     calls = [asyncio.create_task(cluster.front.call("POST", "/v1/chat/completions", chat_body, JSON)) for _ in range(8)]
@@ -175,8 +172,7 @@ async def test_coordinator_shutdown_ends_open_requests_with_an_error(live_cluste
 
 
 async def test_incoming_bodies_count_against_the_memory_limit(live_cluster) -> None:
-    cluster = await live_cluster("mixed")
-    cluster.coordinator.front._memory_limit = 1 << 20
+    cluster = await live_cluster("mixed", memory_limit=1 << 20)
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     first, second = await cluster.front.connect(), await cluster.front.connect()
     await first.send(head + b"a0000\r\n" + b" " * 0xA0000)

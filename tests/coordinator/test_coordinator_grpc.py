@@ -23,7 +23,7 @@ from parley.coordinator.proxy import grpc_call
 from parley.coordinator.proxy import grpc_port as before
 from parley.dialects.triton.calls import SERVICE_PATH
 from parley.dialects.triton.rpc import control
-from parley.instance.decode import DecodeStage
+from parley.disagg.kv.receiver import KVReceiver
 from parley.serving import grpc_port as alone
 from parley.types import EngineRequest
 from parley.web.tls import TlsFileError
@@ -68,9 +68,11 @@ async def both(live_cluster, serve) -> AsyncIterator[Callable[..., Awaitable[Clu
         ending.extend((calls.channel.close, lambda: port.stop_server(0)))
         return calls
 
-    async def start_both(*roles: str, port_options: dict[str, Any] | None = None, **options: Any) -> ClusterAndServer:
+    async def start_both(
+        *roles: str, port_options: dict[str, Any] | None = None, strict: bool = False, **options: Any
+    ) -> ClusterAndServer:
         options = {"reply": seeded_reply} | options
-        many, one = await live_cluster(*roles, **options), await serve(**options)
+        many, one = await live_cluster(*roles, strict=strict, **options), await serve(**options)
         coordinator = many.coordinator
         port = before.CoordinatorGrpcPort(
             coordinator.table, coordinator.front, replace(coordinator.options, **(port_options or {}))
@@ -172,15 +174,16 @@ async def test_grpc_stream_resumes_identically_when_an_instance_ends(both, lost:
 
 async def test_grpc_request_survives_an_engine_crash_during_handover(both, monkeypatch: pytest.MonkeyPatch) -> None:
     sides = await both("prefill", "decode", "decode")
-    fetch, crashed = DecodeStage._wait_for_pages, list[DecodeStage]()
+    wait_settled, crashed = KVReceiver.wait_settled, list[KVReceiver]()
 
-    async def crash_once(stage: DecodeStage) -> None:
-        await fetch(stage)
+    async def settle_and_crash_once(receiver: KVReceiver) -> None:
+        await wait_settled(receiver)
         if not crashed:
-            crashed.append(stage)
-            stage._running_request.model.engine.crash_engine()
+            crashed.append(receiver)
+            (decoding,) = [served for served in sides.cluster.instances if served.engine.reservation_count]
+            decoding.engine.crash_engine()
 
-    monkeypatch.setattr(DecodeStage, "_wait_for_pages", crash_once)
+    monkeypatch.setattr(KVReceiver, "wait_settled", settle_and_crash_once)
     requests = [seeded_request("a b c", id="7", stream=True)]
     assert (
         join_answers(await stream_requests(sides.cluster_calls, *requests))
@@ -385,9 +388,8 @@ async def test_cluster_grpc_uses_tls_and_client_certificates(both, tmp_path: Pat
 
 
 async def test_strict_coordinator_reports_timeouts_in_grpc_form(both, monkeypatch: pytest.MonkeyPatch) -> None:
-    sides = await both("prefill", "decode", reply=lambda work, index: [70] * 3000, tick=0.005)
+    sides = await both("prefill", "decode", strict=True, reply=lambda work, index: [70] * 3000, tick=0.005)
     coordinator = sides.cluster.coordinator
-    monkeypatch.setattr(coordinator.front, "_strict", True)
     await sides.call_both(seeded_request(max_tokens=9))
     monkeypatch.setattr(coordinator.scheduler, "options", replace(coordinator.options, infer_timeout=0.3))
     stream = sides.cluster_calls.stream()

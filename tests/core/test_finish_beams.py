@@ -21,9 +21,9 @@ def test_early_finish_equals_beam_search_of_that_length(penalty):
         bench.loop.add_request(work)
         for _ in range(steps):
             bench.step()
-        if "w" not in bench.loop._beam_searches:
+        if ("w", 0) in bench.outputs:
             break  # the search ended by itself
-        length = bench.loop._beam_searches["w"].live_beams[0].sequence.output_length
+        length = bench.beam_length("w")
         lengths.add(length)
         if steps % 2:
             bench.loop.scheduler.preempt_last()  # a preempted beam keeps its tokens without pages
@@ -53,9 +53,8 @@ def test_early_finish_before_first_token_returns_no_tokens():
 
 
 def test_early_finish_ends_beam_search_waiting_for_grammar():
-    bench = LoopHarness()
     waiting = []
-    bench.loop.admission._prepare = lambda work, done: waiting.append(done)
+    bench = LoopHarness(prepare_request=lambda work, done: waiting.append(done))
     bench.loop.add_request(msgspec.structs.replace(WORK, beam=BeamOptions(4)))
     bench.loop.cancel_request("w", 1)
     bench.loop.finish_beam_search("w", "length")
@@ -72,7 +71,7 @@ def test_early_finish_leaves_other_requests_running():
     bench.loop.add_request(msgspec.structs.replace(WORK, beam=BeamOptions(3)))
     for _ in range(6):
         bench.step()
-    length = bench.loop._beam_searches["w"].live_beams[0].sequence.output_length
+    length = bench.beam_length("w")
     for work_id in ("plain", "nobody", "w", "w"):
         bench.loop.finish_beam_search(work_id, "length")
     bench.loop.cancel_request("w", 0)  # a choice that is cancelled before its final output gets none

@@ -590,9 +590,8 @@ def test_queue_time_is_reported_once_with_first_output():
 
 
 def test_unprepared_work_does_not_block_others() -> None:
-    bench = LoopHarness()
     ready = {}
-    bench.loop.admission._prepare = lambda work, done: done() if work.id == "b" else ready.update({work.id: done})
+    bench = LoopHarness(prepare_request=lambda work, done: done() if work.id == "b" else ready.update({work.id: done}))
     a = EngineRequest("a", COMMON[:40], 5, n=3)
     for work in (
         a,

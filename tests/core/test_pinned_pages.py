@@ -338,7 +338,7 @@ class HandoverScenario:
             if self.harness.loop.is_idle and not self.in_transfer and not self.harness.leased_pages:
                 break
             before = self.harness.stats.pinned_pages + self.harness.stats.reserved_pages, len(self.in_transfer)
-            if self.harness.loop._is_blocked:
+            if self.harness.loop.is_blocked:
                 event("stuck")
             self.receive_some_pages(1 << 20)
             self.release_finished()

@@ -83,7 +83,7 @@ def test_prediction_saves_steps_of_its_own_work_only() -> None:
             steps += 1
         assert steps <= max_steps
         bench.drain()
-        assert not bench.loop.speculation.is_active and not bench.loop.speculation._histories
+        assert not bench.loop.speculation.is_active and not bench.loop.speculation.history_count
         assert all(len(part.token_ids) == 1 for part in bench.outputs["plain", 0])
         assert_same_as_alone(bench.merged_output("plain"), plain)
         for index in range(2):
@@ -121,7 +121,7 @@ def test_pages_are_published_only_after_drafts_are_verified() -> None:
 
 def test_ledger_detects_page_published_with_unverified_drafts() -> None:
     bench = harness_with_drafts(lambda sequence, length: [0] * length, slots=2)
-    original_row = bench.loop.scheduler._add_row  # type: ignore[union-attr]
+    original_row = bench.loop.scheduler._add_row  # type: ignore[union-attr]  # private: the defect is inside the step
 
     def publish_early(step, sequence, count, drafts=()):
         sequence.tokens += drafts
@@ -251,7 +251,7 @@ def test_rejected_drafts_back_off_until_one_is_accepted() -> None:
     speculation.record_acceptance(StepRow(drafted, 0, 1, True, drafts=(4, 4)), 2)
     assert speculation.draft_length(drafted) > 0
     speculation.forget_sequence(drafted)
-    assert not speculation._histories
+    assert not speculation.history_count
 
 
 def test_draft_length_follows_measured_row_costs() -> None:

@@ -16,6 +16,7 @@ from parley.engine import remote
 from parley.engine.messages import StepOutputs
 from parley.engine.protocol import EngineFailed
 from parley.engine.remote import RemoteEngine
+from parley.engine.stream import OutputStream
 from parley.types import EngineOutput, EngineRequest, Sampling, Settings
 
 GREEDY = Sampling(temperature=0.0)
@@ -200,17 +201,18 @@ async def test_restarts_again_an_engine_that_was_healthy_long_enough(folder, mon
         assert len(await generate_tokens(e, "a")) == 8
 
 
-async def test_token_costs_equal_the_measured_step_times(folder):
+async def test_token_costs_equal_the_measured_step_times(folder, monkeypatch):
     """Mixed load: prompts of several lengths, shared prefixes, several choices, and requests that ask for no costs."""
     async with running_engine(folder) as e:
         steps: list[StepOutputs] = []
-        deliver = e._deliver_outputs
+        add_output = OutputStream.add_output
 
-        def log(message: StepOutputs) -> None:
-            steps.append(message)
-            deliver(message)
+        def record_output(stream: OutputStream, output: EngineOutput) -> None:
+            steps[-1].outputs.append(output)
+            add_output(stream, output)
 
-        e._deliver_outputs = log
+        e.step_observers.append(lambda stats: steps.append(StepOutputs([], stats)))
+        monkeypatch.setattr(OutputStream, "add_output", record_output)
         streams = []
         for number in range(12):
             prompt = [5 + number % 3] * (40 * (number % 4)) + [7, 8, number]

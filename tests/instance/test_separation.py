@@ -22,7 +22,7 @@ from support.request_features import REQUEST_FEATURES
 from support.request_features import make_body as wished
 
 import parley
-from parley.instance.prefill import PrefillStage
+from parley.disagg.kv.sender import KVSender
 from parley.types import Settings
 
 BUILT_IN = Path(parley.__file__).parent / "demo" / "model"
@@ -189,12 +189,8 @@ async def test_lost_pages_free_their_reservation_for_the_request(alike, monkeypa
         return Settings(model=str(BUILT_IN), shared=True, threads=1, kv_memory=20 * PAGE_BYTES, max_batch=8)
 
     single_server, pair = await alike(settings=settings, names=("tiny", "parley-demo"))
-    monkeypatch.setattr(PrefillStage, "_on_pages_computed", lambda self, number, pages: None)
-    monkeypatch.setattr(
-        PrefillStage,
-        "_finish_handover",
-        lambda self, sender: asyncio.sleep(0, (sender.close_handover(), self._release_pages())),
-    )
+    monkeypatch.setattr(KVSender, "add_computed_pages", lambda self, part, pages: None)
+    monkeypatch.setattr(KVSender, "finish_handover", lambda self: asyncio.sleep(0))
     members = {"model": "tiny", "max_tokens": 20, "stream": True, "seed": 4, "temperature": 0.8, "min_tokens": 20}
     body = json.dumps(members | {"messages": [{"role": "user", "content": "What is the weather? " * 40}]}).encode()
     answer = await pair.ask(CHAT, body, REQUEST_UUID, HEADERS)

@@ -24,8 +24,9 @@ from support.prefill_decode_pair import (
 )
 from support.random_requests import generating_routes, random_body
 
+from parley.disagg.kv.sender import KVSender
 from parley.instance import decode
-from parley.instance.prefill import PrefillStage
+from parley.serving.deadline import RequestDeadline
 from parley.types import EngineRequest
 
 
@@ -96,8 +97,10 @@ def long_reply(work: EngineRequest, index: int) -> list[int]:
 
 async def test_refuses_separation_when_decode_has_no_room(alike) -> None:
     _, pair = await alike(reply=long_reply)
-    pair.decode.engine._free_pages.clear()
+    info = pair.decode.engine.info
+    assert not (await pair.decode.engine.reserve_pages("all", [0] * (info.kv_blocks * info.block_size))).error
     answer = await ask_chat(pair, messages=[{"role": "user", "content": "many tokens " * 40}])
+    pair.decode.engine.free_reservation("all")
     refusal = json.loads(answer.body)
     assert answer.status == 503 and refusal["refused"] is True and refusal["isLastResp"] is False
     assert "no capacity" in refusal["reason"]
@@ -139,7 +142,7 @@ async def test_decode_engine_crash_reports_its_requests_as_lost(alike, stream: b
     pair.decode.engine.crash_engine()
     answer = await chat_task
     assert answer.error and b'"error"' not in answer.body  # no error for the client, so it can resume elsewhere
-    await pair.prefill.until(lambda: not pair.prefill.service.open_requests and not pair.prefill.engine._leases)
+    await pair.prefill.until(lambda: not pair.prefill.service.open_requests and not pair.prefill.engine.lease_count)
     assert not pair.decode.service.open_requests
 
 
@@ -151,7 +154,7 @@ async def test_prefill_answer_reports_a_lost_engine(alike, path: str, body: Any,
     _, pair = await alike(reply=long_reply, tick=0.01)
     pair.prefill.engine.step_gate.clear()
     request_task = asyncio.create_task(pair.ask(path, json.dumps(body).encode(), REQUEST_UUID, HEADERS))
-    await pair.decode.until(lambda: bool(pair.decode.engine._reservations))
+    await pair.decode.until(lambda: pair.decode.engine.reservation_count > 0)
     pair.prefill.engine.crash_engine()
     answer = await request_task
     assert (answer.status, answer.headers["parley-lost"]) == (status, "engine")
@@ -173,7 +176,7 @@ async def test_cancel_id_ends_a_separated_request_in_every_phase(alike, phase: s
     pair.decode.engine.stats.running = 0
     chat_task = asyncio.create_task(ask_chat(pair, stream=True, max_tokens=50))
     if phase == "prefill":
-        await pair.decode.until(lambda: bool(pair.decode.engine._reservations))
+        await pair.decode.until(lambda: pair.decode.engine.reservation_count > 0)
     else:
         await pair.decode.until(lambda: bool(pair.decode.service.open_requests))
     await pair.cancel("r1")
@@ -260,8 +263,8 @@ async def test_kv_sender_lost_before_sending_fails_the_request(alike, client: st
 async def test_missing_handover_pages_are_recomputed(alike, monkeypatch: pytest.MonkeyPatch) -> None:
     single_server, pair = await alike(reply=long_reply)
     monkeypatch.setattr(decode, "PAGE_TIMEOUT", 0.05)
-    monkeypatch.setattr(PrefillStage, "_on_pages_computed", lambda self, number, pages: None)
-    monkeypatch.setattr(PrefillStage, "_finish_handover", lambda self, sender: asyncio.sleep(0.3, self._release_pages()))
+    monkeypatch.setattr(KVSender, "add_computed_pages", lambda self, part, pages: None)
+    monkeypatch.setattr(KVSender, "finish_handover", lambda self: asyncio.sleep(0.3))
     body = json.dumps(CHAT | {"messages": [{"role": "user", "content": "many tokens " * 20}]}).encode()
     answer = await pair.ask("/v1/chat/completions", body, REQUEST_UUID, HEADERS)
     assert answer.body == (await post_json(single_server, "/v1/chat/completions", body)).body
@@ -281,17 +284,23 @@ async def test_resumed_body_may_be_of_any_api(alike) -> None:
     await pair.idle()
 
 
-async def test_deadline_counts_from_arrival_across_the_handover(alike) -> None:
+async def test_deadline_counts_from_arrival_across_the_handover(alike, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request's time counts from its arrival, not from the handover."""
     _, pair = await alike(reply=long_reply, tick=0.05)
+    elapsed: list[float] = []
+
+    def start_deadline(*arguments: Any) -> RequestDeadline:
+        elapsed.append(arguments[-1])
+        return RequestDeadline(*arguments)
+
+    monkeypatch.setattr("parley.serving.generation.RequestDeadline", start_deadline)
     pair.prefill.engine.step_gate.clear()
     headers = HEADERS | {"x-request-timeout": "0.6"}
     body = json.dumps(CHAT | {"max_tokens": 50}).encode()
     request_task = asyncio.create_task(pair.ask("/v1/chat/completions", body, REQUEST_UUID, headers))
     await pair.decode.until(lambda: bool(pair.decode.service.open_requests))
-    (generation,) = pair.decode.model.open_requests
-    clock = generation._deadline
-    assert clock is not None and clock._expires_at - asyncio.get_running_loop().time() < 0.6
+    at_prefill, at_decode = elapsed
+    assert 0 <= at_prefill < at_decode
     pair.prefill.engine.step_gate.set()
     answer = await request_task
     assert answer.status == 408 and b"within the time" in answer.body

@@ -1,16 +1,14 @@
 """best_of: the most likely of the sampled choices are returned in order, unchanged, both streamed and whole."""
 
-import json
 from dataclasses import dataclass, field
 
 import pytest
 from support import tiny_models
+from support.loaded_models import completion_request, loaded_model
 
 from parley import LLM, ParleyError
-from parley.dialects.dialect import RequestContext
-from parley.dialects.fields import decode_fields
-from parley.dialects.openai.completions import CompletionReply
 from parley.serving.best_of import BestOfRanking
+from parley.serving.generation import open_generation
 from parley.types import ChoiceDelta, ChoiceDone, PromptAccepted, Usage
 
 
@@ -18,18 +16,6 @@ from parley.types import ChoiceDelta, ChoiceDone, PromptAccepted, Usage
 def llm():
     with LLM(str(tiny_models.model_folder("qwen3")), threads=1, kv_memory=8 << 20) as llm:
         yield llm
-
-
-async def collect_events(llm, **body):
-    reply = CompletionReply(
-        decode_fields(json.dumps(body).encode()), RequestContext("1", 0, "", llm._model.model_info.max_model_len)
-    )
-    events = []
-    async with llm._open_generation(reply.request) as generation:
-        held = llm._model.used_slots
-        while batch := await generation.next_events():
-            events.append(batch)
-        return events, generation.usage, held
 
 
 def mean_logprobs(completions):
@@ -52,10 +38,16 @@ def test_best_of_returns_most_likely_choices_first(llm, more):
         assert "".join(llm.stream("the quick brown", best_of=6, **options)) == best.completions[0].text
 
 
-def test_best_of_ranks_each_prompt_after_its_last_choice(llm):
+async def test_best_of_ranks_each_prompt_after_its_last_choice(llm):
     body = {"prompt": ["the quick", "brown fox"], "n": 2, "best_of": 3, "seed": 5, "max_tokens": 6, "logprobs": 0}
-    events, usage, held = llm._run_blocking(collect_events(llm, **body))
-    assert held == 6 and llm._model.used_slots == 0
+    async with loaded_model() as model:
+        events = []
+        async with open_generation(model, completion_request(model, body)) as generation:
+            assert model.used_slots == 6
+            while batch := await generation.next_events():
+                events.append(batch)
+        assert model.used_slots == 0
+    usage = generation.usage
     flat = [event for batch in events for event in batch]
     assert [event.index for event in flat if isinstance(event, ChoiceDone)] in ([0, 1, 2, 3], [2, 3, 0, 1])
     for batch in events:
@@ -63,7 +55,7 @@ def test_best_of_ranks_each_prompt_after_its_last_choice(llm):
             assert isinstance(event, PromptAccepted) or any(isinstance(e, ChoiceDone) for e in batch), (
                 "a stream before the ranking"
             )
-    singles = [llm.generate(p, n=2, best_of=3, seed=5, max_tokens=6) for p in body["prompt"]]
+    singles = [await llm.agenerate(p, n=2, best_of=3, seed=5, max_tokens=6) for p in body["prompt"]]
     for k, single in enumerate(c for answer in singles for c in answer.completions):
         assert "".join(e.text for e in flat if isinstance(e, ChoiceDelta) and e.index == k) == single.text
     assert usage.completion_tokens == sum(answer.usage.completion_tokens for answer in singles)
@@ -94,7 +86,7 @@ def test_ranking_uses_mean_logprob_and_keeps_order_of_ties():
 
 
 def test_full_vocabulary_logprobs_are_sorted_and_limited(llm):
-    size = llm._model.model_info.vocab_size
+    size = llm.model.model_info.vocab_size
     answer = llm.generate("the quick", max_tokens=2, logprobs=-1, echo=True, temperature=0)
     for token in [*answer.prompt[1:], *answer.completions[0].tokens]:
         assert len(token.top_tokens) == size and sorted(t.id for t in token.top_tokens) == list(range(size))

@@ -21,12 +21,12 @@ def llm():
 
 
 def used_blocks(llm: LLM) -> int:
-    return llm._model.engine.stats.blocks_used
+    return llm.model.engine.stats.blocks_used
 
 
 def test_text_and_token_id_prompts_give_same_answer(llm):
     text = llm.generate("the quick brown", max_tokens=6, temperature=0, return_token_ids=True)
-    ids = llm._model.text_pipeline.tokenizer.encode("the quick brown")
+    ids = llm.model.text_pipeline.tokenizer.encode("the quick brown")
     again = llm.generate(ids, max_tokens=6, temperature=0)
     assert text.text == again.text and text.completions[0].finish == "length"
     assert text.usage.prompt_tokens == len(ids) and text.usage.completion_tokens == 6
@@ -50,9 +50,7 @@ def test_prediction_changes_only_usage(llm):
         predicted_answer = llm.chat(MESSAGES, prediction={"type": "content", "content": content}, **options)
         assert [each.text for each in predicted_answer.completions] == [each.text for each in plain.completions]
         usage = predicted_answer.usage
-        predicted = llm._model.text_pipeline.tokenizer.encode(
-            content if isinstance(content, str) else plain.text, False
-        )
+        predicted = llm.model.text_pipeline.tokenizer.encode(content if isinstance(content, str) else plain.text, False)
         assert usage.accepted_tokens + usage.rejected_tokens == 2 * len(predicted)
     for wrong in ({"content": 5}, {"type": "other", "content": "a"}, {"type": "content"}, "text"):
         with pytest.raises(ParleyError, match="prediction"):

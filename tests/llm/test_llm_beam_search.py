@@ -5,11 +5,10 @@ import json
 
 import pytest
 from support import tiny_models
+from support.loaded_models import completion_request, loaded_model
 
 from parley import LLM, ParleyError
-from parley.dialects.dialect import RequestContext
-from parley.dialects.fields import decode_fields
-from parley.dialects.openai.completions import CompletionReply
+from parley.serving.generation import open_generation
 from parley.types import ChoiceDelta, ChoiceDone
 
 BEAM_OPTIONS = {"use_beam_search": True, "best_of": 3, "n": 2, "max_tokens": 12}
@@ -48,23 +47,18 @@ def test_stop_string_cuts_beam_search_result(llm):
     assert cut.tokens == whole.tokens[: len(cut.tokens)]
 
 
-def test_beam_search_streams_results_at_its_end(llm):
+async def test_beam_search_streams_results_at_its_end(llm):
     body = {"prompt": [PROMPT, "fox"], "stream": True, "logprobs": 1, "echo": True, **BEAM_OPTIONS}
-    reply = CompletionReply(
-        decode_fields(json.dumps(body).encode()), RequestContext("1", 0, "", llm._model.model_info.max_model_len)
-    )
-
-    async def collect():
-        async with llm._open_generation(reply.request) as generation:
-            assert llm._model.used_slots == 6
-            events = []
+    async with loaded_model(max_batch=8) as model:
+        events = []
+        async with open_generation(model, completion_request(model, body)) as generation:
+            assert model.used_slots == 6
             while batch := await generation.next_events():
                 events += batch
-            return events
-
-    events = llm._run_blocking(collect())
-    assert llm._model.used_slots == 0 and sum(isinstance(event, ChoiceDone) for event in events) == 4
-    for index, single in enumerate(c for p in body["prompt"] for c in llm.generate(p, **BEAM_OPTIONS).completions):
+        assert model.used_slots == 0
+    assert sum(isinstance(event, ChoiceDone) for event in events) == 4
+    answers = await llm.agenerate(body["prompt"], **BEAM_OPTIONS)
+    for index, single in enumerate(completion for answer in answers for completion in answer.completions):
         (delta,) = (event for event in events if isinstance(event, ChoiceDelta) and event.index == index)
         assert delta.text == single.text and all(token.top_tokens for token in delta.tokens)
 
@@ -102,30 +96,23 @@ def test_beam_search_refuses_invalid_options_by_name(llm, members, named):
     with pytest.raises(ParleyError) as caught:
         llm.generate("a " * 400, **BEAM_OPTIONS | members)
     assert caught.value.status == 400 and all(name in caught.value.message for name in named)
-    assert llm._model.used_slots == 0
+    assert llm.model.used_slots == 0
 
 
-def test_stopped_beam_search_returns_best_so_far(llm):
+async def test_stopped_beam_search_returns_best_so_far(llm):
     long = {"use_beam_search": True, "best_of": 4, "n": 2, "max_tokens": 900, "ignore_eos": True}
-    reply = CompletionReply(
-        decode_fields(json.dumps({"prompt": PROMPT} | long).encode()), RequestContext("1", 0, "", 1 << 20)
-    )
-
-    async def collect():
-        before, events = llm._model.engine.stats.steps, []
-        async with llm._open_generation(reply.request) as generation:
-            while llm._model.engine.stats.steps < before + 9:
+    async with loaded_model(max_batch=8) as model:
+        events = []
+        async with open_generation(model, completion_request(model, {"prompt": PROMPT} | long)) as generation:
+            while model.engine.stats.steps < 9:
                 await asyncio.sleep(0.001)
             generation.finish_early("length")
             while batch := await generation.next_events():
                 events += batch
-        return events
-
-    events = llm._run_blocking(collect())
     ended = [event for event in events if isinstance(event, ChoiceDone)]
     assert [event.reason for event in ended] == ["length"] * 2
     length = ended[0].usage.completion_tokens
-    whole = llm.generate(PROMPT, **long | {"max_tokens": length}).completions
+    whole = (await llm.agenerate(PROMPT, **long | {"max_tokens": length})).completions
     assert length > 5 and [event.text for event in events if isinstance(event, ChoiceDelta)] == [w.text for w in whole]
 
 
@@ -134,4 +121,4 @@ def test_abandoned_beam_search_frees_its_pages(llm):
     assert next(pieces)
     pieces.close()
     llm.generate("x", max_tokens=1)
-    assert llm._model.engine.stats.blocks_used == 0
+    assert llm.model.engine.stats.blocks_used == 0

@@ -279,8 +279,8 @@ def test_context_length_is_limited_by_the_kv_cache(caplog):
 
 @pytest.mark.parametrize("inner", ["max_position_embeddings", "n_positions"])
 def test_context_length_is_read_from_the_text_config(inner):
-    assert loader._context_length({"model_type": "gemma3", "text_config": {inner: 131072}}, None) == 131072
-    assert loader._context_length({"max_position_embeddings": 64, "text_config": None}, 32) == 32
+    assert loader.read_context_length({"model_type": "gemma3", "text_config": {inner: 131072}}, None) == 131072
+    assert loader.read_context_length({"max_position_embeddings": 64, "text_config": None}, 32) == 32
 
 
 def test_kv_cache_is_no_larger_than_the_batch_needs():
@@ -411,9 +411,9 @@ def one_large_layer():
 
 
 def test_auto_dtype_follows_the_config():
-    assert loader._resolve_dtype("auto", {"torch_dtype": "float32"}) is torch.float32
-    assert loader._resolve_dtype("auto", {"dtype": "float16"}) is torch.bfloat16
-    assert loader._resolve_dtype("auto", {}) is torch.bfloat16
+    assert loader.resolve_dtype("auto", {"torch_dtype": "float32"}) is torch.float32
+    assert loader.resolve_dtype("auto", {"dtype": "float16"}) is torch.bfloat16
+    assert loader.resolve_dtype("auto", {}) is torch.bfloat16
 
 
 def test_nan_logits_fail_only_their_own_row():

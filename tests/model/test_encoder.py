@@ -224,7 +224,7 @@ def test_load_rejects_encoder_with_wrong_results(tmp_path, monkeypatch):
     from parley.model.networks.encoder import Encoder
 
     write_encoder(tmp_path, "bert")
-    attend = Encoder._attend_runs
+    attend = Encoder._attend_runs  # private: the defect is inside a layer
     monkeypatch.setattr(Encoder, "_attend_runs", lambda self, qkv, runs: attend(self, qkv, [(len(qkv), 1)]))
     with pytest.raises(LoadError, match="off by"):
         load_test_runner(tmp_path)

@@ -297,7 +297,7 @@ def test_requests_for_more_adapters_than_fit_are_all_served():
     engine = AdapterLoop(
         runner, adapters_by_name("llama"), adapter_slots=2, fetch_adapter=lambda *asked: pending_loads.append(asked)
     )
-    rng, shelf = random.Random(3), engine.loop.adapter_cache
+    rng, cache = random.Random(3), engine.loop.adapter_cache
     names = []
     for i in range(60):
         name = f"a{rng.randrange(ADAPTER_COUNT) + 1}" if rng.random() < 0.9 else ""
@@ -311,7 +311,7 @@ def test_requests_for_more_adapters_than_fit_are_all_served():
         if pending_loads and rng.random() < 0.7:
             folder, on_loaded = pending_loads.pop(0)
             on_loaded(runner.load_adapter(folder))
-        assert len(shelf._loaded) <= 2
+        assert len(cache.loaded_entries) <= 2
     while not engine.loop.is_idle or pending_loads:
         while engine.loop.step():
             pass
@@ -319,12 +319,12 @@ def test_requests_for_more_adapters_than_fit_are_all_served():
             folder, on_loaded = pending_loads.pop(0)
             on_loaded(runner.load_adapter(folder))
     assert (
-        not shelf.waiting_count
-        and not engine.loop.admission._adapter_entries
+        not cache.waiting_count
+        and not engine.loop.admission.adapter_use_count
         and not engine.loop.admission
         and not engine.errors
     )
-    assert not any(entry.holder_count for entry in shelf._loaded)
+    assert not any(entry.holder_count for entry in cache.loaded_entries)
     finished = 0
     for i, name in enumerate(names):
         answer = engine.answers.get(f"{i}/0")
@@ -358,22 +358,22 @@ def test_beams_and_draft_tokens_use_their_requests_adapter():
 
 def test_replaced_or_removed_adapter_stays_with_running_requests():
     engine = AdapterLoop(cached_runner("llama", "bfloat16"), {"a": adapters_by_name("llama")["a1"]}, adapter_slots=1)
-    shelf, load_errors = engine.loop.adapter_cache, []
+    cache, load_errors = engine.loop.adapter_cache, []
     engine.loop.add_request(make_request("old", "a"))
     engine.loop.step()
-    shelf.register_adapter("a", str(adapters_by_name("llama")["a2"]), load_errors.append)  # the only slot is taken
+    cache.register_adapter("a", str(adapters_by_name("llama")["a2"]), load_errors.append)  # the only slot is taken
     engine.loop.add_request(make_request("new", "a"))
     engine.loop.step()
-    assert shelf.waiting_count == 1
-    shelf.register_adapter("wrong", "/nowhere", load_errors.append)
-    shelf.unregister_adapter("a")
-    assert not shelf.unregister_adapter("a")
+    assert cache.waiting_count == 1
+    cache.register_adapter("wrong", "/nowhere", load_errors.append)
+    cache.unregister_adapter("a")
+    assert not cache.unregister_adapter("a")
     engine.loop.add_request(make_request("late", "a"))
     answers = engine.finish()
     assert answers["old/0"] == answer_alone("llama", "none", "a1", 0, 40, 12)
     assert answers["new/0"] == answer_alone("llama", "none", "a2", 0, 40, 12)
     assert load_errors[0] == "" and "no adapter folder" in load_errors[1] and "no adapter" in engine.errors["late"]
-    assert not shelf._loaded
+    assert not cache.loaded_entries
 
 
 def test_request_waiting_for_an_adapter_slot_is_not_starved():

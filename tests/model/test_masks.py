@@ -9,6 +9,7 @@ from random import Random
 
 import jsonschema
 import pytest
+import torch
 from msgspec.structs import replace
 from support import tiny_models
 from support.run_model import Answer, load_test_runner, serve_requests
@@ -17,7 +18,8 @@ from parley.core.guess.speculation import Speculation
 from parley.core.loop import EngineLoop
 from parley.core.sequence import Sequence
 from parley.core.step_budget import FixedBudget
-from parley.model.sampling.grammar_mask import GrammarCache, GrammarState
+from parley.model.sampling import grammar_mask
+from parley.model.sampling.grammar_mask import GrammarCache
 from parley.text import TextPipeline
 from parley.types import EngineRequest, Grammar, ReasoningLimit, Sampling, Settings, StructuralTag, TriggeredTags
 
@@ -193,25 +195,25 @@ def greedy_requests() -> list[EngineRequest]:
 
 
 def count_masks(monkeypatch, max_masks: int = 1 << 30) -> list[int]:
-    """Count the masks that are computed; those after the first ``most`` fail."""
-    mask_count, compute_mask = [0], GrammarState._compute_mask
+    """Count the masks that are computed; those after the first ``max_masks`` fail."""
+    mask_count, fill_bitmask = [0], grammar_mask.fill_next_token_bitmask
 
-    def count_and_compute(self, matcher):
+    def count_and_fill(matcher, bitmask):
         mask_count[0] += 1
         if mask_count[0] > max_masks:
             raise ValueError("too complex")
-        compute_mask(self, matcher)
+        fill_bitmask(matcher, bitmask)
 
-    monkeypatch.setattr(GrammarState, "_compute_mask", count_and_compute)
+    monkeypatch.setattr(grammar_mask, "fill_next_token_bitmask", count_and_fill)
     return mask_count
 
 
 def test_lazy_masks_are_computed_only_when_no_top_token_is_allowed(monkeypatch):
     sampler = runner_and_language()[0].sampler
     mask_count = count_masks(monkeypatch)
-    monkeypatch.setattr(sampler, "_lazy", False)
+    monkeypatch.setattr(sampler, "lazy_masks", False)
     eager_answers, all_masks = serve_all(*greedy_requests()), mask_count[0]
-    monkeypatch.setattr(sampler, "_lazy", True)
+    monkeypatch.setattr(sampler, "lazy_masks", True)
     mask_count[0] = 0
     assert serve_all(*greedy_requests()) == eager_answers
     assert 0 < mask_count[0] < all_masks
@@ -224,7 +226,7 @@ def test_lazy_masks_are_computed_only_when_no_top_token_is_allowed(monkeypatch):
 @pytest.mark.parametrize("drafts", [False, True])
 def test_failing_mask_ends_only_its_own_choice(monkeypatch, drafts):
     runner = runner_and_language()[0]
-    monkeypatch.setattr(runner.sampler, "_lazy", True)
+    monkeypatch.setattr(runner.sampler, "lazy_masks", True)
     monkeypatch.setattr(Speculation, "draft_length", lambda self, sequence: self.max_drafts)
     monkeypatch.setattr(
         "parley.core.guess.speculation.DecodeCosts.best_draft_count", lambda self, rows, chances: len(chances)
@@ -277,11 +279,9 @@ def test_single_token_check_agrees_with_the_mask():
                 and lazy_state.mask_needed
                 and not eager_state.mask_needed
             )
-            mask_allows = [
-                token_id
-                for token_id in range(tiny_models.VOCAB)
-                if int(eager_state._bits[token_id // 8]) >> token_id % 8 & 1
-            ]
+            row = torch.zeros(tiny_models.VOCAB)
+            eager_state.mask_logits(row)
+            mask_allows = row.isfinite().nonzero().flatten().tolist()
             check_allows = [token_id for token_id in range(tiny_models.VOCAB) if lazy_state.allows_token(token_id)]
             assert check_allows == mask_allows or not check_allows  # where only a special token fits, the mask decides
             token = random.choice(mask_allows)

@@ -31,10 +31,10 @@ def folder(tmp_path):
 
 @pytest.fixture
 def pack_calls(monkeypatch):
-    """Counts the calls that pack weights."""
+    """Counts how often the weights of a model are packed: each time, its head is packed once."""
     calls = []
-    pack = fuse._pack_weights
-    monkeypatch.setattr(fuse, "_pack_weights", lambda *given: calls.append(1) or pack(*given))
+    pack_head = fuse.LlamaWeights.pack_head
+    monkeypatch.setattr(fuse.LlamaWeights, "pack_head", lambda weights: calls.append(1) or pack_head(weights))
     return calls
 
 

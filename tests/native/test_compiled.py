@@ -241,7 +241,7 @@ def load_native(monkeypatch, caplog):
             monkeypatch.setenv(name, value)
         caplog.clear()
         with caplog.at_level(logging.WARNING):
-            return library._load_library.__wrapped__(), caplog.text
+            return library.open_requested_level(), caplog.text
 
     return load_with_environment
 

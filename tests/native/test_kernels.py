@@ -28,7 +28,7 @@ def kernel_level(request):
     """Run all tests with torch's kernels, and with the compiled kernels of each level that this CPU supports."""
     kernels = None if request.param == "off" else compiled.CompiledKernels(library.open_level(request.param))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "_compiled_kernels", lambda: kernels)
+        patch.setattr(native, "compiled_kernels", lambda: kernels)
         yield request.param
 
 

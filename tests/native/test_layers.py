@@ -34,7 +34,7 @@ def level(request):
     kernels = compiled.CompiledKernels(found)
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
         patch.setattr(library, "load_kernels", lambda: found)
-        patch.setattr(native, "_compiled_kernels", lambda: kernels)
+        patch.setattr(native, "compiled_kernels", lambda: kernels)
         yield
 
 

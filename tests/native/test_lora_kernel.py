@@ -16,8 +16,13 @@ except build.BuildError:
 
 
 @pytest.fixture(scope="module", params=build.usable_levels())
-def kernels(request):
-    return compiled.CompiledKernels(library.open_level(request.param))
+def kernel_library(request):
+    return library.open_level(request.param)
+
+
+@pytest.fixture(scope="module")
+def kernels(kernel_library):
+    return compiled.CompiledKernels(kernel_library)
 
 
 class RandomAdapters:
@@ -139,8 +144,8 @@ def test_torch_lora_matches_the_compiled_kernel(kernels):
         assert torch.allclose(bf16_result.float(), compiled_result.float(), atol=0.1)
 
 
-def test_packed_lora_adds_no_padding_to_full_registers(kernels):
-    lanes = kernels._library.lora_lanes()
+def test_packed_lora_adds_no_padding_to_full_registers(kernel_library, kernels):
+    lanes = kernel_library.lora_lanes()
     site = RandomAdapters(1).random_site([16, 16, 16], [896, 128, 128], 896)
     adapter = kernels.pack_lora([site] * 3)
     assert isinstance(adapter, compiled_lora.CompiledLora) and lanes in (4, 8, 16)

@@ -250,7 +250,7 @@ async def test_lost_engine_fails_only_requests_of_its_model(serve, make_model):
             len(served.service.open_requests) == 2 and all(m.engine.open_stream_count for m in served.service.models)
         )
     )
-    lost.engine._fail_for_good("The engine process was killed.")
+    lost.engine.crash_engine("The engine process was killed.")
     answers = {name: await stream for name, stream in streams.items()}
     assert answers["main"].events[-1]["choices"][0]["finish_reason"] == "length"
     assert "killed" in answers["small"].body.decode()

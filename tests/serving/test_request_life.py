@@ -11,10 +11,8 @@ import pytest
 from support.http_client import HELLO_CHAT, MODEL_INFO, build_request, fill_path
 
 from parley.dialects.mounts import mount_table, universal_mounts
-from parley.engine.messages import StepOutputs
 from parley.errors import NotReady
 from parley.text import ChatTemplate, Tokenizer, detect_markup
-from parley.types import EngineOutput
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -230,13 +228,10 @@ async def test_engine_error_before_the_first_byte_is_a_status(serve):
     for stream in (False, True):
         asking = asyncio.create_task(served.post(CHAT, LONG_CHAT | {"stream": stream}))
         await served.until(lambda: served.engine.open_stream_count == 1)
-        (stream_id,) = served.engine._streams
-        output = EngineOutput(stream_id, 0, finish_reason="error", error="The logits were not numbers.")
-        served.engine._deliver_outputs(StepOutputs([output], served.engine.stats))
+        served.engine.fail_choice(0, "The logits were not numbers.")
         answer = await asking
         assert (answer.status, answer.error["type"]) == (500, "server_error")
         assert answer.error["message"] == "The logits were not numbers."
-        served.engine._waiting.clear()
     await served.idle()
 
 
@@ -244,10 +239,7 @@ async def test_failed_choice_fails_the_request_and_cancels_the_others(serve):
     served = await serve(tick=0.001)
     asking = asyncio.create_task(served.post(CHAT, LONG_CHAT | {"stream": True, "n": 3}))
     await served.until(lambda: served.engine.stats.generated_tokens > 60)
-    (stream_id,) = served.engine._streams
-    served.engine._deliver_outputs(
-        StepOutputs([EngineOutput(stream_id, 1, finish_reason="error", error="Broken.")], served.engine.stats)
-    )
+    served.engine.fail_choice(1, "Broken.")
     answer = await asking
     assert answer.events[-1] == {"error": {"message": "Broken.", "type": "server_error", "param": None, "code": None}}
     await served.idle()

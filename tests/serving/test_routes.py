@@ -14,6 +14,7 @@ from parley.dialects.mounts import dedicated_mounts, universal_mounts
 from parley.engine.protocol import EngineFailed
 from parley.serving import handlers
 from parley.serving.app import App
+from parley.text import TextPipeline
 
 KEY = "sk-right-key-0123456789"
 
@@ -328,17 +329,17 @@ async def test_tokenize_and_detokenize_round_trip(serve):
 async def test_huge_texts_are_tokenized_one_at_a_time(serve, monkeypatch):
     """Each of them needs a hundred times its size in memory; small texts do not wait for them."""
     served, running, small_answered = await serve(), [], threading.Event()
-    tokenized, concurrency = handlers._tokenize_prompt, []
+    prepare_prompt, concurrency = TextPipeline.prepare_prompt, []
 
-    def counting_tokenize(model, request):
-        if len(request.prompt.text) > handlers.HUGE_TEXT:
-            running.append(request)
+    def prepare_and_count(pipeline, prompt, *options, **more_options):
+        if len(prompt.text) > handlers.HUGE_TEXT:
+            running.append(prompt)
             concurrency.append(len(running))
             assert small_answered.wait(30)
             running.pop()
-        return tokenized(model, request)
+        return prepare_prompt(pipeline, prompt, *options, **more_options)
 
-    monkeypatch.setattr(handlers, "_tokenize_prompt", counting_tokenize)
+    monkeypatch.setattr(TextPipeline, "prepare_prompt", prepare_and_count)
     monkeypatch.setattr(handlers, "HUGE_TEXT", 20_000)
     huge = [
         asyncio.create_task(served.post("/tokenize", {"prompt": "a" * handlers.HUGE_TEXT + letters}))

@@ -24,7 +24,7 @@ class Cluster:
         )
         for served, member in zip(self.instances, self.members, strict=True):
             await served.idle()
-            await served.until(lambda served=served: not served.engine._leases and not served.engine._reservations)
+            await served.pages_returned()
             channels = [
                 channel for client in member.instance_state.results.clients.values() for channel in client.channels
             ]

@@ -135,6 +135,10 @@ class RunningServer:
         assert answer.status == 200, answer.body
         return answer.json["choices"][0]["message"]["content"]
 
+    async def pages_returned(self) -> None:
+        """Wait until no page is leased to other instances or reserved for them."""
+        await self.until(lambda: not self.engine.lease_count and not self.engine.reservation_count)
+
     async def until(self, condition: Callable[[], bool]) -> None:
         for _ in range(1000):
             if condition():

@@ -12,6 +12,7 @@ from random import Random
 
 import msgspec
 
+from parley.core.admission import PrepareRequest
 from parley.core.loop import EngineLoop
 from parley.core.prefill_share import PrefillShare
 from parley.core.sequence import BLOCK_SIZE, BeamCandidate, RowResult, Sequence, Step, StepRow
@@ -286,6 +287,7 @@ class LoopHarness:
         max_model_len: int = 10_000,
         guesses: int | None = None,
         prefill_share: float = 1.0,
+        prepare_request: PrepareRequest | None = None,
     ):
         self.runner = LedgerRunner(blocks, slots, max_model_len)
         if guesses is not None:
@@ -302,6 +304,7 @@ class LoopHarness:
             settings,
             self._receive,
             CyclicBudget(*budgets),
+            prepare_request=prepare_request,
             on_pages_leased=self.on_pages_leased,
             prefill_share=self.prefill_share,
         )
@@ -364,6 +367,11 @@ class LoopHarness:
         assert self.loop.is_idle, "the loop does not come to an end"
         assert self.stats.blocks_used == self.stats.running == self.stats.waiting == 0
         assert self.runner.slots == [None] * len(self.runner.slots)
+
+    def beam_length(self, work_id: str) -> int:
+        """Return how many tokens each beam of a running search has."""
+        (length,) = {each.output_length for each in self.runner.slots if each and each.request_id == work_id}
+        return length
 
     def merged_output(self, work_id: str, index: int = 0) -> EngineOutput:
         """Merge all outputs of a choice into one; assert that only the last of them has ``finish``."""

@@ -178,9 +178,9 @@ class ServerPair:
         """Wait until both servers are idle, and check that no page, reservation or channel remains."""
         for served, member in zip((self.prefill, self.decode), self.members, strict=True):
             await served.idle()
-            await served.until(lambda member=member: not member._tasks)
+            await served.until(lambda member=member: not member.task_count)
             if isinstance(served.engine, FakeEngine):
-                await served.until(lambda served=served: not served.engine._leases and not served.engine._reservations)
+                await served.pages_returned()
             else:
                 await served.engine.submit_request(
                     EngineRequest("a step tells how things are", [5], max_tokens=1)

@@ -122,12 +122,18 @@ async def alike(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 async def live_cluster(serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Any]]:
     """Start a cluster with these roles, whose answers have the same id and creation time as those of single servers.
 
-    ``settings`` returns the settings of an instance that loads a real model; the rest are options of ``serve``.
+    ``settings`` returns the settings of an instance that loads a real model; ``separate``, ``strict``
+    and ``memory_limit`` are options of the coordinator; the rest are options of ``serve``.
     """
     running: list[tuple[Cluster, asyncio.Task[int]]] = []
 
     async def start_cluster(
-        *roles: str, settings: Callable[[], Settings | None] = lambda: None, **options: Any
+        *roles: str,
+        separate: str = "always",
+        strict: bool = False,
+        memory_limit: int = CoordinatorOptions.memory_limit,
+        settings: Callable[[], Settings | None] = lambda: None,
+        **options: Any,
     ) -> Cluster:
         instances = [await serve(role=role, settings=settings(), **options) for role in roles]
         members = [await join_cluster(served) for served in instances]
@@ -138,7 +144,9 @@ async def live_cluster(serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
         sock = open_listener("127.0.0.1", 0)
         coordinator_options = CoordinatorOptions(
             instances=tuple(static_instances),
-            separate="always",
+            separate=separate,
+            strict=strict,
+            memory_limit=memory_limit,
             heartbeat=0.05,
             max_requests=1000,
             secret=options.get("cluster_secret"),

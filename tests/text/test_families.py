@@ -593,7 +593,7 @@ def test_family_parser_holds_back_little_of_long_texts(name: str) -> None:
         text = opening + unit * (20_000 // len(unit))
         for at in range(0, len(text), 97):
             parser.parse_piece(text[at : at + 97])
-            assert len(parser._text) - parser._at <= 128, (opening, unit)
+            assert parser.unread_length <= 128, (opening, unit)
 
 
 def test_json_without_call_is_streamed() -> None:

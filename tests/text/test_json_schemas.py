@@ -100,18 +100,18 @@ def test_schema_data_is_large_with_unique_names():
 
 
 def test_refused_schemas_fail_with_reason_before_queueing(llm):
-    before = llm._model.engine.stats.prompt_tokens
+    before = llm.model.engine.stats.prompt_tokens
     for row in REFUSED:
         with pytest.raises(Invalid) as caught:
             llm.generate("a", guided_json=row["schema"], max_tokens=1)
         assert row["refused"] in caught.value.message, row["name"]
         assert caught.value.field == "guided_json" and "guided_json" in caught.value.message
-    assert llm._model.engine.stats.prompt_tokens == before
+    assert llm.model.engine.stats.prompt_tokens == before
 
 
 def closing_bias(llm: LLM) -> dict[str, float]:
     """Return a logit bias towards the ends of strings, lists, objects and answers, which these models rarely choose."""
-    tokenizer = llm._model.text_pipeline.tokenizer
+    tokenizer = llm.model.text_pipeline.tokenizer
     texts = ((token_id, tokenizer.backend.decode([token_id])) for token_id in range(tokenizer.vocab_size))
     token_bias = {str(token_id): 9.0 if text[0] == '"' else 3.0 for token_id, text in texts if CLOSING.fullmatch(text)}
     return token_bias | {str(token_id): 6.0 for token_id in tokenizer.eos_ids}
@@ -145,7 +145,7 @@ def test_answers_validate_against_their_schemas(llm):
 
 def is_answer_beginning(llm: LLM, schema: Any, text: str) -> bool:
     """Whether the text, read byte by byte, is the beginning of an answer under the schema."""
-    grammar = GrammarCompiler(llm._model.text_pipeline.tokenizer).compile_grammar(Grammar("json", schema))
+    grammar = GrammarCompiler(llm.model.text_pipeline.tokenizer).compile_grammar(Grammar("json", schema))
     matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar, log_level=0)
     letters = list(text.removesuffix("\ufffd").encode())
     return matcher.try_consume_tokens(letters) == len(letters)

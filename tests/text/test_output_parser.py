@@ -156,7 +156,7 @@ def test_output_parser_is_linear_for_repeated_marks(unit: str, start: str) -> No
             len(piece) + len(call.arguments if call else "")
             for _, piece, call in regions.parse_piece(text[at : at + 7])
         )
-        assert len(regions._text) - regions._at <= len("</tool_call>")
+        assert regions.unread_length <= len("</tool_call>")
     count += sum(len(piece) + len(call.arguments if call else "") for _, piece, call in regions.finish_parsing())
     assert count <= len(text) + 2 * regions.call_count
 

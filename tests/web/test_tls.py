@@ -88,7 +88,7 @@ async def test_mutual_tls_admits_only_clients_with_a_valid_certificate(tls_files
     with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
         await get(server_only, None)
     assert (await get(mutual, client_context(tls_files, "friend"))).status == 200  # the rejected clients did no harm
-    instance._stop_event.set()
+    instance.request_stop()
     assert await running == 0
     text = capsys.readouterr().out
     assert f"https://127.0.0.1:{mutual}" in text and "http://" not in text

@@ -90,6 +90,11 @@ class Speculation:
         """Whether drafts should be proposed at all."""
         return self._always or bool(self._predicted_requests)
 
+    @property
+    def history_count(self) -> int:
+        """Number of sequences whose drafts are counted."""
+        return len(self._histories)
+
     def add_prediction(self, request_id: str) -> None:
         """Note a request with a predicted output."""
         self._predicted_requests.add(request_id)

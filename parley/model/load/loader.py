@@ -115,7 +115,7 @@ def _load_decoder(
 ) -> tuple[DecoderRunner, ModelInfo]:
     """Load a decoder with its KV cache."""
     quantization = quantised.read_quantization(config, settings.quantization)
-    dtype = _resolve_dtype(settings.dtype, config)
+    dtype = resolve_dtype(settings.dtype, config)
     device = _resolve_device(settings.device)
     if settings.kv_dtype not in KV_DTYPES:
         raise LoadError(f"kv_dtype {settings.kv_dtype} is unknown; it must be {' or '.join(KV_DTYPES)}.")
@@ -126,7 +126,7 @@ def _load_decoder(
         raise LoadError(f"Quantised weights run on the CPU only, and the device is {device}.")
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    length = _context_length(config, settings.max_model_len)
+    length = read_context_length(config, settings.max_model_len)
 
     def report_weights(fraction: float) -> None:
         progress("loading the weights", 0.05 + 0.85 * fraction)
@@ -215,7 +215,7 @@ def _load_network(
     progress: Callable[[float], None],
 ) -> tuple[DecoderNetwork, bool]:
     """Load a decoder. Returns it and whether it is the fused one. Raises LoadError."""
-    dtype, device = _resolve_dtype(settings.dtype, config), _resolve_device(settings.device)
+    dtype, device = resolve_dtype(settings.dtype, config), _resolve_device(settings.device)
     checkpoint = Checkpoint(folder)
     if EMBEDDING_TENSOR.removeprefix("model.") in checkpoint:
         checkpoint.add_prefix("model.")  # a body saved without its head, as embedding models are
@@ -258,9 +258,9 @@ def _load_draft_network(settings: Settings, folder: Path, draft_folder: Path, le
     if vocabularies[0] != vocabularies[1]:
         raise LoadError(f"{draft_folder} cannot guess tokens: its tokenizer differs from the model's.")
     quantization = quantised.read_quantization(config, settings.quantization)
-    length = min(length, _context_length(config, None))
+    length = min(length, read_context_length(config, None))
     network, _ = _load_network(settings, draft_folder, config, quantization, length, lambda fraction: None)
-    return DraftNetwork(network, _resolve_dtype(settings.dtype, config), length)
+    return DraftNetwork(network, resolve_dtype(settings.dtype, config), length)
 
 
 def _decoder_pooling(folder: Path) -> PoolingRecipe | None:
@@ -307,7 +307,7 @@ def _try_fused(
     return decoder
 
 
-def _resolve_dtype(name: str, config: dict[str, Any]) -> torch.dtype:
+def resolve_dtype(name: str, config: dict[str, Any]) -> torch.dtype:
     if name == "auto":
         declared = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
         return torch.float32 if declared in ("float32", "float64") else torch.bfloat16
@@ -328,7 +328,7 @@ def _resolve_device(name: str) -> torch.device:
     return device
 
 
-def _context_length(config: dict[str, Any], requested: int | None) -> int:
+def read_context_length(config: dict[str, Any], requested: int | None) -> int:
     """Return the context length in tokens: the model's own maximum, or ``requested`` if that is lower."""
     if isinstance(text_config := config.get("text_config"), dict):  # multimodal models keep it there
         config = {**config, **text_config}

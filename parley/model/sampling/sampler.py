@@ -64,7 +64,8 @@ class SlotPlan:
 class Sampler:
     """Holds the sampling parameters of ``slots`` sequences and draws tokens from their logits.
 
-    ``grammars``: creates grammar states; None if no sequence may have a grammar.
+    ``grammars``: creates grammar states; None if no sequence may have a grammar. ``lazy_masks``: greedy sequences get a
+    mask only if their grammar allows none of the most probable tokens.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Sampler:
         self.vocab_size = vocab_size
         self.grammars = grammars
         self.device = torch.device(device)
-        self._lazy = self.device.type == "cpu" and torch.get_num_threads() <= FEW_CORES
+        self.lazy_masks = self.device.type == "cpu" and torch.get_num_threads() <= FEW_CORES
         self._plans: list[SlotPlan | None] = [None] * slots
         self._temperature = torch.ones(slots, dtype=torch.float32, device=device)
         self._min_p = torch.zeros(slots, dtype=torch.float64, device=device)
@@ -100,7 +101,7 @@ class Sampler:
             if self.grammars is None:
                 raise ValueError("the sampler has no grammars, so it cannot follow one")
             greedy = method == "greedy" and processor is None and sequence.request.beam is None
-            grammar = self.grammars.new_state(sequence, greedy=greedy, lazy=greedy and self._lazy)
+            grammar = self.grammars.new_state(sequence, greedy=greedy, lazy=greedy and self.lazy_masks)
         beams = sequence.request.beam.width if sequence.request.beam is not None else 0
         stop_ids = (
             [token_id for token_id in sequence.request.stop_ids if 0 <= token_id < self.vocab_size] if beams else []

@@ -56,6 +56,11 @@ class HarmonyParser:
         self._parts: list[AnswerPart] = []
 
     @property
+    def unread_length(self) -> int:
+        """Number of characters that wait for more text, because they may be part of a mark."""
+        return len(self._text) - self._at
+
+    @property
     def has_complete_call(self) -> bool:
         """Whether a call is complete."""
         return self.call_count > 1 or (self.call_count == 1 and self._call_index is None)

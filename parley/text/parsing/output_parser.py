@@ -87,6 +87,11 @@ class OutputParser:
         return thinking or (self._implicit_reasoning and self._state is OutputParser._read_start)
 
     @property
+    def unread_length(self) -> int:
+        """Number of characters that wait for more text, because they may be part of a mark."""
+        return len(self._text) - self._at
+
+    @property
     def has_complete_call(self) -> bool:
         """Whether a call is complete."""
         return self.call_count > 1 or (self.call_count == 1 and (self._reader is None or not self._reader.in_call))
