@@ -40,7 +40,7 @@ def check_json_size(text: bytes) -> None:
     if len(text) <= MAX_ARRAYS:
         return
     if _find_excess([text]):  # marks inside strings were counted as well
-        excess = _find_excess(_marks_outside_strings(text))
+        excess = _find_excess(marks_outside_strings(text))
         if excess:
             raise OverfullJson(excess)
 
@@ -61,7 +61,7 @@ def _find_excess(pieces: Iterator[bytes] | list[bytes]) -> str:
     return ""
 
 
-def _marks_outside_strings(text: bytes) -> Iterator[bytes]:
+def marks_outside_strings(text: bytes) -> Iterator[bytes]:
     """Yield the punctuation outside of strings, for each slice of the text."""
     in_string, carry = False, b""
     for start in range(0, len(text), SLICE_SIZE):

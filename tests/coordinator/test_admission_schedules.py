@@ -85,8 +85,8 @@ async def test_random_schedules_release_everything_once(roles, steps, keys):
         for each in instances:
             assert each.tasks >= 0 and each.prefill.slots >= 0 and each.decode.blocks >= 0
     await asyncio.sleep(0)
-    lines = len(scheduler.queue._lines)  # a tenant below its share is accepted by a full queue
-    assert scheduler.queued_requests <= scheduler.options.max_schedule_count * max(1, lines)
+    tenants = scheduler.queue.tenant_count  # a tenant below its share is accepted by a full queue
+    assert scheduler.queued_requests <= scheduler.options.max_schedule_count * max(1, tenants)
     for each in placement_tasks:
         each.cancel()
     results = await asyncio.gather(*placement_tasks, return_exceptions=True)
@@ -200,7 +200,7 @@ async def test_tenants_take_turns_in_the_queue():
     assert await serve_in_turn(scheduler, "aaaaabbb") == "abababaa"
     assert await serve_in_turn(scheduler, "aaaaaa") == "aaaaaa"
     assert await serve_in_turn(scheduler, "aaabbb") == "bababa"  # b gets no credit for the time without requests
-    assert not scheduler.queue._lines
+    assert not scheduler.queue.tenant_count
 
 
 async def test_a_tenant_with_long_prompts_gets_fewer_turns():
@@ -249,4 +249,4 @@ async def test_a_full_queue_accepts_a_tenant_below_its_share():
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert scheduler.queued_requests == 0 and not scheduler.queue._lines
+    assert scheduler.queued_requests == 0 and not scheduler.queue.tenant_count

@@ -173,18 +173,24 @@ async def test_coordinator_shutdown_ends_open_requests_with_an_error(live_cluste
 
 async def test_incoming_bodies_count_against_the_memory_limit(live_cluster) -> None:
     cluster = await live_cluster("mixed", memory_limit=1 << 20)
+    cluster.instances[0].engine.step_gate.clear()
+    body = json.dumps(CHAT).encode().ljust(400_000)
+    running = [await cluster.front.connect() for _ in range(2)]
+    for number, connection in enumerate(running, 1):
+        await connection.send(build_request("POST", "/v1/chat/completions", body))
+        await cluster.front.until(lambda number=number: cluster.coordinator.front.body_bytes == number * len(body))
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
-    first, second = await cluster.front.connect(), await cluster.front.connect()
-    await first.send(head + b"a0000\r\n" + b" " * 0xA0000)
-    await cluster.front.until(lambda: cluster.coordinator.front.body_bytes == 0xA0000)
-    await second.send(head + b"a0000\r\n" + b" " * 0xA0000)
-    answer = await second.answer()
+    incoming = await cluster.front.connect()
+    await incoming.send(head + b"60000\r\n" + b" " * 0x60000)
+    answer = await incoming.answer()
     assert (answer.status, answer.json["error"]["message"]) == (429, "Memory limit exceeded")
-    first.close()
+    for connection in running:
+        connection.close()
     await cluster.front.until(lambda: cluster.coordinator.front.body_bytes == 0)
-    third = await cluster.front.connect()
-    await third.send(head.replace(b"Transfer-Encoding: chunked", b"Content-Length: %d" % (1 << 40)))
-    assert (await third.answer()).status == 413  # a retry would not help
+    cluster.instances[0].engine.step_gate.set()
+    huge = await cluster.front.connect()
+    await huge.send(head.replace(b"Transfer-Encoding: chunked", b"Content-Length: %d" % (1 << 40)))
+    assert (await huge.answer()).status == 413  # a retry would not help
     await cluster.idle()
 
 

@@ -29,7 +29,7 @@ def test_counts_values_outside_of_strings_whatever_the_slices(value, slice_size,
     text = json.dumps([value, 'a[{:,\\"', "\\\\", '"'], ensure_ascii=escaped).encode("utf-8", "replace")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_body, "SLICE_SIZE", slice_size)
-        marks = b"".join(json_body._marks_outside_strings(text))
+        marks = b"".join(json_body.marks_outside_strings(text))
     arrays, members, commas = count_kinds(json.loads(text))
     assert (marks.count(b"[") + marks.count(b"{"), marks.count(b":"), marks.count(b",")) == (arrays, members, commas)
 

@@ -67,6 +67,11 @@ class RequestQueue(Generic[P]):
         """Return the tenant in whose line, and at whose cost, requests of ``tenant`` are served."""
         return tenant if tenant in self._accepted_tenants else ""
 
+    @property
+    def tenant_count(self) -> int:
+        """Number of tenants with waiting requests."""
+        return len(self._lines)
+
     def is_full_for(self, tenant: str) -> bool:
         """Whether no more requests of a tenant may wait: the queue is full, and it holds its share."""
         line = self.line_of(tenant)
