@@ -16,7 +16,7 @@ import msgspec
 
 from parley.dialects.bench import BenchApi
 from parley.errors import ParleyError
-from parley.metrics.recorded import ModelSnapshot
+from parley.metrics.recorded import ModelMetrics, ModelSnapshot
 from parley.types import Event, Request, Usage
 
 
@@ -234,7 +234,8 @@ class Dialect:
     retry. ``chunk_per_event``: each event of a stream is one HTTP chunk, for clients that rely on it. ``other_bases``:
     further paths that belong to this API with everything below them. ``shared_metrics`` writes the server's metrics
     under this API's names, for the page that all APIs at the root share; ``own_metrics`` writes the whole page, where
-    this API has one of its own. ``bench_apis``: how ``parley bench`` calls this API, by the name of its option.
+    this API has one of its own; ``add_buckets`` adds the buckets of both to the histograms of a model, given the length
+    of its context in tokens. ``bench_apis``: how ``parley bench`` calls this API, by the name of its option.
 
     For the coordinator of a cluster: ``documented_errors``: clients of this API get errors as the plain texts that
     MindIE documents; ``no_memory_body``: the body of the refusal when memory is exhausted, empty for the usual one;
@@ -254,6 +255,7 @@ class Dialect:
     other_bases: Sequence[str] = ()
     shared_metrics: MetricsWriter | None = None
     own_metrics: MetricsWriter | None = None
+    add_buckets: Callable[[ModelMetrics, int], None] | None = None
     bench_apis: Mapping[str, BenchApi] = field(default_factory=dict, hash=False)
     documented_errors: bool = False
     no_memory_body: bytes = b""

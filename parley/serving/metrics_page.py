@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from parley.dialects.dialect import Dialect, MetricsWriter
-from parley.dialects.mounts import API_MOUNTS
-from parley.metrics.recorded import ModelSnapshot
+from parley.dialects.mounts import ADMIN_PLANES, API_MOUNTS
+from parley.metrics.recorded import ModelMetrics, ModelSnapshot
 from parley.metrics.series import LabelledCounter, format_labels, scalar_lines
 
 METRICS_CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
@@ -17,6 +17,13 @@ PARLEY_SERIES: tuple[tuple[str, str, str, Callable[[ModelSnapshot], float]], ...
     ("gauge", "start_progress", "Loading progress, 0 to 1.", lambda view: view.progress),
     ("gauge", "requests_open", "Requests being served.", lambda view: view.open_requests),
 )
+
+
+def fit_buckets(metrics: ModelMetrics, context: int) -> None:
+    """Give the histograms of a model the buckets of every API. ``context``: its length in tokens, 0 if unknown."""
+    for dialect in (*(mount.dialect for mount in API_MOUNTS if not mount.prefix), *ADMIN_PLANES.values()):
+        if dialect.add_buckets is not None:
+            dialect.add_buckets(metrics, context)
 
 
 def render_metrics_page(

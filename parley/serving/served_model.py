@@ -23,6 +23,7 @@ from parley.engine.messages import LoadProgress
 from parley.engine.protocol import Engine, EngineFailed
 from parley.errors import NotReady, Overloaded, ParleyError, Stopping
 from parley.metrics.recorded import ModelMetrics
+from parley.serving.metrics_page import fit_buckets
 from parley.serving.options import ServerOptions
 from parley.text import TextPipeline
 from parley.types import EngineSettings, ModelInfo, Tenant
@@ -72,6 +73,7 @@ class ServedModel:
         self.engine = engine
         self.created = int(time.time())
         self.metrics = ModelMetrics()
+        fit_buckets(self.metrics, 0)
         engine.step_observers.append(self.metrics.record_step)
         self.fingerprint = ""
         self.total_slots = settings.max_batch + options.max_queue
@@ -140,7 +142,7 @@ class ServedModel:
             await self.engine.start()
             self._text_pipeline = await pipeline_task
             info = await self.engine.wait_until_ready()
-            self.metrics.fit_bounds(info.max_model_len)
+            fit_buckets(self.metrics, info.max_model_len)
             for name, folder in list(self.settings.adapters.items()):
                 if failure := await self.serve_adapter(name, folder):
                     raise EngineFailed(f"The adapter {name} cannot be loaded: {failure}")

@@ -93,7 +93,6 @@ KNOWING = {  # files that know an API by its name, and why
     "coordinator/proxy/grpc_port.py": "the same, of a coordinator",
     "coordinator/proxy/grpc_call.py": "the same",
     "coordinator/refusals.py": "the texts of MindIE's coordinator",
-    "metrics/recorded.py": "the bounds of histograms",
     "text/parsing/families.py": "a family of models has this name",
 }
 IMPORTING = {

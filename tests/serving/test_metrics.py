@@ -9,6 +9,7 @@ from support.metrics_page import metric_value
 from parley.errors import EngineError
 from parley.metrics.recorded import ModelMetrics
 from parley.metrics.series import BucketHistogram, LabelledCounter, scalar_lines
+from parley.serving.metrics_page import fit_buckets
 from parley.serving.request_metrics import RequestMetrics
 from parley.types import Request, Text, Usage
 from parley.web.logs import AccessLogEntry
@@ -65,6 +66,7 @@ async def test_metrics_page_answers_the_queries_of_vllm_dashboards(serve):
 
 def test_preemption_metric_sums_over_all_choices():
     metrics = ModelMetrics()
+    fit_buckets(metrics, 100)
     tally = RequestMetrics(metrics, AccessLogEntry(), 0.0)
     tally.record_submit(Request(id="r", model="m", prompts=[Text("a")], n=2), Usage(3, 0))
     for choice, times in ((0, 1), (1, 1), (0, 2), (0, 2)):  # the second number is cumulative
@@ -123,8 +125,13 @@ def test_distribution_counts_in_the_buckets_of_each_api():
     )
     assert "".join(distribution.histogram_lines("x", 'l="1"', "b")).startswith('x_bucket{l="1",le="1.5"} 6\n')
     assert distribution.observed_count == 8
-    with pytest.raises(ValueError):
+    with pytest.raises(KeyError):
         next(distribution.histogram_lines("x", "", "c"))
+    distribution.set_scale("b", (1.5,))
+    assert distribution.observed_count == 8
+    distribution.set_scale("c", (7,))
+    distribution.observe(8)
+    assert "".join(distribution.histogram_lines("x", "", "c")).startswith('x_bucket{le="7"} 0\nx_bucket{le="+Inf"} 1\n')
 
 
 def test_scalar_metrics_join_common_and_own_labels():

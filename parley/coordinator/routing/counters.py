@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from parley.coordinator.routing.cost_model import moving_average
-from parley.metrics.recorded import TPOT_BOUNDS, TTFT_BOUNDS
-from parley.metrics.series import BucketHistogram, LabelledCounter
+from parley.metrics.series import TPOT_BOUNDS, TTFT_BOUNDS, BucketHistogram, LabelledCounter
 
 TRANSFER_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 

@@ -190,6 +190,7 @@ def metrics_dialect(rules: MindieRules) -> Dialect:
         documented_errors=True,
         routes=(page,),
         own_metrics=metrics.write_mindie_metrics,
+        add_buckets=metrics.add_mindie_buckets,
     )
 
 

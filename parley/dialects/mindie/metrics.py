@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from parley.metrics.recorded import ModelMetrics, ModelSnapshot
 from parley.metrics.series import BucketHistogram, format_labels, metric_header, scalar_lines
 
+SCALE = "mindie"  # name of the scale of histograms
 ValueReader = Callable[[ModelSnapshot], float]
 
 
@@ -53,17 +54,52 @@ MINDIE_SCALARS: tuple[tuple[str, str, str, ValueReader], ...] = (
     ("gauge", "npu_radix_match_hit_num", "Tokens found in the prefix cache.", lambda v: v.stats.prefix_hits),
 )  # fmt: skip
 
-MINDIE_HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelMetrics], BucketHistogram]], ...] = (
+# Bounds of histograms of seconds, and of lengths in tokens.
+TTFT_BOUNDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+GAP_BOUNDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
+LATENCY_BOUNDS = (1, 2.5, 5, 10, 15, 20, 30, 40, 50, 60)
+LENGTH_BOUNDS = (
+    10,
+    50,
+    100,
+    200,
+    500,
+    1000,
+    2000,
+    5000,
+    10_000,
+    16_000,
+    20_000,
+    32_000,
+    50_000,
+    64_000,
+    128_000,
+)
+
+# name, description, histogram, and bucket bounds
+MINDIE_HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelMetrics], BucketHistogram], Sequence[float]], ...] = (
     (
         "time_to_first_token_seconds",
         "Seconds from a request's arrival to its first token.",
         lambda m: m.time_to_first_token,
+        TTFT_BOUNDS,
     ),
-    ("time_per_output_token_seconds", "Seconds between two tokens.", lambda m: m.inter_token_seconds),
-    ("e2e_request_latency_seconds", "Seconds from a request's arrival to its last token.", lambda m: m.request_seconds),
-    ("request_prompt_tokens", "Prompt tokens of a request.", lambda m: m.prompt_length),
-    ("request_generation_tokens", "Output tokens of a request.", lambda m: m.output_length),
+    ("time_per_output_token_seconds", "Seconds between two tokens.", lambda m: m.inter_token_seconds, GAP_BOUNDS),
+    (
+        "e2e_request_latency_seconds",
+        "Seconds from a request's arrival to its last token.",
+        lambda m: m.request_seconds,
+        LATENCY_BOUNDS,
+    ),
+    ("request_prompt_tokens", "Prompt tokens of a request.", lambda m: m.prompt_length, LENGTH_BOUNDS),
+    ("request_generation_tokens", "Output tokens of a request.", lambda m: m.output_length, LENGTH_BOUNDS),
 )
+
+
+def add_mindie_buckets(metrics: ModelMetrics, context: int) -> None:
+    """Add this API's buckets to the histograms of a model; they are the same for every context."""
+    for _, _, get_distribution, bounds in MINDIE_HISTOGRAMS:
+        get_distribution(metrics).set_scale(SCALE, bounds)
 
 
 def write_mindie_metrics(views: Sequence[ModelSnapshot]) -> str:
@@ -73,8 +109,8 @@ def write_mindie_metrics(views: Sequence[ModelSnapshot]) -> str:
         scalar_lines(kind, name, help_text, [(common, [("", value(view))]) for common, view in labelled_views])
         for kind, name, help_text, value in MINDIE_SCALARS
     ]
-    for name, help_text, get_distribution in MINDIE_HISTOGRAMS:
+    for name, help_text, get_distribution, _ in MINDIE_HISTOGRAMS:
         parts.append(metric_header("histogram", name, help_text))
         for common, view in labelled_views:
-            parts += get_distribution(view.metrics).histogram_lines(name, common, "mindie")
+            parts += get_distribution(view.metrics).histogram_lines(name, common, SCALE)
     return "".join(parts)

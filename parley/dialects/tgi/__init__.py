@@ -54,6 +54,7 @@ def _tgi_dialect(rules: TgiRules) -> Dialect:
             Route("GET", "/v1/models", "models", writer=tokens.write_tgi_models),
         ),
         shared_metrics=metrics.write_tgi_metrics,
+        add_buckets=metrics.add_tgi_buckets,
         bench_apis=bench.APIS,
     )
 

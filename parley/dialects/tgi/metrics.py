@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from parley.metrics.recorded import ModelMetrics, ModelSnapshot
 from parley.metrics.series import BucketHistogram, metric_header, scalar_lines
 
+SCALE = "tgi"  # name of the scale of histograms
 LabelledValues = Callable[[ModelSnapshot], Iterable[tuple[str, float]]]  # pairs of labels and value
 
 
@@ -52,29 +53,51 @@ TGI_SCALARS: tuple[tuple[str, str, str, LabelledValues], ...] = (
      _single_value(lambda v: _tokens_of_blocks(v.stats.blocks_total, v))),
 )  # fmt: skip
 
-TGI_HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelMetrics], BucketHistogram]], ...] = (
-    ("tgi_request_duration", "Seconds from a request's arrival to its end.", lambda m: m.request_seconds),
-    ("tgi_request_validation_duration", "Seconds to read, render and tokenize a request.", lambda m: m.prepare_seconds),
-    ("tgi_request_queue_duration", "Seconds a request waits in the engine's queue.", lambda m: m.engine_queue_seconds),
+SECONDS_BOUNDS = tuple(float(f"{0.0001 * 1.5**k:.6g}") for k in range(1, 36))
+STEP_ROW_BOUNDS = tuple(2**k for k in range(11))
+
+# name, description, histogram, and bucket bounds; None: a hundred lengths up to the model's context
+TGI_HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelMetrics], BucketHistogram], Sequence[float] | None], ...] = (
+    (
+        "tgi_request_duration",
+        "Seconds from a request's arrival to its end.",
+        lambda m: m.request_seconds,
+        SECONDS_BOUNDS,
+    ),
+    (
+        "tgi_request_validation_duration",
+        "Seconds to read, render and tokenize a request.",
+        lambda m: m.prepare_seconds,
+        SECONDS_BOUNDS,
+    ),
+    (
+        "tgi_request_queue_duration",
+        "Seconds a request waits in the engine's queue.",
+        lambda m: m.engine_queue_seconds,
+        SECONDS_BOUNDS,
+    ),
     (
         "tgi_request_inference_duration",
         "Seconds from a request's first step to its end.",
         lambda m: m.inference_seconds,
+        SECONDS_BOUNDS,
     ),
     (
         "tgi_request_mean_time_per_token_duration",
         "Mean seconds per token after the first.",
         lambda m: m.time_per_output_token,
+        SECONDS_BOUNDS,
     ),
-    ("tgi_request_input_length", "Prompt tokens of a request.", lambda m: m.prompt_length),
-    ("tgi_request_generated_tokens", "Output tokens of a request.", lambda m: m.output_length),
-    ("tgi_request_max_new_tokens", "max_new_tokens of a request.", lambda m: m.max_tokens),
+    ("tgi_request_input_length", "Prompt tokens of a request.", lambda m: m.prompt_length, None),
+    ("tgi_request_generated_tokens", "Output tokens of a request.", lambda m: m.output_length, None),
+    ("tgi_request_max_new_tokens", "max_new_tokens of a request.", lambda m: m.max_tokens, None),
     (
         "tgi_request_skipped_tokens",
         "Output tokens of a request that needed no step of their own.",
         lambda m: m.bundled_tokens,
+        None,
     ),
-    ("tgi_batch_next_size", "Sequences in a step of the engine.", lambda m: m.step_rows),
+    ("tgi_batch_next_size", "Sequences in a step of the engine.", lambda m: m.step_rows, STEP_ROW_BOUNDS),
 )
 
 STEP_HISTOGRAMS: tuple[tuple[str, str], ...] = (
@@ -87,13 +110,28 @@ STEP_COUNTERS: tuple[tuple[str, str], ...] = (
 )
 
 
+def add_tgi_buckets(metrics: ModelMetrics, context: int) -> None:
+    """Add this API's buckets to the histograms of a model with a context of this length in tokens."""
+    for _, _, get_distribution, bounds in TGI_HISTOGRAMS:
+        distribution = get_distribution(metrics)
+        longest = context - 1 if distribution is metrics.prompt_length else context  # a token must fit after a prompt
+        distribution.set_scale(SCALE, _hundred_steps(longest) if bounds is None else bounds)
+    for seconds in (metrics.prefill_step_seconds, metrics.decode_step_seconds):
+        seconds.set_scale(SCALE, SECONDS_BOUNDS)
+
+
+def _hundred_steps(top: int) -> list[float]:
+    """Return a hundred equal steps up to ``top``."""
+    return [float(f"{top * k / 100:.6g}") for k in range(1, 101)] if top > 0 else []
+
+
 def write_tgi_metrics(views: Sequence[ModelSnapshot]) -> str:
     """Return the series of the main model as text; TGI's metrics have no label that could tell models apart."""
     view = views[0]
     parts = [scalar_lines(kind, name, help_text, [("", values(view))]) for kind, name, help_text, values in TGI_SCALARS]
-    for name, help_text, get_distribution in TGI_HISTOGRAMS:
+    for name, help_text, get_distribution, _ in TGI_HISTOGRAMS:
         parts.append(metric_header("histogram", name, help_text))
-        parts += get_distribution(view.metrics).histogram_lines(name, "", "tgi")
+        parts += get_distribution(view.metrics).histogram_lines(name, "", SCALE)
     steps = {'method="prefill"': view.metrics.prefill_step_seconds, 'method="decode"': view.metrics.decode_step_seconds}
     for name, help_text in STEP_COUNTERS:
         parts.append(
@@ -107,5 +145,5 @@ def write_tgi_metrics(views: Sequence[ModelSnapshot]) -> str:
     for name, help_text in STEP_HISTOGRAMS:
         parts.append(metric_header("histogram", name, help_text))
         for label, seconds in steps.items():
-            parts += seconds.histogram_lines(name, label, "tgi")
+            parts += seconds.histogram_lines(name, label, SCALE)
     return "".join(parts)

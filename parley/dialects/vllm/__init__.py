@@ -97,6 +97,7 @@ DIALECT = Dialect(
         *_adapter_routes(False),
     ),
     shared_metrics=metrics.write_vllm_metrics,
+    add_buckets=metrics.add_vllm_buckets,
 )
 STRICT_DIALECT = Dialect(
     name="vllm",

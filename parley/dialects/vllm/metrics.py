@@ -10,7 +10,17 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from parley.metrics.recorded import ModelMetrics, ModelSnapshot
-from parley.metrics.series import BucketHistogram, LabelledCounter, format_labels, metric_header, scalar_lines
+from parley.metrics.series import (
+    TPOT_BOUNDS,
+    TTFT_BOUNDS,
+    BucketHistogram,
+    LabelledCounter,
+    format_labels,
+    metric_header,
+    scalar_lines,
+)
+
+SCALE = "vllm"  # name of the scale of histograms
 
 LabeledValues = Callable[[ModelSnapshot], Iterable[tuple[str, float]]]  # additional labels, value
 
@@ -178,33 +188,75 @@ SCALARS: tuple[tuple[str, str, str, LabeledValues], ...] = (
     ("counter", "gpu_prefix_cache_hits_total", "Tokens found in the prefix cache (old name).", CACHE_HITS),
 )
 
-HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelMetrics], BucketHistogram]], ...] = (
-    ("time_to_first_token_seconds", "From a request's arrival to its first token.", lambda m: m.time_to_first_token),
-    ("inter_token_latency_seconds", "Between two tokens.", lambda m: m.inter_token_seconds),
-    ("time_per_output_token_seconds", "Between two tokens (old name).", lambda m: m.inter_token_seconds),
+# Bounds of histograms of seconds, and of histograms of counts.
+LATENCY_BOUNDS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+CHOICE_BOUNDS = (1, 2, 5, 10, 20)
+PREEMPTION_BOUNDS = (0, *CHOICE_BOUNDS)
+STEP_TOKEN_BOUNDS = (1, *(2**k for k in range(3, 15)))
+
+# name, description, histogram, and bucket bounds; None: lengths up to the model's context
+HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelMetrics], BucketHistogram], Sequence[float] | None], ...] = (
+    (
+        "time_to_first_token_seconds",
+        "From a request's arrival to its first token.",
+        lambda m: m.time_to_first_token,
+        TTFT_BOUNDS,
+    ),
+    ("inter_token_latency_seconds", "Between two tokens.", lambda m: m.inter_token_seconds, TPOT_BOUNDS),
+    ("time_per_output_token_seconds", "Between two tokens (old name).", lambda m: m.inter_token_seconds, TPOT_BOUNDS),
     (
         "request_time_per_output_token_seconds",
         "Mean time per token after the first.",
         lambda m: m.time_per_output_token,
+        TPOT_BOUNDS,
     ),
-    ("e2e_request_latency_seconds", "From a request's arrival to its last token.", lambda m: m.request_seconds),
-    ("request_queue_time_seconds", "From a request's arrival to its first step.", lambda m: m.queue_seconds),
+    (
+        "e2e_request_latency_seconds",
+        "From a request's arrival to its last token.",
+        lambda m: m.request_seconds,
+        LATENCY_BOUNDS,
+    ),
+    (
+        "request_queue_time_seconds",
+        "From a request's arrival to its first step.",
+        lambda m: m.queue_seconds,
+        LATENCY_BOUNDS,
+    ),
     (
         "request_prefill_time_seconds",
         "From a request's first step to its first token.",
         lambda m: m.request_prefill_seconds,
+        LATENCY_BOUNDS,
     ),
-    ("request_decode_time_seconds", "From the first token to the last.", lambda m: m.request_decode_seconds),
-    ("request_inference_time_seconds", "From a request's first step to its end.", lambda m: m.inference_seconds),
-    ("request_prompt_tokens", "Prompt tokens of a request.", lambda m: m.prompt_length),
-    ("request_prefill_kv_computed_tokens", "Of those, computed rather than found.", lambda m: m.computed_length),
-    ("request_generation_tokens", "Output tokens of a request.", lambda m: m.output_length),
-    ("request_max_num_generation_tokens", "Output tokens of its longest choice.", lambda m: m.longest_output),
-    ("request_num_preemptions", "Preemptions of a request.", lambda m: m.preemption_counts),
-    ("request_params_n", "n of a request.", lambda m: m.choice_counts),
-    ("request_params_max_tokens", "max_tokens of a request.", lambda m: m.max_tokens),
-    ("iteration_tokens_total", "Tokens of a step of the engine.", lambda m: m.step_tokens),
+    (
+        "request_decode_time_seconds",
+        "From the first token to the last.",
+        lambda m: m.request_decode_seconds,
+        LATENCY_BOUNDS,
+    ),
+    (
+        "request_inference_time_seconds",
+        "From a request's first step to its end.",
+        lambda m: m.inference_seconds,
+        LATENCY_BOUNDS,
+    ),
+    ("request_prompt_tokens", "Prompt tokens of a request.", lambda m: m.prompt_length, None),
+    ("request_prefill_kv_computed_tokens", "Of those, computed rather than found.", lambda m: m.computed_length, None),
+    ("request_generation_tokens", "Output tokens of a request.", lambda m: m.output_length, None),
+    ("request_max_num_generation_tokens", "Output tokens of its longest choice.", lambda m: m.longest_output, None),
+    ("request_num_preemptions", "Preemptions of a request.", lambda m: m.preemption_counts, PREEMPTION_BOUNDS),
+    ("request_params_n", "n of a request.", lambda m: m.choice_counts, CHOICE_BOUNDS),
+    ("request_params_max_tokens", "max_tokens of a request.", lambda m: m.max_tokens, None),
+    ("iteration_tokens_total", "Tokens of a step of the engine.", lambda m: m.step_tokens, STEP_TOKEN_BOUNDS),
 )
+
+
+def add_vllm_buckets(metrics: ModelMetrics, context: int) -> None:
+    """Add this API's buckets to the histograms of a model with a context of this length in tokens."""
+    powers = (digit * 10**power for power in range(9) for digit in (1, 2, 5))
+    lengths = [bound for bound in powers if bound <= context]
+    for _, _, read, bounds in HISTOGRAMS:
+        read(metrics).set_scale(SCALE, lengths if bounds is None else bounds)
 
 
 def write_vllm_metrics(views: Sequence[ModelSnapshot]) -> str:
@@ -214,8 +266,8 @@ def write_vllm_metrics(views: Sequence[ModelSnapshot]) -> str:
         scalar_lines(kind, f"vllm:{name}", description, [(common, values(view)) for common, view in labeled_views])
         for kind, name, description, values in SCALARS
     ]
-    for name, description, read in HISTOGRAMS:
+    for name, description, read, _ in HISTOGRAMS:
         parts.append(metric_header("histogram", f"vllm:{name}", description))
         for common, view in labeled_views:
-            parts += read(view.metrics).histogram_lines(f"vllm:{name}", common, "vllm")
+            parts += read(view.metrics).histogram_lines(f"vllm:{name}", common, SCALE)
     return "".join(parts)
