@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,12 @@ from parley.serving.served_model import ServedModel
 from parley.types import Chat, Text
 from parley.version import __version__
 from parley.web.exchange import Exchange
-from parley.web.offload import off_loop, trim_memory
+from parley.web.offload import off_loop
 
 RouteHandler = Callable[[ModelRegistry, Route, Exchange], Awaitable[None]]
 
-HUGE_TEXT = 1 << 20  # characters; tokenizing a longer text takes much memory, so such requests run one at a time
+HUGE_TEXT = 1 << 20  # characters; longer texts are tokenized one at a time, so that they leave threads to others
+MAX_TOKENS_COUNTED = 1 << 20  # most tokens of a text to tokenize, or twice the model's context if that is more
 
 PROBE_KINDS: frozenset[RouteKind] = frozenset(
     {"live", "ready", "probe", "self_test", "health", "metrics", "load", "instance_status"}
@@ -46,31 +46,26 @@ async def handle_tokenize(registry: ModelRegistry, route: Route, exchange: Excha
     if isinstance(prompt, Chat):
         exchange.field_names = {"prompt": "messages"}
     size = len(prompt.text) if isinstance(prompt, Text) else len(body)
-    async with registry.huge_text_lock if size > HUGE_TEXT else nullcontext():
-        answer = await off_loop(
-            size, partial(_encode_tokenized, model, tokenize_request, route.writer, size > HUGE_TEXT)
-        )
+    work = partial(_tokenize_and_encode, model, tokenize_request, route.writer)
+    if size > HUGE_TEXT:
+        answer = await exchange.while_connected(_run_alone(registry.huge_text_lock, partial(off_loop, size, work)))
+    else:
+        answer = await exchange.run_work(size, work)
     await exchange.send_response(answer)
 
 
-def _encode_tokenized(
-    model: ServedModel, tokenize_request: TokenizeRequest, writer: Callable[[TokenizeResult], bytes], huge: bool
+async def _run_alone(lock: asyncio.Lock, work: Callable[[], Awaitable[bytes]]) -> bytes:
+    async with lock:
+        return await work()
+
+
+def _tokenize_and_encode(
+    model: ServedModel, tokenize_request: TokenizeRequest, writer: Callable[[TokenizeResult], bytes]
 ) -> bytes:
-    """Tokenize and encode the answer; after a huge text, return freed memory to the system."""
-    try:
-        return writer(_tokenize_prompt(model, tokenize_request))
-    finally:
-        if huge:
-            trim_memory()
-
-
-def _tokenize_prompt(model: ServedModel, tokenize_request: TokenizeRequest) -> TokenizeResult:
-    pipeline, text = model.text_pipeline, ""
-    spans: list[tuple[int, int]] = []
-    if tokenize_request.with_spans:
-        text, token_ids, spans = pipeline.tokenize_prompt(tokenize_request.prompt)
-    else:
-        token_ids = pipeline.prepare_prompt(tokenize_request.prompt).token_ids
+    pipeline, context_length = model.text_pipeline, model.model_info.max_model_len
+    text, token_ids, spans = pipeline.tokenize_prompt(
+        tokenize_request.prompt, tokenize_request.with_spans, max(MAX_TOKENS_COUNTED, 2 * context_length)
+    )
     if tokenize_request.last_tokens is not None:
         token_ids, spans = token_ids[-tokenize_request.last_tokens :], spans[-tokenize_request.last_tokens :]
     pieces = None
@@ -78,7 +73,7 @@ def _tokenize_prompt(model: ServedModel, tokenize_request: TokenizeRequest) -> T
         pieces = [pipeline.tokenizer.token_str(token_id) or "" for token_id in token_ids]
     elif tokenize_request.with_texts:
         pieces = [pipeline.tokenizer.decode([token_id], False) for token_id in token_ids]
-    return TokenizeResult(token_ids, pieces, model.model_info.max_model_len, text, spans)
+    return writer(TokenizeResult(token_ids, pieces, context_length, text if tokenize_request.with_spans else "", spans))
 
 
 async def handle_detokenize(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:

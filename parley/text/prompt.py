@@ -29,7 +29,7 @@ from parley.text.parsing.markup import (
 from parley.text.tokens import truncation
 from parley.text.tokens.prediction import PredictedTokens
 from parley.text.tokens.tokenizer import Tokenizer, read_json_object
-from parley.types import Chat, Grammar, Message, PoolingOptions, Prompt, ReasoningLimit, Text, TruncationSide
+from parley.types import Chat, Grammar, Message, PoolingOptions, Prompt, ReasoningLimit, Text, Tokens, TruncationSide
 
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 TAIL_TOKENS = 16  # tokens at the end of a prompt that are searched for a closing mark
@@ -163,11 +163,7 @@ class TextPipeline:
 
     def prepare_prediction(self, text: str, limit: int) -> PredictedTokens | None:
         """Encode a predicted output, at most ``limit`` tokens of it. None for an empty text."""
-        return (
-            PredictedTokens(self.tokenizer.encode(text[: truncation.PROBE_CHARACTERS * limit], special=False)[:limit])
-            if text
-            else None
-        )
+        return PredictedTokens(self.tokenizer.encode(text, special=False, stop_after=limit)[:limit]) if text else None
 
     def render_chat(self, chat: Chat) -> str:
         """Render a conversation as the model reads it. Raises BadRequest."""
@@ -273,15 +269,23 @@ class TextPipeline:
         end = self.tokenizer.decode(prepared.token_ids[-TAIL_TOKENS:], skip_special=False)
         return not end.rstrip().endswith(reasoning_marks[1])
 
-    def tokenize_prompt(self, prompt: Prompt) -> tuple[str, list[int], list[tuple[int, int]]]:
-        """Return a prompt's text (rendered, for a conversation), its token ids, and each token's character span."""
-        if isinstance(prompt, Chat):
-            text, special = self.render_chat(prompt), prompt.special
-        elif isinstance(prompt, Text):
-            text, special = prompt.text, prompt.special
-        else:
+    def tokenize_prompt(
+        self, prompt: Prompt, with_spans: bool = True, most: int | None = None
+    ) -> tuple[str, list[int], list[tuple[int, int]]]:
+        """Return a prompt's text (rendered, for a conversation), its token ids, and each token's character span.
+
+        ``with_spans``: otherwise the spans are left out. Raises Invalid if there are more than ``most`` tokens.
+        """
+        if isinstance(prompt, Tokens):
             return "", prompt.ids, [(0, 0)] * len(prompt.ids)
-        return text, *self.tokenizer.encode_with_offsets(text, special)
+        text = self.render_chat(prompt) if isinstance(prompt, Chat) else prompt.text
+        if with_spans:
+            ids, spans = self.tokenizer.encode_with_offsets(text, prompt.special, most)
+        else:
+            ids, spans = self.tokenizer.encode(text, prompt.special, most), []
+        if most is not None and len(ids) > most:
+            raise Invalid(f"The text has over {most} tokens, more than are counted at once.", field="prompt")
+        return text, ids, spans
 
 
 def _must_call(prompt: Prompt) -> bool:

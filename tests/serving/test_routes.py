@@ -327,19 +327,19 @@ async def test_tokenize_and_detokenize_round_trip(serve):
 
 
 async def test_huge_texts_are_tokenized_one_at_a_time(serve, monkeypatch):
-    """Each of them needs a hundred times its size in memory; small texts do not wait for them."""
+    """They take no more than one thread, and small texts do not wait for them."""
     served, running, small_answered = await serve(), [], threading.Event()
-    prepare_prompt, concurrency = TextPipeline.prepare_prompt, []
+    tokenize_prompt, concurrency = TextPipeline.tokenize_prompt, []
 
-    def prepare_and_count(pipeline, prompt, *options, **more_options):
+    def tokenize_and_count(pipeline, prompt, *options):
         if len(prompt.text) > handlers.HUGE_TEXT:
             running.append(prompt)
             concurrency.append(len(running))
             assert small_answered.wait(30)
             running.pop()
-        return prepare_prompt(pipeline, prompt, *options, **more_options)
+        return tokenize_prompt(pipeline, prompt, *options)
 
-    monkeypatch.setattr(TextPipeline, "prepare_prompt", prepare_and_count)
+    monkeypatch.setattr(TextPipeline, "tokenize_prompt", tokenize_and_count)
     monkeypatch.setattr(handlers, "HUGE_TEXT", 20_000)
     huge = [
         asyncio.create_task(served.post("/tokenize", {"prompt": "a" * handlers.HUGE_TEXT + letters}))

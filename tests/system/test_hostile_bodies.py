@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import threading
+import time
 import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -128,3 +130,62 @@ def test_every_route_survives_every_bomb(served, path):
         for name, body, headers in every_bomb():
             assert send_body(served.url, path, body, headers) < 500, name
     assert peak_memory_of(served.process.pid) < 1 << 30
+
+
+TEXT_ROUTES = {
+    "/tokenize": {"prompt": ...},
+    "/tgi/tokenize": {"inputs": ...},
+    "/tgi/chat_tokenize": {"messages": [{"role": "user", "content": ...}]},
+    "/vllm/tokenize": {"prompt": ...},
+    "/mindie/v1/tokenizer": {"inputs": ...},
+    "/v1/completions": {"prompt": ...},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": ...}]},
+    "/vllm/v1/completions": {"prompt": ...},
+    "/generate": {"inputs": ...},
+    "/tgi/generate": {"inputs": ...},
+    "/mindie/generate": {"inputs": ...},
+    "/triton/v2/models/tiny/generate": {"text_input": ...},
+    "/databricks/serving-endpoints/tiny/invocations": {"messages": [{"role": "user", "content": ...}]},
+}
+
+
+def write_text_request(template: object, text: str) -> object:
+    """Return a body with the text in place of the ellipsis."""
+    if isinstance(template, dict):
+        return {name: write_text_request(value, text) for name, value in template.items()}
+    if isinstance(template, list):
+        return [write_text_request(value, text) for value in template]
+    return text if template is ... else template
+
+
+LONG_TEXT = "The sun goes down, and the moon comes up. " * (30_000_000 // 42)
+
+
+@pytest.mark.parametrize("path", TEXT_ROUTES if NIGHTLY else ["/tokenize", "/v1/completions", "/tgi/generate"])
+def test_long_text_is_refused_without_reading_it_all(served, path):
+    body = json.dumps(write_text_request(TEXT_ROUTES[path], LONG_TEXT)).encode()
+    with probed(served.url):
+        assert 400 <= send_body(served.url, path, body) < 500
+    assert peak_memory_of(served.process.pid) < 1 << 30
+
+
+def test_long_text_of_a_client_that_left_is_abandoned(served):
+    """Blanks have few tokens, so no limit ends the work."""
+    body = json.dumps({"prompt": "a" + " " * 30_000_000}).encode()
+    began = processor_seconds(served.process.pid)
+    with pytest.raises(TimeoutError):
+        send_body(served.url, "/tokenize", body, seconds=1)
+
+    def is_idle() -> bool:
+        before = processor_seconds(served.process.pid)
+        time.sleep(0.5)
+        return processor_seconds(served.process.pid) - before < 0.1
+
+    assert served.wait_for(is_idle)
+    assert processor_seconds(served.process.pid) - began < 8  # it took over twenty
+
+
+def processor_seconds(pid: int) -> float:
+    """Return the processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

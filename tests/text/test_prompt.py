@@ -15,6 +15,7 @@ from support.tiny_tokenizers import byte_level, word_level
 from parley.demo.template import CHAT_TEMPLATE
 from parley.errors import BadRequest, ContextLength, Invalid
 from parley.text import ChatTemplate, TextPipeline
+from parley.text.tokens import long_text
 from parley.types import Chat, Message, PoolingOptions, Text, Tokens
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
@@ -94,24 +95,25 @@ def test_reasoning_budget_counts_tokens_before_closing_mark(budget: int) -> None
     assert limit.budget + len(pipeline.tokenizer.encode(before, special=False)) == budget
 
 
-def test_hopelessly_long_prompt_is_refused_before_encoding() -> None:
-    pipeline = template_pipeline()
-    tokenizer = pipeline.tokenizer
-    encoded_lengths: list[int] = []
-    encode = tokenizer.encode
+def encoded_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the size of each text that a long text's encoder encodes."""
+    sizes: list[int] = []
+    encode_piece = long_text.encode_piece
 
-    def spy(text: str, special: bool = True) -> list[int]:
-        encoded_lengths.append(len(text))
-        return encode(text, special)
+    def spy(encode: long_text.Encode, text: str, start: int, size: int) -> long_text.Piece:
+        sizes.append(min(size, len(text) - start))
+        return encode_piece(encode, text, start, size)
 
-    tokenizer.encode = spy  # type: ignore[method-assign]
-    try:
-        for prompt in (Text("word " * 100_000), Chat([Message("user", "x" * 500_000)])):
-            with pytest.raises(ContextLength, match="maximum context length is 100 tokens"):
-                pipeline.prepare_prompt(prompt, 100)
-        assert max(encoded_lengths) < 10_000
-    finally:
-        del tokenizer.encode
+    monkeypatch.setattr(long_text, "encode_piece", spy)
+    return sizes
+
+
+def test_hopelessly_long_prompt_is_refused_before_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline, sizes = template_pipeline(), encoded_sizes(monkeypatch)
+    for prompt in (Text("word " * 1_000_000), Chat([Message("user", "x" * 5_000_000)])):
+        with pytest.raises(ContextLength, match="maximum context length is 100 tokens"):
+            pipeline.prepare_prompt(prompt, 100)
+    assert sum(sizes) <= 4 * long_text.PIECE_SIZE
 
 
 @pytest.mark.parametrize("text", ["", "Paris " * 20, "Paris" + " " * 100_000 + "Tokyo"])
@@ -139,17 +141,16 @@ def test_chat_truncated_at_its_end_opens_no_reasoning() -> None:
     assert (whole.starts_in_reasoning, first.starts_in_reasoning, first.token_ids) == (True, False, whole.token_ids[:3])
 
 
-def test_truncation_encodes_only_the_end_of_huge_text() -> None:
-    pipeline = template_pipeline()
-    encoded_lengths: list[int] = []
+def test_truncation_encodes_only_one_end_of_huge_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline, sizes = template_pipeline(), encoded_sizes(monkeypatch)
+    text = "The sun goes down. " * 500_000
     encode = pipeline.tokenizer.encode
-    text = "The sun goes down. " * 50_000
-    expected = encode(text[-1000:])[-5:]
-    pipeline.tokenizer.encode = lambda text, special=True: (encoded_lengths.append(len(text)), encode(text, special))[1]  # type: ignore[method-assign]
-    assert pipeline.prepare_prompt(Text(text), 100, 5).token_ids == expected
+    last, first = encode(text[-1000:])[-5:], encode(text[:1000])[:5]
+    assert pipeline.prepare_prompt(Text(text), 100, 5).token_ids == last
+    assert pipeline.prepare_prompt(Text(text, special=False), 100, 5, "head").token_ids == first
     with pytest.raises(ContextLength):
         pipeline.prepare_prompt(Text(text), 100, 101)
-    assert max(encoded_lengths) < 10_000
+    assert sum(sizes) <= 6 * long_text.PIECE_SIZE
 
 
 def test_prompt_tokens_have_character_spans() -> None:

@@ -15,14 +15,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken
 
+from parley.text.tokens import long_text
 from parley.text.tokens.pieces import compile_decoder
-from parley.types import TruncationSide
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 UNLIMITED_LENGTH = 10**9  # a larger model_max_length means that no limit was set
@@ -107,11 +108,15 @@ class Tokenizer:
         limit = int(limit) if isinstance(limit, int | float) and 0 < limit < UNLIMITED_LENGTH else None
         return cls(backend, names, end_ids, limit)
 
-    def encode(self, text: str, special: bool = True) -> list[int]:
+    def encode(self, text: str, special: bool = True, stop_after: int | None = None) -> list[int]:
         """Return the token ids of a text. ``special`` adds the special tokens that the model expects, such as BOS.
 
-        Takes some seconds per million characters. Other threads run meanwhile.
+        Takes some seconds per million characters. Other threads run meanwhile, and a long text is abandoned if nobody
+        wants the result any more. With ``stop_after``, a long text may be encoded only until there are more tokens than
+        that. Raises Invalid for a long text without any place to divide it.
         """
+        if len(text) > long_text.PIECE_SIZE:
+            return self._encode_long(text, special, stop_after, with_spans=False)[0]
         try:
             return self._encode_batch(text, special)
         except TypeError:  # half of a surrogate pair: JSON can carry one, text cannot
@@ -122,20 +127,43 @@ class Tokenizer:
         (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=special)
         return encoding.ids
 
-    def encode_truncated(self, text: str, special: bool, count: int, keep: TruncationSide) -> list[int]:
-        """Return at most ``count`` tokens of one end of a text, the special tokens around it included."""
-        try:
-            (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=False)
-        except TypeError:
-            return self.encode_truncated(_replace_surrogates(text), special, count, keep)
-        marks = self.backend.num_special_tokens_to_add(False) if special else 0
-        encoding.truncate(max(0, count - marks), direction="right" if keep == "head" else "left")
-        if special:
-            encoding = self.backend.post_process(encoding, add_special_tokens=True)
-        return encoding.ids[:count]
+    def _encode_long(
+        self, text: str, special: bool, stop_after: int | None, with_spans: bool
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Encode a text piece by piece, and return token ids and, if wanted, character spans."""
+        opening, closing = self.special_around if special else ([], [])
+        ids, spans = list(opening), [(0, 0)] * len(opening)
+        for piece, taken in long_text.encode_pieces(self._encode_piece, text):
+            ids += piece.ids[taken]
+            if with_spans:
+                spans += piece.spans(taken)
+            if stop_after is not None and len(ids) > stop_after:
+                break
+        return ids + closing, spans + [(0, 0)] * len(closing)
 
-    def encode_with_offsets(self, text: str, special: bool = True) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the token ids of a text and each token's character span in it ((0, 0) for added special tokens)."""
+    def _encode_piece(self, text: str) -> tokenizers.Encoding:
+        try:
+            (encoding,) = self.backend.encode_batch([text], add_special_tokens=False)
+        except TypeError:
+            return self._encode_piece(_replace_surrogates(text))
+        return encoding
+
+    @cached_property
+    def special_around(self) -> tuple[list[int], list[int]]:
+        """The special tokens before and after a text."""
+        (encoding,) = self.backend.encode_batch(["a"], add_special_tokens=True)
+        inner = [index for index, mark in enumerate(encoding.special_tokens_mask) if not mark]
+        return encoding.ids[: inner[0]], encoding.ids[inner[-1] + 1 :]
+
+    def encode_with_offsets(
+        self, text: str, special: bool = True, stop_after: int | None = None
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the token ids of a text and each token's character span in it ((0, 0) for added special tokens).
+
+        ``stop_after``: as in ``encode``.
+        """
+        if len(text) > long_text.PIECE_SIZE:
+            return self._encode_long(text, special, stop_after, with_spans=True)
         try:
             (encoding,) = self.backend.encode_batch([text], add_special_tokens=special)
         except TypeError:

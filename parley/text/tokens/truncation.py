@@ -6,10 +6,12 @@ Knows texts and tokens, but not prompts.
 from __future__ import annotations
 
 from parley.errors import ContextLength
+from parley.text.tokens import long_text
 from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import TruncationSide
 
-PROBE_CHARACTERS = 32  # characters per allowed token: a part of this size of a longer text is encoded first
+END_CHARACTERS = 16  # characters per token that is kept: a part of this size of a longer text is encoded first
+SMALLEST_END = 1 << 16  # characters of the smallest such part
 
 
 def encode_within_limit(
@@ -22,44 +24,43 @@ def encode_within_limit(
     keep: TruncationSide,
     marked: bool,
 ) -> list[int]:
-    """Return the tokens of a text. Raises ContextLength for a text that has over twice ``limit`` tokens.
+    """Return the tokens of a text. Raises ContextLength for a long text that has over twice ``limit`` tokens.
 
     ``cut``: return at most ``cut`` tokens, of the end named by ``keep``; with ``marked``, the special tokens around the
     text are among them.
     """
     if cut is not None and (limit is None or cut <= limit):  # a larger cut would not fit the context anyway
-        return (
-            _encode_with_marks(tokenizer, text, special, cut, keep)
-            if marked
-            else _encode_tail(tokenizer, text, special, limit, cut)
+        return _encode_cut(tokenizer, text, special, cut, keep, marked)
+    most = None if limit is None else 2 * limit
+    ids = tokenizer.encode(text, special, most)
+    if most is not None and len(ids) > most and len(text) > long_text.PIECE_SIZE:
+        raise ContextLength(
+            f"This model's maximum context length is {limit} tokens, and the prompt has over twice as many.",
+            field="prompt",
         )
-    size = PROBE_CHARACTERS * limit if limit is not None else len(text)
-    while limit is not None and size < len(text):
-        # The rest cannot halve the token count of the beginning: a token's end depends on little of the text after it.
-        if len(tokenizer.encode(text[:size], special=False)) > 2 * limit:
-            raise ContextLength(
-                f"This model's maximum context length is {limit} tokens, and the prompt has over twice as many.",
-                field="prompt",
-            )
-        size *= PROBE_CHARACTERS
-    return tokenizer.encode(text, special)
+    return ids
 
 
-def _encode_with_marks(tokenizer: Tokenizer, text: str, special: bool, count: int, keep: TruncationSide) -> list[int]:
-    size = PROBE_CHARACTERS * count
+def _encode_cut(
+    tokenizer: Tokenizer, text: str, special: bool, count: int, keep: TruncationSide, marked: bool
+) -> list[int]:
+    opening, closing = tokenizer.special_around if special else ([], [])
+    room = max(0, count - len(opening) - len(closing))
+    if not marked:
+        return [*opening, *_encode_end(tokenizer, text, count), *closing][-count:]
+    if keep == "head":
+        kept = tokenizer.encode(text, special=False, stop_after=room)[:room]
+    else:
+        kept = _encode_end(tokenizer, text, room)[-room:] if room else []
+    return [*opening, *kept, *closing][:count]
+
+
+def _encode_end(tokenizer: Tokenizer, text: str, count: int) -> list[int]:
+    """Return at least the last ``count`` tokens of a text, if it has so many."""
+    size = max(END_CHARACTERS * count, SMALLEST_END)
     while size < len(text):
-        part = text[:size] if keep == "head" else text[-size:]
-        if len(tokenizer.encode(part, special=False)) > 2 * count:  # twice: as in ``_encode_tail``
-            return tokenizer.encode_truncated(part, special, count, keep)
-        size *= PROBE_CHARACTERS
-    return tokenizer.encode_truncated(text, special, count, keep)
-
-
-def _encode_tail(tokenizer: Tokenizer, text: str, special: bool, limit: int | None, count: int) -> list[int]:
-    size = PROBE_CHARACTERS * limit if limit is not None else len(text)
-    while size < len(text):
-        ids = tokenizer.encode(text[-size:], special)
+        ids = tokenizer.encode(text[-size:], special=False)
         if len(ids) > 2 * count:  # twice: the first tokens after the cut may be divided differently
-            return ids[-count:]
-        size *= PROBE_CHARACTERS
-    return tokenizer.encode(text, special)[-count:]
+            return ids
+        size *= END_CHARACTERS
+    return tokenizer.encode(text, special=False)
