@@ -118,9 +118,8 @@ def pack_int8(
     values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
 ) -> PackedWeight:
     """Pack a weight int8 [out, in] with scales float32 [out], for rows of ``dtype``."""
-    form: Any = (compiled_kernels() if dtype == torch.bfloat16 and values.is_cpu else None) or torch_kernels
-    result: PackedWeight = form.pack_int8(values, scales, bias, dtype)
-    return result
+    kernels = compiled_kernels() if dtype == torch.bfloat16 and values.is_cpu else None
+    return kernels.pack_int8(values, scales, bias) if kernels else torch_kernels.pack_int8(values, scales, bias, dtype)
 
 
 def pack_int4(weight: GroupedWeight, bias: torch.Tensor | None, dtype: torch.dtype) -> PackedWeight:

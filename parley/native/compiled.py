@@ -101,10 +101,8 @@ class CompiledKernels:
         self._library.pack(weight.data_ptr(), packed.data_ptr(), out, into, torch.get_num_threads())
         return Bf16Packed(packed, None if bias is None else bias.to(torch.bfloat16).contiguous(), out, into)
 
-    def pack_int8(
-        self, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
-    ) -> Int8Packed:
-        """Pack a weight int8 [out, in] with scales [out]. ``dtype`` is ignored. Raises ValueError if ``in`` > 2^17."""
+    def pack_int8(self, values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None) -> Int8Packed:
+        """Pack a weight int8 [out, in] with scales [out]. Raises ValueError if ``in`` is above 2^17."""
         return compiled_int8.pack_int8_weight(self._library, values, scales, bias)
 
     def pack_int4(self, weight: GroupedWeight, bias: torch.Tensor | None = None) -> Int4Packed:

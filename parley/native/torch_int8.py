@@ -51,9 +51,12 @@ def quantize_rows(x: torch.Tensor) -> TorchRows:
 
 
 def pack_int8(
-    values: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+    values: torch.Tensor,
+    scales: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> TorchInt8Packed:
-    """Pack a weight: output n is ``values[n] * scales[n]``, int8 [out, in] and float32 [out]."""
+    """Pack a weight for rows of ``dtype``: output n is ``values[n] * scales[n]``, int8 [out, in] and float32 [out]."""
     check_int8_shape(values)
     return TorchInt8Packed(values.contiguous(), scales.float(), bias, dtype)
 

@@ -58,7 +58,7 @@ def check_exact(actual: torch.Tensor, rows, values, scales, bias) -> None:
 def test_int8_linear_row_is_batch_invariant(kernels, threads, inner, outer):
     """Guards against a row whose result depends on the batch size or the thread count."""
     x, weight = random_tensor(512, inner), random_int8_weight(outer, inner)
-    packed = kernels.pack_int8(*weight, torch.bfloat16)
+    packed = kernels.pack_int8(*weight)
     threads(1)
     rows_alone = torch.cat([kernels.linear(x[i : i + 1], packed) for i in range(len(x))])
     float32_rows_alone = torch.cat([kernels.lm_head_logits(x[i : i + 1], packed) for i in range(0, len(x), 5)])
@@ -86,7 +86,7 @@ def test_int8_linear_equals_torch_kernels_for_any_shape(kernels, rows, inner, ou
     old_threads = torch.get_num_threads()
     torch.set_num_threads(number)
     x, weight = random_tensor(rows, inner, seed=seed), random_int8_weight(outer, inner, bias, seed)
-    packed = kernels.pack_int8(*weight, torch.bfloat16)
+    packed = kernels.pack_int8(*weight)
     quantized = kernels.quantize_rows(x)
     actual, float32_result = kernels.linear(quantized, packed), kernels.lm_head_logits(x, packed)
     torch.set_num_threads(old_threads)
@@ -110,20 +110,20 @@ def test_int8_sums_are_exact_at_their_limits(kernels, inner):
     x[2, ::2] = -1
     values = torch.full((40, inner), 127, dtype=torch.int8)
     values[1], values[2, 1::2] = -128, -128
-    packed = kernels.pack_int8(values, torch.ones(40), None, torch.bfloat16)
+    packed = kernels.pack_int8(values, torch.ones(40), None)
     actual = kernels.lm_head_logits(x, packed)
     sign = x.sign().double()
     expected = sign @ values.double().T * 127 * float(torch.tensor(1 / 127, dtype=torch.float32))
     assert torch.allclose(actual.double(), expected, rtol=2**-22)
     with pytest.raises(ValueError, match="32 bits"):
-        kernels.pack_int8(torch.zeros(1, 131073, dtype=torch.int8), torch.ones(1), None, torch.bfloat16)
+        kernels.pack_int8(torch.zeros(1, 131073, dtype=torch.int8), torch.ones(1), None)
 
 
 @pytest.mark.parametrize("inner", [64, 65, 4864])
 def test_nan_and_inf_stay_in_their_row_of_int8_linear(kernels, inner):
     """Guards against a blocked kernel that mixes NaN or infinity of one row into its neighbors."""
     x, weight = random_tensor(20, inner), random_int8_weight(40, inner)
-    packed = kernels.pack_int8(*weight, torch.bfloat16)
+    packed = kernels.pack_int8(*weight)
     clean = kernels.linear(x, packed)
     x[7, 3], x[8, inner - 1], x[9] = float("nan"), float("-inf"), float("nan")
     rows = kernels.quantize_rows(x)
@@ -141,7 +141,7 @@ def test_int8_rows_of_zeros_and_tiny_values_become_zero(kernels):
     values, scales, bias = random_int8_weight(33, 70)
     rows = kernels.quantize_rows(x)
     assert rows.values[:3].count_nonzero() == 0 and rows.values[3, 69] == 127
-    actual = kernels.lm_head_logits(rows, kernels.pack_int8(values, scales, bias, torch.bfloat16))
+    actual = kernels.lm_head_logits(rows, kernels.pack_int8(values, scales, bias))
     assert torch.allclose(actual.double(), bias.double().expand(4, -1), atol=1e-25)
 
 
@@ -181,7 +181,7 @@ def test_fused_int8_norm_and_silu_equal_two_passes(kernels, rows, width, number,
 def test_int8_linear_rejects_wrong_row_width(kernels):
     if kernels is torch_kernels:
         pytest.skip("torch raises its own error")
-    packed = kernels.pack_int8(*random_int8_weight(8, 48), torch.bfloat16)
+    packed = kernels.pack_int8(*random_int8_weight(8, 48))
     with pytest.raises(ValueError, match="52"):
         kernels.linear(random_tensor(2, 49), packed)
 
