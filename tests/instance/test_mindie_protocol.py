@@ -1,4 +1,4 @@
-"""The plain protocol of MindIE's coordinator: prefill answers, result frames byte by byte, requests that move on."""
+"""The MindIE protocol: prefill answers, result frames byte by byte, requests that move on."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROUTE_BODIES: list[tuple[str, dict[str, Any]]] = [
 
 
 class PlainCoordinator:
-    """A plain coordinator that knows one prefill instance and some decode instances."""
+    """A MindIE coordinator that knows one prefill instance and some decode instances."""
 
     def __init__(self, prefill: RunningServer):
         self.prefill = prefill
@@ -129,53 +129,49 @@ def blank_differences(text: bytes) -> bytes:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(("path", "route_body"), ROUTE_BODIES)
-async def test_plain_manner_answers_equal_those_of_one_server(
-    cluster, path: str, route_body: dict[str, Any], stream: bool
-) -> None:
-    plain_cluster = await cluster()
+async def test_answers_equal_those_of_one_server(cluster, path: str, route_body: dict[str, Any], stream: bool) -> None:
+    mindie_cluster = await cluster()
     body = route_body | ({} if path.endswith("_stream") else {"stream": stream}) | {"temperature": 0}
     if "temperature" not in route_body and path.endswith(("_stream", "/infer")):
         del body["temperature"]
-    expected = await plain_cluster.single.call("POST", path, body, {"req-id": "77"})
-    prefill_answer = await plain_cluster.coordinator.send_prefill(path, body, plain_cluster.addresses[0])
+    expected = await mindie_cluster.single.call("POST", path, body, {"req-id": "77"})
+    prefill_answer = await mindie_cluster.coordinator.send_prefill(path, body, mindie_cluster.addresses[0])
     assert prefill_answer["reqId"] == "77" and prefill_answer["isStream"] == (stream or path.endswith("_stream"))
     assert ("output" in prefill_answer) == (prefill_answer["isStream"] or prefill_answer["isLastResp"])
-    text, last = await plain_cluster.coordinator.collect_answer(prefill_answer)
+    text, last = await mindie_cluster.coordinator.collect_answer(prefill_answer)
     assert same_answer(blank_differences(text), blank_differences(expected.body)), (text, expected.body)
     if last is not None:
         assert last.kind == "lastData" and last.request_id == b"77"
-        kinds = {piece.split(b":")[0] for piece in plain_cluster.coordinator.raw.split(b"\0") if piece}
+        kinds = {piece.split(b":")[0] for piece in mindie_cluster.coordinator.raw.split(b"\0") if piece}
         assert kinds <= {b"reqId", b"data", b"lastData", b"ka"} | ({b'{"text"'} if path == "/generate" else set())
-    for served in (plain_cluster.prefill, *plain_cluster.decodes):
+    for served in (mindie_cluster.prefill, *mindie_cluster.decodes):
         await served.idle()
 
 
-async def test_plain_manner_answers_a_single_token_by_prefill_alone(cluster) -> None:
-    plain_cluster = await cluster()
+async def test_answers_a_single_token_by_prefill_alone(cluster) -> None:
+    mindie_cluster = await cluster()
     for stream in (True, False):
-        prefill_answer = await plain_cluster.coordinator.send_prefill(
-            CHAT, CHAT_BODY | {"max_tokens": 1, "stream": stream}, plain_cluster.addresses[0]
+        prefill_answer = await mindie_cluster.coordinator.send_prefill(
+            CHAT, CHAT_BODY | {"max_tokens": 1, "stream": stream}, mindie_cluster.addresses[0]
         )
         assert prefill_answer["isLastResp"] and prefill_answer["output"]
         if stream:
             assert prefill_answer["output"].endswith("data: [DONE]\n\n")
-    assert not plain_cluster.coordinator.raw.replace(b"ka:heartbeat\0", b"")
+    assert not mindie_cluster.coordinator.raw.replace(b"ka:heartbeat\0", b"")
 
 
 @pytest.mark.parametrize("native", [True, False], ids=["parley's own", "the original's form"])
 @pytest.mark.parametrize(("path", "route_body"), ROUTE_BODIES)
-async def test_plain_manner_resumes_after_an_engine_loss(
-    cluster, path: str, route_body: dict[str, Any], native: bool
-) -> None:
-    plain_cluster = await cluster(tick=0.01)
+async def test_resumes_after_an_engine_loss(cluster, path: str, route_body: dict[str, Any], native: bool) -> None:
+    mindie_cluster = await cluster(tick=0.01)
     body = route_body | ({} if path.endswith("_stream") else {"stream": True})
-    expected = await plain_cluster.single.call("POST", path, body, {"req-id": "77"})
-    coordinator = plain_cluster.coordinator
-    prefill_answer = await coordinator.send_prefill(path, body, plain_cluster.addresses[0])
+    expected = await mindie_cluster.single.call("POST", path, body, {"req-id": "77"})
+    coordinator = mindie_cluster.coordinator
+    prefill_answer = await coordinator.send_prefill(path, body, mindie_cluster.addresses[0])
     text = prefill_answer["output"].encode()
     frame = await coordinator.next_frame()
     text += frame.payload
-    plain_cluster.decodes[0].engine.crash_engine()
+    mindie_cluster.decodes[0].engine.crash_engine()
     while (frame := await coordinator.next_frame()).kind == "data":
         text += frame.payload
     assert frame.kind == "retry" and frame.request_id == b"77"
@@ -183,59 +179,59 @@ async def test_plain_manner_resumes_after_an_engine_loss(
     if not native:
         assert len(retry_body.pop(ORIGIN_MEMBER)) > 10
     prefill_answer = await coordinator.send_prefill(
-        path, retry_body, plain_cluster.addresses[1], **{"is-recompute": "true"}
+        path, retry_body, mindie_cluster.addresses[1], **{"is-recompute": "true"}
     )
     rest, last = await coordinator.collect_answer(prefill_answer)
     assert same_answer(blank_differences(text + rest), blank_differences(expected.body)), (text, rest, expected.body)
     assert last is not None and last.kind == "lastData"
-    for served in (plain_cluster.prefill, plain_cluster.decodes[1]):
+    for served in (mindie_cluster.prefill, mindie_cluster.decodes[1]):
         await served.idle()
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_plain_manner_resumes_after_a_role_change(cluster, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+async def test_request_resumes_after_a_role_change(cluster, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
     monkeypatch.setattr(role, "ROLE_DRAIN_SECONDS", 0.05)
-    plain_cluster = await cluster(tick=0.02, peer_port=0)
-    body, coordinator = CHAT_BODY | {"stream": stream, "max_tokens": 60}, plain_cluster.coordinator
-    expected = await plain_cluster.single.call("POST", CHAT, body, {"req-id": "77"})
-    prefill_answer = await coordinator.send_prefill(CHAT, body, plain_cluster.addresses[0])
+    mindie_cluster = await cluster(tick=0.02, peer_port=0)
+    body, coordinator = CHAT_BODY | {"stream": stream, "max_tokens": 60}, mindie_cluster.coordinator
+    expected = await mindie_cluster.single.call("POST", CHAT, body, {"req-id": "77"})
+    prefill_answer = await coordinator.send_prefill(CHAT, body, mindie_cluster.addresses[0])
     text = prefill_answer.get("output", "").encode()
     if stream:
         text += (await coordinator.next_frame()).payload
     else:
-        await plain_cluster.decodes[0].until(lambda: plain_cluster.decodes[0].engine.stats.running > 0)
+        await mindie_cluster.decodes[0].until(lambda: mindie_cluster.decodes[0].engine.stats.running > 0)
     local = {"server_ip": "10.0.0.1", "device": []}
-    assert (await plain_cluster.decodes[0].post("/v1/role/prefill", {"local": local, "peers": [local]})).status == 200
+    assert (await mindie_cluster.decodes[0].post("/v1/role/prefill", {"local": local, "peers": [local]})).status == 200
     while (frame := await coordinator.next_frame()).kind == "data":
         text += frame.payload
     assert frame.kind == "retry" and frame.request_id == b"77"
-    await plain_cluster.decodes[0].until(lambda: plain_cluster.decodes[0].node.role.name == "prefill")
-    await plain_cluster.decodes[0].idle()
+    await mindie_cluster.decodes[0].until(lambda: mindie_cluster.decodes[0].node.role.name == "prefill")
+    await mindie_cluster.decodes[0].idle()
     prefill_answer = await coordinator.send_prefill(
-        CHAT, json.loads(frame.payload), plain_cluster.addresses[1], **{"is-recompute": "true"}
+        CHAT, json.loads(frame.payload), mindie_cluster.addresses[1], **{"is-recompute": "true"}
     )
     rest, last = await coordinator.collect_answer(prefill_answer)
     assert same_answer(blank_differences(text + rest), blank_differences(expected.body)), (text, rest, expected.body)
     assert last is not None and last.kind == "lastData"
-    for served in (plain_cluster.prefill, plain_cluster.decodes[1]):
+    for served in (mindie_cluster.prefill, mindie_cluster.decodes[1]):
         await served.idle()
 
 
-async def test_plain_manner_rejects_an_invalid_recompute_body(cluster) -> None:
-    plain_cluster = await cluster()
+async def test_rejects_an_invalid_recompute_body(cluster) -> None:
+    mindie_cluster = await cluster()
     headers = {
         "req-id": "7",
         "req-type": "prefill",
-        "d-target": str(plain_cluster.addresses[0]),
+        "d-target": str(mindie_cluster.addresses[0]),
         "is-recompute": "true",
     }
-    answer = await plain_cluster.prefill.call("POST", CHAT, CHAT_BODY, headers)
+    answer = await mindie_cluster.prefill.call("POST", CHAT, CHAT_BODY, headers)
     assert answer.status == 422 and answer.json["error"] == "Messages MUST be a string for recompute"
-    answer = await plain_cluster.prefill.call(
+    answer = await mindie_cluster.prefill.call(
         "POST", CHAT, CHAT_BODY | {"messages": "4096," + "1," * 4095 + "1"}, headers
     )
     assert answer.status == 424 and "maximum input ids length" in answer.json["error"]
-    await plain_cluster.prefill.idle()
+    await mindie_cluster.prefill.idle()
 
 
 @pytest.mark.parametrize("stream", [True, False])
