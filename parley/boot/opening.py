@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from parley.dialects.dialect import Dialect
-from parley.dialects.mounts import ADMIN_PLANES
 from parley.serving.options import OfferedModel, ServerOptions
 from parley.version import __version__
 from parley.web.auth import is_loopback
@@ -40,14 +39,6 @@ def opening_lines(
         if not each.tls or not each.tls.client_authorities
     ]
     public = [(api, host) for api, host in main_ports + extra_ports if not is_loopback(host)]
-    takes_commands = options.role != "mixed"  # it takes commands from a coordinator or from anyone who can reach it
-    if public and takes_commands and not options.cluster_secret:
-        lines.append(
-            open_port_warning(public, "may act for the cluster; --cluster-secret restricts this to its members")
-        )
-        return "\n".join(lines)
-    if takes_commands:  # with a secret, only the admin ports are open; they take no commands
-        public = [(api, host) for api, host in public if api in ADMIN_PLANES]
-    if public and not options.api_keys:
+    if public and not (options.api_keys or options.cluster_secret or options.cluster_networks):
         lines.append(open_port_warning(public, "may use this server; --api-key restricts this to clients with a key"))
     return "\n".join(lines)

@@ -45,9 +45,9 @@ class ServerParts:
             **instance_handlers.build_instance_handlers(self.node, self.intake),
         }
 
-    def make_port_app(self, surfaces: Sequence[ApiMount], host: str) -> App:
-        """Return the application of one port, without CORS."""
-        return App(self.registry, surfaces, host, self.handlers, self.node)
+    def make_port_app(self, surfaces: Sequence[ApiMount], host: str, *, certified: bool = False) -> App:
+        """Return the application of one port, without CORS. ``certified``: it requires a client's certificate."""
+        return App(self.registry, surfaces, host, self.handlers, self.node, certified)
 
     def build_app(self, surfaces: Sequence[ApiMount] = (), host: str = "") -> ASGIApp:
         """Return the application of one port, with CORS if any origin is allowed. Default: the server's main port."""

@@ -15,9 +15,10 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import zip_longest
 from ssl import SSLContext
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -25,17 +26,19 @@ from parley import hub
 from parley.boot.engines import make_engine
 from parley.boot.opening import opening_lines
 from parley.boot.parts import ServerParts
-from parley.dialects.mounts import DEDICATED_APIS, INNER_MOUNTS, ApiMount, dedicated_mounts, universal_mounts
+from parley.boot.places import find_open_plane, listening_places
+from parley.dialects.mounts import INNER_MOUNTS
 from parley.disagg.kv.peer import KVPeer
+from parley.disagg.wire.networks import TrustedNetworks
 from parley.engine.messages import LoadProgress
 from parley.engine.protocol import EngineFailed
-from parley.serving.options import ListenAddress, OfferedModel, ServerOptions
+from parley.serving.options import OfferedModel, ServerOptions
 from parley.serving.served_model import ServedModel, divide_memory
 from parley.serving.traffic_split import BadEndpointFile
 from parley.text import BadTokenizer
 from parley.web import banner, logs
+from parley.web.auth import is_loopback
 from parley.web.connection_limit import ConnectionLimit
-from parley.web.options import TlsFiles
 from parley.web.port import (
     HttpServer,
     freeze_objects,
@@ -66,6 +69,9 @@ def run_server(offers: Sequence[OfferedModel], options: ServerOptions) -> int:
     options = replace(
         options, connection_limit=ConnectionLimit.from_descriptor_limit(1 if options.role == "mixed" else 2)
     )  # a handover takes one as well
+    if open_plane := find_open_plane(options, listening_places(options)):
+        banner.print_line(f"parley: {open_plane}")
+        return 1
     with contextlib.ExitStack() as stack:
         sockets, tls_contexts = [], []
         for host, port, _, tls in listening_places(options):
@@ -90,45 +96,11 @@ def run_server(offers: Sequence[OfferedModel], options: ServerOptions) -> int:
         return runner.run(server.serve_until_exit())
 
 
-class ListeningPlace(NamedTuple):
-    """An address to listen on, the APIs mounted there, and the TLS settings."""
-
-    host: str
-    port: int
-    surfaces: Sequence[ApiMount]
-    tls: TlsFiles | None = None
-
-
-def listening_places(options: ServerOptions) -> list[ListeningPlace]:
-    """Return the listening places: first the port shared by all APIs, then the ports of single APIs.
-
-    APIs that were given the same port share a place.
-    """
-    found_places = []
-    if options.port is not None:
-        found_places.append(
-            ListeningPlace(options.host, options.port, universal_mounts(options.strict, options.tgi_compat))
-        )
-    dialects = {**DEDICATED_APIS, **options.apis}
-    by_address: dict[tuple[str, int], list[ListenAddress]] = {}
-    for number, each in enumerate(options.listen):
-        by_address.setdefault((each.host, each.port or -number), []).append(each)
-    found_places += [
-        ListeningPlace(
-            first.host,
-            first.port,
-            dedicated_mounts(first.api, *(each.api for each in others), apis=dialects),
-            first.tls,
-        )
-        for first, *others in by_address.values()
-    ]
-    return found_places
-
-
 def make_peer(options: ServerOptions) -> KVPeer:
     """Return the peer that connects to other instances. Raises BadTls."""
-    tls = options.peer_tls
+    tls, networks = options.peer_tls, TrustedNetworks(options.cluster_networks)
     return KVPeer(
+        admits_host=networks.contains_host if networks and tls is None and not options.cluster_secret else None,
         secret=options.cluster_secret.encode(),
         server_tls=server_tls_context(tls) if tls is not None else None,
         client_tls=client_tls_context(tls) if tls is not None else None,
@@ -161,7 +133,10 @@ class ServerInstance:
         self.registry = self._parts.registry
         self._force_event = asyncio.Event()
         self._places = listening_places(options)
-        self._apps = [self._parts.make_port_app(place.surfaces, place.host) for place in self._places]
+        self._apps = [
+            self._parts.make_port_app(place.surfaces, place.host, certified=place.is_certified)
+            for place in self._places
+        ]
         cors_apps = [with_cors(app, options.cors) for app in self._apps]
         self._servers = [HttpServer(uvicorn_config(options, *each)) for each in zip_longest(cors_apps, tls_contexts)]
         self._grpc_port: TritonGrpcPort | None = None
@@ -220,7 +195,9 @@ class ServerInstance:
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its output to standard error does not have our log format
         from parley.serving.grpc_port import TritonGrpcPort  # its packages are optional
 
-        self._grpc_port = TritonGrpcPort(self.registry)
+        is_local = all(is_loopback(each.host) for each in self.options.grpc)
+        check_client = partial(self._parts.node.check_client, reach="local" if is_local else "public")
+        self._grpc_port = TritonGrpcPort(self.registry, check_client)
         return await self._grpc_port.start_server([(each.host, each.port) for each in self.options.grpc])
 
     async def _serve_http(self) -> None:

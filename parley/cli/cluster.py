@@ -12,11 +12,13 @@ import tempfile
 import time
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from parley.child_process import python_command
 from parley.errors import excerpt
 from parley.settings.kinds import duration_kind, integer_kind, switch_kind, text_kind
 from parley.settings.options import ConfigError, Option, ResolvedOptions, read_options_table
+from parley.web.auth import is_loopback
 
 if TYPE_CHECKING:
     from parley.cluster.plan import ClusterPlan
@@ -82,7 +84,9 @@ def _start_cluster(config: ResolvedOptions) -> int:
             ray_client.stop_cluster(supervisor)
             return 1
         print(f"ready in {time.monotonic() - began:.1f} s: {url}", flush=True)
-        print(f"status page: {ray_client.status_page_url(supervisor)}", flush=True)
+        page, password = ray_client.status_page(supervisor)
+        login = "" if is_loopback(urlsplit(page).hostname or "") else f" (user token, password {password})"
+        print(f"status page: {page}{login}", flush=True)
         if not own_ray:
             print(f"stop it with `parley cluster down {cluster_plan.name}`", flush=True)
             return 0

@@ -118,6 +118,7 @@ def server_options(config: ResolvedOptions) -> ServerOptions:
         peer_checksum=config["peer-checksum"],
         p_percentage=config["p-percentage"],
         cluster_secret=read_cluster_secret(config),
+        cluster_networks=tuple(config["cluster-network"]),
         peer_tls=peer_tls_files(config),
         access_log=not config["quiet"],
         log_format=config["log-format"],

@@ -96,14 +96,22 @@ class RaySupervisor:
 
     def address(self) -> str:
         """Return the URL of the coordinator, for clients."""
-        options = {"host": DEFAULT_HOST, "predict_port": DEFAULT_PORT, **self._plan.coordinator}
-        reachable_hosts = {
-            "0.0.0.0": self._processes[COORDINATOR_NAME].host,
-            "::": self._processes[COORDINATOR_NAME].host,
-        }
-        host = reachable_hosts.get(options["host"], options["host"])
-        port = self._processes[COORDINATOR_NAME].ports.get("predict_port", options["predict_port"])
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return self._coordinator_url("host", "predict_port")
+
+    def status_page(self) -> tuple[str, str]:
+        """Return the URL of the coordinator's live page, and the password that other machines need for it."""
+        return self._coordinator_url("status_host", "status_port"), self._secret
+
+    def _coordinator_url(self, host_key: str, port_key: str) -> str:
+        """Return the URL of a port of the coordinator, from the keys of its file for host and port."""
+        options = {"host": DEFAULT_HOST, **self._plan.coordinator}
+        process = self._processes[COORDINATOR_NAME]
+        host = options.get(host_key) or options["host"]
+        if host in ("0.0.0.0", "::"):
+            host = process.host
+        return (
+            f"http://[{host}]:{process.ports[port_key]}" if ":" in host else f"http://{host}:{process.ports[port_key]}"
+        )
 
     def end(self) -> None:
         """Stop every process, the coordinator first, and wait until all have ended."""
@@ -154,7 +162,7 @@ class RaySupervisor:
                 "secret": self._secret,
             }
             ports = ["predict_port", "management_port", "metrics_port", "status_port"]
-            hosts = ["management_host", "metrics_host", "status_host"]
+            hosts = ["management_host"]  # the supervisor may run elsewhere; the other ports are where clients are
             self._start_actor(COORDINATOR_NAME, "", ["coordinator"], options, hosts, ports, self._plan.needs)
         for group in self._groups.values():
             names = sorted((name for name in self._actors if _group_name(name) == group.name), key=_instance_number)
@@ -264,7 +272,7 @@ class RaySupervisor:
         coordinator = self._processes.get(COORDINATOR_NAME)
         if coordinator is None or not coordinator.pid:
             return False
-        return request_succeeds(coordinator.port_url("status_port") + "/v1/readiness")
+        return request_succeeds(coordinator.port_url("management_port") + "/v1/readiness")
 
 
 def request_succeeds(request: str | urllib.request.Request) -> bool:

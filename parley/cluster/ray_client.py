@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 from parley.cluster.plan import ClusterPlan
-from parley.cluster.ray_actor import COORDINATOR_NAME, RAY_NAMESPACE, SUPERVISOR_NAME, ProcessInfo, RaySupervisor
+from parley.cluster.ray_actor import RAY_NAMESPACE, SUPERVISOR_NAME, ProcessInfo, RaySupervisor
 
 
 class ClusterJob(ray.job_config.JobConfig):  # type: ignore[misc]  # ray has no types
@@ -99,10 +99,10 @@ def cluster_address(supervisor: Any) -> str:
     return result
 
 
-def status_page_url(supervisor: Any) -> str:
-    """Return the URL of its coordinator's live page."""
-    (coordinator,) = (each for each in cluster_processes(supervisor)[0] if each.name == COORDINATOR_NAME)
-    return coordinator.port_url("status_port")
+def status_page(supervisor: Any) -> tuple[str, str]:
+    """Return the URL of its coordinator's live page, and the password that other machines need for it."""
+    result: tuple[str, str] = ray.get(supervisor.status_page.remote())
+    return result
 
 
 def scale_group(supervisor: Any, group: str, count: int) -> str:

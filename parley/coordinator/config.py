@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,6 +19,7 @@ from parley.settings.kinds import (
     choice_kind,
     duration_kind,
     integer_kind,
+    network_kind,
     number_kind,
     pattern_kind,
     size_kind,
@@ -185,6 +187,12 @@ class CoordinatorOptions:
         text_kind("SECRET"), "", "The cluster's secret, which authenticates coordinator and instances."
     )
     secret_file: str | None = config_key(text_kind("FILE"), None, "File whose first line is the secret.")
+    cluster_network: tuple[IPv4Network | IPv6Network, ...] = config_key(
+        network_kind(),
+        (),
+        "Networks whose hosts may use the management port without the secret, for controllers that know none.",
+        many=True,
+    )
     # controller
     auto_ratio: bool = config_key(
         switch_kind(), False, "Change roles so that prefill and decode keep up with each other."

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import uvloop
 from starlette.types import ASGIApp
 
+from parley.coordinator.access import coordinator_reach, find_open_management
 from parley.coordinator.config import CoordinatorOptions, CoordinatorTls
 from parley.coordinator.controller import RoleController
 from parley.coordinator.ports.management import ManagementPort
@@ -33,7 +34,6 @@ from parley.dialects.mounts import universal_mounts
 from parley.serving.options import ServerOptions
 from parley.version import __version__
 from parley.web import banner, logs, tls
-from parley.web.auth import is_loopback
 from parley.web.connection_limit import ConnectionLimit
 from parley.web.options import TlsFiles as Files
 from parley.web.port import (
@@ -201,19 +201,16 @@ class Coordinator:
             f"  {port.name:<10} {banner.local_url(port.host, port.sock.getsockname()[1], secure)}"
             for port in self._ports
         ]
-        if self.options.tls.clients is not None:  # clients are authenticated
+        if self.options.secret or self.options.cluster_network:
             return lines
-        public = [(port.name, port.host) for port in self._ports if not is_loopback(port.host)]
-        open_management = [] if self.options.secret else [place for place in public if place[0] == "management"]
-        open_reading = [place for place in public if place[0] in ("management", "metrics", "status")]
-        if open_management:
-            warning_text = "may add and remove instances, and shut them down; set a secret to keep others out"
-            lines.append(banner.open_port_warning(open_management, warning_text))
-        if open_reading:
-            warning_text = (
-                "may see the instances and their activity; set client certificates ([tls] clients) to keep others out"
-            )
-            lines.append(banner.open_port_warning(open_reading, warning_text))
+        public = [
+            (port.name, port.host)
+            for port in self._ports
+            if port.name != "predict" and coordinator_reach(self.options, port.host) == "public"
+        ]
+        if public:
+            warning_text = "may see the instances and their activity; set a secret or [tls] clients to keep others out"
+            lines.append(banner.open_port_warning(public, warning_text))
         return lines
 
     async def _metrics_page(self) -> bytes:
@@ -224,6 +221,9 @@ def run_coordinator(options: CoordinatorOptions, log_format: str = "text", acces
     """Run a coordinator until a signal; return the exit code."""
     keep_standard_streams()
     logs.set_up_logging("json" if log_format == "json" else "text")
+    if open_management := find_open_management(options):
+        banner.print_line(f"parley: {open_management}")
+        return 1
     with contextlib.ExitStack() as stack:
         sockets = {}
         for name, host, port in configured_ports(options):

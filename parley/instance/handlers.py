@@ -11,7 +11,7 @@ import msgspec
 
 from parley.dialects.dialect import Route, RouteKind
 from parley.disagg.wire import headers, role_request
-from parley.errors import Invalid, Malformed, OrderRefused, Unauthorized
+from parley.errors import Invalid, Malformed, OrderRefused
 from parley.instance.entry import RequestIntake
 from parley.instance.node import InstanceState
 from parley.instance.status import instance_status as instance_status
@@ -75,7 +75,7 @@ async def handle_results(
     """Stream results to a coordinator until it leaves or connects again. Raises OrderRefused."""
     query = _query_parameters(exchange)
     coordinator_name = query.get("client", "")
-    _require_cluster_secret(instance_state, exchange)
+    instance_state.access.require_member(exchange)
     if coordinator_name:
         if not headers.COORDINATOR_NAME.fullmatch(coordinator_name):
             raise Invalid("'client' must be 1 to 64 letters, digits, _ or -.", field="client")
@@ -109,7 +109,7 @@ async def handle_results_flow(
     instance_state: InstanceState, registry: ModelRegistry, route: Route, exchange: Exchange
 ) -> None:
     """Pause or resume the results of one request. An unknown request may have just ended."""
-    _require_cluster_secret(instance_state, exchange)
+    instance_state.access.require_member(exchange)
     try:
         pause_command = msgspec.json.decode(await exchange.read_body(), type=PauseCommand)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -122,7 +122,7 @@ async def handle_role(instance_state: InstanceState, registry: ModelRegistry, ro
     """Assign a role; the answer does not wait until the change is complete. Raises OrderRefused."""
     version, _, name = route.path[1:].split("/")
     if not registry.options.admin_keys:  # else the caller has shown an admin key or the secret
-        _require_cluster_secret(instance_state, exchange)
+        instance_state.access.require_member(exchange)
     assignment = role_request.parse_role_request(
         name, version, await exchange.read_body(), instance_state.role.name == "none"
     )
@@ -135,7 +135,8 @@ async def handle_role(instance_state: InstanceState, registry: ModelRegistry, ro
 async def handle_instance_status(
     instance_state: InstanceState, registry: ModelRegistry, route: Route, exchange: Exchange
 ) -> None:
-    """Answer with the instance's status."""
+    """Answer with the instance's status. Raises Unauthorized."""
+    instance_state.access.require_member(exchange)
     version = 2 if route.path.startswith("/v2") else 1
     await exchange.send_response(
         msgspec.json.encode(instance_status(registry, instance_state, instance_state.address_for(exchange), version))
@@ -164,11 +165,6 @@ def build_instance_handlers(instance_state: InstanceState, intake: RequestIntake
 def _query_parameters(exchange: Exchange) -> dict[str, str]:
     text = exchange.scope.get("query_string", b"").decode("latin-1")
     return {name: values[-1] for name, values in parse_qs(text, keep_blank_values=True, max_num_fields=16).items()}
-
-
-def _require_cluster_secret(instance_state: InstanceState, exchange: Exchange) -> None:
-    if not headers.has_cluster_secret(exchange.headers, instance_state.cluster_secret):
-        raise Unauthorized(headers.WRONG_SECRET)
 
 
 def _set_user_timeout(exchange: Exchange) -> None:

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 from parley.disagg.wire import headers as pd_headers
 from parley.disagg.wire.headers import PrefillCommand
 from parley.disagg.wire.prompt_hash import RecentPrefixes, hash_prompt
 from parley.disagg.wire.role import InstanceAddress, InstanceRole, InstanceRoleName
+from parley.instance.access import ClusterAccess
 from parley.instance.links import PeerLinks
 from parley.instance.rates import EngineRates
 from parley.instance.results import ResultStreams
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
+from parley.web.auth import PortReach
 from parley.web.exchange import Exchange
 
 MAPPED_IPV4_PREFIX = "::ffff:"  # prefix of an IPv4 address on a socket for both IPv4 and IPv6
@@ -30,7 +33,7 @@ class InstanceState:
 
     def __init__(self, options: ServerOptions, links: PeerLinks):
         self.epoch = secrets.token_hex(8)
-        self.cluster_secret = options.cluster_secret
+        self.access = ClusterAccess(options)
         self.models: list[ServedModel] = []
         self.results = ResultStreams()
         self.rates = EngineRates()
@@ -66,13 +69,22 @@ class InstanceState:
         OrderRefused."""
         if self.role.name == "mixed" and not pd_headers.is_native(exchange.headers):
             return None
-        return pd_headers.parse_prefill_command(
-            exchange.headers, self.role, self.address_for(exchange), self.cluster_secret
+        command = pd_headers.parse_prefill_command(
+            exchange.headers, self.role, self.address_for(exchange), from_member=self.access.is_from_member(exchange)
         )
+        return replace(command, target_known=self.access.knows_target(exchange, command.target, self.role.link_states))
 
     def is_coordinator(self, headers: Mapping[bytes, bytes]) -> bool:
         """Whether a coordinator of the cluster sends this on its own behalf. Such requests need no API key."""
-        return pd_headers.speaks_for_itself(headers, self.cluster_secret)
+        return pd_headers.speaks_for_itself(headers, self.access.secret)
+
+    def check_client(self, headers: Mapping[bytes, bytes], client_host: str, reach: PortReach) -> None:
+        """Check that a client may call this instance directly. Raises Unauthorized."""
+        self.access.check_client(headers, client_host, reach)
+
+    def check_change(self, exchange: Exchange) -> None:
+        """Check that a request may change this server, where no admin key is required. Raises Forbidden."""
+        self.access.check_change(exchange)
 
     def record_prompt(self, body: bytes, capacity: int, owner: str) -> None:
         """Record the prompt hashes of a request that is computed here. ``capacity``: tokens that the cache holds;

@@ -32,6 +32,9 @@ from parley.web.exchange import Exchange
 log = logging.getLogger("parley.instance")
 
 SEND_FAILED = "[P Node] Send D request failed:"  # followed by the reason
+UNKNOWN_TARGET = (
+    "{} is not a known instance. Name it as a peer when you give the role, or name its network with --cluster-network."
+)
 
 
 class HandoverDeclined(ParleyError):
@@ -111,6 +114,8 @@ class PrefillStage(RequestStage):
                     engine_request.beam, engine_request.n, engine_request.logprobs = None, 1, -1
                     self._beam_searches.add(number)
         if self._continued:
+            if not self._command.target_known:
+                raise HandoverDeclined(SEND_FAILED + UNKNOWN_TARGET.format(self._command.target))
             self._page_engine = find_page_transfer(running.model.engine)
             if self._page_engine is None:
                 raise HandoverDeclined(SEND_FAILED + NO_PAGE_TRANSFER)

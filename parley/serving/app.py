@@ -32,7 +32,7 @@ from parley.disagg.wire.headers import read_preface_size
 from parley.errors import NotAllowed, NotFound, OrderRefused, ParleyError, excerpt
 from parley.serving.handlers import PROBE_KINDS, SERVER_HANDLERS, RouteHandler
 from parley.serving.registry import ModelRegistry
-from parley.web.auth import ApiKeys, BrowserGuard
+from parley.web.auth import ApiKeys, BrowserGuard, PortReach, port_reach
 from parley.web.exchange import Exchange
 from parley.web.http_protocol import HEAD_ERROR_KEY
 from parley.web.logs import log_access
@@ -52,6 +52,12 @@ class ClusterView(Protocol):
     def read_command(self, exchange: Exchange) -> object:
         """Return a coordinator's command to do a part of this request, None if there is none. Raises OrderRefused."""
 
+    def check_client(self, headers: Mapping[bytes, bytes], client_host: str, reach: PortReach) -> None:
+        """Check that a client at an IP address may call a port of this reach. Raises Unauthorized."""
+
+    def check_change(self, exchange: Exchange) -> None:
+        """Check that a request may change this server, where no admin key is required. Raises Forbidden."""
+
 
 class NoClusterView:
     """The view of a server that belongs to no cluster."""
@@ -63,6 +69,12 @@ class NoClusterView:
     def read_command(self, exchange: Exchange) -> object:
         """Return None: there is no coordinator."""
         return None
+
+    def check_client(self, headers: Mapping[bytes, bytes], client_host: str, reach: PortReach) -> None:
+        """Do nothing: clients call the server directly."""
+
+    def check_change(self, exchange: Exchange) -> None:
+        """Do nothing: there is no cluster that alone may change the server."""
 
 
 NO_CLUSTER_VIEW = NoClusterView()
@@ -83,6 +95,8 @@ class RouteEndpoint:
         exchange.scope, exchange.dialect = scope, self.dialect
         if self.admin_keys is not None and not self.app.cluster.is_coordinator(exchange.headers):
             self.admin_keys.check_admin_key(exchange.headers)
+            if not self.app.registry.options.admin_keys and self.route.kind != "role":  # whose handler checks by itself
+                self.app.cluster.check_change(exchange)
         exchange.log_entry.is_probe = self.route.kind in PROBE_KINDS
         await self.app.handlers[self.route.kind](self.app.registry, self.route, exchange)
 
@@ -134,7 +148,7 @@ class App:
 
     ``surfaces``: the APIs mounted here. ``route_table``: the route table that the router was built from. ``apis``: the
     names and prefixes of the APIs; ports with equal ``apis`` answer the same requests. ``handlers``: the function that
-    answers each kind of route.
+    answers each kind of route. ``certified``: the port requires a client's certificate.
     """
 
     def __init__(
@@ -144,11 +158,13 @@ class App:
         host: str,
         handlers: Mapping[RouteKind, RouteHandler] = SERVER_HANDLERS,
         cluster: ClusterView = NO_CLUSTER_VIEW,
+        certified: bool = False,
     ):
         options = registry.options
         self.registry = registry
         self.handlers = handlers
         self.cluster = cluster
+        self.reach = port_reach(host, certified=certified)
         self.surfaces = [surface for surface in surfaces if surface not in INNER_MOUNTS]
         self.apis = " ".join(f"{surface.prefix}:{surface.dialect.name}" for surface in self.surfaces)
         self.keys = ApiKeys(options.api_keys, options.admin_keys, options.priority_keys, options.cluster_secret)
@@ -233,6 +249,7 @@ class App:
         if scope["path"] not in self._keyless_paths:
             self._access_gate.check_headers(exchange.headers)
             if not self.cluster.is_coordinator(exchange.headers):
+                self.cluster.check_client(exchange.headers, exchange.client_host, self.reach)
                 exchange.tenant = self.keys.check_key(exchange.headers)
 
     def _error_dialect(self, path: str) -> Dialect:

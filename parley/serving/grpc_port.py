@@ -8,9 +8,10 @@ if the port is enabled; it needs the extra ``grpc``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -41,10 +42,17 @@ REAL_STATUS_HEADER = b"triton_grpc_error"  # metadata: the first error ends a st
 
 
 class TritonGrpcPort:
-    """A gRPC server in front of the served models. ``start_server`` and ``stop_server`` belong to one event loop."""
+    """A gRPC server in front of the served models. ``start_server`` and ``stop_server`` belong to one event loop.
 
-    def __init__(self, registry: ModelRegistry):
+    ``check_client`` gets the metadata of a call and the IP address that it came from. It raises Unauthorized if that
+    client may not call this server.
+    """
+
+    def __init__(
+        self, registry: ModelRegistry, check_client: Callable[[Mapping[bytes, bytes], str], None] = lambda *client: None
+    ):
         self._registry = registry
+        self._check_client = check_client
         options = registry.options
         self._keys = ApiKeys(options.api_keys, options.admin_keys, options.priority_keys, options.cluster_secret)
 
@@ -121,6 +129,7 @@ class TritonGrpcPort:
             try:
                 with call.reporting_outcome():
                     if method_name not in KEYLESS_METHODS:
+                        self._check_client(metadata, _client_host(context.peer()))
                         call.tenant = self._keys.check_key(metadata)
                     return await call_handler(call, payload, context)
             except GrpcError as refused:
@@ -250,3 +259,9 @@ def _parse_message(message_type: Any, data: bytes) -> ProtoMessage:
 
 def _as_bytes(value: str | bytes) -> bytes:
     return value if isinstance(value, bytes) else value.encode()
+
+
+def _client_host(peer: str) -> str:
+    """Return the IP address in gRPC's name for a client, such as ``ipv4:10.0.0.1:52000``; empty if it has none."""
+    family, _, address = unquote(peer).partition(":")
+    return address.rpartition(":")[0].strip("[]") if family in ("ipv4", "ipv6") else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network
 from typing import Literal, NamedTuple
 
 from parley.dialects.dialect import Dialect
@@ -72,6 +73,7 @@ class ServerOptions(HttpOptions):
     peer_checksum: bool = False  # compare checksums of pages that were handed over
     p_percentage: int = 50  # the share of a flex instance's time for prefill, in percent
     cluster_secret: str = ""  # known to all instances and coordinators of the cluster
+    cluster_networks: tuple[IPv4Network | IPv6Network, ...] = ()  # hosts that are trusted without the secret
     peer_tls: TlsFiles | None = None  # encrypts handovers, with certificates on both sides
 
     access_log: bool = True

@@ -18,6 +18,7 @@ from parley.settings.kinds import (
     family_kind,
     integer_kind,
     named_model_kind,
+    network_kind,
     number_kind,
     pattern_kind,
     size_kind,
@@ -437,9 +438,10 @@ SERVE_OPTIONS: list[Option] = [
     Option(
         "cluster-secret",
         text_kind("SECRET"),
-        "Secret by which the instances and coordinators of a cluster recognise each other.",
+        "Secret by which the instances and coordinators of a cluster recognise each other. Roles other than mixed need "
+        "it, unless they listen on this machine only, without API keys.",
         section="cluster",
-        unset_text="no secret is required",
+        unset_text="none",
         configurable=True,
         secret=True,
     ),
@@ -448,6 +450,16 @@ SERVE_OPTIONS: list[Option] = [
         text_kind("FILE"),
         "File whose first line is the cluster secret.",
         section="cluster",
+        configurable=True,
+    ),
+    Option(
+        "cluster-network",
+        network_kind(),
+        "Network whose hosts are trusted as members of the cluster without the secret, for coordinators that know "
+        "none, such as MindIE's; handovers may go there, too.",
+        section="cluster",
+        unset_text="none is trusted",
+        repeatable=True,
         configurable=True,
     ),
     Option(

@@ -6,6 +6,7 @@ returns text that reads back as the same value. Knows neither options nor source
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -100,6 +101,18 @@ def number_kind(low: float, high: float, metavar: str = "N") -> OptionKind:
         return value
 
     return OptionKind(metavar, parse_number, lambda value: f"{value:g}")
+
+
+def network_kind() -> OptionKind:
+    """An IP network in CIDR form, or a single address."""
+
+    def parse_network(raw: Any) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+        try:
+            return ipaddress.ip_network(raw if isinstance(raw, str) else "")
+        except ValueError:
+            raise ValueError("a network such as 10.0.0.0/24, or an address") from None
+
+    return OptionKind("NETWORK", parse_network)
 
 
 def endpoint_kind() -> OptionKind:

@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import ipaddress
 from collections.abc import Iterable
+from typing import Literal
 from urllib.parse import urlsplit
 
 from parley.errors import Forbidden, Unauthorized
@@ -31,6 +32,14 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost" or host.endswith(".localhost")
+
+
+PortReach = Literal["local", "certified", "public"]
+
+
+def port_reach(host: str, *, certified: bool = False) -> PortReach:
+    """Return who reaches a port: this machine only, only holders of a certificate (``certified``), or anybody."""
+    return "certified" if certified else "local" if is_loopback(host) else "public"
 
 
 class ApiKeys:

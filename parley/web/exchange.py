@@ -111,6 +111,11 @@ class Exchange:
         result: Mapping[str, str] = self.scope.get("path_params", {})
         return result
 
+    @property
+    def client_host(self) -> str:
+        """The IP address that the request came from; empty if it came over no network."""
+        return str((self.scope.get("client") or ("", 0))[0])
+
     def client_timeout(self) -> float | None:
         """Return the client's timeout from the request header in seconds, None if there is none. Raises Invalid."""
         header = self.headers.get(TIMEOUT_HEADER)

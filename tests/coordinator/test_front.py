@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+from ipaddress import ip_network
 
 import pytest
 from support.coordinator_client import read_client_answer
@@ -12,7 +13,7 @@ from support.scripted_instance import AnswerScript, ReceivedRequest, ScriptedIns
 
 from parley.coordinator import refusals
 from parley.coordinator.config import CoordinatorOptions, CoordinatorTls
-from parley.coordinator.coordinator import Coordinator
+from parley.coordinator.coordinator import Coordinator, run_coordinator
 from parley.coordinator.proxy.paths import INTERNAL_KINDS, PathTable
 from parley.dialects.mindie.pd import coordinator
 from parley.dialects.mounts import mount_table, universal_mounts
@@ -336,23 +337,22 @@ async def test_coordinator_hides_the_instance_plane_from_clients(cluster):
     for path in ("/v1/role/decode", "/v2/role/prefill", "/v1/dresult/flow"):
         assert (await running.post(path, b"{}")).status == 404
     assert (await running.get("/v1/models")).status == 200
-    assert "parley-secret" not in instance.requests[-1].headers
+    forwarded = instance.requests[-1].headers
+    assert (forwarded["parley-secret"], forwarded["parley-forwarded"]) == ("s", "private")
 
 
 @pytest.mark.parametrize(
-    ("port", "host", "keys", "changes", "sees"),
+    ("port", "host", "keys", "open_to_all"),
     [
-        ("management", "0.0.0.0", {}, True, True),
-        ("management", "::", {}, True, True),
-        ("management", "127.0.0.1", {}, False, False),
-        ("management", "0.0.0.0", {"secret": "s" * 32}, False, True),
-        ("management", "0.0.0.0", {"tls": CoordinatorTls(clients="ca.pem")}, False, False),
-        ("metrics", "0.0.0.0", {"secret": "s" * 32}, False, True),
-        ("metrics", "127.0.0.1", {}, False, False),
-        ("status", "0.0.0.0", {}, False, True),
+        ("metrics", "0.0.0.0", {}, True),
+        ("status", "::", {}, True),
+        ("status", "0.0.0.0", {"secret": "s" * 32}, False),
+        ("status", "0.0.0.0", {"cluster_network": (ip_network("10.0.0.0/24"),)}, False),
+        ("status", "0.0.0.0", {"tls": CoordinatorTls(clients="ca.pem")}, False),
+        ("metrics", "127.0.0.1", {}, False),
     ],
 )
-async def test_start_message_says_who_may_change_or_see_the_cluster(capsys, port, host, keys, changes, sees):
+async def test_start_message_says_who_may_see_the_cluster(capsys, port, host, keys, open_to_all):
     sockets = {"predict": ("127.0.0.1", open_listener("127.0.0.1", 0)), port: (host, open_listener(host, 0))}
     coordinator = Coordinator(CoordinatorOptions(**keys), sockets)
     task, output = asyncio.create_task(coordinator.run_until_stopped(signals=False)), ""
@@ -361,8 +361,17 @@ async def test_start_message_says_who_may_change_or_see_the_cluster(capsys, port
         output += capsys.readouterr().out
     coordinator.request_stop()
     await task
-    assert (f"anyone who can reach {host} may add and remove instances" in output) == changes, output
-    assert (f"anyone who can reach {host} may see the instances and their activity" in output) == sees, output
+    assert (f"anyone who can reach {host} may see the instances and their activity" in output) == open_to_all, output
+
+
+@pytest.mark.parametrize("keys", [{"host": "0.0.0.0"}, {"management_host": "10.255.0.1"}, {"host": "::"}])
+def test_coordinator_refuses_a_management_port_that_is_open_to_strangers(capsys, keys):
+    assert run_coordinator(CoordinatorOptions(**keys)) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("parley: the management port takes the list of instances at ")
+    assert line.endswith(
+        "Set secret, or [tls] clients, or cluster_network, or management_host to an address of this machine alone."
+    )
 
 
 def test_coordinator_finds_every_route_of_a_server():

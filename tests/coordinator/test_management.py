@@ -448,13 +448,18 @@ async def test_silent_instance_is_lost_and_recovers():
     await health.stop_checks()
 
 
-async def test_management_changes_need_the_cluster_secret():
+async def test_management_needs_the_cluster_secret():
     table, scheduler = simulated_cluster("mixed", clock=ManualClock(), secret="s")
     async with serve_app(ManagementPort(table, scheduler, FakeHttp()).app) as say:
         for headers in ((), ("parley-secret: t",)):
             status, answer_body, _ = await say("POST", "/v1/instances/refresh", '{"ids":[],"instances":[]}', *headers)
             assert status == 401 and b"parley-secret" in answer_body
-        assert (await say("GET", "/v1/coordinator_info"))[0] == 200
+        for path in ("/v1/coordinator_info", "/recvs_info", "/v1/alarms", "/v1/instances/tasks?id=1"):
+            assert (await say("GET", path))[0] == 401
+            for shown in ("parley-secret: s", "authorization: Bearer s", "authorization: Basic dG9rZW46cw=="):
+                assert (await say("GET", path, "", shown))[0] == 200
+        for probe in ("/v1/startup", "/v1/health", "/v1/readiness"):
+            assert (await say("GET", probe))[0] != 401
         assert (await say("POST", "/v1/instances/refresh", '{"ids":[],"instances":[]}', "parley-secret: s"))[0] == 200
     clients = simulated_cluster(
         "mixed", clock=ManualClock(), secret="s", tls={"certificate": "c", "key": "k", "clients": "a"}

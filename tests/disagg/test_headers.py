@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parley.dialects.mounts import INSTANCE_PLANE
-from parley.disagg.wire.headers import MAX_REQUEST_ID_LENGTH, PrefillCommand, parse_prefill_command
+from parley.disagg.wire.headers import MAX_REQUEST_ID_LENGTH, PrefillCommand, parse_prefill_command, shows_secret
 from parley.disagg.wire.role import InstanceAddress, InstanceRole
 from parley.errors import OrderRefused
 
@@ -32,12 +32,9 @@ def make_role(name: Any, share: int = 50) -> InstanceRole:
 
 
 def parse_headers(headers: dict[str, str], name: str = "prefill", share: int = 50, secret: str = "") -> PrefillCommand:
-    return parse_prefill_command(
-        {key.encode(): value.encode("latin-1") for key, value in headers.items()},
-        make_role(name, share),
-        OWN_ADDRESS,
-        secret,
-    )
+    raw_headers = {key.encode(): value.encode("latin-1") for key, value in headers.items()}
+    from_member = not secret or shows_secret(raw_headers, secret)
+    return parse_prefill_command(raw_headers, make_role(name, share), OWN_ADDRESS, from_member=from_member)
 
 
 def header_error(headers: dict[str, str], name: str = "prefill", share: int = 50, secret: str = "") -> tuple[int, dict]:

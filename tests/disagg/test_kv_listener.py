@@ -115,7 +115,7 @@ async def test_rejects_links_with_another_cluster_secret(secret: bytes) -> None:
         async with accepting_peer(target) as (peer, _):
             other = KVPeer(secret=secret)
             other.add_arena("demo", source.arena)
-            with pytest.raises(LinkError, match="does not have the same cluster secret"):
+            with pytest.raises(LinkError, match=r"has another cluster secret .* give both the same --cluster-secret"):
                 await other.open_handover(f"127.0.0.1:{peer.port}", "demo")
             await other.close_peer()
 
@@ -148,6 +148,21 @@ async def test_connect_fails_when_no_kv_listener_answers() -> None:
         with pytest.raises(LinkError, match="cannot be reached"):
             await peer.open_handover("127.0.0.1:1", "demo")
         await peer.close_peer()
+
+
+async def test_says_that_a_port_which_hangs_up_is_no_peer_port() -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    with PageMemory() as source:
+        peer = KVPeer()
+        peer.add_arena("demo", source.arena)
+        with pytest.raises(LinkError, match="is not the --peer-port of an instance"):
+            await peer.open_handover(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", "demo")
+        await peer.close_peer()
+    server.close()
 
 
 class RawSender:

@@ -11,6 +11,7 @@ from support.certificates import make_authority, make_certificate, revoke_certif
 from support.http_client import MODEL_INFO, Answer, Connection, build_request
 
 from parley.boot import engines, server
+from parley.boot.places import listening_places
 from parley.coordinator import config as cluster
 from parley.coordinator.coordinator import instance_tls_context
 from parley.disagg.kv.peer import KVPeer
@@ -70,7 +71,7 @@ async def test_mutual_tls_admits_only_clients_with_a_valid_certificate(tls_files
         ListenAddress("vllm", "127.0.0.1", 0, tls_options(tls_files)),
     )
     options = ServerOptions(port=None, listen=listen)
-    places = server.listening_places(options)
+    places = listening_places(options)
     sockets = [server.open_listener(place.host, place.port) for place in places]
     contexts = [server_tls_context(place.tls) if place.tls else None for place in places]
     mutual, server_only = (sock.getsockname()[1] for sock in sockets)
@@ -118,7 +119,7 @@ def test_apis_with_the_same_port_share_its_socket():
     options = ServerOptions(
         listen=(ListenAddress("tgi", "h", 1), ListenAddress("vllm", "h", 1), ListenAddress("tgi", "h", 0))
     )
-    shared = server.listening_places(options)[1:]
+    shared = listening_places(options)[1:]
     assert [(place.port, [surface.dialect.name for surface in place.surfaces]) for place in shared] == [
         (1, ["tgi", "vllm", "parley"]),
         (0, ["tgi", "parley"]),

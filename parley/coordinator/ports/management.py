@@ -13,6 +13,7 @@ from collections import deque
 from typing import Any
 from urllib.parse import urlsplit
 
+from parley.coordinator.access import management_access
 from parley.coordinator.lenient import is_count
 from parley.coordinator.ports.port import AdminPort, AdminReply, AdminRequest
 from parley.coordinator.routing.admission import InstanceScheduler
@@ -29,6 +30,7 @@ BAD_REQUEST_REPLY = AdminReply(400)
 NOT_READY_REPLY = AdminReply(503)
 FAILED_REPLY = AdminReply(500)
 MAX_ALARMS = 100  # alarms kept
+PROBE_PATHS = frozenset(("/v1/startup", "/v1/health", "/v1/readiness"))
 HEALTHY_BODY = {"message": "", "status": "0"}  # the body that controllers send as well
 
 
@@ -58,13 +60,19 @@ class ManagementPort:
                 ("POST", "/v1/terminate-service"): self.terminate_server,
                 ("GET", "/v1/startup"): lambda _: AdminReply.from_json(HEALTHY_BODY),
                 ("GET", "/v1/health"): lambda _: AdminReply.from_json(HEALTHY_BODY),
+                ("GET", "/v1/readiness"): self.cluster_readiness,  # parley's addition
                 ("GET", "/v1/alarms"): lambda _: AdminReply.from_json(
                     {"alarms": list(self.alarms)}
                 ),  # parley's addition
             },
             host,
-            "" if table.options.tls.clients else table.options.secret or "",
+            management_access(table.options),
+            is_open=PROBE_PATHS.__contains__,
         )
+
+    def cluster_readiness(self, request: AdminRequest) -> AdminReply:
+        """Answer a readiness probe."""
+        return OK_REPLY if self.master and self.scheduler.can_serve() else NOT_READY_REPLY
 
     @property
     def knows_instances(self) -> bool:

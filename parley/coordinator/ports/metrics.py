@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import get_args
 
+from parley.coordinator.access import reading_access
 from parley.coordinator.ports.merge_metrics import merge_pages
 from parley.coordinator.ports.port import AdminPort, AdminReply, AdminRequest
 from parley.coordinator.routing.admission import InstanceScheduler
@@ -51,7 +52,7 @@ class MetricsPort:
         self._table, self._scheduler, self._ask = table, scheduler, ask
         self._merged_text, self._merged_at = "", float("-inf")
         self._scrape_lock = asyncio.Lock()
-        self.app = AdminPort({("GET", "/metrics"): self.metrics_page}, host)
+        self.app = AdminPort({("GET", "/metrics"): self.metrics_page}, host, reading_access(table.options, host))
 
     async def metrics_page(self, request: AdminRequest) -> AdminReply:
         """Return the whole metrics page."""

@@ -16,8 +16,8 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from parley.coordinator import lenient
-from parley.disagg.wire import headers as pd_headers
-from parley.errors import ParleyError, Unauthorized
+from parley.coordinator.access import AdminAccess
+from parley.errors import ParleyError
 from parley.web.auth import ApiKeys, BrowserGuard
 from parley.web.http_protocol import HEAD_ERROR_KEY
 from parley.web.options import HttpOptions
@@ -30,6 +30,7 @@ TEXT_TYPE = b"text/plain; charset=utf-8"
 BODY_LIMIT = 64 << 20  # bytes of a body; 4,096 instances with their prefix hashes take about 20 MB
 BODY_BUDGET = BodyBudget(2 * BODY_LIMIT)  # for the admin ports of a process together
 PATIENCE = 60.0  # seconds for a body to arrive
+PASSWORD_CHALLENGE = b'Basic realm="user token, password: the secret of the cluster"'
 UNKNOWN_PATH = b"Invalid request\r\n"
 
 
@@ -65,12 +66,18 @@ AdminRoute = Callable[[AdminRequest], AdminReply | Awaitable[AdminReply]]
 class AdminPort:
     """The ASGI application of one admin port.
 
-    ``routes``: by method and path; a star in a path matches one segment. ``secret``: required as parley-secret for
-    every method but GET; empty: not required.
+    ``routes``: by method and path; a star in a path matches one segment. ``access``: who may use them. ``is_open``:
+    whether anyone may read a path, as probes do.
     """
 
-    def __init__(self, routes: Mapping[tuple[str, str], AdminRoute], host: str = "127.0.0.1", secret: str = ""):
-        self._secret = secret
+    def __init__(
+        self,
+        routes: Mapping[tuple[str, str], AdminRoute],
+        host: str = "127.0.0.1",
+        access: AdminAccess | None = None,
+        is_open: Callable[[str], bool] = lambda path: False,
+    ):
+        self._access, self._is_open = access or AdminAccess(), is_open
         self._exact_routes = {place: route for place, route in routes.items() if "*" not in place[1]}
         self._starred_routes = [(place, route) for place, route in routes.items() if "*" in place[1]]
         self._gate = BrowserGuard(host, (), (), ApiKeys(()))
@@ -85,6 +92,8 @@ class AdminPort:
             headers.append((b"content-type", reply.content_type))
         if reply.close:
             headers.append((b"connection", b"close"))
+        if reply.status == 401:
+            headers.append((b"www-authenticate", PASSWORD_CHALLENGE))
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await send({"type": "http.response.body", "body": reply.body})
 
@@ -94,8 +103,8 @@ class AdminPort:
                 raise scope[HEAD_ERROR_KEY]
             headers = dict(scope["headers"])
             self._gate.check_headers(headers)
-            if scope["method"] != "GET" and not pd_headers.has_cluster_secret(headers, self._secret):
-                raise Unauthorized(pd_headers.WRONG_SECRET)
+            if scope["method"] != "GET" or not self._is_open(scope["path"]):
+                self._access.check_client(headers, str((scope.get("client") or ("", 0))[0]))
         except ParleyError as error:
             return AdminReply(error.status, f"{error.message}\r\n".encode(), TEXT_TYPE, close=True)
         route, matched_segment = self._find_route(scope["method"], scope["path"])

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from parley.coordinator.access import reading_access
 from parley.coordinator.ports.management import ManagementPort
 from parley.coordinator.ports.port import AdminPort, AdminReply, AdminRequest
 from parley.coordinator.routing.admission import InstanceScheduler
@@ -30,7 +31,8 @@ class StatusPort:
             ("GET", path): lambda _: UP_REPLY for path in ("/v1/startup", "/v1/health", "/v2/health/live", "/health")
         }
         ready = {
-            ("GET", path): self.cluster_readiness for path in ("/v1/readiness", "/v2/health/ready", "/health/ready")
+            ("GET", path): management.cluster_readiness
+            for path in ("/v1/readiness", "/v2/health/ready", "/health/ready")
         }
         self.app = AdminPort(
             {
@@ -41,11 +43,9 @@ class StatusPort:
                 ("GET", "/data"): lambda _: AdminReply.from_json(self.page_data()),
             },
             host,
+            reading_access(table.options, host),
+            is_open=lambda path: path not in ("/", "/data"),
         )
-
-    def cluster_readiness(self, request: AdminRequest) -> AdminReply:
-        """Answer a readiness probe."""
-        return UP_REPLY if self._management.master and self._scheduler.can_serve() else DOWN_REPLY
 
     def model_readiness(self, request: AdminRequest) -> AdminReply:
         """Answer a readiness probe for one model."""

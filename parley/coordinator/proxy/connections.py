@@ -14,12 +14,14 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
+from parley.coordinator.access import coordinator_reach
 from parley.coordinator.config import CoordinatorOptions
 from parley.coordinator.proxy.http_client import ConnectionBroken, InstanceHttpClient, InstanceUnreachable
 from parley.coordinator.proxy.result_stream import ResultStreamClient
 from parley.coordinator.routing.health import Unanswered
 from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.instance_table import InstanceNews, InstanceTable
+from parley.disagg.wire.headers import FORWARDED_HEADER
 from parley.web.random_ids import draw_id
 
 COMMAND_TIMEOUT = 10.0  # seconds that an instance may take to answer a command
@@ -31,8 +33,8 @@ class InstanceConnections:
 
     ``coordinator_id``: the coordinator id, the same after a restart; instances drop the results that they kept for an
     earlier coordinator with this id. ``context``: TLS towards instances. ``secret_headers``: the header that
-    authenticates the coordinator to an instance; it is sent with the coordinator's own commands, never with client
-    requests forwarded unchanged.
+    authenticates the coordinator to an instance, in its own commands. ``forwarding_headers`` authenticate it when it
+    forwards a client's request, and say whether strangers may be among its clients.
     """
 
     def __init__(
@@ -47,6 +49,8 @@ class InstanceConnections:
         self._table = table
         self._context = context
         self.secret_headers = [(b"parley-secret", options.secret.encode())] if options.secret else []
+        is_public = coordinator_reach(options, options.host) == "public"
+        self.forwarding_headers = [*self.secret_headers, (FORWARDED_HEADER, b"public" if is_public else b"private")]
         self._http_clients: dict[str, InstanceHttpClient] = {}  # by scheme, host and port
         self._result_streams: dict[int, tuple[ResultStreamClient, asyncio.Task[None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()

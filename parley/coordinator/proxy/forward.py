@@ -73,7 +73,7 @@ async def instance_refusal(
     """
     try:
         answer = await connections.http_client(instance).request_answer(
-            b"GET", client.request_target, client.forwarded_headers()
+            b"GET", client.request_target, _forwarded_headers(connections, client, instance)
         )
     except (InstanceUnreachable, ConnectionBroken):
         raise refusals.coordinator_error(503, refusals.CLUSTER_NOT_READY) from None
@@ -98,7 +98,7 @@ async def _forward_once(
 ) -> bool:
     """Send the client an instance's answer; False if none came."""
     http_client = connections.http_client(instance)
-    method, headers = client.scope["method"].encode(), client.forwarded_headers()
+    method, headers = client.scope["method"].encode(), _forwarded_headers(connections, client, instance)
     parts = http_client.format_request(method, client.request_target, headers, (body,) if body else ())
     while True:
         idle_connection = http_client.take_idle()
@@ -164,9 +164,11 @@ async def _ask_all(
     connections: InstanceConnections, client: DownstreamClient, instances: list[ClusterInstance], body: bytes
 ) -> list[InstanceAnswer]:
     """Return the answers of the instances that can be reached, at least one. Raises ParleyError."""
-    method, headers = client.scope["method"].encode(), client.forwarded_headers()
+    method, parts = client.scope["method"].encode(), (body,) if body else ()
     requests = (
-        connections.http_client(each).request_answer(method, client.request_target, headers, (body,) if body else ())
+        connections.http_client(each).request_answer(
+            method, client.request_target, _forwarded_headers(connections, client, each), parts
+        )
         for each in instances
     )
     results = await asyncio.gather(*requests, return_exceptions=True)
@@ -174,3 +176,11 @@ async def _ask_all(
     if not answers:
         raise refusals.coordinator_error(500, refusals.SEND_FAILED)
     return answers
+
+
+def _forwarded_headers(
+    connections: InstanceConnections, client: DownstreamClient, instance: ClusterInstance
+) -> list[tuple[bytes, bytes]]:
+    """Return the headers with which a client's request goes to an instance. Only parley's know this coordinator."""
+    headers = client.forwarded_headers()
+    return [*headers, *connections.forwarding_headers] if instance.native else headers

@@ -27,6 +27,11 @@ HANDSHAKE_TIMEOUT_S = 10.0  # time for both sides to authenticate each other
 LINK_PREAMBLE, PAGES_PREAMBLE = b"parley-kv 1 link", b"parley-kv 1 data"
 MAX_UNAUTHENTICATED = 64  # unauthenticated connections at a time; more are closed at once
 READ_BUFFER_BYTES = 1 << 20
+OTHER_SECRET = "has another cluster secret than this instance: give both the same --cluster-secret, or neither one"
+CLOSED_AT_ONCE = (
+    "hangs up at once: it is not the --peer-port of an instance, or it does not let this one in (--cluster-cert, "
+    "--cluster-network)"
+)
 
 
 class AuthenticatedConnection(NamedTuple):
@@ -40,7 +45,7 @@ class AuthenticatedConnection(NamedTuple):
 
 class KVListener:
     """Accepts connections. ``on_link`` must return within the rest of HANDSHAKE_TIMEOUT_S that authentication has
-    left."""
+    left. ``admits_host``: whether the host at an IP address may connect; None: every host may."""
 
     def __init__(
         self,
@@ -48,12 +53,14 @@ class KVListener:
         tls: ssl.SSLContext | None,
         on_link: Callable[[AuthenticatedConnection], Awaitable[None]],
         on_page_channel: Callable[[bytes, PageChannel], bool],
+        admits_host: Callable[[str], bool] | None = None,
     ):
         self.port = 0
         self._secret = secret
         self._tls = tls
         self._on_link = on_link
         self._on_page_channel = on_page_channel
+        self._admits_host = admits_host
         self._listening_sockets: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.unauthenticated_count = 0  # open connections that have not proved the secret yet
@@ -124,6 +131,8 @@ class KVListener:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 try:
                     address = _remote_address(sock)
+                    if self._admits_host is not None and not self._admits_host(sock.getpeername()[0]):
+                        raise LinkError("its host is not a member of the cluster (--cluster-network)")
                     sock.setblocking(False)
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     preamble = await _receive_exactly(sock, len(LINK_PREAMBLE))
@@ -211,12 +220,12 @@ async def connect_to_listener(
     )
     try:
         ticket = await run_handshake(handshake.sender_handshake(secret), reader, writer)
-    except (handshake.HandshakeFailed, EOFError, ConnectionError):
+    except handshake.HandshakeFailed:
         writer.transport.abort()
-        subject = (
-            "cluster secret" if tls is None else "cluster secret, or does not accept the certificate of this instance"
-        )
-        raise LinkError(f"does not have the same {subject}") from None
+        raise LinkError(OTHER_SECRET) from None
+    except (EOFError, ConnectionError):
+        writer.transport.abort()
+        raise LinkError(CLOSED_AT_ONCE) from None
     except BaseException:
         writer.transport.abort()
         raise
@@ -243,7 +252,11 @@ async def connect_to_listener(
 async def run_handshake(
     steps: handshake.HandshakeSteps, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> bytes:
-    """Run the steps of a handshake and return the ticket. Raises HandshakeFailed, EOFError, OSError."""
+    """Run the steps of a handshake and return the ticket.
+
+    Raises HandshakeFailed, also if the other side began the handshake and hung up; else EOFError, OSError.
+    """
+    answered = False
     try:
         step = next(steps)
         while True:
@@ -254,8 +267,13 @@ async def run_handshake(
                 step = next(steps)
             else:
                 step = steps.send(await reader.readexactly(step))
+                answered = True
     except StopIteration as end:
         return bytes(end.value)
+    except (EOFError, ConnectionError):
+        if answered:
+            raise handshake.HandshakeFailed from None
+        raise
 
 
 async def _receive_exactly(sock: socket.socket, count: int) -> bytes:

@@ -48,7 +48,7 @@ class KVPeer:
     ``secret``: of the cluster, empty for none. ``server_tls`` and ``client_tls``: TLS for listening and for connecting,
     best with certificates on both sides. ``lease``: seconds; a side that is silent for longer counts as dead.
     ``checksum``: compare pages after the transfer; it is used if either side enables it. ``shared``: read memory on the
-    same host directly.
+    same host directly. ``admits_host``: whether the host at an IP address may connect; None: every host may.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class KVPeer:
         lease: float = LEASE_S,
         checksum: bool = False,
         shared: bool = True,
+        admits_host: Callable[[str], bool] | None = None,
     ):
         self._secret = secret
         self._client_tls = client_tls
@@ -68,7 +69,7 @@ class KVPeer:
         self._shared = shared
         self._process_proof = ProcessProof()
         self._mapped_files = MappedFiles()
-        self._listener = KVListener(secret, server_tls, self._welcome_link, self._attach_channel)
+        self._listener = KVListener(secret, server_tls, self._welcome_link, self._attach_channel, admits_host)
         self._accept_handover: Callable[[KVReceiver], Awaitable[None]] | None = None
         self._arenas: dict[str, MappedArena] = {}
         self._links: dict[KVLink, str] = {}  # and the name of their arena

@@ -37,6 +37,9 @@ LOST_HEADER = (
 SHORT_HEADER = (
     NATIVE_PREFIX + b"short"
 )  # in an answer to a coordinator: the context is too short here, but may suffice elsewhere
+FORWARDED_HEADER = (
+    NATIVE_PREFIX + b"forwarded"
+)  # in a client's request that a coordinator forwards: who reaches the coordinator's port, "private" or "public"
 
 HEX_DIGITS = re.compile(r"[0-9a-fA-F]+")
 WORD_CHARACTERS = re.compile(r"[0-9a-zA-Z_-]+")
@@ -49,11 +52,12 @@ class PrefillCommand:
     """A coordinator's command to run the prefill stage of one request.
 
     ``request_id``: identifies this attempt. ``target``: the instance that continues after the first output;
-    ``continues_here``: that is this instance. ``recompute``: the body contains outputs of an earlier attempt. The other
-    fields need parley's own coordinator, which sets ``coordinator_name``, the name of the connection for results.
-    ``request_uuid``: the request UUID, 32 hex digits, equal for all attempts; "" for none. ``created``: creation time
-    of the answer, in seconds since the epoch. ``preface_size``: number of bytes before the body that are records of
-    earlier attempts. ``elapsed``: seconds since the client's request arrived; time limits count from then.
+    ``continues_here``: that is this instance; ``target_known``: this instance may connect to it. ``recompute``: the
+    body contains outputs of an earlier attempt. The other fields need parley's own coordinator, which sets
+    ``coordinator_name``, the name of the connection for results. ``request_uuid``: the request UUID, 32 hex digits,
+    equal for all attempts; "" for none. ``created``: creation time of the answer, in seconds since the epoch.
+    ``preface_size``: number of bytes before the client's body that are records of earlier attempts. ``elapsed``:
+    seconds since the client's request arrived; time limits count from then.
     """
 
     request_id: str
@@ -65,6 +69,7 @@ class PrefillCommand:
     created: int | None = None
     preface_size: int = 0
     elapsed: float = 0.0
+    target_known: bool = False
 
 
 def is_native(headers: Mapping[bytes, bytes]) -> bool:
@@ -78,25 +83,21 @@ def read_preface_size(headers: Mapping[bytes, bytes]) -> int:
     return int(size_text) if DECIMAL_NUMBER.fullmatch(size_text) else 0
 
 
-def has_cluster_secret(headers: Mapping[bytes, bytes], secret: str) -> bool:
-    """Whether the sender knows the cluster's secret; True if there is none."""
-    return not secret or hmac.compare_digest(headers.get(b"parley-secret", b""), secret.encode())
+def shows_secret(headers: Mapping[bytes, bytes], secret: str) -> bool:
+    """Whether the sender knows the cluster's secret; False if there is none."""
+    return bool(secret) and hmac.compare_digest(headers.get(b"parley-secret", b""), secret.encode())
 
 
 def speaks_for_itself(headers: Mapping[bytes, bytes], secret: str) -> bool:
     """Whether a coordinator sends this on its own behalf, not for a client. Such requests need no API key."""
-    return (
-        bool(secret)
-        and b"parley-secret" in headers
-        and b"req-id" not in headers
-        and has_cluster_secret(headers, secret)
-    )
+    return b"req-id" not in headers and FORWARDED_HEADER not in headers and shows_secret(headers, secret)
 
 
 def parse_prefill_command(
-    headers: Mapping[bytes, bytes], role: InstanceRole, own_address: InstanceAddress, secret: str = ""
+    headers: Mapping[bytes, bytes], role: InstanceRole, own_address: InstanceAddress, *, from_member: bool = True
 ) -> PrefillCommand:
-    """Parse the command in the headers of a request to the instance at ``own_address``. Raises OrderRefused."""
+    """Parse the command in the headers of a request to the instance at ``own_address``. ``from_member``: a member of
+    the cluster sent it. Raises OrderRefused."""
     header_values = {name: headers[name].decode("latin-1") for name in headers if name in PARSED_HEADERS}
     native = is_native(headers)
     if role.is_unsettled:
@@ -121,9 +122,9 @@ def parse_prefill_command(
         raise OrderRefused(400, TARGET_IS_SELF)
     if header_values.get(b"is-recompute", "false") not in ("true", "false"):
         raise OrderRefused(400, INVALID_RECOMPUTE)
-    if not has_cluster_secret(headers, secret):
+    if not from_member:
         raise OrderRefused(401, WRONG_SECRET)
-    command = PrefillCommand(request_id, target, here, header_values.get(b"is-recompute") == "true")
+    command = PrefillCommand(request_id, target, here, recompute=header_values.get(b"is-recompute") == "true")
     return _with_native_headers(command, header_values) if native else command
 
 

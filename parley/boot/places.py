@@ -1,0 +1,85 @@
+"""Where a server listens: each address with its APIs and its certificates. Refuses ports that are open to strangers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from parley.dialects.mounts import DEDICATED_APIS, ApiMount, dedicated_mounts, universal_mounts
+from parley.serving.options import ListenAddress, ServerOptions
+from parley.web.auth import PortReach, is_loopback, port_reach
+from parley.web.options import TlsFiles
+
+OPEN_PLANE = (
+    "the role {role} takes {what} at {host} port {port}, which {whom}. Set --cluster-secret for all instances and "
+    "coordinators, or {tls_option}, or name the cluster's networks with --cluster-network."
+)
+ANYONE, ANYONE_HERE = "anyone can reach", "anyone on this machine can reach without an API key"
+
+
+class ListeningPlace(NamedTuple):
+    """An address to listen on, the APIs mounted there, and the TLS settings."""
+
+    host: str
+    port: int
+    surfaces: Sequence[ApiMount]
+    tls: TlsFiles | None = None
+
+    @property
+    def is_certified(self) -> bool:
+        """Whether clients must present a certificate."""
+        return self.tls is not None and bool(self.tls.client_authorities)
+
+
+def listening_places(options: ServerOptions) -> list[ListeningPlace]:
+    """Return the listening places: first the port shared by all APIs, then the ports of single APIs.
+
+    APIs that were given the same port share a place.
+    """
+    found_places = []
+    if options.port is not None:
+        found_places.append(
+            ListeningPlace(options.host, options.port, universal_mounts(options.strict, options.tgi_compat))
+        )
+    dialects = {**DEDICATED_APIS, **options.apis}
+    by_address: dict[tuple[str, int], list[ListenAddress]] = {}
+    for number, each in enumerate(options.listen):
+        by_address.setdefault((each.host, each.port or -number), []).append(each)
+    found_places += [
+        ListeningPlace(
+            first.host,
+            first.port,
+            dedicated_mounts(first.api, *(each.api for each in others), apis=dialects),
+            first.tls,
+        )
+        for first, *others in by_address.values()
+    ]
+    return found_places
+
+
+def find_open_plane(options: ServerOptions, places: Sequence[ListeningPlace]) -> str:
+    """Return a sentence about a port where a stranger could act for the cluster, and what to do; "" if there is none.
+
+    A mixed server takes no commands that could change or move anything. Without keys a port of this machine alone has
+    no strangers; with keys, those without one are.
+    """
+    if options.role == "mixed" or options.cluster_secret or options.cluster_networks:
+        return ""
+    for place in places:
+        if _is_open(options, port_reach(place.host, certified=place.is_certified)):
+            return _describe_open_plane(options, "commands", place.host, place.port)
+    if options.peer_tls is None and _is_open(options, port_reach(places[0].host)):
+        return _describe_open_plane(options, "handovers", places[0].host, options.peer_port)
+    return ""
+
+
+def _is_open(options: ServerOptions, reach: PortReach) -> bool:
+    """Whether strangers reach a port of an instance whose cluster has neither a secret nor networks."""
+    return reach == "public" or (reach == "local" and bool(options.api_keys))
+
+
+def _describe_open_plane(options: ServerOptions, what: str, host: str, port: int | None) -> str:
+    """Return the sentence about an open port. ``what``: what it takes, "commands" or "handovers"."""
+    tls_option = "httpsEnabled in MindIE's config.json" if what == "commands" else "--cluster-cert, -key and -ca"
+    whom = ANYONE_HERE if is_loopback(host) else ANYONE
+    return OPEN_PLANE.format(role=options.role, what=what, host=host, port=port, whom=whom, tls_option=tls_option)
