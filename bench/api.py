@@ -186,11 +186,14 @@ def run_clients(*arguments: int) -> None:
 
 async def send_requests(port: int, clients: int, requests: int, output: int, stream: bool) -> None:
     """Send ``requests`` requests over ``clients`` connections and wait for all responses."""
-    left = [encode_request(port, stream, output, number) for number in range(requests)]
+    pending_requests = [encode_request(port, stream, output, number) for number in range(requests)]
     end = b"0\r\n\r\n" if stream else b"}}"
     loop = asyncio.get_running_loop()
-    made = [await loop.create_connection(lambda: ApiClient(left, end), "127.0.0.1", port) for _ in range(clients)]
-    await asyncio.gather(*(client.done for _, client in made))
+    connections = [
+        await loop.create_connection(lambda: ApiClient(pending_requests, end), "127.0.0.1", port)
+        for _ in range(clients)
+    ]
+    await asyncio.gather(*(client.done for _, client in connections))
 
 
 def count_answers(options: argparse.Namespace, output: int, stream: bool) -> int:

@@ -106,31 +106,31 @@ class Traffic:
         self._load = LoadGenerator(ServerAddress("http", "127.0.0.1", port, ""), None, LoadShape("m", 1, TIMEOUT))
         self._idle: list[LoadConnection] = []
 
-    async def send_at_rate(self, asked: Sequence[TimedRequest], rate: float, slo: Slo) -> RateResult:
+    async def send_at_rate(self, requests: Sequence[TimedRequest], rate: float, slo: Slo) -> RateResult:
         """Send the requests at ``rate`` per second of the cost model. Late ones are cancelled at the end."""
-        written = []
-        for each in asked:
+        encoded_requests = []
+        for each in requests:
             self._load.shape = replace(self._load.shape, output_tokens=each.output)
-            written.append(self._load.encode_request(each.prompt))
-        samples = [RequestSample(0.0) for _ in asked]
+            encoded_requests.append(self._load.encode_request(each.prompt))
+        samples = [RequestSample(0.0) for _ in requests]
         begin = time.perf_counter()
         tasks = []
-        for each, request, sample in zip(asked, written, samples, strict=True):
+        for each, request, sample in zip(requests, encoded_requests, samples, strict=True):
             await asyncio.sleep(begin + each.at / rate / self.speed - time.perf_counter())
             tasks.append(asyncio.create_task(self._send_one(request, sample)))
-        patience = (slo.ttft + slo.tpot * max(each.output for each in asked)) / self.speed
+        patience = (slo.ttft + slo.tpot * max(each.output for each in requests)) / self.speed
         await asyncio.wait(tasks, timeout=min(patience, 30.0))
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for sample in samples:
             sample.parse_events(self._load.api)
-        return self._judge_samples(asked, samples, rate, slo)
+        return self._judge_samples(requests, samples, rate, slo)
 
     def _judge_samples(
-        self, asked: Sequence[TimedRequest], samples: Sequence[RequestSample], rate: float, slo: Slo
+        self, requests: Sequence[TimedRequest], samples: Sequence[RequestSample], rate: float, slo: Slo
     ) -> RateResult:
-        counted = list(zip(asked, samples, strict=True))[len(asked) // STALE :]
+        counted = list(zip(requests, samples, strict=True))[len(requests) // STALE :]
         good, ttft, tpot = 0, [], []
         for each, sample in counted:
             if not sample.arrivals:

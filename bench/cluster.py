@@ -79,13 +79,13 @@ class ClusterBench:
             traffic = Traffic(running.port, self.costs.speed)
             await traffic.send_at_rate(self.trace_requests(trace, 0), rate / 2, slo)
             for turn in range(1, self.options.probes + 1):
-                seen = await traffic.send_at_rate(self.trace_requests(trace, turn), rate, slo)
+                result = await traffic.send_at_rate(self.trace_requests(trace, turn), rate, slo)
                 if self.options.verbose:
-                    print(f"  {setup.name}: {describe_rate(seen)}", flush=True)
-                if seen.good >= ENOUGH:
-                    low, rate = seen, math.sqrt(rate * high.rate) if high else rate * STEP
+                    print(f"  {setup.name}: {describe_rate(result)}", flush=True)
+                if result.good >= ENOUGH:
+                    low, rate = result, math.sqrt(rate * high.rate) if high else rate * STEP
                 else:
-                    high, rate = seen, math.sqrt(rate * low.rate) if low else rate / STEP
+                    high, rate = result, math.sqrt(rate * low.rate) if low else rate / STEP
         near = low or high
         assert near is not None
         if low is None or high is None:
@@ -101,10 +101,12 @@ class ClusterBench:
             return await traffic.send_at_rate(self.trace_requests(trace, 1), rate, slo)
 
 
-def describe_rate(seen: RateResult) -> str:
+def describe_rate(result: RateResult) -> str:
     """Return one line of text about a rate."""
-    times = [f"{median(each):.3f}" if each else "-" for each in (seen.ttft, seen.tpot)]
-    return f"{seen.rate:.2f}/s: {seen.good:.0%} in time, TTFT {times[0]} s, TPOT {times[1]} s, {seen.errors} refused"
+    times = [f"{median(each):.3f}" if each else "-" for each in (result.ttft, result.tpot)]
+    return (
+        f"{result.rate:.2f}/s: {result.good:.0%} in time, TTFT {times[0]} s, TPOT {times[1]} s, {result.errors} refused"
+    )
 
 
 def role_splits(instances: int, quick: bool, trace: Trace) -> list[tuple[int, int]]:
@@ -126,11 +128,11 @@ async def compare_goodput(bench: ClusterBench, traces: Iterable[Trace], levels: 
             setups += [Setup(ratio, n) for ratio in role_splits(n, bench.options.quick, trace)]
             base = 0.0
             for setup in setups:
-                found = await bench.search_goodput(setup, trace, slo)
-                base = base or found.rate
-                shown = f"{found.sign}{found.rate:.2f}", f"{found.sign}{found.rate / base:.2f}"
-                lines.append([trace.name, f"{slo.ttft:.2f} / {slo.tpot * 1e3:.0f}", setup.name, *shown,
-                              f"{found.at.good:.0%}", *format_times(found.at)])  # fmt: skip
+                goodput = await bench.search_goodput(setup, trace, slo)
+                base = base or goodput.rate
+                columns = f"{goodput.sign}{goodput.rate:.2f}", f"{goodput.sign}{goodput.rate / base:.2f}"
+                lines.append([trace.name, f"{slo.ttft:.2f} / {slo.tpot * 1e3:.0f}", setup.name, *columns,
+                              f"{goodput.at.good:.0%}", *format_times(goodput.at)])  # fmt: skip
                 print(" | ".join(lines[-1]), flush=True)
     head = ["Trace", "SLO: TTFT s / TPOT ms", "Instances", "Goodput, req/s", "of mixed", "in time next to it", *TIMES]
     print("\n" + markdown_table(head, lines) + "\n", flush=True)
@@ -143,10 +145,10 @@ async def compare_modes(bench: ClusterBench, traces: Iterable[Trace]) -> None:
         slo = Slo.from_idle_times(trace, bench.costs, TTFT, LEVELS["tight"])
         for rate in (0.5, 1.0):
             for mode in ("always", "auto", "never"):
-                seen = await bench.measure_at_rate(
+                result = await bench.measure_at_rate(
                     Setup(role_splits(n, True, trace)[0], n, mode), trace, slo, rate * bench.estimate_rate(trace)
                 )
-                lines.append([trace.name, mode, f"{seen.rate:.2f}", f"{seen.good:.0%}", *format_times(seen)])
+                lines.append([trace.name, mode, f"{result.rate:.2f}", f"{result.good:.0%}", *format_times(result)])
                 print(" | ".join(lines[-1]), flush=True)
     print("\n" + markdown_table(["Trace", "separate", "req/s", "in time", *TIMES], lines) + "\n", flush=True)
 
@@ -158,9 +160,9 @@ async def compare_affinity(bench: ClusterBench) -> None:
     for ratio in (None, role_splits(n, True, SHARED)[0]):
         for algorithm in ("predicted", "load_balance"):
             setup = Setup(ratio, n, algorithm=algorithm)
-            seen = await bench.measure_at_rate(setup, SHARED, slo, bench.estimate_rate(CODING))
-            lines.append([setup.name, algorithm, f"{seen.rate:.2f}", f"{seen.cached:.0%}", f"{seen.good:.0%}",
-                          *format_times(seen)])  # fmt: skip
+            result = await bench.measure_at_rate(setup, SHARED, slo, bench.estimate_rate(CODING))
+            lines.append([setup.name, algorithm, f"{result.rate:.2f}", f"{result.cached:.0%}", f"{result.good:.0%}",
+                          *format_times(result)])  # fmt: skip
             print(" | ".join(lines[-1]), flush=True)
     head = ["Instances", "algorithm_type", "req/s", "prompts cached", "in time", *TIMES]
     print("\n" + markdown_table(head, lines) + "\n", flush=True)
@@ -169,7 +171,7 @@ async def compare_affinity(bench: ClusterBench) -> None:
 TIMES = ["TTFT p50 / p90, s", "TPOT p50 / p90, ms"]
 
 
-def format_times(seen: RateResult) -> list[str]:
+def format_times(result: RateResult) -> list[str]:
     """Return the spread of TTFT and TPOT as text."""
 
     def spread(values: list[float], scale: float, digits: int) -> str:
@@ -179,7 +181,7 @@ def format_times(seen: RateResult) -> list[str]:
         at = [ordered[int(len(ordered) * share)] * scale for share in (0.5, 0.9)]
         return " / ".join(f"{each:.{digits}f}" for each in at)
 
-    return [spread(seen.ttft, 1, 2), spread(seen.tpot, 1e3, 0)]
+    return [spread(result.ttft, 1, 2), spread(result.tpot, 1e3, 0)]
 
 
 async def main(options: argparse.Namespace) -> None:

@@ -137,8 +137,8 @@ def main() -> int:
         if time.monotonic() > end:
             print(f"{len(todo) - number} starts are left for the next run.", file=sys.stderr)
             break
-        left = estimate_seconds(todo[number:]) / 60
-        print(f"turn {turn.number + 1}, {turn.peer} ({left:.0f} minutes left)", flush=True)
+        minutes = estimate_seconds(todo[number:]) / 60
+        print(f"turn {turn.number + 1}, {turn.peer} ({minutes:.0f} minutes left)", flush=True)
         failed += not run.run_turn(turn)
     return 1 if failed else 0
 

@@ -102,15 +102,15 @@ class Contestant:
             self.process.stdin.flush()
         except OSError as error:
             raise ContestantFailed(f"it no longer takes orders ({error})") from None
-        if (told := self._read_line()) is None:
+        if (answer := self._read_line()) is None:
             raise ContestantFailed("it exited under load")
         samples = [
             RequestSample(
                 one["start"], one["end"], 200, arrivals=one["arrivals"], prompt_tokens=len(prompt), tokens=mix.output
             )
-            for one, prompt in zip(told["requests"], counted, strict=True)
+            for one, prompt in zip(answer["requests"], counted, strict=True)
         ]
-        return summarize_load(samples, told["seconds"], mix.clients, LoadShape("m", mix.output, 0))
+        return summarize_load(samples, answer["seconds"], mix.clients, LoadShape("m", mix.output, 0))
 
     def stop(self) -> None:
         """Interrupt the contestant and its children, then kill those that remain."""

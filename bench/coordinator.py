@@ -98,7 +98,7 @@ async def run_instances(port: int) -> None:
     while True:
         due += Instance.tick
         await asyncio.sleep(max(0.0, due - time.monotonic()))
-        frames, left = [], []
+        frames, remaining_streams = [], []
         for transport, request_id, tokens in Instance.streams:
             last = tokens == 1
             if transport is not None:
@@ -107,8 +107,8 @@ async def run_instances(port: int) -> None:
                 word = b"lastData" if last else b"data"
                 frames.append(b"reqId:%b\0record:%b\0reqId:%b\0%b:%b\0" % (request_id, RECORD, request_id, word, PART))
             if not last:
-                left.append((transport, request_id, tokens - 1))
-        Instance.streams = left
+                remaining_streams.append((transport, request_id, tokens - 1))
+        Instance.streams = remaining_streams
         if frames and Instance.line is not None:
             data = b"".join(frames)
             Instance.line.write(b"%x\r\n%b\r\n" % (len(data), data))
@@ -200,14 +200,14 @@ async def run_streams(
     writer.write(b"GET /tokens/%d/%f HTTP/1.1\r\n\r\n" % (tokens, tick))
     await reader.readuntil(b"\r\n\r\n")
     writer.close()
-    left, open_, ended = requests, streams, asyncio.Event()
+    unsent, open_, ended = requests, streams, asyncio.Event()
     StreamClient.seen = 0
     StreamClient.gaps.clear()
 
     def take_request() -> bool:
-        nonlocal left
-        left -= 1
-        return left >= 0
+        nonlocal unsent
+        unsent -= 1
+        return unsent >= 0
 
     def client_done() -> None:
         nonlocal open_
@@ -246,15 +246,15 @@ async def measure_coordinator(requests: int, streams: int, crowd: int, rounds: i
             figures: dict[str, float] = {}
             for name, port, process in (("coordinator", front, running[2]), ("proxy", plain, running[1])):
                 await run_streams(port, process.pid, 4 * streams, streams, SHORT, instance)  # warm
-                frames, asked, paces = [], [], []
+                frames, request_costs, paces = [], [], []
                 for _ in range(rounds):
                     short, _ = await run_streams(port, process.pid, requests, streams, SHORT, instance)
                     long, seconds = await run_streams(port, process.pid, requests, streams, LONG, instance)
                     frames.append((long - short) / requests / (LONG - SHORT))
-                    asked.append(short / requests - frames[-1] * SHORT)
+                    request_costs.append(short / requests - frames[-1] * SHORT)
                     paces.append(requests * LONG / seconds)
                 figures[f"{name}_frame_us"] = 1e6 * median(frames)
-                figures[f"{name}_request_us"] = 1e6 * median(asked)
+                figures[f"{name}_request_us"] = 1e6 * median(request_costs)
                 figures[f"{name}_tokens_per_second"] = median(paces)
                 if crowd:
                     before, _ = resident_bytes(process.pid)
@@ -281,17 +281,17 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--to", type=int, default=0, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.serve:
-        work = run_proxy(given.serve, given.to) if given.to else run_instances(given.serve)
+    options = parser.parse_args()
+    if options.serve:
+        work = run_proxy(options.serve, options.to) if options.to else run_instances(options.serve)
         uvloop.run(work)
         return
-    figures = uvloop.run(measure_coordinator(given.requests, given.streams, given.crowd, given.rounds))
-    if given.json:
+    figures = uvloop.run(measure_coordinator(options.requests, options.streams, options.crowd, options.rounds))
+    if options.json:
         print(json.dumps(figures))
         return
-    print(f"{given.streams} streams at once, {given.requests} requests; CPU of the process in µs")
-    print(f"medians of {given.rounds}")
+    print(f"{options.streams} streams at once, {options.requests} requests; CPU of the process in µs")
+    print(f"medians of {options.rounds}")
     for name in ("coordinator", "proxy"):
         print(
             f"  {name:<12} {figures[f'{name}_request_us']:7.1f} per request  "
@@ -299,11 +299,11 @@ def main() -> None:
         )
     for what in ("request", "frame"):
         print(f"  ratio per {what}: {figures[f'coordinator_{what}_us'] / figures[f'proxy_{what}_us']:.2f}")
-    if given.crowd:
-        print(f"{given.crowd} streams at once, a token each {1e3 * SLOW:g} ms")
+    if options.crowd:
+        print(f"{options.crowd} streams at once, a token each {1e3 * SLOW:g} ms")
         for name in ("coordinator", "proxy"):
             gaps = [f"{1e3 * figures[f'{name}_crowd_gap_p{share}']:.0f}" for share in ("50", "99", "99.9")]
-            memory = figures[f"{name}_crowd_bytes"] / given.crowd / 1024
+            memory = figures[f"{name}_crowd_bytes"] / options.crowd / 1024
             costs = f"{figures[f'{name}_crowd_us']:.1f} µs a token, {memory:.1f} KiB a stream"
             print(f"  {name:<12} gaps p50, p99, p99.9: {', '.join(gaps)} ms; {costs}")
 

@@ -126,9 +126,9 @@ def request_cost(server: ServerThread, path: str, body: dict[str, Any], requests
     began = server.seconds
     for _ in range(requests):
         client.request("POST", path, data, {"content-type": "application/json"})
-        got = client.getresponse()
-        got.read()
-        assert got.status == 200, (path, got.status)
+        response = client.getresponse()
+        response.read()
+        assert response.status == 200, (path, response.status)
     spent = server.seconds - began
     client.close()
     return spent / requests
@@ -137,18 +137,18 @@ def request_cost(server: ServerThread, path: str, body: dict[str, Any], requests
 def measure_dialects(options: argparse.Namespace) -> None:
     server = ServerThread(str(hub.resolve_model(options.model)))
     model = server.service.main_model.name
-    seen: dict[str, list[tuple[float, float]]] = {name: [] for name in DIALECTS}
+    costs: dict[str, list[tuple[float, float]]] = {name: [] for name in DIALECTS}
     for _ in range(options.rounds):
         for name, (whole, stream, body) in DIALECTS.items():
             whole, stream = whole.format(model), stream.format(model)
             request = request_cost(server, whole, body(1, False), options.requests)
             short = request_cost(server, stream, body(1, True), options.requests // 4)
             long = request_cost(server, stream, body(1 + options.tokens, True), options.requests // 4)
-            seen[name].append((request, (long - short) / options.tokens))
+            costs[name].append((request, (long - short) / options.tokens))
     server.stop()
     print("| Dialect | µs per request | of OpenAI's | µs per streamed token | of OpenAI's |\n|---|---|---|---|---|")
-    base = [statistics.median(column) for column in zip(*seen["OpenAI chat"], strict=True)]
-    for name, rounds in seen.items():
+    base = [statistics.median(column) for column in zip(*costs["OpenAI chat"], strict=True)]
+    for name, rounds in costs.items():
         request, token = (statistics.median(column) for column in zip(*rounds, strict=True))
         print(f"| {name} | {request * 1e6:.0f} | {request / base[0]:.2f} | {token * 1e6:.1f} | {token / base[1]:.2f} |")
 

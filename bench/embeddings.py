@@ -44,12 +44,12 @@ def read_words() -> list[str]:
 
 def draw_texts(fewest: int, most: int, source: list[str], draw: random.Random, *, alike: bool = False) -> list[str]:
     """Return TEXTS texts of ``fewest`` to ``most`` words. ``alike``: all begin at the same word."""
-    made = []
+    texts = []
     for _ in range(TEXTS):
         count = draw.randint(fewest, most)
         start = 0 if alike else draw.randrange(len(source) - count)
-        made.append(" ".join(source[start : start + count]))
-    return made
+        texts.append(" ".join(source[start : start + count]))
+    return texts
 
 
 class SentenceWorker:
@@ -71,13 +71,13 @@ class SentenceWorker:
         ready = self._read_line()
         self.version, self.folder = ready["ready"], ready["folder"]
 
-    def seconds(self, asked: list[str], batch: int) -> float:
+    def seconds(self, texts: list[str], batch: int) -> float:
         """Return the seconds to embed the texts in batches."""
-        return float(self._send_order(texts=asked, batch=batch)["seconds"])
+        return float(self._send_order(texts=texts, batch=batch)["seconds"])
 
-    def vectors(self, asked: list[str]) -> list[list[float]]:
+    def vectors(self, texts: list[str]) -> list[list[float]]:
         """Return the vectors of the texts."""
-        return list(self._send_order(texts=asked, batch=32, vectors=True)["vectors"])
+        return list(self._send_order(texts=texts, batch=32, vectors=True)["vectors"])
 
     def _send_order(self, **order: Any) -> dict[str, Any]:
         assert self.process.stdin is not None
@@ -99,16 +99,16 @@ class EmbeddingServer:
     def __init__(self, port: int):
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
 
-    def seconds(self, asked: list[str], batch: int) -> float:
+    def seconds(self, texts: list[str], batch: int) -> float:
         """Return the seconds to embed the texts in batches."""
         began = time.perf_counter()
-        for i in range(0, len(asked), batch):
-            self.vectors(asked[i : i + batch])
+        for i in range(0, len(texts), batch):
+            self.vectors(texts[i : i + batch])
         return time.perf_counter() - began
 
-    def vectors(self, asked: list[str]) -> list[list[float]]:
+    def vectors(self, texts: list[str]) -> list[list[float]]:
         """Return the vectors of the texts."""
-        body = json.dumps({"input": asked, "encoding_format": "base64"})
+        body = json.dumps({"input": texts, "encoding_format": "base64"})
         self._connection.request("POST", "/v1/embeddings", body, {"content-type": "application/json"})
         answer = json.load(self._connection.getresponse())
         if "data" not in answer:
@@ -147,15 +147,15 @@ def largest_difference(
     server: EmbeddingServer, worker: SentenceWorker, source: list[str], draw: random.Random
 ) -> float:
     """Return the largest difference of a number, over 200 texts of about 1 to 500 tokens in batches of mixed sizes."""
-    asked = [" ".join(source[start : start + 1 + i * 320 // 199])
+    texts = [" ".join(source[start : start + 1 + i * 320 // 199])
              for i, start in ((i, draw.randrange(len(source) - 330)) for i in range(200))]  # fmt: skip
-    draw.shuffle(asked)
-    worst, expected = 0.0, worker.vectors(asked)
-    while asked:
+    draw.shuffle(texts)
+    worst, expected = 0.0, worker.vectors(texts)
+    while texts:
         count = draw.randint(1, 40)
-        for got, wanted in zip(server.vectors(asked[:count]), expected[:count], strict=True):
-            worst = max(worst, *(abs(a - b) for a, b in zip(got, wanted, strict=True)))
-        asked, expected = asked[count:], expected[count:]
+        for actual, reference in zip(server.vectors(texts[:count]), expected[:count], strict=True):
+            worst = max(worst, *(abs(a - b) for a, b in zip(actual, reference, strict=True)))
+        texts, expected = texts[count:], expected[count:]
     return worst
 
 
@@ -174,12 +174,12 @@ def main() -> int:
         worst = largest_difference(server, worker, source, draw)
         print(f"largest difference of a number: {worst:.2g}", flush=True)
         for kind, (fewest, most) in KINDS.items():
-            asked = draw_texts(fewest, most, source, draw, alike=fewest == most)
+            texts = draw_texts(fewest, most, source, draw, alike=fewest == most)
             for batch in BATCHES:
                 pairs = []
                 for turn in range(options.turns + 1):
                     both = [server, worker] if turn % 2 else [worker, server]
-                    took = {who: who.seconds(asked, batch) for who in both}
+                    took = {who: who.seconds(texts, batch) for who in both}
                     pairs += [(took[server], took[worker])] if turn else []  # the first one warms up
                 ours, theirs = (median(TEXTS / pair[i] for pair in pairs) for i in (0, 1))
                 ratios = sorted(theirs / ours for ours, theirs in pairs)
@@ -192,9 +192,9 @@ def main() -> int:
         "parley, over HTTP, texts/s",
         f"sentence-transformers {worker.version}, texts/s",
     ]
-    told = markdown_table([*head, "Ratio, median of turns (range)"], rows)
+    table = markdown_table([*head, "Ratio, median of turns (range)"], rows)
     note = f"all-MiniLM-L6-v2, {options.threads} threads each. The largest difference of a number: {worst:.2g}."
-    (ROOT / "embeddings.md").write_text(f"{note}\n\n{told}\n", "utf-8")
+    (ROOT / "embeddings.md").write_text(f"{note}\n\n{table}\n", "utf-8")
     return int(worst > CLOSE)
 
 

@@ -109,8 +109,8 @@ def write_adapter(folder: Path, model: Path, seed: int, rank: int) -> str:
     folder.mkdir(parents=True)
     save_file(tensors, folder / "adapter_model.safetensors")
     names = [name.rpartition(".")[2] for name in shapes]
-    said = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": names, "bias": "none"}
-    (folder / "adapter_config.json").write_text(json.dumps(said), "utf-8")
+    adapter_config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": names, "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(adapter_config), "utf-8")
     return str(folder)
 
 
@@ -155,7 +155,7 @@ class FeatureBench:
         self.loop = self.engine.loop
         self.speculation, self.loop.speculation = self.loop.speculation, None
         self.loop.scheduler.speculation = None
-        self._made = 0
+        self._request_count = 0
         self._clock = clock
 
     def prompt(self, number: int) -> list[int]:
@@ -165,11 +165,14 @@ class FeatureBench:
 
     def make_request(self, number: int, sampling: dict[str, Any], **members: Any) -> EngineRequest:
         """Return a request with these sampling settings and members."""
-        self._made += 1
-        asked = {"max_tokens": LONG, **members}
-        tokens = asked.pop("token_ids", None) or self.prompt(number)
+        self._request_count += 1
+        request_members = {"max_tokens": LONG, **members}
+        tokens = request_members.pop("token_ids", None) or self.prompt(number)
         return EngineRequest(
-            f"{self._made:032x}-0", tokens, sampling=Sampling(**{"temperature": 0.0, **sampling}), **asked
+            f"{self._request_count:032x}-0",
+            tokens,
+            sampling=Sampling(**{"temperature": 0.0, **sampling}),
+            **request_members,
         )
 
     def start_group(self, works: list[EngineRequest]) -> list[Sequence]:
@@ -202,11 +205,11 @@ class FeatureBench:
         """Return the time of a step of ``other`` over that of ``plain``."""
         ratios = []
         for _ in range(rounds):
-            taken = []
+            seconds = []
             for group in (plain, other):
                 self.time_step(group)  # not timed: the other group has replaced the contents of the caches
-                taken.append(median(self.time_step(group) for _ in range(steps)))
-            ratios.append(taken[1] / taken[0])
+                seconds.append(median(self.time_step(group) for _ in range(steps)))
+            ratios.append(seconds[1] / seconds[0])
         return median(ratios)
 
     def time_requests(self, works: list[EngineRequest]) -> float:
@@ -223,7 +226,7 @@ class FeatureBench:
 
 def feature_costs(bench: FeatureBench, feature: Feature, batches: list[int], rounds: int, steps: int) -> list[float]:
     """Return the cost in percent of a plain step, for each batch size."""
-    found = []
+    costs = []
     for batch in batches:
         base = feature.base or {}
         plain = bench.start_group([bench.make_request(k, base) for k in range(batch)])
@@ -232,65 +235,65 @@ def feature_costs(bench: FeatureBench, feature: Feature, batches: list[int], rou
         other = bench.start_group(
             [bench.make_request(k, sampling, **work, adapter=name) for k, name in enumerate(names)]
         )
-        found.append(100 * (bench.step_ratio(plain, other, rounds, steps) - 1))
+        costs.append(100 * (bench.step_ratio(plain, other, rounds, steps) - 1))
         bench.cancel_groups(plain, other)
-    return found
+    return costs
 
 
 def fork_costs(
     bench: FeatureBench, make: Callable[[int], list[EngineRequest]], batches: list[int], tokens: int
 ) -> list[float]:
     """Return the percentage that several choices of one prompt take more than as many prompts, for each batch size."""
-    found = []
+    costs = []
     for batch in batches:
         ratios = []
         for _ in range(3):
             alone = bench.time_requests([bench.make_request(k, {}, max_tokens=tokens) for k in range(batch)])
             ratios.append(bench.time_requests(make(batch)) / alone)
-        found.append(100 * (median(ratios) - 1))
-    return found
+        costs.append(100 * (median(ratios) - 1))
+    return costs
 
 
 def stop_string_seconds(tokenizer: Tokenizer, strings: int) -> float:
     """Return the CPU seconds per token of an answer that is searched for this many stop strings."""
     draw = random.Random(1)
-    wanted = ["".join(draw.choice("abcdefghijklmnop \n") for _ in range(12)) for _ in range(strings)]
+    stop_strings = ["".join(draw.choice("abcdefghijklmnop \n") for _ in range(12)) for _ in range(strings)]
     ids = [draw.randrange(KNOWN) for _ in range(4000)]
-    request = Request(id="0", model="", prompts=[Text("a")], stop_conditions=StopConditions(strings=wanted))
-    stops = StopAutomaton(wanted)
-    taken = []
+    request = Request(id="0", model="", prompts=[Text("a")], stop_conditions=StopConditions(strings=stop_strings))
+    stops = StopAutomaton(stop_strings)
+    seconds = []
     for _ in range(5):
         choice = AnswerChoice(request, 0, tokenizer, PreparedPrompt([1]), stops)
         began = thread_time()
         for token_id in ids:
             choice.push_output(EngineOutput("0", 0, [token_id]))
-        taken.append((thread_time() - began) / len(ids))
-    return min(taken)
+        seconds.append((thread_time() - began) / len(ids))
+    return min(seconds)
 
 
 def stop_string_costs(bench: FeatureBench, tokenizer: Tokenizer, batches: list[int]) -> list[float]:
     """Return the API process's cost of 1,024 stop strings over one, in percent of a plain step."""
     more = max(0.0, stop_string_seconds(tokenizer, 1024) - stop_string_seconds(tokenizer, 1))
-    found = []
+    costs = []
     for batch in batches:
         group = bench.start_group([bench.make_request(k, {}) for k in range(batch)])
-        found.append(100 * batch * more / median(bench.time_step(group) for _ in range(8)))
+        costs.append(100 * batch * more / median(bench.time_step(group) for _ in range(8)))
         bench.cancel_groups(group)
-    return found
+    return costs
 
 
 def speculation_gain(bench: FeatureBench, sampling: dict[str, Any], tokens: int, batch: int) -> float:
     """Return the tokens per second with n-gram speculation over those without."""
     ratios = []
     for turn in range(4):
-        taken = []
+        seconds = []
         for speculation in (None, bench.speculation):
             bench.loop.speculation = bench.loop.scheduler.speculation = speculation
             numbers = range(turn * batch, (turn + 1) * batch)
-            taken.append(
+            seconds.append(
                 bench.time_requests([bench.make_request(k, sampling, max_tokens=tokens, seed=k) for k in numbers])
             )
-        ratios.append(taken[0] / taken[1])
+        ratios.append(seconds[0] / seconds[1])
     bench.loop.speculation = bench.loop.scheduler.speculation = None
     return median(ratios)
 
@@ -303,8 +306,8 @@ def table_rows(bench: FeatureBench, compiler: GrammarCompiler, options: argparse
     def format_row(name: str, values: list[float], goal: float | None) -> list[str]:
         worst = max(values)
         verdict = "-" if goal is None else "yes" if worst <= goal else "**no**"
-        told = [f"{value:.1f} %" for value in values]
-        return [name, *told, "-" if goal is None else f"≤ {goal:g} %", verdict]
+        percentages = [f"{value:.1f} %" for value in values]
+        return [name, *percentages, "-" if goal is None else f"≤ {goal:g} %", verdict]
 
     def is_selected(name: str) -> bool:
         return not options.only or any(part in name for part in options.only)
@@ -324,8 +327,8 @@ def table_rows(bench: FeatureBench, compiler: GrammarCompiler, options: argparse
          lambda n: [bench.make_request(0, {}, max_tokens=24, beam=BeamOptions(n), n=1)]),
     ):  # fmt: skip
         if is_selected(name):
-            told = format_row(name, fork_costs(bench, make, several, 24), None)
-            yield [told[0], *blank, *told[1:]]
+            row = format_row(name, fork_costs(bench, make, several, 24), None)
+            yield [row[0], *blank, *row[1:]]
     # With a single allowed token the text repeats itself. Drawn from nearly even probabilities it does not. Drawn from
     # a few tokens, pairs recur but continue differently.
     for name, sampling, goal, counted in (
@@ -334,10 +337,10 @@ def table_rows(bench: FeatureBench, compiler: GrammarCompiler, options: argparse
         ("n-gram speculation, text that hardly does", {**DRAW, "allowed": list(range(16))}, 0.97, batches),
     ):
         if is_selected(name):
-            found = {batch: speculation_gain(bench, sampling, 64, batch) for batch in batches}
-            verdict = "yes" if min(found[batch] for batch in counted) >= goal else "**no**"
+            gains = {batch: speculation_gain(bench, sampling, 64, batch) for batch in batches}
+            verdict = "yes" if min(gains[batch] for batch in counted) >= goal else "**no**"
             where = "" if counted == batches else f", batch {counted[0]}"
-            yield [name, *(f"{value:.2f} times" for value in found.values()), f"≥ {goal} tokens/s{where}", verdict]
+            yield [name, *(f"{value:.2f} times" for value in gains.values()), f"≥ {goal} tokens/s{where}", verdict]
 
 
 def main() -> int:
@@ -376,13 +379,13 @@ def main() -> int:
 def measure_features(bench: FeatureBench, compiler: GrammarCompiler, options: argparse.Namespace) -> int:
     """Print the table and write it to a file."""
     head = ["Feature", *(f"batch {size}" for size in options.batches.split(",")), "Goal", "Met"]
-    made = []
+    rows = []
     for row in table_rows(bench, compiler, options):
         print(json.dumps(row, ensure_ascii=False), file=sys.stderr, flush=True)
-        made.append(row)
+        rows.append(row)
     text = (
         f"More time per step than a plain one of the 0.5B shape, {options.threads} "
-        f"threads.\n\n{markdown_table(head, made)}\n"
+        f"threads.\n\n{markdown_table(head, rows)}\n"
     )
     print(text)
     if not options.only:

@@ -141,8 +141,8 @@ async def wait_until_ready(port: int, instances: int = 0) -> None:
             _, body = await http_get(port, "/metrics") if instances else (200, b"")
         except OSError:
             continue
-        found = re.search(rb'instances{state="ready"} (\d+)', body)
-        if not instances or (found and int(found[1]) == instances):
+        match = re.search(rb'instances{state="ready"} (\d+)', body)
+        if not instances or (match and int(match[1]) == instances):
             return
 
 

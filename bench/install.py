@@ -96,9 +96,9 @@ def install_llama() -> None:
     """Compile the llama.cpp server, which takes about 10 minutes on two cores, and convert the models."""
     folder = ROOT / "llama"
     if not LLAMA_SOURCE.exists():
-        wish = f"llama-cpp-python=={LLAMA}"
+        requirement = f"llama-cpp-python=={LLAMA}"
         only = ["--no-deps", "--no-binary", "llama-cpp-python"]
-        run_step("llama", sys.executable, "-m", "pip", "download", *only, "-d", folder, wish)
+        run_step("llama", sys.executable, "-m", "pip", "download", *only, "-d", folder, requirement)
         packed = folder / f"llama_cpp_python-{LLAMA}.tar.gz"
         with atomic_path(folder / "source") as unpacked, tarfile.open(packed) as archive:
             archive.extractall(unpacked, filter="data")

@@ -49,20 +49,20 @@ def measure_shares(kind: str) -> list[float]:
     """Return, for each number of rows, the least possible time over the time taken."""
     packed = random_layers(kind)
     numbers = COPIES * sum(out * into for out, into in LAYERS)
-    found = []
+    shares = []
     for rows in ROWS:
         inputs = {into: torch.randn(rows, into).bfloat16() for _, into in LAYERS}
-        given = {into: x if kind == "bf16" else native.quantize_rows(x) for into, x in inputs.items()}
+        rows_by_width = {into: x if kind == "bf16" else native.quantize_rows(x) for into, x in inputs.items()}
         limits: Limits = measure_limits()
         rate = limits.bf16 if kind == "bf16" else limits.int8
         least = max(numbers * (2 if kind == "bf16" else 1) / limits.bandwidth, 2 * rows * numbers / rate)
 
-        def run(given: dict[int, native.QuantizedRows | torch.Tensor] = given) -> None:
+        def run(rows_by_width: dict[int, native.QuantizedRows | torch.Tensor] = rows_by_width) -> None:
             for i, weight in enumerate(packed):
-                native.linear(given[LAYERS[i % len(LAYERS)][1]], weight)
+                native.linear(rows_by_width[LAYERS[i % len(LAYERS)][1]], weight)
 
-        found.append(least / median_seconds(run, time.perf_counter))
-    return found
+        shares.append(least / median_seconds(run, time.perf_counter))
+    return shares
 
 
 def median_seconds(action: Callable[[], object], clock: Callable[[], float]) -> float:

@@ -65,10 +65,10 @@ async def run_sender(port: int, plain: int) -> None:
             with socket.create_connection(("127.0.0.1", plain)) as raw:
                 raw.sendall(view)
             continue
-        giver = await peers[way].open_handover(f"127.0.0.1:{port}", "model")
-        await giver.begin_handover(b"", 1)
-        giver.add_computed_pages(0, page_order(order, 1))
-        await giver.finish_handover()
+        sender = await peers[way].open_handover(f"127.0.0.1:{port}", "model")
+        await sender.begin_handover(b"", 1)
+        sender.add_computed_pages(0, page_order(order, 1))
+        await sender.finish_handover()
 
 
 def receive_all(connection: socket.socket, target: memoryview) -> None:
@@ -84,9 +84,9 @@ async def main() -> int:
     own, view = make_arena()
     offered: asyncio.Queue[KVReceiver] = asyncio.Queue()
 
-    async def accept(taker: KVReceiver) -> None:
-        await offered.put(taker)
-        await taker.wait_settled()
+    async def accept(receiver: KVReceiver) -> None:
+        await offered.put(receiver)
+        await receiver.wait_settled()
 
     peer = KVPeer()
     peer.add_arena("model", own)
@@ -106,30 +106,32 @@ async def main() -> int:
                     if way == "socket":
                         connection, _ = await asyncio.to_thread(server.accept)  # links keep running meanwhile
                     elif way != "memcpy":
-                        taker = await offered.get()
+                        handover = await offered.get()
                     began = time.perf_counter()
                     if way == "memcpy":
                         target[:] = memoryview(source)
                     elif way == "socket":
                         await asyncio.to_thread(receive_all, connection, target)
                     else:
-                        await taker.accept_handover([(0, page_order(order, 2))])
-                        await taker.wait_settled()
-                        assert taker.received_bytes == len(view)
+                        await handover.accept_handover([(0, page_order(order, 2))])
+                        await handover.wait_settled()
+                        assert handover.received_bytes == len(view)
                     if turn:
                         times[way, order].append(time.perf_counter() - began)
         other.stdin.close()
         other.wait()
     target.release()
     await peer.close_peer()
-    rate = {key: len(view) / statistics.median(found) for key, found in times.items()}
+    rate = {key: len(view) / statistics.median(bandwidth) for key, bandwidth in times.items()}
     copy, plain = rate["memcpy", ""], rate["socket", ""]
     lines = [f"{len(view) >> 20} MiB; memcpy {copy / 1e9:.1f} GB/s, a plain socket {plain / 1e9:.1f} GB/s.", ""]
     lines += ["| | GB/s | of memcpy | of a plain socket |", "| --- | --- | --- | --- |"]
-    for (way, order), found in rate.items():
+    for (way, order), bandwidth in rate.items():
         if order:
             name = {"shared": "shared memory", "tcp": "TCP"}[way]
-            lines.append(f"| {name}, {NAMES[order]} | {found / 1e9:.1f} | {found / copy:.2f} | {found / plain:.2f} |")
+            lines.append(
+                f"| {name}, {NAMES[order]} | {bandwidth / 1e9:.1f} | {bandwidth / copy:.2f} | {bandwidth / plain:.2f} |"
+            )
     text = "\n".join(lines) + "\n"
     print(text)
     ROOT.mkdir(exist_ok=True)

@@ -87,12 +87,12 @@ def wait_quiet(pid: int | None, patience: float, interval: float = 1.0) -> float
 def describe_machine() -> dict[str, str | int]:
     """Return the properties of the machine that a report needs."""
     lines = [line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line]
-    found = {key.strip(): value.strip() for key, value in lines}
-    flags = found.get("flags", "").split()
+    properties = {key.strip(): value.strip() for key, value in lines}
+    flags = properties.get("flags", "").split()
     wide = [flag for flag in ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8") if flag in flags]
     return {
-        "cpu": found.get("model name", platform.machine()),
-        "family": f"{found.get('cpu family', '?')}/{found.get('model', '?')}",
+        "cpu": properties.get("model name", platform.machine()),
+        "family": f"{properties.get('cpu family', '?')}/{properties.get('model', '?')}",
         "cores": os.cpu_count() or 1,
         "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "instructions": " ".join(wide),

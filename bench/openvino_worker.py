@@ -33,8 +33,12 @@ def pipeline(model: str, threads: int, cache: int) -> Any:
 
 def carry_out(engine: Any, order: dict[str, Any], number: int) -> dict[str, Any]:
     """Run one load, at most ``clients`` requests at once. ``number`` is the id of its first request."""
-    wish = genai.GenerationConfig()
-    wish.max_new_tokens, wish.ignore_eos, wish.do_sample = order["output"], True, False
+    generation_config = genai.GenerationConfig()
+    generation_config.max_new_tokens, generation_config.ignore_eos, generation_config.do_sample = (
+        order["output"],
+        True,
+        False,
+    )
     waiting = [(number + i, ids) for i, ids in enumerate(order["prompts"])]
     requests: list[dict[str, Any]] = []
     live: list[tuple[Any, dict[str, Any]]] = []
@@ -42,18 +46,20 @@ def carry_out(engine: Any, order: dict[str, Any], number: int) -> dict[str, Any]
     while waiting or live:
         while waiting and len(live) < order["clients"]:
             request, ids = waiting.pop(0)
-            handle = engine.add_request(request, openvino.Tensor(numpy.array([ids], dtype=numpy.int64)), wish)
+            handle = engine.add_request(
+                request, openvino.Tensor(numpy.array([ids], dtype=numpy.int64)), generation_config
+            )
             requests.append({"start": time.perf_counter(), "end": 0.0, "arrivals": []})
             live.append((handle, requests[-1]))
         engine.step()
         now = time.perf_counter()
-        for handle, seen in live:
+        for handle, record in live:
             while handle.can_read():
                 if sum(len(output.generated_ids) for output in handle.read().values()):
-                    seen["arrivals"].append(now)
+                    record["arrivals"].append(now)
             if handle.get_status() == genai.GenerationStatus.FINISHED:
-                seen["end"] = now
-        live = [(handle, seen) for handle, seen in live if not seen["end"]]
+                record["end"] = now
+        live = [(handle, record) for handle, record in live if not record["end"]]
     return {"requests": requests, "seconds": time.perf_counter() - began}
 
 

@@ -70,8 +70,8 @@ def _vllm(title: str, folder: str, kind: str, loads: tuple[str, ...]) -> Peer:
 def tcmalloc() -> list[str]:
     """Return the path of tcmalloc if it is installed. vLLM's documentation recommends this allocator."""
     cache = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=False).stdout
-    found = [line.rpartition("=> ")[2] for line in cache.splitlines() if "libtcmalloc_minimal.so" in line]
-    return found[:1]
+    paths = [line.rpartition("=> ")[2] for line in cache.splitlines() if "libtcmalloc_minimal.so" in line]
+    return paths[:1]
 
 
 def _llama(title: str, folder: str, kind: str, loads: tuple[str, ...]) -> Peer:

@@ -94,8 +94,8 @@ def run_variant(llm: LLM, cases: Sequence[Case], forced: Sequence[Ids]) -> Varia
     )
     for case in cases:
         if case.story:
-            told = llm.generate(case.prompt, max_tokens=STORY_TOKENS, temperature=0).completions[0]
-            right += told.finish == "stop" and is_story(told.text, case.story)
+            story = llm.generate(case.prompt, max_tokens=STORY_TOKENS, temperature=0).completions[0]
+            right += story.finish == "stop" and is_story(story.text, case.story)
     return VariantResult(greedy, [[token.logprob for token in tokens] for tokens in scored], right)
 
 
@@ -134,16 +134,16 @@ def main() -> int:
         for variant in dict.fromkeys(["bf16", *options.only]):
             try:
                 with LLM(folder, kv_memory=1 << 30, **VARIANTS[variant]) as llm:
-                    seen = run_variant(llm, cases, forced)
+                    result = run_variant(llm, cases, forced)
             except Exception as error:  # a variant that does not work here must not stop the others
                 failed += 1
                 print(f"{model}, {variant} is skipped: {error}", file=sys.stderr)
                 continue
-            base = base or seen
+            base = base or result
             forced = forced or [case.wanted or ids for case, ids in zip(cases, base.greedy, strict=True)]
-            asked = sum(bool(case.wanted) for case in cases)
-            exact = {"exact": seen.right / asked, "asked": asked} if asked else {}
-            record = {"kind": "quality", "model": model, "variant": variant, **exact, **compare_results(base, seen)}
+            question_count = sum(bool(case.wanted) for case in cases)
+            exact = {"exact": result.right / question_count, "asked": question_count} if question_count else {}
+            record = {"kind": "quality", "model": model, "variant": variant, **exact, **compare_results(base, result)}
             append_record(options.out, record)
             print(record, flush=True)
     return 1 if failed else 0

@@ -57,7 +57,7 @@ def format_value(value: float | None, scale: float = 1) -> str:
 
 def machine_part(results: Results) -> str:
     """Describe the machine and the versions of all software."""
-    said = [r for r in results.records if r["kind"] == "machine"][-1]
+    machine = [r for r in results.records if r["kind"] == "machine"][-1]
     around = [limits for run in results.loads for limits in (run["before"], run["after"])]
 
     def spread(key: str, scale: float) -> str:
@@ -67,9 +67,10 @@ def machine_part(results: Results) -> str:
         )
 
     lines = [
-        f"Measured {said['when']}, parley at {said['parley']}: {said['cores']} cores of {said['cpu']} (family/model "
-        f"{said['family']}: {said['instructions']}), {said['memory'] / 2**30:.0f} GiB, Python {said['python']}. "
-        f"vLLM {VLLM} (CPU build, {'with' if said['tcmalloc'] else 'without'} tcmalloc), "
+        f"Measured {machine['when']}, parley at {machine['parley']}: {machine['cores']} cores of {machine['cpu']} "
+        f"(family/model {machine['family']}: {machine['instructions']}), {machine['memory'] / 2**30:.0f} GiB, "
+        f"Python {machine['python']}. "
+        f"vLLM {VLLM} (CPU build, {'with' if machine['tcmalloc'] else 'without'} tcmalloc), "
         f"llama.cpp of llama-cpp-python {LLAMA}, OpenVINO GenAI {OPENVINO}."
     ]
     if around:
@@ -107,7 +108,7 @@ def loads_table(results: Results, model: str) -> str:
     rows = []
     for load, mix in LOADS.items():
         path = METER.get(load, TPOT)
-        found = [
+        entries = [
             (peer, runs)
             for peer, who in PEERS.items()
             if who.weights.name.startswith(model) and (runs := results.runs(peer, load))
@@ -118,7 +119,7 @@ def loads_table(results: Results, model: str) -> str:
             value = results.median(entry[0], load, path) or 0
             return value if upwards else -value
 
-        for peer, runs in sorted(found, key=rank):
+        for peer, runs in sorted(entries, key=rank):
             each, around = results.values(peer, load, RATE), results.limits(runs) or {}
             best = best_possible(results, size, peer, load, path, PEERS[peer].kind) if model == "0.5b" else None
             rows.append(
@@ -212,7 +213,7 @@ def quality_table(results: Results) -> str:
 
 def chart_panels(results: Results) -> list[Panel]:
     """Return the panels of the chart."""
-    found = []
+    panels = []
     for load, (path, unit) in CHARTS.items():
         bars = [
             Bar(who.title, median_or_none(values) or 0, min(values), max(values), peer.startswith("parley"))
@@ -221,8 +222,8 @@ def chart_panels(results: Results) -> list[Panel]:
         ]
         model = "10M model" if load in ("api", "stream") else "0.5B model"
         ordered = sorted(bars, key=lambda bar: -bar.value)
-        found.append(Panel(f"{model}, {LOADS[load].title}: {unit}, more is better", ordered))
-    return found
+        panels.append(Panel(f"{model}, {LOADS[load].title}: {unit}, more is better", ordered))
+    return panels
 
 
 PARTS: dict[str, Callable[[Results], str]] = {

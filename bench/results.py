@@ -47,15 +47,15 @@ class Turn:
     loads: tuple[str, ...]
 
 
-def plan_turns(records: Sequence[Record], wanted: Mapping[str, Sequence[str]], turns: int) -> list[Turn]:
+def plan_turns(records: Sequence[Record], loads_by_peer: Mapping[str, Sequence[str]], turns: int) -> list[Turn]:
     """Return the remaining turns in order. Turns start at different places of the list, so no name is always last."""
     done = {(r["turn"], r["peer"], r["load"]) for r in records if r["kind"] == "load" and not r["result"]["errors"]}
-    names = list(wanted)
+    names = list(loads_by_peer)
     todo = []
     for turn in range(turns):
         start = turn * len(names) // turns
         for name in names[start:] + names[:start]:
-            loads = tuple(load for load in wanted[name] if (turn, name, load) not in done)
+            loads = tuple(load for load in loads_by_peer[name] if (turn, name, load) not in done)
             if loads:
                 todo.append(Turn(turn, name, loads))
     return todo
@@ -74,8 +74,8 @@ class Results:
 
     def values(self, peer: str, load: str, path: str) -> list[float]:
         """Return a number of a load, from every turn that has it."""
-        found = [nested_number(run["result"], path) for run in self.runs(peer, load)]
-        return [value for value in found if value is not None]
+        numbers = [nested_number(run["result"], path) for run in self.runs(peer, load)]
+        return [value for value in numbers if value is not None]
 
     def median(self, peer: str, load: str, path: str) -> float | None:
         """Return the median of ``values``."""

@@ -31,5 +31,5 @@ if __name__ == "__main__":
         began = time.perf_counter()
         vectors = [model.encode(texts[i : i + batch], batch_size=batch) for i in range(0, len(texts), batch)]
         seconds = time.perf_counter() - began
-        told = [vector.tolist() for part in vectors for vector in part] if order.get("vectors") else []
-        print(json.dumps({"seconds": seconds, "vectors": told}), file=out, flush=True)
+        vector_lists = [vector.tolist() for part in vectors for vector in part] if order.get("vectors") else []
+        print(json.dumps({"seconds": seconds, "vectors": vector_lists}), file=out, flush=True)

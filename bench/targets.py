@@ -79,12 +79,12 @@ def list_targets(sizes: Mapping[str, ModelSize]) -> list[Target]:
             best_possible(results, size, ours, load, path, kind), results.median(theirs, load, path)
         )
 
-    found = []
+    targets = []
 
     def add_target(what: str, ours: str, theirs: str, load: str, path: str, goal: float, least: bool) -> None:
         kind = PEERS[ours].kind
         limit = at_best(ours, theirs, load, path, kind) if PEERS[ours].model != "tiny" else lambda results: None
-        found.append(Target(what, goal, least, ratio_against(ours, theirs, load, path), limit=limit))
+        targets.append(Target(what, goal, least, ratio_against(ours, theirs, load, path), limit=limit))
 
     for kind, theirs, name, goals in (
         ("bf16", "vllm-bf16", "vLLM bf16", (1.15, 1.3, 0.9, 0.95, 1.2)),
@@ -100,7 +100,7 @@ def list_targets(sizes: Mapping[str, ModelSize]) -> list[Target]:
             add_target(f"c1 TPOT, int8 (its head too) over {title}", "parley-int8", other, "c1", TPOT, 1.0, False)
         add_target(f"c1 TTFT, {kind} over {name}", ours, theirs, "c1", TTFT, ttft, False)
         share = 0.6 if kind == "bf16" else 0.36
-        found.append(
+        targets.append(
             Target(
                 f"prefill of 2,048, {kind}, of plain torch's 3,446 ms (another machine)",
                 share,
@@ -121,7 +121,7 @@ def list_targets(sizes: Mapping[str, ModelSize]) -> list[Target]:
     add_target(
         "10M model, 64-token streams, tokens/s over vLLM", "parley-tiny", "vllm-tiny", "stream", TOKENS, 2.0, True
     )
-    found.append(
+    targets.append(
         Target(
             "ready with the 0.5B model, bf16",
             4.0,
@@ -130,7 +130,7 @@ def list_targets(sizes: Mapping[str, ModelSize]) -> list[Target]:
             "s",
         )
     )
-    found.append(
+    targets.append(
         Target(
             "vLLM's start over parley's, bf16",
             12.0,
@@ -142,7 +142,7 @@ def list_targets(sizes: Mapping[str, ModelSize]) -> list[Target]:
     )
     for kind in ("bf16", "w8a8"):
         peer = f"parley-{kind}"
-        found.append(
+        targets.append(
             Target(
                 f"memory beyond weights and KV, {kind}",
                 600.0,
@@ -151,7 +151,7 @@ def list_targets(sizes: Mapping[str, ModelSize]) -> list[Target]:
                 "MB",
             )
         )
-        found.append(
+        targets.append(
             Target(
                 f"ITL p99 at c8 while 4,000 tokens arrive, {kind}: --step-ms + a decode step",
                 1.0,
@@ -159,7 +159,7 @@ def list_targets(sizes: Mapping[str, ModelSize]) -> list[Target]:
                 lambda r, peer=peer: ratio(r.median(peer, "stall", "visitor.p99_ms"), allowed_gap_ms(r, peer)),
             )
         )
-    return found
+    return targets
 
 
 def allowed_gap_ms(results: Results, peer: str) -> float | None:
@@ -180,11 +180,11 @@ def extra_bytes(results: Results, peer: str, size: ModelSize, kind: str) -> floa
     for record in results.loads:
         if record["peer"] == peer and record["turn"] == 0:
             last[record["load"]] = record["result"]
-    written = START.requests * (START.own + START.output)
+    written_tokens = START.requests * (START.own + START.output)
     for r in last.values():
         visitor = r.get("visitor", {}).get("tokens", 0)
-        written += r["prompt_tokens"] - r["cached_tokens"] + r["output_tokens"] + visitor
-    return max(start, end - min(written * size.kv, KV)) - size.weight_bytes(kind)
+        written_tokens += r["prompt_tokens"] - r["cached_tokens"] + r["output_tokens"] + visitor
+    return max(start, end - min(written_tokens * size.kv, KV)) - size.weight_bytes(kind)
 
 
 def to_megabytes(count: float | None) -> float | None:

@@ -53,11 +53,11 @@ def import_circles(graph: dict[str, set[str]]) -> list[list[str]]:
     """Return the groups of modules that all reach each other."""
 
     def reachable_from(name: str) -> set[str]:
-        found, new = set(), set(graph[name])
+        reachable, new = set(), set(graph[name])
         while new:
-            found |= new
-            new = set().union(*(graph[other] for other in new)) - found
-        return found
+            reachable |= new
+            new = set().union(*(graph[other] for other in new)) - reachable
+        return reachable
 
     reachable = {name: reachable_from(name) for name in graph}
     groups = {frozenset(other for other in reachable[name] if name in reachable[other]) for name in graph}

@@ -76,18 +76,18 @@ def imported_modules(tree: ast.Module, file: Path, package: Path, types_only: bo
             parts = list(file.relative_to(package.parent).parts[: -node.level]) if node.level else []
             base = ".".join([*parts, *([node.module] if node.module else [])])
             names |= {f"{base}.{alias.name}" for alias in node.names}
-    found: set[Path] = set()
+    circle_members: set[Path] = set()
     for name in names:
         parts = name.split(".")
         for length in range(len(parts), 0, -1):
             target = package.parent.joinpath(*parts[:length])
             if target.with_suffix(".py").is_file():
-                found.add(target.with_suffix(".py"))
+                circle_members.add(target.with_suffix(".py"))
                 break
             if (target / "__init__.py").is_file():
-                found.add(target / "__init__.py")
+                circle_members.add(target / "__init__.py")
                 break
-    return found - {file}
+    return circle_members - {file}
 
 
 def count_circles(imports: dict[Path, set[Path]]) -> int:

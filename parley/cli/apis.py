@@ -11,11 +11,11 @@ from parley.dialects.mounts import API_MOUNTS, ApiMount
 
 def bench_apis(surfaces: Iterable[ApiMount]) -> dict[str, BenchApi]:
     """Each API by name, at the first surface that has it."""
-    found: dict[str, BenchApi] = {}
+    apis: dict[str, BenchApi] = {}
     for surface in surfaces:
         for name, api in surface.dialect.bench_apis.items():
-            found.setdefault(name, replace(api, path=surface.prefix + api.path))
-    return found
+            apis.setdefault(name, replace(api, path=surface.prefix + api.path))
+    return apis
 
 
 BENCHED_APIS = bench_apis(API_MOUNTS)

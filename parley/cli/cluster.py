@@ -119,9 +119,9 @@ def _print_status(config: ResolvedOptions) -> int:
         print("no cluster is running")
     for name in names:
         supervisor = ray_client.find_supervisor(name)
-        processes, wanted = ray_client.cluster_processes(supervisor)
+        processes, target_counts = ray_client.cluster_processes(supervisor)
         rows = [_process_row(each, supervisor) for each in processes]
-        print(f"{name}: " + ", ".join(f"{group} {count}" for group, count in wanted.items()))
+        print(f"{name}: " + ", ".join(f"{group} {count}" for group, count in target_counts.items()))
         print(_align_columns([("", "role", "where", "node", "pid", "needs"), *rows]))
     return 0
 
@@ -191,12 +191,12 @@ def _wait_for_cluster(supervisor: Any, timeout: float) -> str | None:
     from parley.cluster import ray_client
 
     deadline = time.monotonic() + timeout
-    shown: set[str] = set()
+    printed_names: set[str] = set()
     while True:
         processes, _ = ray_client.cluster_processes(supervisor)
         for each in processes:
-            if each.pid and each.name not in shown:
-                shown.add(each.name)
+            if each.pid and each.name not in printed_names:
+                printed_names.add(each.name)
                 print("  " + "  ".join(part for part in _process_row(each, supervisor)[:4] if part), flush=True)
         if ray_client.cluster_ready(supervisor):
             return ray_client.cluster_address(supervisor)

@@ -20,11 +20,11 @@ MemberCheck = Callable[[Any], Any]  # returns the value, or raises ValueError wi
 
 def integer_between(low: int, high: int | None = None) -> MemberCheck:
     """Return a check for integers from ``low`` to ``high``."""
-    wanted = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
+    expected = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
 
     def check_integer(value: Any) -> int:
         if type(value) is not int or value < low or (high is not None and value > high):
-            raise ValueError(wanted)
+            raise ValueError(expected)
         return value
 
     return check_integer

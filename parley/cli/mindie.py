@@ -85,7 +85,7 @@ class MindIEPlan:
         return replace(
             options,
             listen=(*self.listen, *options.listen),
-            apis={made.name: made for made in (plane(rules) for plane in PLANES)},
+            apis={api.name: api for api in (plane(rules) for plane in PLANES)},
             notes=(note,) if self.unused_members else (),
             peer_tls=self.peer_tls or options.peer_tls,
             max_prompt=self.max_prompt,

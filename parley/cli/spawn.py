@@ -48,7 +48,7 @@ def spawn_server(model: str | None, *flags: str) -> Iterator[OpenAIClient]:
 
 def _wait_for_server(process: subprocess.Popen[bytes], client: OpenAIClient, log: IO[bytes]) -> None:
     """Wait until the server is ready. Shows its progress in a terminal. Raises ClientError if it exits."""
-    shown = ""
+    progress_text = ""
     while True:
         if process.poll() is not None:
             log.seek(0)
@@ -60,11 +60,11 @@ def _wait_for_server(process: subprocess.Popen[bytes], client: OpenAIClient, log
         except ClientError as error:
             if error.status not in (0, 503):
                 raise
-            if sys.stderr.isatty() and error.status and (text := str(error)) != shown:
+            if sys.stderr.isatty() and error.status and (text := str(error)) != progress_text:
                 sys.stderr.write(f"\r\x1b[K{text}")
-                shown = text
+                progress_text = text
         time.sleep(0.05)
-    if shown:
+    if progress_text:
         sys.stderr.write("\r\x1b[K")
 
 

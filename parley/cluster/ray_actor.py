@@ -79,12 +79,12 @@ class RaySupervisor:
         self._adopt_actors()
         threading.Thread(target=self._supervise_loop, daemon=True).start()
 
-    def scale(self, wanted: dict[str, int]) -> str:
+    def scale(self, target_counts: dict[str, int]) -> str:
         """Set the wanted number of instances per group. Return an error message, empty on success."""
-        if unknown := wanted.keys() - self._groups.keys():
+        if unknown := target_counts.keys() - self._groups.keys():
             return f"There is no group {min(unknown)}. Known: {', '.join(self._groups)}."
         with self._lock:
-            self._wanted_counts.update(wanted)
+            self._wanted_counts.update(target_counts)
         return ""
 
     def look(self) -> tuple[list[ProcessInfo], dict[str, int]]:

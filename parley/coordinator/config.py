@@ -320,8 +320,8 @@ def _parse_value(kind: OptionKind, raw: Any, where: str) -> Any:
     try:
         return kind.parse_raw(raw)
     except ValueError as wanted:
-        shown = "the value" if where.endswith("secret") else repr(raw if not isinstance(raw, str) else raw[:60])
-        raise ConfigError(f"{where}: {shown} is not {wanted}.") from None
+        value_text = "the value" if where.endswith("secret") else repr(raw if not isinstance(raw, str) else raw[:60])
+        raise ConfigError(f"{where}: {value_text} is not {wanted}.") from None
 
 
 def _with_id(static: InstanceConfig, number: int) -> InstanceConfig:

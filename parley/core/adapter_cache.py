@@ -163,7 +163,7 @@ class AdapterCache:
     def _drop_unused(self, entry: AdapterEntry | None) -> None:
         """Drop an adapter that is no longer registered from memory, unless a request uses it or waits for it."""
         if entry is not None and not entry.holder_count and entry in self._loaded and not entry.is_loading:
-            wanted = any(wait.entry is entry for wait in self._waiting.values())
-            if not wanted:
+            is_awaited = any(wait.entry is entry for wait in self._waiting.values())
+            if not is_awaited:
                 del self._loaded[entry]
                 entry.adapter = None

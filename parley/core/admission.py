@@ -115,10 +115,10 @@ class Admission:
 
     def cancel_waiting(self, request_id: str, index: int = -1) -> set[int]:
         """Cancel one choice of a waiting request, or (-1) all. Returns the cancelled choices; none for unknown ids."""
-        wanted = self._wanted_choices.get(request_id, set())
-        cancelled = wanted & {index} if index >= 0 else wanted
+        wanted_choices = self._wanted_choices.get(request_id, set())
+        cancelled = wanted_choices & {index} if index >= 0 else wanted_choices
         if cancelled:
-            self._wanted_choices[request_id] = wanted - cancelled
+            self._wanted_choices[request_id] = wanted_choices - cancelled
             if not self._wanted_choices[request_id]:
                 del self._wanted_choices[request_id]
                 self._adapter_cache.cancel_acquire(request_id)

@@ -81,7 +81,7 @@ class Scheduler:
         on_release: Callable[[Sequence], None],
         prefix_cache: bool = True,
         speculation: Speculation | None = None,
-        fits_in_pool: Callable[[Sequence, list[int]], bool] = lambda sequence, found: True,
+        fits_in_pool: Callable[[Sequence, list[int]], bool] = lambda sequence, pages: True,
         revoke_reservation: Callable[[], bool] = lambda: False,
         prefill_share: PrefillShare | None = None,
     ):

@@ -53,8 +53,8 @@ def _draw_sentence(rng: random.Random) -> tuple[str, str, str]:
         (f"The day after {today} is", f" {tomorrow}."),
         (f"{today} comes before", f" {tomorrow}."),
     )
-    given, rest = rng.choices(forms, (6, 3, 2, 2, 2, 1, 0.5, 1, 1))[0]
-    return given, rest, f"plain/{given}"
+    beginning, rest = rng.choices(forms, (6, 3, 2, 2, 2, 1, 0.5, 1, 1))[0]
+    return beginning, rest, f"plain/{beginning}"
 
 
 def plain_text(source: SampleSource) -> Sample:
@@ -62,18 +62,20 @@ def plain_text(source: SampleSource) -> Sample:
     rng = source.rng
     if source.held_out:
         while True:
-            given, rest, key = _draw_sentence(rng)
-            if source.accepts_key(key) and not given.startswith("There are"):  # several containers hold the same number
-                return Sample(text=given + rest, prompt=len(given), keys=[key])
+            beginning, rest, key = _draw_sentence(rng)
+            if source.accepts_key(key) and not beginning.startswith(
+                "There are"
+            ):  # several containers hold the same number
+                return Sample(text=beginning + rest, prompt=len(beginning), keys=[key])
     if source.happens_with(0.2):
         animal, name = rng.choice(world.STORY_ANIMALS), rng.choice(world.NAMES)
         return Sample(text=story_text(rng, animal, name, source.happens_with(0.5)))
     parts: list[str] = []
     keys: list[str] = []
     while len(parts) < 6 and (not parts or source.happens_with(0.75)):
-        given, rest, key = _draw_sentence(rng)
+        beginning, rest, key = _draw_sentence(rng)
         if source.accepts_key(key):
-            parts.append(given + rest)
+            parts.append(beginning + rest)
             keys.append(key)
     return Sample(text=" ".join(parts), keys=keys)
 

@@ -222,8 +222,8 @@ def _list_tools(source: SampleSource, needed: tuple[str, ...], missing: bool = F
 
 
 def _calling_message(*errands: Errand) -> DemoMessage:
-    thought = "I should call " + " and ".join(found.tool for found in errands) + "."
-    return assistant_message("", thought, [found.call_member for found in errands])
+    thought = "I should call " + " and ".join(errand.tool for errand in errands) + "."
+    return assistant_message("", thought, [errand.call_member for errand in errands])
 
 
 def _toolless_fact(rng: random.Random) -> Turn:

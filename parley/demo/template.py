@@ -130,8 +130,8 @@ def render_pieces(
             else:
                 pieces.append((EMPTY_THOUGHT, False))
             calls = "\n".join(call_text(call) for call in message.get("tool_calls", ()))
-            written = "\n".join(part for part in (message["content"], calls) if part)
-            pieces += [(written + "<|im_end|>", True), ("\n", False)]
+            turn_text = "\n".join(part for part in (message["content"], calls) if part)
+            pieces += [(turn_text + "<|im_end|>", True), ("\n", False)]
         elif role == "tool":
             first = messages[index - 1]["role"] != "tool"
             last = index + 1 == len(messages) or messages[index + 1]["role"] != "tool"

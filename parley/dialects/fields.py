@@ -104,8 +104,8 @@ class Fields:
         data = self._data
         if isinstance(data, LazyMembers):
             return Fields(data.with_changes(changes, removed), self._path, self._wording)
-        kept = {name: value for name, value in data.items() if name not in removed} if removed else data
-        return Fields({**kept, **changes}, self._path, self._wording)
+        members = {name: value for name, value in data.items() if name not in removed} if removed else data
+        return Fields({**members, **changes}, self._path, self._wording)
 
     def raw_value(self, name: str) -> Any:
         """Return the decoded value, or None if it is absent or null."""

@@ -40,7 +40,7 @@ GBNF_RULE = re.compile(r"^\s*[\w.-]+\s*::=", re.MULTILINE)  # the start of a GBN
 
 def only_constraint(*wishes: Grammar | None) -> Grammar | None:
     """Return the only constraint that is not None, or None. Raises Invalid if there are two."""
-    present = [wish for wish in wishes if wish is not None]
+    present = [grammar for grammar in wishes if grammar is not None]
     if len(present) > 1:
         first, second = present[0].field, present[1].field
         raise Invalid(f"'{second}' cannot be used together with '{first}': an answer has one form.", field=second)

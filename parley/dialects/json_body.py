@@ -108,8 +108,8 @@ class LazyMembers(Mapping[str, Any]):
 
     def with_changes(self, changes: Mapping[str, Any], removed: Set[str] = frozenset()) -> LazyMembers:
         """Return these members with some changed or added, and some removed."""
-        kept = {name: value for name, value in self._members.items() if name not in removed}
-        return LazyMembers({**kept, **changes}, self._refuse)
+        members = {name: value for name, value in self._members.items() if name not in removed}
+        return LazyMembers({**members, **changes}, self._refuse)
 
 
 def decode_members(text: bytes, refuse: Callable[[Exception], BadRequest]) -> Any:

@@ -105,8 +105,8 @@ class ResultChannel:
         """Hold frames back, or send the held ones and continue."""
         self.paused = paused
         if not paused and self._held_frames:
-            held, self._held_frames = self._held_frames, []
-            self._client.queue_frames(held)
+            frames, self._held_frames = self._held_frames, []
+            self._client.queue_frames(frames)
         if not paused and self.is_over:
             self.close_channel()
         self.update_writable()

@@ -51,18 +51,18 @@ class DraftModel:
         self._predict_next([([0] * min(BLOCK_SIZE, self.max_model_len), 0, [0])])
 
     @torch.inference_mode()
-    def propose_drafts(self, asked: list[tuple[Sequence, int]]) -> list[list[int]]:
+    def propose_drafts(self, draft_limits: list[tuple[Sequence, int]]) -> list[list[int]]:
         """Return at most the requested number of draft tokens for each (sequence, count)."""
-        for sequence, _ in asked:
+        for sequence, _ in draft_limits:
             self._states.setdefault(sequence, DraftState())
             self._states.move_to_end(sequence)
-        busy = {self._states[sequence] for sequence, _ in asked}
-        guesses: list[list[int]] = [[] for _ in asked]
+        busy = {self._states[sequence] for sequence, _ in draft_limits}
+        guesses: list[list[int]] = [[] for _ in draft_limits]
         budget = CATCH_UP_TOKENS
         new_pages: list[int] = []
         parts: list[tuple[list[int], int, list[int]]] = []
         active: list[int] = []
-        for number, (sequence, length) in enumerate(asked):
+        for number, (sequence, length) in enumerate(draft_limits):
             state = self._states[sequence]
             start = self._trim_to_confirmed(sequence, state)
             end = len(sequence.tokens)
@@ -85,7 +85,7 @@ class DraftModel:
             for number, token in zip(numbers, next_tokens, strict=True):
                 if number < 0:
                     continue
-                sequence, length = asked[number]
+                sequence, length = draft_limits[number]
                 guesses[number].append(token)
                 if len(guesses[number]) < length:
                     state = self._states[sequence]

@@ -85,8 +85,8 @@ __all__ = [
 
 @functools.cache
 def compiled_kernels() -> compiled.CompiledKernels | None:
-    found = library.load_kernels()
-    return None if found is None else compiled.CompiledKernels(found)
+    kernel_library = library.load_kernels()
+    return None if kernel_library is None else compiled.CompiledKernels(kernel_library)
 
 
 def _kernels_for(x: torch.Tensor) -> Any:
@@ -281,15 +281,24 @@ def build_stack(
     ``embedding`` [vocab, hidden] is applied before the layers, ``norm`` [hidden] after the last. ``angles`` float32
     [positions, 2, rotary / 2] holds cosines and sines.
     """
-    found = library.load_kernels()
+    kernel_library = library.load_kernels()
     if (
-        found is None
+        kernel_library is None
         or not Stack.supports_layers(layers)
         or not choose_page_format(kv, torch.bfloat16, norm.device).tiled
     ):
         return None
     return Stack(
-        found, layers, embedding, norm, angles, heads=heads, kv_heads=kv.heads, dim=kv.dim, eps=eps, scale=scale
+        kernel_library,
+        layers,
+        embedding,
+        norm,
+        angles,
+        heads=heads,
+        kv_heads=kv.heads,
+        dim=kv.dim,
+        eps=eps,
+        scale=scale,
     )
 
 

@@ -68,8 +68,8 @@ def source_files(pattern: str = "*.cpp") -> list[Path]:
 def find_compiler() -> str:
     """Return the C++ compiler: $CXX, else g++ or c++. Raises BuildError."""
     for command in (os.environ.get("CXX"), "g++", "c++"):
-        if command and (found := shutil.which(command)):
-            return found
+        if command and (compiler := shutil.which(command)):
+            return compiler
     raise BuildError("no C++ compiler was found (g++)")
 
 

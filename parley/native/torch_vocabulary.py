@@ -40,10 +40,10 @@ def top_k(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]
     if count * 4 > blocks.shape[1]:
         values, ids = logits.topk(min(count, vocab))
         return values, ids
-    chosen = blocks.amax(-1).topk(count, sorted=False).indices
-    inside = blocks.gather(1, chosen[:, :, None].expand(-1, -1, ARGMAX_BLOCK)).flatten(1)
+    block_ids = blocks.amax(-1).topk(count, sorted=False).indices
+    inside = blocks.gather(1, block_ids[:, :, None].expand(-1, -1, ARGMAX_BLOCK)).flatten(1)
     values, index = inside.topk(count)
-    ids = chosen.gather(1, index // ARGMAX_BLOCK) * ARGMAX_BLOCK + index % ARGMAX_BLOCK
+    ids = block_ids.gather(1, index // ARGMAX_BLOCK) * ARGMAX_BLOCK + index % ARGMAX_BLOCK
     return values, ids
 
 

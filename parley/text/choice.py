@@ -136,8 +136,8 @@ class AnswerChoice:
 
     def _find_hidden_token(self, output: EngineOutput) -> int:
         """Return the position of the token that ended the choice and is not shown, or -1 if there is none."""
-        shown = self._stop_conditions.include_in_output and output.stop_id in self._stop_conditions.ids
-        return -1 if output.stop_id is None or shown else len(output.token_ids) - 1
+        is_shown = self._stop_conditions.include_in_output and output.stop_id in self._stop_conditions.ids
+        return -1 if output.stop_id is None or is_shown else len(output.token_ids) - 1
 
     def _add_token(self, token_id: int, score: TokenScore | None, cost: TokenCost | None, hidden: bool) -> None:
         """Count one token and emit its text. ``hidden``: it ends the choice, and its text is not shown."""

@@ -150,7 +150,7 @@ async def test_mindie_max_prompt_rejects_or_truncates_and_max_output_cuts(serve)
     assert (await served.post("/v1/completions", body(5, max_tokens=3))).json["usage"]["completion_tokens"] == 3
     refused = await served.post("/v1/completions", body(6))
     assert refused.status == 424 and refused.json["error"].endswith("be greater than 5,the input ids length is 6")
-    for overlong, kept in (("tail", [3, 4, 5, 6, 7]), ("head", [1, 2, 3, 4, 5])):
+    for overlong, kept_tokens in (("tail", [3, 4, 5, 6, 7]), ("head", [1, 2, 3, 4, 5])):
         seen: list[list[int]] = []
         served = await serve(
             surfaces=service_plane(MindieRules("strict", truncation=overlong)),
@@ -158,7 +158,7 @@ async def test_mindie_max_prompt_rejects_or_truncates_and_max_output_cuts(serve)
             reply=lambda work, index, seen=seen: seen.append(work.token_ids) or [70],
         )
         answer = await served.post("/v1/completions", {"model": "tiny", "prompt": [1, 2, 3, 4, 5, 6, 7]})
-        assert answer.status == 200 and answer.json["usage"]["prompt_tokens"] == 5 and seen == [kept]
+        assert answer.status == 200 and answer.json["usage"]["prompt_tokens"] == 5 and seen == [kept_tokens]
         long = await served.post("/v1/completions", {"model": "tiny", "prompt": "a b " * 20_000, "max_tokens": 1})
         assert long.json["usage"]["prompt_tokens"] == 5
 

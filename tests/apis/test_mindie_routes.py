@@ -120,12 +120,12 @@ async def test_mindie_rejects_overlong_prompts_and_unknown_token_ids(serve):
     assert (await served.post("/generate", {"inputs": "a b c d e f g h i j k l m n o p"})).status == 422  # TGI's route
 
 
-@pytest.mark.parametrize("kept", ["head", "tail"])
-async def test_mindie_truncates_an_overlong_prompt_if_configured(serve, kept):
-    served = await serve(max_prompt=4, surfaces=(ApiMount("", service_dialect(MindieRules(truncation=kept))),))
+@pytest.mark.parametrize("kept_tokens", ["head", "tail"])
+async def test_mindie_truncates_an_overlong_prompt_if_configured(serve, kept_tokens):
+    served = await serve(max_prompt=4, surfaces=(ApiMount("", service_dialect(MindieRules(truncation=kept_tokens))),))
     body = {"input_id": [5, 6, 7, 8, 9, 10], "parameters": {"max_new_tokens": 4, "details": True}}
     token_ids = (await served.post("/infer", body)).json["details"]["generated_token_ids"]
-    assert token_ids == ([5, 6, 7, 8] if kept == "head" else [7, 8, 9, 10])
+    assert token_ids == ([5, 6, 7, 8] if kept_tokens == "head" else [7, 8, 9, 10])
     assert (await served.post("/infer", {"inputs": "a b c " * 20_000})).status == 200
     await served.idle()
 

@@ -79,7 +79,7 @@ async def test_every_grpc_query_method_answers(serve_grpc):
 
 
 @pytest.mark.parametrize(
-    ("wish", "code", "sentence"),
+    ("members", "code", "sentence"),
     [
         ({"model": "other"}, "NOT_FOUND", "Request for unknown model: 'other' is not found"),
         ({"model": ""}, "NOT_FOUND", "Request for unknown model: '' is not found"),
@@ -89,9 +89,9 @@ async def test_every_grpc_query_method_answers(serve_grpc):
         ({"text": ""}, "INVALID_ARGUMENT", "empty"),
     ],
 )
-async def test_grpc_infer_rejects_bad_requests_with_a_status(serve_grpc, wish, code, sentence):
+async def test_grpc_infer_rejects_bad_requests_with_a_status(serve_grpc, members, code, sentence):
     calls = await serve_grpc()
-    status = await grpc_error(calls.infer(**wish))
+    status = await grpc_error(calls.infer(**members))
     assert status[0] == code and sentence in status[1]
     await calls.served.idle()
 
@@ -184,11 +184,11 @@ async def test_requests_of_one_grpc_stream_run_concurrently(serve_grpc):
     await stream.done_writing()
     order = [(answer.infer_response.id, is_final(answer)) async for answer in stream]
     for id in ("1", "2", "3"):
-        own = [last for given, last in order if given == id]
+        own = [last for request_id, last in order if request_id == id]
         assert len(own) > 2 and own == [False] * (len(own) - 1) + [True]
-    assert [last for given, last in order if given == "whole"] == [True]
+    assert [last for request_id, last in order if request_id == "whole"] == [True]
     first = order.index(("1", True))
-    assert {given for given, _ in order[:first]} >= {"1", "2", "3"}, "they came one after another"
+    assert {request_id for request_id, _ in order[:first]} >= {"1", "2", "3"}, "they came one after another"
 
 
 async def test_grpc_stream_stays_open_after_a_failed_request(serve_grpc):

@@ -81,8 +81,8 @@ async def test_infer_accepts_and_returns_binary_tensors(serve):
 async def test_infer_compresses_its_answer_on_request(serve, coding, bits):
     served = await serve()
     tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["a b c"]}
-    plain, binary = (json.dumps({"inputs": [tensor], "parameters": wish}).encode()
-                     for wish in ({"max_tokens": 4}, {"max_tokens": 4, "binary_data_output": True}))  # fmt: skip
+    plain, binary = (json.dumps({"inputs": [tensor], "parameters": parameters}).encode()
+                     for parameters in ({"max_tokens": 4}, {"max_tokens": 4, "binary_data_output": True}))  # fmt: skip
     for body in (plain, binary):
         bare = await served.post("/v2/models/tiny/infer", body)
         packed = await served.call("POST", "/v2/models/tiny/infer", body, {"accept-encoding": coding})

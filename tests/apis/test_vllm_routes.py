@@ -139,12 +139,12 @@ async def test_limits_full_vocabulary_logprobs_over_a_whole_request(served):
 async def test_truncation_side_drops_either_end_of_the_prompt(served, prefix):
     options = {"max_tokens": 1, "return_token_ids": True}
     whole = (await served.post(prefix + "/v1/chat/completions", HELLO_CHAT | options)).json["prompt_token_ids"]
-    for side, kept in (("left", slice(-4, None)), ("right", slice(4))):
+    for side, kept_slice in (("left", slice(-4, None)), ("right", slice(4))):
         cut = options | {"truncate_prompt_tokens": 4, "truncation_side": side}
         answer = await served.post(prefix + "/v1/chat/completions", HELLO_CHAT | cut)
-        assert answer.json["prompt_token_ids"] == whole[kept]
+        assert answer.json["prompt_token_ids"] == whole[kept_slice]
         answer = await served.post(prefix + "/v1/completions", {"prompt": whole} | cut)
-        assert answer.json["choices"][0]["prompt_token_ids"] == whole[kept]
+        assert answer.json["choices"][0]["prompt_token_ids"] == whole[kept_slice]
 
 
 @pytest.mark.parametrize("prefix", ["", "/vllm"])

@@ -66,7 +66,7 @@ def test_importing_parley_imports_neither_torch_nor_transformers():
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "sentence"),
     [
         (("serv",), "Unknown command serv. Did you mean serve?"),
         (("--serve",), "Unknown flag --serve. Did you mean serve?"),
@@ -81,14 +81,14 @@ def test_importing_parley_imports_neither_torch_nor_transformers():
         (("bench", "--shared-prefix", "9", "--prompt-len", "8"), "--shared-prefix must be at most --prompt-len"),
     ],
 )
-def test_invalid_arguments_exit_with_2_and_a_sentence(words, said):
+def test_invalid_arguments_exit_with_2_and_a_sentence(words, sentence):
     done = run_parley(*words)
     assert done.returncode == 2 and not done.stdout
-    assert said in done.stderr and "Traceback" not in done.stderr
+    assert sentence in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("plan", "said"),
+    ("plan", "sentence"),
     [
         ("[coordinator]\npredict_prot = 1\n[[instances]]", "coordinator: unknown key predict_prot. Did you mean"),
         ("[coordinator]\nslo_ttft = 1979-05-27\n[[instances]]", "coordinator: slo_ttft"),
@@ -96,11 +96,11 @@ def test_invalid_arguments_exit_with_2_and_a_sentence(words, said):
         ('[[instances]]\nrole = "flex"\nmax-batch = 1979-05-27', "flex: max-batch: "),
     ],
 )
-def test_cluster_up_rejects_an_invalid_plan_at_once(tmp_path, plan, said):
+def test_cluster_up_rejects_an_invalid_plan_at_once(tmp_path, plan, sentence):
     (tmp_path / "plan.toml").write_text(plan)
     done = run_parley("cluster", "up", str(tmp_path / "plan.toml"))
     assert done.returncode == 2 and not done.stdout
-    assert said in done.stderr and "Traceback" not in done.stderr
+    assert sentence in done.stderr and "Traceback" not in done.stderr
 
 
 def test_unknown_environment_variable_prints_a_warning():

@@ -49,7 +49,7 @@ def test_bench_measures_the_same_lengths_with_every_api(parley, url, api):
 
 
 @pytest.mark.parametrize(
-    ("api", "told", "why"),
+    ("api", "detected", "why"),
     [
         ("tgi", [b'{"token":{},"generated_text":null,"details":null}'], "the connection was closed"),
         ("tgi", [b'{"error":"It broke.","error_type":"generation"}'], "It broke."),
@@ -58,9 +58,9 @@ def test_bench_measures_the_same_lengths_with_every_api(parley, url, api):
         ("chat", [b'{"choices":[{"delta":{"content":"a"}}]}'], "the connection was closed"),
     ],
 )
-def test_bench_detects_incomplete_streams_of_every_api(api, told, why):
+def test_bench_detects_incomplete_streams_of_every_api(api, detected, why):
     sample = RequestSample(
-        0.0, end=1.0, status=200, pieces=[(0.5, b"".join(b"data: " + event + b"\n\n" for event in told))]
+        0.0, end=1.0, status=200, pieces=[(0.5, b"".join(b"data: " + event + b"\n\n" for event in detected))]
     )
     sample.parse_events(BENCHED_APIS[api])
     assert sample.error.startswith(why)
@@ -110,11 +110,11 @@ def test_bench_counts_every_failure_and_never_hangs(parley, faulty, script, why)
 
 
 def test_bench_excludes_failed_requests_from_throughput(parley, faulty):
-    asked = []
+    requests = []
 
     def second_fails(handler) -> None:
-        asked.append(handler)
-        send_events(handler, EVENT, EVENT, USAGE, *([b"[DONE]"] if len(asked) % 2 else []))
+        requests.append(handler)
+        send_events(handler, EVENT, EVENT, USAGE, *([b"[DONE]"] if len(requests) % 2 else []))
 
     done = parley("bench", "--url", faulty(second_fails), *SMALL, "--json")
     result = json.loads(done.stdout)
@@ -137,10 +137,10 @@ def test_bench_refuses_a_server_without_tokenize(parley, faulty):
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=200), st.sampled_from([0.5, 0.99]))
 def test_percentile_is_the_smallest_value_that_covers_its_share(values, share):
-    found = percentile(values, share)
-    covered = sum(value <= found for value in values)
-    below = sum(value < found for value in values)
-    assert found in values
+    result = percentile(values, share)
+    covered = sum(value <= result for value in values)
+    below = sum(value < result for value in values)
+    assert result in values
     assert covered >= share * len(values) > below - 1e-9
     assert percentile([], share) is None
 

@@ -227,7 +227,7 @@ def test_chat_keeps_aborted_answers_and_drops_unanswered_questions(url, faulty):
 
 
 @pytest.mark.parametrize(
-    ("given", "address"),
+    ("text", "address"),
     [
         ("http://h:1", "http://h:1"),
         ("h:1", "http://h:1"),
@@ -237,11 +237,11 @@ def test_chat_keeps_aborted_answers_and_drops_unanswered_questions(url, faulty):
         ("http://[::1]:8000", "http://[::1]:8000"),
     ],
 )
-def test_parses_server_addresses_in_common_forms(given, address):
-    assert str(ServerAddress.parse_url(given)) == address
+def test_parses_server_addresses_in_common_forms(text, address):
+    assert str(ServerAddress.parse_url(text)) == address
 
 
-@pytest.mark.parametrize("given", ["", "ftp://h", "http://", "http://h:x", "http://h:99999", "http://[::1"])
-def test_rejects_invalid_server_addresses(given):
+@pytest.mark.parametrize("text", ["", "ftp://h", "http://", "http://h:x", "http://h:99999", "http://[::1"])
+def test_rejects_invalid_server_addresses(text):
     with pytest.raises(ConfigError):
-        ServerAddress.parse_url(given)
+        ServerAddress.parse_url(text)

@@ -34,9 +34,9 @@ def test_doctor_exits_with_1_and_a_hint_on_failure(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "CHECKS", (doctor.check_python, doctor.check_network))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         code = doctor.run(resolve_options(SERVE_OPTIONS, ["--port", str(taken.getsockname()[1])], {}))
-    shown = capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.splitlines()
     assert code == 1
-    assert [line.split()[:2] for line in shown] == [
+    assert [line.split()[:2] for line in lines] == [
         ["ok", "python"],
         ["fail", "port"],
         ["->", "Choose"],

@@ -142,12 +142,12 @@ def test_several_models_have_their_own_names_and_options():
 def test_reads_several_models_from_one_environment_variable():
     config = resolve_options(SERVE_OPTIONS, [], {"PARLEY_MODEL": "a,b=./x,threads=1; c=./y"})
     assert [offer.names for offer in offered_models(config)] == [("a", "b"), ("c",)]
-    shown = next(option for option in SERVE_OPTIONS if option.name == "model").format_value(config["model"])
-    assert resolve_options(SERVE_OPTIONS, ["--model", shown], {})["model"] == config["model"]
+    model_text = next(option for option in SERVE_OPTIONS if option.name == "model").format_value(config["model"])
+    assert resolve_options(SERVE_OPTIONS, ["--model", model_text], {})["model"] == config["model"]
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "sentence"),
     [
         (["--model", "a=./x", "--model", "b,a=./y"], "the name a is given to more than one"),
         (["./x", "--model", "x=./y"], "the name x is given to more than one"),
@@ -159,6 +159,6 @@ def test_reads_several_models_from_one_environment_variable():
         (["--model", "a=./x,port=1"], "port is not an option"),
     ],
 )
-def test_rejects_conflicting_options_of_several_models(flags, told):
-    with pytest.raises(ConfigError, match=told):
+def test_rejects_conflicting_options_of_several_models(flags, sentence):
+    with pytest.raises(ConfigError, match=sentence):
         models(*flags)

@@ -148,15 +148,15 @@ def test_completes_a_cached_model_that_lost_a_file(tmp_path, served):
     ],
 )
 def test_reports_hub_errors_in_one_sentence(tmp_path, served, model, why):
-    found, _ = resolve_in_process(model, tmp_path, served.server_port)
-    assert found.startswith(f"missing: {model} cannot be served: ") and why in found
-    assert "\n" not in found and "127.0.0.1" not in found
+    answer, _ = resolve_in_process(model, tmp_path, served.server_port)
+    assert answer.startswith(f"missing: {model} cannot be served: ") and why in answer
+    assert "\n" not in answer and "127.0.0.1" not in answer
 
 
 @pytest.mark.parametrize("offline", ["0", "1"])
 def test_reports_an_uncached_model_offline_in_one_sentence(tmp_path, offline):
-    found, _ = resolve_in_process("owner/model", tmp_path, HF_HUB_OFFLINE=offline)
-    assert "the hub cannot be reached" in found and "\n" not in found
+    answer, _ = resolve_in_process("owner/model", tmp_path, HF_HUB_OFFLINE=offline)
+    assert "the hub cannot be reached" in answer and "\n" not in answer
 
 
 def test_resolves_a_complete_folder_to_itself(tmp_path):

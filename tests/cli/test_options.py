@@ -249,13 +249,13 @@ def test_show_config_names_each_source_and_hides_keys():
     resolved = resolve_options(
         SERVE_OPTIONS, ["--port", "9"], {"PARLEY_API_KEY": "sesame,other", "PARLEY_DTYPE": "fp32"}, KNOWN_VARIABLES
     )
-    shown = {line.split()[0]: line for line in format_options(SERVE_OPTIONS, resolved).splitlines()}
-    assert shown["port"].split()[1:] == ["9", "--port"]
-    assert shown["dtype"].split()[1:] == ["fp32", "PARLEY_DTYPE"]
-    assert shown["host"].split()[1:] == ["127.0.0.1", "default"]
-    assert shown["api-key"].endswith("PARLEY_API_KEY")
-    assert "sesame" not in "".join(shown.values())
-    assert set(shown) == {option.name for option in SERVE_OPTIONS if not option.hidden}
+    lines = {line.split()[0]: line for line in format_options(SERVE_OPTIONS, resolved).splitlines()}
+    assert lines["port"].split()[1:] == ["9", "--port"]
+    assert lines["dtype"].split()[1:] == ["fp32", "PARLEY_DTYPE"]
+    assert lines["host"].split()[1:] == ["127.0.0.1", "default"]
+    assert lines["api-key"].endswith("PARLEY_API_KEY")
+    assert "sesame" not in "".join(lines.values())
+    assert set(lines) == {option.name for option in SERVE_OPTIONS if not option.hidden}
 
 
 def test_error_about_an_invalid_api_key_does_not_print_it():

@@ -31,12 +31,12 @@ for surface in ("", "/databricks"):
     counted = [chunk.usage.completion_tokens for chunk in chunks]
     assert counted == sorted(counted) and chunks[-1].usage.total_tokens == whole.usage.total_tokens
 
-    asked = [{"role": "user", "content": "What is the weather in Paris?"}]
-    said = create(model=model, messages=asked, tools=[WEATHER], temperature=0).choices[0].message
-    (call,) = said.tool_calls
+    messages = [{"role": "user", "content": "What is the weather in Paris?"}]
+    message = create(model=model, messages=messages, tools=[WEATHER], temperature=0).choices[0].message
+    (call,) = message.tool_calls
     assert call.function.name == "get_weather" and json.loads(call.function.arguments)["city"] == "Paris"
-    told = {"role": "tool", "tool_call_id": call.id, "content": '{"temperature": 20}'}
-    again = [*asked, said.model_dump(exclude_none=True), told]
+    tool_message = {"role": "tool", "tool_call_id": call.id, "content": '{"temperature": 20}'}
+    again = [*messages, message.model_dump(exclude_none=True), tool_message]
     assert create(model=model, messages=again, tools=[WEATHER], temperature=0).choices[0].message.content
 
     text = client.completions.create(model=model, prompt="Hello", max_tokens=4)

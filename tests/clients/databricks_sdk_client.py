@@ -43,9 +43,9 @@ for surface in ("", "/databricks"):
     endpoints = client.serving_endpoints
     assert [each.name for each in endpoints.list()] == [model]
 
-    made = endpoints.create_and_wait("ab", config=EndpointCoreConfigInput(name="ab", **served_config(a=70, b=30)))
-    assert made.name == "ab" and made.state.ready.value == "READY"
-    assert [route.traffic_percentage for route in made.config.traffic_config.routes] == [70, 30]
+    endpoint = endpoints.create_and_wait("ab", config=EndpointCoreConfigInput(name="ab", **served_config(a=70, b=30)))
+    assert endpoint.name == "ab" and endpoint.state.ready.value == "READY"
+    assert [route.traffic_percentage for route in endpoint.config.traffic_config.routes] == [70, 30]
     changed = endpoints.update_config_and_wait("ab", **served_config(a=0, c=100))
     assert [entity.name for entity in changed.config.served_entities] == ["a", "c"]
     assert changed.config.config_version == 2
@@ -55,8 +55,8 @@ for surface in ("", "/databricks"):
     assert endpoints.logs("ab", "a").logs == endpoints.build_logs("ab", "c").logs == ""
     assert b"parley" in endpoints.export_metrics("ab").contents.read()
     assert b"invocations" in endpoints.get_open_api("ab").contents.read()
-    assert endpoints.get_permissions(made.id).object_type == "serving-endpoint"
-    assert len(endpoints.get_permission_levels(made.id).permission_levels) == 3
+    assert endpoints.get_permissions(endpoint.id).object_type == "serving-endpoint"
+    assert len(endpoints.get_permission_levels(endpoint.id).permission_levels) == 3
 
     for name in (model, "ab"):
         chat = endpoints.query(name, messages=ASKED, temperature=0, max_tokens=32, usage_context={"team": "x"})
@@ -70,9 +70,9 @@ for surface in ("", "/databricks"):
         assert len(vectors.data) == 2 and len(vectors.data[0].embedding) == len(vectors.data[1].embedding) > 8
 
     openai = endpoints.get_open_ai_client()
-    asked = {"model": "ab", "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
-    assert openai.chat.completions.create(**asked).choices[0].message.content == ANSWER
-    chunks = list(openai.chat.completions.create(**asked, stream=True))
+    body = {"model": "ab", "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
+    assert openai.chat.completions.create(**body).choices[0].message.content == ANSWER
+    chunks = list(openai.chat.completions.create(**body, stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == ANSWER
     assert all(chunk.usage.prompt_tokens for chunk in chunks)
 

@@ -14,17 +14,17 @@ for base in ("", "/tgi"):
     client = InferenceClient(model=url)
     assert client.text_generation("Hello", max_new_tokens=4).startswith("Hello")  # includes the prompt by default
     bare = {"max_new_tokens": 4, "return_full_text": False}
-    said = client.text_generation("Hello", **bare)
-    assert said
+    text = client.text_generation("Hello", **bare)
+    assert text
     whole = client.text_generation("Hello", **bare, details=True, decoder_input_details=True)
-    assert whole.generated_text == said and whole.details.generated_tokens == len(whole.details.tokens)
+    assert whole.generated_text == text and whole.details.generated_tokens == len(whole.details.tokens)
     assert whole.details.prefill and whole.details.finish_reason in ("length", "eos_token")
     events = list(client.text_generation("Hello", **bare, stream=True, details=True))
-    assert "".join(event.token.text for event in events if not event.token.special) == said
+    assert "".join(event.token.text for event in events if not event.token.special) == text
     plain = client.text_generation("Hello", **bare, stream=True)  # also yields special tokens
     assert list(plain) == [event.token.text for event in events]
     last = events[-1]
-    assert last.generated_text == said and last.details.generated_tokens == whole.details.generated_tokens
+    assert last.generated_text == text and last.details.generated_tokens == whole.details.generated_tokens
     drawn = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.1, "seed": 7}
     one = client.text_generation("Hello", max_new_tokens=8, **drawn)
     assert one == client.text_generation("Hello", max_new_tokens=8, **drawn)

@@ -72,18 +72,18 @@ for thinking in (False, True):
         named = talker.bind_tools([get_weather], tool_choice="get_weather")
         (call,) = get_message(named, "Hello!", stream).tool_calls
         assert list(call["args"]) == ["city"]
-    found = talker.with_structured_output(get_time, method="function_calling").invoke("What time is it in Paris?")
-    assert found == get_time(city="Paris"), found
+    vectors = talker.with_structured_output(get_time, method="function_calling").invoke("What time is it in Paris?")
+    assert vectors == get_time(city="Paris"), vectors
     for method in ("json_schema", "json_mode"):
         structured = talker.with_structured_output(Person, method=method)
-        found = structured.invoke("Give me JSON for a person: Anna, 31 years old, from Paris.")
-        assert found == Person(name="Anna", age=31, city="Paris"), found
+        vectors = structured.invoke("Give me JSON for a person: Anna, 31 years old, from Paris.")
+        assert vectors == Person(name="Anna", age=31, city="Paris"), vectors
 text = OpenAI(base_url=url, api_key="none", model=model, temperature=0, max_tokens=4)
 assert text.invoke("Hello") == "".join(text.stream("Hello"))
 # without this option it would use OpenAI's own tokenizer, which it downloads
 reader = OpenAIEmbeddings(base_url=url, api_key="none", model=model, check_embedding_ctx_length=False, chunk_size=7)
-found = reader.embed_documents([f"text {i}" for i in range(20)])
-assert len(found) == 20 and reader.embed_query("text 3") == found[3] != found[4]
+vectors = reader.embed_documents([f"text {i}" for i in range(20)])
+assert len(vectors) == 20 and reader.embed_query("text 3") == vectors[3] != vectors[4]
 try:
     chat.bind(temperature=-1).invoke(QUESTION)
 except openai.BadRequestError as error:
@@ -93,9 +93,11 @@ else:
 
 # tests its defaults as well: with typical_p, top_p and a temperature, TGI samples although do_sample is false
 endpoint = HuggingFaceEndpoint(endpoint_url=f"http://{address}", max_new_tokens=8, seed=7)
-said = endpoint.invoke("Hello")
+endpoint_text = endpoint.invoke("Hello")
 streamed = "".join(endpoint.stream("Hello"))
-assert said and streamed.removesuffix("<|endoftext|>") == said  # a stream also yields the final special token
+assert (
+    endpoint_text and streamed.removesuffix("<|endoftext|>") == endpoint_text
+)  # a stream also yields the final special token
 answer = ChatHuggingFace(llm=HuggingFaceEndpoint(endpoint_url=f"http://{address}", temperature=0.01)).invoke(QUESTION)
 assert answer.content == ANSWER, answer
 print("good")

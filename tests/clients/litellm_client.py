@@ -18,8 +18,8 @@ CHATS = {
 }
 for name, base in CHATS.items():
     options = {"model": name, "api_base": base, "api_key": "none", "messages": QUESTION, "max_tokens": 16}
-    said = litellm.completion(**options, temperature=0.01)
-    assert said.choices[0].message.content == ANSWER, (name, said)
+    answer = litellm.completion(**options, temperature=0.01)
+    assert answer.choices[0].message.content == ANSWER, (name, answer)
     chunks = litellm.completion(**options, temperature=0.01, stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == ANSWER, name
     try:

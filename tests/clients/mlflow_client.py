@@ -30,8 +30,8 @@ for surface in ("", "/databricks"):
         {"served_model_name": "b", "traffic_percentage": "100"},
     ]
     config = {"served_entities": served, "traffic_config": {"routes": routes}}
-    made = client.create_endpoint(config={"name": "ab", "config": config, "tags": [{"key": "team", "value": "x"}]})
-    assert made.state["ready"] == "READY" and made.tags == [{"key": "team", "value": "x"}]
+    endpoint = client.create_endpoint(config={"name": "ab", "config": config, "tags": [{"key": "team", "value": "x"}]})
+    assert endpoint.state["ready"] == "READY" and endpoint.tags == [{"key": "team", "value": "x"}]
     assert client.get_endpoint("ab").config["config_version"] == 1
     updated = client.update_endpoint_config("ab", config={"served_entities": served[:1]})
     assert updated["config"]["traffic_config"]["routes"][0]["traffic_percentage"] == 100
@@ -39,11 +39,11 @@ for surface in ("", "/databricks"):
     assert client.get_endpoint("ab").tags == []
 
     for name in (model, "ab"):
-        told = client.predict(endpoint=name, inputs=ASKED)
-        assert told["choices"][0]["message"]["content"] == ANSWER
+        answer = client.predict(endpoint=name, inputs=ASKED)
+        assert answer["choices"][0]["message"]["content"] == ANSWER
         chunks = list(client.predict_stream(endpoint=name, inputs=ASKED))
         assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == ANSWER
-        assert chunks[-1]["usage"] == told["usage"] and chunks[-1]["choices"][0]["finish_reason"] == "stop"
+        assert chunks[-1]["usage"] == answer["usage"] and chunks[-1]["choices"][0]["finish_reason"] == "stop"
         texts = client.predict(endpoint=name, inputs={"prompt": ["Hello", "World"], "max_tokens": 4, "suffix": "!"})
         assert [choice["text"][-1] for choice in texts["choices"]] == ["!", "!"]
         vectors = client.predict(endpoint=name, inputs={"input": ["Hello"], "instruction": "Find:"})

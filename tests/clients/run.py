@@ -65,8 +65,8 @@ def prepare_environment(name: str) -> Path:
     """Returns the folder of an environment, rebuilt if its packages changed. Raises CalledProcessError, OSError."""
     folder, packages = FOLDER / name, ENVIRONMENTS[name]
     stamp = folder / "packages.txt"
-    wanted = "\n".join(packages)
-    if stamp.exists() and stamp.read_text() == wanted:
+    requirements = "\n".join(packages)
+    if stamp.exists() and stamp.read_text() == requirements:
         return folder
     print(f"{name}: installing {', '.join(packages)}", flush=True)
     shutil.rmtree(folder, ignore_errors=True)
@@ -82,7 +82,7 @@ def prepare_environment(name: str) -> Path:
             run([python, "-m", "uv", "pip", "install", "--quiet", "--python", python, *packages], folder)
         else:
             run([python, "-m", "pip", "install", "--quiet", *packages], folder)
-    stamp.write_text(wanted)
+    stamp.write_text(requirements)
     return folder
 
 
@@ -152,10 +152,10 @@ def free_ports(count: int) -> list[int]:
     probes = [socket() for _ in range(count)]
     for probe in probes:
         probe.bind(("127.0.0.1", 0))
-    found = [probe.getsockname()[1] for probe in probes]
+    ports = [probe.getsockname()[1] for probe in probes]
     for probe in probes:
         probe.close()
-    return found
+    return ports
 
 
 def start_process(name: str, *words: str) -> subprocess.Popen[bytes]:

@@ -59,12 +59,12 @@ def check_schema():
     spec = importlib.util.spec_from_file_location("schema", PACKAGE / "schema.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    made = module.ProtoSchema("inference.proto")
-    for name in made.message_names:
+    schema = module.ProtoSchema("inference.proto")
+    for name in schema.message_names:
         other = getattr(service_pb2, name, None) or getattr(model_config_pb2, name)
-        compare_messages(made(name).DESCRIPTOR, other.DESCRIPTOR)
-    assert set(service_pb2.DESCRIPTOR.message_types_by_name) <= set(made.message_names)
-    methods = {method.name: method for method in made.find_service("GRPCInferenceService")[1]}
+        compare_messages(schema(name).DESCRIPTOR, other.DESCRIPTOR)
+    assert set(service_pb2.DESCRIPTOR.message_types_by_name) <= set(schema.message_names)
+    methods = {method.name: method for method in schema.find_service("GRPCInferenceService")[1]}
     others = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
     assert set(methods) == {method.name for method in others}
     for other in others:
@@ -99,8 +99,8 @@ class Stream:
             response = result.get_response()
             texts.setdefault(response.id, []).append(result.as_numpy("text_output")[0].decode())
             final = response.parameters["triton_final_response"].bool_param
-            told = result.get_response(as_json=True)["parameters"]["triton_final_response"]
-            assert told == {"bool_param": final}, told  # LangChain's client reads it there
+            is_final = result.get_response(as_json=True)["parameters"]["triton_final_response"]
+            assert is_final == {"bool_param": final}, is_final  # LangChain's client reads it there
             count -= final
         return texts, errors
 
@@ -135,17 +135,17 @@ def check_control(client):
 def check_infer(client):
     result = client.infer(model, make_inputs("a b c"), request_id="7", parameters={"max_tokens": 6, "temperature": 0.0})
     assert (result.get_response().id, result.get_response().model_version) == ("7", "1")
-    said = result.as_numpy("text_output")[0].decode()
-    assert said, "the model said nothing"
+    text = result.as_numpy("text_output")[0].decode()
+    assert text, "the model said nothing"
     for shape in ((1,), (1, 1)):  # as TensorRT-LLM's clients send it
-        given = make_inputs(
+        inputs = make_inputs(
             "a b c", shape=shape, max_tokens=6, temperature=0.0, beam_width=1, bad_words="", stop_words=""
         )
-        given.append(tensor("random_seed", 7, "UINT64", shape))
+        inputs.append(tensor("random_seed", 7, "UINT64", shape))
         outputs = [triton.InferRequestedOutput(name) for name in ("num_input_tokens", "text_output", "cum_log_probs")]
         for coding in (None, "gzip", "deflate"):
-            result = client.infer(model, given, outputs=outputs, compression_algorithm=coding)
-            assert result.as_numpy("text_output")[0].decode() == said
+            result = client.infer(model, inputs, outputs=outputs, compression_algorithm=coding)
+            assert result.as_numpy("text_output")[0].decode() == text
             assert result.as_numpy("num_input_tokens") > 0 and result.as_numpy("cum_log_probs").dtype == np.float32
             assert result.as_numpy("finish_reason") is None
     results = queue.Queue()
@@ -168,10 +168,10 @@ def check_infer(client):
     call.cancel()
     assert results.get(timeout=30)[1].status() == "StatusCode.CANCELLED"
     assert client.get_inference_statistics(model).model_stats[0].inference_count == before
-    return said
+    return text
 
 
-def check_streams(client, said):
+def check_streams(client, text):
     stream = Stream(client)
     for id in "123":
         stream.send("a b c", id, stream=True, parameters={"max_tokens": 6, "temperature": 0.0})
@@ -179,7 +179,7 @@ def check_streams(client, said):
     stream.send("a b c", "lost", name="other")
     stream.send("a b c", "hot", parameters={"temperature": -1.0})
     texts, errors = stream.read_results(6)
-    assert {id: "".join(parts) for id, parts in texts.items()} == dict.fromkeys(("1", "2", "3", "whole"), said)
+    assert {id: "".join(parts) for id, parts in texts.items()} == dict.fromkeys(("1", "2", "3", "whole"), text)
     assert len(texts["whole"]) == 1  # the others may also be whole: pending tokens are sent together
     messages = sorted(error.message() for error in errors)
     assert "'temperature'" in messages[0] and messages[1] == "Request for unknown model: 'other' is not found"
@@ -197,7 +197,7 @@ def check_streams(client, said):
     client.stop_stream()
 
 
-async def check_async_stream(said):
+async def check_async_stream(answer_text):
     async with aio.InferenceServerClient(address) as client:
         assert await client.is_server_ready()
 
@@ -211,7 +211,7 @@ async def check_async_stream(said):
             assert error is None, error
             text = result.as_numpy("text_output")[0].decode()
             texts[result.get_response().id] = texts.get(result.get_response().id, "") + text
-        assert texts == {"1": said, "2": said}
+        assert texts == {"1": answer_text, "2": answer_text}
 
 
 with triton.InferenceServerClient(address) as client:

@@ -54,13 +54,13 @@ with triton.InferenceServerClient(address) as client:
     client.unregister_cuda_shared_memory()
     expect_error(lambda: client.register_system_shared_memory("r", "/x", 8), "[501]", "hared memory")
 
-    wish = [text("text_input", "a b c"), scalar("exclude_input_in_output", True, bool, "BOOL")]
+    text_inputs = [text("text_input", "a b c"), scalar("exclude_input_in_output", True, bool, "BOOL")]
     before = client.get_inference_statistics(model)["model_stats"][0]["inference_count"]
     greedy = {"max_tokens": 4, "temperature": 0.0}
-    result = client.infer(model, wish, request_id="7", parameters=greedy)
+    result = client.infer(model, text_inputs, request_id="7", parameters=greedy)
     assert result.get_response()["id"] == "7" and result.get_response()["model_version"] == "1"
-    said = result.as_numpy("text_output")[0]  # text if it came as JSON, else bytes
-    assert said, "the model said nothing"
+    output = result.as_numpy("text_output")[0]  # text if it came as JSON, else bytes
+    assert output, "the model said nothing"
 
     # the same request in every form that it can be sent and received in
     for binary in (True, False):
@@ -87,19 +87,20 @@ with triton.InferenceServerClient(address) as client:
                     request_compression_algorithm=coding,
                     response_compression_algorithm=coding,
                 )
-                assert result.as_numpy("text_output")[0] == (said if binary else said.decode())
+                assert result.as_numpy("text_output")[0] == (output if binary else output.decode())
                 assert result.as_numpy("cumulative_logprob").dtype == np.float32
                 assert result.as_numpy("num_input_tokens") > 0
                 assert result.as_numpy("finish_reason") is None
 
-    assert client.async_infer(model, wish, parameters=greedy).get_result().as_numpy("text_output")[0]
+    assert client.async_infer(model, text_inputs, parameters=greedy).get_result().as_numpy("text_output")[0]
     expect_error(lambda: client.infer(model, []), "[400]", "missing required input(s) ['text_input']")
-    expect_error(lambda: client.infer("other", wish), "[404]")
-    expect_error(lambda: client.infer(model, wish, model_version="2"), "[404]", "version 2 is not found")
+    expect_error(lambda: client.infer("other", text_inputs), "[404]")
+    expect_error(lambda: client.infer(model, text_inputs, model_version="2"), "[404]", "version 2 is not found")
     expect_error(
-        lambda: client.infer(model, [*wish, text("nobody_knows", "x")]), "unexpected inference input 'nobody_knows'"
+        lambda: client.infer(model, [*text_inputs, text("nobody_knows", "x")]),
+        "unexpected inference input 'nobody_knows'",
     )
-    expect_error(lambda: client.infer(model, wish, parameters={"temperature": -1.0}), "[400]", "'temperature'")
+    expect_error(lambda: client.infer(model, text_inputs, parameters={"temperature": -1.0}), "[400]", "'temperature'")
 
     counts = client.get_inference_statistics(model)["model_stats"][0]
     assert counts["inference_stats"]["success"]["count"] == counts["inference_count"] == before + 14

@@ -55,13 +55,13 @@ async def test_random_schedules_release_everything_once(roles, steps, keys):
         instance = instances[number % len(instances)]
         match action:
             case "ask":
-                wanted = SchedulingRequest(
+                request = SchedulingRequest(
                     number,
                     attempt=number % 2,
                     avoid=frozenset([1]) if number % 5 == 0 else frozenset(),
                     tenant=("", "a", "b")[number % 3],
                 )
-                placement_tasks.append(asyncio.ensure_future(scheduler.place_request(wanted)))
+                placement_tasks.append(asyncio.ensure_future(scheduler.place_request(request)))
             case "cancel" if placement_tasks:
                 placement_tasks[number % len(placement_tasks)].cancel()
             case "first" | "token" if placements:
@@ -124,8 +124,8 @@ async def test_refuses_requests_that_wait_too_long_or_meet_a_full_queue():
     _, scheduler = simulated_cluster("mixed", single_node_max_requests=1, schedule_timeout=0.05, max_schedule_count=2)
     await scheduler.place_request(SchedulingRequest(5))
     tasks = [
-        asyncio.ensure_future(scheduler.place_request(wanted))
-        for wanted in (SchedulingRequest(5), SchedulingRequest(5, deadline=0.01), SchedulingRequest(5))
+        asyncio.ensure_future(scheduler.place_request(request))
+        for request in (SchedulingRequest(5), SchedulingRequest(5, deadline=0.01), SchedulingRequest(5))
     ]
     results = await asyncio.gather(*tasks, return_exceptions=True)
     refusals = [(each.status, each.text) for each in results if isinstance(each, RequestRefused)]

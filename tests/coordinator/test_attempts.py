@@ -167,9 +167,9 @@ async def test_completes_answers_of_plain_mindie_servers(cluster, cut):
         request_id = request.headers["req-id"]
         d.send_frames(
             [
-                made
+                frame
                 for part in (opening, *text[1:])
-                for made in result_frames.encode_result(request_id, part, last=part is text[2])
+                for frame in result_frames.encode_result(request_id, part, last=part is text[2])
             ]
         )
         return prefill_answer(request, isStream=True, isLastResp=False, output=(opening + text[0]).decode())

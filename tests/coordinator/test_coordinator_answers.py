@@ -203,8 +203,8 @@ async def test_coordinator_answers_only_clients_with_a_key(live_cluster) -> None
         ("GET", "/metrics", b""),
         ("GET", "/load", b""),
     ):
-        for shown in strangers:
-            assert (await cluster.front.call(method, path, request_body, JSON | shown)).status == 401, (path, shown)
+        for headers in strangers:
+            assert (await cluster.front.call(method, path, request_body, JSON | headers)).status == 401, (path, headers)
         assert (
             await cluster.front.call(method, path, request_body, JSON | {"authorization": "Bearer k"})
         ).status == 200, path

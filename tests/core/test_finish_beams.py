@@ -30,11 +30,11 @@ def test_early_finish_equals_beam_search_of_that_length(penalty):
         bench.loop.finish_beam_search("w", "length")
         bench.drain()
         for index in range(work.n):
-            got = bench.merged_output("w", index)
+            actual = bench.merged_output("w", index)
             expected = run_alone(msgspec.structs.replace(work, max_tokens=length), index)
-            got.cached_tokens = 0
-            assert got == expected
-            assert len(bench.outputs["w", index][0].token_costs) == len(got.token_ids)
+            actual.cached_tokens = 0
+            assert actual == expected
+            assert len(bench.outputs["w", index][0].token_costs) == len(actual.token_ids)
     assert len(lengths) > 3
 
 
@@ -48,8 +48,8 @@ def test_early_finish_before_first_token_returns_no_tokens():
         bench.loop.finish_beam_search("w", "cancel")
         bench.drain()
         for index in range(work.n):
-            got = bench.merged_output("w", index)
-            assert (got.token_ids, got.finish_reason, got.prompt_scores) == ([], "cancel", None)
+            actual = bench.merged_output("w", index)
+            assert (actual.token_ids, actual.finish_reason, actual.prompt_scores) == ([], "cancel", None)
 
 
 def test_early_finish_ends_beam_search_waiting_for_grammar():
@@ -80,6 +80,6 @@ def test_early_finish_leaves_other_requests_running():
     expected = run_alone(msgspec.structs.replace(WORK, beam=BeamOptions(3), max_tokens=length), 1)
     assert bench.merged_output("w", 1).token_ids == expected.token_ids
     for index in range(3):
-        got = bench.merged_output("plain", index)
-        got.cached_tokens = 0
-        assert got == run_alone(plain, index)
+        actual = bench.merged_output("plain", index)
+        actual.cached_tokens = 0
+        assert actual == run_alone(plain, index)

@@ -177,9 +177,9 @@ def check_costs(bench: LoopHarness, works: list[EngineRequest]) -> None:
             other_seconds[choice] = 0.0
 
 
-def assert_same_output(got: EngineOutput, expected: EngineOutput) -> None:
-    got.cached_tokens = expected.cached_tokens = 0
-    assert got == expected
+def assert_same_output(actual: EngineOutput, expected: EngineOutput) -> None:
+    actual.cached_tokens = expected.cached_tokens = 0
+    assert actual == expected
 
 
 def compare_with_alone(plan: SchedulePlan, bench: LoopHarness, cancelled: set[tuple[str, int]]) -> None:
@@ -195,13 +195,13 @@ def compare_with_alone(plan: SchedulePlan, bench: LoopHarness, cancelled: set[tu
                 tokens = [token for part in parts for token in part.token_ids]
                 assert tokens == expected.token_ids[: len(tokens)]
                 continue
-            got = bench.merged_output(work.id, index)
-            if got.finish_reason == "error":
-                assert got.token_ids == expected.token_ids[: len(got.token_ids)]
+            actual = bench.merged_output(work.id, index)
+            if actual.finish_reason == "error":
+                assert actual.token_ids == expected.token_ids[: len(actual.token_ids)]
                 event("failed")
             else:
-                assert got.cached_tokens < max(1, len(work.token_ids))
-                assert_same_output(got, expected)
+                assert actual.cached_tokens < max(1, len(work.token_ids))
+                assert_same_output(actual, expected)
     event(f"preempted: {bench.stats.preemptions > 0}")
     event(f"held back: {bench.prefill_share.closed_steps > 0}")
     event(f"searched: {any(work.beam is not None for work in plan.works)}")

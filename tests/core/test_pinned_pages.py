@@ -104,7 +104,7 @@ class HandoverHarness(LoopHarness):
 
     def reserve_pages(self, key: str, tokens: list[int], salt: str = "") -> ReserveResult:
         self.pinned_pages.reserve_pages(
-            key, tokens, salt, "", "", lambda taken: self.reservations.__setitem__(key, taken)
+            key, tokens, salt, "", "", lambda reservation: self.reservations.__setitem__(key, reservation)
         )
         reservation = self.reservations[key]
         if reservation.error:
@@ -367,13 +367,13 @@ class HandoverScenario:
                     assert all(part.finish_reason is None for part in parts)
                     assert tokens == expected.token_ids[: len(tokens)]
                     continue
-                got = self.harness.merged_output(work.id, k)
-                if got.finish_reason == "error":
+                actual = self.harness.merged_output(work.id, k)
+                if actual.finish_reason == "error":
                     assert self.failures and tokens == expected.token_ids[: len(tokens)]
                     continue
-                assert got.cached_tokens <= len(work.token_ids)
-                got.cached_tokens = expected.cached_tokens = 0
-                assert got == expected
+                assert actual.cached_tokens <= len(work.token_ids)
+                actual.cached_tokens = expected.cached_tokens = 0
+                assert actual == expected
 
 
 handover_settings = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=150)

@@ -16,10 +16,10 @@ from parley.types import EngineRequest
 PARTS = st.sampled_from([0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99])
 
 
-def run_step(quota: PrefillShare, answers: int, wanted: int, seconds: float) -> float:
+def run_step(quota: PrefillShare, answers: int, requested_tokens: int, seconds: float) -> float:
     """Run one step with the wanted prompt tokens if it is open to prompts; return the seconds they took."""
     quota.begin_step(answers)
-    prompt_tokens = wanted if quota.allows_prefill else 0
+    prompt_tokens = requested_tokens if quota.allows_prefill else 0
     quota.charge_prefill(prompt_tokens)
     tokens = answers + prompt_tokens
     if not tokens:
@@ -35,8 +35,8 @@ def run_step(quota: PrefillShare, answers: int, wanted: int, seconds: float) -> 
 @settings(deadline=None, max_examples=150)
 def test_prefill_never_exceeds_its_share_in_any_interval(part: float, steps: list[tuple[int, int, float]]) -> None:
     quota, spans = PrefillShare(part), [(0.0, 0.0)]
-    for answers, wanted, seconds in steps:
-        prompts = run_step(quota, answers, wanted, seconds)
+    for answers, prompt_tokens, seconds in steps:
+        prompts = run_step(quota, answers, prompt_tokens, seconds)
         if answers:
             spans.append((spans[-1][0] + prompts, spans[-1][1] + seconds))
     for start in range(0, len(spans), 10):
@@ -69,10 +69,10 @@ def test_prefill_debt_is_capped_and_paid(part: float, slow: float, seconds: floa
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 500), st.floats(0.001, 0.3)), max_size=60))
 def test_prefill_share_of_one_and_zero(steps: list[tuple[int, int, float]]) -> None:
     everything, nothing = PrefillShare(1.0), PrefillShare(0.0)
-    for answers, wanted, seconds in steps:
-        assert run_step(everything, answers, wanted, seconds) > 0 or not wanted
-        assert run_step(nothing, answers, wanted, seconds) == 0
-        assert run_step(nothing, 0, wanted, seconds) > 0 or not wanted
+    for answers, prompt_tokens, seconds in steps:
+        assert run_step(everything, answers, prompt_tokens, seconds) > 0 or not prompt_tokens
+        assert run_step(nothing, answers, prompt_tokens, seconds) == 0
+        assert run_step(nothing, 0, prompt_tokens, seconds) > 0 or not prompt_tokens
 
 
 def test_changed_prefill_share_applies_at_once() -> None:

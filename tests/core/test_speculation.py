@@ -30,14 +30,14 @@ def harness_with_drafts(guess, **settings) -> LoopHarness:
     """Return a harness whose drafts come from ``guess(sequence, length)``."""
     bench = LoopHarness(guesses=0, **settings)
     assert bench.loop.speculation is not None
-    bench.loop.speculation.proposer.propose_drafts = lambda asked: [guess(*each) for each in asked]  # type: ignore[method-assign]
+    bench.loop.speculation.proposer.propose_drafts = lambda draft_limits: [guess(*each) for each in draft_limits]  # type: ignore[method-assign]
     return bench
 
 
-def assert_same_as_alone(got: EngineOutput, work: EngineRequest, index: int = 0) -> None:
+def assert_same_as_alone(actual: EngineOutput, work: EngineRequest, index: int = 0) -> None:
     expected = run_alone(work, index)
-    got.cached_tokens = 0
-    assert got == expected
+    actual.cached_tokens = 0
+    assert actual == expected
 
 
 def make_sequence(tokens: list[int], generated: int = 1) -> Sequence:
@@ -94,8 +94,8 @@ def test_prediction_precedes_other_proposer() -> None:
     bench = harness_with_drafts(lambda sequence, length: [])
     work = EngineRequest("w", [1, 2, 3], max_tokens=60)
     bench = LoopHarness(guesses=0)
-    bench.runner.proposer.propose_drafts = lambda asked: [
-        next(correct_drafts(*each) for each in asked if not each[0].request.prediction)
+    bench.runner.proposer.propose_drafts = lambda draft_limits: [
+        next(correct_drafts(*each) for each in draft_limits if not each[0].request.prediction)
     ]
     bench.loop.add_request(msgspec.structs.replace(work, prediction=run_alone(work).token_ids))
     bench.loop.add_request(EngineRequest("other", [3, 2], max_tokens=60))

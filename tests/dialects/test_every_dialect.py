@@ -51,9 +51,9 @@ def generate_routes(dialect: Dialect) -> Iterator[Route]:
 
 def message() -> bytes:
     """A request over gRPC."""
-    made = infer.INFER_REQUEST(model_name="tiny")
-    made.inputs.add(name="text_input", datatype="BYTES", shape=[1], contents={"bytes_contents": [TEXT.encode()]})
-    return made.SerializeToString()
+    request = infer.INFER_REQUEST(model_name="tiny")
+    request.inputs.add(name="text_input", datatype="BYTES", shape=[1], contents={"bytes_contents": [TEXT.encode()]})
+    return request.SerializeToString()
 
 
 def try_member(route: Route, member: str) -> Iterator[tuple[bool, dict[str, Any]]]:

@@ -80,15 +80,15 @@ READERS_BY_TYPE = {
 }
 
 
-@pytest.mark.parametrize("wanted", READERS_BY_TYPE)
-@pytest.mark.parametrize("given", VALUES_BY_TYPE)
-def test_fields_do_not_convert_types(wanted, given):
+@pytest.mark.parametrize("expected_type", READERS_BY_TYPE)
+@pytest.mark.parametrize("value", VALUES_BY_TYPE)
+def test_fields_do_not_convert_types(expected_type, value):
     """The only exception is an integer where a number is expected."""
-    fields = Fields({"x": VALUES_BY_TYPE[given]}, "messages[0]")
-    if wanted == given or (wanted, given) == ("number", "integer"):
-        READERS_BY_TYPE[wanted](fields)
+    fields = Fields({"x": VALUES_BY_TYPE[value]}, "messages[0]")
+    if expected_type == value or (expected_type, value) == ("number", "integer"):
+        READERS_BY_TYPE[expected_type](fields)
         return
-    error = refusal(lambda: READERS_BY_TYPE[wanted](fields))
+    error = refusal(lambda: READERS_BY_TYPE[expected_type](fields))
     assert isinstance(error, WrongType)
     assert error.field == "messages[0].x"
     assert error.code == "invalid_type"

@@ -246,12 +246,12 @@ FORMAT = "Parameter response_format"
 NAMED = {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}
 
 
-def json_schema_format(given: Any) -> dict[str, Any]:
-    return {"type": "json_schema", "json_schema": {"name": "n", "schema": given}}
+def json_schema_format(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("response_format", "text"),
     [
         (5, f"{FORMAT} must be an object"),
         ({}, f"{FORMAT} must contain 'type' field"),
@@ -284,10 +284,10 @@ def json_schema_format(given: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_mindie_openai_refuses_wrong_response_format(given, text):
-    assert refusal(response_format=given) == refusal(read_completion, response_format=given) == text
+def test_mindie_openai_refuses_wrong_response_format(response_format, text):
+    assert refusal(response_format=response_format) == refusal(read_completion, response_format=response_format) == text
     assert read_chat(
-        MindieRules(vllm=False), response_format=given
+        MindieRules(vllm=False), response_format=response_format
     ).request  # MindIE's own flavour ignores response_format
 
 

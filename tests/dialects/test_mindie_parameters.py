@@ -322,8 +322,8 @@ def test_mindie_reads_stop_token_ids_and_include_stop_str(interface: str) -> Non
 
 
 def test_mindie_vllm_validates_n_and_best_of() -> None:
-    def n(rules: MindieRules = STRICTLY, **given: Any) -> int:
-        return read_parameter("V", temperature=0.5, rules=rules, **given).request.n
+    def n(rules: MindieRules = STRICTLY, **members: Any) -> int:
+        return read_parameter("V", temperature=0.5, rules=rules, **members).request.n
 
     assert n() == 1 and n(n=3) == 3 and n(best_of=3) == 3 and n(n=2, best_of=3) == 2
     assert n(n=3, best_of=3, stream=True) == 3 and n(best_of=3, stream=True) == 3
@@ -355,7 +355,7 @@ COMPLETION_WITHOUT_SAMPLING = (
 
 
 @pytest.mark.parametrize(
-    ("given", "chat", "completions"),
+    ("members", "chat", "completions"),
     [
         ({"n": 2}, CHAT_WITHOUT_SAMPLING.format("None", 2), COMPLETION_WITHOUT_SAMPLING.format("null", 2)),
         (
@@ -385,9 +385,9 @@ COMPLETION_WITHOUT_SAMPLING = (
         ),
     ],
 )
-def test_mindie_openai_refuses_wrong_n_and_best_of(given: dict[str, Any], chat: str, completions: str) -> None:
-    assert refusal("C", **given) == refusal("O", **given) == chat
-    assert refusal("P", **given) == completions
+def test_mindie_openai_refuses_wrong_n_and_best_of(members: dict[str, Any], chat: str, completions: str) -> None:
+    assert refusal("C", **members) == refusal("O", **members) == chat
+    assert refusal("P", **members) == completions
 
 
 def test_mindie_openai_reads_n_and_best_of() -> None:

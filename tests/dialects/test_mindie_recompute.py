@@ -44,8 +44,8 @@ def test_recompute_body_round_trips(
     path, body = form
     outputs = [[(0, EngineOutput("", 0, step, scores=[TokenScore(-1.0, 1)] * len(step)))] for step in steps]
     origin = OriginalRequest(json.dumps(body).encode(), outputs, ID, 1_700_000_000)
-    written = write_recompute_body(path, origin, prompt, seed)
-    from_parley = read_recompute_body(path, written)
+    recompute_body = write_recompute_body(path, origin, prompt, seed)
+    from_parley = read_recompute_body(path, recompute_body)
     assert (
         from_parley.body,
         from_parley.prompt,
@@ -60,7 +60,7 @@ def test_recompute_body_round_trips(
         origin.created,
     )
     # A peer that is not parley knows only the token ids.
-    written_members = json.loads(written)
+    written_members = json.loads(recompute_body)
     del written_members[ORIGIN_MEMBER]
     from_peer = read_recompute_body(path, json.dumps(written_members).encode())
     token_ids = [token_id for step in steps for token_id in step]

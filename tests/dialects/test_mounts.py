@@ -16,8 +16,8 @@ def answering(surfaces, method, path):
 
 def test_strict_is_the_manner_below_the_prefix():
     """Each route at the root is then one that the API has below its prefix, and no other."""
-    for (method, path), found in mount_table(universal_mounts(strict=True)).items():
-        for route, surface in found:
+    for (method, path), mounted_routes in mount_table(universal_mounts(strict=True)).items():
+        for route, surface in mounted_routes:
             if surface not in INNER_MOUNTS and not surface.prefix:
                 assert surface.dialect is DEDICATED_APIS[surface.dialect.name]
                 assert route in surface.dialect.routes, (method, path)

@@ -127,8 +127,8 @@ def names(tree: ast.Module) -> Iterator[str]:
 
 
 def test_no_other_file_knows_an_api_by_name():
-    found = {path for path, tree in outside() if any(map(NAME.search, names(tree)))}
-    assert found == set(KNOWING)
+    naming_files = {path for path, tree in outside() if any(map(NAME.search, names(tree)))}
+    assert naming_files == set(KNOWING)
 
 
 def imports(tree: ast.Module) -> Iterator[str]:

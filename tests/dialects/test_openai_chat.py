@@ -547,7 +547,7 @@ def test_openai_chat_reads_tool_choice(old):
 
 
 @pytest.mark.parametrize(
-    ("wish", "reason"),
+    ("tool_choice", "reason"),
     [
         ({"tools": [TOOL]}, "tool_calls"),
         ({"tools": [TOOL], "tool_choice": "required"}, "tool_calls"),
@@ -555,14 +555,14 @@ def test_openai_chat_reads_tool_choice(old):
         ({"functions": [TOOL["function"]], "function_call": {"name": "f"}}, "stop"),
     ],
 )
-def test_openai_chat_named_tool_call_finishes_with_stop(wish, reason):
+def test_openai_chat_named_tool_call_finishes_with_stop(tool_choice, reason):
     """As with OpenAI, finish_reason is stop if the client named the function to call."""
-    whole, streamed = read_chat(**wish), read_chat(**wish, stream=True)
+    whole, streamed = read_chat(**tool_choice), read_chat(**tool_choice, stream=True)
     whole.add_events(CALLS[1:4] + CALLS[-1:])
     chunks = frames(streamed.render_chunk(CALLS[1:4] + CALLS[-1:]))
     assert json.loads(whole.render_body(USAGE))["choices"][0]["finish_reason"] == reason
     assert chunks[-1]["choices"][0]["finish_reason"] == reason
-    unfinished = read_chat(**wish)
+    unfinished = read_chat(**tool_choice)
     unfinished.add_events([*CALLS[1:3], ChoiceDone(0, "length", USAGE)])
     assert json.loads(unfinished.render_body(USAGE))["choices"][0]["finish_reason"] == "length"
 

@@ -267,31 +267,31 @@ LAST_TOKENS = [
 
 
 @pytest.mark.parametrize(
-    ("echoed", "prompt", "members", "said", "output"),
+    ("echoed", "prompt", "members", "text", "output"),
     [
         ("Hey", [0, 0, 2, 3], {}, "!!", [3, 4, 4]),  # the tokenizer added the BOS token and the space
         (" Hey<x>", [0, 0, 3, 4], {}, "!!", [7, 8, 8]),  # the client wrote <x> itself
         ("<s> Hey<x>", [0, 3, 6, 7], {"skip_special_tokens": False}, "!<x>!", [10, 11, 14]),
     ],
 )
-def test_openai_completions_text_offsets_point_into_the_text(echoed, prompt, members, said, output):
+def test_openai_completions_text_offsets_point_into_the_text(echoed, prompt, members, text, output):
     """Guards against offsets that count special tokens or a leading space missing from the text."""
     reply = read_completion(echo=True, logprobs=0, **members)
     reply.add_events(
         [
             PromptScored(0, ECHOED_TOKENS, echoed),
-            ChoiceDelta(0, said, tokens=LAST_TOKENS),
+            ChoiceDelta(0, text, tokens=LAST_TOKENS),
             ChoiceDone(0, "length", USAGE),
         ]
     )
     choice = json.loads(reply.render_body(USAGE))["choices"][0]
     offsets = choice["logprobs"]["text_offset"]
-    assert choice["text"] == echoed + said and offsets == prompt + output
+    assert choice["text"] == echoed + text and offsets == prompt + output
     assert [choice["text"][offset] for offset in offsets[-3::2]] == ["!", "!"]
     reply = read_completion(
         logprobs=0, stream=True, **members
     )  # without echo, offsets count from the start of the output
-    (frame,) = frames(reply.render_chunk([ChoiceDelta(0, said, tokens=LAST_TOKENS)]))
+    (frame,) = frames(reply.render_chunk([ChoiceDelta(0, text, tokens=LAST_TOKENS)]))
     assert frame["choices"][0]["logprobs"]["text_offset"] == [place - len(echoed) for place in output]
 
 
@@ -305,18 +305,18 @@ def test_openai_completions_sampled_token_wins_over_same_text():
     assert json.loads(reply.render_body(USAGE))["choices"][0]["logprobs"]["top_logprobs"] == [{"a": -2.0}]
 
 
-@pytest.mark.parametrize(("own", "asked"), [(0, 1), (2, 1), (None, 1), (0, 0)])
-def test_openai_completions_prompt_scores_keep_both_counts(own, asked):
+@pytest.mark.parametrize(("own", "requested"), [(0, 1), (2, 1), (None, 1), (0, 0)])
+def test_openai_completions_prompt_scores_keep_both_counts(own, requested):
     """logprobs with echo and prompt_logprobs may ask for different numbers of alternatives."""
-    reply = read_completion(echo=True, logprobs=asked, prompt_logprobs=own)
-    largest = max(asked, own or 0)
+    reply = read_completion(echo=True, logprobs=requested, prompt_logprobs=own)
+    largest = max(requested, own or 0)
     assert reply.request.output_options.prompt_logprobs == largest
     alternatives = [TokenInfo(9, "x", b"x", -0.1, 1), TokenInfo(7, "y", b"y", -0.2, 2)][:largest]
     reply.add_events(
         [PromptScored(0, [TokenInfo(2, "a", b"a", -0.5, 3, alternatives)], "a"), ChoiceDone(0, "length", USAGE)]
     )
     choice = json.loads(reply.render_body(USAGE))["choices"][0]
-    assert list(choice["logprobs"]["top_logprobs"][0]) == ["a", "x", "y"][: asked + 1]
+    assert list(choice["logprobs"]["top_logprobs"][0]) == ["a", "x", "y"][: requested + 1]
     assert own is None or list(choice["prompt_logprobs"][0]) == ["2", *["9", "7"][:own]]
 
 

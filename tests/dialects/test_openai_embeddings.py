@@ -69,7 +69,7 @@ def test_openai_embeddings_error_names_wrong_input(input, field):
 
 
 @pytest.mark.parametrize(
-    ("members", "field", "said"),
+    ("members", "field", "sentence"),
     [
         ({"encoding_format": "md5"}, "encoding_format", "'float', 'base64'"),
         ({"encoding_format": 5}, "encoding_format", "string"),
@@ -83,10 +83,10 @@ def test_openai_embeddings_error_names_wrong_input(input, field):
         ({"input": None, "messages": []}, "messages", "empty"),
     ],
 )
-def test_openai_embeddings_error_names_wrong_member(members, field, said):
+def test_openai_embeddings_error_names_wrong_member(members, field, sentence):
     with pytest.raises(BadRequest) as caught:
         read(**members)
-    assert caught.value.field == field and said in caught.value.message
+    assert caught.value.field == field and sentence in caught.value.message
 
 
 def test_openai_embeddings_refuses_mm_processor_kwargs():

@@ -382,10 +382,10 @@ GRAMMARS: list[tuple[dict[str, Any], Grammar]] = [
 
 
 @pytest.mark.parametrize("rules", [shared.STRICT, shared.EXTENDED], ids=["strict", "extended"])
-@pytest.mark.parametrize(("given", "grammar"), GRAMMARS, ids=str)
-def test_tgi_grammar_reaches_the_request(given, grammar, rules):
-    assert read_generate(rules=rules, grammar=given).request.grammar == grammar
-    assert read_generate(generate.read_generate_stream, rules, grammar=given).request.grammar == grammar
+@pytest.mark.parametrize(("member", "grammar"), GRAMMARS, ids=str)
+def test_tgi_grammar_reaches_the_request(member, grammar, rules):
+    assert read_generate(rules=rules, grammar=member).request.grammar == grammar
+    assert read_generate(generate.read_generate_stream, rules, grammar=member).request.grammar == grammar
 
 
 def test_tgi_only_extended_accepts_schema_without_properties():

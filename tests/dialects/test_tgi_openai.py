@@ -285,7 +285,7 @@ def test_tgi_chat_streams_one_chunk_per_token():
 
 
 @pytest.mark.parametrize(
-    ("event", "told"),
+    ("event", "reason"),
     [
         (done(), "stop"),
         (done(reason="length"), "length"),
@@ -293,13 +293,13 @@ def test_tgi_chat_streams_one_chunk_per_token():
         (done(count=3), "length"),
     ],
 )
-def test_tgi_chat_maps_finish_reason(event, told):
+def test_tgi_chat_maps_finish_reason(event, reason):
     reply = read_chat(stream=True, max_tokens=3)
     reply.request.model = "m"
-    assert reply.render_chunk([ChoiceDelta(0, "x", tokens=[word(7, "x")]), event]) == chunk("x", f'"{told}"')
+    assert reply.render_chunk([ChoiceDelta(0, "x", tokens=[word(7, "x")]), event]) == chunk("x", f'"{reason}"')
     whole = read_chat(max_tokens=3)
     whole.add_events([ChoiceDelta(0, "x"), event])
-    assert json.loads(whole.render_body(USAGE))["choices"][0]["finish_reason"] == told
+    assert json.loads(whole.render_body(USAGE))["choices"][0]["finish_reason"] == reason
 
 
 def test_tgi_chat_cuts_chunk_where_stop_string_cut_the_text():

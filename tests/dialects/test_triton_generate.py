@@ -135,8 +135,8 @@ def test_triton_generate_writes_every_output():
     )
 
 
-def embedding(**wish: Any) -> dict[str, Any]:
-    return {"text_input": "", "embedding_request": json.dumps(wish)}
+def embedding(**parameters: Any) -> dict[str, Any]:
+    return {"text_input": "", "embedding_request": json.dumps(parameters)}
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -158,13 +158,13 @@ def test_vllm_takes_request_id_from_header_or_body(read):
 
 
 @pytest.mark.parametrize(
-    ("form", "told"),
+    ("form", "header"),
     [
         (b"TEXT", b"TEXT named_metrics.num_requests_waiting=2.0, named_metrics.kv_cache_usage_perc=0.25"),
         (b"json", b'JSON {"named_metrics": {"num_requests_waiting": 2.0, "kv_cache_usage_perc": 0.25}}'),
     ],
 )
-def test_vllm_reports_load_metrics_in_header(read, form, told):
+def test_vllm_reports_load_metrics_in_header(read, form, header):
     """Load balancers read this header to choose a server."""
     asks = JSON | {b"endpoint-load-metrics-format": form}
     head = RequestContext(
@@ -177,7 +177,7 @@ def test_vllm_reports_load_metrics_in_header(read, form, told):
         cache_capacity=20,
         waiting_sequences=2,
     )
-    assert list(read(head).answer_headers(TIMINGS)) == [(b"endpoint-load-metrics", told)]
+    assert list(read(head).answer_headers(TIMINGS)) == [(b"endpoint-load-metrics", header)]
     assert not read(head).answer_headers(None) and not read().answer_headers(TIMINGS)  # a stream has no such header
 
 

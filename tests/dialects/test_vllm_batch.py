@@ -57,7 +57,7 @@ def test_vllm_batch_echoes_only_assistant_messages():
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "members",
     [
         {"stream": True},
         {"use_beam_search": True},
@@ -68,15 +68,15 @@ def test_vllm_batch_echoes_only_assistant_messages():
         {"n": 2},
     ],
 )
-def test_vllm_batch_refuses_members_for_single_chats(wish):
+def test_vllm_batch_refuses_members_for_single_chats(members):
     with pytest.raises(Unsupported) as caught:
-        read_batch(messages=TURNS, **wish)
-    assert caught.value.field == next(iter(wish))
-    read_batch(messages=TURNS, **{name: False if value is True else None for name, value in wish.items()})
+        read_batch(messages=TURNS, **members)
+    assert caught.value.field == next(iter(members))
+    read_batch(messages=TURNS, **{name: False if value is True else None for name, value in members.items()})
 
 
 @pytest.mark.parametrize(
-    ("messages", "said"),
+    ("messages", "sentence"),
     [
         (None, "body.messages"),
         ([], "empty conversation"),
@@ -86,7 +86,7 @@ def test_vllm_batch_refuses_members_for_single_chats(wish):
         ([[{"content": "a"}]], "messages.0.role"),
     ],
 )
-def test_vllm_batch_refuses_wrong_message_lists(messages, said):
+def test_vllm_batch_refuses_wrong_message_lists(messages, sentence):
     with pytest.raises(BadRequest) as caught:
         read_batch(messages=messages)
-    assert said in caught.value.message
+    assert sentence in caught.value.message

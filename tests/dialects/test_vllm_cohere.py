@@ -45,7 +45,7 @@ def test_cohere_writes_each_embedding_type():
 
 
 @pytest.mark.parametrize(
-    ("wish", "truncate", "keep"),
+    ("members", "truncate", "keep"),
     [
         ({}, 100, "head"),
         ({"truncate": "START"}, 100, "tail"),
@@ -54,8 +54,8 @@ def test_cohere_writes_each_embedding_type():
         ({"max_tokens": 900, "truncate": "START"}, 100, "tail"),
     ],
 )
-def test_cohere_truncates_as_asked(wish, truncate, keep):
-    request = read_embed(texts=["a"], **wish).request
+def test_cohere_truncates_as_asked(members, truncate, keep):
+    request = read_embed(texts=["a"], **members).request
     assert (request.prompts, request.max_prompt_tokens, request.truncation_side) == ([Text("a")], truncate, keep)
 
 
@@ -65,7 +65,7 @@ def test_cohere_members_reach_the_request():
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "sentence"),
     [
         ({}, "Exactly one of texts, images, or inputs must be provided and non-empty"),
         ({"texts": []}, "Exactly one of texts, images, or inputs must be provided and non-empty"),
@@ -77,10 +77,10 @@ def test_cohere_members_reach_the_request():
         ({"texts": ["a"], "output_dimension": 0}, "output_dimension"),
     ],
 )
-def test_cohere_refuses_wrong_members(body, said):
+def test_cohere_refuses_wrong_members(body, sentence):
     with pytest.raises(BadRequest) as caught:
         read_embed(**body)
-    assert said in caught.value.message
+    assert sentence in caught.value.message
 
 
 @pytest.mark.parametrize("name", ["images", "inputs"])

@@ -69,7 +69,7 @@ def test_vllm_rerank_orders_by_similarity():
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "sentence"),
     [
         ({"queries": ["a", "b"], "documents": ["c", "d", "e"]}, "Input lengths must be either 1:1, 1:N or N:N"),
         ({"queries": ["a", "b"], "documents": "c"}, "Input lengths must be either 1:1, 1:N or N:N"),
@@ -82,10 +82,10 @@ def test_vllm_rerank_orders_by_similarity():
         ({"queries": "a", "documents": "b", "truncate_prompt_tokens": 101}, "Please request a smaller truncation size"),
     ],
 )
-def test_vllm_score_refuses_wrong_body(body, said):
+def test_vllm_score_refuses_wrong_body(body, sentence):
     with pytest.raises(BadRequest) as caught:
         scores.read_score_request(json.dumps(body).encode(), HEAD)
-    assert said in caught.value.message
+    assert sentence in caught.value.message
 
 
 @pytest.mark.parametrize("body", [{"query": ["a"], "documents": ["b"]}, {"query": "a"}, {"documents": ["b"]}])

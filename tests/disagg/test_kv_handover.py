@@ -431,7 +431,7 @@ async def test_refuses_incompatible_page_layouts_with_the_difference(target: Pag
 
 
 @pytest.mark.parametrize(
-    ("address", "found"),
+    ("address", "parts"),
     [
         ("10.0.0.1;1121", ("10.0.0.1", 1121)),
         ("[::1]:80", ("::1", 80)),
@@ -439,8 +439,8 @@ async def test_refuses_incompatible_page_layouts_with_the_difference(target: Pag
         ("host:65535", ("host", 65535)),
     ],
 )
-def test_splits_kv_addresses(address: str, found: tuple[str, int]) -> None:
-    assert split_address(address) == found
+def test_splits_kv_addresses(address: str, parts: tuple[str, int]) -> None:
+    assert split_address(address) == parts
 
 
 @pytest.mark.parametrize("address", ["", "host", "host:", ":80", "host:0", "host:65536", "host:-1", "host:٣", "host;x"])

@@ -178,11 +178,11 @@ async def test_coordinator_that_does_not_read_blocks_its_own_requests(monkeypatc
         await settle_tasks()
         connection.reading.clear()
         channel, other_channel = result_hub.open_request_channel("a", "1"), result_hub.open_request_channel("b", "1")
-        written = 0
+        written_count = 0
         while channel.write_result(b"x" * 99 + b"\n"):
-            written += 1
+            written_count += 1
             await asyncio.sleep(0)
-        assert written < 30 and channel.must_wait and result_hub.open_request_channel("a", "2").must_wait
+        assert written_count < 30 and channel.must_wait and result_hub.open_request_channel("a", "2").must_wait
         assert other_channel.write_result(b"y\n")
         drained = asyncio.create_task(channel.wait_until_writable())
         await settle_tasks()
@@ -191,7 +191,7 @@ async def test_coordinator_that_does_not_read_blocks_its_own_requests(monkeypatc
         await drained
         await settle_tasks()
         _, *data_frames = connection.take_frames()
-        assert b"".join(frame.payload for frame in data_frames) == (b"x" * 99 + b"\n") * (written + 1)
+        assert b"".join(frame.payload for frame in data_frames) == (b"x" * 99 + b"\n") * (written_count + 1)
         for each in (connection, other):
             await each.detach()
 

@@ -121,10 +121,11 @@ async def test_separation_under_page_pressure_changes_no_answer(alike) -> None:
         return re.sub(rb'"cached_tokens":[0-9]+', b"", body)
 
     answers = await asyncio.gather(*map(retry_until_accepted, bodies))
-    for request_body, got in zip(bodies, answers, strict=True):
+    for request_body, answer in zip(bodies, answers, strict=True):
         assert same_answer(
-            without_cached_tokens(got), without_cached_tokens((await post_json(single_server, CHAT, request_body)).body)
-        ), (request_body, got)
+            without_cached_tokens(answer),
+            without_cached_tokens((await post_json(single_server, CHAT, request_body)).body),
+        ), (request_body, answer)
     assert refused
     # Prompts are counted at prefill; decode only counts the tokens it received or had cached, and those it recomputed.
     prefill_stats, decode_stats, single_stats = (
@@ -173,8 +174,8 @@ async def test_handover_through_host_staging_changes_no_answer(alike, places: tu
 
     stopped, *answers = await asyncio.gather(retry_until_accepted(bodies[0], 4), *map(retry_until_accepted, bodies[1:]))
     assert (await post_json(single_server, CHAT, bodies[0])).body.startswith(stopped)
-    for each, got in zip(bodies[1:], answers, strict=True):
-        assert same_answer(got, (await post_json(single_server, CHAT, each)).body), (each, got)
+    for each, answer in zip(bodies[1:], answers, strict=True):
+        assert same_answer(answer, (await post_json(single_server, CHAT, each)).body), (each, answer)
     assert max(landed.values()) <= min(places)
     assert sum(landed.values()) > 20 if min(places) == 40 else landed
     await pair.idle()

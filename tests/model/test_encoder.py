@@ -138,8 +138,10 @@ def test_several_pooling_modes_are_concatenated(tmp_path):
 def test_encoder_checkpoint_loads_without_its_task_head(tmp_path, head):
     model = write_encoder(tmp_path, "bert", head)
     runner, _ = load_test_runner(tmp_path)
-    got = unpack_vectors(serve_requests(runner, embedding_requests())[0])
-    torch.testing.assert_close(torch.tensor(got["4"]), normalized(hidden_states(model)[4].mean(0)), atol=2e-5, rtol=0)
+    actual = unpack_vectors(serve_requests(runner, embedding_requests())[0])
+    torch.testing.assert_close(
+        torch.tensor(actual["4"]), normalized(hidden_states(model)[4].mean(0)), atol=2e-5, rtol=0
+    )
 
 
 def test_encoder_loads_legacy_layer_norm_names(tmp_path):
@@ -160,8 +162,10 @@ def test_encoder_loads_legacy_layer_norm_names(tmp_path):
 @pytest.mark.parametrize("activation", ["relu", "gelu_new"])
 def test_encoder_supports_relu_and_gelu_new(tmp_path, activation):
     model = write_encoder(tmp_path, "bert", hidden_act=activation)
-    got = unpack_vectors(serve_requests(load_test_runner(tmp_path)[0], embedding_requests())[0])
-    torch.testing.assert_close(torch.tensor(got["4"]), normalized(hidden_states(model)[4].mean(0)), atol=2e-5, rtol=0)
+    actual = unpack_vectors(serve_requests(load_test_runner(tmp_path)[0], embedding_requests())[0])
+    torch.testing.assert_close(
+        torch.tensor(actual["4"]), normalized(hidden_states(model)[4].mean(0)), atol=2e-5, rtol=0
+    )
 
 
 def test_max_seq_length_limits_encoder_unless_overridden(tmp_path):
@@ -180,7 +184,7 @@ def edit_json(folder, name, **values):
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "sentence"),
     [
         ({"position_embedding_type": "relative_key"}, "positions of kind relative_key"),
         ({"hidden_act": "mish"}, "activation mish"),
@@ -192,22 +196,22 @@ def edit_json(folder, name, **values):
         ({"quantization_config": {}}, "plain weights"),
     ],
 )
-def test_load_rejects_unsupported_encoder_config(tmp_path, values, said):
+def test_load_rejects_unsupported_encoder_config(tmp_path, values, sentence):
     write_encoder(tmp_path, "bert")
     edit_json(tmp_path, "config.json", **values)
-    with pytest.raises(LoadError, match=said):
+    with pytest.raises(LoadError, match=sentence):
         load_test_runner(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("kinds", "pooling", "said"),
+    ("kinds", "pooling", "sentence"),
     [
         (["Transformer", "Pooling", "Dense", "Normalize"], {"pooling_mode": "mean"}, "Dense"),
         (["Transformer", "Pooling"], {"pooling_mode": "dreams"}, "dreams"),
         (["Transformer", "Pooling"], {"pooling_mode": "mean", "include_prompt": False}, "prompts"),
     ],
 )
-def test_load_rejects_unsupported_pooling_settings(tmp_path, kinds, pooling, said):
+def test_load_rejects_unsupported_pooling_settings(tmp_path, kinds, pooling, sentence):
     write_encoder(tmp_path, "bert", num_hidden_layers=1)
     write_pooling_config(tmp_path, **pooling)
     modules = [
@@ -215,7 +219,7 @@ def test_load_rejects_unsupported_pooling_settings(tmp_path, kinds, pooling, sai
         for i, kind in enumerate(kinds)
     ]
     (tmp_path / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(LoadError, match=said):
+    with pytest.raises(LoadError, match=sentence):
         load_test_runner(tmp_path)
 
 

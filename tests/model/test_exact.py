@@ -76,8 +76,8 @@ class KnownOutputProposer:
     def __init__(self, seed: int, known: dict[tuple[tuple[int, ...], int], list[int]]):
         self.random, self.known = random.Random(seed), known
 
-    def propose_drafts(self, asked) -> list[list[int]]:
-        return [self._mostly_right(sequence, length) for sequence, length in asked]
+    def propose_drafts(self, draft_limits) -> list[list[int]]:
+        return [self._mostly_right(sequence, length) for sequence, length in draft_limits]
 
     def _mostly_right(self, sequence, length: int) -> list[int]:
         output = self.known.get((tuple(sequence.request.token_ids), sequence.seed), [])

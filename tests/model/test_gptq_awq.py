@@ -134,8 +134,10 @@ def check_against_transformers(folder, answers, tolerance: float) -> None:
         scores = model(ids, use_cache=False).logits[0].log_softmax(-1)
         logprobs = torch.tensor([token_score.logprob for token_score in [*answer.prompt_scores[1:], *answer.scores]])
         assert (scores[:-1].gather(1, ids[0, 1:, None])[:, 0] - logprobs).abs().max() < tolerance
-        chosen = scores[len(prompt) - 1 : -1]
-        assert (chosen.max(-1).values - chosen.gather(1, ids[0, len(prompt) :, None])[:, 0] < 2 * tolerance).all()
+        output_scores = scores[len(prompt) - 1 : -1]
+        assert (
+            output_scores.max(-1).values - output_scores.gather(1, ids[0, len(prompt) :, None])[:, 0] < 2 * tolerance
+        ).all()
 
 
 CHECKPOINTS = {

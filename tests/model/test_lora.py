@@ -295,7 +295,10 @@ def test_requests_for_more_adapters_than_fit_are_all_served():
     pending_loads: list = []
     runner = cached_runner("llama", "bfloat16")
     engine = AdapterLoop(
-        runner, adapters_by_name("llama"), adapter_slots=2, fetch_adapter=lambda *asked: pending_loads.append(asked)
+        runner,
+        adapters_by_name("llama"),
+        adapter_slots=2,
+        fetch_adapter=lambda *arguments: pending_loads.append(arguments),
     )
     rng, cache = random.Random(3), engine.loop.adapter_cache
     names = []

@@ -238,7 +238,9 @@ def test_failing_mask_ends_only_its_own_choice(monkeypatch, drafts):
         monkeypatch.setattr(runner, "proposer", KnownAnswerProposer(expected))
     count_masks(monkeypatch, 3)
     outputs = []
-    loop = EngineLoop(runner, Settings(model="m"), lambda made, stats: outputs.extend(made), FixedBudget(500))
+    loop = EngineLoop(
+        runner, Settings(model="m"), lambda step_outputs, stats: outputs.extend(step_outputs), FixedBudget(500)
+    )
     loop.add_request(constrained)
     loop.add_request(plain)
     while loop.step():
@@ -298,8 +300,8 @@ class KnownAnswerProposer:
     def __init__(self, answers: dict[tuple[str, int], Answer]):
         self.random, self.answers = Random(1), answers
 
-    def propose_drafts(self, asked):
-        return [self._mostly_right(sequence, length) for sequence, length in asked]
+    def propose_drafts(self, draft_limits):
+        return [self._mostly_right(sequence, length) for sequence, length in draft_limits]
 
     def _mostly_right(self, sequence, length: int) -> list[int]:
         right = self.answers[sequence.request_id, sequence.index].token_ids[
@@ -396,7 +398,10 @@ def test_invalid_grammar_ends_only_its_own_choice():
     """Guards against one broken grammar that fails the whole batch."""
     outputs = []
     loop = EngineLoop(
-        runner_and_language()[0], Settings(model="m"), lambda made, stats: outputs.extend(made), FixedBudget(500)
+        runner_and_language()[0],
+        Settings(model="m"),
+        lambda step_outputs, stats: outputs.extend(step_outputs),
+        FixedBudget(500),
     )
     broken = make_request("broken", None, max_tokens=5)
     broken.grammar = '{"grammars": [{"lark_grammar": "start: @missing"}]}'
@@ -436,17 +441,17 @@ def test_thinking_budget_ends_reasoning(budget, inside, form):
     limits = set()
     answers = serve_all(request)
     for answer in answers.values():
-        shown = tokenizer.decode(answer.token_ids)
-        if not inside and not shown.startswith("<think>"):
+        text = tokenizer.decode(answer.token_ids)
+        if not inside and not text.startswith("<think>"):
             continue
         ends = [
             index for index in range(len(answer.token_ids))
             if "</think>" in tokenizer.decode(answer.token_ids[: index + 1])
         ]  # fmt: skip
-        assert ends, shown
+        assert ends, text
         limits.add(ends[0] + 1)
         if form is not None:
-            tail = shown.split("</think>", 1)[1]
+            tail = text.split("</think>", 1)[1]
             assert json.loads(tail) == [1] or answer.finish == "length"
     opening = 0 if inside else len(tokenizer.encode("<think>", special=False)) + 2
     assert all(limit <= opening + budget + 3 + len(closing_ids) for limit in limits)

@@ -95,10 +95,12 @@ def compare_scores(scores: list[TokenScore], tokens: list[int], rows: torch.Tens
     assert len(scores) == len(tokens) == len(rows)
     if not scores:
         return
-    chosen = rows.gather(1, torch.tensor(tokens)[:, None])
-    assert torch.allclose(torch.tensor([score.logprob for score in scores]), chosen[:, 0], rtol=0, atol=TOLERANCE)
+    token_logits = rows.gather(1, torch.tensor(tokens)[:, None])
+    assert torch.allclose(torch.tensor([score.logprob for score in scores]), token_logits[:, 0], rtol=0, atol=TOLERANCE)
     ranks = torch.tensor([score.rank for score in scores])
-    assert ((rows > chosen + TOLERANCE).sum(1) < ranks).all() and (ranks <= (rows > chosen - TOLERANCE).sum(1)).all()
+    assert ((rows > token_logits + TOLERANCE).sum(1) < ranks).all() and (
+        ranks <= (rows > token_logits - TOLERANCE).sum(1)
+    ).all()
     best = rows.topk(TOP_LOGPROBS).values
     assert torch.allclose(torch.tensor([score.top_logprobs for score in scores]), best, rtol=0, atol=TOLERANCE)
     ids = torch.tensor([score.top_ids for score in scores])

@@ -164,9 +164,9 @@ def test_draws_follow_the_expected_distribution(sampling):
         for token, _ in sampler.draw_tokens(rows, list(range(100)), [position] * 100):
             counts[token] += 1
     assert counts[expected == 0].sum() == 0
-    kept = expected > 0
-    chi = ((counts - draws * expected)[kept] ** 2 / (draws * expected[kept])).sum()
-    freedom = kept.sum() - 1
+    is_kept = expected > 0
+    chi = ((counts - draws * expected)[is_kept] ** 2 / (draws * expected[is_kept])).sum()
+    freedom = is_kept.sum() - 1
     assert chi < freedom + 5 * math.sqrt(2 * freedom)
 
 

@@ -18,8 +18,8 @@ BAD_TOKEN = 13
 class BadTokenProposer:
     """Proposes the token that breaks the model."""
 
-    def propose_drafts(self, asked):
-        return [[BAD_TOKEN] * length for _, length in asked]
+    def propose_drafts(self, draft_limits):
+        return [[BAD_TOKEN] * length for _, length in draft_limits]
 
     def forget_sequence(self, sequence):
         pass

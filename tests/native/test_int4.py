@@ -188,6 +188,6 @@ def test_int4_keeps_constant_groups(kernels):
 def test_int4_pack_follows_the_activation_dtype():
     weight, x = random_weight(24, 64, 32), random_tensor(3, 64)
     for dtype in (torch.bfloat16, torch.float32):
-        got = native.linear(x.to(dtype), native.pack_int4(weight, None, dtype))
-        assert got.dtype == dtype
-        assert torch.allclose(got.double(), x.double() @ dequantized_weight(weight).T, rtol=0.02, atol=0.3)
+        actual = native.linear(x.to(dtype), native.pack_int4(weight, None, dtype))
+        assert actual.dtype == dtype
+        assert torch.allclose(actual.double(), x.double() @ dequantized_weight(weight).T, rtol=0.02, atol=0.3)

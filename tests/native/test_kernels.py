@@ -293,11 +293,11 @@ class AttentionCase:
         return [torch.cat(each) for each in outputs]
 
     def attend_alone(self, **options):
-        return self.attend_in_batches(lambda left: left, lambda active: active[:1], **options)
+        return self.attend_in_batches(lambda rows_left: rows_left, lambda active: active[:1], **options)
 
     def attend_mixed(self, **options):
         return self.attend_in_batches(
-            lambda left: min(left, self.random.choice([1, 1, 2, 3, 7, 16, 31, 64, 100])),
+            lambda rows_left: min(rows_left, self.random.choice([1, 1, 2, 3, 7, 16, 31, 64, 100])),
             lambda active: self.random.sample(active, self.random.randint(1, len(active))),
             **options,
         )
@@ -355,7 +355,10 @@ def test_attention_over_many_value_chunks_is_batch_invariant(window, int8):
     stage = AttentionCase([1400, 513, 1025], 4, LayerKV(2, 64, 64), torch.bfloat16, int8=int8)
     outputs_alone = stage.attend_alone(scale=0.125, window=window)
     one_by_one = stage.attend_in_batches(
-        lambda left: 500 if left > 500 else min(left, 13), lambda active: active, scale=0.125, window=window
+        lambda rows_left: 500 if rows_left > 500 else min(rows_left, 13),
+        lambda active: active,
+        scale=0.125,
+        window=window,
     )
     for actual, expected, data in zip(one_by_one, outputs_alone, stage.data, strict=True):
         assert torch.equal(actual, expected)
@@ -377,7 +380,7 @@ def test_attention_split_over_threads_keeps_its_bits(kv_heads, window, sink):
     for thread_count, last_rows in ((1, 3300), (1, 3), (2, 3), (3, 1)):
         torch.set_num_threads(thread_count)
         results += stage.attend_in_batches(
-            lambda left, last=last_rows: left - last or last, lambda active: active, **options
+            lambda rows_left, last=last_rows: rows_left - last or last, lambda active: active, **options
         )
     torch.set_num_threads(old_threads)
     assert all(torch.equal(each, results[0]) for each in results[1:])
@@ -440,9 +443,9 @@ def test_kv_write_stores_keys_and_values(dim, value_dim, int8):
 def test_nan_in_kv_affects_only_its_own_sequence(odd, int8):
     """Guards against a padded batch in which NaN of one sequence reaches another, because 0 times NaN is NaN."""
     stage = AttentionCase([40, 50], 4, LayerKV(2, 32, 32), torch.bfloat16, int8=int8)
-    clean = stage.attend_in_batches(lambda left: min(left, 20), lambda active: active, scale=0.2)
+    clean = stage.attend_in_batches(lambda rows_left: min(rows_left, 20), lambda active: active, scale=0.2)
     stage.data[0][1][10, :, 3] = stage.data[0][2][10, :, 3] = odd
-    spoilt, other = stage.attend_in_batches(lambda left: min(left, 20), lambda active: active, scale=0.2)
+    spoilt, other = stage.attend_in_batches(lambda rows_left: min(rows_left, 20), lambda active: active, scale=0.2)
     assert spoilt[10:, :, 3].isnan().all() and torch.equal(other, clean[1])
 
 
@@ -451,8 +454,8 @@ def test_attention_separates_scores_too_large_for_bfloat16():
     stage = AttentionCase([40], 2, LayerKV(1, 64, 64), torch.bfloat16)
     q, k, v = stage.data[0]
     stage.data[0] = (q.abs() + 4, k + 64, v)
-    got = stage.attend_alone(scale=0.25)[0]
-    assert (got.double() - attention_in_float64(*stage.data[0], 0.25)).abs().max() < max_error(stage.data[0])
+    actual = stage.attend_alone(scale=0.25)[0]
+    assert (actual.double() - attention_in_float64(*stage.data[0], 0.25)).abs().max() < max_error(stage.data[0])
 
 
 def test_torch_attention_plan_bounds_group_size():

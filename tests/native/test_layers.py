@@ -30,10 +30,10 @@ FORMATS = ("bf16", "int8", "int4", "int4 in another order")
 @pytest.fixture(scope="module", params=build.usable_levels())
 def level(request):
     """Replaces the compiled kernels of ``parley.native`` with those of one level."""
-    found = library.open_level(request.param)
-    kernels = compiled.CompiledKernels(found)
+    kernel_library = library.open_level(request.param)
+    kernels = compiled.CompiledKernels(kernel_library)
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
-        patch.setattr(library, "load_kernels", lambda: found)
+        patch.setattr(library, "load_kernels", lambda: kernel_library)
         patch.setattr(native, "compiled_kernels", lambda: kernels)
         yield
 

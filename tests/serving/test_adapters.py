@@ -129,8 +129,8 @@ async def test_vllm_routes_load_replace_and_unload_adapters(lora_server, root):
     assert served.model.settings.adapters == {"mine": str(root / "deep/three")}
     assert (await load_adapter(served, "near", "near")).status == 200  # a link to an adapter inside the root
 
-    taken = await load_adapter(served, "tiny", "one", "/vllm")
-    assert (taken.status, taken.error["type"]) == (400, "InvalidUserInput")
+    refusal = await load_adapter(served, "tiny", "one", "/vllm")
+    assert (refusal.status, refusal.error["type"]) == (400, "InvalidUserInput")
     for body in ({}, {"lora_name": "a"}, {"lora_path": "one"}, {"lora_name": "", "lora_path": ""}):
         answer = await served.post("/vllm/v1/load_lora_adapter", body)
         assert (answer.status, answer.error["type"]) == (400, "InvalidUserInput")

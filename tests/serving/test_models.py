@@ -83,12 +83,12 @@ NAMES_AND_MODELS = [
 
 
 @pytest.mark.parametrize("path", ["/v1", "/openai/v1", "/vllm/v1", "/tgi/v1"])
-@pytest.mark.parametrize(("name", "token", "told"), NAMES_AND_MODELS)
-async def test_model_name_in_the_body_selects_the_model(two_models, path, name, token, told):
+@pytest.mark.parametrize(("name", "token", "answer_name"), NAMES_AND_MODELS)
+async def test_model_name_in_the_body_selects_the_model(two_models, path, name, token, answer_name):
     answer = await two_models.post(f"{path}/completions", completion_body(name))
     assert answer.status == 200, answer.body
     assert answer.json["choices"][0]["text"] == expected_text(two_models, token) and answer.json["model"] in (
-        told,
+        answer_name,
         name,
     )
     chat = HELLO_CHAT | {"max_tokens": 2, "stream": False, "model": name}
@@ -125,7 +125,7 @@ async def test_apis_without_a_model_name_use_the_main_model(two_models):
 
 
 @pytest.mark.parametrize(
-    ("path", "given", "told"),
+    ("path", "name", "error"),
     [
         ("/v1/completions", completion_body("nope"), ("error", "code")),
         ("/v1/chat/completions", HELLO_CHAT | {"model": "nope"}, ("error", "code")),
@@ -137,11 +137,11 @@ async def test_apis_without_a_model_name_use_the_main_model(two_models):
         ("/detokenize", {"model": "nope", "tokens": [1]}, ("error", "code")),
     ],
 )
-async def test_unknown_model_name_gets_the_error_of_each_api(two_models, path, given, told):
-    answer = await two_models.post(path, given)
+async def test_unknown_model_name_gets_the_error_of_each_api(two_models, path, name, error):
+    answer = await two_models.post(path, name)
     assert answer.status == (424 if path.startswith("/tgi") else 404), answer.body  # TGI has no 404 for models
     value = answer.json
-    for member in told:
+    for member in error:
         value = value[member]
     assert isinstance(value, str)
     assert "small" in answer.body.decode() or "unknown model" in answer.body.decode()

@@ -48,11 +48,11 @@ def deviations(count: int, total: int, part: float) -> float:
 
 async def test_choose_splits_ten_thousand_requests_by_percentage():
     endpoints = EndpointStore()
-    await endpoints.change_endpoints(lambda made: put_endpoint("e", a=70, b=30, c=0))
+    await endpoints.change_endpoints(lambda current: put_endpoint("e", a=70, b=30, c=0))
     draw = random.Random(5).random
-    chosen = Counter(endpoints.choose_share("e", draw=draw).name for _ in range(10_000))
-    assert deviations(chosen["a"], 10_000, 0.7) < 3
-    assert chosen["a"] + chosen["b"] == 10_000
+    counts = Counter(endpoints.choose_share("e", draw=draw).name for _ in range(10_000))
+    assert deviations(counts["a"], 10_000, 0.7) < 3
+    assert counts["a"] + counts["b"] == 10_000
     assert endpoints.choose_share("e", "c").name == "c", "by name also what gets no share"
     with pytest.raises(NotFound):
         endpoints.choose_share("e", "d")
@@ -65,15 +65,15 @@ async def test_http_requests_are_split_by_percentage(serve):
     served = await serve(reply=lambda work, index: [70, 71][: work.max_tokens])
     assert (await served.post(ROOT, {"name": "e", "config": split_config(a=70, b=30)})).status == 200
     connection = await served.connect()
-    chosen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for _ in range(600):
         await connection.send(build_request("POST", "/serving-endpoints/e/invocations", BODY))
         answer = await connection.answer("POST")
         assert answer.status == 200
-        chosen[answer.headers["served-model-name"]] += 1
+        counts[answer.headers["served-model-name"]] += 1
     connection.close()
-    assert set(chosen) == {"a", "b"}
-    assert deviations(chosen["a"], 600, 0.7) < 5  # exceeded by chance once in a million runs
+    assert set(counts) == {"a", "b"}
+    assert deviations(counts["a"], 600, 0.7) < 5  # exceeded by chance once in a million runs
     for path in ("", "/databricks"):
         one = await served.post(f"{path}/serving-endpoints/e/served-models/b/invocations", BODY)
         assert one.headers["served-model-name"] == "b"
@@ -122,8 +122,8 @@ async def test_concurrent_creations_of_one_endpoint_succeed_once(serve):
 
 async def test_endpoint_of_a_missing_model_is_not_ready(serve, tmp_path):
     file = tmp_path / "endpoints.json"
-    kept = EndpointFile([Endpoint("e", [EndpointShare("a", "other", 100)])])
-    file.write_bytes(msgspec.json.encode(kept))
+    endpoint_file = EndpointFile([Endpoint("e", [EndpointShare("a", "other", 100)])])
+    file.write_bytes(msgspec.json.encode(endpoint_file))
     served = await serve(endpoints=str(file))
     answer = await served.post("/serving-endpoints/e/invocations", BODY)
     assert (answer.status, answer.json["error_code"]) == (404, "RESOURCE_DOES_NOT_EXIST")
@@ -137,14 +137,14 @@ async def test_endpoint_of_a_missing_model_is_not_ready(serve, tmp_path):
 async def test_endpoints_survive_a_restart_and_lock_their_file(tmp_path):
     file = str(tmp_path / "endpoints.json")
     first = EndpointStore(file)
-    await first.change_endpoints(lambda made: put_endpoint("e", a=70, b=30))
-    await first.change_endpoints(lambda made: put_endpoint("f", a=100))
-    await first.change_endpoints(lambda made: EndpointChange(Answer(), remove_endpoint="f"))
+    await first.change_endpoints(lambda current: put_endpoint("e", a=70, b=30))
+    await first.change_endpoints(lambda current: put_endpoint("f", a=100))
+    await first.change_endpoints(lambda current: EndpointChange(Answer(), remove_endpoint="f"))
     with pytest.raises(BadEndpointFile, match="in use"):
         EndpointStore(file)
     first.release_file()
     with pytest.raises(NotReady):
-        await first.change_endpoints(lambda made: EndpointChange(Answer(), remove_endpoint="e"))
+        await first.change_endpoints(lambda current: EndpointChange(Answer(), remove_endpoint="e"))
     second = EndpointStore(file)
     assert second.by_name == first.by_name and list(second.by_name) == ["e"]
     second.release_file()
@@ -170,13 +170,13 @@ def test_unwritable_endpoints_path_fails_at_start(tmp_path):
 
 async def test_failed_write_leaves_endpoints_unchanged(tmp_path, monkeypatch):
     endpoints = EndpointStore(str(tmp_path / "endpoints.json"))
-    await endpoints.change_endpoints(lambda made: put_endpoint("e", a=100))
+    await endpoints.change_endpoints(lambda current: put_endpoint("e", a=100))
     (tmp_path / "endpoints.json.new").mkdir()  # blocks the temporary file
     with pytest.raises(ParleyError, match="could not be written"):
-        await endpoints.change_endpoints(lambda made: put_endpoint("f", a=100))
+        await endpoints.change_endpoints(lambda current: put_endpoint("f", a=100))
     assert list(endpoints.by_name) == ["e"]
     (tmp_path / "endpoints.json.new").rmdir()
-    await endpoints.change_endpoints(lambda made: put_endpoint("f", a=100))
+    await endpoints.change_endpoints(lambda current: put_endpoint("f", a=100))
     assert list(endpoints.by_name) == ["e", "f"]
     endpoints.release_file()
 
@@ -192,10 +192,10 @@ async def test_cancelled_change_of_endpoints_still_completes(tmp_path, monkeypat
         write(file, content)
 
     monkeypatch.setattr(traffic_split, "replace_file", slow)
-    leaving = asyncio.create_task(endpoints.change_endpoints(lambda made: put_endpoint("e", a=100)))
+    leaving = asyncio.create_task(endpoints.change_endpoints(lambda current: put_endpoint("e", a=100)))
     await entered.wait()
     leaving.cancel()
-    await endpoints.change_endpoints(lambda made: put_endpoint("f", a=100))
+    await endpoints.change_endpoints(lambda current: put_endpoint("f", a=100))
     assert list(endpoints.by_name) == ["e", "f"]
     endpoints.release_file()
     again = EndpointStore(str(tmp_path / "endpoints.json"))
@@ -240,10 +240,10 @@ def test_endpoints_file_is_complete_whenever_its_writer_is_killed(tmp_path):
         printed_versions = writer.stdout.read().split(b"\n")[:-1]
         writer.stdout.close()
         writer.wait()
-        (kept,) = msgspec.json.decode(file.read_bytes(), type=EndpointFile).endpoints
-        version = kept.about["version"]
-        assert [share.percent for share in kept.shares] == [version % 101, 100 - version % 101]
-        assert len(kept.about["filling"]) == version % 977
+        (endpoint,) = msgspec.json.decode(file.read_bytes(), type=EndpointFile).endpoints
+        version = endpoint.about["version"]
+        assert [share.percent for share in endpoint.shares] == [version % 101, 100 - version % 101]
+        assert len(endpoint.about["filling"]) == version % 977
         if printed_versions:
             assert version in (int(printed_versions[-1]), int(printed_versions[-1]) + 1), (
                 "what was told is kept, and at most one more"
@@ -267,8 +267,8 @@ def test_killed_server_restores_its_endpoints(tmp_path):
             server.send_signal(signal.SIGKILL)
             server.wait()
             server.stdout.close()
-    kept = msgspec.json.decode(file.read_bytes(), type=EndpointFile).endpoints
-    assert [each.name for each in kept] == ["e0", "e1"]
+    endpoints_on_disk = msgspec.json.decode(file.read_bytes(), type=EndpointFile).endpoints
+    assert [each.name for each in endpoints_on_disk] == ["e0", "e1"]
 
 
 async def create_endpoint(port: int, name: str, expected: int) -> int:

@@ -29,8 +29,8 @@ class GrpcClient:
         method = self.channel.unary_unary(f"/inference.GRPCInferenceService/{name}", response_deserializer=answer)
         return method(data, timeout=timeout, metadata=metadata)
 
-    def infer(self, *, timeout: float = 20, metadata: Any = (), **wish: Any) -> Any:
-        return self.send("ModelInfer", build_infer_request(**wish).SerializeToString(), timeout, metadata)
+    def infer(self, *, timeout: float = 20, metadata: Any = (), **members: Any) -> Any:
+        return self.send("ModelInfer", build_infer_request(**members).SerializeToString(), timeout, metadata)
 
     def stream(self, **options: Any) -> Any:
         path = "/inference.GRPCInferenceService/ModelStreamInfer"

@@ -108,7 +108,7 @@ def random_body(path: str, rng: random.Random) -> bytes:
         ).encode()
     request: Members = {"model": "tiny", "max_tokens": length}
     if path.endswith("/batch"):
-        turns = [[{"role": "user", "content": said}] for said in (text, "Hello!", text + "?")]
+        turns = [[{"role": "user", "content": content}] for content in (text, "Hello!", text + "?")]
         return json.dumps(request | {"messages": turns} | pick_options(SAMPLING)).encode()
     if ("completions" in path and "chat" not in path) or path.endswith("generate") or rng.random() < 0.2:
         request |= {"prompt": text} | pick_options(COMPLETIONS, SAMPLING)

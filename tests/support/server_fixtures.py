@@ -111,7 +111,9 @@ async def alike(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
         return await serve(settings=settings(), **options), pairs[-1]
 
     original_head = ServedModel.request_context
-    monkeypatch.setattr(ServedModel, "request_context", lambda self, *given: original_head(self, *given[:4], CREATED))
+    monkeypatch.setattr(
+        ServedModel, "request_context", lambda self, *arguments: original_head(self, *arguments[:4], CREATED)
+    )
     monkeypatch.setattr(exchange, "draw_id", lambda: bytes.fromhex(REQUEST_UUID))
     yield make_pair
     for pair in pairs:
@@ -159,7 +161,9 @@ async def live_cluster(serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
         return cluster
 
     original_head = ServedModel.request_context
-    monkeypatch.setattr(ServedModel, "request_context", lambda self, *given: original_head(self, *given[:4], CREATED))
+    monkeypatch.setattr(
+        ServedModel, "request_context", lambda self, *arguments: original_head(self, *arguments[:4], CREATED)
+    )
     monkeypatch.setattr(exchange, "draw_id", lambda: bytes.fromhex(REQUEST_UUID))
     yield start_cluster
     for cluster, task in running:

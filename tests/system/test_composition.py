@@ -129,8 +129,8 @@ def check_answers(names: Names, alone: Any, crowd: list[Any]) -> list[str]:
     for answer in (alone, *crowd):
         if isinstance(answer, str):
             return [f"{title}: refused: {answer[:300]}"]
-    shown = [FEATURES[name].check for name in names]
-    wrong = [f"{title}: {name} does not show in {alone}" for name, check in zip(names, shown, strict=True)
+    checks = [FEATURES[name].check for name in names]
+    wrong = [f"{title}: {name} does not show in {alone}" for name, check in zip(names, checks, strict=True)
              if check is not None and not check(make_body(names), alone)]  # fmt: skip
     for answer in crowd:
         if comparable_parts(answer) != comparable_parts(alone):

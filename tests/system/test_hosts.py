@@ -19,20 +19,20 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def apart():
-    made = network_hosts.NetworkHosts(4)
-    yield made
-    made.close()
+    hosts = network_hosts.NetworkHosts(4)
+    yield hosts
+    hosts.close()
 
 
 @pytest.fixture(scope="module")
 def cluster(apart, tmp_path_factory):
-    made = Cluster(tmp_path_factory.mktemp("hosts"), "prefill", "decode", "decode", network=apart, separate="always")
-    yield made
-    made.close()
+    cluster = Cluster(tmp_path_factory.mktemp("hosts"), "prefill", "decode", "decode", network=apart, separate="always")
+    yield cluster
+    cluster.close()
 
 
 @pytest.fixture(scope="module")
-def wanted(cluster):
+def expected_answers(cluster):
     """The undisturbed answers."""
     return [answer.contents() for answer in asyncio.run(undisturbed_answers(cluster.coordinator.url))]
 
@@ -41,18 +41,18 @@ async def send_mixture(cluster):
     return await asyncio.gather(*(send_request(cluster.coordinator.url, path, body) for path, body in MIXTURE))
 
 
-async def test_lost_and_delayed_packets_do_not_change_answers(apart, cluster, wanted):
+async def test_lost_and_delayed_packets_do_not_change_answers(apart, cluster, expected_answers):
     apart.disturb(loss=0.05, delay=0.02)
     try:
         answers = await send_mixture(cluster)
     finally:
         apart.disturb()
-    assert set(verdicts(answers, wanted)) == {"exact"}, answers
+    assert set(verdicts(answers, expected_answers)) == {"exact"}, answers
     await asyncio.to_thread(cluster.idle)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3], ids=["coordinator", "prefill", "decode"])
-async def test_recovers_from_a_link_that_is_down_for_ten_seconds(apart, cluster, wanted, number):
+async def test_recovers_from_a_link_that_is_down_for_ten_seconds(apart, cluster, expected_answers, number):
     running = asyncio.create_task(send_mixture(cluster))
     await asyncio.sleep(0.3)
     apart.cut(number)
@@ -62,12 +62,12 @@ async def test_recovers_from_a_link_that_is_down_for_ten_seconds(apart, cluster,
     finally:
         apart.mend(number)
     answers = await asyncio.wait_for(running, 120)
-    print(verdicts(answers, wanted), f"{time.monotonic() - down:.1f} s")
-    assert set(verdicts(answers, wanted)) <= {"exact", "error"}, answers
-    await check_recovered(cluster, wanted)
+    print(verdicts(answers, expected_answers), f"{time.monotonic() - down:.1f} s")
+    assert set(verdicts(answers, expected_answers)) <= {"exact", "error"}, answers
+    await check_recovered(cluster, expected_answers)
 
 
-async def test_requests_complete_when_p_cannot_reach_its_ds(apart, cluster, wanted):
+async def test_requests_complete_when_p_cannot_reach_its_ds(apart, cluster, expected_answers):
     """The coordinator still reaches all of them, so it cannot know."""
     running = asyncio.create_task(send_mixture(cluster))
     await asyncio.sleep(0.3)
@@ -75,11 +75,11 @@ async def test_requests_complete_when_p_cannot_reach_its_ds(apart, cluster, want
         apart.part(2, d)
     began = time.monotonic()
     answers = await asyncio.wait_for(running, 120)
-    print(verdicts(answers, wanted), f"{time.monotonic() - began:.1f} s")
-    assert set(verdicts(answers, wanted)) <= {"exact", "error"}, answers
+    print(verdicts(answers, expected_answers), f"{time.monotonic() - began:.1f} s")
+    assert set(verdicts(answers, expected_answers)) <= {"exact", "error"}, answers
     began = time.monotonic()
     answers = await asyncio.wait_for(send_mixture(cluster), 120)
-    print(verdicts(answers, wanted), f"{time.monotonic() - began:.1f} s")
+    print(verdicts(answers, expected_answers), f"{time.monotonic() - began:.1f} s")
     apart.mend(2)
-    assert set(verdicts(answers, wanted)) == {"exact"}, answers
-    await check_recovered(cluster, wanted)
+    assert set(verdicts(answers, expected_answers)) == {"exact"}, answers
+    await check_recovered(cluster, expected_answers)

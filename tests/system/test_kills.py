@@ -42,7 +42,7 @@ FLAGS = ("--kv-memory", "32MiB", "--max-batch", "6")
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory):
-    made = Cluster(
+    cluster = Cluster(
         tmp_path_factory.mktemp("kills"),
         *("prefill", "prefill", "decode", "decode"),
         flags=FLAGS,
@@ -50,9 +50,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory):
         heartbeat=0.25,
     )
     try:
-        yield made
+        yield cluster
     finally:
-        made.close()
+        cluster.close()
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +77,8 @@ class HeldWatcher:
         async with httpx.AsyncClient(headers={"parley-secret": SECRET}, timeout=1.0) as client:
             while True:
                 with contextlib.suppress(httpx.HTTPError, KeyError, ValueError):
-                    held = (await client.get(f"{self._instances[number].url}/v1/status")).json()["parley"]
-                    self.held[number] = {name: held[name] for name in self.held[number]}
+                    status = (await client.get(f"{self._instances[number].url}/v1/status")).json()["parley"]
+                    self.held[number] = {name: status[name] for name in self.held[number]}
                 await asyncio.sleep(0.004)
 
 
@@ -162,9 +162,9 @@ async def test_answers_stay_exact_when_a_process_dies_or_stops(
         if who != "coordinator":  # choose the busiest instance
             role = {"P": "prefill", "D": "decode"}[who]
             busy = {n: sum(watch.held[n].values()) for n, each in enumerate(cluster.instances) if each.role == role}
-            chosen = max(busy, key=lambda n: (busy[n], rng.random()))
-            victim = cluster.instances[chosen]
-            held.update(name for name, count in watch.held[chosen].items() if count)
+            busiest = max(busy, key=lambda n: (busy[n], rng.random()))
+            victim = cluster.instances[busiest]
+            held.update(name for name, count in watch.held[busiest].items() if count)
         times.append(await kill_or_stop(cluster, victim, how, rng))
         await asyncio.wait(sending, timeout=ANSWER_TIMEOUT_S)
         longest = max(longest, time.monotonic() - began)

@@ -36,27 +36,27 @@ SILENCE_S = 40.0  # seconds: longer than any lease of instances and coordinators
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(tmp_path_factory.mktemp("losses"), "prefill", "decode", separate="always", heartbeat=0.25)
-    yield made
-    made.close()
+    cluster = Cluster(tmp_path_factory.mktemp("losses"), "prefill", "decode", separate="always", heartbeat=0.25)
+    yield cluster
+    cluster.close()
 
 
 @pytest.fixture(scope="module")
-def wanted(pair: Cluster) -> list[AnswerContents]:
+def expected_answers(pair: Cluster) -> list[AnswerContents]:
     return [answer.contents() for answer in asyncio.run(undisturbed_answers(pair.coordinator.url))]
 
 
 @pytest.fixture
 def begin(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
     """Starts a cluster with other roles or options."""
-    made: list[Cluster] = []
+    clusters: list[Cluster] = []
 
     def start(*roles: str, **options: Any) -> Cluster:
-        made.append(Cluster(tmp_path, *roles, heartbeat=0.25, **options))
-        return made[0]
+        clusters.append(Cluster(tmp_path, *roles, heartbeat=0.25, **options))
+        return clusters[0]
 
     yield start
-    for each in made:
+    for each in clusters:
         each.close()
 
 
@@ -80,58 +80,62 @@ def engine_pid(process: ParleyProcess) -> int:
 
 
 @pytest.mark.parametrize("number", [pytest.param(0, marks=nightly, id="prefill"), pytest.param(1, id="decode")])
-async def test_remaining_instance_continues_alone(pair: Cluster, wanted: list[AnswerContents], number: int) -> None:
+async def test_remaining_instance_continues_alone(
+    pair: Cluster, expected_answers: list[AnswerContents], number: int
+) -> None:
     answers = await answers_during(pair, pair.instances[number].restart)
-    assert set(verdicts(answers, wanted)) == {"exact"}, answers
-    await check_recovered(pair, wanted)
+    assert set(verdicts(answers, expected_answers)) == {"exact"}, answers
+    await check_recovered(pair, expected_answers)
 
 
 async def test_answers_after_a_coordinator_restart_are_exact_or_cut(
-    pair: Cluster, wanted: list[AnswerContents]
+    pair: Cluster, expected_answers: list[AnswerContents]
 ) -> None:
     answers = await answers_during(pair, pair.coordinator.restart)
-    assert set(verdicts(answers, wanted)) <= {"exact", "cut"}, answers
-    await check_recovered(pair, wanted)
+    assert set(verdicts(answers, expected_answers)) <= {"exact", "cut"}, answers
+    await check_recovered(pair, expected_answers)
 
 
 @nightly
 @pytest.mark.parametrize("number", [0, 1], ids=["prefill", "decode"])
 async def test_answers_end_in_order_when_only_the_engine_dies(
-    pair: Cluster, wanted: list[AnswerContents], number: int
+    pair: Cluster, expected_answers: list[AnswerContents], number: int
 ) -> None:
     answers = await answers_during(pair, lambda: os.kill(engine_pid(pair.instances[number]), signal.SIGKILL))
-    print(verdicts(answers, wanted))
-    assert set(verdicts(answers, wanted)) <= {"exact", "error"}, answers
-    await check_recovered(pair, wanted)
+    print(verdicts(answers, expected_answers))
+    assert set(verdicts(answers, expected_answers)) <= {"exact", "error"}, answers
+    await check_recovered(pair, expected_answers)
 
 
 @nightly
 @pytest.mark.parametrize("number", [0, 1], ids=["prefill", "decode"])
 async def test_resumed_instance_notices_that_it_was_presumed_dead(
-    pair: Cluster, wanted: list[AnswerContents], number: int
+    pair: Cluster, expected_answers: list[AnswerContents], number: int
 ) -> None:
     """A stopped process is presumed dead by all others; once it resumes it must find that out itself."""
     silent = pair.instances[number]
     began = time.monotonic()
     answers = await answers_during(pair, lambda: silent.signal(signal.SIGSTOP))
-    print(verdicts(answers, wanted), f"{time.monotonic() - began:.1f} s")
+    print(verdicts(answers, expected_answers), f"{time.monotonic() - began:.1f} s")
     await asyncio.sleep(max(0.0, began + SILENCE_S - time.monotonic()))
     silent.signal(signal.SIGCONT)
-    assert set(verdicts(answers, wanted)) <= {"exact", "error"}, answers
-    await check_recovered(pair, wanted)
+    assert set(verdicts(answers, expected_answers)) <= {"exact", "error"}, answers
+    await check_recovered(pair, expected_answers)
 
 
 @nightly
-async def test_slow_clients_get_exact_answers_when_d_dies(pair: Cluster, wanted: list[AnswerContents]) -> None:
+async def test_slow_clients_get_exact_answers_when_d_dies(
+    pair: Cluster, expected_answers: list[AnswerContents]
+) -> None:
     answers = await answers_during(pair, pair.instances[1].restart, pause=0.05)
-    assert set(verdicts(answers, wanted)) == {"exact"}, answers
-    await check_recovered(pair, wanted)
+    assert set(verdicts(answers, expected_answers)) == {"exact"}, answers
+    await check_recovered(pair, expected_answers)
 
 
 @nightly
 @pytest.mark.parametrize("listening", [False, True], ids=["refused", "silent"])
 async def test_requests_complete_when_handovers_cannot_connect(
-    begin: Callable[..., Cluster], pair: Cluster, wanted: list[AnswerContents], listening: bool
+    begin: Callable[..., Cluster], pair: Cluster, expected_answers: list[AnswerContents], listening: bool
 ) -> None:
     with socket.socket() as wall:
         wall.bind(("127.0.0.1", 0))
@@ -143,14 +147,14 @@ async def test_requests_complete_when_handovers_cannot_connect(
         await asyncio.gather(
             *(send_request(url, *request, answer) for request, answer in zip(MIXTURE, answers, strict=True))
         )
-        print(verdicts(answers, wanted))
-        assert set(verdicts(answers, wanted)) == {"exact"}, answers
-        await check_recovered(blocked, wanted)
+        print(verdicts(answers, expected_answers))
+        assert set(verdicts(answers, expected_answers)) == {"exact"}, answers
+        await check_recovered(blocked, expected_answers)
 
 
 @nightly
 async def test_requests_end_when_d_has_hardly_any_kv_memory(
-    begin: Callable[..., Cluster], pair: Cluster, wanted: list[AnswerContents]
+    begin: Callable[..., Cluster], pair: Cluster, expected_answers: list[AnswerContents]
 ) -> None:
     small = begin("prefill", "decode", instance_flags={1: ("--kv-memory", "2MiB")}, separate="always")
     answers = [Answer() for _ in MIXTURE]
@@ -158,6 +162,6 @@ async def test_requests_end_when_d_has_hardly_any_kv_memory(
     await asyncio.gather(
         *(send_request(url, *request, answer) for request, answer in zip(MIXTURE, answers, strict=True))
     )
-    print(verdicts(answers, wanted), [answer.body[-200:] for answer in answers])
-    assert set(verdicts(answers, wanted)) <= {"exact", "error"}, answers
+    print(verdicts(answers, expected_answers), [answer.body[-200:] for answer in answers])
+    assert set(verdicts(answers, expected_answers)) <= {"exact", "error"}, answers
     await asyncio.to_thread(small.idle)

@@ -50,12 +50,12 @@ def nodes(monkeypatch):
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     from ray.cluster_utils import Cluster
 
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "resources": {"front": 1}})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "resources": {"front": 1}})
     for _ in range(2):
-        made.add_node(num_cpus=1, resources={"work": 2})
-    yield made
+        cluster.add_node(num_cpus=1, resources={"work": 2})
+    yield cluster
     ray_client.ray.shutdown()
-    made.shutdown()
+    cluster.shutdown()
 
 
 def wait_for(condition, seconds=120.0):
@@ -126,8 +126,8 @@ async def test_scaled_down_instance_finishes_its_requests(nodes, tmp_path):
     assert await asyncio.to_thread(ray_client.scale_group, supervisor, "prefill", 1) == ""
     assert await asyncio.to_thread(ray_client.scale_group, supervisor, "decode", 0) == ""
     await asyncio.sleep(2.0)
-    seen, wanted = await asyncio.to_thread(ray_client.cluster_processes, supervisor)
-    assert wanted == {"prefill": 1, "decode": 0}
+    seen, target_counts = await asyncio.to_thread(ray_client.cluster_processes, supervisor)
+    assert target_counts == {"prefill": 1, "decode": 0}
     assert not answer.over and "decode-2" in [each.name for each in seen]
     assert await asyncio.to_thread(ray_client.scale_group, supervisor, "decode", 1) == ""
     await asyncio.wait_for(running, 150)

@@ -224,8 +224,8 @@ def test_model_without_call_marks_gets_tools_in_prompt(allows, language):
     assert (
         plain.compile_answer_grammar(chat_with_tools(function_tool("f", strict=True)), None) == ""
     )  # this model has no marks that begin a call
-    shown = answer_grammar.describe_tools(chat)
-    assert shown.messages[-1].content.startswith("Hi") and '"city"' in shown.messages[-1].content
+    description = answer_grammar.describe_tools(chat)
+    assert description.messages[-1].content.startswith("Hi") and '"city"' in description.messages[-1].content
     all_events = list(answer_events(plain, chat, text))
     assert [delta.call.name for delta in all_events[:-1] if delta.call and delta.call.name] == ["f", "f"]
     assert all_events[-1].reason == "tool"

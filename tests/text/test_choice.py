@@ -156,9 +156,9 @@ def test_output_sizes_do_not_change_answer(
     else:
         assert result.tokens == ids
     if markup.all_marks == () and not strings:
-        shown = ids[:-1] if ended else ids
+        shown_ids = ids[:-1] if ended else ids
         prompt = tokenizer.encode("hi")
-        assert tokenizer.decode(prompt, skip) + result.text["content"] == tokenizer.decode(prompt + shown, skip)
+        assert tokenizer.decode(prompt, skip) + result.text["content"] == tokenizer.decode(prompt + shown_ids, skip)
 
 
 def test_choice_separates_reasoning_content_and_calls() -> None:
@@ -229,18 +229,18 @@ def test_stop_string_matches_inside_reasoning_and_calls() -> None:
 
 
 @pytest.mark.parametrize("include", [False, True])
-@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("requested", [False, True])
 @pytest.mark.parametrize("skip", [False, True])
 @pytest.mark.parametrize("token", ["</s>", " the"])
-def test_stop_token_is_shown_only_if_included(include: bool, asked: bool, skip: bool, token: str) -> None:
+def test_stop_token_is_shown_only_if_included(include: bool, requested: bool, skip: bool, token: str) -> None:
     (end,) = encode_plain(token)
     ids = [*encode_plain("abc"), end]
-    stop = StopConditions(ids=[end] if asked else [], include_in_output=include)
+    stop = StopConditions(ids=[end] if requested else [], include_in_output=include)
     want = OutputOptions(logprobs=0, skip_special=skip)
     result = feed_choice(ids, finish="stop", stop_id=end, stop_conditions=stop, output_options=want)
-    shown = include and asked and not (skip and token == "</s>")
-    assert result.text["content"] == ("abc" + token if shown else "abc")
-    assert result.done is not None and (result.done.reason, result.done.stop) == ("stop", end if asked else None)
+    is_shown = include and requested and not (skip and token == "</s>")
+    assert result.text["content"] == ("abc" + token if is_shown else "abc")
+    assert result.done is not None and (result.done.reason, result.done.stop) == ("stop", end if requested else None)
     assert result.usage[1] == len(ids) and result.tokens == ids
 
 

@@ -165,7 +165,7 @@ def test_grammar_applies_after_reasoning(compiler, inside, marks):
 
 
 @pytest.mark.parametrize(
-    ("grammar", "told"),
+    ("grammar", "sentence"),
     [
         (Grammar("json", {"not": {}}), "not"),
         (Grammar("json", {"properties": {"a": {"if": {}, "then": {}}}}), "if"),
@@ -189,13 +189,13 @@ def test_grammar_applies_after_reasoning(compiler, inside, marks):
         (Grammar("choice", ["a", "\ud800"]), "surrogate"),
     ],
 )  # fmt: skip
-def test_grammar_error_names_field_and_reason(compiler, grammar, told):
+def test_grammar_error_names_field_and_reason(compiler, grammar, sentence):
     for field in ("some_field", "other_field"):  # the second error comes from the cache
         grammar = Grammar(grammar.kind, grammar.value, field=field)
         with pytest.raises(Invalid) as caught:
             compiler.find_compiled(grammar) or compiler.compile_grammar(grammar)
         assert caught.value.field == field
-        assert caught.value.message.startswith(field) and told in caught.value.message
+        assert caught.value.message.startswith(field) and sentence in caught.value.message
         assert len(caught.value.message) < 400 and "/root" not in caught.value.message
 
 

@@ -122,11 +122,11 @@ def test_leading_space_depends_on_preceding_token() -> None:
 def test_special_tokens_are_hidden_unless_kept() -> None:
     tokenizer = byte_level()
     output = tokenizer.encode("a<|im_end|><s>b", special=False)
-    kept = tokenizer.backend.token_to_id("<s>")
-    assert kept is not None
+    kept_id = tokenizer.backend.token_to_id("<s>")
+    assert kept_id is not None
     assert Detokenizer(tokenizer).decode_tokens(output) == "ab"
     assert Detokenizer(tokenizer, skip_special=False).decode_tokens(output) == "a<|im_end|><s>b"
-    assert Detokenizer(tokenizer, keep=[kept]).decode_tokens(output) == "a<s>b"
+    assert Detokenizer(tokenizer, keep=[kept_id]).decode_tokens(output) == "a<s>b"
 
 
 @given(st.lists(st.integers(1, 245), max_size=40), chunk_sizes)

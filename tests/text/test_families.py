@@ -618,7 +618,7 @@ def test_written_calls_parse_back(row: CallFamily) -> None:
         calls = [("a1b2c3d4e5", "f", arguments), ("b1b2c3d4e5", "get_weather", {})][: 1 if form.single_call else 2]
         text = write_calls(form, calls)
         _, content, parsed_calls = parse(list(text), family(row.name))
-        assert [(name, json.loads(said)) for name, said in parsed_calls] == [
+        assert [(name, json.loads(arguments_json)) for name, arguments_json in parsed_calls] == [
             call[1:] for call in calls
         ] and not content, text
 

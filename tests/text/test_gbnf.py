@@ -100,7 +100,7 @@ def test_gbnf_allows_exactly_its_texts(compiler, grammar, good, bad):
 
 
 @pytest.mark.parametrize(
-    ("grammar", "told"),
+    ("grammar", "sentence"),
     [
         ('other ::= "a"', "no rule root"), ("root ::= other", "no rule other"), ("root = 3", "name ::="),
         ('root ::= "a', '" is missing in line 1'), ("root ::= [a", "] is missing"), (r"root ::= [\d]", "escape"),
@@ -110,10 +110,10 @@ def test_gbnf_allows_exactly_its_texts(compiler, grammar, good, bad):
         (r'root ::= "\ud800"', "character"), ("root ::= root", "no text"), ("root ::= " + "(" * 5000, "nested"),
     ],
 )  # fmt: skip
-def test_invalid_gbnf_is_refused_with_its_place(compiler, grammar, told):
+def test_invalid_gbnf_is_refused_with_its_place(compiler, grammar, sentence):
     with pytest.raises(Invalid) as caught:
         compiler.compile_grammar(Grammar("ebnf", grammar, field="guided_grammar"))
-    assert told in caught.value.message and caught.value.field == "guided_grammar"
+    assert sentence in caught.value.message and caught.value.field == "guided_grammar"
 
 
 @pytest.mark.parametrize(

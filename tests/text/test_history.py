@@ -56,8 +56,8 @@ def test_call_ids_get_nine_letters_where_template_requires_it() -> None:
     )
     one, two, *rest = render_turns(source).split()
     assert [one, two] == rest and one != two and one.isalnum()
-    kept = [Message("assistant", None, tool_calls=[ToolCall("abcdefgh1", "f", "{}")])]
-    assert render_turns(source, kept) == "abcdefgh1 "
+    kept_messages = [Message("assistant", None, tool_calls=[ToolCall("abcdefgh1", "f", "{}")])]
+    assert render_turns(source, kept_messages) == "abcdefgh1 "
 
 
 def test_call_ids_carry_names_where_template_shows_only_ids() -> None:
@@ -100,15 +100,15 @@ def test_turns_without_content_render_as_template_expects() -> None:
 
 
 def test_tool_results_join_calling_turn_where_template_reads_it() -> None:
-    shown = (
+    prompt = (
         "{% for m in messages %}{{ m.role }}{% for r in m.tool_responses or [] %} {{ r.name }}="
         "{% if r.response is mapping %}{% for k, v in r.response.items() %}{{ k }}:{{ v }}{% endfor %}"
         "{% else %}{{ r.response }}{% endif %}{% endfor %};{% endfor %}"
     )
     turns = [*TURNS, Message("tool", '{"k": 1}', tool_call_id="call_1"), Message("assistant", "So."), *TURNS[1:2]]
-    assert render_turns(shown, turns) == "user;assistant f=one g=two f=k:1;assistant;assistant;"
-    assert render_turns(shown, [Message("tool", "x"), *TURNS]) == "tool;user;assistant f=one g=two;"
-    later = shown + "{{ '' if messages[0].tool_call_id else '' }}"
+    assert render_turns(prompt, turns) == "user;assistant f=one g=two f=k:1;assistant;assistant;"
+    assert render_turns(prompt, [Message("tool", "x"), *TURNS]) == "tool;user;assistant f=one g=two;"
+    later = prompt + "{{ '' if messages[0].tool_call_id else '' }}"
     assert render_turns(later) == "user;assistant;tool;tool;"
 
 
@@ -120,8 +120,8 @@ def test_tool_results_stay_separate_for_other_templates() -> None:
 def test_calls_become_content_for_content_only_template() -> None:
     source = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}<|tool_list_start|>"
     calls = '<|tool_call_start|>[f(a="x", b=[1]), g()]<|tool_call_end|>'
-    shown = f"user: Hi\nassistant: {calls}\ntool: one\ntool: two\n<|tool_list_start|>"
-    assert render_turns(source) == shown
+    prompt = f"user: Hi\nassistant: {calls}\ntool: one\ntool: two\n<|tool_list_start|>"
+    assert render_turns(source) == prompt
     spoken = Message("assistant", "I look.", tool_calls=[ToolCall("1", "f", "{}")])
     assert "assistant: I look.\n<|tool_call_start|>[f()]<|tool_call_end|>" in render_turns(source, [spoken])
     broken = Message("assistant", "I look.", tool_calls=[ToolCall("1", "f", "[")])

@@ -166,7 +166,7 @@ def test_prompt_tokens_have_character_spans() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "advice"),
+    ("generation_config", "advice"),
     [
         (None, {}),
         ({"temperature": 0.6, "top_k": 20, "do_sample": True, "top_p": None, "min_p": "0.1", "eos_token_id": 2},
@@ -175,11 +175,11 @@ def test_prompt_tokens_have_character_spans() -> None:
     ],
 )  # fmt: skip
 def test_generation_config_gives_sampling_defaults(
-    tmp_path: Path, said: dict[str, object] | None, advice: dict[str, float]
+    tmp_path: Path, generation_config: dict[str, object] | None, advice: dict[str, float]
 ) -> None:
     write_tokenizer(tmp_path)
-    if said is not None:
-        (tmp_path / "generation_config.json").write_text(json.dumps(said))
+    if generation_config is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation_config))
     assert TextPipeline.from_folder(tmp_path).generation_defaults == advice
 
 

@@ -98,11 +98,11 @@ def test_control_characters_in_schemas_are_never_dropped(compiler):
     assert fits(r'"a\u0001b"') and fits(r'"a\u007fb"') and not fits('"ab"')
 
 
-@pytest.mark.parametrize(("expression", "told"), REFUSED)
-def test_unsupported_regex_is_refused_with_reason(compiler, expression, told):
+@pytest.mark.parametrize(("expression", "sentence"), REFUSED)
+def test_unsupported_regex_is_refused_with_reason(compiler, expression, sentence):
     with pytest.raises(Invalid) as caught:
         compiler.compile_grammar(Grammar("regex", expression, field="guided_regex"))
-    assert told in caught.value.message and caught.value.field == "guided_regex"
+    assert sentence in caught.value.message and caught.value.field == "guided_regex"
 
 
 def test_regex_translation_to_rust_is_idempotent():

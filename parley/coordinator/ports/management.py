@@ -47,8 +47,8 @@ class ManagementPort:
             {
                 ("POST", "/v1/instances/refresh"): self.refresh_instances,
                 ("GET", "/v1/coordinator_info"): self.coordinator_info,
-                ("POST", "/v1/instances/offline"): lambda asked: self.set_offline(asked, offline=True),
-                ("POST", "/v1/instances/online"): lambda asked: self.set_offline(asked, offline=False),
+                ("POST", "/v1/instances/offline"): lambda request: self.set_offline(request, offline=True),
+                ("POST", "/v1/instances/online"): lambda request: self.set_offline(request, offline=False),
                 ("GET", "/v1/instances/tasks"): self.running_tasks,
                 ("POST", "/v1/instances/query_tasks"): self.query_tasks,
                 ("GET", "/recvs_info"): lambda _: AdminReply.from_json(

@@ -34,8 +34,8 @@ class QueuedRequest(Generic[P]):
 
     __slots__ = ("future", "place", "tenant", "wanted")
 
-    def __init__(self, wanted: SchedulingRequest, tenant: str, place: QueuePlace, future: asyncio.Future[P]):
-        self.wanted, self.tenant, self.place, self.future = wanted, tenant, place, future
+    def __init__(self, request: SchedulingRequest, tenant: str, place: QueuePlace, future: asyncio.Future[P]):
+        self.wanted, self.tenant, self.place, self.future = request, tenant, place, future
 
 
 def _queue_place(queued: QueuedRequest[P]) -> QueuePlace:
@@ -78,12 +78,12 @@ class RequestQueue(Generic[P]):
         share = self._capacity / len(self._lines.keys() | {line})
         return self._size >= self._capacity and len(self._lines.get(line, ())) >= share
 
-    def add_request(self, wanted: SchedulingRequest) -> QueuedRequest[P]:
+    def add_request(self, request: SchedulingRequest) -> QueuedRequest[P]:
         """Queue a request."""
         self._arrivals += 1
-        tenant = self.line_of(wanted.tenant)
+        tenant = self.line_of(request.tenant)
         future: asyncio.Future[P] = asyncio.get_running_loop().create_future()
-        queued = QueuedRequest(wanted, tenant, (self._order(wanted), self._arrivals), future)
+        queued = QueuedRequest(request, tenant, (self._order(request), self._arrivals), future)
         if tenant not in self._lines:
             self._service[tenant] = max(self._service.get(tenant, 0), self._virtual_time)
         insort(self._lines.setdefault(tenant, []), queued, key=_queue_place)

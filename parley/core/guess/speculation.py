@@ -180,14 +180,14 @@ class Speculation:
         chances = {sequence: self._history_of(sequence).draft_chances(len(guess)) for sequence, guess in drafts}
         ranked = sorted((chance for each in chances.values() for chance in each), reverse=True)
         count = self.costs.best_draft_count(rows, ranked)
-        chosen = {}
+        selection = {}
         for sequence, guess in drafts:
             length = sum(chance >= ranked[count - 1] for chance in chances[sequence]) if count else 0
             if length:
-                chosen[sequence] = guess[:length]
+                selection[sequence] = guess[:length]
             elif guess:
                 self._pause_drafts(sequence)
-        return chosen
+        return selection
 
     def _history_of(self, sequence: Sequence) -> DraftHistory:
         """Return the history of a sequence; a new one starts with the average rate."""

@@ -116,7 +116,7 @@ class BeamSearch:
                     self._finish_beam(beam, candidate, finish, -loss / length**self._beam_options.length_penalty)
                 )
         self._candidates.clear()
-        self.finished_beams = sorted(self.finished_beams + finished, key=lambda found: -found.ranking_score)[:width]
+        self.finished_beams = sorted(self.finished_beams + finished, key=lambda beam: -beam.ranking_score)[:width]
         self.is_over = not moves or not self._can_improve(moves[0].total_logprob, length)
         return [] if self.is_over else moves
 
@@ -127,7 +127,7 @@ class BeamSearch:
                 token_ids = beam.sequence.tokens[self.root_sequence.prompt_len :]
                 value = beam.total_logprob / length**self._beam_options.length_penalty
                 self.finished_beams.append(FinishedBeam(token_ids, value, beam.scores, reason, None))
-        best_outputs = sorted(self.finished_beams, key=lambda found: -found.ranking_score)[: self._beam_options.width]
+        best_outputs = sorted(self.finished_beams, key=lambda beam: -beam.ranking_score)[: self._beam_options.width]
         self.finished_beams = best_outputs or [FinishedBeam([], 0.0, [], reason, None)]
         self.is_over = True
 

@@ -179,7 +179,7 @@ def _strict_integer(members: Fields, name: str, low: int, high: int) -> Any:
 
 
 def _integer_reader(low: int, high: int) -> Callable[[Fields, str, ParameterTable], Any]:
-    return lambda given, name, interface: _strict_integer(given, name, low, high)
+    return lambda value, name, interface: _strict_integer(value, name, low, high)
 
 
 def _read_boolean(members: Fields, name: str, interface: ParameterTable) -> Any:

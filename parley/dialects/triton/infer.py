@@ -118,11 +118,11 @@ def _json_size(headers: Mapping[bytes, bytes], length: int) -> int:
     value = headers.get(JSON_LENGTH_HEADER)
     if value is None:
         return length
-    shown = value.decode("latin-1")
+    length_text = value.decode("latin-1")
     if not value.removeprefix(b"-").isdigit() or len(value) > 18:
-        raise Invalid(f"Unable to parse Inference-Header-Content-Length, got: {quote_name(shown)}")
+        raise Invalid(f"Unable to parse Inference-Header-Content-Length, got: {quote_name(length_text)}")
     if not 0 <= int(value) <= length:
-        raise Invalid(f"inference header size should be in range (0, {length}), got: {shown}")
+        raise Invalid(f"inference header size should be in range (0, {length}), got: {length_text}")
     return int(value)
 
 
@@ -247,10 +247,10 @@ def _check_input(tensor: InputTensor, datatype: str, shape: list[int], request_i
     count = prod(shape)
     if count > MAX_ELEMENTS or (count != 1 and not tensor.many):
         expected = ",".join(map(str, tensor.declared_shape))
-        got = ",".join(map(str, shape)) if len(shape) <= 8 else "…"
+        actual = ",".join(map(str, shape)) if len(shape) <= 8 else "…"
         raise inputs_error(
             request_id,
-            f"unexpected shape for input '{tensor.name}' for model '{model}'. Expected [{expected}], got [{got}]. ",
+            f"unexpected shape for input '{tensor.name}' for model '{model}'. Expected [{expected}], got [{actual}]. ",
         )
 
 

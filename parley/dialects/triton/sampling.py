@@ -166,17 +166,17 @@ class TritonRequest:
 
 
 def read_triton_request(
-    values: dict[str, Any], request_id: str, context: RequestContext, wanted: set[str] | None = None
+    values: dict[str, Any], request_id: str, context: RequestContext, output_names: set[str] | None = None
 ) -> TritonRequest:
-    """Read a request. ``wanted``: outputs requested by name; None: the values decide. Raises BadRequest."""
+    """Read a request. ``output_names``: outputs requested by name; None: the values decide. Raises BadRequest."""
     require_inputs(values, request_id, context.path_parts["model"])
     body = Fields(_gather_values(values))
     _refuse_unavailable(body)
     text = body.string("text_input", "")
     stream = body.boolean("stream", False)
     outputs = {o.name for o in OUTPUTS.values() if not o.asked_by or body.boolean(o.asked_by, False)}
-    if wanted is not None:
-        outputs = wanted
+    if output_names is not None:
+        outputs = output_names
     if (embedding_request := embedding.read_embedding_request(body, context)) is not None:
         embedding_request.priority, embedding_request.timeout = _relative_priority(body), _timeout_seconds(body)
         return TritonRequest(request_id, embedding_request, "", False, False, outputs)

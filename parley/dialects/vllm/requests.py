@@ -116,10 +116,14 @@ def _generation_faults(body: Fields, context: RequestContext, limit_member: str,
         key_list = excerpt(keys, 200)
         sentence = f"logit_bias contains key(s) that cannot be converted to integer token IDs: {key_list}"
         yield parameter_error(sentence, "logit_bias", keys)
-    left = context.context_length - (max_tokens or 0)
-    if context.context_length and (kept := body.integer("truncate_prompt_tokens", -1, -1, MAX_TOKENS)) > left:
-        sentence = f"truncate_prompt_tokens={kept} cannot be greater than max_model_len - {limit_member} = {left}."
-        yield parameter_error(f"{sentence} Please request a smaller truncation size.", "truncate_prompt_tokens", kept)
+    room = context.context_length - (max_tokens or 0)
+    if context.context_length and (truncation := body.integer("truncate_prompt_tokens", -1, -1, MAX_TOKENS)) > room:
+        sentence = (
+            f"truncate_prompt_tokens={truncation} cannot be greater than max_model_len - {limit_member} = {room}."
+        )
+        yield parameter_error(
+            f"{sentence} Please request a smaller truncation size.", "truncate_prompt_tokens", truncation
+        )
     body.integer("seed", None)  # a signed integer of 64 bits
     if body.raw_value("logprob_token_ids") == []:
         yield parameter_error("`logprob_token_ids` must not be an empty list.", "logprob_token_ids")

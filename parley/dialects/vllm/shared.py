@@ -121,7 +121,9 @@ def load_header(context: RequestContext) -> HeaderList:
     """Return the load header of the model, for balancers that request it."""
     share = context.cached_tokens / context.cache_capacity if context.cache_capacity else 0.0
     metrics = {"num_requests_waiting": float(context.waiting_sequences), "kv_cache_usage_perc": share}
-    return orca.orca_header(context, metrics, number_format="%s", encode=lambda told: json.dumps(told).encode())
+    return orca.orca_header(
+        context, metrics, number_format="%s", encode=lambda metric_map: json.dumps(metric_map).encode()
+    )
 
 
 class VllmStreamMixin:

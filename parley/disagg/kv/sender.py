@@ -187,8 +187,8 @@ class KVSender:
                 part, pages = self._unannounced.popleft()
                 if part < 0:
                     return
-                for i in range(0, len(wanted := self._select_wanted(part, pages)), batch_pages):
-                    batch = wanted[i : i + batch_pages]
+                for i in range(0, len(wanted_pages := self._select_wanted(part, pages)), batch_pages):
+                    batch = wanted_pages[i : i + batch_pages]
                     self._unread.append(batch)
                     self._link.send_frame(PagesFrame(part, batch))
                     self.sent_bytes += len(batch) * self._memory.page_bytes

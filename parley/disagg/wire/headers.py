@@ -157,7 +157,7 @@ PARSED_HEADERS = frozenset(
 def _with_native_headers(command: PrefillCommand, header_values: Mapping[bytes, str]) -> PrefillCommand:
     """Add the values of parley's own headers to the command. Raises OrderRefused."""
     client, identity = header_values[b"parley-results"], header_values.get(b"parley-id", "")
-    created, given = header_values.get(b"parley-created"), header_values.get(b"parley-given", "0")
+    created, prior_size = header_values.get(b"parley-created"), header_values.get(b"parley-given", "0")
     spent = header_values.get(b"parley-spent", "0")
     if not COORDINATOR_NAME.fullmatch(client):
         raise OrderRefused(400, "The header parley-results must be 1 to 64 letters, digits, _ or -.")
@@ -165,7 +165,7 @@ def _with_native_headers(command: PrefillCommand, header_values: Mapping[bytes, 
         raise OrderRefused(400, "The header parley-id must be 32 hexadecimal digits in lower case.")
     if created is not None and not DECIMAL_NUMBER.fullmatch(created):
         raise OrderRefused(400, "The header parley-created must be a number of seconds.")
-    if not DECIMAL_NUMBER.fullmatch(given):
+    if not DECIMAL_NUMBER.fullmatch(prior_size):
         raise OrderRefused(400, "The header parley-given must be a number of bytes.")
     if not DECIMAL_NUMBER.fullmatch(spent):
         raise OrderRefused(400, "The header parley-spent must be a number of milliseconds.")
@@ -174,6 +174,6 @@ def _with_native_headers(command: PrefillCommand, header_values: Mapping[bytes, 
         coordinator_name=client,
         request_uuid=identity,
         created=None if created is None else int(created),
-        preface_size=int(given),
+        preface_size=int(prior_size),
         elapsed=int(spent) / 1000,
     )

@@ -119,5 +119,7 @@ def _require_known(fields: dict[str, Any], field: str, allowed: tuple[Any, ...],
         raise _unsupported_field(where + field, value, " or ".join(str(each) for each in allowed if each is not None))
 
 
-def _unsupported_field(field: str, value: Any, wanted: str) -> LoadError:
-    return LoadError(f"The checkpoint's quantization_config.{field} is {value}; only {wanted or 'none'} is supported.")
+def _unsupported_field(field: str, value: Any, supported: str) -> LoadError:
+    return LoadError(
+        f"The checkpoint's quantization_config.{field} is {value}; only {supported or 'none'} is supported."
+    )

@@ -192,5 +192,5 @@ def _known_option(config: dict[str, Any], fields: tuple[str, ...], *allowed: Any
     return value
 
 
-def _unsupported_option(field: str, value: Any, wanted: str) -> LoadError:
-    return LoadError(f"The checkpoint's quantization_config.{field} is {value}; only {wanted} is supported.")
+def _unsupported_option(field: str, value: Any, supported: str) -> LoadError:
+    return LoadError(f"The checkpoint's quantization_config.{field} is {value}; only {supported} is supported.")

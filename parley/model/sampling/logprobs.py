@@ -22,9 +22,9 @@ def score_tokens(logits: torch.Tensor, token_ids: list[int], count: int = 0) -> 
     """
     best = native.top_k(logits, min(max(RANK_CANDIDATES, count + SPARE_CANDIDATES), logits.shape[1]))
     norms = _normalisers_from_peaks(logits, best[0][:, 0])
-    chosen = logits.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])
-    ranks = _token_ranks(logits, chosen, best[0])
-    rows = zip(norms, chosen[:, 0].tolist(), ranks, strict=True)
+    token_logits = logits.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])
+    ranks = _token_ranks(logits, token_logits, best[0])
+    rows = zip(norms, token_logits[:, 0].tolist(), ranks, strict=True)
     lists = zip(*_list_top(logits, count, *best), strict=True) if count else [([], [])] * len(token_ids)
     scores = []
     for (norm, logit, rank), (ids, values) in zip(rows, lists, strict=True):
@@ -32,11 +32,11 @@ def score_tokens(logits: torch.Tensor, token_ids: list[int], count: int = 0) -> 
     return scores
 
 
-def _token_ranks(logits: torch.Tensor, chosen: torch.Tensor, best: torch.Tensor) -> list[int]:
-    """Return the number of larger logits, plus 1, per row. ``chosen`` [N, 1]; ``best`` [N, width]: the largest."""
-    ranks: list[int] = ((best > chosen).sum(-1) + 1).tolist()
-    for row in (best[:, -1:] > chosen).nonzero()[:, 0].tolist():
-        ranks[row] = int((logits[row] > chosen[row]).sum()) + 1
+def _token_ranks(logits: torch.Tensor, own: torch.Tensor, best: torch.Tensor) -> list[int]:
+    """Return the number of larger logits, plus 1, per row. ``own`` [N, 1]; ``best`` [N, width]: the largest."""
+    ranks: list[int] = ((best > own).sum(-1) + 1).tolist()
+    for row in (best[:, -1:] > own).nonzero()[:, 0].tolist():
+        ranks[row] = int((logits[row] > own[row]).sum()) + 1
     return ranks
 
 
@@ -55,13 +55,14 @@ def score_alternatives(logits: torch.Tensor, norm: float, token_ids: list[int], 
     """Score several tokens under a single row with known normaliser: float32 [V] -> one score per token."""
     lists = top_tokens(logits[None], count) if count else ([[]], [[]])
     ids, top = lists[0][0], [value - norm for value in lists[1][0]]
-    chosen = logits[torch.tensor(token_ids, device=logits.device)]
+    token_logits = logits[torch.tensor(token_ids, device=logits.device)]
     # Every logit above one of the tokens is above the lowest of them, so one pass over the row is enough.
-    above = int((logits > chosen.amin()).sum())
+    above = int((logits > token_logits.amin()).sum())
     larger = logits.topk(above).values if above else logits[:0]
-    ranks = (larger > chosen[:, None]).sum(-1) + 1
+    ranks = (larger > token_logits[:, None]).sum(-1) + 1
     return [
-        TokenScore(logit - norm, rank, ids, top) for logit, rank in zip(chosen.tolist(), ranks.tolist(), strict=True)
+        TokenScore(logit - norm, rank, ids, top)
+        for logit, rank in zip(token_logits.tolist(), ranks.tolist(), strict=True)
     ]
 
 

@@ -295,7 +295,9 @@ class ArgumentRules:
 
     def _separated_row(self, parts: list[tuple[bool, str]], comma: str) -> str:
         """Return a rule for the required parts, then the optional ones, with a separator between them."""
-        required, optional = ([name for needed, name in parts if needed is wanted] for wanted in (True, False))
+        required, optional = (
+            [name for needed, name in parts if needed is is_required] for is_required in (True, False)
+        )
         between = quote_lark(comma)
         tail = '""'
         tails = [tail]

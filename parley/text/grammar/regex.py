@@ -60,7 +60,7 @@ class _RegexTranslator:
         self.text, self.position = text, 0
         self._ecmascript = schema
         self._output: list[str] = []
-        self._narrow_dot = schema and not any("s" in found[1] for found in FLAG_GROUP.finditer(text))
+        self._narrow_dot = schema and not any("s" in match[1] for match in FLAG_GROUP.finditer(text))
         self._excluded = ESCAPED_RANGES if schema else ""  # excluded from every class
 
     def translate_regex(self) -> str:
@@ -143,8 +143,8 @@ class _RegexTranslator:
             raise GrammarRefused(TRAILING_BACKSLASH)
         if (code := self._escaped_code_point()) is not None:
             return self._write_letter(code)
-        if found := self._match_here(UNICODE_PROPERTY):
-            return "\\" + found[0]
+        if match := self._match_here(UNICODE_PROPERTY):
+            return "\\" + match[0]
         letter = self._next_letter()
         if letter in "dDsSwW":
             return f"[{self._shorthand_set(letter, False)}]"
@@ -156,8 +156,8 @@ class _RegexTranslator:
 
     def _escaped_code_point(self) -> int | None:
         """Return the code point of a numeric or control escape at the position, None if there is none."""
-        if found := self._match_here(NUMERIC_ESCAPE):
-            code = int(found[5], 8) if found[5] else int(next(filter(None, found.groups())), 16)
+        if match := self._match_here(NUMERIC_ESCAPE):
+            code = int(match[5], 8) if match[5] else int(next(filter(None, match.groups())), 16)
             if 0xD800 <= code < 0xDC00 and (low := self._match_here(LOW_SURROGATE)):
                 return 0x10000 + (code - 0xD800 << 10) + int(low[1], 16) - 0xDC00
             if 0xD800 <= code < 0xE000 or code > 0x10FFFF:
@@ -220,8 +220,8 @@ class _RegexTranslator:
         """Read one member of a class: a code point, or the text of a named class."""
         if self.position >= len(self.text):
             raise GrammarRefused("unclosed character class")
-        if found := self._match_here(POSIX_CLASS):
-            return found[0]
+        if match := self._match_here(POSIX_CLASS):
+            return match[0]
         letter = self._next_letter()
         if letter != "\\":
             return ord(letter)
@@ -229,8 +229,8 @@ class _RegexTranslator:
             raise GrammarRefused(TRAILING_BACKSLASH)
         if (code := self._escaped_code_point()) is not None:
             return code
-        if found := self._match_here(UNICODE_PROPERTY):
-            return "\\" + found[0]
+        if match := self._match_here(UNICODE_PROPERTY):
+            return "\\" + match[0]
         letter = self._next_letter()
         if letter in "dDsSwW":
             shorthands.add(letter)

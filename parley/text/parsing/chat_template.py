@@ -234,8 +234,8 @@ class ChatTemplate:
 
     def _checked_options(self, chat: Chat) -> dict[str, Any]:
         for name in chat.options:
-            taken = name in RESERVED_VARIABLES or name in self._names or name in self._environment.globals
-            if taken or not name.isidentifier() or name.startswith("_"):
+            is_taken = name in RESERVED_VARIABLES or name in self._names or name in self._environment.globals
+            if is_taken or not name.isidentifier() or name.startswith("_"):
                 raise Invalid(
                     f"chat_template_kwargs cannot set {excerpt(name)}: that name is reserved.",
                     field="chat_template_kwargs",

@@ -160,13 +160,13 @@ class OutputParser:
         assert self._reasoning_marks is not None and self._tentative is not None
         end, mark = compile_marks(self._reasoning_marks[1]).find_first(self._text, self._at)
         self._at = self._tentative.read_blocks(self._text[:end], self._at)
-        held = self._tentative.held_text if mark or self._tentative.refuted else ""
-        if not held:
+        reasoning = self._tentative.held_text if mark or self._tentative.refuted else ""
+        if not reasoning:
             return False
         if not self._tentative.refuted:
-            held += self._text[self._at : end]
+            reasoning += self._text[self._at : end]
             self._at = end
-        self._emit_text("reasoning", held)
+        self._emit_text("reasoning", reasoning)
         self._tentative = None
         self._state = OutputParser._read_reasoning
         return True

@@ -177,15 +177,15 @@ class Tokenizer:
         characters of the run remain, so that a text can be streamed character by character.
         """
         hidden = self.special_ids if skip_special else frozenset()
-        shown = [token_id for token_id in ids if token_id not in hidden]
+        shown_ids = [token_id for token_id in ids if token_id not in hidden]
         if self._token_decoders is None:
             return self.backend.decode(
-                [token_id for token_id in shown if 0 <= token_id < self.vocab_size], skip_special_tokens=False
+                [token_id for token_id in shown_ids if 0 <= token_id < self.vocab_size], skip_special_tokens=False
             )
-        start = next((n for n, token_id in enumerate(shown) if self.token_str(token_id) is not None), None)
+        start = next((n for n, token_id in enumerate(shown_ids) if self.token_str(token_id) is not None), None)
         if start is None:
             return ""
-        data = self.first_token_bytes(shown[start]) + b"".join(map(self.token_bytes, shown[start + 1 :]))
+        data = self.first_token_bytes(shown_ids[start]) + b"".join(map(self.token_bytes, shown_ids[start + 1 :]))
         return data.decode("utf-8", "replace")
 
     @property

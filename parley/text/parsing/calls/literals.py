@@ -86,8 +86,8 @@ def read_marked_string(scan: CallScanner, ends: tuple[str, ...], lined: bool = F
         scan.position += 1
     while True:
         end, mark = end_marks.find_first(scan.text, scan.position)
-        held = lined and end > scan.position and scan.text[end - 1] == "\n"
-        scan.step_to(end - held, lambda text: scan.add_arguments(json_escape(text)))
+        holds_newline = lined and end > scan.position and scan.text[end - 1] == "\n"
+        scan.step_to(end - holds_newline, lambda text: scan.add_arguments(json_escape(text)))
         if mark:
             break
         yield

@@ -84,25 +84,25 @@ def read_named_call(scan: CallScanner) -> ReadSteps:
 
 def read_call_name(scan: CallScanner) -> Generator[None, None, tuple[str, str | None]]:
     """Read a call's name, and its id if there is one. Raises MalformedCall."""
-    written = yield from read_name_word(scan)
+    word = yield from read_name_word(scan)
     if scan.form.name_mark:
         yield from scan.expect_mark(scan.form.name_mark)
-        return (yield from read_name_word(scan)), written
+        return (yield from read_name_word(scan)), word
     if scan.form.numbered_names:
-        unprefixed = written.removeprefix("functions.")
+        unprefixed = word.removeprefix("functions.")
         name, colon, number = unprefixed.rpartition(":")
         if colon:
-            return name, written if number else None
+            return name, word if number else None
         only_tool = unprefixed.isdecimal() and len(scan.tools) == 1  # a number is enough if there is only one tool
-        return (next(iter(scan.tools)), written) if only_tool else (unprefixed, None)
+        return (next(iter(scan.tools)), word) if only_tool else (unprefixed, None)
     if (
         scan.form.id_mark
         and (yield from scan.peek_character()) == scan.form.id_mark[0]
         and (yield from scan.mark_follows(scan.form.id_mark))
     ):
         scan.position += len(scan.form.id_mark)
-        return written, (yield from read_name_word(scan))
-    return written, None
+        return word, (yield from read_name_word(scan))
+    return word, None
 
 
 def read_name_word(scan: CallScanner) -> Generator[None, None, str]:

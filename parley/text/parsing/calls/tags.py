@@ -95,13 +95,13 @@ def read_until(scan: CallScanner, mark: str) -> Generator[None, None, str]:
     end_mark = compile_marks(mark)
     size = 0
     while True:
-        end, found = end_mark.find_first(scan.text, scan.position)
+        end, found_mark = end_mark.find_first(scan.text, scan.position)
         size += end - scan.position
         scan.step_to(end, parts.append)
         if size > MAX_WORD_CHARACTERS:
             scan.add_arguments("".join(parts))
             raise MalformedCall
-        if found:
+        if found_mark:
             scan.position += len(mark)
             return "".join(parts).strip()
         yield
@@ -113,12 +113,12 @@ def read_until_any(scan: CallScanner, ends: tuple[str, ...]) -> Generator[None, 
     end_marks = compile_marks(*ends)
     scan.convert_tail = lambda rest: "".join(parts) + rest
     while True:
-        end, found = end_marks.find_first(scan.text, scan.position)
+        end, found_mark = end_marks.find_first(scan.text, scan.position)
         scan.step_to(end, parts.append)
-        if found:
+        if found_mark:
             break
         yield
-    scan.position += len(ends[0]) if found == ends[0] else 0
+    scan.position += len(ends[0]) if found_mark == ends[0] else 0
     scan.convert_tail = None
     return "".join(parts)
 

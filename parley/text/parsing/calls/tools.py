@@ -95,9 +95,9 @@ def member_schema(schema: Any, root: Any, key: str | None) -> Any:
 
     return next(
         (
-            found
+            own_schema
             for each in _alternative_schemas(schema, root, own_member_schema)
-            if (found := own_member_schema(each)) is not None
+            if (own_schema := own_member_schema(each)) is not None
         ),
         None,
     )
