@@ -8,13 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from parley.errors import EngineDied, EngineError, ParleyError
+from parley.errors import EngineDied, EngineError, Invalid, ParleyError
 from parley.serving.best_of import BestOfRanking
 from parley.serving.deadline import RequestDeadline
 from parley.serving.embedding import EmbeddingChoice
 from parley.serving.request_metrics import RequestMetrics
 from parley.serving.served_model import ServedModel
 from parley.text import AnswerChoice, PreparedPrompt, StopAutomaton, describe_prompt_tokens
+from parley.text.grammar.limits import GRAMMAR_TOO_COMPLEX
 from parley.types import (
     ChoiceDone,
     EngineOutput,
@@ -164,6 +165,11 @@ class PromptStream:
         return event
 
     def _output_error(self, output: EngineOutput) -> ParleyError:
-        """Return the error that an output reports; EngineDied if the engine is gone."""
+        """Return the error that an output reports: Invalid if the client's grammar is at fault, EngineDied if the
+        engine is gone.
+        """
         message = output.error or "The engine failed this request."
+        if message == GRAMMAR_TOO_COMPLEX:
+            grammar = self._request.grammar
+            return Invalid(message, field="tools" if grammar is None else grammar.field)
         return EngineError(message) if self._engine.state == "ready" else EngineDied(message)

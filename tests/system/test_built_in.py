@@ -99,3 +99,28 @@ def test_bad_words_are_not_written_and_a_watermark_is_detected(client, tmp_path)
         verdict = json.loads(done.stdout)
         assert verdict["marked"] is marked and done.returncode == (0 if marked else 1), verdict
         assert verdict["z"] > 4 if marked else verdict["z"] < 2, verdict
+
+
+HOSTILE_REGEX = "(.{1,300}){1,300}"
+REGEX_MEMBERS = {"model": MODEL, "max_tokens": 64, "structured_outputs": {"regex": HOSTILE_REGEX}}
+TGI_BODY = {
+    "inputs": "Hello",
+    "parameters": {"max_new_tokens": 64, "grammar": {"type": "regex", "value": HOSTILE_REGEX}},
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/chat/completions", {**REGEX_MEMBERS, "messages": [{"role": "user", "content": "Hello"}]}, 400),
+        ("/vllm/v1/completions", {**REGEX_MEMBERS, "prompt": "Hello"}, 400),
+        ("/generate", TGI_BODY, 422),
+        ("/tgi/generate", TGI_BODY, 422),
+    ],
+)
+def test_grammar_that_becomes_too_complex_is_the_clients_error(served, path, body, status):
+    """The grammar passes the check before the answer; it grows with the tokens."""
+    answered, answer = served.post(path, body)
+    assert answered == status
+    message = answer["error"] if status == 422 else answer["error"]["message"]
+    assert "too complex" in message

@@ -256,9 +256,6 @@ async def test_streams_progress_during_hostile_grammars():
             except BadRequest as error:
                 assert error.field == grammar.field
                 return "refused"
-            except Exception as error:
-                assert "too complex" in str(error), grammar
-                return "given up"
 
         background_tasks = [asyncio.create_task(read_streams()), asyncio.create_task(count_turns())]
         while not pieces[0]:

@@ -31,7 +31,7 @@ from llguidance.numpy import fill_next_token_bitmask
 from parley import native
 from parley.core.sequence import Sequence
 from parley.model.sampling.thinking_budget import ThinkingBudget
-from parley.text.grammar.limits import MATCHER_LIMITS
+from parley.text.grammar.limits import GRAMMAR_TOO_COMPLEX, MATCHER_LIMITS
 from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import EngineRequest
 
@@ -45,8 +45,6 @@ CACHED_GRAMMARS = (
 
 WORD_BITS = 64  # bits of a mask that are examined at once
 MAX_LISTED_WORDS = 1024  # masks with at most this many non-zero words have their allowed tokens listed
-
-GRAMMAR_TOO_COMPLEX = "The answer's grammar became too complex to continue."
 
 
 class GrammarCache:

@@ -12,6 +12,8 @@ MAX_GRAMMAR_CHARS = 128 << 10  # characters of a compiled grammar
 COMPILE_SECONDS = 0.5  # seconds of processor time to compile it
 TOO_SLOW = "it takes too long to prepare"
 
+GRAMMAR_TOO_COMPLEX = "The answer's grammar became too complex to continue."  # the error of an engine's output
+
 # For each generated token.
 MATCHER_LIMITS: dict[str, Any] = {
     "max_items_in_row": 20_000,  # alternatives at one position: each property of an object takes a few items
