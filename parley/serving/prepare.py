@@ -29,6 +29,7 @@ ATTEMPT_NUMBERS = (
 MAX_LISTED_LOGPROBS = (
     1 << 18
 )  # log-probabilities in one request for those of the whole vocabulary; they take half a second
+MAX_ANSWER_LOGPROBS = 1 << 20  # log-probabilities in one answer, alternatives included; they take 500 MB
 
 
 async def prepare_engine_requests(
@@ -156,7 +157,7 @@ def _prepare_prompts(model: ServedModel, request: Request) -> list[tuple[Prepare
         if predicted is not None:
             prepared = replace(prepared, predicted=predicted)
         prepared_prompts.append((prepared, _output_limit(model, request, prepared.token_ids)))
-    _check_full_logprobs(request, model.model_info, prepared_prompts)
+    _check_answer_logprobs(request, model.model_info, prepared_prompts)
     if request.banned_words:
         request.sampling = msgspec.structs.replace(
             request.sampling, banned=pipeline.word_token_ids(request.banned_words)
@@ -214,6 +215,7 @@ def _output_limit(model: ServedModel, request: Request, token_ids: list[int]) ->
         model.options.max_output,
         _engine_output_limit(info),
         beam_limits.beam_output_limit(request, info, len(token_ids), min_room),
+        _logprob_output_limit(request),
     )
     return min([context_room, *(limit for limit in output_limits if limit is not None)])
 
@@ -237,25 +239,53 @@ def _check_token_ids(request: Request, info: ModelInfo) -> None:
             raise Invalid(f"Token id {highest_id} is not in the vocabulary of {info.vocab_size} tokens.", field=field)
 
 
-def _check_full_logprobs(request: Request, info: ModelInfo, prompts: list[tuple[PreparedPrompt, int]]) -> None:
-    """Limit full-vocabulary log-probabilities to ``MAX_LISTED_LOGPROBS`` values per request. Raises Invalid."""
+def _check_answer_logprobs(request: Request, info: ModelInfo, prompts: list[tuple[PreparedPrompt, int]]) -> None:
+    """Limit the log-probabilities that an answer holds, of tokens and of their alternatives. Raises Invalid.
+
+    A stream holds only those of the prompt.
+    """
     output_options, vocabulary = request.output_options, info.vocab_size
     tokens_by_field = {
-        "logprobs": request.choices_per_prompt * sum(max_tokens for _, max_tokens in prompts)
-        if output_options.logprobs == -1 and not output_options.logprob_ids
-        else 0,
-        "prompt_logprobs": sum(len(prepared.token_ids) for prepared, _ in prompts)
-        if output_options.prompt_logprobs == -1
-        else 0,
+        "logprobs": (
+            _listed_alternatives(request),
+            request.choices_per_prompt * sum(max_tokens for _, max_tokens in prompts),
+        ),
+        "prompt_logprobs": (output_options.prompt_logprobs, sum(len(prepared.token_ids) for prepared, _ in prompts)),
     }
-    max_tokens = max(1, MAX_LISTED_LOGPROBS // vocabulary)
-    for field, tokens in tokens_by_field.items():
-        if tokens > max_tokens:
+    for field, (alternatives, tokens) in tokens_by_field.items():
+        if alternatives == -1 and tokens > (max_tokens := max(1, MAX_LISTED_LOGPROBS // vocabulary)):
             raise Invalid(
                 f"Log-probabilities of all {vocabulary} tokens of the vocabulary can be returned for at most "
                 f"{max_tokens} tokens in one request, but they were requested for {tokens}.",
                 field=field,
             )
+        streamed = request.stream and field == "logprobs"
+        if alternatives is None or alternatives == -1 or streamed:
+            continue
+        if tokens > (max_tokens := MAX_ANSWER_LOGPROBS // (alternatives + 1)):
+            raise Invalid(
+                f"Log-probabilities with {alternatives} alternatives can be returned for at most {max_tokens} tokens "
+                f"in one answer, but they were requested for {tokens}. Ask for fewer tokens"
+                f"{', choices or alternatives, or for a stream' if field == 'logprobs' else ' or alternatives'}.",
+                field=field,
+            )
+
+
+def _listed_alternatives(request: Request) -> int | None:
+    """Return how many alternatives each token of the answer lists; -1: the whole vocabulary, None: no logprobs."""
+    output_options = request.output_options
+    return len(output_options.logprob_ids) if output_options.logprob_ids else output_options.logprobs
+
+
+def _logprob_output_limit(request: Request) -> int | None:
+    """Return how many tokens each choice may have so that the log-probabilities fit an answer in one piece.
+
+    None if that is no limit, or if the request names its own: then it is refused.
+    """
+    alternatives = _listed_alternatives(request)
+    if alternatives is None or alternatives < 0 or request.stream or request.stop_conditions.max_tokens is not None:
+        return None
+    return max(1, MAX_ANSWER_LOGPROBS // ((alternatives + 1) * request.choices_per_prompt * len(request.prompts)))
 
 
 def _prompt_characters(prompt: Prompt) -> int:
