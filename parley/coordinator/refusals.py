@@ -1,33 +1,16 @@
-"""What the coordinator itself says when something is wrong: MindIE's documented texts, and in which form they go out.
+"""The errors of the coordinator itself, and the form in which a client gets them.
 
-Clients of MindIE's paths, and all clients of a strict coordinator, get the text as it is documented; others get it in
-the shape of their API's errors.
+Their texts are those that the API of the instance plane documents (``dialects/mounts.py``). Clients of that API, and
+all clients of a strict coordinator, get the text as it is documented; others get it in the shape of their API's errors.
 """
 
 from __future__ import annotations
 
 from parley.dialects.dialect import Answer, Dialect
+from parley.dialects.mounts import COORDINATOR_TEXTS
 from parley.errors import BadRequest, EngineError, NotReady, Overloaded, ParleyError, TimedOut
 
-CLUSTER_NOT_READY = "MindIE-MS Coordinator is not ready"
-TOO_MANY_REQUESTS = "Too many requests"
-MEMORY_EXCEEDED = "Memory limit exceeded"
-DUPLICATE_ID = "Duplicate request id"
-UNKNOWN_REQUEST = "Invalid request"
-PREFILL_CONNECT_FAILED = "Connect to p instance failed"
-SEND_FAILED = "Send message to instance failed"
-PREFILL_SEND_FAILED = "Send messges to p instance failed"  # misspelled in the documentation
-PREFILL_RECEIVE_FAILED = "Receive messages from p instance failed"
-PREFILL_FAILED = "P instance error"
-DECODE_FAILED = "D instance error"
-RETRY_FAILED = "Request retry failed"
-SCHEDULE_TIMEOUT = "Request schedule timeout"
-SCHEDULE_FAILED = "Scheduler proc req failed"
-FIRST_TOKEN_TIMEOUT = "Request first token timeout"
-INFERENCE_TIMEOUT = "Request inference timeout"
-TOKENIZER_TIMEOUT = "Request tokenizer timeout"
-CONNECTION_LIMIT_TEXT = "Connection request out of limit, max is {}"
-
+TEXTS = COORDINATOR_TEXTS
 PLAIN_TEXT_TYPE = b"text/plain; charset=utf-8"
 NO_MEMORY = b'{"error":"Memory limit exceeded","code":429}'  # of APIs that have no body of their own for it
 
@@ -52,7 +35,7 @@ def documented_answer(error: ParleyError, dialect: Dialect, strict: bool) -> Ans
     """The error as it is documented, if it is one of the coordinator and to be told like that."""
     if not error.documented or not (strict or dialect.documented_errors):
         return None
-    if error.message == MEMORY_EXCEEDED:
+    if error.message == TEXTS.memory_exceeded:
         return Answer(429, dialect.no_memory_body or NO_MEMORY)
     return Answer(error.status, plain_body(error.message), PLAIN_TEXT_TYPE)
 

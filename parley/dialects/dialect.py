@@ -235,7 +235,8 @@ class Dialect:
     further paths that belong to this API with everything below them. ``shared_metrics`` writes the server's metrics
     under this API's names, for the page that all APIs at the root share; ``own_metrics`` writes the whole page, where
     this API has one of its own; ``add_buckets`` adds the buckets of both to the histograms of a model, given the length
-    of its context in tokens. ``bench_apis``: how ``parley bench`` calls this API, by the name of its option.
+    of its context in tokens. ``any_model``: a regular expression of names that stand for any model, in requests of
+    every API. ``bench_apis``: how ``parley bench`` calls this API, by the name of its option.
 
     For the coordinator of a cluster: ``documented_errors``: clients of this API get errors as the plain texts that
     MindIE documents; ``no_memory_body``: the body of the refusal when memory is exhausted, empty for the usual one;
@@ -256,6 +257,7 @@ class Dialect:
     shared_metrics: MetricsWriter | None = None
     own_metrics: MetricsWriter | None = None
     add_buckets: Callable[[ModelMetrics, int], None] | None = None
+    any_model: str = ""
     bench_apis: Mapping[str, BenchApi] = field(default_factory=dict, hash=False)
     documented_errors: bool = False
     no_memory_body: bytes = b""

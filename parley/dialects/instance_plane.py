@@ -61,3 +61,27 @@ class InstancePlane:
     render_order_refusal: Callable[[OrderRefused], Answer]
     read_resumed: Callable[[str, bytes], ResumedBody]
     write_resumed: Callable[[str, OriginalRequest, Sequence[int], int], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorTexts:
+    """The texts of the coordinator's own errors. ``connection_limit`` has a place for the limit."""
+
+    cluster_not_ready: str
+    too_many_requests: str
+    memory_exceeded: str
+    duplicate_id: str
+    unknown_request: str
+    prefill_connect_failed: str
+    send_failed: str
+    prefill_send_failed: str
+    prefill_receive_failed: str
+    prefill_failed: str
+    decode_failed: str
+    retry_failed: str
+    schedule_timeout: str
+    schedule_failed: str
+    first_token_timeout: str
+    inference_timeout: str
+    tokenizer_timeout: str
+    connection_limit: str

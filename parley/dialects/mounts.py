@@ -92,6 +92,7 @@ API_MOUNTS = (
 )
 
 INSTANCE_PLANE = mindie.INSTANCE_PLANE  # the routes between instances and coordinators
+COORDINATOR_TEXTS = mindie.COORDINATOR_TEXTS  # the texts of a coordinator's own errors
 BODY_FAULT = mindie.BODY_FAULT  # finds the error for which a strict coordinator refuses a body
 # Routes of the server itself and of its instance plane.
 SERVER_MOUNT = ApiMount(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from parley.dialects.facts import ServerFacts
+from parley.dialects.mounts import API_MOUNTS
 from parley.errors import NotReady, Stopping, UnknownModel, excerpt
 from parley.metrics.series import LabelledCounter
 from parley.serving.options import ServerOptions
@@ -18,8 +19,7 @@ from parley.serving.served_model import OpenRequest, ServedModel
 from parley.serving.traffic_split import EndpointStore
 from parley.version import __version__
 
-# Clients of Hugging Face's servers, which serve one model each, send these where a model's name is required.
-ANY_MODEL_NAME = re.compile(r"tgi|dummy|https?://.*", re.DOTALL)
+ANY_MODEL_NAME = re.compile("|".join(filter(None, (mount.dialect.any_model for mount in API_MOUNTS))), re.DOTALL)
 CLOSE_GRACE_SECONDS = 0.5  # seconds for the last events of requests after their engine was closed
 SHUTDOWN_MESSAGE = "The server is shutting down."
 

@@ -122,7 +122,7 @@ def endpoint_kind() -> OptionKind:
     def parse_endpoint(raw: Any) -> tuple[str, str, int]:
         match = endpoint_pattern.fullmatch(raw) if isinstance(raw, str) else None
         if match is None or int(match[3]) > 65_535:
-            raise ValueError("of the form NAME=HOST:PORT, such as tgi=127.0.0.1:3000")
+            raise ValueError("of the form NAME=HOST:PORT, with the name of an API")
         return match[1], match[2].strip("[]"), int(match[3])
 
     def format_endpoint(value: tuple[str, str, int]) -> str:

@@ -645,7 +645,7 @@ async def test_reports_a_decode_instance_that_refuses_to_send_results(cluster):
     assert table.explain_lack() == "The results of instance 2 cannot be received."
     assert json.loads((await running.get("/health/ready")).body)["reason"] == table.explain_lack()
     answer = await running.post("/mindie/generate", CHAT_BODY)
-    assert (answer.status, answer.body) == (503, refusals.plain_body(refusals.CLUSTER_NOT_READY))
+    assert (answer.status, answer.body) == (503, refusals.plain_body(refusals.TEXTS.cluster_not_ready))
 
 
 @pytest.mark.parametrize(
@@ -771,7 +771,7 @@ async def test_first_token_and_inference_timeouts_end_the_request(cluster):
 
     p.before_prefill = wait
     answer = await running.post("/mindie/generate", CHAT_BODY)
-    assert (answer.status, answer.body) == (408, refusals.plain_body(refusals.FIRST_TOKEN_TIMEOUT))
+    assert (answer.status, answer.body) == (408, refusals.plain_body(refusals.TEXTS.first_token_timeout))
     await running.wait_until(lambda: p.stopped_ids)
     assert p.stopped_ids == d.stopped_ids == [p.requests[0].headers["req-id"]]
     p.before_prefill, d.decode_hook = None, silence
@@ -779,7 +779,7 @@ async def test_first_token_and_inference_timeouts_end_the_request(cluster):
     assert (answer.status, answer.body) == (200, LONG_SCRIPT.parts[0] + b"Request inference timeout")
     p.script = UNSTREAMED_SCRIPT
     answer = await running.post("/mindie/generate", CHAT_BODY)
-    assert (answer.status, answer.body) == (408, refusals.plain_body(refusals.INFERENCE_TIMEOUT))
+    assert (answer.status, answer.body) == (408, refusals.plain_body(refusals.TEXTS.inference_timeout))
 
 
 async def test_timeouts_span_all_attempts(cluster):
@@ -793,7 +793,7 @@ async def test_timeouts_span_all_attempts(cluster):
 
     p.before_prefill = d.before_prefill = fail
     answer = await running.post("/mindie/generate", CHAT_BODY)
-    assert (answer.status, answer.body) == (408, refusals.plain_body(refusals.FIRST_TOKEN_TIMEOUT))
+    assert (answer.status, answer.body) == (408, refusals.plain_body(refusals.TEXTS.first_token_timeout))
     spent = sorted(int(request.headers["parley-spent"]) for request in (*p.requests, *d.requests))
     assert len(spent) > 1 and all(after >= before + 199 for before, after in itertools.pairwise(spent)), spent
 

@@ -397,7 +397,7 @@ async def test_strict_coordinator_reports_timeouts_in_grpc_form(both, monkeypatc
     await stream.done_writing()
     *parts, last = [answer async for answer in stream]
     assert parts and not any(answer.error_message for answer in parts)
-    assert (last.error_message, last.infer_response.id, is_final(last)) == (refusals.INFERENCE_TIMEOUT, "7", True)
+    assert (last.error_message, last.infer_response.id, is_final(last)) == (refusals.TEXTS.inference_timeout, "7", True)
     await sides.cluster.idle()
 
 

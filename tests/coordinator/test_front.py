@@ -40,7 +40,7 @@ async def test_requests_get_503_without_instances(cluster, strict):
         error = json.loads(answer.body)["error"]
         assert (answer.status, error["message"]) == (
             503,
-            refusals.CLUSTER_NOT_READY,
+            refusals.TEXTS.cluster_not_ready,
         ) and "retry-after" in answer.headers
     assert (await running.get("/health/live")).status == 200
     ready = await running.get("/health/ready")

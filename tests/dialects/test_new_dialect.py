@@ -83,16 +83,13 @@ KNOWING = {  # files that know an API by its name, and why
     "cli/routes.py": "options",
     "coordinator/config.py": "options",
     "settings/config.py": "options",
-    "settings/kinds.py": "an example in the help of an option",
     "serving/options.py": "options",
     "boot/server.py": "options",
     "boot/parts.py": "options",
-    "serving/registry.py": "a pattern of model names",
     "serving/grpc_port.py": "the port for gRPC, which is Triton's protocol",
     "serving/grpc_call.py": "the same",
     "coordinator/proxy/grpc_port.py": "the same, of a coordinator",
     "coordinator/proxy/grpc_call.py": "the same",
-    "coordinator/refusals.py": "the texts of MindIE's coordinator",
     "text/parsing/families.py": "a family of models has this name",
 }
 IMPORTING = {

@@ -115,7 +115,7 @@ class RequestRunner:
                     raise self._outside_error from None
                 first_is_late = self._timer.when() != self._deadline
                 raise refusals.coordinator_error(
-                    408, refusals.FIRST_TOKEN_TIMEOUT if first_is_late else refusals.INFERENCE_TIMEOUT
+                    408, refusals.TEXTS.first_token_timeout if first_is_late else refusals.TEXTS.inference_timeout
                 ) from None
         except ParleyError as error:
             if not self._merge.sent:
@@ -175,7 +175,7 @@ class RequestRunner:
         answer = self._last_refusal = failure.answer
         if self._recomputes:
             if self.attempts > self.options.max_retry:
-                raise refusals.coordinator_error(500, refusals.RETRY_FAILED)
+                raise refusals.coordinator_error(500, refusals.TEXTS.retry_failed)
             await asyncio.sleep(RECOMPUTE_DELAY)
             return False
         if not (failure.final or self.attempts > self.options.max_retry or (merge.sent and not merge.exact)):
@@ -215,7 +215,7 @@ class RequestRunner:
     async def _forward_unchanged(self, instance: ClusterInstance) -> None:
         """Send the request unchanged to a server that takes no prefill commands. Raises AttemptFailed, ParleyError."""
         if self._merge.sent:
-            raise AttemptFailed(500, refusals.DECODE_FAILED, instance, final=True)
+            raise AttemptFailed(500, refusals.TEXTS.decode_failed, instance, final=True)
         await forward.forward_to_one(self._connections, self.client, [instance], b"".join(self._body))
 
     async def _run_separated(self, placement: Placement) -> None:
@@ -229,7 +229,7 @@ class RequestRunner:
             )  # read it now: a restarted instance may have another
         merge.begin_attempt(placement.token)
         if stream is None or not await stream.wait_until_ready():
-            raise AttemptFailed(500, refusals.DECODE_FAILED, placement.d)
+            raise AttemptFailed(500, refusals.TEXTS.decode_failed, placement.d)
         stream.register_receiver(self._attempt_id, merge)
         try:
             prefill_answer = await self._ask_prefill(placement)
@@ -295,18 +295,18 @@ class RequestRunner:
             self._set_timeout(self._deadline)
         except InstanceUnreachable:
             self._busy_instances = ()
-            self._scheduler.table.mark_faulty(p, refusals.PREFILL_CONNECT_FAILED)
-            raise AttemptFailed(500, refusals.PREFILL_CONNECT_FAILED, p) from None
+            self._scheduler.table.mark_faulty(p, refusals.TEXTS.prefill_connect_failed)
+            raise AttemptFailed(500, refusals.TEXTS.prefill_connect_failed, p) from None
         except ConnectionBroken as broken:
             if merge.done.done():  # the request to P was dropped: D is lost, or has answered
                 await merge.done
                 return None
             text = (
-                refusals.PREFILL_FAILED
+                refusals.TEXTS.prefill_failed
                 if broken.abandoned
-                else refusals.PREFILL_SEND_FAILED
+                else refusals.TEXTS.prefill_send_failed
                 if broken.unsent
-                else refusals.PREFILL_RECEIVE_FAILED
+                else refusals.TEXTS.prefill_receive_failed
             )
             raise AttemptFailed(500, text, p) from None
         if merge.decode_finished_first:
@@ -318,7 +318,7 @@ class RequestRunner:
         try:
             return prefill_answer.parse_prefill_answer(answer.body)
         except BadPrefillAnswer:
-            raise AttemptFailed(500, refusals.PREFILL_FAILED, p) from None
+            raise AttemptFailed(500, refusals.TEXTS.prefill_failed, p) from None
 
     def _set_asking(self, pending_answer: CollectedAnswer) -> None:
         self._merge.asking = pending_answer
@@ -329,18 +329,18 @@ def _classify_refusal(placement: Placement, answer: InstanceAnswer, usable: Sequ
     marks = {name for name, _ in answer.headers}
     if prefill_answer.reports_full_decode(answer):
         placement.report_handover_refused()
-        return AttemptFailed(429, refusals.TOO_MANY_REQUESTS, placement.d)
+        return AttemptFailed(429, refusals.TEXTS.too_many_requests, placement.d)
     if LOST_HEADER in marks:
         placement.p.accepting = False  # until its status reports a new engine
-        return AttemptFailed(answer.status, refusals.PREFILL_FAILED, placement.p)
+        return AttemptFailed(answer.status, refusals.TEXTS.prefill_failed, placement.p)
     if prefill_answer.reports_wrong_role(answer):
-        return AttemptFailed(503, refusals.PREFILL_FAILED, placement.p)
+        return AttemptFailed(503, refusals.TEXTS.prefill_failed, placement.p)
     if SHORT_HEADER in marks and any(each.longest > placement.p.longest for each in usable):
         equally_unfit = [each.id for each in usable if each.longest <= placement.p.longest]
         return AttemptFailed(
-            answer.status, refusals.PREFILL_FAILED, placement.p, answer=answer, equally_unfit=equally_unfit
+            answer.status, refusals.TEXTS.prefill_failed, placement.p, answer=answer, equally_unfit=equally_unfit
         )
-    text = refusals.INFERENCE_TIMEOUT if answer.status == 408 else refusals.PREFILL_FAILED
+    text = refusals.TEXTS.inference_timeout if answer.status == 408 else refusals.TEXTS.prefill_failed
     return AttemptFailed(answer.status, text, placement.p, answer=answer, final=answer.status not in (429, 503))
 
 

@@ -76,7 +76,7 @@ async def instance_refusal(
             b"GET", client.request_target, _forwarded_headers(connections, client, instance)
         )
     except (InstanceUnreachable, ConnectionBroken):
-        raise refusals.coordinator_error(503, refusals.CLUSTER_NOT_READY) from None
+        raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready) from None
     return answer if answer.status in (401, 403) else None
 
 
@@ -90,7 +90,7 @@ async def forward_to_one(
     for instance in instances:
         if await _forward_once(connections, client, instance, body):
             return
-    raise refusals.coordinator_error(500, refusals.SEND_FAILED)
+    raise refusals.coordinator_error(500, refusals.TEXTS.send_failed)
 
 
 async def _forward_once(
@@ -131,7 +131,7 @@ async def forward_to_all(
     """
     answers = await _ask_all(connections, client, instances, body)
     if len(answers) < len(instances):
-        raise refusals.coordinator_error(500, refusals.SEND_FAILED)
+        raise refusals.coordinator_error(500, refusals.TEXTS.send_failed)
     client.send_complete(*next((each for each in answers if each.status >= 400), answers[0]))
 
 
@@ -157,7 +157,7 @@ async def forward_and_merge(
     try:
         client.send_complete(*(pages[0]._replace(body=merge(each.body for each in pages)) if pages else answers[0]))
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        raise refusals.coordinator_error(500, refusals.SEND_FAILED) from None
+        raise refusals.coordinator_error(500, refusals.TEXTS.send_failed) from None
 
 
 async def _ask_all(
@@ -174,7 +174,7 @@ async def _ask_all(
     results = await asyncio.gather(*requests, return_exceptions=True)
     answers = [each for each in results if isinstance(each, InstanceAnswer)]
     if not answers:
-        raise refusals.coordinator_error(500, refusals.SEND_FAILED)
+        raise refusals.coordinator_error(500, refusals.TEXTS.send_failed)
     return answers
 
 

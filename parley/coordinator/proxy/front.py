@@ -99,7 +99,7 @@ class InferenceFront:
                 body_size += size
                 self.body_bytes += size
                 if self.body_bytes > self._memory_limit:
-                    raise refusals.coordinator_error(429, refusals.MEMORY_EXCEEDED, 1.0)
+                    raise refusals.coordinator_error(429, refusals.TEXTS.memory_exceeded, 1.0)
             return message
 
         client = DownstreamClient(scope, receive_counted, send, self._options, dialect)
@@ -112,7 +112,7 @@ class InferenceFront:
             if (
                 self._strict and scope.get(REQUEST_NUMBER_KEY, 1) > max_requests
             ):  # a gRPC call has its own limit of streams
-                await self._refuse_and_close(client, 429, refusals.CONNECTION_LIMIT_TEXT.format(max_requests))
+                await self._refuse_and_close(client, 429, refusals.TEXTS.connection_limit.format(max_requests))
                 return
             if path is None:
                 assert path_error is not None
@@ -144,7 +144,7 @@ class InferenceFront:
         try:
             strict = self._strict or client.dialect.documented_errors
             if strict and isinstance(error, NotFound | NotAllowed):
-                await self._refuse_and_close(client, 400, refusals.UNKNOWN_REQUEST)
+                await self._refuse_and_close(client, 400, refusals.TEXTS.unknown_request)
                 return
             answer = refusals.documented_answer(error, client.dialect, strict)
             if answer is not None:
@@ -195,7 +195,7 @@ class InferenceFront:
         except TimeoutError:
             if client.status:
                 raise ClientGone from None
-            raise refusals.coordinator_error(408, refusals.TOKENIZER_TIMEOUT) from None
+            raise refusals.coordinator_error(408, refusals.TEXTS.tokenizer_timeout) from None
 
     async def _answer_locally(self, kind: RouteKind, path: ApiPath, client: DownstreamClient) -> bool:
         """Answer a request that concerns the coordinator itself; False if it does not."""
@@ -215,13 +215,13 @@ class InferenceFront:
         elif kind == "ready":
             table = self._scheduler.table
             states = {str(each.id): each.state_at(table.clock()) for each in table}
-            state = {"status": "waiting", "message": refusals.CLUSTER_NOT_READY, "instances": states}
+            state = {"status": "waiting", "message": refusals.TEXTS.cluster_not_ready, "instances": states}
             if lack := table.explain_lack():
                 state["reason"] = lack
             await client.send_response(msgspec.json.encode(state), 503, extra_headers=((b"retry-after", b"1"),))
         elif kind == "health":
             if not ready:
-                raise refusals.coordinator_error(503, refusals.CLUSTER_NOT_READY)
+                raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready)
             await client.send_response(b"")
         elif kind == "metrics":
             await client.send_response(await self._metrics_page(), content_type=CONTENT_TYPE)
@@ -237,7 +237,7 @@ class InferenceFront:
         """Return the usable instances. Raises ParleyError if there is none."""
         usable = self._scheduler.table.usable_instances()
         if not usable:
-            raise refusals.coordinator_error(503, refusals.CLUSTER_NOT_READY)
+            raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready)
         return usable
 
     async def _instances_holding_model(
@@ -266,10 +266,10 @@ class InferenceFront:
         too_many = self.open_requests > self._scheduler.options.max_requests
         # "Not ready" takes precedence over other errors. If it is the only one, the scheduler reports it.
         if (memory_full or too_many or self.stopping or self._strict) and not self._is_ready:
-            raise refusals.coordinator_error(503, refusals.CLUSTER_NOT_READY)
+            raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready)
         if memory_full or too_many:
             raise refusals.coordinator_error(
-                429, refusals.TOO_MANY_REQUESTS if too_many else refusals.MEMORY_EXCEEDED, 1.0
+                429, refusals.TEXTS.too_many_requests if too_many else refusals.TEXTS.memory_exceeded, 1.0
             )
         if body is None:
             body = await client.read_body()
@@ -279,10 +279,10 @@ class InferenceFront:
                 raise refusals.coordinator_error(400, text)
         client_id = (self._tenant_of(client), client.client_request_id)
         if client_id in self._client_ids:
-            raise refusals.coordinator_error(400, refusals.DUPLICATE_ID)
+            raise refusals.coordinator_error(400, refusals.TEXTS.duplicate_id)
         inflated = len(body) if b"content-encoding" in client.headers else 0
         if self.body_bytes + inflated > self._memory_limit:
-            raise refusals.coordinator_error(429, refusals.MEMORY_EXCEEDED, 1.0)
+            raise refusals.coordinator_error(429, refusals.TEXTS.memory_exceeded, 1.0)
         self.body_bytes += inflated
         if client.client_request_id:
             self._client_ids.add(client_id)

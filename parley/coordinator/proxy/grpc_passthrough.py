@@ -37,7 +37,7 @@ class GrpcPassthrough:
         if instance is None:
             no_address = bool(self._table.usable_instances())
             code = grpc.StatusCode.UNIMPLEMENTED if no_address else grpc.StatusCode.UNAVAILABLE
-            await context.abort(code, NO_GRPC_ADDRESS if no_address else refusals.CLUSTER_NOT_READY)
+            await context.abort(code, NO_GRPC_ADDRESS if no_address else refusals.TEXTS.cluster_not_ready)
             raise AssertionError  # abort has raised
         metadata = [
             (key, value)

@@ -30,7 +30,7 @@ class ResultsCut(Exception):
     way.
     """
 
-    def __init__(self, text: str = refusals.DECODE_FAILED, *, decode_stopped: bool = False, final: bool = False):
+    def __init__(self, text: str = refusals.TEXTS.decode_failed, *, decode_stopped: bool = False, final: bool = False):
         super().__init__(text)
         self.text = text
         self.decode_stopped, self.final = decode_stopped, final

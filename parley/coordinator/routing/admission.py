@@ -179,12 +179,12 @@ class InstanceScheduler:
         self.counters.count_request(request.attempt)
         usable = self.table.usable_instances()
         if not request.attempt and not self._can_serve_with(usable):
-            raise self._refuse_request(503, refusals.CLUSTER_NOT_READY)
+            raise self._refuse_request(503, refusals.TEXTS.cluster_not_ready)
         placement = None if self.queue else self._try_placement(request, usable)
         if placement is not None:
             return placement
         if self.queue.is_full_for(request.tenant):
-            raise self._refuse_request(429, refusals.TOO_MANY_REQUESTS, 1.0)
+            raise self._refuse_request(429, refusals.TEXTS.too_many_requests, 1.0)
         return await self._wait_for_room(request)
 
     async def _wait_for_room(self, request: SchedulingRequest) -> Placement:
@@ -202,9 +202,9 @@ class InstanceScheduler:
                     raise
         except TimeoutError:
             if by_deadline and not request.attempt:
-                raise self._refuse_request(429, refusals.TOO_MANY_REQUESTS, 1.0) from None
+                raise self._refuse_request(429, refusals.TEXTS.too_many_requests, 1.0) from None
             raise self._refuse_request(
-                408, refusals.INFERENCE_TIMEOUT if by_deadline else refusals.SCHEDULE_TIMEOUT
+                408, refusals.TEXTS.inference_timeout if by_deadline else refusals.TEXTS.schedule_timeout
             ) from None
         finally:
             self.queue.remove_request(queued)
@@ -227,7 +227,7 @@ class InstanceScheduler:
             pair = self._policy.pick_pair(view)
         if pair is None:
             if not preferred and self._can_serve_with(usable):
-                raise self._refuse_request(500, refusals.SCHEDULE_FAILED)
+                raise self._refuse_request(500, refusals.TEXTS.schedule_failed)
             return None
         if request.attempt == 0:
             self._check_objectives(request, pair)
@@ -243,11 +243,11 @@ class InstanceScheduler:
             earliest = min(deadlines)
             own_seconds = pair.predicted_ttft - pair.queue_seconds
             if pair.queue_seconds > (earliest - own_seconds if own_seconds <= earliest else earliest):
-                raise self._refuse_request(429, refusals.TOO_MANY_REQUESTS, pair.predicted_ttft - earliest)
+                raise self._refuse_request(429, refusals.TEXTS.too_many_requests, pair.predicted_ttft - earliest)
         if self.options.slo_tpot is not None:
             slow, retry_after = predict_crowding(pair, self.options.slo_tpot)
             if slow:
-                raise self._refuse_request(429, refusals.TOO_MANY_REQUESTS, retry_after)
+                raise self._refuse_request(429, refusals.TEXTS.too_many_requests, retry_after)
 
     def _instances_with_model(
         self, request: SchedulingRequest, usable: Sequence[ClusterInstance]

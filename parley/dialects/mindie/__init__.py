@@ -26,6 +26,7 @@ from parley.dialects.mindie import (
     vllm,
 )
 from parley.dialects.mindie.pd import coordinator, instance
+from parley.dialects.mindie.pd.refusals import MINDIE_COORDINATOR_TEXTS
 from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.openai import embeddings
 
@@ -198,4 +199,5 @@ DIALECT = shared_root_dialect(MindieRules("extended"))
 STRICT = replace(service_dialect(MindieRules("strict")), bench_apis=bench.APIS)
 OLD = service_dialect(MindieRules("strict-old"))
 INSTANCE_PLANE, BODY_FAULT = instance.INSTANCE_ROUTES, coordinator.find_body_fault
+COORDINATOR_TEXTS = MINDIE_COORDINATOR_TEXTS
 MANAGEMENT, METRICS = management_dialect(MindieRules("strict")), metrics_dialect(MindieRules("strict"))

@@ -24,6 +24,9 @@ TGI_PROMPT_MEMBERS = PromptMembers(
 BodyReader = Callable[[TgiRules, bytes, RequestContext], Reply | Answer]
 ModelNameReader = Callable[[bytes], str]
 
+# Clients of Hugging Face's servers, which serve one model each, send these where a model's name is required.
+ANY_MODEL_NAMES = r"tgi|dummy|https?://.*"
+
 
 def _tgi_dialect(rules: TgiRules) -> Dialect:
     return Dialect(
@@ -55,6 +58,7 @@ def _tgi_dialect(rules: TgiRules) -> Dialect:
         ),
         shared_metrics=metrics.write_tgi_metrics,
         add_buckets=metrics.add_tgi_buckets,
+        any_model=ANY_MODEL_NAMES,
         bench_apis=bench.APIS,
     )
 
