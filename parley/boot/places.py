@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from parley.dialects.mounts import DEDICATED_APIS, ApiMount, dedicated_mounts, universal_mounts
+from parley.dialects.mounts import ADMIN_PLANES, DEDICATED_APIS, ApiMount, dedicated_mounts, universal_mounts
 from parley.serving.options import ListenAddress, ServerOptions
 from parley.web.auth import PortReach, is_loopback, port_reach
 from parley.web.options import TlsFiles
@@ -24,6 +24,7 @@ class ListeningPlace(NamedTuple):
     port: int
     surfaces: Sequence[ApiMount]
     tls: TlsFiles | None = None
+    is_admin: bool = False  # only management planes are mounted here
 
     @property
     def is_certified(self) -> bool:
@@ -51,6 +52,7 @@ def listening_places(options: ServerOptions) -> list[ListeningPlace]:
             first.port,
             dedicated_mounts(first.api, *(each.api for each in others), apis=dialects),
             first.tls,
+            all(each.api in ADMIN_PLANES for each in (first, *others)),
         )
         for first, *others in by_address.values()
     ]

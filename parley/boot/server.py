@@ -28,6 +28,7 @@ from parley.boot.opening import opening_lines
 from parley.boot.parts import ServerParts
 from parley.boot.places import find_open_plane, listening_places
 from parley.dialects.mounts import INNER_MOUNTS
+from parley.disagg.kv.listener import MAX_UNAUTHENTICATED
 from parley.disagg.kv.peer import KVPeer
 from parley.disagg.wire.networks import TrustedNetworks
 from parley.engine.messages import LoadProgress
@@ -38,7 +39,7 @@ from parley.serving.traffic_split import BadEndpointFile
 from parley.text import BadTokenizer
 from parley.web import banner, logs
 from parley.web.auth import is_loopback
-from parley.web.connection_limit import ConnectionLimit
+from parley.web.connection_limit import ADMIN_CONNECTIONS, admin_limit, divide_descriptors
 from parley.web.port import (
     HttpServer,
     freeze_objects,
@@ -66,15 +67,13 @@ def run_server(offers: Sequence[OfferedModel], options: ServerOptions) -> int:
     logs.set_up_logging(options.log_format)
     for notice in options.notes:
         log.warning(notice)
-    options = replace(
-        options, connection_limit=ConnectionLimit.from_descriptor_limit(1 if options.role == "mixed" else 2)
-    )  # a handover takes one as well
+    options = with_connection_limits(options)
     if open_plane := find_open_plane(options, listening_places(options)):
         banner.print_line(f"parley: {open_plane}")
         return 1
     with contextlib.ExitStack() as stack:
         sockets, tls_contexts = [], []
-        for host, port, _, tls in listening_places(options):
+        for host, port, _, tls, _ in listening_places(options):
             try:
                 tls_contexts.append(server_tls_context(tls) if tls is not None else None)
                 sockets.append(stack.enter_context(open_listener(host, port)))
@@ -94,6 +93,19 @@ def run_server(offers: Sequence[OfferedModel], options: ServerOptions) -> int:
             banner.print_line(f"parley: the handovers between instances cannot be encrypted: {error}.")
             return 1
         return runner.run(server.serve_until_exit())
+
+
+def with_connection_limits(options: ServerOptions) -> ServerOptions:
+    """Return the options with limits on connections, which leave room for everything else that takes descriptors."""
+    places = listening_places(options)
+    shares = divide_descriptors(
+        1 if options.role == "mixed" else 2,  # a handover takes one as well
+        set_aside=sum(place.is_admin for place in places) * ADMIN_CONNECTIONS
+        + (options.peer_port is not None) * MAX_UNAUTHENTICATED,
+        grpc_ports=len(options.grpc),
+        wanted=options.max_connections,
+    )
+    return replace(options, connection_limit=shares.clients, grpc_connections=shares.grpc)
 
 
 def make_peer(options: ServerOptions) -> KVPeer:
@@ -138,7 +150,12 @@ class ServerInstance:
             for place in self._places
         ]
         cors_apps = [with_cors(app, options.cors) for app in self._apps]
-        self._servers = [HttpServer(uvicorn_config(options, *each)) for each in zip_longest(cors_apps, tls_contexts)]
+        place_options = [
+            replace(options, connection_limit=admin_limit()) if place.is_admin else options for place in self._places
+        ]
+        self._servers = [
+            HttpServer(uvicorn_config(*each)) for each in zip_longest(place_options, cors_apps, tls_contexts)
+        ]
         self._grpc_port: TritonGrpcPort | None = None
 
     async def serve_until_exit(self) -> int:

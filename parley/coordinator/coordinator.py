@@ -34,7 +34,7 @@ from parley.dialects.mounts import universal_mounts
 from parley.serving.options import ServerOptions
 from parley.version import __version__
 from parley.web import banner, logs, tls
-from parley.web.connection_limit import ConnectionLimit
+from parley.web.connection_limit import ADMIN_CONNECTIONS, ConnectionLimit, admin_limit, divide_descriptors
 from parley.web.options import TlsFiles as Files
 from parley.web.port import (
     HttpServer,
@@ -90,17 +90,18 @@ class Coordinator:
             self.table, self.scheduler, self.connections.ask_instance, hosts.get("metrics", host)
         )
         status = StatusPort(self.table, self.scheduler, self.management, hosts.get("status", host))
-        max_connections = (
-            options.max_requests if options.strict else 2 * options.max_requests
-        )  # room to answer refused requests
-        room = ConnectionLimit.from_descriptor_limit(
-            2
-        )  # descriptors per request: the client's connection and one to an instance
+        shares = divide_descriptors(
+            2,  # the client's connection and one to an instance
+            set_aside=(len(sockets) - 1) * ADMIN_CONNECTIONS,
+            grpc_ports=options.grpc_port is not None,
+            wanted=options.max_requests if options.strict else 2 * options.max_requests,  # room to answer refused ones
+        )
+        served = shares.clients.served_limit
         front_options = replace(
             port_options(options, host),
             access_log=access_log,
-            connections=max_connections,
-            connection_limit=room,
+            connection_limit=ConnectionLimit(served, served) if options.strict else shares.clients,
+            grpc_connections=shares.grpc,
             body_budget=BodyBudget(options.memory_limit // 2),  # so that unfinished bodies leave room for open requests
         )
         self.front = InferenceFront(
@@ -119,7 +120,10 @@ class Coordinator:
             "status": status.app,
         }
         self._ports = [ListeningPort(name, *place, apps[name]) for name, place in sockets.items()]
-        limits = {name: port_options(options, host) for name, host in hosts.items()} | {"predict": front_options}
+        limits = {
+            name: replace(port_options(options, host), connection_limit=admin_limit()) for name, host in hosts.items()
+        }
+        limits["predict"] = self._front_options = front_options
         self._context = client_tls_context(options.tls)
         self._servers = [HttpServer(uvicorn_config(limits[port.name], port.app, self._context)) for port in self._ports]
         self._stop_event, self._force_event = asyncio.Event(), asyncio.Event()
@@ -171,7 +175,7 @@ class Coordinator:
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its messages on standard error do not follow our log format
         from parley.coordinator.proxy import grpc_port  # imports packages of the extra "grpc"
 
-        self._grpc_port = grpc_port.CoordinatorGrpcPort(self.table, self.front, self.options)
+        self._grpc_port = grpc_port.CoordinatorGrpcPort(self.table, self.front, self.options, self._front_options)
         return [f"  {'gRPC':<10} {await self._grpc_port.start_server(self.options.host, self.options.grpc_port)}"]
 
     async def _serve_ports(self) -> None:
@@ -274,6 +278,7 @@ def port_options(options: CoordinatorOptions, host: str) -> ServerOptions:
         hosts=options.allow_host,
         body_limit=options.body_limit,
         body_timeout=options.http_timeout_seconds,
+        header_timeout=options.header_timeout_seconds,
         write_timeout=options.http_timeout_seconds,
         keep_alive=options.keep_alive_seconds,
     )

@@ -34,7 +34,7 @@ from parley.serving.handlers import PROBE_KINDS, SERVER_HANDLERS, RouteHandler
 from parley.serving.registry import ModelRegistry
 from parley.web.auth import ApiKeys, BrowserGuard, PortReach, port_reach
 from parley.web.exchange import Exchange
-from parley.web.http_protocol import HEAD_ERROR_KEY
+from parley.web.http_protocol import raise_head_error
 from parley.web.logs import log_access
 from parley.web.request_body import ClientGone
 
@@ -244,8 +244,7 @@ class App:
         return getattr(next(matching_routes, None), "app", None) if "{" not in method_and_path[1] else None
 
     def _authorize_request(self, scope: Scope, exchange: Exchange) -> None:
-        if HEAD_ERROR_KEY in scope:
-            raise scope[HEAD_ERROR_KEY]
+        raise_head_error(scope, is_probe=scope["path"] in self._keyless_paths)
         if scope["path"] not in self._keyless_paths:
             self._access_gate.check_headers(exchange.headers)
             if not self.cluster.is_coordinator(exchange.headers):

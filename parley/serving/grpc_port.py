@@ -29,6 +29,7 @@ from parley.serving.request_metrics import RequestMetrics
 from parley.serving.served_model import ServedModel
 from parley.web.auth import ApiKeys
 from parley.web.banner import local_address
+from parley.web.grpc_limits import IdleCalls, grpc_server_options
 from parley.web.offload import off_loop
 
 GrpcContext = Any  # grpc.aio.ServicerContext, which has no types
@@ -53,23 +54,14 @@ class TritonGrpcPort:
     ):
         self._registry = registry
         self._check_client = check_client
+        self._idle_calls = IdleCalls(max(1, registry.options.grpc_connections // 2))
         options = registry.options
         self._keys = ApiKeys(options.api_keys, options.admin_keys, options.priority_keys, options.cluster_secret)
 
     async def start_server(self, listen_addresses: Sequence[tuple[str, int]]) -> list[str]:
         """Listen on these hosts and ports; 0 takes a free port. Return the addresses for clients. Raises OSError."""
         registry = self._registry
-        self._grpc_server = grpc.aio.server(
-            options=[
-                ("grpc.so_reuseport", 0),  # otherwise two servers would silently share a port
-                ("grpc.max_receive_message_length", registry.options.body_limit),
-                ("grpc.max_send_message_length", -1),
-                ("grpc.max_concurrent_streams", registry.total_slots),  # per connection
-                ("grpc.keepalive_time_ms", 60_000),  # detects clients whose network is gone
-                ("grpc.keepalive_timeout_ms", 20_000),
-                ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-            ]
-        )
+        self._grpc_server = grpc.aio.server(options=grpc_server_options(registry.options, registry.total_slots))
         self._grpc_server.add_generic_rpc_handlers(self._method_handlers())
         addresses = [self._bind_address(*listen_address) for listen_address in listen_addresses]
         await self._grpc_server.start()
@@ -160,7 +152,8 @@ class TritonGrpcPort:
                 message, call.request_context(self._registry.main_model, {}), self._registry.server_facts()
             )
 
-        await watch_health(current_health, context.write)
+        with self._idle_calls.hold_call():
+            await watch_health(current_health, context.write)
 
     async def _infer_one(self, call: GrpcCall, data: bytes, context: GrpcContext) -> bytes:
         """Answer one request with one message."""
@@ -187,12 +180,14 @@ class TritonGrpcPort:
 
         call.log_entry.is_probe = True  # its requests are logged one by one
         try:
-            async with asyncio.TaskGroup() as group:
-                async for data in requests:
-                    message = _parse_message(infer.INFER_REQUEST, data)
-                    await free_slots.acquire()
-                    task = group.create_task(self._run_stream_request(call, message, send_message))
-                    task.add_done_callback(lambda _: free_slots.release())
+            with self._idle_calls.hold_call() as idle_call:
+                async with asyncio.TaskGroup() as group:
+                    async for data in requests:
+                        message = _parse_message(infer.INFER_REQUEST, data)
+                        await free_slots.acquire()
+                        task = group.create_task(self._run_stream_request(call, message, send_message))
+                        idle_call.mark_busy_until_done(task)
+                        task.add_done_callback(lambda _: free_slots.release())
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
 

@@ -1,7 +1,8 @@
-"""Limits the client connections of a process, over all its ports, to the number that file descriptors allow.
+"""Limits on client connections, within the file descriptors that the process may have.
 
-Above the limit, an idle connection is closed in favour of a new one. If none is idle, requests on the new connection
-get an error. This module knows connections, not requests.
+Above a limit, a new connection takes the place of one that waits for nothing but its client: the one that has been idle
+the longest, or one that has not sent a request yet. If there is none, requests on the new connection get an error. This
+module knows connections, not requests.
 """
 
 from __future__ import annotations
@@ -13,66 +14,49 @@ import resource
 import sys
 from math import inf
 from time import monotonic
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 log = logging.getLogger("parley.server")
 
 SPARE_DESCRIPTORS = (
     64  # minimum of reserved descriptors: half for engines, other instances and files, half to refuse clients with
 )
+MAX_GRPC_CONNECTIONS = (1 << 31) - 2  # gRPC aborts the process at a higher limit
+ADMIN_CONNECTIONS = 16  # connections of each port of a management plane
+OPENING_SECONDS = 0.25  # a client has this long to send its first request before another may take its place
 WARNING_INTERVAL = 60.0  # seconds between two warnings
 
 
 class LimitedConnection(Protocol):
-    """A client connection. ``awaits_request``: it is idle, between two requests."""
+    """A client connection."""
 
     transport: asyncio.Transport
 
-    @property
-    def awaits_request(self) -> bool:
-        """Whether the connection is idle between two requests."""
-
 
 class ConnectionLimit:
-    """Serves ``served_limit`` connections. Further ones, up to ``refused_limit``, get an error; the rest is aborted."""
+    """Serves ``served_limit`` connections. Further ones, up to ``refused_limit``, get an error.
 
-    def __init__(self, served_limit: int, refused_limit: int):
+    Without a request in progress, a connection is *idle* between two requests, and *opening* otherwise.
+    """
+
+    def __init__(self, served_limit: int = sys.maxsize, refused_limit: int = sys.maxsize):
         self.served_limit, self.refused_limit = served_limit, refused_limit
         self._connections: set[LimitedConnection] = set()
+        self._idle: dict[LimitedConnection, None] = {}  # the one that has been idle the longest comes first
+        self._opening: dict[LimitedConnection, float] = {}  # the oldest comes first; with the time of its start
         self._warned_at = -inf
 
-    @classmethod
-    def from_descriptor_limit(cls, descriptors_each: int) -> ConnectionLimit:
-        """Raise the descriptor limit and derive how many connections fit, at ``descriptors_each`` per connection."""
-        soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if soft_limit != hard_limit:
-            with contextlib.suppress(ValueError, OSError):
-                resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
-                soft_limit = hard_limit
-        if soft_limit == resource.RLIM_INFINITY:
-            return cls(sys.maxsize, sys.maxsize)
-        reserved = max(SPARE_DESCRIPTORS, soft_limit // 8)
-        served_limit = max(1, (soft_limit - reserved) // descriptors_each)
-        return cls(served_limit, served_limit + reserved // 2)
-
     def add_connection(self, connection: LimitedConnection) -> bool:
-        """Register a connection. Return True if it is served.
-
-        If not, its request has to be refused. Above ``refused_limit`` the connection is aborted here.
-        """
+        """Register an opening connection. Return True if it is served; if not, its request has to be refused."""
         self._connections.add(connection)
+        now = monotonic()
+        self._make_room(now)
+        self._opening[connection] = now
+        if len(self._connections) > self.refused_limit:
+            self._close_first(self._opening)
         if len(self._connections) <= self.served_limit:
             return True
-        if len(self._connections) > self.refused_limit:
-            connection.transport.abort()
-            return False
-        idle_connection = next(
-            (each for each in self._connections if each is not connection and each.awaits_request), None
-        )
-        if idle_connection is not None:
-            idle_connection.transport.close()
-            return True
-        if (now := monotonic()) >= self._warned_at + WARNING_INTERVAL:
+        if now >= self._warned_at + WARNING_INTERVAL:
             self._warned_at = now
             log.warning("Requests are refused: there are more than %d connections (ulimit -n).", self.served_limit)
         return False
@@ -80,3 +64,72 @@ class ConnectionLimit:
     def remove_connection(self, connection: LimitedConnection) -> None:
         """Unregister a connection that was lost."""
         self._connections.discard(connection)
+        self._idle.pop(connection, None)
+        self._opening.pop(connection, None)
+
+    def mark_opening(self, connection: LimitedConnection) -> None:
+        """Note that a request has begun to arrive."""
+        if self._idle.pop(connection, self) is not self:
+            self._opening[connection] = monotonic()
+
+    def mark_busy(self, connection: LimitedConnection) -> None:
+        """Note that a request is in progress."""
+        self._idle.pop(connection, None)
+        self._opening.pop(connection, None)
+
+    def mark_idle(self, connection: LimitedConnection) -> None:
+        """Note that all requests have been answered."""
+        if connection in self._connections:
+            self._opening.pop(connection, None)
+            self._idle[connection] = None
+
+    def _make_room(self, now: float) -> None:
+        """Close connections that wait for their clients, until there are not too many."""
+        while len(self._connections) > self.served_limit:
+            if self._idle:
+                self._close_first(self._idle)
+            elif self._opening and next(iter(self._opening.values())) <= now - OPENING_SECONDS:
+                self._close_first(self._opening)
+            else:
+                return
+
+    def _close_first(self, waiting: dict[LimitedConnection, None] | dict[LimitedConnection, float]) -> None:
+        """Close the first of these connections."""
+        connection = next(iter(waiting))
+        self.remove_connection(connection)
+        if connection.transport.get_write_buffer_size():  # the client does not read: a close would wait for it
+            connection.transport.abort()
+        connection.transport.close()
+
+
+class ConnectionShares(NamedTuple):
+    """How the file descriptors of a process are divided. ``grpc``: the connections of each gRPC port."""
+
+    clients: ConnectionLimit
+    grpc: int
+
+
+def divide_descriptors(
+    descriptors_each: int, *, set_aside: int = 0, grpc_ports: int = 0, wanted: int | None = None
+) -> ConnectionShares:
+    """Raise the descriptor limit and divide it, at ``descriptors_each`` per connection.
+
+    Clients over HTTP and over gRPC have halves of their own, so that neither can take the other's. ``set_aside``:
+    descriptors for connections that are limited otherwise. ``wanted``: fewer connections than the descriptors allow.
+    """
+    soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft_limit != hard_limit:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
+            soft_limit = hard_limit
+    available = sys.maxsize if soft_limit == resource.RLIM_INFINITY else soft_limit
+    reserved = max(SPARE_DESCRIPTORS, available // 8)
+    room = (available - reserved - set_aside) // descriptors_each // (2 if grpc_ports else 1)
+    served = max(1, min(room, wanted or room))
+    grpc_limit = min(served // max(1, grpc_ports), MAX_GRPC_CONNECTIONS)
+    return ConnectionShares(ConnectionLimit(served, served + reserved // 2), max(1, grpc_limit))
+
+
+def admin_limit() -> ConnectionLimit:
+    """Return the limit of a port of a management plane: a share of its own, which clients cannot take."""
+    return ConnectionLimit(ADMIN_CONNECTIONS, ADMIN_CONNECTIONS)

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import httptools
+from starlette.types import Scope
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -32,6 +33,17 @@ HOST_PATTERN = re.compile(rb"[\w.~!$&'()*+,;=%:\[\]-]*", re.ASCII)  # RFC 9110, 
 
 HEAD_ERROR_KEY = "parley.refused"  # scope key: an error found in the request head
 REQUEST_NUMBER_KEY = "parley.number"  # scope key: number of the request on its connection, from 1
+
+
+class TooManyConnections(Overloaded):
+    """There are more connections than are served."""
+
+
+def raise_head_error(scope: Scope, *, is_probe: bool) -> None:
+    """Raise the error in a request's head, if any. Probes are answered on any connection. Raises ParleyError."""
+    error = scope.get(HEAD_ERROR_KEY)
+    if error is not None and not (is_probe and isinstance(error, TooManyConnections)):
+        raise error
 
 
 class ReusableTimer:
@@ -106,18 +118,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timer for the first request head, and apply the connection limits."""
         super().connection_made(transport)
-        if self.options.connections is not None and len(self.connections) > self.options.connections:
-            transport.abort()
-        elif self.options.connection_limit is not None:
-            self._over_limit = not self.options.connection_limit.add_connection(self)
+        self._over_limit = not self.options.connection_limit.add_connection(self)
         self._timer.schedule_action(self.options.header_timeout, self._on_head_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the timer and notify the cycles and all watchers."""
         self._timer.stop_timer()
         self.connections.discard(self)
-        if self.options.connection_limit is not None:
-            self.options.connection_limit.remove_connection(self)
+        self.options.connection_limit.remove_connection(self)
         for cycle in (self._current_cycle, self.cycle):
             if cycle is not None:
                 cycle.mark_disconnected()
@@ -182,6 +190,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Start a request head."""
         super().on_message_begin()
         self._in_head = self._in_message = self._head_began = True
+        self.options.connection_limit.mark_opening(self)
         self._head_bytes = 0
 
     def on_headers_complete(self) -> None:
@@ -190,6 +199,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self._upgrade_offered:
             return
         self._timer.clear_action()
+        self.options.connection_limit.mark_busy(self)
         scope, parser, url = self.scope, self.parser, httptools.parse_url(self.url)
         scope["method"] = parser.get_method().decode("ascii")
         scope["http_version"] = version = parser.get_http_version()
@@ -239,6 +249,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Restart the timer, and start the next queued request."""
         self.server_state.total_requests += 1
+        if not self.pipeline:
+            self.options.connection_limit.mark_idle(self)
         if self._input_ended:
             if not self.pipeline:
                 self.transport.close()
@@ -300,15 +312,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.transport.abort()
         self.transport.close()
 
-    @property
-    def awaits_request(self) -> bool:
-        """Whether the connection is idle between two requests."""
-        answered = self.cycle is not None and self.cycle.response_complete
-        return answered and not self._in_message and not self.transport.is_closing()
-
     def _check_head(self) -> ParleyError | None:
         if self._over_limit:
-            return Overloaded("The server has as many connections as it can serve. Try again later.", retry_after=1.0)
+            return TooManyConnections(
+                "The server has as many connections as it can serve. Try again later.", retry_after=1.0
+            )
         size = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
         if size > self.options.header_limit:
             return HeadersTooLarge(f"The request's headers have {size} bytes; {self.options.header_limit} are allowed.")

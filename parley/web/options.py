@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from parley.web.connection_limit import ConnectionLimit
+from parley.web.connection_limit import MAX_GRPC_CONNECTIONS, ConnectionLimit
 from parley.web.request_body import BodyBudget
 
 
@@ -32,13 +32,14 @@ class HttpOptions:
     body_limit: int = 32 << 20
     header_limit: int = 64 << 10  # request line and all headers together
     header_count: int = 128
-    header_timeout: float = 15.0  # from the first byte of a request to the end of its headers
+    header_timeout: float = 15.0  # from the first byte of a request to the end of its headers; and for gRPC's handshake
     body_timeout: float = 60.0  # from the headers to the end of the body
     body_rate: int = 1024  # bytes per second that an unfinished body has to bring
     body_budget: BodyBudget = field(default_factory=BodyBudget, compare=False)  # shared by the ports of a process
     write_timeout: float = 60.0  # until a client that does not read its response is disconnected
-    connections: int | None = None  # client connections per port; further ones are closed without a response
-    connection_limit: ConnectionLimit | None = None  # limit over all ports of the process; None: unlimited
+    max_connections: int | None = None  # connections of clients; None: as many as file descriptors allow
+    connection_limit: ConnectionLimit = field(default_factory=ConnectionLimit, compare=False)  # ports may share one
+    grpc_connections: int = MAX_GRPC_CONNECTIONS  # connections of each gRPC port
     keep_alive: float = 75.0  # how long an idle connection is kept
     ping_interval: float | None = None  # between comments in a silent event stream; proxies cut idle connections
 

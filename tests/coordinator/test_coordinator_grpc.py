@@ -26,6 +26,7 @@ from parley.dialects.triton.rpc import control
 from parley.disagg.kv.receiver import KVReceiver
 from parley.serving import grpc_port as alone
 from parley.types import EngineRequest
+from parley.web.options import HttpOptions
 from parley.web.tls import TlsFileError
 
 KEY = "sk-right-key-0123456789"
@@ -75,7 +76,7 @@ async def both(live_cluster, serve) -> AsyncIterator[Callable[..., Awaitable[Clu
         many, one = await live_cluster(*roles, strict=strict, **options), await serve(**options)
         coordinator = many.coordinator
         port = before.CoordinatorGrpcPort(
-            coordinator.table, coordinator.front, replace(coordinator.options, **(port_options or {}))
+            coordinator.table, coordinator.front, replace(coordinator.options, **(port_options or {})), HttpOptions()
         )
         server_port = alone.TritonGrpcPort(one.service)
         address = (await server_port.start_server([("127.0.0.1", 0)]))[0]

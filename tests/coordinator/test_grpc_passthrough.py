@@ -12,6 +12,7 @@ import pytest
 from parley.coordinator.config import CoordinatorOptions, InstanceConfig
 from parley.coordinator.proxy.grpc_port import CoordinatorGrpcPort
 from parley.coordinator.routing.instance_table import InstanceTable
+from parley.web.options import HttpOptions
 
 
 class Echo(grpc.GenericRpcHandler):
@@ -51,7 +52,7 @@ async def passthrough() -> AsyncIterator[tuple[Echo, grpc.aio.Channel, InstanceT
     await server.start()
     table = InstanceTable(CoordinatorOptions(instances=(InstanceConfig(id=1, url="http://127.0.0.1:1", grpc=address),)))
     table.record_answer(table.instances[1])
-    port = CoordinatorGrpcPort(table, fail_if_called, table.options)
+    port = CoordinatorGrpcPort(table, fail_if_called, table.options, HttpOptions())
     async with grpc.aio.insecure_channel(await port.start_server("127.0.0.1", 0)) as channel:
         yield echo, channel, table
     await port.stop_server(0)

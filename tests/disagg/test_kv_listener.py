@@ -450,8 +450,11 @@ async def test_limits_unauthenticated_connections_in_number_and_time(monkeypatch
             slow[1].send(listener.LINK_PREAMBLE)
             slow[2].send(listener.PAGES_PREAMBLE + b"x")
             await asyncio.sleep(0.1)
-            more = await RawSender.connect(peer.port, authenticated=False)
-            await more.wait_ended()  # closed at once
+            slow.append(await RawSender.connect(peer.port, authenticated=False))
+            await slow.pop(0).wait_ended()  # the last one took its place
+            sender = await RawSender.connect(peer.port)  # so does a peer's
+            await slow.pop(0).wait_ended()
+            sender.writer.close()
             for raw in slow:
                 await raw.wait_ended()  # closed after the handshake timeout
             raw = await RawSender.connect(peer.port)

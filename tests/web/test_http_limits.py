@@ -9,7 +9,7 @@ import zlib
 import pytest
 from support.http_client import HELLO_CHAT, Connection, build_request
 
-from parley.web.connection_limit import ConnectionLimit
+from parley.web.connection_limit import ConnectionLimit, divide_descriptors
 
 CHAT = "/v1/chat/completions"
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
@@ -161,13 +161,10 @@ def test_connection_limit_raises_the_descriptor_limit():
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (before[0] // 2, before[1]))
-        alone = ConnectionLimit.from_descriptor_limit(1)
+        alone = divide_descriptors(1).clients
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
         assert (
-            ConnectionLimit.from_descriptor_limit(2).served_limit
-            <= alone.served_limit
-            < alone.refused_limit
-            < before[1]
+            divide_descriptors(2).clients.served_limit <= alone.served_limit < alone.refused_limit < before[1]
             or before[1] == resource.RLIM_INFINITY
         )
     finally:

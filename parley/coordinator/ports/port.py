@@ -19,7 +19,7 @@ from parley.coordinator import lenient
 from parley.coordinator.access import AdminAccess
 from parley.errors import ParleyError
 from parley.web.auth import ApiKeys, BrowserGuard
-from parley.web.http_protocol import HEAD_ERROR_KEY
+from parley.web.http_protocol import raise_head_error
 from parley.web.options import HttpOptions
 from parley.web.request_body import BodyBudget, ClientGone
 
@@ -99,8 +99,7 @@ class AdminPort:
 
     async def _run_route(self, scope: Scope, receive: Receive) -> AdminReply:
         try:
-            if HEAD_ERROR_KEY in scope:
-                raise scope[HEAD_ERROR_KEY]
+            raise_head_error(scope, is_probe=False)
             headers = dict(scope["headers"])
             self._gate.check_headers(headers)
             if scope["method"] != "GET" or not self._is_open(scope["path"]):
@@ -112,7 +111,9 @@ class AdminPort:
             return AdminReply(400, UNKNOWN_PATH, TEXT_TYPE, close=True)
         held_body = BODY_BUDGET.hold_body()
         try:
-            body = await held_body.receive(receive, BODY_LIMIT, PATIENCE, HttpOptions.body_rate)
+            body = b""
+            if scope["method"] != "GET":
+                body = await held_body.receive(receive, BODY_LIMIT, PATIENCE, HttpOptions.body_rate)
             pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
             route_reply = route(AdminRequest(matched_segment, pairs, body))
             return await route_reply if inspect.isawaitable(route_reply) else route_reply

@@ -32,7 +32,7 @@ from parley.errors import NotAllowed, NotFound, ParleyError, Stopping
 from parley.serving.options import ServerOptions
 from parley.version import __version__
 from parley.web.auth import ApiKeys, BrowserGuard, presented_key, tenant_id
-from parley.web.http_protocol import HEAD_ERROR_KEY, REQUEST_NUMBER_KEY
+from parley.web.http_protocol import REQUEST_NUMBER_KEY, raise_head_error
 from parley.web.logs import log_access
 from parley.web.port import with_cors
 from parley.web.request_body import ClientGone
@@ -105,8 +105,7 @@ class InferenceFront:
         client = DownstreamClient(scope, receive_counted, send, self._options, dialect)
         self.open_requests += 1
         try:
-            if HEAD_ERROR_KEY in scope:
-                raise scope[HEAD_ERROR_KEY]
+            raise_head_error(scope, is_probe=path is not None and path.kind in PROBE_KINDS - GUARDED_KINDS)
             self._gate.check_headers(client.headers)
             max_requests = self._scheduler.options.max_requests
             if (

@@ -37,6 +37,8 @@ from parley.errors import ParleyError
 from parley.version import __version__
 from parley.web.banner import local_address
 from parley.web.exchange import REQUEST_ID_PATTERN, TIMEOUT_HEADER
+from parley.web.grpc_limits import IdleCalls, grpc_server_options
+from parley.web.options import HttpOptions
 from parley.web.random_ids import draw_id
 from parley.web.tls import TlsFileError
 
@@ -58,20 +60,11 @@ class CoordinatorGrpcPort:
     ``front`` answers requests; ``start_server`` and ``stop_server`` must run in the same event loop.
     """
 
-    def __init__(self, table: InstanceTable, front: ASGIApp, options: CoordinatorOptions):
+    def __init__(self, table: InstanceTable, front: ASGIApp, options: CoordinatorOptions, limits: HttpOptions):
         self._table, self._front, self._options = table, front, options
+        self._idle_calls = IdleCalls(max(1, limits.grpc_connections // 2))
         self._passthrough = GrpcPassthrough(table)
-        self._server = grpc.aio.server(
-            options=[
-                ("grpc.so_reuseport", 0),
-                ("grpc.max_receive_message_length", options.body_limit),
-                ("grpc.max_send_message_length", -1),
-                ("grpc.max_concurrent_streams", options.max_requests),  # per connection
-                ("grpc.keepalive_time_ms", 60_000),  # detects clients whose network is gone
-                ("grpc.keepalive_timeout_ms", 20_000),
-                ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-            ]
-        )
+        self._server = grpc.aio.server(options=grpc_server_options(limits, options.max_requests))
         self._server.add_generic_rpc_handlers((_AllMethods(self._find_handler),))
 
     async def start_server(self, host: str, port: int) -> str:
@@ -143,12 +136,14 @@ class CoordinatorGrpcPort:
         try:
             async with asyncio.TaskGroup() as writing:
                 writing.create_task(answers.write_messages())
-                async with asyncio.TaskGroup() as group:
-                    async for data in requests:
-                        message = _parse_message(infer.INFER_REQUEST, data)
-                        await room.acquire()
-                        task = group.create_task(self._run_stream_request(data, message, headers, answers))
-                        task.add_done_callback(lambda _: room.release())
+                with self._idle_calls.hold_call() as call:
+                    async with asyncio.TaskGroup() as group:
+                        async for data in requests:
+                            message = _parse_message(infer.INFER_REQUEST, data)
+                            await room.acquire()
+                            task = group.create_task(self._run_stream_request(data, message, headers, answers))
+                            call.mark_busy_until_done(task)
+                            task.add_done_callback(lambda _: room.release())
                 answers.end_stream()
         except BaseExceptionGroup as several:
             raise _first_error(several) from None
@@ -184,7 +179,8 @@ class CoordinatorGrpcPort:
         async def current_health() -> ProtoMessage:
             return methods.check_health(message, RequestContext("", 0, ""), await self._cluster_facts(headers))
 
-        await watch_health(current_health, context.write)
+        with self._idle_calls.hold_call():
+            await watch_health(current_health, context.write)
 
     async def _cluster_facts(self, headers: HeaderList) -> ServerFacts:
         ready = True

@@ -25,7 +25,7 @@ log = logging.getLogger("parley.kv")
 
 HANDSHAKE_TIMEOUT_S = 10.0  # time for both sides to authenticate each other
 LINK_PREAMBLE, PAGES_PREAMBLE = b"parley-kv 1 link", b"parley-kv 1 data"
-MAX_UNAUTHENTICATED = 64  # unauthenticated connections at a time; more are closed at once
+MAX_UNAUTHENTICATED = 64  # unauthenticated connections at a time; one more replaces the oldest
 READ_BUFFER_BYTES = 1 << 20
 OTHER_SECRET = "has another cluster secret than this instance: give both the same --cluster-secret, or neither one"
 CLOSED_AT_ONCE = (
@@ -63,7 +63,7 @@ class KVListener:
         self._admits_host = admits_host
         self._listening_sockets: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self.unauthenticated_count = 0  # open connections that have not proved the secret yet
+        self._unauthenticated: dict[asyncio.Task[None], None] = {}  # the tasks of connections, the oldest first
         self._threads = ThreadPoolExecutor(MAX_UNAUTHENTICATED, "parley-kv-gate")
 
     async def listen(self, host: str, port: int) -> None:
@@ -102,11 +102,22 @@ class KVListener:
             listening_socket.close()
         self._listening_sockets = []
 
-    def _start_task(self, coroutine: Any) -> None:
+    def _start_task(self, coroutine: Any) -> asyncio.Task[None]:
         """Run a coroutine as a task that ``close_listener`` cancels."""
-        task = asyncio.get_running_loop().create_task(coroutine)
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+    @property
+    def unauthenticated_count(self) -> int:
+        """Number of open connections that have not proved the secret yet."""
+        return len(self._unauthenticated)
+
+    def _mark_authenticated(self, task: asyncio.Task[None] | None) -> None:
+        """Stop counting a connection as unauthenticated. Its task may have ended."""
+        if task is not None:
+            self._unauthenticated.pop(task, None)
 
     async def _accept_connections(self, listening_socket: socket.socket) -> None:
         """Accept connections of one listening socket, for ever."""
@@ -118,11 +129,13 @@ class KVListener:
                 log.warning("a connection for KV pages could not be accepted: %s", error)
                 await asyncio.sleep(0.2)
                 continue
-            if self.unauthenticated_count >= MAX_UNAUTHENTICATED:
-                sock.close()
-                continue
-            self.unauthenticated_count += 1
-            self._start_task(self._identify_connection(sock))
+            if len(self._unauthenticated) >= MAX_UNAUTHENTICATED:
+                oldest = next(iter(self._unauthenticated))
+                self._mark_authenticated(oldest)
+                oldest.cancel()
+            task = self._start_task(self._identify_connection(sock))
+            self._unauthenticated[task] = None
+            task.add_done_callback(self._mark_authenticated)
 
     async def _identify_connection(self, sock: socket.socket) -> None:
         """Identify a new connection and hand it to the link or page handler."""
@@ -147,8 +160,6 @@ class KVListener:
                     await self._authenticate_channel(sock)
         except (LinkError, OSError, EOFError, handshake.HandshakeFailed) as error:
             log.info("a connection from %s was closed: %s", address, str(error) or type(error).__name__)
-        finally:
-            self.unauthenticated_count -= 1
 
     async def _authenticate_link(self, sock: socket.socket, address: str) -> None:
         """Authenticate a link and pass it on."""
@@ -162,6 +173,7 @@ class KVListener:
         except BaseException:
             writer.transport.abort()
             raise
+        self._mark_authenticated(asyncio.current_task())
         await self._on_link(AuthenticatedConnection(reader, writer, ticket, address))
 
     async def _authenticate_channel(self, sock: socket.socket) -> None:
