@@ -5,7 +5,6 @@ Every error in a request is reported here, before anything is queued. Knows no e
 
 from __future__ import annotations
 
-import asyncio
 import math
 from dataclasses import replace
 from functools import partial
@@ -17,9 +16,9 @@ import msgspec
 from parley.errors import ContextLength, Invalid, NoTokens, UnknownModel, UnknownToken, excerpt
 from parley.serving import beam_limits
 from parley.serving.engine_features import check_engine_bounds, check_engine_features
+from parley.serving.grammar_workers import GRAMMAR_WORKERS
 from parley.serving.served_model import ServedModel
 from parley.text import PreparedPrompt
-from parley.text.grammar.compiler import COMPILE_WORKERS
 from parley.types import Chat, EngineRequest, ModelInfo, Prompt, Request, Tenant, Text
 from parley.web.offload import off_loop
 
@@ -44,7 +43,7 @@ async def prepare_engine_requests(
     beam_limits.check_beam_search(request, model.settings.max_batch)
     _check_token_ids(request, model.model_info)
     size = sum(map(_prompt_characters, request.prompts)) + 64 * len(request.banned_words) + len(request.prediction)
-    grammars = await _compile_grammars(model, request)
+    grammars = await _compile_grammars(model, request, tenant)
     prompts = await off_loop(size, partial(_prepare_prompts, model, request))
     return [
         (prepared, _build_engine_request(model, request, number, prepared, max_tokens, grammars[number], tenant))
@@ -126,18 +125,14 @@ def _alternatives_count(alternatives: int | None, vocabulary: int) -> int:
     return vocabulary if alternatives < 0 else alternatives
 
 
-async def _compile_grammars(model: ServedModel, request: Request) -> list[str]:
+async def _compile_grammars(model: ServedModel, request: Request, tenant: Tenant) -> list[str]:
     """Return the grammar that the answer to each prompt must follow, in the engine's format. Raises Invalid."""
     pipeline, grammar, prompts = model.text_pipeline, request.grammar, request.prompts
     has_chat = any(isinstance(prompt, Chat) for prompt in prompts)  # plain prompts all have the same grammar
-    grammars = []
-    for prompt in prompts if has_chat else prompts[:1]:
-        answer_grammar = pipeline.cached_answer_grammar(prompt, grammar)
-        if answer_grammar is None:
-            answer_grammar = await asyncio.get_running_loop().run_in_executor(
-                COMPILE_WORKERS, pipeline.compile_answer_grammar, prompt, grammar
-            )
-        grammars.append(answer_grammar)
+    grammars = [
+        await GRAMMAR_WORKERS.compile_answer_grammar(pipeline, prompt, grammar, tenant.id)
+        for prompt in (prompts if has_chat else prompts[:1])
+    ]
     return grammars if has_chat else grammars * len(prompts)
 
 

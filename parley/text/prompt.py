@@ -5,17 +5,17 @@ Knows the tokenizer, the chat template and the neutral prompt, but no engine and
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from hashlib import sha256
+from functools import cached_property, partial
 from pathlib import Path
 
 import msgspec
 
 from parley.errors import Invalid, excerpt
 from parley.text.grammar import answer_grammar
-from parley.text.grammar.compiler import GrammarCompiler
+from parley.text.grammar.answer_compiler import AnswerCompiler, AnswerGrammarCache
+from parley.text.grammar.answer_question import CompilerSetup
 from parley.text.parsing.calls import RequestTools
 from parley.text.parsing.chat_template import ChatTemplate
 from parley.text.parsing.markup import (
@@ -86,7 +86,7 @@ class TextPipeline:
     """Reads the prompts of one model: its tokenizer, its chat template and the markup of its family.
 
     ``generation_defaults``: the sampling values that the model's makers recommend, if any. ``embedding_prompts``: the
-    prompts that they put before texts to embed.
+    prompts that they put before texts to embed. ``answer_grammars``: the compiled grammars of recent requests.
     """
 
     def __init__(
@@ -102,7 +102,9 @@ class TextPipeline:
         self.embedding_prompts = embedding_prompts or EmbeddingPrompts()
         self.template = template
         self.markup = detect_markup(template.all_sources) if markup is None else markup
-        self.grammar_compiler = GrammarCompiler(tokenizer)
+        self.answer_compiler = AnswerCompiler(tokenizer, self.markup)
+        self.grammar_compiler = self.answer_compiler.grammar_compiler
+        self.answer_grammars = AnswerGrammarCache()
 
     @classmethod
     def from_folder(cls, folder: str | Path, tools: str = AUTO_FAMILY, reasoning: str = AUTO_FAMILY) -> TextPipeline:
@@ -173,60 +175,20 @@ class TextPipeline:
         options = reasoning_options(self.template.variables, chat.options, thinking, chat.reasoning_effort)
         return self.template.render_conversation(msgspec.structs.replace(chat, options=options))
 
-    def cached_answer_grammar(self, prompt: Prompt, grammar: Grammar | None) -> str | None:
-        """Return the result of ``compile_answer_grammar`` if it is available at once, else None.
-
-        Writing the grammar of a hundred tools is slow, so it is looked up by a digest of its inputs.
-        """
-        if isinstance(prompt, Chat) and prompt.tools:
-            if grammar is None and answer_grammar.allows_any_text(prompt):
-                return ""
-            key = _answer_key(prompt, grammar)
-            cached = None if key is None else self.grammar_compiler.cached_result(key)
-            return cached if isinstance(cached, str) else None
-        composed = self._compose_grammar(prompt, grammar)
-        if composed is None:
-            return ""
-        try:
-            return self.grammar_compiler.find_compiled(composed)
-        except Invalid:  # ``compile_answer_grammar`` may find a way around it
-            return None
-
     def compile_answer_grammar(self, prompt: Prompt, grammar: Grammar | None) -> str:
         """Compile the requested format and the tools to the grammar that the engine reads; "" if the answer is free.
 
-        Takes up to seconds, so run it in ``compiler.COMPILE_WORKERS``. Raises Invalid.
+        Takes up to seconds, and interferes with other threads: servers have grammar workers do this
+        (``serving/grammar_workers.py``). Raises Invalid.
         """
-        compiled = self._compile_composed(prompt, grammar)
-        if isinstance(prompt, Chat) and prompt.tools and (key := _answer_key(prompt, grammar)) is not None:
-            self.grammar_compiler.cache_result(key, compiled)
-        return compiled
+        return self.answer_compiler.compile_answer(prompt, grammar)
 
-    def _compile_composed(self, prompt: Prompt, grammar: Grammar | None) -> str:
-        if _must_call(prompt) and grammar is not None:
-            self.grammar_compiler.find_or_compile(
-                grammar
-            )  # a forced call replaces it, but an invalid one is still refused
-        try:
-            composed = self._compose_grammar(prompt, grammar)
-            return self.grammar_compiler.find_or_compile(composed) if composed is not None else ""
-        except Invalid:
-            loose = (
-                answer_grammar.unenforced_tools(prompt, self.grammar_compiler.find_or_compile)
-                if isinstance(prompt, Chat)
-                else None
-            )
-            if not loose:
-                raise
-            composed = self._compose_grammar(prompt, grammar, loose)
-            assert composed is not None
-            return self.grammar_compiler.find_or_compile(composed)
-
-    def _compose_grammar(self, prompt: Prompt, grammar: Grammar | None, loose: Collection[str] = ()) -> Grammar | None:
-        if not isinstance(prompt, Chat) or not (prompt.tools or grammar):
-            return grammar
-        markup = answer_grammar.answer_markup(self.markup, prompt)
-        return answer_grammar.compose_grammar(markup, self.grammar_compiler.lark_writer, prompt, grammar, loose)
+    @cached_property
+    def compiler_setup(self) -> bytes:
+        """Everything that a grammar worker must know of the model, encoded."""
+        tokenizer = self.tokenizer
+        setup = CompilerSetup(tokenizer.marks, tokenizer.vocab_size, tokenizer.decodes_by_token, self.markup)
+        return msgspec.msgpack.encode(setup)
 
     def word_token_ids(self, words: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each word at the start of a text and after a blank, if these differ."""
@@ -291,17 +253,6 @@ class TextPipeline:
 def _must_call(prompt: Prompt) -> bool:
     """Whether the answer must consist of calls, for any requested format."""
     return isinstance(prompt, Chat) and prompt.tool_choice == "required"
-
-
-def _answer_key(chat: Chat, grammar: Grammar | None) -> bytes | None:
-    """Return a digest of all inputs to the grammar of an answer that may call, or None if they cannot be encoded."""
-    try:
-        encoded = msgspec.json.encode(
-            [chat.tools, chat.tool_choice, chat.forced_tool, chat.allowed_tools, chat.parallel_calls, grammar]
-        )
-    except (RecursionError, UnicodeEncodeError, TypeError):
-        return None
-    return sha256(b"answer" + encoded).digest()
 
 
 def _as_user_turn(prompt: Text) -> Chat:

@@ -32,6 +32,7 @@ from parley.engine.messages import (
     StepOutputs,
     ToEngine,
 )
+from parley.tenant_executor import TenantExecutor
 from parley.types import EngineOutput, EngineRequest, EngineStats, Settings
 from parley.worker.messages_loop import EngineInbox, SendMessage, serve_messages
 
@@ -75,14 +76,14 @@ def run_engine(settings: Settings, inbox: EngineInbox, send_message: SendMessage
         log.exception("loading failed")
         send_message(EngineFatal(f"The model could not be loaded: {type(error).__name__}: {error}"))
         return
-    adapter_thread, grammar_thread = ThreadPoolExecutor(1, "adapters"), ThreadPoolExecutor(1, "grammars")
+    adapter_thread, grammar_thread = ThreadPoolExecutor(1, "adapters"), TenantExecutor(1, "grammars")
 
     def prepare_request(request: EngineRequest, done: Callable[[], None]) -> None:
         preparation = runner.prepare_request(request)
         if preparation is None:
             done()
         else:
-            grammar_thread.submit(preparation).add_done_callback(lambda _: inbox.put(done))
+            grammar_thread.submit(request.tenant, preparation).add_done_callback(lambda _: inbox.put(done))
 
     def send_computed_pages(request_id: str, pages: list[int]) -> None:
         send_message(PagesComputed(request_id, pages))
@@ -113,8 +114,8 @@ def run_engine(settings: Settings, inbox: EngineInbox, send_message: SendMessage
         log.exception("the engine loop failed")
         send_message(EngineFatal(f"The engine stopped on an internal error: {type(error).__name__}."))
     finally:
-        for thread in (adapter_thread, grammar_thread):
-            thread.shutdown(wait=False, cancel_futures=True)
+        adapter_thread.shutdown(wait=False, cancel_futures=True)
+        grammar_thread.shutdown()
 
 
 def _adapter_loader(runner: ModelRunner, thread: ThreadPoolExecutor, inbox: EngineInbox) -> FetchAdapter:

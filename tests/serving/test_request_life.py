@@ -483,8 +483,9 @@ async def reasoning_server(serve, folder):
     """A server whose model thinks and calls a tool."""
     tokenizer = Tokenizer.from_folder(folder)
     served = await serve(reply=lambda work, index: tokenizer.encode(REASONING_AND_CALL, False))
-    served.model.text_pipeline.template = ChatTemplate({"default": REASONING_TEMPLATE})
-    served.model.text_pipeline.markup = detect_markup(REASONING_TEMPLATE)
+    pipeline = served.model.text_pipeline
+    pipeline.template = ChatTemplate({"default": REASONING_TEMPLATE})
+    pipeline.markup = pipeline.answer_compiler.markup = detect_markup(REASONING_TEMPLATE)
     return served
 
 

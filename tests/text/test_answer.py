@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 from support.answer_parts import parse_pieces
@@ -13,6 +14,8 @@ from parley.demo import model_folder
 from parley.errors import Invalid
 from parley.text import AnswerChoice, Markup, TextPipeline, detect_markup
 from parley.text.grammar import answer_grammar
+from parley.text.grammar.answer_compiler import may_be_any_text
+from parley.text.grammar.answer_question import decode_question, encode_question
 from parley.text.parsing.calls import RequestTools
 from parley.text.parsing.families import CALLS
 from parley.text.parsing.harmony_parser import make_output_parser
@@ -49,7 +52,8 @@ def allows(language: TextPipeline):
 
     def allowed(chat: Chat, text: str, form: Grammar | None = None, language: TextPipeline = language) -> bool:
         grammar = language.compile_answer_grammar(chat, form)
-        assert language.cached_answer_grammar(chat, form) == grammar
+        assert not (grammar and may_be_any_text(chat, form))
+        assert decode_question(encode_question(chat, form)) == (msgspec.structs.replace(chat, messages=[]), form)
         if not grammar:
             return True
         matcher = LLMatcher(vocabulary, grammar)
@@ -122,18 +126,15 @@ def test_response_format_with_tools_allows_calls_or_format(allows, form, good, b
 def test_response_format_is_validated_even_when_calls_are_forced(language):
     forced = chat_with_tools(function_tool("f"), tool_choice="required")
     wrong = Grammar("regex", "(a", field="structured_outputs.regex")
-    assert language.compile_answer_grammar(forced, None) == language.cached_answer_grammar(
-        forced, None
-    )  # the grammar of the calls is cached
+    assert language.compile_answer_grammar(forced, None)  # the grammar of the calls is right
     for _ in range(2):
-        assert language.cached_answer_grammar(forced, wrong) is None
         with pytest.raises(Invalid, match="unclosed") as caught:
             language.compile_answer_grammar(forced, wrong)
         assert caught.value.field == wrong.field
 
 
-def test_grammar_cache_key_covers_every_request_part(language):
-    """Varies every part of a request that the grammar depends on, one at a time: the cache key must include each."""
+def test_question_covers_every_request_part(language):
+    """Varies every part of a request that the grammar depends on, one at a time: the question must include each."""
     form = Grammar("regex", "[a-z]+", field="one")
     tools = function_tool("f"), function_tool("g")
     variants = [
@@ -145,20 +146,17 @@ def test_grammar_cache_key_covers_every_request_part(language):
         (chat_with_tools(function_tool("f", strict=True), tools[1]), None),
         (chat_with_tools(*tools), form),
         (chat_with_tools(*tools), Grammar("regex", "[a-z]+", field="another")),
-        (chat_with_tools(*tools), None),
     ]
-    fresh = TextPipeline(language.tokenizer, language.template)
-    assert [fresh.cached_answer_grammar(*each) for each in variants] == [None] * 8 + [
-        ""
-    ]  # any text: nothing to prepare
-    compiled = [fresh.compile_answer_grammar(*each) for each in variants]
-    assert [fresh.cached_answer_grammar(*each) for each in variants] == compiled and len(set(compiled)) == 7
+    assert not any(may_be_any_text(*each) for each in variants) and may_be_any_text(chat_with_tools(*tools), None)
+    assert len({encode_question(*each) for each in variants}) == len(variants)
+    compiled = [language.compile_answer_grammar(*each) for each in variants]
+    asked = [language.compile_answer_grammar(*decode_question(encode_question(*each))) for each in variants]
+    assert asked == compiled and len(set(compiled)) == 6
 
 
 def test_bare_json_calls_and_response_format_share_one_schema(allows, language):
     """Where calls are bare JSON, calls and format become one schema, and references inside both must still resolve."""
-    bare = TextPipeline(language.tokenizer, language.template)
-    bare.markup = Markup(None, LLAMA.forms)
+    bare = TextPipeline(language.tokenizer, language.template, markup=Markup(None, LLAMA.forms))
     chat = chat_with_tools(function_tool("f"), function_tool("g"))
     for text in ('{"name": "f", "parameters": {"city": "Rome"}}', '{"age": 5}'):
         assert allows(chat, text, PERSON, bare), text
@@ -200,8 +198,11 @@ def test_kimi_k3_allows_empty_content_part_before_calls(allows, language):
 def test_harmony_puts_formatted_output_in_final_channel(allows, language):
     """Where all text stands in channels, formatted output belongs in the content channel and calls in theirs."""
     row = next(row for row in CALLS if row.uses_channels)
-    harmony = TextPipeline(language.tokenizer, language.template)
-    harmony.markup = Markup(("<|channel|>analysis<|message|>", "<|end|>"), row.forms, uses_channels=True)
+    harmony = TextPipeline(
+        language.tokenizer,
+        language.template,
+        markup=Markup(("<|channel|>analysis<|message|>", "<|end|>"), row.forms, uses_channels=True),
+    )
     final = '<|channel|>final<|message|>{"age": 5}'
     call_opening = row.forms[0].call_open[0].removeprefix("<|start|>assistant")
     grammar = harmony.compile_answer_grammar(chat_with_tools(function_tool("f"), tool_choice="required"), None)
@@ -216,8 +217,7 @@ def test_harmony_puts_formatted_output_in_final_channel(allows, language):
 
 
 def test_model_without_call_marks_gets_tools_in_prompt(allows, language):
-    plain = TextPipeline(language.tokenizer, language.template)
-    plain.markup = Markup()
+    plain = TextPipeline(language.tokenizer, language.template, markup=Markup())
     chat = chat_with_tools(function_tool("f"), tool_choice="required")
     text = '[{"name": "f", "parameters": {"city": "Rome"}}, {"name": "f", "parameters": {"city": "Oslo"}}]'
     assert allows(chat, text, language=plain) and not allows(chat, "[]", language=plain)

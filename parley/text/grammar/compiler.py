@@ -5,9 +5,9 @@ used, a matcher is built from it over a small vocabulary: the 256 bytes and the 
 error, costs the same for every model, and needs no large vocabulary in this process.
 
 The cost of a hostile grammar is limited in three ways: by its size, by llguidance's fuel, and by the measured processor
-time. The first two ensure that no single call runs much longer than the third allows. Compilation runs in a small
-thread pool (``COMPILE_WORKERS``), and releases the interpreter's lock wherever it could take long. Results are cached,
-refusals included.
+time. The first two ensure that no single call runs much longer than the third allows. For clients' grammars this runs
+in processes that the kernel ends if it takes too long nevertheless (``serving/grammar_workers.py``). Results are
+cached, refusals included.
 
 Depends on tokenizers and neutral grammars, not on requests or engines.
 """
@@ -19,9 +19,9 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from hashlib import sha256
-from typing import Any
+from typing import Any, Protocol
 
 import llguidance
 import msgspec
@@ -30,11 +30,18 @@ from parley.errors import Invalid, excerpt
 from parley.text.grammar import gbnf, lexemes
 from parley.text.grammar import json_schema as schemas
 from parley.text.grammar.lark import LarkWriter, quote_lark
-from parley.text.grammar.limits import COMPILE_LIMITS, COMPILE_SECONDS, MAX_GRAMMAR_CHARS, TOO_SLOW
+from parley.text.grammar.limits import (
+    COMPILE_LIMITS,
+    COMPILE_SECONDS,
+    CRASHED,
+    MAX_GRAMMAR_CHARS,
+    TOO_DEEP,
+    TOO_LARGE,
+    TOO_SLOW,
+)
 from parley.text.grammar.refused import GrammarRefused
 from parley.text.grammar.regex import to_rust_regex
 from parley.text.grammar.structural_tags import ANY_TEXT_TERMINAL, TagWriter
-from parley.text.tokens.tokenizer import Tokenizer
 from parley.types import Grammar
 
 MAX_GBNF_CHARS = 32 << 10  # characters; smaller than MAX_GRAMMAR_CHARS because Python parses GBNF, which is slower
@@ -50,7 +57,6 @@ DEFAULT_WHITESPACE = (
 NO_FORCING = {"name": "free", "lark_grammar": '%llguidance {"no_forcing": true}\nstart: ""'}
 
 MAX_MESSAGE_CHARS = 200  # longest part of llguidance's own messages that is passed on, in characters
-TOO_DEEP = "it is nested too deeply"
 TOO_COMPLEX = "it is too complex"
 TOO_WIDE = f"an object in it has more than {schemas.MAX_PROPERTIES} properties"
 TOKEN_IDS = re.compile(
@@ -67,26 +73,43 @@ ERROR_REASONS = (
     ("Token range end too large", "it names a token that is not in the vocabulary"),
     ("Regex is empty", "no text matches a pattern in it"),
     ("too deeply nested", TOO_DEEP),
-    ("too large", "it is too large"),
-    ("too big", "it is too large"),
+    ("too large", TOO_LARGE),
+    ("too big", TOO_LARGE),
     ("fuel", TOO_COMPLEX),
     ("determine if regex is empty", TOO_COMPLEX),
     ("too many expressions", TOO_COMPLEX),
     ("hex escape", "it contains half of a surrogate pair"),
-    ("panic:", "the grammar library crashed on it"),
+    ("panic:", CRASHED),
     ("Default retriever", "references to other documents are not followed"),
 )
 
-COMPILE_WORKERS = ThreadPoolExecutor(2, "grammar")
+
+class GrammarVocabulary(Protocol):
+    """What grammars need to know of a tokenizer, in the terms of ``Tokenizer``."""
+
+    @property
+    def marks(self) -> Mapping[str, int]:
+        """The ids of the tokens that do not count as text, by their texts."""
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the highest id."""
+
+    @property
+    def decodes_by_token(self) -> bool:
+        """Whether a text is the concatenation of its tokens' bytes."""
+
+    def find_token(self, token: int | str) -> int | None:
+        """Return the id of a token given as its id or as the vocabulary writes it; None if there is no such token."""
 
 
 class GrammarCompiler:
-    """Compiles grammars for one model's tokenizer and caches the results. All methods are thread-safe."""
+    """Compiles grammars for one model's vocabulary and caches the results. All methods are thread-safe."""
 
-    def __init__(self, tokenizer: Tokenizer):
+    def __init__(self, vocabulary: GrammarVocabulary):
         self._test_vocabulary: llguidance.LLTokenizer | None = None
-        self._tokenizer = tokenizer
-        self.lark_writer = LarkWriter(tokenizer.marks)
+        self._vocabulary = vocabulary
+        self.lark_writer = LarkWriter(vocabulary.marks)
         self._cache: OrderedDict[bytes, str | GrammarRefused] = OrderedDict()
         self._cached_bytes = 0
         self._lock = threading.Lock()
@@ -99,7 +122,7 @@ class GrammarCompiler:
         return result
 
     def compile_grammar(self, grammar: Grammar) -> str:
-        """Return the engine's text of a grammar. Takes up to seconds: run it in COMPILE_WORKERS. Raises Invalid."""
+        """Return the engine's text of a grammar. Takes up to seconds. Raises Invalid."""
         key = _grammar_key(grammar)
         began = time.thread_time()
         try:
@@ -161,7 +184,7 @@ class GrammarCompiler:
         return json.dumps({"grammars": [start_grammar, first_grammar | {"name": "form"}, *other_grammars]})
 
     def _write_and_test(self, grammar: Grammar) -> str:
-        if not self._tokenizer.decodes_by_token:
+        if not self._vocabulary.decodes_by_token:
             raise GrammarRefused("this model's tokenizer spells a token differently depending on its position")
         text = self._write_grammars(grammar)
         if len(text) > MAX_GRAMMAR_CHARS:
@@ -200,7 +223,7 @@ class GrammarCompiler:
                 return _lark_grammar("start: " + " | ".join(map(quote_lark, value)))
             case "lark":
                 _check_inner_schemas(grammar)
-                _check_token_ids(grammar, self._tokenizer.vocab_size)
+                _check_token_ids(grammar, self._vocabulary.vocab_size)
                 return _lark_grammar(value)
             case "around":
                 return _lark_grammar(value[0])
@@ -241,16 +264,15 @@ class GrammarCompiler:
 
     def _find_token_id(self, token: int | str) -> int:
         """Return the id of a token given as its id or as the vocabulary writes it."""
-        tokenizer = self._tokenizer
-        token_id = token if isinstance(token, int) else tokenizer.backend.token_to_id(token)
-        if token_id is None or tokenizer.token_str(token_id) is None:
+        token_id = self._vocabulary.find_token(token)
+        if token_id is None:
             raise GrammarRefused(f"there is no token {excerpt(str(token))}")
         return token_id
 
     def _build_test_vocabulary(self) -> llguidance.LLTokenizer:
         with self._lock:
             if self._test_vocabulary is None:
-                vocabulary = _ByteVocabulary(self._tokenizer)
+                vocabulary = _ByteVocabulary(self._vocabulary)
                 self._test_vocabulary = llguidance.LLTokenizer(llguidance.TokenizerWrapper(vocabulary))
             return self._test_vocabulary
 
@@ -260,13 +282,13 @@ class _ByteVocabulary:
 
     bos_token_id = None
 
-    def __init__(self, tokenizer: Tokenizer):
-        self.first_byte_id = tokenizer.vocab_size
+    def __init__(self, vocabulary: GrammarVocabulary):
+        self.first_byte_id = vocabulary.vocab_size
         self.tokens = [b""] * self.first_byte_id + [bytes([byte]) for byte in range(256)] + [b"<end of answer>"]
         self.eos_token_id = len(self.tokens) - 1
-        for mark, token_id in tokenizer.marks.items():
+        for mark, token_id in vocabulary.marks.items():
             self.tokens[token_id] = mark.encode()
-        self.special_token_ids = [*tokenizer.marks.values(), self.eos_token_id]
+        self.special_token_ids = [*vocabulary.marks.values(), self.eos_token_id]
 
     def __call__(self, text: bytes) -> list[int]:
         return [self.first_byte_id + byte for byte in text]

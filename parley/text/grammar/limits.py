@@ -9,8 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 MAX_GRAMMAR_CHARS = 128 << 10  # characters of a compiled grammar
+MAX_QUESTION_CHARS = 4 << 20  # characters of everything that a grammar is compiled from, tools included
 COMPILE_SECONDS = 0.5  # seconds of processor time to compile it
+KILL_SECONDS = 3  # seconds of processor time after which the kernel ends a worker that compiles an answer's grammar
+WORKER_MEMORY = 2 << 30  # bytes of address space of a worker
 TOO_SLOW = "it takes too long to prepare"
+CRASHED = "the grammar library crashed on it"
+TOO_LARGE = "it is too large"
+TOO_DEEP = "it is nested too deeply"
 
 GRAMMAR_TOO_COMPLEX = "The answer's grammar became too complex to continue."  # the error of an engine's output
 

@@ -221,6 +221,11 @@ class Tokenizer:
         """Return the token as the vocabulary writes it (``Ġthe``, ``▁the``), or None for an unknown id."""
         return self.backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
 
+    def find_token(self, token: int | str) -> int | None:
+        """Return the id of a token given as its id or as the vocabulary writes it; None if there is no such token."""
+        token_id = token if isinstance(token, int) else self.backend.token_to_id(token)
+        return None if token_id is None or self.token_str(token_id) is None else token_id
+
     def is_special_token(self, token_id: int) -> bool:
         """Whether the token is a special token rather than text."""
         return token_id in self.special_ids

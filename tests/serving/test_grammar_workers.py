@@ -1,0 +1,272 @@
+"""Grammars are compiled in processes: with the same results, by turns of the API keys, and ended if they never end."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+from typing import Any
+
+import pytest
+from support.hostile_grammars import HOSTILE
+from support.http_client import HELLO_CHAT
+
+from parley.child_process import python_command
+from parley.demo import model_folder
+from parley.errors import Invalid, NotReady
+from parley.serving.grammar_workers import GrammarWorker, GrammarWorkers
+from parley.tenant_executor import TenantExecutor
+from parley.text import TextPipeline
+from parley.text.grammar.answer_question import AnswerCompiled, AnswerRefused, encode_question
+from parley.text.grammar.limits import CRASHED, TOO_SLOW
+from parley.types import (
+    Chat,
+    Grammar,
+    Message,
+    StructuralRepeat,
+    StructuralSequence,
+    StructuralTag,
+    StructuralToken,
+    Text,
+)
+
+CHAT = "/v1/chat/completions"
+# A worker that obeys questions with certain words in them.
+OBEDIENT_WORKER = """
+import os, sys, time
+from parley.worker import grammar_process
+answer_question = grammar_process.GrammarProcess._answer_question
+def obey(self, message):
+    while "spin" in message.question:
+        pass
+    if "abort" in message.question:
+        os.abort()
+    if "sleep" in message.question:
+        time.sleep(3600)
+    if "raise" in message.question:
+        raise SystemExit(3)
+    return answer_question(self, message)
+grammar_process.KILL_SECONDS = 0
+grammar_process.GrammarProcess._answer_question = obey
+grammar_process.serve_socket(int(sys.argv[1]))
+"""
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}}
+LETTERS = Grammar("regex", "[a-z]{1,5}")
+GRAMMARS = [
+    Grammar("json", {"type": "object", "properties": {"struct": {"const": "Chat"}, "object": {"type": "null"}}}),
+    Grammar("json", {"enum": [10**9, -1, 1.5]}, closed=True, whitespace=""),
+    Grammar("json", True),
+    Grammar("regex", "é+", field="guided_regex"),
+    Grammar("choice", ["yes", "no"]),
+    Grammar("lark", 'start: "x" /[0-9]+/'),
+    Grammar("ebnf", 'root ::= "y" [0-9]+'),
+    Grammar("tags", StructuralSequence([StructuralToken("a"), StructuralRepeat(StructuralToken(70), 1, 2)])),
+    Grammar("tags", StructuralSequence([StructuralTag("<a>", {"type": "integer"}, ["</a>", "!"]), LETTERS])),
+]
+WRONG = [
+    Grammar("json", {"enum": [10**30, {"struct": "Chat"}]}),
+    Grammar("regex", "(a", field="guided_regex"),
+    Grammar("json", {"type": "string", "pattern": "\ud800"}),
+    Grammar("tags", StructuralToken("no such token")),
+]
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> TextPipeline:
+    return TextPipeline.from_folder(model_folder())
+
+
+def ask(worker: GrammarWorker, pipeline: TextPipeline, grammar: Grammar) -> AnswerCompiled | AnswerRefused:
+    question = encode_question(Text("x"), grammar)
+    return worker.ask_worker(pipeline.compiler_setup, question, pipeline.tokenizer.find_token)
+
+
+# -- results
+
+
+async def test_workers_compile_what_this_process_compiles(pipeline):
+    workers = GrammarWorkers(1)
+    prompts = [Text("x"), Chat([Message("user", "x")], [TOOL]), Chat([Message("user", "x")], tool_choice="none")]
+    for grammar in GRAMMARS:
+        for prompt in prompts:
+            expected = pipeline.compile_answer_grammar(prompt, grammar)
+            for _ in range(2):  # compiled, then remembered
+                assert await workers.compile_answer_grammar(pipeline, prompt, grammar, "") == expected
+    required = Chat([Message("user", "x")], [TOOL], tool_choice="required")
+    expected = pipeline.compile_answer_grammar(required, None)
+    assert expected and await workers.compile_answer_grammar(pipeline, required, None, "") == expected
+    for grammar in WRONG:
+        with pytest.raises(Invalid) as here:
+            pipeline.compile_answer_grammar(Text("x"), grammar)
+        for _ in range(2):
+            with pytest.raises(Invalid) as there:
+                await workers.compile_answer_grammar(pipeline, Text("x"), grammar, "")
+            assert (there.value.message, there.value.field) == (here.value.message, here.value.field)
+
+
+async def test_hostile_grammars_end_no_worker(pipeline):
+    workers, worker_ids = GrammarWorkers(1), list[int]()
+    for grammar in HOSTILE[::6]:
+        try:
+            await workers.compile_answer_grammar(pipeline, Text("x"), grammar, "")
+        except Invalid as error:
+            assert len(error.message) < 400 and error.field == grammar.field
+        first, *_ = worker_ids = [*worker_ids, *workers.idle_process_ids]
+    assert len(worker_ids) > 10 and set(worker_ids) == {first}
+
+
+async def test_refuses_a_question_that_is_too_large_before_it_waits(pipeline):
+    workers = GrammarWorkers(1, ["/no/such/program"])
+    huge = {"type": "object", "description": "x" * (4 << 20)}
+    deep: dict[str, Any] = {}
+    for _ in range(20_000):
+        deep = {"items": deep}
+    for schema, reason in ((huge, "4194304 are allowed"), (deep, "nested too deeply")):
+        with pytest.raises(Invalid, match=reason):
+            await workers.compile_answer_grammar(pipeline, Text("x"), Grammar("json", schema), "")
+
+
+# -- workers that end
+
+
+@pytest.mark.parametrize(
+    ("order", "reason"), [("spin", TOO_SLOW), ("abort", CRASHED), ("raise", CRASHED), ("sleep", TOO_SLOW)]
+)
+def test_grammar_that_ends_its_worker_is_refused_and_the_next_one_compiled(pipeline, order, reason):
+    command = python_command("-c", OBEDIENT_WORKER)
+    worker = GrammarWorker(command, silence_seconds=1.5 if order == "sleep" else 60.0)
+    assert isinstance(ask(worker, pipeline, Grammar("choice", ["a"])), AnswerCompiled)
+    assert ask(worker, pipeline, Grammar("choice", [order])) == AnswerRefused(reason)
+    assert worker.process_id is None
+    assert isinstance(ask(worker, pipeline, Grammar("choice", ["b"])), AnswerCompiled)
+    worker.end_process()
+
+
+async def test_worker_that_cannot_start_is_no_fault_of_the_grammar(pipeline):
+    for command in (["/no/such/program"], [sys.executable, "-c", "pass"]):
+        workers = GrammarWorkers(1, command)
+        for _ in range(2):
+            with pytest.raises(NotReady):
+                await workers.compile_answer_grammar(pipeline, Text("x"), Grammar("choice", ["a"]), "")
+
+
+# -- turns
+
+
+class Gate:
+    """Work that waits to be let through, one call at a time; ``order`` has the names of the calls that began."""
+
+    def __init__(self) -> None:
+        self.order: list[str] = []
+        self._began, self._let_through = threading.Semaphore(0), threading.Semaphore(0)
+
+    def work(self, name: str) -> Callable[[], None]:
+        def wait() -> None:
+            self.order.append(name)
+            self._began.release()
+            assert self._let_through.acquire(timeout=60)
+
+        return wait
+
+    def wait_begun(self) -> None:
+        assert self._began.acquire(timeout=60)
+
+    def let_through(self) -> None:
+        self._let_through.release()
+
+
+def ticks() -> Iterator[float]:
+    now = 0.0
+    while True:
+        yield now
+        now += 1.0
+
+
+def test_tenants_take_turns_at_one_thread():
+    clock = ticks()
+    executor, gate = TenantExecutor(1, "test", clock.__next__), Gate()
+    futures = [executor.submit("a", gate.work("a"))]
+    gate.wait_begun()
+    futures += [executor.submit(tenant, gate.work(tenant)) for tenant in "aaabb"]
+    for _ in range(5):
+        gate.let_through()
+        gate.wait_begun()
+    gate.let_through()
+    for future in futures:
+        future.result(60)
+    assert "".join(gate.order) == "ababaa"
+    executor.shutdown()
+
+
+def test_one_tenant_leaves_a_thread_to_others():
+    executor, gate = TenantExecutor(2, "test"), Gate()
+    flood = [executor.submit("a", gate.work("a")) for _ in range(5)]
+    gate.wait_begun()
+    other = executor.submit("b", gate.work("b"))
+    gate.wait_begun()  # although four of a's wait
+    assert gate.order == ["a", "b"]
+    for _ in range(6):
+        gate.let_through()
+    for future in (*flood, other):
+        future.result(60)
+    executor.shutdown()
+
+
+def test_work_without_a_tenant_uses_all_threads():
+    executor, gate = TenantExecutor(2, "test"), Gate()
+    futures = [executor.submit("", gate.work("x")) for _ in range(3)]
+    gate.wait_begun()
+    gate.wait_begun()
+    assert len(gate.order) == 2
+    for _ in futures:
+        gate.let_through()
+    for future in futures:
+        future.result(60)
+    executor.shutdown()
+
+
+def test_cancelled_work_does_not_run_and_errors_are_results():
+    executor, gate = TenantExecutor(1, "test"), Gate()
+    first, second = executor.submit("a", gate.work("first")), executor.submit("a", gate.work("second"))
+    failing = executor.submit("a", lambda: 1 // 0)
+    gate.wait_begun()
+    assert second.cancel()
+    gate.let_through()
+    first.result(60)
+    with pytest.raises(ZeroDivisionError):
+        failing.result(60)
+    last = executor.submit("a", gate.work("last"))
+    gate.wait_begun()
+    never = executor.submit("b", gate.work("never"))
+    executor.shutdown()
+    with pytest.raises(CancelledError):
+        never.result(60)
+    gate.let_through()
+    last.result(60)
+    assert gate.order == ["first", "last"]
+
+
+def slow_grammar(number: int) -> dict[str, Any]:
+    """Return a request whose grammar takes a good part of a second to compile."""
+    rules = "\n".join(f'a{rule} ::= "{number} {rule}" [a-z]* a{(rule + 1) % 300}?' for rule in range(300))
+    grammar = "root ::= " + " | ".join(f"a{rule}" for rule in range(300)) + "\n" + rules
+    return HELLO_CHAT | {"structured_outputs": {"grammar": grammar}}
+
+
+async def test_grammars_of_one_key_do_not_delay_those_of_another(serve, monkeypatch):
+    monkeypatch.setattr("parley.serving.prepare.GRAMMAR_WORKERS", GrammarWorkers())
+    served = await serve(api_keys=("a", "b"))
+    flood = [
+        asyncio.create_task(served.post(CHAT, slow_grammar(number), authorization="Bearer a")) for number in range(16)
+    ]
+    await served.until(lambda: served.model.used_slots == 16)
+    schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
+    answer = await served.post(CHAT, HELLO_CHAT | {"response_format": schema}, authorization="Bearer b")
+    assert answer.status == 200
+    assert sum(request.done() for request in flood) < 8
+    for request in flood:
+        request.cancel()
+    await asyncio.gather(*flood, return_exceptions=True)
+    await served.idle()
