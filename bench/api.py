@@ -124,7 +124,7 @@ def instrument_api(meter: Meter, parts: ServerParts) -> None:
     for name in ("render_chunk", "add_events", "render_body", "finish_stream"):
         meter.wrap_attribute(completions.CompletionReply, name, "render")
     meter.wrap_attribute(TextPipeline, "prepare_prompt", "tokenise")
-    for name in ("__init__", "submit_request", "feed_events", "_step_events", "close"):
+    for name in ("__init__", "submit_request", "feed_events", "_take_step", "close"):
         meter.wrap_attribute(Generation, name, "generation")
     meter.wrap_attribute(AnswerChoice, "__init__", "text: set up")
     meter.wrap_attribute(AnswerChoice, "push_output", "text: detokenise, stop strings")
@@ -132,7 +132,7 @@ def instrument_api(meter: Meter, parts: ServerParts) -> None:
         meter.wrap_attribute(RequestMetrics, name, "metrics")
     meter.wrap_attribute(app, "log_access", "access log")
     meter.wrap_attribute(Engine, "submit_request", "submit")
-    for name in ("feed_outputs", "wake_group"):
+    for name in ("feed_outputs", "wake_reader"):
         meter.wrap_attribute(StreamGroup, name, "stream")
     meter.wrap_attribute(Engine, "_deliver_outputs", "deliver")
     meter.wrap_attribute(RemoteEngine, "_read_messages", "receive frames")

@@ -28,7 +28,7 @@ from parley.engine.messages import (
     ToEngine,
     UnloadAdapter,
 )
-from parley.engine.stream import OutputStream
+from parley.engine.stream import OutputStream, StreamGroup
 from parley.types import EngineOutput, EngineRequest, EngineStats, ModelInfo
 
 EngineState = Literal["idle", "loading", "ready", "restarting", "failed", "closed"]
@@ -79,7 +79,7 @@ class Engine(ABC):
         self.failure = ""
         self.prefill_share = 100  # prefill share: percent of the time for prefill while requests decode
         self._streams: dict[str, OutputStream] = {}
-        self._touched_streams: list[OutputStream] = []  # streams with new outputs that have not been woken yet
+        self._touched_groups: dict[StreamGroup, None] = {}  # groups with new outputs whose readers were not woken yet
         self._pending_answers: dict[
             int, asyncio.Future[Any]
         ] = {}  # futures of messages that get an answer, by message id
@@ -103,11 +103,14 @@ class Engine(ABC):
     def _send_to_engine(self, message: ToEngine) -> None:
         """Send a message without blocking."""
 
-    def submit_request(self, request: EngineRequest) -> OutputStream:
-        """Submit a request and return its stream, where its outputs arrive. Raises ValueError for an id in use."""
-        stream = OutputStream(self, request)
+    def submit_request(self, request: EngineRequest, group: StreamGroup | None = None) -> OutputStream:
+        """Submit a request and return its stream, where its outputs arrive. Raises ValueError for an id in use.
+
+        ``group``: reads the stream; by default the stream has a group of its own.
+        """
         if request.id in self._streams:
             raise ValueError(f"Request {request.id} is already running.")
+        stream = OutputStream(self, request, group or StreamGroup())
         self._streams[request.id] = stream
         if self.state == "ready":
             self._send_to_engine(SubmitRequest(request))
@@ -222,22 +225,22 @@ class Engine(ABC):
         self.stats = message.stats
         for observe in self.step_observers:
             observe(message.stats)
-        if message.outputs and not self._touched_streams:
+        if message.outputs and not self._touched_groups:
             # Not at once: clients get one write for all steps that have arrived together.
-            asyncio.get_running_loop().call_soon(self._wake_streams)
+            asyncio.get_running_loop().call_soon(self._wake_readers)
         for output in message.outputs:
             stream = self._streams.get(output.id)
             if stream is None:
                 continue
             stream.add_output(output)
-            self._touched_streams.append(stream)
+            self._touched_groups[stream.group] = None
             if not stream.open_choices:
                 del self._streams[output.id]
 
-    def _wake_streams(self) -> None:
-        streams, self._touched_streams = self._touched_streams, []
-        for stream in streams:
-            stream.wake_reader()
+    def _wake_readers(self) -> None:
+        groups, self._touched_groups = self._touched_groups, {}
+        for group in groups:
+            group.wake_reader()
 
     def _deliver_answer(self, message: ResetDone | AdapterResult | ReserveResponse) -> None:
         answer = self._pending_answers.get(message.id)
@@ -249,7 +252,7 @@ class Engine(ABC):
             for index in sorted(stream.open_choices):
                 stream.add_output(EngineOutput(stream.request_id, index, finish_reason="error", error=reason))
             self._streams.pop(stream.request_id, None)
-            stream.wake_reader()
+            stream.group.wake_reader()
 
     def _fail_all_streams(self, reason: str) -> None:
         self.stats = EngineStats()  # no request runs and no page is held any more; a restarted engine counts from zero

@@ -1,4 +1,4 @@
-"""Output streams of requests in the API process: one is awaited, several are read together step by step.
+"""Output streams of requests in the API process. A group reads one stream, or several together, step by step.
 
 Of the engine this module needs only its methods to cancel a request and to finish a beam search.
 """
@@ -6,12 +6,12 @@ Of the engine this module needs only its methods to cancel a request and to fini
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 from parley.types import EngineOutput, EngineRequest
 
-StepArrivals = list[tuple[int, list[EngineOutput]]]  # the new outputs of a step, each with the number of its stream
+StepArrivals = dict[int, list[EngineOutput]]  # the new outputs of a step, by the number of their stream
 ArrivalConsumer = Callable[[StepArrivals], bool]
 
 
@@ -25,107 +25,22 @@ class StreamSource(Protocol):
         """Finish a stream's beam search early, with the results so far."""
 
 
-class OutputStream:
-    """The outputs of one request, in order. A read returns everything that has arrived since the previous one."""
-
-    def __init__(self, source: StreamSource, request: EngineRequest):
-        self.request_id = request.id
-        self.open_choices = set(range(request.n))  # choices whose last output has not arrived
-        self._source = source
-        self.unread_outputs: list[EngineOutput] = []
-        self._waiter: asyncio.Future[bool] | None = None
-        self._group: StreamGroup | None = None
-        self._group_index = 0  # in the group
-        self._touched_streams: dict[int, None] = {}  # of the group, which shares it to save a call per token
-
-    def join_group(self, group: StreamGroup, number: int, touched_streams: dict[int, None]) -> None:
-        """Join a group. ``touched_streams`` gets this stream's number with each first unread output."""
-        self._group, self._group_index, self._touched_streams = group, number, touched_streams
-
-    async def next_outputs(self) -> list[EngineOutput]:
-        """Return all outputs that have arrived, at least one, or an empty list once every choice has ended.
-
-        Only for a stream that is in no group.
-        """
-        while not self.unread_outputs:
-            if not self.open_choices:
-                return []
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        return self.drain_outputs()
-
-    def drain_outputs(self) -> list[EngineOutput]:
-        """Return the outputs that have arrived and were not read, without waiting."""
-        outputs, self.unread_outputs = self.unread_outputs, []
-        return outputs
-
-    @property
-    def has_unread(self) -> bool:
-        """Whether outputs have arrived that were not read."""
-        return bool(self.unread_outputs)
-
-    @property
-    def fully_read(self) -> bool:
-        """Whether all outputs have been read."""
-        return not self.open_choices and not self.unread_outputs
-
-    def cancel_choice(self, index: int = -1) -> None:
-        """Cancel one choice or (-1) all open ones. No further output of them is delivered."""
-        cancelled = set(self.open_choices) if index < 0 else {index} & self.open_choices
-        if not cancelled:
-            return
-        self.open_choices -= cancelled
-        self.unread_outputs = [output for output in self.unread_outputs if output.index not in cancelled]
-        if self._group is not None and not self.open_choices:
-            self._group.end_stream(self._group_index)
-        self._source.cancel_stream(self, -1 if not self.open_choices else index)
-        self.wake_reader()
-
-    def finish_beam_search(self, reason: Literal["length", "cancel"]) -> None:
-        """Finish a beam search early; its results so far become its last outputs."""
-        if self.open_choices:
-            self._source.finish_search(self, reason)
-
-    def add_output(self, output: EngineOutput) -> None:
-        """Add an output; called by the engine, which then calls ``wake_reader``."""
-        if output.index not in self.open_choices:
-            return
-        if not self.unread_outputs:
-            self._touched_streams[self._group_index] = None
-        self.unread_outputs.append(output)
-        if output.finish_reason is not None:
-            self.open_choices.discard(output.index)
-            if self._group is not None and not self.open_choices:
-                self._group.end_stream(self._group_index)
-
-    def wake_reader(self) -> None:
-        """Wake the reader; called by the engine after all outputs of a step were added."""
-        if self._group is not None:
-            self._group.wake_group()
-        elif self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(True)
-
-
 class StreamGroup:
-    """The streams of one request that are read together. A stream's number is its index in the sequence."""
+    """Reads the outputs of its streams together. Streams are numbered from 0 in the order in which they join.
 
-    def __init__(self, streams: Sequence[OutputStream]):
-        self._streams = streams
-        self._open_streams = {number for number, stream in enumerate(streams) if stream.open_choices}
-        # Streams with unread outputs, ordered by the first of them.
-        self._touched_streams = {number: None for number, stream in enumerate(streams) if stream.has_unread}
+    Streams refer to their group, and the group does not refer to them: no cycle is left to the garbage collector.
+    """
+
+    def __init__(self) -> None:
+        self.unread_outputs: StepArrivals = {}  # outputs that have arrived and were not read
+        self._stream_count = self._open_streams = 0
         self._waiter: asyncio.Future[bool] | None = None
         self._consumer: ArrivalConsumer | None = None
-        for number, stream in enumerate(streams):
-            stream.join_group(self, number, self._touched_streams)
 
     @property
     def all_read(self) -> bool:
         """Whether all outputs of all streams have been read."""
-        return not self._open_streams and not any(self._streams[number].has_unread for number in self._touched_streams)
+        return not self._open_streams and not self.unread_outputs
 
     async def feed_outputs(self, consumer: ArrivalConsumer) -> bool:
         """Call ``consumer`` with the outputs of each step as they arrive, without waking the caller's task each time.
@@ -134,29 +49,35 @@ class StreamGroup:
         """
         self._waiter, self._consumer = asyncio.get_running_loop().create_future(), consumer
         try:
-            self.wake_group()
+            self.wake_reader()
             return await self._waiter
         finally:
             self._waiter = self._consumer = None
 
-    def end_stream(self, number: int) -> None:
-        """Note that a stream gets no more outputs; called by the stream."""
-        self._open_streams.discard(number)
+    def add_stream(self) -> int:
+        """Count a stream that joins, and return its number; called by the stream."""
+        self._stream_count += 1
+        self._open_streams += 1
+        return self._stream_count - 1
 
-    def wake_group(self) -> None:
-        """Pass on the new outputs of all streams; called by one of the streams at the end of a step."""
+    def end_stream(self) -> None:
+        """Note that a stream gets no more outputs; called by the stream."""
+        self._open_streams -= 1
+
+    def drop_unread(self, number: int, choices: set[int]) -> None:
+        """Drop the unread outputs of cancelled choices; called by their stream."""
+        kept = [output for output in self.unread_outputs.pop(number, ()) if output.index not in choices]
+        if kept:
+            self.unread_outputs[number] = kept
+
+    def wake_reader(self) -> None:
+        """Pass on the unread outputs; called by the engine after all outputs of a step were added."""
         waiter, consumer = self._waiter, self._consumer
         if waiter is None or consumer is None or waiter.done():
             return
         wants_more = True
-        arrived: StepArrivals = []
-        for number in self._touched_streams:
-            stream = self._streams[number]
-            if stream.unread_outputs:  # a cancelled choice takes its outputs back
-                arrived.append((number, stream.unread_outputs))
-                stream.unread_outputs = []
-        self._touched_streams.clear()
-        if arrived:
+        if self.unread_outputs:
+            arrived, self.unread_outputs = self.unread_outputs, {}
             try:
                 wants_more = consumer(arrived)
             except Exception as error:  # only this reader fails; other readers wait for the same step
@@ -165,3 +86,59 @@ class StreamGroup:
                 return
         if not (wants_more and self._open_streams) and not waiter.done():
             waiter.set_result(wants_more)
+
+
+class OutputStream:
+    """The outputs of one request, in order, which its group reads."""
+
+    def __init__(self, source: StreamSource, request: EngineRequest, group: StreamGroup):
+        self.request_id = request.id
+        self.open_choices = set(range(request.n))  # choices whose last output has not arrived
+        self.group = group
+        self._number = group.add_stream()
+        self._source = source
+
+    async def next_outputs(self) -> list[EngineOutput]:
+        """Return all outputs that have arrived, at least one, or an empty list once every choice has ended.
+
+        Only for a stream that is alone in its group.
+        """
+        read: list[EngineOutput] = []
+
+        def keep_outputs(arrived: StepArrivals) -> bool:
+            read.extend(arrived[self._number])
+            return False
+
+        await self.group.feed_outputs(keep_outputs)
+        return read + self.group.unread_outputs.pop(self._number, [])
+
+    def cancel_choice(self, index: int = -1) -> None:
+        """Cancel one choice or (-1) all open ones. No further output of them is delivered."""
+        cancelled = set(self.open_choices) if index < 0 else {index} & self.open_choices
+        if not cancelled:
+            return
+        self.open_choices -= cancelled
+        self.group.drop_unread(self._number, cancelled)
+        if not self.open_choices:
+            self.group.end_stream()
+        self._source.cancel_stream(self, -1 if not self.open_choices else index)
+        self.group.wake_reader()
+
+    def finish_beam_search(self, reason: Literal["length", "cancel"]) -> None:
+        """Finish a beam search early; its results so far become its last outputs."""
+        if self.open_choices:
+            self._source.finish_search(self, reason)
+
+    def add_output(self, output: EngineOutput) -> None:
+        """Add an output; called by the engine, which then wakes the group's reader."""
+        if output.index not in self.open_choices:
+            return
+        unread_outputs = self.group.unread_outputs
+        if self._number in unread_outputs:
+            unread_outputs[self._number].append(output)
+        else:
+            unread_outputs[self._number] = [output]
+        if output.finish_reason is not None:
+            self.open_choices.discard(output.index)
+            if not self.open_choices:
+                self.group.end_stream()

@@ -35,11 +35,17 @@ def check_engine_features(request: Request, info: ModelInfo) -> None:
             f"{request.pooling.dimensions} were requested.",
             field="dimensions",
         )
+    if not info.features.issuperset(FEATURE_FIELDS):  # parley's own engine has them all
+        check_used_features(request, info)
+    if request.pooling is None:
+        check_engine_bounds(request, info)
+
+
+def check_used_features(request: Request, info: ModelInfo) -> None:
+    """Check that the engine has every feature that the request uses. Raises Unsupported."""
     for feature, read_field in FEATURE_FIELDS.items():
         if feature not in info.features and (field := read_field(request)) is not None:
             raise Unsupported(f"'{field}' is not available with the engine {info.engine}.", field=field)
-    if request.pooling is None:
-        check_engine_bounds(request, info)
 
 
 def check_engine_bounds(request: Request, info: ModelInfo) -> None:

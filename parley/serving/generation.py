@@ -59,7 +59,7 @@ class Generation:
         self._request_metrics = request_metrics
         self.tenant = tenant
         self._prompt_streams: list[PromptStream] = []
-        self._stream_group = StreamGroup(())  # of all prompts
+        self._stream_group = StreamGroup()  # reads the outputs of all prompts
         self._undelivered: list[Event] = []  # not yet delivered to a reader
         self._unfinished = request.n * len(request.prompts)  # choices that have not finished
         self._failure: ParleyError | None = None
@@ -108,6 +108,7 @@ class Generation:
                 request,
                 prepared,
                 engine_request,
+                self._stream_group,
                 model,
                 stops,
                 self._request_metrics,
@@ -117,7 +118,6 @@ class Generation:
             self._prompt_streams.append(prompt_stream)
             self.usage.prompt_tokens += len(engine_request.token_ids)
             self._undelivered += prompt_stream.accepted_events(engine_request)
-        self._stream_group = StreamGroup([prompt_stream.stream for prompt_stream in self._prompt_streams])
         if self._stage is not None:
             self._stage.after_submit()
         resumed = self._stage is not None and self._stage.prior_outputs is not None
@@ -164,7 +164,7 @@ class Generation:
             elif self._stream_group.all_read:
                 raise EngineError(UNANSWERED_MESSAGE)
             else:
-                more = await self._stream_group.feed_outputs(lambda arrived: take_events(self._step_events(arrived)))
+                more = await self._stream_group.feed_outputs(partial(self._take_step, take_events))
 
     async def next_events(self) -> list[Event]:
         """Return the events since the last call, at least one; an empty list after the last. Raises ParleyError."""
@@ -259,18 +259,17 @@ class Generation:
         if self._stage is not None:
             self._stage.close_stage()
 
-    def _step_events(self, step_outputs: StepArrivals) -> list[Event]:
-        """Render the outputs of one engine step."""
-        if len(step_outputs) == 1:  # nearly always: no list to copy into
-            return self._stream_events(*step_outputs[0])
-        return [event for number, outputs in step_outputs for event in self._stream_events(number, outputs)]
-
-    def _stream_events(self, number: int, outputs: list[EngineOutput]) -> list[Event]:
-        prompt_stream = self._prompt_streams[number]
-        prompt_stream.count_prefix_hit(outputs)
-        if self._stage is not None:
-            self._stage.on_outputs(number, outputs)
-        return self._render_outputs(prompt_stream, outputs)
+    def _take_step(self, take_events: Callable[[list[Event]], bool], arrived: StepArrivals) -> bool:
+        """Render the outputs of one engine step and pass the events on."""
+        events: list[Event] = []
+        for number, outputs in arrived.items():
+            prompt_stream = self._prompt_streams[number]
+            if prompt_stream.uncounted_tokens:
+                prompt_stream.count_prefix_hit(outputs)
+            if self._stage is not None:
+                self._stage.on_outputs(number, outputs)
+            events += self._render_outputs(prompt_stream, outputs)
+        return take_events(events)
 
     def _render_outputs(self, prompt_stream: PromptStream, outputs: list[EngineOutput]) -> list[Event]:
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from parley.engine.stream import StreamGroup
 from parley.errors import EngineDied, EngineError, Invalid, ParleyError
 from parley.serving.best_of import BestOfRanking
 from parley.serving.deadline import RequestDeadline
@@ -31,7 +32,7 @@ from parley.types import (
 
 
 class PromptStream:
-    """Prompt ``prompt_number`` of the request, submitted as ``engine_request``.
+    """Prompt ``prompt_number`` of the request, submitted as ``engine_request``, whose stream ``stream_group`` reads.
 
     ``on_choice_done`` is called with the last event of each delivered choice; ``deadline`` hears of every output. If
     scores of the prompt were requested, outputs are held until the scores arrive, because their event comes first.
@@ -43,6 +44,7 @@ class PromptStream:
         request: Request,
         prepared: PreparedPrompt,
         engine_request: EngineRequest,
+        stream_group: StreamGroup,
         model: ServedModel,
         stops: StopAutomaton | None,
         request_metrics: RequestMetrics,
@@ -57,6 +59,7 @@ class PromptStream:
         self._request_metrics = request_metrics
         self._deadline = deadline
         self._on_choice_done = on_choice_done
+        self._first_choice = prompt_number * request.choices_per_prompt  # counted over all prompts
         first_index = prompt_number * request.n
         text_choices = [
             AnswerChoice(request, first_index + k, self._tokenizer, prepared, stops, details=request.output_options.ids)
@@ -70,10 +73,8 @@ class PromptStream:
             request.output_options.prompt_logprobs is not None
         )  # waiting for prompt scores, which come first
         self._held_outputs: list[EngineOutput] = []
-        self._uncounted_tokens = len(
-            engine_request.token_ids
-        )  # of the prompt; 0 once its prefix hits have been counted
-        self.stream = self._engine.submit_request(engine_request)
+        self.uncounted_tokens = len(engine_request.token_ids)  # of the prompt; 0 once its prefix hit was counted
+        self.stream = self._engine.submit_request(engine_request, stream_group)
 
     def accepted_events(self, engine_request: EngineRequest) -> list[Event]:
         """Return the events that are delivered before any output."""
@@ -91,9 +92,9 @@ class PromptStream:
 
     def count_prefix_hit(self, outputs: list[EngineOutput]) -> None:
         """Record how much of the prompt was a prefix hit, which the first outputs say."""
-        if self._uncounted_tokens and outputs and outputs[0].finish_reason != "error":
-            self._request_metrics.record_prefix_hit(outputs[0].cached_tokens, self._uncounted_tokens)
-            self._uncounted_tokens = 0
+        if outputs[0].finish_reason != "error":
+            self._request_metrics.record_prefix_hit(outputs[0].cached_tokens, self.uncounted_tokens)
+            self.uncounted_tokens = 0
 
     def render_outputs(self, outputs: list[EngineOutput]) -> list[Event]:
         """Turn outputs into events. Raises EngineError if an output reports one."""
@@ -113,16 +114,15 @@ class PromptStream:
         now = time.perf_counter()
         if self._deadline is not None:
             self._deadline.note_output()
-        first_index = self.prompt_number * self._request.choices_per_prompt
         for output in outputs:
             if output.finish_reason == "error":
                 raise self._output_error(output)
             if output.token_ids or output.vector is not None:
                 self._request_metrics.record_tokens(
-                    first_index + output.index, len(output.token_ids), now, output.queue_seconds
+                    self._first_choice + output.index, len(output.token_ids), now, output.queue_seconds
                 )
             if output.preemptions:
-                self._request_metrics.record_preemptions(first_index + output.index, output.preemptions)
+                self._request_metrics.record_preemptions(self._first_choice + output.index, output.preemptions)
             choice_events = self.choices[output.index].push_output(output)
             if choice_events and isinstance(choice_events[-1], ChoiceDone) and output.finish_reason is None:
                 self.stream.cancel_choice(output.index)  # a stop string matched, which the engine cannot see

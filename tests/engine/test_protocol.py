@@ -105,13 +105,13 @@ async def test_requests_before_ready_and_failed_starts_raise_errors():
 
 
 @given(
-    st.integers(1, 3), st.integers(1, 6), st.lists(st.sampled_from(["more", "enough", "drain", "cancel"]), max_size=12)
+    st.integers(1, 3), st.integers(1, 6), st.lists(st.sampled_from(["more", "enough", "next", "cancel"]), max_size=12)
 )
-def test_feed_and_drain_deliver_each_token_once_in_order(n, limit, actions):
+def test_feed_and_next_deliver_each_token_once_in_order(n, limit, actions):
     async def scenario() -> None:
         engine = await start_engine()
-        stream = engine.submit_request(EngineRequest(id="a", token_ids=[1, 2, 3], max_tokens=limit, n=n))
-        group = StreamGroup([stream])
+        group = StreamGroup()
+        stream = engine.submit_request(EngineRequest(id="a", token_ids=[1, 2, 3], max_tokens=limit, n=n), group)
         token_ids: dict[int, list[int]] = {index: [] for index in range(n)}
         cancelled: set[int] = set()
         script = iter(actions)
@@ -128,13 +128,11 @@ def test_feed_and_drain_deliver_each_token_once_in_order(n, limit, actions):
                 stream.cancel_choice(index)
             return action in ("more", "cancel")
 
-        while not stream.fully_read:
-            await group.feed_outputs(lambda arrived: on_outputs(arrived[0][1]))
-            if not stream.fully_read and next(script, "more") == "drain":
-                while not stream.has_unread:
-                    await asyncio.sleep(0)
-                on_outputs(stream.drain_outputs())
-        await group.feed_outputs(lambda arrived: on_outputs(arrived[0][1]))  # the stream has ended: returns at once
+        while not group.all_read:
+            await group.feed_outputs(lambda arrived: on_outputs(arrived[0]))
+            if not group.all_read and next(script, "more") == "next":
+                on_outputs(await stream.next_outputs() or [EngineOutput("a", 0)])
+        await group.feed_outputs(lambda arrived: on_outputs(arrived[0]))  # the stream has ended: returns at once
         assert group.all_read
         for index, ids in token_ids.items():
             whole = [k % 3 + 1 for k in range(limit)]
@@ -154,12 +152,12 @@ async def test_failing_reader_does_not_disturb_other_streams():
     broken, whole = (engine.submit_request(EngineRequest(id=name, token_ids=[1], max_tokens=4)) for name in "ab")
     seen: list[int] = []
     results = await asyncio.gather(
-        StreamGroup([broken]).feed_outputs(fail),
-        StreamGroup([whole]).feed_outputs(lambda arrived: seen.append(len(arrived[0][1])) is None),
+        broken.group.feed_outputs(fail),
+        whole.group.feed_outputs(lambda arrived: seen.append(len(arrived[0])) is None),
         return_exceptions=True,
     )
     assert isinstance(results[0], RuntimeError) and results[1] is True
-    assert sum(seen) == 4 and whole.fully_read
+    assert sum(seen) == 4 and whole.group.all_read
     broken.cancel_choice()
     assert engine.open_stream_count == 0
     await engine.close()
@@ -169,11 +167,13 @@ async def test_the_streams_of_a_group_are_fed_once_for_each_step():
     engine = await start_engine()
     lengths = (2, 4, 3)
     works = [EngineRequest(id=str(number), token_ids=[1], max_tokens=length) for number, length in enumerate(lengths)]
-    group = StreamGroup([engine.submit_request(work) for work in works])
+    group = StreamGroup()
+    for work in works:
+        engine.submit_request(work, group)
     steps: list[list[tuple[int, int]]] = []
 
     def take(arrived: StepArrivals) -> bool:
-        steps.append([(number, len(outputs)) for number, outputs in arrived])
+        steps.append([(number, len(outputs)) for number, outputs in arrived.items()])
         return len(steps) != 2
 
     assert not await group.feed_outputs(take) and not group.all_read  # it has had enough for now
@@ -186,8 +186,8 @@ async def test_the_streams_of_a_group_are_fed_once_for_each_step():
 
 async def test_cancelling_every_stream_of_a_group_ends_feeding():
     engine = await start_engine(step_seconds=0.001)
-    streams = [engine.submit_request(EngineRequest(id=id, token_ids=[1], max_tokens=4000, n=2)) for id in "ab"]
-    group = StreamGroup(streams)
+    group = StreamGroup()
+    streams = [engine.submit_request(EngineRequest(id=id, token_ids=[1], max_tokens=4000, n=2), group) for id in "ab"]
     feeding = asyncio.create_task(group.feed_outputs(lambda arrived: True))
     await asyncio.sleep(0.01)
     streams[0].cancel_choice()
@@ -205,7 +205,7 @@ async def test_engine_crash_or_reader_cancellation_ends_feed():
     outputs: list[EngineOutput] = []
     stream, other = (engine.submit_request(EngineRequest(id=name, token_ids=[1], max_tokens=4000)) for name in "ab")
     feeding = [
-        asyncio.create_task(StreamGroup([each]).feed_outputs(lambda arrived: outputs.extend(arrived[0][1]) is None))
+        asyncio.create_task(each.group.feed_outputs(lambda arrived: outputs.extend(arrived[0]) is None))
         for each in (stream, other)
     ]
     await asyncio.sleep(0.01)
@@ -265,7 +265,7 @@ async def test_prefill_share_applies_also_when_set_before_loading():
         answer_outputs = await stream.next_outputs()
         prompt = engine.submit_request(EngineRequest(id="b", token_ids=[1] * 100, max_tokens=1))
         await read_outputs(prompt)
-        answer_outputs += [] if stream.fully_read else await stream.next_outputs()
+        answer_outputs += [] if stream.group.all_read else await stream.next_outputs()
         stream.cancel_choice()
         return len(answer_outputs)
 
