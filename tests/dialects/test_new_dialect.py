@@ -84,7 +84,7 @@ KNOWING = {  # files that know an API by its name, and why
     "coordinator/config.py": "options",
     "settings/config.py": "options",
     "serving/options.py": "options",
-    "boot/server.py": "options",
+    "boot/places.py": "options",
     "boot/parts.py": "options",
     "serving/grpc_port.py": "the port for gRPC, which is Triton's protocol",
     "serving/grpc_call.py": "the same",
