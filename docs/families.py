@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from parley.text.parsing.call_families import CALLS, TemplateSigns
 from parley.text.parsing.calls import write_calls
-from parley.text.parsing.families import CALLS, THOUGHTS, TemplateSigns
 from parley.text.parsing.markup import family_names
+from parley.text.parsing.reasoning_families import THOUGHTS
 
 CALL = ("id", "f", {"a": 1})  # the page shows this call in each form
 
@@ -20,7 +21,7 @@ NAMES = Path(__file__).parents[1] / "parley" / "settings" / "families.json"
 INTRODUCTION = """\
 # Model families
 
-<!-- Made by docs/families.py from parley/text/parsing/families.py; change it there. -->
+<!-- Made by docs/families.py from parley/text/parsing/call_families.py and reasoning_families.py; change it there. -->
 
 Each model family writes reasoning and tool calls in its own form. parley reads these forms while the tokens arrive and
 returns them in the form of the client's API: reasoning separate from content, and calls with names and JSON arguments,

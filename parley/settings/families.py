@@ -1,6 +1,6 @@
 """Names of model families that the parser options accept.
 
-``families.json`` contains the names of ``parley.text.parsing.families``, whose tables are slow to import.
+``families.json`` contains the names of ``CALLS`` and ``THOUGHTS`` in ``parley.text.parsing``, which are slow to import.
 ``make docs`` writes it.
 """
 

@@ -3,9 +3,9 @@
 import asyncio
 import json
 
+from support.answer_scripts import CHAT_BODY, raw_answer
 from support.coordinator_client import RunningCoordinator
 from support.scripted_instance import ScriptedInstance
-from test_attempts import CHAT_BODY, raw_answer
 
 CHUNKED_HEAD = b"HTTP/1.1 200 X\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 

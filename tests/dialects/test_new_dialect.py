@@ -90,7 +90,7 @@ KNOWING = {  # files that know an API by its name, and why
     "serving/grpc_call.py": "the same",
     "coordinator/proxy/grpc_port.py": "the same, of a coordinator",
     "coordinator/proxy/grpc_call.py": "the same",
-    "text/parsing/families.py": "a family of models has this name",
+    "text/parsing/call_families.py": "a family of models has this name",
 }
 IMPORTING = {
     "cli/mindie.py",

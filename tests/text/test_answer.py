@@ -16,8 +16,8 @@ from parley.text import AnswerChoice, Markup, TextPipeline, detect_markup
 from parley.text.grammar import answer_grammar
 from parley.text.grammar.answer_compiler import may_be_any_text
 from parley.text.grammar.answer_question import decode_question, encode_question
+from parley.text.parsing.call_families import CALLS
 from parley.text.parsing.calls import RequestTools
-from parley.text.parsing.families import CALLS
 from parley.text.parsing.harmony_parser import make_output_parser
 from parley.types import Chat, ChoiceDelta, ChoiceDone, EngineOutput, Grammar, Message, Request
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.tiny_tokenizers import TOKENIZERS, byte_level
 
 from parley.text import AnswerChoice, Markup, PreparedPrompt, Tokenizer, describe_prompt_tokens
-from parley.text.parsing.families import HERMES
+from parley.text.parsing.call_families import HERMES
 from parley.types import (
     Chat,
     ChoiceDelta,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.answer_parts import AnswerParts, parse_pieces, split_text
 
 from parley.text import Markup, OutputParser, detect_markup
-from parley.text.parsing.families import HERMES, HERMES_LIST
+from parley.text.parsing.call_families import HERMES, HERMES_LIST
 from parley.text.parsing.markup import starts_in_reasoning
 
 QWEN = Markup(("<think>", "</think>"), (HERMES, HERMES_LIST))

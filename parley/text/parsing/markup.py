@@ -14,8 +14,9 @@ from hashlib import blake2b
 from itertools import count
 from typing import Any
 
+from parley.text.parsing.call_families import CALLS, CallFamily, TemplateSigns
 from parley.text.parsing.calls import CallForm
-from parley.text.parsing.families import CALLS, THOUGHTS, CallFamily, ReasoningFamily, TemplateSigns
+from parley.text.parsing.reasoning_families import THOUGHTS, ReasoningFamily
 
 ID_ALPHABET = string.ascii_letters + string.digits
 AUTO_FAMILY, NO_FAMILY = "auto", "none"  # option values other than a family's name
