@@ -88,15 +88,18 @@ KNOWING = {  # files that know an API by its name, and why
     "boot/parts.py": "options",
     "serving/grpc_port.py": "the port for gRPC, which is Triton's protocol",
     "serving/grpc_call.py": "the same",
+    "web/grpc_limits.py": "limits of such ports, reported by their statuses",
     "coordinator/proxy/grpc_port.py": "the same, of a coordinator",
     "coordinator/proxy/grpc_call.py": "the same",
     "text/parsing/call_families.py": "a family of models has this name",
+    "text/parsing/reasoning_families.py": "the same",
 }
 IMPORTING = {
     "cli/mindie.py",
     "llm.py",
     "serving/grpc_port.py",
     "serving/grpc_call.py",
+    "web/grpc_limits.py",
     "coordinator/proxy/grpc_port.py",
     "coordinator/proxy/grpc_call.py",
 }
