@@ -25,6 +25,7 @@ from install import ROOT
 
 from parley.disagg.kv.peer import KVPeer
 from parley.disagg.kv.receiver import KVReceiver
+from parley.disagg.kv.shared_memory import FINAL_SIZE
 from parley.types import Arena, LayerRegion
 
 LAYERS, SIZE = 24, 8192
@@ -38,7 +39,7 @@ def make_arena() -> tuple[Arena, mmap.mmap]:
     fd = os.memfd_create("pages", os.MFD_ALLOW_SEALING)
     size = LAYERS * PAGES * SIZE
     os.ftruncate(fd, size)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, FINAL_SIZE)
     view = mmap.mmap(fd, size)
     for at in range(0, size, mmap.PAGESIZE):
         view[at] = 1  # allocates real memory

@@ -173,7 +173,7 @@ class LayerRegion(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Arena(msgspec.Struct, frozen=True):
-    """The KV cache, or the staging copy of its pages, as memory that other processes of the same user can open at
+    """The KV cache, or the staging copy of its pages, as memory that the server of this engine opens at
     ``/proc/{pid}/fd/{fd}``.
 
     Each of the ``pages`` pages has a part in every region. ``layout`` is a fingerprint of everything that determines

@@ -4,8 +4,10 @@ import asyncio
 import fcntl
 import os
 import struct
-from collections.abc import AsyncIterator, Callable
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,7 +20,8 @@ from support.kv_pages import PageMemory
 from parley import wire
 from parley.disagg.kv import handshake as proof
 from parley.disagg.kv import listener
-from parley.disagg.kv.arena import BadArena, MappedArena
+from parley.disagg.kv.arena import BadArena
+from parley.disagg.kv.file_passing import FileSender, receive_file
 from parley.disagg.kv.frames import (
     AcceptFrame,
     BeginFrame,
@@ -34,12 +37,11 @@ from parley.disagg.kv.frames import (
     SettledFrame,
     WelcomeFrame,
 )
-from parley.disagg.kv.mapped_files import MappedFiles
 from parley.disagg.kv.peer import KVPeer
 from parley.disagg.kv.receiver import KVReceiver
 from parley.disagg.kv.sender import HandoverRefused
-from parley.disagg.kv.shared_memory import ProcessProof, SharedMemoryOffer, SharedMemoryTransport
-from parley.disagg.kv.transport import LinkError, LinkLost
+from parley.disagg.kv.shared_memory import FINAL_SIZE
+from parley.disagg.kv.transport import LinkError, LinkLost, OfferUnusable
 from parley.types import Arena, LayerRegion
 
 LAYOUT = "model=demo;dtype=bfloat16"
@@ -300,45 +302,100 @@ async def test_refuses_links_with_incompatible_hello(hello: dict[str, Any], reas
             await raw.wait_ended()
 
 
+async def answer_to_offer(peer: KVPeer, offer: Any) -> str:
+    """Return the transport that a receiver chooses when a sender offers this and TCP."""
+    raw = await RawSender.connect(peer.port, greeted=False)
+    offers = {"shared": msgspec.msgpack.encode(offer), "tcp": b""}
+    raw.send(HelloFrame("demo", LAYOUT, [64, 32], offers, 30.0))
+    kind, transport, *_ = await wire.read_frame(raw.reader, msgspec.msgpack.Decoder(Any))
+    assert kind == "welcome"
+    raw.writer.close()
+    return str(transport)
+
+
+@pytest.fixture
+def files() -> Iterator[FileSender]:
+    """The files that a forging sender passes; its thread runs already."""
+    sender = FileSender()
+    with PageMemory() as memory:
+        sender.withdraw_file(sender.offer_file(memory.fd))
+    yield sender
+    sender.close_sender()
+
+
+async def answer_to_memory(peer: KVPeer, files: FileSender, memory: PageMemory, file: int, **changes: Any) -> str:
+    """Offer a file with the pages of a memory, or with changes to that offer."""
+    token = files.offer_file(file)
+    fields = {"sender": files.name, "token": token, "pages": memory.page_count, "regions": memory.regions}
+    try:
+        return await answer_to_offer(peer, list((fields | changes).values()))
+    finally:
+        files.withdraw_file(token)
+
+
 @pytest.mark.parametrize(
-    "offer",
+    "change",
     [
-        lambda a, p, n, i: (a(pid=1 << 40), i, p, n),  # no such process
-        lambda a, p, n, i: (a(pid=-1), i, p, n),
-        lambda a, p, n, i: (a(pid=1), i, p, n),  # another process
-        lambda a, p, n, i: (a(), i, p, bytes(32)),  # not the nonce in the file
-        lambda a, p, n, i: (a(), i, p, b""),
-        lambda a, p, n, i: (a(), (i[0], i[1] + 1), p, n),  # another file
-        lambda a, p, n, i: (a(fd=1 << 20), i, p, n),  # no such descriptor
-        lambda a, p, n, i: (a(fd=0), i, p, n),  # not a file of pages
-        lambda a, p, n, i: (a(pages=1 << 30), i, p, n),  # beyond the end of the file
-        lambda a, p, n, i: (a(regions=[(0, 64, 64), (1 << 40, 32, 32)]), i, p, n),
-        lambda a, p, n, i: (a(regions=[(0, 64, 32), (0, 32, 64)]), i, p, n),  # other region sizes
-        lambda a, p, n, i: (a(regions=[(0, 0, 64), (0, 0, 32)], pages=1 << 47), i, p, n),  # all pages in one place
-        lambda a, p, n, i: "no offer at all",
+        {"sender": bytes(16)},  # no such sender
+        {"sender": b""},
+        {"token": bytes(32)},  # another link's file, or nothing
+        {"token": b""},
+        {"pages": -1},
+        {"pages": 1 << 30},  # beyond the end of the file
+        {"regions": [(0, 64, 64), (1 << 40, 32, 32)]},
+        {"regions": [(0, 64, 32), (0, 32, 64)]},  # other region sizes
+        {"regions": [(0, 0, 64), (0, 0, 32)], "pages": 1 << 47},  # all pages in one place
     ],
 )
-async def test_receiver_does_not_map_memory_the_sender_does_not_own(offer: Callable[..., Any]) -> None:
+async def test_receiver_refuses_a_forged_offer_of_memory(files: FileSender, change: dict[str, Any]) -> None:
     """The receiver verifies every part of an offer itself; otherwise pages arrive over TCP."""
     with PageMemory(seed=1) as source, PageMemory() as target:
         async with accepting_peer(target) as (peer, _):
-            own_arena, process_proof = MappedArena(source.arena), ProcessProof()
-            valid_offer = msgspec.msgpack.decode(
-                SharedMemoryTransport(own_arena, process_proof, MappedFiles()).make_offer(), type=SharedMemoryOffer
-            )
+            assert await answer_to_memory(peer, files, source, source.fd) == "shared"
+            assert await answer_to_memory(peer, files, source, source.fd, **change) == "tcp"
+            assert await answer_to_offer(peer, "no offer at all") == "tcp"
 
-            def arena(**changes: Any) -> Any:
-                return {**msgspec.to_builtins(valid_offer.arena), **changes}
 
-            offer_fields = offer(arena, valid_offer.proof, valid_offer.nonce, valid_offer.place)
-            raw = await RawSender.connect(peer.port, greeted=False)
-            offers = {"shared": msgspec.msgpack.encode(offer_fields), "tcp": b""}
-            raw.send(HelloFrame("demo", LAYOUT, [64, 32], offers, 30.0))
-            answer = await wire.read_frame(raw.reader, msgspec.msgpack.Decoder(Any))
-            assert answer[:2] == ["welcome", "tcp"]
-            raw.writer.close()
-            own_arena.close_arena()
-            process_proof.close_proof()
+async def test_receiver_opens_no_descriptor_that_an_offer_names(tmp_path: Path) -> None:
+    """A sender names a process that holds another client's prompt, and a file there whose bytes are public."""
+    public = tmp_path / "model.safetensors"
+    public.write_bytes(bytes(range(32)))
+    with PageMemory(seed=1) as victim, PageMemory() as target, public.open("rb") as known:
+        async with accepting_peer(target) as (peer, _):
+            place = os.fstat(victim.fd)
+            arena = msgspec.to_builtins(victim.arena)
+            offer = [arena, (place.st_dev, place.st_ino), known.fileno(), bytes(range(32))]
+            assert await answer_to_offer(peer, offer) == "tcp"
+
+
+async def test_receiver_maps_neither_its_own_arena_nor_a_file_that_may_shrink(files: FileSender) -> None:
+    with PageMemory() as target, PageMemory(sealed=False) as unsealed, tempfile.TemporaryFile() as plain:
+        plain.truncate(1 << 20)
+        async with accepting_peer(target) as (peer, _):
+            for file in (target.fd, unsealed.fd, plain.fileno()):
+                assert await answer_to_memory(peer, files, target, file) == "tcp"
+
+
+def test_a_file_is_passed_once_for_reading_to_the_same_user_only(
+    files: FileSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with PageMemory(seed=1) as memory:
+        token = files.offer_file(memory.fd)
+        fd = receive_file(files.name, token)
+        assert os.pread(fd, 64, 0) == memory.buffer[:64]
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.pwrite(fd, b"x", 0)
+        os.close(fd)
+        with pytest.raises(OfferUnusable):
+            receive_file(files.name, token)
+        withdrawn = files.offer_file(memory.fd)
+        files.withdraw_file(withdrawn)
+        with pytest.raises(OfferUnusable):
+            receive_file(files.name, withdrawn)
+        kept = files.offer_file(memory.fd)
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        with pytest.raises(OfferUnusable, match="another user"):
+            receive_file(files.name, kept)
 
 
 async def test_receiver_rejects_pages_outside_the_senders_arena() -> None:
@@ -371,11 +428,11 @@ async def test_receiver_does_not_map_an_unsealed_memfd() -> None:
             await other.close_peer()
 
 
-async def test_does_not_map_an_arena_larger_than_the_address_space() -> None:
+async def test_does_not_map_an_arena_larger_than_the_address_space(files: FileSender) -> None:
     """A sparse file may have any size as long as nothing is written to it."""
     file = os.memfd_create("pages", os.MFD_ALLOW_SEALING)
     os.ftruncate(file, 1 << 56)
-    fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, FINAL_SIZE)
     arena = Arena(os.getpid(), file, 1 << 16, [LayerRegion(0, 1 << 40, 64), LayerRegion(64, 1 << 40, 32)], LAYOUT)
     with PageMemory() as target:
         async with accepting_peer(target) as (peer, _):
@@ -383,16 +440,8 @@ async def test_does_not_map_an_arena_larger_than_the_address_space() -> None:
             with pytest.raises(BadArena, match="mapped"):
                 peer.add_arena("demo", arena)
             assert open_resources() == before
-            file_status, process_proof = os.fstat(file), ProcessProof()
-            offer = SharedMemoryOffer(
-                arena, (file_status.st_dev, file_status.st_ino), process_proof.fd, process_proof.nonce
-            )
-            raw = await RawSender.connect(peer.port, greeted=False)
-            raw.send(HelloFrame("demo", LAYOUT, [64, 32], {"shared": msgspec.msgpack.encode(offer), "tcp": b""}, 30.0))
-            answer = await wire.read_frame(raw.reader, msgspec.msgpack.Decoder(Any))
-            assert answer[:2] == ["welcome", "tcp"]
-            raw.writer.close()
-            process_proof.close_proof()
+            fields = {"pages": arena.pages, "regions": arena.regions}
+            assert await answer_to_memory(peer, files, target, file, **fields) == "tcp"
     os.close(file)
 
 

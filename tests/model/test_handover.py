@@ -18,8 +18,9 @@ from support.lora_adapters import write_adapter
 from support.run_model import load_test_runner, serve_requests
 
 from parley.disagg.kv.arena import MappedArena
+from parley.disagg.kv.file_passing import FileSender
 from parley.disagg.kv.mapped_files import MappedFiles
-from parley.disagg.kv.shared_memory import ProcessProof, SharedMemoryTransport
+from parley.disagg.kv.shared_memory import SharedMemoryTransport
 from parley.engine.protocol import Engine
 from parley.engine.stream import OutputStream
 from parley.text import TextPipeline
@@ -116,20 +117,20 @@ def join_choice(outputs: list[EngineOutput], index: int) -> tuple[list[int], lis
 def copy_pages(source: ModelInfo, target: ModelInfo, pages: list[int], target_pages: list[int]) -> None:
     """Raises Unreachable where the memory of an engine does not match its description."""
     assert source.arena is not None and target.arena is not None and source.arena.layout == target.arena.layout
-    source_memory, target_memory, proof, maps = (
+    source_memory, target_memory, files, maps = (
         MappedArena(source.arena),
         MappedArena(target.arena),
-        ProcessProof(),
+        FileSender(),
         MappedFiles(),
     )
-    receiver = SharedMemoryTransport(target_memory, proof, maps)
+    receiver = SharedMemoryTransport(target_memory, files, maps)
     try:
-        receiver.use_offer(SharedMemoryTransport(source_memory, proof, maps).make_offer())
+        receiver.use_offer(SharedMemoryTransport(source_memory, files, maps).make_offer())
         receiver.fetch_pages(pages, target_pages)
     finally:
         receiver.close_transport()
         maps.finish_unmapping()
-        proof.close_proof()
+        files.close_sender()
         source_memory.close_arena()
         target_memory.close_arena()
 

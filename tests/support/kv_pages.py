@@ -7,6 +7,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Self
 
+from parley.disagg.kv.shared_memory import FINAL_SIZE
 from parley.types import Arena, LayerRegion
 
 
@@ -30,7 +31,7 @@ class PageMemory:
             offset += self.page_count * (size + self.gap) + (8, 8, 24)[len(self.regions) % 3]
         os.ftruncate(self.fd, max(offset, 1))
         if self.sealed:
-            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, FINAL_SIZE)
         self.buffer = mmap.mmap(self.fd, max(offset, 1))
         if self.seed:
             block = random.Random(self.seed).randbytes(65537)  # not a multiple of a page size: all pages differ

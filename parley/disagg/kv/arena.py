@@ -21,7 +21,10 @@ class BadArena(Exception):
 
 
 class MappedArena:
-    """A mapped arena. An arena without regions has pages without bytes, and no file. Raises BadArena."""
+    """A mapped arena of this server's own engine, whose process reports the numbers; a peer's never get here.
+
+    An arena without regions has pages without bytes, and no file. Raises BadArena.
+    """
 
     def __init__(self, arena: Arena):
         self.arena = arena

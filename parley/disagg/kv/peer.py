@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from parley.disagg.kv.arena import MappedArena
+from parley.disagg.kv.file_passing import FileSender
 from parley.disagg.kv.frames import (
     MAX_HELLO_BYTES,
     BeginFrame,
@@ -30,7 +31,7 @@ from parley.disagg.kv.listener import HANDSHAKE_TIMEOUT_S, AuthenticatedConnecti
 from parley.disagg.kv.mapped_files import MappedFiles
 from parley.disagg.kv.receiver import KVReceiver
 from parley.disagg.kv.sender import KVSender
-from parley.disagg.kv.shared_memory import ProcessProof, SharedMemoryTransport
+from parley.disagg.kv.shared_memory import SharedMemoryTransport
 from parley.disagg.kv.tcp import PageChannel, TCPTransport
 from parley.disagg.kv.transport import KVTransport, LinkError, LinkLost, OfferUnusable
 from parley.types import Arena
@@ -67,7 +68,7 @@ class KVPeer:
         self._lease = lease
         self._checksum = checksum
         self._shared = shared
-        self._process_proof = ProcessProof()
+        self._file_sender = FileSender()
         self._mapped_files = MappedFiles()
         self._listener = KVListener(secret, server_tls, self._welcome_link, self._attach_channel, admits_host)
         self._accept_handover: Callable[[KVReceiver], Awaitable[None]] | None = None
@@ -160,7 +161,7 @@ class KVPeer:
         await asyncio.gather(*tasks, return_exceptions=True)
         while self._endings:
             await asyncio.gather(*self._endings, return_exceptions=True)
-        self._process_proof.close_proof()
+        await asyncio.to_thread(self._file_sender.close_sender)
         await asyncio.to_thread(self._mapped_files.finish_unmapping)
 
     # --------------------------------------------------------------------------------------------- receiving
@@ -205,7 +206,7 @@ class KVPeer:
         if not mapped_arena.page_bytes:
             return mapped_arena, WelcomeFrame("none", link.lease, link.checksum)
         transports: list[KVTransport] = (
-            [SharedMemoryTransport(mapped_arena, self._process_proof, self._mapped_files)] if self._shared else []
+            [SharedMemoryTransport(mapped_arena, self._file_sender, self._mapped_files)] if self._shared else []
         )
         transports.append(TCPTransport(mapped_arena, link.lease))
         for transport in transports:
@@ -281,16 +282,16 @@ class KVPeer:
     ) -> KVLink:
         """Send the hello message and agree on a transport. Raises LinkError."""
         link = KVLink(connection, ReceiverFrame, receiver_name, self._lease)
+        transports: list[KVTransport] = []
         try:
             mapped_arena = self._arenas.get(name)
             if mapped_arena is None or self._closed:
                 raise LinkError(ENGINE_ENDED)
-            transports: list[KVTransport] = (
-                [TCPTransport(mapped_arena, self._lease, open_channel)] if mapped_arena.page_bytes else []
-            )
+            if mapped_arena.page_bytes:
+                transports.append(TCPTransport(mapped_arena, self._lease, open_channel))
             if self._shared and transports:
-                transports.append(SharedMemoryTransport(mapped_arena, self._process_proof, self._mapped_files))
-            offers = {way.name: way.make_offer() for way in transports}
+                transports.append(SharedMemoryTransport(mapped_arena, self._file_sender, self._mapped_files))
+            offers = _make_offers(transports)
             link.send_frame(
                 HelloFrame(name, mapped_arena.arena.layout, mapped_arena.sizes, offers, self._lease, self._checksum)
             )
@@ -307,6 +308,10 @@ class KVPeer:
             link.fail_link(str(error) or "The connection ended too soon.")
             _start_tracked(self._endings, link.wait_closed())
             raise
+        finally:
+            for way in transports:
+                if way is not link.transport:
+                    way.close_transport()
         self._register_link(link, name)
         return link
 
@@ -343,6 +348,17 @@ async def _close_unlinked_arena(mapped_arena: MappedArena, links: list[KVLink]) 
     """Unmap an arena when all its links have closed."""
     await asyncio.gather(*(link.wait_closed() for link in links))
     mapped_arena.close_arena()
+
+
+def _make_offers(transports: list[KVTransport]) -> dict[str, bytes]:
+    """Return the offers of those transports that work on this machine, by name."""
+    offers = {}
+    for transport in transports:
+        try:
+            offers[transport.name] = transport.make_offer()
+        except OSError as error:
+            log.debug("%s cannot be offered: %s", transport.name, error)
+    return offers
 
 
 def _start_tracked(tasks: set[asyncio.Task[None]], coroutine: Coroutine[Any, Any, None]) -> None:

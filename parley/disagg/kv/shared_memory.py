@@ -1,13 +1,11 @@
 """Shared memory transport between processes of one host: the receiver reads the sender's arena itself.
 
-The receiver opens the arena as /proc/PID/fd/N of the sender's process, which the kernel allows to the same user.
-Process ids mean something else on another host or in another container. So the sender also offers a second file with
-random bytes: the receiver trusts the process id if it finds these bytes there, and the arena file if the inode is the
-same.
+The sender passes the open file of its arena over a Unix socket (``file_passing``), for reading only. The receiver
+believes nothing that the offer says of it: it takes a memfd that can neither shrink nor grow, whose seals are final,
+that is long enough for the pages of the offer, and that is not its own arena.
 
 It maps that file, and copies all pieces of a page, or of adjacent pages, in one call that releases the interpreter
-lock. Access to a mapping of a truncated file kills the process, so a file is mapped only if it can never shrink: a
-memfd with a seal against shrinking and small pages, like this process's own arena.
+lock. Access to a mapping of a truncated file kills the process; the seals prevent that.
 """
 
 from __future__ import annotations
@@ -15,16 +13,14 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import secrets
-import stat
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from parley.disagg.kv.arena import MappedArena, arena_bytes, consecutive_runs
+from parley.disagg.kv.file_passing import NAME_BYTES, TOKEN_BYTES, FileSender, receive_file
 from parley.disagg.kv.mapped_files import FileIdentity, MappedFiles
 from parley.disagg.kv.transport import KVTransport, LinkLost, OfferUnusable
 from parley.types import Arena, LayerRegion
@@ -36,28 +32,28 @@ if TYPE_CHECKING:
     PageGrid = npt.NDArray[np.uint8]
     PageGridPair = tuple[PageGrid, PageGrid]
 
-PROCESS_NONCE_BYTES = 32
+FINAL_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL  # seals that every arena has
 
 
 class SharedMemoryOffer(msgspec.Struct, array_like=True, frozen=True):
-    """The arena in the sender's process, and the file with random bytes. ``place``: device and inode of the arena."""
+    """How to get the file of an arena, and what it holds. ``sender`` and ``token``: see ``file_passing``."""
 
-    arena: Arena
-    place: tuple[int, int]
-    proof: int
-    nonce: bytes
+    sender: bytes
+    token: bytes
+    pages: int
+    regions: list[LayerRegion]
 
 
 class SharedMemoryTransport(KVTransport):
-    """Reads the sender's arena. ``process_proof`` identifies this process as a sender; ``mapped_files`` is used as a
-    receiver."""
+    """Reads the sender's arena. ``file_sender`` is used as a sender, ``mapped_files`` as a receiver."""
 
     name = "shared"
 
-    def __init__(self, mapped_arena: MappedArena, process_proof: ProcessProof, mapped_files: MappedFiles):
+    def __init__(self, mapped_arena: MappedArena, file_sender: FileSender, mapped_files: MappedFiles):
         self._arena = mapped_arena
-        self._process_proof = process_proof
+        self._file_sender = file_sender
         self._mapped_files = mapped_files
+        self._token = b""  # of the file that is offered
         self._source_identity: FileIdentity | None = None  # of the sender's arena, once it is mapped
         self._source_pages = 0  # in the sender's arena
         self._grid_pairs: list[PageGridPair] = []  # pairs: sender's arena, own arena
@@ -65,48 +61,49 @@ class SharedMemoryTransport(KVTransport):
         self._lock = threading.Lock()  # protects the mapping
 
     def make_offer(self) -> bytes:
-        """Return the location of the arena and of the file with random bytes."""
-        arena, file_stat = self._arena.arena, os.fstat(self._arena.fd)
-        own_arena = Arena(os.getpid(), self._arena.fd, arena.pages, arena.regions, "")
+        """Keep the arena's file ready for the receiver; return how to get it. Raises OSError."""
+        self._token = self._file_sender.offer_file(self._arena.fd)
+        arena = self._arena.arena
         return msgspec.msgpack.encode(
-            SharedMemoryOffer(
-                own_arena, (file_stat.st_dev, file_stat.st_ino), self._process_proof.fd, self._process_proof.nonce
-            )
+            SharedMemoryOffer(self._file_sender.name, self._token, arena.pages, arena.regions)
         )
 
     def use_offer(self, offer: bytes) -> None:
-        """Verify and map the sender's arena. Raises OfferUnusable, LinkLost."""
+        """Get, verify and map the sender's arena. Raises OfferUnusable, LinkLost."""
         try:
             source = msgspec.msgpack.decode(offer, type=SharedMemoryOffer)
         except msgspec.DecodeError as error:
             raise OfferUnusable(f"the offer cannot be decoded: {error}") from None
-        arena = source.arena
-        numbers = [
-            arena.pid,
-            arena.fd,
-            arena.pages,
-            source.proof,
-            *(n for r in arena.regions for n in _region_numbers(r)),
-        ]
-        overlap = any(region.stride < region.size for region in arena.regions)
-        if min(numbers) < 0 or max(numbers) >= 1 << 48 or overlap or len(source.nonce) != PROCESS_NONCE_BYTES:
+        numbers = [source.pages, *(n for r in source.regions for n in _region_numbers(r))]
+        overlap = any(region.stride < region.size for region in source.regions)
+        if min(numbers) < 0 or max(numbers) >= 1 << 48 or overlap:
             raise OfferUnusable("the offer has numbers out of range")
-        if [region.size for region in arena.regions] != self._arena.sizes:
+        if (len(source.sender), len(source.token)) != (NAME_BYTES, TOKEN_BYTES):
+            raise OfferUnusable("the offer has a name or a token of another length")
+        if [region.size for region in source.regions] != self._arena.sizes:
             raise OfferUnusable("the offer has pages of other sizes")
+        arena = Arena(0, -1, source.pages, source.regions, "")
         try:
-            with _open_process_file(arena.pid, source.proof) as proof_fd:
-                if os.pread(proof_fd, PROCESS_NONCE_BYTES, 0) != source.nonce:
-                    raise OfferUnusable("that process id belongs to another process here")
-            with _open_process_file(arena.pid, arena.fd) as arena_fd:
-                file_stat = os.fstat(arena_fd)
-                if (file_stat.st_dev, file_stat.st_ino) != source.place or arena_bytes(arena) > file_stat.st_size:
-                    raise OfferUnusable("that file is another one here")
-                same_device = file_stat.st_dev == os.fstat(self._arena.fd).st_dev
-                if not (same_device and fcntl.fcntl(arena_fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK):
-                    raise OfferUnusable("the file could be truncated while it is read")
-                self._map_source(arena_fd, arena)
+            file = receive_file(source.sender, source.token)
+            try:
+                self._check_file(file, arena)
+                self._map_source(file, arena)
+            finally:
+                os.close(file)
         except OSError as error:
-            raise OfferUnusable(f"the memory of the sender's process cannot be opened: {error.strerror}") from None
+            raise OfferUnusable(f"the sender's memory cannot be opened: {error.strerror or error}") from None
+
+    def _check_file(self, file: int, arena: Arena) -> None:
+        """Check that a file can hold the arena for as long as it is mapped. Raises OfferUnusable, OSError."""
+        theirs, ours = os.fstat(file), os.fstat(self._arena.fd)
+        if theirs.st_dev != ours.st_dev:
+            raise OfferUnusable("the file is not a memfd with pages of the usual size")
+        if theirs.st_ino == ours.st_ino:
+            raise OfferUnusable("the file is this instance's own arena")
+        if fcntl.fcntl(file, fcntl.F_GET_SEALS) & FINAL_SIZE != FINAL_SIZE:
+            raise OfferUnusable("the file could be truncated while it is read")
+        if arena_bytes(arena) > theirs.st_size:
+            raise OfferUnusable("the file is shorter than the pages that it should hold")
 
     def _map_source(self, arena_fd: int, arena: Arena) -> None:
         """Map the sender's file. Raises LinkLost if the link was closed, and OSError."""
@@ -133,39 +130,14 @@ class SharedMemoryTransport(KVTransport):
                 target[:, own : own + count] = source[:, first : first + count]
 
     def close_transport(self) -> None:
-        """Unmap the sender's arena, when no copy uses it any more."""
+        """Withdraw the offered file, and unmap the sender's arena when no copy uses it any more."""
+        self._file_sender.withdraw_file(self._token)
         with self._lock:
             self._closed = True
             self._grid_pairs = []
             if self._source_identity is not None:
                 self._mapped_files.release_mapping(self._source_identity)
                 self._source_identity = None
-
-
-class ProcessProof:
-    """A file with random bytes, which lets another process verify that it has found this one."""
-
-    def __init__(self) -> None:
-        self.nonce = secrets.token_bytes(PROCESS_NONCE_BYTES)
-        self.fd = os.memfd_create("parley-kv", os.MFD_CLOEXEC)
-        os.write(self.fd, self.nonce)
-
-    def close_proof(self) -> None:
-        """Close the file."""
-        os.close(self.fd)
-
-
-@contextmanager
-def _open_process_file(pid: int, fd: int) -> Iterator[int]:
-    """Open a regular file of another process for reading. Raises OSError, OfferUnusable."""
-    path = f"/proc/{pid}/fd/{fd}"
-    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe or a device may have side effects
-        raise OfferUnusable("that file is another one here")
-    opened_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        yield opened_fd
-    finally:
-        os.close(opened_fd)
 
 
 def _paired_grids(theirs: tuple[mmap.mmap, Arena], ours: tuple[mmap.mmap, Arena]) -> list[PageGridPair]:

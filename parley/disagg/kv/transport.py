@@ -40,7 +40,7 @@ class KVTransport(ABC):
 
     @abstractmethod
     def make_offer(self) -> bytes:
-        """Return the data that a receiver needs to use it. Sender side."""
+        """Return the data that a receiver needs to use it. Sender side. Raises OSError if this machine lacks it."""
 
     @abstractmethod
     def use_offer(self, offer: bytes) -> None:
