@@ -114,6 +114,8 @@ async def handle_results_flow(
         pause_command = msgspec.json.decode(await exchange.read_body(), type=PauseCommand)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Malformed(f"The body must be {{client, id, pause}}: {error}.") from None
+    except RecursionError:
+        raise Malformed("The body is nested too deeply.") from None
     known = instance_state.results.set_results_paused(pause_command.client, pause_command.id, pause_command.pause)
     await exchange.send_response(msgspec.json.encode({"known": known}))
 

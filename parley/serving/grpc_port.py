@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 
 from parley.dialects.triton.rpc import control, infer
 from parley.dialects.triton.rpc.messages import HEALTH_SCHEMA, INFERENCE_SCHEMA, ProtoMessage
+from parley.dialects.triton.rpc.parsing import parse_message
 from parley.dialects.triton.rpc.status import GrpcError
 from parley.dialects.triton.rpc.watch import watch_health
 from parley.dialects.triton.sampling import TRITON_FIELD_NAMES
@@ -134,18 +135,14 @@ class TritonGrpcPort:
         self, ask: control.GrpcHandler, message_type: Any, call: GrpcCall, data: bytes, context: GrpcContext
     ) -> bytes:
         """Answer a question about the server or its models."""
-        work = partial(
-            ask,
-            _parse_message(message_type, data),
-            call.request_context(self._registry.main_model, {}),
-            self._registry.server_facts(),
-        )
+        message = await _parse_message(message_type, data)
+        work = partial(ask, message, call.request_context(self._registry.main_model, {}), self._registry.server_facts())
         result: bytes = (await off_loop(len(data), work)).SerializeToString()
         return result
 
     async def _watch_health(self, call: GrpcCall, data: bytes, context: GrpcContext) -> None:
         """Stream the state of a service: now, and whenever it changes."""
-        message = _parse_message(control.HEALTH_REQUEST, data)
+        message = await _parse_message(control.HEALTH_REQUEST, data)
 
         async def current_health() -> ProtoMessage:
             return control.check_health(
@@ -162,7 +159,9 @@ class TritonGrpcPort:
         async def keep_answer(answer: ProtoMessage, final: bool) -> None:
             answers.append(answer)
 
-        await self._admit_generation(call, _parse_message(infer.INFER_REQUEST, data), keep_answer, whole=True)
+        with self._registry.options.body_budget.hold_bytes(len(data)):
+            message = await _parse_message(infer.INFER_REQUEST, data)
+            await self._admit_generation(call, message, keep_answer, whole=True)
         result: bytes = answers[0].SerializeToString()
         return result
 
@@ -183,7 +182,7 @@ class TritonGrpcPort:
             with self._idle_calls.hold_call() as idle_call:
                 async with asyncio.TaskGroup() as group:
                     async for data in requests:
-                        message = _parse_message(infer.INFER_REQUEST, data)
+                        message = await _parse_message(infer.INFER_REQUEST, data)
                         await free_slots.acquire()
                         task = group.create_task(self._run_stream_request(call, message, send_message))
                         idle_call.mark_busy_until_done(task)
@@ -202,7 +201,7 @@ class TritonGrpcPort:
         call = GrpcCall(self._registry, stream.method, stream.headers)
         call.tenant = stream.tenant
         try:
-            with call.reporting_outcome():
+            with call.reporting_outcome(), self._registry.options.body_budget.hold_bytes(message.ByteSize()):
                 await self._admit_generation(call, message, send_streamed, whole=False)
         except GrpcError as refused:
             if refused.fatal or stream.headers.get(REAL_STATUS_HEADER, b"").lower() == b"true":
@@ -245,9 +244,9 @@ class TritonGrpcPort:
             generation.close()
 
 
-def _parse_message(message_type: Any, data: bytes) -> ProtoMessage:
+async def _parse_message(message_type: Any, data: bytes) -> ProtoMessage:
     try:
-        return message_type.FromString(data)
+        return await off_loop(len(data), partial(parse_message, message_type, data))
     except DecodeError:
         raise GrpcError(grpc.StatusCode.INTERNAL, "The message could not be read.", fatal=True) from None
 

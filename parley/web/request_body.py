@@ -8,7 +8,8 @@ new body is refused.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 from starlette.types import Receive
 
@@ -42,6 +43,16 @@ class BodyBudget:
         body = HeldBody(self)
         self._arriving[body] = None
         return body
+
+    @contextlib.contextmanager
+    def hold_bytes(self, size: int) -> Iterator[None]:
+        """Count a body of ``size`` bytes that has arrived. Raises Overloaded."""
+        body = HeldBody(self)
+        try:
+            body.grow(size)
+            yield
+        finally:
+            body.release()
 
     def make_room(self, newcomer: HeldBody) -> None:
         """End slow bodies until the limit is kept. Raises Overloaded if that is not enough."""

@@ -7,7 +7,11 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.http_client import HELLO_CHAT
+from support.json_bombs import write_bomb
 from support.strategies import grammar_texts, json_values, request_members, scalars, schemas
+
+from parley.dialects import json_body
+from parley.dialects.mounts import mount_table, universal_mounts
 
 MAX_EXAMPLES = int(os.environ.get("PARLEY_FUZZ", "1000"))  # examples of all these tests in total
 OPENAI_ROUTES = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize", "/pooling"]
@@ -453,3 +457,28 @@ async def test_rejects_huge_lists_and_deeply_nested_json_at_once(serve):
     for path in OPENAI_ROUTES:
         assert (await served.post(path, deep)).status == 400
     assert await served.control()
+
+
+POST_PATHS = sorted(
+    path.replace("{model}", "tiny")
+    for method, path in mount_table(universal_mounts())
+    if method == "POST" and not path.startswith("/inference.")  # those are gRPC's
+)
+
+
+async def test_every_route_refuses_bodies_of_too_many_values(serve, monkeypatch):
+    monkeypatch.setattr(json_body, "MAX_ARRAYS", 200)
+    monkeypatch.setattr(json_body, "MAX_MEMBERS", 200)
+    monkeypatch.setattr(json_body, "MAX_VALUES", 400)
+    monkeypatch.setattr(json_body, "LAZY_SIZE", 100)
+    served = await serve()
+    before = await served.control()
+    for path in POST_PATHS:
+        for kind in ("arrays", "members", "strings", "escapes", "nesting"):
+            answer = await served.post(path, write_bomb(kind, 8000))
+            documented = answer.status == 501 or b"Input invalid lora" in answer.body
+            documented |= path.startswith("/vllm") and answer.body == b"Internal Server Error"  # of its demo server
+            assert answer.status < 500 or documented, (path, kind, answer.body)
+            assert len(answer.body) < 4000, (path, kind)
+    await served.idle()
+    assert await served.control() == before

@@ -117,6 +117,29 @@ async def test_grpc_rejects_messages_over_the_limit_even_compressed(serve_grpc):
     assert answer_text(await calls.infer())
 
 
+MANY_FIELDS = {
+    "inputs": b"\x2a\x00" * 1_000_000,
+    "raw contents": b"\x3a\x00" * 1_000_000,
+    "strings in an input": b"\x2a\x88\x89\x7a\x2a\x84\x89\x7a" + b"\x42\x00" * 1_000_002,
+    "parameters": b"\x22\x00" * 1_000_000,
+    "numbers": b"\x2a\x88\xc6\xbb\x01\x2a\x84\xc6\xbb\x01\x1a\x80\xc6\xbb\x01" + b"\x01" * 3_072_768,
+}
+
+
+@pytest.mark.parametrize("kind", MANY_FIELDS)
+async def test_grpc_refuses_messages_of_too_many_fields_before_it_builds_them(serve_grpc, kind):
+    calls = await serve_grpc()
+    message = infer.INFER_REQUEST(model_name="tiny").SerializeToString() + MANY_FIELDS[kind]
+    code, sentence = await grpc_error(calls.send("ModelInfer", message))
+    assert code == "INVALID_ARGUMENT"
+    assert sentence.startswith("The message has more than")
+    stream = calls.stream()
+    await stream.write(message)
+    assert (await grpc_error(stream.read()))[0] == "INVALID_ARGUMENT"
+    assert answer_text(await calls.infer())
+    await calls.served.until(lambda: calls.served.service.options.body_budget.held_bytes == 0)
+
+
 async def test_grpc_carries_messages_larger_than_its_defaults(serve_grpc):
     text = "a b c " * 20_000
     calls = await serve_grpc(info=long_context_info())

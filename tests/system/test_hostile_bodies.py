@@ -22,7 +22,7 @@ from support.server_process import ServerProcess
 from parley.dialects.mounts import mount_table, universal_mounts
 
 NIGHTLY = bool(os.environ.get("PARLEY_NIGHTLY"))
-PROBE_PATIENCE = 2.0  # seconds that a probe waits; the bombs took over four
+PROBE_PATIENCE = 4.0  # seconds that a probe waits; the bombs took longer
 GROWTH_LIMIT = 400 << 20  # bytes that one bomb may take; arrays took over 800 MB
 KEPT_LIMIT = 200 << 20  # bytes that may be kept after many large bodies
 POST_PATHS = sorted(

@@ -29,15 +29,17 @@ from parley.dialects.triton.calls import INFER_PATH, SERVICE_PATH, STREAM_PATH
 from parley.dialects.triton.rpc import control as methods
 from parley.dialects.triton.rpc import infer
 from parley.dialects.triton.rpc.messages import INFERENCE_SCHEMA, ProtoMessage, decode_http_answer, fill_message
+from parley.dialects.triton.rpc.parsing import parse_message
 from parley.dialects.triton.rpc.reply import UNREADABLE_MESSAGE
 from parley.dialects.triton.rpc.status import GrpcError, grpc_error
 from parley.dialects.triton.rpc.watch import watch_health
 from parley.disagg.wire.headers import NATIVE_PREFIX
-from parley.errors import ParleyError
+from parley.errors import Invalid, ParleyError
 from parley.version import __version__
 from parley.web.banner import local_address
 from parley.web.exchange import REQUEST_ID_PATTERN, TIMEOUT_HEADER
 from parley.web.grpc_limits import IdleCalls, grpc_server_options
+from parley.web.offload import off_loop
 from parley.web.options import HttpOptions
 from parley.web.random_ids import draw_id
 from parley.web.tls import TlsFileError
@@ -126,7 +128,7 @@ class CoordinatorGrpcPort:
     # -- calls that generate
 
     async def _infer_one(self, data: bytes, headers: HeaderList, context: GrpcContext) -> bytes:
-        _parse_message(infer.INFER_REQUEST, data)
+        await _parse_message(infer.INFER_REQUEST, data)
         return await GrpcCycle().run_request(self._front, "POST", INFER_PATH, headers, data)
 
     async def _infer_stream(self, requests: AsyncIterator[bytes], headers: HeaderList, context: GrpcContext) -> None:
@@ -139,7 +141,7 @@ class CoordinatorGrpcPort:
                 with self._idle_calls.hold_call() as call:
                     async with asyncio.TaskGroup() as group:
                         async for data in requests:
-                            message = _parse_message(infer.INFER_REQUEST, data)
+                            message = await _parse_message(infer.INFER_REQUEST, data)
                             await room.acquire()
                             task = group.create_task(self._run_stream_request(data, message, headers, answers))
                             call.mark_busy_until_done(task)
@@ -168,13 +170,13 @@ class CoordinatorGrpcPort:
         """Answer a probe about the coordinator itself, which works without any instance."""
         facts = await self._cluster_facts(headers)
         try:
-            return bytes(ask(_parse_message(kind, data), RequestContext("", 0, ""), facts).SerializeToString())
+            return bytes(ask(await _parse_message(kind, data), RequestContext("", 0, ""), facts).SerializeToString())
         except ParleyError as error:
             raise grpc_error(error) from None
 
     async def _watch_health(self, data: bytes, headers: HeaderList, context: GrpcContext) -> None:
         """Report the coordinator's health, now and after each change."""
-        message = _parse_message(methods.HEALTH_REQUEST, data)
+        message = await _parse_message(methods.HEALTH_REQUEST, data)
 
         async def current_health() -> ProtoMessage:
             return methods.check_health(message, RequestContext("", 0, ""), await self._cluster_facts(headers))
@@ -196,7 +198,7 @@ class CoordinatorGrpcPort:
 
     async def _sum_statistics(self, data: bytes, headers: HeaderList, context: GrpcContext) -> bytes:
         """Return the statistics of all instances, summed."""
-        message = _parse_message(INFERENCE_SCHEMA("ModelStatisticsRequest"), data)
+        message = await _parse_message(INFERENCE_SCHEMA("ModelStatisticsRequest"), data)
         page = await GrpcCycle().run_request(self._front, "GET", "/v2/models/stats", headers)
         entries = msgspec.json.decode(page)["model_stats"]
         path = {"model": message.name, "version": message.version}
@@ -248,9 +250,11 @@ def _request_headers(context: GrpcContext) -> list[tuple[bytes, bytes]]:
     ]
 
 
-def _parse_message(kind: Any, data: bytes) -> ProtoMessage:
+async def _parse_message(kind: Any, data: bytes) -> ProtoMessage:
     try:
-        return kind.FromString(data)
+        return await off_loop(len(data), partial(parse_message, kind, data))
+    except Invalid as error:
+        raise grpc_error(error) from None
     except DecodeError:
         raise GrpcError(grpc.StatusCode.INTERNAL, UNREADABLE_MESSAGE) from None
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from parley.dialects.fields import is_shallow
-from parley.dialects.json_body import decode_json
+from parley.dialects.json_body import OverfullJson, decode_json
 from parley.dialects.triton.errors import UnreadableInput
 from parley.errors import Invalid
 
@@ -27,6 +27,8 @@ def parse_document(body: bytes) -> dict[str, Any]:
         value = decode_json(body)
     except RecursionError:
         raise _too_deep_error() from None
+    except OverfullJson as error:
+        raise Invalid(f"The request JSON is too large to be read: {error}") from None
     except UnicodeDecodeError as error:
         raise UnreadableInput(f"{PARSE_FAILURE}Invalid encoding in string. at {error.start}") from None
     except (msgspec.DecodeError, msgspec.ValidationError) as error:

@@ -15,6 +15,7 @@ from parley.dialects.triton.errors import UnreadableInput, triton_error_answer
 from parley.dialects.triton.rpc import control, infer
 from parley.dialects.triton.rpc.frames import grpc_failure_frame, message_frame
 from parley.dialects.triton.rpc.messages import ProtoMessage
+from parley.dialects.triton.rpc.parsing import parse_message
 from parley.dialects.triton.sampling import TRITON_FIELD_NAMES
 from parley.errors import NotFound, ParleyError, UnknownModel
 from parley.types import Event, Usage
@@ -82,8 +83,8 @@ def answer_grpc_method(body: bytes, context: RequestContext, facts: ServerFacts)
 
 
 def _parse_message(message_class: Any, body: bytes) -> ProtoMessage:
-    """Parse a message of this class. Raises UnreadableInput."""
+    """Parse a message of this class. Raises UnreadableInput, Invalid."""
     try:
-        return message_class.FromString(body)
+        return parse_message(message_class, body)
     except DecodeError:
         raise UnreadableInput(UNREADABLE_MESSAGE) from None
