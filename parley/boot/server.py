@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
@@ -36,10 +36,13 @@ from parley.engine.protocol import EngineFailed
 from parley.serving.options import OfferedModel, ServerOptions
 from parley.serving.served_model import ServedModel, divide_memory
 from parley.serving.traffic_split import BadEndpointFile
+from parley.settings.options import ConfigError
+from parley.settings.reload import ReloadedNames, take_over_fields
 from parley.text import BadTokenizer
 from parley.web import banner, logs
 from parley.web.auth import is_loopback
 from parley.web.connection_limit import ADMIN_CONNECTIONS, admin_limit, divide_descriptors
+from parley.web.hangup import hang_up_handler
 from parley.web.port import (
     HttpServer,
     freeze_objects,
@@ -49,7 +52,7 @@ from parley.web.port import (
     uvicorn_config,
     with_cors,
 )
-from parley.web.tls import TlsFileError, client_tls_context, server_tls_context
+from parley.web.tls import LoadedTls, TlsFileError, client_tls_context, reload_certificates, server_tls_context
 
 if TYPE_CHECKING:
     from parley.serving.grpc_port import TritonGrpcPort
@@ -58,11 +61,24 @@ log = logging.getLogger("parley.server")
 
 GRPC_STOP_SECONDS = 0.5  # seconds for the last gRPC messages while closing
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# What SIGHUP changes while the server runs: keys, limits and times.
+RELOADED_OPTIONS = frozenset(
+    {
+        "api_keys", "admin_keys", "priority_keys", "header_limit", "header_count", "header_timeout", "body_limit",
+        "body_rate", "body_timeout", "write_timeout", "keep_alive", "ping_interval", "max_queue", "max_prompt",
+        "max_output", "timeout", "token_timeout", "drain", "access_log",
+    }
+)  # fmt: skip
 LOAD_FAILURES = (EngineFailed, BadTokenizer)
 
 
-def run_server(offers: Sequence[OfferedModel], options: ServerOptions) -> int:
-    """Serve until a signal or a failure. Return 0 or 1, or after a second signal 128 + its number."""
+def run_server(
+    offers: Sequence[OfferedModel], options: ServerOptions, read_options: Callable[[], ServerOptions] | None = None
+) -> int:
+    """Serve until a signal or a failure. Return 0 or 1, or after a second signal 128 + its number.
+
+    ``read_options`` reads the options again at SIGHUP. Raises ConfigError; None: they stay.
+    """
     keep_standard_streams()
     logs.set_up_logging(options.log_format)
     for notice in options.notes:
@@ -85,7 +101,7 @@ def run_server(offers: Sequence[OfferedModel], options: ServerOptions) -> int:
                 return 1
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         try:
-            server = ServerInstance(offers, options, sockets, tls_contexts)
+            server = ServerInstance(offers, options, sockets, tls_contexts, read_options)
         except BadEndpointFile as error:
             banner.print_line(f"parley: {error}")
             return 1
@@ -108,14 +124,16 @@ def with_connection_limits(options: ServerOptions) -> ServerOptions:
     return replace(options, connection_limit=shares.clients, grpc_connections=shares.grpc)
 
 
-def make_peer(options: ServerOptions) -> KVPeer:
-    """Return the peer that connects to other instances. Raises BadTls."""
+def make_peer(
+    options: ServerOptions, server_tls: SSLContext | None = None, client_tls: SSLContext | None = None
+) -> KVPeer:
+    """Return the peer that connects to other instances."""
     tls, networks = options.peer_tls, TrustedNetworks(options.cluster_networks)
     return KVPeer(
         admits_host=networks.contains_host if networks and tls is None and not options.cluster_secret else None,
         secret=options.cluster_secret.encode(),
-        server_tls=server_tls_context(tls) if tls is not None else None,
-        client_tls=client_tls_context(tls) if tls is not None else None,
+        server_tls=server_tls,
+        client_tls=client_tls,
         lease=options.peer_lease,
         checksum=options.peer_checksum,
     )
@@ -134,17 +152,27 @@ class ServerInstance:
         options: ServerOptions,
         sockets: Sequence[socket.socket],
         tls_contexts: Sequence[SSLContext | None] = (),
+        read_options: Callable[[], ServerOptions] | None = None,
     ):
         self.offers = offers
         self.options = options
+        self._read_options = read_options or (lambda: options)
         models = [ServedModel(offer.names, offer.settings, make_engine(offer), options) for offer in offers]
         self._sockets = sockets
         self._received_signals: list[int] = []
         self._stop_event = asyncio.Event()
-        self._parts = ServerParts(options, models, make_peer(options), self.request_stop)
+        tls = options.peer_tls
+        peer_tls = () if tls is None else (server_tls_context(tls), client_tls_context(tls))
+        self._parts = ServerParts(options, models, make_peer(options, *peer_tls), self.request_stop)
         self.registry = self._parts.registry
         self._force_event = asyncio.Event()
         self._places = listening_places(options)
+        self._loaded_tls = [LoadedTls(context, tls) for context in peer_tls if tls is not None]
+        self._loaded_tls += [
+            LoadedTls(context, place.tls)
+            for place, context in zip(self._places, tls_contexts, strict=False)
+            if context is not None and place.tls is not None
+        ]
         self._apps = [
             self._parts.make_port_app(place.surfaces, place.host, certified=place.is_certified)
             for place in self._places
@@ -169,6 +197,7 @@ class ServerInstance:
         loop = asyncio.get_running_loop()
         for signal_number in STOP_SIGNALS:
             loop.add_signal_handler(signal_number, self._on_signal, signal_number)
+        loop.add_signal_handler(signal.SIGHUP, hang_up_handler(self.reload_options, self.request_stop))
         roots = [
             banner.local_url(place.host, sock.getsockname()[1], place.tls is not None)
             for place, sock in zip(self._places, self._sockets, strict=True)
@@ -185,7 +214,7 @@ class ServerInstance:
             failure = await self._load_and_serve(serving, started)
         finally:
             await self._shut_down(serving)
-            for signal_number in STOP_SIGNALS:
+            for signal_number in (*STOP_SIGNALS, signal.SIGHUP):
                 loop.remove_signal_handler(signal_number)
         if failure:
             banner.print_line(f"parley: {failure}")
@@ -195,6 +224,25 @@ class ServerInstance:
     def request_stop(self) -> None:
         """Stop as at a first signal: running requests get the drain time to finish."""
         self._stop_event.set()
+
+    def reload_options(self) -> ReloadedNames:
+        """Read the options and all certificates again; keys and limits apply at once.
+
+        Raises ConfigError, TlsFileError before anything has changed.
+        """
+        options, names = take_over_fields(self.options, self._read_options(), RELOADED_OPTIONS)
+        if open_plane := find_open_plane(options, self._places):
+            raise ConfigError(open_plane)
+        reload_certificates(self._loaded_tls)
+        self.options = options
+        self.registry.use_options(options)
+        for app in self._apps:
+            app.use_options(options)
+        for server in self._servers:
+            server.use_options(options)
+        if self._grpc_port is not None:
+            self._grpc_port.use_options(options)
+        return names
 
     async def _listen_for_peers_and_grpc(self) -> list[str]:
         """Listen for other instances and for gRPC if configured. Return the gRPC addresses. Raises OSError."""

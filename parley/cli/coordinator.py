@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from parley.settings.kinds import choice_kind, integer_kind, switch_kind, text_kind
 from parley.settings.options import ConfigError, Option, ResolvedOptions
+
+if TYPE_CHECKING:
+    from parley.coordinator.config import CoordinatorOptions
 
 USAGE = """\
 usage: parley coordinator --config FILE [options]
@@ -33,6 +37,17 @@ OPTIONS = [
 def run(config: ResolvedOptions) -> int:
     """Run the coordinator with these options. Return the exit code."""
     from parley.coordinator import coordinator
+
+    options = coordinator_options(config)
+    if options.grpc_port is not None and not all(map(find_spec, ("grpc", "google", "google.protobuf"))):
+        raise ConfigError("Packages for gRPC are missing; install them with: pip install 'parley[grpc]'.")
+    return coordinator.run_coordinator(
+        options, config["log-format"], access_log=not config["quiet"], read_options=lambda: coordinator_options(config)
+    )
+
+
+def coordinator_options(config: ResolvedOptions) -> CoordinatorOptions:
+    """Return the options in the file, with those of the command line. Raises ConfigError."""
     from parley.coordinator.config import CoordinatorOptions, load_coordinator_config
 
     options = load_coordinator_config(config["config"]) if config["config"] else CoordinatorOptions()
@@ -40,6 +55,4 @@ def run(config: ResolvedOptions) -> int:
         options = replace(options, host=config["host"])
     if config["port"] is not None:
         options = replace(options, predict_port=config["port"])
-    if options.grpc_port is not None and not all(map(find_spec, ("grpc", "google", "google.protobuf"))):
-        raise ConfigError("Packages for gRPC are missing; install them with: pip install 'parley[grpc]'.")
-    return coordinator.run_coordinator(options, config["log-format"], access_log=not config["quiet"])
+    return options

@@ -15,6 +15,7 @@ from parley.settings.kinds import NamedModel
 from parley.settings.options import ConfigError, ResolvedOptions, did_you_mean, format_options
 
 if TYPE_CHECKING:
+    from parley.cli.mindie import MindIEPlan
     from parley.serving.options import EngineKind, ListenAddress, OfferedModel, ServerOptions
     from parley.web.options import TlsFiles
 
@@ -28,22 +29,35 @@ Serves one model or several. It listens first and then loads: GET /health/ready 
 
 def run(config: ResolvedOptions) -> int:
     """Run a server with these options until it ends. Return the exit code."""
-    plan = None
-    if config["mindie-config"]:
-        from parley.cli import mindie
-
-        plan = mindie.read_mindie_config(config["mindie-config"], os.environ)
-        config = config.with_unset_from(plan.options, config["mindie-config"])
+    plan, config = read_mindie_plan(config)
+    if plan is not None:
         plan.check_model(config["model"])
     if config["show-config"]:
         print(format_options(SERVE_OPTIONS, config))
         return 0
-    models, served = offered_models(config), server_options(config)
-    if plan is not None:
-        served = plan.apply_to_options(served, config["mindie-profile"])
+    models, served = offered_models(config), planned_server_options(plan, config)
     from parley.boot import server  # HTTP libraries are loaded only to serve
 
-    return server.run_server(models, served)
+    def read_options_again() -> ServerOptions:
+        return planned_server_options(*read_mindie_plan(config.read_again() if config.read_again else config))
+
+    return server.run_server(models, served, read_options_again)
+
+
+def read_mindie_plan(config: ResolvedOptions) -> tuple[MindIEPlan | None, ResolvedOptions]:
+    """Return what MindIE's config.json says, None without one, and the options with its values. Raises ConfigError."""
+    if not config["mindie-config"]:
+        return None, config
+    from parley.cli import mindie
+
+    plan = mindie.read_mindie_config(config["mindie-config"], os.environ)
+    return plan, config.with_unset_from(plan.options, config["mindie-config"])
+
+
+def planned_server_options(plan: MindIEPlan | None, config: ResolvedOptions) -> ServerOptions:
+    """Return the server's part of the options, with what MindIE's config.json says. Raises ConfigError."""
+    options = server_options(config)
+    return options if plan is None else plan.apply_to_options(options, config["mindie-profile"])
 
 
 def offered_models(config: ResolvedOptions) -> list[OfferedModel]:

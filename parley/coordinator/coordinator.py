@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -32,9 +32,11 @@ from parley.coordinator.routing.health import HealthChecker
 from parley.coordinator.routing.instance_table import InstanceTable
 from parley.dialects.mounts import universal_mounts
 from parley.serving.options import ServerOptions
+from parley.settings.reload import ReloadedNames, take_over_fields
 from parley.version import __version__
 from parley.web import banner, logs, tls
 from parley.web.connection_limit import ADMIN_CONNECTIONS, ConnectionLimit, admin_limit, divide_descriptors
+from parley.web.hangup import hang_up_handler
 from parley.web.options import TlsFiles as Files
 from parley.web.port import (
     HttpServer,
@@ -55,6 +57,15 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 DRAIN_SECONDS = 30.0  # seconds that open requests have to finish after the first signal
 GRACE_SECONDS = 1.0  # seconds to send an error to the requests that did not finish
 BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")  # differs after each boot of the kernel
+PORT_LIMITS = ("body_limit", "body_timeout", "header_timeout", "write_timeout", "keep_alive")
+# What SIGHUP changes while the coordinator runs: limits and times.
+RELOADED_KEYS = frozenset(
+    {
+        "max_requests", "body_limit", "memory_limit", "http_timeout_seconds", "header_timeout_seconds",
+        "keep_alive_seconds", "max_retry", "schedule_timeout", "recovery_timeout", "first_token_timeout",
+        "infer_timeout", "tokenizer_timeout", "heartbeat", "misses", "fault_seconds",
+    }
+)  # fmt: skip
 POLL_SECONDS = 0.05  # seconds between two checks whether requests are still open
 
 
@@ -71,13 +82,19 @@ class Coordinator:
     """The coordinator process, from construction through ``run_until_stopped`` to its exit code."""
 
     def __init__(
-        self, options: CoordinatorOptions, sockets: dict[str, tuple[str, socket.socket]], access_log: bool = True
+        self,
+        options: CoordinatorOptions,
+        sockets: dict[str, tuple[str, socket.socket]],
+        access_log: bool = True,
+        read_options: Callable[[], CoordinatorOptions] | None = None,
     ):
         self.options = options
+        self._read_options = read_options or (lambda: options)
+        self._instance_context = instance_tls_context(options.tls)
         self.table = InstanceTable(options)
         self.scheduler = InstanceScheduler(self.table)
         self.connections = InstanceConnections(
-            self.table, options, coordinator_id(*sockets["predict"]), instance_tls_context(options.tls)
+            self.table, options, coordinator_id(*sockets["predict"]), self._instance_context
         )
         self.health = HealthChecker(self.table, self.connections.ask_instance, self.connections.last_heard)
         self.controller = RoleController(self.table, self.scheduler, self.connections.ask_instance)
@@ -135,6 +152,8 @@ class Coordinator:
         loop = asyncio.get_running_loop()
         for signal_number in STOP_SIGNALS if signals else ():
             loop.add_signal_handler(signal_number, self._handle_signal, signal_number)
+        if signals:
+            loop.add_signal_handler(signal.SIGHUP, hang_up_handler(self.reload_options, self.request_stop))
         try:
             grpc_lines = await self._listen_grpc()
         except OSError as error:
@@ -160,13 +179,39 @@ class Coordinator:
             await self.controller.stop_loop()
             await self.health.stop_checks()
             await self.connections.close_connections()
-            for signal_number in STOP_SIGNALS if signals else ():
+            for signal_number in (*STOP_SIGNALS, signal.SIGHUP) if signals else ():
                 loop.remove_signal_handler(signal_number)
         return 128 + self._received_signals[1] if len(self._received_signals) > 1 else 0
 
     def request_stop(self) -> None:
         """Shut down as after a signal; called a second time, at once."""
         (self._force_event if self._stop_event.is_set() else self._stop_event).set()
+
+    def reload_options(self) -> ReloadedNames:
+        """Read the options and all certificates again; limits apply at once.
+
+        Raises ConfigError, TlsFileError before anything has changed.
+        """
+        options, names = take_over_fields(self.options, self._read_options(), RELOADED_KEYS)
+        self._reload_certificates()
+        self.options = self.table.options = options
+        for port, server in zip(self._ports, self._servers, strict=True):
+            server.use_options(port_options(options, port.host))
+        front_changes = {name: getattr(port_options(options, self._front_options.host), name) for name in PORT_LIMITS}
+        self._front_options = replace(self._front_options, **front_changes)
+        self.front.use_options(self._front_options, options.memory_limit)
+        return names
+
+    def _reload_certificates(self) -> None:
+        """Load all certificates again. Raises TlsFileError before anything has changed."""
+        files = client_tls_files(self.options.tls)
+        instance_tls_context(self.options.tls, ask_password=False)
+        if self._context is not None and files is not None:
+            tls.reload_certificates([tls.LoadedTls(self._context, files)])
+        if self._instance_context is not None:
+            load_instance_tls(self._instance_context, self.options.tls, ask_password=False)
+        if self._grpc_port is not None:
+            self._grpc_port.reload_certificate()
 
     async def _listen_grpc(self) -> list[str]:
         """Open the gRPC port if it is configured; return the banner lines for it. Raises OSError."""
@@ -221,8 +266,16 @@ class Coordinator:
         return (await self.metrics.metrics_page(AdminRequest("", (), b""))).body
 
 
-def run_coordinator(options: CoordinatorOptions, log_format: str = "text", access_log: bool = True) -> int:
-    """Run a coordinator until a signal; return the exit code."""
+def run_coordinator(
+    options: CoordinatorOptions,
+    log_format: str = "text",
+    access_log: bool = True,
+    read_options: Callable[[], CoordinatorOptions] | None = None,
+) -> int:
+    """Run a coordinator until a signal; return the exit code.
+
+    ``read_options`` reads the options again at SIGHUP. Raises ConfigError; None: they stay.
+    """
     keep_standard_streams()
     logs.set_up_logging("json" if log_format == "json" else "text")
     if open_management := find_open_management(options):
@@ -239,7 +292,7 @@ def run_coordinator(options: CoordinatorOptions, log_format: str = "text", acces
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
 
         async def serve_coordinator() -> int:
-            return await Coordinator(options, sockets, access_log).run_until_stopped()
+            return await Coordinator(options, sockets, access_log, read_options).run_until_stopped()
 
         try:
             return runner.run(serve_coordinator())
@@ -284,27 +337,40 @@ def port_options(options: CoordinatorOptions, host: str) -> ServerOptions:
     )
 
 
-def client_tls_context(tls_config: CoordinatorTls) -> ssl.SSLContext | None:
-    """Return the TLS context for clients' connections; None for plain HTTP. Raises BadTls."""
+def client_tls_files(tls_config: CoordinatorTls) -> Files | None:
+    """Return the files of the ports that clients connect to; None for plain HTTP."""
     if tls_config.certificate is None or tls_config.key is None:
         return None
     clients = (Path(tls_config.clients),) if tls_config.clients else ()
-    return tls.server_tls_context(
-        Files(Path(tls_config.certificate), Path(tls_config.key), _optional_path(tls_config.password), clients)
-    )
+    return Files(Path(tls_config.certificate), Path(tls_config.key), _optional_path(tls_config.password), clients)
 
 
-def instance_tls_context(tls_config: CoordinatorTls) -> ssl.SSLContext | None:
-    """Return the TLS context for https connections to instances; None for the default. Raises BadTls."""
+def client_tls_context(tls_config: CoordinatorTls) -> ssl.SSLContext | None:
+    """Return the TLS context for clients' connections; None for plain HTTP. Raises TlsFileError."""
+    files = client_tls_files(tls_config)
+    return None if files is None else tls.server_tls_context(files)
+
+
+def instance_tls_context(tls_config: CoordinatorTls, *, ask_password: bool = True) -> ssl.SSLContext | None:
+    """Return the TLS context for https connections to instances; None for the default. Raises TlsFileError."""
     if tls_config.ca is None:
         return None
     with tls.blaming_file(Path(tls_config.ca)):
         context = ssl.create_default_context(cafile=tls_config.ca)
-    if tls_config.certificate is not None and tls_config.key is not None:
-        tls.load_certificate(
-            context, Path(tls_config.certificate), Path(tls_config.key), _optional_path(tls_config.password)
-        )
+    load_instance_tls(context, tls_config, ask_password=ask_password)
     return context
+
+
+def load_instance_tls(context: ssl.SSLContext, tls_config: CoordinatorTls, *, ask_password: bool) -> None:
+    """Load the files for connections to instances into a context. Raises TlsFileError."""
+    assert tls_config.ca is not None
+    with tls.blaming_file(Path(tls_config.ca)):
+        context.load_verify_locations(tls_config.ca)
+    if tls_config.certificate is not None and tls_config.key is not None:
+        password = _optional_path(tls_config.password)
+        tls.load_certificate(
+            context, Path(tls_config.certificate), Path(tls_config.key), password, ask_password=ask_password
+        )
 
 
 def _optional_path(name: str | None) -> Path | None:

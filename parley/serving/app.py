@@ -31,6 +31,7 @@ from parley.dialects.mounts import (
 from parley.disagg.wire.headers import read_preface_size
 from parley.errors import NotAllowed, NotFound, OrderRefused, ParleyError, excerpt
 from parley.serving.handlers import PROBE_KINDS, SERVER_HANDLERS, RouteHandler
+from parley.serving.options import ServerOptions
 from parley.serving.registry import ModelRegistry
 from parley.web.auth import ApiKeys, BrowserGuard, PortReach, port_reach
 from parley.web.exchange import Exchange
@@ -184,6 +185,10 @@ class App:
             for method_and_path, direct_endpoint in self.route_table.items()
             if self._router_endpoint(method_and_path) is direct_endpoint
         }
+
+    def use_options(self, options: ServerOptions) -> None:
+        """Accept the keys of other options from now on."""
+        self.keys.replace_keys(options.api_keys, options.admin_keys, options.priority_keys, options.cluster_secret)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer an HTTP request. Other ASGI scopes are ignored."""

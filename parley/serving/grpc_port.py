@@ -25,6 +25,7 @@ from parley.dialects.triton.sampling import TRITON_FIELD_NAMES
 from parley.errors import BadRequest, UnknownModel
 from parley.serving.generation import Generation
 from parley.serving.grpc_call import GrpcCall
+from parley.serving.options import ServerOptions
 from parley.serving.registry import ModelRegistry
 from parley.serving.request_metrics import RequestMetrics
 from parley.serving.served_model import ServedModel
@@ -58,6 +59,10 @@ class TritonGrpcPort:
         self._idle_calls = IdleCalls(max(1, registry.options.grpc_connections // 2))
         options = registry.options
         self._keys = ApiKeys(options.api_keys, options.admin_keys, options.priority_keys, options.cluster_secret)
+
+    def use_options(self, options: ServerOptions) -> None:
+        """Accept the keys of other options from now on."""
+        self._keys.replace_keys(options.api_keys, options.admin_keys, options.priority_keys, options.cluster_secret)
 
     async def start_server(self, listen_addresses: Sequence[tuple[str, int]]) -> list[str]:
         """Listen on these hosts and ports; 0 takes a free port. Return the addresses for clients. Raises OSError."""

@@ -110,6 +110,12 @@ class ModelRegistry:
             field="model",
         )
 
+    def use_options(self, options: ServerOptions) -> None:
+        """Take other options from now on, for all models."""
+        self.options = options
+        for model in self.models:
+            model.use_options(options)
+
     @property
     def total_slots(self) -> int:
         """The number of answers that may run or wait, over all models."""

@@ -85,6 +85,11 @@ class ServedModel:
         self.adapters: dict[str, int] = {}  # name -> when it was loaded; the folders are in the settings
         self._text_pipeline: TextPipeline | None = None
 
+    def use_options(self, options: ServerOptions) -> None:
+        """Take other options from now on."""
+        self.total_slots += options.max_queue - self.options.max_queue
+        self.options = options
+
     @property
     def name(self) -> str:
         """The main name."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 import difflib
 import textwrap
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,10 +110,14 @@ class OptionValue:
 
 @dataclass(frozen=True)
 class ResolvedOptions(Mapping[str, Any]):
-    """All values of a table by option name, and warnings about the sources."""
+    """All values of a table by option name, and warnings about the sources.
+
+    ``read_again`` returns the values that the same sources have now. Raises ConfigError.
+    """
 
     by_name: dict[str, OptionValue]
     warnings: list[str] = field(default_factory=list)
+    read_again: Callable[[], ResolvedOptions] | None = field(default=None, compare=False)
 
     def __getitem__(self, name: str) -> Any:
         return self.by_name[name].value
@@ -134,7 +139,7 @@ class ResolvedOptions(Mapping[str, Any]):
     def with_unset_from(self, values: Mapping[str, Any], source: str) -> ResolvedOptions:
         """Return a copy that takes these values for options that no source sets."""
         additions = {name: OptionValue(value, source) for name, value in values.items() if not self.is_set(name)}
-        return ResolvedOptions(self.by_name | additions, self.warnings)
+        return ResolvedOptions(self.by_name | additions, self.warnings, self.read_again)
 
 
 def read_flags(table: Sequence[Option], arguments: Sequence[str]) -> dict[str, tuple[Any, str]]:
@@ -257,6 +262,7 @@ def resolve_options(
             for key in sorted(environment)
             if key.startswith(VARIABLE_PREFIX) and key not in known_variables
         ],
+        partial(resolve_options, table, tuple(arguments), environment, other_variables),
     )
 
 

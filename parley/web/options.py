@@ -39,7 +39,7 @@ class HttpOptions:
     write_timeout: float = 60.0  # until a client that does not read its response is disconnected
     max_connections: int | None = None  # connections of clients; None: as many as file descriptors allow
     connection_limit: ConnectionLimit = field(default_factory=ConnectionLimit, compare=False)  # ports may share one
-    grpc_connections: int = MAX_GRPC_CONNECTIONS  # connections of each gRPC port
+    grpc_connections: int = field(default=MAX_GRPC_CONNECTIONS, compare=False)  # connections of each gRPC port
     keep_alive: float = 75.0  # how long an idle connection is kept
     ping_interval: float | None = None  # between comments in a silent event stream; proxies cut idle connections
 

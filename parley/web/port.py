@@ -10,7 +10,9 @@ import gc
 import os
 import socket
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from ssl import SSLContext
+from typing import Any
 
 import uvicorn
 from starlette.middleware.cors import CORSMiddleware
@@ -83,6 +85,11 @@ class HttpServer(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave signals alone: the process handles them itself."""
         yield
+
+    def use_options(self, options: HttpOptions) -> None:
+        """Take other options from now on, but keep the limit of connections."""
+        protocol: Any = self.config.http
+        protocol.options = replace(options, connection_limit=protocol.options.connection_limit)
 
 
 def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from parley.web.options import TlsFiles
 
@@ -24,10 +25,30 @@ def server_tls_context(tls: TlsFiles) -> ssl.SSLContext:
     return _load_tls_files(tls_context, tls)
 
 
-def _load_tls_files(tls_context: ssl.SSLContext, tls: TlsFiles) -> ssl.SSLContext:
+class LoadedTls(NamedTuple):
+    """A TLS context in use, and the files that it was loaded from."""
+
+    context: ssl.SSLContext
+    files: TlsFiles
+
+
+def reload_certificates(loaded: Iterable[LoadedTls]) -> None:
+    """Load the files of contexts again, for connections from now on.
+
+    Raises TlsFileError before anything has changed. Authorities that a file holds no more stay accepted. An encrypted
+    key needs a password file.
+    """
+    loaded = tuple(loaded)
+    for each in loaded:
+        _load_tls_files(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), each.files, ask_password=False)
+    for each in loaded:
+        _load_tls_files(each.context, each.files, ask_password=False)
+
+
+def _load_tls_files(tls_context: ssl.SSLContext, tls: TlsFiles, *, ask_password: bool = True) -> ssl.SSLContext:
     """Load the files of ``tls`` into a context and return it. Raises BadTls."""
     tls_context.minimum_version = ssl.TLSVersion.TLSv1_2
-    load_certificate(tls_context, tls.certificate, tls.key, tls.password_file)
+    load_certificate(tls_context, tls.certificate, tls.key, tls.password_file, ask_password=ask_password)
     for path in tls.client_authorities:
         with blaming_file(path):
             tls_context.load_verify_locations(path)
@@ -39,9 +60,11 @@ def _load_tls_files(tls_context: ssl.SSLContext, tls: TlsFiles) -> ssl.SSLContex
     return tls_context
 
 
-def load_certificate(tls_context: ssl.SSLContext, certificate: Path, key: Path, password_file: Path | None) -> None:
+def load_certificate(
+    tls_context: ssl.SSLContext, certificate: Path, key: Path, password_file: Path | None, *, ask_password: bool = True
+) -> None:
     """Load a certificate into a context. ``password_file``: file with the password of its key. Raises BadTls."""
-    key_password = None
+    key_password = None if ask_password else ""  # with None, OpenSSL asks for it at the terminal
     if password_file is not None:
         with blaming_file(password_file):
             key_password = password_file.read_text("utf-8").strip()

@@ -143,10 +143,11 @@ def _adapter_loader(runner: ModelRunner, thread: ThreadPoolExecutor, inbox: Engi
 
 def serve_socket(fd: int) -> None:
     """Serve over an inherited socket until it is closed. ``fd``: its file descriptor."""
-    # A terminal's Ctrl-C and a service manager's SIGTERM reach every process of the group, but the API process decides
-    # when to end, since it drains first. This process follows at end of file.
+    # A terminal's Ctrl-C and hang-up and a service manager's SIGTERM reach every process of the group, but the API
+    # process decides when to end, since it drains first. This process follows at end of file.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     for name, value in LIBRARY_SETTINGS.items():
         os.environ.setdefault(name, value)

@@ -385,14 +385,14 @@ async def test_cluster_grpc_uses_tls_and_client_certificates(both, tmp_path: Pat
             assert (await grpc_error(sides.cluster_calls.infer()))[0] == "UNAVAILABLE"
         await sides.cluster_calls.channel.close()
     with pytest.raises(TlsFileError, match="password"):
-        before.grpc_credentials(CoordinatorTls(**tls_files, password=str(tmp_path / "word")))
+        before.read_grpc_certificate(CoordinatorTls(**tls_files, password=str(tmp_path / "word")))
 
 
 async def test_strict_coordinator_reports_timeouts_in_grpc_form(both, monkeypatch: pytest.MonkeyPatch) -> None:
     sides = await both("prefill", "decode", strict=True, reply=lambda work, index: [70] * 3000, tick=0.005)
     coordinator = sides.cluster.coordinator
     await sides.call_both(seeded_request(max_tokens=9))
-    monkeypatch.setattr(coordinator.scheduler, "options", replace(coordinator.options, infer_timeout=0.3))
+    monkeypatch.setattr(coordinator.table, "options", replace(coordinator.options, infer_timeout=0.3))
     stream = sides.cluster_calls.stream()
     await stream.write(seeded_request(id="7", stream=True, max_tokens=3000).SerializeToString())
     await stream.done_writing()

@@ -148,6 +148,7 @@ async def test_engine_ignores_group_signals_and_ends_on_close(folder):
         assert pid is not None
         os.kill(pid, signal.SIGINT)
         os.kill(pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGHUP)
         assert len(await generate_tokens(e, "a")) == 8
     assert await process_ends(pid)
 

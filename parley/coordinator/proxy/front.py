@@ -74,6 +74,10 @@ class InferenceFront:
         self._paths = PathTable(surfaces)
         self._gate = BrowserGuard(options.host, options.hosts, options.cors, ApiKeys(()))
 
+    def use_options(self, options: ServerOptions, memory_limit: int) -> None:
+        """Take other options of the port and another limit from now on."""
+        self._options, self._memory_limit = options, memory_limit
+
     def fail_open_requests(self) -> None:
         """End all open requests with an error."""
         for runner in self._runners:

@@ -66,13 +66,19 @@ class CoordinatorGrpcPort:
         self._table, self._front, self._options = table, front, options
         self._idle_calls = IdleCalls(max(1, limits.grpc_connections // 2))
         self._passthrough = GrpcPassthrough(table)
+        self._certificate: Any = None
         self._server = grpc.aio.server(options=grpc_server_options(limits, options.max_requests))
         self._server.add_generic_rpc_handlers((_AllMethods(self._find_handler),))
 
     async def start_server(self, host: str, port: int) -> str:
         """Listen on a port (0: any free one) and return the address for clients. Raises OSError, BadTls."""
         name = f"[{host}]" if ":" in host else host
-        listen_address, credentials = f"{name}:{port}", grpc_credentials(self._options.tls)
+        listen_address, credentials = f"{name}:{port}", None
+        if (certificate := read_grpc_certificate(self._options.tls)) is not None:
+            self._certificate = certificate
+            credentials = grpc.dynamic_ssl_server_credentials(
+                certificate, lambda: self._certificate, require_client_authentication=bool(self._options.tls.clients)
+            )
         try:
             bound = self._server.add_secure_port(listen_address, credentials) if credentials else (
                 self._server.add_insecure_port(listen_address)
@@ -81,6 +87,10 @@ class CoordinatorGrpcPort:
             raise OSError(f"cannot listen on {host} port {port} for gRPC.") from error
         await self._server.start()
         return local_address(host, bound)
+
+    def reload_certificate(self) -> None:
+        """Read the certificate again, for clients that connect from now on. Raises TlsFileError."""
+        self._certificate = read_grpc_certificate(self._options.tls)
 
     async def stop_server(self, seconds: float) -> None:
         """Stop the server, giving open calls ``seconds`` to finish."""
@@ -225,15 +235,15 @@ class _AllMethods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no 
         return self._handler(details.method)
 
 
-def grpc_credentials(tls: CoordinatorTls) -> grpc.ServerCredentials | None:
-    """Return the TLS credentials for clients' calls; None for plain text. Raises BadTls."""
+def read_grpc_certificate(tls: CoordinatorTls) -> Any:
+    """Return the certificate for clients' calls, for gRPC; None for plain text. Raises TlsFileError."""
     if tls.certificate is None or tls.key is None:
         return None
     if tls.password is not None:
         raise TlsFileError(f"{tls.key} is encrypted with a password, which gRPC does not support")
     pair = Path(tls.key).read_bytes(), Path(tls.certificate).read_bytes()
     clients = Path(tls.clients).read_bytes() if tls.clients else None
-    return grpc.ssl_server_credentials([pair], clients, require_client_auth=clients is not None)
+    return grpc.ssl_server_certificate_configuration([pair], clients)
 
 
 def _request_headers(context: GrpcContext) -> list[tuple[bytes, bytes]]:

@@ -150,7 +150,6 @@ class InstanceScheduler:
 
     def __init__(self, table: InstanceTable, counters: RequestCounters | None = None):
         self.table = table
-        self.options = table.options
         self.counters = counters or RequestCounters(self.options.slo_ttft, self.options.slo_tpot)
         self._policy = create_policy(self.options)
         self.queue: RequestQueue[Placement] = RequestQueue(
@@ -159,6 +158,11 @@ class InstanceScheduler:
         self.open_requests = 0  # requests that are placed on instances and have not ended
         self._wake_scheduled = False
         table.watchers.append(self._instance_changed)
+
+    @property
+    def options(self) -> CoordinatorOptions:
+        """The coordinator's options, which a reload replaces."""
+        return self.table.options
 
     @property
     def queued_requests(self) -> int:

@@ -23,7 +23,7 @@ TableWatcher = Callable[[ClusterInstance, InstanceNews], None]
 
 
 class InstanceTable:
-    """All instances, by id. ``clock`` returns monotonic seconds."""
+    """All instances, by id. ``clock`` returns monotonic seconds. ``options``: replaced when they are reloaded."""
 
     def __init__(self, options: CoordinatorOptions, clock: Callable[[], float] = time.monotonic):
         self.options = options

@@ -1,0 +1,177 @@
+"""SIGHUP makes a running server and a coordinator read their keys, certificates and limits again."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.certificates import make_authority, make_certificate
+from support.server_process import ServerProcess
+
+RELOADED, KEPT = r"were reloaded; changed: (.*)\.$", r"was not reloaded, and the old one stays: (.*)"
+
+
+@pytest.fixture
+def start_server(folder: Path) -> Iterator[Callable[..., ServerProcess]]:
+    running: list[ServerProcess] = []
+
+    def start(*flags: object) -> ServerProcess:
+        running.append(ServerProcess(folder, *map(str, flags)))
+        return running[-1].ready()
+
+    yield start
+    for each in running:
+        each.process.kill()
+        each.end()
+
+
+def completion_status(server: ServerProcess, key: str, padding: int = 0) -> int:
+    body = json.dumps({"prompt": "a", "max_tokens": 2}) + " " * padding
+    request = urllib.request.Request(f"{server.url}/v1/completions", body.encode(), {"authorization": f"Bearer {key}"})
+    try:
+        return int(urllib.request.urlopen(request, timeout=10).status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def hang_up(server: ServerProcess, pattern: str) -> str:
+    """Send the signal, and return what the log says about it."""
+    server.process.send_signal(signal.SIGHUP)
+    return server.see(pattern)[1]
+
+
+def test_hang_up_reloads_keys_and_limits_of_a_server(start_server, tmp_path: Path) -> None:
+    keys, config = tmp_path / "keys", tmp_path / "parley.toml"
+    keys.write_text("first-key\n")
+    config.write_text("body-limit = 100000\n")
+    server = start_server("--api-key-file", keys, "--config", config)
+    assert [completion_status(server, key) for key in ("first-key", "second-key")] == [200, 401]
+    keys.write_text("second-key\n")
+    config.write_text('body-limit = 2000\nmax-queue = 7\nhost = "127.0.0.2"\n')
+    changed = hang_up(server, RELOADED)
+    assert changed == "body_limit, api_keys, max_queue; these need a restart: host"
+    assert [completion_status(server, key) for key in ("first-key", "second-key")] == [401, 200]
+    assert [completion_status(server, "second-key", padding) for padding in (1000, 5000)] == [200, 413]
+
+
+@pytest.mark.parametrize(
+    ("content", "key_content", "reason"),
+    [
+        ("body-limit = 'much'\n", "first-key\n", "body-limit"),
+        ("body-limit\n", "first-key\n", "parley.toml"),
+        ("body-limit = 2000\n", "", "holds no key"),
+        ("body-limit = 2000\n", None, "cannot be read"),
+    ],
+)
+def test_a_broken_file_keeps_the_old_configuration(start_server, tmp_path, content, key_content, reason) -> None:
+    keys, config = tmp_path / "keys", tmp_path / "parley.toml"
+    keys.write_text("first-key\n")
+    config.write_text("body-limit = 100000\n")
+    server = start_server("--api-key-file", keys, "--config", config)
+    config.write_text(content)
+    keys.unlink() if key_content is None else keys.write_text(key_content)
+    assert reason in hang_up(server, KEPT)
+    assert completion_status(server, "first-key", 5000) == 200
+
+
+def presented_name(port: int, authority: Path) -> str:
+    """Return the name in the certificate that a port presents."""
+    context = ssl.create_default_context(cafile=str(authority))
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    sock = socket.create_connection(("127.0.0.1", port), 10)
+    with context.wrap_socket(sock, server_hostname="127.0.0.1") as secure:
+        return str(dict(pair for (pair,) in secure.getpeercert()["subject"])["commonName"])
+
+
+def free_ports(count: int) -> list[int]:
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [int(probe.getsockname()[1]) for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_hang_up_reloads_certificates_and_limits_of_a_coordinator(tmp_path: Path) -> None:
+    pytest.importorskip("grpc")
+    make_authority(tmp_path, "ours")
+    for name in ("old", "new"):
+        make_certificate(tmp_path, name, "ours")
+    certificate, key = tmp_path / "server.pem", tmp_path / "server.key"
+
+    def install_certificate(name: str) -> None:
+        shutil.copy(tmp_path / f"{name}.pem", certificate)
+        shutil.copy(tmp_path / f"{name}.key", key)
+
+    install_certificate("old")
+    names = ("predict_port", "management_port", "metrics_port", "status_port", "grpc_port")
+    ports = free_ports(len(names))
+    config, log = tmp_path / "coordinator.toml", tmp_path / "log"
+    port_lines = "".join(f"{name} = {port}\n" for name, port in zip(names, ports, strict=True))
+    tls_table = '[tls]\ncertificate = "server.pem"\nkey = "server.key"\n'
+    config.write_text(port_lines + tls_table)
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "parley", "coordinator", "--config", config], stdout=output, stderr=output
+        )
+    try:
+        wait_until(lambda: all(map(listens, ports)))
+        assert {presented_name(port, tmp_path / "ours.pem") for port in ports} == {"old"}
+        install_certificate("new")
+        config.write_text(port_lines + "max_requests = 3\n" + tls_table)
+        process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "were reloaded; changed: max_requests." in log.read_text())
+        assert {presented_name(port, tmp_path / "ours.pem") for port in ports} == {"new"}
+        install_certificate("old")
+        key.write_text("broken")
+        process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "was not reloaded, and the old one stays: " in log.read_text())
+        assert {presented_name(port, tmp_path / "ours.pem") for port in ports} == {"new"}
+        assert process.poll() is None
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def test_a_terminal_that_closes_ends_the_server(folder: Path) -> None:
+    """Nobody could stop it any more. Its terminal closes with the last descriptor of the other side."""
+    command = [sys.executable, "-m", "parley", "serve", str(folder), "--fake-engine", "--port", "0"]
+    process_id, terminal = pty.fork()
+    if not process_id:
+        os.execv(command[0], command)
+    output = b""
+    while b"ready in" not in output:
+        output += os.read(terminal, 4096)
+    os.close(terminal)
+    status: list[int] = []
+
+    def has_ended() -> bool:
+        ended, code = os.waitpid(process_id, os.WNOHANG)
+        status.append(code)
+        return bool(ended)
+
+    wait_until(has_ended)
