@@ -1,6 +1,11 @@
 """The files in deploy/ fit together, and the commands and flags they use exist."""
 
+import json
+import subprocess
+import sys
+import threading
 import tomllib
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -11,7 +16,7 @@ from parley.settings.kinds import duration_kind
 from parley.settings.options import read_flags
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
-FILES = ["coordinator.yaml", "prefill.yaml", "decode.yaml"]
+FILES = ["secret.yaml", "coordinator.yaml", "prefill.yaml", "decode.yaml"]
 
 
 def manifests(kind=None):
@@ -98,3 +103,47 @@ def test_manifests_match_kubernetes_schemas():
     validate = pytest.importorskip("kubernetes_validate", reason="its schemas take 100 MB")
     for document in manifests():
         validate.validate(document, "1.37", strict=True)
+
+
+class SecretsApi(BaseHTTPRequestHandler):
+    """The part of Kubernetes' API that makes secrets. The server keeps them in ``made``."""
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        exists = body["metadata"]["name"] in self.server.made
+        allowed = self.headers["authorization"] == "Bearer t" and self.path == "/api/v1/namespaces/parley/secrets"
+        if allowed and not exists:
+            self.server.made[body["metadata"]["name"]] = body["stringData"]["secret"]
+        self.send_response(409 if exists else 201 if allowed else 403)
+        self.end_headers()
+
+    def log_message(self, *args):
+        """Log nothing."""
+
+
+def test_job_makes_a_random_secret_once(tmp_path):
+    (tmp_path / "namespace").write_text("parley")
+    (tmp_path / "token").write_text("t\n")
+    made = []
+    for _ in range(2):
+        with HTTPServer(("127.0.0.1", 0), SecretsApi) as server:
+            server.made = {}
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            address = f"http://127.0.0.1:{server.server_port}"
+            environment = {"ACCOUNT_FOLDER": str(tmp_path), "API_SERVER": address, "no_proxy": "*"}
+            script = [sys.executable, "-I", str(DEPLOY / "k8s/make_secret.py")]
+            outputs = [subprocess.run(script, env=environment, capture_output=True, text=True).stdout for _ in range(2)]
+            assert outputs == ["parley-cluster is made\n", "parley-cluster exists already\n"]
+            made.append(server.made["parley-cluster"])
+            server.shutdown()
+    assert made[0] != made[1] and all(len(secret) == 64 for secret in made)
+
+
+def test_pods_use_the_secret_that_the_job_makes():
+    (job,) = manifests("Job")
+    assert only_container(job)["command"] == ["python", "/etc/parley/make_secret.py"]
+    (role,) = manifests("Role")
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]}]
+    for pod in manifests("StatefulSet"):
+        (variable,) = (each for each in only_container(pod)["env"] if each["name"] == "PARLEY_CLUSTER_SECRET")
+        assert variable["valueFrom"]["secretKeyRef"] == {"name": "parley-cluster", "key": "secret"}

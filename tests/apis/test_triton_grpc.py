@@ -3,6 +3,8 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from ipaddress import ip_network
 from typing import Any
 
 import grpc
@@ -22,6 +24,7 @@ from parley.serving.grpc_port import TritonGrpcPort
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
 from parley.types import Settings
+from parley.web.auth import PortReach
 
 KEY = "sk-right-key-0123456789"
 INFER = "/v2/models/tiny/infer"
@@ -32,12 +35,12 @@ ServeGrpc = Callable[..., Awaitable[GrpcClient]]
 
 @pytest.fixture
 async def serve_grpc(serve) -> AsyncIterator[ServeGrpc]:
-    """Start a server with a gRPC port; the options are those of ``serve``."""
+    """Start a server with a gRPC port of this reach; the other options are those of ``serve``."""
     clients: list[GrpcClient] = []
 
-    async def start(**options: Any) -> GrpcClient:
+    async def start(reach: PortReach = "local", **options: Any) -> GrpcClient:
         served = await serve(**options)
-        port = TritonGrpcPort(served.service)
+        port = TritonGrpcPort(served.service, partial(served.node.check_client, reach=reach))
         clients.append(GrpcClient(served, port, (await port.start_server([("127.0.0.1", 0)]))[0]))
         return clients[-1]
 
@@ -319,6 +322,20 @@ def call_statuses(served: RunningServer) -> str:
 
 
 # -- access, loading and shutdown
+
+
+async def test_grpc_port_of_an_instance_answers_members_only(serve_grpc):
+    for options, metadata in (
+        ({"cluster_secret": "s"}, (("parley-secret", "s"),)),
+        ({"cluster_networks": (ip_network("127.0.0.0/8"),)}, ()),
+    ):
+        calls = await serve_grpc("public", **options)
+        assert (await calls.infer(metadata=metadata)).model_name == "tiny"
+    for options in ({"cluster_secret": "s"}, {"cluster_networks": (ip_network("10.0.0.0/8"),)}):
+        calls = await serve_grpc("public", **options)
+        code, sentence = await grpc_error(calls.infer())
+        assert code == "UNAUTHENTICATED" and "its cluster only" in sentence
+        assert (await calls.call("ServerLive")).live
 
 
 async def test_grpc_requires_a_key_except_for_probes(serve_grpc):

@@ -1,6 +1,7 @@
 """The server as a process: its first lines, signals, exit codes and imports."""
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -22,9 +23,11 @@ from parley.boot import engines
 from parley.boot import server as start_module
 from parley.boot.opening import opening_lines
 from parley.boot.places import listening_places
+from parley.disagg.kv.peer import KVPeer
+from parley.disagg.kv.transport import LinkError
 from parley.engine.fake import FakeEngine
 from parley.serving.options import ListenAddress, OfferedModel, ServerOptions
-from parley.types import ModelInfo, Settings
+from parley.types import Arena, ModelInfo, Settings
 from parley.web.banner import loaded_line, local_url
 
 
@@ -196,6 +199,35 @@ def test_taken_peer_port_is_reported_in_one_line(start_server):
         assert server.end() == 1
     message = f"cannot listen on 127.0.0.1 port {port} for handovers: Address already in use"
     assert server.lines == [f"parley: {message}. Choose another with --peer-port."]
+
+
+@pytest.mark.parametrize(
+    ("flags", "place"),
+    [
+        (["--role", "decode", "--api-key", "k"], "127.0.0.1 port 8000, which anyone on this machine can reach"),
+        (["--role", "prefill", "--host", "0.0.0.0"], "0.0.0.0 port 8000, which anyone can reach"),
+    ],
+)
+def test_does_not_start_an_instance_that_strangers_could_command(start_server, flags, place):
+    server = start_server(*flags, "--port", "8000")
+    assert server.end() == 1
+    (line,) = server.lines
+    assert place in line and "--cluster-secret" in line and "--cluster-network" in line
+
+
+async def test_keyed_instance_takes_no_handover_from_a_stranger(start_server):
+    """Forged pages would enter the prefix cache, and change other clients' answers."""
+    server = start_server("--role", "decode", "--api-key", "k", "--cluster-secret", "s", "--peer-port", "0").ready()
+    request = urllib.request.Request(f"{server.url}/v1/status", headers={"parley-secret": "s"})
+    with urllib.request.urlopen(request) as answer:
+        place = json.load(answer)["parley"]["peer"]
+    stranger = KVPeer()
+    try:
+        stranger.add_arena("tiny", Arena(0, -1, 8, [], "scripted"))
+        with pytest.raises(LinkError, match="has another cluster secret"):
+            await stranger.open_handover(place, "tiny")
+    finally:
+        await stranger.close_peer()
 
 
 def test_missing_tokenizer_is_reported_in_the_last_line(start_server, tmp_path):
