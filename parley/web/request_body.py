@@ -99,7 +99,8 @@ class HeldBody:
         """Count ``size`` more bytes, or fewer if it is negative. Raises Overloaded."""
         self.size += size
         self._budget.held_bytes += size
-        self._budget.make_room(self)
+        if self._budget.held_bytes > self._budget.limit:
+            self._budget.make_room(self)
 
     def evict(self) -> None:
         """Make room for another body."""

@@ -20,6 +20,7 @@ from support.random_requests import generating_routes, random_body
 from parley.coordinator.config import parse_coordinator_config
 from parley.coordinator.coordinator import Coordinator
 from parley.types import EngineRequest
+from parley.web import request_body as bodies
 from parley.web.port import open_listener
 
 UNIQUE = "0123456789abcdef0123456789abcdef"
@@ -191,6 +192,30 @@ async def test_incoming_bodies_count_against_the_memory_limit(live_cluster) -> N
     huge = await cluster.front.connect()
     await huge.send(head.replace(b"Transfer-Encoding: chunked", b"Content-Length: %d" % (1 << 40)))
     assert (await huge.answer()).status == 413  # a retry would not help
+    await cluster.idle()
+
+
+async def test_unfinished_bodies_leave_room_for_others(live_cluster, monkeypatch) -> None:
+    """They may take half of the memory, and the slowest one makes room for the next."""
+    monkeypatch.setattr(bodies, "SLOW_SECONDS", 0.1)
+    cluster = await live_cluster("mixed", memory_limit=1 << 20)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500000\r\n\r\n"
+    unfinished = []
+    for _ in range(2):
+        unfinished.append(await cluster.front.connect())
+        await unfinished[-1].send(head + b" " * 250_000)
+        size = 250_000 * len(unfinished)
+        await cluster.front.until(lambda size=size: cluster.coordinator.front.body_bytes == size)
+    await asyncio.sleep(0.2)
+    body = json.dumps(CHAT).encode().ljust(300_000)
+    served = await cluster.front.connect()
+    await served.send(build_request("POST", "/v1/chat/completions", body))
+    assert (await served.answer()).status == 200
+    answer = await unfinished[0].answer()
+    assert (answer.status, "still arriving" in answer.json["error"]["message"]) == (429, True)
+    for connection in (served, *unfinished):
+        connection.close()
+    await cluster.front.until(lambda: cluster.coordinator.front.body_bytes == 0)
     await cluster.idle()
 
 
