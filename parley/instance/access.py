@@ -34,7 +34,6 @@ class ClusterAccess:
         self.secret = options.cluster_secret
         self._networks = TrustedNetworks(options.cluster_networks)
         self._is_open = not (options.cluster_secret or options.cluster_networks)
-        self._has_keys = bool(options.api_keys)
 
     def is_member(self, headers: Mapping[bytes, bytes], client_host: str, reach: PortReach) -> bool:
         """Whether a member of the cluster sent a request from an IP address to a port of this reach."""
@@ -55,21 +54,21 @@ class ClusterAccess:
             raise Unauthorized(pd_headers.WRONG_SECRET)
 
     def check_client(self, headers: Mapping[bytes, bytes], client_host: str, reach: PortReach) -> None:
-        """Check that a client may call a port of this reach directly. Raises Unauthorized.
+        """Check that a client may call a port of this reach directly, where no keys are required. Raises Unauthorized.
 
-        Clients without keys reach an instance from other machines through its coordinator only: the coordinator's own
-        port decides which clients there are.
+        Such clients reach an instance from other machines through its coordinator only: the coordinator's own port
+        decides which clients there are.
         """
-        if reach == "public" and not self._has_keys and not self.is_member(headers, client_host, reach):
+        if reach == "public" and not self.is_member(headers, client_host, reach):
             raise Unauthorized(MEMBERS_ONLY)
 
     def check_change(self, exchange: Exchange) -> None:
-        """Check that a request may change a server without admin keys. Raises Forbidden.
+        """Check that a request may change a server without keys. Raises Forbidden.
 
         A coordinator says of a change that it forwards whether strangers reach its port.
         """
         forwarded = exchange.headers.get(pd_headers.FORWARDED_HEADER, b"private")
-        public = self._is_open and exchange.scope["app"].reach == "public" and not self._has_keys
+        public = self._is_open and exchange.scope["app"].reach == "public"
         if public or forwarded != b"private" or not self.is_from_member(exchange):
             raise Forbidden(CHANGES_NEED_A_KEY)
 

@@ -54,7 +54,8 @@ class ClusterView(Protocol):
         """Return a coordinator's command to do a part of this request, None if there is none. Raises OrderRefused."""
 
     def check_client(self, headers: Mapping[bytes, bytes], client_host: str, reach: PortReach) -> None:
-        """Check that a client at an IP address may call a port of this reach. Raises Unauthorized."""
+        """Check that a client at an IP address may call a port of this reach, where it needs no key. Raises
+        Unauthorized."""
 
     def check_change(self, exchange: Exchange) -> None:
         """Check that a request may change this server, where no admin key is required. Raises Forbidden."""
@@ -253,7 +254,8 @@ class App:
         if scope["path"] not in self._keyless_paths:
             self._access_gate.check_headers(exchange.headers)
             if not self.cluster.is_coordinator(exchange.headers):
-                self.cluster.check_client(exchange.headers, exchange.client_host, self.reach)
+                if not self.keys:
+                    self.cluster.check_client(exchange.headers, exchange.client_host, self.reach)
                 exchange.tenant = self.keys.check_key(exchange.headers)
 
     def _error_dialect(self, path: str) -> Dialect:

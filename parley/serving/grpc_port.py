@@ -47,8 +47,8 @@ REAL_STATUS_HEADER = b"triton_grpc_error"  # metadata: the first error ends a st
 class TritonGrpcPort:
     """A gRPC server in front of the served models. ``start_server`` and ``stop_server`` belong to one event loop.
 
-    ``check_client`` gets the metadata of a call and the IP address that it came from. It raises Unauthorized if that
-    client may not call this server.
+    ``check_client`` is called where no keys are required, with the metadata of a call and the IP address that it came
+    from. It raises Unauthorized if that client may not call this server.
     """
 
     def __init__(
@@ -127,7 +127,8 @@ class TritonGrpcPort:
             try:
                 with call.reporting_outcome():
                     if method_name not in KEYLESS_METHODS:
-                        self._check_client(metadata, _client_host(context.peer()))
+                        if not self._keys:
+                            self._check_client(metadata, _client_host(context.peer()))
                         call.tenant = self._keys.check_key(metadata)
                     return await call_handler(call, payload, context)
             except GrpcError as refused:

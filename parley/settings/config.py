@@ -309,7 +309,7 @@ SERVE_OPTIONS: list[Option] = [
         "File with keys, one per line. Only these may change the server: adapters, endpoints, caches, pauses, roles, "
         "shutdown.",
         section="server",
-        unset_text="with API keys nobody may, without any every client",
+        unset_text="with API keys nobody may, without any the clients on this machine",
         configurable=True,
     ),
     Option(

@@ -67,6 +67,16 @@ def test_hang_up_reloads_keys_and_limits_of_a_server(start_server, tmp_path: Pat
     assert [completion_status(server, "second-key", padding) for padding in (1000, 5000)] == [200, 413]
 
 
+def test_an_instance_that_loses_its_keys_answers_members_only(start_server, tmp_path: Path) -> None:
+    config = tmp_path / "parley.toml"
+    config.write_text('api-key = ["first-key"]\n')
+    server = start_server("--host", "0.0.0.0", "--cluster-secret", "s", "--config", config)
+    assert completion_status(server, "first-key") == 200
+    config.write_text("")
+    assert hang_up(server, RELOADED) == "api_keys"
+    assert completion_status(server, "first-key") == 401
+
+
 @pytest.mark.parametrize(
     ("content", "key_content", "reason"),
     [
