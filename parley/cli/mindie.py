@@ -47,7 +47,7 @@ PORT = integer_between(1024, 65_535)
 @dataclass
 class MindIEPlan:
     """``options``: values of parley's options. ``rules``: the dialect's, by name. ``unused_members``: members without
-    effect.
+    effect. ``missing_lists``: revocation lists that the file names but that do not exist.
     """
 
     file: str
@@ -57,11 +57,13 @@ class MindIEPlan:
     peer_tls: TlsFiles | None
     figures: bool
     weights: str | None
+    max_length: int
     max_prompt: int
     max_output: int
     token_timeout: float
     timeout: float
     unused_members: list[str]
+    missing_lists: list[Path]
 
     def check_model(self, models: Sequence[NamedModel]) -> None:
         """Check that there is a model, as far as that is known before loading. Raises ConfigError."""
@@ -74,6 +76,10 @@ class MindIEPlan:
         if lacking and self.weights is not None and mine:
             raise ConfigError(f"{self.file}: {member}: {show_value(self.weights)} cannot be served: {lacking}.")
 
+    def context_length(self, models: Sequence[NamedModel]) -> int:
+        """Return ``maxSeqLen``, or the shortest context of these models if that is less."""
+        return min([self.max_length, *filter(None, map(_model_context_length, models))])
+
     def profile_rules(self, profile: MindieProfile) -> MindieRules:
         """Return the dialect's rules for a profile."""
         return replace(MindieRules(**self.rules), profile=profile, figures=self.figures or profile != "strict")
@@ -81,12 +87,15 @@ class MindIEPlan:
     def apply_to_options(self, options: ServerOptions, profile: MindieProfile) -> ServerOptions:
         """Return the server's options with this plan applied."""
         rules = self.profile_rules(profile)
-        note = f"{self.file}: without effect here: {', '.join(self.unused_members)}."
+        notes = [f"{self.file}: without effect here: {', '.join(self.unused_members)}."] if self.unused_members else []
+        if self.missing_lists:
+            missing = ", ".join(map(str, dict.fromkeys(self.missing_lists)))
+            notes.append(f"{self.file}: client certificates are not checked for revocation: {missing} does not exist.")
         return replace(
             options,
             listen=(*self.listen, *options.listen),
             apis={api.name: api for api in (plane(rules) for plane in PLANES)},
-            notes=(note,) if self.unused_members else (),
+            notes=tuple(notes),
             peer_tls=self.peer_tls or options.peer_tls,
             max_prompt=self.max_prompt,
             max_output=self.max_output,
@@ -151,10 +160,9 @@ def _build_plan(top: ConfigSection, root: Path, environment: Mapping[str, str]) 
         options["max-lora-rank"] = rank
     if weights is not None:
         options["model"] = [NamedModel((), str(root / weights), {})]
-        own = _model_context_length(root / weights)
-        options["max-model-len"] = length if own is None else min(length, own)
     if kv_gigabytes > 0:
         options["kv-memory"] = max(1 << 20, round(kv_gigabytes * 2**30))
+    missing_lists: list[Path] = []
     rules = schedule_limits | {
         "vllm": server.get_member("openAiSupport", check_string, "vllm") == "vllm",
         "full_text": server.get_member("fullTextEnabled", check_flag, False),
@@ -171,12 +179,13 @@ def _build_plan(top: ConfigSection, root: Path, environment: Mapping[str, str]) 
     }
     return MindIEPlan(
         file="",
-        listen=_read_listeners(server, root, environment),
+        listen=_read_listeners(server, root, environment, missing_lists),
         options=options,
         rules=rules,
-        peer_tls=_peer_tls_files(server, root) if separated else None,
+        peer_tls=_peer_tls_files(server, root, missing_lists) if separated else None,
         figures=environment.get("MINDIE_LLM_BENCHMARK_ENABLE") in ("1", "2"),
         weights=weights,
+        max_length=length,
         max_prompt=prompt,
         max_output=schedule_limits["max_iter_times"],
         token_timeout=float(token_timeout),
@@ -184,6 +193,7 @@ def _build_plan(top: ConfigSection, root: Path, environment: Mapping[str, str]) 
         unused_members=[
             member for section in (top, server, backend, deploy, model, schedule) for member in section.unread_members()
         ],
+        missing_lists=missing_lists,
     )
 
 
@@ -200,10 +210,13 @@ def _first_model(deploy: ConfigSection) -> ConfigSection:
     )
 
 
-def _model_context_length(weights: Path) -> int | None:
+def _model_context_length(model: NamedModel) -> int | None:
     """Return the context length in the model's own configuration, or None."""
+    folder = hub.find_model(model.model)
+    if folder is None:
+        return None
     try:
-        model_config = msgspec.json.decode((weights / "config.json").read_bytes())
+        model_config = msgspec.json.decode((folder / "config.json").read_bytes())
         own = (model_config.get("text_config") or model_config).get("max_position_embeddings")
     except (OSError, ValueError, AttributeError):
         return None
@@ -237,7 +250,9 @@ def _read_schedule(schedule: ConfigSection, prompt: int, length: int) -> dict[st
 # -- the planes
 
 
-def _read_listeners(server: ConfigSection, root: Path, environment: Mapping[str, str]) -> list[ListenAddress]:
+def _read_listeners(
+    server: ConfigSection, root: Path, environment: Mapping[str, str], missing_lists: list[Path]
+) -> list[ListenAddress]:
     everywhere = server.get_member("allowAllZeroIpListening", check_flag, False)
     own = server.get_member("ipAddress", check_ip_address, "127.0.0.1")
     own = _container_address(environment, "MIES_CONTAINER_IP") or own
@@ -259,7 +274,7 @@ def _read_listeners(server: ConfigSection, root: Path, environment: Mapping[str,
     for api, plane, port in ports:
         host = inner if plane else own
         tls_files = _plane_tls_files(
-            server, root, plane if host != own else ""
+            server, root, plane if host != own else "", missing_lists
         )  # checked even if unused: errors are reported
         listeners.append(ListenAddress(api, host, port, tls_files if secure else None))
     return listeners
@@ -274,8 +289,8 @@ def _container_address(environment: Mapping[str, str], variable: str) -> str:
         raise ConfigError(f"{variable}: {value!r} is not {wanted}") from None
 
 
-def _plane_tls_files(server: ConfigSection, root: Path, plane: str) -> TlsFiles:
-    """Return the TLS files of a plane. ``plane`` is empty, management or metrics."""
+def _plane_tls_files(server: ConfigSection, root: Path, plane: str, missing_lists: list[Path]) -> TlsFiles:
+    """Return the TLS files of a plane. ``plane`` is empty, management or metrics. Adds to ``missing_lists``."""
 
     def member_name(member: str) -> str:
         return plane + member[0].upper() + member[1:] if plane else member
@@ -286,7 +301,6 @@ def _plane_tls_files(server: ConfigSection, root: Path, plane: str) -> TlsFiles:
     revoked = server.get_member(member_name("tlsCrlFiles"), check_file_names, None)
     password = server.get_member(member_name("tlsPkPwd"), check_string, None)
     usual = root / f"security/pass/{where}key_pwd.txt"
-    crl = [lists / each for each in revoked or ["server_crl.pem"]]
     return TlsFiles(
         certificate=root / server.get_member(member_name("tlsCert"), check_string, f"security/certs/{where}server.pem"),
         key=root / server.get_member(member_name("tlsPk"), check_string, f"security/keys/{where}server.key.pem"),
@@ -297,12 +311,27 @@ def _plane_tls_files(server: ConfigSection, root: Path, plane: str) -> TlsFiles:
                 member_name("tlsCaFile"), check_file_names, [f"{plane}_ca.pem" if plane else "ca.pem"]
             )
         ),
-        revocation_lists=tuple(each for each in crl if revoked is not None or each.is_file()),
+        revocation_lists=_revocation_lists(lists, revoked, ["server_crl.pem"], missing_lists),
     )
 
 
-def _peer_tls_files(server: ConfigSection, root: Path) -> TlsFiles | None:
-    """Return the TLS files of the connections between instances."""
+def _revocation_lists(
+    folder: Path, named: Sequence[str] | None, usual: Sequence[str], missing_lists: list[Path]
+) -> tuple[Path, ...]:
+    """Return the revocation lists of a plane. Adds named ones to ``missing_lists`` if none of them exists.
+
+    MindIE's shipped configuration names a list that does not exist, so this must not stop the start. One list that
+    exists turns checking on: then a missing one stops the start, when it is loaded.
+    """
+    files = tuple(folder / name for name in (usual if named is None else named))
+    if any(file.is_file() for file in files):
+        return files
+    missing_lists.extend(files if named is not None else ())
+    return ()
+
+
+def _peer_tls_files(server: ConfigSection, root: Path, missing_lists: list[Path]) -> TlsFiles | None:
+    """Return the TLS files of the connections between instances. Adds to ``missing_lists``."""
     where = "security/grpc/"
     authorities = root / server.get_member("interCommTlsCaPath", check_string, f"{where}ca/")
     lists = root / server.get_member("interCommTlsCrlPath", check_string, f"{where}certs/")
@@ -315,6 +344,6 @@ def _peer_tls_files(server: ConfigSection, root: Path) -> TlsFiles | None:
         client_authorities=tuple(
             authorities / each for each in server.get_member("interCommTlsCaFiles", check_file_names, ["ca.pem"])
         ),
-        revocation_lists=tuple(lists / each for each in revoked or ()),
+        revocation_lists=_revocation_lists(lists, revoked, [], missing_lists),
     )
     return tls_files if server.get_member("interCommTLSEnabled", check_flag, True) else None

@@ -32,6 +32,8 @@ def run(config: ResolvedOptions) -> int:
     plan, config = read_mindie_plan(config)
     if plan is not None:
         plan.check_model(config["model"])
+        length = plan.context_length(config["model"])
+        config = config.with_unset_from({"max-model-len": length}, config["mindie-config"])
     if config["show-config"]:
         print(format_options(SERVE_OPTIONS, config))
         return 0

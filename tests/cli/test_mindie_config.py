@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from parley import hub
-from parley.cli import mindie
+from parley.cli import mindie, serve
 from parley.cli.serve import offered_models, server_options
 from parley.dialects.mindie.rules import MindieRules
 from parley.serving.options import ListenAddress
@@ -118,8 +118,10 @@ def config_error(folder: Path, content: Any, **environment: str) -> str:
 
 
 def test_mindie_config_members_take_effect(tmp_path):
-    plan = read_config(tmp_path, FULL_CONFIG)
     security_folder = tmp_path / "security"
+    (security_folder / "certs").mkdir(parents=True)
+    (security_folder / "certs/server_crl.pem").touch()
+    plan = read_config(tmp_path, FULL_CONFIG)
     own_tls = TlsFiles(
         certificate=security_folder / "certs/server.pem",
         key=security_folder / "keys/server.key.pem",
@@ -142,7 +144,8 @@ def test_mindie_config_members_take_effect(tmp_path):
     config = resolve_options(SERVE_OPTIONS, ["--threads", "1"], {}).with_unset_from(plan.options, "there")
     (offer,) = offered_models(config)
     engine = offer.settings
-    assert (engine.model, engine.max_model_len, engine.max_batch) == (str(tmp_path / "weights"), 2560, 200)
+    assert (engine.model, engine.max_batch) == (str(tmp_path / "weights"), 200)
+    assert plan.context_length(config["model"]) == 2560
     assert (engine.kv_memory, engine.step_tokens, engine.threads) == (2 << 30, 8192, 1)
     options = plan.apply_to_options(server_options(config), "strict-old")
     assert (options.port, offer.names, options.drain) == (None, ("llama_65b",), 500)
@@ -260,9 +263,25 @@ def test_mindie_dynamic_timeouts_and_mock_instances(tmp_path):
 def test_mindie_config_caps_the_context_at_the_models_length(tmp_path):
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / "config.json").write_text('{"max_position_embeddings": 100}')
-    assert read_config(tmp_path, FULL_CONFIG).options["max-model-len"] == 100
+    weights = NamedModel((), str(tmp_path / "weights"), {})
+    assert read_config(tmp_path, FULL_CONFIG).context_length([weights]) == 100
     with pytest.raises(ConfigError, match=r'modelWeightPath: "weights" cannot be served: its folder has no tokenizer'):
-        read_config(tmp_path, FULL_CONFIG).check_model([NamedModel((), str(tmp_path / "weights"), {})])
+        read_config(tmp_path, FULL_CONFIG).check_model([weights])
+
+
+@pytest.mark.parametrize(
+    ("flags", "length", "source"),
+    [([], 300, "config.json"), (["--max-model-len", "99"], 99, "--max-model-len")],
+)
+def test_mindie_context_length_holds_for_a_model_on_the_command_line(tmp_path, capsys, flags, length, source):
+    content = changed_config("BackendConfig.ModelDeployConfig.maxSeqLen", 300)
+    content["BackendConfig"]["ScheduleConfig"]["maxIterTimes"] = 300
+    content["BackendConfig"]["ModelDeployConfig"]["ModelConfig"][0].pop("modelWeightPath")
+    arguments = [hub.BUILT_IN, "--mindie-config", write_config(tmp_path, content), "--show-config", *flags]
+    assert serve.run(resolve_options(SERVE_OPTIONS, arguments, {})) == 0
+    (shown,) = (line for line in capsys.readouterr().out.splitlines() if line.split()[0] == "max-model-len")
+    assert shown.split()[1] == str(length)
+    assert source in shown
 
 
 def test_mindie_config_loads_lora_modules(tmp_path):
@@ -293,6 +312,21 @@ def test_default_mindie_password_and_crl_files_are_optional(tmp_path):
     assert (
         management.tls is not None and management.tls.password_file == tmp_path / "security/pass/management/key_pwd.txt"
     )
+
+
+def test_named_crl_files_that_do_not_exist_are_a_warning_until_one_does(tmp_path):
+    default_options = server_options(resolve_options(SERVE_OPTIONS, [], {}))
+    content = changed_config("ServerConfig.tlsCrlFiles", ["one.pem", "two.pem"])
+    plan = read_config(tmp_path, content)
+    assert all(each.tls is not None and not each.tls.revocation_lists for each in plan.listen)
+    (note,) = (each for each in plan.apply_to_options(default_options, "strict").notes if "revocation" in each)
+    assert note.endswith("certs/one.pem, " + str(tmp_path / "security/certs/two.pem") + " does not exist.")
+    (tmp_path / "security/certs").mkdir(parents=True)
+    (tmp_path / "security/certs/two.pem").touch()
+    plan = read_config(tmp_path, content)
+    assert plan.listen[0].tls is not None
+    assert [file.name for file in plan.listen[0].tls.revocation_lists] == ["one.pem", "two.pem"]
+    assert not any("revocation" in each for each in plan.apply_to_options(default_options, "strict").notes)
 
 
 @pytest.mark.parametrize(

@@ -144,13 +144,18 @@ async def test_instance_list_adds_keeps_changes_and_removes_instances():
         '{"ids":[1],"instances":[{"id":1}]}', '{"ids":[1],"instances":[5]}',
         '{"ids":[1],"instances":[{"id":-1,"static_info":{"role":80}}]}',
         json.dumps({"ids": list(range(4097)), "instances": []}),
+        '{"ids":["a"],"instances":[]}', '{"ids":[5,true],"instances":[]}', '{"ids":[5.0],"instances":[]}',
+        '{"ids":[null],"instances":[]}', '{"ids":[1],"instances":[{"id":1,"static_info":{"role":80},"dynamic_info":5}]}',
+        '{"ids":[1],"instances":[{"id":1,"static_info":{"role":80},"dynamic_info":{"peers":["2"]}}]}',
+        '{"ids":[1],"instances":[{"id":1,"static_info":{"role":80},"dynamic_info":{"prefix_hash":[{}]}}]}',
     ],
 )  # fmt: skip
 async def test_management_rejects_a_malformed_instance_list(content):
     table, _, management = empty_cluster()
     async with serve_app(management.app) as say:
+        assert await say("POST", "/v1/instances/refresh", list_body(list_item(5))) == (200, b"", False)
         assert await say("POST", "/v1/instances/refresh", content) == (400, b"", False)
-    assert not len(table)
+    assert [each.id for each in table] == [5]
 
 
 @pytest.mark.parametrize(

@@ -85,10 +85,8 @@ class ManagementPort:
         ids, items = (list_body.get("ids"), list_body.get("instances")) if list_body is not None else (None, None)
         if not isinstance(ids, list) or not isinstance(items, list) or len(ids) > MAX_IDS or len(items) > MAX_IDS:
             return BAD_REQUEST_REPLY
-        for item in items:
-            static = item.get("static_info") if isinstance(item, dict) else None
-            if not isinstance(static, dict) or not is_count(item.get("id")) or "role" not in static:
-                return BAD_REQUEST_REPLY
+        if not all(map(is_count, ids)) or not all(map(_is_list_item, items)):
+            return BAD_REQUEST_REPLY
         for each in self.table:
             if each.origin == "list" and each.id not in ids:
                 self.table.remove_instance(each.id)
@@ -118,7 +116,7 @@ class ManagementPort:
             for name in ("role", "group", "peer", "slots", "blocks", "block_size", "p_percentage", "models"):
                 setattr(known_instance, name, getattr(listed_instance, name))
         if not known_instance.polled:
-            _apply_listed_load(known_instance, item.get("dynamic_info"))
+            _apply_listed_load(known_instance, item["dynamic_info"])
             self.table.record_answer(known_instance)
 
     def coordinator_info(self, request: AdminRequest) -> AdminReply:
@@ -248,6 +246,19 @@ def _server_address(instance: ClusterInstance) -> tuple[str, str]:
     return url.hostname or "", str(url.port or {"http": 80, "https": 443}[url.scheme])
 
 
+def _is_list_item(item: Any) -> bool:
+    """Whether an entry of a controller's list has the form of one. Its values may still fail validation."""
+    if not isinstance(item, dict) or not is_count(item.get("id")):
+        return False
+    static, load = item.get("static_info"), item.get("dynamic_info", {})
+    if not isinstance(static, dict) or "role" not in static or not isinstance(load, dict):
+        return False
+    peers, hashes = load.get("peers", []), load.get("prefix_hash", [])
+    if not isinstance(peers, list) or not isinstance(hashes, list):
+        return False
+    return _all_counts(*peers) and all(type(prompt_hash) is int for prompt_hash in hashes)
+
+
 def parse_listed_instance(item: dict[str, Any]) -> ClusterInstance | None:
     """Parse an entry of a controller's list; None if it fails validation."""
     static = item["static_info"]
@@ -288,18 +299,16 @@ def parse_listed_instance(item: dict[str, Any]) -> ClusterInstance | None:
     )
 
 
-def _apply_listed_load(instance: ClusterInstance, reported_load: Any) -> None:
+def _apply_listed_load(instance: ClusterInstance, reported_load: dict[str, Any]) -> None:
     """Update an instance from the load in a controller's list."""
-    if not isinstance(reported_load, dict):
-        return
     for name, key in (("avail_slots", "avail_slots_num"), ("avail_blocks", "avail_block_num"),
                       ("waiting", "waiting_request_num"), ("running", "running_request_num")):  # fmt: skip
         if is_count(reported_load.get(key)):
             setattr(instance, name, reported_load[key])
-    if isinstance(peers := reported_load.get("peers"), list):
-        instance.peers = frozenset(instance_id for instance_id in peers if is_count(instance_id))
-    if isinstance(hashes := reported_load.get("prefix_hash"), list):
-        instance.cached_hashes = frozenset(prompt_hash for prompt_hash in hashes if isinstance(prompt_hash, int))
+    if "peers" in reported_load:
+        instance.peers = frozenset(reported_load["peers"])
+    if "prefix_hash" in reported_load:
+        instance.cached_hashes = frozenset(reported_load["prefix_hash"])
 
 
 def _all_counts(*values: Any) -> bool:
