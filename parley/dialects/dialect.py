@@ -229,8 +229,9 @@ class Dialect:
 
     ``prompt_members``: where a coordinator finds the prompts of this API, which it needs for routing.
     ``render_error`` returns the answer to an error, whose field the server has already translated. ``common_headers``
-    returns the API's own response headers, given the seconds that the request has taken so far. ``body_limit``: the
-    maximum body size of this API in bytes, where it is below the server's. ``retry_hints``: errors may say when to
+    returns the API's own response headers, given the seconds that the request has taken so far;
+    ``whole_answer_headers``: those of answers that are no streams. ``body_limit``: the maximum body size of this API in
+    bytes, where it is below the server's. ``retry_hints``: errors may say when to
     retry. ``chunk_per_event``: each event of a stream is one HTTP chunk, for clients that rely on it. ``other_bases``:
     further paths that belong to this API with everything below them. ``shared_metrics`` writes the server's metrics
     under this API's names, for the page that all APIs at the root share; ``own_metrics`` writes the whole page, where
@@ -250,6 +251,7 @@ class Dialect:
     render_error: Callable[[ParleyError], Answer]
     prompt_members: PromptMembers = field(kw_only=True)
     common_headers: Callable[[float], HeaderList] = field(default=lambda seconds: ())
+    whole_answer_headers: HeaderList = ()
     body_limit: int | None = None
     retry_hints: bool = True
     chunk_per_event: bool = False

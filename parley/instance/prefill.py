@@ -75,6 +75,7 @@ class PrefillStage(RequestStage):
         self.response_writer = PrefillResponseWriter(
             exchange.scope[CYCLE_KEY],
             command,
+            exchange.id_headers,
             self._take_unrecorded,
             lambda: self._has_outputs and command.continues_here,
         )

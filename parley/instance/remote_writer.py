@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from starlette.types import Message
 
+from parley.dialects.dialect import HeaderList
 from parley.dialects.instance_plane import OriginalRequest
 from parley.dialects.mounts import INSTANCE_PLANE
 from parley.disagg.wire.handover import encode_record
@@ -118,13 +119,15 @@ class PrefillResponseWriter(RemoteResponseWriter):
     """Collects the first part of an answer for the answer to the coordinator's command.
 
     ``answer_command`` is called when the request continues on another instance or over the channel, or when the answer
-    is complete before that. ``ready``: whether the answer may continue over the channel from now on.
+    is complete before that. ``id_headers`` returns the headers that carry the request's ids. ``may_continue`` says
+    whether the answer may continue over the channel from now on.
     """
 
     def __init__(
         self,
         http_cycle: HttpCycle,
         command: PrefillCommand,
+        id_headers: Callable[[], HeaderList],
         take_unrecorded: Callable[[], list[OutputBatch]],
         may_continue: Callable[[], bool],
     ):
@@ -133,6 +136,7 @@ class PrefillResponseWriter(RemoteResponseWriter):
         self.command_answered = False
         self._http_cycle = http_cycle
         self._command = command
+        self._id_headers = id_headers
         self._may_continue = may_continue
         self._is_error = False  # the output is an error, not an answer
         self._collected_output: list[bytes] = []
@@ -223,9 +227,8 @@ class PrefillResponseWriter(RemoteResponseWriter):
         self.command_answered = True
         self.response_started = self.is_stream
         data = msgspec.json.encode(answer_body)
-        self._http_cycle.begin_response(
-            200, [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
-        )
+        content_headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(data))]
+        self._http_cycle.begin_response(200, [*content_headers, *self._id_headers()])
         self._http_cycle.write_part(data, last=True)
         for on_disconnect in self._watchers:
             self._http_cycle.unwatch_disconnect(on_disconnect)

@@ -210,7 +210,13 @@ class Exchange:
     ) -> None:
         """Send a response in one piece; an empty ``content_type`` is left out."""
         type_header = [(b"content-type", content_type)] if content_type else []
-        await self._start_response(status, [*type_header, (b"content-length", b"%d" % len(body)), *extra_headers])
+        headers = [
+            *type_header,
+            (b"content-length", b"%d" % len(body)),
+            *self.dialect.whole_answer_headers,
+            *extra_headers,
+        ]
+        await self._start_response(status, headers)
         await self._write_body(body, last=True)
 
     async def write_stream(self, data: bytes, media_type: str, *, last: bool = False) -> None:
@@ -269,12 +275,16 @@ class Exchange:
         """Close the connection at once and drop unsent data."""
         self._writer.abort_connection()
 
+    def id_headers(self) -> HeaderList:
+        """Return the response headers that carry the request's ids."""
+        id_header = self.dialect.id_header
+        own_id = [(id_header, self.request_uuid.encode())] if id_header else []
+        return [(b"x-request-id", self.request_id.encode()), *own_id]
+
     async def _start_response(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.status = status
         self.enable_event_chunks()
-        headers.append((b"x-request-id", self.request_id.encode()))
-        if self.dialect.id_header:
-            headers.append((self.dialect.id_header, self.request_uuid.encode()))
+        headers += self.id_headers()
         headers += self.dialect.common_headers(time.perf_counter() - self.arrived_at)
         await self._send_or_disconnect({"type": "http.response.start", "status": status, "headers": headers})
 

@@ -81,6 +81,13 @@ async def test_mindie_only_paths_are_served_at_the_root_too(serve):
         assert list(slots) == ["total_slots", "free_slots", "available_tokens_length"]
 
 
+async def test_strict_mindie_closes_the_connection_after_an_answer_that_is_no_stream(serve):
+    served = await serve(surfaces=(ApiMount("", service_dialect(MindieRules("strict"))),))
+    assert (await served.post("/infer", {"inputs": INPUTS})).headers["connection"] == "close"
+    assert (await served.post("/infer", {"inputs": 5})).headers["connection"] == "close"
+    assert "connection" not in (await served.post("/infer", {"inputs": INPUTS, "stream": True})).headers
+
+
 async def test_mindie_generate_picks_the_vllm_or_tgi_form_by_the_body(serve):
     served = await serve()
     record = await served.post("/mindie/generate", {"prompt": "a b", "inputs": "c", "max_tokens": 3})

@@ -140,7 +140,7 @@ def test_mindie_tgi_reports_first_fault_in_original_order():
 
 
 def test_mindie_tgi_reads_or_refuses_inputs():
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    parts = [{"type": "text", "text": "a"}, {"type": None, "text": "b"}]
     assert read(inputs=parts).request.prompts == [Text("ab")]
     assert refusal(inputs=[]) == "Inputs arr is empty"
     assert refusal(inputs="") == "Inputs length must be in (0, 41943040], but got 0"

@@ -83,7 +83,13 @@ def test_mindie_native_reads_text_or_token_ids():
         ({"inputs": 5}, "The type of inputs is abnormal"),
         ({"inputs": [5]}, "The type of inputs is abnormal"),
         ({"inputs": [{"type": "text", "text": 5}]}, "Request param text must be string"),
+        ({"inputs": [{"text": 5}]}, "Request param text must be string"),
         ({"inputs": [{"type": "image_url"}]}, "Request param image_url null"),
+        ({"inputs": [{"image_url": None}]}, "Request param image_url null"),
+        ({"inputs": [{"image_url": {"url": None}}]}, "Request param image_url null"),
+        ({"inputs": [{"video_url": "x"}] * 21}, "The number of multimodal url should be no more than 20"),
+        ({"inputs": [{"type": "other", "text": "a"}]}, "The type of inputs is abnormal"),
+        ({"inputs": [{}]}, "The type of inputs is abnormal"),
         ({"inputs": [{"type": "video_url", "video_url": {"a": 1}}]}, "Request param video_url null"),
         ({"inputs": [{"type": "audio_url", "audio_url": "x"}] * 21},
          "The number of multimodal url should be no more than 20"),
@@ -96,6 +102,13 @@ def test_mindie_native_reads_text_or_token_ids():
 )  # fmt: skip
 def test_mindie_native_refuses_wrong_input(body, text):
     assert refusal(**body) == text
+
+
+def test_mindie_generate_without_prompt_prints_blanks_in_the_inner_text():
+    assert vllm.NO_PROMPT_TEXT == (
+        '{"Error": "`inputs` or `prompt` must be necessary and data type must be string. Additionally, the request '
+        'body must be valid json", "error_type": "validation"}'
+    )
 
 
 def test_mindie_native_refuses_body_that_is_no_json_object():
@@ -218,7 +231,7 @@ def test_mindie_vllm_record_starts_with_prompt(rules):
     reply = read_vllm(rules)
     reply.add_events([ACCEPTED, ChoiceDelta(0, "I am"), DONE])
     assert reply.render_body(USAGE) == b'{"text":["a b I am"]}'
-    parts = read_vllm(rules, prompt=[{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])
+    parts = read_vllm(rules, prompt=[{"type": "text", "text": "a"}, {"text": "b"}])
     parts.add_events([ChoiceDelta(0, "x"), DONE])
     assert parts.request.prompts == [Text("ab")] and parts.render_body(USAGE) == b'{"text":["a x"]}'
 

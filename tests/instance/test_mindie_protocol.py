@@ -72,6 +72,7 @@ class PlainCoordinator:
         headers = {"req-id": request_id, "req-type": "prefill", "d-target": str(target)} | extra_headers
         answer = await self.prefill.call("POST", path, body, headers)
         assert answer.status == 200, answer.body
+        assert answer.headers["requestuuid"]
         return answer.json
 
     async def collect_answer(self, prefill_answer: dict[str, Any]) -> tuple[bytes, ResultFrame | None]:

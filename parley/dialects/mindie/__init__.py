@@ -31,6 +31,7 @@ from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.openai import embeddings
 
 REQUEST_ID_HEADER = b"requestuuid"
+STRICT_HEADERS = ((b"connection", b"close"),)  # of answers that are no streams
 MODEL_PATH = "/v2/models/{model}"
 MODEL_PATHS = (MODEL_PATH, MODEL_PATH + "/versions/{version}")  # the version has no effect: there is only one
 MINDIE_PROMPT_MEMBERS = PromptMembers(
@@ -54,6 +55,7 @@ def service_dialect(rules: MindieRules) -> Dialect:
         render_error=partial(shared.mindie_error_answer, rules=rules),
         prompt_members=MINDIE_PROMPT_MEMBERS,
         id_header=REQUEST_ID_HEADER,
+        whole_answer_headers=STRICT_HEADERS if rules.strict else (),
         documented_errors=True,
         chunk_per_event=True,
         routes=(
@@ -140,6 +142,7 @@ def management_dialect(rules: MindieRules) -> Dialect:
         render_error=partial(shared.mindie_error_answer, rules=rules),
         prompt_members=MINDIE_PROMPT_MEMBERS,
         id_header=REQUEST_ID_HEADER,
+        whole_answer_headers=STRICT_HEADERS if rules.strict else (),
         documented_errors=True,
         routes=(
             Route("GET", "/health", "probe", reader=partial(upkeep.check_ready, rules)),
@@ -188,6 +191,7 @@ def metrics_dialect(rules: MindieRules) -> Dialect:
         render_error=partial(shared.mindie_error_answer, rules=rules),
         prompt_members=MINDIE_PROMPT_MEMBERS,
         id_header=REQUEST_ID_HEADER,
+        whole_answer_headers=STRICT_HEADERS if rules.strict else (),
         documented_errors=True,
         routes=(page,),
         own_metrics=metrics.write_mindie_metrics,

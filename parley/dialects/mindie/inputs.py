@@ -14,6 +14,7 @@ from parley.dialects.mindie.shared import utf16_length
 from parley.errors import Unsupported
 
 MEDIA_TYPES = ("image_url", "video_url", "audio_url")
+PART_TYPES = ("text", *MEDIA_TYPES)
 MAX_MEDIA = 20
 MAX_INPUT_IDS = 1_048_576  # tokens of an input, independent of the model
 LENGTH_TEMPLATE = (
@@ -97,14 +98,21 @@ def read_text_parts(body: Fields, prompt_input: PromptInput, value: list[Any], r
     """Return the texts of a list of parts. Raises BadRequest; Unsupported for media."""
     if not value:
         raise body.member_error(prompt_input.name, prompt_input.empty)
-    media = sum(isinstance(part, dict) and part.get("type") in MEDIA_TYPES for part in value)
-    if media > MAX_MEDIA:
+    if sum(_part_kind(part) in MEDIA_TYPES for part in value) > MAX_MEDIA:
         raise body.member_error(prompt_input.name, f"The number of multimodal url should be no more than {MAX_MEDIA}")
     return [_read_text_part(body, prompt_input, part, request_id) for part in value]
 
 
+def _part_kind(part: Any) -> Any:
+    """Return the type of a part. ``type`` is optional: without it, the member that the part has tells."""
+    if not isinstance(part, dict):
+        return None
+    kind = part.get("type")
+    return kind if kind is not None else next((name for name in PART_TYPES if name in part), None)
+
+
 def _read_text_part(body: Fields, prompt_input: PromptInput, part: Any, request_id: str) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
+    kind = _part_kind(part)
     if kind in MEDIA_TYPES:
         url = part.get(kind)
         if url is None or (isinstance(url, dict) and url.get("url") is None):

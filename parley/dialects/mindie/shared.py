@@ -6,6 +6,7 @@ with the bare text of the error.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -38,13 +39,13 @@ F32 = 3.4028234663852886e38
 DEFAULT_RULES = MindieRules()
 
 encode_json = msgspec.json.Encoder().encode
-NO_PROMPT_TEXT = encode_json(
+NO_PROMPT_TEXT = json.dumps(  # a text in JSON, with the blanks that the original prints
     {
         "Error": "`inputs` or `prompt` must be necessary and data type must be string. "
         "Additionally, the request body must be valid json",
         "error_type": "validation",
     }
-).decode()
+)
 
 TYPE_NAMES = {
     "a boolean": "boolean",
@@ -159,7 +160,7 @@ def mindie_error_answer(error: ParleyError, rules: MindieRules = DEFAULT_RULES) 
             return mindie_error_json(424, "Failed to enqueue inferRequest. Invalid Input Ids", "Generation Error")
         case BadRequest():
             return refuse_body(error.message)
-        case Stopping() if rules.strict:
+        case Stopping():
             return mindie_error_json(503, "The service has been stopped", "Service Unavailable")
         case NotReady() if rules.strict:
             return Answer(503)
