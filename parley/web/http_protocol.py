@@ -161,10 +161,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Keep the connection if a client may still wait for answers; close it otherwise.
 
         A client that has gone and one that has only stopped sending look alike. So an interim response is sent, which
-        HTTP/1.1 clients skip: the system of a client that has gone answers with a reset. Without TLS only.
+        HTTP/1.1 clients skip: the system of a client that has gone answers with a reset. Without TLS only. Nothing can
+        be sent in the middle of a response, and a silent stream must not keep its work: there the client counts as gone.
         """
         current = self._current_cycle
-        if current is None or current.response_complete or self._in_message or self.transport.is_closing():
+        if current is None or current.response_started or self._in_message or self.transport.is_closing():
             return False
         if current.scope["http_version"] != "1.1" or self.transport.get_extra_info("sslcontext") is not None:
             return False
