@@ -162,7 +162,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
         A client that has gone and one that has only stopped sending look alike. So an interim response is sent, which
         HTTP/1.1 clients skip: the system of a client that has gone answers with a reset. Without TLS only. Nothing can
-        be sent in the middle of a response, and a silent stream must not keep its work: there the client counts as gone.
+        be sent in the middle of a response, and a silent stream must not keep its work: so the client counts as gone.
         """
         current = self._current_cycle
         if current is None or current.response_started or self._in_message or self.transport.is_closing():

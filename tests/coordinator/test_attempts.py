@@ -94,6 +94,17 @@ async def test_long_prompt_is_retried_only_where_the_context_is_longer(cluster):
     assert sum(len(each.requests) for each in short) <= 4 and len(long.requests) == 4
 
 
+async def test_strict_coordinator_reports_the_loss_of_the_only_prefill_instance_at_once(cluster):
+    p, d = ScriptedInstance("prefill"), ScriptedInstance("decode")
+    running = await cluster(p, d, strict=True, heartbeat=30)
+    await p.kill_instance()
+    answer = await running.post("/v1/chat/completions", CHAT_BODY)
+    assert (answer.status, answer.body) == (500, b"Connect to p instance failed\r\n")
+    for path in ("/v1/chat/completions", "/v1/tokenizer"):
+        answer = await running.post(path, CHAT_BODY)
+        assert (answer.status, answer.body) == (503, b"MindIE-MS Coordinator is not ready\r\n"), path
+
+
 @pytest.mark.parametrize(("status", "text"), [(400, heads.NOT_A_PREFILL_INSTANCE), (503, heads.UNKNOWN_STATUS)])
 async def test_retries_another_prefill_instance_after_a_role_change(cluster, status, text):
     """The table learns of the new role a little later; meanwhile no client may see the wrong-role error."""

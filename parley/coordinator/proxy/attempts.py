@@ -178,7 +178,10 @@ class RequestRunner:
                 raise refusals.coordinator_error(500, refusals.TEXTS.retry_failed)
             await asyncio.sleep(RECOMPUTE_DELAY)
             return False
-        if not (failure.final or self.attempts > self.options.max_retry or (merge.sent and not merge.exact)):
+        # the original reports a lost instance at once; waiting for another to come is parley's addition
+        hopeless = self.options.strict and not self._scheduler.can_serve()
+        exhausted = failure.final or hopeless or self.attempts > self.options.max_retry
+        if not exhausted and (merge.exact or not merge.sent):
             return False
         if answer is None or merge.sent:
             raise refusals.coordinator_error(failure.status if failure.status >= 400 else 500, failure.text)

@@ -178,6 +178,8 @@ class InferenceFront:
             return
         if await self._answer_locally(kind, path, client):
             return
+        if kind == "tokenize" and self._strict and not self._is_ready:
+            raise refusals.coordinator_error(503, refusals.TEXTS.cluster_not_ready)
         body = await client.read_body() if body is None else body
         usable = self._usable_instances()
         if kind == "summed_info" and client.scope["method"] != "HEAD":
