@@ -90,6 +90,23 @@ def result_streams(draw: st.DrawFn) -> tuple[bytes, list[ResultFrame]]:
     return data, merge_data(expected)
 
 
+@pytest.mark.parametrize(
+    ("events", "last"),
+    [
+        ([b"data:{a}\n\n", b"data:{b}\n\n"], False),
+        ([b"data: {a}\n\n", b"data: {b}\n\ndata: [DONE]\n\n"], True),
+        ([b"data: {a}\n\n", b"an error's text"], True),
+        ([b'{"text":["a"]}\0', b'{"text":["b"]}\0'], False),
+        ([b"\0", b"\0"], True),
+        ([b'{"text":"a"}'], True),
+    ],
+)
+def test_each_event_of_a_stream_is_a_frame_of_its_own(events: list[bytes], last: bool) -> None:
+    frames = result_frames.encode_result("7", b"".join(events), last=last)
+    words = [b"data"] * (len(events) - 1) + [b"lastData" if last else b"data"]
+    assert frames == [b"reqId:7\0%b:%b\0" % pair for pair in zip(words, events, strict=True)]
+
+
 @given(result_streams(), st.lists(st.integers(0, 2000), max_size=12))
 def test_result_stream_yields_the_same_frames_for_any_cuts(stream: tuple[bytes, list], cuts: list[int]) -> None:
     data, expected = stream

@@ -9,6 +9,7 @@ first NUL ends a frame, and there are further keywords. Knows neither sockets no
 from __future__ import annotations
 
 import binascii
+import re
 from typing import Literal
 
 import msgspec
@@ -29,6 +30,8 @@ KEYWORD_KINDS: dict[bytes, FrameKind] = {
 }
 BASE64_KINDS: dict[bytes, FrameKind] = {b"data64": "data", b"lastData64": "lastData"}
 REQUEST_PREFIX = b"reqId:"
+# The mark at the end of OpenAI's streams stays with the event before it, because coordinators end at the first lastData.
+EVENT_PATTERN = re.compile(rb"\0|[^\0]+?(?:\n\n(?!data: \[DONE\]\n\n\Z)|\0|\Z)")
 
 
 class BadFrame(Exception):
@@ -55,7 +58,7 @@ class ResultFrame(msgspec.Struct, gc=False):
 def encode_result(request_id: str, payload: bytes, *, last: bool = False, native: bool = False) -> list[bytes]:
     """Encode a result in one or more frames. An empty one that is not the last yields none, unless ``native``."""
     head, coding = b"reqId:%b\0" % request_id.encode(), b""
-    pieces = _split_large(payload) if native else _split_at_nul(payload)
+    pieces = _split_large(payload) if native else _split_events(payload)
     if native and b"\0" in payload:
         pieces, coding = [binascii.b2a_base64(piece, newline=False) for piece in pieces], b"64"
     if not pieces and (last or native):
@@ -91,13 +94,15 @@ def encode_epoch_frame(name: str) -> bytes:
     return b"epoch:%b\0" % name.encode()
 
 
-def _split_at_nul(payload: bytes) -> list[bytes]:
-    """Cut a payload into pieces that contain no NUL except at their end."""
-    if b"\0" not in payload:
+def _split_events(payload: bytes) -> list[bytes]:
+    """Cut a payload into the events of a stream: coordinators send each frame to the client as one chunk.
+
+    An event ends with an empty line or a NUL, so that no piece contains a NUL except at its end.
+    """
+    last = len(payload) - 1
+    if payload.find(b"\n\n", 0, last) < 0 and payload.find(b"\0", 0, last) < 0:  # one event, or an answer in one piece
         return _split_large(payload)
-    *complete, rest = payload.split(b"\0")
-    pieces = [piece for part in complete for piece in _split_large(part + b"\0")]
-    return pieces + _split_large(rest)
+    return [piece for event in EVENT_PATTERN.findall(payload) for piece in _split_large(event)]
 
 
 def _split_large(payload: bytes) -> list[bytes]:
