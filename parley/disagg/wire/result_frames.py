@@ -30,7 +30,7 @@ KEYWORD_KINDS: dict[bytes, FrameKind] = {
 }
 BASE64_KINDS: dict[bytes, FrameKind] = {b"data64": "data", b"lastData64": "lastData"}
 REQUEST_PREFIX = b"reqId:"
-# The mark at the end of OpenAI's streams stays with the event before it, because coordinators end at the first lastData.
+# The mark at the end of OpenAI's streams stays with the event before it: coordinators end at the first lastData.
 EVENT_PATTERN = re.compile(rb"\0|[^\0]+?(?:\n\n(?!data: \[DONE\]\n\n\Z)|\0|\Z)")
 
 
