@@ -14,7 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from survey import Member, Members, survey
+from survey import Member, Members, survey_dialect
 
 from parley.dialects import tgi
 from parley.dialects.dialect import Dialect
@@ -54,7 +54,7 @@ API_INTRODUCTION = """\
 """
 
 
-def apis() -> dict[str, list[tuple[str, Dialect]]]:
+def dialects_by_api() -> dict[str, list[tuple[str, Dialect]]]:
     """Return each API with its surfaces, the shared one first. A version of an API belongs to that API."""
     surfaces_by_api: dict[str, list[tuple[str, Dialect]]] = {}
     for surface in sorted(API_MOUNTS, key=lambda surface: bool(surface.prefix)):
@@ -69,29 +69,29 @@ Surveyed = dict[tuple[str, str], Members]
 
 
 @cache
-def surveys(api: str) -> dict[str, Surveyed]:
+def survey_api(api: str) -> dict[str, Surveyed]:
     """Return the members of every route of an API, by prefix."""
-    return {prefix: survey(dialect) for prefix, dialect in apis()[api]}
+    return {prefix: survey_dialect(dialect) for prefix, dialect in dialects_by_api()[api]}
 
 
-def groups(by_prefix: dict[str, Surveyed]) -> Iterator[tuple[list[tuple[str, str]], list[str]]]:
+def group_routes(by_prefix: dict[str, Surveyed]) -> Iterator[tuple[list[tuple[str, str]], list[str]]]:
     """Yield routes whose members have the same states at all prefixes, with the paths of these members."""
     by_signature: dict[str, tuple[list[tuple[str, str]], list[str]]] = {}
     for route in dict.fromkeys(route for surveyed in by_prefix.values() for route in surveyed):
         columns = [surveyed.get(route) for surveyed in by_prefix.values()]
         paths = list(dict.fromkeys(path for members in columns for path in members or ()))
-        signature = repr([(path, [state(members, path) for members in columns]) for path in paths])
+        signature = repr([(path, [state_of_member(members, path) for members in columns]) for path in paths])
         by_signature.setdefault(signature if paths else repr(route), ([], paths))[0].append(route)
     yield from by_signature.values()
 
 
-def state(members: Members | None, path: str) -> str:
+def state_of_member(members: Members | None, path: str) -> str:
     """Return the state of a member in one column."""
     return members[path].state if members and path in members else "-"
 
 
 @cache
-def tests(api: str) -> list[tuple[str, str]]:
+def list_tests(api: str) -> list[tuple[str, str]]:
     """Return the names of an API's tests and their sources, the tests of the dialect first."""
     sources = []
     for file in sorted(ROOT.glob(f"tests/dialects/test_{api}*.py")) + sorted(ROOT.glob(f"tests/apis/test_{api}*.py")):
@@ -115,12 +115,12 @@ def _tables(text: str, nodes: list[ast.stmt]) -> Iterator[tuple[str, str]]:
             yield target.id, ast.get_source_segment(text, node) or ""
 
 
-def tested(api: str, path: str) -> str:
+def first_test_of(api: str, path: str) -> str:
     """Return the first test that names a member, or "" if no test does."""
     leaf = path.rpartition(".")[2].removesuffix("[]")
     mention = re.compile(rf"[\"\']{leaf}[\"\']|\b{leaf}=")
     for name in (api, "openai"):  # other APIs use OpenAI's reader of messages
-        for test, source in tests(name):
+        for test, source in list_tests(name):
             if mention.search(source):
                 return test
     return ""
@@ -134,10 +134,10 @@ def describe_type(member: Member) -> str:
 
 def api_page(api: str) -> str:
     """Return the page of one API: a table of members for each group of routes, then the routes without members."""
-    by_prefix = surveys(api)
+    by_prefix = survey_api(api)
     lines = []
     bare_routes = []
-    for routes, paths in groups(by_prefix):
+    for routes, paths in group_routes(by_prefix):
         if not paths:
             bare_routes += routes
             continue
@@ -147,8 +147,8 @@ def api_page(api: str) -> str:
         columns = [surveyed.get(routes[0]) for surveyed in by_prefix.values()]
         for path in paths:
             member = next(members[path] for members in columns if members and path in members)
-            states = " | ".join(state(members, path) for members in columns)
-            lines.append(f"| `{path}` | {describe_type(member)} | {states} | {tested(api, path)} |")
+            states = " | ".join(state_of_member(members, path) for members in columns)
+            lines.append(f"| `{path}` | {describe_type(member)} | {states} | {first_test_of(api, path)} |")
         lines.append("")
     if bare_routes:
         lines += ["## Routes without members", "", "| Route | On |", "|---|---|"]
@@ -162,8 +162,8 @@ def api_page(api: str) -> str:
 def index_page() -> str:
     """Return the page that lists the APIs and explains the words of their tables."""
     lines = ["| API | Page | Prefixes | Routes | Members |", "|---|---|---|---|---|"]
-    for api in apis():
-        by_prefix = surveys(api)
+    for api in dialects_by_api():
+        by_prefix = survey_api(api)
         routes = {route for surveyed in by_prefix.values() for route in surveyed}
         members = {
             path for surveyed in by_prefix.values() for route_members in surveyed.values() for path in route_members
@@ -174,13 +174,13 @@ def index_page() -> str:
     return INTRODUCTION + "\n".join(lines) + "\n" + LEGEND
 
 
-def pages() -> dict[Path, str]:
+def all_pages() -> dict[Path, str]:
     """Return the text of every page, by file."""
-    return {INDEX_PAGE: index_page()} | {API_PAGES / f"{api}.md": api_page(api) for api in apis()}
+    return {INDEX_PAGE: index_page()} | {API_PAGES / f"{api}.md": api_page(api) for api in dialects_by_api()}
 
 
 def _title(api: str) -> str:
-    return apis()[api][0][1].title
+    return dialects_by_api()[api][0][1].title
 
 
 SCHEMAS: dict[str, Any] = {
@@ -194,7 +194,7 @@ SCHEMAS: dict[str, Any] = {
 }
 
 
-def schema(members: Members) -> dict[str, Any]:
+def build_body_schema(members: Members) -> dict[str, Any]:
     """Return the JSON schema of a body with these members."""
     body_schema: dict[str, Any] = {"type": "object", "properties": {}}
     for path, member in members.items():
@@ -214,13 +214,13 @@ def schema(members: Members) -> dict[str, Any]:
     return body_schema
 
 
-def openapi() -> str:
+def openapi_document() -> str:
     """Return the OpenAPI document of TGI's routes."""
     paths: dict[str, Any] = {}
-    for (method, path), members in survey(tgi.STRICT).items():
+    for (method, path), members in survey_dialect(tgi.STRICT).items():
         operation: dict[str, Any] = {"responses": {"200": {"description": "The answer."}}}
         if members:
-            content = {"application/json": {"schema": schema(members)}}
+            content = {"application/json": {"schema": build_body_schema(members)}}
             operation["requestBody"] = {"content": content, "required": True}
             operation["responses"] |= {
                 str(status): {"description": text}
@@ -237,6 +237,6 @@ def openapi() -> str:
 
 if __name__ == "__main__":
     API_PAGES.mkdir(exist_ok=True)
-    for file, text in pages().items():
+    for file, text in all_pages().items():
         file.write_text(text, "utf-8")
-    OPENAPI.write_text(openapi(), "utf-8")
+    OPENAPI.write_text(openapi_document(), "utf-8")

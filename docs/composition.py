@@ -23,7 +23,7 @@ with drafts and with so few pages that requests preempt each other. A second ser
 """
 
 
-def page() -> str:
+def composition_page() -> str:
     """Return the text of the page."""
     from support.request_features import FEATURES, REFUSED
 
@@ -48,4 +48,4 @@ def _title(name: str) -> str:
 
 if __name__ == "__main__":
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
-    PAGE.write_text(page(), "utf-8")
+    PAGE.write_text(composition_page(), "utf-8")

@@ -52,7 +52,7 @@ These rules hold for all families:
 """
 
 
-def cell(text: str) -> str:
+def code_cell(text: str) -> str:
     """Return a text as code in a cell of a table."""
     text = text.strip().replace("\n", "↵").replace("|", r"\|")
     return f"````` {text} `````" if "`" in text else f"`{text}`"
@@ -60,31 +60,31 @@ def cell(text: str) -> str:
 
 def describe_signs(signs: TemplateSigns) -> str:
     """Return the texts by which a template is recognized."""
-    return " or ".join(" and ".join(map(cell, texts)) for texts in signs)
+    return " or ".join(" and ".join(map(code_cell, texts)) for texts in signs)
 
 
-def page() -> str:
+def families_page() -> str:
     """Return the text of the page."""
     rows = [INTRODUCTION, "## Tool calls\n", "| Name | A call | Template contains |", "|---|---|---|"]
     for family in CALLS:
         names = ", ".join(f"`{name}`" for name in (family.name, *family.aliases))
-        forms = "<br>".join(cell(write_calls(form, [CALL])) for form in family.forms)
+        forms = "<br>".join(code_cell(write_calls(form, [CALL])) for form in family.forms)
         rows.append(f"| {names} | {forms} | {describe_signs(family.signs)} |")
     rows += ["\n(↵ stands for a line break. parley reads all forms of a family and writes the first.)\n"]
     rows += ["## Reasoning\n", "| Name | Marks | Template contains |", "|---|---|---|"]
     for family in THOUGHTS:
         names = ", ".join(f"`{name}`" for name in (family.name, *family.aliases))
-        marks = " … ".join(map(cell, (*family.marks, *(family.answer_wrapper or ()))))
+        marks = " … ".join(map(code_cell, (*family.marks, *(family.answer_wrapper or ()))))
         signs = describe_signs(family.signs) or "(chosen by name only; an answer starts with reasoning)"
         rows.append(f"| {names} | {marks} | {signs} |")
     return "\n".join(rows) + "\n"
 
 
-def known() -> str:
+def family_names_json() -> str:
     """Return the names of all families as the JSON that ``parley.settings.families`` reads."""
     return json.dumps({"calls": family_names(CALLS), "thoughts": family_names(THOUGHTS)}, indent=1) + "\n"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), "utf-8")
-    NAMES.write_text(known(), "utf-8")
+    PAGE.write_text(families_page(), "utf-8")
+    NAMES.write_text(family_names_json(), "utf-8")

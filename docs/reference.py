@@ -76,7 +76,7 @@ role = "decode"
 """
 
 
-def table(section: str, options: list[Option]) -> str:
+def option_table(section: str, options: list[Option]) -> str:
     """Return one section as a Markdown table."""
     rows = [f"\n## {section}\n", "| Flag | Variable | Default | Description |", "|---|---|---|---|"]
     for option in options:
@@ -90,15 +90,17 @@ def table(section: str, options: list[Option]) -> str:
     return "\n".join(rows)
 
 
-def page() -> str:
+def configuration_page() -> str:
     """Return the text of docs/configuration.md."""
     visible = [option for option in SERVE_OPTIONS if not option.hidden]
     sections = dict.fromkeys(option.section for option in visible)
-    tables = [table(section, [option for option in visible if option.section == section]) for section in sections]
+    tables = [
+        option_table(section, [option for option in visible if option.section == section]) for section in sections
+    ]
     return INTRODUCTION + "\n".join(tables) + "\n"
 
 
-def cluster() -> str:
+def cluster_page() -> str:
     """Return the text of docs/cluster.md."""
     parts = [FILE]
     for name, config_class in (
@@ -115,5 +117,5 @@ def cluster() -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), "utf-8")
-    CLUSTER.write_text(cluster(), "utf-8")
+    PAGE.write_text(configuration_page(), "utf-8")
+    CLUSTER.write_text(cluster_page(), "utf-8")

@@ -166,7 +166,7 @@ Members = dict[str, Member]
 
 
 @contextmanager
-def watched(recorded: Members) -> Iterator[None]:
+def record_reads(recorded: Members) -> Iterator[None]:
     """Record every member that a reader asks for inside the context."""
 
     def record_calls(method: str) -> Any:
@@ -218,14 +218,14 @@ def read_outcome(route: Route, body: dict[str, Any]) -> str:
     return "taken"
 
 
-def members(route: Route) -> Members:
+def survey_route(route: Route) -> Members:
     """Return the members that a route reads, in the order in which it asks for them."""
     recorded: Members = {}
     has_no_body = route.reader is None or route.method not in ("POST", "PUT", "PATCH") or route.kind == "reset"
     if has_no_body or route.path.endswith("}/infer"):
         return recorded  # an inference has tensors, one for each of the members that generate has
     base = next((body for body in COMPLETE_BODIES if read_outcome(route, body) == "taken"), {})
-    with watched(recorded):
+    with record_reads(recorded):
         _read_and_note(route, base, recorded)
         probed: set[tuple[str, str]] = set()  # a member is probed again when a reader asks for it by another type
         while unprobed := [member for member in recorded.values() if (member.path, member.method) not in probed]:
@@ -274,10 +274,10 @@ def _object_with(parent: str, child: str) -> dict[str, Any]:
     return json.loads(json.dumps(next((shape for shape in shapes if child in shape), {})))
 
 
-def survey(dialect: Dialect) -> dict[tuple[str, str], Members]:
+def survey_dialect(dialect: Dialect) -> dict[tuple[str, str], Members]:
     """Return the members of every route, by method and path."""
     surveyed: dict[tuple[str, str], Members] = {}
     for route in dialect.routes:  # several routes may share a path; the members of a body decide between them
         path_members = surveyed.setdefault((route.method, route.path), {})
-        path_members |= {path: member for path, member in members(route).items() if path not in path_members}
+        path_members |= {path: member for path, member in survey_route(route).items() if path not in path_members}
     return surveyed

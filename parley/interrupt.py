@@ -17,7 +17,7 @@ _ABANDONED: ContextVar[threading.Event | None] = ContextVar("abandoned", default
 
 
 class Abandoned(Exception):
-    """Nobody waits for the result of this work."""
+    """No caller waits for the result of this work."""
 
 
 def run_until_abandoned(work: Callable[[], T], abandoned: threading.Event) -> T:

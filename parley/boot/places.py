@@ -60,7 +60,7 @@ def listening_places(options: ServerOptions) -> list[ListeningPlace]:
 
 
 def find_open_plane(options: ServerOptions, places: Sequence[ListeningPlace]) -> str:
-    """Return a sentence about a port where a stranger could act for the cluster, and what to do; "" if there is none.
+    """Return a sentence with a remedy about a port where a stranger could act for the cluster; "" if there is none.
 
     A mixed server takes no commands that could change or move anything. Without keys a port of this machine alone has
     no strangers; with keys, those without one are.
@@ -81,7 +81,7 @@ def _is_open(options: ServerOptions, reach: PortReach) -> bool:
 
 
 def _describe_open_plane(options: ServerOptions, what: str, host: str, port: int | None) -> str:
-    """Return the sentence about an open port. ``what``: what it takes, "commands" or "handovers"."""
+    """Return the sentence about an open port. ``what``: "commands" or "handovers", which it takes."""
     tls_option = "httpsEnabled in MindIE's config.json" if what == "commands" else "--cluster-cert, -key and -ca"
     whom = ANYONE_HERE if is_loopback(host) else ANYONE
     return OPEN_PLANE.format(role=options.role, what=what, host=host, port=port, whom=whom, tls_option=tls_option)

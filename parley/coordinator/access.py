@@ -56,7 +56,7 @@ def reading_access(options: CoordinatorOptions, host: str) -> AdminAccess:
 
 
 def find_open_management(options: CoordinatorOptions) -> str:
-    """Return a sentence about a management port where a stranger could change the cluster, and what to do; "" if there
+    """Return a sentence with a remedy about a management port where a stranger could change the cluster; "" if there
     is none."""
     host, port = options.management_host or options.host, options.management_port
     closed = options.secret or options.cluster_network or coordinator_reach(options, host) != "public"

@@ -32,7 +32,7 @@ def coordinator_error(status: int, text: str, retry_after: float | None = None) 
 
 
 def documented_answer(error: ParleyError, dialect: Dialect, strict: bool) -> Answer | None:
-    """The error as it is documented, if it is one of the coordinator and to be told like that."""
+    """Return a documented error of the coordinator in the documented form; None if the API words it itself."""
     if not error.documented or not (strict or dialect.documented_errors):
         return None
     if error.message == TEXTS.memory_exceeded:

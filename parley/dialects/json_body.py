@@ -18,7 +18,7 @@ MAX_ARRAYS = 1 << 17  # arrays and objects of a body together
 MAX_MEMBERS = 1 << 17  # members of all objects of a body together
 MAX_VALUES = 1 << 21  # values of a body: a prompt may be an array of token ids
 SLICE_SIZE = 1 << 16  # bytes that are counted in one go
-LAZY_SIZE = 1 << 16  # bytes of a body above which members that nobody reads are not decoded
+LAZY_SIZE = 1 << 16  # bytes of a body above which unread members are not decoded
 
 _MARKS = b'"\\[{:,'
 _OTHER_BYTES = bytes(set(range(256)) - set(_MARKS))
@@ -46,7 +46,7 @@ def check_json_size(text: bytes) -> None:
 
 
 def _find_excess(pieces: Iterator[bytes] | list[bytes]) -> str:
-    """Return what there is too much of in the pieces of a text, as the end of a sentence; "" if all is well."""
+    """Return the limit that the pieces of a text exceed, as the end of a sentence; "" if there is none."""
     arrays = members = values = 0
     for piece in pieces:
         arrays += piece.count(b"[") + piece.count(b"{")
@@ -113,7 +113,7 @@ class LazyMembers(Mapping[str, Any]):
 
 
 def decode_members(text: bytes, refuse: Callable[[Exception], BadRequest]) -> Any:
-    """Decode a JSON text; a large object becomes LazyMembers. Raises what ``refuse`` makes of a fault."""
+    """Decode a JSON text; a large object becomes LazyMembers. Raises the error that ``refuse`` returns for a fault."""
     try:
         check_json_size(text)
         if len(text) <= LAZY_SIZE or not text.lstrip().startswith(b"{"):

@@ -55,7 +55,7 @@ class Engine(ABC):
     * choice: choice k MUST have the tokens of a single request whose seed is k higher.
     * cancel: no output of a cancelled choice may be delivered, and its slot and pages MUST be free a step later. Other
       choices MUST NOT notice it.
-    * error: a request that fails MUST get an error output for each choice, and others MUST go on.
+    * error: a request that fails MUST get an error output for each choice, and others MUST continue.
     * statistics: the gauges MUST return to zero when no request is open, and the counters MUST count each token once.
     * questions: a question (prefix cache, adapters) MUST have an answer, also while the engine is not ready.
     * close: ``close`` MUST be possible at any time, also twice. It MUST end all streams with an error output, and

@@ -2,7 +2,7 @@
 
 A member of the cluster knows the secret, or has a certificate that its port requires, or calls from a network that the
 operator trusts. Without all of these only this machine reaches the ports (``boot.places`` refuses the start
-otherwise), and whoever calls is a member.
+otherwise), and every caller is a member.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def check_engine_bounds(request: Request, info: ModelInfo) -> None:
 
 
 class BoundedValue(NamedTuple):
-    """A value of a request that may have a bound. ``unit``: what it counts, after a space; empty if it is no count."""
+    """A value of a request that may have a bound. ``unit``: of a count, after a space; empty for other values."""
 
     field: str
     value: float

@@ -38,16 +38,16 @@ PortReach = Literal["local", "certified", "public"]
 
 
 def port_reach(host: str, *, certified: bool = False) -> PortReach:
-    """Return who reaches a port: this machine only, only holders of a certificate (``certified``), or anybody."""
+    """Return who reaches a port: this machine only, only holders of a certificate (``certified``), or every host."""
     return "certified" if certified else "local" if is_loopback(host) else "public"
 
 
 class ApiKeys:
     """The accepted API keys. Without any, every client is accepted.
 
-    ``admin_keys``: keys that may also change the server. They work as ordinary keys, too. Without any, nobody may
-    change a server that has API keys, and everybody one that has none. ``priority_keys``: keys whose requests compete
-    by priority with those of all tenants, besides the admin keys. ``cluster_secret``: see ``tenant_id``.
+    ``admin_keys``: keys that may also change the server. They work as ordinary keys, too. Without any, no client
+    may change a server that has API keys, and every client one that has none. ``priority_keys``: keys whose requests
+    compete by priority with those of all tenants, besides the admin keys. ``cluster_secret``: see ``tenant_id``.
     """
 
     def __init__(

@@ -328,7 +328,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         return self._check_framing()
 
     def _check_framing(self) -> ParleyError | None:
-        """Check what other servers might understand otherwise (RFC 9112, 3.2 and 6.1)."""
+        """Refuse a head that other servers might understand otherwise (RFC 9112, 3.2 and 6.1)."""
         version = self.parser.get_http_version()
         if version not in ("1.0", "1.1"):
             return BadRequest(f"The request has the HTTP version {version}; 1.0 and 1.1 are allowed.")

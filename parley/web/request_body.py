@@ -19,7 +19,7 @@ from parley.web.offload import trim_memory
 RATE_WINDOW = 10.0  # seconds over which the rate of a body is measured
 SLOW_SECONDS = 5.0  # a body that takes longer makes room for others if memory runs out
 TRIM_SIZE = 1 << 20  # bytes of a body after which freed memory is returned to the system
-TRIM_DELAY = 1.0  # seconds until then, because what was read from the body is freed a little later
+TRIM_DELAY = 1.0  # seconds until then, because the values of the body are freed a little later
 
 OUT_OF_MEMORY = "The server holds as many bytes of unfinished requests as it may ({} MiB). Try again later."
 MADE_ROOM = "The body was still arriving when the server needed the memory for other requests. Try again later."

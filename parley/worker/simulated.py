@@ -3,7 +3,7 @@
 All but the model runner is real: queue, chunked prefill, pages, prefix cache, leases, reservations, and the process.
 The runner waits for the time that a cost model gives for the step, and generates the prompt's own tokens in order.
 Pages have no content, so pages from other instances arrive when a link of a given bandwidth would have delivered them.
-This module uses no tensors. Requests for what it does not simulate are refused by name (``SIMULATED_FEATURES``).
+This module uses no tensors. Requests for other features than ``SIMULATED_FEATURES`` are refused by name.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BACK_TO_BACK_SECONDS = (
 )
 
 
-# Of what changes tokens, the engine's loop does minimum lengths. Nothing else does: no token is drawn.
+# Minimum lengths are work of the engine's loop. No other feature that changes tokens is there: no token is drawn.
 SIMULATED_FEATURES: frozenset[EngineFeature] = frozenset({"min_tokens", "cache_salt", "page_transfer"})
 
 

@@ -314,7 +314,7 @@ def test_default_options_equal_the_default_engine_settings():
 def test_configuration_page_is_generated_from_the_option_table():
     script = runpy.run_path(str(Path(config.__file__).parents[2] / "docs" / "reference.py"))
     page = script["PAGE"].read_text("utf-8")
-    assert page == script["page"](), "docs/configuration.md is old: make docs"
+    assert page == script["configuration_page"](), "docs/configuration.md is old: make docs"
     assert all(option.help_text in page for option in SERVE_OPTIONS if not option.hidden)
 
 

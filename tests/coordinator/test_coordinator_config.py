@@ -118,4 +118,4 @@ def test_coordinator_defaults_are_valid_file_values():
 
 def test_cluster_page_matches_the_config_classes():
     script = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "reference.py"))
-    assert script["CLUSTER"].read_text("utf-8") == script["cluster"](), "docs/cluster.md is old: make docs"
+    assert script["CLUSTER"].read_text("utf-8") == script["cluster_page"](), "docs/cluster.md is old: make docs"

@@ -27,7 +27,7 @@ class SumRunner:
             raise InjectedFailure
 
     def release_slot(self, sequence: Sequence) -> None:
-        raise AssertionError("nobody has a slot")
+        raise AssertionError("no sequence has a slot")
 
     def run_step(self, step: Step) -> list[RowResult]:
         assert not step.fresh_pages and not step.published_pages

@@ -346,7 +346,7 @@ class HandoverScenario:
                 self.harness.loop.pinned_pages.pinned_count + self.harness.loop.pinned_pages.reserved_count,
                 len(self.in_transfer),
             )
-            assert after != before or not self.harness.loop.is_idle, "everybody waits, and nothing can change that"
+            assert after != before or not self.harness.loop.is_idle, "all requests wait, and nothing can change that"
         for key in list(self.reserved):
             self.harness.free_reservation(key)
         self.harness.drain()

@@ -29,11 +29,11 @@ def load_page_script() -> dict[str, Any]:
 
 def test_generated_pages_match_readers():
     generator = load_page_script()
-    pages = generator["pages"]()
+    pages = generator["all_pages"]()
     for file, page in pages.items():
         assert file.read_text("utf-8") == page, f"{file.relative_to(DOCS.parent)} is old: make docs"
     assert {DOCS / "compatibility.md", *DOCS.glob("compatibility/*")} == set(pages)
-    assert generator["OPENAPI"].read_text("utf-8") == generator["openapi"](), "openapi.json is old: make docs"
+    assert generator["OPENAPI"].read_text("utf-8") == generator["openapi_document"](), "openapi.json is old: make docs"
     untested = [line for page in pages.values() for line in page.splitlines() if line.endswith("|  |")]
     assert not untested, "members that no test names"
 
@@ -43,7 +43,9 @@ def test_every_api_has_a_page_that_lists_its_routes():
     index = generator["index_page"]()
     for surface in API_MOUNTS:
         api = next(
-            api for api, columns in generator["apis"]().items() if surface.dialect in [each for _, each in columns]
+            api
+            for api, columns in generator["dialects_by_api"]().items()
+            if surface.dialect in [each for _, each in columns]
         )
         assert f"(compatibility/{api}.md)" in index
         page = generator["api_page"](api)
@@ -64,7 +66,9 @@ def test_survey_finds_members_of_a_reader():
             raise Unsupported("not available")
         fields.integer("pair", None, 1, 0)
 
-    members = load_page_script()["survey"].__globals__["members"](Route("POST", "/x", "generate", reader=read))
+    members = load_page_script()["survey_dialect"].__globals__["survey_route"](
+        Route("POST", "/x", "generate", reader=read)
+    )
     assert {path: (member.type, member.range, member.state) for path, member in members.items()} == {
         "n": ("integer", "1..9", "yes"),
         "inner": ("object", "", "yes"),

@@ -17,7 +17,9 @@ from parley.dialects.triton.rpc import infer
 from parley.errors import ParleyError
 
 ROOT = Path(__file__).parents[2]
-watched = runpy.run_path(str(ROOT / "docs" / "survey.py"))["watched"]  # records the members that a reader reads
+record_reads = runpy.run_path(str(ROOT / "docs" / "survey.py"))[
+    "record_reads"
+]  # records the members that a reader reads
 
 DIALECTS = {
     f"{prefix or '/'} {dialect.name}": dialect
@@ -61,7 +63,7 @@ def try_member(route: Route, member: str) -> Iterator[tuple[bool, dict[str, Any]
     for form in WAYS:
         for common in BESIDE:
             members: dict[str, Any] = {}
-            with watched(members):
+            with record_reads(members):
                 seen = read_prompts(route, {**common, member: form})
             yield TEXT in seen or repr(IDS) in seen, members
 
@@ -88,7 +90,7 @@ def refusal(route: Route, body: dict[str, Any]) -> str:
 def find_prompt_members(route: Route) -> set[str]:
     """Find the members that can hold the prompt of a route, by trying each member that its reader reads."""
     read_members: dict[str, Any] = {}
-    with watched(read_members):
+    with record_reads(read_members):
         refusals = refusal(route, {}) + refusal(route, {"model": "m"})  # a refusal may name the missing member
     names, tried = {*read_members, *re.findall(r"\w+", refusals)}, set[str]()
     carriers = set[str]()

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from support.mindie_errors import validation_error
 
 from parley.dialects.dialect import RequestContext
 from parley.dialects.mindie import STRICT, tgi
@@ -41,14 +42,7 @@ def read(
 def refusal(route: Any = tgi.read_mindie_whole, parameters: Any = None, **members: Any) -> str:
     with pytest.raises(ParleyError) as caught:
         read(route, parameters, **members)
-    answer = STRICT.render_error(caught.value)
-    error_body = json.loads(answer.body)
-    assert (answer.status, list(error_body), error_body["error_type"]) == (
-        422,
-        ["error", "error_type"],
-        "Input Validation Error",
-    )
-    return error_body["error"]
+    return validation_error(caught.value)
 
 
 def test_mindie_tgi_parameters_reach_the_request():

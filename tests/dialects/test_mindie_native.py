@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from support.mindie_errors import validation_error
 
 from parley.dialects.dialect import RequestContext
 from parley.dialects.mindie import STRICT, control, native, vllm
@@ -44,14 +45,7 @@ def read_vllm(rules: MindieRules = RULES, **body: Any) -> vllm.RecordReply:
 def refusal(read: Any = read_native, **body: Any) -> str:
     with pytest.raises(ParleyError) as caught:
         read(**body)
-    answer = STRICT.render_error(caught.value)
-    error_body = json.loads(answer.body)
-    assert (answer.status, list(error_body), error_body["error_type"]) == (
-        422,
-        ["error", "error_type"],
-        "Input Validation Error",
-    )
-    return error_body["error"]
+    return validation_error(caught.value)
 
 
 def test_mindie_native_reads_text_or_token_ids():

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from support.mindie_errors import validation_error
 
 from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ModelCard
@@ -51,14 +52,7 @@ def read_completion(rules: MindieRules = STRICTLY, **body: Any) -> completions.M
 def refusal(read: Any = read_chat, rules: MindieRules = STRICTLY, **body: Any) -> str:
     with pytest.raises(ParleyError) as caught:
         read(rules, **body)
-    answer = STRICT.render_error(caught.value)
-    error_body = json.loads(answer.body)
-    assert (answer.status, list(error_body), error_body["error_type"]) == (
-        422,
-        ["error", "error_type"],
-        "Input Validation Error",
-    )
-    return error_body["error"]
+    return validation_error(caught.value)
 
 
 def turn_refusal(**turn: Any) -> str:

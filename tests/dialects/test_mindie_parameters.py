@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from support.mindie_errors import validation_error
 
 from parley.dialects.dialect import Reply, RequestContext
 from parley.dialects.mindie import OLD, STRICT, chat, completions, native, tensors, tgi, triton, vllm
@@ -160,14 +161,7 @@ def read_parameter(
 def refusal(interface: str, name: str = "", value: Any = None, **more: Any) -> str:
     with pytest.raises(ParleyError) as caught:
         read_parameter(interface, name, value, **more)
-    answer = STRICT.render_error(caught.value)
-    error_body = json.loads(answer.body)
-    assert (answer.status, list(error_body), error_body["error_type"]) == (
-        422,
-        ["error", "error_type"],
-        "Input Validation Error",
-    )
-    return error_body["error"]
+    return validation_error(caught.value)
 
 
 CASES = [(row, interface) for row in ROWS for interface in row.interfaces]

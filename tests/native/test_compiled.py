@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.random_tensors import random_tensor
 from support.unpack_int4 import unpack_pages
 
 from parley import native
@@ -29,27 +30,9 @@ COUNTS = [*range(1, 65), 100, 128, 256, 512]
 EPS = 1e-5
 
 
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.inference_mode():
-        yield
-
-
 @pytest.fixture(scope="module", params=build.usable_levels())
 def kernels(request) -> CompiledKernels:
     return CompiledKernels(library.open_level(request.param))
-
-
-@pytest.fixture
-def threads():
-    """Sets torch's number of threads for one test."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
-def random_tensor(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def check_accuracy(actual: torch.Tensor, exact: torch.Tensor, inner: int, step: float = 2**-8) -> None:

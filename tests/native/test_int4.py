@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.random_tensors import random_tensor
 
 from parley import native
 from parley.native import build, library, torch_kernels
@@ -16,12 +17,6 @@ from parley.native.torch_int4 import GroupedWeight, dequantize_int4, round_int4
 COUNTS = [*range(1, 65), 100, 128, 256, 512]
 
 
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.inference_mode():
-        yield
-
-
 @pytest.fixture(scope="module", params=build.usable_levels())
 def kernels(request) -> CompiledKernels:
     try:
@@ -29,18 +24,6 @@ def kernels(request) -> CompiledKernels:
     except build.BuildError:
         pytest.skip("no C++ compiler")
     return CompiledKernels(library.open_level(request.param))
-
-
-@pytest.fixture
-def threads():
-    """Sets torch's number of threads for one test."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
-def random_tensor(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
 
 
 def random_weight(outer: int, inner: int, group: int, seed: int = 0, ordered: bool = False) -> GroupedWeight:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.random_tensors import random_tensor
 
 from parley.native import build, library, torch_int8, torch_kernels
 from parley.native.compiled import CompiledKernels
@@ -14,27 +15,9 @@ COUNTS = [*range(1, 65), 100, 128, 256, 512]
 EPS = 1e-6
 
 
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.inference_mode():
-        yield
-
-
 @pytest.fixture(scope="module", params=["torch", *(build.usable_levels() if library.load_kernels() else [])])
 def kernels(request):
     return torch_kernels if request.param == "torch" else CompiledKernels(library.open_level(request.param))
-
-
-@pytest.fixture
-def threads():
-    """Sets torch's number of threads for one test."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
-def random_tensor(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def random_int8_weight(outer: int, inner: int, bias: bool = True, seed: int = 1):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.random_tensors import random_tensor
 from support.unpack_int4 import fill_with_nan, unpack_pages
 
 from parley import native
@@ -32,19 +33,9 @@ def kernel_level(request):
         yield request.param
 
 
-@pytest.fixture(autouse=True)
-def _inference():
-    with torch.inference_mode():
-        yield
-
-
 def empty_pool(pages: int, layer: LayerKV, int8: bool = False) -> native.PagePool:
     page_format = native.choose_page_format(layer, torch.bfloat16, torch.device("cpu"), int8=int8)
     return native.PagePool(torch.zeros(pages, *page_format.shape, dtype=page_format.dtype), page_format)
-
-
-def random_tensor(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def check_batch_invariant(kernel, *inputs: torch.Tensor) -> torch.Tensor:

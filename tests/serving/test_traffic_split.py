@@ -246,7 +246,7 @@ def test_endpoints_file_is_complete_whenever_its_writer_is_killed(tmp_path):
         assert len(endpoint.about["filling"]) == version % 977
         if printed_versions:
             assert version in (int(printed_versions[-1]), int(printed_versions[-1]) + 1), (
-                "what was told is kept, and at most one more"
+                "every acknowledged change is stored, and at most one more"
             )
         assert version >= acknowledged
         acknowledged = version

@@ -75,7 +75,10 @@ class LedgerRunner:
             )
             require(sequence.tokens[:-1] == parent.tokens[: len(sequence) - 1], "a fork with other tokens")
         forked = [sequence for sequence, parent in forks if sequence is not parent]
-        require(not {id(parent) for _, parent in forks} & set(map(id, forked)), "who goes on as another is a parent")
+        require(
+            not {id(parent) for _, parent in forks} & set(map(id, forked)),
+            "a sequence that continues another is a parent as well",
+        )
 
     def run_step(self, step: Step) -> list[RowResult]:
         failure, self.fail_next = self.fail_next, None
@@ -104,7 +107,7 @@ class LedgerRunner:
         sequence, end = row.sequence, row.start + row.token_count
         require(self.slots[sequence.slot] is sequence, "a row without a slot")
         require(row.count > 0 and end - len(row.drafts) <= len(sequence.tokens), "a row beyond its sequence")
-        require(row.sample or not row.drafts, "drafts of what is not drawn")
+        require(row.sample or not row.drafts, "a row that samples nothing has drafts")
         require(all(0 <= token < VOCAB for token in row.drafts), "a draft that is no token")
         require(len(sequence.blocks) == -(-end // BLOCK_SIZE), "more or fewer pages than tokens need")
         for position in range(row.start, end):

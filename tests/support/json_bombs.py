@@ -21,7 +21,7 @@ BOMB_KINDS = [*BOMB_UNITS, "members", "nesting", "one string"]
 
 
 def write_bomb(kind: str, size: int = BOMB_SIZE, member: str = "ignored") -> bytes:
-    """Return a body with ``size`` bytes of this kind in one member, beside the members of an ordinary request."""
+    """Return a body with ``size`` bytes of this kind in one member, besides the members of an ordinary request."""
     head = (
         b'{"model":"tiny","prompt":"a","messages":[{"role":"user","content":"a"}],"inputs":"a","max_tokens":1,"%b":'
         % member.encode()

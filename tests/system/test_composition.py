@@ -170,7 +170,7 @@ def test_every_feature_composes_with_every_other(servers):
 
 def test_composition_page_matches_the_tested_features():
     script = runpy.run_path(str(DOCS / "composition.py"))
-    assert script["PAGE"].read_text("utf-8") == script["page"](), "docs/composition.md is old: make docs"
+    assert script["PAGE"].read_text("utf-8") == script["composition_page"](), "docs/composition.md is old: make docs"
 
 
 @pytest.mark.skipif(not os.environ.get("PARLEY_NIGHTLY"), reason="takes long: make test-nightly")

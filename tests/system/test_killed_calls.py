@@ -1,4 +1,4 @@
-"""gRPC calls to a cluster of real processes, one of which is killed: streams must equal undisturbed ones exactly."""
+"""gRPC calls to a cluster of real processes while one is killed: streams must equal undisturbed ones exactly."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def stream_requests(
         async for answer in stream:
             inner, count = answer.infer_response, count + 1
             text, ended, error = results.get(inner.id, (b"", False, ""))
-            assert not ended, "something came behind the end"
+            assert not ended, "something follows the end"
             text += b"".join(inner.raw_output_contents)[4:]
             results[inner.id] = text, inner.parameters[infer.FINAL_PARAMETER].bool_param, error + answer.error_message
             seen(count)

@@ -1,4 +1,4 @@
-"""Several models in one server, as a user starts them: real engines, one of which is killed."""
+"""Several models in one server, as a user starts them: real engines; the test kills one of them."""
 
 from __future__ import annotations
 

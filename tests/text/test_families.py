@@ -581,7 +581,7 @@ def test_family_parser_result_ignores_cuts(case: tuple[Markup, str, list[int]], 
     whole = parse([text], markup, thinking)
     assert parse(split_text(text, sizes), markup, thinking) == whole
     if markup.reasoning_marks is None and not markup.uses_channels and not whole[2]:
-        assert whole[1] == text, "what is no call is content"
+        assert whole[1] == text, "text without a call is content"
 
 
 @pytest.mark.parametrize("name", sorted(FRAGMENTS))
@@ -789,8 +789,10 @@ def test_family_is_detected_from_template(template: str, tools: str, reasoning: 
 
 def test_families_page_is_up_to_date() -> None:
     script = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "families.py"))
-    assert script["PAGE"].read_text("utf-8") == script["page"](), "docs/families.md is old: make docs"
-    assert script["NAMES"].read_text("utf-8") == script["known"](), "parley/settings/families.json is old: make docs"
+    assert script["PAGE"].read_text("utf-8") == script["families_page"](), "docs/families.md is old: make docs"
+    assert script["NAMES"].read_text("utf-8") == script["family_names_json"](), (
+        "parley/settings/families.json is old: make docs"
+    )
     assert script["NAMES"] == FAMILIES_FILE
 
 

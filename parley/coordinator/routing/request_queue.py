@@ -6,7 +6,7 @@ gets no credit for time without waiting requests: its count is raised to that of
 in ``core.wait_queue``). With one tenant that is the configured order.
 
 The coordinator has no API keys. A key becomes a tenant of its own once an instance has answered a request with it;
-until then its requests share one line with those of all other unknown keys, which anybody can make up.
+until then its requests share one line with those of all other unknown keys, which any client can make up.
 """
 
 from __future__ import annotations

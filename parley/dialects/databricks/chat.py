@@ -15,6 +15,7 @@ from parley.dialects.databricks import members, shared
 from parley.dialects.databricks.shared import DatabricksErrorWording, DatabricksRules, TokenCount
 from parley.dialects.dialect import HeaderList, RequestContext, RequestTimings
 from parley.dialects.fields import Fields, decode_fields
+from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import chat
 from parley.dialects.openai import shared as openai
 from parley.errors import ParleyError
@@ -74,14 +75,14 @@ class DatabricksChatReply(chat.ChatReply):
         if (
             event.part == "content" and event.text and not with_logprobs and not self._wants_ids
         ):  # the fast path, for most chunks
-            return CONTENT_CHOICE % (event.index, shared.encode_json(event.text))
+            return CONTENT_CHOICE % (event.index, encode_json(event.text))
         delta = self._delta_member(event)
         if not delta and not ((with_logprobs or self._wants_ids) and event.tokens):
             return b""
         choice_object = {"index": event.index, "delta": delta or {"content": ""}, "finish_reason": None}
         if with_logprobs:
             choice_object["logprobs"] = self._logprobs_member(event.tokens)
-        return shared.encode_json(choice_object | self._token_ids_member(event.tokens))
+        return encode_json(choice_object | self._token_ids_member(event.tokens))
 
     def _delta_member(self, event: ChoiceDelta) -> dict[str, Any]:
         if event.part == "reasoning" and self._rules.strict and event.text:
@@ -91,13 +92,13 @@ class DatabricksChatReply(chat.ChatReply):
 
     def _done_chunk(self, event: ChoiceDone) -> bytes:
         last = {"index": event.index, "delta": {"content": ""}, "finish_reason": self._finish_reason(event)}
-        return self._chat_chunk(event.index, shared.encode_json(last))
+        return self._chat_chunk(event.index, encode_json(last))
 
     def _chat_chunk(self, index: int, choice: bytes, more: bytes = b"") -> bytes:
         if not self._chunk_start:  # the model's name is final only after the server has looked it up
-            envelope = shared.encode_json(self._chat_envelope("chat.completion.chunk", []))
+            envelope = encode_json(self._chat_envelope("chat.completion.chunk", []))
             self._chunk_start = b"data: " + envelope.removesuffix(b"]}")
-        usage = b',"usage":' + shared.encode_json(self._token_count.usage_so_far()) if self._with_usage else b""
+        usage = b',"usage":' + encode_json(self._token_count.usage_so_far()) if self._with_usage else b""
         return self._chunk_start + choice + b"]" + more + usage + b"}\n\n"
 
     # -- in one piece

@@ -14,6 +14,7 @@ from parley.dialects.databricks import members, shared
 from parley.dialects.databricks.shared import DatabricksErrorWording, DatabricksRules, TokenCount
 from parley.dialects.dialect import HeaderList, Reply, RequestContext, RequestTimings
 from parley.dialects.fields import Fields, decode_fields
+from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import shared as openai
 from parley.dialects.openai.shared import FINISH_REASONS, MAX_TOKENS
 from parley.dialects.parameters import MAX_STOP_CHARACTERS, MAX_STOPS
@@ -133,7 +134,7 @@ class DatabricksCompletionReply(Reply):
             for index, text in enumerate(self._texts)
         ]
         usage_object = shared.databricks_usage_object(usage.prompt_tokens, usage.completion_tokens)
-        return shared.encode_json(self._databricks_envelope(choices) | {"usage": usage_object})
+        return encode_json(self._databricks_envelope(choices) | {"usage": usage_object})
 
     def answer_headers(self, timings: RequestTimings | None) -> HeaderList:
         """Return the header that names the served model."""

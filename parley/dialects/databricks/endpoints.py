@@ -14,10 +14,11 @@ from typing import Any
 import msgspec
 
 from parley.dialects.databricks import config
-from parley.dialects.databricks.shared import SYSTEM_CATALOGUE, DatabricksErrorWording, encode_json
+from parley.dialects.databricks.shared import SYSTEM_CATALOGUE, DatabricksErrorWording
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.facts import Endpoint, EndpointShare, ModelCard, ServerFacts
 from parley.dialects.fields import Fields, decode_fields
+from parley.dialects.json_answer import json_answer
 from parley.dialects.wishes import EndpointChange
 from parley.errors import Conflict, Forbidden, NotFound, UnknownModel, Unsupported
 
@@ -38,12 +39,12 @@ EndpointsByName = Mapping[str, Endpoint]
 def list_endpoints(body: bytes, context: RequestContext, facts: ServerFacts, created: EndpointsByName) -> Answer:
     """List all endpoints."""
     system = [_model_endpoint(card) for card in facts.cards if card.name not in created]
-    return _json_answer({"endpoints": [_endpoint_summary(each, facts) for each in (*created.values(), *system)]})
+    return json_answer({"endpoints": [_endpoint_summary(each, facts) for each in (*created.values(), *system)]})
 
 
 def get_endpoint(body: bytes, context: RequestContext, facts: ServerFacts, created: EndpointsByName) -> Answer:
     """Return one endpoint. Raises UnknownModel."""
-    return _json_answer(_endpoint_detail(_find_endpoint(context, facts, created), facts))
+    return json_answer(_endpoint_detail(_find_endpoint(context, facts, created), facts))
 
 
 def create_endpoint(
@@ -87,7 +88,7 @@ def delete_endpoint(
     body: bytes, context: RequestContext, facts: ServerFacts, created: EndpointsByName
 ) -> EndpointChange:
     """Delete an endpoint. Raises UnknownModel, Forbidden."""
-    return EndpointChange(_json_answer({}), remove_endpoint=_find_created(context, facts, created).name)
+    return EndpointChange(json_answer({}), remove_endpoint=_find_created(context, facts, created).name)
 
 
 def change_tags(body: bytes, context: RequestContext, facts: ServerFacts, created: EndpointsByName) -> EndpointChange:
@@ -110,7 +111,7 @@ def endpoint_openapi(body: bytes, context: RequestContext, facts: ServerFacts, c
         "responses": {"200": answer},
     }
     paths = {f"/serving-endpoints/{endpoint.name}/invocations": {"post": post}}
-    return _json_answer({"openapi": "3.1.0", "info": {"title": endpoint.name, "version": "1"}, "paths": paths})
+    return json_answer({"openapi": "3.1.0", "info": {"title": endpoint.name, "version": "1"}, "paths": paths})
 
 
 def empty_logs(body: bytes, context: RequestContext, facts: ServerFacts, created: EndpointsByName) -> Answer:
@@ -122,7 +123,7 @@ def empty_logs(body: bytes, context: RequestContext, facts: ServerFacts, created
             f"Endpoint '{endpoint.name}' has no served entity '{served_name[:100]}'.",
             code="RESOURCE_DOES_NOT_EXIST",
         )
-    return _json_answer({"logs": ""})
+    return json_answer({"logs": ""})
 
 
 def list_permissions(body: bytes, context: RequestContext, facts: ServerFacts, created: EndpointsByName) -> Answer:
@@ -133,7 +134,7 @@ def list_permissions(body: bytes, context: RequestContext, facts: ServerFacts, c
         "object_type": "serving-endpoint",
         "access_control_list": [],
     }
-    return _json_answer(access_list)
+    return json_answer(access_list)
 
 
 def list_permission_levels(
@@ -142,7 +143,7 @@ def list_permission_levels(
     """Return the levels of permission and their descriptions. Raises UnknownModel."""
     _find_by_id(context, facts, created)
     levels = [{"permission_level": level, "description": text} for level, text in PERMISSION_LEVELS.items()]
-    return _json_answer({"permission_levels": levels})
+    return json_answer({"permission_levels": levels})
 
 
 def refuse_call(subject: str, body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
@@ -240,12 +241,12 @@ def _configure_endpoint(
         "last_updated_timestamp": context.created * 1000,
     }
     changed = Endpoint(endpoint.name, shares, description)
-    return EndpointChange(_json_answer(_endpoint_detail(changed, facts)), put_endpoint=changed)
+    return EndpointChange(json_answer(_endpoint_detail(changed, facts)), put_endpoint=changed)
 
 
 def _change_description(endpoint: Endpoint, changes: dict[str, Any], answer_object: Any) -> EndpointChange:
     return EndpointChange(
-        _json_answer(answer_object), put_endpoint=msgspec.structs.replace(endpoint, about=endpoint.about | changes)
+        json_answer(answer_object), put_endpoint=msgspec.structs.replace(endpoint, about=endpoint.about | changes)
     )
 
 
@@ -331,7 +332,3 @@ def _endpoint_detail(endpoint: Endpoint, facts: ServerFacts) -> dict[str, Any]:
             "config_version": _endpoint_description(endpoint)["config_version"],
         }
     }
-
-
-def _json_answer(value: Any) -> Answer:
-    return Answer(body=encode_json(value))

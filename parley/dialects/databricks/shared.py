@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from parley.dialects import words
 from parley.dialects.dialect import Answer, Reply, RequestContext
 from parley.dialects.fields import Fields
+from parley.dialects.json_answer import encode_json
 from parley.dialects.words import json_type
 from parley.errors import (
     BadRequest,
@@ -42,7 +41,6 @@ MAX_BODY = 4 << 20  # bytes of a body that the original accepts
 SYSTEM_CATALOGUE = "system.ai."  # the original's model catalogue, which its users prefix to names
 
 DONE_FRAME = b"data: [DONE]\n\n"
-encode_json = msgspec.json.Encoder().encode
 
 INDEX_PATTERN = re.compile(r"\[\d+\]")
 UNPRINTABLE = re.compile(rb"[^ -~]")  # bytes that a header must not contain

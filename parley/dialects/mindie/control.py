@@ -7,8 +7,9 @@ from typing import Any
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.facts import ServerFacts
 from parley.dialects.fields import decode_fields
+from parley.dialects.json_answer import encode_json, json_answer
 from parley.dialects.mindie.rules import MindieRules
-from parley.dialects.mindie.shared import MindieErrorWording, encode_json, utf16_length
+from parley.dialects.mindie.shared import MindieErrorWording, utf16_length
 from parley.dialects.mindie.upkeep import model_of_path
 from parley.dialects.wishes import TokenizeRequest, TokenizeResult
 from parley.types import Text
@@ -44,7 +45,7 @@ def mindie_server_metadata(rules: MindieRules, body: bytes, context: RequestCont
         "max_prefill_batch_size": rules.max_prefill_batch_size,
         "max_prefill_tokens": rules.max_prefill_tokens,
     }
-    return _json_answer({"name": SERVER_NAME, "version": facts.version, "extensions": extensions})
+    return json_answer({"name": SERVER_NAME, "version": facts.version, "extensions": extensions})
 
 
 def mindie_model_metadata(rules: MindieRules, body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
@@ -54,7 +55,7 @@ def mindie_model_metadata(rules: MindieRules, body: bytes, context: RequestConte
         return {"name": name, "shape": [-1], "datatype": DATATYPE}
 
     name = model_of_path(context, facts)
-    return _json_answer(
+    return json_answer(
         {
             "name": name,
             "platform": SERVER_NAME,
@@ -66,7 +67,7 @@ def mindie_model_metadata(rules: MindieRules, body: bytes, context: RequestConte
 
 def mindie_model_config(rules: MindieRules, body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Return the configuration of the path's model. Raises UnknownModel."""
-    return _json_answer(
+    return json_answer(
         {
             "model_name": model_of_path(context, facts),
             "input_datatype": DATATYPE,
@@ -79,7 +80,3 @@ def mindie_model_config(rules: MindieRules, body: bytes, context: RequestContext
             "model_instance_type": rules.instance,
         }
     )
-
-
-def _json_answer(value: dict[str, Any]) -> Answer:
-    return Answer(200, encode_json(value))

@@ -10,12 +10,12 @@ import msgspec
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.facts import ModelCard
 from parley.dialects.fields import Fields
+from parley.dialects.json_answer import encode_json
 from parley.dialects.mindie import shared
 from parley.dialects.mindie.answers import MindieReply, elapsed_milliseconds, waited_microseconds
 from parley.dialects.mindie.inputs import PromptInput
 from parley.dialects.mindie.parameters import ParameterValues
 from parley.dialects.mindie.rules import MindieRules
-from parley.dialects.mindie.shared import encode_json
 from parley.errors import ParleyError, UnknownModel
 from parley.types import ChoiceDone, StopConditions, TokenCost, TokenInfo, Usage
 

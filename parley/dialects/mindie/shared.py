@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import msgspec
-
 from parley.dialects import words
 from parley.dialects.dialect import Answer, RequestContext
+from parley.dialects.json_answer import encode_json
 from parley.dialects.mindie.rules import MindieRules
 from parley.errors import (
     BadRequest,
@@ -38,7 +37,6 @@ U64 = 2**64 - 1
 F32 = 3.4028234663852886e38
 DEFAULT_RULES = MindieRules()
 
-encode_json = msgspec.json.Encoder().encode
 NO_PROMPT_TEXT = json.dumps(  # a text in JSON, with the blanks that the original prints
     {
         "Error": "`inputs` or `prompt` must be necessary and data type must be string. "

@@ -12,6 +12,7 @@ from typing import Any
 
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields, decode_fields
+from parley.dialects.json_answer import encode_json
 from parley.dialects.mindie import constraints, inputs, parameters
 from parley.dialects.mindie.answers import (
     SingleChoiceReply,
@@ -21,13 +22,7 @@ from parley.dialects.mindie.answers import (
     waited_microseconds,
 )
 from parley.dialects.mindie.rules import MindieRules
-from parley.dialects.mindie.shared import (
-    MINDIE_WORDING,
-    MindieErrorWording,
-    encode_json,
-    mindie_error_json,
-    request_name,
-)
+from parley.dialects.mindie.shared import MINDIE_WORDING, MindieErrorWording, mindie_error_json, request_name
 from parley.dialects.wishes import AbortRequest
 from parley.types import OutputOptions, Request, StopConditions, Text, Usage
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.facts import ServerFacts
+from parley.dialects.json_answer import encode_json, json_answer
 from parley.dialects.json_body import decode_json
 from parley.dialects.mindie import shared
 from parley.dialects.mindie.rules import MindieRules
-from parley.dialects.mindie.shared import encode_json
 from parley.dialects.wishes import LoadAdapter, PauseAnswer, PauseCommand
 from parley.errors import Invalid, NotFound, ParleyError, UnknownModel
 
@@ -85,7 +85,7 @@ def mindie_info(rules: MindieRules, body: bytes, context: RequestContext, facts:
     status = facts.status
     max_length = rules.max_seq_len or context.context_length
     model_info = status.info
-    return _json_answer(
+    return json_answer(
         {
             "docker_label": None,
             "max_batch_total_tokens": rules.max_prefill_tokens,
@@ -117,7 +117,7 @@ def mindie_config(rules: MindieRules, body: bytes, context: RequestContext, fact
     """Return the main model's configuration."""
     max_length = rules.max_seq_len or context.context_length
     model_info = facts.status.info
-    return _json_answer(
+    return json_answer(
         {
             "modelName": facts.cards[0].name,
             "maxSeqLen": max_length,
@@ -134,7 +134,7 @@ def count_slots(rules: MindieRules, body: bytes, context: RequestContext, facts:
     """Return the free sequences and cache tokens of the path's model. Raises UnknownModel."""
     model_of_path(context, facts)
     status = facts.status
-    return _json_answer(
+    return json_answer(
         {
             "total_slots": status.max_batch,
             "free_slots": max(0, status.max_batch - status.stats.running - status.stats.waiting),
@@ -158,7 +158,7 @@ def mindie_statistics(rules: MindieRules, body: bytes, context: RequestContext, 
         {"metric": [{"__name__": name, "job": "node", "instance": instance}], "value": str(value)}
         for name, value in values.items()
     ]
-    return _json_answer({"resultType": "vector", "result": result})
+    return json_answer({"resultType": "vector", "result": result})
 
 
 def refuse_metrics(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
@@ -191,7 +191,7 @@ PAUSE_COMMANDS: dict[int, PauseCommand] = {0: "hold", 1: "prepare", 2: "release"
 
 def running_status(rules: MindieRules, body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Return the engine's state."""
-    return _json_answer({"status": _engine_state(facts), "errors": []})
+    return json_answer({"status": _engine_state(facts), "errors": []})
 
 
 def read_fault_command(rules: MindieRules, body: bytes, context: RequestContext, facts: ServerFacts) -> PauseAnswer:
@@ -209,7 +209,7 @@ def read_fault_command(rules: MindieRules, body: bytes, context: RequestContext,
         )
     device_result = {"device_id": 0, "result": True, "message": "success"}
     return PauseAnswer(
-        _json_answer({"status": True, "message": "success", "reason": [device_result]}), PAUSE_COMMANDS[number]
+        json_answer({"status": True, "message": "success", "reason": [device_result]}), PAUSE_COMMANDS[number]
     )
 
 
@@ -257,7 +257,3 @@ def model_of_path(context: RequestContext, facts: ServerFacts) -> str:
     if all(card.name != name for card in facts.cards):
         raise UnknownModel("", name=name)
     return name
-
-
-def _json_answer(value: dict[str, Any]) -> Answer:
-    return Answer(200, encode_json(value))

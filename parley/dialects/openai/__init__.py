@@ -7,6 +7,7 @@ members that are not supported are refused by name.
 from __future__ import annotations
 
 from parley.dialects.dialect import Dialect, PromptMembers, Route, model_in_body
+from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import bench, chat, completions, embeddings, shared, tokens
 
 PROMPT_MEMBERS = PromptMembers(
@@ -42,7 +43,7 @@ DIALECT = Dialect(
             claiming_members=("prompt", "messages"),
         ),
         Route("POST", "/detokenize", "detokenize", reader=tokens.read_detokenize, writer=tokens.write_token_text),
-        Route("GET", "/tokenizer_info", "tokenizer", writer=shared.encode_json),
+        Route("GET", "/tokenizer_info", "tokenizer", writer=encode_json),
         Route("GET", "/version", "version", writer=tokens.write_version),
         Route("GET", "/load", "load", writer=tokens.write_load),
         Route("GET", "/ping", "health"),

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from parley.dialects import parameters
 from parley.dialects.dialect import Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
+from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import extras, shared, tools
 from parley.dialects.openai.messages import read_conversation, read_prediction
 from parley.dialects.openai.shared import OPENAI_RULES, ReadingRules
@@ -139,12 +140,12 @@ class ChatReply(Reply):
             return b""
         choice.started = True
         opening = self._opening_choice(index)
-        more = b',"prompt_token_ids":' + shared.encode_json(self._prompt_ids) if self._wants_ids else b""
+        more = b',"prompt_token_ids":' + encode_json(self._prompt_ids) if self._wants_ids else b""
         if self._prompt_text is not None:
-            more += b',"prompt_text":' + shared.encode_json(self._prompt_text)
+            more += b',"prompt_text":' + encode_json(self._prompt_text)
         if self._prompt_scores is not None and index == 0:
-            more += b',"prompt_logprobs":' + shared.encode_json(self._prompt_logprobs_member())
-        return self._chat_chunk(index, shared.encode_json(opening), more)
+            more += b',"prompt_logprobs":' + encode_json(self._prompt_logprobs_member())
+        return self._chat_chunk(index, encode_json(opening), more)
 
     def _opening_choice(self, index: int) -> dict[str, Any]:
         delta = {"role": "assistant", "content": self._echo_text, "refusal": None}
@@ -160,11 +161,11 @@ class ChatReply(Reply):
         """Return the choice object of a chunk, or nothing if there is nothing to send."""
         wants_tokens = self.request.output_options.logprobs is not None or self._wants_ids
         if event.part == "content" and event.text and not wants_tokens:  # nearly every chunk takes this path
-            return PLAIN_CHUNK % (event.index, shared.encode_json(event.text))
+            return PLAIN_CHUNK % (event.index, encode_json(event.text))
         delta = self._delta_member(event)
         if not delta and not (wants_tokens and event.tokens):
             return b""
-        return shared.encode_json(
+        return encode_json(
             {
                 "index": event.index,
                 "delta": delta or {"content": ""},
@@ -198,7 +199,7 @@ class ChatReply(Reply):
     def _done_chunk(self, event: ChoiceDone) -> bytes:
         return self._chat_chunk(
             event.index,
-            shared.encode_json(
+            encode_json(
                 {
                     "index": event.index,
                     "delta": {},
@@ -212,11 +213,11 @@ class ChatReply(Reply):
     def _chat_chunk(self, index: int, choice: bytes, more: bytes = b"") -> bytes:
         """Return a chunk with one choice. ``more``: further members to write after the choices."""
         if not self._chunk_start:  # the model's name is final only after the server has resolved it
-            envelope = shared.encode_json(self._chat_envelope("chat.completion.chunk", []))
+            envelope = encode_json(self._chat_envelope("chat.completion.chunk", []))
             self._chunk_start = b"data: " + envelope.removesuffix(b"]}")
         if self._usage_per_chunk:
             usage = shared.running_usage(len(self._prompt_ids or ()), self._choices[index].sent_tokens)
-            return self._chunk_start + choice + b"]" + more + b',"usage":' + shared.encode_json(usage) + b"}\n\n"
+            return self._chunk_start + choice + b"]" + more + b',"usage":' + encode_json(usage) + b"}\n\n"
         return self._chunk_start + choice + b"]" + more + self._chunk_end
 
     # -- one answer
@@ -249,7 +250,7 @@ class ChatReply(Reply):
             answer["prompt_token_ids"] = self._prompt_ids
         if self._prompt_text is not None:
             answer["prompt_text"] = self._prompt_text
-        return shared.encode_json(answer)
+        return encode_json(answer)
 
     def _choice_object(self, index: int, choice: ChatChoice) -> dict[str, Any]:
         assert choice.done is not None

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from parley.dialects import parameters
 from parley.dialects.dialect import Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
+from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import extras, prompts, shared
 from parley.dialects.openai.shared import OPENAI_RULES, ReadingRules
 from parley.errors import ParleyError
@@ -198,14 +199,12 @@ class CompletionReply(Reply):
                     choice.sent_tokens += len(tokens)
                     if choice.logprobs is None and not self._wants_ids:
                         if text:
-                            parts.append(
-                                self._completion_chunk(index, PLAIN_CHOICE % (index, shared.encode_json(text)))
-                            )
+                            parts.append(self._completion_chunk(index, PLAIN_CHOICE % (index, encode_json(text))))
                     elif text or tokens:
                         parts.append(self._text_chunk(index, text, tokens))
                 case ChoiceDone():
                     choice_ = self._choice_members(event.index, "", event) | self._id_members(event.index, [])
-                    parts.append(self._completion_chunk(event.index, shared.encode_json(choice_)))
+                    parts.append(self._completion_chunk(event.index, encode_json(choice_)))
                 case PromptAccepted():
                     self._prompt_ids[event.prompt] = event.token_ids
                 case PromptScored() if self.request.output_options.echo or self._prompt_alternatives is not None:
@@ -227,7 +226,7 @@ class CompletionReply(Reply):
         if logprobs is not None:
             logprobs.add_output(tokens)
         choice = self._choice_members(index, text, None, logprobs) | self._id_members(index, tokens)
-        return self._completion_chunk(index, shared.encode_json(choice))
+        return self._completion_chunk(index, encode_json(choice))
 
     def _prompt_chunk(self, index: int, prompt: PromptScored) -> bytes:
         """Return the first chunk of a choice: the requested text and scores of its prompt."""
@@ -238,14 +237,14 @@ class CompletionReply(Reply):
         choice = self._choice_members(index, text, None, logprobs) | self._id_members(index, [])
         if self._prompt_alternatives is not None:
             choice["prompt_logprobs"] = shared.prompt_logprob_maps(prompt.tokens, self._prompt_alternatives)
-        return self._completion_chunk(index, shared.encode_json(choice))
+        return self._completion_chunk(index, encode_json(choice))
 
     def _completion_chunk(self, index: int, choice: bytes) -> bytes:
         if not self._chunk_start:  # the model's name is final only after the server has resolved it
-            self._chunk_start = b"data: " + shared.encode_json(self._completion_envelope([])).removesuffix(b"]}")
+            self._chunk_start = b"data: " + encode_json(self._completion_envelope([])).removesuffix(b"]}")
         if self._usage_per_chunk:
             prompt = self._prompt_ids.get(index // self.request.n, ())
-            usage = shared.encode_json(shared.running_usage(len(prompt), self._choices[index].sent_tokens))
+            usage = encode_json(shared.running_usage(len(prompt), self._choices[index].sent_tokens))
             return self._chunk_start + choice + b'],"usage":' + usage + b"}\n\n"
         return self._chunk_start + choice + self._chunk_end
 
@@ -290,7 +289,7 @@ class CompletionReply(Reply):
                 choice["token_ids"] = state.ids
                 choice["prompt_token_ids"] = self._prompt_ids.get(index // self.request.n)
             choices.append(choice)
-        return shared.encode_json(self._completion_envelope(choices, usage))
+        return encode_json(self._completion_envelope(choices, usage))
 
     # -- both
 

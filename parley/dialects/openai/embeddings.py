@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 from parley.dialects import vectors
 from parley.dialects.dialect import HeaderList, RequestContext, RequestTimings, UnstreamedReply
 from parley.dialects.fields import Fields, decode_fields
-from parley.dialects.openai import extras, prompts, shared
+from parley.dialects.json_answer import encode_json
+from parley.dialects.openai import extras, prompts
 from parley.dialects.openai.messages import read_conversation
 from parley.dialects.openai.shared import OPENAI_RULES, ReadingRules
 from parley.types import Event, PoolingOptions, Prompt, PromptVector, Request, Usage
@@ -81,7 +82,7 @@ class EmbeddingReply(UnstreamedReply):
             {"object": "embedding", "index": index, "embedding": vector}
             for index, vector in enumerate(self._json_vectors())
         ]
-        return shared.encode_json(self.embedding_envelope(data, usage))
+        return encode_json(self.embedding_envelope(data, usage))
 
     def embedding_envelope(self, data: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
         """Return the answer with its vectors."""
@@ -103,7 +104,7 @@ class EmbeddingReply(UnstreamedReply):
             "id": f"embd-{self._answer_id}",
             "created": self._context.created,
         }
-        return [(b"metadata", _ascii_json(shared.encode_json(metadata)))]
+        return [(b"metadata", _ascii_json(encode_json(metadata)))]
 
     def _json_vectors(self) -> list[Any]:
         if self._encoding == "base64":

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from parley.dialects import parameters
 from parley.dialects.dialect import Answer
 from parley.dialects.fields import Fields
+from parley.dialects.json_answer import encode_json
 from parley.dialects.parameters import MAX_ALTERNATIVES, MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOKEN_ID, ChoiceCounts
 from parley.errors import NotFound, Overloaded, ParleyError, Unsupported
 from parley.types import FinishReason, RepetitionPattern, Sampling, StopConditions, TokenInfo, Usage
@@ -21,7 +20,6 @@ MAX_PATTERN_TOKENS = 1024  # tokens
 
 OPENAI_ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 STREAM_DONE = b"data: [DONE]\n\n"
-encode_json = msgspec.json.Encoder().encode
 # The coordinator's refusal when it has no memory for a body.
 NO_MEMORY_BODY = b'{"error":{"message":"Memory limit exceeded","type":"server_error","code":429}}'
 

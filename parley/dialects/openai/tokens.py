@@ -6,7 +6,7 @@ from typing import Any
 
 from parley.dialects.facts import ModelCard
 from parley.dialects.fields import Fields, decode_fields
-from parley.dialects.openai import shared
+from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.messages import read_conversation
 from parley.dialects.openai.shared import OPENAI_RULES, ReadingRules
 from parley.dialects.parameters import MAX_TOKEN_ID
@@ -43,7 +43,7 @@ def _read_text_prompt(fields: Fields) -> Prompt:
 
 def write_tokens(result: TokenizeResult) -> bytes:
     """Return the answer to ``/tokenize``."""
-    return shared.encode_json(
+    return encode_json(
         {
             "count": len(result.token_ids),
             "max_model_len": result.max_model_len,
@@ -66,7 +66,7 @@ def read_detokenize(
 
 def write_token_text(text: str) -> bytes:
     """Return the answer to ``/detokenize``."""
-    return shared.encode_json({"prompt": text})
+    return encode_json({"prompt": text})
 
 
 def _model_object(card: ModelCard) -> dict[str, Any]:
@@ -83,19 +83,19 @@ def _model_object(card: ModelCard) -> dict[str, Any]:
 
 def write_model(card: ModelCard) -> bytes:
     """Return one model."""
-    return shared.encode_json(_model_object(card))
+    return encode_json(_model_object(card))
 
 
 def write_models(cards: list[ModelCard]) -> bytes:
     """Return the list of models."""
-    return shared.encode_json({"object": "list", "data": [_model_object(card) for card in cards]})
+    return encode_json({"object": "list", "data": [_model_object(card) for card in cards]})
 
 
 def write_version(text: str) -> bytes:
     """Return the server's version."""
-    return shared.encode_json({"version": text})
+    return encode_json({"version": text})
 
 
 def write_load(requests: int) -> bytes:
     """Return the number of requests being served."""
-    return shared.encode_json({"server_load": requests})
+    return encode_json({"server_load": requests})

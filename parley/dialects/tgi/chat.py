@@ -7,6 +7,7 @@ from typing import Any
 
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields, decode_fields
+from parley.dialects.json_answer import encode_json
 from parley.dialects.tgi import messages, openai, parameters, shared
 from parley.dialects.tgi.parameters import RESERVED_TOKENS, TgiParameters
 from parley.dialects.tgi.shared import F32, TGI_WORDING, U32, TgiRules
@@ -136,9 +137,9 @@ class TgiChatReply(openai.TgiOpenAIReply):
 
     def _text_frame(self, token: TokenInfo | None, text: str, done: ChoiceDone | None = None) -> bytes:
         if done is None and not self._with_logprobs:  # the fast path, for nearly all chunks
-            return self._chunk_frame(PLAIN_CHUNK % shared.encode_json(text))
+            return self._chunk_frame(PLAIN_CHUNK % encode_json(text))
         return self._chunk_frame(
-            shared.encode_json(
+            encode_json(
                 {
                     "index": 0,
                     "delta": {"role": "assistant", "content": text},
@@ -152,13 +153,11 @@ class TgiChatReply(openai.TgiOpenAIReply):
         function = {"name": call.name, "arguments": call.arguments}
         piece = {"index": 0, "id": self._call_id, "type": "function", "function": function}
         delta = {"role": "assistant", "tool_calls": [piece]}
-        return self._chunk_frame(
-            shared.encode_json({"index": 0, "delta": delta, "logprobs": None, "finish_reason": None})
-        )
+        return self._chunk_frame(encode_json({"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}))
 
     def _chunk_frame(self, choice: bytes) -> bytes:
         if not self._frame_start:  # the model's name is final only after the server has looked it up
-            envelope = shared.encode_json(self._chat_envelope("chat.completion.chunk", []))
+            envelope = encode_json(self._chat_envelope("chat.completion.chunk", []))
             self._frame_start = b"data: " + envelope.removesuffix(b"]}")
         return self._frame_start + choice + b'],"usage":null}\n\n'
 
@@ -188,9 +187,7 @@ class TgiChatReply(openai.TgiOpenAIReply):
             "logprobs": self._logprobs_object(self._tokens),
             "finish_reason": self._chat_finish_reason(self._done_event),
         }
-        return shared.encode_json(
-            self._chat_envelope("chat.completion", [choice]) | {"usage": openai.tgi_usage_object(usage)}
-        )
+        return encode_json(self._chat_envelope("chat.completion", [choice]) | {"usage": openai.tgi_usage_object(usage)})
 
     def _answer_message(self) -> dict[str, Any]:
         if self._call_name is None:

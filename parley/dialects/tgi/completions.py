@@ -7,6 +7,7 @@ from typing import Any
 
 from parley.dialects.dialect import Answer, HeaderList, RequestContext, RequestTimings
 from parley.dialects.fields import Fields, decode_fields
+from parley.dialects.json_answer import encode_json
 from parley.dialects.tgi import openai, parameters, shared
 from parley.dialects.tgi.parameters import TgiParameters
 from parley.dialects.tgi.shared import F32, TGI_WORDING, U32, TgiRules
@@ -128,7 +129,7 @@ class TgiCompletionReply(openai.TgiOpenAIReply):
                     done.index, "".join(self._texts[done.index]), FINISH_REASONS.get(native_reason, native_reason)
                 )
             )
-        return shared.encode_json(self._completion_object(choices, usage))
+        return encode_json(self._completion_object(choices, usage))
 
     def answer_headers(self, timings: RequestTimings | None) -> HeaderList:
         """Return the usual headers without ``x-compute-time``: the prompts may have been computed separately."""

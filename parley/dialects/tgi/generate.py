@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from parley.dialects.dialect import Answer, HeaderList, Reply, RequestContext, RequestTimings
 from parley.dialects.fields import Fields, decode_fields
+from parley.dialects.json_answer import encode_json
 from parley.dialects.tgi import chat, completions, parameters, shared
 from parley.dialects.tgi.shared import TGI_WORDING, TgiRules
 from parley.errors import Invalid, ParleyError, Unsupported, WrongType
@@ -206,11 +207,11 @@ class TgiGenerateReply(Reply):
         top = token.top_tokens if self._params.top_n_tokens else []
         if done is None and not top:  # the fast path, for nearly all events
             logprob, special = (
-                shared.encode_json(shared.shortest_float32(token.logprob)),
+                encode_json(shared.shortest_float32(token.logprob)),
                 b"true" if token.is_special else b"false",
             )
             index = b"" if self._rules.old else INDEX_MEMBER % self._event_count
-            return TOKEN_EVENT % (self._rules.line_prefix, index, token.id, shared.encode_json(text), logprob, special)
+            return TOKEN_EVENT % (self._rules.line_prefix, index, token.id, encode_json(text), logprob, special)
         event: dict[str, Any] = {} if self._rules.old else {"index": self._event_count}
         event["token"] = _token_object(token, text)
         if top:
@@ -263,7 +264,7 @@ class TgiGenerateReply(Reply):
             if top:
                 details["top_tokens"] = top
             answer["details"] = details
-        return shared.encode_json([answer] if self._as_list else answer)
+        return encode_json([answer] if self._as_list else answer)
 
     def answer_headers(self, timings: RequestTimings | None) -> HeaderList:
         """Return the timing and token headers."""

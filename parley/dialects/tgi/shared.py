@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from parley.dialects import words
 from parley.dialects.dialect import Answer, HeaderList, RequestTimings
+from parley.dialects.json_answer import encode_json
 from parley.errors import (
     BadRequest,
     ContextLength,
@@ -51,7 +50,6 @@ TGI_FIELD_NAMES = {  # neutral names of fields in the server's errors, and the n
 PLAIN_TEXT = b"text/plain; charset=utf-8"
 INCOMPLETE = "incomplete_generation"  # a type that clients know; inside a stream it has another name
 NOT_JSON_MESSAGE = b"Expected request with `Content-Type: application/json`"
-encode_json = msgspec.json.Encoder().encode
 # A coordinator's answer if it has no memory for a body.
 NO_MEMORY = b'{"error":"Memory limit exceeded","error_type":"overloaded"}'
 

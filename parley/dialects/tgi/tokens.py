@@ -7,6 +7,7 @@ from typing import Any
 
 from parley.dialects.facts import ModelCard, ServerInfo
 from parley.dialects.fields import decode_fields
+from parley.dialects.json_answer import encode_json
 from parley.dialects.tgi import messages, shared
 from parley.dialects.tgi.shared import TGI_VERSION, TGI_WORDING, TgiRules
 from parley.dialects.wishes import TokenizeRequest, TokenizeResult
@@ -51,13 +52,13 @@ def write_tgi_info(rules: TgiRules, server_info: ServerInfo) -> bytes:
             "router": "text-generation-router",
             "version": TGI_VERSION,
         }
-    return shared.encode_json(info_object | {"sha": None, "docker_label": f"parley-{server_info.version}"})
+    return encode_json(info_object | {"sha": None, "docker_label": f"parley-{server_info.version}"})
 
 
 def write_tgi_models(cards: list[ModelCard]) -> bytes:
     """Return the list of models in OpenAI's format."""
     listed = [{"id": card.name, "object": "model", "created": 0, "owned_by": card.name} for card in cards]
-    return shared.encode_json({"object": "list", "data": listed})
+    return encode_json({"object": "list", "data": listed})
 
 
 def read_tgi_tokenize(body: bytes) -> TokenizeRequest:
@@ -86,12 +87,12 @@ def read_chat_tokenize(body: bytes) -> TokenizeRequest:
 
 def write_tgi_tokens(result: TokenizeResult) -> bytes:
     """Return the tokens of a text as JSON."""
-    return shared.encode_json(_token_spans(result))
+    return encode_json(_token_spans(result))
 
 
 def write_chat_tokens(result: TokenizeResult) -> bytes:
     """Return the tokens of a conversation and its rendered text as JSON."""
-    return shared.encode_json({"tokenize_response": _token_spans(result), "templated_text": result.text})
+    return encode_json({"tokenize_response": _token_spans(result), "templated_text": result.text})
 
 
 def _token_spans(result: TokenizeResult) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from parley.dialects.dialect import Answer, Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
+from parley.dialects.json_answer import encode_json
 from parley.dialects.tgi import messages, parameters, shared
 from parley.dialects.tgi.parameters import RESERVED_TOKENS, TgiParameters
 from parley.dialects.tgi.shared import TGI_WORDING, U32, U64, TgiRules
@@ -36,7 +37,7 @@ def read_vertex(rules: TgiRules, body: bytes, context: RequestContext) -> Vertex
 
 def vertex_failure_answer() -> Answer:
     """Return the answer that strict rules give to nearly every error."""
-    return Answer(500, shared.encode_json({"error": VERTEX_FAILURE, "error_type": VERTEX_FAILURE}))
+    return Answer(500, encode_json({"error": VERTEX_FAILURE, "error_type": VERTEX_FAILURE}))
 
 
 class VertexReply(Reply):
@@ -89,7 +90,7 @@ class VertexReply(Reply):
 
     def render_body(self, usage: Usage) -> bytes:
         """Return all texts as JSON."""
-        return shared.encode_json({"predictions": ["".join(text) for text in self._texts]})
+        return encode_json({"predictions": ["".join(text) for text in self._texts]})
 
 
 def _read_instance(item: Fields, rules: TgiRules, context: RequestContext) -> tuple[Prompt, int | None, int | None]:

@@ -11,9 +11,10 @@ from typing import Any
 
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
+from parley.dialects.json_answer import encode_json, json_answer
 from parley.dialects.triton import model, versions
 from parley.dialects.triton.document import parse_document
-from parley.dialects.triton.errors import encode_json, quote_name, wrong_type_error
+from parley.dialects.triton.errors import quote_name, wrong_type_error
 from parley.dialects.triton.errors import triton_error_body as triton_error_body
 from parley.errors import Invalid, UnknownModel, Unsupported
 from parley.metrics.totals import RequestTotals
@@ -53,7 +54,7 @@ def kserve_health(member: str, good: bool) -> Answer:
 
 def server_metadata(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Return the server's metadata."""
-    return _json_answer({"name": "triton", "version": facts.version, "extensions": EXTENSIONS})
+    return json_answer({"name": "triton", "version": facts.version, "extensions": EXTENSIONS})
 
 
 # -- the model
@@ -61,12 +62,12 @@ def server_metadata(body: bytes, context: RequestContext, facts: ServerFacts) ->
 
 def model_metadata_answer(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Return the metadata of the path's model. Raises UnknownModel."""
-    return _json_answer(model.describe_model(_card_of_path(context, facts).name))
+    return json_answer(model.describe_model(_card_of_path(context, facts).name))
 
 
 def model_config_answer(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Return the configuration of the path's model. Raises UnknownModel."""
-    return _json_answer(model.model_configuration(_card_of_path(context, facts).name))
+    return json_answer(model.model_configuration(_card_of_path(context, facts).name))
 
 
 def model_ready_answer(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
@@ -86,7 +87,7 @@ def model_statistics(body: bytes, context: RequestContext, facts: ServerFacts) -
         versions.check_version(context.path_parts)
     except UnknownModel:
         raise Invalid(f"requested model version is not available for model '{name}'") from None
-    return _json_answer({"model_stats": [_statistics_object(card.name, card.totals) for card in cards]})
+    return json_answer({"model_stats": [_statistics_object(card.name, card.totals) for card in cards]})
 
 
 def _statistics_object(name: str, totals: RequestTotals) -> dict[str, Any]:
@@ -136,7 +137,7 @@ def repository_index(body: bytes, context: RequestContext, facts: ServerFacts) -
     if "repo" in context.path_parts:
         raise _no_repositories()
     cards = [card for card in facts.cards if card.phase == "ready" or not only_ready]
-    return _json_answer(
+    return json_answer(
         [{"name": card.name, "version": model.MODEL_VERSION, "state": _repository_state(card)} for card in cards]
     )
 
@@ -203,14 +204,14 @@ def _unchangeable_settings(body: bytes, current: dict[str, Any]) -> Answer:
             raise Invalid(f"unknown setting {quote_name(name)}", field=name)
         if value is not None and value != current[name]:
             raise Unsupported(f"'{name}' cannot be changed on this server.", field=name)
-    return _json_answer(current)
+    return json_answer(current)
 
 
 def shared_memory_status(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Return the status of shared memory: no region is ever registered."""
     if region := context.path_parts.get("region"):
         return Answer(404, triton_error_body(f"Unable to find shared memory region: {quote_name(region)}"))
-    return _json_answer([])
+    return json_answer([])
 
 
 def refuse_shared_memory(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
@@ -233,7 +234,3 @@ def _card_of_path(context: RequestContext, facts: ServerFacts) -> ModelCard:
         if card.name == name:
             return card
     raise UnknownModel(f"Request for unknown model: {quote_name(name)} is not found", name=name)
-
-
-def _json_answer(value: Any) -> Answer:
-    return Answer(200, encode_json(value))

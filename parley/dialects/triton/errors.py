@@ -6,9 +6,8 @@ are a 400. Clients can tell errors apart only by the sentence.
 
 from __future__ import annotations
 
-import msgspec
-
 from parley.dialects.dialect import Answer
+from parley.dialects.json_answer import encode_json
 from parley.errors import (
     BadRequest,
     Expired,
@@ -22,8 +21,6 @@ from parley.errors import (
     UnknownCoding,
     UnknownModel,
 )
-
-encode_json = msgspec.json.Encoder().encode
 
 
 class UnreadableInput(Malformed):

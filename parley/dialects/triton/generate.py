@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 
 from parley.dialects import orca
 from parley.dialects.dialect import Answer, HeaderList, Reply, RequestContext, RequestTimings
+from parley.dialects.json_answer import encode_json
 from parley.dialects.triton import versions
 from parley.dialects.triton.document import parse_document, repeated_names
 from parley.dialects.triton.errors import (
     UnreadableInput,
-    encode_json,
     inputs_error,
     quote_name,
     triton_error_body,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from parley.dialects.triton.errors import encode_json
+from parley.dialects.json_answer import encode_json
 from parley.dialects.triton.model import OUTPUTS
 from parley.dialects.triton.sampling import TritonRequest
 from parley.dialects.triton.tensors import TensorElement, TritonTensor

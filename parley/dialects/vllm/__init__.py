@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from parley.dialects.dialect import Dialect, PromptMembers, Route, model_in_body
+from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import tokens
 from parley.dialects.vllm import (
     batch,
@@ -123,7 +124,7 @@ STRICT_DIALECT = Dialect(
         Route("GET", "/v1/models", "info", reader=control.answer_models),
         Route("POST", "/tokenize", "tokenize", reader=control.read_vllm_tokenize, writer=tokens.write_tokens),
         Route("POST", "/detokenize", "detokenize", reader=control.read_vllm_detokenize, writer=tokens.write_token_text),
-        Route("GET", "/tokenizer_info", "tokenizer", writer=shared.encode_json),
+        Route("GET", "/tokenizer_info", "tokenizer", writer=encode_json),
         Route("GET", "/version", "version", writer=control.write_vllm_version),
         Route("GET", "/load", "load", writer=tokens.write_load),
         Route("GET", "/health", "health"),

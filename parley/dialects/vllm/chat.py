@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields
+from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import chat
 from parley.dialects.openai.shared import ReadingRules
 from parley.dialects.vllm import requests, shared
@@ -74,7 +75,7 @@ class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
         """Return the chunks for new output, for the end of a choice, or for both."""
         plain = not (self._wants_tokens or self._usage_per_chunk)
         if delta is not None and done is None and plain and delta.part == "content" and delta.text:
-            return self._start_of_chunk() + PLAIN_CHUNK % (delta.index, shared.encode_json(delta.text)) + b"]}\n\n"
+            return self._start_of_chunk() + PLAIN_CHUNK % (delta.index, encode_json(delta.text)) + b"]}\n\n"
         deltas = [] if delta is None else self._delta_members(delta)
         tokens = [] if delta is None else delta.tokens
         if not deltas and done is not None:
@@ -154,7 +155,7 @@ class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
         answer = shared.vllm_envelope(
             f"chatcmpl-{self._answer_id}", "chat.completion", self._context, self.request, choices
         )
-        return shared.encode_json(
+        return encode_json(
             answer
             | {
                 "service_tier": None,

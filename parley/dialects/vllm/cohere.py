@@ -11,11 +11,12 @@ from typing import Any, ClassVar
 from parley.dialects import vectors
 from parley.dialects.dialect import Answer, RequestContext, UnstreamedReply
 from parley.dialects.fields import Fields
+from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import extras
 from parley.dialects.openai.embeddings import MAX_DIMENSIONS, MAX_EMBEDDING_INPUTS
 from parley.dialects.openai.prompts import MAX_PROMPT_SIZE
 from parley.dialects.openai.shared import MAX_TOKENS, unsupported_member
-from parley.dialects.vllm import requests, shared
+from parley.dialects.vllm import requests
 from parley.errors import Invalid
 from parley.types import Event, PoolingOptions, PromptVector, Request, Text, Usage
 
@@ -63,7 +64,7 @@ class CohereReply(UnstreamedReply):
         """Return the texts as JSON, with their vectors in every requested encoding."""
         ordered_vectors = [self._vectors[index] for index in range(len(self._texts))]
         billed = {"input_tokens": usage.prompt_tokens, "image_tokens": 0}
-        return shared.encode_json(
+        return encode_json(
             {
                 "id": f"embd-{self._answer_id}",
                 "embeddings": {

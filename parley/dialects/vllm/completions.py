@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields
+from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import completions
 from parley.dialects.openai.completions import LogprobLists
 from parley.dialects.openai.shared import FINISH_REASONS, ReadingRules, prompt_logprob_maps
@@ -63,7 +64,7 @@ class VllmCompletionReply(shared.VllmStreamMixin, completions.CompletionReply):
         if done is None and self._plain:
             if not delta.text:
                 return b""
-            return self._start_of_chunk() + PLAIN_CHOICE % (delta.index, shared.encode_json(delta.text)) + b"]}\n\n"
+            return self._start_of_chunk() + PLAIN_CHOICE % (delta.index, encode_json(delta.text)) + b"]}\n\n"
         if done is None and not delta.text and not delta.tokens:
             return b""
         logprobs = self._choices[delta.index].logprobs
@@ -116,7 +117,7 @@ class VllmCompletionReply(shared.VllmStreamMixin, completions.CompletionReply):
     def render_body(self, usage: Usage) -> bytes:
         """Return the whole answer as JSON in vLLM's form."""
         choices = [self._choice_answer(index, state) for index, state in enumerate(self._choices)]
-        return shared.encode_json(
+        return encode_json(
             self._chunk_envelope(choices)
             | {
                 "service_tier": None,

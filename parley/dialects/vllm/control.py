@@ -10,6 +10,7 @@ from urllib.parse import parse_qs
 from parley.dialects.dialect import Answer, Reply, RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.fields import decode_fields
+from parley.dialects.json_answer import encode_json, json_answer
 from parley.dialects.openai import tokens
 from parley.dialects.vllm import chat, completions, embeddings, requests, scores, shared
 from parley.dialects.vllm.shared import ADAPTER_ERROR_TYPE
@@ -24,7 +25,7 @@ PLAIN_TEXT = b"text/plain; charset=utf-8"
 def answer_models(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
     """Return one card per name. As in the original, times and ids are new in each answer."""
     cards = [_vllm_model_object(card, number, context) for number, card in enumerate(facts.cards)]
-    return Answer(body=shared.encode_json({"object": "list", "data": cards}))
+    return json_answer({"object": "list", "data": cards})
 
 
 def read_load_adapter(strict: bool, body: bytes, context: RequestContext) -> LoadAdapter:
@@ -73,7 +74,7 @@ def _adapter_refusal(strict: bool, error: ParleyError) -> Answer:
     if not isinstance(error, NotFound) or (strict and error.field is None):
         return shared.vllm_error(error)
     error_object = {"message": error.message, "type": "NotFoundError", "param": error.field, "code": 404}
-    return Answer(404, shared.encode_json({"error": error_object}))
+    return Answer(404, encode_json({"error": error_object}))
 
 
 def _vllm_model_object(card: ModelCard, number: int, context: RequestContext) -> dict[str, Any]:
@@ -132,7 +133,7 @@ def read_vllm_detokenize(body: bytes) -> DetokenizeRequest:
 
 def write_vllm_version(text: str) -> bytes:
     """Return the version of the original whose API this is."""
-    return shared.encode_json({"version": shared.VLLM_VERSION})
+    return encode_json({"version": shared.VLLM_VERSION})
 
 
 def read_cache_reset(context: RequestContext) -> bool:
@@ -150,7 +151,7 @@ def read_cache_reset(context: RequestContext) -> bool:
 
 def write_reset_done(done: bool) -> bytes:
     """Return whether the cache was cleared."""
-    return shared.encode_json({"success": done})
+    return encode_json({"success": done})
 
 
 def refuse_unsupported(subject: str, body: bytes, context: RequestContext, facts: ServerFacts) -> NoReturn:

@@ -14,6 +14,7 @@ from typing import ClassVar
 from parley.dialects import forms, parameters
 from parley.dialects.dialect import Answer, Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
+from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import extras
 from parley.dialects.openai.shared import (
     MAX_TOKENS,
@@ -24,7 +25,6 @@ from parley.dialects.openai.shared import (
     unsupported_member,
 )
 from parley.dialects.parameters import MAX_ALTERNATIVES, ChoiceCounts
-from parley.dialects.vllm import shared
 from parley.dialects.vllm.words import VLLM_WORDING
 from parley.errors import BadRequest, ParleyError
 from parley.types import (
@@ -149,7 +149,7 @@ class DemoGenerateReply(Reply):
 
     def render_body(self, usage: Usage) -> bytes:
         """Return the whole text of each choice as JSON."""
-        return shared.encode_json({"text": self._whole_texts()})
+        return encode_json({"text": self._whole_texts()})
 
     def _whole_texts(self) -> list[str]:
         """Return the whole text of each choice so far, and keep it in one piece."""

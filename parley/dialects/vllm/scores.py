@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from parley.dialects import vectors
 from parley.dialects.dialect import Answer, RequestContext, UnstreamedReply
 from parley.dialects.fields import Fields
+from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import extras
 from parley.dialects.openai.embeddings import MAX_EMBEDDING_INPUTS
 from parley.dialects.openai.prompts import MAX_PROMPT_SIZE
@@ -105,7 +106,7 @@ class ScoreReply(_TextPairReply):
     def render_body(self, usage: Usage) -> bytes:
         """Return the scores as JSON, in the order of the second side's texts."""
         data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(self.pair_scores())]
-        return shared.encode_json(
+        return encode_json(
             {
                 "id": f"score-{self._answer_id}",
                 "object": "list",
@@ -135,7 +136,7 @@ class RerankReply(_TextPairReply):
             for index, (text, score) in enumerate(zip(self._second_texts, self.pair_scores(), strict=True))
         ]
         results.sort(key=_relevance_score, reverse=True)
-        return shared.encode_json(
+        return encode_json(
             {
                 "id": f"score-{self._answer_id}",
                 "model": self.request.model,

@@ -10,6 +10,7 @@ import msgspec
 
 from parley.dialects import orca
 from parley.dialects.dialect import Answer, HeaderList, RequestContext, RequestTimings
+from parley.dialects.json_answer import encode_json
 from parley.errors import (
     ContextLength,
     EngineError,
@@ -34,7 +35,6 @@ BUSY_SENTENCE = (
 
 ADAPTER_ERROR_TYPE = "InvalidUserInput"  # the error type of a wrong adapter request
 
-encode_json = msgspec.json.Encoder().encode
 # The coordinator's refusal when it has no memory for a body.
 NO_MEMORY_BODY = b'{"error":"Memory limit exceeded","error_type":"overloaded"}'
 

@@ -106,7 +106,7 @@ class KVLink:
         self._holder = None
 
     def reject_frame(self, frame: Any) -> NoReturn:
-        """Reject a message that nobody expects. Raises LinkLost."""
+        """Reject an unexpected message. Raises LinkLost."""
         raise LinkLost(f"{self.name} sent an unexpected message.")
 
     def send_frame(self, frame: KVFrame) -> None:

@@ -111,9 +111,9 @@ class Tokenizer:
     def encode(self, text: str, special: bool = True, stop_after: int | None = None) -> list[int]:
         """Return the token ids of a text. ``special`` adds the special tokens that the model expects, such as BOS.
 
-        Takes some seconds per million characters. Other threads run meanwhile, and a long text is abandoned if nobody
-        wants the result any more. With ``stop_after``, a long text may be encoded only until there are more tokens than
-        that. Raises Invalid for a long text without any place to divide it.
+        Takes some seconds per million characters. Other threads run meanwhile, and a long text is abandoned if no
+        caller waits for the result. With ``stop_after``, a long text may be encoded only until there are more tokens
+        than that. Raises Invalid for a long text without any place to divide it.
         """
         if len(text) > long_text.PIECE_SIZE:
             return self._encode_long(text, special, stop_after, with_spans=False)[0]

@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 
 from parley.dialects.instance_plane import REQUEST_UUID, OriginalRequest, ResumedBody
+from parley.dialects.json_answer import encode_json
 from parley.dialects.json_body import decode_json
 from parley.dialects.mindie import tgi, vllm
-from parley.dialects.mindie.shared import encode_json
 from parley.errors import OrderRefused
 from parley.types import EngineOutput, OutputBatch
 
