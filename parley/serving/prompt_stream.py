@@ -124,9 +124,12 @@ class PromptStream:
             if output.preemptions:
                 self._request_metrics.record_preemptions(self._first_choice + output.index, output.preemptions)
             choice_events = self.choices[output.index].push_output(output)
-            if choice_events and isinstance(choice_events[-1], ChoiceDone) and output.finish_reason is None:
+            done = choice_events and isinstance(choice_events[-1], ChoiceDone)
+            if done and output.finish_reason is None:
                 self.stream.cancel_choice(output.index)  # a stop string matched, which the engine cannot see
-            events += self._deliver_events(output.index, choice_events)
+            if done or self._best_of is not None:
+                choice_events = self._deliver_events(output.index, choice_events)
+            events += choice_events
         return events
 
     def finish_choices(self, reason: FinishReason) -> list[Event]:
