@@ -13,7 +13,18 @@ FILES = {".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts): file 
 MODULES = {name.removesuffix(".__init__"): file for name, file in FILES.items()}
 # The folders ("rooms") of the package from the bottom up. A file imports only from its own room and from lower floors.
 FLOORS = (
-    ("types", "errors", "interrupt", "tenant_executor", "wire", "child_process", "version", "watermark", "demo"),
+    (
+        "types",
+        "errors",
+        "heartbeat",
+        "interrupt",
+        "tenant_executor",
+        "wire",
+        "child_process",
+        "version",
+        "watermark",
+        "demo",
+    ),
     ("metrics", "text", "core", "settings", "hub"),
     ("dialects", "engine", "native", "cluster"),
     ("web", "disagg", "model"),

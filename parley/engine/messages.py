@@ -194,6 +194,18 @@ class EngineFatal(msgspec.Struct, tag="fatal", array_like=True):
     message: str
 
 
+class Heartbeat(msgspec.Struct, tag="heartbeat", array_like=True):
+    """The engine's loop is alive. Sent each second while it waits, and between the layers of a long step."""
+
+
 FromEngine = (
-    LoadProgress | EngineReady | StepOutputs | PagesComputed | ResetDone | AdapterResult | ReserveResponse | EngineFatal
+    LoadProgress
+    | EngineReady
+    | StepOutputs
+    | PagesComputed
+    | ResetDone
+    | AdapterResult
+    | ReserveResponse
+    | Heartbeat
+    | EngineFatal
 )

@@ -1,13 +1,14 @@
-"""An engine in a process of its own, connected by a socket. Starts the process, detects its death, and restarts it.
+"""An engine in a process of its own, connected by a socket. Starts the process, detects its end, and restarts it.
 
 A step of the model occupies a core and the interpreter's lock just when tokens should be written to clients; a separate
 process avoids that. The process is dead when the socket reaches end of file: every open stream gets its error in the
-same turn of the event loop.
+same turn of the event loop. A process that hangs is killed (``watchdog``), and is then dead as well.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
@@ -29,19 +30,25 @@ from parley.engine.messages import (
 )
 from parley.engine.page_transfer import MessagePageTransfer
 from parley.engine.protocol import EngineFailed
+from parley.engine.watchdog import TICK_SECONDS, Watchdog, read_processor_seconds
 from parley.types import EngineSettings
 
 log = logging.getLogger("parley.engine")
 
-HEALTHY_SECONDS = 60.0  # an engine that ran at least this long after a restart is restarted again
+HEALTHY_SECONDS = 60.0  # an engine that served at least this long is restarted without a delay
+RESTART_DELAYS = 1.0, 30.0  # seconds before a restart if it ended sooner: the first delay, doubled each time, at most
 CLOSE_SECONDS = 2.0  # seconds that a closing engine has to end by itself, by default
 
 
 ENGINE_COMMAND = python_command("-m", "parley.worker.process")  # the command that runs parley's own engine
 
 
+class EngineHung(Exception):
+    """The engine process shows no sign of life. The message is one sentence."""
+
+
 class RemoteEngine(MessagePageTransfer):
-    """Runs the engine as a child process. It is restarted unless it ends within HEALTHY_SECONDS of a restart.
+    """Runs the engine as a child process. Once it has loaded its model it is restarted whenever it ends or hangs.
 
     ``command``: starts the process; the file descriptor of its end of the socket is added as the last argument.
     ``name``: the model's name in the log. ``close_seconds``: time that the process has to end by itself.
@@ -63,6 +70,9 @@ class RemoteEngine(MessagePageTransfer):
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._supervisor: asyncio.Task[None] | None = None
+        self._message_count = 0  # messages from all processes so far
+        self._ready_at = 0.0  # when the process became ready, by time.monotonic
+        self._ends_in_a_row = 0  # processes that ended; counted anew after one that served for HEALTHY_SECONDS
 
     @property
     def process_id(self) -> int | None:
@@ -110,32 +120,61 @@ class RemoteEngine(MessagePageTransfer):
         return reader
 
     async def _supervise_process(self, reader: asyncio.StreamReader) -> None:
-        """Receive from the process, and restart it until it has failed for good."""
-        restarted_at = -HEALTHY_SECONDS
+        """Receive from the process, and restart it whenever it ends, unless it could not load its model at first."""
         while True:
-            fatal = await self._read_messages(reader)
-            exit_code = await self._end_process()
-            was_ready = self.info is not None and self.state == "ready"
-            reason = fatal or f"The engine process {_describe_exit(exit_code)}."
-            if not was_ready or time.monotonic() - restarted_at < HEALTHY_SECONDS:
-                if self.info is not None:
-                    log.error("%s: %s It is not restarted again; restart the server.", self.name, reason)
-                self._fail_for_good(reason)
-                return
-            restarted_at = time.monotonic()
-            self.state = "restarting"
-            self.progress = LoadProgress("restarting", 0.0)
-            self._fail_all_streams(reason)
-            log.error(
-                "%s: %s It is being restarted with the same settings; requests that were running got an error.",
-                self.name,
-                reason,
-            )
+            watching = asyncio.create_task(self._watch_process(reader))
             try:
-                reader = await self._spawn_process()
-            except EngineFailed as error:
-                self._fail_for_good(str(error))
+                reason = await self._read_messages(reader)
+            finally:
+                watching.cancel()
+            if reason:  # do not wait for the end of the process
+                self._handle_end(reason)
+            exit_code = await self._end_process()
+            if not reason:
+                self._handle_end(f"The engine process {_describe_exit(exit_code)}.")
+            if self.state == "failed":
                 return
+            reader = await self._restart_process()
+
+    def _handle_end(self, reason: str) -> None:
+        """Fail all streams because the process has ended or is about to be ended."""
+        if self.info is None:
+            self._fail_for_good(reason)
+            return
+        was_healthy = self.state == "ready" and time.monotonic() - self._ready_at >= HEALTHY_SECONDS
+        self._ends_in_a_row = 1 if was_healthy else self._ends_in_a_row + 1
+        self.state = "restarting"
+        self.progress = LoadProgress("restarting", 0.0)
+        self._fail_all_streams(reason)
+        log.error("%s: %s Requests that were running got an error.", self.name, reason)
+
+    async def _restart_process(self) -> asyncio.StreamReader:
+        """Start the process again, after a delay if it ended early before. Tries until it succeeds."""
+        while True:
+            first, longest = RESTART_DELAYS
+            delay = min(longest, first * 2.0 ** min(self._ends_in_a_row - 2, 16)) if self._ends_in_a_row > 1 else 0.0
+            log.warning("%s: The engine is restarted with the same settings in %g s.", self.name, delay)
+            await asyncio.sleep(delay)
+            try:
+                return await self._spawn_process()
+            except EngineFailed as error:
+                self._ends_in_a_row += 1
+                log.error("%s: %s", self.name, error)
+
+    async def _watch_process(self, reader: asyncio.StreamReader) -> None:
+        """Kill the process if it hangs, and let ``reader`` raise EngineHung. The first start may take any time."""
+        process, watchdog = self._process, Watchdog(self.settings.engine_timeout)
+        if process is None or not self.settings.engine_timeout:
+            return
+        with contextlib.suppress(OSError):  # it has just ended
+            while True:
+                await asyncio.sleep(TICK_SECONDS)
+                processor_seconds = read_processor_seconds(process.pid)
+                hang = watchdog.explain_hang(self._message_count, processor_seconds, is_serving=self.state == "ready")
+                if hang and self.info is not None:
+                    process.kill()  # a stopped process would not take any other signal
+                    reader.set_exception(EngineHung(f"{hang}, and was killed."))
+                    return
 
     def _on_supervisor_done(self, task: asyncio.Task[None]) -> None:
         """Fail the engine if the supervisor ended by an exception: a defect, but no stream may wait for ever."""
@@ -144,13 +183,15 @@ class RemoteEngine(MessagePageTransfer):
             self._fail_for_good("The connection to the engine failed.")
 
     async def _read_messages(self, reader: asyncio.StreamReader) -> str | None:
-        """Handle messages until the stream ends. Return the reason if the engine sent one before."""
+        """Handle messages until the stream ends. Return the reason if it is known by then."""
         decoder = msgspec.msgpack.Decoder(FromEngine)
         fatal = None
         try:
             while (message := await wire.read_frame(reader, decoder)) is not None:
+                self._message_count += 1
                 match message:
                     case EngineReady(info):
+                        self._ready_at = time.monotonic()
                         if self.state == "restarting":
                             log.warning("%s: The engine is ready again.", self.name)
                         self._become_ready(info)
@@ -160,6 +201,8 @@ class RemoteEngine(MessagePageTransfer):
                         self._handle_message(message)
         except (OSError, wire.BrokenFrame, msgspec.DecodeError) as error:
             log.debug("engine stream: %s", error)
+        except EngineHung as hung:
+            return str(hung)
         return fatal
 
     async def _end_process(self) -> int | None:

@@ -371,6 +371,15 @@ SERVE_OPTIONS: list[Option] = [
         configurable=True,
     ),
     Option(
+        "engine-timeout",
+        duration_kind(2.0, or_zero=True),
+        "How long an engine process may show no sign of life until it is killed and restarted; 0: no limit. One that "
+        "uses processor time has 20 times as long.",
+        8.0,
+        section="server",
+        configurable=True,
+    ),
+    Option(
         "drain",
         duration_kind(),
         "Time for running answers to finish after SIGTERM.",
@@ -573,6 +582,7 @@ def engine_settings(config: Mapping[str, Any], folder: str) -> Settings:
         prefix_cache=config["prefix-cache"],
         threads=config["threads"],
         lowering=config["lowering"],
+        engine_timeout=config["engine-timeout"],
         tool_parser=config["tool-parser"],
         reasoning_parser=config["reasoning-parser"],
         pack_cache=config["pack-cache"],

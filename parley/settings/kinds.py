@@ -215,18 +215,19 @@ def size_kind(low: int = 0) -> OptionKind:
     return OptionKind("SIZE", parse_size, format_size)
 
 
-def duration_kind(low: float = 0.0, high: float = inf) -> OptionKind:
-    """Seconds: a number, or a number with ms, s, m, min or h."""
-    range_text = f" from {low:g}s to {high:g}s" if high < inf else ""
+def duration_kind(low: float = 0.0, high: float = inf, *, or_zero: bool = False) -> OptionKind:
+    """Seconds: a number, or a number with ms, s, m, min or h. ``or_zero``: 0 is allowed as well as ``low``."""
+    range_text = f" from {low:g}s to {high:g}s" if high < inf else f" of 0 or at least {low:g}s" if or_zero else ""
 
     def parse_duration(raw: Any) -> float:
         match = (
             QUANTITY.fullmatch(str(raw)) if isinstance(raw, str | int | float) and not isinstance(raw, bool) else None
         )
         unit = DURATION_UNITS.get(match[2].lower()) if match else None
-        if match is None or unit is None or not low <= float(match[1]) * unit <= high:
+        seconds = float(match[1]) * unit if match and unit is not None else -1.0
+        if not (low <= seconds <= high or (or_zero and seconds == 0)):
             raise ValueError(f"a duration{range_text}, such as 30, 1.5s, 500ms, 2m or 1h")
-        return float(match[1]) * unit
+        return seconds
 
     return OptionKind("TIME", parse_duration, lambda value: f"{value:g}s")
 

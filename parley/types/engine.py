@@ -282,6 +282,7 @@ class EngineSettings(msgspec.Struct, kw_only=True):
     max_adapters: int = 8  # adapters in memory at once
     max_rank: int = 256  # highest rank of an adapter
     # read by the API process
+    engine_timeout: float = 8.0  # seconds without a sign of life until the engine counts as hung; 0: no limit
     tool_parser: str = "auto"  # model family whose tool calls it parses
     reasoning_parser: str = "auto"  # model family whose reasoning marks it parses
 

@@ -29,6 +29,7 @@ from parley.engine.messages import (
     ToEngine,
     UnloadAdapter,
 )
+from parley.heartbeat import BEAT_SECONDS, beat
 
 if TYPE_CHECKING:
     from parley.core.loop import EngineLoop
@@ -48,7 +49,7 @@ def serve_messages(
         # Requests and cancels are handled before scheduling; only an idle loop waits for messages.
         idle = loop.is_idle
         while idle or not inbox.empty():
-            message = inbox.get()
+            message = _wait_for_message(inbox)
             if isinstance(message, SubmitRequest):
                 loop.add_request(message.request)
             elif isinstance(message, CancelRequest):
@@ -83,6 +84,16 @@ def serve_messages(
                 return
             idle = False
         loop.step()
+
+
+def _wait_for_message(inbox: EngineInbox) -> ToEngine | Callable[[], None]:
+    """Return the next message. Beats while there is none."""
+    while True:
+        beat()
+        try:
+            return inbox.get(timeout=BEAT_SECONDS)
+        except queue.Empty:
+            continue
 
 
 def _send_adapter_result(send: SendMessage, question_id: int, error: str) -> None:

@@ -27,11 +27,13 @@ from parley.engine.messages import (
     EngineFatal,
     EngineReady,
     FromEngine,
+    Heartbeat,
     LoadProgress,
     PagesComputed,
     StepOutputs,
     ToEngine,
 )
+from parley.heartbeat import send_beats
 from parley.tenant_executor import TenantExecutor
 from parley.types import EngineOutput, EngineRequest, EngineStats, Settings
 from parley.worker.messages_loop import EngineInbox, SendMessage, serve_messages
@@ -181,6 +183,7 @@ def serve_socket(fd: int) -> None:
             os._exit(0)
 
     threading.Thread(target=read_socket, name="inbox", daemon=True).start()
+    send_beats(lambda: write_socket(Heartbeat()))
     run_engine(settings, inbox, write_socket)
     sys.stderr.flush()
     os._exit(0)

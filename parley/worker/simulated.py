@@ -33,6 +33,7 @@ from parley.engine.messages import (
     StepOutputs,
     SubmitRequest,
 )
+from parley.heartbeat import BEAT_SECONDS, beat
 from parley.types import Arena, EngineFeature, EngineRequest, ModelInfo, Settings
 from parley.worker.messages_loop import EngineInbox, SendMessage, serve_messages
 
@@ -138,7 +139,9 @@ class SimulatedRunner:
         self._step_ends_at = (
             self._step_ends_at if now - self._step_ends_at < BACK_TO_BACK_SECONDS else now
         ) + self.costs.step_seconds(step.rows) / self.costs.speed
-        time.sleep(max(0.0, self._step_ends_at - time.perf_counter()))
+        while (remaining := self._step_ends_at - time.perf_counter()) > 0:
+            beat()
+            time.sleep(min(BEAT_SECONDS, remaining))
         return [_row_result(row) for row in step.rows]
 
 

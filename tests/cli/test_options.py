@@ -199,6 +199,7 @@ def test_rejects_an_invalid_variable_and_warns_about_unknown_ones():
         (duration_kind(), "2m", 120.0),
         (duration_kind(), "1h", 3600.0),
         (duration_kind(), 1.5, 1.5),
+        (duration_kind(2, or_zero=True), "0", 0.0),
         (number_kind(0, 1), "0.25", 0.25),
         (number_kind(0, 1), 1, 1.0),
         (integer_kind(1), "8", 8),
@@ -217,6 +218,7 @@ def test_option_kinds_read_common_spellings(kind: OptionKind, raw, value):
     [
         (size_kind(10), ["", "9", "-1", "4X", "1e9", "0x10", "GB", True, 1.5, None, [], "9" * 400]),
         (duration_kind(1, 3600), ["0", "999ms", "1.1h"]),
+        (duration_kind(2, or_zero=True), ["1", "-2", "0.001"]),
         (duration_kind(), ["", "-1", "1d", "nan", True, None, float("nan"), float("inf"), 1e300]),
         (number_kind(0, 1), ["", "nan", "inf", "2", "-0.1", True, None, [], 10**400]),
         (integer_kind(1, 9), ["", "0", "10", "1.0", 2.0, True, None, "9" * 5000]),

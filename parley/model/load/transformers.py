@@ -25,6 +25,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as noise
 
 from parley import native
+from parley.heartbeat import beat
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.load.proof import transformers_deviation
 from parley.model.load.reference import DECODER_TOLERANCE
@@ -105,6 +106,7 @@ class TransformersNetwork:
         def attend_over_pages(
             layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **how: Any
         ) -> torch.Tensor:
+            beat()
             index = self._layer_indices[layer]
             pages.write_kv(index, keys, values, batch)
             return pages.attend_pages(index, queries, batch, **how)

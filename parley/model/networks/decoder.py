@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import torch
 
 from parley import native
+from parley.heartbeat import beat
 from parley.model.networks.config import DecoderConfig
 from parley.model.networks.network import KVPages, LinearSite, PackedBatch
 from parley.native.layer import DecoderLayer
@@ -111,6 +112,7 @@ class FusedDecoder:
         norm, reader = norms_with_readers[0]
         x = native.rms_norm(residual, norm, config.eps, consumer=reader)
         for i, (block, (norm, reader)) in enumerate(zip(self.layer_weights, norms_with_readers[1:], strict=True)):
+            beat()
             qkv = self._apply_linear(x, batch, i, "qkv")
             pool, places = pages.layer_pool(i), pages.token_places(i, batch)
             queries = native.rope_write(qkv, cos, sin, pool, places, head_norm=block.head_norm, eps=config.eps)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from parley import native
+from parley.heartbeat import beat
 from parley.native.torch_kernels import HAS_ONEDNN
 
 GELU, TANH, RELU = "gelu", "gelu of tanh", "relu"
@@ -144,6 +145,7 @@ class Encoder:
         )
         x = self._layer_norm(x, self._norm)
         for layer in self.layers:
+            beat()
             attended = self._attend_runs(layer.qkv(x), texts.runs)
             x = self._layer_norm(layer.output.apply_added(attended, x), layer.attention_norm)
             x = self._layer_norm(

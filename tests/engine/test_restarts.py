@@ -1,0 +1,71 @@
+"""An engine that has loaded its model once is restarted whenever it ends, after ever longer delays."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from support.restarts import becomes_ready_again, quick_settings
+
+from parley.engine import remote
+from parley.engine.remote import RemoteEngine
+
+
+@pytest.fixture
+async def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RemoteEngine]:
+    monkeypatch.setattr(remote, "RESTART_DELAYS", (0.1, 0.3))
+    running = RemoteEngine(quick_settings(tmp_path))
+    await running.start()
+    await running.wait_until_ready()
+    yield running
+    await running.close()
+
+
+def kill_process(engine: RemoteEngine) -> None:
+    assert engine.process_id is not None
+    os.kill(engine.process_id, signal.SIGKILL)
+
+
+async def test_delays_grow_while_processes_end_early(engine: RemoteEngine, monkeypatch: pytest.MonkeyPatch):
+    delays: list[float] = []
+    pause = asyncio.sleep
+
+    async def record_pause(seconds: float) -> None:
+        if asyncio.current_task() is engine._supervisor:
+            delays.append(seconds)
+        await pause(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", record_pause)
+    for healthy_seconds in (60.0, 60.0, 60.0, 60.0, 0.0):
+        monkeypatch.setattr(remote, "HEALTHY_SECONDS", healthy_seconds)
+        kill_process(engine)
+        await becomes_ready_again(engine)
+    assert delays == [0.0, 0.1, 0.2, 0.3, 0.0]
+
+
+async def test_restart_that_fails_is_tried_again(engine: RemoteEngine):
+    costs, elsewhere = Path(engine.settings.costs), Path(engine.settings.costs + ".moved")
+    costs.rename(elsewhere)
+    kill_process(engine)
+    async with asyncio.timeout(30):
+        while engine._ends_in_a_row < 2:  # the cost model cannot be read
+            await asyncio.sleep(0.05)
+    assert engine.state == "restarting"
+    elsewhere.rename(costs)
+    await becomes_ready_again(engine)
+
+
+async def test_closes_while_it_waits_for_a_restart(engine: RemoteEngine, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(remote, "RESTART_DELAYS", (60.0, 60.0))
+    kill_process(engine)
+    await becomes_ready_again(engine)
+    kill_process(engine)
+    async with asyncio.timeout(30):
+        while engine.state != "restarting":
+            await asyncio.sleep(0.01)
+    await asyncio.wait_for(engine.close(), 10)
+    assert engine.state == "closed" and engine.process_id is None
