@@ -82,7 +82,7 @@ def read_structured_outputs(options: Fields) -> Grammar:
     grammars = {kind: read_constraint(options, kind, kind) for kind in CONSTRAINT_KINDS}
     present = [kind for kind, grammar in grammars.items() if grammar is not None]
     no_whitespace = options.boolean("disable_any_whitespace", False)
-    closed = options.boolean("disable_additional_properties", False)
+    options.boolean("disable_additional_properties", False)  # objects are closed in any case
     pattern = options.string("whitespace_pattern", None, cap=MAX_GRAMMAR_CHARACTERS)
     if len(present) != 1:
         problem = "none is given" if not present else "several are: " + ", ".join(present)
@@ -94,7 +94,7 @@ def read_structured_outputs(options: Fields) -> Grammar:
         raise options.member_error("whitespace_pattern", "cannot be used together with 'disable_any_whitespace'.")
     grammar = grammars[present[0]]
     assert grammar is not None
-    return msgspec.structs.replace(grammar, whitespace="" if no_whitespace else pattern, closed=closed)
+    return msgspec.structs.replace(grammar, whitespace="" if no_whitespace else pattern)
 
 
 def read_json_schema(fields: Fields, name: str) -> dict[str, Any] | bool | None:

@@ -72,19 +72,17 @@ class StructuralToken(msgspec.Struct, frozen=True, tag=True):
 class Grammar(msgspec.Struct, frozen=True):
     """A constraint on an answer. A finished answer matches it; a truncated answer is a prefix of a match.
 
-    ``value`` depends on ``kind``. "json": a JSON schema (object or bool). "regex": a regular expression for the whole
-    answer. "choice": a list of answers. "lark": a grammar in llguidance's Lark dialect. "ebnf": a grammar in
-    llama.cpp's GBNF. "tags": a ``StructuralPiece``. "around": a Lark grammar and a grammar of another kind, which the
-    Lark grammar calls ``@inner``.
+    ``value`` depends on ``kind``. "json": a JSON schema (object or bool), whose objects are closed unless it says
+    otherwise. "regex": a regular expression for the whole answer. "choice": a list of answers. "lark": a grammar in
+    llguidance's Lark dialect. "ebnf": a grammar in llama.cpp's GBNF. "tags": a ``StructuralPiece``. "around": a Lark
+    grammar and a grammar of another kind, which the Lark grammar calls ``@inner``.
     ``whitespace``: a regular expression for the space between JSON tokens; None: the default; "": none.
-    ``closed``: objects have no members beyond those in their schema, unless the schema says otherwise.
     ``field``: the request field that asked for the grammar, for error messages.
     """
 
     kind: Literal["json", "regex", "choice", "lark", "ebnf", "tags", "around"]
     value: Any
     whitespace: str | None = None
-    closed: bool = False
     field: str = "response_format"
 
 

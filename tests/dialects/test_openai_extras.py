@@ -241,7 +241,7 @@ CONSTRAINTS: list[tuple[dict[str, Any], Grammar]] = [
     ({"structured_outputs": {"json": CLOSED, "disable_any_whitespace": True}},
      Grammar("json", CLOSED, "", field="structured_outputs.json")),
     ({"structured_outputs": {"json": "{}", "whitespace_pattern": " ", "disable_additional_properties": True}},
-     Grammar("json", {}, " ", True, field="structured_outputs.json")),
+     Grammar("json", {}, " ", field="structured_outputs.json")),
     ({"structured_outputs": {"regex": "a"}}, Grammar("regex", "a", field="structured_outputs.regex")),
     ({"structured_outputs": {"choice": ["a"]}}, Grammar("choice", ["a"], field="structured_outputs.choice")),
     ({"structured_outputs": {"grammar": GBNF}}, Grammar("ebnf", GBNF, field="structured_outputs.grammar")),
@@ -264,10 +264,10 @@ CONSTRAINTS: list[tuple[dict[str, Any], Grammar]] = [
      Grammar("ebnf", GBNF)),
     ({"response_format": {"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}},
      Grammar("choice", ["a"])),
-    ({"response_format": {"type": "json_object", "value": CLOSED}}, Grammar("json", CLOSED, closed=True)),
-    ({"response_format": {"type": "json", "value": "{}"}}, Grammar("json", {"type": "object"}, closed=True)),
+    ({"response_format": {"type": "json_object", "value": CLOSED}}, Grammar("json", CLOSED)),
+    ({"response_format": {"type": "json", "value": "{}"}}, Grammar("json", {"type": "object"})),
     ({"response_format": {"type": "json_schema", "value": {"name": "n", "schema": CLOSED}}},
-     Grammar("json", CLOSED, closed=True)),
+     Grammar("json", CLOSED)),
     ({"response_format": {"type": "regex", "value": "a"}}, Grammar("regex", "a")),
 ]  # fmt: skip
 

@@ -373,11 +373,11 @@ def test_tgi_reads_adapter_id(rules):
 GRAMMARS: list[tuple[dict[str, Any], Grammar]] = [
     ({"type": "regex", "value": "a+"}, Grammar("regex", "a+", field="grammar")),
     ({"type": "json", "value": {"properties": {}}},
-     Grammar("json", {"type": "object", "properties": {}}, closed=True, field="grammar")),
+     Grammar("json", {"type": "object", "properties": {}}, field="grammar")),
     ({"type": "json_object", "value": '{"type":"array","properties":{}}'},
-     Grammar("json", {"type": "array", "properties": {}}, closed=True, field="grammar")),
+     Grammar("json", {"type": "array", "properties": {}}, field="grammar")),
     ({"type": "json_schema", "value": {"name": "n", "strict": 5, "schema": {"properties": {}}}},
-     Grammar("json", {"type": "object", "properties": {}}, closed=True, field="grammar")),
+     Grammar("json", {"type": "object", "properties": {}}, field="grammar")),
 ]  # fmt: skip
 
 
@@ -390,7 +390,7 @@ def test_tgi_grammar_reaches_the_request(member, grammar, rules):
 
 def test_tgi_only_extended_accepts_schema_without_properties():
     request = read_generate(rules=shared.EXTENDED, grammar={"type": "json", "value": "{}"}).request
-    assert request.grammar == Grammar("json", {"type": "object"}, closed=True, field="grammar")
+    assert request.grammar == Grammar("json", {"type": "object"}, field="grammar")
 
 
 def test_tgi_refuses_json_grammar_that_is_no_json():

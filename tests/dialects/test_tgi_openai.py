@@ -209,7 +209,7 @@ FAULTS = [
 
 def test_tgi_chat_response_format_sets_grammar():
     request = read_chat(response_format={"type": "json_object", "value": {"properties": {}}}).request
-    grammar = Grammar("json", {"type": "object", "properties": {}}, closed=True, field="response_format")
+    grammar = Grammar("json", {"type": "object", "properties": {}}, field="response_format")
     assert request.grammar == grammar
     assert read_chat(stream=True, response_format={"type": "regex", "value": "a"}).request.grammar.value == "a"
 

@@ -56,7 +56,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 LETTERS = Grammar("regex", "[a-z]{1,5}")
 GRAMMARS = [
     Grammar("json", {"type": "object", "properties": {"struct": {"const": "Chat"}, "object": {"type": "null"}}}),
-    Grammar("json", {"enum": [10**9, -1, 1.5]}, closed=True, whitespace=""),
+    Grammar("json", {"enum": [10**9, -1, 1.5]}, whitespace=""),
     Grammar("json", True),
     Grammar("regex", "é+", field="guided_regex"),
     Grammar("choice", ["yes", "no"]),

@@ -123,6 +123,18 @@ def test_response_format_with_tools_allows_calls_or_format(allows, form, good, b
     )
 
 
+@pytest.mark.parametrize(("strict", "choice"), [(True, "auto"), (True, "required"), (False, "required")])
+def test_arguments_have_only_named_members(allows, strict, choice):
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    chat = chat_with_tools(function_tool("f", schema, strict=strict), tool_choice=choice)
+    assert allows(chat, hermes_call("f", '{"city": "Rome"}'))
+    assert not allows(chat, hermes_call("f", '{"city": "Rome", "land": "Italy"}'))
+    more = chat_with_tools(
+        function_tool("f", schema | {"additionalProperties": True}, strict=strict), tool_choice=choice
+    )
+    assert allows(more, hermes_call("f", '{"city": "Rome", "land": "Italy"}'))
+
+
 def test_response_format_is_validated_even_when_calls_are_forced(language):
     forced = chat_with_tools(function_tool("f"), tool_choice="required")
     wrong = Grammar("regex", "(a", field="structured_outputs.regex")

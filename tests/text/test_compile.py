@@ -82,21 +82,46 @@ def test_whitespace_pattern_limits_space_in_json(compiler):
         assert not any(is_whole_answer(compiler, grammar, text) for text in bad)
 
 
-def test_closed_objects_allow_only_named_members(compiler):
-    named = {
-        "type": "object",
-        "properties": {"a": {"type": "object", "properties": {"b": {}}}, "c": {"type": "object"}},
-    }
-    for text, good in [('{"a":{"b":1},"c":{"x":1}}', True), ('{"z":1}', False), ('{"a":{"z":1}}', False), ("{}", True)]:
-        assert is_whole_answer(compiler, Grammar("json", named, closed=True), text) == good
-        assert is_whole_answer(compiler, Grammar("json", named), text)
-    explicit = {"type": "object", "properties": {"a": {}}, "additionalProperties": {"type": "null"}}
-    assert is_whole_answer(compiler, Grammar("json", explicit, closed=True), '{"a":1,"b":null}')
-    # The named members are those of all joined schemas together.
-    joined = {"$defs": {"p": {"properties": {"a": {"type": "integer"}}}},
-              "allOf": [{"$ref": "#/$defs/p"}, {"properties": {"b": {"type": "null"}}, "required": ["a", "b"]}],
-              "type": "object"}  # fmt: skip
-    assert is_whole_answer(compiler, Grammar("json", joined, closed=True), '{"a":1,"b":null}')
+PART_A = {"properties": {"a": {"type": "integer"}}}
+PART_B = {"properties": {"b": {"properties": {"x": {}}}}, "required": ["b"]}
+
+
+@pytest.mark.parametrize(("schema", "accepted", "refused"), [
+    ({"properties": {"a": {"properties": {"b": {}}}, "c": {"type": "object"}}},
+     ['{"a":{"b":1},"c":{"x":1}}', "{}"], ['{"z":1}', '{"a":{"z":1}}']),
+    ({"properties": {}}, ["{}"], ['{"z":1}']),
+    ({"properties": {"a": {}}, "required": ["b"]}, ['{"a":1,"b":2}'], ['{"a":1}', '{"b":2,"z":1}']),
+    ({"properties": {"a": {}}, "enum": [{"a": 1}, {"a": 1, "z": 1}]}, ['{"a":1}'], ['{"a":1,"z":1}']),
+    ({"items": {"properties": {"a": {}}}, "type": ["array", "object"]}, ['[{"a":1}]', '{"z":1}'], ['[{"z":1}]']),
+    # the schema says that there are more
+    ({"properties": {"a": {}}, "additionalProperties": {"type": "null"}}, ['{"a":1,"b":null}'], ['{"b":1}']),
+    ({"properties": {"a": {}}, "additionalProperties": True}, ['{"a":1,"b":1}'], []),
+    ({"properties": {"a": {}}, "unevaluatedProperties": True}, ['{"a":1,"b":1}'], []),
+    ({"properties": {"a": {}}, "unevaluatedProperties": {"type": "null"}}, ['{"a":1,"b":null}'], ['{"b":1}']),
+    ({"properties": {"a": {}}, "patternProperties": {"^x": {}}}, ['{"a":1,"x1":1}'], ['{"z":1}']),
+    ({"patternProperties": {"^x": {}}}, ['{"x1":1}'], ['{"z":1}']),
+    ({"properties": {}, "minProperties": 1}, ['{"z":1}'], ["{}"]),
+    ({"type": "object"}, ['{"z":1}'], []),
+    ({"required": ["a"]}, ['{"a":1,"z":1}'], []),
+    # several schemas describe one object: the named members are those of all together
+    ({"allOf": [PART_A, PART_B]}, ['{"a":1,"b":{"x":1}}', '{"b":{}}'], ['{"b":1,"z":1}', '{"b":{"z":1}}']),
+    ({"$defs": {"p": PART_A}, "allOf": [{"$ref": "#/$defs/p"}, PART_B]}, ['{"a":1,"b":{}}'], ['{"b":{},"z":1}']),
+    ({"$defs": {"p": PART_A}, "$ref": "#/$defs/p", "properties": {"b": {}}}, ['{"a":1,"b":1}'], ['{"z":1}']),
+    ({"$defs": {"p": {"allOf": [{"$ref": "#/$defs/q"}]}, "q": PART_A},
+      "properties": {"m": {"allOf": [{"$ref": "#/$defs/p"}, PART_B]}, "n": {"$ref": "#/$defs/q"}}},
+     ['{"m":{"a":1,"b":{}},"n":{"a":1}}'], ['{"m":{"b":{},"z":1}}', '{"n":{"b":1}}', '{"n":{"z":1}}']),
+    ({"properties": {"k": {}}, "anyOf": [PART_A, PART_B]}, ['{"k":1,"a":1}'], ['{"k":1,"z":1}']),
+    ({"anyOf": [PART_A, PART_B]}, ['{"a":1}', '{"b":{}}'], ['{"b":{},"z":1}', '{"a":1,"b":{}}']),
+    ({"allOf": [PART_A, {"properties": {"a": {"maximum": 5}}, "additionalProperties": {"type": "null"}}]},
+     ['{"a":1,"z":null}'], ['{"a":6}']),
+    ({"allOf": [{"properties": {"p": PART_A}}, {"properties": {"p": PART_B}}]}, ['{"p":{"a":1,"b":{}}}'], ['{"z":1}']),
+])  # fmt: skip
+def test_objects_allow_only_named_members(compiler, schema, accepted, refused):
+    grammar = Grammar("json", {"type": "object"} | schema)
+    for text, good in [(text, True) for text in accepted] + [(text, False) for text in refused]:
+        assert is_whole_answer(compiler, grammar, text) == good, text
+        twice = Grammar("json", prepare_for_llguidance(grammar.value))
+        assert is_whole_answer(compiler, twice, text) == good, text
 
 
 def test_huge_schema_limits_compile(compiler):
@@ -113,7 +138,8 @@ def test_schema_lengths_may_be_decimals(compiler):
 
 def test_escaped_member_name_cannot_repeat_a_name(compiler):
     """JSON can escape any character, and readers keep the last of two equal names: a duplicate could evade a schema."""
-    schema = {"type": "object", "properties": {'é"': {"type": "integer"}}, "patternProperties": {"^f": {"const": 1}}}
+    schema = {"type": "object", "properties": {'é"': {"type": "integer"}}, "patternProperties": {"^f": {"const": 1}},
+              "additionalProperties": True}  # fmt: skip
     for text, good in [(r'{"é\"":1}', True), (r'{"\u00e9\"":""}', False), (r'{"é\u0022":""}', False),
                        (r'{"foo":1}', True), (r'{"\u0066oo":""}', False), (r'{"a":"","a":1}', True)]:  # fmt: skip
         assert is_whole_answer(compiler, Grammar("json", schema), text) == good, text
@@ -123,7 +149,7 @@ def test_schema_preparation_leaves_its_input_unchanged():
     schema = {"properties": {"a": {"format": "odd", "uniqueItems": False}}, "anyOf": [{"items": {"properties": {}}}],
               "const": {"properties": {"format": "odd"}}}  # fmt: skip
     before = json.dumps(schema)
-    prepared = prepare_for_llguidance(schema, True)
+    prepared = prepare_for_llguidance(schema)
     assert json.dumps(schema) == before
     assert prepared["properties"] == {"a": {}} and prepared["const"] == schema["const"]
     assert prepared["anyOf"][0]["items"]["additionalProperties"] is False

@@ -83,7 +83,7 @@ def read_response_format(body: Fields) -> Grammar | None:
 
 
 def _read_tgi_format(format_object: Fields) -> Grammar:
-    """Read TGI's form. Objects are closed: members that the schema does not name are never expected."""
+    """Read TGI's form."""
     format_type, member = format_object.string("type", None, allowed=TGI_FORMAT_TYPES), "value"
     if format_type is None:
         raise format_object.missing_member("type")
@@ -101,4 +101,4 @@ def _read_tgi_format(format_object: Fields) -> Grammar:
         )
     if format_type == "regex" or not isinstance(grammar.value, dict):
         return msgspec.structs.replace(grammar, field="response_format")
-    return Grammar("json", forms.ANY_OBJECT_SCHEMA | grammar.value, closed=True)
+    return Grammar("json", forms.ANY_OBJECT_SCHEMA | grammar.value)

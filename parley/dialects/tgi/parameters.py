@@ -87,7 +87,7 @@ class TgiParameters(msgspec.Struct, frozen=True, kw_only=True):
         if kind == "regex":
             return Grammar("regex", value, field=field)
         schema = msgspec.json.decode(value) if isinstance(value, str) else value
-        return Grammar("json", {**ANY_OBJECT_SCHEMA, **schema}, closed=True, field=field)
+        return Grammar("json", {**ANY_OBJECT_SCHEMA, **schema}, field=field)
 
     @property
     def stop_conditions(self) -> StopConditions:

@@ -139,7 +139,7 @@ def _with_schema(tool: ToolDefinition, loose: bool) -> ToolDefinition:
     if loose or not isinstance(parameters, dict):
         schema: dict[str, Any] = {"type": "object"}
     else:
-        schema = schemas.prepare_for_llguidance(_object_schema(parameters), _is_strict(tool))
+        schema = schemas.prepare_for_llguidance(_object_schema(parameters))
     return {"type": "function", "function": {**function, "parameters": schema}}
 
 
@@ -161,7 +161,7 @@ def _unmarked_schema(tools: list[ToolDefinition], keys: tuple[str, str], respons
     parts = {f"call{number}": _move_references(option, number, arguments) for number, option in enumerate(options)}
     try:
         value = (
-            schemas.prepare_for_llguidance(response_format.value, response_format.closed)
+            schemas.prepare_for_llguidance(response_format.value)
             if isinstance(response_format.value, dict)
             else response_format.value
         )

@@ -247,7 +247,7 @@ class GrammarCompiler:
             raise GrammarRefused(TOO_WIDE)
         whitespace = DEFAULT_WHITESPACE if grammar.whitespace is None else grammar.whitespace
         options: dict[str, Any] = {"whitespace_pattern": whitespace} if whitespace else {"whitespace_flexible": False}
-        prepared = schemas.prepare_for_llguidance(value, grammar.closed)
+        prepared = schemas.prepare_for_llguidance(value)
         return prepared | {"x-guidance": options | {"json_allowed_escapes": schemas.allowed_escapes(prepared)}}
 
     def _write_tags(self, grammar: Grammar, called: list[dict[str, Any]]) -> str:
@@ -295,7 +295,7 @@ class _ByteVocabulary:
 
 
 def _grammar_key(grammar: Grammar) -> bytes:
-    content = [grammar.kind, grammar.value, grammar.whitespace, grammar.closed]
+    content = [grammar.kind, grammar.value, grammar.whitespace]
     try:
         return sha256(json.dumps(content, default=msgspec.to_builtins).encode()).digest()
     except RecursionError:

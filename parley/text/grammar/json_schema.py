@@ -9,29 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from parley.text.grammar.closed_objects import ObjectCloser
 from parley.text.grammar.refused import GrammarRefused
 from parley.text.grammar.schema_keywords import Schema, has_control_constants, rewrite_keywords
+from parley.text.grammar.subschemas import SCHEMA_MAP_KEYWORDS, all_subschemas, direct_subschemas, extend_pointer
 
 MAX_SCHEMA_DEPTH = 64  # levels of nesting; llguidance reads 128 levels of JSON, and wraps the schema in some of its own
 
 MAX_PROPERTIES = 1000  # properties of one object: llguidance's cost grows with their square
-
-# Keywords whose value is a schema, a list of schemas, or an object of schemas. All other values are plain JSON.
-SCHEMA_KEYWORDS = (
-    "additionalItems",
-    "additionalProperties",
-    "contains",
-    "else",
-    "if",
-    "items",
-    "not",
-    "propertyNames",
-    "then",
-    "unevaluatedItems",
-    "unevaluatedProperties",
-)
-SCHEMA_LIST_KEYWORDS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
-SCHEMA_MAP_KEYWORDS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
 
 CONSTANT_KEYWORDS = ("enum", "const")  # keywords whose values are not schemas
 
@@ -71,37 +56,29 @@ def too_wide(value: Any, limit: int = MAX_PROPERTIES) -> bool:
     return False
 
 
-def prepare_for_llguidance(schema: Schema, closed: bool) -> Schema:
-    """Return a copy of the schema for llguidance.
+def prepare_for_llguidance(schema: Schema) -> Schema:
+    """Return a copy of the schema for llguidance, with closed objects. The schema must not be ``too_deep``.
 
-    ``closed``: objects allow only the members that are named, but only where a single schema describes the object;
-    where several do, each would forbid the members of the others. The schema must not be ``too_deep``. Raises
-    GrammarRefused.
+    Raises GrammarRefused.
     """
-    combined = set(_combined_references(schema, True)) if closed else set()
+    closer = ObjectCloser(schema)
 
-    def copy_subschema(node: Schema, path: str, alone: bool) -> Schema | bool:
+    def copy_subschema(node: Schema, pointer: str) -> Schema | bool:
+        node = closer.close(node, pointer)
         rewritten = rewrite_keywords(node, schema)
         if isinstance(rewritten, bool):
             return rewritten
-        alone = alone and path not in combined
-        for key, place, subschema, subschema_alone in _direct_subschemas(rewritten, alone):
-            value = copy_subschema(
-                subschema,
-                f"{path}/{key}" if place is None else f"{path}/{key}/{_escape_pointer(place)}",
-                subschema_alone,
-            )
+        for key, place, subschema in direct_subschemas(rewritten):
+            value = copy_subschema(subschema, extend_pointer(pointer, key, place))
             if place is None:
                 rewritten[key] = value
             else:
                 if rewritten[key] is node.get(key):
                     rewritten[key] = rewritten[key].copy()
                 rewritten[key][place] = value
-        if closed and alone and "properties" in node and not _combines_schemas(node):
-            rewritten.setdefault("additionalProperties", False)
         return rewritten
 
-    prepared = copy_subschema(schema, "#", True)
+    prepared = copy_subschema(schema, "#")
     if isinstance(prepared, bool):
         raise GrammarRefused("no text can match it")
     return prepared
@@ -109,7 +86,7 @@ def prepare_for_llguidance(schema: Schema, closed: bool) -> Schema:
 
 def allowed_escapes(schema: Schema) -> str:
     """Return the letters that may follow a backslash in JSON of this schema. Raises GrammarRefused."""
-    parts = list(_all_subschemas(schema))
+    parts = list(all_subschemas(schema))
     if not any(map(has_control_constants, parts)):
         return JSON_ESCAPES
     if any({"patternProperties", "properties", "required"} & part.keys() and part.get("additionalProperties", True)
@@ -138,45 +115,4 @@ def reroot_references(value: Any, root: str) -> Any:
 
 def list_references(schema: Schema) -> Iterator[str]:
     """Yield every reference in a schema, at any depth."""
-    return (each["$ref"] for each in _all_subschemas(schema) if isinstance(each.get("$ref"), str))
-
-
-def _all_subschemas(schema: Schema) -> Iterator[Schema]:
-    """Yield a schema and all schemas inside it."""
-    unvisited = [schema]
-    while unvisited:
-        node = unvisited.pop()
-        yield node
-        unvisited += (inner for _, _, inner, _ in _direct_subschemas(node, True))
-
-
-def _direct_subschemas(node: Schema, alone: bool) -> Iterator[tuple[str, str | int | None, Schema, bool]]:
-    """Yield the direct subschemas: keyword, key or index under it, subschema, whether it alone describes its value."""
-    for key in SCHEMA_KEYWORDS:
-        if isinstance(inner := node.get(key), dict):
-            yield key, None, inner, True
-    for key in SCHEMA_LIST_KEYWORDS:
-        if isinstance(listed := node.get(key), list):
-            single = alone and not _combines_schemas(node) if key in ("allOf", "anyOf", "oneOf") else True
-            yield from ((key, at, each, single) for at, each in enumerate(listed) if isinstance(each, dict))
-    for key in SCHEMA_MAP_KEYWORDS:
-        if isinstance(named := node.get(key), dict):
-            yield from ((key, name, each, True) for name, each in named.items() if isinstance(each, dict))
-
-
-def _combines_schemas(node: Schema) -> bool:
-    """Whether several schemas describe its value: properties next to a combining keyword, or allOf of several."""
-    several = isinstance(node.get("allOf"), list) and len(node["allOf"]) > 1
-    return several or ("properties" in node and any(key in node for key in ("$ref", "allOf", "anyOf", "oneOf")))
-
-
-def _combined_references(node: Schema, alone: bool) -> Iterator[str]:
-    """Yield the references that are combined with another schema."""
-    if isinstance(node.get("$ref"), str) and (_combines_schemas(node) or not alone):
-        yield node["$ref"]
-    for _, _, inner, single in _direct_subschemas(node, alone):
-        yield from _combined_references(inner, single)
-
-
-def _escape_pointer(name: str | int) -> str:
-    return str(name).replace("~", "~0").replace("/", "~1")
+    return (each["$ref"] for each in all_subschemas(schema) if isinstance(each.get("$ref"), str))

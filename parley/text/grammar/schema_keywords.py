@@ -38,8 +38,7 @@ PARTNER_KEYWORDS = {"else": ("if",), "if": ("then", "else"), "maxContains": ("co
 """Keywords that have no effect without any of these next to them."""
 NO_EFFECT_VALUES: dict[str, tuple[Any, ...]] = {
     "dependencies": ({},), "dependentRequired": ({},), "dependentSchemas": ({},), "not": (False,),
-    "propertyNames": (True, {}), "unevaluatedItems": (True, {}), "unevaluatedProperties": (True, {}),
-    "uniqueItems": (False,),
+    "propertyNames": (True, {}), "unevaluatedItems": (True, {}), "uniqueItems": (False,),
 }  # fmt: skip
 """Values for which a keyword has no effect."""
 GROUP_SEPARATORS = frozenset({"$ref", "allOf", "anyOf", "const", "enum", "oneOf"})
@@ -194,6 +193,9 @@ def _list_member(node: Any, key: str) -> list[Any]:
 
 def _replace_unevaluated(schema: Schema) -> None:
     """Replace the unevaluated… keywords by additionalProperties and items, where they mean the same."""
+    if (rest := schema.get("unevaluatedProperties")) is True or rest == {}:
+        del schema["unevaluatedProperties"]
+        schema.setdefault("additionalProperties", True)
     if EVALUATING_KEYWORDS & schema.keys():
         return
     for key, replacement in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
