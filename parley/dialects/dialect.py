@@ -8,7 +8,7 @@ field name. A new API is a module that builds one ``Dialect``, and a line in ``d
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -26,9 +26,9 @@ class RequestContext:
 
     About the answer: a unique id without prefix, the creation time in whole seconds, the model's fingerprint. About the
     requested model: its context length in tokens (0 before it is loaded), the ``device`` kind, the tokens that its KV
-    cache holds and can hold, the number of waiting sequences, and the sampling defaults of its generation_config.json,
-    under the names used there. About the HTTP request: the decoded path parts that the route names, the headers with
-    lower-case names, and the query string.
+    cache holds and can hold, the number of waiting sequences, the sampling defaults of its generation_config.json,
+    under the names used there, its own names and those of its adapters. About the HTTP request: the decoded path parts
+    that the route names, the headers with lower-case names, and the query string.
     """
 
     unique_id: str
@@ -43,6 +43,8 @@ class RequestContext:
     cache_capacity: int = 0
     generation_defaults: Mapping[str, float] = field(default_factory=dict)
     waiting_sequences: int = 0
+    model_names: Collection[str] = ()
+    adapters: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -290,6 +290,8 @@ class ServedModel:
             capacity,
             generation_defaults,
             waiting,
+            self.names,
+            tuple(self.adapters),
         )
 
     def take_slots(self, choices: int, tenant: str = "") -> None:

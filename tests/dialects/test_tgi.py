@@ -1,5 +1,6 @@
 """TGI: meaning of bodies, the layer that refuses a bad one, and the exact bytes of answers."""
 
+import dataclasses
 import json
 import struct
 from decimal import Decimal
@@ -363,11 +364,16 @@ def test_tgi_strict_stream_reports_errors_as_events():
     assert refusal_response(lambda: generate.read_generate_stream(shared.STRICT, b"{}", HEAD))[0] == 422
 
 
-@pytest.mark.parametrize("rules", [shared.STRICT, shared.EXTENDED], ids=["strict", "extended"])
-def test_tgi_reads_adapter_id(rules):
-    assert read_generate(rules=rules, adapter_id="org/lora").request.adapter == "org/lora"
-    assert read_generate(rules=rules, adapter_id="").request.adapter is None
-    assert read_generate(rules=rules, adapter_id="None").request.adapter == ("None" if rules.strict else None)
+@pytest.mark.parametrize(("rules", "adapters", "name", "chosen"), [
+    (shared.STRICT, ["org/lora"], "org/lora", "org/lora"), (shared.STRICT, ["org/lora"], "other", None),
+    (shared.STRICT, [], "null", None), (shared.EXTENDED, ["org/lora"], "org/lora", "org/lora"),
+    (shared.EXTENDED, ["org/lora"], "other", "other"), (shared.EXTENDED, [], "other", None),
+    *((shared.EXTENDED, ["org/lora"], name, None) for name in ("", "None", "null", "tiny")),
+])  # fmt: skip
+def test_tgi_takes_the_base_model_for_an_unknown_adapter(rules, adapters, name, chosen):
+    head = dataclasses.replace(HEAD, model_names=("tiny",), adapters=adapters)
+    reply = generate.read_generate(rules, body({"adapter_id": name}), head)
+    assert reply.request.adapter == chosen
 
 
 GRAMMARS: list[tuple[dict[str, Any], Grammar]] = [

@@ -1,5 +1,6 @@
 """TGI's chat, completions and Vertex routes: meaning of bodies, refusals, and the exact bytes of answers."""
 
+import dataclasses
 import json
 from typing import Any
 
@@ -102,9 +103,16 @@ def test_tgi_chat_reads_length_stop_and_logprobs():
     assert (streamed.stream, streamed.output_options) == (True, OutputOptions(usage=True, ids=True, unparsed=True))
 
 
-def test_tgi_chat_model_names_adapter_except_tgi():
-    assert read_chat(model="tgi").request.model == read_chat().request.model == ""
-    assert read_chat(model="lora").request.model == "lora"
+def test_tgi_chat_model_names_a_known_adapter_or_else_the_base_model():
+    head = dataclasses.replace(HEAD, model_names=("tiny",), adapters=("lora",))
+    for name, chosen in [("tgi", ""), ("lora", "lora"), ("tiny", "tiny"), ("org/Model", ""), ("", "")]:
+        for read, members in (
+            (chat.read_tgi_chat, {"messages": MESSAGES}),
+            (completions.read_tgi_completion, {"prompt": "Hi"}),
+        ):
+            reply = read(shared.STRICT, json.dumps(members | {"model": name}).encode(), head)
+            assert reply.request.model == chosen, (name, members)
+    assert read_chat().request.model == ""
     unknown = STRICT.render_error(UnknownModel("There is none.", name="lora"))
     assert (unknown.status, json.loads(unknown.body)) == (
         424, {"error": "Request failed during generation: There is none.", "error_type": "generation"}

@@ -85,8 +85,6 @@ async def test_each_api_selects_an_adapter_by_its_own_member(lora_server):
 async def test_unknown_adapter_gets_the_error_of_each_api(lora_server):
     served = lora_server
     parameters = {"max_new_tokens": 2, "adapter_id": "none-such"}
-    answer = await served.post("/tgi/generate", {"inputs": "a", "parameters": parameters})
-    assert (answer.status, answer.json["error_type"]) == (424, "generation")
     answer = await served.post("/mindie/generate", {"inputs": "a", "parameters": parameters})
     assert (answer.status, answer.json["error"]) == (404, "Model none-such not found.")
     body = {"text_input": "a", "max_tokens": 2, "lora_name": "none-such"}
@@ -95,7 +93,22 @@ async def test_unknown_adapter_gets_the_error_of_each_api(lora_server):
     for prefix in ("", "/openai", "/vllm"):
         answer = await served.post(f"{prefix}/v1/completions", PROMPT | {"model": "none-such"})
         assert answer.status == 404 and "none-such" in answer.error["message"]
+    assert (await load_adapter(served, "mine", "one")).status == 200
+    answer = await served.post("/generate", {"inputs": "a", "parameters": parameters})
+    assert (answer.status, answer.json["error_type"]) == (424, "generation")
     await served.idle()
+
+
+async def test_tgi_serves_the_base_model_for_unknown_names(lora_server):
+    served = lora_server
+    base = expected_text(served, BASE)
+    for prefix, name in (("/tgi", "none-such"), ("", "null"), ("", "none-such")):  # no adapter is loaded
+        parameters = {"max_new_tokens": 2, "adapter_id": name}
+        answer = await served.post(f"{prefix}/generate", {"inputs": "a", "parameters": parameters})
+        assert answer.json["generated_text"] == base
+    chat = {"model": "org/Model-8B", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+    answer = await served.post("/tgi/v1/chat/completions", chat)
+    assert (answer.json["model"], answer.json["choices"][0]["message"]["content"]) == ("org/Model-8B", base)
 
 
 async def test_model_lists_show_adapters_with_their_parent(lora_server, root):

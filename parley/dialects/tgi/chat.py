@@ -75,7 +75,7 @@ class TgiChatReply(openai.TgiOpenAIReply):
         super().__init__(body, rules, context, params, sum(len(message.content or "") for message in chat.messages))
         self.request = Request(
             id=context.unique_id,
-            model=self._model or "",
+            model=self._requested_model(),
             prompts=[chat],
             sampling=params.neutral_sampling,
             grammar=params.build_grammar("response_format"),

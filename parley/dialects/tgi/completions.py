@@ -59,7 +59,7 @@ class TgiCompletionReply(openai.TgiOpenAIReply):
         super().__init__(body, rules, context, params, sum(map(len, texts)))
         self.request = Request(
             id=context.unique_id,
-            model=self._model or "",
+            model=self._requested_model(),
             prompts=[Text(text) for text in texts],
             sampling=params.neutral_sampling,
             stop_conditions=params.stop_conditions,

@@ -152,7 +152,7 @@ class TgiGenerateReply(Reply):
             n=n,
             stream=stream,
             max_prompt_tokens=params.truncate,
-            adapter=params.adapter_id,
+            adapter=parameters.choose_adapter(params.adapter_id, rules, context),
         )
         with_prompt = with_prompt if params.return_full_text is None else params.return_full_text
         self._text_start = inputs if with_prompt else ""

@@ -84,6 +84,11 @@ class TgiOpenAIReply(Reply):
             self._usage.completion_tokens,
         )
 
+    def _requested_model(self) -> str:
+        """Return the model or adapter to use: the main model for an unknown name, as in the original."""
+        known = self._model in self._context.model_names or self._model in self._context.adapters
+        return self._model if self._model is not None and known else ""
+
     def _model_name(self) -> str:
         """Return the model name: the client's, or else the served one."""
         return self._model or self.request.model

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from parley.dialects.dialect import RequestContext
 from parley.dialects.fields import MAX_DEPTH, Fields, is_shallow
 from parley.dialects.forms import ANY_OBJECT_SCHEMA
 from parley.dialects.json_body import decode_json
@@ -27,6 +28,7 @@ NOT_NULL = {
     "details": "a boolean",
     "decoder_input_details": "a boolean",
 }
+NO_ADAPTER_NAMES = ("None", "null")  # MindIE's clients write the first, an example of TGI's document the second
 NEWER_MEMBERS = frozenset({"frequency_penalty", "top_n_tokens", "grammar", "adapter_id"})  # version 0.9.4 ignores these
 OLD_MAX_NEW_TOKENS = 20  # default of version 0.9.4
 GRAMMAR_TYPES = ("json", "json_object", "regex", "json_schema")
@@ -132,14 +134,21 @@ def read_tgi_parameters(body: Fields, rules: TgiRules) -> TgiParameters:
         seed=fields.integer("seed", None, 0, U64),
         top_n_tokens=fields.integer("top_n_tokens", None, 0, U32),
         grammar=read_tgi_grammar(fields, "grammar"),
-        adapter_id=_read_adapter_name(fields, rules),
+        adapter_id=fields.string("adapter_id", None, cap=256),
         reserve=None if rules.old else RESERVED_TOKENS,
     )
 
 
-def _read_adapter_name(fields: Fields, rules: TgiRules) -> str | None:
-    name = fields.string("adapter_id", None, cap=256) or None
-    return None if name == "None" and not rules.strict else name  # MindIE writes "None" for no adapter
+def choose_adapter(name: str | None, rules: TgiRules, context: RequestContext) -> str | None:
+    """Return the adapter that ``adapter_id`` means, None for the base model.
+
+    As in the original, an unknown adapter is the base model. Lenient rules keep an unknown name, which is refused then,
+    where there are adapters that the client may have meant.
+    """
+    if not name or name in context.adapters:
+        return name or None
+    unmeant = rules.strict or not context.adapters or name in NO_ADAPTER_NAMES or name in context.model_names
+    return None if unmeant else name
 
 
 def read_tgi_grammar(fields: Fields, name: str) -> tuple[str, Any] | None:
