@@ -4,6 +4,7 @@ A failed compilation must not fail the installation: without the libraries, parl
 """
 
 import importlib.util
+import shutil
 from pathlib import Path
 
 from setuptools import setup
@@ -24,11 +25,22 @@ class BuildModules(build_py):
         """Copy the modules and compile the kernels. If that fails, say that parley will use the kernels of torch."""
         super().run()
         editable = self.editable_mode
-        folder = Path(__file__).parent / NATIVE if editable else Path(self.build_lib) / NATIVE
+        source = Path(__file__).parent / NATIVE
+        folder = source if editable else Path(self.build_lib) / NATIVE
+        levels = build.usable_levels()[:1] if editable else build.buildable_levels()
         try:
-            build.install_levels(folder, build.usable_levels()[:1] if editable else build.buildable_levels())
+            if not editable:
+                copy_libraries(source, folder, levels)
+            build.install_levels(folder, levels)
         except (build.BuildError, OSError) as error:
             self.announce(f"The kernels were not compiled, so parley will use torch's: {error}", level=3)
+
+
+def copy_libraries(source, folder, levels):
+    """Copy the libraries that this checkout already compiled from the same sources, to save compiling them again."""
+    for name in map(build.library_name, levels):
+        if (source / name).exists():
+            shutil.copy(source / name, folder)
 
 
 class PlatformWheel(bdist_wheel):

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,27 +20,27 @@ from parley.native import build
 ROOT = Path(parley.__file__).parents[1]
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory) -> Path:
-    """A copy of the sources, so that the build leaves no output in the checkout."""
-    source = tmp_path_factory.mktemp("source")
+def copy_sources(folder: Path, *ignored: str) -> Path:
+    """Copies the sources into a folder, so that the build leaves no output in the checkout."""
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    shutil.copytree(ROOT / "parley", source / "parley", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-    return source
+        shutil.copy(ROOT / name, folder)
+    shutil.copytree(ROOT / "parley", folder / "parley", ignore=shutil.ignore_patterns("__pycache__", *ignored))
+    return folder
 
 
 def make_wheel(source: Path, folder: Path, environment: dict[str, str] | None = None) -> zipfile.ZipFile:
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, source]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
-    shutil.rmtree(source / "build", ignore_errors=True)
     return zipfile.ZipFile(next(folder.glob("parley-*.whl")))
 
 
 @pytest.fixture(scope="module")
-def wheel(source) -> zipfile.ZipFile:
-    return make_wheel(source, source / "wheel")
+def wheel(tmp_path_factory) -> Iterator[zipfile.ZipFile]:
+    """A wheel that takes libraries from the checkout, and compiles those that are missing: at least one."""
+    source = copy_sources(tmp_path_factory.mktemp("source"), build.library_name("generic"))
+    with make_wheel(source, source / "wheel") as wheel:
+        yield wheel
 
 
 def read_member(wheel: zipfile.ZipFile, ending: str) -> str:
@@ -65,11 +66,12 @@ def test_wheel_contains_compiled_kernels_for_every_cpu_level(wheel):
     assert tag.startswith("py3-none-") and not tag.endswith("-any")
 
 
-def test_builds_a_wheel_without_a_compiler(source):
+def test_builds_a_wheel_without_a_compiler(tmp_path):
+    source = copy_sources(tmp_path, "*.so")
     environment = os.environ | {"CXX": "/nowhere/g++", "PATH": str(source)}
-    plain_wheel = make_wheel(source, source / "plain", environment)
-    assert not [name for name in plain_wheel.namelist() if name.endswith(".so")]
-    assert "Tag: py3-none-any" in read_member(plain_wheel, ".dist-info/WHEEL")
+    with make_wheel(source, source / "plain", environment) as plain_wheel:
+        assert not [name for name in plain_wheel.namelist() if name.endswith(".so")]
+        assert "Tag: py3-none-any" in read_member(plain_wheel, ".dist-info/WHEEL")
 
 
 def test_wheel_contains_only_parley(wheel):
