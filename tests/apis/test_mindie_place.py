@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from support.certificates import make_authority, make_certificate
+from support.free_ports import free_port
 from test_examples import member_paths
 
 from parley import hub
@@ -185,15 +186,6 @@ def built_in_model() -> Path:
     return model_folder
 
 
-def free_ports() -> list[int]:
-    """Find three free ports in the range that the configuration file allows."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
-    ports = [sock.getsockname()[1] for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    return ports
-
-
 def write_config(root: Path, model: Path, instance: str = "StandardMock", **server: Any) -> Path:
     file = root / "conf" / "config.json"
     file.parent.mkdir(exist_ok=True)
@@ -219,7 +211,7 @@ def test_mindie_config_file_starts_all_planes_over_mutual_tls(tmp_path, built_in
     for name, place in (("ours", "ca/ca.pem"), ("server", "certs/server.pem")):
         shutil.copy(tmp_path / f"{name}.pem", root / "security" / place)
     shutil.copy(tmp_path / "server.key", root / "security" / "keys" / "server.key.pem")
-    ports = dict(zip(("port", "managementPort", "metricsPort"), free_ports(), strict=True))
+    ports = {name: free_port() for name in ("port", "managementPort", "metricsPort")}
     process = start_server(
         "--mindie-config", write_config(root, built_in_model, ipAddress="127.0.0.1", someThing=1, **ports)
     )
@@ -233,7 +225,8 @@ def test_mindie_config_file_starts_all_planes_over_mutual_tls(tmp_path, built_in
             if line.startswith("ready in"):
                 ready.set()
 
-    threading.Thread(target=collect_lines, daemon=True).start()
+    collector = threading.Thread(target=collect_lines, daemon=True)
+    collector.start()
     try:
         assert ready.wait(60), lines
         tls_context = ssl.create_default_context(cafile=tmp_path / "ours.pem")
@@ -243,10 +236,10 @@ def test_mindie_config_file_starts_all_planes_over_mutual_tls(tmp_path, built_in
             data = None if body is None else json.dumps(body).encode()
             url = f"https://127.0.0.1:{ports[port]}{path}"
             try:
-                answer = urllib.request.urlopen(urllib.request.Request(url, data), timeout=30, context=tls_context)
+                with urllib.request.urlopen(url, data, timeout=30, context=tls_context) as answer:
+                    return answer.status, answer.read()
             except urllib.error.HTTPError as error:
                 return error.code, error.read()
-            return answer.status, answer.read()
 
         text = {"model": "qwen", "prompt": "a", "max_tokens": 3}
         status, body = call("port", "/v1/completions", text)
@@ -261,7 +254,8 @@ def test_mindie_config_file_starts_all_planes_over_mutual_tls(tmp_path, built_in
         assert not any(":8000" in line for line in lines)
     finally:
         process.kill()
-        process.wait()
+        with process:  # waits and closes the pipe
+            collector.join(5)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """TGI through a running server: its routes, the paths it shares with other APIs, and Hugging Face's client."""
 
 import asyncio
+import contextlib
 import json
 import re
 
@@ -315,22 +316,31 @@ async def test_tgi_rejects_requests_without_a_key(serve):
 # -- Hugging Face's client
 
 
-def make_client(served, path=""):
-    return AsyncInferenceClient(model=served.url + path)
+@pytest.fixture
+async def make_client():
+    """Make clients of servers; all are closed at the end."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        def open_client(served, path=""):
+            client = AsyncInferenceClient(model=served.url + path)
+            stack.push_async_callback(client.close)
+            return client
+
+        yield open_client
 
 
 @pytest.mark.parametrize("path", ["", "/generate", "/tgi", "/tgi/", "/invocations"])
-async def test_hugging_face_client_generates_text_on_each_path(served, path):
+async def test_hugging_face_client_generates_text_on_each_path(served, path, make_client):
     generated = await make_client(served, path).text_generation(INPUTS, return_full_text=False)
     assert generated == INPUTS
 
 
-async def test_hugging_face_client_returns_the_prompt_unless_told_not_to(served):
+async def test_hugging_face_client_returns_the_prompt_unless_told_not_to(served, make_client):
     assert await make_client(served).text_generation(INPUTS) == INPUTS * 2
     assert await make_client(served).text_generation(INPUTS, return_full_text=False, stop=["my"]) == "Hello there, my"
 
 
-async def test_hugging_face_client_reads_details(served):
+async def test_hugging_face_client_reads_details(served, make_client):
     answer = await make_client(served).text_generation(
         INPUTS, details=True, decoder_input_details=True, top_n_tokens=2, do_sample=True, seed=9, return_full_text=False
     )
@@ -341,15 +351,13 @@ async def test_hugging_face_client_reads_details(served):
     assert answer.details.prefill[0].logprob is None
 
 
-async def test_hugging_face_client_streams_text(served):
-    c = make_client(served)  # keep a reference: the client owns the stream
-    stream = await c.text_generation(INPUTS, stream=True)
+async def test_hugging_face_client_streams_text(served, make_client):
+    stream = await make_client(served).text_generation(INPUTS, stream=True)
     assert "".join([text async for text in stream]) == INPUTS + "<|im_end|>"
 
 
-async def test_hugging_face_client_streams_tokens_with_details(served):
-    c = make_client(served)  # keep a reference: the client owns the stream
-    stream = await c.text_generation(INPUTS, stream=True, details=True, return_full_text=False)
+async def test_hugging_face_client_streams_tokens_with_details(served, make_client):
+    stream = await make_client(served).text_generation(INPUTS, stream=True, details=True, return_full_text=False)
     frames = [event async for event in stream]
     assert "".join(event.token.text for event in frames) == INPUTS + "<|im_end|>"
     assert [event.index for event in frames] == list(range(1, len(frames) + 1))
@@ -358,7 +366,7 @@ async def test_hugging_face_client_streams_tokens_with_details(served):
     assert frames[-1].details.generated_tokens == len(frames)
 
 
-async def test_hugging_face_client_raises_its_own_error_classes(serve):
+async def test_hugging_face_client_raises_its_own_error_classes(serve, make_client):
     served = await serve(reply=echo_and_end, max_batch=1, max_queue=0)
     for path in ("", "/tgi"):
         for stream in (False, True):
@@ -451,10 +459,9 @@ async def test_tgi_vertex_route_predicts_each_instance(served):
     assert (await served.post("/vertex", {"instances": [{"inputs": ""}]})).status == 422
 
 
-async def test_hugging_face_client_completes_and_streams_a_chat(served):
+async def test_hugging_face_client_completes_and_streams_a_chat(served, make_client):
     for path in ("/tgi", "/tgi/v1/chat/completions"):
         answer = await make_client(served, path).chat_completion(HELLO_CHAT["messages"], max_tokens=4)
         assert answer.choices[0].finish_reason == "length" and answer.model == "dummy"
-    c = make_client(served, "/tgi")  # keep a reference: the client owns the stream
-    stream = await c.chat_completion(HELLO_CHAT["messages"], max_tokens=4, stream=True)
+    stream = await make_client(served, "/tgi").chat_completion(HELLO_CHAT["messages"], max_tokens=4, stream=True)
     assert [event.choices[0].delta.role async for event in stream] == ["assistant"] * 4

@@ -1,6 +1,7 @@
 """Triton's API over gRPC: calls, streams, keys, limits, and the cleanup after a client disconnects."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
@@ -474,9 +475,10 @@ async def test_grpc_port_start_fails_on_a_taken_address(serve_grpc):
 
 
 async def test_serve_opens_http_and_grpc_ports_and_exits_cleanly(folder):
-    process = ServerProcess(folder, "--grpc-port", "0").ready()
-    address = process.see(r"gRPC +(127\.0\.0\.1:\d+)")[1]
-    async with grpc.aio.insecure_channel(address) as channel:
+    async with contextlib.AsyncExitStack() as stack:
+        process = stack.enter_context(ServerProcess(folder, "--grpc-port", "0")).ready()
+        address = process.see(r"gRPC +(127\.0\.0\.1:\d+)")[1]
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
         method = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         answer = infer.INFER_RESPONSE.FromString(
             await method(build_infer_request(model=folder.name, max_tokens=4).SerializeToString())
@@ -486,7 +488,7 @@ async def test_serve_opens_http_and_grpc_ports_and_exits_cleanly(folder):
         idle = channel.stream_stream(path)()
         await idle.write(build_infer_request(model=folder.name).SerializeToString())
         await idle.read()
-        taken = ServerProcess(folder, "--grpc-port", address.rpartition(":")[2])
+        taken = stack.enter_context(ServerProcess(folder, "--grpc-port", address.rpartition(":")[2]))
         assert await asyncio.to_thread(taken.end) == 1
         assert "".join(taken.lines).startswith("parley: cannot listen on 127.0.0.1 port")
         process.process.terminate()

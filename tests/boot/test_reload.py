@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import shutil
 import signal
 import socket
@@ -19,7 +17,9 @@ from pathlib import Path
 
 import pytest
 from support.certificates import make_authority, make_certificate
+from support.free_ports import free_port
 from support.server_process import ServerProcess
+from support.terminal import Terminal
 
 RELOADED, KEPT = r"were reloaded; changed: (.*)\.$", r"was not reloaded, and the old one stays: (.*)"
 
@@ -34,15 +34,15 @@ def start_server(folder: Path) -> Iterator[Callable[..., ServerProcess]]:
 
     yield start
     for each in running:
-        each.process.kill()
-        each.end()
+        each.close()
 
 
 def completion_status(server: ServerProcess, key: str, padding: int = 0) -> int:
     body = json.dumps({"prompt": "a", "max_tokens": 2}) + " " * padding
     request = urllib.request.Request(f"{server.url}/v1/completions", body.encode(), {"authorization": f"Bearer {key}"})
     try:
-        return int(urllib.request.urlopen(request, timeout=10).status)
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
 
@@ -106,14 +106,6 @@ def presented_name(port: int, authority: Path) -> str:
         return str(dict(pair for (pair,) in secure.getpeercert()["subject"])["commonName"])
 
 
-def free_ports(count: int) -> list[int]:
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
-
-
 def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
@@ -139,7 +131,7 @@ def test_hang_up_reloads_certificates_and_limits_of_a_coordinator(tmp_path: Path
 
     install_certificate("old")
     names = ("predict_port", "management_port", "metrics_port", "status_port", "grpc_port")
-    ports = free_ports(len(names))
+    ports = [free_port() for _ in names]
     config, log = tmp_path / "coordinator.toml", tmp_path / "log"
     port_lines = "".join(f"{name} = {port}\n" for name, port in zip(names, ports, strict=True))
     tls_table = '[tls]\ncertificate = "server.pem"\nkey = "server.key"\n'
@@ -167,21 +159,9 @@ def test_hang_up_reloads_certificates_and_limits_of_a_coordinator(tmp_path: Path
         process.wait(30)
 
 
-def test_a_terminal_that_closes_ends_the_server(folder: Path) -> None:
-    """Nobody could stop it any more. Its terminal closes with the last descriptor of the other side."""
-    command = [sys.executable, "-m", "parley", "serve", str(folder), "--fake-engine", "--port", "0"]
-    process_id, terminal = pty.fork()
-    if not process_id:
-        os.execv(command[0], command)
-    output = b""
-    while b"ready in" not in output:
-        output += os.read(terminal, 4096)
-    os.close(terminal)
-    status: list[int] = []
-
-    def has_ended() -> bool:
-        ended, code = os.waitpid(process_id, os.WNOHANG)
-        status.append(code)
-        return bool(ended)
-
-    wait_until(has_ended)
+def test_a_terminal_that_closes_ends_the_server(folder: Path, tmp_path: Path) -> None:
+    """Nobody could stop it any more."""
+    with Terminal("serve", str(folder), "--fake-engine", "--port", "0", home=tmp_path) as terminal:
+        terminal.read_until("ready in")
+        terminal.hang_up()
+        terminal.exit_code()

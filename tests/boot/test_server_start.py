@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.free_ports import free_port
 from support.http_client import MODEL_INFO, Answer, Connection, build_request
 from support.server_process import ServerProcess
 
@@ -41,8 +42,7 @@ def start_server(folder: Path) -> Iterator[Callable[..., ServerProcess]]:
 
     yield start_process
     for process in running:
-        process.process.kill()
-        process.process.wait()
+        process.close()
 
 
 def test_server_prints_its_url_and_exits_on_sigterm(start_server):
@@ -116,7 +116,7 @@ async def test_extra_api_port_is_strict_and_drains_with_the_main_port(folder, mo
         return answer
 
     tgi, triton = server.others
-    zero = {"inputs": "a", "parameters": {"temperature": 0}}
+    zero = {"inputs": "a", "parameters": {"temperature": 0, "max_new_tokens": 4}}
     assert (await send_request(server.port, "POST", "/generate", zero)).status == 200
     assert "strictly positive" in (await send_request(tgi, "POST", "/generate", zero)).json["error"]
     assert (await send_request(tgi, "POST", "/generate", zero, key="wrong")).status == 401
@@ -285,23 +285,18 @@ def test_loaded_line_shows_the_memory_plan():
         assert part in text
 
 
-def start_ready_process(folder: Path, port: int, **streams: Any) -> subprocess.Popen[bytes]:
+def start_ready_process(folder: Path, port: int, shell: str = 'exec "$@"', **streams: Any) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "parley", "serve", str(folder), "--fake-engine", "--port", str(port)]
-    process = subprocess.Popen(command, **streams)
+    process = subprocess.Popen(["sh", "-c", shell, "sh", *command], **streams)
     end = time.monotonic() + 30
     while time.monotonic() < end:
         try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=10)
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health/ready", timeout=10).close()
             return process
         except OSError:
             time.sleep(0.02)
     process.kill()
     raise AssertionError("it is never ready")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return sock.getsockname()[1]
 
 
 def test_unread_log_pipe_does_not_block_the_server(folder):
@@ -324,7 +319,7 @@ def test_unread_log_pipe_does_not_block_the_server(folder):
 
 
 def test_closed_standard_streams_are_replaced_by_dev_null(folder):
-    process = start_ready_process(folder, free_port(), preexec_fn=lambda: os.closerange(0, 3))
+    process = start_ready_process(folder, free_port(), shell='exec "$@" <&- >&- 2>&-')
     try:
         if sys.platform == "linux":
             assert {os.readlink(f"/proc/{process.pid}/fd/{number}") for number in range(3)} == {os.devnull}

@@ -13,7 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from support.cli_process import clean_environment, free_port, send_answer
+from support.cli_process import clean_environment, send_answer
+from support.free_ports import free_port
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # shared support modules
 

@@ -7,7 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from support.cli_process import clean_environment, free_port
+from support.cli_process import clean_environment
+from support.free_ports import free_port
 
 # The server runs in the main thread, as always; a second thread sends requests, reports the modules and stops it.
 SCRIPT = """

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
-import pty
-import select
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from support.cli_process import clean_environment, send_answer, send_events
+from support.terminal import Terminal
 
 from parley.cli.chat import Conversation
 from parley.cli.client import ClientError, OpenAIClient, ServerAddress
@@ -85,53 +85,19 @@ def test_chat_prints_partial_text_of_a_failed_stream(parley, faulty):
     assert "answered with status 500" in parley("chat", "--url", strange, "-q", "x").stderr
 
 
-class Terminal:
-    """A command on a pseudo-terminal."""
-
-    def __init__(self, *words: str, home: Path):
-        self.pid, self.terminal_fd = pty.fork()
-        if self.pid == 0:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a background process inherits "ignored"
-            environment = clean_environment() | {"XDG_STATE_HOME": str(home), "TERM": "dumb"}
-            os.execve(sys.executable, [sys.executable, "-m", "parley", *words], environment)
-        self.unread_output = ""
-
-    def read_until(self, text: str, seconds: float = 60.0) -> str:
-        """Reads until a text appears; returns everything up to its end."""
-        end = time.monotonic() + seconds
-        while text not in self.unread_output:
-            ready, _, _ = select.select([self.terminal_fd], [], [], max(0, end - time.monotonic()))
-            assert ready, f"{text!r} did not come; got {self.unread_output!r}"
-            self.unread_output += os.read(self.terminal_fd, 4096).decode()
-        head, _, self.unread_output = self.unread_output.partition(text)
-        return head + text
-
-    def type_text(self, text: str) -> None:
-        os.write(self.terminal_fd, text.encode())
-
-    def interrupt(self, text: str) -> None:
-        """Presses Ctrl-C at a prompt until a text appears. Python's readline misses a signal that arrives just between
-        the prompt and its wait; users press the keys again, and so does this."""
-        for _ in range(30):
-            self.type_text("\x03")
-            try:
-                self.read_until(text, seconds=2)
-                return
-            except AssertionError:
-                continue
-        raise AssertionError(f"{text!r} did not come; got {self.unread_output!r}")
-
-    def exit_code(self) -> int:
-        """Waits for the process and returns its exit code."""
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+@pytest.fixture
+def open_terminal(tmp_path) -> Iterator[Callable[..., Terminal]]:
+    """Runs commands on terminals, with the test's folder as home; all are closed at the end."""
+    with contextlib.ExitStack() as stack:
+        yield lambda *words: stack.enter_context(Terminal(*words, home=tmp_path))
 
 
-def test_ctrl_c_stops_the_answer_but_not_the_conversation(faulty, tmp_path):
+def test_ctrl_c_stops_the_answer_but_not_the_conversation(faulty, tmp_path, open_terminal):
     def hang(handler) -> None:
         send_events(handler, b'{"choices":[{"delta":{"content":"endless"}}]}')
         time.sleep(60)
 
-    terminal = Terminal("chat", "--url", faulty(hang), home=tmp_path)
+    terminal = open_terminal("chat", "--url", faulty(hang))
     terminal.read_until(">>> ")
     terminal.type_text("go on\n")
     terminal.read_until("endless")
@@ -148,12 +114,10 @@ def test_ctrl_c_stops_the_answer_but_not_the_conversation(faulty, tmp_path):
     assert "go on" in history.read_text() and history.stat().st_mode & 0o077 == 0
 
 
-def test_chat_dims_reasoning_and_ends_on_ctrl_d(faulty, tmp_path):
+def test_chat_dims_reasoning_and_ends_on_ctrl_d(faulty, open_terminal):
     thought = b'{"choices":[{"delta":{"reasoning_content":"hm"}}]}'
     answer_event = b'{"choices":[{"delta":{"content":"so"}}]}'
-    terminal = Terminal(
-        "chat", "--url", faulty(lambda h: send_events(h, thought, answer_event, b"[DONE]")), home=tmp_path
-    )
+    terminal = open_terminal("chat", "--url", faulty(lambda h: send_events(h, thought, answer_event, b"[DONE]")))
     terminal.read_until(">>> ")
     terminal.type_text("think\n")
     assert "\x1b[2mhm\x1b[0m" in terminal.read_until("so")

@@ -6,7 +6,7 @@ import shutil
 import socket
 
 import pytest
-from support.cli_process import free_port
+from support.free_ports import free_port
 
 from parley.cli import doctor
 from parley.settings.config import SERVE_OPTIONS

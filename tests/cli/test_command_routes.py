@@ -22,7 +22,8 @@ def test_routes_lists_each_answered_route_once(parley, url):
         path = re.sub(r"\{([^}]+)\}", lambda part: PATH_VALUES.get(part[1], "tiny"), row["path"])
         request = urllib.request.Request(url + path, b"{}" if row["method"] == "POST" else None, method=row["method"])
         try:
-            status = urllib.request.urlopen(request, timeout=30).status
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                status = answer.status
         except urllib.error.HTTPError as error:
             status = error.code
             error_body = error.read().decode()

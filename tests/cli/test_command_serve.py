@@ -108,7 +108,8 @@ def test_serves_names_from_a_config_file_and_exits_on_ctrl_c(tiny, tmp_path):
             lines.append(process.stdout.readline())
             assert lines[-1], lines
         root = next(word for line in lines for word in line.split() if word.endswith("/v1"))
-        models = json.loads(urllib.request.urlopen(f"{root}/models", timeout=30).read())
+        with urllib.request.urlopen(f"{root}/models", timeout=30) as answer:
+            models = json.loads(answer.read())
         assert [model["id"] for model in models["data"]] == ["one", "two"]
         process.send_signal(signal.SIGINT)
         rest = process.stdout.read()

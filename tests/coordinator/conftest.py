@@ -48,6 +48,7 @@ async def cluster() -> AsyncIterator[StartCluster]:
 
     yield start_cluster
     for each in running:
+        each.close_connections()
         each.coordinator.request_stop()
         await asyncio.gather(each.task, return_exceptions=True)
     for one in scripted:

@@ -436,7 +436,7 @@ INVALID_ADAPTERS = {
     "cut off": (cut_weights_file, "cut off"),
     "no JSON": (lambda f: (f / "adapter_config.json").write_text("{"), "not valid JSON"),
     "a list": (lambda f: (f / "adapter_config.json").write_text("[]"), "JSON object"),
-    "huge": (lambda f: (f / "adapter_model.safetensors").open("ab").truncate(1 << 34), "larger than"),
+    "huge": (lambda f: os.truncate(f / "adapter_model.safetensors", 1 << 34), "larger than"),
     "kind": (change_config(peft_type="IA3"), "IA3"),
     "dora": (change_config(use_dora=True), "DoRA"),
     "modules": (change_config(modules_to_save=["lm_head"]), "modules_to_save"),

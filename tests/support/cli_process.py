@@ -1,21 +1,14 @@
-"""Support for tests of the command line: a clean environment, a free port, and answers of a misbehaving server."""
+"""Support for tests of the command line: a clean environment, and answers of a misbehaving server."""
 
 from __future__ import annotations
 
 import os
-import socket
 from http.server import BaseHTTPRequestHandler
 
 
 def clean_environment() -> dict[str, str]:
     """Returns the environment without parley's own variables."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PARLEY_")}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def send_answer(handler: BaseHTTPRequestHandler, status: int, body: bytes, **headers: str) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,22 +18,11 @@ from types import MappingProxyType
 from typing import Any
 
 from support import network_hosts
+from support.free_ports import free_port_range
 
 SECRET = secrets.token_hex(8)
 PREDICT, MANAGEMENT, METRICS, STATUS = 0, 1, 2, 3  # offsets into a cluster's port range
 INSTANCE, RANGE = 10, 100  # offset of the first instance's ports and distance between instances; size of the range
-
-
-def free_port_range() -> int:
-    """Returns the first of RANGE consecutive free ports, below the system's ephemeral ports."""
-    for base in range(17_000, 32_000, RANGE):
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for port in range(base, base + RANGE):
-                probe = stack.enter_context(socket.socket())
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(("127.0.0.1", port))
-            return base
-    raise RuntimeError("no ports are free")
 
 
 class ParleyProcess:
@@ -46,14 +34,15 @@ class ParleyProcess:
         self.start()
 
     def start(self) -> None:
-        self.process = subprocess.Popen(
-            self.command_line,
-            stdin=subprocess.DEVNULL,
-            stdout=self.log.open("a"),
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "PARLEY_CLUSTER_SECRET": SECRET},
-            start_new_session=True,
-        )
+        with self.log.open("a") as output:
+            self.process = subprocess.Popen(
+                self.command_line,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "PARLEY_CLUSTER_SECRET": SECRET},
+                start_new_session=True,
+            )
 
     @property
     def process_group(self) -> int:
@@ -117,7 +106,7 @@ class Cluster:
         **options: Any,
     ):
         self.folder = folder
-        base = free_port_range()
+        base = free_port_range(RANGE)
         addresses = (
             [network.addresses[number + 1] for number in range(len(roles) + 1)]
             if network

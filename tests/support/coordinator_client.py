@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from parley.coordinator.coordinator import Coordinator
@@ -17,6 +17,7 @@ class RunningCoordinator:
     coordinator: Coordinator
     port: int
     task: asyncio.Task[int]
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
     async def wait_until(self, condition: Callable[[], Any], seconds: float = 10.0) -> None:
         async with asyncio.timeout(seconds):
@@ -24,9 +25,15 @@ class RunningCoordinator:
                 await asyncio.sleep(0.005)
 
     async def send_raw(self, raw: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a connection and send. The fixture that started the coordinator closes it, if the test does not."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.writers.append(writer)
         writer.write(raw)
         return reader, writer
+
+    def close_connections(self) -> None:
+        for writer in self.writers:
+            writer.close()
 
     async def post(self, path: str = "/v1/chat/completions", body: bytes = b"{}", *extra: str) -> ClientAnswer:
         """Send one request and return the complete answer."""

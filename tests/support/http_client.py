@@ -76,11 +76,13 @@ class Connection:
         return chunks
 
     async def ended(self) -> bytes:
-        """Read everything until the server closes the connection."""
+        """Read everything until the server closes the connection, then close this end."""
         try:
             return await self.reader.read()
         except ConnectionError:
             return b""
+        finally:
+            self.close()
 
     def close(self) -> None:
         self.writer.transport.abort()
@@ -111,12 +113,22 @@ class RunningServer:
         self.engine, self.server, self.port = engine, server, port
         self.model = self.service.main_model
         self.url = f"http://127.0.0.1:{port}"
+        self._connections: list[Connection] = []
 
     async def connect(self) -> Connection:
+        """Open a connection. The test may close it; the fixture that started the server closes it at the latest."""
+        self._connections.append(await self._open_connection())
+        return self._connections[-1]
+
+    def close_connections(self) -> None:
+        for connection in self._connections:
+            connection.close()
+
+    async def _open_connection(self) -> Connection:
         return Connection(*await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 24))
 
     async def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
-        connection = await self.connect()
+        connection = await self._open_connection()
         try:
             await connection.send(build_request(method, path, body, headers))
             return await connection.answer(method)

@@ -91,6 +91,7 @@ async def serve(folder: Path) -> AsyncIterator[Serve]:
         await served.parts.close_parts()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        served.close_connections()
         for listener in served.server.servers:
             listener.close()
         for connection in list(served.server.server_state.connections):
@@ -167,6 +168,7 @@ async def live_cluster(serve, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     monkeypatch.setattr(exchange, "draw_id", lambda: bytes.fromhex(REQUEST_UUID))
     yield start_cluster
     for cluster, task in running:
+        cluster.front.close_connections()
         cluster.coordinator.request_stop()
         await task
         for member in cluster.members:

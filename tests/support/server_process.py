@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 class ServerProcess:
-    """A process that runs ``parley serve`` with the scripted engine."""
+    """A process that runs ``parley serve`` with the scripted engine. Must be closed, as a context manager does."""
 
     def __init__(self, folder: Path, *flags: str):
         command = [sys.executable, "-m", "parley", "serve", str(folder), "--fake-engine", "--port", "0", *flags]
@@ -53,8 +53,10 @@ class ServerProcess:
 
     def get(self, path: str) -> int:
         try:
-            return urllib.request.urlopen(self.url + path, timeout=10).status
+            with urllib.request.urlopen(self.url + path, timeout=10) as answer:
+                return answer.status
         except urllib.error.HTTPError as error:
+            error.close()
             return error.code
 
     def stream(self, tokens: int):
@@ -62,6 +64,18 @@ class ServerProcess:
         return urllib.request.urlopen(self.url + "/v1/completions", json.dumps(body).encode(), timeout=30)
 
     def end(self) -> int:
+        """Waits until the process has ended; returns its exit code."""
         code = self.process.wait(20)
         self._reader.join(5)
         return code
+
+    def close(self) -> None:
+        self.process.kill()
+        with self.process:  # waits and closes the pipe
+            self._reader.join(5)
+
+    def __enter__(self) -> "ServerProcess":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

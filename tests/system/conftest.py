@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,12 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
+from support.free_ports import free_port
 
 
 class ServerProcess:
@@ -32,13 +26,14 @@ class ServerProcess:
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "parley", "serve", "--port", str(self.port), *flags],
-            stdout=log.open("w"),
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env=environment,
-        )
+        with log.open("w") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "parley", "serve", "--port", str(self.port), *flags],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+            )
 
     def get(self, path: str) -> tuple[int, str]:
         """Returns status and body of a GET; (0, "") while nothing listens."""

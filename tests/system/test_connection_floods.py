@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import socket
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from support.free_ports import free_port
 
 grpc = pytest.importorskip("grpc")
 
@@ -41,7 +41,7 @@ class Stranger:
 
     def _hold_connections(self) -> None:
         while not self.stop.wait(0.5):
-            self._sockets = [sock for sock in self._sockets if not self._is_closed(sock)]
+            self._sockets = [sock for sock in self._sockets if not self._close_ended(sock)]
             while len(self._sockets) < self._count and not self.stop.is_set():
                 with contextlib.suppress(OSError):
                     self._sockets.append(socket.create_connection(self._address, 1))
@@ -49,13 +49,17 @@ class Stranger:
                     self._sockets[-1].setblocking(False)
 
     @staticmethod
-    def _is_closed(sock: socket.socket) -> bool:
+    def _close_ended(sock: socket.socket) -> bool:
+        """Close a connection that the server has closed; return whether it has."""
         try:
-            return sock.recv(4096) == b""
+            if sock.recv(4096):
+                return False
         except BlockingIOError:
             return False
         except OSError:
-            return True
+            pass
+        sock.close()
+        return True
 
     def settle(self) -> None:
         """Wait until it has opened as many connections as it wants."""
@@ -73,12 +77,6 @@ def wait_until(condition: Callable[[], object], seconds: float = 40.0) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.1)
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 def http_status(port: int, path: str, body: bytes = b"") -> int:
@@ -106,14 +104,9 @@ def grpc_answers(port: int) -> bool:
 def few_descriptors(log: Path, *words: object) -> Iterator[None]:
     """Run a parley command with few descriptors."""
     command = [sys.executable, "-m", "parley", *map(str, words)]
+    limited = ["sh", "-c", f'ulimit -n {DESCRIPTORS}; exec "$@"', "sh", *command]
     with log.open("w") as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS)),
-        )
+        process = subprocess.Popen(limited, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     try:
         yield
         assert process.poll() is None, log.read_text()
@@ -140,7 +133,7 @@ COMPLETION = json.dumps({"prompt": "a", "max_tokens": 2}).encode()
 
 
 def test_a_server_answers_probes_and_clients_while_strangers_hold_its_connections(tmp_path: Path) -> None:
-    port, grpc_port = free_ports(2)
+    port, grpc_port = free_port(), free_port()
     ages = ("--header-timeout", "2s", "--idle-timeout", "2s")
     with few_descriptors(tmp_path / "log", "serve", "--fake-engine", "--port", port, "--grpc-port", grpc_port, *ages):
         wait_until(lambda: http_status(port, "/health/ready") == 200)
@@ -156,7 +149,7 @@ def test_a_server_answers_probes_and_clients_while_strangers_hold_its_connection
 @pytest.mark.parametrize("start", [b"G", b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"], ids=["unfinished", "idle"])
 @nightly
 def test_connections_of_strangers_age_although_they_have_sent_something(tmp_path: Path, start: bytes) -> None:
-    (port,) = free_ports(1)
+    port = free_port()
     with few_descriptors(tmp_path / "log", "serve", "--fake-engine", "--port", port):
         wait_until(lambda: http_status(port, "/health/ready") == 200)
         with strangers((port, start)):
@@ -168,7 +161,7 @@ def test_connections_of_strangers_age_although_they_have_sent_something(tmp_path
 
 def test_health_watches_of_strangers_do_not_keep_grpc_clients_out(tmp_path: Path) -> None:
     """gRPC never closes a connection with an open call, so calls that do nothing are limited as well."""
-    port, grpc_port = free_ports(2)
+    port, grpc_port = free_port(), free_port()
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.initial_reconnect_backoff_ms", 60_000)]
     serve_words = ("serve", "--fake-engine", "--port", port)
     with contextlib.ExitStack() as stack:
@@ -188,7 +181,7 @@ def test_health_watches_of_strangers_do_not_keep_grpc_clients_out(tmp_path: Path
 
 
 def test_a_coordinator_answers_probes_and_its_planes_while_strangers_hold_its_connections(tmp_path: Path) -> None:
-    predict, management, metrics, status, grpc_port = ports = free_ports(5)
+    predict, management, metrics, status, grpc_port = ports = [free_port() for _ in range(5)]
     names = ("predict_port", "management_port", "metrics_port", "status_port", "grpc_port")
     config = tmp_path / "coordinator.toml"
     config.write_text("".join(f"{name} = {port}\n" for name, port in zip(names, ports, strict=True)))

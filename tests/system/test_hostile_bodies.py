@@ -89,10 +89,10 @@ def served(tmp_path_factory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("models") / "tiny"
     folder.mkdir()
     write_tokenizer(folder)
-    process = ServerProcess(folder).ready()
-    yield process
-    process.process.terminate()
-    assert process.end() == 0
+    with ServerProcess(folder).ready() as process:
+        yield process
+        process.process.terminate()
+        assert process.end() == 0
 
 
 @pytest.mark.parametrize("kind", BOMB_KINDS if NIGHTLY else ["arrays", "members"])

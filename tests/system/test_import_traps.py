@@ -7,7 +7,6 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from support.free_ports import free_port
 
 ROOT = Path(__file__).parents[2]
 BUILT_IN_MODEL = ROOT / "parley/demo/model"
@@ -74,11 +74,6 @@ def clean_environment(**variables: str) -> dict[str, str]:
     }
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
 def complete(port: int, deadline: float) -> str:
     """Return a completion, as soon as the server answers at all."""
     body = json.dumps({"prompt": "One two", "max_tokens": 4}).encode()
@@ -102,12 +97,11 @@ class RunningCommands:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, *words: object) -> None:
-        output = self._log.open("a")
-        self._processes.append(
-            subprocess.Popen(
-                list(map(str, words)), cwd=self._folder, env=self._environment, stdout=output, stderr=output
+        command = list(map(str, words))
+        with self._log.open("a") as output:
+            self._processes.append(
+                subprocess.Popen(command, cwd=self._folder, env=self._environment, stdout=output, stderr=output)
             )
-        )
 
     def __enter__(self) -> RunningCommands:
         return self

@@ -11,7 +11,8 @@ from typing import Any
 
 import grpc
 import pytest
-from support.cluster_processes import Cluster, free_port_range
+from support.cluster_processes import Cluster
+from support.free_ports import free_port
 
 from parley.dialects.triton.calls import STREAM_PATH
 from parley.dialects.triton.rpc import infer
@@ -56,7 +57,7 @@ async def stream_requests(
 
 @pytest.mark.parametrize("number", [0, 2], ids=["prefill", "decode"])
 async def test_grpc_streams_survive_a_killed_instance(tmp_path: Path, number: int) -> None:
-    port = free_port_range() + 99
+    port = free_port()
     cluster = Cluster(tmp_path, *("prefill", "prefill", "decode", "decode"), grpc_port=port, separate="always")
     try:
         address = f"127.0.0.1:{port}"
