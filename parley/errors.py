@@ -127,7 +127,8 @@ class UnknownCoding(Unsupported):
 
 class ContextLength(BadRequest):
     """Prompt and requested output exceed the context. The attributes are lengths in tokens, as far as known:
-    ``limit`` (the context), ``prompt``, and ``requested`` (the output)."""
+    ``limit`` (the context), ``prompt``, and ``requested`` (the output). Of a prompt that is not counted to its end,
+    only ``prompt_over`` is known: it is longer than that."""
 
     code = "context_length_exceeded"
 
@@ -138,11 +139,13 @@ class ContextLength(BadRequest):
         field: str | None = None,
         limit: int | None = None,
         prompt: int | None = None,
+        prompt_over: int | None = None,
         requested: int | None = None,
     ):
         super().__init__(message, field=field)
         self.limit = limit
         self.prompt = prompt
+        self.prompt_over = prompt_over
         self.requested = requested
 
 

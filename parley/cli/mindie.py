@@ -167,6 +167,7 @@ def _build_plan(top: ConfigSection, root: Path, environment: Mapping[str, str]) 
         "vllm": server.get_member("openAiSupport", check_string, "vllm") == "vllm",
         "full_text": server.get_member("fullTextEnabled", check_flag, False),
         "limit": limit,
+        "separated": separated,
         "truncation": {0: None, 1: "tail", -1: "head"}[-1 if truncation is True else int(truncation)],
         "max_seq_len": length,
         "max_input_token_len": prompt,

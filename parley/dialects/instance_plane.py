@@ -50,7 +50,7 @@ class ResumedBody(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class InstancePlane:
     """``routes``: the paths at which instances answer coordinators. ``render_order_refusal`` returns the answer to an
-    order that an instance refuses.
+    order that an instance refuses. ``stopping_answer``: the status of an instance that is about to stop.
 
     ``read_resumed`` reads the body of a request that another instance began and that arrived at a path; it raises
     OrderRefused. ``write_resumed`` writes such a body for a path, given the original request, the token ids of its
@@ -59,6 +59,7 @@ class InstancePlane:
 
     routes: Sequence[Route]
     render_order_refusal: Callable[[OrderRefused], Answer]
+    stopping_answer: Answer
     read_resumed: Callable[[str, bytes], ResumedBody]
     write_resumed: Callable[[str, OriginalRequest, Sequence[int], int], bytes]
 

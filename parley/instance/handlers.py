@@ -10,6 +10,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from parley.dialects.dialect import Route, RouteKind
+from parley.dialects.mounts import INSTANCE_PLANE
 from parley.disagg.wire import headers, role_request
 from parley.errors import Invalid, Malformed, OrderRefused
 from parley.instance.entry import RequestIntake
@@ -139,6 +140,10 @@ async def handle_instance_status(
 ) -> None:
     """Answer with the instance's status. Raises Unauthorized."""
     instance_state.access.require_member(exchange)
+    if registry.shutting_down:
+        stopping = INSTANCE_PLANE.stopping_answer
+        await exchange.send_response(stopping.body, stopping.status, stopping.content_type)
+        return
     version = 2 if route.path.startswith("/v2") else 1
     await exchange.send_response(
         msgspec.json.encode(instance_status(registry, instance_state, instance_state.address_for(exchange), version))

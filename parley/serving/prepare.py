@@ -145,7 +145,12 @@ def _prepare_prompts(model: ServedModel, request: Request) -> list[tuple[Prepare
         # With truncation there is no length limit to enforce early.
         early_limit = context_length if request.on_overflow == "refuse" else None
         prepared = pipeline.prepare_prompt(
-            prompt, early_limit, request.max_prompt_tokens, request.truncation_side, pooling=request.pooling
+            prompt,
+            early_limit,
+            request.max_prompt_tokens,
+            request.truncation_side,
+            counted=request.counted_tokens,
+            pooling=request.pooling,
         )
         if max_prompt is not None or request.on_overflow != "refuse":
             prepared = _truncate_prompt(request, prepared, min(max_prompt or context_length, context_length - 1))

@@ -131,17 +131,27 @@ class TextPipeline:
         cut: int | None = None,
         keep: TruncationSide = "tail",
         *,
+        counted: int = 0,
         pooling: PoolingOptions | None = None,
     ) -> PreparedPrompt:
         """Render and encode a prompt. Slow for a long prompt, so run it in a thread. Raises BadRequest.
 
         With ``limit``, the context length, a text that is far too long is refused before all of it is encoded
-        (ContextLength); a prompt that is only somewhat too long is returned as it is. With ``cut``, at most ``cut``
+        (ContextLength); a prompt that is only somewhat too long is returned as it is, and so is one of at most
+        ``counted`` tokens, so that its refusal can name their number. With ``cut``, at most ``cut``
         tokens of the end named by ``keep`` are returned, and of a far longer text only a part is encoded. The special
         tokens around a prompt count towards ``cut`` if its head is kept or it is embedded (``pooling``).
         """
         marked = keep == "head" or pooling is not None
-        encode = partial(truncation.encode_within_limit, self.tokenizer, limit=limit, cut=cut, keep=keep, marked=marked)
+        encode = partial(
+            truncation.encode_within_limit,
+            self.tokenizer,
+            limit=limit,
+            counted=counted,
+            cut=cut,
+            keep=keep,
+            marked=marked,
+        )
         if pooling is not None and isinstance(prompt, Text):
             prompt = Text(self.embedding_prompts.apply_prompt(prompt.text, pooling.prompt), prompt.special, prompt.turn)
         if isinstance(prompt, Text) and prompt.turn and self.template:

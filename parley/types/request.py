@@ -209,6 +209,9 @@ class Request(msgspec.Struct, kw_only=True):
     on_overflow: Literal["refuse"] | TruncationSide = (
         "refuse"  # the part that is kept of a prompt too long for the model
     )
+    counted_tokens: int = (
+        0  # count the tokens of a prompt that is too long up to this number, to name it in the refusal
+    )
     cancel_ids: tuple[str, ...] = ()  # further ids by which clients can cancel the request
     prediction: str = ""  # the text that the client expects; affects speed only
     exclusive_id: str = ""  # one of ``labels`` that no other open request to the model may have

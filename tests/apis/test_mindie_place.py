@@ -164,6 +164,17 @@ async def test_mindie_max_prompt_rejects_or_truncates_and_max_output_cuts(serve)
         assert long.json["usage"]["prompt_tokens"] == 5
 
 
+async def test_mindie_strict_refusal_of_any_long_prompt_names_its_length(serve):
+    """Clients match on the text, which must not depend on how far the prompt exceeds the limit."""
+    served = await serve(surfaces=service_plane(STRICT), max_prompt=50)
+    for words in (100, 60_000):
+        for path, member in (("/generate", "prompt"), ("/generate_stream", "inputs"), ("/infer", "inputs")):
+            answer = await served.post(path, {member: "word " * words})
+            text = "This model's maximum input ids length cannot be greater than 50,the input ids length is "
+            found = re.fullmatch(f"Failed to enqueue inferRequest. {text}([0-9]+)", answer.json["error"])
+            assert answer.status == 424 and found and int(found[1]) >= words, answer.body
+
+
 async def test_mindie_openai_routes_report_exceeded_time_limits(serve):
     body = {"model": "tiny", "prompt": "a", "max_tokens": 3000}
     for limit in ({"timeout": 0.2}, {"token_timeout": 0.1}):

@@ -255,6 +255,9 @@ async def test_stop_service_drains_running_requests_and_rejects_new_ones(serve_p
             503,
             {"error": "The service has been stopped.", "error_type": "Service Unavailable"},
         )
+    for path in ("/v1/status", "/v2/status"):
+        answer = await served.get(path)
+        assert (answer.status, answer.json["error"]) == (503, "The service has been stopped.")
     assert (await served.get("/stopService")).status == 500
     assert not stopping.done() and not ended.is_set()
     assert (await running).status == 200

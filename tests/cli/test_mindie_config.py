@@ -165,6 +165,8 @@ def test_mindie_config_of_a_cluster_instance(tmp_path):
     config = resolve_options(SERVE_OPTIONS, [], {}).with_unset_from(plan.options, "there")
     options = plan.apply_to_options(server_options(config), "strict")
     assert (options.role, options.peer_port) == ("none", 1200)
+    assert plan.profile_rules("strict").separated
+    assert not read_config(tmp_path, FULL_CONFIG).profile_rules("strict").separated
     security_folder = tmp_path / "security/grpc"
     assert options.peer_tls == TlsFiles(
         security_folder / "certs/server.pem",

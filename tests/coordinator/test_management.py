@@ -10,6 +10,7 @@ import re
 import time
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 from support.simulated_cluster import FakeHttp, ManualClock, lose_instance, report_status, simulated_cluster
 
@@ -409,6 +410,22 @@ async def test_recently_heard_instance_is_not_lost():
     for missed in range(3):
         assert not one.lost and one.missed_checks == missed
         assert not await health.check_instance(one)
+    assert one.lost
+
+
+async def test_stopping_instance_gets_no_requests_and_is_not_lost():
+    """It still finishes those that it has."""
+    table, _ = simulated_cluster("mixed", misses=1)
+    (one,) = table
+    net = FakeHttp()
+    stopped = {"error": "The service has been stopped.", "error_type": "Service Unavailable"}
+    net.answers["http://10.0.0.1:8000/v1/status"] = (503, msgspec.json.encode(stopped))
+    health = HealthChecker(table, net)
+    for _ in range(3):
+        assert await health.check_instance(one)
+    assert not one.lost and not one.is_usable(table.clock())
+    net.answers["http://10.0.0.1:8000/v1/status"] = (503, b"")  # from something in between
+    assert not await health.check_instance(one)
     assert one.lost
 
 

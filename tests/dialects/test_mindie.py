@@ -216,6 +216,8 @@ def test_mindie_errors_have_documented_status_and_body():
             "error_type": "Generation Error",
         },
     )
+    far_too_long = status_and_body(ContextLength("x", field="prompt", limit=100, prompt_over=1_048_576))
+    assert far_too_long[0] == 424 and far_too_long[1]["error"].endswith("than 99,the input ids length is over 1048576")
     assert status_and_body(TooLarge("x")) == (413, {"message": "Request body too large. Maximum allowed size is 40MB."})
     assert status_and_body(UnknownModel("x", name="m")) == (
         404,

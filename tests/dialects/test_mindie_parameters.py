@@ -14,7 +14,7 @@ from parley.errors import ParleyError
 from parley.types import BeamOptions, Request, Text
 
 HEAD = RequestContext("0f" * 16, 1700000000, "fp_1", context_length=100, path_parts={"model": "m"})
-STRICTLY, EXTENDED = MindieRules("strict"), MindieRules("extended")
+STRICTLY, OLD_RULES, EXTENDED = MindieRules("strict"), MindieRules("strict-old"), MindieRules("extended")
 MAX = "3.40282e+38"
 TENSOR = {"name": "input0", "shape": [1, 2], "datatype": "UINT32", "data": [5, 6]}
 
@@ -313,6 +313,64 @@ def test_mindie_reads_stop_token_ids_and_include_stop_str(interface: str) -> Non
     )
     text = "include_stop_str_in_output must be boolean type."
     assert refusal(interface, "include_stop_str_in_output", 1, stop_token_ids=[5]) == text
+
+
+def test_mindie_old_ignores_stop_token_ids_that_are_no_integers() -> None:
+    """As the manual of that time says."""
+    value = [13, "a", 2.5, True, None, [], 2**31, 13]
+    for interface in "VCOP":
+        reply = read_parameter(interface, "stop_token_ids", value, rules=OLD_RULES)
+        assert reply.request.stop_conditions.ids == [13]
+        assert refusal(interface, "stop_token_ids", 13, rules=OLD_RULES) == "Parameter stop_token_ids not array"
+        assert refusal(interface, "stop_token_ids", value) == "Parameter stop_token_ids not list[int]"
+
+
+def test_mindie_old_allows_128_answers() -> None:
+    """The manual of that time knows no maxPrefillBatchSize for ``n``."""
+    for interface in "VCOP":
+        assert read_parameter(interface, n=128, temperature=1, rules=OLD_RULES).request.n == 128
+        assert "exceeds 'maxN' (128)" in refusal(interface, n=129, temperature=1, rules=OLD_RULES)
+
+
+ONE_ANSWER = "can only be set to 1 in pd disaggregation mode, got 2."
+SEPARATION_REFUSALS: list[tuple[str, dict[str, Any], str]] = [
+    ("VCOP", {"n": 2, "temperature": 1}, f"Parameter [n] {ONE_ANSWER}"),
+    ("VCOP", {"best_of": 2, "temperature": 1}, f"Paramter [best_of] {ONE_ANSWER}"),
+    ("COP", {"use_beam_search": True}, "Request param use_beam_search can not be true in pd disaggregation mode."),
+    ("CO", {"logprobs": True}, "logprobs is not supported in dmi mode"),
+    ("CO", {"top_logprobs": 0}, "logprobs is not supported in dmi mode"),
+    ("P", {"logprobs": 0}, "logprobs is not supported in dmi mode"),
+    ("TV", {"stop": "a"}, "stop is not supported in dmi mode"),
+    ("TV", {"stop": ["a"]}, "stop is not supported in dmi mode"),
+    ("V", {"stop_token_ids": [5]}, "stop_token_ids is not supported in dmi mode"),
+]
+
+
+@pytest.mark.parametrize(("interfaces", "members", "text"), SEPARATION_REFUSALS)
+def test_mindie_strict_refuses_what_its_separated_instances_cannot_do(
+    interfaces: str, members: dict[str, Any], text: str
+) -> None:
+    for interface in interfaces:
+        assert refusal(interface, rules=replace(STRICTLY, separated=True), **members) == text
+        for rules in (STRICTLY, replace(EXTENDED, separated=True)):
+            assert read_parameter(interface, rules=rules, **members).request
+
+
+def test_mindie_strict_separated_instances_accept_values_without_effect() -> None:
+    members = {"n": 1, "best_of": 1, "use_beam_search": False, "stop": [], "stop_token_ids": [], "temperature": 1}
+    for interface in "TNXKVCOP":
+        assert read_parameter(interface, rules=replace(STRICTLY, separated=True), **members).request
+    for interface in "CO":
+        assert read_parameter(interface, logprobs=False, rules=replace(STRICTLY, separated=True)).request
+
+
+def test_mindie_old_separated_instances_refuse_stops_everywhere() -> None:
+    """Later ones accept them in chat and completions."""
+    later, old = replace(STRICTLY, separated=True), replace(OLD_RULES, separated=True)
+    for interface in "COP":
+        for members in ({"stop": "a"}, {"stop_token_ids": [5]}):
+            assert read_parameter(interface, rules=later, **members).request
+            assert refusal(interface, rules=old, **members) == f"{next(iter(members))} is not supported in dmi mode"
 
 
 def test_mindie_vllm_validates_n_and_best_of() -> None:

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from support.mindie_errors import validation_error
 
@@ -69,6 +70,15 @@ def test_mindie_triton_writes_answer(rules):
     extended.add_events([ACCEPTED, ChoiceDelta(0, " I am", tokens=[ONE, TWO]), DONE])
     details = json.loads(extended.render_body(USAGE))["details"]
     assert (details["first_token_cost"], details["decode_cost"]) == (45, [28])
+
+
+def test_mindie_triton_lists_figures_of_the_steps_that_were_measured():
+    """Tokens that another instance drew have no costs; both lists leave them out, like those of the OpenAI routes."""
+    reply = read_generate(RULES, parameters={"details": True})
+    drawn_elsewhere = [msgspec.structs.replace(ONE, cost=None)] * 2
+    reply.add_events([ACCEPTED, ChoiceDelta(0, "a", tokens=drawn_elsewhere), ChoiceDelta(0, "b", tokens=[TWO]), DONE])
+    details = json.loads(reply.render_body(USAGE))["details"]
+    assert (details["batch_size"], details["queue_wait_time"]) == ([3], [117])
 
 
 @pytest.mark.parametrize("rules", PROFILES, ids=lambda rules: rules.profile)

@@ -13,8 +13,10 @@ from support.compare_answers import same_answer
 from support.http_client import Connection, RunningServer, build_request
 from support.prefill_decode_pair import join_cluster
 
+from parley.dialects import mindie
 from parley.dialects.mindie.pd.recompute import ORIGIN_MEMBER
-from parley.dialects.mounts import DEDICATED_APIS, dedicated_mounts
+from parley.dialects.mindie.rules import MindieRules
+from parley.dialects.mounts import DEDICATED_APIS, SERVER_MOUNT, ApiMount, dedicated_mounts
 from parley.disagg.wire import role
 from parley.disagg.wire.result_frames import FrameReader, ResultFrame
 from parley.disagg.wire.role import InstanceAddress
@@ -233,6 +235,23 @@ async def test_rejects_an_invalid_recompute_body(cluster) -> None:
     )
     assert answer.status == 424 and "maximum input ids length" in answer.json["error"]
     await mindie_cluster.prefill.idle()
+
+
+async def test_strict_prefill_refuses_what_the_original_cannot_hand_over(cluster) -> None:
+    plane = (ApiMount("", mindie.service_dialect(MindieRules("strict", separated=True))), SERVER_MOUNT)
+    mindie_cluster = await cluster(surfaces=plane)
+    headers = {"req-id": "7", "req-type": "prefill", "d-target": str(mindie_cluster.addresses[0])}
+    answer = await mindie_cluster.prefill.call("POST", CHAT, CHAT_BODY | {"n": 2, "temperature": 1}, headers)
+    text = "Parameter [n] can only be set to 1 in pd disaggregation mode, got 2."
+    assert (answer.status, answer.json) == (422, {"error": text, "error_type": "Input Validation Error"})
+    stopped_body = {"inputs": "Hi", "parameters": {"stop": ["x"]}}
+    answer = await mindie_cluster.prefill.call("POST", "/generate_stream", stopped_body, headers)
+    assert (answer.status, answer.json["error"]) == (422, "stop is not supported in dmi mode")
+    accepted = await mindie_cluster.coordinator.send_prefill(
+        CHAT, CHAT_BODY | {"stop": ["never"]}, mindie_cluster.addresses[0]
+    )
+    _, last = await mindie_cluster.coordinator.collect_answer(accepted)
+    assert last is not None and last.kind == "lastData"
 
 
 @pytest.mark.parametrize("stream", [True, False])

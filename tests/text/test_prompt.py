@@ -116,6 +116,16 @@ def test_hopelessly_long_prompt_is_refused_before_encoding(monkeypatch: pytest.M
     assert sum(sizes) <= 4 * long_text.PIECE_SIZE
 
 
+def test_tokens_of_a_long_prompt_are_counted_for_its_refusal() -> None:
+    """They are counted up to a number that the request names, which a client is told if there are more."""
+    pipeline = TextPipeline(word_level(), ChatTemplate({}))
+    text = Text("Paris " * 100_000)
+    assert len(pipeline.prepare_prompt(text, 10, counted=100_000).token_ids) == 100_000
+    with pytest.raises(ContextLength, match="over 50000") as raised:
+        pipeline.prepare_prompt(text, 10, counted=50_000)
+    assert (raised.value.limit, raised.value.prompt, raised.value.prompt_over) == (10, None, 50_000)
+
+
 @pytest.mark.parametrize("text", ["", "Paris " * 20, "Paris" + " " * 100_000 + "Tokyo"])
 def test_long_text_of_few_tokens_is_accepted(text: str) -> None:
     pipeline = TextPipeline(word_level(), ChatTemplate({}))

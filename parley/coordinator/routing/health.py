@@ -13,6 +13,7 @@ from typing import Protocol
 from parley.coordinator import lenient
 from parley.coordinator.routing.instance import ClusterInstance
 from parley.coordinator.routing.instance_table import InstanceNews, InstanceTable
+from parley.dialects.mounts import INSTANCE_PLANE
 
 log = logging.getLogger("parley.cluster")
 
@@ -69,7 +70,7 @@ class HealthChecker:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def check_instance(self, instance: ClusterInstance) -> bool:
-        """Check an instance once; True if it answered with a status."""
+        """Check an instance once; True if it answered with a status, or that it is about to stop."""
         period = max(self._table.options.heartbeat, 0.5)
         problem, began = "", time.monotonic()
         try:
@@ -79,6 +80,9 @@ class HealthChecker:
                 self._table.record_status(instance, status_body)
                 self._log_problem(instance, "")
                 self._log_cluster_problem()
+                return True
+            if (status, body) == (INSTANCE_PLANE.stopping_answer.status, INSTANCE_PLANE.stopping_answer.body):
+                self._table.record_stopping(instance)
                 return True
             problem = f"its /v1/status answers {status}: {STATUS_HINTS.get(status, 'it is no instance')}"
         except Unanswered as error:

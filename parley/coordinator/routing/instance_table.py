@@ -146,6 +146,11 @@ class InstanceTable:
         if instance.role != role:
             self.notify_watchers(instance, "changed")
 
+    def record_stopping(self, instance: ClusterInstance) -> None:
+        """Record that an instance finishes its requests and takes no more."""
+        was_usable, instance.accepting = instance.is_usable(self.clock()), False
+        self.record_answer(instance, was_usable=was_usable)
+
     def is_cluster_ready(self, model: str = "") -> bool:
         """Whether the usable instances form a complete cluster, optionally counting only those with ``model``."""
         return self.is_complete(

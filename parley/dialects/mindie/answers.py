@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from parley.dialects.dialect import Answer, Reply, RequestContext
 from parley.dialects.mindie import shared
-from parley.dialects.mindie.inputs import PromptInput
+from parley.dialects.mindie.inputs import MAX_INPUT_IDS, PromptInput
 from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.tgi.shared import tgi_finish_reason
 from parley.errors import NoTokens, ParleyError
@@ -24,6 +24,7 @@ def shared_request_members(rules: MindieRules, context: RequestContext, label: s
     return {
         "id": context.unique_id,
         "on_overflow": rules.truncation or "refuse",
+        "counted_tokens": MAX_INPUT_IDS if rules.strict else 0,
         "cancel_ids": (shared.request_name(context), label) if label else (shared.request_name(context),),
         "exclusive_id": shared.header_request_id(context),
     }

@@ -59,7 +59,7 @@ def count_choices(body: Fields, values: ParameterValues, interface: ParameterTab
 def _check_n(body: Fields, n: int, rules: MindieRules) -> None:
     bounds = {
         "max_batch_size": rules.max_batch_size,
-        "maxPrefillBatchSize": rules.max_prefill_batch_size,
+        "maxPrefillBatchSize": None if rules.old else rules.max_prefill_batch_size,  # the manual has no such limit
         "maxN": rules.max_n,
     }
     for name, bound in bounds.items():

@@ -31,6 +31,18 @@ PRIORITY_LEVELS = 5  # of priority: 1 is the most urgent, the last is the defaul
 MAX_TOP, MAX_LOGPROBS = 20, 5
 ADAPTER_NAME = re.compile(r"[a-zA-Z0-9_./-]{1,256}")
 NO_ADAPTER = "None"  # the adapter name that stands for the base model
+INSEPARABLE_NAMES = ("best_of", "n", "use_beam_search", "logprobs", "top_logprobs")
+# Refusals by the original's instances where prefill and decode are separated. {} is the value.
+SEPARATION_MESSAGES = {
+    "best_of": "Paramter [best_of] can only be set to 1 in pd disaggregation mode, got {}.",  # misspelled like this
+    "n": "Parameter [n] can only be set to 1 in pd disaggregation mode, got {}.",
+    "use_beam_search": "Request param use_beam_search can not be true in pd disaggregation mode.",
+    "logprobs": "logprobs is not supported in dmi mode",
+    "top_logprobs": "logprobs is not supported in dmi mode",
+    "stop": "stop is not supported in dmi mode",
+    "stop_token_ids": "stop_token_ids is not supported in dmi mode",
+    "include_stop_str_in_output": "include_stop_str_in_output is not supported in dmi mode",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +52,9 @@ class ParameterTable:
     ``min_top_k``: the least top_k; -1 turns it off, and then 0 is refused. ``zero_temperature``, ``full_top_p``: allow
     temperature 0 and top_p 1. ``max_temperature``, ``max_penalty``: limits of temperature and
     repetition_penalty. ``long_stop_string``: a single stop string may be as long as a whole list. ``error_style``: the
-    wording of errors in n and best_of. ``zeros_allowed``: zeros that mean "off" are allowed.
+    wording of errors in n and best_of. ``zeros_allowed``: zeros that mean "off" are allowed. ``skips_odd_stop_ids``:
+    elements of stop_token_ids that are no 32-bit integers are ignored. ``separable_stops``: stop strings and ids may be
+    used where prefill and decode are separated. ``banned``: parameters that may only have values without effect.
     """
 
     check_order: tuple[str, ...]
@@ -52,16 +66,19 @@ class ParameterTable:
     long_stop_string: bool = False
     error_style: Literal["vllm", "chat", "completions"] = "vllm"
     zeros_allowed: bool = False
+    skips_odd_stop_ids: bool = False
+    separable_stops: bool = False
+    banned: tuple[str, ...] = ()
 
     def under_rules(self, rules: MindieRules) -> ParameterTable:
         """Return the interface under these rules."""
-        return (
-            self
-            if rules.strict
-            else replace(
+        if not rules.strict:
+            return replace(
                 self, zero_temperature=True, full_top_p=True, min_top_k=min(self.min_top_k, 0), zeros_allowed=True
             )
-        )
+        keeps_stops = self.separable_stops and not rules.old
+        inseparable = () if not rules.separated else INSEPARABLE_NAMES if keeps_stops else tuple(SEPARATION_MESSAGES)
+        return replace(self, skips_odd_stop_ids=rules.old, banned=inseparable)
 
 
 TGI_TABLE = ParameterTable(
@@ -107,6 +124,7 @@ CHAT_TABLE = ParameterTable(
     max_penalty=2,
     long_stop_string=True,
     error_style="chat",
+    separable_stops=True,
 )
 NATIVE_CHAT_TABLE = replace(
     CHAT_TABLE, min_top_k=0, max_temperature=2, long_stop_string=False
@@ -132,7 +150,7 @@ ParameterValues = dict[str, Any]
 
 def read_mindie_parameters(members: Fields, interface: ParameterTable) -> ParameterValues:
     """Return the values of all parameters, by name. Raises BadRequest."""
-    return {name: MEMBER_READERS[name](members, name, interface) for name in interface.check_order}
+    return {name: _read_parameter(members, name, interface) for name in interface.check_order}
 
 
 def mindie_sampling(values: ParameterValues, rules: MindieRules) -> Sampling:
@@ -169,6 +187,20 @@ def _value_or(value: Any, default: Any) -> Any:
 
 
 # -- one parameter each
+
+
+def _read_parameter(members: Fields, name: str, interface: ParameterTable) -> Any:
+    value = MEMBER_READERS[name](members, name, interface)
+    if name in interface.banned and _has_effect(name, value):
+        raise members.member_error(name, SEPARATION_MESSAGES[name].format(value))
+    return value
+
+
+def _has_effect(name: str, value: Any) -> bool:
+    """Return whether a parameter asks for something. A number of log-probabilities does so even if it is 0."""
+    if name in ("n", "best_of"):
+        return value not in (None, 1)
+    return value is not None and value is not False and value != []
 
 
 def _strict_integer(members: Fields, name: str, low: int, high: int) -> Any:
@@ -268,9 +300,10 @@ def _read_stop_ids(members: Fields, name: str, interface: ParameterTable) -> lis
         return []
     if not isinstance(value, list):
         raise members.member_error(name, "Parameter stop_token_ids not array")
-    if any(type(each) is not int for each in value):
+    integers = [each for each in value if type(each) is int]
+    if len(integers) < len(value) and not interface.skips_odd_stop_ids:
         raise members.member_error(name, "Parameter stop_token_ids not list[int]")
-    return list(dict.fromkeys(each for each in value if 0 <= each <= I32))
+    return list(dict.fromkeys(each for each in integers if 0 <= each <= I32))
 
 
 def _read_include_stop(members: Fields, name: str, interface: ParameterTable) -> Any:

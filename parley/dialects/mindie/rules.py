@@ -19,7 +19,8 @@ class MindieRules:
 
     ``vllm``: the server has vLLM's OpenAI interface rather than its own. ``full_text``: each event of a stream repeats
     the text so far. ``figures``: usage reports the cost of each token. ``limit``: size of a body, in MB. ``max_n``: the
-    most choices of an answer. ``truncation``: the part of a too long prompt that is kept; None: it is refused. The
+    most choices of an answer. ``truncation``: the part of a too long prompt that is kept; None: it is refused.
+    ``separated``: the server is an instance of a cluster with separated prefill and decode (``inferMode`` is dmi). The
     other settings are only reported, by routes about the server itself.
     """
 
@@ -30,6 +31,7 @@ class MindieRules:
     monitored: bool = True  # the metrics port is on
     limit: int = 40
     truncation: TruncationSide | None = None
+    separated: bool = False
     max_seq_len: int | None = None
     max_input_token_len: int | None = None
     max_iter_times: int | None = None

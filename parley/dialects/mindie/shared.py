@@ -193,11 +193,12 @@ def mindie_failure_text(error: ParleyError) -> bytes:
 
 
 def _context_length_message(error: ContextLength) -> str:
-    if error.prompt is None or error.limit is None:
+    length = f"over {error.prompt_over}" if error.prompt is None else error.prompt
+    if error.limit is None:
         return f"Failed to enqueue inferRequest. {error.message}"
     return (
         "Failed to enqueue inferRequest. This model's maximum input ids length cannot be greater than "
-        f"{error.limit - 1},the input ids length is {error.prompt}"
+        f"{error.limit - 1},the input ids length is {length}"
     )
 
 

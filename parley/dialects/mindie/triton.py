@@ -114,13 +114,14 @@ class MindieTritonReply(SingleChoiceReply):
         """Return the whole answer as JSON."""
         answer = self._name_members() | {"text_output": self.whole_text}
         if self._details:
-            costs = [token.cost for token in self.output_tokens]
-            times = [elapsed_milliseconds(cost) for cost in costs]
+            # Tokens of an instance that is not parley have no costs here.
+            costs = [token.cost for token in self.output_tokens if token.cost is not None]
+            times = [elapsed_milliseconds(token.cost) for token in self.output_tokens]
             with_times = not self._rules.strict and bool(times)
             answer["details"] = self._end_members() | {
                 "first_token_cost": times[0] if with_times else None,
                 "decode_cost": times[1:] if with_times else None,
-                "batch_size": [cost.batch_rows for cost in costs if cost is not None],
+                "batch_size": [cost.batch_rows for cost in costs],
                 "queue_wait_time": [waited_microseconds(cost) for cost in costs],
             }
         return encode_json(answer)

@@ -47,7 +47,7 @@ def check_ready(rules: MindieRules, body: bytes, context: RequestContext, facts:
 def _health_answer(facts: ServerFacts, busy_status: int, busy_message: str) -> Answer:
     status = facts.status
     if status.phase == "draining":
-        return shared.mindie_error_json(503, STOPPED_MESSAGE, "Service Unavailable")
+        return stopped_answer()
     if status.phase in ("idle", "loading"):
         return Answer(503, b"")
     if status.phase not in ("ready", "held", "prepared"):
@@ -55,6 +55,11 @@ def _health_answer(facts: ServerFacts, busy_status: int, busy_message: str) -> A
     if status.used_slots >= status.slots:
         return Answer(busy_status, encode_json({"message": busy_message}))
     return Answer(200, b"")
+
+
+def stopped_answer() -> Answer:
+    """Return the answer of routes for health and status once a stop was asked for."""
+    return shared.mindie_error_json(503, STOPPED_MESSAGE, "Service Unavailable")
 
 
 def read_wait_seconds(context: RequestContext) -> float:

@@ -20,23 +20,29 @@ def encode_within_limit(
     special: bool,
     *,
     limit: int | None,
+    counted: int,
     cut: int | None,
     keep: TruncationSide,
     marked: bool,
 ) -> list[int]:
-    """Return the tokens of a text. Raises ContextLength for a long text that has over twice ``limit`` tokens.
+    """Return the tokens of a text. Raises ContextLength for a long text that has over twice ``limit`` tokens, and also
+    over ``counted``.
 
     ``cut``: return at most ``cut`` tokens, of the end named by ``keep``; with ``marked``, the special tokens around the
     text are among them.
     """
     if cut is not None and (limit is None or cut <= limit):  # a larger cut would not fit the context anyway
         return _encode_cut(tokenizer, text, special, cut, keep, marked)
-    most = None if limit is None else 2 * limit
+    if limit is None:
+        return tokenizer.encode(text, special)
+    most = max(2 * limit, counted)
     ids = tokenizer.encode(text, special, most)
-    if most is not None and len(ids) > most and len(text) > long_text.PIECE_SIZE:
+    if len(ids) > most and len(text) > long_text.PIECE_SIZE:
         raise ContextLength(
-            f"This model's maximum context length is {limit} tokens, and the prompt has over twice as many.",
+            f"This model's maximum context length is {limit} tokens, and the prompt has over {most}.",
             field="prompt",
+            limit=limit,
+            prompt_over=most,
         )
     return ids
 

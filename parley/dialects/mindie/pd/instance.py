@@ -6,6 +6,7 @@ from parley.dialects.dialect import Answer, Route
 from parley.dialects.instance_plane import InstancePlane
 from parley.dialects.mindie.pd import recompute
 from parley.dialects.mindie.shared import mindie_error_json
+from parley.dialects.mindie.upkeep import stopped_answer
 from parley.errors import OrderRefused
 
 ERROR_TYPES = {401: "Unauthorized", 422: "Input Validation Error", 503: "Service Unavailable"}
@@ -29,6 +30,7 @@ INSTANCE_ROUTES = InstancePlane(
         Route("GET", "/v2/status", "instance_status"),
     ),
     render_order_refusal=instance_refusal,
+    stopping_answer=stopped_answer(),
     read_resumed=recompute.read_recompute_body,
     write_resumed=recompute.write_recompute_body,
 )
