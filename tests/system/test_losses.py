@@ -108,6 +108,25 @@ async def test_answers_end_in_order_when_only_the_engine_dies(
 
 
 @nightly
+@pytest.mark.parametrize("roles", [("mixed", "mixed"), ("prefill", "decode", "decode")], ids="-".join)
+async def test_answers_move_away_from_an_engine_that_hangs(
+    begin: Callable[..., Cluster], roles: tuple[str, ...]
+) -> None:
+    """The API process of the instance answers all along; only its engine is stopped."""
+    idle_flags = ("--kv-memory", "24MiB", "--engine-timeout", "2s")
+    cluster = begin(*roles, flags=idle_flags, separate="always")
+    expected = [answer.contents() for answer in await undisturbed_answers(cluster.coordinator.url)]
+    victim = cluster.instances[1]
+    stopped = engine_pid(victim)
+    answers = await answers_during(cluster, lambda: os.kill(stopped, signal.SIGSTOP))
+    assert set(verdicts(answers, expected)) == {"exact"}, (verdicts(answers, expected), cluster.logs())
+    await check_recovered(cluster, expected)
+    assert await wait_until(lambda: not Path(f"/proc/{stopped}").exists(), 30)
+    assert await wait_until(lambda: victim.fetch("/health/ready")[0] == 200, 30)
+    assert engine_pid(victim) != stopped
+
+
+@nightly
 @pytest.mark.parametrize("number", [0, 1], ids=["prefill", "decode"])
 async def test_resumed_instance_notices_that_it_was_presumed_dead(
     pair: Cluster, expected_answers: list[AnswerContents], number: int

@@ -100,6 +100,7 @@ class RequestRunner:
         self._layout = ""  # KV layout of the instances that computed the part the client has
         # of the current attempt
         self._attempt_id = ""
+        self._placement: Placement | None = None
         self._busy_instances: Sequence[ClusterInstance] = ()  # instances where the request may be running
 
     async def run_attempts(self) -> None:
@@ -114,9 +115,10 @@ class RequestRunner:
                 if self._outside_error is not None:
                     raise self._outside_error from None
                 first_is_late = self._timer.when() != self._deadline
-                raise refusals.coordinator_error(
-                    408, refusals.TEXTS.first_token_timeout if first_is_late else refusals.TEXTS.inference_timeout
-                ) from None
+                text = refusals.TEXTS.first_token_timeout if first_is_late else refusals.TEXTS.inference_timeout
+                if self._placement is not None:
+                    self._placement.report_timeout(text)
+                raise refusals.coordinator_error(408, text) from None
         except ParleyError as error:
             if not self._merge.sent:
                 raise
@@ -142,7 +144,8 @@ class RequestRunner:
 
     async def _run_once(self) -> bool:
         """Run one attempt; True if the request is answered. Raises ParleyError when no other attempt may follow."""
-        placement = await self._place_attempt()
+        self._placement = None
+        placement = self._placement = await self._place_attempt()
         try:
             if self.attempts and not self._failed_instances.isdisjoint(
                 (placement.p.id, placement.d.id)
@@ -152,7 +155,7 @@ class RequestRunner:
                     return True
                 await asyncio.sleep(min(MAX_RETRY_DELAY, RETRY_DELAY * 2**self.attempts))
             if placement.p is placement.d and not placement.p.native:
-                await self._forward_unchanged(placement.p)
+                await self._forward_unchanged(placement)
             else:
                 await self._run_separated(placement)
             placement.close_placement()
@@ -162,6 +165,8 @@ class RequestRunner:
             self._body = (recompute.body,)
             return False
         except AttemptFailed as failure:
+            if failure.instance is not None and failure.status >= 500:
+                placement.report_failure(failure.instance, failure.text)
             return await self._handle_failure(failure)
         finally:
             placement.close_placement(False)
@@ -215,11 +220,18 @@ class RequestRunner:
         """Return the seconds since the client's request arrived; its time limits cover all attempts together."""
         return time.perf_counter() - self.client.arrived_at
 
-    async def _forward_unchanged(self, instance: ClusterInstance) -> None:
+    async def _forward_unchanged(self, placement: Placement) -> None:
         """Send the request unchanged to a server that takes no prefill commands. Raises AttemptFailed, ParleyError."""
+        instance = placement.p
         if self._merge.sent:
             raise AttemptFailed(500, refusals.TEXTS.decode_failed, instance, final=True)
-        await forward.forward_to_one(self._connections, self.client, [instance], b"".join(self._body))
+        try:
+            await forward.forward_to_one(self._connections, self.client, [instance], b"".join(self._body))
+        except ParleyError as error:
+            placement.report_failure(instance, error.message)
+            raise
+        if self.client.status >= 500:
+            placement.report_failure(instance, f"status {self.client.status}")
 
     async def _run_separated(self, placement: Placement) -> None:
         """Run one attempt on a prefill and a decode instance. Raises AttemptFailed, RecomputeRequested."""

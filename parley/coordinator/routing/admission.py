@@ -7,6 +7,7 @@ token, all others at its end. A policy picks the instances; HTTP is left to the 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -30,6 +31,8 @@ from parley.coordinator.routing.policies import (
 from parley.coordinator.routing.predicted_ttft import PredictedTtftPolicy, predict_crowding
 from parley.coordinator.routing.request_queue import RequestQueue
 
+log = logging.getLogger("parley.cluster")
+
 
 class RequestRefused(Exception):
     """A request is refused: HTTP status, documented text and, if useful, the seconds before a retry."""
@@ -47,8 +50,8 @@ class Placement:
     repeatedly. As a context manager it closes itself.
     """
 
-    __slots__ = ("_began", "_charges", "_choice", "_first", "_fresh", "_last", "_second", "d", "length",
-                 "ok", "p", "separate", "tenant", "tokens")  # fmt: skip
+    __slots__ = ("_began", "_charges", "_choice", "_failed", "_first", "_fresh", "_last", "_probed", "_second", "d",
+                 "length", "ok", "p", "separate", "tenant", "tokens")  # fmt: skip
 
     def __init__(self, scheduler: InstanceScheduler, pair: InstancePair, view: RequestView):
         request, now = view.request, view.now
@@ -68,6 +71,8 @@ class Placement:
             self.p.prefill.add_demand(prefill_demand, self.separate),
             self.d.decode.add_demand(view.demand_on(self.d)),
         )
+        self._failed = False  # one of its instances failed the request
+        self._probed = [each for each in (self.p, self.d) if each.breaker.begin_probe()]
         self._began, self._first, self._second, self._last = now, 0.0, 0.0, 0.0
         self.p.note_prompt(request.marks, now)
         if self.separate:
@@ -87,10 +92,29 @@ class Placement:
         self._first = self._last = now
         self.tokens += 1
         self._charges[0].release_demand()
+        if self.separate:
+            self.p.breaker.close_breaker()
         self.p.prefill.time_model.add_observation(self._fresh, now - self._began)
         self._choice.counters.record_ttft(now - self._began)
         self._choice.queue.accept_tenant(self.tenant)
         self._choice.wake_queue()
+
+    def report_failure(self, instance: ClusterInstance, reason: str) -> None:
+        """Report that the attempt failed because of one of its instances."""
+        self._failed = True
+        pause = instance.breaker.record_failure(self._choice.table.clock())
+        if pause:
+            log.warning(
+                "Instance %d at %s fails requests (%s). Others are preferred for %g s.",
+                instance.id,
+                instance.url,
+                reason,
+                pause,
+            )
+
+    def report_timeout(self, reason: str) -> None:
+        """Report that the instance that had the request at this moment took too long."""
+        self.report_failure(self.d if self._first else self.p, reason)
 
     def report_handover_refused(self) -> None:
         """Report that D refused to take the request over from P."""
@@ -119,6 +143,10 @@ class Placement:
         if self.ok is not None:
             return
         self.ok = ok
+        if ok and not self._failed:
+            self.d.breaker.close_breaker()
+        for instance in self._probed:
+            instance.breaker.end_probe()
         decode_tasks = self.d.decode.tasks
         self._choice.open_requests -= 1
         for charge in self._charges:
@@ -224,6 +252,9 @@ class InstanceScheduler:
         """Place a request now; None if there is no room. Raises RequestRefused."""
         candidates, now = self._instances_with_model(request, usable), self.table.clock()
         preferred = [each for each in candidates if each.id not in request.avoid] if request.avoid else candidates
+        trusted = [each for each in preferred if not each.breaker.is_open(now)]
+        if len(trusted) < len(preferred) and self._can_serve_with(trusted):
+            preferred = trusted
         view = RequestView(request, preferred, now)
         pair = self._policy.pick_pair(view)
         if pair is None and request.avoid:  # an instance that failed the request once is better than none

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from parley.coordinator.routing.circuit_breaker import CircuitBreaker
 from parley.coordinator.routing.load import JobSide
 from parley.disagg.wire.prompt_hash import MAX_REPORTED_HASHES, PrefixMark
 
@@ -84,6 +85,7 @@ class ClusterInstance:
         self.metrics = (self.metrics or self.management).rstrip("/")
         self.first_role = self.role
         self.prefill, self.decode = JobSide(self, "prefill"), JobSide(self, "decode")
+        self.breaker = CircuitBreaker()
         self.tasks = 0  # requests placed on it
         self.handover_refusals: dict[
             int, tuple[int, float]

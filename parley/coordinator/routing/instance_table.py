@@ -134,6 +134,7 @@ class InstanceTable:
             instance.faulty_until = 0.0
         if restarted:
             instance.faulty_until = 0.0
+            instance.breaker.close_breaker()
             instance.cached_hashes, instance.sent_hashes = frozenset(), {}
             self.notify_watchers(instance, "restarted")
         if not was_usable and instance.is_usable(now):
