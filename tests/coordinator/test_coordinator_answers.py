@@ -54,11 +54,15 @@ def sort_choices(body: bytes) -> Any:
 
 
 def stable_headers(answer: Answer) -> dict[str, str]:
-    """Return the headers that do not depend on time, nor on the length, which depends on it."""
+    """Return the headers that do not depend on time, nor on the length, which depends on it.
+
+    Strict MindIE servers close their connections; coordinators keep them, and count the requests on each.
+    """
     return {
         name: value
         for name, value in answer.headers.items()
-        if name not in ("date", "content-length") and not any(word in name for word in ("time", "-ms", "duration"))
+        if name not in ("date", "content-length", "connection")
+        and not any(word in name for word in ("time", "-ms", "duration"))
     }
 
 
