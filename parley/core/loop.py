@@ -26,7 +26,7 @@ from parley.core.encoder_scheduler import EncoderScheduler
 from parley.core.finish import finish_reason, output_limit
 from parley.core.guess.ngram import NgramProposer, PredictionProposer
 from parley.core.guess.speculation import DraftCounts, Speculation
-from parley.core.pages.block_pool import BlockPool, extend_hashes, hash_chain_root
+from parley.core.pages.block_pool import BlockPool, extend_hashes, hash_chain_root, long_rope_root
 from parley.core.prefill_share import PrefillShare
 from parley.core.scheduler import Scheduler
 from parley.core.search.beam import BeamSearch, beam_capacity
@@ -89,6 +89,7 @@ class EngineLoop:
             self.adapter_cache,
             root_name,
             runner.vocab_size,
+            runner.long_rope_after,
             on_pages_leased or (lambda request_id, pages: None),
         )
         self._counters = StepCounters()
@@ -114,6 +115,7 @@ class EngineLoop:
                 self.pinned_pages.fits_in_pool,
                 self.pinned_pages.revoke_reservation,
                 self.prefill_share,
+                runner.long_rope_after,
             )
             self.pinned_pages.attach_scheduler(self.scheduler)
             self._beam_searches.attach_scheduler(self.scheduler)
@@ -266,9 +268,7 @@ class EngineLoop:
         hash_root = hash_chain_root(
             self.settings.model, request.cache_salt, *([adapter.digest.hex()] if adapter else [])
         )
-        hashes: list[bytes] = []
-        if self._prefix_caching:
-            extend_hashes(hashes, hash_root, request.token_ids, len(request.token_ids) // BLOCK_SIZE)
+        prompt_hashes = self._hash_pages(hash_root, request.token_ids, [])
         stops = frozenset(request.stop_ids)
         limit = output_limit(request, self.max_context)
         beam_width = 0
@@ -278,30 +278,40 @@ class EngineLoop:
         sequences: list[Sequence] = []
         for index in range(beam_width or request.n):
             prior_tokens = request.prior_tokens[index] if request.prior_tokens and not beam_width else []
+            tokens = request.token_ids + prior_tokens
             sequence = Sequence(
                 request_id=request.id,
                 index=index,
                 request=request,
-                tokens=request.token_ids + prior_tokens,
+                tokens=tokens,
                 prompt_len=len(request.token_ids),
                 seed=(request.seed + index) % 2**64,
                 arrival_number=self._arrival_count,
-                hashes=list(hashes),
+                hashes=self._hash_pages(hash_root, tokens, prompt_hashes) if prior_tokens else list(prompt_hashes),
                 # All choices have the same prompt: only the first scores it.
                 prompt_scores=[None] if request.prompt_logprobs >= 0 and index == 0 and not prior_tokens else [],
                 output_limit=limit,
                 stop_token_ids=stops,
                 hash_root=hash_root,
+                uses_long_rope=len(tokens) > self.runner.long_rope_after,
                 queued_at=queued_at,
                 last_token_at=queued_at,
                 adapter=adapter,
                 admission_span=max(1, beam_width),
             )
-            if prior_tokens and self._prefix_caching:
-                extend_hashes(sequence.hashes, hash_root, sequence.tokens, len(sequence) // BLOCK_SIZE)
             self._arrival_count += 1
             sequences.append(sequence)
         return sequences
+
+    def _hash_pages(self, hash_root: bytes, tokens: list[int], prompt_hashes: list[bytes]) -> list[bytes]:
+        """Return the chained hashes of all full pages of a new sequence. ``prompt_hashes``: those of its prompt."""
+        if not self._prefix_caching:
+            return []
+        hashes = list(prompt_hashes)
+        if len(tokens) > self.runner.long_rope_after:
+            hashes, hash_root = [], long_rope_root(hash_root)
+        extend_hashes(hashes, hash_root, tokens, len(tokens) // BLOCK_SIZE)
+        return hashes
 
     def _open_lease(self, choices: list[Sequence], wanted_choices: set[int]) -> None:
         """Open a lease for the whole pages of the request's prompt (with the prior outputs of its first choice)."""

@@ -41,6 +41,10 @@ sequences: they wait for a transfer to end. Choices of a request with a lease ha
 **Drafts.** A decode's row may carry draft tokens. They get pages only if no sequence is preempted for them, and a page
 that they fill is published when its tokens are certain: ``commit_drafts``.
 
+**Long rope.** Models with two sets of rotary factors (longrope) use the long ones for all tokens of a sequence of more
+than ``long_rope_after`` tokens. A sequence that grows beyond that loses its pages, because their keys have the short
+factors, and is recomputed like a preempted one, but keeps its slot. The two sets never share a cached page.
+
 This module knows neither outputs nor why a sequence ends.
 """
 
@@ -69,7 +73,8 @@ class Scheduler:
     a slot is taken away. With ``prefix_cache`` False nothing is looked up or published. Drafts come from
     ``speculation``. ``fits_in_pool`` says whether all tokens of a waiting sequence fit next to the pinned pages, given
     the pages that it would find in the prefix cache. ``revoke_reservation`` frees some revocable pages at a time; False
-    if there are none. ``prefill_share``: the prefill share; without it prefill is never held back.
+    if there are none. ``prefill_share``: the prefill share; without it prefill is never held back. ``long_rope_after``:
+    as in ``ModelRunner``.
     """
 
     def __init__(
@@ -84,11 +89,13 @@ class Scheduler:
         fits_in_pool: Callable[[Sequence, list[int]], bool] = lambda sequence, pages: True,
         revoke_reservation: Callable[[], bool] = lambda: False,
         prefill_share: PrefillShare | None = None,
+        long_rope_after: float = inf,
     ):
         self.pool = pool
         self.step_budget = step_budget
         self.prefill_share = prefill_share or PrefillShare()
         self.max_slots = max_slots
+        self._long_rope_after = long_rope_after
         self._block_tables = BlockTables(pool, prefix_cache)
         self.preemptions = 0
         self.running: list[Sequence] = []  # sorted by rank
@@ -120,6 +127,9 @@ class Scheduler:
         """Return the next step; ``computed`` is advanced as if it had been run. It has rows whenever there are
         sequences, unless all of them wait for other instances to release pages."""
         step = Step([])
+        if self._long_rope_after < inf:
+            for sequence in self.running:
+                self._update_rope(sequence)
         self._block_tables.begin_step()
         self._has_chunk = False
         decodes = [sequence for sequence in self.running if len(sequence.tokens) - sequence.computed == 1]
@@ -166,7 +176,7 @@ class Scheduler:
         """
         sequence.blocks, sequence.computed = [], 0
         if not self._precedes_preempted(sequence) or not (self._free_slots or self.running[-1].rank > sequence.rank):
-            sequence.hashes = list(parent.hashes)
+            sequence.hashes, sequence.uses_long_rope = list(parent.hashes), parent.uses_long_rope
             sequence.status = SequenceStatus.WAITING
             self.waiting.enqueue(sequence)
             return
@@ -244,6 +254,7 @@ class Scheduler:
         while self.waiting and (sequence := self.waiting.head_sequence).priority < priority_limit:
             if not self._free_slots and not self._can_preempt_for(sequence):
                 return False
+            self._update_rope(sequence)
             cached_blocks = self._block_tables.find_prefix(sequence)
             count = self._chunk_size(sequence, cached_blocks)
             if (
@@ -257,6 +268,13 @@ class Scheduler:
                 self._allocate_blocks(step, sequence, count)
                 self._add_chunk(step, sequence, count)
         return True
+
+    def _update_rope(self, sequence: Sequence) -> None:
+        """Recompute a sequence that has grown beyond the short rotary factors."""
+        if len(sequence) > self._long_rope_after and not sequence.uses_long_rope:
+            if sequence.furthest_computed:
+                sequence.preemptions += 1
+            self._block_tables.switch_to_long_rope(sequence)
 
     def _precedes_preempted(self, sequence: Sequence) -> bool:
         """Whether the sequence precedes all waiting sequences that have run before."""
@@ -357,6 +375,8 @@ class Scheduler:
         sequence."""
         if not drafts:
             return ()
+        if not sequence.uses_long_rope:  # a token beyond needs other keys
+            drafts = drafts[: int(min(len(drafts), self._long_rope_after - len(sequence)))]
         spare = max(0, self.pool.free_count - len(self.running))
         drafts = drafts[: (len(sequence.blocks) + spare) * BLOCK_SIZE - sequence.computed - 1]
         self._block_tables.append_pages(

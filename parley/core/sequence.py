@@ -45,7 +45,8 @@ class Sequence:
 
     ``blocks[i]`` is the page that holds tokens ``i * BLOCK_SIZE ..``. ``slot`` is its row in the sampler's tables while
     it runs, else -1. ``hashes[i]`` is the chained hash of page i (only full pages have one), ``hash_root`` the start of
-    the chain. ``computed`` advances when a step is scheduled, so a model runner must use its row, not the sequence.
+    the chain, from which ``long_rope_root`` derives another one for sequences that use the long rotary factors.
+    ``computed`` advances when a step is scheduled, so a model runner must use its row, not the sequence.
     """
 
     request_id: str
@@ -74,6 +75,7 @@ class Sequence:
     output_limit: int = 0  # output limit in tokens; 0 computes only the prompt
     stop_token_ids: frozenset[int] = frozenset()  # tokens that end it
     hash_root: bytes = b""
+    uses_long_rope: bool = False  # all its keys have the long rotary factors: it exceeds ``long_rope_after``
     adapter: LoadedAdapter | None = None  # its request's adapter, as it was at the start
 
     def __post_init__(self) -> None:
@@ -187,6 +189,7 @@ class ModelRunner(Protocol):
     blocks: int  # pages in the KV cache; 0: an encoder without KV cache, which takes sequences whole
     max_model_len: int
     vocab_size: int
+    long_rope_after: float  # tokens; longer sequences use the long rotary factors; inf: there is one set
     generates: bool  # whether it can sample tokens
     dimensions: int  # of its vectors; 0: it returns none
     proposer: DraftProposer | None  # a draft model

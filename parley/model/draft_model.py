@@ -27,10 +27,11 @@ CATCH_UP_TOKENS = 512  # tokens read per call, besides the new ones since the la
 @dataclass(eq=False, slots=True)
 class DraftState:
     """The draft model's progress in a sequence. The keys and values of ``tokens``, drafts included, are in ``blocks``.
-    The first ``confirmed`` tokens are confirmed tokens of the sequence."""
+    The first ``confirmed`` tokens are confirmed tokens of the sequence. ``uses_long_rope``: as in ``Sequence``."""
 
     tokens: list[int] = field(default_factory=list)
     confirmed: int = 0
+    uses_long_rope: bool = False
     blocks: list[int] = field(default_factory=list)
 
 
@@ -48,7 +49,7 @@ class DraftModel:
     def warm_up(self) -> None:
         """Run one forward pass over page 0, before any page is in use, to trigger one-time setup in libraries."""
         self.kv.clear_pages([0])
-        self._predict_next([([0] * min(BLOCK_SIZE, self.max_model_len), 0, [0])])
+        self._predict_next([([0] * min(BLOCK_SIZE, self.max_model_len), 0, [0])], [False])
 
     @torch.inference_mode()
     def propose_drafts(self, draft_limits: list[tuple[Sequence, int]]) -> list[list[int]]:
@@ -62,6 +63,7 @@ class DraftModel:
         new_pages: list[int] = []
         parts: list[tuple[list[int], int, list[int]]] = []
         active: list[int] = []
+        is_long: list[bool] = []
         for number, (sequence, length) in enumerate(draft_limits):
             state = self._states[sequence]
             start = self._trim_to_confirmed(sequence, state)
@@ -77,11 +79,12 @@ class DraftModel:
             token_ids = [token_id if token_id < vocab_size else 0 for token_id in sequence.tokens[start:end]]
             state.tokens += sequence.tokens[start:end]
             parts.append((token_ids, start, state.blocks))
+            is_long.append(state.uses_long_rope)
             active.append(number if end == len(sequence.tokens) else -1)
         self.kv.clear_pages(new_pages)
         while parts:
-            next_tokens = self._predict_next(parts)
-            parts, numbers, active = [], active, []
+            next_tokens = self._predict_next(parts, is_long)
+            parts, is_long, numbers, active = [], [], active, []
             for number, token in zip(numbers, next_tokens, strict=True):
                 if number < 0:
                     continue
@@ -90,6 +93,7 @@ class DraftModel:
                 if len(guesses[number]) < length:
                     state = self._states[sequence]
                     parts.append(([token], len(state.tokens), state.blocks))
+                    is_long.append(state.uses_long_rope)
                     state.tokens.append(token)
                     active.append(number)
         return guesses
@@ -103,6 +107,9 @@ class DraftModel:
     def _trim_to_confirmed(self, sequence: Sequence, state: DraftState) -> int:
         """Drop tokens that differ from the sequence's, and its last one, which must be read again. Return the rest."""
         tokens, drafted = sequence.tokens, state.tokens
+        if (is_long := len(tokens) > self.network.long_rope_after) != state.uses_long_rope:
+            drafted.clear()  # their keys have the other rotary factors
+            state.confirmed, state.uses_long_rope = 0, is_long
         count = min(len(drafted), len(tokens) - 1)
         agreed = min(count, state.confirmed)
         while agreed < count and drafted[agreed] == tokens[agreed]:
@@ -127,9 +134,12 @@ class DraftModel:
             new_pages.append(state.blocks[-1])
         return True
 
-    def _predict_next(self, parts: list[tuple[list[int], int, list[int]]]) -> list[int]:
-        """Return the most probable next token of each part (tokens, start position, pages of the sequence)."""
+    def _predict_next(self, parts: list[tuple[list[int], int, list[int]]], is_long: list[bool]) -> list[int]:
+        """Return the most probable next token of each part (tokens, start position, pages of the sequence).
+
+        ``is_long``: whether each part uses the long rotary factors."""
         batch = PackedBatch.pack_parts(parts, self.kv.device)
+        batch.mark_long_rope(is_long)
         hidden = self.network.compute_hidden(batch, self.kv)
         last = torch.tensor([span.first + span.count - 1 for span in batch.spans], device=self.kv.device)
         return native.argmax(self.network.compute_logits(hidden.index_select(0, last)))[1].tolist()

@@ -6,6 +6,7 @@ that they attend in one call.
 
 from __future__ import annotations
 
+from math import inf
 from typing import NoReturn
 
 import torch
@@ -27,6 +28,7 @@ class EncoderRunner:
     generates = False
     proposer: DraftProposer | None = None
     staging = None
+    long_rope_after = inf
 
     def __init__(self, encoder: Encoder, recipe: PoolingRecipe, *, max_model_len: int):
         self.encoder = encoder

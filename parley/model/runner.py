@@ -66,6 +66,7 @@ class DecoderRunner:
         self.vocab_size = network.vocab_size
         self.device = pages.device
         self.max_rank = max_rank
+        self.long_rope_after = network.long_rope_after
         self.staging = staging
         self.sampler = Sampler(network.vocab_size, slots, self.device, grammars)
 
@@ -133,6 +134,7 @@ class DecoderRunner:
             ),
             self.device,
         )
+        batch.mark_long_rope([row.sequence.uses_long_rope for row in rows])
         adapted: dict[lora.LoraAdapter, list[int]] = {}
         for row, span in zip(rows, batch.spans, strict=True):
             if (adapter := row.sequence.adapter) is not None:

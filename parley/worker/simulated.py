@@ -15,6 +15,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable
 from itertools import count
+from math import inf
 from typing import Any
 
 import msgspec
@@ -108,6 +109,7 @@ class SimulatedRunner:
     vocab_size = 1 << 24  # large enough for any tokenizer
     generates = True
     dimensions = 0
+    long_rope_after = inf
     proposer: DraftProposer | None = None
 
     def __init__(self, costs: SimulatedCosts):

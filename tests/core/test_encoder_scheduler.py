@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +18,7 @@ class SumRunner:
     """A runner whose vector is the sum of the tokens."""
 
     blocks, max_model_len, vocab_size, generates, dimensions, proposer = 0, 400, 500, False, 4, None
+    long_rope_after = inf
 
     def __init__(self) -> None:
         self.steps: list[list[str]] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 import msgspec
@@ -63,6 +64,7 @@ class SchedulePlan:
     works: list[EngineRequest]
     draft_seed: int | None
     prefill_share: float
+    long_rope_after: float
     # ("add", work) ("step", times) ("cancel", choice number) ("fail", when) ("preempt", how many)
     # ("reset", odd: even while some run) ("divide", quarters of the time for prompts, modulo 5)
     actions: list[tuple[str, int]]
@@ -91,6 +93,7 @@ def schedule_plans(draw: st.DrawFn, failures: bool, cancels: bool) -> SchedulePl
         works=requests,
         draft_seed=draw(st.sampled_from([None, None, 1, 2, 3])),
         prefill_share=draw(st.sampled_from([1.0, 1.0, 0.5, 0.05, 0.0])),
+        long_rope_after=draw(st.sampled_from([inf, inf, 16, 37, 70])),
         actions=actions,
     )
 
@@ -104,6 +107,7 @@ def run_plan(plan: SchedulePlan) -> tuple[LoopHarness, set[tuple[str, int]]]:
         prefix_cache=plan.prefix_cache,
         guesses=plan.draft_seed,
         prefill_share=plan.prefill_share,
+        long_rope_after=plan.long_rope_after,
     )
     cancelled: set[tuple[str, int]] = set()
     added: list[tuple[str, int]] = []
@@ -188,7 +192,7 @@ def compare_with_alone(plan: SchedulePlan, bench: LoopHarness, cancelled: set[tu
     for work in plan.works:
         for index in range(work.n):
             context_limit = context if work.beam is None else beam_capacity(plan.blocks, work.beam.width)
-            expected = run_alone(work, index, max_model_len=context_limit)
+            expected = run_alone(work, index, context_limit, plan.long_rope_after)
             if (work.id, index) in cancelled:
                 parts = bench.outputs.get((work.id, index), [])
                 assert all(part.finish_reason is None for part in parts)

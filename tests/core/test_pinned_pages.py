@@ -4,6 +4,7 @@ are released, nothing deadlocks, and a continuation after handed-over tokens equ
 
 from __future__ import annotations
 
+from math import inf
 from random import Random
 
 import msgspec
@@ -92,7 +93,7 @@ class HandoverHarness(LoopHarness):
         work = self.works[work_id]
         tokens = work.token_ids + (work.prior_tokens[0] if work.prior_tokens else [])
         require(len(self.leased_pages[work_id]) <= len(tokens) // BLOCK_SIZE, "a lease of more than whole pages")
-        kv_states = kv_history(work.cache_salt, tokens)
+        kv_states = kv_history(work.cache_salt, tokens, len(tokens) > self.runner.long_rope_after)
         for number, page in enumerate(self.leased_pages[work_id]):
             span = slice(number * BLOCK_SIZE, (number + 1) * BLOCK_SIZE)
             require(self.memory[page] == kv_states[span], "a page that is read does not hold what it is read for")
@@ -118,7 +119,7 @@ class HandoverHarness(LoopHarness):
     def receive_pages(self, key: str, tokens: list[int], salt: str, count: int) -> None:
         """Write pages as a transfer does, over their old content."""
         reservation = self.reservations[key]
-        kv_states = kv_history(salt, tokens)
+        kv_states = kv_history(salt, tokens, len(tokens) > self.runner.long_rope_after)
         for number in range(self.received_counts[key], min(count, len(reservation.pages))):
             first = (reservation.skip + number) * BLOCK_SIZE
             self.memory[reservation.pages[number]] = list(kv_states[first : first + BLOCK_SIZE])
@@ -143,6 +144,7 @@ class HandoverScenario:
             slots=pick([1, 2, 4, 8]),
             budgets=tuple(pick([1, 5, 16, 23, 32, 64, 500]) for _ in range(3)),
             guesses=pick([None, None, 1]),
+            long_rope_after=pick([inf, inf, 16, 37, 70]),
         )
         self.failures = failures
         self.works = [self.random_work(number) for number in range(self.random.randint(2, 8))]
@@ -196,7 +198,7 @@ class HandoverScenario:
 
     def expected_output(self, work: EngineRequest, index: int) -> EngineOutput:
         room = self.blocks * BLOCK_SIZE if work.beam is None else beam_capacity(self.blocks, work.beam.width)
-        return run_alone(work, index, max_model_len=room)
+        return run_alone(work, index, room, self.harness.runner.long_rope_after)
 
     def add_prior_tokens(self, work: EngineRequest) -> EngineRequest:
         """Mark a random prefix of each choice's output as sampled elsewhere, never with the last token."""

@@ -23,13 +23,6 @@ from parley.types import EngineRequest, Sampling
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 LATENT = {"kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
 ROUTING = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 10000.0,
-    "short_factor": [1.0 + i / 8 for i in range(8)],
-    "long_factor": [2.0 + i for i in range(8)],
-    "original_max_position_embeddings": 64,
-}
 OTHER_ARCHITECTURES = {
     "gpt_oss": {**EXPERTS, "head_dim": 16, "sliding_window": 24},  # sinks
     "deepseek_v3": {**LATENT, **ROUTING, "num_key_value_heads": 4, "first_k_dense_replace": 1},  # value_dim < dim
@@ -108,14 +101,12 @@ def test_other_architectures_match_transformers_logits(kind, tmp_path, monkeypat
     load_network(folder, torch.bfloat16)
 
 
-@pytest.mark.parametrize(("length", "max_len"), [(60, 64), (90, 128)])
-def test_rope_scaling_follows_the_context_not_the_batch(length, max_len, tmp_path, monkeypatch):
-    """Long-context scaling is chosen once; it matches Transformers for sequences on the same side of the threshold."""
-    folder = write_architecture(tmp_path, monkeypatch, "phi3", rope_parameters=LONGROPE, sliding_window=None)
-    network, tokens = load_network(folder, max_len=max_len), random_prompt(length)
-    expected = transformers_logits(folder, tokens)
+def test_dynamic_rope_scaling_does_not_depend_on_the_batch(tmp_path, monkeypatch):
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    folder = write_architecture(tmp_path, monkeypatch, "llama", rope_parameters=rope, max_position_embeddings=128)
+    network, tokens = load_network(folder, max_len=128), random_prompt(90)
     first_logits = paged_logits(network, tokens)
-    assert (first_logits - expected).abs().max() < 1e-3
+    assert (first_logits - transformers_logits(folder, tokens)).abs().max() < 1e-3
     paged_logits(network, random_prompt(128))
     paged_logits(network, random_prompt(3))
     assert torch.equal(paged_logits(network, tokens), first_logits)

@@ -7,6 +7,7 @@ model do, so tests can compare outputs between schedules.
 
 from __future__ import annotations
 
+import math
 from hashlib import sha256
 from random import Random
 
@@ -35,9 +36,10 @@ def require(condition: bool, rule: str) -> None:
         raise LedgerViolation(rule)
 
 
-def kv_history(salt: str, tokens: list[int]) -> list[int]:
-    """Return a state per position that stands for its keys and values: it depends on the salt and all tokens so far."""
-    state, result = int.from_bytes(sha256(salt.encode()).digest()[:7], "little"), []
+def kv_history(salt: str, tokens: list[int], is_long: bool = False) -> list[int]:
+    """Return a state per position that stands for its keys and values: it depends on the salt, all tokens so far, and
+    on whether the sequence uses the long rotary factors."""
+    state, result = int.from_bytes(sha256(salt.encode() + b" long" * is_long).digest()[:7], "little"), []
     for token in tokens:
         state = hash((state, token))  # a hash of integers is the same in every process, and quick
         result.append(state)
@@ -45,7 +47,10 @@ def kv_history(salt: str, tokens: list[int]) -> list[int]:
 
 
 class LedgerRunner:
-    def __init__(self, blocks: int = 64, slots: int = 4, max_model_len: int = 10_000):
+    def __init__(
+        self, blocks: int = 64, slots: int = 4, max_model_len: int = 10_000, long_rope_after: float = math.inf
+    ):
+        self.long_rope_after = long_rope_after
         self.blocks, self.max_model_len, self.vocab_size = blocks, max_model_len, VOCAB
         self.generates, self.dimensions = True, 2
         self.proposer: SeededProposer | None = None
@@ -91,9 +96,7 @@ class LedgerRunner:
         for block in step.fresh_pages:
             self.pages[block] = [None] * BLOCK_SIZE
         rows = step.rows[: len(step.rows) // 2] if failure == "midway" else step.rows
-        kv_states = {
-            id(row): kv_history(row.sequence.request.cache_salt, [*row.sequence.tokens, *row.drafts]) for row in rows
-        }
+        kv_states = {id(row): self._history_of(row) for row in rows}
         for row in rows:
             self._write_kv(row, kv_states[id(row)])
         if failure:
@@ -102,6 +105,13 @@ class LedgerRunner:
         self.largest_step = max(self.largest_step, step.total_tokens)
         self.steps.append([(row.sequence.request_id, row.sequence.index, row.start, row.count) for row in rows])
         return [self._check_and_sample(row, kv_states[id(row)]) for row in rows]
+
+    def _history_of(self, row: StepRow) -> list[int]:
+        sequence, is_long = row.sequence, row.sequence.uses_long_rope
+        require(is_long == (len(sequence) > self.long_rope_after), "the rotary factors do not follow the length")
+        tokens = [*sequence.tokens, *row.drafts]
+        require(is_long or len(tokens) <= self.long_rope_after, "drafts beyond the short rotary factors")
+        return kv_history(sequence.request.cache_salt, tokens, is_long)
 
     def _write_kv(self, row: StepRow, kv_states: list[int]) -> None:
         sequence, end = row.sequence, row.start + row.token_count
@@ -180,7 +190,7 @@ class SeededProposer:
     def _draft_tokens(self, sequence: Sequence, length: int) -> list[int]:
         drafts: list[int] = []
         for ahead in range(self.random.choice([0, length, length, length + 3])):
-            states = kv_history(sequence.request.cache_salt, sequence.tokens + drafts)
+            states = kv_history(sequence.request.cache_salt, sequence.tokens + drafts, sequence.uses_long_rope)
             correct_token = draw_token(sequence, states[-1], ahead)
             drafts.append(
                 correct_token if self.random.random() < 0.8 else self.random.choice([0, 1, 5, VOCAB, -1, 2**70])
@@ -205,7 +215,9 @@ def beam_candidates(work: EngineRequest, generated: int, state: int) -> list[Bea
     ]
 
 
-def reference_beam_search(work: EngineRequest, limit: int) -> list[tuple[list[int], list[TokenScore | None], bool]]:
+def reference_beam_search(
+    work: EngineRequest, limit: int, long_rope_after: float = math.inf
+) -> list[tuple[list[int], list[TokenScore | None], bool]]:
     """Reference beam search on plain lists: tokens and scores of each result, best first, and if a stop ended it."""
     beam = work.beam
     assert beam is not None
@@ -215,7 +227,8 @@ def reference_beam_search(work: EngineRequest, limit: int) -> list[tuple[list[in
         length = len(running[0][1]) + 1
         options = []
         for rank, (total, tokens, scores) in enumerate(running):
-            state = kv_history(work.cache_salt, work.token_ids + tokens)[-1]
+            history = work.token_ids + tokens
+            state = kv_history(work.cache_salt, history, len(history) > long_rope_after)[-1]
             for candidate in beam_candidates(work, len(tokens), state):
                 key = (-(total + candidate.logprob), rank, candidate.token)
                 options.append((key, [*tokens, candidate.token], [*scores, candidate.score]))
@@ -291,8 +304,9 @@ class LoopHarness:
         guesses: int | None = None,
         prefill_share: float = 1.0,
         prepare_request: PrepareRequest | None = None,
+        long_rope_after: float = math.inf,
     ):
-        self.runner = LedgerRunner(blocks, slots, max_model_len)
+        self.runner = LedgerRunner(blocks, slots, max_model_len, long_rope_after)
         if guesses is not None:
             self.runner.proposer = SeededProposer(guesses)
         self.prefill_share = SimulatedShare(self.runner, prefill_share)
@@ -398,13 +412,16 @@ class LoopHarness:
         )
 
 
-def run_alone(work: EngineRequest, index: int = 0, max_model_len: int = 10_000) -> EngineOutput:
+def run_alone(
+    work: EngineRequest, index: int = 0, max_model_len: int = 10_000, long_rope_after: float = math.inf
+) -> EngineOutput:
     """Return the output of one choice that runs alone: in one chunk, without prefix cache, in a pool with room."""
     if work.beam is not None and work.max_tokens:
         limit = min(work.max_tokens, max_model_len - len(work.token_ids))
-        beams = reference_beam_search(work, limit)
+        beams = reference_beam_search(work, limit, long_rope_after)
         tokens, scores, stopped = beams[index % len(beams)]
-        prompt_scores = run_alone(msgspec.structs.replace(work, beam=None, max_tokens=0), index).prompt_scores
+        scoring = msgspec.structs.replace(work, beam=None, max_tokens=0)
+        prompt_scores = run_alone(scoring, index, long_rope_after=long_rope_after).prompt_scores
         token_scores = [score for score in scores if score is not None]
         finish: EngineFinishReason = "stop" if stopped else "length"
         return EngineOutput(
@@ -429,7 +446,14 @@ def run_alone(work: EngineRequest, index: int = 0, max_model_len: int = 10_000) 
         cache_salt=work.cache_salt,
         pooling=work.pooling,
     )
-    bench = LoopHarness(blocks=64, slots=1, budgets=(8192,), prefix_cache=False, max_model_len=max_model_len)
+    bench = LoopHarness(
+        blocks=64,
+        slots=1,
+        budgets=(8192,),
+        prefix_cache=False,
+        max_model_len=max_model_len,
+        long_rope_after=long_rope_after,
+    )
     bench.loop.add_request(single)
     bench.drain()
     result = bench.merged_output(work.id)

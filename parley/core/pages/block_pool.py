@@ -45,6 +45,11 @@ def hash_chain_root(*names: str) -> bytes:
     return state.digest()[:HASH_BYTES]
 
 
+def long_rope_root(chain_root: bytes) -> bytes:
+    """Return the start of the chain for sequences that use the long rotary factors: their keys differ."""
+    return sha256(chain_root + b"long rope").digest()[:HASH_BYTES]
+
+
 def extend_hashes(hashes: list[bytes], chain_root: bytes, tokens: Sequence[int], page_count: int) -> None:
     """Append to ``hashes`` until it covers the first ``page_count`` pages of ``tokens``. The chain starts at
     ``chain_root``."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from parley.core.pages.block_pool import BlockPool, count_pages, extend_hashes
+from parley.core.pages.block_pool import BlockPool, count_pages, extend_hashes, long_rope_root
 from parley.core.sequence import BLOCK_SIZE, Sequence, Step
 
 
@@ -79,7 +79,7 @@ class BlockTables:
         first, end = start // BLOCK_SIZE, sequence.computed // BLOCK_SIZE
         if not self.prefix_cache or first == end:
             return []
-        extend_hashes(sequence.hashes, sequence.hash_root, sequence.tokens, end)
+        self._extend_chain(sequence, end)
         fresh = range(first, end)
         return [
             sequence.blocks[page]
@@ -94,7 +94,7 @@ class BlockTables:
         sequence.blocks = parent.blocks[:full_pages]
         for block in sequence.blocks:
             self.pool.add_reference(block)
-        sequence.hashes = list(parent.hashes)
+        sequence.hashes, sequence.uses_long_rope = list(parent.hashes), parent.uses_long_rope
         sequence.computed = full_pages * BLOCK_SIZE
         if partial_tokens and self.pool.free_count:
             sequence.blocks.append(self.pool.allocate())
@@ -115,6 +115,19 @@ class BlockTables:
         self.pool.free_blocks(sequence.blocks)
         sequence.blocks.clear()
         sequence.computed = 0
+
+    def switch_to_long_rope(self, sequence: Sequence) -> None:
+        """Free all pages, whose keys have the short rotary factors, and start the chain for the long ones."""
+        self.free_table(sequence)
+        sequence.uses_long_rope = True
+        sequence.hashes.clear()
+        if self.prefix_cache:
+            self._extend_chain(sequence, len(sequence) // BLOCK_SIZE)
+
+    def _extend_chain(self, sequence: Sequence, page_count: int) -> None:
+        """Extend the hashes of a sequence to its first ``page_count`` pages."""
+        root = long_rope_root(sequence.hash_root) if sequence.uses_long_rope else sequence.hash_root
+        extend_hashes(sequence.hashes, root, sequence.tokens, page_count)
 
     def clear_cached_pages(self) -> bool:
         """Clear the prefix cache. Returns False and does nothing while a page is held by more than a pending copy."""

@@ -23,7 +23,8 @@ from parley.core.shared_pages.reservations import Reservations, ReserveCallback
 class PinnedPages:
     """Leases and reservations of one pool.
 
-    ``root_name``: root name of all prompt hashes; None where no prefix is cached. ``on_pages_leased(request_id,
+    ``root_name``: root name of all prompt hashes; None where no prefix is cached. ``long_rope_after``: as in
+    ``ModelRunner``. ``on_pages_leased(request_id,
     pages)`` is called with pages added to the lease of a request. ``has_changes``: pages were pinned or freed since the
     last emitted statistics. ``attach_scheduler`` must be called before anything else, if the model has pages.
     """
@@ -36,12 +37,15 @@ class PinnedPages:
         adapter_cache: AdapterCache,
         root_name: str | None,
         vocab_size: int,
+        long_rope_after: float,
         on_pages_leased: Callable[[str, list[int]], None],
     ):
         self.has_changes = False
         self._pool = pool
         self._leases = Leases(pool, on_pages_leased, self._set_priority)
-        self._reservations = Reservations(pool, adapter_cache, root_name, vocab_size, self._reservable_pages)
+        self._reservations = Reservations(
+            pool, adapter_cache, root_name, vocab_size, long_rope_after, self._reservable_pages
+        )
 
     def attach_scheduler(self, scheduler: Scheduler) -> None:
         """Set the scheduler that shares the pool; it is made later, because it asks which sequences fit."""

@@ -20,7 +20,7 @@ from functools import partial
 from typing import NamedTuple
 
 from parley.core.adapter_cache import AdapterCache, AdapterEntry
-from parley.core.pages.block_pool import BlockPool, extend_hashes, hash_chain_root
+from parley.core.pages.block_pool import BlockPool, extend_hashes, hash_chain_root, long_rope_root
 from parley.core.sequence import BLOCK_SIZE
 
 NO_PREFIX_CACHE = "The prefix cache is off: the engine keeps no prefixes, so it cannot receive pages."
@@ -63,7 +63,7 @@ ReserveCallback = Callable[[ReserveResult], None]
 class Reservations:
     """Reservations by key. ``root_name``: root name of all prompt hashes; None where no prefix is cached.
 
-    ``reservable_pages()`` returns how many pages may be reserved now.
+    ``long_rope_after``: as in ``ModelRunner``. ``reservable_pages()`` returns how many pages may be reserved now.
     """
 
     def __init__(
@@ -72,12 +72,14 @@ class Reservations:
         adapter_cache: AdapterCache,
         root_name: str | None,
         vocab_size: int,
+        long_rope_after: float,
         reservable_pages: Callable[[], int],
     ):
         self._pool = pool
         self._adapter_cache = adapter_cache
         self._root_name = root_name
         self._vocab_size = vocab_size
+        self._long_rope_after = long_rope_after
         self._reservable_pages = reservable_pages
         self._reservations: dict[str, Reservation] = {}
         self._awaiting_adapter: dict[str, ReserveCallback] = {}  # waiting for an adapter
@@ -163,6 +165,8 @@ class Reservations:
 
     def _allocate_pages(self, key: str, token_ids: list[int], chain_root: bytes, digest: str = "") -> ReserveResult:
         hashes: list[bytes] = []
+        if len(token_ids) > self._long_rope_after:
+            chain_root = long_rope_root(chain_root)
         extend_hashes(hashes, chain_root, token_ids, len(token_ids) // BLOCK_SIZE)
         cached_blocks: list[int] = []
         for page_hash in hashes:

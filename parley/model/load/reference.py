@@ -79,7 +79,7 @@ def reference_logits(
         return results
 
     angles = torch.arange(count).float()[:, None, None] * config.rope.inverse_frequencies()
-    cos, sin = angles.cos(), angles.sin()
+    cos, sin = angles.cos() * config.rope.scale, angles.sin() * config.rope.scale
     half = config.rope.rotary // 2
 
     def apply_rope(x: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ AttendFunction = Callable[..., torch.Tensor]  # (layer_idx, queries, keys, value
 
 _current_attend: ContextVar[AttendFunction] = ContextVar("attend")
 _known_hidden: ContextVar[torch.Tensor | None] = ContextVar("hidden", default=None)
+_current_long_rope: ContextVar[torch.Tensor | None] = ContextVar("long_rope", default=None)
 _current_adapted: ContextVar[native.LoraRows | None] = ContextVar("adapted", default=None)
 
 
@@ -86,7 +88,14 @@ AttentionInterface.register(ATTENTION_NAME, transformers_attention)
 class TransformersNetwork:
     """A Transformers model as ``network.DecoderNetwork``."""
 
-    def __init__(self, model: PreTrainedModel, linears: Mapping[str, LinearSite], parameters: int, weights_bytes: int):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        linears: Mapping[str, LinearSite],
+        parameters: int,
+        weights_bytes: int,
+        long_rope_after: float = inf,
+    ):
         self.model = model
         self.linears = linears
         self.device = model.device
@@ -97,6 +106,7 @@ class TransformersNetwork:
         self._body.forward = self._forward_or_skip
         self._body_ran = False
         self.layers: list[LayerKV] = []
+        self.long_rope_after = long_rope_after
         self._layer_indices: dict[int, int] = {}  # layer_idx -> index in ``layers``
         self.vocab_size = self._probe_layers()
 
@@ -111,7 +121,11 @@ class TransformersNetwork:
             pages.write_kv(index, keys, values, batch)
             return pages.attend_pages(index, queries, batch, **how)
 
-        with _context_value(_current_attend, attend_over_pages), _context_value(_current_adapted, batch.adapted):
+        with (
+            _context_value(_current_attend, attend_over_pages),
+            _context_value(_current_adapted, batch.adapted),
+            _context_value(_current_long_rope, batch.long_rope),
+        ):
             output = self._body(input_ids=batch.token_ids[None], position_ids=batch.positions[None], use_cache=False)
         result: torch.Tensor = output.last_hidden_state[0]
         return result
@@ -196,11 +210,12 @@ def load_transformers(
     model = model.to(device).eval().requires_grad_(False)
     sizes = [(parameter.numel(), parameter.nbytes) for parameter in model.parameters()]
     try:
-        _fix_rope(model, max_len)
+        long_rope_after = _fix_rope(model, max_len)
         linears = _pack_modules(model)
         progress(0.8)
         model.set_attn_implementation(ATTENTION_NAME)
-        network = TransformersNetwork(model, linears, *map(sum, zip(*sizes, strict=True)))
+        parameters, weights_bytes = map(sum, zip(*sizes, strict=True))
+        network = TransformersNetwork(model, linears, parameters, weights_bytes, long_rope_after)
         relative_error = transformers_deviation(network, network.model)
     except (LoadError, MemoryError):
         raise
@@ -236,18 +251,44 @@ def _read_supported_config(folder: Path) -> PreTrainedConfig:
     return result
 
 
-def _fix_rope(model: PreTrainedModel, max_len: int) -> None:
+def _fix_rope(model: PreTrainedModel, max_len: int) -> float:
     """Fix rotary embeddings that choose their frequencies by the longest sequence in the batch.
 
-    They keep the frequencies chosen for a sequence of ``max_len`` tokens.
+    Dynamic ones keep the frequencies for a sequence of ``max_len`` tokens; longrope ones choose for each token. Returns
+    ``DecoderNetwork.long_rope_after``.
     """
+    long_rope_after = inf
     for module in model.modules():
         kind = getattr(module, "rope_type", None)
         if isinstance(kind, dict) and any("dynamic" in each or each == "longrope" for each in kind.values()):
             raise LoadError("The model's rotary embedding depends on length and layer, which is not supported.")
-        if isinstance(kind, str) and ("dynamic" in kind or kind == "longrope"):
+        if kind == "longrope":
+            config: Any = module.config
+            border = long_rope_after = int(config.rope_parameters["original_max_position_embeddings"])
+            module.forward = partial(_longrope_by_token, rope=module.forward, long_rope_after=border)
+        elif isinstance(kind, str) and "dynamic" in kind:
             module(torch.zeros(1, device=model.device), torch.tensor([[max_len - 1]], device=model.device))
             module.rope_type = "default"  # type: ignore[assignment]  # freezes the frequencies
+    return long_rope_after
+
+
+def _longrope_by_token(
+    x: torch.Tensor, position_ids: torch.Tensor, *, rope: Callable[..., Any], long_rope_after: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return cosines and sines [1, T, rotary]; tokens of long sequences have those of the long factors.
+
+    ``rope`` is the model's own function, which uses the long factors if any position is ``long_rope_after`` or more.
+    Without marked tokens no position is: a sequence of that many tokens has the positions below it.
+    """
+    is_long = _current_long_rope.get()
+    if is_long is None:
+        cos_sin: tuple[torch.Tensor, torch.Tensor] = rope(x, position_ids)
+        return cos_sin
+    short = rope(x, position_ids.masked_fill(is_long[None], 0))
+    beyond = position_ids.new_full((1, 1), long_rope_after)
+    long = [part[:, :-1] for part in rope(x, torch.cat((position_ids, beyond), 1))]
+    cos, sin = (torch.where(is_long[None, :, None], *parts) for parts in zip(long, short, strict=True))
+    return cos, sin
 
 
 def _pack_modules(model: PreTrainedModel) -> dict[str, LinearSite]:

@@ -6,6 +6,7 @@ asks for anything unknown here is declared unfusable, never guessed at: such a m
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +21,9 @@ class Unfusable(Exception):
 class RopeConfig:
     """Rotary position embedding of the first ``rotary`` dimensions of a head.
 
-    ``kind``: default, linear (all frequencies divided by ``factor``), or llama3 (only the slow ones, see
-    ``inverse_frequencies``).
+    ``kind``: default, linear (all frequencies divided by ``factor``), llama3 (only the slow ones, see
+    ``inverse_frequencies``), or longrope (each divided by a factor of its own: by ``long_factors`` in sequences of more
+    than ``original_length`` tokens, by ``short_factors`` in others). Cosines and sines are multiplied by ``scale``.
     """
 
     theta: float
@@ -31,13 +33,25 @@ class RopeConfig:
     low_freq: float = 1.0
     high_freq: float = 4.0
     original_length: int = 8192
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    scale: float = 1.0
 
-    def inverse_frequencies(self) -> torch.Tensor:
+    @property
+    def long_rope_after(self) -> float:
+        """The most tokens of a sequence that uses the short factors; inf if there is one set of frequencies."""
+        return self.original_length if self.kind == "longrope" else math.inf
+
+    def inverse_frequencies(self, *, is_long: bool = False) -> torch.Tensor:
         """Return the radians per token of each pair of dimensions: float32 [rotary / 2].
 
-        RoFormer (arXiv 2104.09864) section 3.4.2; linear: arXiv 2306.15595; llama3: the Llama 3.1 reference code.
+        RoFormer (arXiv 2104.09864) section 3.4.2; linear: arXiv 2306.15595; llama3: the Llama 3.1 reference code;
+        longrope: arXiv 2402.13753, with ``is_long`` for sequences of more than ``original_length`` tokens.
         """
         exponents = torch.arange(0, self.rotary, 2, dtype=torch.int64).float() / self.rotary
+        if self.kind == "longrope":
+            factors = torch.tensor(self.long_factors if is_long else self.short_factors)
+            return 1.0 / (factors * self.theta**exponents)
         inverse = 1.0 / (self.theta**exponents)
         if self.kind == "linear":
             return inverse / self.factor
@@ -92,7 +106,13 @@ _MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen2": _COMMON_DEFAULTS | {"num_key_value_heads": 32, "sliding_window": 4096, "max_position_embeddings": 32768},
     "qwen3": _COMMON_DEFAULTS
     | {"num_key_value_heads": 32, "sliding_window": 4096, "max_position_embeddings": 32768, "head_dim": 128},
-    "phi3": _COMMON_DEFAULTS | {"rms_norm_eps": 1e-5, "sliding_window": None, "max_position_embeddings": 4096},
+    "phi3": _COMMON_DEFAULTS
+    | {
+        "rms_norm_eps": 1e-5,
+        "sliding_window": None,
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 4096,
+    },
 }
 
 
@@ -184,9 +204,6 @@ def _read_rope(fields: dict[str, Any], head_dim: int) -> RopeConfig:
         if kind == "linear":
             return RopeConfig(float(theta), rotary, "linear", float(parameters["factor"]))
         if kind == "llama3":
-            original = fields.get("original_max_position_embeddings") or parameters.get(
-                "original_max_position_embeddings"
-            )
             return RopeConfig(
                 float(theta),
                 rotary,
@@ -194,8 +211,31 @@ def _read_rope(fields: dict[str, Any], head_dim: int) -> RopeConfig:
                 float(parameters["factor"]),
                 float(parameters["low_freq_factor"]),
                 float(parameters["high_freq_factor"]),
-                int(original or fields["max_position_embeddings"]),
+                _read_original_length(fields, parameters),
             )
+        if kind == "longrope":
+            return _read_longrope(fields, parameters, float(theta), rotary)
     except (KeyError, TypeError, ValueError):
         raise Unfusable(f"its {kind} rotary scaling is incomplete") from None
     raise Unfusable(f"its rotary scaling is {kind}")
+
+
+def _read_original_length(fields: dict[str, Any], parameters: dict[str, Any]) -> int:
+    """Return the context in tokens that the model had before its rotary embedding was scaled."""
+    original = fields.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
+    return int(original or fields["max_position_embeddings"])
+
+
+def _read_longrope(fields: dict[str, Any], parameters: dict[str, Any], theta: float, rotary: int) -> RopeConfig:
+    """Read a longrope embedding. Raises Unfusable, and KeyError, TypeError or ValueError if it is incomplete."""
+    original = _read_original_length(fields, parameters)
+    short, long = (tuple(map(float, parameters[name])) for name in ("short_factor", "long_factor"))
+    if {len(short), len(long)} != {rotary // 2}:
+        raise Unfusable(f"its longrope factors are {len(short)} and {len(long)}, but it rotates {rotary // 2} pairs")
+    scale = parameters.get("attention_factor")
+    if scale is None:
+        factor = parameters.get("factor") or fields["max_position_embeddings"] / original
+        scale = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return RopeConfig(
+        theta, rotary, "longrope", original_length=original, short_factors=short, long_factors=long, scale=float(scale)
+    )

@@ -24,10 +24,15 @@ LINEAR_SITES = ("qkv", "output", "gate_up", "down")  # the linear layers within 
 def make_rope_table(config: DecoderConfig, max_len: int, device: torch.device) -> torch.Tensor:
     """Return cosines and sines of the rotary embedding's angles, float32 [max_len, 2, rotary / 2].
 
-    A table, because the cosine of an angle must not depend on its place in a vector.
+    A table, because the cosine of an angle must not depend on its place in a vector. If sequences of this length may
+    use the long factors, ``max_len`` more rows follow, with these.
     """
-    angles = torch.outer(torch.arange(max_len).float(), config.rope.inverse_frequencies())
-    return torch.stack((angles.cos(), angles.sin()), 1).to(device)
+    positions, rope = torch.arange(max_len).float(), config.rope
+    frequencies = [rope.inverse_frequencies()]
+    if max_len > rope.long_rope_after:
+        frequencies.append(rope.inverse_frequencies(is_long=True))
+    angles = torch.cat([torch.outer(positions, each) for each in frequencies])
+    return (torch.stack((angles.cos(), angles.sin()), 1) * rope.scale).to(device)
 
 
 class FusedDecoder:
@@ -58,6 +63,7 @@ class FusedDecoder:
         self._head = head
         self._scale = config.head_dim**-0.5
         self._rope_table = rope_table
+        self.long_rope_after = config.rope.long_rope_after
         self.stack = self._build_stack()  # all layers as one call; None: run kernel by kernel
 
     def select_layers(self, layers: list[int]) -> FusedDecoder:
@@ -85,7 +91,14 @@ class FusedDecoder:
         if self.stack is None:
             return self.kernel_by_kernel(batch, pages)
         pools = [pages.layer_pool(i) for i in range(len(self.layers))]
-        return self.stack.run_layers(batch.token_ids, batch.positions, batch.slots, batch.spans, pools, batch.adapted)
+        rope_rows = self._rope_rows(batch)
+        return self.stack.run_layers(batch.token_ids, rope_rows, batch.slots, batch.spans, pools, batch.adapted)
+
+    def _rope_rows(self, batch: PackedBatch) -> torch.Tensor:
+        """Return the row of the rope table for each token: its position, in the second half for the long factors."""
+        if batch.long_rope is None:
+            return batch.positions
+        return batch.positions + batch.long_rope * (len(self._rope_table) // 2)
 
     def _apply_linear(
         self, x: torch.Tensor | native.QuantizedRows, batch: PackedBatch, layer: int, name: str
@@ -100,7 +113,7 @@ class FusedDecoder:
     def kernel_by_kernel(self, batch: PackedBatch, pages: KVPages) -> torch.Tensor:
         """Compute ``compute_hidden`` kernel by kernel. This is the definition; a stack does the same in one call."""
         config = self.config
-        cos, sin = self._rope_table.index_select(0, batch.positions)[:, None].unbind(2)
+        cos, sin = self._rope_table.index_select(0, self._rope_rows(batch))[:, None].unbind(2)
         cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
         residual = native.embed_tokens(batch.token_ids, self._embedding)
         # A norm knows which layer reads its result, because that layer may want int8; the head's rows are selected

@@ -23,7 +23,8 @@ from parley.native.pool import PagePool
 class PackedBatch:
     """One step's tokens: int64 [T] each; K and V of token t go to ``slots[t]`` = page * BLOCK_SIZE + offset.
 
-    ``adapted``: the tokens that have LoRA adapters; None if there are none.
+    ``adapted``: the tokens that have LoRA adapters; None if there are none. ``long_rope``: whether each token uses the
+    long rotary factors (``DecoderNetwork.long_rope_after``), bool [T]; None if none does.
     """
 
     token_ids: torch.Tensor
@@ -31,6 +32,7 @@ class PackedBatch:
     slots: torch.Tensor
     spans: list[Span]
     adapted: native.LoraRows | None = None
+    long_rope: torch.Tensor | None = None
 
     @classmethod
     def pack_parts(cls, parts: Iterable[tuple[list[int], int, list[int]]], device: torch.device) -> PackedBatch:
@@ -54,6 +56,12 @@ class PackedBatch:
                 slots += range(max(start, first) + shift, min(end, first + BLOCK_SIZE) + shift)
         columns = torch.from_numpy(np.array((token_ids, positions, slots), np.int64)).to(device)
         return cls(columns[0], columns[1], columns[2], spans)
+
+    def mark_long_rope(self, flags: list[bool]) -> None:
+        """Set ``long_rope`` from one flag for each span."""
+        if any(flags):
+            counts = torch.tensor([span.count for span in self.spans])
+            self.long_rope = torch.tensor(flags).repeat_interleave(counts).to(self.positions.device)
 
 
 class LinearSite(NamedTuple):
@@ -103,6 +111,7 @@ class DecoderNetwork(Protocol):
     parameters: int  # elements in all weights, shared ones counted once
     weights_bytes: int  # memory that the weights take
     layers: list[LayerKV]
+    long_rope_after: float  # tokens; longer sequences use the long rotary factors; inf: there is one set
     linears: Mapping[str, LinearSite]  # the layers that LoRA adapters may change, by their names in the checkpoint
 
     def compute_hidden(self, batch: PackedBatch, pages: KVPages) -> torch.Tensor:
