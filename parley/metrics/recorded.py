@@ -58,23 +58,25 @@ class ModelMetrics:
         self.bundled_tokens = BucketHistogram()  # output tokens that arrived together with the previous one
         self.preemption_counts = BucketHistogram()  # preemptions of its choices
         # per step of the engine
-        self.step_tokens = BucketHistogram()
+        self.step_tokens = BucketHistogram()  # of prompts that it began to read, and tokens that it generated
         self.step_rows = BucketHistogram()
         self.prefill_step_seconds = BucketHistogram()  # of steps with prompt tokens
         self.decode_step_seconds = BucketHistogram()  # of all other steps
         # tokens of all steps
         self.prompt_rate, self.output_rate = RateMeter(RATE_SECONDS), RateMeter(RATE_SECONDS)
-        self._generated_tokens = 0
+        self._prompt_tokens = self._generated_tokens = 0  # of all steps so far
 
     def record_step(self, stats: EngineStats) -> None:
         """Record the engine's counters after a step. Does nothing if the step had no tokens."""
         if not stats.step_tokens:
             return
-        self.step_tokens.observe(stats.step_tokens)
+        generated = max(0, stats.generated_tokens - self._generated_tokens)
+        prompt = max(0, stats.prompt_tokens - self._prompt_tokens)
+        self._prompt_tokens, self._generated_tokens = stats.prompt_tokens, stats.generated_tokens
+        self.step_tokens.observe(prompt + generated)
         self.step_rows.observe(stats.step_rows)
         self.prompt_rate.add_amount(stats.step_prompt_tokens)
-        self.output_rate.add_amount(max(0, stats.generated_tokens - self._generated_tokens))
-        self._generated_tokens = stats.generated_tokens
+        self.output_rate.add_amount(generated)
         (self.prefill_step_seconds if stats.step_prompt_tokens else self.decode_step_seconds).observe(
             stats.step_seconds
         )

@@ -86,6 +86,7 @@ class AnswerChoice:
             self._details or self._repeats is not None or request.best_of is not None or options.stream_interval > 1
         )
         self._text_only = unparsed and not special
+        self._undecided_tokens = 0  # tokens of reasoning that may turn out to be a mark
         self._pending_tokens: list[TokenInfo] = []  # not attached to a delta yet
         self._deltas: list[ChoiceDelta] = []  # not returned yet, or returned by the last call
 
@@ -150,14 +151,32 @@ class AnswerChoice:
             self._pending_tokens.append(describe_token(self._tokenizer, token_id, score, self._alternatives, cost))
             if self._lists_requested and score is not None:
                 _put_itself_first(self._pending_tokens[-1])
-        in_reasoning = self._parser is not None and self._parser.in_reasoning
+        reasoning_part = self._reasoning_part
         piece = "" if hidden else self._detokenizer.decode_token(token_id)
         if piece and self._scanner is not None:
             armed = self.usage.completion_tokens >= self._stop_conditions.min_tokens
             piece = self._scanner.scan_piece(piece, armed)
         self._add_text(piece)
-        if in_reasoning or (self._parser is not None and self._parser.in_reasoning):
-            self.usage.reasoning_tokens += 1
+        self._count_reasoning_token(reasoning_part)
+
+    @property
+    def _reasoning_part(self) -> int | None:
+        """The number of the part being read if it is reasoning, else None."""
+        parser = self._parser
+        return parser.part_count if parser is not None and parser.in_reasoning else None
+
+    def _count_reasoning_token(self, part_before: int | None) -> None:
+        """Count a token if it belongs to reasoning; ``part_before``: the part of reasoning that was read before it.
+
+        Tokens of marks do not count, so those of a text that may become a mark wait until that is clear.
+        """
+        if part_before is None or part_before != self._reasoning_part:
+            self._undecided_tokens = 0
+            return
+        self._undecided_tokens += 1
+        if self._parser is not None and not self._parser.unread_length:
+            self.usage.reasoning_tokens += self._undecided_tokens
+            self._undecided_tokens = 0
 
     def _add_text(self, text: str) -> None:
         if not text or self._call_complete:
@@ -205,6 +224,7 @@ class AnswerChoice:
             if self._scanner.matched is not None:
                 reason, stop = "stop", self._scanner.matched
             self._add_text(self._scanner.release_held())
+        self.usage.reasoning_tokens += self._undecided_tokens
         has_calls = False
         if self._parser is not None:
             if not self._call_complete:

@@ -168,7 +168,21 @@ def test_choice_separates_reasoning_content_and_calls() -> None:
     assert result.text == {"content": "Ok.", "reasoning": "hm", "tool": ""}
     assert result.calls == [["f", '{"a": 1}']]
     assert result.done is not None and (result.done.reason, result.done.stop) == ("tool", None)
-    assert result.usage[3] == len(encode_plain("<think>\nhm\n</think>"))
+    assert result.usage[3] == len(encode_plain("\nhm\n"))  # the marks do not count
+
+
+@pytest.mark.parametrize(("text", "thinking", "counted"), [
+    ("<think>a b</think>c", False, "a b"), ("a b</think>c", True, "a b"), ("a </thin", True, "a </thin"),
+    ("a </thing>b</think>c", True, "a </thing>b"), ("no marks", False, ""),
+])  # fmt: skip
+def test_reasoning_tokens_are_those_between_the_marks(text: str, thinking: bool, counted: str) -> None:
+    assert feed_choice(encode_plain(text), thinking=thinking).usage[3] == len(encode_plain(counted))
+    tokenizer = byte_level()
+    marked = text.replace("<think>", "<|im_start|>").replace("</think>", "<|im_end|>")
+    result = feed_choice(
+        encode_plain(marked), tokenizer=tokenizer, markup=Markup(("<|im_start|>", "<|im_end|>")), thinking=thinking
+    )
+    assert result.usage[3] == len(encode_plain(counted))
 
 
 @pytest.mark.parametrize(("finish", "reason"), [("length", "length"), ("cancel", "cancel"), ("error", "error")])

@@ -39,7 +39,7 @@ class HarmonyParser:
         new_id: Callable[[], str] | None = None,
         tools: RequestTools | None = None,
     ):
-        self.call_count = 0
+        self.call_count = self.part_count = 0
         self.in_reasoning = starts_in_reasoning
         self._parses_reasoning = markup.reasoning_marks is not None
         self._parses_calls = bool(markup.call_forms)
@@ -130,6 +130,7 @@ class HarmonyParser:
 
     def _start_message(self, head: str) -> None:
         """Start the message with this head."""
+        self.part_count += 1
         channels, recipients = _CHANNEL_NAME.findall(head), _RECIPIENT_NAME.findall(head)
         name = recipients[-1] if recipients and recipients[-1] not in NON_TOOL_RECIPIENTS else ""
         self._skip_space = bool(_SPACE_AFTER_MARK.search(head))

@@ -27,7 +27,8 @@ AnswerPart = tuple[DeltaPart, str, ToolCallDelta | None]
 
 
 class OutputParser:
-    """Parser of one answer. ``call_count``: how many calls were announced.
+    """Parser of one answer. ``call_count``: how many calls were announced. ``part_count``: how many parts were begun
+    by a mark.
 
     ``starts_in_reasoning``: the answer starts inside a reasoning block. ``tools``: those of the request, for forms that
     need their names or the types of their parameters.
@@ -40,7 +41,7 @@ class OutputParser:
         new_id: Callable[[], str] | None = None,
         tools: RequestTools | None = None,
     ):
-        self.call_count = 0
+        self.call_count = self.part_count = 0
         self._reasoning_marks = markup.reasoning_marks
         self._implicit_reasoning = starts_in_reasoning and markup.always_reasons
         self._unmarked_forms = tuple(form for form in markup.call_forms if form.unmarked)
@@ -294,6 +295,7 @@ class OutputParser:
 
     def _start_part(self) -> None:
         """Start another part, after a mark."""
+        self.part_count += 1
         self._trim_newlines = self._follows_mark = True
         self._blanks.clear()
 
