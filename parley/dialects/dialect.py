@@ -194,7 +194,8 @@ class Route:
     resolved before the rest of the body is read. ``names_endpoint``: the name in the body, or ``{endpoint}`` in the
     path, is an endpoint's, and ``{served}`` one of its models. ``claiming_members``: where several APIs share a path, a
     body with one of these members belongs to this route. ``yields_unclaimed``: a body without any claiming member
-    belongs to another route if there is one.
+    belongs to another route if there is one. ``refuse_headers``: returns the answer to a tokenizing request whose
+    headers are refused, else None; the readers of generating routes see the headers themselves.
     """
 
     method: str
@@ -207,6 +208,7 @@ class Route:
     names_endpoint: bool = False
     claiming_members: tuple[str, ...] = ()
     yields_unclaimed: bool = False
+    refuse_headers: Callable[[Mapping[bytes, bytes]], Answer | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

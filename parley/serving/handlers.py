@@ -38,6 +38,9 @@ async def handle_tokenize(registry: ModelRegistry, route: Route, exchange: Excha
     """Tokenize a prompt."""
     registry.require_any_ready()
     body = await exchange.read_body()
+    if route.refuse_headers is not None and (refusal := route.refuse_headers(exchange.headers)) is not None:
+        await exchange.send_response(refusal.body, refusal.status, refusal.content_type)
+        return
     assert route.reader is not None and route.writer is not None
     tokenize_request: TokenizeRequest = await exchange.run_work(len(body), partial(route.reader, body))
     model = registry.find_model(tokenize_request.model)
@@ -67,7 +70,8 @@ def _tokenize_and_encode(
         tokenize_request.prompt, tokenize_request.with_spans, max(MAX_TOKENS_COUNTED, 2 * context_length)
     )
     if tokenize_request.last_tokens is not None:
-        token_ids, spans = token_ids[-tokenize_request.last_tokens :], spans[-tokenize_request.last_tokens :]
+        first = max(0, len(token_ids) - tokenize_request.last_tokens)
+        token_ids, spans = token_ids[first:], spans[first:]
     pieces = None
     if tokenize_request.with_pieces:
         pieces = [pipeline.tokenizer.token_str(token_id) or "" for token_id in token_ids]

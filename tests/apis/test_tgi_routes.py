@@ -272,6 +272,20 @@ async def test_tgi_silent_stream_gets_keep_alive_comments(serve):
 # -- paths that several APIs share
 
 
+async def test_tgi_tokenize_takes_json_only_and_any_truncation(served):
+    for route, body in (("/tokenize", b'{"inputs":"a"}'), ("/chat_tokenize", json.dumps(HELLO_CHAT).encode())):
+        for content_type in ("text/plain", "application/octet-stream"):
+            answer = await served.call("POST", "/tgi" + route, body, {"content-type": content_type})
+            assert (answer.status, answer.body) == (415, b"Expected request with `Content-Type: application/json`")
+            assert (await served.call("POST", route, body, {"content-type": content_type})).status == 200
+        assert (await served.call("POST", "/tgi" + route, body, {"content-type": "application/json"})).status == 200
+    for prefix in ("", "/tgi"):
+        none = await served.post(f"{prefix}/tokenize", {"inputs": "one two", "parameters": {"truncate": 0}})
+        assert (none.status, none.json) == (200, [])
+        last = await served.post(f"{prefix}/tokenize", {"inputs": "one two", "parameters": {"truncate": 1}})
+        assert len(last.json) == 1
+
+
 async def test_tokenize_picks_the_vllm_or_tgi_form_by_the_body(served):
     vllm = (await served.post("/tokenize", {"prompt": "héy"})).json
     tgi = (await served.post("/tokenize", {"inputs": "héy"})).json

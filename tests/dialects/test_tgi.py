@@ -311,6 +311,7 @@ TEXTS = [
     ({"truncate": 0}, "`truncate` must be strictly positive and less than 99. Given: 0"),
     ({"truncate": 100}, "`truncate` must be strictly positive and less than 99. Given: 100"),
     ({"grammar": {"type": "json", "value": 5}}, "grammar is not supported"),
+    ({"grammar": {"type": "json_schema", "value": {"schema": None}}}, "grammar is not supported"),
     ({"grammar": {"type": "json", "value": {}}}, "grammar is not valid: Grammar must have a 'properties' field"),
     ({"grammar": {"type": "json", "value": "{}"}}, "grammar is not valid: Grammar must have a 'properties' field"),
     (

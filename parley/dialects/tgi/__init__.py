@@ -48,9 +48,15 @@ def _tgi_dialect(rules: TgiRules) -> Dialect:
                 reader=tokens.read_tgi_tokenize,
                 writer=tokens.write_tgi_tokens,
                 claiming_members=INPUTS_MEMBER,
+                refuse_headers=shared.refuse_other_content if rules.strict else None,
             ),
             Route(
-                "POST", "/chat_tokenize", "tokenize", reader=tokens.read_chat_tokenize, writer=tokens.write_chat_tokens
+                "POST",
+                "/chat_tokenize",
+                "tokenize",
+                reader=tokens.read_chat_tokenize,
+                writer=tokens.write_chat_tokens,
+                refuse_headers=shared.refuse_other_content if rules.strict else None,
             ),
             _generate_route("/v1/chat/completions", chat.read_tgi_chat, rules, model=model_in_body),
             _generate_route("/v1/completions", completions.read_tgi_completion, rules, model=model_in_body),
@@ -73,9 +79,8 @@ def _generate_route(
     """Return a route that generates. Like the original, it checks the content type before anything else."""
 
     def read_json_body(body: bytes, context: RequestContext) -> Reply | Answer:
-        if rules.strict and not shared.is_json_content(context.headers.get(b"content-type", b"")):
-            return Answer(415, shared.NOT_JSON_MESSAGE, shared.PLAIN_TEXT)
-        return read_body(rules, body, context)
+        refusal = shared.refuse_other_content(context.headers) if rules.strict else None
+        return refusal or read_body(rules, body, context)
 
     return Route("POST", path, "generate", reader=read_json_body, model_reader=model, claiming_members=claims)
 

@@ -169,7 +169,7 @@ def read_tgi_grammar(fields: Fields, name: str) -> tuple[str, Any] | None:
         if schema is None:
             raise grammar_object.mistyped_member("value", "an object")
         schema.string("name", None)
-        if not schema.has_value("schema"):
+        if not schema.has_value("schema") and not schema.is_null("schema"):
             raise schema.missing_member("schema")
         value = schema.raw_value("schema")
     elif isinstance(value, dict):

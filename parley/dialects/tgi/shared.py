@@ -7,7 +7,7 @@ wrong type, a missing field) are plain text; errors of its validation are JSON w
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -244,8 +244,14 @@ def _error_sentence(error: BadRequest) -> str:
     )
 
 
-def is_json_content(content_type: bytes) -> bool:
-    """True if a ``content-type`` header names JSON."""
+def refuse_other_content(headers: Mapping[bytes, bytes]) -> Answer | None:
+    """Return the original's answer to a body whose content type is not JSON; None if it is."""
+    if _is_json_content(headers.get(b"content-type", b"")):
+        return None
+    return Answer(415, NOT_JSON_MESSAGE, PLAIN_TEXT)
+
+
+def _is_json_content(content_type: bytes) -> bool:
     main, _, sub = content_type.partition(b";")[0].strip().lower().partition(b"/")
     return main == b"application" and (sub == b"json" or sub.endswith(b"+json"))
 

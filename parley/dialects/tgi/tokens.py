@@ -11,7 +11,6 @@ from parley.dialects.json_answer import encode_json
 from parley.dialects.tgi import messages, shared
 from parley.dialects.tgi.shared import TGI_VERSION, TGI_WORDING, TgiRules
 from parley.dialects.wishes import TokenizeRequest, TokenizeResult
-from parley.errors import Invalid
 from parley.types import Text
 
 OLD_VERSION = "0.9.4"
@@ -73,8 +72,6 @@ def read_tgi_tokenize(body: bytes) -> TokenizeRequest:
         )
     parameters = fields.object("parameters")
     truncate = parameters.integer("truncate", None, 0, shared.U64) if parameters is not None else None
-    if truncate == 0:
-        raise Invalid("`truncate` must be strictly positive. Given: 0", field="truncate")
     return TokenizeRequest(model="", prompt=Text(inputs), with_spans=True, last_tokens=truncate)
 
 
