@@ -209,9 +209,14 @@ class InUse(ParleyError):
 
 
 class TooLarge(ParleyError):
-    """The body is too large."""
+    """The body is too large. ``size`` and ``limit``: in bytes, 0 where they are not known."""
 
     status = 413
+
+    def __init__(self, message: str, *, size: int = 0, limit: int = 0):
+        super().__init__(message)
+        self.size = size
+        self.limit = limit
 
 
 class HeadersTooLarge(ParleyError):

@@ -157,7 +157,8 @@ class Exchange:
         limit += min(limit, self.preface_size)  # bounded, because any sender may announce a preface
         content_length = self.headers.get(b"content-length", b"")
         if content_length.isdigit() and int(content_length) > limit:
-            raise TooLarge(f"The body has {int(content_length)} bytes; {limit} are allowed.")
+            size = int(content_length)
+            raise TooLarge(f"The body has {size} bytes; {limit} are allowed.", size=size, limit=limit)
         coding = self.headers.get(b"content-encoding", b"")
         if self._writer.body_complete and not coding:  # the usual small body, too short-lived to be counted
             body, _ = await receive_part(self.receive)

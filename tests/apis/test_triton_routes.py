@@ -127,7 +127,8 @@ async def test_strict_generate_rejects_compressed_bodies(serve):
         ("GET", "/v2/", 404, "Not Found"),
         ("GET", "/v2/models/tiny/", 404, "Not Found"),
         ("GET", "/triton/nowhere", 404, "Not Found"),
-        ("POST", GENERATE, 500, "failed to parse the request JSON buffer: The document is empty. at 0"),
+        ("POST", GENERATE, 400, "failed to parse the request JSON buffer: The document is empty. at 0"),
+        ("POST", f"/triton{GENERATE}", 500, "failed to parse the request JSON buffer: The document is empty. at 0"),
         ("POST", "/v2/models/tiny/unload", 404, "Not Found"),
     ],
 )
@@ -154,6 +155,49 @@ async def test_triton_rejects_prompts_and_tokens_the_model_cannot_take(serve):
         assert (stream.status, stream.headers["content-type"]) == (400, "text/event-stream; charset=utf-8")
         assert stream.body == b"data: " + answer.body + b"\n\n"
     assert "not in the vocabulary" in answer.json["error"]
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("generate", b"{"),
+        ("generate_stream", b"[]"),
+        ("infer", b"{}"),
+        ("infer", b'{"inputs":[{"name":"text_input","datatype":"BYTES","shape":[-1],"data":["a"]}]}'),
+        ("generate", b'{"text_input":5}'),
+    ],
+)
+async def test_triton_unreadable_bodies_are_the_clients_mistake_unless_strict(serve, route, body):
+    served = await serve()
+    lenient = await served.call("POST", f"/v2/models/tiny/{route}", body)
+    strict = await served.call("POST", f"/triton/v2/models/tiny/{route}", body)
+    assert (lenient.status, strict.status) == (400, 500)
+    assert lenient.body == strict.body and lenient.headers["content-type"] == "application/json"
+
+
+async def test_triton_streams_report_errors_of_the_model_as_events(serve):
+    served = await serve()
+    for prefix in ("", "/triton"):
+        route = prefix + GENERATE
+        for members, status in (({"temperature": -1}, 400), ({"lora_name": "x"}, 404), ({"n": 0}, 400)):
+            whole = await served.post(route, {"text_input": "a"} | members)
+            stream = await served.post(f"{route}_stream", {"text_input": "a"} | members)
+            assert whole.status == stream.status == status
+            assert stream.headers["content-type"] == "text/event-stream; charset=utf-8"
+            assert stream.body == b"data: " + whole.body + b"\n\n"
+        frontend = await served.post(f"{route}_stream", {"temperature": -1})  # no text: the model does not see it
+        assert (frontend.status, frontend.headers["content-type"]) == (400, "application/json")
+    body = {"text_input": "a", "stream": True, "exclude_input_in_output": False}
+    strict = await served.post(f"/triton{GENERATE}_stream", body)
+    assert (strict.status, strict.body[:38]) == (500, b'data: {"error":"Error generating strea')
+
+
+async def test_triton_refuses_a_body_without_json_unless_lenient(serve):
+    served = await serve()
+    header = {"Inference-Header-Content-Length": "0"}
+    assert (await served.call("POST", "/v2/models/tiny/infer", b"Hi", header)).status == 200
+    strict = await served.call("POST", "/triton/v2/models/tiny/infer", b"Hi", header)
+    assert strict.status == 400 and "Raw request must only have 1 input (found 1)" in strict.json["error"]
 
 
 async def test_triton_timeout_parameter_ends_a_request_with_503(serve):

@@ -627,6 +627,12 @@ def test_triton_generate_refuses_fp16_as_json():
         (NotReady("The model is still loading."), 503, "The model is still loading."),
         (Overloaded("Full."), 503, "Full."),
         (TooLarge("Too large."), 400, "Too large."),
+        (
+            TooLarge("Too large.", size=9, limit=8),
+            400,
+            "request JSON size of 9 bytes exceeds the maximum allowed input size of 8 bytes. Use --http-max-input-size "
+            "to increase the limit.",
+        ),
         (ParleyError("Broken."), 500, "Broken."),
     ],
 )

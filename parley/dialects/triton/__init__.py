@@ -51,7 +51,7 @@ def _model_routes(path: str, strict: bool) -> tuple[Route, ...]:
         Route("GET", f"{path}/stats", "summed_info", reader=control.model_statistics),
         Route("POST", f"{path}/generate", "generate", reader=partial(read_generate, stream=False)),
         Route("POST", f"{path}/generate_stream", "generate", reader=partial(read_generate, stream=True)),
-        Route("POST", f"{path}/infer", "generate", reader=infer.read_triton_infer),
+        Route("POST", f"{path}/infer", "generate", reader=partial(infer.read_triton_infer, strict=strict)),
     )
 
 
@@ -68,7 +68,7 @@ def _triton_dialect(strict: bool) -> Dialect:
         name="triton",
         title="Triton",
         base_path="/v2",
-        render_error=errors.triton_error_answer,
+        render_error=errors.triton_error_answer if strict else errors.lenient_error_answer,
         prompt_members=TRITON_PROMPT_MEMBERS,
         routes=(
             Route("GET", "/v2", "info", reader=control.server_metadata),

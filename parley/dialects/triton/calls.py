@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 from parley.dialects.dialect import Answer, PromptMembers, Reply, RequestContext, Route
 from parley.dialects.facts import ServerFacts
-from parley.dialects.triton import DIALECT, glance
+from parley.dialects.triton import DIALECT, errors, glance
 from parley.errors import Unsupported
 
 SERVICE_PATH = "/inference.GRPCInferenceService"
@@ -57,6 +57,7 @@ GRPC_CALLS = replace(
     DIALECT,
     base_path=SERVICE_PATH,
     framed_answers=True,
+    render_error=errors.triton_error_answer,
     prompt_members=PromptMembers(read_non_json=_peek_model_and_prompt),
     routes=(
         Route(

@@ -1,7 +1,7 @@
 """Errors of this API: one sentence in ``{"error": …}``, with a status of its own.
 
-As in the original, invalid JSON and wrong JSON types are server errors (500); values that were read but are not allowed
-are a 400. Clients can tell errors apart only by the sentence.
+As in the original, invalid JSON and wrong JSON types are server errors (500) where the API is strict; values that were
+read but are not allowed are a 400. Clients can tell errors apart only by the sentence.
 """
 
 from __future__ import annotations
@@ -20,6 +20,11 @@ from parley.errors import (
     TooLarge,
     UnknownCoding,
     UnknownModel,
+)
+
+TOO_LARGE_MESSAGE = (
+    "request JSON size of {size} bytes exceeds the maximum allowed input size of {limit} bytes. Use "
+    "--http-max-input-size to increase the limit."
 )
 
 
@@ -62,8 +67,9 @@ def triton_error_answer(error: ParleyError) -> Answer:
             message = f"Request for unknown model: {quote_name(name)} is not found" if name else message
         case NotFound():
             message = "Not Found"
-        case TooLarge():
+        case TooLarge(size=size, limit=limit):
             status = 400
+            message = TOO_LARGE_MESSAGE.format(size=size, limit=limit) if size else message
         case UnknownCoding():
             status, message = 501, "Unsupported compression type"
         case Overloaded():
@@ -73,6 +79,14 @@ def triton_error_answer(error: ParleyError) -> Answer:
     return Answer(status, triton_error_body(message))
 
 
+def lenient_error_answer(error: ParleyError) -> Answer:
+    """Return an error as a whole answer. A body that cannot be read is the client's mistake here (400)."""
+    if isinstance(error, TooLarge):  # the original's sentence names an option of its own
+        return Answer(400, triton_error_body(error.message))
+    answer = triton_error_answer(error)
+    return answer._replace(status=400) if isinstance(error, UnreadableInput) else answer
+
+
 def triton_failure_frame(error: ParleyError) -> bytes:
     """Return the event that ends a stream after an error."""
-    return b"data: " + triton_error_body(error.message) + b"\n\n"
+    return b"data: " + triton_error_answer(error).body + b"\n\n"

@@ -28,10 +28,10 @@ from parley.dialects.triton.errors import (
 from parley.dialects.triton.errors import triton_error_answer as triton_error_answer
 from parley.dialects.triton.model import INPUTS, MODEL_VERSION, InputTensor
 from parley.dialects.triton.outputs import TritonOutputs
-from parley.dialects.triton.sampling import STRUCTURED_NAMES, TRITON_FIELD_NAMES, TritonRequest
+from parley.dialects.triton.sampling import STRUCTURED_NAMES, TRITON_FIELD_NAMES, TritonRequest, require_inputs
 from parley.dialects.triton.sampling import read_triton_request as read_triton_request
 from parley.dialects.triton.tensors import TritonTensor, elements_from_json, tensor_to_json
-from parley.errors import BadRequest, EngineError, Invalid, ParleyError
+from parley.errors import BadRequest, EngineError, Invalid, ParleyError, UnknownModel
 from parley.types import Event, Usage
 
 NESTED_PREFIX = "Converting keyword: 'parameters': "
@@ -73,9 +73,8 @@ class TritonReply(Reply):
 
     def render_refusal(self, error: ParleyError) -> Answer | None:
         """Return an error of the model as the first event of a stream, with the error's status."""
-        if not self.request.stream or not isinstance(error, BadRequest | EngineError):
-            return None
-        return Answer(triton_error_answer(error).status, triton_failure_frame(error), self.media_type.encode())
+        is_models = isinstance(error, BadRequest | EngineError | UnknownModel)  # the last one means an adapter here
+        return model_error_event(error) if self.request.stream and is_models else None
 
     def add_events(self, events: Sequence[Event]) -> None:
         """Collect these events in the outputs."""
@@ -99,8 +98,16 @@ class TritonReply(Reply):
         return dict(sorted(response.items()))
 
 
-def read_triton_generate(data: bytes, context: RequestContext, *, stream: bool, strict: bool) -> TritonReply:
-    """Read a generate request. Raises BadRequest, NotFound."""
+def model_error_event(error: ParleyError) -> Answer:
+    """Return an error of the model as the only event of a stream, with the error's status."""
+    return Answer(triton_error_answer(error).status, triton_failure_frame(error), TritonReply.media_type.encode())
+
+
+def read_triton_generate(data: bytes, context: RequestContext, *, stream: bool, strict: bool) -> TritonReply | Answer:
+    """Read a generate request. As in the original, a stream reports what the model refuses as an event.
+
+    Raises BadRequest, NotFound.
+    """
     versions.check_version(context.path_parts)
     if strict and context.headers.get(b"content-encoding", b"identity").lower() != b"identity":
         raise Invalid("Unsupported content-encoding, only 'identity' is supported.")
@@ -118,12 +125,18 @@ def read_triton_generate(data: bytes, context: RequestContext, *, stream: bool, 
             _add_nested_members(values, value, request_id, strict)
         else:
             _add_member(values, name, value, request_id, strict)
-    triton_request = read_triton_request(values, request_id, context)
-    if strict and triton_request.stream and triton_request.echo:
-        raise UnreadableInput(
-            "Error generating stream: When streaming, `exclude_input_in_output` = False is not allowed.",
-            field="exclude_input_in_output",
-        )
+    require_inputs(values, request_id, context.path_parts["model"])
+    try:
+        triton_request = read_triton_request(values, request_id, context)
+        if strict and triton_request.stream and triton_request.echo:
+            raise UnreadableInput(
+                "Error generating stream: When streaming, `exclude_input_in_output` = False is not allowed.",
+                field="exclude_input_in_output",
+            )
+    except BadRequest as error:
+        if stream:
+            return model_error_event(error)
+        raise
     return TritonReply(triton_request, stream=stream, strict=strict, load_report=_orca_load_report(context))
 
 

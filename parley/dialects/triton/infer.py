@@ -1,8 +1,9 @@
 """``…/infer``: tensors in, tensors out, each as JSON or as bytes that follow the JSON.
 
 ``Inference-Header-Content-Length`` gives the size of the JSON part, in requests and in answers; 0 in a request means
-that the whole body is the prompt. Answers are compressed for clients that accept gzip or deflate. The original refuses
-this endpoint for models that may give several responses; here there is always one, with the whole output.
+that the whole body is the prompt, which strict rules refuse: the model has more inputs. Answers are compressed for
+clients that accept gzip or deflate. The original refuses this endpoint for models that may give several responses; here
+there is always one, with the whole output.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ from parley.types import Usage
 
 JSON_LENGTH_HEADER = b"inference-header-content-length"
 OCTET_STREAM = b"application/octet-stream"
+RAW_REQUEST_MESSAGE = (
+    "[request id: <id_unknown>] Raw request must only have 1 input (found 1) to be deduced but got {inputs} inputs in "
+    "'{model}' model configuration"
+)
 MAX_ELEMENTS = 4096  # per input
 MAX_CODINGS = 16  # read of a client's accept-encoding
 CODING_WEIGHT = re.compile(rb"q\s*=\s*([01](?:\.\d{0,3})?)")
@@ -87,11 +92,13 @@ class InferReply(TritonReply):
         return [(JSON_LENGTH_HEADER, b"%d" % self._json_length)] if self._json_length else ()
 
 
-def read_triton_infer(body: bytes, context: RequestContext) -> InferReply:
+def read_triton_infer(body: bytes, context: RequestContext, *, strict: bool = False) -> InferReply:
     """Read an infer request. Raises BadRequest, NotFound."""
     versions.check_version(context.path_parts)
     size = _json_size(context.headers, len(body))
     if size == 0 and JSON_LENGTH_HEADER in context.headers:
+        if strict:
+            raise Invalid(RAW_REQUEST_MESSAGE.format(inputs=len(INPUTS), model=context.path_parts["model"]))
         triton_request, form = (
             read_triton_request({"text_input": _decode_prompt(body)}, "", context),
             OutputForm(default_binary=True),
