@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 from parley.types import EngineOutput, EngineRequest
 
-StepArrivals = dict[int, list[EngineOutput]]  # the new outputs of a step, by the number of their stream
+StepArrivals = dict[int, list[EngineOutput]]  # the new outputs of a step or several, by the number of their stream
 ArrivalConsumer = Callable[[StepArrivals], bool]
 
 
@@ -23,6 +23,22 @@ class StreamSource(Protocol):
 
     def finish_search(self, stream: OutputStream, reason: Literal["length", "cancel"]) -> None:
         """Finish a stream's beam search early, with the results so far."""
+
+
+def split_steps(arrived: StepArrivals) -> list[StepArrivals]:
+    """Divide outputs by steps: in each, a choice has one output at most."""
+    if all(len(outputs) == 1 for outputs in arrived.values()):  # nearly always
+        return [arrived]
+    steps: list[StepArrivals] = []
+    for number, outputs in arrived.items():
+        choice_steps: dict[int, int] = {}  # the step of each choice's next output
+        for output in outputs:
+            place = choice_steps.get(output.index, 0)
+            choice_steps[output.index] = place + 1
+            if place == len(steps):
+                steps.append({})
+            steps[place].setdefault(number, []).append(output)
+    return steps
 
 
 class StreamGroup:

@@ -132,8 +132,9 @@ async def _answer_generation(exchange: Exchange, reply: Reply, generation: Gener
     for events in generation.replay_outputs():
         reply.add_events(events)
 
-    def add_to_reply(events: list[Event]) -> bool:
-        reply.add_events(events)
+    def add_to_reply(steps: list[list[Event]]) -> bool:
+        for events in steps:
+            reply.add_events(events)
         if stage is not None and generation.expects_events:
             stage.on_progress()
         return True
@@ -158,9 +159,9 @@ async def _stream_generation(exchange: Exchange, reply: Reply, generation: Gener
     ping_task = None
     held_bytes, writable = b"", False
 
-    def write_events(events: list[Event]) -> bool:
+    def write_steps(steps: list[list[Event]]) -> bool:
         nonlocal held_bytes, writable
-        data = reply.render_chunk(events)
+        data = b"".join(map(reply.render_chunk, steps))
         if not data:
             return True
         if writable and not generation.finished:
@@ -178,7 +179,7 @@ async def _stream_generation(exchange: Exchange, reply: Reply, generation: Gener
         for events in generation.replay_outputs():
             reply.render_chunk(events)  # the client already has these bytes
         while generation.expects_events:
-            await generation.feed_events(write_events)
+            await generation.feed_events(write_steps)
             if held_bytes and not generation.finished:
                 data, held_bytes = held_bytes, b""
                 await exchange.write_stream(data, media_type)

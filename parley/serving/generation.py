@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from parley.dialects.dialect import RequestTimings
-from parley.engine.stream import StepArrivals, StreamGroup
+from parley.engine.stream import StepArrivals, StreamGroup, split_steps
 from parley.errors import EngineError, Expired, InUse, ParleyError, excerpt
 from parley.serving.deadline import RequestDeadline
 from parley.serving.prepare import check_adapter, prepare_engine_requests
@@ -147,16 +147,17 @@ class Generation:
         if self._early_finish:
             self.finish_early(self._early_finish)
 
-    async def feed_events(self, take_events: Callable[[list[Event]], bool]) -> None:
-        """Call ``take_events`` with the events of each step as they arrive, until it returns False or the events end.
+    async def feed_events(self, take_steps: Callable[[list[list[Event]]], bool]) -> None:
+        """Call ``take_steps`` with the events of the steps that have arrived, until it returns False or the events end.
 
-        The caller's task is not woken for each step. Raises ParleyError, and anything that ``take_events`` raises.
+        It is usually one step; outputs that nobody read in time come together, and stay divided by steps. The caller's
+        task is not woken for each step. Raises ParleyError, and anything that ``take_steps`` raises.
         """
         more = True
         while more:
             if self._undelivered:
                 events, self._undelivered = self._undelivered, []
-                more = take_events(events)
+                more = take_steps([events])
             elif self._failure is not None:
                 raise self._failure
             elif not self.expects_events:
@@ -164,14 +165,15 @@ class Generation:
             elif self._stream_group.all_read:
                 raise EngineError(UNANSWERED_MESSAGE)
             else:
-                more = await self._stream_group.feed_outputs(partial(self._take_step, take_events))
+                more = await self._stream_group.feed_outputs(partial(self._take_arrivals, take_steps))
 
     async def next_events(self) -> list[Event]:
         """Return the events since the last call, at least one; an empty list after the last. Raises ParleyError."""
         events: list[Event] = []
 
-        def keep_events(step_events: list[Event]) -> bool:
-            events.extend(step_events)
+        def keep_events(steps: list[list[Event]]) -> bool:
+            for step_events in steps:
+                events.extend(step_events)
             return not events
 
         await self.feed_events(keep_events)
@@ -259,17 +261,21 @@ class Generation:
         if self._stage is not None:
             self._stage.close_stage()
 
-    def _take_step(self, take_events: Callable[[list[Event]], bool], arrived: StepArrivals) -> bool:
-        """Render the outputs of one engine step and pass the events on."""
+    def _take_arrivals(self, take_steps: Callable[[list[list[Event]]], bool], arrived: StepArrivals) -> bool:
+        """Render outputs and pass the events on, divided by engine steps."""
+        return take_steps([self._render_step(step) for step in split_steps(arrived)])
+
+    def _render_step(self, step: StepArrivals) -> list[Event]:
+        """Render the outputs of one engine step."""
         events: list[Event] = []
-        for number, outputs in arrived.items():
+        for number, outputs in step.items():
             prompt_stream = self._prompt_streams[number]
             if prompt_stream.uncounted_tokens:
                 prompt_stream.count_prefix_hit(outputs)
             if self._stage is not None:
                 self._stage.on_outputs(number, outputs)
             events += self._render_outputs(prompt_stream, outputs)
-        return take_events(events)
+        return events
 
     def _render_outputs(self, prompt_stream: PromptStream, outputs: list[EngineOutput]) -> list[Event]:
         try:

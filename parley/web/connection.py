@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 CYCLE_KEY = "parley.cycle"  # scope key: the request's HttpCycle
 CHUNK_PER_EVENT = "parley.apart"  # scope key: send each event of a stream as a chunk of its own
 EVENT_PATTERN = re.compile(rb".+?(?:\n\n|\Z)", re.DOTALL)
+RECORD_PATTERN = re.compile(rb"[^\0\n]*[\0\n]|[^\0\n]+")
 
 
 class ResponseWriter(Protocol):
@@ -194,7 +195,7 @@ class HttpCycle:
             data = b""
         elif self._chunked:
             if self._chunk_per_event:
-                data = b"".join([b"%x\r\n%b\r\n" % (len(event), event) for event in EVENT_PATTERN.findall(data)])
+                data = b"".join([b"%x\r\n%b\r\n" % (len(event), event) for event in split_events(data)])
             elif data:
                 data = b"%x\r\n%b\r\n" % (len(data), data)
             if last:
@@ -228,3 +229,15 @@ class HttpCycle:
         if head.count(b"\n") != len(headers) + 2 or head.count(b"\r") != len(headers) + 2:
             raise RuntimeError("A header has a line break.")
         return head
+
+
+def split_events(data: bytes) -> list[bytes]:
+    """Cut a part of a stream into its events, which end with an empty line, or into its records.
+
+    A record is a JSON object on one line, followed by a NUL or a line break.
+    """
+    if data[:1] == b"{":
+        return RECORD_PATTERN.findall(data)
+    if 0 <= data.find(b"\n\n") < len(data) - 2:
+        return EVENT_PATTERN.findall(data)
+    return [data] if data else []  # nearly always

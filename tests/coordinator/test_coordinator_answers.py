@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import ssl
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from parley.coordinator.config import parse_coordinator_config
 from parley.coordinator.coordinator import Coordinator
 from parley.types import EngineRequest
 from parley.web import request_body as bodies
+from parley.web.exchange import Exchange
 from parley.web.port import open_listener
 
 UNIQUE = "0123456789abcdef0123456789abcdef"
@@ -94,6 +96,44 @@ async def test_mindie_stream_sends_each_event_in_its_own_chunk(live_cluster, ser
         assert len(chunks) > 2 and chunks[-1] == b"data: [DONE]\n\n"
         assert all(chunk.startswith(b"data: ") and chunk.index(b"\n\n") == len(chunk) - 2 for chunk in chunks)
         connection.close()
+
+
+STREAMS: list[tuple[str, dict[str, Any], re.Pattern[bytes]]] = [  # each with the form of a chunk
+    ("/mindie/generate", {"prompt": "Hi", "max_tokens": 9}, re.compile(rb'\{"text":\["[^"]*"\]\}\0')),
+    ("/mindie/v1/completions", {"model": "tiny", "prompt": "Hi", "max_tokens": 9}, re.compile(rb"data: [^\n]+\n\n")),
+    ("/vllm/generate", {"prompt": "Hi", "max_tokens": 9}, re.compile(rb'\{"text": \["[^"]*"\]\}\n')),
+    ("/vllm-0.6.3/generate", {"prompt": "Hi", "max_tokens": 9}, re.compile(rb'\{"text": \["[^"]*"\]\}\0')),
+    ("/vllm/v1/completions", {"model": "tiny", "prompt": "Hi", "max_tokens": 9}, re.compile(rb"data: [^\n]+\n\n")),
+]
+
+
+@pytest.mark.parametrize("roles", [(), ("mixed",), ("prefill", "decode")], ids=str)
+@pytest.mark.parametrize(("path", "body", "chunk_form"), STREAMS, ids=[path for path, _, _ in STREAMS])
+async def test_tokens_that_pile_up_are_sent_in_a_chunk_each(
+    live_cluster,
+    serve,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    body: dict[str, Any],
+    chunk_form: re.Pattern[bytes],
+    roles: tuple[str, ...],
+) -> None:
+    """Outputs pile up while a write waits, as they do for a client that reads slowly."""
+    write_stream = Exchange.write_stream
+
+    async def write_late(exchange: Exchange, *arguments: Any, **options: Any) -> None:
+        await write_stream(exchange, *arguments, **options)
+        await asyncio.sleep(0.05)
+
+    monkeypatch.setattr(Exchange, "write_stream", write_late)
+    options: dict[str, Any] = {"reply": lambda work, index: [70] * 9}
+    served = (await live_cluster(*roles, **options)).front if roles else await serve(**options)
+    connection = await served.connect()
+    await connection.send(build_request("POST", path, body | {"stream": True}))
+    await connection.head()
+    chunks = [chunk for chunk in await connection.chunks() if chunk != b"data: [DONE]\n\n"]
+    assert len(chunks) == 9 and all(map(chunk_form.fullmatch, chunks)), chunks
+    connection.close()
 
 
 async def test_mindie_client_can_name_and_stop_its_request(live_cluster) -> None:

@@ -120,6 +120,31 @@ async def test_concurrent_cluster_streams_do_not_mix(cluster):
     assert running.coordinator.scheduler.open_requests == 0
 
 
+CHAT_EVENTS = [b'data: {"n":%d}\n\n' % number for number in range(6)]
+RECORDS = [b'{"text":["%d"]}\0' % number for number in range(6)]
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("joined", [False, True], ids=["a frame each", "one frame"])
+@pytest.mark.parametrize(("path", "parts"), [("v1/chat/completions", CHAT_EVENTS), ("generate", RECORDS)])
+async def test_frames_that_arrive_together_are_sent_in_a_chunk_per_event(
+    cluster, plain: bool, joined: bool, path: str, parts: list[bytes]
+) -> None:
+    first, *rest = parts
+    script = AnswerScript([first, b"".join(rest)] if joined else parts, headers=(("content-type", "x/y"),))
+    p, d = ScriptedInstance("prefill", script=script, plain=plain), ScriptedInstance("decode", plain=plain)
+    running = await cluster(p, d)
+    head = f"POST /mindie/{path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(CHAT_BODY)}\r\n\r\n".encode()
+    reader, writer = await running.send_raw(head + CHAT_BODY)
+    chunks = []
+    async with asyncio.timeout(20):
+        await reader.readuntil(b"\r\n\r\n")
+        while size := int(await reader.readline(), 16):
+            chunks.append((await reader.readexactly(size + 2))[:-2])
+    writer.close()
+    assert [chunk for chunk in chunks if chunk != b"data: [DONE]\n\n"] == parts
+
+
 # -- plain MindIE servers
 
 

@@ -10,7 +10,7 @@ from parley.engine.fake import FAKE_MODEL, FakeEngine
 from parley.engine.messages import ToEngine
 from parley.engine.page_transfer import find_page_transfer
 from parley.engine.protocol import Engine, EngineFailed
-from parley.engine.stream import OutputStream, StepArrivals, StreamGroup
+from parley.engine.stream import OutputStream, StepArrivals, StreamGroup, split_steps
 from parley.types import EngineOutput, EngineRequest
 
 
@@ -75,6 +75,14 @@ def test_cancelled_choice_yields_no_more_outputs(cancels):
         await engine.close()
 
     asyncio.run(scenario())
+
+
+def test_outputs_that_piled_up_are_divided_by_steps():
+    first, second, other = (EngineOutput("a", index, [token]) for index, token in ((0, 1), (0, 2), (1, 3)))
+    alone = EngineOutput("b", 0, [4])
+    assert split_steps({0: [first], 1: [alone]}) == [{0: [first], 1: [alone]}]
+    assert split_steps({0: [first, other]}) == [{0: [first, other]}]
+    assert split_steps({0: [first, other, second], 1: [alone]}) == [{0: [first, other], 1: [alone]}, {0: [second]}]
 
 
 async def test_engine_crash_ends_every_open_choice_with_the_reason():
