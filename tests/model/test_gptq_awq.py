@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from parley import native
 from parley.model.load.loader import LoadError
+from parley.model.networks.network import PackedBatch
 from parley.types import EngineRequest, Sampling
 
 SIZES = {"hidden_size": 192, "intermediate_size": 320}
@@ -168,6 +169,33 @@ def test_gptq_and_awq_checkpoints_match_transformers(kind, tmp_path):
     answers, info = answer_prompts(quantized)
     check_against_transformers(plain, answers, 0.3)
     assert info.quantization == config["quant_method"]
+
+
+@torch.inference_mode()
+def packed_logprobs(folder, dtype: str) -> torch.Tensor:
+    """Log-probabilities of all tokens at 200 positions of one sequence."""
+    runner, _ = load_test_runner(folder, dtype=dtype)
+    tokens = torch.randint(3, tiny_models.VOCAB, (200,), generator=torch.Generator().manual_seed(0)).tolist()
+    table = list(range(-(-len(tokens) // 16)))
+    runner.pages.clear_pages(table)
+    batch = PackedBatch.pack_parts([(tokens, 0, table)], runner.device)
+    return runner.network.compute_logits(runner.network.compute_hidden(batch, runner.pages)).log_softmax(-1)
+
+
+@pytest.mark.parametrize("config", [GPTQ, AWQ], ids=["gptq", "awq"])
+def test_the_int4_kernel_rounds_no_more_than_bf16_does(config, tmp_path):
+    """The tolerance that docs/performance.md states: the kernel's error is that of bf16 activations."""
+    quantized, plain = write_quantized(tmp_path, config)
+    exact = packed_logprobs(plain, "float32")
+
+    def relative_error(logprobs: torch.Tensor) -> float:
+        return float((logprobs - exact).norm() / exact.norm())
+
+    kernel_error = relative_error(packed_logprobs(quantized, "bfloat16"))
+    assert 0 < kernel_error < 1.2 * relative_error(packed_logprobs(plain, "bfloat16"))
+    original = tiny_models.model_folder("llama", **SIZES)
+    assert kernel_error < relative_error(packed_logprobs(original, "float32")) / 10
+    assert relative_error(packed_logprobs(quantized, "float32")) < 1e-5
 
 
 def test_gptq_zero_points_may_borrow_from_their_neighbors(tmp_path):
