@@ -161,6 +161,13 @@ async def test_databricks_accepts_bearer_and_basic_keys_and_rejects_others(serve
     assert (management.status, management.json["error_code"]) == (401, "UNAUTHENTICATED")
 
 
+async def test_databricks_sdk_gets_its_host_metadata_without_a_key(serve):
+    served = await serve(api_keys=("secret",))
+    for prefix in ("", "/databricks"):
+        answer = await served.get(f"{prefix}/.well-known/databricks-config")
+        assert (answer.status, answer.json) == (200, {"oidc_endpoint": ""})
+
+
 async def test_databricks_missing_endpoints_and_paths_have_error_codes(serve):
     served = await serve()
     for path, code in (

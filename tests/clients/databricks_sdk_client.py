@@ -1,5 +1,6 @@
 """Databricks' SDK: creating, changing, querying and deleting endpoints, and errors. Arguments: HOST:PORT MODEL."""
 
+import logging
 import sys
 
 from databricks.sdk import WorkspaceClient
@@ -37,6 +38,15 @@ def served_config(**parts):
         ),
     }
 
+
+class Warnings(logging.Handler):
+    """Fails at a warning of the SDK, such as one about metadata that it did not find."""
+
+    def emit(self, record):
+        raise AssertionError(record.getMessage())
+
+
+logging.getLogger("databricks.sdk").addHandler(Warnings(logging.WARNING))
 
 for surface in ("", "/databricks"):
     client = WorkspaceClient(host=f"http://{address}{surface}", token="none")

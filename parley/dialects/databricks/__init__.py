@@ -18,6 +18,7 @@ OTHER_BASES = ("/api/2.0", "/ai-gateway")
 QUERY_BASES = ("/serving-endpoints", "/serving-endpoints/v1", "/ai-gateway/mlflow/v1", "/ai-gateway/openai/v1")
 ENDPOINTS_PATH = "/api/2.0/serving-endpoints"
 ENDPOINT_PATH = ENDPOINTS_PATH + "/{endpoint}"
+HOST_METADATA_PATH = "/.well-known/databricks-config"
 PERMISSIONS_PATH = "/api/2.0/permissions/serving-endpoints/{id}"
 
 DATABRICKS_PROMPT_MEMBERS = PromptMembers(
@@ -103,6 +104,7 @@ def _management_routes() -> tuple[Route, ...]:
     return (
         *(Route(method, path, "endpoint", reader=handler) for (method, path), handler in calls.items()),
         Route("GET", ENDPOINT_PATH + "/metrics", "metrics"),
+        Route("GET", HOST_METADATA_PATH, "probe", reader=endpoints.host_metadata),  # read without an API key
         *(
             Route(method, path, "info", reader=partial(endpoints.refuse_call, subject))
             for (method, path), subject in UNAVAILABLE_CALLS.items()

@@ -36,6 +36,11 @@ PERMISSION_LEVELS = {
 EndpointsByName = Mapping[str, Endpoint]
 
 
+def host_metadata(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
+    """Return what Databricks' SDK asks for when it starts: no account, and no server that issues OAuth tokens."""
+    return json_answer({"oidc_endpoint": ""})
+
+
 def list_endpoints(body: bytes, context: RequestContext, facts: ServerFacts, created: EndpointsByName) -> Answer:
     """List all endpoints."""
     system = [_model_endpoint(card) for card in facts.cards if card.name not in created]
