@@ -130,7 +130,6 @@ async def test_apis_without_a_model_name_use_the_main_model(two_models):
         ("/v1/completions", completion_body("nope"), ("error", "code")),
         ("/v1/chat/completions", HELLO_CHAT | {"model": "nope"}, ("error", "code")),
         ("/vllm/v1/completions", completion_body("nope"), ("error", "type")),
-        ("/tgi/v1/chat/completions", HELLO_CHAT | {"model": "nope"}, ("error_type",)),
         ("/v2/models/nope/generate", {"text_input": "a"}, ("error",)),
         ("/v2/models/nope/infer", {"inputs": []}, ("error",)),
         ("/tokenize", {"model": "nope", "prompt": "a"}, ("error", "code")),
@@ -139,12 +138,17 @@ async def test_apis_without_a_model_name_use_the_main_model(two_models):
 )
 async def test_unknown_model_name_gets_the_error_of_each_api(two_models, path, name, error):
     answer = await two_models.post(path, name)
-    assert answer.status == (424 if path.startswith("/tgi") else 404), answer.body  # TGI has no 404 for models
+    assert answer.status == 404, answer.body
     value = answer.json
     for member in error:
         value = value[member]
     assert isinstance(value, str)
     assert "small" in answer.body.decode() or "unknown model" in answer.body.decode()
+
+
+async def test_tgi_serves_an_unknown_model_name_by_the_main_model(two_models):
+    answer = await two_models.post("/tgi/v1/chat/completions", HELLO_CHAT | {"model": "nope"})
+    assert answer.status == 200, answer.body
 
 
 async def test_invalid_body_is_reported_before_an_unknown_model(two_models):

@@ -174,7 +174,7 @@ def test_long_text_of_a_client_that_left_is_abandoned(served):
     body = json.dumps({"prompt": "a" + " " * 30_000_000}).encode()
     began = processor_seconds(served.process.pid)
     with pytest.raises(TimeoutError):
-        send_body(served.url, "/tokenize", body, seconds=1)
+        send_body(served.url, "/tokenize", body, seconds=0.3)
 
     def is_idle() -> bool:
         before = processor_seconds(served.process.pid)
