@@ -39,8 +39,21 @@ $(STAMP):
 serve: setup
 	@$(VENV)/bin/parley serve $(ARGS)
 
+# Without ARGS, two halves of the tests run at the same time; the output of the second follows that of the first.
+FIRST_HALF := $(addprefix tests/,core dialects apis text engine cli web serving system worker)
+
 test: setup
+ifneq ($(strip $(ARGS)),)
 	@$(VENV)/bin/python -m pytest $(ARGS)
+else
+	@$(VENV)/bin/python parley/native/build.py >/dev/null || true  # once, before both need the kernels
+	@$(VENV)/bin/python -m pytest -q -p no:cacheprovider $(addprefix --ignore=,$(FIRST_HALF)) >$(VENV)/second-half.txt 2>&1 & \
+	second=$$!; first_status=0; second_status=0; \
+	$(VENV)/bin/python -m pytest -q $(FIRST_HALF) || first_status=$$?; \
+	wait $$second || second_status=$$?; \
+	cat $(VENV)/second-half.txt; \
+	exit $$((first_status || second_status))
+endif
 
 test-torch: setup
 	@PARLEY_NATIVE=off $(VENV)/bin/python -m pytest $(ARGS)
