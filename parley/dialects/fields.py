@@ -31,7 +31,7 @@ def decode_fields(body: bytes, wording: ErrorWording = DEFAULT_WORDING) -> Field
     if not body:
         raise wording.unreadable_error(body, "The request has no body. Send a JSON object.")
     value = decode_members(body, lambda error: wording.unreadable_error(body, _explain_fault(error)))
-    if not isinstance(value, Mapping):
+    if not isinstance(value, dict | LazyMembers):
         raise wording.not_object_error(value)
     return Fields(value, "", wording.for_body(value))
 
@@ -197,6 +197,8 @@ class Fields:
     def integers(self, name: str, *, cap: int, low: int | None, high: int | None) -> list[int]:
         """Return an array of at most ``cap`` integers within ``low`` .. ``high``; empty if absent."""
         value = self.array(name, cap=cap)
+        if not value:
+            return value
         if set(map(type, value)) == {int} and _in_range(min(value), low, high) and _in_range(max(value), low, high):
             return value  # fast path: building a path string for each id of a long prompt is expensive
         array_path = self.member_path(name)

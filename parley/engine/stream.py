@@ -149,11 +149,7 @@ class OutputStream:
         """Add an output; called by the engine, which then wakes the group's reader."""
         if output.index not in self.open_choices:
             return
-        unread_outputs = self.group.unread_outputs
-        if self._number in unread_outputs:
-            unread_outputs[self._number].append(output)
-        else:
-            unread_outputs[self._number] = [output]
+        self.group.unread_outputs.setdefault(self._number, []).append(output)
         if output.finish_reason is not None:
             self.open_choices.discard(output.index)
             if not self.open_choices:

@@ -250,13 +250,17 @@ class App:
         return getattr(next(matching_routes, None), "app", None) if "{" not in method_and_path[1] else None
 
     def _authorize_request(self, scope: Scope, exchange: Exchange) -> None:
-        raise_head_error(scope, is_probe=scope["path"] in self._keyless_paths)
-        if scope["path"] not in self._keyless_paths:
-            self._access_gate.check_headers(exchange.headers)
-            if not self.cluster.is_coordinator(exchange.headers):
-                if not self.keys:
-                    self.cluster.check_client(exchange.headers, exchange.client_host, self.reach)
-                exchange.tenant = self.keys.check_key(exchange.headers)
+        headers, is_keyless = exchange.headers, scope["path"] in self._keyless_paths
+        raise_head_error(scope, is_probe=is_keyless)
+        if is_keyless:
+            return
+        self._access_gate.check_headers(headers)
+        if self.cluster.is_coordinator(headers):
+            return
+        if self.keys:
+            exchange.tenant = self.keys.check_key(headers)
+        else:
+            self.cluster.check_client(headers, exchange.client_host, self.reach)
 
     def _error_dialect(self, path: str) -> Dialect:
         """Return the dialect that words errors raised before the route of a request is known."""

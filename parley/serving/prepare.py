@@ -129,6 +129,8 @@ async def _compile_grammars(model: ServedModel, request: Request, tenant: Tenant
     """Return the grammar that the answer to each prompt must follow, in the engine's format. Raises Invalid."""
     pipeline, grammar, prompts = model.text_pipeline, request.grammar, request.prompts
     has_chat = any(isinstance(prompt, Chat) for prompt in prompts)  # plain prompts all have the same grammar
+    if grammar is None and not has_chat:
+        return [""] * len(prompts)
     grammars = [
         await GRAMMAR_WORKERS.compile_answer_grammar(pipeline, prompt, grammar, tenant.id)
         for prompt in (prompts if has_chat else prompts[:1])
@@ -217,13 +219,13 @@ def _output_limit(model: ServedModel, request: Request, token_ids: list[int]) ->
         beam_limits.beam_output_limit(request, info, len(token_ids), min_room),
         _logprob_output_limit(request),
     )
-    return min([context_room, *(limit for limit in output_limits if limit is not None)])
+    return min([context_room, *[limit for limit in output_limits if limit is not None]])
 
 
 def _engine_output_limit(info: ModelInfo) -> int | None:
     """Return the largest output in tokens that the engine accepts; None for any."""
-    _, most = info.bounds.get("max_tokens", (0, math.inf))
-    return None if most == math.inf else int(most)
+    bound = info.bounds.get("max_tokens")
+    return None if bound is None or bound[1] == math.inf else int(bound[1])
 
 
 def _check_token_ids(request: Request, info: ModelInfo) -> None:
@@ -244,13 +246,16 @@ def _check_answer_logprobs(request: Request, info: ModelInfo, prompts: list[tupl
 
     A stream holds only those of the prompt.
     """
-    output_options, vocabulary = request.output_options, info.vocab_size
+    prompt_alternatives, listed_alternatives = request.output_options.prompt_logprobs, _listed_alternatives(request)
+    if prompt_alternatives is None and listed_alternatives is None:
+        return
+    vocabulary = info.vocab_size
     tokens_by_field = {
         "logprobs": (
-            _listed_alternatives(request),
+            listed_alternatives,
             request.choices_per_prompt * sum(max_tokens for _, max_tokens in prompts),
         ),
-        "prompt_logprobs": (output_options.prompt_logprobs, sum(len(prepared.token_ids) for prepared, _ in prompts)),
+        "prompt_logprobs": (prompt_alternatives, sum(len(prepared.token_ids) for prepared, _ in prompts)),
     }
     for field, (alternatives, tokens) in tokens_by_field.items():
         if alternatives == -1 and tokens > (max_tokens := max(1, MAX_LISTED_LOGPROBS // vocabulary)):

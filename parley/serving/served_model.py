@@ -300,13 +300,16 @@ class ServedModel:
         No tenant can starve the others: when all slots are taken, tenants that hold less than an equal share are still
         admitted. Two tenants can then hold up to 1.5 times ``total_slots`` together, four about twice as many.
         """
-        fair_share = self.total_slots / len(self.tenant_slots.keys() | {tenant})
-        if self.used_slots >= self.total_slots and self.tenant_slots[tenant] >= fair_share:
+        if self.used_slots >= self.total_slots and self.tenant_slots[tenant] >= self._fair_share(tenant):
             self.metrics.rejected_requests.add_count(value="queue_full")
             self.metrics.totals.rejected += 1
             raise Overloaded(f"The queue is full ({self.used_slots} answers running or waiting). Try again later.")
         self.used_slots += choices
         self.tenant_slots[tenant] += choices
+
+    def _fair_share(self, tenant: str) -> float:
+        """Return an equal share of the slots, for this tenant and all that hold slots."""
+        return self.total_slots / len(self.tenant_slots.keys() | {tenant})
 
     def release_slots(self, choices: int, tenant: str = "") -> None:
         """Give slots back."""

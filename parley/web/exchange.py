@@ -154,7 +154,8 @@ class Exchange:
     async def _read_whole_body(self) -> bytes:
         options = self.options
         limit = min(options.body_limit, self.dialect.body_limit or options.body_limit)
-        limit += min(limit, self.preface_size)  # bounded, because any sender may announce a preface
+        if self.preface_size:
+            limit += min(limit, self.preface_size)  # bounded, because any sender may announce a preface
         content_length = self.headers.get(b"content-length", b"")
         if content_length.isdigit() and int(content_length) > limit:
             size = int(content_length)
@@ -167,7 +168,8 @@ class Exchange:
         else:
             self._held_body = held_body = options.body_budget.hold_body()
             body = await held_body.receive(self.receive, limit, options.body_timeout, options.body_rate)
-        self.preface_bytes, body = body[: self.preface_size], body[self.preface_size :]
+        if self.preface_size:
+            self.preface_bytes, body = body[: self.preface_size], body[self.preface_size :]
         if coding:
             compressed_size = len(body)
             body = await off_loop(limit, partial(decompress_body, body, coding, limit))

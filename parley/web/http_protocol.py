@@ -8,10 +8,12 @@ connection is closed. The limits of bodies are in ``exchange``.
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 import select
 from asyncio.events import TimerHandle
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 from urllib.parse import unquote
 
@@ -33,6 +35,12 @@ HOST_PATTERN = re.compile(rb"[\w.~!$&'()*+,;=%:\[\]-]*", re.ASCII)  # RFC 9110, 
 
 HEAD_ERROR_KEY = "parley.refused"  # scope key: an error found in the request head
 REQUEST_NUMBER_KEY = "parley.number"  # scope key: number of the request on its connection, from 1
+
+
+@functools.lru_cache(64)  # clients send the same one with every request
+def is_valid_host(host: bytes) -> bool:
+    """Whether the value of a Host header has only characters of a host name or address and a port, or is empty."""
+    return HOST_PATTERN.fullmatch(host) is not None
 
 
 class TooManyConnections(Overloaded):
@@ -150,6 +158,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.send_400_response("The request line has no HTTP version.")
             return
         if self._head_began:
+            self.options.connection_limit.mark_opening(self)
             self._timer.schedule_action(self.options.header_timeout, self._on_head_timeout)
         elif was_in_head and not self.transport.is_closing():
             # Data in which a head begins may consist mostly of earlier requests, so it is not counted.
@@ -191,7 +200,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Start a request head."""
         super().on_message_begin()
         self._in_head = self._in_message = self._head_began = True
-        self.options.connection_limit.mark_opening(self)
         self._head_bytes = 0
 
     def on_headers_complete(self) -> None:
@@ -318,7 +326,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             return TooManyConnections(
                 "The server has as many connections as it can serve. Try again later.", retry_after=1.0
             )
-        size = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
+        size = len(self.url) + 4 * len(self.headers) + sum(map(len, chain.from_iterable(self.headers)))
         if size > self.options.header_limit:
             return HeadersTooLarge(f"The request's headers have {size} bytes; {self.options.header_limit} are allowed.")
         if len(self.headers) > self.options.header_count:
@@ -329,18 +337,23 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _check_framing(self) -> ParleyError | None:
         """Refuse a head that other servers might understand otherwise (RFC 9112, 3.2 and 6.1)."""
-        version = self.parser.get_http_version()
+        version, values = self.scope["http_version"], dict(self.headers)
         if version not in ("1.0", "1.1"):
             return BadRequest(f"The request has the HTTP version {version}; 1.0 and 1.1 are allowed.")
-        hosts = [value for name, value in self.headers if name == b"host"]
-        if len(hosts) > 1 or (not hosts and version == "1.1"):
-            return BadRequest(f"The request has {len(hosts)} Host headers; it must have one.")
-        if hosts and not HOST_PATTERN.fullmatch(hosts[0]):
+        has_repeats = len(values) < len(self.headers)
+        host, coding = values.get(b"host"), values.get(b"transfer-encoding")
+        if (host is None and version == "1.1") or (has_repeats and self._count_headers(b"host") > 1):
+            return BadRequest(f"The request has {self._count_headers(b'host')} Host headers; it must have one.")
+        if host is not None and not is_valid_host(host):
             return BadRequest("The Host header is not a host name or address with an optional port.")
-        codings = [value for name, value in self.headers if name == b"transfer-encoding"]
-        if codings and (version == "1.0" or len(codings) > 1 or codings[0].strip().lower() != b"chunked"):
+        if coding is not None and (
+            version == "1.0" or self._count_headers(b"transfer-encoding") > 1 or coding.strip().lower() != b"chunked"
+        ):
             return BadRequest("The request has a Transfer-Encoding other than chunked, or with HTTP/1.0.")
         return None
+
+    def _count_headers(self, name: bytes) -> int:
+        return sum(header_name == name for header_name, _ in self.headers)
 
     def _lacks_version(self, data: bytes) -> bool:
         """Whether the line of the first request has ended without an HTTP version, as in HTTP/0.9."""
