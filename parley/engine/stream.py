@@ -80,9 +80,9 @@ class StreamGroup:
         """Note that a stream gets no more outputs; called by the stream."""
         self._open_streams -= 1
 
-    def drop_unread(self, number: int, choices: set[int]) -> None:
-        """Drop the unread outputs of cancelled choices; called by their stream."""
-        kept = [output for output in self.unread_outputs.pop(number, ()) if output.index not in choices]
+    def drop_unread(self, number: int, index: int) -> None:
+        """Drop the unread outputs of a cancelled choice or (-1) of all choices; called by their stream."""
+        kept = [output for output in self.unread_outputs.pop(number, ()) if -1 < index != output.index]
         if kept:
             self.unread_outputs[number] = kept
 
@@ -129,12 +129,12 @@ class OutputStream:
         return read + self.group.unread_outputs.pop(self._number, [])
 
     def cancel_choice(self, index: int = -1) -> None:
-        """Cancel one choice or (-1) all open ones. No further output of them is delivered."""
+        """Cancel one choice or (-1) all. No further output of them is delivered, also if they have just ended."""
+        self.group.drop_unread(self._number, index)
         cancelled = set(self.open_choices) if index < 0 else {index} & self.open_choices
         if not cancelled:
             return
         self.open_choices -= cancelled
-        self.group.drop_unread(self._number, cancelled)
         if not self.open_choices:
             self.group.end_stream()
         self._source.cancel_stream(self, -1 if not self.open_choices else index)

@@ -98,9 +98,10 @@ class GrammarWorker:
                 return message
             if isinstance(message, FindToken):
                 self._send_message(TokenFound(find_token(message.token)))
-        reason = TOO_SLOW if self.end_process() in (-signal.SIGXCPU, -signal.SIGKILL) else CRASHED
+        exit_code = self.end_process()
+        reason = TOO_SLOW if exit_code in (-signal.SIGXCPU, -signal.SIGKILL) else CRASHED
         log.warning("A grammar was refused because it ended the process that compiled it: %s.", reason)
-        return AnswerRefused(reason)
+        return AnswerRefused(reason, is_lasting=exit_code != -signal.SIGKILL)
 
     def end_process(self) -> int:
         """End the process, by force if it still runs, and return its exit code."""
@@ -161,7 +162,8 @@ class GrammarWorkers:
                 self._ask_idle_worker, pipeline.compiler_setup, question, pipeline.tokenizer.find_token
             )
             result = await asyncio.wrap_future(self._executor.submit(tenant, ask_worker))
-            pipeline.answer_grammars.add_result(question, result)
+            if isinstance(result, AnswerCompiled) or result.is_lasting:
+                pipeline.answer_grammars.add_result(question, result)
         if isinstance(result, AnswerCompiled):
             return result.grammar
         raise refusal_error(result, field)

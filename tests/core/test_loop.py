@@ -530,7 +530,7 @@ def test_runner_with_missing_results_fails_step() -> None:
 
 
 def test_ledger_detects_unwritten_page() -> None:
-    """Checks the check itself: without ``abandon`` a failed step must poison the next request and be noticed."""
+    """Checks the check itself: without ``abandon_step`` a failed step must poison the next request and be noticed."""
     bench = LoopHarness(budgets=(32,))
     bench.loop.scheduler.abandon_step = lambda step: None  # type: ignore[method-assign]
     bench.loop.add_request(EngineRequest("first", make_prompt(0, 64, 5), max_tokens=3))

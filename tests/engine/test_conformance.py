@@ -310,7 +310,7 @@ async def test_cancel_of_one_choice_leaves_the_others(engine: Engine):
     outputs = await first_outputs(stream)
     stream.cancel_choice(0)
     later_outputs = await read_outputs(stream)
-    assert {output.index for output in later_outputs} == {1}
+    assert all(output.index == 1 for output in later_outputs)
     assert ends(outputs + later_outputs, 1) == ["length"]
     assert len(token_ids(outputs + later_outputs, 1)) == 40
 

@@ -3,6 +3,7 @@
 import asyncio
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -189,6 +190,19 @@ async def test_the_streams_of_a_group_are_fed_once_for_each_step():
     open_after = [[number for number, length in enumerate(lengths) if length > step] for step in range(4)]
     assert steps == [[(number, 1) for number in numbers] for numbers in open_after]
     assert await group.feed_outputs(take) and len(steps) == 4  # returns at once
+    await engine.close()
+
+
+@pytest.mark.parametrize("index", [0, -1])
+async def test_no_output_of_a_cancelled_choice_is_delivered_even_if_it_has_ended(index: int):
+    engine = await start_engine()
+    stream = engine.submit_request(EngineRequest(id="a", token_ids=[1], max_tokens=2, n=2))
+    while stream.open_choices:
+        await asyncio.sleep(0)
+    stream.cancel_choice(index)
+    outputs = await stream.next_outputs()
+    assert {output.index for output in outputs} == ({1} if index == 0 else set())
+    assert await stream.next_outputs() == [] and stream.group.all_read
     await engine.close()
 
 

@@ -138,10 +138,24 @@ def test_grammar_that_ends_its_worker_is_refused_and_the_next_one_compiled(pipel
     command = python_command("-c", OBEDIENT_WORKER)
     worker = GrammarWorker(command, silence_seconds=1.5 if order == "sleep" else 60.0)
     assert isinstance(ask(worker, pipeline, Grammar("choice", ["a"])), AnswerCompiled)
-    assert ask(worker, pipeline, Grammar("choice", [order])) == AnswerRefused(reason)
+    refusal = AnswerRefused(reason, is_lasting=order != "sleep")
+    assert ask(worker, pipeline, Grammar("choice", [order])) == refusal
     assert worker.process_id is None
     assert isinstance(ask(worker, pipeline, Grammar("choice", ["b"])), AnswerCompiled)
     worker.end_process()
+
+
+async def test_grammar_whose_worker_was_killed_from_outside_may_be_asked_again(pipeline, tmp_path):
+    """The system kills processes when memory is short; a grammar must not be refused for ever because of that."""
+    grammar, began = Grammar("choice", ["sleep once"]), tmp_path / "began"
+    worker_code = OBEDIENT_WORKER.replace('"sleep" in', f'not os.path.exists({str(began)!r}) and "sleep" in').replace(
+        "time.sleep(3600)", f"open({str(began)!r}, 'w').close(); os.kill(os.getpid(), 9)"
+    )
+    workers = GrammarWorkers(1, python_command("-c", worker_code))
+    with pytest.raises(Invalid, match=TOO_SLOW):
+        await workers.compile_answer_grammar(pipeline, Text("x"), grammar, "")
+    assert began.exists()
+    assert await workers.compile_answer_grammar(pipeline, Text("x"), grammar, "")
 
 
 async def test_worker_that_cannot_start_is_no_fault_of_the_grammar(pipeline):

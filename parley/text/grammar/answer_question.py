@@ -71,10 +71,12 @@ class AnswerCompiled(msgspec.Struct, tag=True):
 
 class AnswerRefused(msgspec.Struct, tag=True):
     """From a worker: the grammar cannot be followed. ``field``: the request's member that ``reason``, a sentence, is
-    about; None: ``reason`` is only the end of a sentence about the whole grammar."""
+    about; None: ``reason`` is only the end of a sentence about the whole grammar. ``is_lasting``: it will be refused
+    again; False: the worker was killed or silent, for which the machine may be the reason as well."""
 
     reason: str
     field: str | None = None
+    is_lasting: bool = True
 
 
 ToWorker = CompileAnswer | TokenFound
