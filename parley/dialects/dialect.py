@@ -27,8 +27,9 @@ class RequestContext:
     About the answer: a unique id without prefix, the creation time in whole seconds, the model's fingerprint. About the
     requested model: its context length in tokens (0 before it is loaded), the ``device`` kind, the tokens that its KV
     cache holds and can hold, the number of waiting sequences, the sampling defaults of its generation_config.json,
-    under the names used there, its own names and those of its adapters. About the HTTP request: the decoded path parts
-    that the route names, the headers with lower-case names, and the query string.
+    under the names used there, its own names, those of its adapters, and whether it generates text (an encoder does
+    not). About the HTTP request: the decoded path parts that the route names, the headers with lower-case names, and
+    the query string.
     """
 
     unique_id: str
@@ -45,6 +46,7 @@ class RequestContext:
     waiting_sequences: int = 0
     model_names: Collection[str] = ()
     adapters: Collection[str] = ()
+    generates: bool = True
 
 
 @dataclass(frozen=True, slots=True)

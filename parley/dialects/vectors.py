@@ -9,6 +9,7 @@ from array import array
 from bisect import bisect_left
 from functools import cache
 from math import ldexp
+from operator import mul
 
 
 def _code_magnitudes(mantissa: int, bias: int, last: int) -> list[float]:
@@ -29,6 +30,12 @@ def vector_numbers(values: bytes) -> list[float]:
     if sys.byteorder == "big":
         vector.byteswap()
     return vector.tolist()
+
+
+def clamped_cosine(one: list[float], other: list[float]) -> float:
+    """Return the cosine of two vectors of length 1, clamped against rounding errors."""
+    result: float = max(-1.0, min(1.0, sum(map(mul, one, other))))
+    return result
 
 
 def vector_base64(values: bytes) -> str:

@@ -292,6 +292,7 @@ class ServedModel:
             waiting,
             self.names,
             tuple(self.adapters),
+            info is None or info.generates,
         )
 
     def take_slots(self, choices: int, tenant: str = "") -> None:

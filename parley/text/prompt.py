@@ -152,6 +152,8 @@ class TextPipeline:
             keep=keep,
             marked=marked,
         )
+        if isinstance(prompt, Text) and prompt.max_tokens is not None:
+            prompt = Text(self._first_tokens(prompt.text, prompt.max_tokens), prompt.special, prompt.turn)
         if pooling is not None and isinstance(prompt, Text):
             prompt = Text(self.embedding_prompts.apply_prompt(prompt.text, pooling.prompt), prompt.special, prompt.turn)
         if isinstance(prompt, Text) and prompt.turn and self.template:
@@ -172,6 +174,11 @@ class TextPipeline:
         if isinstance(prompt, Text):
             return PreparedPrompt(encode(prompt.text, prompt.special))
         return PreparedPrompt(prompt.ids if cut is None else prompt.ids[:cut] if keep == "head" else prompt.ids[-cut:])
+
+    def _first_tokens(self, text: str, count: int) -> str:
+        """Return the part of a text that its first ``count`` tokens cover."""
+        _, spans = self.tokenizer.encode_with_offsets(text, special=False, stop_after=count)
+        return text if len(spans) <= count else text[: spans[count - 1][1]]
 
     def prepare_prediction(self, text: str, limit: int) -> PredictedTokens | None:
         """Encode a predicted output, at most ``limit`` tokens of it. None for an empty text."""

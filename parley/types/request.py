@@ -12,12 +12,14 @@ from parley.types.grammar import Grammar
 class Text(msgspec.Struct, frozen=True):
     """A plain prompt. ``special``: the tokenizer adds its own special tokens (such as a leading BOS).
 
-    ``turn``: wrap the text as a user turn in the model's chat template, if it has one.
+    ``turn``: wrap the text as a user turn in the model's chat template, if it has one. ``max_tokens``: keep only the
+    text's first tokens, at most this many; special tokens around it do not count.
     """
 
     text: str
     special: bool = True
     turn: bool = False
+    max_tokens: int | None = None
 
 
 class Tokens(msgspec.Struct, frozen=True):

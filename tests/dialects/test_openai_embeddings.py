@@ -104,12 +104,21 @@ def test_openai_embeddings_members_reach_the_request():
     )
     assert read(truncate_prompt_tokens=-1).request.max_prompt_tokens == 512
     assert (request.truncation_side, read(truncation_side="left").request.truncation_side) == ("head", "tail")
-    assert read(padding=True).request == read().request and read(priority=3).request.priority == 3
+    assert read(padding="do_not_pad").request == read().request and read(priority=3).request.priority == 3
     assert read(prompt_name="query").request.pooling == PoolingOptions(prompt="query")
     assert read(use_activation=True).request.pooling == PoolingOptions(normalize=True)
     assert read(add_special_tokens=False).request.prompts == [Text("Hi", special=False)]
     (chat,) = read(None, messages=[{"role": "user", "content": "a"}]).request.prompts
     assert isinstance(chat, Chat) and not chat.add_generation_prompt
+
+
+def test_embeddings_refuse_padding_to_the_context_length():
+    with pytest.raises(Unsupported, match="Padding to the context length is"):
+        read(padding="max_length")
+    for wrong in (True, "longest"):
+        with pytest.raises(BadRequest) as caught:
+            read(padding=wrong)
+        assert caught.value.field == "padding"
 
 
 def test_openai_embeddings_writes_floats_in_input_order():

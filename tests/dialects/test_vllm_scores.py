@@ -94,13 +94,21 @@ def test_vllm_rerank_refuses_missing_query_or_documents(body):
         scores.read_rerank_request(json.dumps(body).encode(), HEAD)
 
 
-@pytest.mark.parametrize("more", [{"max_tokens_per_doc": 5}, {"max_tokens_per_query": 5}, {"instruction": "Judge"}])
-def test_vllm_rerank_refuses_cross_encoder_members(more):
+def test_vllm_rerank_refuses_cross_encoder_members():
     texts = {"query": "a", "documents": ["b"]}
     with pytest.raises(Unsupported) as caught:
-        finished_reply(scores.read_rerank_request, **texts, **more)
-    assert caught.value.field == next(iter(more))
-    finished_reply(scores.read_rerank_request, **texts, **dict.fromkeys(more))
+        finished_reply(scores.read_rerank_request, **texts, instruction="Judge")
+    assert caught.value.field == "instruction"
+    finished_reply(scores.read_rerank_request, **texts, instruction=None)
+
+
+def test_vllm_rerank_limits_the_tokens_of_each_side():
+    texts = {"query": "a", "documents": ["b", "c"]}
+    reply = finished_reply(scores.read_rerank_request, **texts, max_tokens_per_query=3, max_tokens_per_doc=5)
+    assert [prompt.max_tokens for prompt in reply.request.prompts] == [3, 5, 5]
+    for nothing in ({}, {"max_tokens_per_doc": 0, "max_tokens_per_query": None}):
+        reply = finished_reply(scores.read_rerank_request, **texts, **nothing)
+        assert [prompt.max_tokens for prompt in reply.request.prompts] == [None] * 3
 
 
 def test_vllm_invocations_score_and_rerank():

@@ -4,6 +4,7 @@ import base64
 import struct
 
 import pytest
+from huggingface_hub import AsyncInferenceClient
 from openai import AsyncOpenAI, BadRequestError
 from support.http_client import MODEL_INFO
 
@@ -63,6 +64,83 @@ async def test_rerank_and_score_agree(serve, prefix):
     unknown = await served.post(prefix + "/score", {"model": "nope", "text_1": "a", "text_2": "b"})
     assert (unknown.status, unknown.error["type"]) == (404, "NotFoundError")
     await served.idle()
+
+
+@pytest.mark.parametrize("prefix", ["", "/vllm"])
+async def test_rerank_cuts_documents_to_their_token_limit(serve, prefix):
+    served = await serve()
+    query, long = TEXTS[0], f"{TEXTS[0]} {TEXTS[2]}"
+    plain = (await served.post("/tokenize", {"prompt": query, "add_special_tokens": False})).json["count"]
+    whole = (await served.post("/tokenize", {"prompt": query})).json["count"]
+    body = {"query": query, "documents": [long, query]}
+    for members in ({"max_tokens_per_doc": plain}, {"max_tokens_per_doc": plain, "truncation_side": "left"}):
+        cut = (await served.post(prefix + "/rerank", body | members)).json
+        assert cut["results"][0]["relevance_score"] == cut["results"][1]["relevance_score"]
+        assert cut["usage"]["prompt_tokens"] == 3 * whole
+    uncut = (await served.post(prefix + "/rerank", body | {"max_tokens_per_doc": 0})).json
+    assert uncut["usage"]["prompt_tokens"] > 3 * whole
+    shorter = (await served.post(prefix + "/rerank", body | {"max_tokens_per_query": plain - 1})).json
+    assert shorter["usage"]["prompt_tokens"] == uncut["usage"]["prompt_tokens"] - 1
+    refused = await served.post(prefix + "/rerank", body | {"max_tokens_per_doc": 1 << 20})
+    assert refused.status == 400 and "must be less than max_model_len" in refused.error["message"]
+    await served.idle()
+
+
+async def test_encoder_answers_bodies_of_hugging_face_clients_with_vectors(serve):
+    served = await serve(info=model_info(generates=False))
+    expected = [entry["embedding"] for entry in (await served.post("/v1/embeddings", {"input": TEXTS})).json["data"]]
+    assert (await served.post("/", {"inputs": TEXTS[0]})).json == expected[0]
+    assert (await served.post("/", {"inputs": TEXTS, "normalize": True})).json == expected
+    assert (await served.post("/", {"inputs": TEXTS[:1], "dimensions": 3})).json == [expected[0][:3]]
+    (coded,) = (await served.post("/", {"inputs": TEXTS[:1], "encoding_format": "base64"})).json
+    assert list(struct.unpack(f"<{len(expected[0])}f", base64.b64decode(coded))) == expected[0]
+    sentences = {"source_sentence": TEXTS[0], "sentences": TEXTS}
+    scores = (await served.post("/score", {"text_1": TEXTS[0], "text_2": TEXTS})).json["data"]
+    assert (await served.post("/", {"inputs": sentences})).json == [entry["score"] for entry in scores]
+    assert (await served.post("/tgi/", {"inputs": "a"})).status != 200  # TGI has no encoders
+    await served.idle()
+
+
+async def test_encoder_cuts_long_texts_only_if_asked(serve):
+    served = await serve(info=model_info(generates=False))
+    long = {"inputs": "start " + "b " * 9000 + "end"}
+    refused = await served.post("/", long)
+    assert refused.status == 422 and "must have less than" in refused.json["error"]
+    heads, tails = [
+        (await served.post("/", long | {"truncate": True, "truncation_direction": direction})).json
+        for direction in ("Right", "left")
+    ]
+    assert heads != tails and len(heads) == len(tails)
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ({"inputs": []}, "inputs"),
+        ({"inputs": None}, "inputs"),
+        ({"inputs": {"sentences": ["a"]}}, "source_sentence"),
+        ({"inputs": {"source_sentence": "a", "sentences": []}}, "inputs.sentences"),
+        ({"inputs": "a", "truncation_direction": "up"}, "truncation_direction"),
+        ({"inputs": "a", "encoding_format": "hex"}, "encoding_format"),
+        ({"inputs": "a", "dimensions": 0}, "dimensions"),
+    ],
+)
+async def test_encoder_refuses_hugging_face_bodies_by_member(serve, body, name):
+    served = await serve(info=model_info(generates=False))
+    answer = await served.post("/", body)
+    assert answer.status == 422 and name.encode() in answer.body
+
+
+async def test_hugging_faces_client_extracts_features_and_compares_sentences(serve):
+    served = await serve(info=model_info(generates=False))
+    expected = [entry["embedding"] for entry in (await served.post("/v1/embeddings", {"input": TEXTS})).json["data"]]
+
+    client = AsyncInferenceClient(model=served.url)
+    one = await client.feature_extraction(TEXTS[0])
+    several = await client.feature_extraction(TEXTS, normalize=True, truncate=True, truncation_direction="left")
+    assert one.tolist() == pytest.approx(expected[0]) and several.tolist() == [pytest.approx(row) for row in expected]
+    similarities = await client.sentence_similarity(TEXTS[0], other_sentences=TEXTS)
+    assert len(similarities) == 3 and similarities[0] == max(similarities)
 
 
 @pytest.mark.parametrize("prefix", ["", "/vllm"])

@@ -27,6 +27,7 @@ PRIORITY_HEADER, SALT_HEADER = (
     b"x-vllm-priority",
     b"x-cache-salt",
 )  # headers of a gateway, which override the client's members
+PADDING_NAMES = ("do_not_pad", "max_length")
 INTEGER_TEXT = re.compile(rb"[+-]?[0-9]{1,19}")
 CONTROL_CHARACTERS = set(map(chr, range(32)))
 
@@ -126,7 +127,8 @@ def read_extras(body: Fields, context: RequestContext, *, max_tokens: int | None
 
 def read_pooling_extras(body: Fields, context: RequestContext) -> ExtraMembers:
     """Read those of a request for vectors, where by default a longer text keeps its beginning. Raises BadRequest."""
-    body.boolean("padding", None)  # has no effect: nothing is ever padded
+    if body.string("padding", None, allowed=PADDING_NAMES) == "max_length":
+        raise shared.unsupported_member(body, "padding", "Padding to the context length is")
     if body.free_object("mm_processor_kwargs"):
         raise shared.unsupported_member(body, "mm_processor_kwargs", "Media are")
     truncate, keep = read_truncation(body, context.context_length), _read_kept_side(body, "right")

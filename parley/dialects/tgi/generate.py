@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from parley.dialects.dialect import Answer, HeaderList, Reply, RequestContext, RequestTimings
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
-from parley.dialects.tgi import chat, completions, parameters, shared
+from parley.dialects.tgi import chat, completions, features, parameters, shared
 from parley.dialects.tgi.shared import TGI_WORDING, TgiRules
 from parley.errors import Invalid, ParleyError, Unsupported, WrongType
 from parley.types import (
@@ -36,9 +36,15 @@ EMPTY_TOKEN = TokenInfo(
 )  # used in the last event if a choice ends without a token of its own
 
 
-def read_generate_any(rules: TgiRules, body: bytes, context: RequestContext) -> TgiGenerateReply | Answer:
-    """Read a body; its member ``stream`` selects a stream or one answer, a list. Both include the prompt by default."""
-    return _reply_by_stream_member(rules, decode_fields(body, TGI_WORDING), context)
+def read_generate_any(rules: TgiRules, body: bytes, context: RequestContext) -> Reply | Answer:
+    """Read a body; its member ``stream`` selects a stream or one answer, a list. Both include the prompt by default.
+
+    Unless strict, an encoder answers with vectors: clients of Hugging Face send every task to this path.
+    """
+    fields = decode_fields(body, TGI_WORDING)
+    if not context.generates and not rules.strict:
+        return features.read_feature_request(fields, context)
+    return _reply_by_stream_member(rules, fields, context)
 
 
 def read_generate(rules: TgiRules, body: bytes, context: RequestContext) -> TgiGenerateReply:

@@ -8,7 +8,6 @@ name.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from operator import mul
 from typing import Any, ClassVar
 
 from parley.dialects import vectors
@@ -58,7 +57,9 @@ class _TextPairReply(UnstreamedReply):
     field_names: ClassVar[Mapping[str, str]] = {"prompt": "documents"}
 
     def __init__(self, body: Fields, context: RequestContext, first_texts: list[str], second_texts: list[str]):
-        _refuse_score_options(body)
+        _check_score_options(body)
+        first_limit = _read_token_limit(body, "max_tokens_per_query", context)
+        second_limit = _read_token_limit(body, "max_tokens_per_doc", context)
         embeddings.check_truncation(body, context)
         extra_members = extras.read_pooling_extras(body, context)
         if len(first_texts) not in (1, len(second_texts)):
@@ -67,7 +68,10 @@ class _TextPairReply(UnstreamedReply):
         self.request = Request(
             id=context.unique_id,
             model=body.string("model", "", cap=256),
-            prompts=[Text(text, special) for text in first_texts + second_texts],
+            prompts=[
+                *(Text(text, special, max_tokens=first_limit) for text in first_texts),
+                *(Text(text, special, max_tokens=second_limit) for text in second_texts),
+            ],
             **extra_members.request_members,
             pooling=PoolingOptions(normalize=True),
         )
@@ -88,7 +92,7 @@ class _TextPairReply(UnstreamedReply):
             if 0 < index < self._first_count:
                 first_vector = vectors.vector_numbers(self._vectors[index])
             scores.append(
-                _clamped_cosine(first_vector, vectors.vector_numbers(self._vectors[self._first_count + index]))
+                vectors.clamped_cosine(first_vector, vectors.vector_numbers(self._vectors[self._first_count + index]))
             )
         return scores
 
@@ -146,22 +150,21 @@ class RerankReply(_TextPairReply):
         )
 
 
-def _clamped_cosine(one: list[float], other: list[float]) -> float:
-    """Return the cosine of two vectors of length 1, clamped against rounding errors."""
-    result: float = max(-1.0, min(1.0, sum(map(mul, one, other))))
-    return result
-
-
 def _relevance_score(result: dict[str, Any]) -> float:
     relevance: float = result["relevance_score"]
     return relevance
 
 
-def _refuse_score_options(body: Fields) -> None:
-    """Refuse members that a comparison of embeddings cannot implement; empty and 0 ask for nothing."""
-    for name in ("max_tokens_per_query", "max_tokens_per_doc"):
-        if body.integer(name, 0, 0, MAX_TOKENS):
-            raise unsupported_member(body, name, "Cutting the texts of one side is")
+def _read_token_limit(body: Fields, name: str, context: RequestContext) -> int | None:
+    """Return the number of tokens to which each text of a side is cut; None for 0, which asks for nothing."""
+    limit = body.integer(name, 0, 0, MAX_TOKENS)
+    if context.context_length and limit >= context.context_length:
+        raise Invalid(f"{name} ({limit}) must be less than max_model_len ({context.context_length}).")
+    return limit or None
+
+
+def _check_score_options(body: Fields) -> None:
+    """Refuse members that a comparison of embeddings cannot implement; an empty one asks for nothing."""
     if body.string("instruction", ""):
         raise unsupported_member(body, "instruction", "A model that takes an instruction is")
     body.boolean("use_activation", None)  # a cosine has none
