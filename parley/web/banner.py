@@ -10,10 +10,15 @@ from collections.abc import Callable, Iterable
 from parley.engine.messages import LoadProgress
 from parley.types import ModelInfo
 
+CLEAR_LINE = "\r\x1b[K"
+
 
 def print_line(text: str) -> None:
-    """Print a line and flush it. Errors of a closed pipe are ignored."""
+    """Print a line and flush it, in place of a progress bar if one is drawn. Errors of a closed pipe are ignored."""
     with contextlib.suppress(OSError, ValueError):
+        if _shows_progress():
+            sys.stderr.write(CLEAR_LINE)
+            sys.stderr.flush()
         print(text, flush=True)
 
 
@@ -53,21 +58,29 @@ def loaded_line(name: str, info: ModelInfo) -> str:
 
 
 async def show_progress(get_progress: Callable[[], LoadProgress]) -> None:
-    """Draw a progress bar on standard error until cancelled. Does nothing if that is not a terminal."""
-    if not sys.stderr.isatty():
+    """Draw a progress bar on standard error until cancelled. Does nothing if that is not a terminal.
+
+    The cursor is left at the start of the line, so that lines of others (the log, the engine) overwrite the bar.
+    """
+    if not _shows_progress():
         return
     try:
         while True:
             current = get_progress()
             bar_length = round(24 * current.fraction)
             sys.stderr.write(
-                f"\r\x1b[K  {'█' * bar_length}{'·' * (24 - bar_length)} {current.fraction:4.0%} {current.stage}"
+                f"{CLEAR_LINE}  {'█' * bar_length}{'·' * (24 - bar_length)} {current.fraction:4.0%} {current.stage}\r"
             )
             sys.stderr.flush()
             await asyncio.sleep(0.1)
     finally:
-        sys.stderr.write("\r\x1b[K")
+        sys.stderr.write(CLEAR_LINE)
         sys.stderr.flush()
+
+
+def _shows_progress() -> bool:
+    """Whether standard error is a terminal; Python has no such stream if it was closed at the start."""
+    return sys.stderr is not None and sys.stderr.isatty()
 
 
 def _format_count(number: int) -> str:

@@ -19,6 +19,7 @@ import pytest
 from support.free_ports import free_port
 from support.http_client import MODEL_INFO, Answer, Connection, build_request
 from support.server_process import ServerProcess
+from support.terminal import Terminal
 
 from parley.boot import engines
 from parley.boot import server as start_module
@@ -54,6 +55,29 @@ def test_server_prints_its_url_and_exits_on_sigterm(start_server):
     assert server.get("/health/ready") == 200
     server.process.send_signal(signal.SIGTERM)
     assert server.end() == 0
+
+
+def screen_lines(output: str) -> list[str]:
+    """Return what a terminal shows after this output, which returns to the start of a line or clears its rest."""
+    lines, column = [""], 0
+    for part in re.split(r"(\r|\n|\x1b\[K)", output):
+        if part == "\r":
+            column = 0
+        elif part == "\n":
+            lines, column = [*lines, ""], 0
+        elif part == "\x1b[K":
+            lines[-1] = lines[-1][:column]
+        else:
+            lines[-1] = lines[-1][:column] + part + lines[-1][column + len(part) :]
+            column += len(part)
+    return lines
+
+
+def test_progress_bar_leaves_nothing_on_the_terminal(folder, tmp_path):
+    with Terminal("serve", str(folder), "--fake-engine", "--port", "0", home=tmp_path) as terminal:
+        output = terminal.read_until("ready in ")
+    assert "····" in output
+    assert not [line for line in screen_lines(output) if "··" in line or "██" in line]
 
 
 def test_first_signal_drains_running_streams(start_server):
