@@ -51,14 +51,14 @@ def excerpt(value: Any, limit: int = 60) -> str:
 class ParleyError(Exception):
     """Base class. ``status`` is the HTTP status that most APIs use; a dialect may choose another.
 
-    ``retry_after``: seconds after which a retry makes sense. ``documented``: the message is exactly a text that the
-    original coordinator documents.
+    ``retry_after``: seconds after which a retry makes sense. ``documented``: the text that the original
+    coordinator documents for this error, if it is one of its errors.
     """
 
     status = 500
     code: str | None = None
     retry_after: float | None = None
-    documented = False
+    documented = ""
 
     def __init__(self, message: str, *, field: str | None = None, code: str | None = None):
         super().__init__(message)

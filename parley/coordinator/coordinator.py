@@ -106,7 +106,7 @@ class Coordinator:
         self.metrics = MetricsPort(
             self.table, self.scheduler, self.connections.ask_instance, hosts.get("metrics", host)
         )
-        status = StatusPort(self.table, self.scheduler, self.management, hosts.get("status", host))
+        self.status = StatusPort(self.table, self.scheduler, self.management, hosts.get("status", host))
         shares = divide_descriptors(
             2,  # the client's connection and one to an instance
             set_aside=(len(sockets) - 1) * ADMIN_CONNECTIONS,
@@ -134,7 +134,7 @@ class Coordinator:
             "predict": wrap_cors(self.front, front_options),
             "management": self.management.app,
             "metrics": self.metrics.app,
-            "status": status.app,
+            "status": self.status.app,
         }
         self._ports = [ListeningPort(name, *place, apps[name]) for name, place in sockets.items()]
         limits = {

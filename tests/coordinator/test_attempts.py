@@ -20,6 +20,7 @@ from support.scripted_instance import ReceivedRequest, ScriptedInstance
 
 from parley.coordinator import refusals
 from parley.coordinator.coordinator import coordinator_id
+from parley.coordinator.proxy import result_stream
 from parley.dialects.mounts import INSTANCE_PLANE
 from parley.disagg.wire import headers as heads
 from parley.disagg.wire import result_frames
@@ -70,6 +71,11 @@ async def test_retries_another_prefill_instance_when_an_engine_is_lost(cluster):
     for _ in range(3):
         assert (await running.post(body=CHAT_BODY)).body == b"".join(CHAT_SCRIPT.parts)
     assert lost.requests
+    page = running.coordinator.status.page_data()
+    assert page["retries"] and not page["failed"]
+    other.before_prefill = refuse
+    assert (await running.post(body=CHAT_BODY)).status == 500
+    assert running.coordinator.status.page_data()["failed"] == 1
 
 
 async def test_long_prompt_is_retried_only_where_the_context_is_longer(cluster):
@@ -272,7 +278,10 @@ async def test_malformed_prefill_answer_fails_the_attempt(cluster, name):
     assert (client_answer.status, client_answer.body) == (500, b"P instance error\r\n")
     assert client_answer.headers["content-type"] == "text/plain; charset=utf-8"
     client_answer = await running.post("/v1/chat/completions", CHAT_BODY)
-    assert client_answer.status == 500 and json.loads(client_answer.body)["error"]["message"] == "P instance error"
+    assert (
+        client_answer.status == 500
+        and json.loads(client_answer.body)["error"]["message"] == "The prefill instance failed."
+    )
     assert len(p.requests) + len(d.requests) == 4
 
 
@@ -438,6 +447,28 @@ async def test_removed_decode_instance_leaves_no_request_hanging(cluster, other_
     assert running.coordinator.scheduler.open_requests == 0
 
 
+async def test_instance_that_has_yet_to_start_raises_no_alarm(cluster, monkeypatch):
+    monkeypatch.setattr(result_stream, "RECONNECT_DELAYS", (0.001,))
+    attempts = []
+    report = result_stream.ResultStreamClient._run_connection
+    monkeypatch.setattr(
+        result_stream.ResultStreamClient, "_run_connection", lambda self: (attempts.append(0), report(self))[1]
+    )
+    p, d = ScriptedInstance("prefill"), ScriptedInstance("decode")
+    await d.start_serving()
+    await d.kill_instance()
+    running = await cluster(p, d, ready=False)
+    alarms = running.coordinator.management.alarms
+    await running.wait_until(lambda: len(attempts) > 2 * result_stream.LASTING_FAILURES)
+    assert not alarms
+    await d.start_serving(d.port)
+    await running.wait_until(lambda: running.coordinator.scheduler.can_serve())
+    assert not alarms
+    await d.kill_instance()
+    await running.wait_until(lambda: alarms)
+    assert "Its results cannot be received." in alarms[0]["detail"]
+
+
 async def test_reports_a_decode_instance_that_refuses_to_send_results(cluster):
     class Deaf(ScriptedInstance):
         async def _serve_results(
@@ -460,9 +491,9 @@ async def test_reports_a_decode_instance_that_refuses_to_send_results(cluster):
 @pytest.mark.parametrize(
     ("path", "error"),
     [
-        ("/v1/chat/completions", b'"message":"D instance error"'),
-        ("/v1/completions", b'"message":"D instance error"'),
-        ("/generate_stream", b'"error":"Request failed during generation: D instance error"'),
+        ("/v1/chat/completions", b'"message":"The decode instance failed."'),
+        ("/v1/completions", b'"message":"The decode instance failed."'),
+        ("/generate_stream", b'"error":"Request failed during generation: The decode instance failed."'),
         ("/mindie/v1/chat/completions", b"D instance error"),
     ],
 )

@@ -228,7 +228,10 @@ async def test_incoming_bodies_count_against_the_memory_limit(live_cluster) -> N
     incoming = await cluster.front.connect()
     await incoming.send(head + b"60000\r\n" + b" " * 0x60000)
     answer = await incoming.answer()
-    assert (answer.status, answer.json["error"]["message"]) == (429, "Memory limit exceeded")
+    assert (answer.status, answer.json["error"]["message"]) == (
+        429,
+        "The coordinator's memory for request bodies is full.",
+    )
     for connection in running:
         connection.close()
     await cluster.front.until(lambda: cluster.coordinator.front.body_bytes == 0)

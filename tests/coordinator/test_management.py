@@ -19,6 +19,7 @@ from parley.coordinator.ports.management import ManagementPort
 from parley.coordinator.ports.metrics import MetricsPort
 from parley.coordinator.ports.status import StatusPort
 from parley.coordinator.routing.admission import InstanceScheduler
+from parley.coordinator.routing.circuit_breaker import FAILURE_LIMIT
 from parley.coordinator.routing.health import HealthChecker
 from parley.coordinator.routing.instance_table import InstanceTable
 from parley.coordinator.routing.policies import SchedulingRequest
@@ -340,6 +341,7 @@ async def test_cluster_metrics_are_summed_and_cached_for_a_while():
             'latency_bucket{le="+Inf"} 6',
             "latency_sum 3",
             "parley:cluster_requests_total 1",
+            "parley:cluster_requests_failed_total 0",
             'parley:cluster_requests_ended_total{how="ok"} 1',
             "parley:cluster_ttft_seconds_count 1",
             'parley:cluster_ttft_seconds_bucket{le="0.25"} 1',
@@ -362,6 +364,8 @@ async def test_status_page_is_self_contained_and_its_data_complete():
     table, scheduler = simulated_cluster("prefill", "decode", "flex")
     management = ManagementPort(table, scheduler, FakeHttp())
     await scheduler.place_request(SchedulingRequest(100))
+    for _ in range(FAILURE_LIMIT):
+        table.instances[2].breaker.record_failure(table.clock())
     async with serve_app(StatusPort(table, scheduler, management).app) as say:
         status, page, _ = await say("GET", "/")
         assert status == 200
@@ -369,6 +373,7 @@ async def test_status_page_is_self_contained_and_its_data_complete():
             assert outside not in page
         data = json.loads((await say("GET", "/data"))[1])
     assert data["open"] == 1 and [each["role"] for each in data["instances"]] == ["prefill", "decode", "flex"]
+    assert [each["paused"] for each in data["instances"]] == [False, True, False]
     assert set(re.findall(r"\b[dx]\.([a-z_]+)", page.decode())) <= set(data)
     assert set(re.findall(r"\bi\.([a-z_]+)", page.decode())) <= set(data["instances"][0])
 

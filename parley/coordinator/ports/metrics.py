@@ -87,6 +87,9 @@ class MetricsPort:
             _single_series(
                 "gauge", "requests_waiting", "Requests that wait for an instance.", self._scheduler.queued_requests
             ),
+            _single_series(
+                "counter", "requests_failed_total", "Requests failed after all attempts.", counters.failures
+            ),
             _labelled_series(
                 "counter", "requests_ended_total", "Attempts that ended.", "how", counters.ended.by_label.items()
             ),

@@ -119,7 +119,11 @@ class RequestRunner:
                 if self._placement is not None:
                     self._placement.report_timeout(text)
                 raise refusals.coordinator_error(408, text) from None
+            if self.client.status >= 500:  # an instance's answer
+                self._scheduler.counters.count_failure()
         except ParleyError as error:
+            if self._placement is not None or self.attempts:  # else the scheduler has counted a refusal
+                self._scheduler.counters.count_failure()
             if not self._merge.sent:
                 raise
             self._end_stream(error)
@@ -310,8 +314,9 @@ class RequestRunner:
             self._set_timeout(self._deadline)
         except InstanceUnreachable:
             self._busy_instances = ()
-            self._scheduler.table.mark_faulty(p, refusals.TEXTS.prefill_connect_failed)
-            raise AttemptFailed(500, refusals.TEXTS.prefill_connect_failed, p) from None
+            text = refusals.TEXTS.prefill_connect_failed
+            self._scheduler.table.mark_faulty(p, refusals.plain_sentence(text))
+            raise AttemptFailed(500, text, p) from None
         except ConnectionBroken as broken:
             if merge.done.done():  # the request to P was dropped: D is lost, or has answered
                 await merge.done

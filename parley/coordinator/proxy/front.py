@@ -220,7 +220,9 @@ class InferenceFront:
         elif kind == "ready":
             table = self._scheduler.table
             states = {str(each.id): each.state_at(table.clock()) for each in table}
-            state = {"status": "waiting", "message": refusals.TEXTS.cluster_not_ready, "instances": states}
+            text = refusals.TEXTS.cluster_not_ready
+            text = text if self._strict else refusals.plain_sentence(text)
+            state = {"status": "waiting", "message": text, "instances": states}
             if lack := table.explain_lack():
                 state["reason"] = lack
             await client.send_response(msgspec.json.encode(state), 503, extra_headers=((b"retry-after", b"1"),))
@@ -329,8 +331,10 @@ class InferenceFront:
     def _error_ending(self, path: ApiPath, client: DownstreamClient, body: bytes, error: ParleyError) -> bytes:
         """Return the last bytes of a stream that ends with an error; none if the API has no form for it."""
         route, dialect = path.pick_route(body)
-        if (self._strict or dialect.documented_errors) and not dialect.framed_answers:
-            return error.message.encode()
+        if self._strict or dialect.documented_errors:
+            error.message = error.documented or error.message
+            if not dialect.framed_answers:
+                return error.message.encode()
         assert route.reader is not None
         head = RequestContext(client.request_uuid, 0, "", path_parts=client.path_params, headers=client.headers)
         try:

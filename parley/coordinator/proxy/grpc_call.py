@@ -113,7 +113,8 @@ class GrpcCycle:
         await front(scope, self._receive_body, self.send_message)
         answer = b"".join(self._body)
         if self._aborted or not self._complete:
-            raise GrpcError(grpc.StatusCode.ABORTED, ANSWERS_UNREAD if self._answers else refusals.TEXTS.decode_failed)
+            cut_off = refusals.plain_sentence(refusals.TEXTS.decode_failed)
+            raise GrpcError(grpc.StatusCode.ABORTED, ANSWERS_UNREAD if self._answers else cut_off)
         if self._failure is not None:
             raise GrpcError(grpc_status(self._failure.status), self._failure.error)
         if self.status != 200:

@@ -37,7 +37,8 @@ class GrpcPassthrough:
         if instance is None:
             no_address = bool(self._table.usable_instances())
             code = grpc.StatusCode.UNIMPLEMENTED if no_address else grpc.StatusCode.UNAVAILABLE
-            await context.abort(code, NO_GRPC_ADDRESS if no_address else refusals.TEXTS.cluster_not_ready)
+            not_ready = refusals.plain_sentence(refusals.TEXTS.cluster_not_ready)
+            await context.abort(code, NO_GRPC_ADDRESS if no_address else not_ready)
             raise AssertionError  # abort has raised
         metadata = [
             (key, value)

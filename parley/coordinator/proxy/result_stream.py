@@ -29,7 +29,7 @@ RESUME_WINDOW = 15.0  # seconds until a broken connection can no longer be resum
 EPOCH_WAIT = 0.1  # seconds without an epoch frame until the instance counts as a server other than parley
 FLUSH_DELAY = 0.005  # seconds until a payload that may be cut at a NUL byte counts as complete
 RECONNECT_DELAYS = (0.05, 0.1, 0.2, 0.5, 1.0)  # seconds between attempts to connect
-ALARM_AFTER = 5  # failed attempts in a row until an alarm is raised
+LASTING_FAILURES = 5  # failed attempts in a row after which the reason is reported
 MAX_ORPHANS = 4096  # ids of orphaned requests that are remembered
 
 
@@ -116,7 +116,7 @@ class ResultStreamClient:
                 if self._receivers and (not self.native or time.monotonic() - since > RESUME_WINDOW):
                     self.fail_requests(reason)
                 if failures > 1 or not self.native:
-                    self._on_attached(False, reason if failures == ALARM_AFTER or self.taken_over else "")
+                    self._on_attached(False, reason if failures >= LASTING_FAILURES or self.taken_over else "")
                 await asyncio.sleep(RECONNECT_DELAYS[min(failures, len(RECONNECT_DELAYS)) - 1])
         finally:
             self._drop_connection()

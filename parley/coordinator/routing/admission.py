@@ -108,7 +108,7 @@ class Placement:
                 "Instance %d at %s fails requests (%s). Others are preferred for %g s.",
                 instance.id,
                 instance.url,
-                reason,
+                refusals.plain_sentence(reason).rstrip("."),
                 pause,
             )
 

@@ -19,7 +19,7 @@ class RequestCounters:
         self.ended = LabelledCounter("ok", "failed")
         self.refusals = LabelledCounter()
         self.placements = LabelledCounter("separate", "whole")
-        self.requests = self.retries = self.good = 0
+        self.requests = self.retries = self.failures = self.good = 0
         self.mean_input = self.mean_output = 0.0  # mean lengths in tokens
         self.output_tokens = 0
 
@@ -27,6 +27,10 @@ class RequestCounters:
         """Count a request, or a retry."""
         self.requests += attempt == 0
         self.retries += attempt > 0
+
+    def count_failure(self) -> None:
+        """Count a request that was placed, and whose client gets an error of the cluster after all attempts."""
+        self.failures += 1
 
     def count_placement(self, separate: bool) -> None:
         """Count a placement."""

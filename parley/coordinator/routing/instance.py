@@ -66,7 +66,7 @@ class ClusterInstance:
     last_answer: float = 0.0  # time of its last answer
     lost: bool = False
     faulty_until: float = 0.0
-    fault_reason: str = ""  # reason of its last fault
+    fault_reason: str = ""  # reason of its last fault, empty once its results are received again
     good_checks: int = 0  # answers in a row since its last fault
     avail_slots: int | None = None
     avail_blocks: int | None = None

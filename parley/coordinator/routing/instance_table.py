@@ -100,13 +100,19 @@ class InstanceTable:
             self.notify_watchers(instance, "ready")
 
     def set_attached(self, instance: ClusterInstance, attached: bool, reason: str = "") -> None:
-        """Set whether an instance's results can be received. ``reason`` why not: given if it is worth an alarm."""
+        """Set whether an instance's results can be received. ``reason`` why not: given once the failure lasts.
+
+        An instance that is loading or stopping sends no results; of any other, watchers are told each reason once.
+        """
         was_attached, instance.attached = instance.attached, attached
         if attached and not was_attached:
+            instance.fault_reason = ""
             self.notify_watchers(instance, "ready")
-        elif reason and not attached:
-            instance.fault_reason = f"Its results cannot be received. {reason}"
-            self.notify_watchers(instance, "faulty")
+        elif reason and not attached and instance.state_at(self.clock()) != "joining":
+            fault_reason = f"Its results cannot be received. {reason}"
+            if instance.fault_reason != fault_reason:
+                instance.fault_reason = fault_reason
+                self.notify_watchers(instance, "faulty")
 
     def record_miss(self, instance: ClusterInstance) -> None:
         """Record a status check without an answer; after too many in a row the instance is lost."""
