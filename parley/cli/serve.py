@@ -100,6 +100,7 @@ def engine_of(config: ResolvedOptions) -> EngineKind:
 
 def server_options(config: ResolvedOptions) -> ServerOptions:
     """Return the server's part of the options. Raises ConfigError for errors that only the server detects."""
+    from parley.dialects.dialect import ApiOptions
     from parley.serving.options import ServerOptions
     from parley.web.request_body import BodyBudget
 
@@ -131,6 +132,12 @@ def server_options(config: ResolvedOptions) -> ServerOptions:
         ping_interval=config["ping"],
         lora_root=config["lora-root"],
         tokenizer_info=config["tokenizer-info"],
+        api_options=ApiOptions(
+            max_logprobs=config["max-logprobs"],
+            force_include_usage=config["enable-force-include-usage"],
+            return_tokens_as_token_ids=config["return-tokens-as-token-ids"],
+            per_request_metrics=config["enable-per-request-metrics"],
+        ),
         role=config["role"],
         peer_port=config["peer-port"] if config["role"] != "mixed" else None,
         peer_lease=config["peer-lease"],

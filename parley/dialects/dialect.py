@@ -21,6 +21,25 @@ from parley.types import Event, Request, Usage
 
 
 @dataclass(frozen=True, slots=True)
+class ApiOptions:
+    """What the operator of a server chooses for OpenAI's and vLLM's APIs, with flags that have vLLM's names.
+
+    ``max_logprobs``: the largest number of alternatives per token; -1: no limit, also for requests that ask for the
+    whole vocabulary; None: as each API has it. ``force_include_usage``: every chunk of every stream has its usage.
+    ``return_tokens_as_token_ids``: log-probabilities name tokens by their ids unless a request says otherwise.
+    ``per_request_metrics``: answers with one choice say where their time went.
+    """
+
+    max_logprobs: int | None = None
+    force_include_usage: bool = False
+    return_tokens_as_token_ids: bool = False
+    per_request_metrics: bool = False
+
+
+DEFAULT_API_OPTIONS = ApiOptions()
+
+
+@dataclass(frozen=True, slots=True)
 class RequestContext:
     """Everything besides the body that a dialect needs to read a request and write its answer.
 
@@ -28,8 +47,8 @@ class RequestContext:
     requested model: its context length in tokens (0 before it is loaded), the ``device`` kind, the tokens that its KV
     cache holds and can hold, the number of waiting sequences, the sampling defaults of its generation_config.json,
     under the names used there, its own names, those of its adapters, and whether it generates text (an encoder does
-    not). About the HTTP request: the decoded path parts that the route names, the headers with lower-case names, and
-    the query string.
+    not). About the server: ``api_options``. About the HTTP request: the decoded path parts that the route names, the
+    headers with lower-case names, and the query string.
     """
 
     unique_id: str
@@ -47,16 +66,23 @@ class RequestContext:
     model_names: Collection[str] = ()
     adapters: Collection[str] = ()
     generates: bool = True
+    api_options: ApiOptions = DEFAULT_API_OPTIONS
 
 
 @dataclass(frozen=True, slots=True)
 class RequestTimings:
-    """Where the time of an answered request went, in seconds: validation, the engine's queue, inference, in total."""
+    """Where the time of an answered request went, in seconds: validation, the engine's queue, inference, in total.
+
+    ``prefill``: the part of inference up to the first token. ``decode``: from the first token to the last. Both are
+    None if there are no tokens, and ``prefill`` is None if another instance computed it.
+    """
 
     total: float
     validation: float
     queue: float
     inference: float
+    prefill: float | None = None
+    decode: float | None = None
 
 
 class Answer(NamedTuple):
@@ -81,7 +107,7 @@ class Reply(ABC):
     ``field_names`` maps the neutral fields that the server's errors mention ("prompt") to this API's own names.
     ``ping_bytes`` are sent into a silent stream, every ``ping_interval`` seconds if this API has a customary interval
     and the server has no other setting; if empty, nothing is sent. ``served_model``: the model of an endpoint that the
-    server chose, under the endpoint's name for it.
+    server chose, under the endpoint's name for it. ``timings`` are set before ``finish_stream`` and ``render_body``.
     """
 
     content_type: bytes = b"application/json"
@@ -92,6 +118,7 @@ class Reply(ABC):
     ping_interval: ClassVar[float | None] = None
     request: Request
     served_model: str = ""
+    timings: RequestTimings | None = None
 
     @abstractmethod
     def render_chunk(self, events: Sequence[Event]) -> bytes:

@@ -143,7 +143,8 @@ async def _answer_generation(exchange: Exchange, reply: Reply, generation: Gener
     if not generation.finished:
         await generation.hand_over_request()
         return
-    body, extra_headers = reply.render_body(generation.usage), reply.answer_headers(generation.request_timings)
+    reply.timings = generation.request_timings
+    body, extra_headers = reply.render_body(generation.usage), reply.answer_headers(reply.timings)
     if reply.content_coding:
         body = await off_loop(len(body), partial(compress_body, body, reply.content_coding))
         extra_headers = [*extra_headers, (b"content-encoding", reply.content_coding)]
@@ -188,6 +189,7 @@ async def _stream_generation(exchange: Exchange, reply: Reply, generation: Gener
             await exchange.write_stream(b"", media_type)  # sends the head if there were no bytes yet
             await generation.hand_over_request()
             return
+        reply.timings = generation.request_timings
         last_bytes = held_bytes + reply.finish_stream(generation.usage)
     except ParleyError as error:
         if not exchange.response_begun:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
 from typing import Literal, NamedTuple
 
-from parley.dialects.dialect import Dialect
+from parley.dialects.dialect import DEFAULT_API_OPTIONS, ApiOptions, Dialect
 from parley.types import Settings, Tenant
 from parley.web.options import HttpOptions, TlsFiles
 
@@ -65,6 +65,7 @@ class ServerOptions(HttpOptions):
 
     lora_root: str | None = None  # clients may load adapters from inside this folder; None: they may not load any
     tokenizer_info: bool = False  # serve the tokenizer's configuration at /tokenizer_info
+    api_options: ApiOptions = DEFAULT_API_OPTIONS  # for OpenAI's and vLLM's APIs
 
     # for an instance of a cluster
     role: RoleName = "mixed"

@@ -28,6 +28,7 @@ ATTEMPT_NUMBERS = (
 MAX_LISTED_LOGPROBS = (
     1 << 18
 )  # log-probabilities in one request for those of the whole vocabulary; they take half a second
+MANY_ALTERNATIVES = 1024  # a request for more of them has the limit of one for the whole vocabulary
 MAX_ANSWER_LOGPROBS = 1 << 20  # log-probabilities in one answer, alternatives included; they take 500 MB
 
 
@@ -258,14 +259,12 @@ def _check_answer_logprobs(request: Request, info: ModelInfo, prompts: list[tupl
         "prompt_logprobs": (prompt_alternatives, sum(len(prepared.token_ids) for prepared, _ in prompts)),
     }
     for field, (alternatives, tokens) in tokens_by_field.items():
-        if alternatives == -1 and tokens > (max_tokens := max(1, MAX_LISTED_LOGPROBS // vocabulary)):
-            raise Invalid(
-                f"Log-probabilities of all {vocabulary} tokens of the vocabulary can be returned for at most "
-                f"{max_tokens} tokens in one request, but they were requested for {tokens}.",
-                field=field,
-            )
+        if alternatives is None:
+            continue
+        if alternatives == -1 or alternatives > min(MANY_ALTERNATIVES, vocabulary):
+            _check_listed_logprobs(alternatives, tokens, vocabulary, field)
         streamed = request.stream and field == "logprobs"
-        if alternatives is None or alternatives == -1 or streamed:
+        if alternatives == -1 or streamed:
             continue
         if tokens > (max_tokens := MAX_ANSWER_LOGPROBS // (alternatives + 1)):
             raise Invalid(
@@ -274,6 +273,20 @@ def _check_answer_logprobs(request: Request, info: ModelInfo, prompts: list[tupl
                 f"{', choices or alternatives, or for a stream' if field == 'logprobs' else ' or alternatives'}.",
                 field=field,
             )
+
+
+def _check_listed_logprobs(alternatives: int, tokens: int, vocabulary: int, field: str) -> None:
+    """Check a request for the log-probabilities of the whole vocabulary (-1) or much of it. Raises Invalid."""
+    if alternatives > vocabulary:
+        raise Invalid(f"The vocabulary has {vocabulary} tokens, but {alternatives} were requested.", field=field)
+    count = vocabulary if alternatives == -1 else alternatives
+    if tokens > (max_tokens := max(1, MAX_LISTED_LOGPROBS // count)):
+        listed = f"all {vocabulary}" if alternatives == -1 else f"{alternatives} of {vocabulary}"
+        raise Invalid(
+            f"Log-probabilities of {listed} tokens of the vocabulary can be returned for at most {max_tokens} tokens "
+            f"in one request, but they were requested for {tokens}.",
+            field=field,
+        )
 
 
 def _listed_alternatives(request: Request) -> int | None:

@@ -109,11 +109,14 @@ class RequestMetrics:
         """Return how long each phase took until now; call it after the last token."""
         now = time.perf_counter()
         first_step_time = self._first_step_time or now
+        first_token_time, last_token_time = self._first_token_time, max(self._last_token_times.values(), default=0.0)
         return RequestTimings(
             now - self._arrival_time,
             self._submit_time - self._arrival_time,
             first_step_time - self._submit_time,
             now - first_step_time,
+            first_token_time - first_step_time if first_token_time and not self._resumed else None,
+            last_token_time - first_token_time if last_token_time else None,
         )
 
     def record_end(self, lengths: list[int], unfinished: int, *, failed: bool, handed_over: bool = False) -> None:

@@ -293,6 +293,7 @@ class ServedModel:
             self.names,
             tuple(self.adapters),
             info is None or info.generates,
+            self.options.api_options,
         )
 
     def take_slots(self, choices: int, tenant: str = "") -> None:

@@ -428,6 +428,38 @@ SERVE_OPTIONS: list[Option] = [
         configurable=True,
     ),
     Option(
+        "max-logprobs",
+        integer_kind(-1, 2**31 - 1),
+        "OpenAI's and vLLM's APIs: alternatives that a request may ask for per token; -1: the whole vocabulary.",
+        section="server",
+        unset_text="20; -1 is granted as well, except by strict APIs",
+        configurable=True,
+    ),
+    Option(
+        "enable-force-include-usage",
+        switch_kind(),
+        "OpenAI's and vLLM's APIs: report the usage in every chunk of every stream.",
+        False,
+        section="server",
+        configurable=True,
+    ),
+    Option(
+        "return-tokens-as-token-ids",
+        switch_kind(),
+        "OpenAI's and vLLM's APIs: name tokens in log-probabilities as token_id:N, unless a request says otherwise.",
+        False,
+        section="server",
+        configurable=True,
+    ),
+    Option(
+        "enable-per-request-metrics",
+        switch_kind(),
+        "OpenAI's and vLLM's APIs: say in the member metrics of an answer where its time went.",
+        False,
+        section="server",
+        configurable=True,
+    ),
+    Option(
         "role",
         choice_kind("mixed", "prefill", "decode", "flex"),
         "Role in a cluster. mixed answers any client; the others serve a coordinator: prefill begins requests, decode "

@@ -13,6 +13,7 @@ import pytest
 from support.cli_process import clean_environment
 
 from parley.cli.serve import offered_models, read_key_file, server_options
+from parley.dialects.dialect import ApiOptions
 from parley.serving.options import ListenAddress, OfferedModel, ServerOptions
 from parley.settings.config import SERVE_OPTIONS
 from parley.settings.options import ConfigError, resolve_options
@@ -46,6 +47,7 @@ def test_serve_passes_every_option_to_the_server(tmp_path):
     more = "--cors-origin * --allow-host h --ping 10s --tokenizer-info --in-process --quiet --log-format json"
     (tmp_path / "chiefs").write_text("chief\n")
     more += f" --api-key-file {keys} --admin-key-file {tmp_path / 'chiefs'} --share-prefixes"
+    more += " --max-logprobs -1 --enable-force-include-usage --return-tokens-as-token-ids --enable-per-request-metrics"
     parsed = options(*flags.split(), *more.split())
     assert parsed == ServerOptions(
         host="::1",
@@ -62,6 +64,7 @@ def test_serve_passes_every_option_to_the_server(tmp_path):
         hosts=("h",),
         ping_interval=10.0,
         tokenizer_info=True,
+        api_options=ApiOptions(-1, True, True, True),
         access_log=False,
         log_format="json",
     )

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from parley.dialects import parameters
-from parley.dialects.dialect import Reply, RequestContext
+from parley.dialects.dialect import ApiOptions, Reply, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import extras, shared, tools
 from parley.dialects.openai.messages import read_conversation, read_prediction
 from parley.dialects.openai.shared import OPENAI_RULES, ReadingRules
+from parley.dialects.openai.timings import metrics_member
 from parley.errors import ParleyError
 from parley.types import (
     Chat,
@@ -60,14 +61,15 @@ class ChatReply(Reply):
     reading_rules: ClassVar[ReadingRules] = OPENAI_RULES
 
     def __init__(self, body: Fields, context: RequestContext):
+        self._options = options = shared.applied_options(context, self.reading_rules)
         chat_prompt, self._legacy = read_conversation(body, self.reading_rules)
         max_tokens = _read_max_tokens(body)
         extra_members = extras.read_extras(body, context, max_tokens=max_tokens)
         _refuse_media(body)
         stream = body.boolean("stream", False)
-        usage, self._usage_per_chunk = shared.read_usage_options(body, stream)
+        usage, self._usage_per_chunk = shared.read_usage_options(body, stream, options)
         self._wants_ids = body.boolean("return_token_ids", False)
-        logprobs = _read_logprobs(body, self.reading_rules)
+        logprobs = _read_logprobs(body, self.reading_rules, options)
         self.request = Request(
             id=context.unique_id,
             model=body.string("model", "", cap=256),
@@ -77,7 +79,7 @@ class ChatReply(Reply):
             output_options=OutputOptions(
                 logprobs=logprobs,
                 logprob_ids=extras.read_logprob_ids(body, logprobs, max_tokens),
-                prompt_logprobs=shared.read_alternatives(body, "prompt_logprobs", self.reading_rules),
+                prompt_logprobs=shared.read_alternatives(body, "prompt_logprobs", self.reading_rules, options),
                 usage=usage,
                 skip_special=body.boolean("skip_special_tokens", True),
                 stream_interval=shared.read_stream_interval(body),
@@ -96,7 +98,7 @@ class ChatReply(Reply):
         self._wants_reasoning = body.boolean("include_reasoning", True)
         self._tool_chosen = chat_prompt.forced_tool is not None
         self._answer_id = extra_members.client_id or context.unique_id
-        self._tokens_as_ids = body.boolean("return_tokens_as_token_ids", False)
+        self._tokens_as_ids = body.boolean("return_tokens_as_token_ids", options.return_tokens_as_token_ids)
         self._context = context
         self._choices = [ChatChoice() for _ in range(self.request.n)]
         self._prompt_ids: list[int] | None = None
@@ -127,7 +129,8 @@ class ChatReply(Reply):
         """Return the usage chunk, if requested, and the ``[DONE]`` mark."""
         if not self.request.output_options.usage:
             return shared.STREAM_DONE
-        return shared.sse_frame(self._chat_envelope("chat.completion.chunk", [], usage)) + shared.STREAM_DONE
+        envelope = self._chat_envelope("chat.completion.chunk", [], usage)
+        return shared.sse_frame(envelope | metrics_member(self, self._options, usage)) + shared.STREAM_DONE
 
     def fail_stream(self, error: ParleyError) -> bytes:
         """Return the error event and the ``[DONE]`` mark."""
@@ -250,7 +253,7 @@ class ChatReply(Reply):
             answer["prompt_token_ids"] = self._prompt_ids
         if self._prompt_text is not None:
             answer["prompt_text"] = self._prompt_text
-        return encode_json(answer)
+        return encode_json(answer | metrics_member(self, self._options, usage))
 
     def _choice_object(self, index: int, choice: ChatChoice) -> dict[str, Any]:
         assert choice.done is not None
@@ -327,9 +330,9 @@ def _read_max_tokens(body: Fields) -> int | None:
     return body.integer("max_completion_tokens", old, 1, shared.MAX_TOKENS)
 
 
-def _read_logprobs(body: Fields, rules: ReadingRules) -> int | None:
+def _read_logprobs(body: Fields, rules: ReadingRules, options: ApiOptions) -> int | None:
     requested = body.boolean("logprobs", False)
-    top = shared.read_alternatives(body, "top_logprobs", rules)
+    top = shared.read_alternatives(body, "top_logprobs", rules, options)
     if top and not requested:
         raise body.member_error("top_logprobs", "needs 'logprobs' to be true.")
     return (top or 0) if requested else None

@@ -16,6 +16,7 @@ from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import extras, prompts, shared
 from parley.dialects.openai.shared import OPENAI_RULES, ReadingRules
+from parley.dialects.openai.timings import metrics_member
 from parley.errors import ParleyError
 from parley.types import (
     ChoiceDelta,
@@ -132,6 +133,7 @@ class CompletionReply(Reply):
     reading_rules: ClassVar[ReadingRules] = OPENAI_RULES
 
     def __init__(self, body: Fields, context: RequestContext):
+        self._options = options = shared.applied_options(context, self.reading_rules)
         prompt_list = _read_prompts(body)
         max_tokens = body.integer("max_tokens", DEFAULT_TOKENS, 0, shared.MAX_TOKENS)
         extra_members = extras.read_extras(body, context, max_tokens=max_tokens)
@@ -143,13 +145,15 @@ class CompletionReply(Reply):
             )
         stream = body.boolean("stream", False)
         echo = body.boolean("echo", False)
-        logprobs = shared.read_alternatives(body, "logprobs", self.reading_rules)
+        logprobs = shared.read_alternatives(body, "logprobs", self.reading_rules, options)
         counts = shared.read_capped_choices(body, len(prompt_list), self.reading_rules)
-        usage, self._usage_per_chunk = shared.read_usage_options(body, stream)
+        usage, self._usage_per_chunk = shared.read_usage_options(body, stream, options)
         self._wants_ids = body.boolean("return_token_ids", False)
         if max_tokens == 0 and not echo:
             raise body.member_error("max_tokens", "may only be 0 when 'echo' is true.")
-        self._prompt_alternatives = scores = shared.read_alternatives(body, "prompt_logprobs", self.reading_rules)
+        self._prompt_alternatives = scores = shared.read_alternatives(
+            body, "prompt_logprobs", self.reading_rules, options
+        )
         if echo and logprobs is not None:
             scores = -1 if -1 in (logprobs, scores) else max(logprobs, scores or 0)
         self.request = Request(
@@ -174,7 +178,8 @@ class CompletionReply(Reply):
             grammar=extra_members.grammar,
             **extra_members.request_members,
         )
-        name_options = body.boolean("return_tokens_as_token_ids", False), self.request.output_options.skip_special
+        id_names = body.boolean("return_tokens_as_token_ids", options.return_tokens_as_token_ids)
+        name_options = id_names, self.request.output_options.skip_special
         self._answer_id = extra_members.client_id or context.unique_id
         self._context = context
         self._choices = [
@@ -215,7 +220,8 @@ class CompletionReply(Reply):
         """Return the usage chunk, if requested, and the ``[DONE]`` mark."""
         if not self.request.output_options.usage:
             return shared.STREAM_DONE
-        return shared.sse_frame(self._completion_envelope([], usage)) + shared.STREAM_DONE
+        envelope = self._completion_envelope([], usage)
+        return shared.sse_frame(envelope | metrics_member(self, self._options, usage)) + shared.STREAM_DONE
 
     def fail_stream(self, error: ParleyError) -> bytes:
         """Return the error event and the ``[DONE]`` mark."""
@@ -289,7 +295,8 @@ class CompletionReply(Reply):
                 choice["token_ids"] = state.ids
                 choice["prompt_token_ids"] = self._prompt_ids.get(index // self.request.n)
             choices.append(choice)
-        return encode_json(self._completion_envelope(choices, usage))
+        envelope = self._completion_envelope(choices, usage)
+        return encode_json(envelope | metrics_member(self, self._options, usage))
 
     # -- both
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from parley.dialects import parameters
-from parley.dialects.dialect import Answer
+from parley.dialects.dialect import DEFAULT_API_OPTIONS, Answer, ApiOptions, RequestContext
 from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.parameters import MAX_ALTERNATIVES, MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOKEN_ID, ChoiceCounts
@@ -42,7 +42,7 @@ class ReadingRules:
     valid number of alternatives; -1 asks for the whole vocabulary. ``shows_unused_tools``: the model sees its tools
     even if ``tool_choice`` is none. ``strict_schemas``: a ``strict`` tool must have a schema that OpenAI's strict mode
     accepts. ``lenient_messages``: messages are read ``loose`` and ``lenient_messages`` (see ``messages.turns``), and
-    the last may be continued regardless of its role.
+    the last may be continued regardless of its role. ``follows_options``: the operator's ``ApiOptions`` apply.
     """
 
     roles: tuple[str, ...] = OPENAI_ROLES
@@ -52,6 +52,7 @@ class ReadingRules:
     shows_unused_tools: bool = False
     strict_schemas: bool = True
     lenient_messages: bool = False
+    follows_options: bool = True
 
 
 OPENAI_RULES = ReadingRules()
@@ -117,20 +118,32 @@ def read_capped_choices(body: Fields, prompts: int, rules: ReadingRules = OPENAI
     return counts
 
 
-def read_usage_options(body: Fields, stream: bool) -> tuple[bool, bool]:
+def applied_options(context: RequestContext, rules: ReadingRules) -> ApiOptions:
+    """Return the operator's options that apply to a request."""
+    return context.api_options if rules.follows_options else DEFAULT_API_OPTIONS
+
+
+def read_usage_options(body: Fields, stream: bool, options: ApiOptions) -> tuple[bool, bool]:
     """Return whether usage is requested at the end of the stream, and in each chunk. Raises BadRequest."""
-    options = body.object("stream_options")
-    if options is None:
-        return False, False
+    stream_options = body.object("stream_options")
+    at_end = every_chunk = stream and options.force_include_usage
+    if stream_options is None:
+        return at_end, every_chunk
     if not stream:
         raise body.member_error("stream_options", "only allowed when 'stream' is true.")
-    usage = options.boolean("include_usage", False)
-    return usage, options.boolean("continuous_usage_stats", False) and usage
+    at_end = stream_options.boolean("include_usage", False) or at_end
+    return at_end, (stream_options.boolean("continuous_usage_stats", False) and at_end) or every_chunk
 
 
-def read_alternatives(body: Fields, name: str, rules: ReadingRules) -> int | None:
-    """Return the number of alternatives whose log-probabilities are requested, or None."""
-    return body.integer(name, None, rules.min_alternatives, MAX_ALTERNATIVES)
+def read_alternatives(body: Fields, name: str, rules: ReadingRules, options: ApiOptions) -> int | None:
+    """Return the number of alternatives whose log-probabilities are requested, or None. Raises BadRequest."""
+    match options.max_logprobs:
+        case None:
+            return body.integer(name, None, rules.min_alternatives, MAX_ALTERNATIVES)
+        case -1:
+            return body.integer(name, None, -1, MAX_TOKENS)
+        case limit:
+            return body.integer(name, None, 0, limit)
 
 
 def read_identifier(fields: Fields) -> str:

@@ -14,6 +14,7 @@ from parley.dialects.fields import Fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import chat
 from parley.dialects.openai.shared import ReadingRules
+from parley.dialects.openai.timings import metrics_member
 from parley.dialects.vllm import requests, shared
 from parley.types import ChoiceDelta, ChoiceDone, Event, PromptAccepted, TokenInfo, ToolCallDelta, Usage
 
@@ -168,6 +169,7 @@ class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
                 "ec_transfer_params": None,
                 "metrics": None,
             }
+            | metrics_member(self, self._options, usage)
         )
 
     def _choice_object(self, index: int, choice: chat.ChatChoice) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from parley.dialects.json_answer import encode_json
 from parley.dialects.openai import completions
 from parley.dialects.openai.completions import LogprobLists
 from parley.dialects.openai.shared import FINISH_REASONS, ReadingRules, prompt_logprob_maps
+from parley.dialects.openai.timings import metrics_member
 from parley.dialects.vllm import requests, shared
 from parley.types import ChoiceDelta, ChoiceDone, Event, PromptAccepted, PromptScored, TokenInfo, Usage
 
@@ -127,6 +128,7 @@ class VllmCompletionReply(shared.VllmStreamMixin, completions.CompletionReply):
                 "ec_transfer_params": None,
                 "metrics": None,
             }
+            | metrics_member(self, self._options, usage)
         )
 
     def _choice_answer(self, index: int, state: completions.CompletionChoice) -> dict[str, Any]:

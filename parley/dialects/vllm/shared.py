@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 
 from parley.dialects import orca
-from parley.dialects.dialect import Answer, HeaderList, RequestContext, RequestTimings
+from parley.dialects.dialect import Answer, ApiOptions, HeaderList, Reply, RequestContext, RequestTimings
 from parley.dialects.json_answer import encode_json
+from parley.dialects.openai.timings import metrics_member
 from parley.errors import (
     ContextLength,
     EngineError,
@@ -126,24 +127,21 @@ def load_header(context: RequestContext) -> HeaderList:
     )
 
 
-class VllmStreamMixin:
+class VllmStreamMixin(Reply):
     """Common parts of both reply classes: the end of a stream, and the headers of an answer in one piece."""
 
-    request: Request
     _context: RequestContext
+    _options: ApiOptions
     _chunk_start: bytes  # the first bytes of a plain chunk, after the first one was built
 
     def finish_stream(self, usage: Usage) -> bytes:
         """Return the usage chunk, if requested, and the ``[DONE]`` mark."""
         if not self.request.output_options.usage:
             return STREAM_DONE
-        return (
-            vllm_frame(
-                self._chunk_envelope([])
-                | {"usage": final_usage(usage), "system_fingerprint": self._context.fingerprint}
-            )
-            + STREAM_DONE
-        )
+        last_members = {"usage": final_usage(usage), "system_fingerprint": self._context.fingerprint}
+        for name, metrics in metrics_member(self, self._options, usage).items():
+            last_members[name] = {key: value for key, value in metrics.items() if value is not None}
+        return vllm_frame(self._chunk_envelope([]) | last_members) + STREAM_DONE
 
     def fail_stream(self, error: ParleyError) -> bytes:
         """Return vLLM's error event and the ``[DONE]`` mark."""
