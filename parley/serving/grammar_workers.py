@@ -145,6 +145,11 @@ class GrammarWorkers:
         """The process ids of workers that have nothing to do."""
         return [worker.process_id for worker in self._idle_workers if worker.process_id is not None]
 
+    def end_idle_workers(self) -> None:
+        """End the processes that have nothing to do. A later question starts a new one."""
+        while self._idle_workers:
+            self._idle_workers.pop().end_process()
+
     async def compile_answer_grammar(
         self, pipeline: TextPipeline, prompt: Prompt, grammar: Grammar | None, tenant: str
     ) -> str:

@@ -78,6 +78,20 @@ def pipeline() -> TextPipeline:
     return TextPipeline.from_folder(model_folder())
 
 
+@pytest.fixture
+def start_workers() -> Iterator[Callable[..., GrammarWorkers]]:
+    """Make groups of workers, whose processes end with the test."""
+    groups: list[GrammarWorkers] = []
+
+    def start(*arguments: Any) -> GrammarWorkers:
+        groups.append(GrammarWorkers(*arguments))
+        return groups[-1]
+
+    yield start
+    for group in groups:
+        group.end_idle_workers()
+
+
 def ask(worker: GrammarWorker, pipeline: TextPipeline, grammar: Grammar) -> AnswerCompiled | AnswerRefused:
     question = encode_question(Text("x"), grammar)
     return worker.ask_worker(pipeline.compiler_setup, question, pipeline.tokenizer.find_token)
@@ -86,8 +100,8 @@ def ask(worker: GrammarWorker, pipeline: TextPipeline, grammar: Grammar) -> Answ
 # -- results
 
 
-async def test_workers_compile_what_this_process_compiles(pipeline):
-    workers = GrammarWorkers(1)
+async def test_workers_compile_what_this_process_compiles(pipeline, start_workers):
+    workers = start_workers(1)
     prompts = [Text("x"), Chat([Message("user", "x")], [TOOL]), Chat([Message("user", "x")], tool_choice="none")]
     for grammar in GRAMMARS:
         for prompt in prompts:
@@ -106,8 +120,8 @@ async def test_workers_compile_what_this_process_compiles(pipeline):
             assert (there.value.message, there.value.field) == (here.value.message, here.value.field)
 
 
-async def test_hostile_grammars_end_no_worker(pipeline):
-    workers, worker_ids = GrammarWorkers(1), list[int]()
+async def test_hostile_grammars_end_no_worker(pipeline, start_workers):
+    workers, worker_ids = start_workers(1), list[int]()
     for grammar in HOSTILE[::6]:
         try:
             await workers.compile_answer_grammar(pipeline, Text("x"), grammar, "")
@@ -117,8 +131,8 @@ async def test_hostile_grammars_end_no_worker(pipeline):
     assert len(worker_ids) > 10 and set(worker_ids) == {first}
 
 
-async def test_refuses_a_question_that_is_too_large_before_it_waits(pipeline):
-    workers = GrammarWorkers(1, ["/no/such/program"])
+async def test_refuses_a_question_that_is_too_large_before_it_waits(pipeline, start_workers):
+    workers = start_workers(1, ["/no/such/program"])
     huge = {"type": "object", "description": "x" * (4 << 20)}
     deep: dict[str, Any] = {}
     for _ in range(20_000):
@@ -145,22 +159,22 @@ def test_grammar_that_ends_its_worker_is_refused_and_the_next_one_compiled(pipel
     worker.end_process()
 
 
-async def test_grammar_whose_worker_was_killed_from_outside_may_be_asked_again(pipeline, tmp_path):
+async def test_grammar_whose_worker_was_killed_from_outside_may_be_asked_again(pipeline, tmp_path, start_workers):
     """The system kills processes when memory is short; a grammar must not be refused for ever because of that."""
     grammar, began = Grammar("choice", ["sleep once"]), tmp_path / "began"
     worker_code = OBEDIENT_WORKER.replace('"sleep" in', f'not os.path.exists({str(began)!r}) and "sleep" in').replace(
         "time.sleep(3600)", f"open({str(began)!r}, 'w').close(); os.kill(os.getpid(), 9)"
     )
-    workers = GrammarWorkers(1, python_command("-c", worker_code))
+    workers = start_workers(1, python_command("-c", worker_code))
     with pytest.raises(Invalid, match=TOO_SLOW):
         await workers.compile_answer_grammar(pipeline, Text("x"), grammar, "")
     assert began.exists()
     assert await workers.compile_answer_grammar(pipeline, Text("x"), grammar, "")
 
 
-async def test_worker_that_cannot_start_is_no_fault_of_the_grammar(pipeline):
+async def test_worker_that_cannot_start_is_no_fault_of_the_grammar(pipeline, start_workers):
     for command in (["/no/such/program"], [sys.executable, "-c", "pass"]):
-        workers = GrammarWorkers(1, command)
+        workers = start_workers(1, command)
         for _ in range(2):
             with pytest.raises(NotReady):
                 await workers.compile_answer_grammar(pipeline, Text("x"), Grammar("choice", ["a"]), "")
@@ -269,8 +283,8 @@ def slow_grammar(number: int) -> dict[str, Any]:
     return HELLO_CHAT | {"structured_outputs": {"grammar": grammar}}
 
 
-async def test_grammars_of_one_key_do_not_delay_those_of_another(serve, monkeypatch):
-    monkeypatch.setattr("parley.serving.prepare.GRAMMAR_WORKERS", GrammarWorkers())
+async def test_grammars_of_one_key_do_not_delay_those_of_another(serve, monkeypatch, start_workers):
+    monkeypatch.setattr("parley.serving.prepare.GRAMMAR_WORKERS", start_workers())
     served = await serve(api_keys=("a", "b"))
     flood = [
         asyncio.create_task(served.post(CHAT, slow_grammar(number), authorization="Bearer a")) for number in range(16)
