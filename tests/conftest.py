@@ -3,11 +3,15 @@
 import os
 from importlib.util import find_spec
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # The time of an example depends on the load of the machine; no test is about it.
-settings.register_profile("untimed", settings(), deadline=None)
+settings.register_profile("untimed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+# Several test processes share the processors; torch's threads would wait for each other. Set before torch is imported.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Tests connect Hugging Face's client to servers on this machine; its offline switch would forbid that as well.
 os.environ.pop("HF_HUB_OFFLINE", None)

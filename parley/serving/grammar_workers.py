@@ -9,6 +9,8 @@ workers are shared by all models, and started when they are first needed.
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextlib
 import logging
 import signal
 import socket
@@ -139,16 +141,18 @@ class GrammarWorkers:
         self._executor = TenantExecutor(count, "grammar")
         self._command = command
         self._idle_workers: list[GrammarWorker] = []
+        self._closed = False
 
     @property
     def idle_process_ids(self) -> list[int]:
         """The process ids of workers that have nothing to do."""
         return [worker.process_id for worker in self._idle_workers if worker.process_id is not None]
 
-    def end_idle_workers(self) -> None:
-        """End the processes that have nothing to do. A later question starts a new one."""
-        while self._idle_workers:
-            self._idle_workers.pop().end_process()
+    def close(self) -> None:
+        """Cancel the questions that wait and end the workers: idle ones now, the others once they have answered."""
+        self._closed = True
+        self._executor.shutdown()
+        self._end_idle_workers()
 
     async def compile_answer_grammar(
         self, pipeline: TextPipeline, prompt: Prompt, grammar: Grammar | None, tenant: str
@@ -186,6 +190,13 @@ class GrammarWorkers:
             return worker.ask_worker(setup, question, find_token)
         finally:
             self._idle_workers.append(worker)
+            if self._closed:
+                self._end_idle_workers()
+
+    def _end_idle_workers(self) -> None:
+        with contextlib.suppress(IndexError):  # none is left; several threads may take them
+            while True:
+                self._idle_workers.pop().end_process()
 
 
 def refusal_error(refused: AnswerRefused, field: str) -> Invalid:
@@ -196,3 +207,4 @@ def refusal_error(refused: AnswerRefused, field: str) -> Invalid:
 
 
 GRAMMAR_WORKERS = GrammarWorkers()
+atexit.register(GRAMMAR_WORKERS.close)

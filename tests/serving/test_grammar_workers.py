@@ -89,7 +89,7 @@ def start_workers() -> Iterator[Callable[..., GrammarWorkers]]:
 
     yield start
     for group in groups:
-        group.end_idle_workers()
+        group.close()
 
 
 def ask(worker: GrammarWorker, pipeline: TextPipeline, grammar: Grammar) -> AnswerCompiled | AnswerRefused:

@@ -12,13 +12,14 @@ def write_adapter(folder: Path, base: Path, seed: int, **fields: Any) -> Path:
     """Write an adapter for the model in ``base``; ``fields`` are those of LoraConfig. Its effect equals the model's."""
     import torch
     from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     defaults = {
         "r": 8,
         "lora_alpha": 2 * fields.get("r", 8),
         "target_modules": ALL_PROJECTIONS,
         "task_type": "CAUSAL_LM",
+        "fan_in_fan_out": AutoConfig.from_pretrained(base).model_type == "gpt2",  # its projections are Conv1D
     }
     config = LoraConfig(**(defaults | fields))
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), config)

@@ -24,7 +24,10 @@ COMPLETION = {"prompt": "Once upon a time", "max_tokens": 30, "temperature": 0}
 STREAMS: dict[str, tuple[dict[str, Any], str]] = {
     "/v1/completions": ({**COMPLETION, "max_tokens": 1900, "ignore_eos": True, "stream": True}, '"error":{'),
     "/tgi/generate_stream": (
-        {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 1900, "stop": ["\0"]}},
+        {
+            "inputs": "Once upon a time",
+            "parameters": {"max_new_tokens": 1900, "grammar": {"type": "regex", "value": "[a-z]{1900}"}},
+        },
         '"error_type":',
     ),
 }
