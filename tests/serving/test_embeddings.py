@@ -135,11 +135,11 @@ async def test_hugging_faces_client_extracts_features_and_compares_sentences(ser
     served = await serve(info=model_info(generates=False))
     expected = [entry["embedding"] for entry in (await served.post("/v1/embeddings", {"input": TEXTS})).json["data"]]
 
-    client = AsyncInferenceClient(model=served.url)
-    one = await client.feature_extraction(TEXTS[0])
-    several = await client.feature_extraction(TEXTS, normalize=True, truncate=True, truncation_direction="left")
+    async with AsyncInferenceClient(model=served.url) as client:
+        one = await client.feature_extraction(TEXTS[0])
+        several = await client.feature_extraction(TEXTS, normalize=True, truncate=True, truncation_direction="left")
+        similarities = await client.sentence_similarity(TEXTS[0], other_sentences=TEXTS)
     assert one.tolist() == pytest.approx(expected[0]) and several.tolist() == [pytest.approx(row) for row in expected]
-    similarities = await client.sentence_similarity(TEXTS[0], other_sentences=TEXTS)
     assert len(similarities) == 3 and similarities[0] == max(similarities)
 
 
