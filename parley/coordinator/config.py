@@ -121,7 +121,7 @@ class CoordinatorOptions:
         SECONDS_KIND, 600.0, "Limit for a request to arrive, and between two writes."
     )
     header_timeout_seconds: float = config_key(
-        SECONDS_KIND, 15.0, "Limit for a request's headers, and for the handshake of a gRPC connection."
+        SECONDS_KIND, 15.0, "Limit for a request's headers, and for the handshakes of TLS and gRPC."
     )
     keep_alive_seconds: float = config_key(SECONDS_KIND, 180.0, "How long an idle connection is kept open.")
     memory_limit: int = config_key(

@@ -340,7 +340,7 @@ SERVE_OPTIONS: list[Option] = [
     Option(
         "header-timeout",
         duration_kind(0.001),
-        "Limit for a request's headers, and for the handshake of a gRPC connection.",
+        "Limit for a request's headers, and for the handshakes of TLS and gRPC.",
         15.0,
         section="server",
         configurable=True,
@@ -471,7 +471,8 @@ SERVE_OPTIONS: list[Option] = [
     Option(
         "peer-port",
         integer_kind(0, 65_535, "PORT"),
-        "Port for handovers from other instances, for roles other than mixed; 0 takes a free one.",
+        "Port for handovers from other instances, for roles other than mixed; 0 takes a free one. If it is not given, "
+        "the first free one from 1121 on is taken.",
         1121,
         section="cluster",
         configurable=True,

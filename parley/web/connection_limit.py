@@ -7,7 +7,6 @@ module knows connections, not requests.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import resource
@@ -30,13 +29,15 @@ WARNING_INTERVAL = 60.0  # seconds between two warnings
 class LimitedConnection(Protocol):
     """A client connection."""
 
-    transport: asyncio.Transport
+    def give_way(self) -> None:
+        """Close, because another connection takes its place."""
 
 
 class ConnectionLimit:
     """Serves ``served_limit`` connections. Further ones, up to ``refused_limit``, get an error.
 
-    Without a request in progress, a connection is *idle* between two requests, and *opening* otherwise.
+    Without a request in progress, a connection is *idle* between two requests, and *opening* otherwise, also before
+    a handshake is complete.
     """
 
     def __init__(self, served_limit: int = sys.maxsize, refused_limit: int = sys.maxsize):
@@ -97,9 +98,7 @@ class ConnectionLimit:
         """Close the first of these connections."""
         connection = next(iter(waiting))
         self.remove_connection(connection)
-        if connection.transport.get_write_buffer_size():  # the client does not read: a close would wait for it
-            connection.transport.abort()
-        connection.transport.close()
+        connection.give_way()
 
 
 class ConnectionShares(NamedTuple):

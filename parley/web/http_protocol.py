@@ -120,13 +120,36 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._request_count = 0  # of requests so far
         self._input_ended = False  # True: the client will send nothing more
         self._over_limit = False  # True: above the connection limit, so its request is refused
+        self._cancel_handshake: Callable[[], object] | None = None  # set while a TLS handshake runs
         self._timer = ReusableTimer(self.loop)
         self._watchers: set[Callable[[], None]] = set()  # called when the connection is lost
+
+    def begin_handshake(self, cancel_handshake: Callable[[], object]) -> None:
+        """Apply the connection limits before the connection is made, while its TLS handshake runs."""
+        self._cancel_handshake = cancel_handshake
+        self._over_limit = not self.options.connection_limit.add_connection(self)
+
+    def end_handshake(self) -> None:
+        """Note the end of the handshake. If it failed, no connection is made."""
+        self._cancel_handshake = None
+        if self.transport is None:
+            self.options.connection_limit.remove_connection(self)
+
+    def give_way(self) -> None:
+        """Close, because another connection takes its place."""
+        if self.transport is None:
+            assert self._cancel_handshake is not None
+            self._cancel_handshake()
+            return
+        if self.transport.get_write_buffer_size():  # the client does not read: a close would wait for it
+            self.transport.abort()
+        self.transport.close()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timer for the first request head, and apply the connection limits."""
         super().connection_made(transport)
-        self._over_limit = not self.options.connection_limit.add_connection(self)
+        if self._cancel_handshake is None:
+            self._over_limit = not self.options.connection_limit.add_connection(self)
         self._timer.schedule_action(self.options.header_timeout, self._on_head_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -5,6 +5,7 @@ This module does not depend on the application that is served.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import os
@@ -20,6 +21,7 @@ from starlette.types import ASGIApp
 
 from parley.web.http_protocol import LimitedHttpProtocol
 from parley.web.options import HttpOptions
+from parley.web.tls_listener import TlsListener
 
 LISTEN_BACKLOG = 2048
 
@@ -79,7 +81,30 @@ def uvicorn_config(options: HttpOptions, app: ASGIApp, tls: SSLContext | None = 
 
 
 class HttpServer(uvicorn.Server):
-    """A uvicorn server without signal handling."""
+    """A uvicorn server without signal handling, for sockets that listen already."""
+
+    servers: list[asyncio.Server | TlsListener]  # type: ignore[assignment]
+
+    def __init__(self, config: uvicorn.Config):
+        super().__init__(config)
+        self.servers = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen as uvicorn does, except for the limits on TLS handshakes."""
+        loop = asyncio.get_running_loop()
+        for sock in sockets or ():
+            if self.config.ssl is not None:
+                self.servers.append(TlsListener(sock, self.config.ssl, self._create_protocol))
+            else:
+                self.servers.append(await loop.create_server(self._create_protocol, sock=sock, backlog=LISTEN_BACKLOG))
+        self.started = True
+
+    def _create_protocol(self) -> LimitedHttpProtocol:
+        protocol_class: Any = self.config.http
+        protocol: LimitedHttpProtocol = protocol_class(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return protocol
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -1,12 +1,16 @@
 """Encrypted ports: client certificates, errors for unusable files, and TLS between instances."""
 
 import asyncio
+import contextlib
 import shutil
 import ssl
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 from support.certificates import make_authority, make_certificate, revoke_certificate
 from support.http_client import MODEL_INFO, Answer, Connection, build_request
 
@@ -20,7 +24,8 @@ from parley.disagg.kv.transport import LinkError
 from parley.engine.fake import FakeEngine
 from parley.serving.options import ListenAddress, OfferedModel, ServerOptions
 from parley.types import Arena, Settings
-from parley.web.options import TlsFiles
+from parley.web.connection_limit import OPENING_SECONDS, ConnectionLimit
+from parley.web.options import HttpOptions, TlsFiles
 from parley.web.tls import TlsFileError, client_tls_context, server_tls_context
 
 pytestmark = pytest.mark.skipif(not shutil.which("openssl"), reason="the openssl command makes the certificates")
@@ -93,6 +98,56 @@ async def test_mutual_tls_admits_only_clients_with_a_valid_certificate(tls_files
     assert await running == 0
     text = capsys.readouterr().out
     assert f"https://127.0.0.1:{mutual}" in text and "http://" not in text
+
+
+@contextlib.asynccontextmanager
+async def encrypted_port(folder: Path, **limits: Any) -> AsyncIterator[int]:
+    """Run an encrypted port whose one answer is 204, with these limits; yield its number."""
+
+    async def answer_204(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    sock = server.open_listener("127.0.0.1", 0)
+    config = server.uvicorn_config(HttpOptions(**limits), answer_204, server_tls_context(tls_options(folder)))
+    http_server = server.HttpServer(config)
+    serving = asyncio.create_task(http_server.serve(sockets=[sock]))
+    async with asyncio.timeout(20):
+        yield sock.getsockname()[1]
+        http_server.should_exit = True
+        await serving
+
+
+def run_on_uvloop(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run on the event loop that servers use; its transports differ from asyncio's."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(coroutine)
+
+
+def test_silent_tls_handshake_ends_after_the_header_timeout(tls_files):
+    async def wait_for_end() -> None:
+        async with encrypted_port(tls_files, header_timeout=0.2) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+            writer.close()
+            assert (await get(port, client_context(tls_files))).status == 204
+
+    run_on_uvloop(wait_for_end())
+
+
+def test_silent_tls_handshakes_make_room_for_others(tls_files):
+    async def crowd_port() -> None:
+        async with encrypted_port(tls_files, header_timeout=3600.0, connection_limit=ConnectionLimit(2, 4)) as port:
+            silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
+            await asyncio.sleep(OPENING_SECONDS)
+            assert (await get(port, client_context(tls_files))).status == 204
+            with contextlib.suppress(ConnectionError):
+                assert await silent[0][0].read() == b""
+            for _, writer in silent:
+                writer.close()
+
+    run_on_uvloop(crowd_port())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,74 @@
+"""Accepts encrypted connections: handshakes are counted as connections, and limited in time as request heads are.
+
+asyncio's own servers tell a protocol of a connection only after the handshake, so nobody would count silent clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable, Coroutine
+from ssl import SSLContext
+from typing import Any
+
+from parley.web.http_protocol import LimitedHttpProtocol
+
+log = logging.getLogger("parley.server")
+
+ACCEPT_RETRY_SECONDS = 0.2  # after a connection could not be accepted: there may be too many open files
+
+
+class TlsListener:
+    """Accepts the connections of one listening socket, each for a protocol of ``create_protocol``.
+
+    uvicorn closes it like asyncio's servers.
+    """
+
+    def __init__(self, sock: socket.socket, context: SSLContext, create_protocol: Callable[[], LimitedHttpProtocol]):
+        self._sock, self._context, self._create_protocol = sock, context, create_protocol
+        self._tasks: set[asyncio.Task[None]] = set()
+        sock.setblocking(False)
+        self._start_task(self._accept_connections())
+
+    def close(self) -> None:
+        """Accept no more connections, and end those whose handshake is not complete."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        """Wait until all handshakes have ended."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept_connections(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(self._sock)
+            except OSError as error:
+                log.warning("A connection could not be accepted: %s", error)
+                await asyncio.sleep(ACCEPT_RETRY_SECONDS)
+                continue
+            self._start_task(self._open_connection(sock))
+
+    async def _open_connection(self, sock: socket.socket) -> None:
+        """Run the handshake; from then on the protocol has the connection."""
+        protocol, task = self._create_protocol(), asyncio.current_task()
+        assert task is not None
+        protocol.begin_handshake(task.cancel)
+        try:
+            with contextlib.suppress(OSError):  # the handshake was malformed or late, or the client has left
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    lambda: protocol,
+                    sock,
+                    ssl=self._context,
+                    ssl_handshake_timeout=protocol.options.header_timeout,
+                )
+        finally:
+            protocol.end_handshake()
