@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -247,14 +248,7 @@ class ServerInstance:
     async def _listen_for_peers_and_grpc(self) -> list[str]:
         """Listen for other instances and for gRPC if configured. Return the gRPC addresses. Raises OSError."""
         if self.options.peer_port is not None:
-            host, port = self._places[0].host, self.options.peer_port
-            try:
-                await self._parts.listen_for_handovers(host, port, self._apps)
-            except OSError as error:
-                reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-                raise OSError(
-                    f"cannot listen on {host} port {port} for handovers: {reason}. Choose another with --peer-port."
-                ) from None
+            await self._listen_for_peers(self._places[0].host, self.options.peer_port)
         if not self.options.grpc:
             return []
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its output to standard error does not have our log format
@@ -264,6 +258,23 @@ class ServerInstance:
         check_client = partial(self._parts.node.check_client, reach="local" if is_local else "public")
         self._grpc_port = TritonGrpcPort(self.registry, check_client)
         return await self._grpc_port.start_server([(each.host, each.port) for each in self.options.grpc])
+
+    async def _listen_for_peers(self, host: str, first_port: int) -> None:
+        """Listen for other instances, at the first free port of those that may be tried. Raises OSError."""
+        last_port = first_port + self.options.peer_port_attempts - 1
+        for port in range(first_port, last_port + 1):
+            try:
+                await self._parts.listen_for_handovers(host, port, self._apps)
+                break
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE and port < last_port:
+                    continue
+                reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+                raise OSError(
+                    f"cannot listen on {host} port {port} for handovers: {reason}. Choose another with --peer-port."
+                ) from None
+        if port != first_port:
+            log.info("Port %d is in use, so handovers are taken at port %d.", first_port, port)
 
     async def _serve_http(self) -> None:
         pairs = zip(self._servers, self._sockets, strict=True)

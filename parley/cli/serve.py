@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 OPTIONS = SERVE_OPTIONS
 GRPC = "grpc"  # its name in --listen
+PEER_PORT_ATTEMPTS = 64  # instances on one host that need no --peer-port of their own
 USAGE = """\
 usage: parley serve [MODEL] [options]
 
@@ -140,6 +141,7 @@ def server_options(config: ResolvedOptions) -> ServerOptions:
         ),
         role=config["role"],
         peer_port=config["peer-port"] if config["role"] != "mixed" else None,
+        peer_port_attempts=1 if config.is_set("peer-port") else PEER_PORT_ATTEMPTS,
         peer_lease=config["peer-lease"],
         peer_checksum=config["peer-checksum"],
         p_percentage=config["p-percentage"],

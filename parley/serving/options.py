@@ -70,6 +70,7 @@ class ServerOptions(HttpOptions):
     # for an instance of a cluster
     role: RoleName = "mixed"
     peer_port: int | None = None  # where other instances hand requests over; 0: any free port; None: no such port
+    peer_port_attempts: int = 1  # the ports from ``peer_port`` on that are tried until one is free
     peer_lease: float = 30.0  # seconds of silence until the other side of a handover is considered dead
     peer_checksum: bool = False  # compare checksums of pages that were handed over
     p_percentage: int = 50  # the share of a flex instance's time for prefill, in percent

@@ -225,6 +225,17 @@ def test_taken_peer_port_is_reported_in_one_line(start_server):
     assert server.lines == [f"parley: {message}. Choose another with --peer-port."]
 
 
+def test_instances_on_one_host_take_different_peer_ports(start_server):
+    servers = [start_server("--role", "decode").ready() for _ in range(2)]
+    ports = set()
+    for server in servers:
+        with urllib.request.urlopen(f"{server.url}/v1/status") as answer:
+            host, _, port = json.load(answer)["parley"]["peer"].partition(";")
+        socket.create_connection((host, int(port))).close()
+        ports.add(port)
+    assert len(ports) == 2
+
+
 @pytest.mark.parametrize(
     ("flags", "place"),
     [
