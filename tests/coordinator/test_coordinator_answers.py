@@ -283,6 +283,32 @@ async def test_coordinator_answers_only_clients_with_a_key(live_cluster) -> None
     await cluster.idle()
 
 
+async def test_foreign_scheduler_works_beside_the_coordinator(live_cluster) -> None:
+    """It speaks MindIE's documented wire, and knows the secret."""
+    cluster = await live_cluster("prefill", "decode", cluster_secret="s")
+    p, d = cluster.instances
+    results = await d.connect()
+    await results.send(build_request("GET", "/dresult", headers={"parley-secret": "s"}))
+    assert (await results.head())[0] == 200
+
+    async def command_prefill(target: str, **secret: str) -> Answer:
+        command = {"req-id": "77", "req-type": "prefill", "d-target": target}
+        return await p.call("POST", "/v1/chat/completions", json.dumps(CHAT).encode(), JSON | command | secret)
+
+    secret = {"parley-secret": "s"}
+    answer = await command_prefill(f"127.0.0.1;{cluster.members[1].peer.port}", **secret)
+    assert (answer.status, answer.json["isLastResp"]) == (200, False), answer.body
+    async with asyncio.timeout(20):
+        assert b"reqId:77\0" in await results.reader.readuntil(b"lastData:")
+    assert (await cluster.front.call("POST", "/v1/chat/completions", json.dumps(CHAT).encode(), JSON)).status == 200
+    wrong_port = await command_prefill(f"127.0.0.1;{d.port}", **secret)
+    assert wrong_port.status == 500 and b"is another kind of server: give the --peer-port" in wrong_port.body
+    stranger = await command_prefill(f"127.0.0.1;{cluster.members[1].peer.port}")
+    assert stranger.status == 401 and b"--cluster-network" in stranger.body
+    results.close()
+    await cluster.idle()
+
+
 async def test_client_disconnect_leaves_nothing_open_in_the_cluster(live_cluster) -> None:
     cluster = await live_cluster("prefill", "decode", reply=lambda work, index: [70] * 40, tick=0.005)
     chat_body = json.dumps(CHAT | {"stream": True}).encode()

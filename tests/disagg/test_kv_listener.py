@@ -167,6 +167,24 @@ async def test_says_that_a_port_which_hangs_up_is_no_peer_port() -> None:
     server.close()
 
 
+async def test_says_that_another_kind_of_server_is_no_peer_port() -> None:
+    async def answer_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(
+            b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\n\r\nInvalid HTTP request."
+        )
+        writer.close()
+
+    server = await asyncio.start_server(answer_http, "127.0.0.1", 0)
+    with PageMemory() as source:
+        peer = KVPeer(secret=SECRET)
+        peer.add_arena("demo", source.arena)
+        with pytest.raises(LinkError, match=r"is another kind of server: give the --peer-port of an instance"):
+            await peer.open_handover(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", "demo")
+        await peer.close_peer()
+    server.close()
+
+
 class RawSender:
     """The sender's end of a link, written by hand so that it can misbehave."""
 

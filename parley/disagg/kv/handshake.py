@@ -24,15 +24,22 @@ class HandshakeFailed(Exception):
     """The other side does not know the secret."""
 
 
+class UnknownAnswer(HandshakeFailed):
+    """The listening side answers with something other than a proof: it is no instance."""
+
+
 def sender_handshake(secret: bytes) -> HandshakeSteps:
-    """Run the handshake of the connecting side (sender); return the link's ticket. Raises HandshakeFailed."""
+    """Run the handshake of the connecting side (sender); return the link's ticket. Raises UnknownAnswer.
+
+    An instance with another secret hangs up instead of answering.
+    """
     our_nonce = secrets.token_bytes(NONCE_BYTES)
     yield our_nonce
     their_nonce = yield NONCE_BYTES
-    yield _compute_proof(secret, b"giver", our_nonce, their_nonce)
+    yield _compute_proof(secret, b"sender", our_nonce, their_nonce)
     answer = yield PROOF_BYTES
-    if not hmac.compare_digest(answer, _compute_proof(secret, b"taker", our_nonce, their_nonce)):
-        raise HandshakeFailed
+    if not hmac.compare_digest(answer, _compute_proof(secret, b"receiver", our_nonce, their_nonce)):
+        raise UnknownAnswer
     return _compute_proof(secret, b"ticket", our_nonce, their_nonce)
 
 
@@ -42,9 +49,9 @@ def receiver_handshake(secret: bytes) -> HandshakeSteps:
     our_nonce = secrets.token_bytes(NONCE_BYTES)
     yield our_nonce
     answer = yield PROOF_BYTES
-    if not hmac.compare_digest(answer, _compute_proof(secret, b"giver", their_nonce, our_nonce)):
+    if not hmac.compare_digest(answer, _compute_proof(secret, b"sender", their_nonce, our_nonce)):
         raise HandshakeFailed
-    yield _compute_proof(secret, b"taker", their_nonce, our_nonce)
+    yield _compute_proof(secret, b"receiver", their_nonce, our_nonce)
     return _compute_proof(secret, b"ticket", their_nonce, our_nonce)
 
 

@@ -28,6 +28,10 @@ LINK_PREAMBLE, PAGES_PREAMBLE = b"parley-kv 1 link", b"parley-kv 1 data"
 MAX_UNAUTHENTICATED = 64  # unauthenticated connections at a time; one more replaces the oldest
 READ_BUFFER_BYTES = 1 << 20
 OTHER_SECRET = "has another cluster secret than this instance: give both the same --cluster-secret, or neither one"
+NO_PEER_PORT = (
+    "is another kind of server: give the --peer-port of an instance that has the same cluster secret (in a d-target as "
+    "IP;PORT)"
+)
 CLOSED_AT_ONCE = (
     "hangs up at once: it is not the --peer-port of an instance, or it does not let this one in (--cluster-cert, "
     "--cluster-network)"
@@ -216,7 +220,7 @@ async def connect_to_listener(
     """Connect to a listener. Returns the authenticated connection, and a function that opens a page channel to it; that
     one blocks and raises OSError.
 
-    Raises OSError (``ssl.SSLError`` too), and LinkError if the secrets differ.
+    Raises OSError (``ssl.SSLError`` too), and LinkError if the secrets differ or no instance listens there.
     """
     loop = asyncio.get_running_loop()
     sock = await _connect_socket(host, port)
@@ -232,9 +236,9 @@ async def connect_to_listener(
     )
     try:
         ticket = await run_handshake(handshake.sender_handshake(secret), reader, writer)
-    except handshake.HandshakeFailed:
+    except handshake.HandshakeFailed as error:
         writer.transport.abort()
-        raise LinkError(OTHER_SECRET) from None
+        raise LinkError(NO_PEER_PORT if isinstance(error, handshake.UnknownAnswer) else OTHER_SECRET) from None
     except (EOFError, ConnectionError):
         writer.transport.abort()
         raise LinkError(CLOSED_AT_ONCE) from None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
@@ -269,7 +270,8 @@ class KVPeer:
         except ssl.SSLError as error:
             raise LinkError(f"{receiver_name} failed the TLS handshake: {error.reason or error}.") from None
         except OSError as error:
-            raise LinkError(f"{receiver_name} cannot be reached: {error.strerror or error}.") from None
+            reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+            raise LinkError(f"{receiver_name} cannot be reached: {reason}.") from None
         except LinkError as error:
             raise LinkError(f"{receiver_name} {error}.") from None
 

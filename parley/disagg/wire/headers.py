@@ -25,7 +25,9 @@ NOT_A_PREFILL_INSTANCE = (
 UNKNOWN_STATUS = "The server cannot process the inference request due to an unknown status. "
 INVALID_TARGET = "Parameter d-target must be an IPv4 address"
 TARGET_IS_SELF = "d-target should not be itself"
-WRONG_SECRET = "The header parley-secret must be the cluster's secret."
+WRONG_SECRET = (
+    "The header parley-secret must be the cluster's secret, unless --cluster-network names the network of the sender."
+)
 INVALID_RECOMPUTE = "Parameter is-recompute is an optional parameter. When it is set, it must be true or false."
 
 # Headers that only a coordinator may send; so are all that begin with OWN.
