@@ -7,7 +7,8 @@ ParleyError                      500
 │   ├── WrongType                400  a field has a JSON type that the API does not accept
 │   ├── Invalid                  400  a value is outside its range or list
 │   │   ├── NoTokens             400  the prompt is empty
-│   │   └── UnknownToken         400  the prompt has a token id outside the vocabulary
+│   │   ├── UnknownToken         400  the prompt has a token id outside the vocabulary
+│   │   └── UnknownPromptName    400  the model has no prompt of that name to put before a text to embed
 │   ├── Unsupported              400  understood, but not available (feature, or combination of two fields)
 │   │   ├── Incapable            400  the model does not generate text, or does not make embeddings
 │   │   └── UnknownCoding        400  the body has an unsupported content coding
@@ -106,7 +107,23 @@ class NoTokens(Invalid):
 
 
 class UnknownToken(Invalid):
-    """The prompt has a token id outside the vocabulary."""
+    """The prompt has a token id outside the vocabulary: ``token_id``, None if it is not known."""
+
+    def __init__(self, message: str, *, token_id: int | None = None, field: str | None = None):
+        super().__init__(message, field=field)
+        self.token_id = token_id
+
+
+class UnknownPromptName(Invalid):
+    """A text to embed is to have a prompt of the model's before it that it does not have.
+
+    ``name``: the prompt as the client names it; ``known``: those that the model has.
+    """
+
+    def __init__(self, message: str, *, name: str, known: Sequence[str], field: str | None = None):
+        super().__init__(message, field=field)
+        self.name = name
+        self.known = known
 
 
 class Unsupported(BadRequest):

@@ -68,7 +68,7 @@ def read_sampling(body: Fields, *, max_temperature: float) -> Sampling:
         logit_bias=body.token_weights("logit_bias", cap=MAX_BIAS, low=-100, high=100),
         allowed=body.integers("allowed_token_ids", cap=MAX_LISTED_IDS, low=0, high=MAX_TOKEN_ID),
         no_repeat_ngram=body.integer("no_repeat_ngram_size", 0, 0, MAX_NGRAM),
-        watermark=body.boolean("watermark", False),
+        watermark=body.boolean("watermarking", body.boolean("watermark", False)),  # vLLM's name, and TGI's
     )
 
 

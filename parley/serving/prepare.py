@@ -193,7 +193,7 @@ def _output_limit(model: ServedModel, request: Request, token_ids: list[int]) ->
         raise NoTokens("The prompt is empty: it has no tokens.", field="prompt")
     if max(token_ids) >= info.vocab_size:
         message = f"Token id {max(token_ids)} is out of vocabulary: there are {info.vocab_size} tokens."
-        raise UnknownToken(message, field="prompt")
+        raise UnknownToken(message, token_id=max(token_ids), field="prompt")
     context_room = info.max_model_len - len(token_ids)
     min_room = (
         stop_conditions.max_tokens if stop_conditions.max_tokens is not None else max(1, stop_conditions.min_tokens)

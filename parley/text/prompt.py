@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from parley.errors import Invalid, excerpt
+from parley.errors import Invalid, UnknownPromptName, excerpt
 from parley.text.grammar import answer_grammar
 from parley.text.grammar.answer_compiler import AnswerCompiler, AnswerGrammarCache
 from parley.text.grammar.answer_question import CompilerSetup
@@ -56,11 +56,12 @@ class EmbeddingPrompts:
         return cls(prompts, default_name if default_name in prompts else None, lower)
 
     def apply_prompt(self, text: str, prompt_name: str | None) -> str:
-        """Return the text with the named (or default) prompt before it. Raises Invalid for an unknown name."""
+        """Return the text with the named (or default) prompt before it. Raises UnknownPromptName."""
         prompt_name = self.default_name if prompt_name is None else prompt_name
         if prompt_name is not None and prompt_name not in self.prompts:
-            known = ", ".join(sorted(self.prompts)) or "none"
-            raise Invalid(f"The model has no prompt {excerpt(prompt_name)}; it has {known}.", field="prompt_name")
+            known = sorted(self.prompts)
+            message = f"The model has no prompt {excerpt(prompt_name)}; it has {', '.join(known) or 'none'}."
+            raise UnknownPromptName(message, name=prompt_name, known=known, field="prompt_name")
         prefixed = self.prompts[prompt_name] + text if prompt_name is not None else text
         return prefixed.lower() if self.lowercase else prefixed
 
@@ -176,9 +177,13 @@ class TextPipeline:
         return PreparedPrompt(prompt.ids if cut is None else prompt.ids[:cut] if keep == "head" else prompt.ids[-cut:])
 
     def _first_tokens(self, text: str, count: int) -> str:
-        """Return the part of a text that its first ``count`` tokens cover."""
-        _, spans = self.tokenizer.encode_with_offsets(text, special=False, stop_after=count)
-        return text if len(spans) <= count else text[: spans[count - 1][1]]
+        """Return the start of a text that has at most ``count`` tokens."""
+        while True:
+            _, spans = self.tokenizer.encode_with_offsets(text, special=False, stop_after=count)
+            if len(spans) <= count:
+                return text
+            # The shorter text may be divided into more tokens, so it is read again.
+            text = text[: min(spans[count - 1][1], spans[count][0], len(text) - 1)]
 
     def prepare_prediction(self, text: str, limit: int) -> PredictedTokens | None:
         """Encode a predicted output, at most ``limit`` tokens of it. None for an empty text."""

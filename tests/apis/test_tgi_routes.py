@@ -310,7 +310,10 @@ async def test_tgi_tokenizes_texts_and_chats(served):
     assert list(chat) == ["tokenize_response", "templated_text"]
     assert chat["templated_text"] == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
     assert "".join(token["text"] for token in chat["tokenize_response"]) == chat["templated_text"]
-    assert (await served.post("/tgi/chat_tokenize", {"messages": []})).status == 422
+    for path in ("/chat_tokenize", "/tgi/chat_tokenize", "/tgi/v1/chat/completions", "/tgi/invocations"):
+        refused = await served.post(path, {"messages": []})
+        error = {"error": "Input validation error: `inputs` cannot be empty", "error_type": "validation"}
+        assert (refused.status, refused.json) == (422, error)
 
 
 async def test_tgi_info_reports_model_and_limits(served):

@@ -9,7 +9,7 @@ from support.http_client import HELLO_CHAT, RunningServer, build_request, fill_p
 from support.metrics_page import metric_value
 
 from parley import __version__
-from parley.dialects.triton import DIALECT
+from parley.dialects.triton import STRICT
 
 GENERATE = "/v2/models/tiny/generate"
 KEY = "sk-right-key-0123456789"
@@ -124,7 +124,7 @@ async def test_strict_generate_rejects_compressed_bodies(serve):
         ("GET", GENERATE, 405, "Method Not Allowed"),
         ("POST", "/v2", 405, "Method Not Allowed"),
         ("GET", "/v2/nowhere", 404, "Not Found"),
-        ("GET", "/v2/", 404, "Not Found"),
+        ("GET", "/triton/v2/", 404, "Not Found"),
         ("GET", "/v2/models/tiny/", 404, "Not Found"),
         ("GET", "/triton/nowhere", 404, "Not Found"),
         ("POST", GENERATE, 400, "failed to parse the request JSON buffer: The document is empty. at 0"),
@@ -244,14 +244,15 @@ async def test_triton_health_before_and_after_loading(serve):
 
 async def test_every_triton_get_route_answers(serve):
     served = await serve()
-    for route in DIALECT.routes:
+    for route in STRICT.routes:
         if route.method == "GET":
             path = fill_path(route.path)
             answer = await served.get(path)
             assert answer.status == (404 if path.endswith("/region/x/status") else 200), path
             bare = path.startswith("/v2/health/")
             assert (await served.get("/triton" + path)).body == (b"" if bare else answer.body)
-    assert (await served.get("/v2")).json["version"] == __version__
+    for path in ("/v2", "/v2/"):
+        assert (await served.get(path)).json["version"] == __version__
     assert (await served.get("/v2/models/tiny/versions/1")).json["name"] == "tiny"
     assert (await served.get("/v2/models/stats")).json["model_stats"][0]["name"] == "tiny"
 

@@ -173,7 +173,7 @@ async def test_vllm_errors_have_its_statuses_and_members(served):
     assert (await post_error({"prompt": [5] * 5000, "stream": True}))[0] == 400
     assert (await post_error({"prompt": [5] * 4095, "max_tokens": 100}))[0] == 200
     status, body = await post_error({"prompt": [9999]})
-    assert (status, body["error"]["param"]) == (400, "prompt")
+    assert (status, body["error"]["message"]) == (400, "Token id 9999 is out of vocabulary")
     assert (await post_error({}, **{"content-type": "text/plain"}))[0] == 400
     assert await post_error({}, "/vllm/v1/classify") == (404, {"detail": "Not Found"})
     assert (await served.get("/vllm/v1/completions")).json == {"detail": "Method Not Allowed"}
@@ -189,7 +189,7 @@ async def test_vllm_answers_unauthorized_without_a_key(serve):
 
 
 async def test_vllm_version_models_and_tokenizer_routes_answer(served):
-    assert (await served.get("/vllm/version")).json == {"version": "0.32.0"}
+    assert (await served.get("/vllm/version")).json == {"version": "0.33.0"}
     assert (await served.get("/vllm/load")).json == {"server_load": 0}
     for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
         answer = await served.call(method, "/vllm" + path)

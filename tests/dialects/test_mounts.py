@@ -21,7 +21,8 @@ def test_strict_is_the_manner_below_the_prefix():
             if surface not in INNER_MOUNTS and not surface.prefix:
                 assert surface.dialect is DEDICATED_APIS[surface.dialect.name]
                 assert route in surface.dialect.routes, (method, path)
-    assert mount_table(universal_mounts(strict=True)).keys() >= mount_table(universal_mounts()).keys()
+    lenient_only = {("GET", "/v2/")}  # Triton knows no path with a trailing slash
+    assert mount_table(universal_mounts(strict=True)).keys() >= mount_table(universal_mounts()).keys() - lenient_only
 
 
 def test_without_it_the_root_is_lenient():

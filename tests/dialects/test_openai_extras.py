@@ -59,6 +59,7 @@ UNAVAILABLE: list[dict[str, Any]] = [
     {"return_hidden_states": True},
     {"custom_logit_processor": "x"},
     {"lora_path": "a"},
+    {"return_weight_versions": True},
 ]
 
 
@@ -74,7 +75,9 @@ SET_TO_OFF: dict[str, Any] = {
     "stream_interval": 1, "return_token_offsets": True, "return_prompt_text": False, "kv_transfer_params": {},
     "ec_transfer_params": {}, "mm_processor_kwargs": {}, "media_io_kwargs": {}, "structured_outputs": None,
     "guided_regex": "", "guided_choice": [], "structural_tag": "", "guided_decoding_backend": "auto", "priority": 0,
-    "session_id": "s", "spaces_between_special_tokens": False, "length_penalty": 2.0, "early_stopping": "never",
+    "mm_payload": "none", "return_mm_kwargs": True, "routed_experts_prompt_start": 3, "return_weight_versions": False,
+    "watermarking": False, "session_id": "s", "spaces_between_special_tokens": False, "length_penalty": 2.0,
+    "early_stopping": "never",
     "vllm_xargs": {"a": 1, "b": "x", "c": 0.5, "d": [1]}, "truncation_side": "left", "no_stop_trim": False,
     "stop_regex": [], "return_hidden_states": False, "custom_logit_processor": None, "lora_path": None, "grammar": "",
 }  # fmt: skip
@@ -85,6 +88,7 @@ def test_openai_extras_read_banned_and_allowed_tokens(read):
     sampling = request.sampling
     assert request.banned_words == ["x", " y"]
     assert (sampling.allowed, sampling.no_repeat_ngram, sampling.watermark) == ([7, 5], 3, True)
+    assert read(watermarking=True).request.sampling.watermark  # vLLM's name
     for name, value in (("no_repeat_ngram_size", -1), ("watermark", "yes"), ("allowed_token_ids", [-1])):
         assert str(refusal(read, **{name: value}).field).startswith(name)
 
@@ -166,6 +170,9 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"max_time": 0}, "max_time"),
     ({"max_time": "1s"}, "max_time"),
     ({"session_id": 5}, "session_id"),
+    ({"mm_payload": "all"}, "mm_payload"),
+    ({"routed_experts_prompt_start": -1}, "routed_experts_prompt_start"),
+    ({"watermarking": "x"}, "watermarking"),
     ({"request_id": ""}, "request_id"),
     ({"request_id": "a\nb"}, "request_id"),
     ({"request_id": "x" * 257}, "request_id"),

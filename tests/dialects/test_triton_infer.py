@@ -378,7 +378,12 @@ def body_with_input(**members: Any) -> bytes:
         (
             json.dumps({"inputs": [TEXT], "outputs": [{"name": "text_output"}] * 2}).encode(),
             400,
-            "Duplicate output name 'text_output' is not allowed in a request",
+            ID + "output 'text_output' already exists in request",
+        ),
+        (
+            json.dumps({"inputs": [TEXT], "outputs": [{"name": "x"}] * 2}).encode(),
+            400,
+            ID + "output 'x' already exists in request",
         ),
         (
             json.dumps(

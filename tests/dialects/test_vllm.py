@@ -428,7 +428,8 @@ def test_vllm_chat_writes_body():
         b'{"id":"chatcmpl-%b","object":"chat.completion","created":1700000000,"model":"tiny","choices":[{"index":0,'
         b'"message":{"role":"assistant","content":"yes","refusal":null,"annotations":null,"audio":null,'
         b'"function_call":null,"reasoning":null},"logprobs":null,"finish_reason":"stop","stop_reason":null,'
-        b'"token_ids":null,"routed_experts":null}],"service_tier":null,"system_fingerprint":"fp_1","usage":'
+        b'"token_ids":null,"routed_experts":null,"weight_versions":null}],"service_tier":null,'
+        b'"system_fingerprint":"fp_1","usage":'
         b'{"prompt_tokens":11,"total_tokens":14,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":4,'
         b'"created_cache_tokens":null,"multimodal_tokens":null},"completion_tokens_details":null},'
         b'"prompt_logprobs":null,"prompt_token_ids":null,"prompt_text":null,"kv_transfer_params":null,'
@@ -631,7 +632,7 @@ def test_vllm_completions_writes_body():
     assert reply.render_body(USAGE) == (
         b'{"id":"cmpl-%b","object":"text_completion","created":1700000000,"model":"tiny","choices":[{"index":0,'
         b'"text":" cache","logprobs":null,"finish_reason":"stop","stop_reason":7,"token_ids":null,'
-        b'"prompt_logprobs":null,"prompt_token_ids":null,"routed_experts":null}],"service_tier":null,'
+        b'"prompt_logprobs":null,"prompt_token_ids":null,"routed_experts":null,"weight_versions":null}],"service_tier":null,'
         b'"system_fingerprint":"fp_1","usage":{"prompt_tokens":11,"total_tokens":14,"completion_tokens":3,'
         b'"prompt_tokens_details":{"cached_tokens":4,"created_cache_tokens":null,"multimodal_tokens":null},'
         b'"completion_tokens_details":null},"kv_transfer_params":null,"ec_transfer_params":null,"metrics":null}'

@@ -8,7 +8,7 @@ import pytest
 
 from parley.dialects.dialect import RequestContext
 from parley.dialects.vllm import cohere
-from parley.errors import BadRequest, Unsupported
+from parley.errors import BadRequest, UnknownPromptName, Unsupported
 from parley.types import PoolingOptions, PromptVector, Text, Usage
 
 HEAD = RequestContext("0f", 1700000000, "fp_1", context_length=100, headers={b"content-type": b"application/json"})
@@ -42,6 +42,13 @@ def test_cohere_writes_each_embedding_type():
     assert list(forms) == ["base64", "ubinary", "binary"]
     assert struct.unpack("<9f", base64.b64decode(forms["base64"][0])) == SIGNS
     assert forms["ubinary"] == [[0b10101010, 0b10000000]] and forms["binary"] == [[42, 0]]
+
+
+def test_cohere_lists_the_input_types_of_the_model():
+    error = UnknownPromptName("unknown", name="clustering", known=["passage", "query"])
+    answer = read_embed(texts=["a"], input_type="clustering").render_refusal(error)
+    sentence = "Unsupported input_type 'clustering'. Supported values: passage, query"
+    assert (answer.status, json.loads(answer.body)["error"]["message"]) == (400, sentence)
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,15 @@ async def test_hugging_faces_client_extracts_features_and_compares_sentences(ser
     assert len(similarities) == 3 and similarities[0] == max(similarities)
 
 
+@pytest.mark.parametrize("path", ["/vllm/v1/embeddings", "/vllm/pooling", "/pooling"])
+async def test_vllm_finds_unknown_ids_out_of_vocabulary(serve, path):
+    served = await serve()
+    for ids, wrong in ([1, -1], -1), ([[1], [-7]], -7), ([641], 641), ([2**40], 2**40):
+        answer = await served.post(path, {"input": ids})
+        found = answer.status, answer.error["message"], answer.error["param"]
+        assert found == (400, f"Token id {wrong} is out of vocabulary", None)
+
+
 @pytest.mark.parametrize("prefix", ["", "/vllm"])
 async def test_cohere_embed_route_gives_the_same_vectors(serve, prefix):
     served = await serve()
@@ -153,9 +162,11 @@ async def test_cohere_embed_route_gives_the_same_vectors(serve, prefix):
     long = {"texts": ["b " * 9000]}
     assert (await served.post(prefix + "/v2/embed", long)).json["meta"]["billed_units"]["input_tokens"] == 4096
     assert (await served.post(prefix + "/v2/embed", long | {"truncate": "NONE"})).status == 400
-    for more, name in (({"input_type": "search_query"}, "input_type"), ({"output_dimension": 9}, "output_dimension")):
-        wrong = await served.post(prefix + "/v2/embed", {"texts": TEXTS} | more)
-        assert (wrong.status, wrong.error["param"]) == (400, name)
+    wrong = await served.post(prefix + "/v2/embed", {"texts": TEXTS, "output_dimension": 9})
+    assert (wrong.status, wrong.error["param"]) == (400, "output_dimension")
+    unknown = await served.post(prefix + "/v2/embed", {"texts": TEXTS, "input_type": "search_query"})
+    sentence = "Unsupported input_type 'search_query'. This model does not define any input_type task instructions."
+    assert (unknown.status, unknown.error["message"]) == (400, sentence)
     await served.idle()
 
 

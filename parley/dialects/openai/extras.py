@@ -48,7 +48,10 @@ def _read_raw(body: Fields, name: str) -> Any:
 
 # Members that have no effect here, or only together with others.
 IGNORED_MEMBERS: dict[str, MemberReader] = {
+    "mm_payload": lambda body, name: body.string(name, None, allowed=("tensors", "none")),
+    "return_mm_kwargs": _read_flag,
     "return_token_offsets": _read_flag,  # for prompts that are only rendered
+    "routed_experts_prompt_start": lambda body, name: body.integer(name, 0, 0, MAX_TOKENS),
     "session_id": lambda body, name: body.string(name, None, cap=MAX_NAME_CHARACTERS),
     "spaces_between_special_tokens": _read_flag,
     "vllm_xargs": lambda body, name: _check_xargs(body, name),
@@ -59,6 +62,7 @@ UNSUPPORTED_MEMBERS: dict[str, tuple[str, MemberReader]] = {
     "custom_logit_processor": ("Custom logits processors are", _read_raw),  # this and the next three are SGLang's
     "lora_path": ("Choosing an adapter otherwise than as the 'model' is", _read_raw),
     "return_hidden_states": ("Hidden states are", _read_flag),
+    "return_weight_versions": ("Versions of weights are", _read_flag),
     "stop_regex": ("Stopping at a regular expression is", _read_raw),
     "logits_processors": ("Custom logits processors are", lambda body, name: body.array(name, cap=MAX_BAD_WORDS)),
     "prompt_embeds": ("Embeddings as a prompt are", _read_raw),

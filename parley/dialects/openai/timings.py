@@ -27,4 +27,5 @@ def _metrics_object(timings: RequestTimings, tokens: int) -> dict[str, float | N
         "queue_time_ms": 1000 * timings.queue,
         "mean_itl_ms": None if generation_time is None or tokens < 2 else generation_time / (tokens - 1),
         "tokens_per_second": tokens / inference if inference else None,
+        "speculative_decoding": None,
     }

@@ -23,6 +23,7 @@ from parley.errors import (
     Missing,
     NotAllowed,
     NotFound,
+    NoTokens,
     NotReady,
     Overloaded,
     ParleyError,
@@ -129,7 +130,8 @@ class TgiErrorWording(words.ErrorWording):
 
     def empty_error(self, path: str, what: str) -> BadRequest:
         """Return the error for an empty string or array."""
-        return Invalid(f"`{path}` cannot be empty", field=path)
+        name = "inputs" if path == "messages" else path  # the prompt that no messages make
+        return Invalid(f"`{name}` cannot be empty", field=path)
 
     def too_long_error(self, path: str, what: str, size: int, cap: int) -> BadRequest:
         """Return the error for a string, array or object that is too long."""
@@ -234,6 +236,8 @@ def tgi_error_object(error: ParleyError, rules: TgiRules) -> dict[str, str]:
 
 
 def _error_sentence(error: BadRequest) -> str:
+    if isinstance(error, NoTokens):
+        return "`inputs` cannot be empty"
     if not isinstance(error, ContextLength) or error.prompt is None or error.limit is None:
         return error.message
     if error.requested is None or error.prompt >= error.limit:

@@ -63,6 +63,11 @@ def _health_writer(member: str, strict: bool) -> Callable[[bool], Answer]:
     return control.strict_health if strict else partial(control.kserve_health, member)
 
 
+def _metadata_paths(strict: bool) -> tuple[str, ...]:
+    """Return the paths of the server's metadata: some clients of KServe write it with its trailing slash."""
+    return ("/v2",) if strict else ("/v2", "/v2/")
+
+
 def _triton_dialect(strict: bool) -> Dialect:
     return Dialect(
         name="triton",
@@ -71,7 +76,7 @@ def _triton_dialect(strict: bool) -> Dialect:
         render_error=errors.triton_error_answer if strict else errors.lenient_error_answer,
         prompt_members=TRITON_PROMPT_MEMBERS,
         routes=(
-            Route("GET", "/v2", "info", reader=control.server_metadata),
+            *(Route("GET", path, "info", reader=control.server_metadata) for path in _metadata_paths(strict)),
             Route("GET", "/v2/health/live", "live", writer=_health_writer("live", strict)),
             Route("GET", "/v2/health/ready", "ready", writer=_health_writer("ready", strict)),
             Route(

@@ -179,10 +179,8 @@ def _read_output_form(document: dict[str, Any], request_id: str, model: str) -> 
     form = OutputForm(default_binary=_boolean_member(parameters, "binary_data_output", False))
     for output in _array_member(document, "outputs", required=False):
         name = _string_member(output, "name")
-        if name not in OUTPUTS:
-            raise inputs_error(request_id, f"unexpected inference output {quote_name(name)} for model '{model}'")
         if name in form.binary:
-            raise Invalid(f"Duplicate output name '{name}' is not allowed in a request")
+            raise inputs_error(request_id, f"output {quote_name(name)} already exists in request")
         options = _object_member(output, "parameters")
         if options.get("classification"):
             raise Unsupported(f"'classification': Classes are not available for output '{name}'.", field=name)
@@ -190,6 +188,9 @@ def _read_output_form(document: dict[str, Any], request_id: str, model: str) -> 
             raise Unsupported(f"'shared_memory_region': Shared memory is not available (output '{name}').", field=name)
         form.names.append(name)
         form.binary[name] = _boolean_member(options, "binary_data", form.default_binary)
+    for name in form.names:
+        if name not in OUTPUTS:
+            raise inputs_error(request_id, f"unexpected inference output {quote_name(name)} for model '{model}'")
     return form
 
 

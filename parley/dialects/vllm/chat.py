@@ -199,6 +199,7 @@ class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
             "stop_reason": choice.done.stop,
             "token_ids": [token.id for token in choice.tokens] if self._wants_ids else None,
             "routed_experts": None,
+            "weight_versions": None,
         }
 
     def _logprobs_member(self, tokens: list[TokenInfo]) -> dict[str, Any] | None:

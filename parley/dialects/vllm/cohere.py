@@ -16,8 +16,8 @@ from parley.dialects.openai import extras
 from parley.dialects.openai.embeddings import MAX_DIMENSIONS, MAX_EMBEDDING_INPUTS
 from parley.dialects.openai.prompts import MAX_PROMPT_SIZE
 from parley.dialects.openai.shared import MAX_TOKENS, unsupported_member
-from parley.dialects.vllm import requests
-from parley.errors import Invalid
+from parley.dialects.vllm import requests, shared
+from parley.errors import Invalid, ParleyError, UnknownPromptName
 from parley.types import Event, PoolingOptions, PromptVector, Request, Text, Usage
 
 EMBEDDING_TYPES = ("float", "base64", "binary", "ubinary")
@@ -53,6 +53,14 @@ class CohereReply(UnstreamedReply):
         )
         self._answer_id = requests.choose_answer_id(context, extra_members.client_id or context.unique_id)
         self._vectors: dict[int, bytes] = {}
+
+    def render_refusal(self, error: ParleyError) -> Answer | None:
+        """Return the original's refusal of an unknown ``input_type``; None for other errors."""
+        if not isinstance(error, UnknownPromptName):
+            return None
+        supported = f"Supported values: {', '.join(error.known)}"
+        reason = supported if error.known else "This model does not define any input_type task instructions."
+        return shared.vllm_error(Invalid(f"Unsupported input_type {error.name!r}. {reason}"))
 
     def add_events(self, events: Sequence[Event]) -> None:
         """Keep the vectors of these events by text."""

@@ -145,6 +145,7 @@ class VllmCompletionReply(shared.VllmStreamMixin, completions.CompletionReply):
             "prompt_logprobs": None if scores is None or top is None else prompt_logprob_maps(scores, top),
             "prompt_token_ids": self._prompt_ids.get(prompt) if self._wants_ids else None,
             "routed_experts": None,
+            "weight_versions": None,
         }
 
 

@@ -12,6 +12,7 @@ from parley.dialects import orca
 from parley.dialects.dialect import Answer, ApiOptions, HeaderList, Reply, RequestContext, RequestTimings
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.timings import metrics_member
+from parley.dialects.vllm.words import unknown_token_sentence
 from parley.errors import (
     ContextLength,
     EngineError,
@@ -24,11 +25,12 @@ from parley.errors import (
     ParleyError,
     Unauthorized,
     UnknownModel,
+    UnknownToken,
     WrongType,
 )
 from parley.types import ChoiceDelta, ChoiceDone, OutputOptions, Request, Usage
 
-VLLM_VERSION = "0.32.0"  # the version of the original whose API this is; clients use it to detect features
+VLLM_VERSION = "0.33.0"  # the version of the original whose API this is; clients use it to detect features
 STREAM_DONE = b"data: [DONE]\n\n"
 BUSY_SENTENCE = (
     "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
@@ -201,6 +203,8 @@ def vllm_error_object(error: ParleyError) -> dict[str, Any]:
         case ContextLength():
             error_type = "BadRequestError"
             message, field = _context_length_error(error)
+        case UnknownToken(token_id=int() as token_id):
+            error_type, message, field = "BadRequestError", unknown_token_sentence(token_id), None
         case Overloaded():
             error_type, status, message = "Service Unavailable", 503, BUSY_SENTENCE
         case EngineError():

@@ -165,6 +165,8 @@ class VllmWording(words.ErrorWording):
     ) -> BadRequest:
         """Return vLLM's sentence for a number out of range, or pydantic's error if vLLM does not check the member."""
         name, place = path.rpartition(".")[2], _dotted_path(path)
+        if path.startswith("input["):  # only the original's engine looks at the ids of an embedding
+            return Invalid(unknown_token_sentence(value))
         above = high is not None and value > high
         if name in LOGPROB_MEMBERS and (above or value == -1):
             requested = excerpt(value) if above else "the whole vocabulary"  # requested by -1
@@ -242,6 +244,11 @@ class VllmWording(words.ErrorWording):
 
 
 VLLM_WORDING = VllmWording()
+
+
+def unknown_token_sentence(token_id: float) -> str:
+    """Return the original's sentence for an id that is not in the vocabulary."""
+    return f"Token id {excerpt(token_id)} is out of vocabulary"
 
 
 def parameter_error(sentence: str, field: str, value: Any = None) -> Invalid:
