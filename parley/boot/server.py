@@ -56,7 +56,7 @@ from parley.web.port import (
 from parley.web.tls import LoadedTls, TlsFileError, client_tls_context, reload_certificates, server_tls_context
 
 if TYPE_CHECKING:
-    from parley.serving.grpc_port import TritonGrpcPort
+    from parley.serving.grpc.grpc_port import TritonGrpcPort
 
 log = logging.getLogger("parley.server")
 
@@ -252,7 +252,7 @@ class ServerInstance:
         if not self.options.grpc:
             return []
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its output to standard error does not have our log format
-        from parley.serving.grpc_port import TritonGrpcPort  # its packages are optional
+        from parley.serving.grpc.grpc_port import TritonGrpcPort  # its packages are optional
 
         is_local = all(is_loopback(each.host) for each in self.options.grpc)
         check_client = partial(self._parts.node.check_client, reach="local" if is_local else "public")

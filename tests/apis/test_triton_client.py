@@ -25,7 +25,7 @@ async def test_tritonclient_http_script_succeeds(serve):
 
 @pytest.mark.skipif(not CLIENT_PYTHON, reason="no interpreter has tritonclient; TRITONCLIENT_PYTHON may name one")
 async def test_tritonclient_grpc_script_succeeds(serve):
-    rpc = pytest.importorskip("parley.serving.grpc_port", exc_type=ImportError)
+    rpc = pytest.importorskip("parley.serving.grpc.grpc_port", exc_type=ImportError)
     served = await serve(tick=0.001)
     port = rpc.TritonGrpcPort(served.service)
     (address,) = await port.start_server([("127.0.0.1", 0)])

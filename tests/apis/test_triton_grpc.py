@@ -21,7 +21,7 @@ from test_fuzz import MAX_EXAMPLES, run_in_loop
 from parley.dialects.triton.rpc import infer
 from parley.dialects.triton.rpc.messages import HEALTH_SCHEMA, INFERENCE_SCHEMA
 from parley.engine.fake import FakeEngine
-from parley.serving.grpc_port import TritonGrpcPort
+from parley.serving.grpc.grpc_port import TritonGrpcPort
 from parley.serving.options import ServerOptions
 from parley.serving.served_model import ServedModel
 from parley.types import Settings

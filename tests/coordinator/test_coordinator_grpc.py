@@ -24,7 +24,7 @@ from parley.coordinator.proxy import grpc_port as before
 from parley.dialects.triton.calls import SERVICE_PATH
 from parley.dialects.triton.rpc import control
 from parley.disagg.kv.receiver import KVReceiver
-from parley.serving import grpc_port as alone
+from parley.serving.grpc import grpc_port as alone
 from parley.types import EngineRequest
 from parley.web.options import HttpOptions
 from parley.web.tls import TlsFileError
@@ -135,7 +135,7 @@ async def test_cluster_grpc_answers_equal_those_of_one_server(both, roles: tuple
 
 
 async def test_grpc_stream_requests_are_separated_and_run_concurrently(both) -> None:
-    sides = await both("prefill", "decode", tick=0.002)
+    sides = await both("prefill", "decode", tick=0.01)
     requests = [seeded_request(f"a {number}", id=f"{number}", stream=number % 2 > 0) for number in range(20)]
     requests.insert(3, seeded_request(id="x", model="other"))
     cluster_answers, server_answers = (

@@ -9,7 +9,7 @@ from support.http_client import RunningServer
 
 from parley.dialects.triton.rpc import infer
 from parley.dialects.triton.rpc.messages import HEALTH_SCHEMA, INFERENCE_SCHEMA
-from parley.serving.grpc_port import TritonGrpcPort
+from parley.serving.grpc.grpc_port import TritonGrpcPort
 
 BROKEN_MESSAGE = b"\xff\xff\xff"  # not a valid message
 

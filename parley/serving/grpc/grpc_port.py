@@ -24,7 +24,7 @@ from parley.dialects.triton.rpc.watch import watch_health
 from parley.dialects.triton.sampling import TRITON_FIELD_NAMES
 from parley.errors import BadRequest, UnknownModel
 from parley.serving.generation import Generation
-from parley.serving.grpc_call import GrpcCall
+from parley.serving.grpc.grpc_call import GrpcCall
 from parley.serving.options import ServerOptions
 from parley.serving.registry import ModelRegistry
 from parley.serving.request_metrics import RequestMetrics

@@ -1,0 +1,1 @@
+"""The port of Triton's gRPC protocol."""
