@@ -138,7 +138,9 @@ class ServedModel:
     def _load_text_pipeline(self) -> TextPipeline:
         """Load the tokenizer and all else that text needs; slow, so call it in a thread."""
         settings = self.settings
-        return TextPipeline.from_folder(settings.model, settings.tool_parser, settings.reasoning_parser)
+        return TextPipeline.from_folder(
+            settings.model, settings.tool_parser, settings.reasoning_parser, settings.trust_marks
+        )
 
     async def load_engine(self) -> ModelInfo:
         """Load tokenizer and engine in parallel, then the adapters. Raises EngineFailed, BadTokenizer."""

@@ -36,7 +36,7 @@ DTYPE_NAMES = {"bf16": "bfloat16", "fp32": "float32", "auto": "auto"}
 PER_MODEL_OPTIONS = (
     "dtype", "quantization", "device", "max-model-len", "kv-memory", "kv-staging", "kv-dtype", "max-batch", "step-ms",
     "step-tokens", "threads", "prefix-cache", "pack-cache", "lowering", "speculate", "speculate-tokens", "lora",
-    "max-loras", "max-lora-rank", "tool-parser", "reasoning-parser",
+    "max-loras", "max-lora-rank", "tool-parser", "reasoning-parser", "trust-marks",
 )  # fmt: skip
 
 SERVE_OPTIONS: list[Option] = [
@@ -106,6 +106,15 @@ SERVE_OPTIONS: list[Option] = [
         family_kind("thoughts"),
         "Model family whose marks separate reasoning from the answer; auto: by the chat template, none: it stays text.",
         "auto",
+        section="model",
+        configurable=True,
+    ),
+    Option(
+        "trust-marks",
+        switch_kind(),
+        "Special tokens that clients write in conversations stay special tokens, so whoever writes a message or a "
+        "tool's result can end that turn and begin one of the system. Otherwise they are text.",
+        False,
         section="model",
         configurable=True,
     ),
@@ -618,6 +627,7 @@ def engine_settings(config: Mapping[str, Any], folder: str) -> Settings:
         engine_timeout=config["engine-timeout"],
         tool_parser=config["tool-parser"],
         reasoning_parser=config["reasoning-parser"],
+        trust_marks=config["trust-marks"],
         pack_cache=config["pack-cache"],
         quantization=config["quantization"],
         adapters=dict(config["lora"]),

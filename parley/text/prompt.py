@@ -9,15 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
-from parley.errors import Invalid, UnknownPromptName, excerpt
+from parley.errors import BadRequest, Invalid, UnknownPromptName, excerpt
 from parley.text.grammar import answer_grammar
 from parley.text.grammar.answer_compiler import AnswerCompiler, AnswerGrammarCache
 from parley.text.grammar.answer_question import CompilerSetup
 from parley.text.parsing.calls import RequestTools
 from parley.text.parsing.chat_template import ChatTemplate
+from parley.text.parsing.client_special_tokens import ClientSpecialTokens
 from parley.text.parsing.markup import (
     AUTO_FAMILY,
     UNMARKED,
@@ -28,6 +30,8 @@ from parley.text.parsing.markup import (
 )
 from parley.text.tokens import truncation
 from parley.text.tokens.prediction import PredictedTokens
+from parley.text.tokens.template_encoder import TemplateEncoder
+from parley.text.tokens.text_encoder import TextEncoder
 from parley.text.tokens.tokenizer import Tokenizer, read_json_object
 from parley.types import Chat, Grammar, Message, PoolingOptions, Prompt, ReasoningLimit, Text, Tokens, TruncationSide
 
@@ -83,11 +87,25 @@ class PreparedPrompt:
     predicted: PredictedTokens | None = None
 
 
+class RenderedChat(NamedTuple):
+    """A conversation as the model reads it.
+
+    ``text``: what it looks like. ``template_text``: the same, with placeholders for special tokens that clients wrote.
+    ``encoder`` encodes ``encodable``, which is as long as ``text``: the spans of tokens are the same in both.
+    """
+
+    text: str
+    template_text: str
+    encodable: str
+    encoder: TextEncoder
+
+
 class TextPipeline:
     """Reads the prompts of one model: its tokenizer, its chat template and the markup of its family.
 
     ``generation_defaults``: the sampling values that the model's makers recommend, if any. ``embedding_prompts``: the
-    prompts that they put before texts to embed. ``answer_grammars``: the compiled grammars of recent requests.
+    prompts that they put before texts to embed. ``trust_marks``: special tokens that clients write in a
+    conversation are special, as the template's are. ``answer_grammars``: the compiled grammars of recent requests.
     """
 
     def __init__(
@@ -97,18 +115,22 @@ class TextPipeline:
         generation_defaults: dict[str, float] | None = None,
         embedding_prompts: EmbeddingPrompts | None = None,
         markup: Markup | None = None,
+        trust_marks: bool = False,
     ):
         self.tokenizer = tokenizer
         self.generation_defaults = generation_defaults or {}
         self.embedding_prompts = embedding_prompts or EmbeddingPrompts()
         self.template = template
+        self.template_encoder = None if trust_marks else tokenizer.template_encoder
         self.markup = detect_markup(template.all_sources) if markup is None else markup
         self.answer_compiler = AnswerCompiler(tokenizer, self.markup)
         self.grammar_compiler = self.answer_compiler.grammar_compiler
         self.answer_grammars = AnswerGrammarCache()
 
     @classmethod
-    def from_folder(cls, folder: str | Path, tools: str = AUTO_FAMILY, reasoning: str = AUTO_FAMILY) -> TextPipeline:
+    def from_folder(
+        cls, folder: str | Path, tools: str = AUTO_FAMILY, reasoning: str = AUTO_FAMILY, trust_marks: bool = False
+    ) -> TextPipeline:
         """Load from a model folder in Hugging Face format. Raises BadTokenizer.
 
         ``tools`` and ``reasoning``: names of families to use if the template does not identify them (ValueError for an
@@ -123,6 +145,7 @@ class TextPipeline:
             _read_sampling_defaults(Path(folder)),
             EmbeddingPrompts.from_folder(Path(folder)),
             markup,
+            trust_marks,
         )
 
     def prepare_prompt(
@@ -145,23 +168,19 @@ class TextPipeline:
         """
         marked = keep == "head" or pooling is not None
         encode = partial(
-            truncation.encode_within_limit,
-            self.tokenizer,
-            limit=limit,
-            counted=counted,
-            cut=cut,
-            keep=keep,
-            marked=marked,
+            truncation.encode_within_limit, limit=limit, counted=counted, cut=cut, keep=keep, marked=marked
         )
         if isinstance(prompt, Text) and prompt.max_tokens is not None:
             prompt = Text(self._first_tokens(prompt.text, prompt.max_tokens), prompt.special, prompt.turn)
         if pooling is not None and isinstance(prompt, Text):
             prompt = Text(self.embedding_prompts.apply_prompt(prompt.text, pooling.prompt), prompt.special, prompt.turn)
         if isinstance(prompt, Text) and prompt.turn and self.template:
-            return PreparedPrompt(encode(self.template.render_conversation(_as_user_turn(prompt)), False))
+            rendered = self.render_chat(_as_user_turn(prompt))
+            return PreparedPrompt(encode(rendered.encoder, rendered.encodable, False))
         if isinstance(prompt, Chat):
-            text = self.render_chat(prompt)
-            ids = encode(text, prompt.special)
+            rendered = self.render_chat(prompt)
+            text = rendered.template_text
+            ids = encode(rendered.encoder, rendered.encodable, prompt.special)
             if pooling is not None:
                 return PreparedPrompt(ids)
             if keep == "head" and cut is not None:  # the start of the answer depends on the text that is left
@@ -173,7 +192,7 @@ class TextPipeline:
                 ids, markup, thinking, tools, not prompt.parallel_calls or prompt.forced_tool is not None
             )
         if isinstance(prompt, Text):
-            return PreparedPrompt(encode(prompt.text, prompt.special))
+            return PreparedPrompt(encode(self.tokenizer, prompt.text, prompt.special))
         return PreparedPrompt(prompt.ids if cut is None else prompt.ids[:cut] if keep == "head" else prompt.ids[-cut:])
 
     def _first_tokens(self, text: str, count: int) -> str:
@@ -189,13 +208,30 @@ class TextPipeline:
         """Encode a predicted output, at most ``limit`` tokens of it. None for an empty text."""
         return PredictedTokens(self.tokenizer.encode(text, special=False, stop_after=limit)[:limit]) if text else None
 
-    def render_chat(self, chat: Chat) -> str:
+    def render_chat(self, chat: Chat) -> RenderedChat:
         """Render a conversation as the model reads it. Raises BadRequest."""
         if _must_call(chat) and chat.tools and not self.markup.call_forms and "tools" not in self.template.all_sources:
             chat = answer_grammar.describe_tools(chat)
         thinking = chat.options.get("enable_thinking") if chat.thinking is None else chat.thinking
         options = reasoning_options(self.template.variables, chat.options, thinking, chat.reasoning_effort)
-        return self.template.render_conversation(msgspec.structs.replace(chat, options=options))
+        chat = msgspec.structs.replace(chat, options=options)
+        if self.template_encoder is not None:
+            return self._render_for_encoder(chat, self.template_encoder)
+        text = self.template.render_conversation(chat)
+        return RenderedChat(text, text, text, self.tokenizer)
+
+    def _render_for_encoder(self, chat: Chat, encoder: TemplateEncoder) -> RenderedChat:
+        """Render, and let only the template's special tokens be special."""
+        client_tokens = ClientSpecialTokens(encoder, self.template.sources.values())
+        try:
+            hidden_text = self.template.render_conversation(chat, client_tokens.hide)
+        except BadRequest as error:
+            error.message = client_tokens.reveal(error.message)
+            raise
+        text = client_tokens.reveal(hidden_text)
+        if not client_tokens.appear_in(text, hidden_text):
+            return RenderedChat(text, hidden_text, text, self.tokenizer)
+        return RenderedChat(text, hidden_text, client_tokens.reveal(encoder.write_aliases(hidden_text)), encoder)
 
     def compile_answer_grammar(self, prompt: Prompt, grammar: Grammar | None) -> str:
         """Compile the requested format and the tools to the grammar that the engine reads; "" if the answer is free.
@@ -262,11 +298,16 @@ class TextPipeline:
         """
         if isinstance(prompt, Tokens):
             return "", prompt.ids, [(0, 0)] * len(prompt.ids)
-        text = self.render_chat(prompt) if isinstance(prompt, Chat) else prompt.text
-        if with_spans:
-            ids, spans = self.tokenizer.encode_with_offsets(text, prompt.special, most)
+        encoder: TextEncoder = self.tokenizer
+        text = encodable = ""
+        if isinstance(prompt, Chat):
+            text, _, encodable, encoder = self.render_chat(prompt)
         else:
-            ids, spans = self.tokenizer.encode(text, prompt.special, most), []
+            text = encodable = prompt.text
+        if with_spans:
+            ids, spans = encoder.encode_with_offsets(encodable, prompt.special, most)
+        else:
+            ids, spans = encoder.encode(encodable, prompt.special, most), []
         if most is not None and len(ids) > most:
             raise Invalid(f"The text has over {most} tokens, more than are counted at once.", field="prompt")
         return text, ids, spans

@@ -285,6 +285,7 @@ class EngineSettings(msgspec.Struct, kw_only=True):
     engine_timeout: float = 8.0  # seconds without a sign of life until the engine counts as hung; 0: no limit
     tool_parser: str = "auto"  # model family whose tool calls it parses
     reasoning_parser: str = "auto"  # model family whose reasoning marks it parses
+    trust_marks: bool = False  # special tokens that clients write in conversations stay special tokens
 
     @property
     def weight_folders(self) -> tuple[str, ...]:

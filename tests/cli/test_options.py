@@ -307,6 +307,10 @@ def test_parser_options_accept_aliases_of_model_families():
         resolve_options(SERVE_OPTIONS, ["--tool-parser", "klingon"], {})
 
 
+def test_option_to_trust_special_tokens_reaches_the_settings():
+    assert engine_settings(resolve_options(SERVE_OPTIONS, ["--trust-marks"], {}), "m").trust_marks
+
+
 def test_default_options_equal_the_default_engine_settings():
     from parley.types import Settings
 

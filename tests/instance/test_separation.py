@@ -17,7 +17,7 @@ import pytest
 from support.compare_answers import same_answer
 from support.lora_adapters import write_adapter
 from support.prefill_decode_pair import HEADERS, REQUEST_UUID, ServerPair, assert_same_answer, post_json
-from support.random_requests import generating_routes, random_body
+from support.random_requests import SPECIAL_TEXT, generating_routes, random_body
 from support.request_features import REQUEST_FEATURES
 from support.request_features import make_body as wished
 
@@ -39,7 +39,7 @@ def random_request(rng: random.Random) -> tuple[str, bytes]:
         return path, random_body(path, rng)
     features = REQUEST_FEATURES if NIGHTLY else [name for name in REQUEST_FEATURES if name != "lora"]
     members: dict[str, Any] = wished(tuple(rng.sample(features, rng.choice((0, 1, 2, 3)))))
-    question = rng.choice(("Hello!", "What is the weather in Paris and London? " * rng.randint(1, 20)))
+    question = rng.choice(("Hello!", "What is the weather in Paris and London? " * rng.randint(1, 20), SPECIAL_TEXT))
     members["messages"] = [{"role": "user", "content": question}]
     members |= {"max_tokens": rng.choice((1, 2, 7, 32)), "seed": rng.choice((None, 7, 8)), "stream": rng.random() < 0.6}
     return CHAT, json.dumps(members).encode()

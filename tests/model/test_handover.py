@@ -19,6 +19,7 @@ from support.run_model import load_test_runner, serve_requests
 
 from parley.disagg.kv.arena import MappedArena
 from parley.disagg.kv.file_passing import FileSender
+from parley.disagg.kv.layout import layout_difference
 from parley.disagg.kv.mapped_files import MappedFiles
 from parley.disagg.kv.shared_memory import SharedMemoryTransport
 from parley.engine.protocol import Engine
@@ -255,3 +256,16 @@ async def test_kv_layout_is_known_without_a_writable_cache_folder(monkeypatch, t
         layouts.add((await engine.wait_until_ready()).arena.layout)
         await engine.close()
     assert len(layouts) == 1
+
+
+async def test_instances_with_other_tokens_of_a_conversation_have_another_layout():
+    """Guards against pages of other tokens: the decode instance makes the prompt's tokens itself."""
+    layouts = []
+    for trust_marks in (False, True):
+        folder = tiny_models.model_folder("llama")
+        settings = Settings(model=str(folder), kv_memory=1 << 20, shared=True, threads=1, trust_marks=trust_marks)
+        engine = LocalEngine(settings)
+        await engine.start()
+        layouts.append((await engine.wait_until_ready()).arena.layout)
+        await engine.close()
+    assert layout_difference(*layouts) == "trust-marks off and on"

@@ -46,7 +46,7 @@ def test_chat_is_rendered_and_encoded_without_extra_marks() -> None:
 
 def test_thinking_uses_the_variable_that_the_template_reads() -> None:
     def rendered_with(source: str, **members) -> str:
-        return template_pipeline("{% set a = 1 %}" + source).render_chat(Chat(QUESTION, **members))
+        return template_pipeline("{% set a = 1 %}" + source).render_chat(Chat(QUESTION, **members)).text
 
     for name in ("enable_thinking", "thinking"):
         source = f"{{{{ {name} | default('-') }}}}"
@@ -61,10 +61,10 @@ def test_thinking_uses_the_variable_that_the_template_reads() -> None:
 def test_prompt_shows_tools_with_any_template() -> None:
     strict = {"type": "function", "function": TOOL["function"] | {"strict": True}}
     source = "{{ tools | tojson }}"
-    assert json.loads(template_pipeline(source).render_chat(Chat(QUESTION, [strict]))) == [TOOL]
+    assert json.loads(template_pipeline(source).render_chat(Chat(QUESTION, [strict])).text) == [TOOL]
     without_tools = template_pipeline("{{ messages[-1].content }}")
-    assert without_tools.render_chat(Chat(QUESTION, [TOOL])) == "Why?"
-    assert '"name": "f"' in without_tools.render_chat(Chat(QUESTION, [TOOL], "required"))
+    assert without_tools.render_chat(Chat(QUESTION, [TOOL])).text == "Why?"
+    assert '"name": "f"' in without_tools.render_chat(Chat(QUESTION, [TOOL], "required")).text
 
 
 def test_text_prompt_may_become_user_turn() -> None:

@@ -2,6 +2,7 @@
 
 Instances that exchange pages compare these lines and report which part differs. The line covers the content of the
 weights, how weights and pages are stored, and the software that computes, because bits may differ between kernels.
+``--trust-marks`` is part of it, because each instance makes the tokens of a conversation itself.
 On an accelerator bits also differ between batches, so any two such instances count as equal.
 """
 
@@ -21,7 +22,14 @@ from parley.native import library
 
 
 def kv_fingerprint(
-    folder: Path, files: Sequence[Path], pages: PagedKV, *, quantization: str, lowered: bool, length: int
+    folder: Path,
+    files: Sequence[Path],
+    pages: PagedKV,
+    *,
+    quantization: str,
+    lowered: bool,
+    length: int,
+    trust_marks: bool,
 ) -> str:
     """Return the fingerprint. ``files``: the weight files of the folder. ``length``: the longest context, which
     decides the rotary embeddings of some Transformers models. Raises OSError."""
@@ -32,6 +40,7 @@ def kv_fingerprint(
         "runs": "fused" if lowered else f"transformers {length}",
         "kernels": native.packed_layout_id() or "torch" if pages.device.type == "cpu" else pages.device.type,
         "torch": torch.__version__,
+        "trust-marks": "on" if trust_marks else "off",
     }
     return ";".join(f"{name}={value}" for name, value in parts.items())
 

@@ -171,7 +171,7 @@ def _load_decoder(
         progress("warming up", 0.96)
         runner.warm_up()
     method = quantization.method or quantization.setting
-    arena = _describe_arena(folder, pages, staging, method, lowered, length) if settings.shared else None
+    arena = _describe_arena(settings, folder, pages, staging, method, lowered, length) if settings.shared else None
     progress("ready", 1.0)
     return runner, ModelInfo(
         architecture=_architecture_name(config),
@@ -193,12 +193,26 @@ def _load_decoder(
 
 
 def _describe_arena(
-    folder: Path, pages: PagedKV, staging: StagingBuffer | None, quantization: str, lowered: bool, length: int
+    settings: Settings,
+    folder: Path,
+    pages: PagedKV,
+    staging: StagingBuffer | None,
+    quantization: str,
+    lowered: bool,
+    length: int,
 ) -> Arena:
     """Describe the pages (or the staging buffer) for other processes: location, layout and content."""
     files = Checkpoint(folder).files
     try:
-        layout = kv_fingerprint(folder, files, pages, quantization=quantization, lowered=lowered, length=length)
+        layout = kv_fingerprint(
+            folder,
+            files,
+            pages,
+            quantization=quantization,
+            lowered=lowered,
+            length=length,
+            trust_marks=settings.trust_marks,
+        )
     except OSError as error:
         raise LoadError(f"The model's files cannot be read: {error.strerror}.") from None
     visible = staging or pages

@@ -59,12 +59,16 @@ def answer_markup(markup: Markup, chat: Chat) -> Markup:
 
 
 def describe_tools(chat: Chat) -> Chat:
-    """Append the tools to the last message, for a model whose chat template does not show them."""
-    last = chat.messages[-1]
+    """Append the tools to the last message that is not the assistant's, for a model whose chat template does not show
+    them. If there is none, a user's message before all others has them."""
     tools = json.dumps([tool["function"] for tool in callable_tools(chat)], ensure_ascii=False)
-    content = (last.content or "") + TOOLS_PROMPT.format(tools=tools)
-    members = {name: getattr(last, name) for name in last.__struct_fields__} | {"content": content}
-    return msgspec.structs.replace(chat, messages=[*chat.messages[:-1], Message(**members)])
+    prompt = TOOLS_PROMPT.format(tools=tools)
+    messages = list(chat.messages)
+    for index in reversed(range(len(messages))):
+        if (message := messages[index]).role != "assistant":
+            messages[index] = msgspec.structs.replace(message, content=(message.content or "") + prompt)
+            return msgspec.structs.replace(chat, messages=messages)
+    return msgspec.structs.replace(chat, messages=[Message("user", prompt.lstrip()), *messages])
 
 
 def compose_grammar(

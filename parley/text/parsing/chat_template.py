@@ -15,7 +15,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,9 @@ MAX_RENDERED_CHARACTERS = 64 << 20  # of rendered text; far more than any contex
 MAX_RENDER_SECONDS = 10.0
 MAX_REFUSAL_CHARACTERS = 500  # characters of a template's own error message, which may quote the conversation
 CONTINUATION_MARK = "<|parley-continues-here|> "  # marks the end of the last turn while it is rendered
+NESTED_TOO_DEEPLY = "The conversation is nested too deeply for the model's chat template."
+
+HideTokens = Callable[[dict[str, Any]], dict[str, Any]]  # replaces special tokens in the values that a template gets
 
 # Parameters of the rendering call, which a request must not set through the template's variables.
 RESERVED_VARIABLES = {
@@ -203,10 +206,11 @@ class ChatTemplate:
         """Return all sources joined, to search for marks."""
         return "\n".join(self.sources.values())
 
-    def render_conversation(self, chat: Chat) -> str:
+    def render_conversation(self, chat: Chat, hide: HideTokens | None = None) -> str:
         """Return the prompt's text. It includes BOS and other special tokens: encode it with ``special=False``.
 
-        Raises BadRequest if there is no template or it refuses the conversation, Invalid for a reserved option.
+        ``hide`` changes what clients wrote before the template sees it. Raises BadRequest if there is no
+        template or it refuses the conversation, Invalid for a reserved option.
         """
         options = self._checked_options(chat)
         name = "tool_use" if chat.tools and "tool_use" in self._templates else "default"
@@ -218,19 +222,20 @@ class ChatTemplate:
             )
         if not chat.messages:
             raise BadRequest("A conversation needs at least one message.", field="messages")
-        messages = format_history(chat.messages, self.sources[name])
-        if chat.continue_final:
-            _mark_continuation(messages[-1], self.sources[name])
         values = {
-            **self._names,
             **options,
-            "messages": messages,
+            "messages": format_history(chat.messages, self.sources[name]),
             "tools": [_template_tool(tool) for tool in chat.tools] or None,
-            "add_generation_prompt": chat.add_generation_prompt and not chat.continue_final,
         }
-        values.setdefault("documents", None)
+        if hide is not None:
+            values = _hide_in_values(hide, values)
+        final_content = values["messages"][-1].get("content", "")
+        if chat.continue_final:
+            _mark_continuation(values["messages"][-1], self.sources[name])
+        generation_prompt = chat.add_generation_prompt and not chat.continue_final
+        values = {"documents": None, **self._names, **values, "add_generation_prompt": generation_prompt}
         text = _render_with_retries(template, values)
-        return _cut_at_continuation(text, chat.messages[-1].content or "") if chat.continue_final else text
+        return _cut_at_continuation(text, final_content) if chat.continue_final else text
 
     def _checked_options(self, chat: Chat) -> dict[str, Any]:
         for name in chat.options:
@@ -264,6 +269,13 @@ def _read_sources(folder: Path) -> dict[str, str]:
 def _template_tool(tool: dict[str, Any]) -> dict[str, Any]:
     """Return a tool as the model should read it: without "strict", which concerns only the server."""
     return {**tool, "function": {name: value for name, value in tool["function"].items() if name != "strict"}}
+
+
+def _hide_in_values(hide: HideTokens, values: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return hide(values)
+    except RecursionError as error:
+        raise BadRequest(NESTED_TOO_DEEPLY, field="messages") from error
 
 
 def _mark_continuation(message: dict[str, Any], source: str) -> None:
@@ -321,9 +333,7 @@ def _render_within_budget(template: jinja2.Template, values: dict[str, Any]) -> 
     except _TemplateRefusal as error:
         raise BadRequest(str(error)[:MAX_REFUSAL_CHARACTERS], field="messages") from error
     except RecursionError as error:
-        raise BadRequest(
-            "The conversation is nested too deeply for the model's chat template.", field="messages"
-        ) from error
+        raise BadRequest(NESTED_TOO_DEEPLY, field="messages") from error
     except (
         Exception
     ) as error:  # a template is a program: it can raise anything for a conversation that it does not expect

@@ -4,8 +4,8 @@ Uses the ``tokenizers`` library alone. Everything that Transformers adds on top 
 tokenizer_config.json, the model's end tokens) is read here from the same files. A folder without tokenizer.json is
 refused, because converting it would need Transformers and with it torch.
 
-Special tokens written inside a text are parsed as special tokens, in prompts and in template output, as every server
-does: a client that wants to prevent forged turns of a conversation must clean its users' text.
+Special tokens written inside a text are parsed as special tokens. In conversations ``template_encoder`` parses only the
+chat template's: a user's text cannot end its turn.
 
 This module knows no requests, streams or templates. All methods may be called from several threads at once.
 """
@@ -22,8 +22,9 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
-from parley.text.tokens import long_text
 from parley.text.tokens.pieces import compile_decoder
+from parley.text.tokens.template_encoder import TemplateEncoder
+from parley.text.tokens.text_encoder import TextEncoder
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 UNLIMITED_LENGTH = 10**9  # a larger model_max_length means that no limit was set
@@ -46,7 +47,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return value
 
 
-class Tokenizer:
+class Tokenizer(TextEncoder):
     """A loaded tokenizer.
 
     ``eos_ids``: ids that end an answer. ``names``: texts of the named special tokens ("bos_token": "<s>", …), as chat
@@ -64,7 +65,7 @@ class Tokenizer:
     ):
         backend.no_truncation()
         backend.no_padding()
-        self.backend = backend
+        super().__init__(backend)
         self.names = names or {}
         self.max_length = max_length
         self.vocab_size = 1 + max(backend.get_vocab().values(), default=-1)
@@ -108,67 +109,16 @@ class Tokenizer:
         limit = int(limit) if isinstance(limit, int | float) and 0 < limit < UNLIMITED_LENGTH else None
         return cls(backend, names, end_ids, limit)
 
-    def encode(self, text: str, special: bool = True, stop_after: int | None = None) -> list[int]:
-        """Return the token ids of a text. ``special`` adds the special tokens that the model expects, such as BOS.
-
-        Takes some seconds per million characters. Other threads run meanwhile, and a long text is abandoned if no
-        caller waits for the result. With ``stop_after``, a long text may be encoded only until there are more tokens
-        than that. Raises Invalid for a long text without any place to divide it.
-        """
-        if len(text) > long_text.PIECE_SIZE:
-            return self._encode_long(text, special, stop_after, with_spans=False)[0]
-        try:
-            return self._encode_batch(text, special)
-        except TypeError:  # half of a surrogate pair: JSON can carry one, text cannot
-            return self._encode_batch(_replace_surrogates(text), special)
-
-    def _encode_batch(self, text: str, special: bool) -> list[int]:
-        # Only the library's batch calls release the GIL.
-        (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=special)
-        return encoding.ids
-
-    def _encode_long(
-        self, text: str, special: bool, stop_after: int | None, with_spans: bool
-    ) -> tuple[list[int], list[tuple[int, int]]]:
-        """Encode a text piece by piece, and return token ids and, if wanted, character spans."""
-        opening, closing = self.special_around if special else ([], [])
-        ids, spans = list(opening), [(0, 0)] * len(opening)
-        for piece, taken in long_text.encode_pieces(self._encode_piece, text):
-            ids += piece.ids[taken]
-            if with_spans:
-                spans += piece.spans(taken)
-            if stop_after is not None and len(ids) > stop_after:
-                break
-        return ids + closing, spans + [(0, 0)] * len(closing)
-
-    def _encode_piece(self, text: str) -> tokenizers.Encoding:
-        try:
-            (encoding,) = self.backend.encode_batch([text], add_special_tokens=False)
-        except TypeError:
-            return self._encode_piece(_replace_surrogates(text))
-        return encoding
-
     @cached_property
-    def special_around(self) -> tuple[list[int], list[int]]:
-        """The special tokens before and after a text."""
-        (encoding,) = self.backend.encode_batch(["a"], add_special_tokens=True)
-        inner = [index for index, mark in enumerate(encoding.special_tokens_mask) if not mark]
-        return encoding.ids[: inner[0]], encoding.ids[inner[-1] + 1 :]
-
-    def encode_with_offsets(
-        self, text: str, special: bool = True, stop_after: int | None = None
-    ) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the token ids of a text and each token's character span in it ((0, 0) for added special tokens).
-
-        ``stop_after``: as in ``encode``.
-        """
-        if len(text) > long_text.PIECE_SIZE:
-            return self._encode_long(text, special, stop_after, with_spans=True)
-        try:
-            (encoding,) = self.backend.encode_batch([text], add_special_tokens=special)
-        except TypeError:
-            return self.encode_with_offsets(_replace_surrogates(text), special)
-        return encoding.ids, encoding.offsets
+    def template_encoder(self) -> TemplateEncoder:
+        """Encodes conversations in which clients wrote special tokens: those become text."""
+        named = {self.backend.token_to_id(text) for text in self.names.values()}
+        return TemplateEncoder(
+            self.backend,
+            self.vocab_size,
+            self.special_ids | self.eos_ids | {token_id for token_id in named if token_id is not None},
+            self.names.get("unk_token"),
+        )
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Return the text of the ids. Broken UTF-8 becomes one U+FFFD per broken sequence; unknown ids add nothing.
@@ -248,11 +198,6 @@ class Tokenizer:
         if self._token_decoders is None:
             return self.backend.decode([token_id], skip_special_tokens=False).encode()
         return self._token_decoders[0](token)
-
-
-def _replace_surrogates(text: str) -> str:
-    """Return the text with U+FFFD for each lone half of a surrogate pair."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _explain_missing(folder: Path) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from parley.errors import ContextLength
 from parley.text.tokens import long_text
-from parley.text.tokens.tokenizer import Tokenizer
+from parley.text.tokens.text_encoder import TextEncoder
 from parley.types import TruncationSide
 
 END_CHARACTERS = 16  # characters per token that is kept: a part of this size of a longer text is encoded first
@@ -15,7 +15,7 @@ SMALLEST_END = 1 << 16  # characters of the smallest such part
 
 
 def encode_within_limit(
-    tokenizer: Tokenizer,
+    encoder: TextEncoder,
     text: str,
     special: bool,
     *,
@@ -32,11 +32,11 @@ def encode_within_limit(
     text are among them.
     """
     if cut is not None and (limit is None or cut <= limit):  # a larger cut would not fit the context anyway
-        return _encode_cut(tokenizer, text, special, cut, keep, marked)
+        return _encode_cut(encoder, text, special, cut, keep, marked)
     if limit is None:
-        return tokenizer.encode(text, special)
+        return encoder.encode(text, special)
     most = max(2 * limit, counted)
-    ids = tokenizer.encode(text, special, most)
+    ids = encoder.encode(text, special, most)
     if len(ids) > most and len(text) > long_text.PIECE_SIZE:
         raise ContextLength(
             f"This model's maximum context length is {limit} tokens, and the prompt has over {most}.",
@@ -48,25 +48,25 @@ def encode_within_limit(
 
 
 def _encode_cut(
-    tokenizer: Tokenizer, text: str, special: bool, count: int, keep: TruncationSide, marked: bool
+    encoder: TextEncoder, text: str, special: bool, count: int, keep: TruncationSide, marked: bool
 ) -> list[int]:
-    opening, closing = tokenizer.special_around if special else ([], [])
+    opening, closing = encoder.special_around if special else ([], [])
     room = max(0, count - len(opening) - len(closing))
     if not marked:
-        return [*opening, *_encode_end(tokenizer, text, count), *closing][-count:]
+        return [*opening, *_encode_end(encoder, text, count), *closing][-count:]
     if keep == "head":
-        kept = tokenizer.encode(text, special=False, stop_after=room)[:room]
+        kept = encoder.encode(text, special=False, stop_after=room)[:room]
     else:
-        kept = _encode_end(tokenizer, text, room)[-room:] if room else []
+        kept = _encode_end(encoder, text, room)[-room:] if room else []
     return [*opening, *kept, *closing][:count]
 
 
-def _encode_end(tokenizer: Tokenizer, text: str, count: int) -> list[int]:
+def _encode_end(encoder: TextEncoder, text: str, count: int) -> list[int]:
     """Return at least the last ``count`` tokens of a text, if it has so many."""
     size = max(END_CHARACTERS * count, SMALLEST_END)
     while size < len(text):
-        ids = tokenizer.encode(text[-size:], special=False)
+        ids = encoder.encode(text[-size:], special=False)
         if len(ids) > 2 * count:  # twice: the first tokens after the cut may be divided differently
             return ids
         size *= END_CHARACTERS
-    return tokenizer.encode(text, special=False)
+    return encoder.encode(text, special=False)

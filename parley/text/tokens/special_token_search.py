@@ -1,0 +1,115 @@
+"""Finds special tokens in texts. Linear in the text, also for a thousand special tokens that begin alike."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from parley.interrupt import stop_if_abandoned
+
+SEARCH_SIZE = 1 << 18  # characters that are searched at once; other threads wait meanwhile
+
+_Tree = dict[str, Any]  # the next character -> the tree of what may follow it; "" where a token ends
+
+
+class SpecialTokenSearch:
+    """A set of special tokens to search for together.
+
+    The beginning of a token at the end of a text counts, too, because a text that follows may complete the token. White
+    space may come after it, which is often cut off. A beginning that starts with a letter does not count: it may be any
+    word.
+    """
+
+    def __init__(self, special_tokens: Iterable[str]):
+        self.special_tokens = tuple(special_tokens)
+        self._pattern = compile_longest_match(self.special_tokens)
+        self._first_characters = {token[0] for token in self.special_tokens}
+        self._first_pairs = {token[:2] for token in self.special_tokens}
+        self._openers = tuple(character for character in self._first_characters if not character.isalnum())
+        self._beginnings = {
+            token[:length]
+            for token in self.special_tokens
+            if token.startswith(self._openers)
+            for length in range(1, len(token) + 1)
+        }
+        self._longest = max(map(len, self.special_tokens), default=0)
+
+    def occur_in(self, texts: Sequence[str]) -> bool:
+        """Whether one of the texts has a special token, or ends with the beginning of one."""
+        joined = "\n".join(texts)  # one search is faster than one for each text
+        return any(map(joined.__contains__, self._first_characters)) and any(map(self._occurs_in, texts))
+
+    def _occurs_in(self, text: str) -> bool:
+        if not any(map(text.__contains__, self._first_pairs)):  # much faster than the pattern
+            return text.rstrip().endswith(self._openers)
+        return self.count_in(text, most=1) > 0 or self._find_beginning(text) is not None
+
+    def count_in(self, text: str, most: int | None = None) -> int:
+        """Return how many special tokens the text has, counted up to ``most``."""
+        count = 0
+        for count, _ in enumerate(self._find_all(text), start=1):
+            if count == most:
+                break
+        return count
+
+    def replace(self, text: str, replace_token: Callable[[str], str], beginnings: bool = False) -> str:
+        """Return the text with each special token replaced: at each position the longest one, as tokenizers take it.
+
+        With ``beginnings`` the beginning of a token at the end of the text is replaced, too.
+        """
+        parts, end = [], 0
+        for match in self._find_all(text):
+            parts += [text[end : match.start()], replace_token(match[0])]
+            end = match.end()
+        rest = text[end:]
+        beginning = self._find_beginning(rest) if beginnings else None
+        if beginning is not None:
+            start, stop = beginning
+            rest = rest[:start] + replace_token(rest[start:stop]) + rest[stop:]
+        return "".join([*parts, rest])
+
+    def _find_all(self, text: str) -> Iterator[re.Match[str]]:
+        position = 0
+        while position < len(text):
+            stop = position + SEARCH_SIZE
+            match = self._pattern.search(text, position, stop + self._longest)
+            if match is not None and match.start() < stop:  # one that starts later may be cut off
+                yield match
+                position = match.end()
+            else:
+                position = stop
+                stop_if_abandoned()
+
+    def _find_beginning(self, text: str) -> tuple[int, int] | None:
+        """Return start and end of the longest beginning of a special token at the end of a text."""
+        end = len(text.rstrip())
+        for start in range(max(0, end - self._longest + 1), end):
+            if text[start:end] in self._beginnings:
+                return start, end
+        return None
+
+
+def compile_longest_match(texts: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern that matches the longest of some texts at a position."""
+    tree: _Tree = {}
+    for text in texts:
+        branch = tree
+        for character in text:
+            branch = branch.setdefault(character, {})
+        branch[""] = {}
+    return re.compile(_write_branches(tree) if tree else r"(?!)")
+
+
+def _write_branches(tree: _Tree) -> str:
+    return "|".join(_write_branch(character, following) for character, following in tree.items() if character)
+
+
+def _write_branch(character: str, following: _Tree) -> str:
+    text = character
+    while len(following) == 1 and "" not in following:
+        ((character, following),) = following.items()
+        text += character
+    if list(following) == [""]:
+        return re.escape(text)
+    return f"{re.escape(text)}(?:{_write_branches(following)}){'?' if '' in following else ''}"

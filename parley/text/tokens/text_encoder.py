@@ -1,0 +1,85 @@
+"""Encodes texts of any length with a tokenizer of the ``tokenizers`` library, outside of the interpreter's lock."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import tokenizers
+
+from parley.text.tokens import long_text
+
+Spans = list[tuple[int, int]]
+
+
+class TextEncoder:
+    """Encodes with ``backend``. All methods may be called from several threads at once."""
+
+    def __init__(self, backend: tokenizers.Tokenizer):
+        self.backend = backend
+
+    def encode(self, text: str, special: bool = True, stop_after: int | None = None) -> list[int]:
+        """Return the token ids of a text. ``special`` adds the special tokens that the model expects, such as BOS.
+
+        Takes some seconds per million characters. Other threads run meanwhile, and a long text is abandoned if no
+        caller waits for the result. With ``stop_after``, a long text may be encoded only until there are more tokens
+        than that. Raises Invalid for a long text without any place to divide it.
+        """
+        if len(text) > long_text.PIECE_SIZE:
+            return self._encode_long(text, special, stop_after, with_spans=False)[0]
+        try:
+            return self._encode_batch(text, special)
+        except TypeError:  # half of a surrogate pair: JSON can carry one, text cannot
+            return self._encode_batch(replace_surrogates(text), special)
+
+    def _encode_batch(self, text: str, special: bool) -> list[int]:
+        # Only the library's batch calls release the GIL.
+        (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=special)
+        return encoding.ids
+
+    def _encode_long(
+        self, text: str, special: bool, stop_after: int | None, with_spans: bool
+    ) -> tuple[list[int], Spans]:
+        """Encode a text piece by piece, and return token ids and, if wanted, character spans."""
+        opening, closing = self.special_around if special else ([], [])
+        ids, spans = list(opening), [(0, 0)] * len(opening)
+        for piece, taken in long_text.encode_pieces(self._encode_piece, text):
+            ids += piece.ids[taken]
+            if with_spans:
+                spans += piece.spans(taken)
+            if stop_after is not None and len(ids) > stop_after:
+                break
+        return ids + closing, spans + [(0, 0)] * len(closing)
+
+    def _encode_piece(self, text: str) -> tokenizers.Encoding:
+        try:
+            (encoding,) = self.backend.encode_batch([text], add_special_tokens=False)
+        except TypeError:
+            return self._encode_piece(replace_surrogates(text))
+        return encoding
+
+    @cached_property
+    def special_around(self) -> tuple[list[int], list[int]]:
+        """The special tokens before and after a text."""
+        (encoding,) = self.backend.encode_batch(["a"], add_special_tokens=True)
+        inner = [index for index, mark in enumerate(encoding.special_tokens_mask) if not mark]
+        return encoding.ids[: inner[0]], encoding.ids[inner[-1] + 1 :]
+
+    def encode_with_offsets(
+        self, text: str, special: bool = True, stop_after: int | None = None
+    ) -> tuple[list[int], Spans]:
+        """Return the token ids of a text and each token's character span in it ((0, 0) for added special tokens).
+
+        ``stop_after``: as in ``encode``.
+        """
+        if len(text) > long_text.PIECE_SIZE:
+            return self._encode_long(text, special, stop_after, with_spans=True)
+        try:
+            (encoding,) = self.backend.encode_batch([text], add_special_tokens=special)
+        except TypeError:
+            return self.encode_with_offsets(replace_surrogates(text), special)
+        return encoding.ids, encoding.offsets
+
+
+def replace_surrogates(text: str) -> str:
+    """Return the text with U+FFFD for each lone half of a surrogate pair."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
