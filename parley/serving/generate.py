@@ -162,7 +162,7 @@ async def _stream_generation(exchange: Exchange, reply: Reply, generation: Gener
 
     def write_steps(steps: list[list[Event]]) -> bool:
         nonlocal held_bytes, writable
-        data = b"".join(map(reply.render_chunk, steps))
+        data = reply.render_chunk(steps[0]) if len(steps) == 1 else b"".join(map(reply.render_chunk, steps))
         if not data:
             return True
         if writable and not generation.finished:

@@ -263,7 +263,10 @@ class Generation:
 
     def _take_arrivals(self, take_steps: Callable[[list[list[Event]]], bool], arrived: StepArrivals) -> bool:
         """Render outputs and pass the events on, divided by engine steps."""
-        return take_steps([self._render_step(step) for step in split_steps(arrived)])
+        steps = split_steps(arrived)
+        if len(steps) == 1:
+            return take_steps([self._render_step(arrived)])
+        return take_steps([self._render_step(step) for step in steps])
 
     def _render_step(self, step: StepArrivals) -> list[Event]:
         """Render the outputs of one engine step."""
