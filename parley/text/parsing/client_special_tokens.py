@@ -12,11 +12,13 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from parley.errors import BadRequest
+from parley.text.tokens.special_token_search import SEARCH_SIZE, SpecialTokenSearch
 from parley.text.tokens.template_encoder import TemplateEncoder
 
 # Rare ideographs: they have no case, are no white space, and ``repr`` prints them as they are.
 FIRST_PLACEHOLDER, LAST_PLACEHOLDER = 0x20000, 0x2A6DF
 PLACEHOLDER_LIKE = re.compile("[\U00020000-\U0002a6df]|\\\\ud8[0-9a-f]{2}\\\\ud[c-f][0-9a-f]{2}")  # or as JSON escape
+ESCAPE_LENGTH = 12
 MAX_SPECIAL_TOKENS = 1 << 17  # that a conversation may hide: each takes microseconds, whatever the context length is
 RESULTS_MEMBER = "tool_responses"  # results of calls that ``format_history`` moves into the turn that called
 
@@ -50,7 +52,7 @@ class ClientSpecialTokens:
         """Return a rendered text with the tokens in place of their placeholders."""
         if not self._texts:
             return text
-        return PLACEHOLDER_LIKE.sub(lambda match: self._texts.get(match[0], match[0]), text)
+        return SpecialTokenSearch(self._texts).replace(text, self._texts.__getitem__)
 
     def appear_in(self, text: str, rendered: str) -> bool:
         """Whether a text, revealed from a rendered one, has special tokens where the template wrote none."""
@@ -134,8 +136,8 @@ def _unused_characters(texts: list[str]) -> Iterator[str]:
     """Return characters that none of the texts has, not even as JSON escapes."""
     used: set[str] = set()
     for text in texts:
-        if not text.isascii() or "\\ud8" in text:
-            used.update(PLACEHOLDER_LIKE.findall(text))
+        for start in range(0, len(text), SEARCH_SIZE):  # other threads run between the parts
+            used.update(PLACEHOLDER_LIKE.findall(text, start, start + SEARCH_SIZE + ESCAPE_LENGTH))
     characters = map(chr, range(FIRST_PLACEHOLDER, LAST_PLACEHOLDER + 1))
     return (character for character in characters if used.isdisjoint((character, _json_escape(character))))
 

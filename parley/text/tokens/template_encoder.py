@@ -116,7 +116,9 @@ class TemplateEncoder(TextEncoder):
 
     def encode(self, text: str, special: bool = True, stop_after: int | None = None) -> list[int]:
         """Return the token ids of a text; like ``TextEncoder.encode``."""
-        return self.encode_with_offsets(text, special, stop_after)[0]
+        if self._written_by_model:  # spans are needed to spell those out
+            return self.encode_with_offsets(text, special, stop_after)[0]
+        return [self._real_ids.get(token_id, token_id) for token_id in super().encode(text, special, stop_after)]
 
     def encode_with_offsets(
         self, text: str, special: bool = True, stop_after: int | None = None
