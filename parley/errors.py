@@ -8,6 +8,7 @@ ParleyError                      500
 │   ├── Invalid                  400  a value is outside its range or list
 │   │   ├── NoTokens             400  the prompt is empty
 │   │   ├── UnknownToken         400  the prompt has a token id outside the vocabulary
+│   │   ├── UnknownTokenIds      400  an option has token ids outside the vocabulary
 │   │   └── UnknownPromptName    400  the model has no prompt of that name to put before a text to embed
 │   ├── Unsupported              400  understood, but not available (feature, or combination of two fields)
 │   │   ├── Incapable            400  the model does not generate text, or does not make embeddings
@@ -112,6 +113,15 @@ class UnknownToken(Invalid):
     def __init__(self, message: str, *, token_id: int | None = None, field: str | None = None):
         super().__init__(message, field=field)
         self.token_id = token_id
+
+
+class UnknownTokenIds(Invalid):
+    """An option lists ids that are not among the ``vocabulary`` tokens: ``token_ids``."""
+
+    def __init__(self, message: str, *, token_ids: Sequence[int], vocabulary: int, field: str | None = None):
+        super().__init__(message, field=field)
+        self.token_ids = token_ids
+        self.vocabulary = vocabulary
 
 
 class UnknownPromptName(Invalid):

@@ -13,7 +13,7 @@ from itertools import count
 
 import msgspec
 
-from parley.errors import ContextLength, Invalid, NoTokens, UnknownModel, UnknownToken, excerpt
+from parley.errors import ContextLength, Invalid, NoTokens, UnknownModel, UnknownToken, UnknownTokenIds, excerpt
 from parley.serving import beam_limits
 from parley.serving.engine_features import check_engine_bounds, check_engine_features
 from parley.serving.grammar_workers import GRAMMAR_WORKERS
@@ -230,7 +230,7 @@ def _engine_output_limit(info: ModelInfo) -> int | None:
 
 
 def _check_token_ids(request: Request, info: ModelInfo) -> None:
-    """Check that the token ids in the options are in the vocabulary. Raises Invalid."""
+    """Check that the token ids in the options are in the vocabulary. Raises UnknownTokenIds."""
     ids_by_field = {
         "logit_bias": request.sampling.logit_bias,
         "stop_ids": request.stop_conditions.ids,
@@ -239,7 +239,9 @@ def _check_token_ids(request: Request, info: ModelInfo) -> None:
     }
     for field, token_ids in ids_by_field.items():
         if token_ids and (highest_id := max(token_ids)) >= info.vocab_size:
-            raise Invalid(f"Token id {highest_id} is not in the vocabulary of {info.vocab_size} tokens.", field=field)
+            message = f"Token id {highest_id} is not in the vocabulary of {info.vocab_size} tokens."
+            unknown_ids = [token_id for token_id in token_ids if token_id >= info.vocab_size]
+            raise UnknownTokenIds(message, token_ids=unknown_ids, vocabulary=info.vocab_size, field=field)
 
 
 def _check_answer_logprobs(request: Request, info: ModelInfo, prompts: list[tuple[PreparedPrompt, int]]) -> None:

@@ -172,6 +172,13 @@ async def test_vllm_errors_have_its_statuses_and_members(served):
     assert status == 400 and "prompt contains at least 5000 input tokens" in body["error"]["message"]
     assert (await post_error({"prompt": [5] * 5000, "stream": True}))[0] == 400
     assert (await post_error({"prompt": [5] * 4095, "max_tokens": 100}))[0] == 200
+    for name, value in ("stop_token_ids", [1, 9999]), ("logit_bias", {"9999": 1}), ("allowed_token_ids", [9999]):
+        status, body = await post_error({"prompt": "a", name: value})
+        ids = [9999]
+        text = f"token_id(s) {ids} in {name} contain out-of-vocab token ids. Vocabulary size: 640"
+        text = "allowed_token_ids contains out-of-vocab token id!" if name == "allowed_token_ids" else text
+        assert (status, body["error"]["message"]) == (400, f"{text} (parameter={name}, value={ids})")
+        assert body["error"]["param"] == name
     status, body = await post_error({"prompt": [9999]})
     assert (status, body["error"]["message"]) == (400, "Token id 9999 is out of vocabulary")
     assert (await post_error({}, **{"content-type": "text/plain"}))[0] == 400

@@ -198,6 +198,10 @@ def test_triton_grpc_parameters_match_http():
         (infer_request(TEXT, parameters={infer.EMPTY_FINAL_PARAMETER: {"int64_param": 1}}), "must be a bool_param"),
         (infer_request(TEXT, parameters={"x": {}}), "parameter 'x' has invalid type"),
         (infer_request(TEXT, parameters={"temperature": {"double_param": -1}}), "'temperature'"),
+        (
+            infer_request(TEXT, outputs=[{"name": "text_output"}] * 2),
+            "[request id: <id_unknown>] output 'text_output' already exists in request",
+        ),
         (infer_request(TEXT, outputs=[{"name": "nothing"}]), "unexpected inference output 'nothing' for model 'm'"),
         (
             infer_request(

@@ -209,12 +209,6 @@ SENTENCES: list[tuple[dict[str, Any], str, str | None]] = [
      "multimodal preprocessing resource usage. Start the server with --trust-request-mm-kwargs only when clients are "
      "trusted. (parameter=mm_processor_kwargs)", "mm_processor_kwargs"),
     ({"use_beam_search": True, "stream": True}, "Streaming is not currently supported with beam search", None),
-    ({"structured_outputs": {"json": {"a": 1}, "regex": "a"}}, "You can only use one kind of constraints for "
-     "structured "
-     "outputs ('json', 'regex' or 'choice'). (parameter=structured_outputs)", "structured_outputs"),
-    ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "You can only use one kind of "
-     "constraints for structured outputs ('json', 'regex' or 'choice'). (parameter=structured_outputs)",
-     "structured_outputs"),
     ({"structured_outputs": {}}, "You must use one kind of structured outputs constraint but none are "
      "specified: {'json': "
      "None, 'regex': None, 'choice': None, 'grammar': None, 'json_object': None, 'structural_tag': None}", None),
@@ -222,23 +216,24 @@ SENTENCES: list[tuple[dict[str, Any], str, str | None]] = [
      "'json_schema' field "
      "must be provided. (parameter=response_format)", "response_format"),
     ({"bad_words": [""]}, "bad_words cannot contain an empty string. Got bad_words=['']", None),
-    ({"allowed_token_ids": []}, "allowed_token_ids is not None and empty!", None),
+    ({"allowed_token_ids": []}, "allowed_token_ids is not None and empty! "
+     "(parameter=allowed_token_ids, value=[])", "allowed_token_ids"),
+    ({"cache_salt": "a@b"}, "Parameter 'cache_salt' must be at most 128 characters and must not contain '@', '/', "
+     "'\\\\', or NUL. (parameter=cache_salt)", "cache_salt"),
     ({"logit_bias": {"x": 1}}, "logit_bias contains key(s) that cannot be converted to integer token IDs: ['x'] "
      "(parameter=logit_bias, value=['x'])", "logit_bias"),
     ({"min_tokens": 5, "max_tokens": 2}, "min_tokens must be less than or equal to max_tokens=2, got 5.", None),
     ({"truncate_prompt_tokens": 200, "max_tokens": 100},
      "truncate_prompt_tokens=200 cannot be greater than max_model_len - max_tokens = 156. Please request a smaller "
      "truncation size. (parameter=truncate_prompt_tokens, value=200)", "truncate_prompt_tokens"),
-    ({"logprob_token_ids": [5]}, "when using `logprob_token_ids`, `logprobs` must be set. "
-     "(parameter=logprob_token_ids)", "logprob_token_ids"),
     ({"logprob_token_ids": []}, "`logprob_token_ids` must not be an empty list. (parameter=logprob_token_ids)",
      "logprob_token_ids"),
     ({"seed": 2**63}, "1 validation error:\n  {'type': 'less_than_equal', 'loc': 'body.seed', 'msg': 'Input should be "
-     "less than or equal to 9223372036854775807', 'input': 9223372036854775808, 'ctx': {'le': 9223372036854775807}}",
+     "less than or equal to 9223372036854775807', 'input': '9223372036854775808', 'ctx': {'le': 9223372036854775807}}",
      "body.seed"),
     ({"logit_bias": {"5": 101}}, "1 validation error:\n  {'type': 'less_than_equal', 'loc': "
      "'body.logit_bias.5', 'msg': "
-     "'Input should be less than or equal to 100', 'input': 101, 'ctx': {'le': 100}}", "body.logit_bias.5"),
+     "'Input should be less than or equal to 100', 'input': '101', 'ctx': {'le': 100}}", "body.logit_bias.5"),
 ]  # fmt: skip
 
 
@@ -266,18 +261,31 @@ def test_vllm_refusals_use_original_wording(read, members, sentence, param):
     assert error["type"] == ("Bad Request" if sentence.startswith("1 ") else "BadRequestError")
 
 
+ONE_CONSTRAINT = "You can only use one kind of constraints for structured outputs ('json', 'regex' or 'choice')."
 CHAT_SENTENCES: list[tuple[dict[str, Any], str, str | None]] = [
     ({"logprobs": True, "top_logprobs": 30},
-     "Requested sample logprobs of 30, which is greater than max allowed: 20 (parameter=top_logprobs, value=30)",
-     "top_logprobs"),
+     "Requested sample logprobs of 30, which is greater than max allowed: 20 (parameter=logprobs, value=30)",
+     "logprobs"),
     ({"logprobs": True, "top_logprobs": -1}, "Requested sample logprobs of the whole vocabulary, which is greater than "
-     "max allowed: 20 (parameter=top_logprobs, value=-1)", "top_logprobs"),
+     "max allowed: 20 (parameter=logprobs, value=-1)", "logprobs"),
+    ({"logprobs": True, "top_logprobs": -2},
+     "`top_logprobs` must be a positive value or -1. (parameter=top_logprobs, value=-2)", "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": "5"}, "`top_logprobs` must be an integer. (parameter=top_logprobs, value=5)",
+     "top_logprobs"),
+    ({"thinking_token_budget": -2}, "`thinking_token_budget` must be a non-negative integer or -1 for unlimited. "
+     "(parameter=thinking_token_budget, value=-2)", "thinking_token_budget"),
+    ({"logprob_token_ids": [5]}, "when using `logprob_token_ids`, `logprobs` must be set to true. "
+     "(parameter=logprob_token_ids)", "logprob_token_ids"),
+    ({"structured_outputs": {"json": {"a": 1}, "regex": "b"}}, ONE_CONSTRAINT, None),
     ({"top_logprobs": 2}, "when using `top_logprobs`, `logprobs` must be set to true. (parameter=top_logprobs)",
      "top_logprobs"),
     ({"tools": []},
-     "`tools` must not be an empty array. Either provide at least one tool or omit the field entirely.", None),
-    ({"tool_choice": "required"}, "When using `tool_choice`, `tools` must be set.", None),
-    ({"tool_choice": "auto", "tools": None}, "When using `tool_choice`, `tools` must be set.", None),
+     "`tools` must not be an empty array. Either provide at least one tool or omit the field entirely. "
+     "(parameter=tools)", "tools"),
+    ({"tool_choice": "required"}, "When using `tool_choice`, `tools` must be set. (parameter=tool_choice)",
+     "tool_choice"),
+    ({"tool_choice": "auto", "tools": None}, "When using `tool_choice`, `tools` must be set. (parameter=tool_choice)",
+     "tool_choice"),
     ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}},
       "structured_outputs": {"regex": "a"}},
      "You can only either use constraints for structured outputs or tools, not both.", None),
@@ -297,6 +305,14 @@ COMPLETION_SENTENCES: list[tuple[dict[str, Any], str, str | None]] = [
      "(parameter=logprobs, value=-1)", "logprobs"),
     ({"prompt_logprobs": -1}, "Requested prompt logprobs of the whole vocabulary, which is greater than max allowed: "
      "20 (parameter=prompt_logprobs, value=-1)", "prompt_logprobs"),
+    ({"logprobs": -2}, "`logprobs` must be a positive value or -1. (parameter=logprobs, value=-2)", "logprobs"),
+    ({"logprobs": "x"}, "`logprobs` must be an integer. (parameter=logprobs, value=x)", "logprobs"),
+    ({"logprob_token_ids": [5]}, "when using `logprob_token_ids`, `logprobs` must be set. "
+     "(parameter=logprob_token_ids)", "logprob_token_ids"),
+    ({"structured_outputs": {"json": {"a": 1}, "regex": "a"}}, f"{ONE_CONSTRAINT} (parameter=structured_outputs)",
+     "structured_outputs"),
+    ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+     f"{ONE_CONSTRAINT} (parameter=structured_outputs)", "structured_outputs"),
     ({"prompt": []}, "You must pass at least one prompt", None),
     ({"prompt": None}, "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)", "prompt"),
     ({"prompt": None, "prompt_embeds": []},
@@ -304,7 +320,7 @@ COMPLETION_SENTENCES: list[tuple[dict[str, Any], str, str | None]] = [
     ({"prompt": [[1], []]}, "The decoder prompt cannot be empty", None),
     ({"prompt": ["a", ""]}, "The decoder prompt cannot be empty", None),
     ({"prompt": [[-1]]}, "1 validation error:\n  {'type': 'greater_than_equal', 'loc': 'body.prompt.0.0', 'msg': "
-     "'Input should be greater than or equal to 0', 'input': -1, 'ctx': {'ge': 0}}", "body.prompt.0.0"),
+     "'Input should be greater than or equal to 0', 'input': '-1', 'ctx': {'ge': 0}}", "body.prompt.0.0"),
     ({"suffix": "x"}, "suffix is only supported for models with FIM completion rendering", None),
 ]  # fmt: skip
 
@@ -329,7 +345,7 @@ SHAPES: list[tuple[bytes, str, str]] = [
     (b"[]", "{'type': 'model_attributes_type', 'loc': 'body', 'msg': 'Input should be a valid dictionary or object to "
      "extract fields from', 'input': '<list of 0 items>'}", "body"),
     (b'{"messages":5}', "{'type': 'list_type', 'loc': 'body.messages', 'msg': 'Input should be a valid list', 'input': "
-     "5}", "body.messages"),
+     "'5'}", "body.messages"),
     (b'{"messages":[{"role":"user","content":"a"}],"n":"x"}', "{'type': 'int_parsing', 'loc': 'body.n', 'msg': 'Input "
      "should be a valid integer, unable to parse string as an integer', 'input': 'x'}", "body.n"),
     (b'{"messages":[{"role":"user","content":"a"}],"reasoning_effort":"x"}', "{'type': 'literal_error', 'loc': "
@@ -354,6 +370,7 @@ def test_vllm_reports_too_many_stop_strings_as_two_errors(read):
     first, second, third = error["message"].split("\n")
     assert first == "2 validation errors:" and "'string_type'" in second and "'too_long'" in third
     assert "List should have at most 4 items after validation, not 5" in third
+    assert "'loc': 'body.stop'," in second and "'loc': 'body.stop'," in third and error["param"] == "body.stop"
     assert read(stop=list("abcd")).request.stop_conditions.strings == list("abcd")
 
 
@@ -542,9 +559,8 @@ def test_vllm_chat_reads_tool_choice():
     (chat_,) = read_chat(tools=[TOOL], tool_choice="none").request.prompts
     assert (chat_.tool_choice, len(chat_.tools)) == ("none", 1)  # the template still gets the tools
     other = {"type": "function", "function": {"name": "g"}}
-    message = refusal(read_chat, tools=[TOOL], tool_choice=other)["message"]
-    assert message == "The tool specified in `tool_choice` does not match any of the specified `tools`"
-    assert refusal(read_chat, tool_choice="required")["message"] == "When using `tool_choice`, `tools` must be set."
+    sentence = "The tool specified in `tool_choice` does not match any of the specified `tools` (parameter=tool_choice)"
+    assert refusal(read_chat, tools=[TOOL], tool_choice=other)["message"] == sentence
 
 
 def test_vllm_chat_writes_reasoning_under_both_names():

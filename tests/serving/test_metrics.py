@@ -1,6 +1,7 @@
 """The metrics page: the queries of vLLM's and TGI's dashboards find their names and labels, with correct values."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from support.http_client import HELLO_CHAT
@@ -9,6 +10,7 @@ from support.metrics_page import metric_value
 from parley.errors import EngineError
 from parley.metrics.recorded import ModelMetrics
 from parley.metrics.series import BucketHistogram, LabelledCounter, scalar_lines
+from parley.serving import request_metrics
 from parley.serving.metrics_page import fit_buckets
 from parley.serving.request_metrics import RequestMetrics
 from parley.types import Request, Text, Usage
@@ -74,6 +76,20 @@ def test_preemption_metric_sums_over_all_choices():
     tally.record_end([4, 4], 0, failed=False)
     lines = "".join(metrics.preemption_counts.histogram_lines("p", "", "vllm"))
     assert 'p_bucket{le="2"} 0\np_bucket{le="5"} 1\n' in lines and lines.endswith("p_sum 3\np_count 1\n")
+
+
+@pytest.mark.parametrize(("resumed", "phases"), [(False, (5.0, 3.0)), (True, (None, 10.0))])
+def test_timings_divide_inference_at_the_first_token(monkeypatch, resumed, phases):
+    monkeypatch.setattr(request_metrics, "time", SimpleNamespace(perf_counter=lambda: 100.0))
+    tally = RequestMetrics(ModelMetrics(), AccessLogEntry(), 90.0)
+    assert (tally.current_timings().prefill, tally.current_timings().decode) == (None, None)
+    tally.record_submit(Request(id="r", model="m", prompts=[Text("a")]), Usage(3, 0), resumed=resumed)
+    if resumed:  # another instance computed the prompt and the first token
+        with tally.replaying_outputs():
+            tally.record_tokens(0, 1, 100.0, 0.0)
+    for now, queue_seconds in (107.0, 2.0), (108.0, 0.0), (110.0, 0.0):
+        tally.record_tokens(0, 1, now, queue_seconds)
+    assert (tally.current_timings().prefill, tally.current_timings().decode) == phases
 
 
 async def test_metrics_page_answers_the_queries_of_the_tgi_dashboard(serve):

@@ -109,7 +109,7 @@ def _generation_faults(body: Fields, context: RequestContext, limit_member: str,
     if max_tokens is not None and 0 < max_tokens < minimum:
         yield Invalid(f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {minimum}.")
     if body.has_value("allowed_token_ids") and not body.raw_value("allowed_token_ids"):
-        yield body.empty_member("allowed_token_ids", "array")
+        yield parameter_error("allowed_token_ids is not None and empty!", "allowed_token_ids", [])
     bias = body.raw_value("logit_bias")
     keys = [key for key in bias if not (key.isascii() and key.isdigit())][:8] if isinstance(bias, dict) else []
     if keys:
@@ -141,8 +141,7 @@ def _constraint_faults(body: Fields) -> Iterator[BadRequest]:
     options = body.object("structured_outputs")
     present = {kind for kind in CONSTRAINT_KINDS if options is not None and options.raw_value(kind)}
     if len(present | (_format_kind(body) if present else set())) > 1:
-        sentence = "You can only use one kind of constraints for structured outputs ('json', 'regex' or 'choice')."
-        yield parameter_error(sentence, "structured_outputs")
+        yield body.member_error("structured_outputs", "has more than one constraint.")
     if options is not None and not present and not options.has_value("json"):
         unset = dict.fromkeys(CONSTRAINT_KINDS)
         yield Invalid(f"You must use one kind of structured outputs constraint but none are specified: {unset}")
@@ -185,9 +184,8 @@ def check_chat(body: Fields) -> None:
     if body.has_value("chat_template"):
         raise Invalid(UNTRUSTED_TEMPLATE)
     if body.has_value("tools") and body.raw_value("tools") == []:
-        raise Invalid(
-            "`tools` must not be an empty array. Either provide at least one tool or omit the field entirely."
-        )
+        sentence = "`tools` must not be an empty array. Either provide at least one tool or omit the field entirely."
+        raise parameter_error(sentence, "tools")
     choice = body.raw_value("tool_choice")
     if choice in ("auto", "required") and not body.has_value("tools"):
         raise VLLM_WORDING.invalid_error("tool_choice", "needs tools.")

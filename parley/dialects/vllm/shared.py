@@ -12,7 +12,7 @@ from parley.dialects import orca
 from parley.dialects.dialect import Answer, ApiOptions, HeaderList, Reply, RequestContext, RequestTimings
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.timings import metrics_member
-from parley.dialects.vllm.words import unknown_token_sentence
+from parley.dialects.vllm.words import unknown_ids_sentence, unknown_token_sentence
 from parley.errors import (
     ContextLength,
     EngineError,
@@ -26,6 +26,7 @@ from parley.errors import (
     Unauthorized,
     UnknownModel,
     UnknownToken,
+    UnknownTokenIds,
     WrongType,
 )
 from parley.types import ChoiceDelta, ChoiceDone, OutputOptions, Request, Usage
@@ -205,6 +206,11 @@ def vllm_error_object(error: ParleyError) -> dict[str, Any]:
             message, field = _context_length_error(error)
         case UnknownToken(token_id=int() as token_id):
             error_type, message, field = "BadRequestError", unknown_token_sentence(token_id), None
+        case UnknownTokenIds():
+            error_type, message = (
+                "BadRequestError",
+                unknown_ids_sentence(field or "", error.token_ids, error.vocabulary),
+            )
         case Overloaded():
             error_type, status, message = "Service Unavailable", 503, BUSY_SENTENCE
         case EngineError():

@@ -29,12 +29,13 @@ PARSED_TYPES = {
     "an integer": ("int_parsing", "Input should be a valid integer, unable to parse string as an integer"),
     "a number": ("float_parsing", "Input should be a valid number, unable to parse string as a number"),
 }
-UNION_TYPES = {"a string or an array of strings": (("str", "a string"), ("list[str]", "an array"))}
+UNION_TYPES = {"a string or an array of strings": ("a string", "an array")}
 TRUE_TEXTS = {"1", "true", "t", "yes", "y", "on"}
 FALSE_TEXTS = {"0", "false", "f", "no", "n", "off"}
 INTEGER_TEXT = re.compile(r"\s*[+-]?\d{1,300}(\.0*)?\s*", re.ASCII)
 DECIMAL_TEXT = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.ASCII | re.IGNORECASE)
 MAX_NUMBER_CHARACTERS = 300  # characters of a number given as text
+MAX_INPUT_CHARACTERS, MAX_ERROR_CHARACTERS = 200, 1000  # characters of a quoted value, and of one error
 
 # The original's sentences for a number below and above its range, and whether the parameter is appended.
 RANGE_SENTENCES: dict[str, tuple[str, str, bool]] = {
@@ -51,21 +52,35 @@ RANGE_SENTENCES: dict[str, tuple[str, str, bool]] = {
     "min_tokens": ("must be greater than or equal to 0", "must be at most {high}", False),
 }
 LOGPROB_MEMBERS = {"logprobs": "sample", "top_logprobs": "sample", "prompt_logprobs": "prompt"}
+LOGPROB_PARAMETERS = {"sample": "logprobs", "prompt": "prompt_logprobs"}  # as the original's engine names them
 
+# Sentences for a number below its range that do not name the number, with the parameter appended.
+LOW_SENTENCES = {name: f"`{name}` must be a positive value or -1." for name in LOGPROB_MEMBERS} | {
+    "thinking_token_budget": "`thinking_token_budget` must be a non-negative integer or -1 for unlimited.",
+}
+
+ONE_CONSTRAINT = "You can only use one kind of constraints for structured outputs ('json', 'regex' or 'choice')."
+UNKNOWN_TOOL = "The tool specified in `tool_choice` does not match any of the specified `tools`"
 # The original's sentences for other broken rules, and whether the parameter is appended.
 RULE_SENTENCES: dict[str, tuple[str, bool]] = {
     "stream_options": ("Stream options can only be defined when `stream=True`.", True),
     "top_logprobs": ("when using `top_logprobs`, `logprobs` must be set to true.", True),
     "logprob_token_ids": ("when using `logprob_token_ids`, `logprobs` must be set.", True),
+    "structured_outputs": (ONE_CONSTRAINT, True),
     "continue_final_message": (
         "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
         False,
     ),
-    "tool_choice": ("When using `tool_choice`, `tools` must be set.", False),
-    "tool_choice.function.name": (
-        "The tool specified in `tool_choice` does not match any of the specified `tools`",
-        False,
+    "tool_choice": ("When using `tool_choice`, `tools` must be set.", True),
+    "cache_salt": (
+        "Parameter 'cache_salt' must be at most 128 characters and must not contain '@', '/', '\\\\', or NUL.",
+        True,
     ),
+}
+# The same where a conversation's differ.
+CHAT_RULE_SENTENCES: dict[str, tuple[str, bool]] = {
+    "logprob_token_ids": ("when using `logprob_token_ids`, `logprobs` must be set to true.", True),
+    "structured_outputs": (ONE_CONSTRAINT, False),
 }
 EMPTY_SENTENCES: dict[str, str] = {
     "messages": "Cannot apply chat template to an empty conversation. Provide at least one message.",
@@ -73,7 +88,6 @@ EMPTY_SENTENCES: dict[str, str] = {
     "input": "You must pass at least one prompt",
     "stop": "stop cannot contain an empty string.",
     "bad_words": "bad_words cannot contain an empty string. Got bad_words=['']",
-    "allowed_token_ids": "allowed_token_ids is not None and empty!",
 }
 TEXT_MEMBERS = {
     "prompt",
@@ -131,9 +145,9 @@ class VllmWording(words.ErrorWording):
         """Return pydantic's error for a value of a wrong type, with one entry for each type of a union."""
         place = _dotted_path(path)
         if expected in UNION_TYPES:
-            entries = [_pydantic_error(PYDANTIC_TYPES[name][0], f"{place}.{part}", PYDANTIC_TYPES[name][1], value)
-                       for part, name in UNION_TYPES[expected]]  # fmt: skip
-            return WrongType(_error_list(*entries), field=f"body.{place}.{UNION_TYPES[expected][0][0]}")
+            entries = [_pydantic_error(PYDANTIC_TYPES[name][0], place, PYDANTIC_TYPES[name][1], value)
+                       for name in UNION_TYPES[expected]]  # fmt: skip
+            return WrongType(_error_list(*entries), field=f"body.{place}")
         if expected == "an integer" and isinstance(value, float):
             kind, message = "int_from_float", "Input should be a valid integer, got a number with a fractional part"
         elif expected in PARSED_TYPES and isinstance(value, str):
@@ -144,6 +158,8 @@ class VllmWording(words.ErrorWording):
 
     def convert_value(self, path: str, expected: str, value: Any) -> Any:
         """Convert text and booleans as pydantic does."""
+        if expected == "an integer" and path in LOGPROB_MEMBERS and not isinstance(value, int | float):
+            raise parameter_error(f"`{path}` must be an integer.", path, value)
         text = value.strip().lower() if isinstance(value, str) and len(value) <= MAX_NUMBER_CHARACTERS else None
         match expected:
             case "a boolean" if text in TRUE_TEXTS or value in (1, 1.0):
@@ -169,11 +185,11 @@ class VllmWording(words.ErrorWording):
             return Invalid(unknown_token_sentence(value))
         above = high is not None and value > high
         if name in LOGPROB_MEMBERS and (above or value == -1):
-            requested = excerpt(value) if above else "the whole vocabulary"  # requested by -1
-            return parameter_error(
-                f"Requested {LOGPROB_MEMBERS[name]} logprobs of {requested}, which is greater than max allowed: {high}",
-                path, value,
-            )  # fmt: skip
+            kind, requested = LOGPROB_MEMBERS[name], excerpt(value) if above else "the whole vocabulary"
+            sentence = f"Requested {kind} logprobs of {requested}, which is greater than max allowed: {high}"
+            return parameter_error(sentence, LOGPROB_PARAMETERS[kind], value)
+        if name in LOW_SENTENCES and not above:
+            return parameter_error(LOW_SENTENCES[name], path, value)
         if name in RANGE_SENTENCES:
             below, beyond, names_parameter = RANGE_SENTENCES[name]
             is_integer = name in ("n", "top_k", "max_tokens", "max_completion_tokens", "min_tokens")
@@ -226,7 +242,10 @@ class VllmWording(words.ErrorWording):
 
     def invalid_error(self, path: str, reason: str) -> BadRequest:
         """Return vLLM's sentence for any other fault; ``reason`` is used if vLLM has none for this member."""
-        sentence, names_parameter = RULE_SENTENCES.get(path, (f"{path}: {reason}", True))
+        if path == "tool_choice.function.name":
+            return parameter_error(UNKNOWN_TOOL, "tool_choice")
+        rules = RULE_SENTENCES | CHAT_RULE_SENTENCES if "messages" in self._body else RULE_SENTENCES
+        sentence, names_parameter = rules.get(path, (f"{path}: {reason}", True))
         return parameter_error(sentence, path) if names_parameter else Invalid(sentence)
 
     def _value_at(self, place: str) -> Any:
@@ -251,9 +270,19 @@ def unknown_token_sentence(token_id: float) -> str:
     return f"Token id {excerpt(token_id)} is out of vocabulary"
 
 
+def unknown_ids_sentence(field: str, token_ids: Sequence[int], vocabulary: int) -> str:
+    """Return the original's sentence for ids in an option that are not in the vocabulary."""
+    sentence = f"token_id(s) {excerpt(token_ids)} in {field} contain out-of-vocab token ids."
+    if field == "allowed_token_ids":
+        sentence = "allowed_token_ids contains out-of-vocab token id!"
+    else:
+        sentence += f" Vocabulary size: {vocabulary}"
+    return parameter_error(sentence, field, token_ids).message
+
+
 def parameter_error(sentence: str, field: str, value: Any = None) -> Invalid:
     """Return a refusal with the parameter appended, and its value unless it is None."""
-    value_text = "" if value is None else f", value={excerpt(value)}"
+    value_text = "" if value is None else f", value={value[:60] if isinstance(value, str) else excerpt(value)}"
     return Invalid(f"{sentence} (parameter={field}{value_text})", field=field)
 
 
@@ -263,10 +292,10 @@ def too_many_stops(strings: Sequence[Any], cap: int) -> WrongType:
     ctx = {"field_type": "List", "max_length": cap, "actual_length": len(strings)}
     return WrongType(
         _error_list(
-            _pydantic_error("string_type", "stop.str", PYDANTIC_TYPES["a string"][1], strings),
-            _pydantic_error("too_long", "stop.list[str]", message, strings, ctx),
+            _pydantic_error("string_type", "stop", PYDANTIC_TYPES["a string"][1], strings),
+            _pydantic_error("too_long", "stop", message, strings, ctx),
         ),
-        field="body.stop.str",
+        field="body.stop",
     )
 
 
@@ -281,23 +310,23 @@ def _dotted_path(path: str) -> str:
 
 def _pydantic_error(kind: str, place: str, message: str, value: Any, ctx: dict[str, Any] | None = None) -> str:
     entry: dict[str, Any] = {"type": kind, "loc": f"body.{place}" if place else "body", "msg": message}
-    entry["input"] = _short_value(value)
-    return repr(entry | {"ctx": ctx} if ctx is not None else entry)
+    entry["input"] = _input_text(value)
+    return _cut_text(repr(entry | {"ctx": ctx} if ctx is not None else entry), MAX_ERROR_CHARACTERS)
 
 
-def _short_value(value: Any) -> Any:
-    """Return a short substitute for a long value."""
+def _input_text(value: Any) -> str:
+    """Return a value as the original quotes it: as text, but containers by their size."""
     match value:
         case Mapping():
             return f"<dict of {len(value)} items>"
         case list():
             return f"<list of {len(value)} items>"
-        case str() if len(value) > 60:
-            return f"{value[:59]}…"
-        case int() if abs(value) >= 10**60:
-            return excerpt(value)
         case _:
-            return value
+            return _cut_text(str(value), MAX_INPUT_CHARACTERS)
+
+
+def _cut_text(text: str, cap: int) -> str:
+    return text if len(text) <= cap else text[:cap] + "...[truncated]"
 
 
 def _error_list(*entries: str) -> str:
