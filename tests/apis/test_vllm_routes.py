@@ -198,6 +198,7 @@ async def test_vllm_answers_unauthorized_without_a_key(serve):
 async def test_vllm_version_models_and_tokenizer_routes_answer(served):
     assert (await served.get("/vllm/version")).json == {"version": "0.33.0"}
     assert (await served.get("/vllm/load")).json == {"server_load": 0}
+    assert (await served.get("/vllm/kv_event_sources")).json == {}
     for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
         answer = await served.call(method, "/vllm" + path)
         assert (answer.status, answer.body) == (200, b"")

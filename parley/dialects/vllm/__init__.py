@@ -129,6 +129,7 @@ STRICT_DIALECT = Dialect(
         Route("GET", "/tokenizer_info", "tokenizer", writer=encode_json),
         Route("GET", "/version", "version", writer=control.write_vllm_version),
         Route("GET", "/load", "load", writer=tokens.write_load),
+        Route("GET", "/kv_event_sources", "info", reader=control.answer_event_sources),
         Route("GET", "/health", "health"),
         Route("GET", "/ping", "health"),
         Route("POST", "/ping", "health"),

@@ -136,6 +136,11 @@ def write_vllm_version(text: str) -> bytes:
     return encode_json({"version": shared.VLLM_VERSION})
 
 
+def answer_event_sources(body: bytes, context: RequestContext, facts: ServerFacts) -> Answer:
+    """Return no sources of events about the KV cache, as the original does if it publishes none."""
+    return json_answer({})
+
+
 def read_cache_reset(context: RequestContext) -> bool:
     """Return whether running requests may be preempted so that the cache can be cleared. Raises BadRequest."""
     query = (
