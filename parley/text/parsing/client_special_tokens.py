@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from parley.errors import BadRequest
@@ -41,7 +41,7 @@ class ClientSpecialTokens:
         self._normalized = self._encoder.normalize_to_special_token(client_texts)
         if not self._encoder.special_tokens.occur_in(client_texts):
             return values
-        self._unused_characters = _unused_characters([*self._sources, *_texts_in(values)])
+        self._unused_characters = _unused_characters([*self._sources, *_texts_in(values.values())])
         messages = [self._hide_in_turn(turn) for turn in values["messages"]]
         return {
             **{name: self._hide_in(value) for name, value in values.items() if name != "messages"},
@@ -115,21 +115,22 @@ def _client_texts(values: Mapping[str, Any]) -> list[str]:
             client_values.append(turn[RESULTS_MEMBER])
         if "tool_calls" in turn:
             client_values += [call["id"] for call in turn["tool_calls"]]
-    return list(_texts_in(client_values))
+    return _texts_in(client_values)
 
 
-def _texts_in(value: Any) -> Iterator[str]:
-    """Yield all texts in a value of any depth, names of members included."""
-    waiting = [value]
-    while waiting:
-        value = waiting.pop()
+def _texts_in(values: Iterable[Any]) -> list[str]:
+    """Return all texts in values of any depth, names of members included."""
+    texts: list[str] = []
+    waiting = list(values)
+    for value in waiting:  # it grows
         if isinstance(value, str):
-            yield value
+            texts.append(value)
         elif isinstance(value, dict):
             waiting += value.keys()
             waiting += value.values()
         elif isinstance(value, list | tuple):
             waiting += value
+    return texts
 
 
 def _unused_characters(texts: list[str]) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import Any
 from parley.interrupt import stop_if_abandoned
 
 SEARCH_SIZE = 1 << 18  # characters that are searched at once; other threads wait meanwhile
+PREFIX_LENGTH = 4  # characters of tokens that are searched for first: so long prefixes are few, and rare in other texts
 
 _Tree = dict[str, Any]  # the next character -> the tree of what may follow it; "" where a token ends
 
@@ -25,7 +26,7 @@ class SpecialTokenSearch:
         self.special_tokens = tuple(special_tokens)
         self._pattern = compile_longest_match(self.special_tokens)
         self._first_characters = {token[0] for token in self.special_tokens}
-        self._first_pairs = {token[:2] for token in self.special_tokens}
+        self._prefixes = {token[:PREFIX_LENGTH] for token in self.special_tokens}
         self._openers = tuple(character for character in self._first_characters if not character.isalnum())
         self._beginnings = {
             token[:length]
@@ -41,9 +42,9 @@ class SpecialTokenSearch:
         return any(map(joined.__contains__, self._first_characters)) and any(map(self._occurs_in, texts))
 
     def _occurs_in(self, text: str) -> bool:
-        if not any(map(text.__contains__, self._first_pairs)):  # much faster than the pattern
-            return text.rstrip().endswith(self._openers)
-        return self.count_in(text, most=1) > 0 or self._find_beginning(text) is not None
+        if any(map(text.__contains__, self._prefixes)) and self.count_in(text, most=1):
+            return True
+        return self._find_beginning(text) is not None
 
     def count_in(self, text: str, most: int | None = None) -> int:
         """Return how many special tokens the text has, counted up to ``most``."""
@@ -84,9 +85,12 @@ class SpecialTokenSearch:
     def _find_beginning(self, text: str) -> tuple[int, int] | None:
         """Return start and end of the longest beginning of a special token at the end of a text."""
         end = len(text.rstrip())
-        for start in range(max(0, end - self._longest + 1), end):
-            if text[start:end] in self._beginnings:
-                return start, end
+        first = max(0, end - self._longest + 1)
+        tail = text[first:end]
+        if any(map(tail.__contains__, self._openers)):
+            for start in range(len(tail)):
+                if tail[start:] in self._beginnings:
+                    return first + start, end
         return None
 
 
