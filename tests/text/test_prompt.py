@@ -35,6 +35,17 @@ def test_text_and_token_prompts_become_token_ids() -> None:
     assert template_pipeline().prepare_prompt(Tokens([3, 1, 2])).token_ids == [3, 1, 2]
 
 
+def test_text_with_its_own_limit_keeps_its_first_tokens() -> None:
+    tokenizer, text = byte_level(), "Paris was the capital: 北京 🙂🙂 and Zürich " * 3
+    pipeline, whole = template_pipeline(), len(tokenizer.encode(text, special=False))
+    for special in (True, False):
+        marks = len(tokenizer.encode("", special))
+        for limit in (*range(1, 60), whole, 10 * whole):
+            ids = pipeline.prepare_prompt(Text(text, special, max_tokens=limit)).token_ids
+            assert len(ids) - marks <= limit and text.startswith(tokenizer.decode(ids)), limit
+            assert limit < whole or ids == tokenizer.encode(text, special)
+
+
 def test_chat_is_rendered_and_encoded_without_extra_marks() -> None:
     pipeline = template_pipeline()
     chat = Chat(QUESTION)
