@@ -11,18 +11,25 @@ import os
 import platform
 import re
 import resource
-import socket
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import msgspec
 
 from parley import hub
 from parley.child_process import python_command
-from parley.cli.serve import offered_models, read_key_file
+from parley.cli.serve import offered_models, plan_models, planned_server_options
 from parley.settings.config import SERVE_OPTIONS
 from parley.settings.options import ConfigError, ResolvedOptions
+from parley.web.auth import is_loopback
+from parley.worker.check import ModelCheck, check_in_process
+
+if TYPE_CHECKING:
+    from parley.serving.options import OfferedModel, ServerOptions
+    from parley.types import Settings
 
 OPTIONS = SERVE_OPTIONS
 USAGE = """\
@@ -139,66 +146,58 @@ def check_processor(config: ResolvedOptions) -> Iterator[Finding]:
 def check_models(config: ResolvedOptions) -> Iterator[Finding]:
     """Check every model, and whether all of them fit into memory."""
     try:
-        offered = offered_models(config)
+        offered = offered_models(plan_models(config)[1])
     except ConfigError as error:
         yield Finding("fail", "model", str(error))
         return
     need, whole = 0, True
-    for _, settings, _ in offered:
+    for offer in offered:
+        settings = offer.settings
         folder = hub.find_model(settings.model)
-        size = yield from _check_model(settings.model or hub.BUILT_IN, folder)
+        size = yield from _check_model(offer, folder)
         wide = settings.dtype == "float32" and folder is not None and _saved_dtype(folder) != "float32"
         need += size * (2 if wide else 1) + (settings.kv_memory or 0)
         whole = whole and bool(size)
     if whole:
-        yield from _check_memory(need, all(settings.kv_memory for _, settings, _ in offered))
+        yield from _check_memory(need, all(offer.settings.kv_memory for offer in offered))
 
 
-def _check_model(name: str, folder: Path | None) -> Generator[Finding, None, int]:
-    """Check one model. Return the bytes of its weights, or 0 if it cannot be served from this machine."""
+def _check_model(offer: OfferedModel, folder: Path | None) -> Generator[Finding, None, int]:
+    """Check one model by asking what serve asks. Return the bytes of its weights, or 0 if it cannot be served."""
+    name = offer.settings.model or hub.BUILT_IN
     if folder is None:
         yield Finding("warn", "model", f"{name} is not on this machine", "serve will download it from the hub.")
         return 0
-    if lacking := hub.folder_problem(folder):
-        yield Finding("fail", "model", f"{name}: {lacking}", "Give a folder in Hugging Face format.")
+    try:
+        hub.check_model_folder(folder, name)
+    except hub.ModelMissing as error:
+        yield Finding("fail", "model", str(error), "Give a folder in Hugging Face format.")
+        return 0
+    settings = msgspec.structs.replace(offer.settings, model=str(folder))
+    loads_weights = offer.engine != "scripted" and not settings.costs
+    checked = check_in_process(settings) if loads_weights else ModelCheck()
+    if checked.refusal:
+        yield Finding("fail", "model", f"{name}: {checked.refusal}", "serve would refuse it with the same words.")
         return 0
     weights = sorted(folder.glob("*.safetensors"))
-    if broken := [file.name for file in weights if not _header_fits(file)]:
-        yield Finding("fail", "model", f"{name}: {broken[0]} is incomplete or damaged", "Copy or download it again.")
-        return 0
     size = sum(file.stat().st_size for file in weights)
-    yield Finding(
-        "ok", "model", f"{name}, {len(weights)} weight file{'s' * (len(weights) != 1)}, {_format_bytes(size)}"
-    )
-    yield from _check_tokenizer(folder)
+    observation = f"{name}, {len(weights)} weight file{'s' * (len(weights) != 1)}, {_format_bytes(size)}"
+    yield Finding("warn" if checked.doubt else "ok", "model", observation + f"; {checked.doubt}" * bool(checked.doubt))
+    yield from _check_text(settings)
     return size
 
 
-def _header_fits(file: Path) -> bool:
-    """Whether the length of a weight file matches its header."""
-    from safetensors import SafetensorError, safe_open
+def _check_text(settings: Settings) -> Iterator[Finding]:
+    """Check the tokenizer and the chat template."""
+    from parley.text import BadTokenizer, TextPipeline
 
     try:
-        with safe_open(file, framework="numpy"):
-            return True
-    except (SafetensorError, OSError):
-        return False
-
-
-def _check_tokenizer(folder: Path) -> Iterator[Finding]:
-    from tokenizers import Tokenizer
-
-    try:
-        size = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size()
-    except Exception as error:  # the library raises plain Exception
-        yield Finding("fail", "tokenizer", f"tokenizer.json cannot be read ({str(error)[:80]})", "Download it again.")
+        pipeline = TextPipeline.from_folder(settings.model, settings.tool_parser, settings.reasoning_parser)
+    except BadTokenizer as error:
+        yield Finding("fail", "tokenizer", str(error), "Download it again.")
         return
-    yield Finding("ok", "tokenizer", f"{size} tokens")
-    try:
-        settings = (folder / "tokenizer_config.json").read_text("utf-8")
-    except (OSError, UnicodeDecodeError):
-        settings = ""
-    if not (folder / "chat_template.jinja").is_file() and '"chat_template"' not in settings:
+    yield Finding("ok", "tokenizer", f"{pipeline.tokenizer.backend.get_vocab_size()} tokens")
+    if not pipeline.template.all_sources:
         yield Finding("warn", "template", "the model has no chat template", "It completes text, but cannot chat.")
 
 
@@ -231,28 +230,60 @@ def _saved_dtype(folder: Path) -> str:
 
 
 def check_network(config: ResolvedOptions) -> Iterator[Finding]:
-    """Check that the port is free, and that API keys protect a public address."""
-    host, port = config["host"], config["port"]
+    """Check that the server's options fit together, that its ports are free, and that keys protect public ones."""
     try:
-        family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        hint = "Choose another with --port, or --port 0." if port else "Check --host."
-        yield Finding("fail", "port", f"{host}:{port}: {error.strerror or 'no such address'}", hint)
-    else:
-        yield Finding("ok", "port", f"{host}:{port} is free")
-    try:
-        keys = len(config["api-key"]) + len(read_key_file(config["api-key-file"], "api-key-file"))
-        read_key_file(config["admin-key-file"], "admin-key-file")
+        options = planned_server_options(*plan_models(config))
     except ConfigError as error:
-        yield Finding("fail", "keys", str(error))
+        yield Finding("fail", "options", str(error))
         return
-    if not keys and host not in ("127.0.0.1", "::1", "localhost"):
-        yield Finding("warn", "keys", f"none, and {host} can be reached from outside", "Set PARLEY_API_KEY.")
+    yield from _check_server_options(options)
+    yield from _check_ports(options)
+    keys = len(options.api_keys)
+    if not keys and not is_loopback(options.host):
+        yield Finding("warn", "keys", f"none, and {options.host} can be reached from outside", "Set PARLEY_API_KEY.")
     else:
         yield Finding("ok", "keys", f"{keys} set" if keys else "none needed: only this machine can connect")
+
+
+def _check_server_options(options: ServerOptions) -> Iterator[Finding]:
+    """Check what serve checks before it listens: planes open to strangers, certificates, the endpoints file."""
+    from parley.boot.places import find_open_plane, listening_places
+    from parley.serving.traffic_split import BadEndpointFile, read_endpoint_file
+    from parley.web.tls import TlsFileError, client_tls_context, server_tls_context
+
+    places = listening_places(options)
+    if open_plane := find_open_plane(options, places):
+        yield Finding("fail", "options", open_plane)
+    try:
+        for files in filter(None, (*(place.tls for place in places), options.peer_tls)):
+            server_tls_context(files)
+        if options.peer_tls is not None:
+            client_tls_context(options.peer_tls)
+        if options.endpoints is not None:
+            read_endpoint_file(Path(options.endpoints))
+    except (TlsFileError, BadEndpointFile) as error:
+        yield Finding("fail", "options", str(error))
+
+
+def _check_ports(options: ServerOptions) -> Iterator[Finding]:
+    """Check that the ports that serve listens on are free."""
+    from parley.boot.places import listening_places
+    from parley.web.port import listen_error_reason, open_listener
+
+    ports = [(place.host, place.port, "--listen") for place in listening_places(options)]
+    if options.port is not None:
+        ports[0] = (options.host, options.port, "--port, or --port 0")
+    ports += [(each.host, each.port, "--grpc-port or --listen") for each in options.grpc]
+    if options.peer_port is not None and options.peer_port_attempts == 1:
+        ports.append((ports[0][0], options.peer_port, "--peer-port"))
+    for host, port, flag in ports:
+        try:
+            open_listener(host, port).close()
+        except OSError as error:
+            hint = f"Choose another with {flag}." if port else "Check --host."
+            yield Finding("fail", "port", f"{host}:{port}: {listen_error_reason(error)}", hint)
+        else:
+            yield Finding("ok", "port", f"{host}:{port} is free")
 
 
 def check_open_files(config: ResolvedOptions) -> Iterator[Finding]:

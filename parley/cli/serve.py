@@ -30,11 +30,7 @@ Serves one model or several. It listens first and then loads: GET /health/ready 
 
 def run(config: ResolvedOptions) -> int:
     """Run a server with these options until it ends. Return the exit code."""
-    plan, config = read_mindie_plan(config)
-    if plan is not None:
-        plan.check_model(config["model"])
-        length = plan.context_length(config["model"])
-        config = config.with_unset_from({"max-model-len": length}, config["mindie-config"])
+    plan, config = plan_models(config)
     if config["show-config"]:
         print(format_options(SERVE_OPTIONS, config))
         return 0
@@ -45,6 +41,16 @@ def run(config: ResolvedOptions) -> int:
         return planned_server_options(*read_mindie_plan(config.read_again() if config.read_again else config))
 
     return server.run_server(models, served, read_options_again)
+
+
+def plan_models(config: ResolvedOptions) -> tuple[MindIEPlan | None, ResolvedOptions]:
+    """Return what ``read_mindie_plan`` returns, with the context length of the models. Raises ConfigError."""
+    plan, config = read_mindie_plan(config)
+    if plan is not None:
+        plan.check_model(config["model"])
+        length = plan.context_length(config["model"])
+        config = config.with_unset_from({"max-model-len": length}, config["mindie-config"])
+    return plan, config
 
 
 def read_mindie_plan(config: ResolvedOptions) -> tuple[MindIEPlan | None, ResolvedOptions]:

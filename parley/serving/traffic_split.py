@@ -49,7 +49,7 @@ class EndpointStore:
         if self._file is not None:
             self._file_lock = _lock_endpoint_file(self._file)
             try:
-                self.by_name = {endpoint.name: endpoint for endpoint in _read_endpoint_file(self._file)}
+                self.by_name = {endpoint.name: endpoint for endpoint in read_endpoint_file(self._file)}
             except BadEndpointFile:
                 self.release_file()
                 raise
@@ -137,8 +137,8 @@ def replace_file(file: Path, content: bytes) -> None:
         os.close(folder)
 
 
-def _read_endpoint_file(file: Path) -> list[Endpoint]:
-    """Read the endpoints file; a missing file has no endpoints. Raises BadFile."""
+def read_endpoint_file(file: Path) -> list[Endpoint]:
+    """Read the endpoints file; a missing file has no endpoints. Raises BadEndpointFile."""
     try:
         content = file.read_bytes()
     except FileNotFoundError:
@@ -158,7 +158,10 @@ def _read_endpoint_file(file: Path) -> list[Endpoint]:
 
 
 def _lock_endpoint_file(file: Path) -> int:
-    """Lock the file until the process ends: two servers writing it would lose each other's changes. Raises BadFile."""
+    """Lock the file until the process ends: two servers writing it would lose each other's changes.
+
+    Raises BadEndpointFile.
+    """
     try:
         lock = os.open(file.with_name(file.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:

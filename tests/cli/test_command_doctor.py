@@ -6,11 +6,13 @@ import shutil
 import socket
 
 import pytest
+from support import tiny_models
 from support.free_ports import free_port
 
 from parley.cli import doctor
 from parley.settings.config import SERVE_OPTIONS
 from parley.settings.options import resolve_options
+from parley.worker.check import ModelCheck
 
 
 def findings(check, *flags: str) -> dict[str, doctor.Finding]:
@@ -18,12 +20,13 @@ def findings(check, *flags: str) -> dict[str, doctor.Finding]:
 
 
 @pytest.fixture
-def copy(tiny, tmp_path):
-    return shutil.copytree(tiny, tmp_path / "copy")
+def copy(tmp_path):
+    """A model that can be changed."""
+    return shutil.copytree(tiny_models.model_folder("llama"), tmp_path / "copy")
 
 
-def test_doctor_finds_no_failure_on_a_healthy_machine(parley, tiny):
-    done = parley("doctor", str(tiny), "--port", str(free_port()))
+def test_doctor_finds_no_failure_on_a_healthy_machine(parley):
+    done = parley("doctor", "--port", str(free_port()))
     assert done.returncode == 0, done.stdout
     assert not done.stderr and "fail" not in done.stdout
     subjects = {line.split()[1] for line in done.stdout.splitlines() if not line.lstrip().startswith("->")}
@@ -51,26 +54,53 @@ def test_doctor_names_a_missing_model_file(copy, name):
     assert finding.level == "fail" and (name in finding.observation or "*.safetensors" in finding.observation)
 
 
-def test_doctor_finds_truncated_weights(copy):
-    weights = copy / "model.safetensors"
+def truncate_weights(folder):
+    weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-2])
-    assert findings(doctor.check_models, str(copy))["model"].observation.endswith(
-        "model.safetensors is incomplete or damaged"
-    )
+
+
+def test_doctor_reports_a_refusal_of_the_engine(copy):
+    truncate_weights(copy)
+    finding = findings(doctor.check_models, str(copy))["model"]
+    assert finding.level == "fail" and "model.safetensors is cut off" in finding.observation
+
+
+def test_doctor_is_not_sure_of_a_model_that_runs_through_transformers(copy, monkeypatch):
+    monkeypatch.setattr(doctor, "check_in_process", lambda settings: ModelCheck(doubt="only loading shows it"))
+    finding = findings(doctor.check_models, str(copy))["model"]
+    assert finding.level == "warn" and finding.observation.endswith("; only loading shows it")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--role", "decode", "--host", "0.0.0.0"), "takes commands at 0.0.0.0"),
+        (("--body-memory", "1MiB"), "body-memory must be at least body-limit"),
+        (("--cluster-cert", "a"), "go together"),
+        (("--endpoints", "{missing}/below"), ""),
+        (("--api-key-file", "/does/not/exist"), "/does/not/exist"),
+    ],
+)
+def test_doctor_refuses_options_that_serve_refuses(flags, words, tmp_path):
+    (tmp_path / "missing").write_text("not JSON")
+    flags = [flag.replace("{missing}/below", str(tmp_path / "missing")) for flag in flags]
+    found = findings(doctor.check_network, "--port", str(free_port()), *flags)
+    assert found["options"].level == "fail" and words in found["options"].observation
 
 
 def test_doctor_finds_a_broken_tokenizer_and_a_missing_template(copy):
     (copy / "tokenizer_config.json").unlink()
-    assert findings(doctor.check_models, str(copy))["template"].level == "warn"
+    assert findings(doctor.check_models, str(copy), "--fake-engine")["template"].level == "warn"
     (copy / "chat_template.jinja").write_text("{{ messages }}")
-    assert "template" not in findings(doctor.check_models, str(copy))
+    assert "template" not in findings(doctor.check_models, str(copy), "--fake-engine")
     (copy / "tokenizer.json").write_text("{}")
-    assert findings(doctor.check_models, str(copy))["tokenizer"].level == "fail"
+    assert findings(doctor.check_models, str(copy), "--fake-engine")["tokenizer"].level == "fail"
 
 
-def test_doctor_includes_the_kv_cache_in_the_memory_check(tiny):
-    assert findings(doctor.check_models, str(tiny))["memory"].level == "ok"
-    assert findings(doctor.check_models, str(tiny), "--kv-memory", "900TiB")["memory"].level == "fail"
+def test_doctor_includes_the_kv_cache_in_the_memory_check(copy):
+    fake = (str(copy), "--fake-engine")
+    assert findings(doctor.check_models, *fake)["memory"].level == "ok"
+    assert findings(doctor.check_models, *fake, "--kv-memory", "900TiB")["memory"].level == "fail"
 
 
 def test_doctor_only_warns_about_a_model_on_the_hub(monkeypatch, tmp_path):
@@ -84,7 +114,6 @@ def test_doctor_warns_about_a_public_address_without_a_key(tmp_path):
     (tmp_path / "keys").write_text("# mine\n\nsesame\n")
     keyed = findings(doctor.check_network, *port, "--host", "0.0.0.0", "--api-key-file", str(tmp_path / "keys"))
     assert keyed["keys"] == ("ok", "keys", "1 set", "")
-    assert findings(doctor.check_network, *port, "--api-key-file", "/does/not/exist")["keys"].level == "fail"
     assert findings(doctor.check_network, *port, "--host", "no.such.host.invalid")["port"].level == "fail"
 
 

@@ -16,7 +16,7 @@ from parley.core.sequence import BLOCK_SIZE, Sequence, Step, StepRow
 from parley.model.checkpoint import quantization
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
 from parley.model.load import fuse as lowering
-from parley.model.load import loader, reference
+from parley.model.load import plan, reference
 from parley.model.load.loader import load_runner
 from parley.model.networks.config import Unfusable, read_decoder_config
 from parley.model.networks.network import PackedBatch
@@ -46,9 +46,9 @@ PLAIN_WEIGHTS = quantization.read_quantization({}, "none")
 
 
 def fuse_checkpoint(checkpoint, shape, dtype):
-    return lowering.fuse_decoder(
-        checkpoint, shape, PLAIN_WEIGHTS, dtype, torch.device("cpu"), 64, lambda fraction: None
-    )
+    device = torch.device("cpu")
+    lowering.check_tensor_names(lowering.LlamaWeights(checkpoint, shape, PLAIN_WEIGHTS, dtype, device))
+    return lowering.fuse_decoder(checkpoint, shape, PLAIN_WEIGHTS, dtype, device, 64, lambda fraction: None)
 
 
 def load_float32_runner(folder, **settings):
@@ -279,8 +279,8 @@ def test_context_length_is_limited_by_the_kv_cache(caplog):
 
 @pytest.mark.parametrize("inner", ["max_position_embeddings", "n_positions"])
 def test_context_length_is_read_from_the_text_config(inner):
-    assert loader.read_context_length({"model_type": "gemma3", "text_config": {inner: 131072}}, None) == 131072
-    assert loader.read_context_length({"max_position_embeddings": 64, "text_config": None}, 32) == 32
+    assert plan.read_context_length({"model_type": "gemma3", "text_config": {inner: 131072}}, None) == 131072
+    assert plan.read_context_length({"max_position_embeddings": 64, "text_config": None}, 32) == 32
 
 
 def test_kv_cache_is_no_larger_than_the_batch_needs():
@@ -386,7 +386,7 @@ def test_load_errors_are_single_sentences(tmp_path):
 
 def test_load_rejects_weights_larger_than_free_memory(monkeypatch):
     """Guards against running out of memory halfway through the weights."""
-    monkeypatch.setattr(loader, "free_memory", lambda device: 100_000)
+    monkeypatch.setattr(plan, "free_memory", lambda device: 100_000)
     with pytest.raises(LoadError, match="only 0 MiB of memory are free"):
         load_float32_runner(tiny_models.model_folder("llama"))
 
@@ -411,9 +411,9 @@ def one_large_layer():
 
 
 def test_auto_dtype_follows_the_config():
-    assert loader.resolve_dtype("auto", {"torch_dtype": "float32"}) is torch.float32
-    assert loader.resolve_dtype("auto", {"dtype": "float16"}) is torch.bfloat16
-    assert loader.resolve_dtype("auto", {}) is torch.bfloat16
+    assert plan.resolve_dtype("auto", {"torch_dtype": "float32"}) is torch.float32
+    assert plan.resolve_dtype("auto", {"dtype": "float16"}) is torch.bfloat16
+    assert plan.resolve_dtype("auto", {}) is torch.bfloat16
 
 
 def test_nan_logits_fail_only_their_own_row():

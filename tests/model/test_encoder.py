@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support import tiny_models
 from support.run_model import load_test_runner, serve_requests
 from test_pooling import unpack_vectors, write_pooling_config
 
 from parley.model.checkpoint.files import LoadError
-from parley.types import EngineRequest, PoolingOptions
+from parley.model.load.check import check_model
+from parley.types import EngineRequest, PoolingOptions, Settings
 
 SIZES = {
     "vocab_size": tiny_models.VOCAB,
@@ -81,6 +83,17 @@ def test_encoder_vectors_match_transformers(tmp_path, kind):
         actual = unpack_vectors(serve_requests(runner, embedding_requests(), step=step)[0])
         for i, vector in enumerate(expected):
             torch.testing.assert_close(torch.tensor(actual[str(i)]), vector, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ENCODER_CONFIGS)
+def test_check_accepts_encoders_but_none_without_a_tensor(tmp_path, kind):
+    write_encoder(tmp_path, kind)
+    assert check_model(Settings(model=str(tmp_path))) == ""
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors.pop(next(name for name in tensors if name.endswith("embeddings.position_embeddings.weight")))
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(LoadError, match="position_embeddings"):
+        check_model(Settings(model=str(tmp_path)))
 
 
 def test_batch_changes_encoder_vectors_by_rounding_only(tmp_path):

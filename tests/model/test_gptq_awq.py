@@ -16,9 +16,10 @@ from support.run_model import load_test_runner, serve_requests
 from transformers import AutoModelForCausalLM
 
 from parley import native
+from parley.model.load.check import check_model
 from parley.model.load.loader import LoadError
 from parley.model.networks.network import PackedBatch
-from parley.types import EngineRequest, Sampling
+from parley.types import EngineRequest, Sampling, Settings
 
 SIZES = {"hidden_size": 192, "intermediate_size": 320}
 GPTQ = {
@@ -172,6 +173,17 @@ def test_gptq_and_awq_checkpoints_match_transformers(kind, tmp_path):
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("config", [GPTQ, AWQ], ids=["gptq", "awq"])
+def test_check_finds_scales_of_a_wrong_shape(config, tmp_path):
+    folder, _ = write_quantized(tmp_path, config)
+    assert check_model(Settings(model=str(folder))) == ""
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.down_proj.scales"
+    save_file(tensors | {name: tensors[name][:-1].clone()}, folder / "model.safetensors")
+    with pytest.raises(LoadError, match=r"down_proj\.scales has shape"):
+        check_model(Settings(model=str(folder)))
+
+
 def packed_logprobs(folder, dtype: str) -> torch.Tensor:
     """Log-probabilities of all tokens at 200 positions of one sequence."""
     runner, _ = load_test_runner(folder, dtype=dtype)

@@ -48,12 +48,17 @@ class PerChannelInt8:
         """Return the names of the weight and scale tensors."""
         return [linear.name + ".weight", linear.name + ".weight_scale"]
 
-    def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
-        """Read the weight, with one scale per output. Raises LoadError."""
+    def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[torch.Tensor]:
+        """Return weight and scale as views of the file. Raises LoadError."""
         weight, scale = self.tensor_names(checkpoint, linear)
         values = checkpoint.view_tensor(weight, linear.out, linear.into, dtype=torch.int8)
         sizes = (linear.out,) if len(checkpoint.tensor_shape(scale)) == 1 else (linear.out, 1)
-        return Int8Weight(values, checkpoint.view_tensor(scale, *sizes).flatten().float())
+        return [values, checkpoint.view_tensor(scale, *sizes)]
+
+    def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
+        """Read the weight, with one scale per output. Raises LoadError."""
+        values, scale = self.view_tensors(checkpoint, linear)
+        return Int8Weight(values, scale.flatten().float())
 
 
 PER_CHANNEL = PerChannelInt8()

@@ -40,39 +40,50 @@ class GptqFormat:
         index = linear.name + ".g_idx"
         return names + [index] * (index in checkpoint)
 
+    def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[torch.Tensor]:
+        """Return words, zero points and scales, and ``g_idx`` if there is one, as views of the file.
+
+        Raises LoadError.
+        """
+        words, zeros, scales, *index = self.tensor_names(checkpoint, linear)
+        groups = _count_groups(self.group, linear.into)
+        return [
+            checkpoint.view_tensor(words, _packed_size(linear.into), linear.out, dtype=torch.int32),
+            checkpoint.view_tensor(zeros, groups, _packed_size(linear.out), dtype=torch.int32),
+            checkpoint.view_tensor(scales, groups, linear.out),
+            *(checkpoint.view_tensor(name, linear.into, dtype=torch.int32) for name in index),
+        ]
+
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read the weight, reordered group by group where ``g_idx`` requires it. Raises LoadError."""
+        packed, zero_points, scales, *index = self.view_tensors(checkpoint, linear)
         group = min(self.group or linear.into, linear.into)
-        groups = -(-linear.into // group)
-        words, zeros, scales = self.tensor_names(checkpoint, linear)[:3]
-        packed = checkpoint.view_tensor(words, _packed_size(linear.into), linear.out, dtype=torch.int32)
-        zero_points = checkpoint.view_tensor(zeros, groups, _packed_size(linear.out), dtype=torch.int32)
-        order = self._input_order(checkpoint, linear, group)
+        order = self._input_order(linear, group, *index)
         values = _unpack_down(packed, linear.into)
         if order is not None:
             values = values[:, order]
         return Int4Weight(
             GroupedWeight(
                 values,
-                checkpoint.view_tensor(scales, groups, linear.out).float().t().contiguous(),
+                scales.float().t().contiguous(),
                 _unpack_along(zero_points + ONE_IN_EACH if self.minus_one else zero_points, linear.out, PLAIN_ORDER),
                 group,
                 order,
             )
         )
 
-    def _input_order(self, checkpoint: Checkpoint, linear: LinearSpec, group: int) -> torch.Tensor | None:
-        """Return the inputs in group order, int64 [in], or None if they already are in that order."""
-        name = linear.name + ".g_idx"
-        if name not in checkpoint:
+    def _input_order(self, linear: LinearSpec, group: int, index: torch.Tensor | None = None) -> torch.Tensor | None:
+        """Return the inputs in the order of their groups (``index``), int64 [in]; None if they are in that order."""
+        if index is None:
             return None
-        index = checkpoint.view_tensor(name, linear.into, dtype=torch.int32)
         expected = torch.arange(linear.into, dtype=torch.int32) // group
         if torch.equal(index, expected) or not index.any():  # some writers leave zeros if nothing was reordered
             return None
         order = index.argsort(stable=True)
         if not torch.equal(index[order], expected):
-            raise LoadError(f"Tensor {name} does not put {group} inputs into each group, so the weight cannot be read.")
+            raise LoadError(
+                f"Tensor {linear.name}.g_idx does not put {group} inputs into each group, so the weight cannot be read."
+            )
         return order
 
 
@@ -86,19 +97,26 @@ class AwqFormat:
         """Return the names of the weight's tensors."""
         return [f"{linear.name}.{part}" for part in ("qweight", "qzeros", "scales")]
 
+    def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[torch.Tensor]:
+        """Return words, zero points and scales as views of the file. Raises LoadError."""
+        words, zeros, scales = self.tensor_names(checkpoint, linear)
+        groups = _count_groups(self.group, linear.into)
+        return [
+            checkpoint.view_tensor(words, linear.into, _packed_size(linear.out), dtype=torch.int32),
+            checkpoint.view_tensor(zeros, groups, _packed_size(linear.out), dtype=torch.int32),
+            checkpoint.view_tensor(scales, groups, linear.out),
+        ]
+
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read the weight. Raises LoadError."""
+        *packed, scales = self.view_tensors(checkpoint, linear)
+        values, zero_points = (_unpack_along(words, linear.out, AWQ_ORDER) for words in packed)
         group = min(self.group or linear.into, linear.into)
-        groups = -(-linear.into // group)
-        words, zeros, scales = self.tensor_names(checkpoint, linear)
-        values, zero_points = (
-            _unpack_along(
-                checkpoint.view_tensor(name, count, _packed_size(linear.out), dtype=torch.int32), linear.out, AWQ_ORDER
-            )
-            for name, count in ((words, linear.into), (zeros, groups))
-        )
-        factors = checkpoint.view_tensor(scales, groups, linear.out).float().t().contiguous()
-        return Int4Weight(GroupedWeight(values, factors, zero_points, group))
+        return Int4Weight(GroupedWeight(values, scales.float().t().contiguous(), zero_points, group))
+
+
+def _count_groups(group: int | None, inputs: int) -> int:
+    return -(-inputs // min(group or inputs, inputs))
 
 
 def _packed_size(numbers: int) -> int:

@@ -27,8 +27,11 @@ class WeightFormat(Protocol):
     def tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
         """Return the names of the tensors that hold the weight, without the bias."""
 
+    def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[torch.Tensor]:
+        """Return the weight's tensors as views of the file. Raises LoadError if shapes or types are not as expected."""
+
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
-        """Read the weight. Raises LoadError if shapes or types differ from the config."""
+        """Read the weight. Raises LoadError."""
 
 
 class PlainFormat:
@@ -38,9 +41,13 @@ class PlainFormat:
         """Return the name of the weight tensor."""
         return [linear.name + ".weight"]
 
+    def view_tensors(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[torch.Tensor]:
+        """Return the weight as a view of the file. Raises LoadError."""
+        return [checkpoint.view_tensor(linear.name + ".weight", linear.out, linear.into)]
+
     def read_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read the weight. Raises LoadError."""
-        return PlainWeight(checkpoint.view_tensor(linear.name + ".weight", linear.out, linear.into))
+        return PlainWeight(*self.view_tensors(checkpoint, linear))
 
 
 # The config reader of each quant_method. It raises LoadError.
@@ -70,6 +77,10 @@ class Quantization:
     def stored_tensor_names(self, checkpoint: Checkpoint, linear: LinearSpec) -> list[str]:
         """Return the names of the tensors that hold a linear layer's weight."""
         return (self.find_format(linear.name) or PLAIN_FORMAT).tensor_names(checkpoint, linear)
+
+    def check_stored_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> None:
+        """Check shapes and types of a linear layer's weight without reading it. Raises LoadError."""
+        (self.find_format(linear.name) or PLAIN_FORMAT).view_tensors(checkpoint, linear)
 
     def read_stored_weight(self, checkpoint: Checkpoint, linear: LinearSpec) -> LinearWeight:
         """Read a linear layer's weight. Raises LoadError."""

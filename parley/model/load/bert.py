@@ -236,15 +236,8 @@ def load_encoder(
     progress: Callable[[float], None],
 ) -> Encoder:
     """Load the encoder and check it numerically. Raises LoadError."""
-    encoder_config = read_encoder_config(config)
-    weights = BertWeights(checkpoint, encoder_config, ENCODER_FAMILIES[config["model_type"]], dtype, device)
-    last_tensor = (
-        weights.prefix + weights.names.layer.format(encoder_config.layers - 1) + weights.names.query + ".weight"
-    )
-    if last_tensor not in checkpoint:  # checked before work is planned per layer: a config may claim a million layers
-        raise LoadError(
-            f"The checkpoint has no tensor {last_tensor}, but the config asks for {encoder_config.layers} layers."
-        )
+    weights = _open_weights(checkpoint, config, dtype, device)
+    encoder_config = weights.config
     layers = []
     for i in range(encoder_config.layers):
         layers.append(weights.read_encoder_layer(i))
@@ -262,6 +255,34 @@ def load_encoder(
     if not error <= ENCODER_TOLERANCE[dtype]:
         raise LoadError(f"The encoder failed its numeric check (off by {error:.2g}) and is not used.")
     return encoder
+
+
+def check_encoder_tensors(checkpoint: Checkpoint, config: dict[str, Any]) -> None:
+    """Check names, shapes and types of all tensors without reading any. Raises LoadError."""
+    weights = _open_weights(checkpoint, config, torch.float32, torch.device("meta"))
+    for i in range(weights.config.layers):
+        weights.read_encoder_layer(i)
+    weights.read_tensor(WORD_EMBEDDINGS, weights.config.vocab, weights.config.hidden)
+    weights.position_embeddings()
+    weights.read_norm("embeddings.LayerNorm")
+    if weights.config.buckets:
+        weights.read_tensor(weights.names.relative_bias, weights.config.buckets, weights.config.heads)
+
+
+def _open_weights(
+    checkpoint: Checkpoint, config: dict[str, Any], dtype: torch.dtype, device: torch.device
+) -> BertWeights:
+    """Return the reader of an encoder's weights. Raises LoadError if the last layer is missing."""
+    encoder_config = read_encoder_config(config)
+    weights = BertWeights(checkpoint, encoder_config, ENCODER_FAMILIES[config["model_type"]], dtype, device)
+    last_tensor = (
+        weights.prefix + weights.names.layer.format(encoder_config.layers - 1) + weights.names.query + ".weight"
+    )
+    if last_tensor not in checkpoint:  # checked before work is planned per layer: a config may claim a million layers
+        raise LoadError(
+            f"The checkpoint has no tensor {last_tensor}, but the config asks for {encoder_config.layers} layers."
+        )
+    return weights
 
 
 @torch.inference_mode()

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
+from itertools import chain
 from typing import Any
 
 import torch
@@ -40,26 +41,8 @@ def fuse_decoder(
 ) -> FusedDecoder:
     """Build the decoder from the checkpoint, or from weights that ``packed_cache`` kept at an earlier start.
 
-    Raises Unfusable if there are tensors that the config does not account for, LoadError if any are missing."""
+    ``check_tensor_names`` must have accepted the checkpoint. Raises LoadError."""
     llama_weights = LlamaWeights(checkpoint, config, quantization, dtype, device)
-    # A tied head needs no tensor of its own, but many checkpoints have one.
-    expected = {
-        EMBEDDING_TENSOR,
-        NORM_TENSOR,
-        HEAD_LAYER + ".weight",
-        *llama_weights.linear_tensors(llama_weights.head),
-    }
-    missing = set(llama_weights.layer_tensors(config.layer_count - 1)) - set(checkpoint.tensor_names)
-    if missing:  # checked before work is planned per layer: a config may claim a million layers
-        raise LoadError(
-            f"The checkpoint has no tensor {min(missing)}, but the config asks for {config.layer_count} layers."
-        )
-    for i in range(config.layer_count):
-        expected.update(llama_weights.layer_tensors(i))
-    for name in checkpoint.tensor_names:
-        if name not in expected and not IGNORED_TENSORS.search(name) and not llama_weights.is_zero_bias(name):
-            raise Unfusable(f"it has a tensor {name}")
-
     weights = packed_cache.read_weights(progress) if packed_cache else None
     if weights is None:
         weights = _pack_weights(llama_weights, progress)
@@ -80,6 +63,28 @@ def fuse_decoder(
         weights_bytes,
         llama_weights.linear_sites(),
     )
+
+
+def check_tensor_names(llama_weights: LlamaWeights) -> None:
+    """Raise Unfusable if there are tensors that the config does not account for, LoadError if any are missing."""
+    config, checkpoint = llama_weights.config, llama_weights.checkpoint
+    # A tied head needs no tensor of its own, but many checkpoints have one.
+    expected = {
+        EMBEDDING_TENSOR,
+        NORM_TENSOR,
+        HEAD_LAYER + ".weight",
+        *llama_weights.linear_tensors(llama_weights.head),
+    }
+    missing = set(llama_weights.layer_tensors(config.layer_count - 1)) - set(checkpoint.tensor_names)
+    if missing:  # checked before work is planned per layer: a config may claim a million layers
+        raise LoadError(
+            f"The checkpoint has no tensor {min(missing)}, but the config asks for {config.layer_count} layers."
+        )
+    for i in range(config.layer_count):
+        expected.update(llama_weights.layer_tensors(i))
+    for name in checkpoint.tensor_names:
+        if name not in expected and not IGNORED_TENSORS.search(name) and not llama_weights.is_zero_bias(name):
+            raise Unfusable(f"it has a tensor {name}")
 
 
 def _pack_weights(llama_weights: LlamaWeights, progress: Callable[[float], None]) -> list[Any]:
@@ -204,6 +209,21 @@ class LlamaWeights:
             weight = self.quantization.read_stored_weight(self.checkpoint, linear)
         weight = weight if outputs is None else weight.select_outputs(outputs)
         return self.quantization.quantize_plain(weight, head=linear is self.head)
+
+    def check_shapes(self) -> None:
+        """Check shapes and types of all tensors, in the order of packing, without reading any. Raises LoadError."""
+        s, view = self.config, self.checkpoint.view_tensor
+        for layer in range(s.layer_count):
+            for linear in chain.from_iterable(self.linear_parts(layer).values()):
+                self.quantization.check_stored_weight(self.checkpoint, linear)
+                if linear.bias:
+                    view(linear.name + ".bias", linear.out)
+            for name, size in zip(self.norm_names(layer), (s.hidden, s.hidden, s.head_dim, s.head_dim), strict=False):
+                view(name, size)
+        view(NORM_TENSOR, s.hidden)
+        if not s.tied:
+            self.quantization.check_stored_weight(self.checkpoint, self.head)
+        view(EMBEDDING_TENSOR, s.vocab, s.hidden)
 
     def copy_tensor(self, name: str, *sizes: int) -> torch.Tensor:
         """Return a copy of one tensor in the network's dtype and on its device."""

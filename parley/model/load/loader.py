@@ -1,4 +1,4 @@
-"""From settings to a runner: reads the config, chooses how to run the model, sizes the KV cache.
+"""From settings to a runner: loads the model as ``load/plan.py`` decides, and sizes the KV cache.
 
 This module knows no kernels. LoadError messages are sentences for the person who started the server.
 """
@@ -11,28 +11,34 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 
 from parley.core.sequence import BLOCK_SIZE
-from parley.model.checkpoint import quantization as quantised
 from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
-from parley.model.checkpoint.quantization import Quantization
 from parley.model.draft_model import DraftModel
 from parley.model.encoder_runner import EncoderRunner
 from parley.model.load.bert import is_encoder, load_encoder
-from parley.model.load.fuse import EMBEDDING_TENSOR, fuse_decoder
+from parley.model.load.fuse import fuse_decoder
 from parley.model.load.kv_fingerprint import kv_fingerprint
-from parley.model.load.memory import free_memory, guard_allocation, kv_page_count, staging_page_count
+from parley.model.load.memory import guard_allocation, kv_page_count, staging_page_count
 from parley.model.load.packed_cache import PackedWeightCache, open_packed_cache
+from parley.model.load.plan import (
+    ENCODER_DTYPE,
+    DecoderPlan,
+    check_draft_tokenizer,
+    find_fused_config,
+    open_decoder,
+    plan_decoder,
+    plan_encoder,
+)
 from parley.model.load.reference import DECODER_TOLERANCE, PROBE_TOKENS, decoder_deviation
-from parley.model.networks.config import Unfusable, read_decoder_config
 from parley.model.networks.kv_staging import StagingBuffer
 from parley.model.networks.network import DecoderNetwork
 from parley.model.networks.paged_kv import PagedKV
 from parley.model.networks.pooling import PoolingRecipe, read_pooling_recipe
 from parley.model.runner import DecoderRunner
 from parley.model.sampling.grammar_mask import GrammarCache
-from parley.text.tokens.tokenizer import BadTokenizer, Tokenizer
 from parley.types import Arena, ModelInfo, Settings
 
 __all__ = ["LoadError", "load_runner"]
@@ -40,17 +46,6 @@ __all__ = ["LoadError", "load_runner"]
 log = logging.getLogger("parley.engine")
 
 ProgressReport = Callable[[str, float], None]
-
-DTYPE_NAMES = {
-    "bfloat16": torch.bfloat16,
-    "bf16": torch.bfloat16,
-    "float32": torch.float32,
-    "fp32": torch.float32,
-}
-KV_DTYPES = ("auto", "int8")
-# The names of the context length in config.json, most common first.
-LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
-FALLBACK_LENGTH = 2048
 
 
 def load_runner(settings: Settings, progress: ProgressReport) -> tuple[DecoderRunner | EncoderRunner, ModelInfo]:
@@ -65,32 +60,22 @@ def _load_encoder(
     settings: Settings, folder: Path, config: dict[str, Any], progress: ProgressReport
 ) -> tuple[EncoderRunner, ModelInfo]:
     """Load an encoder. It computes in float32, because its vectors are compared with others computed in float32."""
-    if settings.quantization != "none" or "quantization_config" in config:
-        raise LoadError("Encoders run on plain weights only, but quantised weights were asked for.")
-    device = _resolve_device(settings.device)
+    device, checkpoint, recipe, size = plan_encoder(settings, folder, config)
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    recipe = read_pooling_recipe(folder) or PoolingRecipe(("mean",))
-    checkpoint = Checkpoint(folder)
-    dtype = torch.float32
-    size, free_bytes = checkpoint.parameter_count * dtype.itemsize, free_memory(device)
-    if size > free_bytes:
-        raise LoadError(f"The weights take {size >> 20} MiB, but only {free_bytes >> 20} MiB of memory are free.")
     with guard_allocation("the model's weights"):
         encoder = load_encoder(
-            checkpoint, config, dtype, device, lambda done: progress("loading the weights", 0.05 + 0.85 * done)
+            checkpoint, config, ENCODER_DTYPE, device, lambda done: progress("loading the weights", 0.05 + 0.85 * done)
         )
         longest = encoder.config.max_length
         length = settings.max_model_len or min(longest, recipe.max_text_tokens or longest)
-        if length > longest:
-            raise LoadError(f"max_model_len is {length}, but the model was made for at most {longest} tokens.")
         reader = EncoderRunner(encoder, recipe, max_model_len=length)
         progress("warming up", 0.96)
         reader.warm_up()
     progress("ready", 1.0)
     return reader, ModelInfo(
         architecture=_architecture_name(config),
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=str(ENCODER_DTYPE).removeprefix("torch."),
         device=str(device),
         parameters=checkpoint.parameter_count,
         vocab_size=reader.vocab_size,
@@ -114,24 +99,15 @@ def _load_decoder(
     settings: Settings, folder: Path, config: dict[str, Any], progress: ProgressReport
 ) -> tuple[DecoderRunner, ModelInfo]:
     """Load a decoder with its KV cache."""
-    quantization = quantised.read_quantization(config, settings.quantization)
-    dtype = resolve_dtype(settings.dtype, config)
-    device = _resolve_device(settings.device)
-    if settings.kv_dtype not in KV_DTYPES:
-        raise LoadError(f"kv_dtype {settings.kv_dtype} is unknown; it must be {' or '.join(KV_DTYPES)}.")
-    int8 = settings.kv_dtype == "int8"
-    if quantization and not settings.lowering:
-        raise LoadError("Quantised weights run on the fused decoder only, and lowering is off.")
-    if quantization and device.type != "cpu":
-        raise LoadError(f"Quantised weights run on the CPU only, and the device is {device}.")
+    plan = plan_decoder(settings, config)
+    quantization, dtype, device, int8, length = plan
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    length = read_context_length(config, settings.max_model_len)
 
     def report_weights(fraction: float) -> None:
         progress("loading the weights", 0.05 + 0.85 * fraction)
 
-    network, lowered = _load_network(settings, folder, config, quantization, length, report_weights)
+    network, lowered = _load_network(settings, folder, config, plan, report_weights)
     draft_network = None
     if settings.draft_model is not None:
         draft_network = _load_draft_network(settings, folder, Path(settings.draft_model), length)
@@ -221,35 +197,24 @@ def _describe_arena(
 
 
 def _load_network(
-    settings: Settings,
-    folder: Path,
-    config: dict[str, Any],
-    quantization: Quantization,
-    length: int,
-    progress: Callable[[float], None],
+    settings: Settings, folder: Path, config: dict[str, Any], plan: DecoderPlan, progress: Callable[[float], None]
 ) -> tuple[DecoderNetwork, bool]:
     """Load a decoder. Returns it and whether it is the fused one. Raises LoadError."""
-    dtype, device = resolve_dtype(settings.dtype, config), _resolve_device(settings.device)
-    checkpoint = Checkpoint(folder)
-    if EMBEDDING_TENSOR.removeprefix("model.") in checkpoint:
-        checkpoint.add_prefix("model.")  # a body saved without its head, as embedding models are
-    size, free_bytes = quantization.least_bytes(checkpoint, dtype), free_memory(device)
-    if size > free_bytes:
-        raise LoadError(f"The weights take {size >> 20} MiB, but only {free_bytes >> 20} MiB of memory are free.")
+    checkpoint = open_decoder(folder, plan)
     with guard_allocation("the model's weights"):
         if settings.lowering:
             packed_cache = None
             if settings.pack_cache:
                 files = [folder / "config.json", *checkpoint.files]
                 packed_cache = open_packed_cache(
-                    folder, files, f"{settings.quantization}-{dtype}".replace("torch.", "")
+                    folder, files, f"{settings.quantization}-{plan.dtype}".replace("torch.", "")
                 )
-            network = _try_fused(checkpoint, config, quantization, dtype, device, length, progress, packed_cache)
+            network = _try_fused(checkpoint, config, plan, progress, packed_cache)
             if network is not None:
                 return network, True
         from parley.model.load.transformers import load_transformers  # imports Transformers, which takes seconds
 
-        return load_transformers(folder, dtype, device, progress, length), False
+        return load_transformers(folder, plan.dtype, plan.device, progress, plan.length), False
 
 
 class DraftNetwork(NamedTuple):
@@ -262,19 +227,12 @@ class DraftNetwork(NamedTuple):
 
 def _load_draft_network(settings: Settings, folder: Path, draft_folder: Path, length: int) -> DraftNetwork:
     """Load the draft model for the decoder in ``folder``. Raises LoadError, also if their tokenizers differ."""
+    check_draft_tokenizer(folder, draft_folder)
     config = read_config(draft_folder)
-    if is_encoder(config):
-        raise LoadError(f"{draft_folder} cannot guess tokens: it only makes vectors.")
-    try:
-        vocabularies = [Tokenizer.from_folder(each).backend.get_vocab() for each in (folder, draft_folder)]
-    except BadTokenizer as error:
-        raise LoadError(f"{draft_folder} cannot guess tokens: {error}") from None
-    if vocabularies[0] != vocabularies[1]:
-        raise LoadError(f"{draft_folder} cannot guess tokens: its tokenizer differs from the model's.")
-    quantization = quantised.read_quantization(config, settings.quantization)
-    length = min(length, read_context_length(config, None))
-    network, _ = _load_network(settings, draft_folder, config, quantization, length, lambda fraction: None)
-    return DraftNetwork(network, resolve_dtype(settings.dtype, config), length)
+    plan = plan_decoder(msgspec.structs.replace(settings, max_model_len=None), config)
+    plan = plan._replace(length=min(length, plan.length))
+    network, _ = _load_network(settings, draft_folder, config, plan, lambda fraction: None)
+    return DraftNetwork(network, plan.dtype, plan.length)
 
 
 def _decoder_pooling(folder: Path) -> PoolingRecipe | None:
@@ -294,24 +252,25 @@ def _decoder_pooling(folder: Path) -> PoolingRecipe | None:
 def _try_fused(
     checkpoint: Checkpoint,
     config: dict[str, Any],
-    quantization: Quantization,
-    dtype: torch.dtype,
-    device: torch.device,
-    length: int,
+    plan: DecoderPlan,
     progress: Callable[[float], None],
     packed_cache: PackedWeightCache | None,
 ) -> DecoderNetwork | None:
     """Build the fused decoder. Returns None if the model must run through Transformers. Raises LoadError."""
-    try:
-        decoder_config = read_decoder_config(config)
-        decoder = fuse_decoder(
-            checkpoint, decoder_config, quantization, dtype, device, max(length, PROBE_TOKENS), progress, packed_cache
-        )
-    except Unfusable as reason:
-        if quantization:
-            raise LoadError(f"Quantised weights run on the fused decoder only, and {reason}.") from None
-        log.info("The model runs through Transformers: %s.", reason)
+    decoder_config = find_fused_config(checkpoint, config, plan)
+    if decoder_config is None:
         return None
+    quantization, dtype = plan.quantization, plan.dtype
+    decoder = fuse_decoder(
+        checkpoint,
+        decoder_config,
+        quantization,
+        dtype,
+        plan.device,
+        max(plan.length, PROBE_TOKENS),
+        progress,
+        packed_cache,
+    )
     error = decoder_deviation(decoder, checkpoint, quantization)
     if not error <= DECODER_TOLERANCE[dtype] + quantization.extra_tolerance:
         if quantization:
@@ -319,40 +278,3 @@ def _try_fused(
         log.warning("The fused decoder is off by %.2g and is not used; the model runs through Transformers.", error)
         return None
     return decoder
-
-
-def resolve_dtype(name: str, config: dict[str, Any]) -> torch.dtype:
-    if name == "auto":
-        declared = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
-        return torch.float32 if declared in ("float32", "float64") else torch.bfloat16
-    if name not in DTYPE_NAMES:
-        raise LoadError(f"dtype {name} is unknown; it must be auto, bfloat16 or float32.")
-    return DTYPE_NAMES[name]
-
-
-def _resolve_device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise LoadError(f"device {name} is unknown; it must be cpu or cuda.") from None
-    if device.type not in ("cpu", "cuda"):
-        raise LoadError(f"device {name} is not supported; it must be cpu or cuda.")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise LoadError("device cuda was asked for, but torch finds no usable GPU.")
-    return device
-
-
-def read_context_length(config: dict[str, Any], requested: int | None) -> int:
-    """Return the context length in tokens: the model's own maximum, or ``requested`` if that is lower."""
-    if isinstance(text_config := config.get("text_config"), dict):  # multimodal models keep it there
-        config = {**config, **text_config}
-    declared = next(
-        (config[name] for name in LENGTH_FIELDS if type(config.get(name)) is int and config[name] > 0), None
-    )
-    if requested is None:
-        return declared or FALLBACK_LENGTH
-    if requested < 1:
-        raise LoadError(f"max_model_len is {requested}; it must be at least 1.")
-    if declared is not None and requested > declared:
-        raise LoadError(f"max_model_len is {requested}, but the model was made for at most {declared} tokens.")
-    return requested

@@ -183,7 +183,7 @@ def load_transformers(
 ) -> TransformersNetwork:
     """Load a model folder for contexts of at most ``max_len`` tokens and check it numerically. Raises LoadError."""
     checkpoint = Checkpoint(folder)  # reports faulty files in clearer words than Transformers
-    config = _read_supported_config(folder)
+    config = read_supported_config(folder)
     with _silence_transformers():
         try:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -230,7 +230,7 @@ def load_transformers(
     return network
 
 
-def _read_supported_config(folder: Path) -> PreTrainedConfig:
+def read_supported_config(folder: Path) -> PreTrainedConfig:
     """Return the config if it describes a decoder that KV pages support. Raises LoadError."""
     try:
         with _silence_transformers():

@@ -1,0 +1,85 @@
+"""Checks whether a model would load, without reading its weights: config, settings, names and shapes in the headers.
+
+It runs the code that ``load/loader.py`` runs before it reads weights, so its errors are the same sentences.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+
+from parley.model.checkpoint.files import read_config
+from parley.model.load import bert, fuse, plan
+from parley.model.load.memory import kv_page_count
+from parley.model.networks.lora import read_adapter
+from parley.model.networks.paged_kv import PagedKV
+from parley.native.layout import LayerKV
+from parley.types import Settings
+
+THROUGH_TRANSFORMERS = (
+    "it runs through Transformers, and only loading shows whether its weights are complete and its layers supported"
+)
+
+
+def check_model(settings: Settings) -> str:
+    """Check the model that the settings name, its draft model and adapters. Raises LoadError.
+
+    Returns a clause about what only loading shows, or an empty string.
+    """
+    folder = Path(settings.model)
+    config = read_config(folder)
+    if bert.is_encoder(config):
+        _check_encoder(settings, folder, config)
+        return ""
+    parts = [_check_decoder(settings, folder, config)]
+    if settings.draft_model is not None:
+        draft_folder = Path(settings.draft_model)
+        plan.check_draft_tokenizer(folder, draft_folder)
+        draft_settings = msgspec.structs.replace(settings, max_model_len=None, adapters={})
+        parts.append(_check_decoder(draft_settings, draft_folder, read_config(draft_folder)))
+    if any(part.page_bytes is None for part in parts):
+        return THROUGH_TRANSFORMERS
+    decoder_plan = plan.plan_decoder(settings, config)
+    loaded = msgspec.structs.replace(settings, set_aside=settings.set_aside + sum(part.weight_bytes for part in parts))
+    page_bytes = sum(part.page_bytes or 0 for part in parts)
+    kv_page_count(page_bytes, decoder_plan.device, decoder_plan.length, loaded)
+    return ""
+
+
+class CheckedDecoder(NamedTuple):
+    """``weight_bytes``: its weights take at least this; ``page_bytes``: a page of its KV cache, None if unknown."""
+
+    weight_bytes: int
+    page_bytes: int | None
+
+
+def _check_encoder(settings: Settings, folder: Path, config: dict[str, Any]) -> None:
+    encoder_plan = plan.plan_encoder(settings, folder, config)
+    bert.check_encoder_tensors(encoder_plan.checkpoint, config)
+
+
+def _check_decoder(settings: Settings, folder: Path, config: dict[str, Any]) -> CheckedDecoder:
+    decoder_plan = plan.plan_decoder(settings, config)
+    checkpoint = plan.open_decoder(folder, decoder_plan)
+    weight_bytes = decoder_plan.quantization.least_bytes(checkpoint, decoder_plan.dtype)
+    decoder_config = plan.find_fused_config(checkpoint, config, decoder_plan) if settings.lowering else None
+    if decoder_config is None:
+        from parley.model.load.transformers import read_supported_config  # imports Transformers, which takes seconds
+
+        read_supported_config(folder)
+        return CheckedDecoder(weight_bytes, None)
+    weights = fuse.LlamaWeights(
+        checkpoint, decoder_config, decoder_plan.quantization, decoder_plan.dtype, decoder_plan.device
+    )
+    weights.check_shapes()
+    for adapter_folder in settings.adapters.values():
+        read_adapter(
+            Path(adapter_folder), weights.linear_sites(), settings.max_rank, decoder_plan.dtype, torch.device("cpu")
+        )
+    layer = LayerKV(decoder_config.kv_heads, decoder_config.head_dim, decoder_config.head_dim)
+    layers = [layer] * decoder_config.layer_count
+    page_bytes = PagedKV.page_bytes(layers, decoder_plan.dtype, decoder_plan.device, int8=decoder_plan.int8_kv)
+    return CheckedDecoder(weight_bytes, page_bytes)

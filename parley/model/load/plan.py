@@ -1,0 +1,168 @@
+"""Decides how a model runs, from its settings, config and file headers, before any weight is read.
+
+``load/loader.py`` then loads it, and ``load/check.py`` only checks it. LoadError messages are sentences for the person
+who started the server.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from parley.model.checkpoint import quantization as quantised
+from parley.model.checkpoint.files import Checkpoint, LoadError, read_config
+from parley.model.checkpoint.quantization import Quantization
+from parley.model.load.bert import is_encoder, read_encoder_config
+from parley.model.load.fuse import EMBEDDING_TENSOR, LlamaWeights, check_tensor_names
+from parley.model.load.memory import free_memory
+from parley.model.networks.config import DecoderConfig, Unfusable, read_decoder_config
+from parley.model.networks.pooling import PoolingRecipe, read_pooling_recipe
+from parley.text.tokens.tokenizer import BadTokenizer, Tokenizer
+from parley.types import Settings
+
+log = logging.getLogger("parley.engine")
+
+DTYPE_NAMES = {
+    "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
+    "float32": torch.float32,
+    "fp32": torch.float32,
+}
+KV_DTYPES = ("auto", "int8")
+ENCODER_DTYPE = torch.float32
+# The names of the context length in config.json, most common first.
+LENGTH_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
+FALLBACK_LENGTH = 2048
+
+
+class EncoderPlan(NamedTuple):
+    """How an encoder runs: its device, weights, pooling and longest text."""
+
+    device: torch.device
+    checkpoint: Checkpoint
+    recipe: PoolingRecipe
+    size: int  # bytes of its weights
+
+
+class DecoderPlan(NamedTuple):
+    """How a decoder runs: the numbers of weights and KV cache, its device, and the longest context in tokens."""
+
+    quantization: Quantization
+    dtype: torch.dtype
+    device: torch.device
+    int8_kv: bool
+    length: int
+
+
+def plan_encoder(settings: Settings, folder: Path, config: dict[str, Any]) -> EncoderPlan:
+    """Return how an encoder runs. Raises LoadError if it cannot."""
+    if settings.quantization != "none" or "quantization_config" in config:
+        raise LoadError("Encoders run on plain weights only, but quantised weights were asked for.")
+    device = resolve_device(settings.device)
+    recipe = read_pooling_recipe(folder) or PoolingRecipe(("mean",))
+    checkpoint = Checkpoint(folder)
+    size, free_bytes = checkpoint.parameter_count * ENCODER_DTYPE.itemsize, free_memory(device)
+    if size > free_bytes:
+        raise LoadError(f"The weights take {size >> 20} MiB, but only {free_bytes >> 20} MiB of memory are free.")
+    longest = read_encoder_config(config).max_length
+    if settings.max_model_len is not None and settings.max_model_len > longest:
+        raise LoadError(
+            f"max_model_len is {settings.max_model_len}, but the model was made for at most {longest} tokens."
+        )
+    return EncoderPlan(device, checkpoint, recipe, size)
+
+
+def plan_decoder(settings: Settings, config: dict[str, Any]) -> DecoderPlan:
+    """Return how a decoder runs. Raises LoadError if it cannot."""
+    quantization = quantised.read_quantization(config, settings.quantization)
+    dtype = resolve_dtype(settings.dtype, config)
+    device = resolve_device(settings.device)
+    if settings.kv_dtype not in KV_DTYPES:
+        raise LoadError(f"kv_dtype {settings.kv_dtype} is unknown; it must be {' or '.join(KV_DTYPES)}.")
+    if quantization and not settings.lowering:
+        raise LoadError("Quantised weights run on the fused decoder only, and lowering is off.")
+    if quantization and device.type != "cpu":
+        raise LoadError(f"Quantised weights run on the CPU only, and the device is {device}.")
+    length = read_context_length(config, settings.max_model_len)
+    return DecoderPlan(quantization, dtype, device, settings.kv_dtype == "int8", length)
+
+
+def open_decoder(folder: Path, plan: DecoderPlan) -> Checkpoint:
+    """Open a decoder's weights. Raises LoadError if they are damaged or do not fit into memory."""
+    checkpoint = Checkpoint(folder)
+    if EMBEDDING_TENSOR.removeprefix("model.") in checkpoint:
+        checkpoint.add_prefix("model.")  # a body saved without its head, as embedding models are
+    size, free_bytes = plan.quantization.least_bytes(checkpoint, plan.dtype), free_memory(plan.device)
+    if size > free_bytes:
+        raise LoadError(f"The weights take {size >> 20} MiB, but only {free_bytes >> 20} MiB of memory are free.")
+    return checkpoint
+
+
+def find_fused_config(checkpoint: Checkpoint, config: dict[str, Any], plan: DecoderPlan) -> DecoderConfig | None:
+    """Return the config for the fused decoder, None if the model must run through Transformers. Raises LoadError."""
+    try:
+        decoder_config = read_decoder_config(config)
+        check_tensor_names(LlamaWeights(checkpoint, decoder_config, plan.quantization, plan.dtype, plan.device))
+    except Unfusable as reason:
+        if plan.quantization:
+            raise LoadError(f"Quantised weights run on the fused decoder only, and {reason}.") from None
+        log.info("The model runs through Transformers: %s.", reason)
+        return None
+    return decoder_config
+
+
+def check_draft_tokenizer(folder: Path, draft_folder: Path) -> None:
+    """Raise LoadError unless the draft model makes tokens, and the same as the decoder in ``folder``."""
+    if is_encoder(read_config(draft_folder)):
+        raise LoadError(f"{draft_folder} cannot guess tokens: it only makes vectors.")
+    try:
+        vocabularies = [Tokenizer.from_folder(each).backend.get_vocab() for each in (folder, draft_folder)]
+    except BadTokenizer as error:
+        raise LoadError(f"{draft_folder} cannot guess tokens: {error}") from None
+    if vocabularies[0] != vocabularies[1]:
+        raise LoadError(f"{draft_folder} cannot guess tokens: its tokenizer differs from the model's.")
+
+
+def resolve_dtype(name: str, config: dict[str, Any]) -> torch.dtype:
+    """Return the dtype that the settings name; ``auto``: float32 for models saved so, else bfloat16.
+
+    Raises LoadError.
+    """
+    if name == "auto":
+        declared = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+        return torch.float32 if declared in ("float32", "float64") else torch.bfloat16
+    if name not in DTYPE_NAMES:
+        raise LoadError(f"dtype {name} is unknown; it must be auto, bfloat16 or float32.")
+    return DTYPE_NAMES[name]
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device that the settings name. Raises LoadError if it cannot be used."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise LoadError(f"device {name} is unknown; it must be cpu or cuda.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise LoadError(f"device {name} is not supported; it must be cpu or cuda.")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise LoadError("device cuda was asked for, but torch finds no usable GPU.")
+    return device
+
+
+def read_context_length(config: dict[str, Any], requested: int | None) -> int:
+    """Return the context length in tokens: the model's own maximum, or ``requested`` if that is lower."""
+    if isinstance(text_config := config.get("text_config"), dict):  # multimodal models keep it there
+        config = {**config, **text_config}
+    declared = next(
+        (config[name] for name in LENGTH_FIELDS if type(config.get(name)) is int and config[name] > 0), None
+    )
+    if requested is None:
+        return declared or FALLBACK_LENGTH
+    if requested < 1:
+        raise LoadError(f"max_model_len is {requested}; it must be at least 1.")
+    if declared is not None and requested > declared:
+        raise LoadError(f"max_model_len is {requested}, but the model was made for at most {declared} tokens.")
+    return requested

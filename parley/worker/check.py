@@ -1,0 +1,55 @@
+"""Checks whether an engine would load a model: ``python -m parley.worker.check`` with Settings as JSON on its input.
+
+Prints a ModelCheck as JSON. It reads no weights. A process of its own, because torch takes seconds to import and a
+broken one may kill its process.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import msgspec
+
+from parley.child_process import python_command
+from parley.types import Settings
+
+TIMEOUT = 120  # seconds
+
+
+class ModelCheck(msgspec.Struct):
+    """``refusal``: the sentence with which the engine would refuse; ``doubt``: a clause about what only loading shows.
+
+    Both are empty if the model loads.
+    """
+
+    refusal: str = ""
+    doubt: str = ""
+
+
+def check_in_process(settings: Settings) -> ModelCheck:
+    """Check the model that the settings name, in a process of its own."""
+    command = python_command("-m", "parley.worker.check")
+    try:
+        done = subprocess.run(command, input=msgspec.json.encode(settings), capture_output=True, timeout=TIMEOUT)
+    except subprocess.TimeoutExpired:
+        return ModelCheck(f"The check of the model did not end within {TIMEOUT} seconds.")
+    if done.returncode:
+        return ModelCheck(f"The check of the model ended with code {done.returncode}.")
+    return msgspec.json.decode(done.stdout, type=ModelCheck)
+
+
+def main() -> None:
+    """Check the model that the settings on standard input name."""
+    from parley.model.checkpoint.files import LoadError
+    from parley.model.load.check import check_model
+
+    try:
+        checked = ModelCheck(doubt=check_model(msgspec.json.decode(sys.stdin.buffer.read(), type=Settings)))
+    except LoadError as error:
+        checked = ModelCheck(str(error))
+    sys.stdout.buffer.write(msgspec.json.encode(checked))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""The check of a model without reading its weights: what it accepts loads, and it refuses in the engine's words."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import pytest
+from safetensors.torch import load_file, save_file
+from support import tiny_models
+
+from parley.model.load.check import THROUGH_TRANSFORMERS, check_model
+from parley.model.load.loader import LoadError, load_runner
+from parley.types import Settings
+
+
+@pytest.fixture
+def folder_copy(tmp_path):
+    """A model that can be changed."""
+    return shutil.copytree(tiny_models.model_folder("llama"), tmp_path / "copy")
+
+
+def truncate_weights(folder):
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-2])
+
+
+def check_agrees_with_engine(settings):
+    """Expect the engine to refuse a model, and the check to do so in the same words."""
+    with pytest.raises(LoadError) as refused:
+        load_runner(settings, lambda stage, fraction: None)
+    with pytest.raises(LoadError, match=f"^{re.escape(str(refused.value))}$"):
+        check_model(settings)
+
+
+def change_config(**fields):
+    def change(folder):
+        config = folder / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | fields))
+
+    return change
+
+
+def change_tensors(change):
+    def save_changed(folder):
+        weights = folder / "model.safetensors"
+        tensors = load_file(weights)
+        change(tensors)
+        save_file(tensors, weights, {"format": "pt"})
+
+    return save_changed
+
+
+def drop_tensor(name):
+    return change_tensors(lambda tensors: tensors.pop(name))
+
+
+def shorten_tensor(name):
+    return change_tensors(lambda tensors: tensors.update({name: tensors[name][:-1].clone()}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "settings"),
+    [
+        (truncate_weights, {}),
+        (drop_tensor("model.layers.1.mlp.up_proj.weight"), {}),
+        (shorten_tensor("model.layers.0.self_attn.k_proj.weight"), {}),
+        (shorten_tensor("model.layers.1.input_layernorm.weight"), {}),
+        (shorten_tensor("model.embed_tokens.weight"), {}),
+        (change_config(num_hidden_layers=9), {}),
+        (change_config(vocab_size=641), {}),
+        (change_config(model_type="t5"), {}),
+        (change_config(quantization_config={"quant_method": "gptq", "bits": 3}), {}),
+        (change_config(hidden_act="gelu"), {"quantization": "int8"}),
+        (change_config(), {"max_model_len": 9999999}),
+    ],
+    ids=["truncated", "tensor", "shape", "norm", "embedding", "layers", "vocabulary", "architecture", "bits",
+         "quantization", "context"],
+)  # fmt: skip
+def test_check_refuses_what_the_engine_refuses(folder_copy, damage, settings):
+    damage(folder_copy)
+    check_agrees_with_engine(Settings(model=str(folder_copy), **settings))
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "phi3", "mistral"])
+def test_check_accepts_a_model_that_the_engine_loads(architecture):
+    assert check_model(Settings(model=str(tiny_models.model_folder(architecture)))) == ""
+
+
+def test_check_refuses_less_memory_than_a_page(folder_copy):
+    check_agrees_with_engine(Settings(model=str(folder_copy), kv_memory=1000))
+
+
+def test_check_refuses_an_adapter_that_is_missing(folder_copy, tmp_path):
+    with pytest.raises(LoadError, match="There is no adapter folder missing"):
+        check_model(Settings(model=str(folder_copy), adapters={"one": str(tmp_path / "missing")}))
+
+
+def test_check_leaves_models_of_transformers_in_doubt():
+    assert check_model(Settings(model=str(tiny_models.model_folder("gpt2")))) == THROUGH_TRANSFORMERS
