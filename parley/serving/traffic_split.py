@@ -95,7 +95,10 @@ class EndpointStore:
         task = asyncio.ensure_future(self._apply_change(decide, size))
         self._changes.add(task)
         task.add_done_callback(self._changes.discard)
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        finally:
+            del task  # its exception refers to this frame: the cycle would keep the body that ``decide`` reads
 
     async def _apply_change(
         self, decide: Callable[[Mapping[str, Endpoint]], Answer | EndpointChange], size: int
