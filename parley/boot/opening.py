@@ -34,9 +34,9 @@ def opening_lines(
     lines += [f"  {title:<{title_width}} {place}" for title, place in endpoints]
     main_ports = [] if options.port is None else [("", options.host)]
     extra_ports = [
-        (each.api, each.host)
-        for each in options.listen + options.grpc
-        if not each.tls or not each.tls.client_authorities
+        (address.api, address.host)
+        for address in options.listen + options.grpc
+        if not address.tls or not address.tls.client_authorities
     ]
     public = [(api, host) for api, host in main_ports + extra_ports if not is_loopback(host)]
     if public and not (options.api_keys or options.cluster_secret or options.cluster_networks):

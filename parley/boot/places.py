@@ -44,15 +44,15 @@ def listening_places(options: ServerOptions) -> list[ListeningPlace]:
         )
     dialects = {**DEDICATED_APIS, **options.apis}
     by_address: dict[tuple[str, int], list[ListenAddress]] = {}
-    for number, each in enumerate(options.listen):
-        by_address.setdefault((each.host, each.port or -number), []).append(each)
+    for number, address in enumerate(options.listen):
+        by_address.setdefault((address.host, address.port or -number), []).append(address)
     found_places += [
         ListeningPlace(
             first.host,
             first.port,
-            dedicated_mounts(first.api, *(each.api for each in others), apis=dialects),
+            dedicated_mounts(first.api, *(address.api for address in others), apis=dialects),
             first.tls,
-            all(each.api in ADMIN_PLANES for each in (first, *others)),
+            all(address.api in ADMIN_PLANES for address in (first, *others)),
         )
         for first, *others in by_address.values()
     ]

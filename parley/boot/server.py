@@ -189,7 +189,7 @@ class ServerInstance:
 
     async def serve_until_exit(self) -> int:
         """Run the server from its first output line to its end. Return the exit code."""
-        started = time.monotonic()
+        start_time = time.monotonic()
         try:
             grpc_addresses = await self._listen_for_peers_and_grpc()
         except OSError as error:
@@ -212,7 +212,7 @@ class ServerInstance:
         banner.print_line(opening_lines(self.options, self.offers, roots[0], surfaces, grpc_addresses))
         serving = asyncio.create_task(self._serve_http())
         try:
-            failure = await self._load_and_serve(serving, started)
+            failure = await self._load_and_serve(serving, start_time)
         finally:
             await self._shut_down(serving)
             for signal_number in (*STOP_SIGNALS, signal.SIGHUP):

@@ -218,9 +218,9 @@ def format_row(result: dict[str, Any]) -> str:
         f"{_format_number(result[key]['p50']):>11} {_format_number(result[key]['p99']):>8}" for _, key in COLUMNS
     )
     head = f"{result['concurrency']:>7} {result['requests']:>8} {result['errors']:>6}"
-    each = result["each_tokens_per_second"]
+    rate_quantiles = result["each_tokens_per_second"]
     rates = (
-        f"{_format_number(each['p50']):>14} {_format_number(each['p99']):>7}  "
+        f"{_format_number(rate_quantiles['p50']):>14} {_format_number(rate_quantiles['p99']):>7}  "
         f"{result['output_tokens_per_second']:>8.1f}"
     )
     return f"{head}  {times}  {rates} {result['requests_per_second']:>7.2f}"

@@ -38,9 +38,9 @@ class ServerAddress:
     @classmethod
     def parse_url(cls, url: str) -> ServerAddress:
         """Parse a URL. Raises ConfigError unless it is an http or https URL."""
-        whole = url if "://" in url else f"http://{url}"
+        full_url = url if "://" in url else f"http://{url}"
         try:
-            parts = urlsplit(whole)
+            parts = urlsplit(full_url)
             port = parts.port or (443 if parts.scheme == "https" else 80)
         except ValueError:
             raise ConfigError(f"--url: {url!r} is not a URL.") from None

@@ -104,10 +104,10 @@ def _check_program_options(cluster_plan: ClusterPlan, path: str) -> None:
     from parley.settings.config import SERVE_OPTIONS
 
     parse_coordinator_config(cluster_plan.coordinator, f"{path}: coordinator")
-    known = {option.name: option for option in SERVE_OPTIONS}
+    options_by_name = {option.name: option for option in SERVE_OPTIONS}
     for group in cluster_plan.groups:
         for name, (raw, source) in read_options_table(SERVE_OPTIONS, group.options, f"{path}: {group.name}").items():
-            known[name].parse_raw(raw, f"{source}: {name}")
+            options_by_name[name].parse_raw(raw, f"{source}: {name}")
 
 
 def _print_status(config: ResolvedOptions) -> int:
@@ -136,8 +136,8 @@ def _scale_group(config: ResolvedOptions) -> int:
 
     try:
         number = integer_kind(0, plan.MAX_COUNT).parse_raw(count)
-    except ValueError as wanted:
-        raise ConfigError(f"scale: {excerpt(count)} is not {wanted}.") from None
+    except ValueError as expectation:
+        raise ConfigError(f"scale: {excerpt(count)} is not {expectation}.") from None
     from parley.cluster import ray_client
 
     ray_client.connect_ray(config["address"] or "")
@@ -194,10 +194,10 @@ def _wait_for_cluster(supervisor: Any, timeout: float) -> str | None:
     printed_names: set[str] = set()
     while True:
         processes, _ = ray_client.cluster_processes(supervisor)
-        for each in processes:
-            if each.pid and each.name not in printed_names:
-                printed_names.add(each.name)
-                print("  " + "  ".join(part for part in _process_row(each, supervisor)[:4] if part), flush=True)
+        for process in processes:
+            if process.pid and process.name not in printed_names:
+                printed_names.add(process.name)
+                print("  " + "  ".join(part for part in _process_row(process, supervisor)[:4] if part), flush=True)
         if ray_client.cluster_ready(supervisor):
             return ray_client.cluster_address(supervisor)
         if time.monotonic() > deadline:

@@ -150,20 +150,20 @@ def check_models(config: ResolvedOptions) -> Iterator[Finding]:
     except ConfigError as error:
         yield Finding("fail", "model", str(error))
         return
-    need, whole = 0, True
+    total_bytes, is_complete = 0, True
     for offer in offered:
         settings = offer.settings
         folder = hub.find_model(settings.model)
         size = yield from _check_model(offer, folder)
         wide = settings.dtype == "float32" and folder is not None and _saved_dtype(folder) != "float32"
-        need += size * (2 if wide else 1) + (settings.kv_memory or 0)
-        whole = whole and bool(size)
-    if whole:
-        yield from _check_memory(need, all(offer.settings.kv_memory for offer in offered))
+        total_bytes += size * (2 if wide else 1) + (settings.kv_memory or 0)
+        is_complete = is_complete and bool(size)
+    if is_complete:
+        yield from _check_memory(total_bytes, all(offer.settings.kv_memory for offer in offered))
 
 
 def _check_model(offer: OfferedModel, folder: Path | None) -> Generator[Finding, None, int]:
-    """Check one model by asking what serve asks. Return the bytes of its weights, or 0 if it cannot be served."""
+    """Check one model as serve does. Return the bytes of its weights, or 0 if it cannot be served."""
     name = offer.settings.model or hub.BUILT_IN
     if folder is None:
         yield Finding("warn", "model", f"{name} is not on this machine", "serve will download it from the hub.")
@@ -211,10 +211,10 @@ def _check_memory(models: int, cached: bool) -> Iterator[Finding]:
     if free is None:
         yield Finding("warn", "memory", "the amount of free memory is unknown")
         return
-    need = models + SPARE
-    observation = f"{_format_bytes(free)} free, about {_format_bytes(need)} needed"
+    needed_bytes = models + SPARE
+    observation = f"{_format_bytes(free)} free, about {_format_bytes(needed_bytes)} needed"
     observation += "" if cached else " plus the KV cache"
-    if need > free:
+    if needed_bytes > free:
         yield Finding("fail", "memory", observation, "Take a smaller model or --kv-memory, or end other programs.")
     else:
         yield Finding("ok", "memory", observation)

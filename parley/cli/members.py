@@ -101,10 +101,10 @@ def check_adapters(value: Any) -> list[tuple[str, str]]:
     if not isinstance(value, list):
         raise ValueError("a list of objects")
     names_and_folders = []
-    for each in value:
-        if not isinstance(each, dict) or not isinstance(path := each.get("path"), str) or not path:
+    for item in value:
+        if not isinstance(item, dict) or not isinstance(path := item.get("path"), str) or not path:
             raise ValueError("a list of objects with name and path")
-        names_and_folders.append((check_name(each.get("name")), path))
+        names_and_folders.append((check_name(item.get("name")), path))
     return names_and_folders
 
 
@@ -128,8 +128,8 @@ class ConfigSection:
             return default
         try:
             return check(value)
-        except ValueError as wanted:
-            raise self.member_error(member, f"{show_value(value)} is not {wanted}") from None
+        except ValueError as expectation:
+            raise self.member_error(member, f"{show_value(value)} is not {expectation}") from None
 
     def check_unused(self, member: str, check: MemberCheck) -> None:
         """Check a member that has no effect. It counts as unread. Raises ConfigError."""

@@ -286,8 +286,8 @@ def _container_address(environment: Mapping[str, str], variable: str) -> str:
     value = environment.get(variable, "")
     try:
         return check_ip_address(value) if value else ""
-    except ValueError as wanted:
-        raise ConfigError(f"{variable}: {value!r} is not {wanted}") from None
+    except ValueError as expectation:
+        raise ConfigError(f"{variable}: {value!r} is not {expectation}") from None
 
 
 def _plane_tls_files(server: ConfigSection, root: Path, plane: str, missing_lists: list[Path]) -> TlsFiles:
@@ -307,8 +307,8 @@ def _plane_tls_files(server: ConfigSection, root: Path, plane: str, missing_list
         key=root / server.get_member(member_name("tlsPk"), check_string, f"security/keys/{where}server.key.pem"),
         password_file=root / password if password else usual if password is None and usual.is_file() else None,
         client_authorities=tuple(
-            authorities / each
-            for each in server.get_member(
+            authorities / file_name
+            for file_name in server.get_member(
                 member_name("tlsCaFile"), check_file_names, [f"{plane}_ca.pem" if plane else "ca.pem"]
             )
         ),

@@ -34,13 +34,13 @@ def run(config: ResolvedOptions) -> int:
     if config["show-config"]:
         print(format_options(SERVE_OPTIONS, config))
         return 0
-    models, served = offered_models(config), planned_server_options(plan, config)
+    models, server_options = offered_models(config), planned_server_options(plan, config)
     from parley.boot import server  # HTTP libraries are loaded only to serve
 
     def read_options_again() -> ServerOptions:
         return planned_server_options(*read_mindie_plan(config.read_again() if config.read_again else config))
 
-    return server.run_server(models, served, read_options_again)
+    return server.run_server(models, server_options, read_options_again)
 
 
 def plan_models(config: ResolvedOptions) -> tuple[MindIEPlan | None, ResolvedOptions]:
@@ -90,10 +90,10 @@ def offered_models(config: ResolvedOptions) -> list[OfferedModel]:
                 names, engine_settings(ChainMap(model_options, dict(config)), named_model.model), engine_of(config)
             )
         )
-    called = Counter(name for offer in models for name in offer.names)
-    if twice := [name for name, count in called.items() if count > 1]:
+    name_counts = Counter(name for offer in models for name in offer.names)
+    if twice := [name for name, count in name_counts.items() if count > 1]:
         raise ConfigError(f"--model: the name {twice[0]} is given to more than one model; write NAME=MODEL.")
-    if twice := [name for name, count in (counts + called).items() if count > 1]:
+    if twice := [name for name, count in (counts + name_counts).items() if count > 1]:
         raise ConfigError(f"--lora: the name {twice[0]} is given to something else as well.")
     return models
 
@@ -164,11 +164,11 @@ def api_listeners(config: ResolvedOptions) -> tuple[ListenAddress, ...]:
     from parley.dialects.mounts import DEDICATED_APIS
     from parley.serving.options import ListenAddress
 
-    known = [*DEDICATED_APIS, GRPC]
+    api_names = [*DEDICATED_APIS, GRPC]
     for name, _, _ in config["listen"]:
-        if name not in known:
+        if name not in api_names:
             raise ConfigError(
-                f"--listen: no API is called {name}.{did_you_mean(name, known)} Known: {', '.join(known)}."
+                f"--listen: no API is called {name}.{did_you_mean(name, api_names)} Known: {', '.join(api_names)}."
             )
     return tuple(ListenAddress(*each) for each in config["listen"] if each[0] != GRPC)
 

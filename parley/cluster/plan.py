@@ -144,8 +144,8 @@ def _parse_needs(table: dict[str, Any], where: str, cpus: float) -> ResourceNeed
     memory = table.pop("memory", 0)
     try:
         memory = size_kind(0).parse_raw(memory) if memory else 0
-    except ValueError as wanted:
-        raise ConfigError(f"{where}: memory is {memory!r}, not {wanted}.") from None
+    except ValueError as expectation:
+        raise ConfigError(f"{where}: memory is {memory!r}, not {expectation}.") from None
     resources = _check_table(table.pop("resources", {}), f"{where}: resources")
     for key, value in resources.items():
         if type(value) not in (int, float) or not 0 < value < 1e6:

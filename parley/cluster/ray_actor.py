@@ -23,7 +23,7 @@ from parley.cluster.plan import ClusterPlan, ResourceNeeds
 from parley.cluster.ray_process import STOP_SECONDS, RayProcess
 
 RAY_NAMESPACE = "parley"
-SUPERVISOR_NAME = "keeper"
+SUPERVISOR_NAME = "supervisor"
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000  # default address of the coordinator, for clients
 COORDINATOR_NAME = "coordinator"
 SUPERVISION_PERIOD = 1.0  # seconds between two rounds of supervision
@@ -62,7 +62,7 @@ class StoppingActor(NamedTuple):
 
 
 class RaySupervisor:
-    """The supervisor actor. ``scale``, ``look``, ``address``, ``ready`` and ``end`` are called through Ray."""
+    """The supervisor actor. Its public methods are called through Ray."""
 
     def __init__(self, plan: ClusterPlan, secret: str):
         self._plan = plan
@@ -79,7 +79,7 @@ class RaySupervisor:
         self._adopt_actors()
         threading.Thread(target=self._supervise_loop, daemon=True).start()
 
-    def scale(self, target_counts: dict[str, int]) -> str:
+    def scale_groups(self, target_counts: dict[str, int]) -> str:
         """Set the wanted number of instances per group. Return an error message, empty on success."""
         if unknown := target_counts.keys() - self._groups.keys():
             return f"There is no group {min(unknown)}. Known: {', '.join(self._groups)}."
@@ -87,14 +87,14 @@ class RaySupervisor:
             self._wanted_counts.update(target_counts)
         return ""
 
-    def look(self) -> tuple[list[ProcessInfo], dict[str, int]]:
+    def list_processes(self) -> tuple[list[ProcessInfo], dict[str, int]]:
         """Return every process, and the wanted number of instances per group."""
         with self._lock:
-            return sorted(self._processes.values(), key=lambda seen: _instance_number(seen.name)), dict(
+            return sorted(self._processes.values(), key=lambda process: _instance_number(process.name)), dict(
                 self._wanted_counts
             )
 
-    def address(self) -> str:
+    def client_address(self) -> str:
         """Return the URL of the coordinator, for clients."""
         return self._coordinator_url("host", "predict_port")
 
@@ -113,7 +113,7 @@ class RaySupervisor:
             f"http://[{host}]:{process.ports[port_key]}" if ":" in host else f"http://{host}:{process.ports[port_key]}"
         )
 
-    def end(self) -> None:
+    def stop_processes(self) -> None:
         """Stop every process, the coordinator first, and wait until all have ended."""
         self._closing_event.set()
         with self._lock:
@@ -206,7 +206,7 @@ class RaySupervisor:
         for name in names:
             actor = self._actors.pop(name)
             self._stopping_actors[name] = StoppingActor(
-                actor, actor.stop.remote(), deadline if name in self._started_names else 0.0
+                actor, actor.stop_process.remote(), deadline if name in self._started_names else 0.0
             )
 
     def _reap_stopped(self, patience: float = 0.0) -> None:
@@ -228,7 +228,7 @@ class RaySupervisor:
         with self._lock:
             for name, actor in self._actors.items():
                 if name not in self._pending_locations:
-                    self._pending_locations[name] = actor.where.remote()
+                    self._pending_locations[name] = actor.report_location.remote()
             names_by_ref = {ref: name for name, ref in self._pending_locations.items()}
         answered_refs = (
             ray.wait(list(names_by_ref), num_returns=len(names_by_ref), timeout=SUPERVISION_PERIOD)[0]
@@ -267,7 +267,7 @@ class RaySupervisor:
         request = urllib.request.Request(url, msgspec.json.encode(body), headers)
         request_succeeds(request)  # if the coordinator is starting or gone, the next list follows in a second
 
-    def ready(self) -> bool:
+    def coordinator_ready(self) -> bool:
         """Whether the coordinator accepts requests."""
         coordinator = self._processes.get(COORDINATOR_NAME)
         if coordinator is None or not coordinator.pid:

@@ -63,39 +63,43 @@ def find_supervisor(name: str) -> Any:
     if not name and len(running_names) == 1:
         (name,) = running_names
     if name not in running_names:
-        known = ", ".join(running_names) or "none"
-        raise LookupError(f"There is no cluster {name}. Known: {known}." if name else f"Which cluster? Known: {known}.")
+        known_names = ", ".join(running_names) or "none"
+        raise LookupError(
+            f"There is no cluster {name}. Known: {known_names}." if name else f"Which cluster? Known: {known_names}."
+        )
     return ray.get_actor(f"{name}/{SUPERVISOR_NAME}", RAY_NAMESPACE)
 
 
 def cluster_names() -> list[str]:
     """Return the names of all running clusters."""
     actors = ray.util.list_named_actors(all_namespaces=True)
-    keepers = (each["name"] for each in actors if each["namespace"] == RAY_NAMESPACE)
-    return sorted(name.removesuffix(f"/{SUPERVISOR_NAME}") for name in keepers if name.endswith(f"/{SUPERVISOR_NAME}"))
+    supervisors = (each["name"] for each in actors if each["namespace"] == RAY_NAMESPACE)
+    return sorted(
+        name.removesuffix(f"/{SUPERVISOR_NAME}") for name in supervisors if name.endswith(f"/{SUPERVISOR_NAME}")
+    )
 
 
 def stop_cluster(supervisor: Any) -> None:
     """Shut a cluster down gracefully: its processes finish the requests they have begun."""
-    ray.get(supervisor.end.remote())
+    ray.get(supervisor.stop_processes.remote())
     ray.kill(supervisor, no_restart=True)
 
 
 def cluster_processes(supervisor: Any) -> tuple[list[ProcessInfo], dict[str, int]]:
     """Return every process of a cluster, and the wanted number of instances per group."""
-    result: tuple[list[ProcessInfo], dict[str, int]] = ray.get(supervisor.look.remote())
+    result: tuple[list[ProcessInfo], dict[str, int]] = ray.get(supervisor.list_processes.remote())
     return result
 
 
 def cluster_ready(supervisor: Any) -> bool:
     """Whether its coordinator accepts requests."""
-    result: bool = ray.get(supervisor.ready.remote())
+    result: bool = ray.get(supervisor.coordinator_ready.remote())
     return result
 
 
 def cluster_address(supervisor: Any) -> str:
     """Return the URL of its coordinator, for clients."""
-    result: str = ray.get(supervisor.address.remote())
+    result: str = ray.get(supervisor.client_address.remote())
     return result
 
 
@@ -107,7 +111,7 @@ def status_page(supervisor: Any) -> tuple[str, str]:
 
 def scale_group(supervisor: Any, group: str, count: int) -> str:
     """Set the wanted number of instances of a group. Return an error message, empty on success."""
-    result: str = ray.get(supervisor.scale.remote({group: count}))
+    result: str = ray.get(supervisor.scale_groups.remote({group: count}))
     return result
 
 

@@ -51,12 +51,12 @@ class RayProcess:
         )
         threading.Thread(target=self._watch_child, daemon=True).start()
 
-    def where(self) -> tuple[str, dict[str, int], str, int]:
+    def report_location(self) -> tuple[str, dict[str, int], str, int]:
         """Return the address, ports by option name, node id, and process id."""
         node = ray.get_runtime_context().get_node_id()
         return self._host, self._ports, node, self._child.pid
 
-    def stop(self) -> None:
+    def stop_process(self) -> None:
         """Let the process finish its requests and end; it is killed if it does not."""
         self._stop_requested.set()
         for number, patience in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):

@@ -277,9 +277,9 @@ def documented_keys(
     config_class: type[CoordinatorOptions] | type[InstanceConfig] | type[CoordinatorTls] = CoordinatorOptions,
 ) -> Iterator[ConfigRow]:
     """Yield all keys, for the documentation."""
-    for each in fields(config_class):
-        if each.metadata:
-            value_kind, default_value = each.metadata["kind"], each.default
+    for config_field in fields(config_class):
+        if config_field.metadata:
+            value_kind, default_value = config_field.metadata["kind"], config_field.default
             if isinstance(default_value, tuple):
                 default_value = ", ".join(map(value_kind.format_value, default_value))
             default = (
@@ -289,15 +289,15 @@ def documented_keys(
                 if isinstance(default_value, str)
                 else value_kind.format_value(default_value)
             )
-            yield ConfigRow(each.name, default, _range_text(value_kind), each.metadata["help"])
+            yield ConfigRow(config_field.name, default, _range_text(value_kind), config_field.metadata["help"])
 
 
 def _range_text(kind: OptionKind) -> str:
     """Return the range of a kind, in the words of its own error message."""
     try:
         kind.parse_raw(object())
-    except ValueError as wanted:
-        return str(wanted)
+    except ValueError as expectation:
+        return str(expectation)
     raise AssertionError("a kind reads anything")
 
 
@@ -322,9 +322,9 @@ def _parse_values(config_class: Any, table: Mapping[str, Any], where: str) -> di
 def _parse_value(kind: OptionKind, raw: Any, where: str) -> Any:
     try:
         return kind.parse_raw(raw)
-    except ValueError as wanted:
+    except ValueError as expectation:
         value_text = "the value" if where.endswith("secret") else repr(raw if not isinstance(raw, str) else raw[:60])
-        raise ConfigError(f"{where}: {value_text} is not {wanted}.") from None
+        raise ConfigError(f"{where}: {value_text} is not {expectation}.") from None
 
 
 def _with_id(static: InstanceConfig, number: int) -> InstanceConfig:

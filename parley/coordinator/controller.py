@@ -160,9 +160,9 @@ class RoleController:
         """Return the usable instances of the same group that only prefill or only decode."""
         roles = ("prefill", "decode")
         return [
-            each
-            for each in self.table.usable_instances()
-            if each is not instance and each.role in roles and each.group == instance.group
+            other
+            for other in self.table.usable_instances()
+            if other is not instance and other.role in roles and other.group == instance.group
         ]
 
     def _usable_with_role(self, role: str) -> list[ClusterInstance]:

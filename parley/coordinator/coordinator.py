@@ -113,11 +113,11 @@ class Coordinator:
             grpc_ports=options.grpc_port is not None,
             wanted=options.max_requests if options.strict else 2 * options.max_requests,  # room to answer refused ones
         )
-        served = shares.clients.served_limit
+        client_limit = shares.clients.served_limit
         front_options = replace(
             port_options(options, host),
             access_log=access_log,
-            connection_limit=ConnectionLimit(served, served) if options.strict else shares.clients,
+            connection_limit=ConnectionLimit(client_limit, client_limit) if options.strict else shares.clients,
             grpc_connections=shares.grpc,
             body_budget=BodyBudget(options.memory_limit // 2),  # so that unfinished bodies leave room for open requests
         )

@@ -78,11 +78,14 @@ class WaitQueue:
         level = self._levels[self._priorities[0]]
         if level.preempted:
             return level.preempted[0]
-        heads = [line[0] for line in level.tenant_lines.values()]
+        first_sequences = [line[0] for line in level.tenant_lines.values()]
         return (
-            min(heads, key=lambda each: (self.tenant_service[each.request.tenant], each.arrival_number))
-            if heads[1:]
-            else heads[0]
+            min(
+                first_sequences,
+                key=lambda sequence: (self.tenant_service[sequence.request.tenant], sequence.arrival_number),
+            )
+            if first_sequences[1:]
+            else first_sequences[0]
         )
 
     def enqueue(self, sequence: Sequence) -> None:

@@ -1,8 +1,8 @@
 """The definition of a dialect: a table of routes, how each reads its body and writes its answer, and the error form.
 
 Everything here is pure: bytes in, neutral data out, and back. Ids and clocks are passed in, so that the same call gives
-the same bytes. The server knows only the declarations in this file, ``facts`` and ``wishes``; it never sees an API's
-field name. A new API is a module that builds one ``Dialect``, and a line in ``dialects/mounts.py``.
+the same bytes. The server knows only the declarations in this file, ``facts`` and ``admin_requests``; it never sees an
+API's field name. A new API is a module that builds one ``Dialect``, and a line in ``dialects/mounts.py``.
 """
 
 from __future__ import annotations

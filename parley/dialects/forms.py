@@ -38,9 +38,9 @@ MAX_GRAMMAR_CHARACTERS = 1 << 20  # of a regular expression or grammar, or of al
 GBNF_RULE = re.compile(r"^\s*[\w.-]+\s*::=", re.MULTILINE)  # the start of a GBNF rule; Lark's rules have a colon
 
 
-def only_constraint(*wishes: Grammar | None) -> Grammar | None:
+def only_constraint(*constraints: Grammar | None) -> Grammar | None:
     """Return the only constraint that is not None, or None. Raises Invalid if there are two."""
-    present = [grammar for grammar in wishes if grammar is not None]
+    present = [grammar for grammar in constraints if grammar is not None]
     if len(present) > 1:
         first, second = present[0].field, present[1].field
         raise Invalid(f"'{second}' cannot be used together with '{first}': an answer has one form.", field=second)

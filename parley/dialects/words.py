@@ -46,8 +46,10 @@ class ErrorWording:
 
     def unlisted_error(self, path: str, value: Any, allowed: Sequence[str]) -> BadRequest:
         """Return the error for a value that is not one of those allowed."""
-        listed = ", ".join(f"'{name}'" for name in allowed)
-        return Invalid(f"Invalid value for '{path}': {excerpt(value)}. Supported values are: {listed}.", field=path)
+        allowed_names = ", ".join(f"'{name}'" for name in allowed)
+        return Invalid(
+            f"Invalid value for '{path}': {excerpt(value)}. Supported values are: {allowed_names}.", field=path
+        )
 
     def empty_error(self, path: str, container: str) -> BadRequest:
         """Return the error for an empty value. ``container`` is "string" or "array"."""

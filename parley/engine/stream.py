@@ -87,9 +87,9 @@ class StreamGroup:
 
     def drop_unread(self, number: int, index: int) -> None:
         """Drop the unread outputs of a cancelled choice or (-1) of all choices; called by their stream."""
-        kept = [output for output in self.unread_outputs.pop(number, ()) if -1 < index != output.index]
-        if kept:
-            self.unread_outputs[number] = kept
+        other_outputs = [output for output in self.unread_outputs.pop(number, ()) if -1 < index != output.index]
+        if other_outputs:
+            self.unread_outputs[number] = other_outputs
 
     def wake_reader(self) -> None:
         """Pass on the unread outputs; called by the engine after all outputs of a step were added."""

@@ -45,16 +45,16 @@ def instance_resources(registry: ModelRegistry) -> dict[str, Any]:
     stats = [model.engine.stats for model in registry.models]
     infos = [model.engine.info for model in registry.models]  # stats.blocks_total may still be 0
     total = sum(each.kv_blocks for each in infos if each is not None)
-    used = sum(each.blocks_used for each in stats)
+    used_blocks = sum(each.blocks_used for each in stats)
     places = sum(model.settings.max_batch for model in registry.models)
     running, waiting = sum(each.running for each in stats), sum(each.waiting for each in stats)
     return {
         "availSlotsNum": max(0, places - running - waiting),
-        "availBlockNum": total - used,
+        "availBlockNum": total - used_blocks,
         "waitingRequestNum": waiting,
         "runningRequestNum": running,
         "swappedRequestNum": 0,
-        "freeNpuBlockNums": total - used,
+        "freeNpuBlockNums": total - used_blocks,
         "freeCpuBlockNums": 0,
         "totalNpuBlockNums": total,
         "totalCpuBlockNums": 0,

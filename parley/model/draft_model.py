@@ -120,8 +120,8 @@ class DraftModel:
 
     def _reserve_pages(self, state: DraftState, token_count: int, new_pages: list[int], busy: set[DraftState]) -> bool:
         """Reserve pages for ``token_count`` tokens, evicting the least recently used states that are not ``busy``."""
-        need = count_pages(token_count) - len(state.blocks)
-        while self.pool.free_count < need:
+        missing_blocks = count_pages(token_count) - len(state.blocks)
+        while self.pool.free_count < missing_blocks:
             oldest_state = next((each for each in self._states.values() if each.blocks and each not in busy), None)
             if oldest_state is None:
                 return False
@@ -129,7 +129,7 @@ class DraftModel:
             oldest_state.blocks.clear()
             oldest_state.tokens.clear()
             oldest_state.confirmed = 0
-        for _ in range(need):
+        for _ in range(missing_blocks):
             state.blocks.append(self.pool.allocate())
             new_pages.append(state.blocks[-1])
         return True

@@ -191,9 +191,9 @@ def choose_page_format(layer: LayerKV, dtype: torch.dtype, device: torch.device,
 
     ``int8``: keys and values are stored as int8, with one scale per token and head.
     """
-    stored = torch.int8 if int8 else dtype
+    stored_dtype = torch.int8 if int8 else dtype
     kernels = compiled_kernels() if dtype == torch.bfloat16 and device.type == "cpu" else None
-    return (kernels and kernels.page_format(layer, stored)) or torch_attention.page_format(layer, stored)
+    return (kernels and kernels.page_format(layer, stored_dtype)) or torch_attention.page_format(layer, stored_dtype)
 
 
 def _tiled_kernels(pool: PagePool) -> compiled.CompiledKernels | None:

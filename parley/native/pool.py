@@ -29,8 +29,8 @@ class PageFormat:
     def page_bytes(self) -> int:
         """The size of one page in bytes."""
         size = self.dtype.itemsize
-        for each in self.shape:
-            size *= each
+        for length in self.shape:
+            size *= length
         return size
 
 

@@ -85,10 +85,10 @@ def plan_tiles(
     fold = heads // kv_heads
     groups: dict[tuple[int, int], list[QueryTile]] = {}
     for span in spans:
-        past = span.length - span.count
+        prior_count = span.length - span.count
         for first in range(0, span.count, TILE_ROWS):
             count = min(TILE_ROWS, span.count - first)
-            position = past + first
+            position = prior_count + first
             start = 0 if window is None else max(0, position - window + 1) // VALUE_CHUNK * VALUE_CHUNK
             tile = QueryTile(span.first + first, count, position, start, position + count - start, span.table)
             key = ((count - 1).bit_length(), ((tile.length - 1) // KEY_MULTIPLE).bit_length())

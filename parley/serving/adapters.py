@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from parley.dialects.wishes import LoadAdapter
+from parley.dialects.admin_requests import LoadAdapter
 from parley.errors import Invalid, NotFound, ParleyError, excerpt
 from parley.serving.registry import ModelRegistry
 from parley.serving.served_model import ServedModel

@@ -173,8 +173,10 @@ class App:
         self.route_table = build_route_table(self, surfaces)
         self._access_gate = BrowserGuard(host, options.hosts, options.cors, self.keys)
         self._path_dialects = {path: endpoint.dialect for (_, path), endpoint in reversed(self.route_table.items())}
-        guarded = {path for (_, path), endpoint in self.route_table.items() if route_scope(endpoint.route) != "open"}
-        self._keyless_paths = {path for _, path in self.route_table} - guarded
+        guarded_paths = {
+            path for (_, path), endpoint in self.route_table.items() if route_scope(endpoint.route) != "open"
+        }
+        self._keyless_paths = {path for _, path in self.route_table} - guarded_paths
         self._path_router = Router(
             [Mounted(path, endpoint, methods=[method]) for (method, path), endpoint in self.route_table.items()],
             redirect_slashes=False,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+from parley.dialects.admin_requests import PauseAnswer, PauseCommand
 from parley.dialects.dialect import Route
-from parley.dialects.wishes import PauseAnswer, PauseCommand
 from parley.errors import Forbidden
 from parley.serving.generate import request_context
 from parley.serving.registry import ModelRegistry

@@ -207,9 +207,9 @@ async def _send_pings(exchange: Exchange, reply: Reply, ping_interval: float, ch
     Nothing is written while ``chunk_due()`` is true: a comment before that chunk would reach the client after the
     outputs that the chunk was made of.
     """
-    started = time.perf_counter()
+    start_time = time.perf_counter()
     while True:
-        silent_seconds = time.perf_counter() - max(started, exchange.last_write_at)
+        silent_seconds = time.perf_counter() - max(start_time, exchange.last_write_at)
         if silent_seconds >= ping_interval:
             if not chunk_due() and (exchange.stage is None or exchange.response_begun):
                 await exchange.write_stream(reply.ping_bytes, reply.media_type)

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
+from parley.dialects.admin_requests import AbortRequest, DetokenizeRequest, LoadAdapter, TokenizeRequest, TokenizeResult
 from parley.dialects.dialect import Answer, Route, RouteKind
 from parley.dialects.facts import ModelCard, ServerInfo
-from parley.dialects.wishes import AbortRequest, DetokenizeRequest, LoadAdapter, TokenizeRequest, TokenizeResult
 from parley.errors import Invalid, NotFound, ParleyError
 from parley.metrics.recorded import ModelSnapshot
 from parley.serving import adapters, control, metrics_page
@@ -202,8 +202,10 @@ async def handle_cache_reset(registry: ModelRegistry, route: Route, exchange: Ex
     assert route.reader is not None and route.writer is not None
     registry.require_ready()
     running: bool = route.reader(request_context(registry.main_model, exchange))
-    done = await asyncio.gather(*(model.engine.reset_prefix_cache(running=running) for model in registry.models))
-    await exchange.send_response(route.writer(all(done)))
+    reset_results = await asyncio.gather(
+        *(model.engine.reset_prefix_cache(running=running) for model in registry.models)
+    )
+    await exchange.send_response(route.writer(all(reset_results)))
 
 
 async def handle_health(registry: ModelRegistry, route: Route, exchange: Exchange) -> None:

@@ -54,9 +54,9 @@ async def prepare_engine_requests(
 
 def check_adapter(model: ServedModel, request: Request) -> None:
     """Raise UnknownModel if the request names an adapter that the model does not have."""
-    name, known = request.adapter, model.adapters
-    if name is not None and name not in known:
-        raise UnknownModel(f"There is no adapter {excerpt(name)}.", name=name, served=list(known), field="adapter")
+    name, adapters = request.adapter, model.adapters
+    if name is not None and name not in adapters:
+        raise UnknownModel(f"There is no adapter {excerpt(name)}.", name=name, served=list(adapters), field="adapter")
 
 
 def _build_engine_request(

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import msgspec
 
+from parley.dialects.admin_requests import EndpointChange
 from parley.dialects.dialect import Answer
 from parley.dialects.facts import Endpoint, EndpointShare
-from parley.dialects.wishes import EndpointChange
 from parley.errors import NotFound, NotReady, ParleyError, UnknownModel, excerpt
 from parley.web.offload import off_loop
 
@@ -104,22 +104,22 @@ class EndpointStore:
         self, decide: Callable[[Mapping[str, Endpoint]], Answer | EndpointChange], size: int
     ) -> Answer:
         async with self._change_lock:
-            decided = await off_loop(size, partial(decide, self.by_name))
-            if isinstance(decided, Answer):
-                return decided
-            changed = {name: endpoint for name, endpoint in self.by_name.items() if name != decided.remove_endpoint}
-            if decided.put_endpoint is not None:
-                changed[decided.put_endpoint.name] = decided.put_endpoint
+            change = await off_loop(size, partial(decide, self.by_name))
+            if isinstance(change, Answer):
+                return change
+            endpoints = {name: endpoint for name, endpoint in self.by_name.items() if name != change.remove_endpoint}
+            if change.put_endpoint is not None:
+                endpoints[change.put_endpoint.name] = change.put_endpoint
             if self._file is not None:
                 if self._file_lock is None:
                     raise NotReady("The server is shutting down.")
-                content = msgspec.json.format(msgspec.json.encode(EndpointFile(list(changed.values())))) + b"\n"
+                content = msgspec.json.format(msgspec.json.encode(EndpointFile(list(endpoints.values())))) + b"\n"
                 try:
                     await asyncio.to_thread(replace_file, self._file, content)
                 except OSError as error:
                     raise ParleyError(f"The endpoints could not be written: {error.strerror}.") from None
-            self.by_name = changed
-            return decided.answer
+            self.by_name = endpoints
+            return change.answer
 
 
 def replace_file(file: Path, content: bytes) -> None:

@@ -26,9 +26,9 @@ def take_over_fields(current: T, new: T, names: Collection[str]) -> tuple[T, Rel
     values: Any = new
     old_values: Any = current
     differing = [
-        each.name
-        for each in fields(values)
-        if each.compare and getattr(values, each.name) != getattr(old_values, each.name)
+        field.name
+        for field in fields(values)
+        if field.compare and getattr(values, field.name) != getattr(old_values, field.name)
     ]
     changed = [name for name in differing if name in names]
     result: T = replace(old_values, **{name: getattr(values, name) for name in changed})

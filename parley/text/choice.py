@@ -154,8 +154,8 @@ class AnswerChoice:
         reasoning_part = self._reasoning_part
         piece = "" if hidden else self._detokenizer.decode_token(token_id)
         if piece and self._scanner is not None:
-            armed = self.usage.completion_tokens >= self._stop_conditions.min_tokens
-            piece = self._scanner.scan_piece(piece, armed)
+            may_stop = self.usage.completion_tokens >= self._stop_conditions.min_tokens
+            piece = self._scanner.scan_piece(piece, may_stop)
         self._add_text(piece)
         self._count_reasoning_token(reasoning_part)
 

@@ -63,9 +63,9 @@ class EmbeddingPrompts:
         """Return the text with the named (or default) prompt before it. Raises UnknownPromptName."""
         prompt_name = self.default_name if prompt_name is None else prompt_name
         if prompt_name is not None and prompt_name not in self.prompts:
-            known = sorted(self.prompts)
-            message = f"The model has no prompt {excerpt(prompt_name)}; it has {', '.join(known) or 'none'}."
-            raise UnknownPromptName(message, name=prompt_name, known=known, field="prompt_name")
+            known_names = sorted(self.prompts)
+            message = f"The model has no prompt {excerpt(prompt_name)}; it has {', '.join(known_names) or 'none'}."
+            raise UnknownPromptName(message, name=prompt_name, known=known_names, field="prompt_name")
         prefixed = self.prompts[prompt_name] + text if prompt_name is not None else text
         return prefixed.lower() if self.lowercase else prefixed
 

@@ -124,9 +124,9 @@ def divide_descriptors(
     available = sys.maxsize if soft_limit == resource.RLIM_INFINITY else soft_limit
     reserved = max(SPARE_DESCRIPTORS, available // 8)
     room = (available - reserved - set_aside) // descriptors_each // (2 if grpc_ports else 1)
-    served = max(1, min(room, wanted or room))
-    grpc_limit = min(served // max(1, grpc_ports), MAX_GRPC_CONNECTIONS)
-    return ConnectionShares(ConnectionLimit(served, served + reserved // 2), max(1, grpc_limit))
+    client_count = max(1, min(room, wanted or room))
+    grpc_limit = min(client_count // max(1, grpc_ports), MAX_GRPC_CONNECTIONS)
+    return ConnectionShares(ConnectionLimit(client_count, client_count + reserved // 2), max(1, grpc_limit))
 
 
 def admin_limit() -> ConnectionLimit:

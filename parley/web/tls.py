@@ -39,10 +39,10 @@ def reload_certificates(loaded: Iterable[LoadedTls]) -> None:
     key needs a password file.
     """
     loaded = tuple(loaded)
-    for each in loaded:
-        _load_tls_files(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), each.files, ask_password=False)
-    for each in loaded:
-        _load_tls_files(each.context, each.files, ask_password=False)
+    for tls in loaded:
+        _load_tls_files(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), tls.files, ask_password=False)
+    for tls in loaded:
+        _load_tls_files(tls.context, tls.files, ask_password=False)
 
 
 def _load_tls_files(tls_context: ssl.SSLContext, tls: TlsFiles, *, ask_password: bool = True) -> ssl.SSLContext:

@@ -50,8 +50,8 @@ class RemoteVocabulary:
     def find_token(self, token: int | str) -> int | None:
         """Return the id of a token given as its id or as the vocabulary writes it; None if there is no such token."""
         send_message(self._socket, FindToken(token))
-        found = receive_message(self._socket)
-        return None if isinstance(found, CompileAnswer) else found.token_id
+        answer = receive_message(self._socket)
+        return None if isinstance(answer, CompileAnswer) else answer.token_id
 
 
 class GrammarProcess:
@@ -88,8 +88,8 @@ class GrammarProcess:
     def _compiler(self, setup: bytes) -> AnswerCompiler:
         compiler = self._compilers.pop(setup, None)
         if compiler is None:
-            decoded = msgspec.msgpack.decode(setup, type=CompilerSetup)
-            compiler = AnswerCompiler(RemoteVocabulary(self._socket, decoded), decoded.markup)
+            compiler_setup = msgspec.msgpack.decode(setup, type=CompilerSetup)
+            compiler = AnswerCompiler(RemoteVocabulary(self._socket, compiler_setup), compiler_setup.markup)
         self._compilers[setup] = compiler
         if len(self._compilers) > KNOWN_MODELS:
             self._compilers.popitem(last=False)

@@ -22,7 +22,7 @@ from parley.coordinator import refusals
 from parley.coordinator.coordinator import coordinator_id
 from parley.coordinator.proxy import result_stream
 from parley.dialects.mounts import INSTANCE_PLANE
-from parley.disagg.wire import headers as heads
+from parley.disagg.wire import headers as pd_headers
 from parley.disagg.wire import result_frames
 from parley.errors import OrderRefused
 
@@ -111,7 +111,9 @@ async def test_strict_coordinator_reports_the_loss_of_the_only_prefill_instance_
         assert (answer.status, answer.body) == (503, b"MindIE-MS Coordinator is not ready\r\n"), path
 
 
-@pytest.mark.parametrize(("status", "text"), [(400, heads.NOT_A_PREFILL_INSTANCE), (503, heads.UNKNOWN_STATUS)])
+@pytest.mark.parametrize(
+    ("status", "text"), [(400, pd_headers.NOT_A_PREFILL_INSTANCE), (503, pd_headers.UNKNOWN_STATUS)]
+)
 async def test_retries_another_prefill_instance_after_a_role_change(cluster, status, text):
     """The table learns of the new role a little later; meanwhile no client may see the wrong-role error."""
     former, other = ScriptedInstance("prefill"), ScriptedInstance("prefill", script=CHAT_SCRIPT)

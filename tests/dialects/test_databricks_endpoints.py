@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from parley.dialects.admin_requests import EndpointChange
 from parley.dialects.databricks import DIALECT, STRICT, endpoints
 from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import Endpoint, EndpointShare, ModelCard, ServerFacts
-from parley.dialects.wishes import EndpointChange
 from parley.errors import ParleyError
 
 FACTS = ServerFacts("1", [ModelCard("m", 1600000000, 100), ModelCard("org.v2", 1600000000, 100)], True)

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from parley.dialects.admin_requests import TokenizeResult
 from parley.dialects.dialect import RequestContext
 from parley.dialects.facts import ModelCard
 from parley.dialects.openai import completions, tokens
-from parley.dialects.wishes import TokenizeResult
 from parley.errors import BadRequest, Unsupported
 from parley.types import (
     BeamOptions,

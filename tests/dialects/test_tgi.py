@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from parley.dialects.admin_requests import TokenizeResult
 from parley.dialects.dialect import RequestContext, RequestTimings
 from parley.dialects.facts import ModelCard, ServerInfo
 from parley.dialects.tgi import DIALECT, OLD, STRICT, generate, parameters, shared, tokens
-from parley.dialects.wishes import TokenizeResult
 from parley.errors import (
     ContextLength,
     EngineDied,

@@ -97,10 +97,12 @@ async def test_receiver_ends_when_the_sender_process_dies(way: str, stage: str, 
     before = open_resources()
     peer = KVPeer(secret=kv_process.SECRET, shared=way == "shared", lease=LEASE)
     receivers: asyncio.Queue[KVReceiver] = asyncio.Queue()
-    landed = []
+    received_counts = []
 
     async def accept(receiver: KVReceiver) -> None:
-        await receiver.accept_handover([(0, list(range(kv_process.PAGES)))], lambda part, count: landed.append(count))
+        await receiver.accept_handover(
+            [(0, list(range(kv_process.PAGES)))], lambda part, count: received_counts.append(count)
+        )
         receivers.put_nowait(receiver)
 
     with (
@@ -122,7 +124,7 @@ async def test_receiver_ends_when_the_sender_process_dies(way: str, stage: str, 
                         await receiver.wait_outputs()
             while peer.links:
                 await asyncio.sleep(0.01)
-            count = landed[-1] if landed else 0
+            count = received_counts[-1] if received_counts else 0
             assert all(
                 target.read_page(page) == expected.read_page(kv_process.PAGES - 1 - page) for page in range(0, count, 7)
             )

@@ -106,13 +106,13 @@ async def test_hands_over_pages_without_bytes() -> None:
     with PageMemory(8, ()) as source, PageMemory(8, ()) as target:
         async with connected_peers("shared", source, target) as (p, d, receivers):
             sender, receiver, acceptance = await start_handover(p, d, receivers)
-            landed: list[tuple[int, int]] = []
-            await receiver.accept_handover([(1, [0, 1])], lambda part, count: landed.append((part, count)))
+            received_parts: list[tuple[int, int]] = []
+            await receiver.accept_handover([(1, [0, 1])], lambda part, count: received_parts.append((part, count)))
             await acceptance
             sender.add_computed_pages(0, [5, 6, 7])
             await sender.finish_handover()
             await receiver.wait_settled()
-            assert (receiver.transport_name, landed) == ("none", [(0, 2)])
+            assert (receiver.transport_name, received_parts) == ("none", [(0, 2)])
             with pytest.raises(LinkLost, match="gave nothing"):
                 await receiver.wait_outputs()
 

@@ -14,9 +14,9 @@ import msgspec
 import pytest
 from support.http_client import build_request
 
+from parley.dialects.admin_requests import EndpointChange
 from parley.dialects.dialect import Answer
 from parley.dialects.facts import Endpoint, EndpointShare
-from parley.dialects.wishes import EndpointChange
 from parley.errors import NotFound, NotReady, ParleyError
 from parley.serving import traffic_split
 from parley.serving.traffic_split import BadEndpointFile, EndpointFile, EndpointStore
@@ -207,7 +207,7 @@ WRITER_SCRIPT = """
 import asyncio, sys
 from parley.dialects.dialect import Answer
 from parley.dialects.facts import Endpoint, EndpointShare
-from parley.dialects.wishes import EndpointChange
+from parley.dialects.admin_requests import EndpointChange
 from parley.serving.traffic_split import EndpointStore
 
 async def main():

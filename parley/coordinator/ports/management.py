@@ -87,13 +87,13 @@ class ManagementPort:
             return BAD_REQUEST_REPLY
         if not all(map(is_count, ids)) or not all(map(_is_list_item, items)):
             return BAD_REQUEST_REPLY
-        for each in self.table:
-            if each.origin == "list" and each.id not in ids:
-                self.table.remove_instance(each.id)
+        for instance in self.table:
+            if instance.origin == "list" and instance.id not in ids:
+                self.table.remove_instance(instance.id)
         for item in items:
             if item["id"] in ids:
                 self._update_instance(item)
-        self.table.list_received = self.table.list_received or any(each.origin == "list" for each in self.table)
+        self.table.list_received = self.table.list_received or any(instance.origin == "list" for instance in self.table)
         return OK_REPLY
 
     def _update_instance(self, item: dict[str, Any]) -> None:
@@ -128,11 +128,11 @@ class ManagementPort:
             {
                 "schedule_info": [
                     {
-                        "id": each.id,
-                        "allocated_slots": each.prefill.slots + each.decode.slots,
-                        "allocated_blocks": each.prefill.blocks + each.decode.blocks,
+                        "id": instance.id,
+                        "allocated_slots": instance.prefill.slots + instance.decode.slots,
+                        "allocated_blocks": instance.prefill.blocks + instance.decode.blocks,
                     }
-                    for each in self.table
+                    for instance in self.table
                 ],
                 "request_num": self.scheduler.open_requests,
                 "request_length_info": {

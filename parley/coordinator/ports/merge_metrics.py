@@ -26,7 +26,7 @@ HIT_RATES = {  # hit rate -> the counters (hits, lookups) that it is computed fr
 
 def merge_pages(pages: Sequence[tuple[str, float]]) -> str:
     """Merge ``pages``, each with its weight. Series keep the order of first appearance, below their HELP and TYPE."""
-    heads: dict[str, list[str]] = {}
+    header_lines: dict[str, list[str]] = {}
     order: dict[str, dict[str, list[tuple[float, float]]]] = {}  # head -> series -> values and weights
     kinds: dict[str, str] = {}
     for page, weight in pages:
@@ -37,7 +37,7 @@ def merge_pages(pages: Sequence[tuple[str, float]]) -> str:
                 if len(parts) < 3 or parts[1] not in ("HELP", "TYPE"):
                     continue
                 name = parts[2]
-                lines = heads.setdefault(name, [])
+                lines = header_lines.setdefault(name, [])
                 if len(lines) < 2 and not any(owner_series.startswith(f"# {parts[1]} ") for owner_series in lines):
                     lines.append(line)
                 if parts[1] == "TYPE":
@@ -55,7 +55,7 @@ def merge_pages(pages: Sequence[tuple[str, float]]) -> str:
             order.setdefault(owner, {}).setdefault(series, []).append((value, weight))
     parts = []
     for name, owner_series in order.items():
-        parts += [f"{line}\n" for line in heads.get(name, ())]
+        parts += [f"{line}\n" for line in header_lines.get(name, ())]
         if name.endswith("_info"):
             parts += [f"{series} 1\n" for series in owner_series]
             continue

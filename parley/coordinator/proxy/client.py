@@ -49,8 +49,8 @@ class DownstreamClient(Exchange):
     def forwarded_headers(self) -> list[tuple[bytes, bytes]]:
         """Return the client's headers that are forwarded to an instance."""
         excluded = NOT_FORWARDED
-        if named := self.headers.get(b"connection"):
-            excluded = excluded | {name.strip().lower() for name in named.split(b",")}
+        if connection_options := self.headers.get(b"connection"):
+            excluded = excluded | {name.strip().lower() for name in connection_options.split(b",")}
         return [
             header
             for header in self.scope["headers"]

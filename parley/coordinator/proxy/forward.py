@@ -166,13 +166,13 @@ async def _ask_all(
     """Return the answers of the instances that can be reached, at least one. Raises ParleyError."""
     method, parts = client.scope["method"].encode(), (body,) if body else ()
     requests = (
-        connections.http_client(each).request_answer(
-            method, client.request_target, _forwarded_headers(connections, client, each), parts
+        connections.http_client(instance).request_answer(
+            method, client.request_target, _forwarded_headers(connections, client, instance), parts
         )
-        for each in instances
+        for instance in instances
     )
     results = await asyncio.gather(*requests, return_exceptions=True)
-    answers = [each for each in results if isinstance(each, InstanceAnswer)]
+    answers = [result for result in results if isinstance(result, InstanceAnswer)]
     if not answers:
         raise refusals.coordinator_error(500, refusals.TEXTS.send_failed)
     return answers

@@ -28,9 +28,9 @@ def unite_lists(pages: Iterable[bytes]) -> bytes:
     first, *others = map(msgspec.json.decode, pages)
     for name, entries in first.items() if isinstance(first, dict) else ():
         for other in others if isinstance(entries, list) else ():
-            known = set(map(_entry_id, entries))
+            known_ids = set(map(_entry_id, entries))
             more = other.get(name) if isinstance(other, dict) else None
-            entries += [entry for entry in more if _entry_id(entry) not in known] if isinstance(more, list) else []
+            entries += [entry for entry in more if _entry_id(entry) not in known_ids] if isinstance(more, list) else []
     return msgspec.json.encode(first)
 
 

@@ -130,9 +130,9 @@ def is_stream_opening(payload: bytes) -> bool:
     try:
         choices = msgspec.json.decode(payload[5:].strip())["choices"]
         return bool(choices) and all(
-            "role" in each["delta"] and not each["delta"].get("content") and not each["delta"].get("tool_calls")
-            and not each["delta"].get("reasoning_content") and each.get("finish_reason") is None
-            for each in choices
+            "role" in choice["delta"] and not choice["delta"].get("content") and not choice["delta"].get("tool_calls")
+            and not choice["delta"].get("reasoning_content") and choice.get("finish_reason") is None
+            for choice in choices
         )  # fmt: skip
     except (msgspec.MsgspecError, LookupError, TypeError, AttributeError):
         return False

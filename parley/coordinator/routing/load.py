@@ -157,9 +157,9 @@ def token_sum(lengths: Sequence[int], cores: int, halved: int, fixed: float) -> 
     ``fixed``: overhead per sequence, in tokens.
     """
     ordered = sorted(lengths, reverse=True)
-    whole = len(ordered) - len(ordered) % cores
-    total = sum(ordered[at] + fixed for at in range(0, whole, cores))
-    tail = ordered[whole:]
+    full_rounds_end = len(ordered) - len(ordered) % cores
+    total = sum(ordered[at] + fixed for at in range(0, full_rounds_end, cores))
+    tail = ordered[full_rounds_end:]
     if tail:
         split = min(halved, len(tail), cores - len(tail))
         total += (

@@ -99,19 +99,21 @@ class CandidatePolicy:
     def decode_candidates(self, view: RequestView) -> list[ClusterInstance]:
         """Return the instances that can decode after another one prefilled."""
         return [
-            each
-            for each in view.usable
-            if each.role != "mixed" and each.decode.instance_share > 0 and self.has_room_on(each, each.decode, view)
+            instance
+            for instance in view.usable
+            if instance.role != "mixed"
+            and instance.decode.instance_share > 0
+            and self.has_room_on(instance, instance.decode, view)
         ]
 
     def prefill_candidates(self, view: RequestView, ds: Sequence[ClusterInstance]) -> list[ClusterInstance]:
         """Return the instances that can prefill and have a decoder: one of ``ds``, or themselves if mixed."""
         return [
-            each
-            for each in view.usable
-            if each.prefill.instance_share > 0
-            and self.has_room_on(each, each.prefill, view)
-            and (each.role == "mixed" or any(each.is_linked(d) for d in ds))
+            instance
+            for instance in view.usable
+            if instance.prefill.instance_share > 0
+            and self.has_room_on(instance, instance.prefill, view)
+            and (instance.role == "mixed" or any(instance.is_linked(d) for d in ds))
         ]
 
 

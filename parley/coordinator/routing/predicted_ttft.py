@@ -84,11 +84,11 @@ class PredictedTtftPolicy(CandidatePolicy):
     def _single_instance(self, view: RequestView, instances: Sequence[ClusterInstance]) -> InstancePair | None:
         """Return one of these instances for the whole request; None if none has room."""
         pairs = [
-            (resource_fullness(view, each), InstancePair(each, each, *predict_ttft(view, each)))
-            for each in instances
-            if self.has_room_on(each, each.decode if each.decode.instance_share else each.prefill, view)
+            (resource_fullness(view, instance), InstancePair(instance, instance, *predict_ttft(view, instance)))
+            for instance in instances
+            if self.has_room_on(instance, instance.decode if instance.decode.instance_share else instance.prefill, view)
         ]
-        return min(pairs, key=lambda each: (each[1].predicted_ttft or 0.0, each[0], each[1].p.id))[1] if pairs else None
+        return min(pairs, key=lambda pair: (pair[1].predicted_ttft or 0.0, pair[0], pair[1].p.id))[1] if pairs else None
 
 
 def _stays_on_decode(view: RequestView, d: ClusterInstance, pair: InstancePair) -> bool:
@@ -147,7 +147,7 @@ def resource_fullness(view: RequestView, instance: ClusterInstance) -> float:
     """
     side = instance.decode if instance.decode.instance_share else instance.prefill
     demand, share = view.demand_on(instance), side.instance_share
-    used = instance.slots - instance.avail_slots if instance.avail_slots is not None else 0
-    slots = max(side.slots, used) + demand.slots
+    used_slots = instance.slots - instance.avail_slots if instance.avail_slots is not None else 0
+    slots = max(side.slots, used_slots) + demand.slots
     blocks = max(side.blocks, instance.used_blocks) + demand.blocks
     return max(slots / max(1, instance.slots * share), blocks / max(1, instance.blocks * share))

@@ -103,15 +103,15 @@ class RequestQueue(Generic[P]):
     def take_turns(self) -> Iterator[QueuedRequest[P]]:
         """Yield every waiting request once, in the order of service, which may change in between."""
         lines = {tenant: iter(tuple(line)) for tenant, line in self._lines.items()}
-        heads = {tenant: next(line) for tenant, line in lines.items()}
-        while heads:
-            tenant = min(heads, key=lambda each: (self._service[each], heads[each].place))
-            yield heads[tenant]
+        first_requests = {tenant: next(line) for tenant, line in lines.items()}
+        while first_requests:
+            tenant = min(first_requests, key=lambda name: (self._service[name], first_requests[name].place))
+            yield first_requests[tenant]
             following = next(lines[tenant], None)
             if following is None:
-                del heads[tenant]
+                del first_requests[tenant]
             else:
-                heads[tenant] = following
+                first_requests[tenant] = following
 
     def start_service(self, tenant: str, tokens: int) -> None:
         """Count the prompt of a request that has been placed: it was its tenant's turn."""

@@ -223,9 +223,9 @@ class DecodeCosts:
         """Record the duration of a step. Outliers caused by other load on the machine count little."""
         bucket = _row_bucket(rows)
         if bucket in self._seconds_by_rows:
-            known = self._seconds_by_rows[bucket]
-            self._seconds_by_rows[bucket] += (FASTER_WEIGHT if seconds < known else SLOWER_WEIGHT) * (
-                min(seconds, OUTLIER_FACTOR * known) - known
+            known_seconds = self._seconds_by_rows[bucket]
+            self._seconds_by_rows[bucket] += (FASTER_WEIGHT if seconds < known_seconds else SLOWER_WEIGHT) * (
+                min(seconds, OUTLIER_FACTOR * known_seconds) - known_seconds
             )
             return
         self._seconds_by_rows[bucket] = (

@@ -87,16 +87,19 @@ class Reservations:
     @property
     def pending_count(self) -> int:
         """Number of pages that have not been received."""
-        return sum(len(landing.pages) - landing.received_count for landing in self._reservations.values())
+        return sum(len(reservation.pages) - reservation.received_count for reservation in self._reservations.values())
 
     @property
     def reserved_count(self) -> int:
         """Number of pages held; a page shared by several reservations counts once for each."""
-        return sum(len(each.held_pages) + len(each.pages) - each.received_count for each in self._reservations.values())
+        return sum(
+            len(reservation.held_pages) + len(reservation.pages) - reservation.received_count
+            for reservation in self._reservations.values()
+        )
 
     def reservation_tables(self) -> Iterator[list[int]]:
         """Return the page table of each reservation, for conservation checks."""
-        return ([*landing.held_pages, *landing.pending_pages] for landing in self._reservations.values())
+        return ([*reservation.held_pages, *reservation.pending_pages] for reservation in self._reservations.values())
 
     def reserve_pages(
         self, key: str, token_ids: list[int], salt: str, adapter: str, digest: str, answer: ReserveCallback

@@ -13,13 +13,13 @@ from typing import Any
 
 import msgspec
 
+from parley.dialects.admin_requests import EndpointChange
 from parley.dialects.databricks import config
 from parley.dialects.databricks.shared import SYSTEM_CATALOGUE, DatabricksErrorWording
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.facts import Endpoint, EndpointShare, ModelCard, ServerFacts
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import json_answer
-from parley.dialects.wishes import EndpointChange
 from parley.errors import Conflict, Forbidden, NotFound, UnknownModel, Unsupported
 
 ENDPOINT_WORDING = DatabricksErrorWording("Endpoint", config.INVALID_VALUE)
@@ -231,7 +231,7 @@ def _configure_endpoint(
         raise config_object.missing_member("served_entities")
     if entities is None and not config_object.has_value("traffic_config"):
         raise config_object.missing_member("served_entities")
-    model_by_name, stored = entities or (
+    model_by_name, entity_descriptions = entities or (
         {share.name: share.model for share in endpoint.shares},
         _endpoint_description(endpoint)["entities"],
     )
@@ -241,12 +241,12 @@ def _configure_endpoint(
             "served_entities", f"must all be for the same task, but they are for {', '.join(tasks)}"
         )
     description = endpoint.about | {
-        "entities": stored,
+        "entities": entity_descriptions,
         "config_version": _endpoint_description(endpoint)["config_version"] + 1 if endpoint.shares else 1,
         "last_updated_timestamp": context.created * 1000,
     }
-    changed = Endpoint(endpoint.name, shares, description)
-    return EndpointChange(json_answer(_endpoint_detail(changed, facts)), put_endpoint=changed)
+    changed_endpoint = Endpoint(endpoint.name, shares, description)
+    return EndpointChange(json_answer(_endpoint_detail(changed_endpoint, facts)), put_endpoint=changed_endpoint)
 
 
 def _change_description(endpoint: Endpoint, changes: dict[str, Any], answer_object: Any) -> EndpointChange:

@@ -125,8 +125,8 @@ class DatabricksErrorWording(words.ErrorWording):
 
     def unlisted_error(self, path: str, value: Any, allowed: Sequence[str]) -> BadRequest:
         """Return the error for a value that is not one of those allowed."""
-        listed = ", ".join(f'"{name}"' for name in allowed)
-        return self.invalid_error(path, f"must be one of {listed}, but got {excerpt(value)}")
+        allowed_names = ", ".join(f'"{name}"' for name in allowed)
+        return self.invalid_error(path, f"must be one of {allowed_names}, but got {excerpt(value)}")
 
     def empty_error(self, path: str, what: str) -> BadRequest:
         """Return the error for an empty string or array."""

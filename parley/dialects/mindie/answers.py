@@ -146,11 +146,11 @@ class SingleChoiceReply(MindieReply):
         tokens, rest = self._take_events(events)
         groups = list(_group_by_step(tokens))
         for group in groups[:-1]:
-            spelled = "".join(map(self._decode_token, group))
-            spelled = spelled if rest.startswith(spelled) else ""
-            rest = rest[len(spelled) :]
-            self._text_parts.append(spelled)
-            yield StreamPiece(group, spelled, False)
+            group_text = "".join(map(self._decode_token, group))
+            group_text = group_text if rest.startswith(group_text) else ""
+            rest = rest[len(group_text) :]
+            self._text_parts.append(group_text)
+            yield StreamPiece(group, group_text, False)
         if groups or rest or self.done_event is not None:
             for token in groups[-1] if groups else ():
                 self._decode_token(token)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from parley.dialects.admin_requests import TokenizeRequest, TokenizeResult
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.facts import ServerFacts
 from parley.dialects.fields import decode_fields
@@ -11,7 +12,6 @@ from parley.dialects.json_answer import encode_json, json_answer
 from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.mindie.shared import MindieErrorWording, utf16_length
 from parley.dialects.mindie.upkeep import model_of_path
-from parley.dialects.wishes import TokenizeRequest, TokenizeResult
 from parley.types import Text
 
 SERVER_NAME = "MindIE Server"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from parley.dialects.admin_requests import AbortRequest
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
@@ -23,7 +24,6 @@ from parley.dialects.mindie.answers import (
 )
 from parley.dialects.mindie.rules import MindieRules
 from parley.dialects.mindie.shared import MINDIE_WORDING, MindieErrorWording, mindie_error_json, request_name
-from parley.dialects.wishes import AbortRequest
 from parley.types import OutputOptions, Request, StopConditions, Text, Usage
 
 LABEL_PATTERN = re.compile(r"[a-zA-Z0-9_-]{1,256}")

@@ -11,13 +11,13 @@ import re
 from functools import partial
 from typing import Any
 
+from parley.dialects.admin_requests import LoadAdapter, PauseAnswer, PauseCommand
 from parley.dialects.dialect import Answer, RequestContext
 from parley.dialects.facts import ServerFacts
 from parley.dialects.json_answer import encode_json, json_answer
 from parley.dialects.json_body import decode_json
 from parley.dialects.mindie import shared
 from parley.dialects.mindie.rules import MindieRules
-from parley.dialects.wishes import LoadAdapter, PauseAnswer, PauseCommand
 from parley.errors import Invalid, NotFound, ParleyError, UnknownModel
 
 MAX_WAIT = 600  # seconds that a timed health check may take
@@ -232,8 +232,8 @@ def read_adapter_change(rules: MindieRules, load: bool, body: bytes, context: Re
     """Read a request to load or unload an adapter. The original answers 200 even on failure; its text says so."""
     fields: dict[str, Any] = {}
     try:
-        decoded = decode_json(body)
-        fields = decoded if isinstance(decoded, dict) else {}
+        members = decode_json(body)
+        fields = members if isinstance(members, dict) else {}
     except (ValueError, RecursionError):
         pass
     name, path, model = (fields.get(member) for member in ("lora_name", "lora_path", "master_model"))

@@ -76,11 +76,11 @@ def _schema_faults(schema: Any, path: SchemaPath) -> Iterator[tuple[SchemaPath, 
 def _object_faults(schema: dict[str, Any], path: SchemaPath) -> Iterator[tuple[SchemaPath, str]]:
     if schema.get("additionalProperties") is not False:
         yield path, "'additionalProperties' is required to be supplied and to be false."
-    members, listed = schema.get("properties", {}), schema.get("required", [])
+    members, required_value = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(members, dict):
         yield path, "'properties' must be an object."
         return
-    required = {name for name in listed if isinstance(name, str)} if isinstance(listed, list) else set()
+    required = {name for name in required_value if isinstance(name, str)} if isinstance(required_value, list) else set()
     missing = [name for name in members if name not in required]
     if missing:
         sentence = "'required' is required to be supplied and to be an array including every key in properties."

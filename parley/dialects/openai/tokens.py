@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from parley.dialects.admin_requests import DetokenizeRequest, TokenizeRequest, TokenizeResult
 from parley.dialects.facts import ModelCard
 from parley.dialects.fields import Fields, decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.openai.messages import read_conversation
 from parley.dialects.openai.shared import OPENAI_RULES, ReadingRules
 from parley.dialects.parameters import MAX_TOKEN_ID
-from parley.dialects.wishes import DetokenizeRequest, TokenizeRequest, TokenizeResult
 from parley.dialects.words import DEFAULT_WORDING, ErrorWording
 from parley.types import Chat, Prompt, Text
 

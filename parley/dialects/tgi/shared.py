@@ -125,8 +125,8 @@ class TgiErrorWording(words.ErrorWording):
 
     def unlisted_error(self, path: str, value: Any, allowed: Sequence[str]) -> BadRequest:
         """Return the error for a value that is not one of those allowed."""
-        listed = ", ".join(f"`{name}`" for name in allowed)
-        return WrongType(f"{path}: unknown variant `{str(value)[:60]}`, expected one of {listed}", field=path)
+        allowed_names = ", ".join(f"`{name}`" for name in allowed)
+        return WrongType(f"{path}: unknown variant `{str(value)[:60]}`, expected one of {allowed_names}", field=path)
 
     def empty_error(self, path: str, what: str) -> BadRequest:
         """Return the error for an empty string or array."""

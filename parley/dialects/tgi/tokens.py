@@ -5,12 +5,12 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any
 
+from parley.dialects.admin_requests import TokenizeRequest, TokenizeResult
 from parley.dialects.facts import ModelCard, ServerInfo
 from parley.dialects.fields import decode_fields
 from parley.dialects.json_answer import encode_json
 from parley.dialects.tgi import messages, shared
 from parley.dialects.tgi.shared import TGI_VERSION, TGI_WORDING, TgiRules
-from parley.dialects.wishes import TokenizeRequest, TokenizeResult
 from parley.types import Text
 
 OLD_VERSION = "0.9.4"
@@ -56,8 +56,8 @@ def write_tgi_info(rules: TgiRules, server_info: ServerInfo) -> bytes:
 
 def write_tgi_models(cards: list[ModelCard]) -> bytes:
     """Return the list of models in OpenAI's format."""
-    listed = [{"id": card.name, "object": "model", "created": 0, "owned_by": card.name} for card in cards]
-    return encode_json({"object": "list", "data": listed})
+    models = [{"id": card.name, "object": "model", "created": 0, "owned_by": card.name} for card in cards]
+    return encode_json({"object": "list", "data": models})
 
 
 def read_tgi_tokenize(body: bytes) -> TokenizeRequest:

@@ -32,8 +32,8 @@ class VllmChatReply(shared.VllmStreamMixin, chat.ChatReply):
     reading_rules: ClassVar[ReadingRules] = requests.VLLM_RULES
 
     def __init__(self, body: Fields, context: RequestContext):
-        counted = "max_completion_tokens" if body.has_value("max_completion_tokens") else "max_tokens"
-        requests.check_generation(body, context, limit_member=counted, least=1)
+        limit_field = "max_completion_tokens" if body.has_value("max_completion_tokens") else "max_tokens"
+        requests.check_generation(body, context, limit_member=limit_field, least=1)
         requests.check_chat(body)
         super().__init__(requests.with_response_format(body), context)
         self.request.stop_conditions = requests.cap_max_tokens(self.request.stop_conditions, context)

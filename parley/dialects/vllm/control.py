@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, NoReturn
 from urllib.parse import parse_qs
 
+from parley.dialects.admin_requests import DetokenizeRequest, LoadAdapter, TokenizeRequest
 from parley.dialects.dialect import Answer, Reply, RequestContext
 from parley.dialects.facts import ModelCard, ServerFacts
 from parley.dialects.fields import decode_fields
@@ -15,7 +16,6 @@ from parley.dialects.openai import tokens
 from parley.dialects.vllm import chat, completions, embeddings, requests, scores, shared
 from parley.dialects.vllm.shared import ADAPTER_ERROR_TYPE
 from parley.dialects.vllm.words import FALSE_TEXTS, TRUE_TEXTS, VLLM_WORDING
-from parley.dialects.wishes import DetokenizeRequest, LoadAdapter, TokenizeRequest
 from parley.errors import Invalid, NotFound, ParleyError
 
 ADAPTER_NAME = re.compile(r"[\w.:/@-]{1,256}", re.ASCII)

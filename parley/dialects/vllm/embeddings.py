@@ -71,8 +71,8 @@ class PoolingReply(VllmEmbeddingReply):
 
     def embedding_envelope(self, data: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
         """Return the answer with each vector in the member ``data`` of a pooling object."""
-        pooled = [
-            {"index": each["index"], "object": "pooling", "data": each["embedding"]} if "embedding" in each else each
-            for each in data
+        pooling_items = [
+            {"index": item["index"], "object": "pooling", "data": item["embedding"]} if "embedding" in item else item
+            for item in data
         ]
-        return super().embedding_envelope(pooled, usage)
+        return super().embedding_envelope(pooling_items, usage)

@@ -68,7 +68,7 @@ class KVListener:
         self._listening_sockets: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._unauthenticated: dict[asyncio.Task[None], None] = {}  # the tasks of connections, the oldest first
-        self._threads = ThreadPoolExecutor(MAX_UNAUTHENTICATED, "parley-kv-gate")
+        self._threads = ThreadPoolExecutor(MAX_UNAUTHENTICATED, "parley-kv-listen")
 
     async def listen(self, host: str, port: int) -> None:
         """Listen at all addresses of a host, or (empty) of this machine; port 0 takes any. Raises OSError."""

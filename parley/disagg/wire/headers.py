@@ -160,7 +160,7 @@ def _with_native_headers(command: PrefillCommand, header_values: Mapping[bytes, 
     """Add the values of parley's own headers to the command. Raises OrderRefused."""
     client, identity = header_values[b"parley-results"], header_values.get(b"parley-id", "")
     created, prior_size = header_values.get(b"parley-created"), header_values.get(b"parley-given", "0")
-    spent = header_values.get(b"parley-spent", "0")
+    elapsed_text = header_values.get(b"parley-spent", "0")
     if not COORDINATOR_NAME.fullmatch(client):
         raise OrderRefused(400, "The header parley-results must be 1 to 64 letters, digits, _ or -.")
     if identity and not REQUEST_UUID.fullmatch(identity):
@@ -169,7 +169,7 @@ def _with_native_headers(command: PrefillCommand, header_values: Mapping[bytes, 
         raise OrderRefused(400, "The header parley-created must be a number of seconds.")
     if not DECIMAL_NUMBER.fullmatch(prior_size):
         raise OrderRefused(400, "The header parley-given must be a number of bytes.")
-    if not DECIMAL_NUMBER.fullmatch(spent):
+    if not DECIMAL_NUMBER.fullmatch(elapsed_text):
         raise OrderRefused(400, "The header parley-spent must be a number of milliseconds.")
     return replace(
         command,
@@ -177,5 +177,5 @@ def _with_native_headers(command: PrefillCommand, header_values: Mapping[bytes, 
         request_uuid=identity,
         created=None if created is None else int(created),
         preface_size=int(prior_size),
-        elapsed=int(spent) / 1000,
+        elapsed=int(elapsed_text) / 1000,
     )

@@ -37,16 +37,22 @@ def parse_role_request(role: str, version: str, body: bytes, without_role: bool)
         local = _expect_object(document)["local"]
         peers = _expect_list(document["peers"])
         if version == "v2":
-            for each in _expect_list(local):
-                _parse_instance(each, _check_groups)
+            for instance in _expect_list(local):
+                _parse_instance(instance, _check_groups)
             peer_groups = [_expect_list(peer) for peer in peers]
-            share, addresses = None, [_parse_instance(each, _check_groups) for peer in peer_groups for each in peer[:1]]
+            share, addresses = (
+                None,
+                [_parse_instance(instance, _check_groups) for peer in peer_groups for instance in peer[:1]],
+            )
             for peer in peer_groups:
-                for each in peer[1:]:
-                    _parse_instance(each, _check_groups)
+                for instance in peer[1:]:
+                    _parse_instance(instance, _check_groups)
         else:
             _parse_instance(local, _check_devices)
-            share, addresses = _parse_prefill_share(local), [_parse_instance(each, _check_devices) for each in peers]
+            share, addresses = (
+                _parse_prefill_share(local),
+                [_parse_instance(instance, _check_devices) for instance in peers],
+            )
     except (KeyError, TypeError, ValueError):
         raise OrderRefused(503, INVALID_MEMBERS) from None
     name = ASSIGNABLE_ROLES[role]

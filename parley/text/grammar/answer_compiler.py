@@ -34,15 +34,15 @@ class AnswerCompiler:
         if isinstance(prompt, Chat) and prompt.tool_choice == "required" and grammar is not None:
             find_or_compile(grammar)  # a forced call replaces it, but an invalid one is still refused
         try:
-            composed = self._compose_grammar(prompt, grammar)
-            return find_or_compile(composed) if composed is not None else ""
+            full_grammar = self._compose_grammar(prompt, grammar)
+            return find_or_compile(full_grammar) if full_grammar is not None else ""
         except Invalid:
             loose = answer_grammar.unenforced_tools(prompt, find_or_compile) if isinstance(prompt, Chat) else None
             if not loose:
                 raise
-            composed = self._compose_grammar(prompt, grammar, loose)
-            assert composed is not None
-            return find_or_compile(composed)
+            full_grammar = self._compose_grammar(prompt, grammar, loose)
+            assert full_grammar is not None
+            return find_or_compile(full_grammar)
 
     def _compose_grammar(
         self, prompt: Prompt | None, grammar: Grammar | None, loose: Collection[str] = ()

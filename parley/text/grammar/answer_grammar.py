@@ -172,14 +172,16 @@ def _unmarked_schema(tools: list[ToolDefinition], keys: tuple[str, str], respons
     except GrammarRefused:  # reported when the whole grammar is compiled, with the request's member
         value = response_format.value
     parts["form"] = schemas.reroot_references(value, "#/$defs/form")
-    listed = [{"$ref": f"#/$defs/{part}"} for part in parts]
-    return Grammar("json", {"anyOf": listed, "$defs": parts}, response_format.whitespace, field=response_format.field)
+    references = [{"$ref": f"#/$defs/{part}"} for part in parts]
+    return Grammar(
+        "json", {"anyOf": references, "$defs": parts}, response_format.whitespace, field=response_format.field
+    )
 
 
 def _move_references(option: dict[str, Any], number: int, arguments: str) -> dict[str, Any]:
     inner = option["properties"][arguments]
-    moved = schemas.reroot_references(inner, f"#/$defs/call{number}/properties/{arguments}")
-    return option | {"properties": option["properties"] | {arguments: moved}}
+    rerooted_schema = schemas.reroot_references(inner, f"#/$defs/call{number}/properties/{arguments}")
+    return option | {"properties": option["properties"] | {arguments: rerooted_schema}}
 
 
 def _tool_name(tool: ToolDefinition) -> str:

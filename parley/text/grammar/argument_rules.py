@@ -111,8 +111,8 @@ class ArgumentRules:
             return self.add_rule(f'({argument} (", " {argument})*)?')
         return self._separated_row(
             [
-                (key in needed, self.add_rule(f"{self.write_text(key + assign)} {value(each)}"))
-                for key, each in properties.items()
+                (key in needed, self.add_rule(f"{self.write_text(key + assign)} {value(member)}"))
+                for key, member in properties.items()
             ],
             ", " if shape == "python" else ",",
         )
@@ -121,9 +121,9 @@ class ArgumentRules:
         """Return a rule for JSON that follows a part of the schema."""
         if not isinstance(schema, dict):
             schema = {}
-        whole = self._self_contained(schema)
-        options = {**JSON_SPACING, "json_allowed_escapes": allowed_escapes(whole)}
-        return self.add_rule(f"%json {json.dumps({**whole, 'x-guidance': options})}")
+        self_contained_schema = self._self_contained(schema)
+        options = {**JSON_SPACING, "json_allowed_escapes": allowed_escapes(self_contained_schema)}
+        return self.add_rule(f"%json {json.dumps({**self_contained_schema, 'x-guidance': options})}")
 
     def _self_contained(self, schema: Schema) -> Schema:
         """Return a part of the schema together with everything it refers to."""
@@ -177,8 +177,8 @@ class ArgumentRules:
         if schema_type == "object" and (properties := value_rules.schema_properties(schema)):
             needed = value_rules.required_properties(schema)
             members = [
-                (key in needed, self.add_rule(f"{self.write_text(f'{key}:')} {self.loose_rule(each, depth + 1)}"))
-                for key, each in properties.items()
+                (key in needed, self.add_rule(f"{self.write_text(f'{key}:')} {self.loose_rule(member, depth + 1)}"))
+                for key, member in properties.items()
             ]
             return self.add_rule(f'"{{" {self._separated_row(members, ",")} "}}"')
         if schema_type in ("number", "integer", "boolean", "null"):
@@ -298,14 +298,14 @@ class ArgumentRules:
         required, optional = (
             [name for needed, name in parts if needed is is_required] for is_required in (True, False)
         )
-        between = quote_lark(comma)
+        separator = quote_lark(comma)
         tail = '""'
         tails = [tail]
         for name in reversed(optional):
-            tail = self.add_rule(f"({between} {name})? {tail}")
+            tail = self.add_rule(f"({separator} {name})? {tail}")
             tails.insert(0, tail)
         if required:
-            return self.add_rule(f" {between} ".join(required) + f" {tails[0]}")
+            return self.add_rule(f" {separator} ".join(required) + f" {tails[0]}")
         starts = [f"{name} {rest}" for name, rest in zip(optional, tails[1:], strict=True)]
         return self.add_rule(" | ".join([*starts, '""']))
 

@@ -43,8 +43,8 @@ class ObjectCloser:
         closing = _closing_schema([node])
         if closing is None:
             return node
-        named = node.get("properties", {})
-        return node | {"properties": named | closing["properties"] | named, "additionalProperties": False}
+        properties = node.get("properties", {})
+        return node | {"properties": properties | closing["properties"] | properties, "additionalProperties": False}
 
     def _close_together(self, node: Schema) -> Schema | None:
         closing = _closing_schema(list(_joined_parts(node, self._root_schema)))

@@ -32,9 +32,9 @@ def too_deep(value: Any, limit: int = MAX_SCHEMA_DEPTH) -> bool:
     for _ in range(limit + 1):
         level = [
             inner
-            for each in level
-            if isinstance(each, dict | list)
-            for inner in (each.values() if isinstance(each, dict) else each)
+            for container in level
+            if isinstance(container, dict | list)
+            for inner in (container.values() if isinstance(container, dict) else container)
         ]
         if not level:
             return False
@@ -47,8 +47,8 @@ def too_wide(value: Any, limit: int = MAX_PROPERTIES) -> bool:
     while unvisited:
         node = unvisited.pop()
         if isinstance(node, dict):
-            named = node.get("properties")
-            if isinstance(named, dict) and len(named) > limit:
+            properties = node.get("properties")
+            if isinstance(properties, dict) and len(properties) > limit:
                 return True
             unvisited += node.values()
         elif isinstance(node, list):
@@ -102,11 +102,11 @@ def reroot_references(value: Any, root: str) -> Any:
     if not isinstance(value, dict):
         return value
     rewritten: dict[str, Any] = {}
-    for key, each in value.items():
-        if key in SCHEMA_MAP_KEYWORDS and isinstance(each, dict):
-            rewritten[key] = {name: reroot_references(inner, root) for name, inner in each.items()}
+    for key, member in value.items():
+        if key in SCHEMA_MAP_KEYWORDS and isinstance(member, dict):
+            rewritten[key] = {name: reroot_references(inner, root) for name, inner in member.items()}
         else:
-            rewritten[key] = each if key in CONSTANT_KEYWORDS else reroot_references(each, root)
+            rewritten[key] = member if key in CONSTANT_KEYWORDS else reroot_references(member, root)
     reference = rewritten.get("$ref")
     if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
         rewritten["$ref"] = root + reference[1:]

@@ -164,13 +164,13 @@ class _LexemeWriter:
 def _overreaching_shapes(writer: _LexemeWriter, shapes: RegularParts) -> set[int]:
     """Return the shapes of lexemes that can read into the text that must follow a lexeme at the same position."""
     rules, lexemes = writer.rules, writer.lexeme_shapes
-    heads = _resolve_lexemes({name: part.first for name, part in rules.items()}, shapes)
-    tails = _resolve_lexemes({name: part.last for name, part in rules.items()}, shapes)
+    first_lexemes = _resolve_lexemes({name: part.first for name, part in rules.items()}, shapes)
+    last_lexemes = _resolve_lexemes({name: part.last for name, part in rules.items()}, shapes)
     follow: list[set[int]] = [set() for _ in lexemes]
     for before, after in writer.links:
         shapes.check_deadline()
-        places = _as_lexemes(after, heads)
-        for place in _as_lexemes(before, tails):
+        places = _as_lexemes(after, first_lexemes)
+        for place in _as_lexemes(before, last_lexemes):
             shapes.check_deadline()
             follow[place] |= places
     followers = [frozenset(places) for places in follow]
@@ -179,20 +179,20 @@ def _overreaching_shapes(writer: _LexemeWriter, shapes: RegularParts) -> set[int
         for places in set(followers)
     }
     overreaching: set[int] = set()
-    first = frozenset(heads[START_RULE])
+    first = frozenset(first_lexemes[START_RULE])
     unvisited = [(first, first)]  # pairs of lexeme sets that may be read at the same position
-    paired, seen = set(unvisited), set[tuple[int, int]]()
+    known_pairs, compared_lexemes = set(unvisited), set[tuple[int, int]]()
     while unvisited:
         for one, other in product(*unvisited.pop()):
             shapes.check_deadline()
-            if (one, other) in seen:
+            if (one, other) in compared_lexemes:
                 continue
-            seen.add((one, other))
+            compared_lexemes.add((one, other))
             overlap = shapes.shape_overlap(lexemes[one], lexemes[other])
             if sets_intersect(overlap.second_continues, starts[followers[one]]) and shapes.can_be_split(lexemes[other]):
                 overreaching.add(lexemes[other])
-            if overlap.same_text and (pair := (followers[one], followers[other])) not in paired:
-                paired.add(pair)
+            if overlap.same_text and (pair := (followers[one], followers[other])) not in known_pairs:
+                known_pairs.add(pair)
                 unvisited.append(pair)
     return overreaching
 
@@ -205,26 +205,26 @@ def _resolve_lexemes(named: dict[str, set[int | str]], shapes: RegularParts) -> 
         seen: set[int | str] = {name}
         unvisited: list[int | str] = [name]
         while unvisited:
-            if isinstance(each := unvisited.pop(), str):
-                unvisited += named[each] - seen
-                seen |= named[each]
-        resolved[name] = {each for each in seen if isinstance(each, int)}
+            if isinstance(lexeme_or_rule := unvisited.pop(), str):
+                unvisited += named[lexeme_or_rule] - seen
+                seen |= named[lexeme_or_rule]
+        resolved[name] = {lexeme_or_rule for lexeme_or_rule in seen if isinstance(lexeme_or_rule, int)}
     return resolved
 
 
 def _as_lexemes(mixed: set[int | str], named: dict[str, set[int]]) -> set[int]:
     """Return a mixture of lexemes and rule names as lexemes only."""
     lexemes: set[int] = set()
-    for each in mixed:
-        lexemes |= {each} if isinstance(each, int) else named[each]
+    for item in mixed:
+        lexemes |= {item} if isinstance(item, int) else named[item]
     return lexemes
 
 
 def _flat_alternatives(node: GrammarNode) -> Iterator[GrammarNode]:
     """Yield the alternatives of a node, nested ones flattened."""
     if isinstance(node, AlternativesNode):
-        for each in node.nodes:
-            yield from _flat_alternatives(each)
+        for alternative in node.nodes:
+            yield from _flat_alternatives(alternative)
     else:
         yield node
 

@@ -66,8 +66,8 @@ def referenced_rules(node: GrammarNode) -> Iterator[str]:
         case RepeatNode(inner):
             yield from referenced_rules(inner)
         case SequenceNode(nodes) | AlternativesNode(nodes):
-            for each in nodes:
-                yield from referenced_rules(each)
+            for inner in nodes:
+                yield from referenced_rules(inner)
 
 
 def union_sets(*sets: CharacterSet) -> CharacterSet:

@@ -43,9 +43,9 @@ class RegularParts:
         self._deadline = time.thread_time() + COMPILE_SECONDS
         self._rule_users: dict[str, list[str]] = {name: [] for name in rules}
         self._rule_uses = {name: set(referenced_rules(node)) for name, node in rules.items()}
-        for name, used in self._rule_uses.items():
-            for each in used:
-                self._rule_users[each].append(name)
+        for name, used_names in self._rule_uses.items():
+            for used_name in used_names:
+                self._rule_users[used_name].append(name)
         self._empty_rules: set[str] = set()
         self._find_empty_rules()
         self._node_shapes: dict[int, int | None] = {}  # by the node's id()

@@ -219,13 +219,13 @@ def _replace_property_names(schema: Schema, root: Schema) -> None:
         return
     rest = schema.get("additionalProperties", True)
     schema["additionalProperties"] = False
-    known = schema.get("properties", {})
-    if "patternProperties" in schema or not isinstance(known, dict):
+    properties = schema.get("properties", {})
+    if "patternProperties" in schema or not isinstance(properties, dict):
         raise GrammarRefused(PROPERTY_NAMES_LIMIT)
     if len(constraints) == 1 and constraints.keys() <= {"const", "enum"}:
         allowed = _distinct_strings([constraints["const"]] if "const" in constraints else constraints["enum"])
-        schema["properties"] = {name: value if name in allowed else False for name, value in known.items()} | {
-            name: rest for name in allowed if name not in known
+        schema["properties"] = {name: value if name in allowed else False for name, value in properties.items()} | {
+            name: rest for name in allowed if name not in properties
         }
     elif "properties" in schema:
         raise GrammarRefused(PROPERTY_NAMES_LIMIT)

@@ -30,11 +30,11 @@ def _uri_pattern(extra_letters: str, relative: bool) -> str:
     escaped = "%[0-9A-Fa-f]{2}"
     path_letter, first_letter = f"(?:[{unescaped}:@]|{escaped})", f"(?:[{unescaped}@]|{escaped})"
     host = f"//(?:(?:[{unescaped}:]|{escaped})*@)?(?:[{unescaped}]|{escaped})*(?::[0-9]*)?(?:/{path_letter}*)*"
-    rooted = f"/(?:{path_letter}+(?:/{path_letter}*)*)?"
+    absolute_path = f"/(?:{path_letter}+(?:/{path_letter}*)*)?"
     end = rf"(?:\?(?:{path_letter}|[/?])*)?(?:#(?:{path_letter}|[/?])*)?"
-    absolute = f"[A-Za-z][A-Za-z0-9+.\\-]*:(?:{host}|{rooted}|{path_letter}+(?:/{path_letter}*)*)?"
+    absolute = f"[A-Za-z][A-Za-z0-9+.\\-]*:(?:{host}|{absolute_path}|{path_letter}+(?:/{path_letter}*)*)?"
     return (
-        f"(?:{absolute}|{host}|{rooted}|(?:{first_letter}+(?:/{path_letter}*)*)?){end}"
+        f"(?:{absolute}|{host}|{absolute_path}|(?:{first_letter}+(?:/{path_letter}*)*)?){end}"
         if relative
         else f"{absolute}{end}"
     )

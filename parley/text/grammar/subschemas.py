@@ -30,11 +30,11 @@ def direct_subschemas(node: Schema) -> Iterator[tuple[str, str | int | None, Sch
         if isinstance(inner := node.get(key), dict):
             yield key, None, inner
     for key in SCHEMA_LIST_KEYWORDS:
-        if isinstance(listed := node.get(key), list):
-            yield from ((key, index, each) for index, each in enumerate(listed) if isinstance(each, dict))
+        if isinstance(subschema_list := node.get(key), list):
+            yield from ((key, index, each) for index, each in enumerate(subschema_list) if isinstance(each, dict))
     for key in SCHEMA_MAP_KEYWORDS:
-        if isinstance(named := node.get(key), dict):
-            yield from ((key, name, each) for name, each in named.items() if isinstance(each, dict))
+        if isinstance(subschema_map := node.get(key), dict):
+            yield from ((key, name, each) for name, each in subschema_map.items() if isinstance(each, dict))
 
 
 def all_subschemas(schema: Schema) -> Iterator[Schema]:

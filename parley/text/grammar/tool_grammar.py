@@ -116,7 +116,7 @@ def _marked_call(rules: ArgumentRules, calls: str) -> str:
 def _text_with_calls(rules: ArgumentRules, calls: str, parallel: bool, silent: Sequence[str]) -> list[str]:
     """Return rules for text with a block of calls after a trigger, and with ``silent`` marks anywhere."""
     form = rules.form
-    each, close = "".join(form.call_open), rules.write_text("".join(form.block_close))
+    call_open, close = "".join(form.call_open), rules.write_text("".join(form.block_close))
     trigger = form.trigger_mark
     parallel = parallel and not form.single_call
     together = bool(form.block_open) or form.unmarked  # several calls form one block
@@ -130,12 +130,12 @@ def _text_with_calls(rules: ArgumentRules, calls: str, parallel: bool, silent: S
             f"block: {rules.write_text(''.join(form.block_open))} call {more} {close}",
             call,
         ]
-    first = "".join(form.block_open) + each
+    first = "".join(form.block_open) + call_open
     first = first[first.index(trigger) + len(trigger) :]
     mark = rules.find_mark(trigger)
     if mark:  # a mark, which no text matches, is enough to recognise a call
         trigger = trigger[mark.start() :]
-    others = " | ".join(rules.write_text(each) for each in silent if mark and rules.find_mark(each))
+    others = " | ".join(rules.write_text(mark) for mark in silent if mark and rules.find_mark(mark))
     text = f"(TEXT ({others}))* TEXT" if others else "TEXT"
     lines = [
         f"start: block{'*' if parallel else '?'} end",

@@ -74,9 +74,9 @@ def pattern_condition(schema: Schema) -> str:
         outer = shorter
     if (begins or ends) and "|" in outer:
         return ""
-    whole = f"{'' if begins else '(?s:.*)'}(?:{inner}){'' if ends else '(?s:.*)'}"
+    full_pattern = f"{'' if begins else '(?s:.*)'}(?:{inner}){'' if ends else '(?s:.*)'}"
     try:
-        return f" & /{llguidance.regex_to_lark(whole, '')}/"
+        return f" & /{llguidance.regex_to_lark(full_pattern, '')}/"
     except ValueError:
         return ""
 

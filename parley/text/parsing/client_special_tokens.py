@@ -64,14 +64,15 @@ class ClientSpecialTokens:
 
     def _hide_in_turn(self, turn: Mapping[str, Any]) -> dict[str, Any]:
         if turn["role"] != "assistant":
-            kept = {"role"} if turn["role"].isalpha() else set()  # a word of the template's, even if it is a token
-            return {name: entry if name in kept else self._hide_in(entry) for name, entry in turn.items()}
-        changed = dict(turn)
+            # A role is a word of the template's, even if it is a token.
+            plain_members = {"role"} if turn["role"].isalpha() else set()
+            return {name: entry if name in plain_members else self._hide_in(entry) for name, entry in turn.items()}
+        new_turn = dict(turn)
         if RESULTS_MEMBER in turn:
-            changed[RESULTS_MEMBER] = self._hide_in(turn[RESULTS_MEMBER])
+            new_turn[RESULTS_MEMBER] = self._hide_in(turn[RESULTS_MEMBER])
         if "tool_calls" in turn:  # templates compare ids with those in turns of tools
-            changed["tool_calls"] = [{**call, "id": self._hide_in(call["id"])} for call in turn["tool_calls"]]
-        return changed
+            new_turn["tool_calls"] = [{**call, "id": self._hide_in(call["id"])} for call in turn["tool_calls"]]
+        return new_turn
 
     def _hide_in(self, value: Any) -> Any:
         if isinstance(value, str):

@@ -290,8 +290,8 @@ class OutputParser:
 
     def _set_content_marks(self, *closing: str) -> None:
         """Set the marks that may end a piece of content from here on."""
-        watched = tuple(filter(None, (*self._triggers, self._reopening_mark, *self._dropped_marks, *closing)))
-        self._content_marks = compile_marks(*watched) if watched else None
+        watched_marks = tuple(filter(None, (*self._triggers, self._reopening_mark, *self._dropped_marks, *closing)))
+        self._content_marks = compile_marks(*watched_marks) if watched_marks else None
 
     def _start_part(self) -> None:
         """Start another part, after a mark."""

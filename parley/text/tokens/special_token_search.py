@@ -38,8 +38,8 @@ class SpecialTokenSearch:
 
     def occur_in(self, texts: Sequence[str]) -> bool:
         """Whether one of the texts has a special token, or ends with the beginning of one."""
-        joined = "\n".join(texts)  # one search is faster than one for each text
-        return any(map(joined.__contains__, self._first_characters)) and any(map(self._occurs_in, texts))
+        joined_text = "\n".join(texts)  # one search is faster than one for each text
+        return any(map(joined_text.__contains__, self._first_characters)) and any(map(self._occurs_in, texts))
 
     def _occurs_in(self, text: str) -> bool:
         if any(map(text.__contains__, self._prefixes)) and self.count_in(text, most=1):

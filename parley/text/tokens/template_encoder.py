@@ -68,13 +68,13 @@ class TemplateEncoder(TextEncoder):
     def _as_plain_token(self, token: AddedToken) -> AddedToken:
         """Return an added token as this tokenizer has it. An alias is found however the text is normalized."""
         alias = self._alias(token.content)
-        written = alias == token.content
+        is_plain = alias == token.content
         return AddedToken(
             alias,
             lstrip=token.lstrip,
             rstrip=token.rstrip,
-            normalized=token.normalized and written,
-            single_word=token.single_word and written,
+            normalized=token.normalized and is_plain,
+            single_word=token.single_word and is_plain,
         )
 
     def normalize_to_special_token(self, texts: Iterable[str]) -> bool:
@@ -131,30 +131,30 @@ class TemplateEncoder(TextEncoder):
 
     def _spell_out(self, text: str, ids: list[int], spans: Spans) -> tuple[list[int], Spans]:
         """Return tokens with the special ones that the model has made of plain text replaced by their characters'."""
-        spelled: list[tuple[int, tuple[int, int]]] = []
+        spelled_tokens: list[tuple[int, tuple[int, int]]] = []
         for token_id, (start, end) in zip(ids, spans, strict=True):
             if start == end or token_id not in self._written_by_model:
-                spelled.append((token_id, (start, end)))
+                spelled_tokens.append((token_id, (start, end)))
                 continue
             for position in range(start, end):
                 inner_ids, _ = super().encode_with_offsets(text[position], special=False)
-                spelled += [(n, (position, position + 1)) for n in inner_ids if n not in self._written_by_model]
-        return [token_id for token_id, _ in spelled], [span for _, span in spelled]
+                spelled_tokens += [(n, (position, position + 1)) for n in inner_ids if n not in self._written_by_model]
+        return [token_id for token_id, _ in spelled_tokens], [span for _, span in spelled_tokens]
 
 
 def _choose_aliases(contents: Collection[str]) -> dict[str, str]:
     """Return an alias for each token. Where the aliases of a length do not suffice, the rest of the tokens have none
     and become text."""
-    aliases: dict[int, Iterator[tuple[str, ...]]] = {}
-    chosen = {}
+    unused_aliases: dict[int, Iterator[tuple[str, ...]]] = {}
+    aliases = {}
     for content in contents:
         size = len(content)
-        if size not in aliases:
-            aliases[size] = itertools.product(OPENERS, *[DIGITS] * (size - 1))
-        alias = next(aliases[size], None)
+        if size not in unused_aliases:
+            unused_aliases[size] = itertools.product(OPENERS, *[DIGITS] * (size - 1))
+        alias = next(unused_aliases[size], None)
         if alias is not None:
-            chosen[content] = "".join(alias)
-    return chosen
+            aliases[content] = "".join(alias)
+    return aliases
 
 
 def _fillers() -> Iterator[AddedToken]:
@@ -174,11 +174,13 @@ def _copy_without_added_tokens(backend: tokenizers.Tokenizer) -> tokenizers.Toke
 
 def _writes_no_special_token(normalizer: Mapping[str, Any], special_tokens: Collection[str]) -> bool:
     """Whether a normalizer surely writes no character that a special token has; it need not be run then."""
-    kind, written = normalizer.get("type"), ""
+    kind, inserted_text = normalizer.get("type"), ""
     if kind == "Sequence":
         return all(_writes_no_special_token(part, special_tokens) for part in normalizer["normalizers"])
     if kind == "Prepend":
-        written = normalizer["prepend"]
+        inserted_text = normalizer["prepend"]
     elif kind == "Replace" and "String" in normalizer["pattern"]:
-        written = normalizer["content"]  # without any, the characters around would become neighbours
-    return bool(written) and not any(character in token for character in written for token in special_tokens)
+        inserted_text = normalizer["content"]  # without any, the characters around would become neighbours
+    return bool(inserted_text) and not any(
+        character in token for character in inserted_text for token in special_tokens
+    )

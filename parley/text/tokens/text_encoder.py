@@ -42,10 +42,10 @@ class TextEncoder:
         """Encode a text piece by piece, and return token ids and, if wanted, character spans."""
         opening, closing = self.special_around if special else ([], [])
         ids, spans = list(opening), [(0, 0)] * len(opening)
-        for piece, taken in long_text.encode_pieces(self._encode_piece, text):
-            ids += piece.ids[taken]
+        for piece, token_range in long_text.encode_pieces(self._encode_piece, text):
+            ids += piece.ids[token_range]
             if with_spans:
-                spans += piece.spans(taken)
+                spans += piece.spans(token_range)
             if stop_after is not None and len(ids) > stop_after:
                 break
         return ids + closing, spans + [(0, 0)] * len(closing)

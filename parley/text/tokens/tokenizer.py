@@ -112,11 +112,11 @@ class Tokenizer(TextEncoder):
     @cached_property
     def template_encoder(self) -> TemplateEncoder:
         """Encodes conversations in which clients wrote special tokens: those become text."""
-        named = {self.backend.token_to_id(text) for text in self.names.values()}
+        named_ids = {self.backend.token_to_id(text) for text in self.names.values()}
         return TemplateEncoder(
             self.backend,
             self.vocab_size,
-            self.special_ids | self.eos_ids | {token_id for token_id in named if token_id is not None},
+            self.special_ids | self.eos_ids | {token_id for token_id in named_ids if token_id is not None},
             self.names.get("unk_token"),
         )
 
@@ -184,10 +184,10 @@ class Tokenizer(TextEncoder):
         """Return the ids of the special tokens that occur in one of the texts."""
         cached_ids = self._special_ids_in.get(texts)
         if cached_ids is None:
-            joined = "\0".join(texts)
+            joined_text = "\0".join(texts)
             marks = ((token_id, self.token_str(token_id)) for token_id in self.special_ids)
             cached_ids = self._special_ids_in[texts] = frozenset(
-                token_id for token_id, mark in marks if mark and mark in joined
+                token_id for token_id, mark in marks if mark and mark in joined_text
             )
         return cached_ids
 
@@ -231,19 +231,19 @@ def _named_tokens(config: dict[str, Any]) -> dict[str, Any]:
 
 def _add_missing_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], named_tokens: dict[str, Any]) -> None:
     """Add the tokens that only tokenizer_config.json lists, and flag the named ones as special."""
-    known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    listed = config.get("added_tokens_decoder")
-    listed = listed if isinstance(listed, dict) else {}
-    for _, token in sorted(listed.items(), key=lambda item: int(item[0]) if item[0].isdigit() else 0):
-        if _is_token_entry(token) and token["content"] not in known:
+    known_texts = {token.content for token in backend.get_added_tokens_decoder().values()}
+    listed_tokens = config.get("added_tokens_decoder")
+    listed_tokens = listed_tokens if isinstance(listed_tokens, dict) else {}
+    for _, token in sorted(listed_tokens.items(), key=lambda item: int(item[0]) if item[0].isdigit() else 0):
+        if _is_token_entry(token) and token["content"] not in known_texts:
             _add_one_token(backend, token)
-            known.add(token["content"])
+            known_texts.add(token["content"])
     extra = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
     extra = list(extra.values()) if isinstance(extra, dict) else extra
     for token in [*named_tokens.values(), *(token for token in extra if _is_token_entry(token))]:
-        if _token_content(token) not in known:
+        if _token_content(token) not in known_texts:
             _add_one_token(backend, {**(token if isinstance(token, dict) else {"content": token}), "special": True})
-            known.add(_token_content(token))
+            known_texts.add(_token_content(token))
 
 
 def _add_one_token(backend: tokenizers.Tokenizer, token: dict[str, Any]) -> None:

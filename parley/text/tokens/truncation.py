@@ -55,10 +55,10 @@ def _encode_cut(
     if not marked:
         return [*opening, *_encode_end(encoder, text, count), *closing][-count:]
     if keep == "head":
-        kept = encoder.encode(text, special=False, stop_after=room)[:room]
+        kept_ids = encoder.encode(text, special=False, stop_after=room)[:room]
     else:
-        kept = _encode_end(encoder, text, room)[-room:] if room else []
-    return [*opening, *kept, *closing][:count]
+        kept_ids = _encode_end(encoder, text, room)[-room:] if room else []
+    return [*opening, *kept_ids, *closing][:count]
 
 
 def _encode_end(encoder: TextEncoder, text: str, count: int) -> list[int]:

@@ -104,15 +104,15 @@ class CallReader(CallScanner):
 
     def _another_follows(self) -> Generator[None, None, bool]:
         """Whether another call must follow."""
-        between = self.form.separator.strip()
-        if (not between and not self.form.block_close) or (yield from self._read_block_close()):
+        separator = self.form.separator.strip()
+        if (not separator and not self.form.block_close) or (yield from self._read_block_close()):
             return False
-        if between:
+        if separator:
             yield from self.peek_character()
-            if not (yield from self.mark_follows(between)):
+            if not (yield from self.mark_follows(separator)):
                 # Models leave out the separator as well after JSON objects that have no closing mark.
                 return self.form.shape == "object" and not self.form.block_close and self.text[self.position] == "{"
-            self.position += len(between)
+            self.position += len(separator)
             return not (yield from self._read_block_close())
         return True
 

@@ -47,8 +47,8 @@ class RequestTools:
 
     def lacks_parameter(self, name: str, parameter: str) -> bool:
         """Whether the tool's schema lists parameters, but not this one."""
-        listed = self._listed_parameters(name)
-        return bool(listed) and parameter not in listed
+        parameters = self._listed_parameters(name)
+        return bool(parameters) and parameter not in parameters
 
     def arguments_schema(self, name: str) -> Any:
         """Return the schema of the tool's arguments, or None if there is none."""
@@ -72,9 +72,9 @@ def schema_types(schema: Any, root: Any) -> frozenset[str]:
 
 def _own_types(schema: dict[str, Any]) -> list[str]:
     """Return the types that a schema names itself."""
-    stated = schema.get("type")
-    if stated is not None:
-        names = stated if isinstance(stated, list) else [stated]
+    stated_types = schema.get("type")
+    if stated_types is not None:
+        names = stated_types if isinstance(stated_types, list) else [stated_types]
         return [TYPE_SYNONYMS.get(each.lower(), each) for each in names if isinstance(each, str)]
     values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
     return list(map(json_type, values))
@@ -96,8 +96,8 @@ def member_schema(schema: Any, root: Any, key: str | None) -> Any:
     return next(
         (
             own_schema
-            for each in _alternative_schemas(schema, root, own_member_schema)
-            if (own_schema := own_member_schema(each)) is not None
+            for alternative in _alternative_schemas(schema, root, own_member_schema)
+            if (own_schema := own_member_schema(alternative)) is not None
         ),
         None,
     )

@@ -33,8 +33,8 @@ def _write_call(form: CallForm, number: int, call_id: str, name: str, arguments:
         case "named":
             return f"{call_id}{form.name_mark}{name}{head}{text}" if form.name_mark else f"{name}{head}{text}"
         case "tags":
-            counted = f"{number + 1}{form.number_end}" if form.number_end else ""
-            return name + head + counted + "".join(_write_tag(form, key, value) for key, value in arguments.items())
+            number_text = f"{number + 1}{form.number_end}" if form.number_end else ""
+            return name + head + number_text + "".join(_write_tag(form, key, value) for key, value in arguments.items())
         case "elements":
             return name + head + "".join(_write_element(form, key, value) for key, value in arguments.items())
         case "python":
@@ -60,8 +60,8 @@ def _write_tag(form: CallForm, key: str, value: Any) -> str:
     type_text = f' string="{_to_json(isinstance(value, str))}">' if form.marks_strings else ""
     if form.type_required:
         type_text = form.type_marks[0] + _type_name(value) + form.type_marks[1]
-    named = f"{form.key_marks[0]}{key}{form.key_marks[1]}"
-    return f"{named}{type_text}{form.value_marks[0]}{_text_or_json(value)}{form.value_marks[1]}"
+    opening = f"{form.key_marks[0]}{key}{form.key_marks[1]}"
+    return f"{opening}{type_text}{form.value_marks[0]}{_text_or_json(value)}{form.value_marks[1]}"
 
 
 def _write_element(form: CallForm, key: str, value: Any) -> str:
