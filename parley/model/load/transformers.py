@@ -20,7 +20,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AttentionInterface,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as noise
@@ -242,7 +249,7 @@ def read_supported_config(folder: Path) -> PreTrainedConfig:
     kind = config.model_type
     if config.is_encoder_decoder:
         raise LoadError(f"A {kind} model is an encoder-decoder; only decoders can be served.")
-    if type(config) not in AutoModelForCausalLM._model_mapping:
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise LoadError(f"Transformers has no causal language model for {kind}.")
     unsupported = set(getattr(config.get_text_config(), "layer_types", None) or ()) - PAGED_LAYER_TYPES
     if unsupported:
