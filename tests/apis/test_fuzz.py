@@ -1,11 +1,10 @@
 """Odd bodies for every route: no answer may be a server error, and no request may remain afterwards."""
 
 import json
-import os
-from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.fuzz import MAX_EXAMPLES, encode, raw_bytes, run_in_loop
 from support.http_client import HELLO_CHAT
 from support.json_bombs import write_bomb
 from support.strategies import grammar_texts, json_values, request_members, scalars, schemas
@@ -13,7 +12,6 @@ from support.strategies import grammar_texts, json_values, request_members, scal
 from parley.dialects import json_body
 from parley.dialects.mounts import mount_table, universal_mounts
 
-MAX_EXAMPLES = int(os.environ.get("PARLEY_FUZZ", "1000"))  # examples of all these tests in total
 OPENAI_ROUTES = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize", "/pooling"]
 VLLM_ROUTES = [
     "/vllm/v1/chat/completions",
@@ -67,7 +65,6 @@ openai_bodies = st.builds(
     odd_members,
     st.just({}) | request_members,
 )
-raw_bytes = st.binary(max_size=60) | st.text(max_size=60).map(lambda text: text.encode("utf-8", "surrogatepass"))
 
 
 tgi_parameter_names = st.sampled_from(
@@ -93,10 +90,6 @@ tgi_bodies = st.fixed_dictionaries(
     {"inputs": st.text(min_size=1, max_size=9) | json_values},
     optional={"parameters": tgi_parameters, "stream": scalars, "messages": st.lists(chat_messages, max_size=3)},
 )
-
-
-def encode(body: Any) -> bytes:
-    return json.dumps(body).encode("utf-8", "surrogatepass")
 
 
 async def check_openai(served, path: str, body: bytes) -> None:
@@ -412,22 +405,6 @@ async def test_databricks_routes_never_answer_odd_bodies_with_500(serve):
     await run_in_loop(fuzz_endpoints)
     await served.idle()
     assert await served.control() == before
-
-
-async def run_in_loop(test) -> None:
-    """Run a hypothesis test of coroutines inside the running event loop."""
-    import asyncio
-    import functools
-
-    loop = asyncio.get_running_loop()
-    inner = test.hypothesis.inner_test
-
-    @functools.wraps(inner)
-    def sync(*args, **kwargs):
-        asyncio.run_coroutine_threadsafe(inner(*args, **kwargs), loop).result()
-
-    test.hypothesis.inner_test = sync
-    await asyncio.to_thread(test)
 
 
 async def test_rejects_huge_lists_and_deeply_nested_json_at_once(serve):

@@ -7,7 +7,8 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_fuzz import MAX_EXAMPLES, encode, json_values, raw_bytes, run_in_loop, scalars
+from support.fuzz import MAX_EXAMPLES, encode, raw_bytes, run_in_loop
+from support.strategies import json_values, scalars
 
 from parley.dialects.triton import DIALECT
 from parley.dialects.triton.model import INPUTS, OUTPUTS

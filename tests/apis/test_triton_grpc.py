@@ -12,11 +12,11 @@ import grpc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.fuzz import MAX_EXAMPLES, run_in_loop
 from support.grpc_client import BROKEN_MESSAGE, GrpcClient, answer_text, build_infer_request, grpc_error, is_final
 from support.http_client import HELLO_CHAT, MODEL_INFO, RunningServer
 from support.metrics_page import metric_value
 from support.server_process import ServerProcess
-from test_fuzz import MAX_EXAMPLES, run_in_loop
 
 from parley.dialects.triton.rpc import infer
 from parley.dialects.triton.rpc.messages import HEALTH_SCHEMA, INFERENCE_SCHEMA

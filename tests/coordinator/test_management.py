@@ -150,6 +150,8 @@ async def test_instance_list_adds_keeps_changes_and_removes_instances():
         '{"ids":[null],"instances":[]}',
         '{"ids":[1],"instances":[{"id":1,"static_info":{"role":80},"dynamic_info":5}]}',
         '{"ids":[1],"instances":[{"id":1,"static_info":{"role":80},"dynamic_info":{"peers":["2"]}}]}',
+        '{"ids":[1],"instances":[{"id":1,"static_info":{"role":80},"dynamic_info":{"avail_slots_num":"2"}}]}',
+        '{"ids":[1],"instances":[{"id":1,"static_info":{"role":80},"dynamic_info":{"running_request_num":-1}}]}',
         '{"ids":[1],"instances":[{"id":1,"static_info":{"role":80},"dynamic_info":{"prefix_hash":[{}]}}]}',
     ],
 )  # fmt: skip

@@ -25,6 +25,12 @@ log = logging.getLogger("parley.cluster")
 
 MAX_IDS = 4096  # ids in one request
 ROLE_LETTERS = {80: "prefill", 68: "decode", 85: "mixed", 70: "flex"}  # ASCII of P, D, U, F
+LOAD_NAMES = {  # the load of an instance: its name in a list, and here
+    "avail_slots_num": "avail_slots",
+    "avail_block_num": "avail_blocks",
+    "waiting_request_num": "waiting",
+    "running_request_num": "running",
+}
 OK_REPLY = AdminReply()
 BAD_REQUEST_REPLY = AdminReply(400)
 NOT_READY_REPLY = AdminReply(503)
@@ -256,6 +262,8 @@ def _is_list_item(item: Any) -> bool:
     peers, hashes = load.get("peers", []), load.get("prefix_hash", [])
     if not isinstance(peers, list) or not isinstance(hashes, list):
         return False
+    if not _all_counts(*(load[key] for key in LOAD_NAMES if key in load)):
+        return False
     return _all_counts(*peers) and all(type(prompt_hash) is int for prompt_hash in hashes)
 
 
@@ -301,9 +309,8 @@ def parse_listed_instance(item: dict[str, Any]) -> ClusterInstance | None:
 
 def _apply_listed_load(instance: ClusterInstance, reported_load: dict[str, Any]) -> None:
     """Update an instance from the load in a controller's list."""
-    for name, key in (("avail_slots", "avail_slots_num"), ("avail_blocks", "avail_block_num"),
-                      ("waiting", "waiting_request_num"), ("running", "running_request_num")):  # fmt: skip
-        if is_count(reported_load.get(key)):
+    for key, name in LOAD_NAMES.items():
+        if key in reported_load:
             setattr(instance, name, reported_load[key])
     if "peers" in reported_load:
         instance.peers = frozenset(reported_load["peers"])
