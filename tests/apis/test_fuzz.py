@@ -1,13 +1,14 @@
 """Odd bodies for every route: no answer may be a server error, and no request may remain afterwards."""
 
 import json
+import re
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.fuzz import MAX_EXAMPLES, encode, raw_bytes, run_in_loop
+from support.fuzz import BODY_CODINGS, MAX_EXAMPLES, body_codings, encode, raw_bytes, run_in_loop
 from support.http_client import HELLO_CHAT
 from support.json_bombs import write_bomb
-from support.strategies import grammar_texts, json_values, request_members, scalars, schemas
+from support.strategies import client_texts, grammar_texts, json_values, request_members, scalars, schemas
 
 from parley.dialects import json_body
 from parley.dialects.mounts import mount_table, universal_mounts
@@ -44,15 +45,15 @@ member_names = st.sampled_from(
 chat_messages = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "system", "assistant", "tool", "developer", "function", "x"]) | scalars},
     optional={
-        "content": json_values,
-        "name": scalars,
+        "content": client_texts | json_values,
+        "name": client_texts | scalars,
         "tool_calls": json_values,
         "tool_call_id": scalars,
         "reasoning": scalars,
     },
 )
 typed_members = st.fixed_dictionaries(
-    {}, optional={"messages": st.lists(chat_messages, max_size=3), "prompt": st.text(max_size=9) | json_values}
+    {}, optional={"messages": st.lists(chat_messages, max_size=3), "prompt": client_texts | json_values}
 )
 valid_members = st.sampled_from(
     [{}, {"messages": HELLO_CHAT["messages"], "prompt": "a", "tokens": [5], "input": ["a", "b"]}]
@@ -87,13 +88,14 @@ tgi_parameters = st.one_of(
     scalars,
 )
 tgi_bodies = st.fixed_dictionaries(
-    {"inputs": st.text(min_size=1, max_size=9) | json_values},
+    {"inputs": client_texts.filter(len) | json_values},
     optional={"parameters": tgi_parameters, "stream": scalars, "messages": st.lists(chat_messages, max_size=3)},
 )
 
 
-async def check_openai(served, path: str, body: bytes) -> None:
-    answer = await served.post(path, body)
+async def check_openai(served, path: str, body: bytes, coding: str) -> None:
+    name, compress = BODY_CODINGS[coding]
+    answer = await served.post(path, compress(body), **({"content-encoding": name} if name else {}))
 
     assert answer.status < 500, (path, body, answer.body)
     if answer.status >= 400:
@@ -112,13 +114,22 @@ async def test_openai_routes_never_answer_odd_bodies_with_500(serve):
     before = await served.control()
 
     @settings(max_examples=MAX_EXAMPLES // 4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-    @given(path=st.sampled_from(OPENAI_ROUTES), body=openai_bodies.map(encode) | raw_bytes)
-    async def fuzz(path, body):
-        await check_openai(served, path, body)
+    @given(path=st.sampled_from(OPENAI_ROUTES), body=openai_bodies.map(encode) | raw_bytes, coding=body_codings)
+    async def fuzz(path, body, coding):
+        await check_openai(served, path, body, coding)
 
     await run_in_loop(fuzz)
     await served.idle()
     assert await served.control() == before
+    assert await counts_every_token(served)
+
+
+async def counts_every_token(served) -> bool:
+    """Whether the sizes of all steps add up to the tokens of all prompts and answers."""
+    page = (await served.get("/metrics")).body.decode()
+    names = ("iteration_tokens_total_sum", "prompt_tokens_total", "generation_tokens_total")
+    steps, *tokens = (sum(map(float, re.findall(rf"^vllm:{name}{{.*}} (\S+)$", page, re.M))) for name in names)
+    return 0 < steps == sum(tokens)
 
 
 async def check_tgi(served, path: str, body: bytes) -> None:
@@ -236,8 +247,20 @@ async def test_tgi_chat_and_vertex_routes_survive_odd_bodies(serve):
     assert await served.control() == before
 
 
+mindie_roots = st.sampled_from(["/mindie", "/mindie-old"])
+odd_stop_ids = st.fixed_dictionaries({}, optional={"stop_token_ids": st.lists(st.integers(0, 9) | scalars, max_size=3)})
+content_parts = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.sampled_from(["text", "image_url", "video_url", "audio_url"]) | scalars,
+        "text": client_texts | scalars,
+        "image_url": st.just("/x.png") | scalars,
+        "audio_url": scalars,
+    },
+)
 mindie_bodies = st.one_of(
     tgi_bodies,
+    st.builds(lambda parts: {"inputs": parts}, st.lists(content_parts | scalars, max_size=3)),
     st.fixed_dictionaries(
         {},
         optional={
@@ -297,9 +320,9 @@ async def test_mindie_routes_never_answer_odd_bodies_with_500(serve):
     before = await served.control()
 
     @settings(max_examples=MAX_EXAMPLES // 5, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-    @given(path=st.sampled_from(MINDIE_ROUTES), body=mindie_bodies.map(encode) | raw_bytes)
-    async def fuzz(path, body):
-        answer = await served.post("/mindie" + path, body)
+    @given(root=mindie_roots, path=st.sampled_from(MINDIE_ROUTES), body=mindie_bodies.map(encode) | raw_bytes)
+    async def fuzz(root, path, body):
+        answer = await served.post(root + path, body)
         if answer.status != 200:
             assert answer.status in (422, 424) or (answer.status, path[-9:]) == (404, "stopInfer"), (path, answer.body)
             assert list(answer.json) == ["error", "error_type"] and len(answer.json["error"]) < 2000
@@ -323,11 +346,13 @@ async def test_mindie_openai_routes_never_answer_odd_bodies_with_500(serve):
 
     @settings(max_examples=MAX_EXAMPLES // 8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(
+        root=mindie_roots,
         path=st.sampled_from(["/v1/chat/completions", "/v1/completions"]),
-        body=openai_bodies.map(lambda body: encode({"model": "tiny"} | body)) | raw_bytes,
+        body=st.builds(lambda body, ids: encode({"model": "tiny"} | body | ids), openai_bodies, odd_stop_ids)
+        | raw_bytes,
     )
-    async def fuzz(path, body):
-        answer = await served.post("/mindie" + path, body)
+    async def fuzz(root, path, body):
+        answer = await served.post(root + path, body)
         if answer.status != 200:
             assert answer.status in (422, 424), (path, body, answer.body)
             assert list(answer.json) == ["error", "error_type"] and len(answer.json["error"]) < 2000

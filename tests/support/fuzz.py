@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gzip
 import json
 import os
+import zlib
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import strategies as st
@@ -13,6 +16,18 @@ from hypothesis import strategies as st
 MAX_EXAMPLES = int(os.environ.get("PARLEY_FUZZ", "1000"))  # examples of all these tests in total
 
 raw_bytes = st.binary(max_size=60) | st.text(max_size=60).map(lambda text: text.encode("utf-8", "surrogatepass"))
+
+
+# A Content-Encoding, and what compresses a body. The last three are no valid bodies, unless the body is empty.
+BODY_CODINGS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "plain": ("", bytes),
+    "gzip": ("gzip", gzip.compress),
+    "deflate": ("deflate", zlib.compress),
+    "members": ("gzip", lambda body: gzip.compress(body[:9]) + gzip.compress(body[9:])),
+    "cut": ("gzip", lambda body: gzip.compress(body)[:-1]),
+    "twice": ("gzip", lambda body: gzip.compress(gzip.compress(body))),
+}
+body_codings = st.just("plain") | st.sampled_from(sorted(BODY_CODINGS))
 
 
 def encode(body: Any) -> bytes:
