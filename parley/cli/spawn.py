@@ -40,32 +40,34 @@ def spawn_server(model: str | None, *flags: str) -> Iterator[OpenAIClient]:
             preexec_fn=die_with_parent if sys.platform == "linux" else None,
         )
         try:
-            _wait_for_server(process, client, log)
+            wait_for_server(process, client, log)
             yield client
         finally:
             _stop_process(process)
 
 
-def _wait_for_server(process: subprocess.Popen[bytes], client: OpenAIClient, log: IO[bytes]) -> None:
+def wait_for_server(process: subprocess.Popen[bytes], client: OpenAIClient, log: IO[bytes]) -> None:
     """Wait until the server is ready. Shows its progress in a terminal. Raises ClientError if it exits."""
     progress_text = ""
-    while True:
-        if process.poll() is not None:
-            log.seek(0)
-            lines = log.read().decode(errors="replace").strip().splitlines()
-            raise ClientError(f"The server did not start: {lines[-1] if lines else 'it printed nothing'}")
-        try:
-            client.call_json("GET", "/health/ready", timeout=5)
-            break
-        except ClientError as error:
-            if error.status not in (0, 503):
-                raise
-            if sys.stderr.isatty() and error.status and (text := str(error)) != progress_text:
-                sys.stderr.write(f"\r\x1b[K{text}")
-                progress_text = text
-        time.sleep(0.05)
-    if progress_text:
-        sys.stderr.write("\r\x1b[K")
+    try:
+        while True:
+            if process.poll() is not None:
+                log.seek(0)
+                lines = log.read().decode(errors="replace").strip().splitlines()
+                raise ClientError(f"The server did not start: {lines[-1] if lines else 'it printed nothing'}")
+            try:
+                client.call_json("GET", "/health/ready", timeout=5)
+                return
+            except ClientError as error:
+                if error.status not in (0, 503):
+                    raise
+                if sys.stderr.isatty() and error.status and (text := str(error)) != progress_text:
+                    sys.stderr.write(f"\r\x1b[K{text}")
+                    progress_text = text
+            time.sleep(0.05)
+    finally:
+        if progress_text:
+            sys.stderr.write("\r\x1b[K")
 
 
 def _stop_process(process: subprocess.Popen[bytes]) -> None:

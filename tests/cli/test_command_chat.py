@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import signal
 import subprocess
@@ -10,11 +11,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.cli_process import clean_environment, send_answer, send_events
 from support.terminal import Terminal
 
+from parley.cli import spawn
 from parley.cli.chat import Conversation
 from parley.cli.client import ClientError, OpenAIClient, ServerAddress
 from parley.settings.options import ConfigError
@@ -83,6 +86,29 @@ def test_chat_prints_partial_text_of_a_failed_stream(parley, faulty):
     assert "parley: Too many." in parley("chat", "--url", refusing, "-q", "x").stderr
     strange = faulty(lambda handler: send_answer(handler, 500, b"<html>"))
     assert "answered with status 500" in parley("chat", "--url", strange, "-q", "x").stderr
+
+
+class LoadingProcess:
+    """A server that ends while it loads: its process, and a client to it."""
+
+    def __init__(self) -> None:
+        self.results = [None, 1]
+
+    def poll(self) -> int | None:
+        return self.results.pop(0)
+
+    def call_json(self, *arguments: Any, **options: Any) -> Any:
+        raise ClientError("The model is still loading (0%).", 503)
+
+
+def test_chat_clears_the_progress_of_a_server_that_does_not_start(monkeypatch):
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", screen)
+    loading: Any = LoadingProcess()
+    with pytest.raises(ClientError, match="did not start: no weights"):
+        spawn.wait_for_server(loading, loading, io.BytesIO(b"no weights"))
+    assert "still loading" in screen.getvalue() and screen.getvalue().endswith("\r\x1b[K")
 
 
 @pytest.fixture
