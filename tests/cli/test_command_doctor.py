@@ -79,6 +79,7 @@ def test_doctor_is_not_sure_of_a_model_that_runs_through_transformers(copy, monk
         (("--cluster-cert", "a"), "go together"),
         (("--endpoints", "{missing}/below"), ""),
         (("--api-key-file", "/does/not/exist"), "/does/not/exist"),
+        (("--mindie-config", "/does/not/exist"), "/does/not/exist"),
     ],
 )
 def test_doctor_refuses_options_that_serve_refuses(flags, words, tmp_path):

@@ -99,3 +99,11 @@ def test_check_refuses_an_adapter_that_is_missing(folder_copy, tmp_path):
 
 def test_check_leaves_models_of_transformers_in_doubt():
     assert check_model(Settings(model=str(tiny_models.model_folder("gpt2")))) == THROUGH_TRANSFORMERS
+
+
+def test_check_refuses_a_damaged_draft_model(folder_copy):
+    model = str(tiny_models.model_folder("llama"))
+    settings = Settings(model=model, speculate=f"draft={folder_copy}")
+    assert check_model(settings) == ""
+    shorten_tensor("model.norm.weight")(folder_copy)
+    check_agrees_with_engine(settings)
