@@ -6,9 +6,9 @@ import re
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.fuzz import BODY_CODINGS, MAX_EXAMPLES, body_codings, encode, raw_bytes, run_in_loop
-from support.http_client import HELLO_CHAT
 from support.json_bombs import write_bomb
-from support.strategies import client_texts, grammar_texts, json_values, request_members, scalars, schemas
+from support.odd_bodies import mindie_bodies, odd_members, odd_stop_ids, openai_bodies, tgi_bodies
+from support.strategies import json_values, scalars
 
 from parley.dialects import json_body
 from parley.dialects.mounts import mount_table, universal_mounts
@@ -26,71 +26,6 @@ VLLM_ROUTES = [
     "/vllm/pooling",
 ]
 TGI_ROUTES = ["/", "/generate", "/generate_stream", "/invocations", "/tokenize", "/chat_tokenize"]
-
-member_names = st.sampled_from(
-    ["model", "messages", "prompt", "tokens", "temperature", "top_p", "top_k", "min_p", "n", "best_of", "seed", "stop",
-     "stop_token_ids", "max_tokens", "max_completion_tokens", "min_tokens", "logprobs", "top_logprobs", "logit_bias",
-     "prompt_logprobs", "presence_penalty", "frequency_penalty", "repetition_penalty", "stream", "stream_options",
-     "echo", "suffix", "tools", "tool_choice", "functions", "function_call", "response_format", "reasoning_effort",
-     "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "ignore_eos", "cache_salt",
-     "guided_json", "structured_outputs", "modalities", "audio", "user", "return_token_ids", "parallel_tool_calls",
-     "bad_words", "skip_special_tokens", "include_stop_str_in_output", "add_special_tokens", "return_token_strs",
-     "documents", "truncate_prompt_tokens", "truncation_side", "request_id", "priority", "vllm_xargs", "echo",
-     "kv_transfer_params", "repetition_detection", "stream_interval", "allowed_token_ids",
-     "mm_processor_kwargs", "use_beam_search", "input", "dimensions", "encoding_format", "embed_dtype", "endianness",
-     "normalize", "use_activation", "padding", "task", "data", "guided_regex", "guided_choice", "guided_grammar",
-     "guided_whitespace_pattern", "guided_json_object", "length_penalty", "early_stopping", "typical_p", "watermark",
-     "no_repeat_ngram_size", "thinking_token_budget", "enable_thinking", "include_reasoning", "lora_name", "timeout"]
-)  # fmt: skip
-chat_messages = st.fixed_dictionaries(
-    {"role": st.sampled_from(["user", "system", "assistant", "tool", "developer", "function", "x"]) | scalars},
-    optional={
-        "content": client_texts | json_values,
-        "name": client_texts | scalars,
-        "tool_calls": json_values,
-        "tool_call_id": scalars,
-        "reasoning": scalars,
-    },
-)
-typed_members = st.fixed_dictionaries(
-    {}, optional={"messages": st.lists(chat_messages, max_size=3), "prompt": client_texts | json_values}
-)
-valid_members = st.sampled_from(
-    [{}, {"messages": HELLO_CHAT["messages"], "prompt": "a", "tokens": [5], "input": ["a", "b"]}]
-)
-odd_members = st.dictionaries(member_names | st.text(max_size=5), json_values, max_size=4)
-openai_bodies = st.builds(
-    lambda *parts: parts[0] | parts[1] | parts[2] | parts[3],
-    valid_members,
-    typed_members,
-    odd_members,
-    st.just({}) | request_members,
-)
-
-
-tgi_parameter_names = st.sampled_from(
-    ["best_of", "temperature", "repetition_penalty", "frequency_penalty", "top_k", "top_p", "typical_p", "do_sample",
-     "max_new_tokens", "return_full_text", "stop", "truncate", "watermark", "details", "decoder_input_details", "seed",
-     "top_n_tokens", "grammar", "adapter_id"]
-)  # fmt: skip
-plausible_values = st.one_of(st.booleans(), st.integers(1, 5), st.floats(0.1, 0.9), st.just(["a"]), st.none())
-tgi_grammars = st.fixed_dictionaries(
-    {},
-    optional={
-        "type": st.sampled_from(["json", "regex", "json_schema", "x"]) | scalars,
-        "value": schemas | grammar_texts | json_values,
-    },
-)
-tgi_parameters = st.one_of(
-    st.dictionaries(tgi_parameter_names, plausible_values, max_size=6),
-    st.dictionaries(tgi_parameter_names | st.text(max_size=5), plausible_values | json_values, max_size=6),
-    st.builds(lambda grammar: {"grammar": grammar}, tgi_grammars),
-    scalars,
-)
-tgi_bodies = st.fixed_dictionaries(
-    {"inputs": client_texts.filter(len) | json_values},
-    optional={"parameters": tgi_parameters, "stream": scalars, "messages": st.lists(chat_messages, max_size=3)},
-)
 
 
 async def check_openai(served, path: str, body: bytes, coding: str) -> None:
@@ -248,59 +183,6 @@ async def test_tgi_chat_and_vertex_routes_survive_odd_bodies(serve):
 
 
 mindie_roots = st.sampled_from(["/mindie", "/mindie-old"])
-odd_stop_ids = st.fixed_dictionaries({}, optional={"stop_token_ids": st.lists(st.integers(0, 9) | scalars, max_size=3)})
-content_parts = st.fixed_dictionaries(
-    {},
-    optional={
-        "type": st.sampled_from(["text", "image_url", "video_url", "audio_url"]) | scalars,
-        "text": client_texts | scalars,
-        "image_url": st.just("/x.png") | scalars,
-        "audio_url": scalars,
-    },
-)
-mindie_bodies = st.one_of(
-    tgi_bodies,
-    st.builds(lambda parts: {"inputs": parts}, st.lists(content_parts | scalars, max_size=3)),
-    st.fixed_dictionaries(
-        {},
-        optional={
-            "prompt": st.just("a b") | json_values,
-            "text_input": st.just("a b") | json_values,
-            "id": st.just("i") | scalars,
-            "input_id": st.just([5, 6]) | json_values,
-            "inputs": st.just("a b") | json_values,
-            "parameters": tgi_parameters,
-            "do_decode": scalars,
-            "outputs": st.just([{"name": "o"}]) | json_values,
-            "stream": st.booleans() | scalars,
-            "stop_token_ids": json_values,
-            "n": st.integers(1, 3) | scalars,
-            "best_of": st.integers(1, 3) | scalars,
-            "max_tokens": st.integers(1, 5) | scalars,
-            "timeout": st.integers(1, 9) | scalars,
-            "priority": scalars,
-        },
-    ),
-    st.fixed_dictionaries(
-        {
-            "inputs": st.lists(
-                st.fixed_dictionaries(
-                    {},
-                    optional={
-                        "name": st.just("i") | scalars,
-                        "shape": st.sampled_from([[2], [1, 2]]) | json_values,
-                        "datatype": st.just("UINT32") | scalars,
-                        "data": st.just([5, 6]) | json_values,
-                        "parameters": tgi_parameters,
-                    },
-                )
-                | scalars,
-                max_size=2,
-            ),
-            "outputs": st.just([{"name": "o"}]) | json_values,
-        }
-    ),
-)
 MINDIE_ROUTES = [
     "/",
     "/generate",

@@ -38,10 +38,24 @@ def write_bomb(kind: str, size: int = BOMB_SIZE, member: str = "ignored") -> byt
     return head + value + b"}"
 
 
-def compress_bomb(body: bytes) -> bytes:
-    """Compress a body as well as gzip can."""
-    stream = zlib.compressobj(level=9, wbits=31)
+def compress_bomb(body: bytes, coding: str = "gzip") -> bytes:
+    """Compress a body as well as gzip or deflate can."""
+    stream = zlib.compressobj(level=9, wbits=31 if coding == "gzip" else 15)
     return stream.compress(body) + stream.flush()
+
+
+def compressed_bombs(body: bytes) -> Iterator[tuple[str, bytes, str]]:
+    """Yield the name, the body and the Content-Encoding of each way to hide a body in a small one."""
+    packed = compress_bomb(body)
+    yield "gzip", packed, "gzip"
+    yield "deflate", compress_bomb(body, "deflate"), "deflate"
+    yield "nested", compress_bomb(packed), "gzip"
+    yield "nested, announced", compress_bomb(packed), "gzip, gzip"
+    yield "two members", compress_bomb(body[:20_000]) + compress_bomb(body[20_000:]), "gzip"
+    yield "empty members", compress_bomb(b"") * 500_000, "gzip"
+    yield "members without an end", packed[:-8] + packed, "gzip"
+    yield "brotli", packed, "br"
+    yield "zstd", packed, "zstd"
 
 
 @cache

@@ -5,9 +5,10 @@ import gzip
 
 import pytest
 from support.http_client import HELLO_CHAT, build_request
-from support.json_bombs import compress_bomb, write_bomb
+from support.json_bombs import compress_bomb, compressed_bombs, write_bomb
 
-from parley.web import request_body
+from parley.web import exchange, request_body
+from parley.web.content_coding import decompress_body
 from parley.web.request_body import BodyBudget
 
 CHAT = "/v1/chat/completions"
@@ -28,6 +29,24 @@ async def test_refuses_a_body_that_decompression_enlarges_too_much(serve):
     repetitive = gzip.compress(write_bomb("one string", 1 << 19))
     assert (await served.call("POST", CHAT, repetitive, {"content-encoding": "gzip"})).status == 200
     assert served.parts.registry.options.body_budget.held_bytes == 0
+
+
+@pytest.mark.parametrize("kind", ["arrays", "members", "nesting", "one string"])
+async def test_refuses_bombs_however_they_are_compressed(serve, monkeypatch, kind):
+    decoded: list[int] = []
+    monkeypatch.setattr(exchange, "decompress_body", lambda *body: note_size(decoded, decompress_body(*body)))
+    served = await serve(body_limit=4 << 20)
+    for name, body, coding in compressed_bombs(write_bomb(kind, 6 << 20)):
+        answer = await served.call("POST", CHAT, body, {"content-encoding": coding})
+        assert answer.status in (400, 413), name
+        assert len(answer.body) < 1000, name
+    assert all(size < 2 << 20 for size in decoded)  # the outer layers of nested ones
+    assert served.parts.registry.options.body_budget.held_bytes == 0
+
+
+def note_size(sizes: list[int], body: bytes) -> bytes:
+    sizes.append(len(body))
+    return body
 
 
 async def test_slow_body_is_ended_although_it_keeps_coming(serve, monkeypatch):
