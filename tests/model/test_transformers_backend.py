@@ -122,6 +122,10 @@ def test_numeric_check_detects_broken_attention(monkeypatch):
         batch.positions = torch.zeros_like(batch.positions)
         return compute_hidden(self, batch, pages)
 
+    def forget_earlier_steps(self, batch, pages):
+        pages.clear_pages([0, 1, 2, 3])
+        return compute_hidden(self, batch, pages)
+
     class OverridingPages:
         def __init__(self, pages, **overrides):
             self.write_kv, self._pages, self._overrides = pages.write_kv, pages, overrides
@@ -136,6 +140,7 @@ def test_numeric_check_detects_broken_attention(monkeypatch):
 
     for broken in (
         drop_positions,
+        forget_earlier_steps,
         lambda self, batch, pages: compute_hidden(self, batch, OverridingPages(pages, window=None)),
         lambda self, batch, pages: compute_hidden(self, batch, OverridingPages(pages, scale=0.3)),
         lambda self, batch, pages: compute_hidden(self, batch, ClearingPages(pages)),

@@ -118,6 +118,15 @@ def write_model(folder: Path, architecture: str, *, seed: int = 0, dtype: str = 
     model_type, fields = ARCHITECTURES[architecture]
     config = AutoConfig.for_model(model_type, **(fields | overrides))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    write_random_model(folder, model, seed=seed, dtype=dtype)
+    write_tokenizer(folder)
+    return folder
+
+
+def write_random_model(folder: Path, model: Any, *, seed: int, dtype: str) -> None:
+    """Draw the weights of a Transformers model anew, and write it into ``folder``."""
+    import torch
+
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
@@ -132,8 +141,6 @@ def write_model(folder: Path, architecture: str, *, seed: int = 0, dtype: str = 
                 parameter.copy_(noise * 1.5 / parameter.shape[-1] ** 0.5)
     folder.mkdir(parents=True, exist_ok=True)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
-    write_tokenizer(folder)
-    return folder
 
 
 @functools.cache

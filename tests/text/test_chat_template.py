@@ -263,3 +263,31 @@ def test_chat_template_loads_from_model_folder(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{% if %}")
     with pytest.raises(BadTokenizer, match="not valid"):
         ChatTemplate.from_folder(tmp_path, tokenizer)
+
+
+PARTS = (
+    "{% for m in messages %}{{ m['role'] | upper }}:"
+    "{% for part in m['content'] | selectattr('type', 'equalto', 'text') %} {{ part['text'] }}{% endfor %};"
+    "{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+)
+EITHER = (
+    "{% for m in messages %}{{ m.role }}: {% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}[{{ part.text }}]{% endfor %}{% endif %};{% endfor %}"
+)
+
+
+def test_template_that_reads_parts_gets_parts_and_others_get_text() -> None:
+    turns = [Message("system", "Be kind."), Message("user", "Hi"), Message("assistant", "Yes"), Message("user", "Why?")]
+    parts = ChatTemplate({"default": PARTS}).render_conversation(Chat(turns))
+    assert parts == "SYSTEM: Be kind.;USER: Hi;ASSISTANT: Yes;USER: Why?;ASSISTANT:"
+    assert ChatTemplate({"default": EITHER}).render_conversation(Chat(turns[1:2])) == "user: Hi;"
+    open_turn = Chat([Message("user", "Hi"), Message("assistant", "Yes, ")], continue_final=True)
+    assert ChatTemplate({"default": PARTS}).render_conversation(open_turn) == "USER: Hi;ASSISTANT: Yes, "
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.json", "processor_config.json"])
+def test_template_of_a_processor_is_read(tmp_path: Path, name: str) -> None:
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    (tmp_path / name).write_text(json.dumps({"chat_template": PARTS}))
+    template = ChatTemplate.from_folder(tmp_path, byte_level())
+    assert template.render_conversation(Chat([Message("user", "Hi")])) == "USER: Hi;ASSISTANT:"

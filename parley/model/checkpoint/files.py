@@ -98,6 +98,15 @@ class Checkpoint:
         """Prepend ``prefix`` to the names of all tensors."""
         self._entries = {prefix + name: entry for name, entry in self._entries.items()}
 
+    def select_tensors(self, prefixes: dict[str, str]) -> None:
+        """Keep only the tensors whose names begin with one of ``prefixes``, and replace it by its value."""
+        entries: dict[str, TensorEntry] = {}
+        for name, entry in self._entries.items():
+            prefix = max((each for each in prefixes if name.startswith(each)), key=len, default=None)
+            if prefix is not None:
+                entries[prefixes[prefix] + name.removeprefix(prefix)] = entry
+        self._entries = entries
+
     def tensor_shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor. Raises LoadError if it is missing."""
         return self._find_entry(name).shape

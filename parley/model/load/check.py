@@ -65,7 +65,7 @@ def _check_decoder(settings: Settings, folder: Path, config: dict[str, Any]) -> 
     decoder_plan = plan.plan_decoder(settings, config)
     checkpoint = plan.open_decoder(folder, decoder_plan)
     weight_bytes = decoder_plan.quantization.least_bytes(checkpoint, decoder_plan.dtype)
-    decoder_config = plan.find_fused_config(checkpoint, config, decoder_plan) if settings.lowering else None
+    decoder_config = plan.find_fused_config(checkpoint, decoder_plan) if settings.lowering else None
     if decoder_config is None:
         from parley.model.load.transformers import read_supported_config  # imports Transformers, which takes seconds
 

@@ -100,14 +100,14 @@ def _load_decoder(
 ) -> tuple[DecoderRunner, ModelInfo]:
     """Load a decoder with its KV cache."""
     plan = plan_decoder(settings, config)
-    quantization, dtype, device, int8, length = plan
+    quantization, dtype, device, int8, length = plan[2:]
     if settings.threads:
         torch.set_num_threads(settings.threads)
 
     def report_weights(fraction: float) -> None:
         progress("loading the weights", 0.05 + 0.85 * fraction)
 
-    network, lowered = _load_network(settings, folder, config, plan, report_weights)
+    network, lowered = _load_network(settings, folder, plan, report_weights)
     draft_network = None
     if settings.draft_model is not None:
         draft_network = _load_draft_network(settings, folder, Path(settings.draft_model), length)
@@ -197,7 +197,7 @@ def _describe_arena(
 
 
 def _load_network(
-    settings: Settings, folder: Path, config: dict[str, Any], plan: DecoderPlan, progress: Callable[[float], None]
+    settings: Settings, folder: Path, plan: DecoderPlan, progress: Callable[[float], None]
 ) -> tuple[DecoderNetwork, bool]:
     """Load a decoder. Returns it and whether it is the fused one. Raises LoadError."""
     checkpoint = open_decoder(folder, plan)
@@ -209,7 +209,7 @@ def _load_network(
                 packed_cache = open_packed_cache(
                     folder, files, f"{settings.quantization}-{plan.dtype}".replace("torch.", "")
                 )
-            network = _try_fused(checkpoint, config, plan, progress, packed_cache)
+            network = _try_fused(checkpoint, plan, progress, packed_cache)
             if network is not None:
                 return network, True
         from parley.model.load.transformers import load_transformers  # imports Transformers, which takes seconds
@@ -231,7 +231,7 @@ def _load_draft_network(settings: Settings, folder: Path, draft_folder: Path, le
     config = read_config(draft_folder)
     plan = plan_decoder(msgspec.structs.replace(settings, max_model_len=None), config)
     plan = plan._replace(length=min(length, plan.length))
-    network, _ = _load_network(settings, draft_folder, config, plan, lambda fraction: None)
+    network, _ = _load_network(settings, draft_folder, plan, lambda fraction: None)
     return DraftNetwork(network, plan.dtype, plan.length)
 
 
@@ -251,13 +251,12 @@ def _decoder_pooling(folder: Path) -> PoolingRecipe | None:
 
 def _try_fused(
     checkpoint: Checkpoint,
-    config: dict[str, Any],
     plan: DecoderPlan,
     progress: Callable[[float], None],
     packed_cache: PackedWeightCache | None,
 ) -> DecoderNetwork | None:
     """Build the fused decoder. Returns None if the model must run through Transformers. Raises LoadError."""
-    decoder_config = find_fused_config(checkpoint, config, plan)
+    decoder_config = find_fused_config(checkpoint, plan)
     if decoder_config is None:
         return None
     quantization, dtype = plan.quantization, plan.dtype

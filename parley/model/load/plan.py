@@ -18,6 +18,7 @@ from parley.model.checkpoint.quantization import Quantization
 from parley.model.load.bert import is_encoder, read_encoder_config
 from parley.model.load.fuse import EMBEDDING_TENSOR, LlamaWeights, check_tensor_names
 from parley.model.load.memory import free_memory
+from parley.model.load.multimodal import has_own_head, keep_language_model, language_model_config
 from parley.model.networks.config import DecoderConfig, Unfusable, read_decoder_config
 from parley.model.networks.pooling import PoolingRecipe, read_pooling_recipe
 from parley.text.tokens.tokenizer import BadTokenizer, Tokenizer
@@ -48,8 +49,13 @@ class EncoderPlan(NamedTuple):
 
 
 class DecoderPlan(NamedTuple):
-    """How a decoder runs: the numbers of weights and KV cache, its device, and the longest context in tokens."""
+    """How a decoder runs: the numbers of weights and KV cache, its device, and the longest context in tokens.
 
+    ``config``: of the decoder alone. ``is_part``: the weights are in the checkpoint of a multimodal model.
+    """
+
+    config: dict[str, Any]
+    is_part: bool
     quantization: Quantization
     dtype: torch.dtype
     device: torch.device
@@ -77,6 +83,8 @@ def plan_encoder(settings: Settings, folder: Path, config: dict[str, Any]) -> En
 
 def plan_decoder(settings: Settings, config: dict[str, Any]) -> DecoderPlan:
     """Return how a decoder runs. Raises LoadError if it cannot."""
+    decoder_config = language_model_config(config)
+    is_part, config = decoder_config is not config, decoder_config
     quantization = quantised.read_quantization(config, settings.quantization)
     dtype = resolve_dtype(settings.dtype, config)
     device = resolve_device(settings.device)
@@ -87,13 +95,15 @@ def plan_decoder(settings: Settings, config: dict[str, Any]) -> DecoderPlan:
     if quantization and device.type != "cpu":
         raise LoadError(f"Quantised weights run on the CPU only, and the device is {device}.")
     length = read_context_length(config, settings.max_model_len)
-    return DecoderPlan(quantization, dtype, device, settings.kv_dtype == "int8", length)
+    return DecoderPlan(config, is_part, quantization, dtype, device, settings.kv_dtype == "int8", length)
 
 
 def open_decoder(folder: Path, plan: DecoderPlan) -> Checkpoint:
     """Open a decoder's weights. Raises LoadError if they are damaged or do not fit into memory."""
     checkpoint = Checkpoint(folder)
-    if EMBEDDING_TENSOR.removeprefix("model.") in checkpoint:
+    if plan.is_part:
+        keep_language_model(checkpoint)
+    elif EMBEDDING_TENSOR.removeprefix("model.") in checkpoint:
         checkpoint.add_prefix("model.")  # a body saved without its head, as embedding models are
     size, free_bytes = plan.quantization.least_bytes(checkpoint, plan.dtype), free_memory(plan.device)
     if size > free_bytes:
@@ -101,8 +111,11 @@ def open_decoder(folder: Path, plan: DecoderPlan) -> Checkpoint:
     return checkpoint
 
 
-def find_fused_config(checkpoint: Checkpoint, config: dict[str, Any], plan: DecoderPlan) -> DecoderConfig | None:
+def find_fused_config(checkpoint: Checkpoint, plan: DecoderPlan) -> DecoderConfig | None:
     """Return the config for the fused decoder, None if the model must run through Transformers. Raises LoadError."""
+    config = plan.config
+    if plan.is_part and has_own_head(checkpoint):
+        config = {**config, "tie_word_embeddings": False}
     try:
         decoder_config = read_decoder_config(config)
         check_tensor_names(LlamaWeights(checkpoint, decoder_config, plan.quantization, plan.dtype, plan.device))

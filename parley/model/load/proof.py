@@ -28,7 +28,8 @@ NARROW_WINDOW = 8
 def transformers_deviation(network: DecoderNetwork, model: PreTrainedModel) -> float:
     """Return the relative error (L2) of the logits over pages, as the median over positions.
 
-    The median, because in a mixture of experts rounding alone may send single tokens to other experts.
+    The median, because in a mixture of experts rounding alone may send single tokens to other experts. Only positions
+    after a sequence's first step count, because a model that reads nothing from the pages is right in the others.
     """
     sequences = [
         torch.linspace(1, network.vocab_size - 1, length, device=model.device).long() for length in SEQUENCE_LENGTHS
@@ -37,16 +38,19 @@ def transformers_deviation(network: DecoderNetwork, model: PreTrainedModel) -> f
         expected = torch.cat(_transformers_logits(model, sequences))
         actual = torch.cat(_paged_logits(network, sequences, model.dtype))
     errors = (actual - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-30)
-    return float(errors.median())
+    first_steps = [next(count for step in PROBE_STEPS for at, count in step if at == n) for n in range(len(sequences))]
+    parts = zip(errors.split(SEQUENCE_LENGTHS), first_steps, strict=True)
+    return float(torch.cat([part[count:] for part, count in parts]).median())
 
 
 def _transformers_logits(model: PreTrainedModel, sequences: list[torch.Tensor]) -> list[torch.Tensor]:
-    implementation = model.config._attn_implementation
-    model.set_attn_implementation("eager")
+    decoder = model.get_decoder()
+    implementation = decoder.config._attn_implementation
+    decoder.set_attn_implementation("eager")
     try:
         return [model(input_ids=ids[None], use_cache=False).logits[0].float() for ids in sequences]
     finally:
-        model.set_attn_implementation(implementation)
+        decoder.set_attn_implementation(implementation)
 
 
 def _paged_logits(network: DecoderNetwork, sequences: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:

@@ -22,9 +22,11 @@ import torch
 from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
     AttentionInterface,
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForMultimodalLM,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -193,7 +195,7 @@ def load_transformers(
     config = read_supported_config(folder)
     with _silence_transformers():
         try:
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = _model_class(config).from_pretrained(
                 folder,
                 config=config,
                 dtype=dtype,
@@ -220,7 +222,7 @@ def load_transformers(
         long_rope_after = _fix_rope(model, max_len)
         linears = _pack_modules(model)
         progress(0.8)
-        model.set_attn_implementation(ATTENTION_NAME)
+        model.get_decoder().set_attn_implementation(ATTENTION_NAME)  # encoders of a multimodal model keep theirs
         parameters, weights_bytes = map(sum, zip(*sizes, strict=True))
         network = TransformersNetwork(model, linears, parameters, weights_bytes, long_rope_after)
         relative_error = transformers_deviation(network, network.model)
@@ -237,6 +239,12 @@ def load_transformers(
     return network
 
 
+def _model_class(config: PreTrainedConfig) -> Any:
+    """Return the Auto class that loads a model. Of a multimodal model, only the language model runs."""
+    is_multimodal = type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING
+    return AutoModelForMultimodalLM if is_multimodal else AutoModelForCausalLM
+
+
 def read_supported_config(folder: Path) -> PreTrainedConfig:
     """Return the config if it describes a decoder that KV pages support. Raises LoadError."""
     try:
@@ -249,7 +257,7 @@ def read_supported_config(folder: Path) -> PreTrainedConfig:
     kind = config.model_type
     if config.is_encoder_decoder:
         raise LoadError(f"A {kind} model is an encoder-decoder; only decoders can be served.")
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and type(config) not in MODEL_FOR_MULTIMODAL_LM_MAPPING:
         raise LoadError(f"Transformers has no causal language model for {kind}.")
     unsupported = set(getattr(config.get_text_config(), "layer_types", None) or ()) - PAGED_LAYER_TYPES
     if unsupported:

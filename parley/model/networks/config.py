@@ -100,28 +100,70 @@ _COMMON_DEFAULTS: dict[str, Any] = {
     "num_key_value_heads": "heads",
     "head_dim": None,
 }
+_LLAMA_SIZES = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+}
+_QWEN_SIZES = _LLAMA_SIZES | {"vocab_size": 151936, "intermediate_size": 22016, "num_key_value_heads": 32}
+_QWEN_VL_SIZES = {
+    "vocab_size": 152064,
+    "hidden_size": 8192,
+    "intermediate_size": 29568,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+}
+_QWEN2_VL_DEFAULTS = (
+    _COMMON_DEFAULTS
+    | _QWEN_VL_SIZES
+    | {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "sliding_window": 4096, "max_position_embeddings": 32768}
+)
 _MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": _COMMON_DEFAULTS | {"max_position_embeddings": 2048},
-    "mistral": _COMMON_DEFAULTS | {"num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 131072},
-    "qwen2": _COMMON_DEFAULTS | {"num_key_value_heads": 32, "sliding_window": 4096, "max_position_embeddings": 32768},
-    "qwen3": _COMMON_DEFAULTS
-    | {"num_key_value_heads": 32, "sliding_window": 4096, "max_position_embeddings": 32768, "head_dim": 128},
-    "phi3": _COMMON_DEFAULTS
+    "llama": _COMMON_DEFAULTS | _LLAMA_SIZES | {"max_position_embeddings": 2048},
+    "mistral": _COMMON_DEFAULTS
+    | _LLAMA_SIZES
     | {
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "sliding_window": 4096,
+        "max_position_embeddings": 131072,
+    },
+    "qwen2": _COMMON_DEFAULTS | _QWEN_SIZES | {"sliding_window": 4096, "max_position_embeddings": 32768},
+    "qwen2_vl_text": _QWEN2_VL_DEFAULTS,
+    "qwen2_5_vl_text": _QWEN2_VL_DEFAULTS,
+    "qwen3": _COMMON_DEFAULTS
+    | _QWEN_SIZES
+    | {"sliding_window": 4096, "max_position_embeddings": 32768, "head_dim": 128},
+    "qwen3_vl_text": _COMMON_DEFAULTS
+    | _QWEN_SIZES
+    | {"rope_theta": 5e5, "max_position_embeddings": 128000, "head_dim": 128},
+    "phi3": _COMMON_DEFAULTS
+    | _LLAMA_SIZES
+    | {
+        "vocab_size": 32064,
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
         "rms_norm_eps": 1e-5,
         "sliding_window": None,
         "max_position_embeddings": 4096,
         "original_max_position_embeddings": 4096,
     },
 }
+FUSABLE_TYPES = frozenset(_MODEL_DEFAULTS)
+# Language models of multimodal models whose layers are those of another type.
+_SAME_LAYERS = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
 
 
 def read_decoder_config(config: dict[str, Any]) -> DecoderConfig:
     """Read the config of a fused decoder. Raises Unfusable."""
     kind = config["model_type"]
-    if kind not in _MODEL_DEFAULTS:
+    if kind not in FUSABLE_TYPES:
         raise Unfusable(f"model type {kind} has no fused decoder")
     fields = _MODEL_DEFAULTS[kind] | config
+    kind = _SAME_LAYERS.get(kind, kind)
     if fields["hidden_act"] != "silu":
         raise Unfusable(f"its activation is {fields['hidden_act']}")
     hidden, heads, layers = (
@@ -199,7 +241,7 @@ def _read_rope(fields: dict[str, Any], head_dim: int) -> RopeConfig:
     if rotary < 2 or rotary % 2 or rotary > head_dim:
         raise Unfusable(f"it rotates {rotary} of {head_dim} dimensions")
     try:
-        if kind == "default":
+        if kind in ("default", "mrope"):  # mrope gives a text token the same position three times
             return RopeConfig(float(theta), rotary)
         if kind == "linear":
             return RopeConfig(float(theta), rotary, "linear", float(parameters["factor"]))

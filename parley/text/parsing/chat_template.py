@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,14 @@ from parley.types import Chat
 MAX_RENDERED_CHARACTERS = 64 << 20  # of rendered text; far more than any context holds
 MAX_RENDER_SECONDS = 10.0
 MAX_REFUSAL_CHARACTERS = 500  # characters of a template's own error message, which may quote the conversation
+PROBE_TEXT = "parley-reads-this"  # a turn's text, to see in which form a template reads it
 CONTINUATION_MARK = "<|parley-continues-here|> "  # marks the end of the last turn while it is rendered
 NESTED_TOO_DEEPLY = "The conversation is nested too deeply for the model's chat template."
 
 HideTokens = Callable[[dict[str, Any]], dict[str, Any]]  # replaces special tokens in the values that a template gets
+
+# The JSON files that may hold templates: the tokenizer's, and those of a multimodal model's processor.
+TEMPLATE_FILES = ("tokenizer_config.json", "chat_template.json", "processor_config.json")
 
 # Parameters of the rendering call, which a request must not set through the template's variables.
 RESERVED_VARIABLES = {
@@ -234,8 +239,26 @@ class ChatTemplate:
             _mark_continuation(values["messages"][-1], self.sources[name])
         generation_prompt = chat.add_generation_prompt and not chat.continue_final
         values = {"documents": None, **self._names, **values, "add_generation_prompt": generation_prompt}
+        if self._reads_parts[name]:
+            values["messages"] = [_content_as_parts(turn) for turn in values["messages"]]
         text = _render_with_retries(template, values)
         return _cut_at_continuation(text, final_content) if chat.continue_final else text
+
+    @cached_property
+    def _reads_parts(self) -> dict[str, bool]:
+        """Whether each template reads a turn's content only as a list of parts, as those of multimodal models do."""
+        turn = {"role": "user", "content": PROBE_TEXT}
+        return {
+            name: not self._renders_probe(template, turn) and self._renders_probe(template, _content_as_parts(turn))
+            for name, template in self._templates.items()
+        }
+
+    def _renders_probe(self, template: jinja2.Template, turn: dict[str, Any]) -> bool:
+        values = {"documents": None, **self._names, "messages": [turn], "tools": None, "add_generation_prompt": False}
+        try:
+            return PROBE_TEXT in _render_within_budget(template, values)
+        except BadRequest:
+            return False
 
     def _checked_options(self, chat: Chat) -> dict[str, Any]:
         for name in chat.options:
@@ -258,12 +281,20 @@ def _read_sources(folder: Path) -> dict[str, str]:
         raise BadTokenizer(f"The model's chat template cannot be read: {error}") from error
     if sources:
         return sources
-    configured = read_json_object(folder / "tokenizer_config.json").get("chat_template")
-    if isinstance(configured, str):
-        return {"default": configured}
-    if isinstance(configured, list):
-        return {entry["name"]: entry["template"] for entry in configured if isinstance(entry, dict) and len(entry) >= 2}
+    for name in TEMPLATE_FILES:
+        configured = read_json_object(folder / name).get("chat_template")
+        if isinstance(configured, str):
+            return {"default": configured}
+        if isinstance(configured, list):
+            named = [entry for entry in configured if isinstance(entry, dict) and len(entry) >= 2]
+            return {entry["name"]: entry["template"] for entry in named}
     return {}
+
+
+def _content_as_parts(turn: dict[str, Any]) -> dict[str, Any]:
+    """Return a turn whose text is a list of one part."""
+    content = turn.get("content")
+    return {**turn, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else turn
 
 
 def _template_tool(tool: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,50 @@
+"""The language model inside a checkpoint that also holds encoders of pictures, video or sound.
+
+Such a checkpoint keeps the language model's config in ``text_config``, and its tensors below a prefix. Both are turned
+into those of a plain decoder here, and the encoders are left out: only text is read. The layouts are those that
+Transformers writes, and has written in earlier versions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from parley.model.checkpoint.files import Checkpoint
+from parley.model.networks.config import FUSABLE_TYPES
+
+# Published files of these types have no text_config: the language model's fields are at the top.
+FLAT_CONFIG_TYPES = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text"}
+# Fields that only the whole model's config has, though they are about its language model.
+SHARED_FIELDS = ("architectures", "dtype", "torch_dtype", "quantization_config")
+EMBEDDING_SUFFIX = "embed_tokens.weight"
+HEAD_PREFIXES = ("lm_head.", "language_model.lm_head.")
+
+
+def language_model_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the config of a multimodal model's language model, if that has a fused decoder; else ``config`` itself."""
+    text_config = config.get("text_config")
+    if isinstance(text_config, dict) and text_config.get("model_type") in FUSABLE_TYPES:
+        shared_fields = {name: config[name] for name in SHARED_FIELDS if config.get(name) is not None}
+        # Either config may say that the head is the embedding, and the default differs by type.
+        ties = [each.get("tie_word_embeddings") for each in (config, text_config)]
+        return {**text_config, **shared_fields, "tie_word_embeddings": True in ties or False not in ties}
+    if text_config is None and config["model_type"] in FLAT_CONFIG_TYPES:
+        return {**config, "model_type": FLAT_CONFIG_TYPES[config["model_type"]]}
+    return config
+
+
+def keep_language_model(checkpoint: Checkpoint) -> None:
+    """Give the language model's tensors the names of a plain decoder's, and leave out all others.
+
+    Its layers are next to its embedding, below ``model.language_model.``, ``language_model.model.``,
+    ``model.text_model.`` or ``model.``.
+    """
+    embeddings = [name for name in checkpoint.tensor_names if name.endswith(EMBEDDING_SUFFIX)]
+    if len(embeddings) == 1:
+        body_prefix = embeddings[0].removesuffix(EMBEDDING_SUFFIX)
+        checkpoint.select_tensors({body_prefix: "model.", **dict.fromkeys(HEAD_PREFIXES, "lm_head.")})
+
+
+def has_own_head(checkpoint: Checkpoint) -> bool:
+    """Whether a head is stored besides the embedding. It counts more than the config, as in Transformers."""
+    return any(name.startswith("lm_head.") for name in checkpoint.tensor_names)

@@ -1,0 +1,126 @@
+"""The language models of multimodal checkpoints give the tokens and log-probabilities of Transformers for text."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.multimodal_models import FAMILIES, write_multimodal_model
+from support.run_model import load_test_runner, serve_requests
+from support.tiny_models import VOCAB
+from transformers import AutoModelForMultimodalLM
+
+from parley.model.checkpoint.files import Checkpoint
+from parley.model.load.loader import LoadError
+from parley.types import EngineRequest, Sampling
+
+NEW_TOKENS = 6
+LENGTHS = (1, 17, 70)  # prompt tokens
+BY_TRANSFORMERS = {"gemma3"}  # its layers are not those of the fused decoder
+# The prefixes that Transformers 5 writes, and those that it gives the modules and that other writers keep.
+OTHER_PREFIXES = {
+    "llava": {
+        "language_model.lm_head.": "lm_head.",
+        "language_model.model.": "model.language_model.",
+        "vision_tower.": "model.vision_tower.",
+        "multi_modal_projector.": "model.multi_modal_projector.",
+    },
+    "qwen2_vl": {"model.": "model.language_model.", "visual.": "model.visual.", "lm_head.": "lm_head."},
+}
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    """Write models of families on demand."""
+    home = tmp_path_factory.mktemp("multimodal")
+
+    def folder_of(family: str) -> Path:
+        folder = home / family
+        return folder if folder.exists() else write_multimodal_model(folder, family)
+
+    return folder_of
+
+
+def make_prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randint(30, VOCAB, (length,), generator=generator).tolist() for length in LENGTHS]
+
+
+def check_against_transformers(folder: Path, reference_folder: Path, *, fused: bool) -> None:
+    model = AutoModelForMultimodalLM.from_pretrained(
+        reference_folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    runner, info = load_test_runner(folder, dtype="float32")
+    assert info.fused == fused
+    greedy = Sampling(temperature=0)
+    requests = [
+        EngineRequest(str(number), prompt, NEW_TOKENS, greedy, logprobs=0)
+        for number, prompt in enumerate(make_prompts())
+    ]
+    answers, _ = serve_requests(runner, requests, step=40, blocks=60)
+    for number, prompt in enumerate(make_prompts()):
+        answer = answers[str(number), 0]
+        with torch.inference_mode():
+            ids = torch.tensor([prompt + answer.token_ids])
+            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0, len(prompt) - 1 : -1]
+        assert logits.argmax(-1).tolist() == answer.token_ids
+        expected = logits.log_softmax(-1).amax(-1)
+        assert torch.allclose(torch.tensor([score.logprob for score in answer.scores]), expected, rtol=0, atol=1e-4)
+
+
+def copy_json_files(source: Path, target: Path) -> None:
+    for path in source.glob("*.json"):
+        (target / path.name).write_bytes(path.read_bytes())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_text_gives_the_tokens_of_transformers(model_folder, family: str):
+    folder = model_folder(family)
+    check_against_transformers(folder, folder, fused=family not in BY_TRANSFORMERS)
+
+
+@pytest.mark.parametrize("family", OTHER_PREFIXES)
+def test_other_names_of_the_same_tensors_give_the_same_tokens(model_folder, tmp_path, family: str):
+    tensors = load_file(model_folder(family) / "model.safetensors")
+    renamed = {}
+    for name, tensor in tensors.items():
+        prefix = next(prefix for prefix in OTHER_PREFIXES[family] if name.startswith(prefix))
+        renamed[OTHER_PREFIXES[family][prefix] + name.removeprefix(prefix)] = tensor
+    save_file(renamed, tmp_path / "model.safetensors", {"format": "pt"})
+    copy_json_files(model_folder(family), tmp_path)
+    check_against_transformers(tmp_path, model_folder(family), fused=True)
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl"])
+def test_config_without_text_config_gives_the_same_tokens(model_folder, tmp_path, family: str):
+    """As Qwen published it: the language model's fields at the top, and the rotary embedding under its old name."""
+    config = json.loads((model_folder(family) / "config.json").read_text())
+    text = config.pop("text_config")
+    rope = text.pop("rope_parameters")
+    text |= {
+        "rope_theta": rope["rope_theta"],
+        "rope_scaling": {"type": "mrope", "mrope_section": rope["mrope_section"]},
+    }
+    copy_json_files(model_folder(family), tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(text | config))
+    (tmp_path / "model.safetensors").write_bytes((model_folder(family) / "model.safetensors").read_bytes())
+    check_against_transformers(tmp_path, model_folder(family), fused=True)
+
+
+def test_sparse_text_config_has_the_defaults_of_its_type(model_folder, tmp_path):
+    """The published config of LLaVA 1.5 has neither sizes nor heads; a model of its shape asks for these tensors."""
+    config = json.loads((model_folder("llava") / "config.json").read_text())
+    config["text_config"] = {"model_type": "llama", "vocab_size": VOCAB}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").write_bytes((model_folder("llava") / "model.safetensors").read_bytes())
+    with pytest.raises(LoadError, match=r"config asks for 32 layers"):
+        load_test_runner(tmp_path, dtype="float32")
+
+
+def test_encoders_take_no_memory(model_folder):
+    _, info = load_test_runner(model_folder("llava"), dtype="float32")
+    checkpoint = Checkpoint(model_folder("llava"))
+    language = [name for name in checkpoint.tensor_names if name.startswith("language_model.")]
+    assert 0 < len(language) < len(checkpoint.tensor_names)
+    assert info.parameters == sum(torch.Size(checkpoint.tensor_shape(name)).numel() for name in language)
